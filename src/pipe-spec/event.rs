@@ -1,0 +1,196 @@
+//! The events: one JSON object a line on the trainer's stdout.
+
+use serde::{Deserialize, Serialize};
+
+/// One line of the trainer's stdout. `seq` counts from 1 within an attempt, so a log that is read twice gives each event
+/// once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    pub seq: u64,
+    /// Seconds since the Unix epoch.
+    pub ts: f64,
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+impl Event {
+    /// Reads one line; `None` when it is not an event.
+    pub fn parse(line: &str) -> Option<Self> {
+        let line = line.trim();
+        if !line.starts_with('{') {
+            return None;
+        }
+        serde_json::from_str(line).ok()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum EventKind {
+    Started(Started),
+    Step(Step),
+    Eval(Eval),
+    Sample(Sample),
+    Checkpoint(Checkpoint),
+    Oom(OomRecord),
+    Warning(Warning),
+    Finished(Finished),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Started {
+    /// `cpu`, or the name of the card.
+    pub device: String,
+    /// Bytes that the device may hold for this run.
+    pub capacity: Option<u64>,
+    pub driver: Option<String>,
+    pub libtorch: String,
+    pub params: u64,
+    pub batch: u32,
+    pub accum: u32,
+    pub effective_batch: u32,
+    /// Steps of the whole run.
+    pub steps: u64,
+    pub samples: u64,
+    /// The step of the checkpoint that this attempt goes on from.
+    pub resumed_from: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    pub step: u64,
+    /// Passes over the data after this step, with its fraction.
+    pub epoch: f64,
+    /// Samples seen by the run so far.
+    pub samples: u64,
+    pub loss: f64,
+    pub lr: f64,
+    pub grad_norm: f64,
+    /// Target tokens (or samples) that this step's loss averages over.
+    pub tokens: u64,
+    pub ms: f64,
+    pub allocated: u64,
+    pub reserved: u64,
+    pub peak: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Eval {
+    pub step: u64,
+    pub loss: f64,
+    pub perplexity: f64,
+    pub samples: u64,
+    pub ms: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    pub step: u64,
+    pub source: String,
+    pub target: String,
+    pub generated: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    pub step: u64,
+    /// Relative to the run folder.
+    pub path: String,
+    pub bytes: u64,
+    pub ms: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Warning {
+    pub message: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finished {
+    pub step: u64,
+    pub samples: u64,
+    /// Relative to the run folder; absent when nothing was exported.
+    pub model: Option<String>,
+}
+
+/// What the trainer was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    Load,
+    Forward,
+    Backward,
+    Optimizer,
+    Eval,
+    Checkpoint,
+    Resume,
+}
+
+impl Phase {
+    pub const ALL: [Self; 7] =
+        [Self::Load, Self::Forward, Self::Backward, Self::Optimizer, Self::Eval, Self::Checkpoint, Self::Resume];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Load => "load",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Optimizer => "optimizer",
+            Self::Eval => "eval",
+            Self::Checkpoint => "checkpoint",
+            Self::Resume => "resume",
+        }
+    }
+}
+
+/// Whose memory ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Memory {
+    Device,
+    Host,
+}
+
+/// What was the case when memory ran out: `oom.json`, and the `oom` event. Sizes are bytes; what could not be found out
+/// is absent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OomRecord {
+    pub memory: Memory,
+    pub phase: Phase,
+    /// The step that was being computed.
+    pub step: u64,
+    pub batch: u32,
+    pub longest_sequence: Option<u32>,
+    pub requested: Option<u64>,
+    pub allocated: Option<u64>,
+    pub reserved: Option<u64>,
+    pub peak: Option<u64>,
+    pub free: Option<u64>,
+    pub total: Option<u64>,
+    /// Memory of other processes on the card.
+    pub others: Option<u64>,
+    pub allocator: Option<String>,
+    pub alloc_retries: Option<u64>,
+    /// What torch or the kernel said.
+    pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_flat_object() {
+        let event = Event { seq: 3, ts: 1.5, kind: EventKind::Warning(Warning { message: "hm".into() }) };
+        let line = serde_json::to_string(&event).unwrap();
+        assert_eq!(line, r#"{"seq":3,"ts":1.5,"type":"warning","message":"hm"}"#);
+        assert_eq!(Event::parse(&line), Some(event));
+    }
+
+    #[test]
+    fn other_text_is_no_event() {
+        for line in ["", "hello", "{", "{\"seq\":1}", "{\"seq\":1,\"ts\":0,\"type\":\"nonsense\"}"] {
+            assert_eq!(Event::parse(line), None, "{line}");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The four contracts of pipe as types: the pipeline file, the events, the exit codes and the run folder.
+//!
+//! The runner (`pipe`) and the trainer (`pipe-trainer`) meet only here. This crate must not know about containers,
+//! tensors, command lines or async.
+
+pub mod event;
+pub mod exit;
+pub mod pipeline;
+pub mod run;
+pub mod text;
+pub mod trainer;
+pub mod variables;
+mod yaml;
+
+pub use event::{Event, EventKind, OomRecord, Phase};
+pub use exit::{PipeExit, TrainerExit};
+pub use pipeline::{Pipeline, Problem, Problems};
+pub use run::{Attempt, Cause, Outcome, RunFolder, RunState, Status};
+pub use trainer::{Device, TrainerSpec};
+pub use variables::Variables;

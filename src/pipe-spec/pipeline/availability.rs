@@ -1,0 +1,47 @@
+//! What the pipeline file can say and this version cannot do. Refused by name, never ignored.
+
+use super::{Arch, BatchSetting, EngineKind, Gpus, OptimizerKind, PipelineFile, Precision, Reduce};
+
+/// The path and the name of each feature that `file` asks for in vain.
+pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
+    let mut missing = Vec::new();
+    let mut unless = |available: bool, path: &'static str, feature: String| {
+        if !available {
+            missing.push((path, feature));
+        }
+    };
+    let train = &file.train;
+    if let Some(model) = &file.model {
+        unless(model.arch == Arch::T5, "model.arch", format!("the architecture {}", word(&model.arch)));
+    }
+    unless(train.batch != BatchSetting::Auto, "train.batch", "the automatic batch".into());
+    unless(train.precision == Precision::Fp32, "train.precision", format!("the precision {}", word(&train.precision)));
+    unless(train.optimizer.kind == OptimizerKind::Adamw, "train.optimizer.kind", "the optimizer adafactor".into());
+    unless(!train.checkpointing, "train.checkpointing", "gradient checkpointing".into());
+    unless(!train.deterministic, "train.deterministic", "deterministic kernels".into());
+    unless(file.memory.empty_cache_every == 0, "memory.empty_cache_every", "clearing the cache".into());
+    unless(file.on_oom.reduce != Reduce::Fit, "on_oom.reduce", "fitting the batch".into());
+    unless(file.on_oom.then.is_empty(), "on_oom.then", "changing the maths".into());
+    unless(file.evaluate.generate == 0, "evaluate.generate", "generating text".into());
+    let one_gpu = match &file.container.gpus {
+        Gpus::Auto | Gpus::Count(0 | 1) => true,
+        Gpus::Ids(ids) => ids.len() == 1,
+        Gpus::Count(_) | Gpus::All => false,
+    };
+    unless(one_gpu, "container.gpus", "training on several GPUs".into());
+    unless(
+        !matches!(file.engine, Some(EngineKind::Slurm | EngineKind::Kubernetes)),
+        "engine",
+        format!("the engine {}", file.engine.map_or("", EngineKind::name)),
+    );
+    unless(file.notify.is_empty(), "notify", "messages".into());
+    unless(!file.track.tensorboard, "track.tensorboard", "TensorBoard".into());
+    unless(file.track.mlflow.is_none(), "track.mlflow", "MLflow".into());
+    unless(file.command.is_none(), "command", "other trainers".into());
+    missing
+}
+
+/// A setting as it is written in the file.
+fn word(setting: &impl serde::Serialize) -> String {
+    serde_json::to_value(setting).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}

@@ -1,0 +1,176 @@
+//! From a parsed tree to a pipeline: structure first, then what serde cannot know. Every problem is collected.
+
+use super::{BatchSetting, Limit, Pipeline, PipelineFile, Problems, Reduce, Train, TrainFile, availability, schema};
+use crate::variables::{self, Variables};
+use crate::yaml::{Node, Structure};
+
+pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, Problems> {
+    let schema = schema();
+    let mut problems = Structure::new(&schema).check(tree);
+    missing_variables(tree, variables, &mut problems);
+    if !problems.is_empty() {
+        return Err(problems.sorted());
+    }
+    let file: PipelineFile = serde_json::from_value(tree.to_json())
+        .map_err(|error| Problems::one(tree.line, "", format!("not a pipeline: {error}")))?;
+
+    let mut check = Check { tree, problems };
+    check.file(&file);
+    let train = check.train(&file.train);
+    for (path, feature) in availability::missing(&file) {
+        check.problem(path, format!("{feature}: not available yet"));
+    }
+    let problems = check.problems.sorted();
+    match (file.model, file.data, train) {
+        (Some(model), Some(data), Some(train)) if problems.is_empty() => Ok(Pipeline {
+            version: file.version,
+            name: file.name,
+            model,
+            data,
+            train,
+            memory: file.memory,
+            on_oom: file.on_oom,
+            evaluate: file.evaluate,
+            save: file.save,
+            container: file.container,
+            engine: file.engine,
+        }),
+        _ => Err(problems),
+    }
+}
+
+fn missing_variables(tree: &Node, known: &Variables, problems: &mut Problems) {
+    tree.for_each_text(&mut |line, path, text| {
+        for name in variables::names(text).filter(|name| known.get(name).is_none()) {
+            problems.push(
+                line,
+                path,
+                format!("the variable ${{{name}}} is not set; set it in the environment or in a .env file"),
+            );
+        }
+    });
+}
+
+struct Check<'a> {
+    tree: &'a Node,
+    problems: Problems,
+}
+
+impl Check<'_> {
+    fn problem(&mut self, path: &str, message: impl Into<String>) {
+        self.problems.push(self.tree.line_of(path), path, message);
+    }
+
+    fn file(&mut self, file: &PipelineFile) {
+        if file.command.is_none() {
+            match &file.model {
+                None => self.problem("model", "missing; give a model (or a command)"),
+                Some(model) => match (&model.from, &model.config) {
+                    (None, None) => self.problem("model", "give `from` (trained weights) or `config` (from scratch)"),
+                    (Some(_), Some(_)) => self.problem("model.config", "give `from` or `config`, not both"),
+                    _ => {}
+                },
+            }
+            if file.data.is_none() {
+                self.problem("data", "missing; give at least data.train");
+            }
+        } else if file.model.is_some() {
+            self.problem("command", "give `model` or `command`, not both");
+        }
+        if let Some(data) = &file.data {
+            for role in data.fields.keys().filter(|role| !ROLES.contains(&role.as_str())) {
+                self.problem(
+                    &format!("data.fields.{role}"),
+                    format!("unknown field{}; allowed: {}", crate::yaml::nearest(role, ROLES), ROLES.join(", ")),
+                );
+            }
+        }
+        if let Reduce::Ladder(rungs) = &file.on_oom.reduce
+            && let Some(pair) = rungs.windows(2).find(|pair| pair[1] >= pair[0])
+        {
+            self.problem("on_oom.reduce", format!("the ladder must fall: {} is followed by {}", pair[0], pair[1]));
+        }
+        for (index, change) in file.on_oom.then.iter().enumerate() {
+            if !change.is_known() {
+                self.problem(
+                    &format!("on_oom.then.{index}"),
+                    format!("found {:?}; allowed: {}", change.0, super::Change::ALLOWED),
+                );
+            }
+        }
+        if let Some(Limit::Share(_)) = file.memory.limit
+            && file.container.gpus == super::Gpus::Count(0)
+        {
+            self.problem("memory.limit", "a share is of a GPU's memory; on the CPU give a size such as 4g");
+        }
+        for (index, mount) in file.container.mounts.iter().enumerate() {
+            if !mount.container.starts_with('/') {
+                self.problem(
+                    &format!("container.mounts.{index}.container"),
+                    format!("found {:?}; allowed: an absolute path", mount.container),
+                );
+            }
+            if !mount.readonly {
+                self.problem(
+                    &format!("container.mounts.{index}.readonly"),
+                    "the run folder is the only writable mount; leave out `readonly: false`",
+                );
+            }
+        }
+    }
+
+    fn train(&mut self, file: &TrainFile) -> Option<Train> {
+        if file.epochs.is_some() && file.steps.is_some() {
+            self.problem("train.steps", "give `epochs` or `steps`, not both");
+        }
+        if file.accum.is_some() && file.effective_batch.is_some() {
+            self.problem("train.effective_batch", "give `accum` or `effective_batch`, not both");
+        }
+        for (index, beta) in file.optimizer.betas.iter().enumerate() {
+            if !(0.0..1.0).contains(beta) {
+                self.problem(
+                    &format!("train.optimizer.betas.{index}"),
+                    format!("found {beta}; allowed: at least 0 and below 1"),
+                );
+            }
+        }
+        let BatchSetting::Fixed(batch) = file.batch else { return None };
+        let batch = batch.get();
+        let effective_batch = match (file.accum, file.effective_batch) {
+            (_, Some(effective)) => effective.get(),
+            (accum, None) => match batch.checked_mul(accum.map_or(1, u32::from)) {
+                Some(effective) => effective,
+                None => {
+                    self.problem("train.accum", "batch x accum is too large");
+                    return None;
+                }
+            },
+        };
+        if batch > effective_batch {
+            self.problem(
+                "train.batch",
+                format!("found {batch}; allowed: at most the effective batch, which is {effective_batch}"),
+            );
+        }
+        Some(Train {
+            epochs: match (file.epochs, file.steps) {
+                (None, None) => Some(1.0),
+                (epochs, _) => epochs,
+            },
+            steps: file.steps,
+            batch,
+            effective_batch,
+            precision: file.precision,
+            optimizer: file.optimizer.clone(),
+            schedule: file.schedule.clone(),
+            clip: file.clip,
+            checkpointing: file.checkpointing,
+            dropout: file.dropout,
+            seed: file.seed,
+            deterministic: file.deterministic,
+        })
+    }
+}
+
+/// What a column of the data can be used for.
+const ROLES: &[&str] = &["source", "target", "text", "text_pair", "label", "image"];

@@ -1,0 +1,158 @@
+//! `container` and `engine`: where it runs and with how much.
+
+use std::collections::BTreeMap;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+use crate::text::ByteSize;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Container {
+    /// A Dockerfile, which is built, or name@sha256:..., which is used as it is. Default: the trainer image of pipe.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<Image>,
+    /// 0, a number, `all`, a list of ids, or `auto`: a GPU where there is one.
+    pub gpus: Gpus,
+    /// What the container may use of the host's memory; default: all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm: Option<ByteSize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub cpus: Option<f64>,
+    pub mounts: Vec<Mount>,
+    pub env: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Mount {
+    pub host: String,
+    pub container: String,
+    #[serde(default = "default_readonly")]
+    pub readonly: bool,
+}
+
+fn default_readonly() -> bool {
+    true
+}
+
+/// Where the container's files come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Image {
+    Dockerfile(String),
+    /// A name with a digest, as it is.
+    Pinned(String),
+}
+
+impl Serialize for Image {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Dockerfile(text) | Self::Pinned(text) => text.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Image {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Ok(if text.contains("@sha256:") || text.starts_with("sha256:") {
+            Self::Pinned(text)
+        } else {
+            Self::Dockerfile(text)
+        })
+    }
+}
+
+impl JsonSchema for Image {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Image".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "description": "a Dockerfile, or name@sha256:..." })
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Gpus {
+    #[default]
+    Auto,
+    Count(u32),
+    All,
+    Ids(Vec<String>),
+}
+
+impl Serialize for Gpus {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::All => serializer.serialize_str("all"),
+            Self::Count(count) => count.serialize(serializer),
+            Self::Ids(ids) => ids.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Gpus {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+        let id = |value: &Value| match value {
+            Value::String(id) => Ok(id.clone()),
+            Value::Number(id) => Ok(id.to_string()),
+            other => Err(D::Error::custom(format!("{other} is not a GPU id"))),
+        };
+        match Value::deserialize(deserializer)? {
+            Value::String(word) if word == "auto" => Ok(Self::Auto),
+            Value::String(word) if word == "all" => Ok(Self::All),
+            Value::Array(ids) => ids.iter().map(id).collect::<Result<_, _>>().map(Self::Ids),
+            count => serde_json::from_value(count).map(Self::Count).map_err(D::Error::custom),
+        }
+    }
+}
+
+impl JsonSchema for Gpus {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Gpus".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "anyOf": [
+                { "enum": ["auto", "all"] },
+                { "type": "integer", "minimum": 0, "maximum": 1024 },
+                {
+                    "type": "array",
+                    "items": { "anyOf": [{ "type": "integer", "minimum": 0 }, { "type": "string" }] },
+                    "minItems": 1,
+                    "description": "a list of GPU ids"
+                }
+            ]
+        })
+    }
+}
+
+/// What starts containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineKind {
+    Docker,
+    Process,
+    Slurm,
+    Kubernetes,
+}
+
+impl EngineKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Process => "process",
+            Self::Slurm => "slurm",
+            Self::Kubernetes => "kubernetes",
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! `data`: what it is trained on.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// .jsonl .csv .parquet .txt, a folder, or a list of them; relative to the working directory.
+    pub train: Paths,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval: Option<Paths>,
+    /// Default: tokenizer.json in the folder of `model.from`, else beside the first file of `train`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// Which column of the data feeds what, per task: source/target, text/text_pair/label, image/text.
+    #[serde(default)]
+    pub fields: BTreeMap<String, String>,
+    #[serde(default = "default_length")]
+    pub max_source: NonZeroU32,
+    #[serde(default = "default_length")]
+    pub max_target: NonZeroU32,
+    /// For tasks with a single sequence.
+    #[serde(default = "default_length")]
+    pub max_length: NonZeroU32,
+    #[serde(default)]
+    pub pad: Pad,
+    #[serde(default = "default_shuffle")]
+    pub shuffle: bool,
+    /// Threads that prepare batches.
+    #[serde(default = "default_workers")]
+    pub workers: NonZeroU32,
+    /// Batches ready ahead.
+    #[serde(default = "default_prefetch")]
+    pub prefetch: u32,
+}
+
+fn default_length() -> NonZeroU32 {
+    NonZeroU32::new(512).expect("512 is not zero")
+}
+
+fn default_shuffle() -> bool {
+    true
+}
+
+fn default_workers() -> NonZeroU32 {
+    NonZeroU32::new(2).expect("2 is not zero")
+}
+
+fn default_prefetch() -> u32 {
+    2
+}
+
+impl Data {
+    /// The column that feeds `role`; its own name unless `fields` says otherwise.
+    pub fn field<'a>(&'a self, role: &'a str) -> &'a str {
+        self.fields.get(role).map_or(role, String::as_str)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Pad {
+    #[default]
+    Longest,
+    Max,
+}
+
+/// One path or a list of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths(pub Vec<String>);
+
+impl Serialize for Paths {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0.as_slice() {
+            [one] => one.serialize(serializer),
+            many => many.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Paths {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(one) => Ok(Self(vec![one])),
+            many => serde_json::from_value(many).map(Self).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+impl JsonSchema for Paths {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Paths".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "a path or a list of paths",
+            "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }]
+        })
+    }
+}

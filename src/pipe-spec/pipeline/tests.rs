@@ -1,0 +1,163 @@
+use super::*;
+
+const MINIMAL: &str = "version: 1\nname: demo\nmodel: {arch: t5, config: {d_model: 8}}\ndata: {train: a.jsonl}\n";
+
+fn variables() -> Variables {
+    Variables::new(None, [("HOOK".to_owned(), "s3cret".to_owned())].into_iter())
+}
+
+fn parse(text: &str) -> Result<Pipeline, Problems> {
+    Pipeline::parse(text, &[], &variables())
+}
+
+fn problems(text: &str) -> Vec<String> {
+    parse(text).unwrap_err().0.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn defaults_are_filled_in_and_read_back() {
+    let pipeline = parse(MINIMAL).unwrap();
+    assert_eq!((pipeline.train.batch, pipeline.train.effective_batch, pipeline.train.accum()), (8, 8, 1));
+    assert_eq!(pipeline.train.epochs, Some(1.0));
+    assert_eq!(pipeline.on_oom.retries, 6);
+    let again = parse(&pipeline.to_yaml()).unwrap();
+    assert_eq!(again, pipeline);
+}
+
+#[test]
+fn effective_batch_need_not_be_a_multiple() {
+    let pipeline = parse(&format!("{MINIMAL}train: {{batch: 48, effective_batch: 128}}\n")).unwrap();
+    assert_eq!((pipeline.train.effective_batch, pipeline.train.accum()), (128, 3));
+}
+
+#[test]
+fn every_problem_is_told_at_once_with_its_line() {
+    let text = "version: 1\nname: a/b\nmodell: {arch: t5}\nmodel: {arch: t6, config: {}}\ndata:\n  trian: x\ntrain:\n  batch: 0\n  clip: many\n";
+    assert_eq!(
+        problems(text),
+        [
+            "line 2: name: found the text \"a/b\"; allowed: 1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
+            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, notify, track, command",
+            "line 4: model.arch: found the text \"t6\"; allowed: one of t5, bert, roberta, xlm-roberta, deberta-v3, clip, hybrid-cnn-lstm, mu-sota; did you mean `t5`?",
+            "line 6: data.train: missing; allowed: text, or a list of text",
+            "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, tokenizer, fields, max_source, max_target, max_length, pad, shuffle, workers, prefetch",
+            "line 8: train.batch: found 0; allowed: a whole number of at least 1, or auto",
+            "line 9: train.clip: found the text \"many\"; allowed: a number of at least 0",
+        ]
+    );
+}
+
+#[test]
+fn a_table_of_bad_input() {
+    let with = |section: &str| format!("{MINIMAL}{section}\n");
+    let cases = [
+        (String::new(), "the file is empty"),
+        ("version: [1\nname: x".to_owned(), "YAML syntax"),
+        ("version: 1\n\tname: x".to_owned(), "YAML syntax"),
+        ("just text".to_owned(), "found the text \"just text\""),
+        ("version: 2\nname: x\nmodel: {arch: t5, config: {}}\ndata: {train: a}".to_owned(), "line 1: version: found 2"),
+        (with("name: again"), "line 5: name: given twice; the first is at line 2"),
+        (with("train:\n  batch: 4\n  batch: 8"), "line 7: train.batch: given twice; the first is at line 6"),
+        (with("train: {batch: 1.5}"), "line 5: train.batch: found 1.5"),
+        (with("train: {batch: -1}"), "found -1; allowed: a whole number of at least 1, or auto"),
+        (with("train: {batch: 99999999999}"), "found 99999999999"),
+        (with("train: {batch: \"${HOOK}\"}"), "a variable can stand in a text alone"),
+        (with("train: {epochs: 0}"), "allowed: a number of above 0"),
+        (with("train: {epochs: 1, steps: 2}"), "give `epochs` or `steps`, not both"),
+        (with("train: {accum: 1, effective_batch: 2}"), "give `accum` or `effective_batch`, not both"),
+        (with("train: {batch: 9, effective_batch: 8}"), "at most the effective batch, which is 8"),
+        (with("train: {batch: 4000000, accum: 4000000}"), "batch x accum is too large"),
+        (with("train: {optimizer: {betas: [0.9]}}"), "found 1 values"),
+        (with("train: {optimizer: {betas: [0.9, 1.0]}}"), "train.optimizer.betas.1: found 1"),
+        (with("train: {clip: .nan}"), "a number must be finite"),
+        (with("on_oom: {reduce: [4, 8]}"), "line 5: on_oom.reduce: the ladder must fall: 4 is followed by 8"),
+        (with("on_oom: {reduce: []}"), "found 0 values; allowed: a falling list"),
+        (with("on_oom: {reduce: [8, 0]}"), "on_oom.reduce.1: found 0"),
+        (with("on_oom: {reduce: half}"), "did you mean `halve`?"),
+        (with("on_oom: {then: [magic]}"), "on_oom.then.0: found \"magic\""),
+        (with("memory: {limit: 12x}"), "a size such as 512m, 24g or 7.5g"),
+        (with("memory: {limit: 1.5}"), "a share of the card above 0, up to 1"),
+        (with("memory: {limit: 0.5}\ncontainer: {gpus: 0}"), "on the CPU give a size"),
+        (with("container: {mounts: [{host: /a, container: b}]}"), "allowed: an absolute path"),
+        (with("container: {mounts: [{host: /a, container: /b, readonly: false}]}"), "the only writable mount"),
+        (
+            with("container: {env: {TOKEN: \"${NOT_SET}\"}}"),
+            "line 5: container.env.TOKEN: the variable ${NOT_SET} is not set",
+        ),
+        ("version: 1\nname: x\ndata: {train: a}".to_owned(), "model: missing"),
+        (
+            "version: 1\nname: x\nmodel: {arch: t5}\ndata: {train: a}".to_owned(),
+            "give `from` (trained weights) or `config`",
+        ),
+        (MINIMAL.replace("a.jsonl", "a.jsonl, fields: {sourc: x}"), "did you mean `source`?"),
+    ];
+    for (text, want) in cases {
+        let got = problems(&text);
+        assert!(got.iter().any(|line| line.contains(want)), "{text}\n  wanted {want:?}\n  got {got:#?}");
+    }
+}
+
+#[test]
+fn what_is_not_built_yet_is_refused_by_name() {
+    let cases = [
+        ("train: {precision: bf16}", "train.precision: the precision bf16: not available yet"),
+        ("train: {batch: auto}", "train.batch: the automatic batch: not available yet"),
+        ("train: {checkpointing: true}", "train.checkpointing: gradient checkpointing: not available yet"),
+        ("train: {deterministic: true}", "train.deterministic: deterministic kernels: not available yet"),
+        ("train: {optimizer: {kind: adafactor}}", "train.optimizer.kind: the optimizer adafactor: not available yet"),
+        ("memory: {empty_cache_every: 10}", "memory.empty_cache_every: clearing the cache: not available yet"),
+        ("on_oom: {reduce: fit}", "on_oom.reduce: fitting the batch: not available yet"),
+        ("on_oom: {then: [checkpointing]}", "on_oom.then: changing the maths: not available yet"),
+        ("evaluate: {generate: 3}", "evaluate.generate: generating text: not available yet"),
+        ("container: {gpus: 2}", "container.gpus: training on several GPUs: not available yet"),
+        ("engine: slurm", "engine: the engine slurm: not available yet"),
+        ("notify: [{discord: \"${HOOK}\", on: [oom]}]", "notify: messages: not available yet"),
+        ("track: {tensorboard: true}", "track.tensorboard: TensorBoard: not available yet"),
+        ("track: {mlflow: \"${HOOK}\"}", "track.mlflow: MLflow: not available yet"),
+        ("command: [python, train.py]", "command: other trainers: not available yet"),
+    ];
+    for (section, want) in cases {
+        let got = problems(&format!("{MINIMAL}{section}\n"));
+        assert!(got.iter().any(|line| line.ends_with(want)), "{section}\n  got {got:#?}");
+    }
+    let got = problems(&MINIMAL.replace("t5", "mu-sota"));
+    assert_eq!(got, ["line 3: model.arch: the architecture mu-sota: not available yet"]);
+}
+
+#[test]
+fn an_alias_bomb_is_refused_quickly() {
+    let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..20 {
+        let items = vec![format!("*a{}", level - 1); 10].join(", ");
+        text.push_str(&format!("a{level}: &a{level} [{items}]\n"));
+    }
+    let got = problems(&text);
+    assert!(got[0].contains("YAML syntax"), "{got:?}");
+}
+
+#[test]
+fn overrides_replace_and_are_checked() {
+    let set = |pairs: &[&str]| {
+        Pipeline::parse(MINIMAL, &pairs.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>(), &variables())
+    };
+    let pipeline =
+        set(&["train.batch=4", "train.effective_batch=12", "data.shuffle=false", "memory.limit=2g"]).unwrap();
+    assert_eq!((pipeline.train.batch, pipeline.train.accum(), pipeline.data.shuffle), (4, 3, false));
+    assert_eq!(set(&["on_oom.reduce=[4, 2]"]).unwrap().on_oom.reduce, Reduce::Ladder(vec![4, 2]));
+    for (pair, want) in [
+        ("train.batch", "--set: found \"train.batch\"; allowed: path=value"),
+        ("train.bacth=4", "train.bacth: unknown key; did you mean `batch`?"),
+        ("train.batch=0", "train.batch: found 0"),
+        ("name.x=1", "--set: name.x: no such place"),
+    ] {
+        let error = set(&[pair]).unwrap_err().to_string();
+        assert!(error.contains(want), "{pair}: {error}");
+    }
+}
+
+#[test]
+fn values_of_variables_are_not_written() {
+    let text = format!("{MINIMAL}container: {{env: {{TOKEN: \"${{HOOK}}\"}}}}\n");
+    let yaml = parse(&text).unwrap().to_yaml();
+    assert!(yaml.contains("${HOOK}") && !yaml.contains("s3cret"), "{yaml}");
+}

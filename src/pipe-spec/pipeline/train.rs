@@ -1,0 +1,201 @@
+//! `train`: how it is trained.
+
+use std::num::NonZeroU32;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+/// The section as it stands in a file, where some settings have two spellings.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainFile {
+    /// Passes over the data. Give this or `steps`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub epochs: Option<f64>,
+    #[schemars(range(min = 1))]
+    pub steps: Option<u64>,
+    /// Samples in one forward and backward pass, or `auto`: the largest that fits.
+    pub batch: BatchSetting,
+    /// Batches in a step. Give this or `effective_batch`.
+    pub accum: Option<NonZeroU32>,
+    /// Samples in a step.
+    pub effective_batch: Option<NonZeroU32>,
+    pub precision: Precision,
+    pub optimizer: Optimizer,
+    pub schedule: Schedule,
+    /// The largest gradient norm; 0 leaves gradients as they are.
+    #[schemars(range(min = 0.0))]
+    pub clip: f64,
+    /// Gradient checkpointing.
+    pub checkpointing: bool,
+    /// Default: what the model's config says.
+    #[schemars(range(min = 0.0, max = 0.99))]
+    pub dropout: Option<f64>,
+    pub seed: u64,
+    pub deterministic: bool,
+}
+
+impl Default for TrainFile {
+    fn default() -> Self {
+        Self {
+            epochs: None,
+            steps: None,
+            batch: BatchSetting::Fixed(NonZeroU32::new(8).expect("8 is not zero")),
+            accum: None,
+            effective_batch: None,
+            precision: Precision::Fp32,
+            optimizer: Optimizer::default(),
+            schedule: Schedule::default(),
+            clip: 1.0,
+            checkpointing: false,
+            dropout: None,
+            seed: 42,
+            deterministic: false,
+        }
+    }
+}
+
+/// The section with one spelling each: how long by exactly one of `epochs` and `steps`, how much by `batch` and
+/// `effective_batch`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Train {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    pub batch: u32,
+    pub effective_batch: u32,
+    pub precision: Precision,
+    pub optimizer: Optimizer,
+    pub schedule: Schedule,
+    pub clip: f64,
+    pub checkpointing: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<f64>,
+    pub seed: u64,
+    pub deterministic: bool,
+}
+
+impl Train {
+    /// Batches in a step; the last of them is smaller where the batch does not divide the effective batch.
+    pub fn accum(&self) -> u32 {
+        accum(self.effective_batch, self.batch)
+    }
+}
+
+pub fn accum(effective_batch: u32, batch: u32) -> u32 {
+    effective_batch.div_ceil(batch)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchSetting {
+    Fixed(NonZeroU32),
+    Auto,
+}
+
+impl Serialize for BatchSetting {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Fixed(batch) => batch.serialize(serializer),
+            Self::Auto => serializer.serialize_str("auto"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for BatchSetting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(word) if word == "auto" => Ok(Self::Auto),
+            number => serde_json::from_value(number).map(Self::Fixed).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+impl JsonSchema for BatchSetting {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "BatchSetting".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "anyOf": [{ "type": "integer", "minimum": 1, "maximum": u32::MAX }, { "const": "auto" }]
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    Fp32,
+    Tf32,
+    Bf16,
+    Bf16Mixed,
+    Fp16Mixed,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Optimizer {
+    pub kind: OptimizerKind,
+    #[schemars(range(min = 0.0))]
+    pub lr: f64,
+    pub betas: [f64; 2],
+    #[schemars(range(min = 0.0))]
+    pub eps: f64,
+    #[schemars(range(min = 0.0))]
+    pub weight_decay: f64,
+    /// Which parameters decay.
+    pub decay: Decay,
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Self {
+            kind: OptimizerKind::Adamw,
+            lr: 1.0e-4,
+            betas: [0.9, 0.999],
+            eps: 1.0e-8,
+            weight_decay: 0.01,
+            decay: Decay::Matrices,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    Adamw,
+    Adafactor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Decay {
+    /// Not biases and norms.
+    Matrices,
+    All,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Schedule {
+    pub kind: ScheduleKind,
+    /// Steps of linear warm-up.
+    pub warmup: u64,
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Self { kind: ScheduleKind::Constant, warmup: 0 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    Constant,
+    Linear,
+    Cosine,
+}

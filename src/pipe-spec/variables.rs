@@ -1,0 +1,117 @@
+//! `${VAR}` in a pipeline: read from the environment or a `.env` file, put in only where the value is used, so that what
+//! stands behind a variable is never written to disk.
+
+use std::collections::BTreeMap;
+
+/// The variables that a pipeline may name.
+#[derive(Clone, Debug, Default)]
+pub struct Variables(BTreeMap<String, String>);
+
+impl Variables {
+    /// The process environment over the lines of a `.env` file: what is set by hand wins.
+    pub fn new(env_file: Option<&str>, environment: impl Iterator<Item = (String, String)>) -> Self {
+        let mut all: BTreeMap<String, String> = env_file.map(parse_env_file).unwrap_or_default();
+        all.extend(environment);
+        Self(all)
+    }
+
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// `text` with every variable replaced by its value, `$$` by a dollar sign. The error names the missing variable.
+    pub fn expand(&self, text: &str) -> Result<String, String> {
+        let mut out = String::with_capacity(text.len());
+        for part in parts(text) {
+            match part {
+                Part::Text(text) => out.push_str(text),
+                Part::Variable(name) => out.push_str(self.get(name).ok_or_else(|| name.to_owned())?),
+            }
+        }
+        Ok(out)
+    }
+
+    /// The values of the variables that `text` names, by name.
+    pub fn used<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+        names(text).filter_map(|name| Some((name, self.get(name)?)))
+    }
+}
+
+/// The variables that `text` names.
+pub fn names(text: &str) -> impl Iterator<Item = &str> {
+    parts(text).filter_map(|part| match part {
+        Part::Variable(name) => Some(name),
+        Part::Text(_) => None,
+    })
+}
+
+enum Part<'a> {
+    Text(&'a str),
+    Variable(&'a str),
+}
+
+fn parts(text: &str) -> impl Iterator<Item = Part<'_>> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        if let Some(after) = rest.strip_prefix("$$") {
+            rest = after;
+            return Some(Part::Text("$"));
+        }
+        if let Some((name, after)) = rest.strip_prefix("${").and_then(|inner| inner.split_once('}')) {
+            rest = after;
+            return Some(Part::Variable(name.trim()));
+        }
+        let first = rest.chars().next().map_or(0, char::len_utf8);
+        let end = rest[first..].find('$').map_or(rest.len(), |at| at + first);
+        let (text, after) = rest.split_at(end);
+        rest = after;
+        Some(Part::Text(text))
+    })
+}
+
+fn parse_env_file(text: &str) -> BTreeMap<String, String> {
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .filter_map(|line| line.strip_prefix("export ").unwrap_or(line).split_once('='))
+        .map(|(name, value)| (name.trim().to_owned(), unquote(value.trim()).to_owned()))
+        .collect()
+}
+
+fn unquote(value: &str) -> &str {
+    let quoted = |quote| value.strip_prefix(quote).and_then(|inner: &str| inner.strip_suffix(quote));
+    quoted('"').or_else(|| quoted('\'')).unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables() -> Variables {
+        let file = "# secrets\nexport A=from file\nB='quoted'\n\nbroken line\n";
+        Variables::new(Some(file), [("A".to_owned(), "set".to_owned())].into_iter())
+    }
+
+    #[test]
+    fn expands_and_prefers_the_environment() {
+        let cases = [
+            ("plain", "plain"),
+            ("${A}/${B}", "set/quoted"),
+            ("a $ b $$ ${ A }", "a $ b $ set"),
+            ("${unclosed", "${unclosed"),
+            ("é${A}é", "éseté"),
+        ];
+        for (text, want) in cases {
+            assert_eq!(variables().expand(text).unwrap(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_what_is_missing() {
+        assert_eq!(variables().expand("${A}${NOPE}"), Err("NOPE".to_owned()));
+        assert_eq!(names("${A}${NOPE}").collect::<Vec<_>>(), ["A", "NOPE"]);
+    }
+}

@@ -1,0 +1,274 @@
+//! A tree against a JSON schema: unknown keys, missing keys, wrong types and values, all of them, in words.
+//!
+//! It knows the part of JSON schema that `schemars` writes for the pipeline types, and nothing about pipelines.
+
+use serde_json::Value;
+
+use super::node::{Kind, Node, join};
+use crate::pipeline::Problems;
+use crate::text::satisfies_format;
+
+pub(crate) struct Structure<'a> {
+    root: &'a Value,
+}
+
+impl<'a> Structure<'a> {
+    pub fn new(root: &'a Value) -> Self {
+        Self { root }
+    }
+
+    pub fn check(&self, tree: &Node) -> Problems {
+        let mut problems = Problems::default();
+        self.node(tree, self.root, "", &mut problems);
+        problems
+    }
+
+    fn node(&self, node: &Node, schema: &Value, path: &str, problems: &mut Problems) {
+        let schema = self.resolve(schema);
+        if let Some(variants) = variants(schema) {
+            return self.any_of(node, schema, variants, path, problems);
+        }
+        if !matches_type(node, schema) || !matches_value(node, schema) {
+            let hint = self.hint(node, schema);
+            return problems.push(
+                node.line,
+                path,
+                format!("found {}; allowed: {}{hint}", found(node), self.describe(schema)),
+            );
+        }
+        match &node.kind {
+            Kind::Scalar(_) => {}
+            Kind::List(items) => {
+                let count = |key| schema.get(key).and_then(Value::as_u64).map(|n| n as usize);
+                if count("minItems").is_some_and(|least| items.len() < least)
+                    || count("maxItems").is_some_and(|most| items.len() > most)
+                {
+                    problems.push(
+                        node.line,
+                        path,
+                        format!("found {} values; allowed: {}", items.len(), self.describe(schema)),
+                    );
+                }
+                if let Some(of) = schema.get("items") {
+                    for (index, item) in items.iter().enumerate() {
+                        self.node(item, of, &join(path, &index.to_string()), problems);
+                    }
+                }
+            }
+            Kind::Map(_) => self.map(node, schema, path, problems),
+        }
+    }
+
+    fn map(&self, node: &Node, schema: &Value, path: &str, problems: &mut Problems) {
+        let Kind::Map(entries) = &node.kind else { return };
+        let properties = schema.get("properties").and_then(Value::as_object);
+        let closed = schema.get("additionalProperties") == Some(&Value::Bool(false));
+        for entry in entries {
+            let place = join(path, &entry.key);
+            match properties.and_then(|known| known.get(&entry.key)) {
+                Some(of) => self.node(&entry.value, of, &place, problems),
+                None if closed => {
+                    let known: Vec<&str> =
+                        properties.into_iter().flat_map(|map| map.keys()).map(String::as_str).collect();
+                    problems.push(
+                        entry.line,
+                        &place,
+                        format!("unknown key{}; allowed: {}", nearest(&entry.key, &known), known.join(", ")),
+                    );
+                }
+                None => {
+                    if let Some(of) = schema.get("additionalProperties").filter(|of| of.is_object()) {
+                        self.node(&entry.value, of, &place, problems);
+                    }
+                }
+            }
+        }
+        for key in schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
+            if !entries.iter().any(|entry| entry.key == key) {
+                let allowed = properties.and_then(|known| known.get(key)).map_or(String::new(), |of| self.describe(of));
+                problems.push(node.line, &join(path, key), format!("missing; allowed: {allowed}"));
+            }
+        }
+    }
+
+    /// A value that may be one of several things. When only one of them is of its type, that one's problems are told.
+    fn any_of(&self, node: &Node, schema: &Value, variants: &[Value], path: &str, problems: &mut Problems) {
+        let mut of_its_type = Vec::new();
+        for variant in variants {
+            let mut found = Problems::default();
+            self.node(node, variant, path, &mut found);
+            if found.is_empty() {
+                return;
+            }
+            if !matches!(node.kind, Kind::Scalar(_)) && matches_type(node, self.resolve(variant)) {
+                of_its_type.push(found);
+            }
+        }
+        if let [only] = of_its_type.as_slice() {
+            problems.0.extend(only.0.iter().cloned());
+        } else {
+            let hint = self.hint(node, schema);
+            problems.push(node.line, path, format!("found {}; allowed: {}{hint}", found(node), self.describe(schema)));
+        }
+    }
+
+    fn resolve(&self, schema: &'a Value) -> &'a Value {
+        let Some(reference) = schema.get("$ref").and_then(Value::as_str) else { return schema };
+        reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).unwrap_or(schema)
+    }
+
+    /// What the schema allows, in words.
+    fn describe(&self, schema: &Value) -> String {
+        let schema = self.resolve_owned(schema);
+        if let Some(variants) = variants(&schema) {
+            let words: Vec<String> =
+                variants.iter().map(|v| self.describe(v)).filter(|words| words != "nothing").collect();
+            return words.join(", or ");
+        }
+        if let Some(words) = words(&schema) {
+            return if words.len() == 1 { words[0].clone() } else { format!("one of {}", words.join(", ")) };
+        }
+        match types(&schema).first().copied() {
+            Some("integer") => format!("a whole number{}", bounds(&schema)),
+            Some("number") => match schema.get("description").and_then(Value::as_str) {
+                Some(text) if text.starts_with("a ") => text.to_owned(),
+                _ => format!("a number{}", bounds(&schema)),
+            },
+            Some("boolean") => "true or false".to_owned(),
+            Some("string") => match (schema.get("format"), schema.get("description").and_then(Value::as_str)) {
+                (Some(_), Some(rule)) => rule.to_owned(),
+                _ => "text".to_owned(),
+            },
+            Some("array") => match schema.get("description").and_then(Value::as_str) {
+                Some(text) if text.starts_with("a ") => text.to_owned(),
+                _ => match schema.get("items") {
+                    Some(of) => format!("a list of {}", self.describe(of).trim_start_matches("a ")),
+                    None => "a list".to_owned(),
+                },
+            },
+            Some("object") => match schema.get("properties").and_then(Value::as_object) {
+                Some(known) => format!("keys {}", known.keys().map(String::as_str).collect::<Vec<_>>().join(", ")),
+                None => "keys with values".to_owned(),
+            },
+            Some("null") => "nothing".to_owned(),
+            _ => "any value".to_owned(),
+        }
+    }
+
+    fn resolve_owned(&self, schema: &Value) -> Value {
+        let Some(reference) = schema.get("$ref").and_then(Value::as_str) else { return schema.clone() };
+        reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).unwrap_or(schema).clone()
+    }
+
+    /// The nearest allowed word, or why a variable does not help here.
+    fn hint(&self, node: &Node, schema: &Value) -> String {
+        let Kind::Scalar(Value::String(text)) = &node.kind else { return String::new() };
+        if text.contains("${") {
+            return "; a variable can stand in a text alone, use --set for other values".to_owned();
+        }
+        let mut allowed = Vec::new();
+        self.collect_words(schema, &mut allowed);
+        nearest(text, &allowed.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    fn collect_words(&self, schema: &Value, into: &mut Vec<String>) {
+        let schema = self.resolve_owned(schema);
+        into.extend(words(&schema).into_iter().flatten());
+        for variant in variants(&schema).into_iter().flatten() {
+            self.collect_words(variant, into);
+        }
+    }
+}
+
+/// `; did you mean ...?` for the allowed word that is nearest to `text`, if one is near.
+pub(crate) fn nearest(text: &str, allowed: &[&str]) -> String {
+    allowed
+        .iter()
+        .map(|word| (strsim::damerau_levenshtein(text, word), word))
+        .filter(|(distance, word)| *distance <= 1.max(word.len().min(text.len()) / 3) || word.starts_with(text))
+        .min_by_key(|(distance, _)| *distance)
+        .map_or(String::new(), |(_, word)| format!("; did you mean `{word}`?"))
+}
+
+fn variants(schema: &Value) -> Option<&[Value]> {
+    schema.get("anyOf").or_else(|| schema.get("oneOf")).and_then(Value::as_array).map(Vec::as_slice)
+}
+
+/// The words of an enumeration.
+fn words(schema: &Value) -> Option<Vec<String>> {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    if let Some(one) = schema.get("const") {
+        return Some(vec![text(one)]);
+    }
+    let all = schema.get("enum")?.as_array()?;
+    Some(all.iter().filter(|value| !value.is_null()).map(text).collect())
+}
+
+fn types(schema: &Value) -> Vec<&str> {
+    match schema.get("type") {
+        Some(Value::String(one)) => vec![one],
+        Some(Value::Array(all)) => all.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn matches_type(node: &Node, schema: &Value) -> bool {
+    let types = types(schema);
+    types.is_empty()
+        || types.iter().any(|name| match (*name, &node.kind) {
+            ("null", Kind::Scalar(Value::Null))
+            | ("boolean", Kind::Scalar(Value::Bool(_)))
+            | ("number", Kind::Scalar(Value::Number(_)))
+            | ("string", Kind::Scalar(Value::String(_)))
+            | ("array", Kind::List(_))
+            | ("object", Kind::Map(_)) => true,
+            ("integer", Kind::Scalar(Value::Number(number))) => number.is_i64() || number.is_u64(),
+            _ => false,
+        })
+}
+
+fn matches_value(node: &Node, schema: &Value) -> bool {
+    let Kind::Scalar(value) = &node.kind else { return schema.get("enum").is_none() && schema.get("const").is_none() };
+    if schema.get("const").is_some_and(|only| only != value)
+        || schema.get("enum").and_then(Value::as_array).is_some_and(|all| !all.contains(value))
+    {
+        return false;
+    }
+    if let Some(number) = value.as_f64() {
+        let bound = |key| schema.get(key).and_then(Value::as_f64);
+        return bound("minimum").is_none_or(|least| number >= least)
+            && bound("exclusiveMinimum").is_none_or(|below| number > below)
+            && bound("maximum").is_none_or(|most| number <= most);
+    }
+    match (value.as_str(), schema.get("format").and_then(Value::as_str)) {
+        (Some(text), Some(format)) => satisfies_format(format, text),
+        _ => true,
+    }
+}
+
+fn bounds(schema: &Value) -> String {
+    let bound = |key| schema.get(key).and_then(Value::as_f64);
+    // Bounds that only say how wide the integer type is would be noise.
+    let most = bound("maximum").filter(|most| *most < f64::from(u32::MAX));
+    let least = match (bound("minimum"), bound("exclusiveMinimum")) {
+        (Some(least), _) => Some(format!("at least {least}")),
+        (None, Some(below)) => Some(format!("above {below}")),
+        (None, None) => None,
+    };
+    match (least, most) {
+        (Some(least), Some(most)) => format!(" of {least} and at most {most}"),
+        (Some(least), None) => format!(" of {least}"),
+        (None, Some(most)) => format!(" of at most {most}"),
+        (None, None) => String::new(),
+    }
+}
+
+fn found(node: &Node) -> String {
+    match &node.kind {
+        Kind::Scalar(Value::Null) => "nothing".to_owned(),
+        Kind::Scalar(Value::String(text)) => format!("the text {text:?}"),
+        Kind::Scalar(other) => other.to_string(),
+        Kind::List(_) => "a list".to_owned(),
+        Kind::Map(_) => "keys with values".to_owned(),
+    }
+}
