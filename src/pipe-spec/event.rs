@@ -24,6 +24,14 @@ impl Event {
     }
 }
 
+/// A line of `events.jsonl`: an event with the attempt that it belongs to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RecordedEvent {
+    pub attempt: u32,
+    #[serde(flatten)]
+    pub event: Event,
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum EventKind {

@@ -4,8 +4,6 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{Memory, OomRecord, Phase};
-
 /// The paths of one run, as the program at hand sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunFolder(PathBuf);
@@ -136,6 +134,8 @@ pub struct Attempt {
     pub accum: u32,
     pub outcome: Option<Outcome>,
     pub cause: Option<Cause>,
+    /// The cause in words.
+    pub reason: Option<String>,
     /// What was done about it, in words.
     pub action: Option<String>,
     pub first_step: Option<u64>,
@@ -158,6 +158,7 @@ impl Attempt {
             accum,
             outcome: None,
             cause: None,
+            reason: None,
             action: None,
             first_step: None,
             last_step: None,
@@ -193,72 +194,39 @@ impl Outcome {
 }
 
 /// Why an attempt ended before it was done.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// Reserved minus allocated memory would have held the request.
-    Fragmented { record: OomRecord },
-    /// The batch does not fit.
-    Capacity { record: OomRecord },
-    /// Only evaluation does not fit.
-    EvalOnly { record: OomRecord },
-    /// The model or its optimizer does not fit: no batch would help.
-    Model { record: OomRecord },
-    /// The kernel killed the job at its memory limit, in bytes.
-    KilledByKernel { limit: Option<u64> },
+    /// The card's reserved minus allocated memory would have held the request.
+    Fragmented,
+    /// The batch does not fit on the card.
+    Capacity,
+    /// Only evaluation does not fit on the card.
+    EvalOnly,
+    /// The model or its optimizer does not fit on the card: no batch would help.
+    Model,
+    /// The host's memory, or what the container may use of it, ran out.
+    HostMemory,
     /// Something killed it, and it was not for memory.
-    Killed { signal: String },
+    Killed,
     /// The trainer said what was wrong and ended itself.
-    Trainer { message: String },
+    Trainer,
     /// The container or process went away without an exit code.
-    Vanished { message: String },
+    Vanished,
     /// A person stopped it.
     Requested,
 }
 
 impl Cause {
-    /// The record behind an out-of-memory cause, where the trainer lived to write one.
-    pub fn record(&self) -> Option<&OomRecord> {
-        match self {
-            Self::Fragmented { record }
-            | Self::Capacity { record }
-            | Self::EvalOnly { record }
-            | Self::Model { record } => Some(record),
-            Self::KilledByKernel { .. }
-            | Self::Killed { .. }
-            | Self::Trainer { .. }
-            | Self::Vanished { .. }
-            | Self::Requested => None,
-        }
-    }
-
-    /// A few words for a table.
-    pub fn short(&self) -> String {
-        match self {
-            Self::Fragmented { .. } => "memory fragmented".to_owned(),
-            Self::Capacity { record } => format!("{} in {}", whose(record), record.phase.name()),
-            Self::EvalOnly { .. } => "evaluation does not fit".to_owned(),
-            Self::Model { record } => format!("{} in {}", whose(record), record.phase.name()),
-            Self::KilledByKernel { .. } => "killed by the kernel at the memory limit".to_owned(),
-            Self::Killed { signal } => format!("killed by {signal}"),
-            Self::Trainer { .. } => "trainer error".to_owned(),
-            Self::Vanished { .. } => "vanished".to_owned(),
-            Self::Requested => "on request".to_owned(),
-        }
-    }
-}
-
-fn whose(record: &OomRecord) -> &'static str {
-    match record.memory {
-        Memory::Device => "device memory",
-        Memory::Host => "host memory",
-    }
-}
-
-/// Phases in which the size of the batch makes no difference.
-pub fn batch_matters(phase: Phase) -> bool {
-    match phase {
-        Phase::Forward | Phase::Backward => true,
-        Phase::Load | Phase::Optimizer | Phase::Eval | Phase::Checkpoint | Phase::Resume => false,
-    }
+    pub const ALL: [Self; 9] = [
+        Self::Fragmented,
+        Self::Capacity,
+        Self::EvalOnly,
+        Self::Model,
+        Self::HostMemory,
+        Self::Killed,
+        Self::Trainer,
+        Self::Vanished,
+        Self::Requested,
+    ];
 }

@@ -21,7 +21,9 @@ pub use memory::{Allocator, Limit, Memory};
 pub use model::{Arch, Model};
 pub use on_oom::{Change, OnOom, Reduce};
 pub use problem::{Problem, Problems};
-pub use train::{BatchSetting, Decay, Optimizer, OptimizerKind, Precision, Schedule, ScheduleKind, Train, TrainFile};
+pub use train::{
+    BatchSetting, Decay, Optimizer, OptimizerKind, Precision, Schedule, ScheduleKind, Train, TrainFile, accum,
+};
 pub use watch::{Evaluate, Notify, NotifyOn, Save, Track};
 
 use serde::Serialize;

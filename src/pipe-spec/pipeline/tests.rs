@@ -69,7 +69,7 @@ fn a_table_of_bad_input() {
         (with("train: {batch: 4000000, accum: 4000000}"), "batch x accum is too large"),
         (with("train: {optimizer: {betas: [0.9]}}"), "found 1 values"),
         (with("train: {optimizer: {betas: [0.9, 1.0]}}"), "train.optimizer.betas.1: found 1"),
-        (with("train: {clip: .nan}"), "a number must be finite"),
+        (with("train: {clip: .nan}"), "non-finite"),
         (with("on_oom: {reduce: [4, 8]}"), "line 5: on_oom.reduce: the ladder must fall: 4 is followed by 8"),
         (with("on_oom: {reduce: []}"), "found 0 values; allowed: a falling list"),
         (with("on_oom: {reduce: [8, 0]}"), "on_oom.reduce.1: found 0"),
@@ -160,4 +160,17 @@ fn values_of_variables_are_not_written() {
     let text = format!("{MINIMAL}container: {{env: {{TOKEN: \"${{HOOK}}\"}}}}\n");
     let yaml = parse(&text).unwrap().to_yaml();
     assert!(yaml.contains("${HOOK}") && !yaml.contains("s3cret"), "{yaml}");
+}
+
+#[test]
+fn every_pipeline_of_the_repository_is_valid() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pipelines");
+    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    let pipelines: Vec<_> = files.iter().filter(|file| file.extension().is_some_and(|end| end == "yaml")).collect();
+    assert!(!pipelines.is_empty());
+    for file in pipelines {
+        let text = std::fs::read_to_string(file).unwrap();
+        let result = parse(&text);
+        assert!(result.is_ok(), "{}:\n{}", file.display(), result.unwrap_err());
+    }
 }

@@ -1,0 +1,33 @@
+# The two commands of the README: `make demo` and `make test`. Everything else is a step of them.
+CARGO ?= cargo
+PIPE = target/release/pipe
+TRAINER = target/release/pipe-trainer
+
+.PHONY: build demo test lint bench libtorch clean
+
+build: libtorch
+	$(CARGO) build --release --workspace
+
+# libtorch, from PyPI by name and hash, once.
+libtorch:
+	docker/fetch-libtorch target/libtorch
+
+demo: build data/demo/train.jsonl
+	$(PIPE) run pipelines/demo.yaml
+
+data/demo/train.jsonl: | build
+	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
+
+# Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must).
+test: build
+	$(CARGO) test --release --workspace
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+
+bench: build
+	$(CARGO) bench --quiet -p pipe
+
+clean:
+	$(CARGO) clean --release

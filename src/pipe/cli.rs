@@ -1,0 +1,223 @@
+//! The command line. The only place that knows clap.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use pipe_spec::PipeExit;
+use pipe_spec::pipeline::EngineKind;
+use tracing_subscriber::EnvFilter;
+
+use crate::command;
+use crate::error::Error;
+
+/// Runs training pipelines in containers, and brings them through out-of-memory unchanged.
+#[derive(Parser)]
+#[command(name = "pipe", version, max_term_width = 100, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Only errors and data
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// More detail; twice for all of it (RUST_LOG wins)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 unexpected, 2 usage, 3 pipeline invalid, 4 engine or GPU unavailable, \
+5 image build failed, 6 training failed, 7 out of memory and no retry left, 130 interrupted.
+
+Files: runs lie in ./runs, or where PIPE_RUNS says. PIPE_TRAINER names the trainer program, PIPE_CACHE the folder for \
+remembered file hashes, DOCKER_HOST the daemon.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a pipeline to its end, through out-of-memory if need be
+    Run(RunArgs),
+    /// Check a pipeline file and what it names; report every problem at once
+    Check {
+        /// The pipeline file
+        file: PathBuf,
+        /// Replace a value: train.batch=64 (can be given again)
+        #[arg(long = "set", value_name = "PATH=VALUE")]
+        set: Vec<String>,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the runs, newest first
+    Ls {
+        /// Print an array of runs as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one run: its attempts, their causes, what was done
+    Show {
+        /// An id, the beginning of one, or latest
+        #[arg(default_value = "latest")]
+        run: String,
+        /// Print the run as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the log of an attempt
+    Logs {
+        /// An id, the beginning of one, or latest
+        #[arg(default_value = "latest")]
+        run: String,
+        /// Which attempt; default: the last
+        #[arg(long, value_name = "NUMBER")]
+        attempt: Option<u32>,
+        /// Print the events of all attempts instead, one JSON object a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove runs with their folders and containers, or what a killed pipe left behind
+    Rm {
+        /// Ids, or the beginnings of some
+        #[arg(required_unless_present = "left_behind")]
+        runs: Vec<String>,
+        /// Remove the containers of runs that nobody drives any more, and keep the folders
+        #[arg(long, conflicts_with = "runs")]
+        left_behind: bool,
+    },
+    /// Build the trainer image, or list the images that pipe built
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Check engine, GPU, trainer, memory and disk, and say what to do
+    Doctor {
+        /// Print the checks as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the JSON schema of the pipeline file
+    Schema,
+    /// Print completions for a shell
+    Completions { shell: clap_complete::Shell },
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// The pipeline file
+    file: PathBuf,
+    /// What starts the job; default: docker when a daemon answers, else process
+    #[arg(long, value_enum)]
+    engine: Option<EngineName>,
+    /// Replace a value: train.batch=64 (can be given again)
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    set: Vec<String>,
+    /// The name of the run, instead of the pipeline's
+    #[arg(long)]
+    name: Option<String>,
+    /// Show what would be started, and start nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the events as JSON lines
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum EngineName {
+    Docker,
+    Process,
+}
+
+#[derive(Subcommand)]
+enum ImageCommand {
+    /// Build an image, unless an unchanged one is there
+    Build {
+        /// A Dockerfile; default: the trainer image
+        dockerfile: Option<PathBuf>,
+        /// Print the image as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the images that pipe built
+    Ls {
+        /// Print an array of images as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are answers, everything else is a usage error.
+            let code = if error.use_stderr() { PipeExit::Usage } else { PipeExit::Done };
+            error.print().ok();
+            return ExitCode::from(code.code());
+        }
+    };
+    log_to_stderr(cli.verbose);
+    match dispatch(cli.command, cli.quiet) {
+        Ok(()) => ExitCode::from(PipeExit::Done.code()),
+        Err(error) => {
+            eprintln!("error: {error}");
+            if let Some(hint) = error.hint() {
+                eprintln!("hint: {hint}");
+            }
+            ExitCode::from(error.exit_code().code())
+        }
+    }
+}
+
+fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
+    match command {
+        Command::Run(args) => command::run::run(command::run::Options {
+            file: args.file,
+            engine: args.engine.map(|name| match name {
+                EngineName::Docker => EngineKind::Docker,
+                EngineName::Process => EngineKind::Process,
+            }),
+            set: args.set,
+            name: args.name,
+            dry_run: args.dry_run,
+            json: args.json,
+            quiet,
+        }),
+        Command::Check { file, set, json } => command::check::run(&file, &set, json),
+        Command::Ls { json } => command::ls::run(json),
+        Command::Show { run, json } => command::show::run(&run, json),
+        Command::Logs { run, attempt, json } => command::logs::run(&run, attempt, json),
+        Command::Rm { runs, left_behind } => command::rm::run(&runs, left_behind),
+        Command::Image(ImageCommand::Build { dockerfile, json }) => {
+            command::image::build(dockerfile.as_deref(), json, quiet)
+        }
+        Command::Image(ImageCommand::Ls { json }) => command::image::ls(json),
+        Command::Doctor { json } => command::doctor::run(json),
+        Command::Schema => {
+            crate::report::print_json(&pipe_spec::pipeline::schema());
+            Ok(())
+        }
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "pipe", &mut text);
+            crate::report::print(String::from_utf8_lossy(&text).trim_end());
+            Ok(())
+        }
+    }
+}
+
+fn log_to_stderr(verbose: u8) {
+    let default = match verbose {
+        0 => "warn",
+        1 => "pipe=debug,trainer=info,info",
+        _ => "debug",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

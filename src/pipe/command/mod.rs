@@ -1,0 +1,52 @@
+//! The commands, one a file.
+
+pub mod check;
+pub mod doctor;
+pub mod image;
+pub mod logs;
+pub mod ls;
+pub mod rm;
+pub mod run;
+pub mod show;
+
+use std::path::Path;
+
+use pipe_spec::pipeline::{MAX_FILE_BYTES, Pipeline};
+use pipe_spec::{Problems, Variables};
+
+use crate::error::Error;
+use crate::preflight::Inputs;
+
+/// A pipeline that was read, with the text it was read from.
+pub struct Loaded {
+    pub pipeline: Pipeline,
+    pub text: String,
+    pub variables: Variables,
+    pub inputs: Inputs,
+}
+
+/// Reads a pipeline file, with a `.env` of the working directory, and finds what it names.
+pub fn load(file: &Path, set: &[String]) -> Result<Loaded, Error> {
+    let read_error = |source| Error::Read { path: file.to_owned(), source };
+    let size = std::fs::metadata(file).map_err(read_error)?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(Error::PipelineTooLarge { path: file.to_owned(), size, limit: MAX_FILE_BYTES });
+    }
+    let bytes = std::fs::read(file).map_err(read_error)?;
+    let invalid = |problems: Problems| Error::Invalid { path: file.to_owned(), problems };
+    let text =
+        String::from_utf8(bytes).map_err(|_| invalid(Problems::one(None, "", "the file is not text in UTF-8")))?;
+    let env_file = std::fs::read_to_string(".env").ok();
+    let variables = Variables::new(env_file.as_deref(), std::env::vars());
+    let pipeline = Pipeline::parse(&text, set, &variables).map_err(invalid)?;
+    let inputs = Inputs::find(&pipeline, &variables).map_err(invalid)?;
+    Ok(Loaded { pipeline, text, variables, inputs })
+}
+
+/// A runtime for what talks to a daemon or watches a child; the other commands do without.
+pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Error::Read { path: "the event loop".into(), source })
+}

@@ -1,0 +1,136 @@
+//! `pipe run`: from a pipeline file to a trained model.
+
+use std::path::PathBuf;
+
+use pipe_spec::Device;
+use pipe_spec::pipeline::{EngineKind, Image, Pipeline};
+use serde_json::json;
+
+use super::Loaded;
+use crate::engine::Engine;
+use crate::engine::docker::DockerEngine;
+use crate::engine::process::ProcessEngine;
+use crate::error::Error;
+use crate::image;
+use crate::interrupt::Interrupts;
+use crate::plan::{Plan, first_settings};
+use crate::report::{Reporter, print_json};
+use crate::run::{Run, absolute, runs_folder, write_json};
+use crate::supervise::Supervisor;
+
+pub struct Options {
+    pub file: PathBuf,
+    pub engine: Option<EngineKind>,
+    pub set: Vec<String>,
+    pub name: Option<String>,
+    pub dry_run: bool,
+    pub json: bool,
+    pub quiet: bool,
+}
+
+pub fn run(mut options: Options) -> Result<(), Error> {
+    options.set.extend(options.name.take().map(|name| format!("name={name:?}")));
+    let loaded = super::load(&options.file, &options.set)?;
+    super::runtime()?
+        .block_on(Launcher { reporter: Reporter::new(options.json, options.quiet), options, loaded }.start())
+}
+
+struct Launcher {
+    options: Options,
+    loaded: Loaded,
+    reporter: Reporter,
+}
+
+impl Launcher {
+    async fn start(mut self) -> Result<(), Error> {
+        let mut interrupts = Interrupts::listen()?;
+        let wanted = self.options.engine.or(self.loaded.pipeline.engine);
+        match wanted {
+            Some(EngineKind::Process) => self.with_process(&mut interrupts).await,
+            Some(_) => {
+                let engine = DockerEngine::connect().await?;
+                self.with_docker(engine, &mut interrupts).await
+            }
+            None => match DockerEngine::connect().await {
+                Ok(engine) => self.with_docker(engine, &mut interrupts).await,
+                Err(Error::NoEngine { reason, .. }) => {
+                    self.reporter.note(&format!("no container daemon ({reason}): running without containers"));
+                    self.with_process(&mut interrupts).await
+                }
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    async fn with_process(&mut self, interrupts: &mut Interrupts) -> Result<(), Error> {
+        let engine = ProcessEngine::new(image::find_trainer()?);
+        self.reporter.note("engine: process");
+        self.with(&engine, json!({ "engine": "process" }), interrupts).await
+    }
+
+    async fn with_docker(&mut self, mut engine: DockerEngine, interrupts: &mut Interrupts) -> Result<(), Error> {
+        let info = engine.info().clone();
+        self.reporter.note(&format!("engine: docker {} at {}", info.version, info.address));
+        let name = tokio::select! {
+            name = ready_image(&engine, &self.loaded.pipeline, &mut self.reporter, self.options.dry_run) => name?,
+            () = interrupts.next() => return Err(Error::Interrupted),
+        };
+        engine.set_image(name.clone());
+        let image_id = engine.image_id(&name).await?;
+        let on = json!({ "engine": "docker", "engine_version": info.version, "image": name, "image_id": image_id });
+        self.with(&engine, on, interrupts).await
+    }
+
+    async fn with<E: Engine>(
+        &mut self,
+        engine: &E,
+        on: serde_json::Value,
+        interrupts: &mut Interrupts,
+    ) -> Result<(), Error> {
+        let Loaded { pipeline, text, variables, inputs } = &self.loaded;
+        let device = if engine.gpu(&pipeline.container.gpus)? { Device::Cuda } else { Device::Cpu };
+        let plan = Plan { pipeline, inputs, variables, device };
+        if let Some(limit) = plan.limit_without_container(engine) {
+            self.reporter.note(&format!("no container: the trainer keeps itself to container.memory ({limit})"));
+        }
+        if self.options.dry_run {
+            let folder = absolute(&runs_folder()).join(format!("{}-...", pipeline.name));
+            print_json(&json!({ "on": on, "spec": plan.spec(engine, &folder, 1, &first_settings(pipeline)) }));
+            return Ok(());
+        }
+        let mut run = Run::create(pipeline, text, engine.name())?;
+        write_json(&run.folder.lock(), &lock(on, text))?;
+        self.reporter.note(&format!("run {}", run.state.id));
+        let reporter = &mut self.reporter;
+        Supervisor { engine, plan: &plan, run: &mut run, reporter, interrupts }.run().await
+    }
+}
+
+/// The name of the image that the pipeline wants, built if need be. A dry run builds nothing.
+async fn ready_image(
+    engine: &DockerEngine,
+    pipeline: &Pipeline,
+    reporter: &mut Reporter,
+    dry_run: bool,
+) -> Result<String, Error> {
+    if let Some(Image::Pinned(name)) = &pipeline.container.image {
+        return match engine.image_id(name).await? {
+            Some(_) => Ok(name.clone()),
+            None => Err(Error::NoImage { image: name.clone() }),
+        };
+    }
+    let recipe = image::recipe(image::dockerfile(pipeline.container.image.as_ref()))?;
+    if !dry_run {
+        super::image::ensure(engine, &recipe, reporter).await?;
+    }
+    Ok(recipe.name)
+}
+
+/// What the run ran on: `lock.json`.
+fn lock(on: serde_json::Value, pipeline_text: &str) -> serde_json::Value {
+    json!({
+        "pipe": env!("CARGO_PKG_VERSION"),
+        "pipeline": blake3::hash(pipeline_text.as_bytes()).to_hex().to_string(),
+        "on": on,
+    })
+}

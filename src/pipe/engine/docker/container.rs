@@ -1,0 +1,128 @@
+//! What a container may do: the least. And what the kernel did to it.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use bollard::Docker;
+use bollard::models::{
+    ContainerCreateBody, ContainerState, DeviceMapping, DeviceRequest, HostConfig, HostConfigLogConfig, Mount,
+    MountType,
+};
+use bollard::query_parameters::EventsOptionsBuilder;
+use futures_util::StreamExt;
+
+use super::gpu::Passthrough;
+use super::{LABEL_ATTEMPT, LABEL_FOLDER, LABEL_RUN};
+use crate::engine::Launch;
+use crate::plan::CONTAINER_RUN_FOLDER;
+
+/// The name and the body of the request that makes the container.
+pub fn describe(launch: &Launch, image: &str, gpu: Option<&Passthrough>) -> (String, ContainerCreateBody) {
+    let bind = |host: String, container: String, read_only: bool| Mount {
+        typ: Some(MountType::BIND),
+        source: Some(host),
+        target: Some(container),
+        read_only: Some(read_only),
+        ..Mount::default()
+    };
+    let text = |path: &std::path::Path| path.to_string_lossy().into_owned();
+    let mut mounts = vec![bind(text(&launch.run_folder), CONTAINER_RUN_FOLDER.to_owned(), false)];
+    mounts.extend(launch.mounts.iter().map(|(host, container)| bind(text(host), text(container), true)));
+    let mut env: Vec<String> = launch.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let mut host = HostConfig {
+        network_mode: Some("none".to_owned()),
+        cap_drop: Some(vec!["ALL".to_owned()]),
+        security_opt: Some(vec!["no-new-privileges".to_owned()]),
+        readonly_rootfs: Some(true),
+        memory: launch.memory.map(|bytes| bytes as i64),
+        // The same number for memory and memory with swap means no swap.
+        memory_swap: launch.memory.map(|bytes| bytes as i64),
+        shm_size: launch.shm.map(|bytes| bytes as i64),
+        nano_cpus: launch.cpus.map(|cpus| (cpus * 1e9) as i64),
+        log_config: Some(HostConfigLogConfig { typ: Some("json-file".to_owned()), config: None }),
+        ..HostConfig::default()
+    };
+    if let Some(gpu) = gpu {
+        pass_through(gpu, &mut host, &mut mounts, &mut env, bind);
+    }
+    host.mounts = Some(mounts);
+    let labels = HashMap::from([
+        (LABEL_RUN.to_owned(), launch.run_id.clone()),
+        (LABEL_ATTEMPT.to_owned(), launch.attempt.to_string()),
+        (LABEL_FOLDER.to_owned(), text(&launch.run_folder)),
+    ]);
+    let body = ContainerCreateBody {
+        image: Some(image.to_owned()),
+        cmd: Some(launch.args.clone()),
+        user: Some(user()),
+        env: Some(env),
+        labels: Some(labels),
+        network_disabled: Some(true),
+        working_dir: Some(CONTAINER_RUN_FOLDER.to_owned()),
+        stop_signal: Some("SIGTERM".to_owned()),
+        host_config: Some(host),
+        ..ContainerCreateBody::default()
+    };
+    (format!("pipe-{}-{:02}", launch.run_id, launch.attempt), body)
+}
+
+fn pass_through(
+    gpu: &Passthrough,
+    host: &mut HostConfig,
+    mounts: &mut Vec<Mount>,
+    env: &mut Vec<String>,
+    bind: impl Fn(String, String, bool) -> Mount,
+) {
+    match gpu {
+        Passthrough::Cdi { devices } => {
+            host.device_requests = Some(vec![DeviceRequest {
+                driver: Some("cdi".to_owned()),
+                device_ids: Some(devices.clone()),
+                ..DeviceRequest::default()
+            }]);
+        }
+        Passthrough::NvidiaRuntime { visible } => {
+            host.runtime = Some("nvidia".to_owned());
+            env.push(format!("NVIDIA_VISIBLE_DEVICES={visible}"));
+            env.push("NVIDIA_DRIVER_CAPABILITIES=compute,utility".to_owned());
+        }
+        Passthrough::Devices { devices, libraries, visible } => {
+            let device = |path: &String| DeviceMapping {
+                path_on_host: Some(path.clone()),
+                path_in_container: Some(path.clone()),
+                cgroup_permissions: Some("rw".to_owned()),
+            };
+            host.devices = Some(devices.iter().map(device).collect());
+            for library in libraries {
+                let name = library.file_name().unwrap_or_default().to_string_lossy();
+                let target = format!("{}/{name}", Passthrough::DRIVER_FOLDER);
+                mounts.push(bind(library.to_string_lossy().into_owned(), target, true));
+            }
+            env.extend(visible.as_ref().map(|ids| format!("CUDA_VISIBLE_DEVICES={ids}")));
+        }
+    }
+}
+
+/// The user's own ids, so that what the container writes is the user's.
+fn user() -> String {
+    // SAFETY: these two calls cannot fail and touch no memory.
+    let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
+    format!("{uid}:{gid}")
+}
+
+/// Whether the daemon was told by the kernel that memory ran out in this container. Its own flag can be a moment late, or
+/// be missing when it was not the first process that was killed.
+pub async fn kernel_told_of_oom(docker: &Docker, id: &str, state: &ContainerState) -> bool {
+    let filters = HashMap::from([("container", vec![id]), ("event", vec!["oom"]), ("type", vec!["container"])]);
+    let options = EventsOptionsBuilder::new()
+        .since(state.started_at.as_deref().unwrap_or("0"))
+        .until(&(unix_now() + 2).to_string())
+        .filters(&filters)
+        .build();
+    let mut events = std::pin::pin!(docker.events(Some(options)));
+    matches!(tokio::time::timeout(Duration::from_secs(2), events.next()).await, Ok(Some(Ok(_))))
+}
+
+fn unix_now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}

@@ -1,0 +1,74 @@
+//! From the bytes a job writes to its lines.
+
+/// Where a line was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Stdout,
+    Stderr,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    pub source: Source,
+    pub text: String,
+}
+
+/// Cuts a stream of bytes into lines. A line longer than `LONGEST` is cut, so that a job that never ends its line cannot
+/// fill the memory of `pipe`.
+pub struct LineSplitter {
+    source: Source,
+    partial: Vec<u8>,
+}
+
+impl LineSplitter {
+    const LONGEST: usize = 1 << 20;
+
+    pub fn new(source: Source) -> Self {
+        Self { source, partial: Vec::new() }
+    }
+
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<Line> {
+        let mut lines = Vec::new();
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.partial.extend_from_slice(piece);
+            if piece.ends_with(b"\n") || self.partial.len() >= Self::LONGEST {
+                lines.extend(self.end());
+            }
+        }
+        lines
+    }
+
+    /// What is left when the stream ends.
+    pub fn end(&mut self) -> Option<Line> {
+        if self.partial.is_empty() {
+            return None;
+        }
+        let bytes = std::mem::take(&mut self.partial);
+        let text = String::from_utf8_lossy(&bytes);
+        Some(Line { source: self.source, text: text.trim_end_matches(['\n', '\r']).to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_whole_however_the_bytes_come() {
+        let text = "one\ntwo\r\n\nlast é";
+        for size in 1..=text.len() {
+            let mut splitter = LineSplitter::new(Source::Stdout);
+            let mut lines: Vec<Line> = text.as_bytes().chunks(size).flat_map(|chunk| splitter.push(chunk)).collect();
+            lines.extend(splitter.end());
+            let texts: Vec<&str> = lines.iter().map(|line| line.text.as_str()).collect();
+            assert_eq!(texts, ["one", "two", "", "last é"], "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn an_endless_line_is_cut() {
+        let mut splitter = LineSplitter::new(Source::Stderr);
+        let lines: Vec<Line> = (0..5).flat_map(|_| splitter.push(&[b'x'; LineSplitter::LONGEST / 2])).collect();
+        assert_eq!(lines.len(), 2);
+    }
+}

@@ -1,0 +1,115 @@
+//! Everything that can go wrong in `pipe`, its wording and its exit codes.
+
+use std::path::PathBuf;
+
+use pipe_spec::{PipeExit, Problems};
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read {path}: {source}", path = path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("cannot write {path}: {source}", path = path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("{path} is {size} bytes; a pipeline file holds at most {limit}", path = path.display())]
+    PipelineTooLarge { path: PathBuf, size: u64, limit: u64 },
+    #[error("{}", invalid_text(path, problems))]
+    Invalid { path: PathBuf, problems: Problems },
+
+    #[error("no container engine answers: {reason}")]
+    NoEngine { reason: String, hint: String },
+    #[error("{engine} said: {source}")]
+    Engine { engine: &'static str, source: Box<bollard::errors::Error> },
+    #[error("a GPU was asked for and cannot be passed through:\n{}", reasons.join("\n"))]
+    NoGpu { reasons: Vec<String> },
+    #[error("the trainer program was not found: {}", looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))]
+    NoTrainer { looked: Vec<PathBuf> },
+    #[error("cannot start {program}: {source}", program = program.display())]
+    Spawn { program: PathBuf, source: std::io::Error },
+
+    #[error("{name}, which {needed_by} needs, was not found", needed_by = needed_by.display())]
+    MissingLibrary { name: String, needed_by: PathBuf },
+    #[error("{path} is not a program or library for this system: {reason}", path = path.display())]
+    NotElf { path: PathBuf, reason: String },
+    #[error("the image could not be built{}: {message}", step.as_ref().map(|step| format!(" at {step}")).unwrap_or_default())]
+    ImageBuild { step: Option<String>, message: String },
+    #[error("the engine does not have the image {image}")]
+    NoImage { image: String },
+
+    #[error("no run {wanted:?} in {runs}", runs = runs.display())]
+    NoRun { wanted: String, runs: PathBuf },
+    #[error("{wanted:?} names several runs: {}", matches.join(", "))]
+    AmbiguousRun { wanted: String, matches: Vec<String> },
+    #[error("the run {id} is being driven by another pipe")]
+    RunBusy { id: String },
+
+    #[error("training failed: {reason}")]
+    TrainingFailed { reason: String, bad_input: bool },
+    #[error("out of memory, and nothing left to try: {reason}")]
+    OutOfMemory { reason: String, hint: String },
+    #[error("the engine was lost while the job ran: {reason}")]
+    EngineLost { reason: String },
+    #[error("stopped on request")]
+    Interrupted,
+}
+
+impl Error {
+    pub fn exit_code(&self) -> PipeExit {
+        match self {
+            Self::Invalid { .. } | Self::PipelineTooLarge { .. } => PipeExit::Invalid,
+            Self::NoEngine { .. } | Self::Engine { .. } | Self::NoGpu { .. } | Self::EngineLost { .. } => {
+                PipeExit::Unavailable
+            }
+            Self::NoTrainer { .. } | Self::Spawn { .. } => PipeExit::Unavailable,
+            Self::MissingLibrary { .. } | Self::NotElf { .. } | Self::ImageBuild { .. } | Self::NoImage { .. } => {
+                PipeExit::ImageBuild
+            }
+            Self::TrainingFailed { bad_input: true, .. } => PipeExit::Invalid,
+            Self::TrainingFailed { bad_input: false, .. } => PipeExit::TrainingFailed,
+            Self::OutOfMemory { .. } => PipeExit::OutOfMemory,
+            Self::Interrupted => PipeExit::Interrupted,
+            Self::NoRun { .. } | Self::AmbiguousRun { .. } => PipeExit::Usage,
+            Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } => PipeExit::Unexpected,
+        }
+    }
+
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoEngine { hint, .. } | Self::OutOfMemory { hint, .. } => Some(hint.clone()),
+            Self::NoGpu { .. } => Some("mend one of these, or set container.gpus to 0 or auto".to_owned()),
+            Self::NoTrainer { .. } => {
+                Some("build it with `make build`, or name it in the variable PIPE_TRAINER".to_owned())
+            }
+            Self::MissingLibrary { .. } => Some("run `make libtorch`, or set LD_LIBRARY_PATH".to_owned()),
+            Self::NoImage { .. } => Some("pull it first, or give a Dockerfile as container.image".to_owned()),
+            Self::NoRun { .. } | Self::AmbiguousRun { .. } => Some("`pipe ls` lists the runs".to_owned()),
+            Self::Write { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                Some("make it writable, or choose another folder for runs with PIPE_RUNS".to_owned())
+            }
+            Self::Write { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+                Some("free some space, or choose another folder for runs with PIPE_RUNS".to_owned())
+            }
+            Self::EngineLost { .. } => {
+                Some("start the engine again; `pipe ls` shows what it left, `pipe rm` cleans it".to_owned())
+            }
+            Self::RunBusy { .. } => Some("wait for it, or stop it with Ctrl-C where it runs".to_owned()),
+            Self::Read { .. }
+            | Self::Write { .. }
+            | Self::PipelineTooLarge { .. }
+            | Self::Invalid { .. }
+            | Self::Engine { .. }
+            | Self::Spawn { .. }
+            | Self::NotElf { .. }
+            | Self::ImageBuild { .. }
+            | Self::TrainingFailed { .. }
+            | Self::Interrupted => None,
+        }
+    }
+}
+
+fn invalid_text(path: &std::path::Path, problems: &Problems) -> String {
+    let count = problems.0.len();
+    let noun = if count == 1 { "problem" } else { "problems" };
+    let lines: Vec<String> = problems.0.iter().map(|problem| format!("  {problem}")).collect();
+    format!("{} has {count} {noun}\n{}", path.display(), lines.join("\n"))
+}

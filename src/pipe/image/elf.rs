@@ -1,0 +1,127 @@
+//! Which shared libraries a program loads, found the way the dynamic linker finds them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+
+use object::LittleEndian as LE;
+use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64, PT_INTERP};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+
+use crate::error::Error;
+
+/// Where the linker looks last, on Debian, Fedora and Arch alike.
+const SYSTEM_FOLDERS: [&str; 6] =
+    ["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+
+/// What one program or library says about itself.
+struct Object {
+    needed: Vec<String>,
+    /// Folders of its own to look in, with `$ORIGIN` already filled in.
+    run_path: Vec<PathBuf>,
+    interpreter: Option<PathBuf>,
+}
+
+/// Everything that `root` needs, by name; the program interpreter included.
+pub fn libraries(root: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
+    let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
+    // A program's own run path also serves what its libraries need, as the linker's inherited RPATH would.
+    let inherited = read(root)?.run_path;
+    let mut open = VecDeque::from([root.to_owned()]);
+    while let Some(path) = open.pop_front() {
+        let object = read(&path)?;
+        if let Some(interpreter) = object.interpreter {
+            let name = interpreter.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            found.insert(name, interpreter);
+        }
+        for name in object.needed {
+            if found.contains_key(&name) {
+                continue;
+            }
+            let folders = library_path().into_iter().chain(object.run_path.clone()).chain(inherited.clone());
+            let library = look_in(folders, &name)
+                .ok_or_else(|| Error::MissingLibrary { name: name.clone(), needed_by: path.clone() })?;
+            found.insert(name, library.clone());
+            open.push_back(library);
+        }
+    }
+    Ok(found)
+}
+
+/// A library of the system's, or of `LD_LIBRARY_PATH`.
+pub fn find_library(name: &str) -> Option<PathBuf> {
+    // Where GPU hosts put the driver's libraries without telling the linker.
+    let driver = ["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from);
+    look_in(library_path().into_iter().chain(driver), name)
+}
+
+fn look_in(folders: impl Iterator<Item = PathBuf>, name: &str) -> Option<PathBuf> {
+    let system = SYSTEM_FOLDERS.iter().map(PathBuf::from);
+    folders.chain(system).map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+fn library_path() -> Vec<PathBuf> {
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    std::env::split_paths(&path).filter(|folder| !folder.as_os_str().is_empty()).collect()
+}
+
+fn read(path: &Path) -> Result<Object, Error> {
+    let file = std::fs::File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    // SAFETY: the file is only read; a library that shrinks under us at this moment would be fatal to its users too.
+    let data = unsafe { memmap2::Mmap::map(&file) }.map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    parse(&data, path).map_err(|error| Error::NotElf { path: path.to_owned(), reason: error.to_string() })
+}
+
+fn parse(data: &[u8], path: &Path) -> Result<Object, object::read::Error> {
+    let header = FileHeader64::<LE>::parse(data)?;
+    let endian = header.endian()?;
+    let segments = header.program_headers(endian, data)?;
+    let mut object = Object { needed: Vec::new(), run_path: Vec::new(), interpreter: None };
+    for segment in segments {
+        if segment.p_type(endian) == PT_INTERP
+            && let Ok(bytes) = segment.data(endian, data)
+        {
+            let text = String::from_utf8_lossy(bytes);
+            object.interpreter = Some(PathBuf::from(text.trim_end_matches('\0')));
+        }
+    }
+    let sections = header.sections(endian, data)?;
+    let Some((dynamic, link)) = sections.dynamic(endian, data)? else { return Ok(object) };
+    let strings = sections.strings(endian, data, link)?;
+    let origin = path.parent().map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
+    for entry in dynamic {
+        let tag = entry.tag(endian);
+        if ![DT_NEEDED, DT_RUNPATH, DT_RPATH].contains(&tag) {
+            continue;
+        }
+        let text = String::from_utf8_lossy(entry.string(endian, strings)?).into_owned();
+        if tag == DT_NEEDED {
+            object.needed.push(text);
+        } else {
+            let folders = text.split(':').filter(|folder| !folder.is_empty());
+            let origin = |folder: &str| folder.replace("$ORIGIN", &origin).replace("${ORIGIN}", &origin);
+            object.run_path.extend(folders.map(|folder| PathBuf::from(origin(folder))));
+        }
+    }
+    Ok(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_very_program_needs_libc_and_its_interpreter() {
+        let found = libraries(&std::env::current_exe().unwrap()).unwrap();
+        assert!(found.contains_key("libc.so.6"), "{found:?}");
+        assert!(found.keys().any(|name| name.starts_with("ld-linux")), "{found:?}");
+        assert!(found.values().all(|path| path.is_file()));
+    }
+
+    #[test]
+    fn a_text_is_no_program() {
+        let path = std::env::temp_dir().join(format!("pipe-elf-{}", std::process::id()));
+        std::fs::write(&path, "hello").unwrap();
+        assert!(matches!(libraries(&path), Err(Error::NotElf { .. })));
+        std::fs::remove_file(&path).unwrap();
+    }
+}

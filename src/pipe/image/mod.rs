@@ -1,0 +1,84 @@
+//! What images are made of: the files that go in, their hash, the context that is sent. Knows no engine.
+
+mod context;
+mod digests;
+mod elf;
+mod stage;
+
+use std::path::{Path, PathBuf};
+
+use pipe_spec::pipeline::Image;
+
+use crate::error::Error;
+pub use context::Context;
+pub use elf::find_library;
+pub use stage::find_trainer;
+
+/// The Dockerfile of the trainer image, used where a pipeline names none.
+const TRAINER_DOCKERFILE: &str = include_str!("../../../docker/trainer.Dockerfile");
+
+/// An image to be built, under the name that its content gives it.
+pub struct Recipe {
+    pub name: String,
+    pub context: Context,
+}
+
+/// What has to be built for `image`; the trainer image when there is none.
+pub fn recipe(image: Option<&str>) -> Result<Recipe, Error> {
+    let (stem, dockerfile, folder) = match image {
+        None => ("trainer".to_owned(), TRAINER_DOCKERFILE.to_owned(), None),
+        Some(path) => {
+            let path = Path::new(path);
+            let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+            let folder = path.parent().map_or_else(|| PathBuf::from("."), Path::to_owned);
+            (stem(path), text, Some(folder))
+        }
+    };
+    let mut context = Context::new(&dockerfile);
+    // pipe's own Dockerfile, word for word, uses nothing of the folder it lies in.
+    if let Some(folder) = folder.filter(|_| dockerfile != TRAINER_DOCKERFILE) {
+        context.add_folder(&folder)?;
+    }
+    // The staged trainer is large: it is part of the context only where the Dockerfile uses it.
+    if dockerfile.contains("pipe/") {
+        for (name, path) in stage::files()? {
+            context.add(&name, &path)?;
+        }
+    }
+    let context = context.hashed()?;
+    Ok(Recipe { name: format!("pipe-{stem}:{}", &context.hash()[..16]), context })
+}
+
+/// The Dockerfile that is named by a pipeline, if it is one.
+pub fn dockerfile(image: Option<&Image>) -> Option<&str> {
+    match image {
+        Some(Image::Dockerfile(path)) => Some(path),
+        Some(Image::Pinned(_)) | None => None,
+    }
+}
+
+/// A name for the image that a repository can have: `docker/My.Dockerfile` gives `my`.
+fn stem(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let name = name.trim_end_matches(".dockerfile").trim_start_matches("dockerfile").trim_matches('.');
+    let plain: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let plain = plain.trim_matches('-');
+    if plain.is_empty() { "image".to_owned() } else { plain.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_names() {
+        for (path, want) in [
+            ("docker/trainer.Dockerfile", "trainer"),
+            ("Dockerfile", "image"),
+            ("Dockerfile.gpu", "gpu"),
+            ("x/My Image.Dockerfile", "my-image"),
+        ] {
+            assert_eq!(stem(Path::new(path)), want, "{path}");
+        }
+    }
+}

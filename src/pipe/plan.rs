@@ -1,0 +1,106 @@
+//! From a pipeline to what is launched. Pure: what it needs to know of the world is handed to it.
+
+use std::path::{Path, PathBuf};
+
+use pipe_spec::pipeline::{Limit, Paths, Pipeline};
+use pipe_spec::text::ByteSize;
+use pipe_spec::{Device, RunFolder, TrainerSpec, Variables};
+
+use crate::engine::{Engine, Launch};
+use crate::preflight::{Input, Inputs};
+use crate::retry::Settings;
+
+/// Where the run folder lies in a container.
+pub const CONTAINER_RUN_FOLDER: &str = "/run/pipe";
+
+/// A pipeline with all that it names, for one engine.
+pub struct Plan<'a> {
+    pub pipeline: &'a Pipeline,
+    pub inputs: &'a Inputs,
+    pub variables: &'a Variables,
+    pub device: Device,
+}
+
+/// The settings that the pipeline asks for.
+pub fn first_settings(pipeline: &Pipeline) -> Settings {
+    let batch = pipeline.train.batch;
+    Settings {
+        batch,
+        prefetch: pipeline.data.prefetch,
+        eval_batch: pipeline.evaluate.batch.map_or(batch, u32::from),
+        expandable_segments: pipeline.memory.allocator.expandable_segments,
+    }
+}
+
+impl Plan<'_> {
+    /// What the trainer is to do in attempt `number`.
+    pub fn spec(&self, engine: &impl Engine, folder: &Path, number: u32, settings: &Settings) -> TrainerSpec {
+        let place = |input: &Input| engine.job_path(input.written.clone(), input.mounted.clone());
+        let paths =
+            |inputs: &[Input]| Paths(inputs.iter().map(|input| place(input).to_string_lossy().into_owned()).collect());
+        let pipeline = self.pipeline;
+        let mut spec = TrainerSpec {
+            version: TrainerSpec::VERSION,
+            run: engine.job_path(folder.to_owned(), PathBuf::from(CONTAINER_RUN_FOLDER)),
+            attempt: number,
+            device: self.device,
+            threads: pipeline.container.cpus.map(|cpus| (cpus.ceil() as u32).max(1)),
+            model: pipeline.model.clone(),
+            tokenizer: place(&self.inputs.tokenizer),
+            data: pipeline.data.clone(),
+            train: pipeline.train.clone(),
+            memory: pipeline.memory.clone(),
+            evaluate: pipeline.evaluate.clone(),
+            save: pipeline.save.clone(),
+        };
+        spec.model.from = self.inputs.model.as_ref().map(|model| place(model).to_string_lossy().into_owned());
+        spec.data.train = paths(&self.inputs.train);
+        spec.data.eval = pipeline.data.eval.as_ref().map(|_| paths(&self.inputs.eval));
+        spec.data.tokenizer = None;
+        spec.data.prefetch = settings.prefetch;
+        spec.train.batch = settings.batch;
+        spec.evaluate.batch = std::num::NonZeroU32::new(settings.eval_batch);
+        spec.memory.allocator.expandable_segments = settings.expandable_segments;
+        if let Some(limit) = self.limit_without_container(engine) {
+            spec.memory.limit = Some(Limit::Size(limit));
+        }
+        spec
+    }
+
+    /// Without a container nobody but the trainer itself can keep it to the container's memory.
+    pub fn limit_without_container(&self, engine: &impl Engine) -> Option<ByteSize> {
+        let own = !engine.limits_memory() && self.device == Device::Cpu && self.pipeline.memory.limit.is_none();
+        self.pipeline.container.memory.filter(|_| own)
+    }
+
+    pub fn launch(&self, engine: &impl Engine, run_id: &str, folder: &RunFolder, number: u32) -> Launch {
+        let container = &self.pipeline.container;
+        let spec =
+            engine.job_path(folder.attempt(number).spec(), RunFolder::new(CONTAINER_RUN_FOLDER).attempt(number).spec());
+        let value = |text: &str| self.variables.expand(text).unwrap_or_default();
+        let mut env: Vec<(String, String)> =
+            container.env.iter().map(|(name, text)| (name.clone(), value(text))).collect();
+        // The trainer fills in the variables of the paths it was given, which a container's paths have none of.
+        for input in self.inputs.all() {
+            let written = engine.job_path(input.written.clone(), input.mounted.clone());
+            let used = self.variables.used(&written.to_string_lossy()).map(own).collect::<Vec<_>>();
+            env.extend(used);
+        }
+        let given = container.mounts.iter().map(|mount| (value(&mount.host).into(), PathBuf::from(&mount.container)));
+        Launch {
+            run_id: run_id.to_owned(),
+            attempt: number,
+            run_folder: folder.path().to_owned(),
+            args: vec!["train".to_owned(), "--spec".to_owned(), spec.to_string_lossy().into_owned()],
+            env,
+            mounts: self.inputs.all().map(|input| (input.host.clone(), input.mounted.clone())).chain(given).collect(),
+            memory: container.memory.map(|size| size.0),
+            shm: container.shm.map(|size| size.0),
+            cpus: container.cpus,
+        }
+    }
+}
+
+fn own((name, value): (&str, &str)) -> (String, String) {
+    (name.to_owned(), value.to_owned())
+}

@@ -1,0 +1,140 @@
+//! What a pipeline names must be there before anything is started: data, tokenizer, model, Dockerfile.
+
+use std::path::{Path, PathBuf};
+
+use pipe_spec::pipeline::{Image, Paths, Pipeline, Problems};
+use pipe_spec::{Variables, variables};
+
+use crate::run::absolute;
+
+/// A file or folder that the job reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// Where it lies on the host.
+    pub host: PathBuf,
+    /// The same with variables in place of their values, for what is written to disk.
+    pub written: PathBuf,
+    /// Where it is mounted in a container.
+    pub mounted: PathBuf,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inputs {
+    pub train: Vec<Input>,
+    pub eval: Vec<Input>,
+    pub tokenizer: Input,
+    pub model: Option<Input>,
+}
+
+impl Inputs {
+    pub fn all(&self) -> impl Iterator<Item = &Input> {
+        self.train.iter().chain(&self.eval).chain([&self.tokenizer]).chain(&self.model)
+    }
+
+    /// Finds everything, or says all that is missing.
+    pub fn find(pipeline: &Pipeline, known: &Variables) -> Result<Self, Problems> {
+        let mut finder = Finder { known, problems: Problems::default() };
+        let train = finder.data("data.train", &pipeline.data.train, "train");
+        let eval = pipeline.data.eval.as_ref().map_or(Vec::new(), |paths| finder.data("data.eval", paths, "eval"));
+        let model = pipeline.model.from.as_ref().map(|from| finder.model(from));
+        let tokenizer = finder.tokenizer(pipeline, model.as_ref(), train.first());
+        if let Some(Image::Dockerfile(path)) = &pipeline.container.image
+            && !Path::new(path).is_file()
+        {
+            finder.problem("container.image", format!("no such file: {path}"));
+        }
+        for (index, mount) in pipeline.container.mounts.iter().enumerate() {
+            let input = finder.input(&mount.host, &mount.container);
+            if !input.host.exists() {
+                let place = format!("container.mounts.{index}.host");
+                finder.problem(&place, format!("no such file or folder: {}", mount.host));
+            }
+        }
+        if finder.problems.is_empty() { Ok(Self { train, eval, tokenizer, model }) } else { Err(finder.problems) }
+    }
+}
+
+struct Finder<'a> {
+    known: &'a Variables,
+    problems: Problems,
+}
+
+impl Finder<'_> {
+    fn problem(&mut self, path: &str, message: String) {
+        self.problems.push(None, path, message);
+    }
+
+    fn input(&self, text: &str, mounted: impl Into<PathBuf>) -> Input {
+        // Undefined variables were refused when the pipeline was read.
+        let value = self.known.expand(text).unwrap_or_else(|_| text.to_owned());
+        let host = absolute(Path::new(&value));
+        let written = match variables::names(text).next() {
+            None => host.clone(),
+            Some(_) if Path::new(&value).is_absolute() => PathBuf::from(text),
+            Some(_) => absolute(Path::new("")).join(text),
+        };
+        Input { host, written, mounted: mounted.into() }
+    }
+
+    fn data(&mut self, place: &str, paths: &Paths, part: &str) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        for (index, text) in paths.0.iter().enumerate() {
+            let name = Path::new(text).file_name().unwrap_or_default().to_string_lossy();
+            let input = self.input(text, format!("/data/{part}/{index}/{name}"));
+            match std::fs::File::open(&input.host).and_then(|file| file.metadata()) {
+                Err(error) => self.problem(place, format!("cannot read {text}: {}", plain(&error))),
+                Ok(meta) if meta.is_dir() => self.problem(place, format!("{text} is a folder: not available yet")),
+                Ok(_) if input.host.extension().is_none_or(|ending| ending != "jsonl") => {
+                    self.problem(place, format!("{text}: files other than .jsonl: not available yet"));
+                }
+                Ok(meta) if meta.len() == 0 => self.problem(place, format!("{text} is empty")),
+                Ok(_) => {}
+            }
+            inputs.push(input);
+        }
+        inputs
+    }
+
+    fn model(&mut self, from: &str) -> Input {
+        let input = self.input(from, "/model");
+        if !input.host.is_dir() {
+            self.problem("model.from", format!("no such folder: {from} (hub ids: not available yet)"));
+        } else if !input.host.join("config.json").is_file() {
+            self.problem(
+                "model.from",
+                format!("{from} has no config.json; it must be a folder in Hugging Face layout"),
+            );
+        }
+        input
+    }
+
+    fn tokenizer(&mut self, pipeline: &Pipeline, model: Option<&Input>, first: Option<&Input>) -> Input {
+        let name = Path::new("tokenizer.json");
+        let mounted = PathBuf::from("/data/tokenizer/tokenizer.json");
+        let input = match (&pipeline.data.tokenizer, model, first) {
+            (Some(text), _, _) => self.input(text, mounted),
+            (None, Some(model), _) => Input { host: model.host.join(name), written: model.written.join(name), mounted },
+            (None, None, first) => {
+                let beside = |path: &Path| path.with_file_name(name);
+                let first = first.cloned().unwrap_or_else(|| self.input("", ""));
+                Input { host: beside(&first.host), written: beside(&first.written), mounted }
+            }
+        };
+        if !input.host.is_file() {
+            self.problem(
+                "data.tokenizer",
+                format!("no such file: {}; give the path of a tokenizer.json", input.written.display()),
+            );
+        }
+        input
+    }
+}
+
+/// An I/O error without its number.
+fn plain(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file".to_owned(),
+        std::io::ErrorKind::PermissionDenied => "no permission".to_owned(),
+        _ => error.to_string(),
+    }
+}

@@ -1,0 +1,9 @@
+//! What people and scripts see: progress, tables, JSON. stdout is data, stderr is everything else.
+
+mod progress;
+mod stdout;
+mod table;
+
+pub use progress::Reporter;
+pub use stdout::{print, print_json};
+pub use table::{Table, attempts_table, duration};

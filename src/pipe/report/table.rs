@@ -1,0 +1,96 @@
+//! Tables of text, and the table of attempts.
+
+use pipe_spec::text::human_bytes;
+use pipe_spec::{Attempt, Outcome};
+
+/// Rows under a head, each column as wide as its widest cell; the last one is not padded.
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub fn new(head: &[&str]) -> Self {
+        Self { rows: vec![head.iter().map(ToString::to_string).collect()] }
+    }
+
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let lines: Vec<String> = self
+            .rows
+            .iter()
+            .map(|row| {
+                let cells: Vec<String> =
+                    row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+                cells.join("  ").trim_end().to_owned()
+            })
+            .collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+pub fn attempts_table(attempts: &[Attempt]) -> Table {
+    let mut table = Table::new(&["attempt", "batch", "outcome", "steps", "loss", "peak", "time", "why"]);
+    for attempt in attempts {
+        let range = |first: Option<String>, last: Option<String>| match (first, last) {
+            (Some(first), Some(last)) if first == last => first,
+            (Some(first), Some(last)) => format!("{first}-{last}"),
+            _ => "-".to_owned(),
+        };
+        let step = |step: Option<u64>| step.map(|step| step.to_string());
+        let loss = match (attempt.first_loss, attempt.last_loss) {
+            (Some(first), Some(last)) => format!("{first:.3} to {last:.3}"),
+            _ => "-".to_owned(),
+        };
+        let why = [&attempt.reason, &attempt.action].into_iter().flatten().cloned().collect::<Vec<_>>().join("; then ");
+        table.row(vec![
+            attempt.number.to_string(),
+            format!("{} x {}", attempt.batch, attempt.accum),
+            attempt.outcome.map_or("running", Outcome::name).to_owned(),
+            range(step(attempt.first_step), step(attempt.last_step)),
+            loss,
+            attempt.peak_memory.map_or("-".to_owned(), human_bytes),
+            duration(attempt.seconds),
+            why.lines().next().unwrap_or_default().to_owned(),
+        ]);
+    }
+    table
+}
+
+/// Seconds for people: `4.2s`, `3m20s`, `2h05m`.
+pub fn duration(seconds: f64) -> String {
+    let whole = seconds as u64;
+    match whole {
+        0..60 => format!("{seconds:.1}s"),
+        60..3600 => format!("{}m{:02}s", whole / 60, whole % 60),
+        _ => format!("{}h{:02}m", whole / 3600, whole % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["a", "long head", "c"]);
+        table.row(vec!["wide cell".into(), "x".into(), "y".into()]);
+        assert_eq!(table.to_string(), "a          long head  c\nwide cell  x          y");
+    }
+
+    #[test]
+    fn durations() {
+        for (seconds, want) in [(0.04, "0.0s"), (59.9, "59.9s"), (200.0, "3m20s"), (7500.0, "2h05m")] {
+            assert_eq!(duration(seconds), want);
+        }
+    }
+}

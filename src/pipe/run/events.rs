@@ -1,0 +1,103 @@
+//! `events.jsonl`: every event of every attempt, each once.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+
+use pipe_spec::event::RecordedEvent;
+use pipe_spec::{Event, EventKind, RunFolder};
+
+use crate::error::Error;
+
+pub struct EventLog {
+    path: PathBuf,
+    file: File,
+    attempt: u32,
+    /// The last event of this attempt that was taken.
+    last_seq: u64,
+    /// The last step of the run that was taken.
+    last_step: u64,
+}
+
+impl EventLog {
+    pub fn open(folder: &RunFolder) -> Result<Self, Error> {
+        let path = folder.events();
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|source| Error::Write { path: path.clone(), source })?;
+        Ok(Self { path, file, attempt: 0, last_seq: 0, last_step: 0 })
+    }
+
+    pub fn begin_attempt(&mut self, number: u32) {
+        self.attempt = number;
+        self.last_seq = 0;
+    }
+
+    /// Records an event. `None` when it was recorded before: the same line read again, or a step that an attempt before
+    /// this one had done after its last checkpoint and that is now done over.
+    pub fn record(&mut self, event: Event) -> Result<Option<RecordedEvent>, Error> {
+        if event.seq <= self.last_seq {
+            return Ok(None);
+        }
+        self.last_seq = event.seq;
+        if let EventKind::Step(step) = &event.kind {
+            if step.step <= self.last_step {
+                return Ok(None);
+            }
+            self.last_step = step.step;
+        }
+        let recorded = RecordedEvent { attempt: self.attempt, event };
+        let mut line = serde_json::to_vec(&recorded)
+            .map_err(|error| Error::Write { path: self.path.clone(), source: error.into() })?;
+        line.push(b'\n');
+        self.file.write_all(&line).map_err(|source| Error::Write { path: self.path.clone(), source })?;
+        Ok(Some(recorded))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::event::{Step, Warning};
+
+    use super::*;
+
+    fn step(seq: u64, step: u64) -> Event {
+        let kind = EventKind::Step(Step {
+            step,
+            epoch: 0.0,
+            samples: 0,
+            loss: 1.0,
+            lr: 0.0,
+            grad_norm: 0.0,
+            tokens: 1,
+            ms: 1.0,
+            allocated: 0,
+            reserved: 0,
+            peak: 0,
+        });
+        Event { seq, ts: 0.0, kind }
+    }
+
+    #[test]
+    fn each_event_and_each_step_once() {
+        let folder = RunFolder::new(std::env::temp_dir().join(format!("pipe-events-{}", std::process::id())));
+        std::fs::create_dir_all(folder.path()).unwrap();
+        let mut log = EventLog::open(&folder).unwrap();
+        log.begin_attempt(1);
+        for event in [step(1, 1), step(2, 2), step(2, 2), step(1, 1), step(3, 3)] {
+            log.record(event).unwrap();
+        }
+        log.begin_attempt(2);
+        let warning = Event { seq: 1, ts: 0.0, kind: EventKind::Warning(Warning { message: "again".into() }) };
+        for event in [warning, step(2, 3), step(3, 4)] {
+            log.record(event).unwrap();
+        }
+        let text = std::fs::read_to_string(folder.events()).unwrap();
+        let recorded: Vec<RecordedEvent> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let seen: Vec<(u32, u64)> = recorded.iter().map(|event| (event.attempt, event.event.seq)).collect();
+        assert_eq!(seen, [(1, 1), (1, 2), (1, 3), (2, 1), (2, 3)]);
+        std::fs::remove_dir_all(folder.path()).unwrap();
+    }
+}

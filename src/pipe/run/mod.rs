@@ -1,0 +1,116 @@
+//! Runs on disk: their folders, their state, who drives them. Whatever is killed, a folder can be read.
+
+mod events;
+mod list;
+mod owner;
+mod write;
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use pipe_spec::pipeline::Pipeline;
+use pipe_spec::{RunFolder, RunState, Status};
+use time::OffsetDateTime;
+
+use crate::error::Error;
+pub use events::EventLog;
+pub use list::{Listed, find, list};
+use owner::Owner;
+pub use write::write_whole;
+
+/// A run that this process drives.
+pub struct Run {
+    pub folder: RunFolder,
+    pub state: RunState,
+    _owner: Owner,
+}
+
+impl Run {
+    /// A new folder for a run of `pipeline`, whose file said `text`.
+    pub fn create(pipeline: &Pipeline, text: &str, engine: &str) -> Result<Self, Error> {
+        let created = now();
+        let id = new_id(pipeline.name.as_str());
+        let folder = RunFolder::new(absolute(&runs_folder()).join(&id));
+        for path in [folder.path().to_owned(), folder.path().join("attempts"), folder.checkpoints()] {
+            std::fs::create_dir_all(&path).map_err(|source| Error::Write { path, source })?;
+        }
+        let owner = Owner::take(&folder, &id)?;
+        write_whole(&folder.pipeline(), text.as_bytes())?;
+        write_whole(&folder.resolved(), pipeline.to_yaml().as_bytes())?;
+        let state = RunState {
+            id,
+            name: pipeline.name.to_string(),
+            status: Status::Running,
+            created,
+            engine: engine.to_owned(),
+            effective_batch: pipeline.train.effective_batch,
+            steps: None,
+            error: None,
+            attempts: Vec::new(),
+        };
+        let run = Self { folder, state, _owner: owner };
+        run.save()?;
+        Ok(run)
+    }
+
+    pub fn save(&self) -> Result<(), Error> {
+        write_json(&self.folder.state(), &self.state)
+    }
+}
+
+/// Writes a JSON file, whole.
+pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), Error> {
+    let mut text = serde_json::to_string_pretty(value)
+        .map_err(|error| Error::Write { path: path.to_owned(), source: error.into() })?;
+    text.push('\n');
+    write_whole(path, text.as_bytes())
+}
+
+/// `PIPE_RUNS`, or `runs` in the working directory.
+pub fn runs_folder() -> PathBuf {
+    std::env::var_os("PIPE_RUNS").filter(|path| !path.is_empty()).map_or_else(|| PathBuf::from("runs"), PathBuf::from)
+}
+
+pub fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+pub fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
+}
+
+/// `<name>-<date>-<time>-<4 letters>`, in UTC.
+fn new_id(name: &str) -> String {
+    let at = OffsetDateTime::now_utc();
+    let letters: String = {
+        let mut random = blake3::Hasher::new();
+        random.update(&at.unix_timestamp_nanos().to_le_bytes());
+        random.update(&std::process::id().to_le_bytes());
+        random.finalize().as_bytes()[..4].iter().map(|byte| char::from(b'a' + byte % 26)).collect()
+    };
+    let (date, clock) = (at.date(), at.time());
+    format!(
+        "{name}-{:04}{:02}{:02}-{:02}{:02}{:02}-{letters}",
+        date.year(),
+        u8::from(date.month()),
+        date.day(),
+        clock.hour(),
+        clock.minute(),
+        clock.second()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_and_sort_by_time() {
+        let ids: Vec<String> = (0..50).map(|_| new_id("demo")).collect();
+        let mut distinct = ids.clone();
+        distinct.sort();
+        distinct.dedup();
+        assert!(distinct.len() > 45, "{ids:?}");
+        assert!(ids.iter().all(|id| id.len() == "demo-20261115-014500-abcd".len()), "{ids:?}");
+    }
+}

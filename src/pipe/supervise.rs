@@ -1,0 +1,279 @@
+//! The attempt loop: start, watch, judge, decide, start again, until the run is done or nothing is left to try.
+
+use std::fs::File;
+use std::io::Write;
+use std::time::Instant;
+
+use pipe_spec::{Attempt, Cause, Event, EventKind, OomRecord, Outcome, Status, TrainerExit};
+
+use crate::engine::{Ending, Engine, Line, Source};
+use crate::error::Error;
+use crate::interrupt::Interrupts;
+use crate::outcome::{Evidence, Verdict, judge};
+use crate::plan::{Plan, first_settings};
+use crate::report::Reporter;
+use crate::retry::{Decision, Settings, Situation, decide};
+use crate::run::{EventLog, Run, write_json};
+
+/// How many of the last lines of a log are kept for an error.
+const TAIL: usize = 20;
+
+pub struct Supervisor<'a, E: Engine> {
+    pub engine: &'a E,
+    pub plan: &'a Plan<'a>,
+    pub run: &'a mut Run,
+    pub reporter: &'a mut Reporter,
+    pub interrupts: &'a mut Interrupts,
+}
+
+impl<E: Engine> Supervisor<'_, E> {
+    /// Runs attempts until the run is over, and leaves its state on disk whatever happens.
+    pub async fn run(mut self) -> Result<(), Error> {
+        let result = self.attempts().await;
+        let state = &mut self.run.state;
+        state.status = match &result {
+            Ok(()) => Status::Finished,
+            Err(Error::Interrupted) => Status::Stopped,
+            Err(_) => Status::Failed,
+        };
+        state.error = result.as_ref().err().map(ToString::to_string);
+        let saved = self.run.save();
+        self.reporter.run_ended(&self.run.state, &self.run.folder.path().display().to_string());
+        result.and(saved)
+    }
+
+    async fn attempts(&mut self) -> Result<(), Error> {
+        let mut events = EventLog::open(&self.run.folder)?;
+        let mut settings = first_settings(self.plan.pipeline);
+        loop {
+            let verdict = self.attempt(&settings, &mut events).await?;
+            match verdict.outcome {
+                Outcome::Finished => return Ok(()),
+                Outcome::Stopped => return Err(Error::Interrupted),
+                Outcome::Failed => return Err(self.failure(verdict)),
+                Outcome::Oom => settings = self.after_oom(&settings, &verdict)?,
+            }
+        }
+    }
+
+    /// The settings of the next attempt, announced, or the end of the run.
+    fn after_oom(&mut self, settings: &Settings, verdict: &Verdict) -> Result<Settings, Error> {
+        let policy = &self.plan.pipeline.on_oom;
+        let number = self.run.state.attempts.len() as u32;
+        let decision = decide(&Situation {
+            policy,
+            device: self.plan.device,
+            settings,
+            retries_used: number.saturating_sub(1),
+            cause: verdict.cause.unwrap_or(Cause::Capacity),
+            phase: self.record(number).map(|record| record.phase),
+        });
+        match decision {
+            Decision::Stop { reason, hint } => Err(Error::OutOfMemory { reason, hint }),
+            Decision::Retry { settings, action } => {
+                let effective = self.plan.pipeline.train.effective_batch;
+                let accum = pipe_spec::pipeline::accum(effective, settings.batch);
+                self.reporter.note(&format!(
+                    "retrying from the last checkpoint: {action} (accum {accum}, effective batch {effective} as before)"
+                ));
+                if let Some(attempt) = self.run.state.attempts.last_mut() {
+                    attempt.action = Some(action);
+                }
+                self.run.save()?;
+                Ok(settings)
+            }
+        }
+    }
+
+    /// One attempt from its spec to its verdict.
+    async fn attempt(&mut self, settings: &Settings, events: &mut EventLog) -> Result<Verdict, Error> {
+        let number = self.run.state.attempts.len() as u32 + 1;
+        let folder = self.run.folder.attempt(number);
+        std::fs::create_dir_all(folder.path())
+            .map_err(|source| Error::Write { path: folder.path().to_owned(), source })?;
+        let spec = self.plan.spec(self.engine, self.run.folder.path(), number, settings);
+        write_json(&folder.spec(), &spec)?;
+        let launch = self.plan.launch(self.engine, &self.run.state.id, &self.run.folder, number);
+
+        let attempt = Attempt::new(number, settings.batch, spec.train.accum());
+        self.reporter.attempt_started(&attempt, self.plan.pipeline.on_oom.retries + 1);
+        self.run.state.attempts.push(attempt);
+        self.run.save()?;
+        events.begin_attempt(number);
+
+        let began = Instant::now();
+        let watched = self.watch(launch, events, number).await;
+        let ended = match watched {
+            Ok(watched) => watched,
+            Err(error) => {
+                let reason = error.to_string();
+                self.close_attempt(began, None, &failed_to_run(reason))?;
+                return Err(error);
+            }
+        };
+        let record = self.record(number);
+        let verdict = judge(&Evidence {
+            ending: &ended.ending,
+            record: record.as_ref(),
+            tail: &ended.tail,
+            stop_requested: ended.stop_requested,
+        });
+        self.close_attempt(began, Some(&ended.ending), &verdict)?;
+        Ok(verdict)
+    }
+
+    /// Starts the job and stays with it until it ends.
+    async fn watch(
+        &mut self,
+        launch: crate::engine::Launch,
+        events: &mut EventLog,
+        number: u32,
+    ) -> Result<Watched, Error> {
+        let log_path = self.run.folder.attempt(number).log();
+        let mut log = File::create(&log_path).map_err(|source| Error::Write { path: log_path.clone(), source })?;
+        let mut job = self.engine.launch(&launch, &self.plan.pipeline.container.gpus).await?;
+        if let Some(attempt) = self.run.state.attempts.last_mut() {
+            attempt.container = Some(job.id.clone());
+        }
+        let mut watched = self.run.save();
+        let mut tail = Tail::default();
+        let mut interrupts = 0;
+        loop {
+            tokio::select! {
+                line = job.lines.recv() => match line {
+                    None => break,
+                    // What cannot be written down must not stop the reading, or the job would hang on a full pipe.
+                    Some(line) => {
+                        let taken = self.take(&line, &mut log, events, &mut tail);
+                        if watched.is_ok() && taken.is_err() {
+                            watched = taken;
+                            self.engine.stop(&job.handle).await?;
+                        }
+                    }
+                },
+                () = self.interrupts.next() => {
+                    interrupts += 1;
+                    if interrupts == 1 {
+                        self.reporter.note("stopping: the trainer saves and ends; Ctrl-C again ends it at once");
+                        self.engine.stop(&job.handle).await?;
+                    } else {
+                        self.reporter.note("ending the trainer at once");
+                        self.engine.kill(&job.handle).await?;
+                    }
+                }
+            }
+        }
+        let ending = self.engine.finish(job.handle).await?;
+        watched?;
+        Ok(Watched { ending, tail: tail.0, stop_requested: interrupts > 0 })
+    }
+
+    /// One line of the job: kept, and understood when it is an event.
+    fn take(&mut self, line: &Line, log: &mut File, events: &mut EventLog, tail: &mut Tail) -> Result<(), Error> {
+        writeln!(log, "{}", line.text).map_err(|source| Error::Write { path: "log.txt".into(), source })?;
+        let event = if line.source == Source::Stdout { Event::parse(&line.text) } else { None };
+        let Some(event) = event else {
+            tracing::debug!(target: "trainer", "{}", line.text);
+            tail.push(&line.text);
+            return Ok(());
+        };
+        self.note_figures(&event);
+        if let Some(recorded) = events.record(event)? {
+            self.reporter.event(&recorded);
+        }
+        Ok(())
+    }
+
+    /// What `run.json` keeps of the events.
+    fn note_figures(&mut self, event: &Event) {
+        let state = &mut self.run.state;
+        match &event.kind {
+            EventKind::Started(started) => state.steps = Some(started.steps),
+            EventKind::Step(step) => {
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.first_step.get_or_insert(step.step);
+                    attempt.first_loss.get_or_insert(step.loss);
+                    attempt.last_step = Some(step.step);
+                    attempt.last_loss = Some(step.loss);
+                    attempt.peak_memory = attempt.peak_memory.max(Some(step.peak));
+                }
+            }
+            EventKind::Oom(record) => {
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.peak_memory = attempt.peak_memory.max(record.peak);
+                }
+            }
+            EventKind::Eval(_)
+            | EventKind::Sample(_)
+            | EventKind::Checkpoint(_)
+            | EventKind::Warning(_)
+            | EventKind::Finished(_) => {}
+        }
+    }
+
+    fn close_attempt(&mut self, began: Instant, ending: Option<&Ending>, verdict: &Verdict) -> Result<(), Error> {
+        let Some(attempt) = self.run.state.attempts.last_mut() else { return Ok(()) };
+        attempt.outcome = Some(verdict.outcome);
+        attempt.cause = verdict.cause;
+        attempt.reason = verdict.reason.clone();
+        attempt.seconds = began.elapsed().as_secs_f64();
+        attempt.exit_code = ending.and_then(|ending| ending.exit_code);
+        attempt.container = None;
+        // The kernel kills at the limit, so the limit was reached.
+        if let Some(ending) = ending.filter(|ending| ending.oom_killed) {
+            attempt.peak_memory = attempt.peak_memory.max(ending.memory_limit);
+        }
+        let attempt = attempt.clone();
+        write_json(&self.run.folder.attempt(attempt.number).outcome(), &attempt)?;
+        self.reporter.attempt_ended(&attempt);
+        self.run.save()
+    }
+
+    fn record(&self, number: u32) -> Option<OomRecord> {
+        let text = std::fs::read(self.run.folder.attempt(number).oom()).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    fn failure(&self, verdict: Verdict) -> Error {
+        let attempt = self.run.state.attempts.last();
+        let code = attempt.and_then(|attempt| attempt.exit_code);
+        let bad_input = code == Some(i64::from(TrainerExit::BadInput.code()));
+        let mut reason = verdict.reason.unwrap_or_default();
+        if verdict.cause != Some(Cause::Trainer) {
+            let log = self.run.folder.attempt(attempt.map_or(1, |attempt| attempt.number)).log();
+            let last = last_lines(&std::fs::read_to_string(log).unwrap_or_default());
+            if !last.is_empty() {
+                reason = format!("{reason}\nthe last lines of its log:\n{last}");
+            }
+        }
+        Error::TrainingFailed { reason, bad_input }
+    }
+}
+
+/// A job that has ended.
+struct Watched {
+    ending: Ending,
+    tail: Vec<String>,
+    stop_requested: bool,
+}
+
+#[derive(Default)]
+struct Tail(Vec<String>);
+
+impl Tail {
+    fn push(&mut self, line: &str) {
+        if self.0.len() == TAIL {
+            self.0.remove(0);
+        }
+        self.0.push(line.to_owned());
+    }
+}
+
+fn failed_to_run(reason: String) -> Verdict {
+    Verdict { outcome: Outcome::Failed, cause: Some(Cause::Vanished), reason: Some(reason) }
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}

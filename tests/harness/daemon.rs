@@ -1,0 +1,66 @@
+//! A Docker daemon of a test's own, with its own socket and data: the machine's is never stopped or starved.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub struct Daemon {
+    child: Child,
+    folder: PathBuf,
+}
+
+impl Daemon {
+    pub fn start(folder: &Path) -> Self {
+        let folder = folder.join("daemon");
+        std::fs::create_dir_all(&folder).unwrap();
+        let at = |name: &str| folder.join(name).display().to_string();
+        // The machine's own settings are for its own daemon.
+        std::fs::write(folder.join("daemon.json"), "{}").unwrap();
+        let log = std::fs::File::create(folder.join("log")).unwrap();
+        let child = Command::new("dockerd")
+            .args(["--bridge=none", "--iptables=false", "--ip-masq=false"])
+            .args(["--config-file", &at("daemon.json"), "--storage-driver", "vfs"])
+            .args(["--data-root", &at("data"), "--exec-root", &at("exec"), "--pidfile", &at("pid")])
+            .args(["--host", &format!("unix://{}", at("docker.sock"))])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let daemon = Self { child, folder };
+        daemon.wait_for_word();
+        daemon
+    }
+
+    fn wait_for_word(&self) {
+        let began = Instant::now();
+        let log = self.folder.join("log");
+        while !std::fs::read_to_string(&log).unwrap_or_default().contains("API listen on") {
+            let text = || std::fs::read_to_string(&log).unwrap_or_default();
+            assert!(began.elapsed() < Duration::from_secs(60), "the daemon did not start:\n{}", text());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    pub fn address(&self) -> String {
+        format!("unix://{}", self.folder.join("docker.sock").display())
+    }
+
+    pub fn stop(&mut self) {
+        Command::new("kill").arg(self.child.id().to_string()).status().ok();
+        self.child.wait().ok();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.stop();
+        // What it mounted would keep its folder from being removed.
+        Command::new("sh")
+            .args(["-c", "grep -o \"$0[^ ]*\" /proc/mounts | sort -r | xargs -r umount -l"])
+            .arg(&self.folder)
+            .stderr(Stdio::null())
+            .status()
+            .ok();
+    }
+}

@@ -1,0 +1,40 @@
+//! Folders in which the trainer is the stand-in of `tests/job.rs`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use super::Folder;
+use super::folder::repository;
+
+/// A folder with a pipeline whose job does what `job` says; `more` is added to the pipeline.
+pub fn folder(job: &str, more: &str) -> Folder {
+    let folder = Folder::new().env("PIPE_TRAINER", program().display());
+    let text = format!(
+        "version: 1\nname: job\nmodel: {{arch: t5, config: {{}}}}\ndata: {{train: train.jsonl}}\n\
+         container:\n  gpus: 0\n  memory: 64m\n  image: image/job.Dockerfile\n  env: {{JOB: {job}}}\n{more}"
+    );
+    folder
+        .write("job.yaml", text)
+        .write("train.jsonl", "{\"source\": \"a\", \"target\": \"b\"}\n")
+        .write("tokenizer.json", "{}")
+        .write("image/job.Dockerfile", "FROM scratch\nCOPY job /job\nENTRYPOINT [\"/job\"]\n");
+    std::fs::copy(program(), folder.path().join("image/job")).unwrap();
+    folder
+}
+
+/// The stand-in, compiled once.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("job");
+        let compiled = Command::new("rustc")
+            .args(["--edition", "2024", "-C", "opt-level=1", "-C", "target-feature=+crt-static", "-o"])
+            .arg(&program)
+            .arg(repository().join("tests/job.rs"))
+            .status()
+            .unwrap();
+        assert!(compiled.success(), "tests/job.rs does not compile");
+        program
+    })
+}

@@ -1,0 +1,15 @@
+//! What the end-to-end tests stand on: a working folder with the real binaries, and their answers.
+
+#![allow(dead_code)] // Each test program uses its own part of this.
+
+pub mod answer;
+pub mod daemon;
+pub mod folder;
+pub mod job;
+pub mod running;
+pub mod suite;
+
+pub use answer::Answer;
+pub use folder::Folder;
+pub use running::Running;
+pub use suite::{Needs, Suite};

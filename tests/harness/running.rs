@@ -1,0 +1,36 @@
+//! A program that is still running.
+
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use super::Answer;
+
+pub struct Running {
+    command: String,
+    child: Child,
+}
+
+impl Running {
+    pub fn new(command: String, child: Child) -> Self {
+        Self { command, child }
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success(), "kill -{name}");
+    }
+
+    /// Waits for its end, two minutes at most.
+    pub fn end(mut self) -> Answer {
+        let began = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            if began.elapsed() > Duration::from_secs(120) {
+                self.child.kill().ok();
+                let answer = Answer::new(self.command, self.child.wait_with_output().unwrap());
+                panic!("it did not end by itself\n{answer}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Answer::new(self.command, self.child.wait_with_output().unwrap())
+    }
+}

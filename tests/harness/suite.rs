@@ -1,0 +1,91 @@
+//! Tests that know what they need. What cannot run is reported as ignored, by name; with PIPE_REQUIRE_DOCKER=1 it fails.
+
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::OnceLock;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    Nothing,
+    /// The machine's daemon and the `docker` command.
+    Docker,
+    /// To be root, for mounts and other users.
+    Root,
+    /// To be root and have `dockerd`, to start a daemon of the test's own.
+    OwnDaemon,
+}
+
+impl Needs {
+    fn missing(self) -> Option<&'static str> {
+        match self {
+            Self::Nothing => None,
+            Self::Docker => (!docker()).then_some("no Docker daemon answers"),
+            Self::Root => (!root()).then_some("not root"),
+            Self::OwnDaemon => (!root() || !dockerd()).then_some("not root, or no dockerd"),
+        }
+    }
+}
+
+fn docker() -> bool {
+    static ANSWERS: OnceLock<bool> = OnceLock::new();
+    *ANSWERS.get_or_init(|| succeeds(Command::new("docker").args(["version", "--format", "{{.Server.Version}}"])))
+}
+
+fn dockerd() -> bool {
+    succeeds(Command::new("dockerd").arg("--version"))
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+pub fn root() -> bool {
+    unsafe extern "C" {
+        fn geteuid() -> u32;
+    }
+    // SAFETY: it cannot fail and touches no memory.
+    unsafe { geteuid() == 0 }
+}
+
+#[derive(Default)]
+pub struct Suite {
+    trials: Vec<Trial>,
+}
+
+impl Suite {
+    pub fn test(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
+        let missing = needs.missing();
+        let required = std::env::var("PIPE_REQUIRE_DOCKER").is_ok_and(|value| value == "1");
+        let run = move || match missing {
+            Some(what) if required => Err(Failed::from(format!("PIPE_REQUIRE_DOCKER is set, and {what}"))),
+            _ => {
+                test();
+                Ok(())
+            }
+        };
+        let kind = missing.filter(|_| !required).map_or(String::new(), |what| format!("skipped, {what}"));
+        let ignored = missing.is_some() && !required;
+        self.trials.push(Trial::test(name, run).with_kind(kind).with_ignored_flag(ignored));
+    }
+
+    /// Runs everything; what Docker images the tests made are gone afterwards.
+    pub fn run(self) -> ExitCode {
+        let arguments = Arguments::from_args();
+        let before = if docker() { images() } else { Vec::new() };
+        let conclusion = libtest_mimic::run(&arguments, self.trials);
+        if docker() {
+            for image in images().into_iter().filter(|image| !before.contains(image)) {
+                succeeds(Command::new("docker").args(["image", "rm", "--force", &image]));
+            }
+        }
+        conclusion.exit_code()
+    }
+}
+
+fn images() -> Vec<String> {
+    let list = Command::new("docker")
+        .args(["image", "ls", "--filter", "label=pipe.image", "--format", "{{.Repository}}:{{.Tag}}"])
+        .output();
+    list.map(|output| String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()).unwrap_or_default()
+}

@@ -1,0 +1,32 @@
+//! The runner from outside, on the real `pipe` and the real daemon. Nothing here needs libtorch: where a job is run, it is
+//! the stand-in of `tests/job.rs`.
+
+#[path = "runner/bad_input.rs"]
+mod bad_input;
+#[path = "runner/containers.rs"]
+mod containers;
+#[path = "runner/engines.rs"]
+mod engines;
+mod harness;
+#[path = "runner/images.rs"]
+mod images;
+#[path = "runner/looks.rs"]
+mod looks;
+#[path = "runner/retries.rs"]
+mod retries;
+#[path = "runner/stopping.rs"]
+mod stopping;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut suite = harness::Suite::default();
+    bad_input::tests(&mut suite);
+    looks::tests(&mut suite);
+    engines::tests(&mut suite);
+    retries::tests(&mut suite);
+    stopping::tests(&mut suite);
+    images::tests(&mut suite);
+    containers::tests(&mut suite);
+    suite.run()
+}

@@ -1,0 +1,159 @@
+//! Bad input gets a clear error with its place, and nothing is created.
+
+use crate::harness::{Folder, Needs, Suite};
+
+const GOOD: &str = "version: 1\nname: demo\nmodel: {arch: t5, config: {}}\ndata: {train: train.jsonl}\n";
+
+fn folder(pipeline: &str) -> Folder {
+    let folder = Folder::new();
+    folder
+        .write("p.yaml", pipeline)
+        .write("train.jsonl", "{\"source\": \"a\", \"target\": \"b\"}\n")
+        .write("tokenizer.json", "{}");
+    folder
+}
+
+/// Both `check` and `run` refuse it with exit code 3 and this text, and no run is begun.
+fn refused(pipeline: &str, text: &str) {
+    let folder = folder(pipeline);
+    folder.pipe(&["check", "p.yaml"]).exits(3).says(text);
+    folder.pipe(&["run", "p.yaml"]).exits(3).says(text);
+    assert!(!folder.has_runs());
+}
+
+pub fn tests(suite: &mut Suite) {
+    let with = |section: &str| format!("{GOOD}{section}\n");
+    let table: [(&str, String, &str); 12] = [
+        ("yaml_syntax", "version: [1\nname: x\n".to_owned(), "line 2: YAML syntax: "),
+        ("empty_file", String::new(), "the file is empty"),
+        ("unknown_key", with("trian: {}"), "line 5: trian: unknown key; did you mean `train`?"),
+        ("wrong_type", with("train: {clip: much}"), "line 5: train.clip: found the text \"much\"; allowed: a number"),
+        (
+            "batch_zero",
+            with("train:\n  batch: 0"),
+            "line 6: train.batch: found 0; allowed: a whole number of at least 1",
+        ),
+        (
+            "ladder_not_falling",
+            with("on_oom: {reduce: [8, 8]}"),
+            "on_oom.reduce: the ladder must fall: 8 is followed by 8",
+        ),
+        (
+            "missing_variable",
+            with("container: {env: {A: \"${NO_SUCH}\"}}"),
+            "container.env.A: the variable ${NO_SUCH} is not set",
+        ),
+        ("duplicate_key", with("name: again"), "line 5: name: given twice; the first is at line 2"),
+        ("name_with_slash", GOOD.replace("demo", "a/b"), "line 2: name: found the text \"a/b\""),
+        ("name_with_dots", GOOD.replace("demo", "../x"), "line 2: name: found the text \"../x\""),
+        ("alias_bomb", alias_bomb(), "YAML syntax: "),
+        ("not_available", with("train: {precision: bf16}"), "the precision bf16: not available yet"),
+    ];
+    for (name, pipeline, text) in table {
+        suite.test(&format!("bad_input::{name}"), Needs::Nothing, move || refused(&pipeline, text));
+    }
+    suite.test("bad_input::every_problem_at_once", Needs::Nothing, every_problem_at_once);
+    suite.test("bad_input::huge_file", Needs::Nothing, huge_file);
+    suite.test("bad_input::missing_file", Needs::Nothing, missing_file);
+    suite.test("bad_input::binary_file", Needs::Nothing, binary_file);
+    suite.test("bad_input::run_name", Needs::Nothing, run_name);
+    suite.test("bad_input::data", Needs::Nothing, data);
+    suite.test("bad_input::tokenizer_missing", Needs::Nothing, tokenizer_missing);
+    suite.test("bad_input::unwritable_runs", Needs::Nothing, unwritable_runs);
+    suite.test("bad_input::variables_from_env_file", Needs::Nothing, variables_from_env_file);
+    suite.test("bad_input::usage", Needs::Nothing, usage);
+}
+
+fn alias_bomb() -> String {
+    let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..30 {
+        let items = vec![format!("*a{}", level - 1); 9].join(", ");
+        text.push_str(&format!("a{level}: &a{level} [{items}]\n"));
+    }
+    text
+}
+
+fn every_problem_at_once() {
+    let folder = folder("version: 1\nname: a b\nmodel: {arch: t6}\ndata: {}\ntrain: {batch: no}\n");
+    folder.pipe(&["check", "p.yaml"]).exits(3).says("p.yaml has 4 problems");
+    let answer = folder.pipe(&["check", "p.yaml", "--json"]).exits(3).json();
+    assert_eq!(answer["valid"], false);
+    let paths: Vec<&str> = answer["problems"].as_array().unwrap().iter().map(|p| p["path"].as_str().unwrap()).collect();
+    assert_eq!(paths, ["name", "model.arch", "data.train", "train.batch"]);
+    assert_eq!(answer["problems"][0]["line"], 2);
+}
+
+fn huge_file() {
+    let folder = folder(GOOD);
+    let file = std::fs::File::create(folder.path().join("p.yaml")).unwrap();
+    file.set_len(100 << 20).unwrap();
+    folder.pipe(&["check", "p.yaml"]).exits(3).says("104857600 bytes; a pipeline file holds at most 1048576");
+}
+
+fn missing_file() {
+    Folder::new().pipe(&["run", "nope.yaml"]).exits(1).says("cannot read nope.yaml");
+}
+
+fn binary_file() {
+    let folder = folder(GOOD);
+    folder.write("p.yaml", [0xff, 0xfe, 0x00, 0x80]);
+    folder.pipe(&["check", "p.yaml"]).exits(3).says("not text in UTF-8");
+}
+
+fn run_name() {
+    let folder = folder(GOOD);
+    for name in ["../x", "a/b", ""] {
+        folder.pipe(&["run", "p.yaml", "--name", name]).exits(3).says("name: found the text");
+    }
+    assert!(!folder.has_runs());
+}
+
+fn data() {
+    let cases = [
+        ("gone.jsonl", "data.train: cannot read gone.jsonl: no such file"),
+        ("empty.jsonl", "data.train: empty.jsonl is empty"),
+        ("data.csv", "data.train: data.csv: files other than .jsonl: not available yet"),
+        ("[train.jsonl, gone.jsonl]", "data.train: cannot read gone.jsonl: no such file"),
+    ];
+    for (train, text) in cases {
+        let folder = folder(&GOOD.replace("train.jsonl", train));
+        folder.write("empty.jsonl", "").write("data.csv", "a,b\n");
+        folder.pipe(&["run", "p.yaml"]).exits(3).says(text);
+        assert!(!folder.has_runs());
+    }
+}
+
+fn tokenizer_missing() {
+    let folder = folder(GOOD);
+    std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+    folder
+        .pipe(&["run", "p.yaml"])
+        .exits(3)
+        .says("data.tokenizer: no such file: ")
+        .says("give the path of a tokenizer.json");
+}
+
+fn unwritable_runs() {
+    // A folder below a file cannot be made by anybody, root included.
+    let folder = crate::harness::job::folder("exit 0", "");
+    let folder = folder.env("PIPE_RUNS", "train.jsonl/runs");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(1).says("cannot write ").says("train.jsonl/runs");
+}
+
+fn variables_from_env_file() {
+    let folder = folder(&format!("{GOOD}container: {{env: {{TOKEN: \"${{TOKEN_OF_TEST}}\"}}}}\n"));
+    folder.pipe(&["check", "p.yaml"]).exits(3).says("${TOKEN_OF_TEST} is not set");
+    folder.write(".env", "TOKEN_OF_TEST=hush\n");
+    folder.pipe(&["check", "p.yaml"]).exits(0).prints("p.yaml is valid");
+}
+
+fn usage() {
+    let folder = folder(GOOD);
+    folder.pipe(&["run"]).exits(2).says("Usage: pipe run");
+    folder.pipe(&["rnu"]).exits(2).says("unrecognized subcommand");
+    folder.pipe(&["show", "nothing"]).exits(2).says("no run \"nothing\" in runs");
+    folder
+        .pipe(&["run", "p.yaml", "--set", "train.batch"])
+        .exits(3)
+        .says("--set: found \"train.batch\"; allowed: path=value");
+}

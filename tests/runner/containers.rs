@@ -1,0 +1,90 @@
+//! The container gets the least: as the daemon describes it, and as it is from inside.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::harness::{Needs, Suite, job};
+
+pub fn tests(suite: &mut Suite) {
+    suite.test("containers::inspected", Needs::Docker, inspected);
+    suite.test("containers::tried_from_inside", Needs::Docker, tried_from_inside);
+    suite.test("containers::vanishing_while_it_runs", Needs::Docker, vanishing);
+    suite.test("containers::killed_from_outside_is_not_oom", Needs::Docker, killed_from_outside);
+}
+
+fn docker(args: &[&str]) -> String {
+    let output = Command::new("docker").args(args).output().unwrap();
+    assert!(output.status.success(), "docker {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn inspected() {
+    let folder = job::folder("sleep", "");
+    let settings = ["--set", "container.shm=32m", "--set", "container.cpus=0.5"];
+    let running = folder.start(&[&["run", "job.yaml"][..], &settings].concat());
+    folder.wait_for_log(1, "sleeping");
+    let id = folder.containers()[0].clone();
+    let inspected: Value = serde_json::from_str(&docker(&["inspect", &id])).unwrap();
+    running.signal("INT");
+    running.end().exits(130);
+    let (config, host) = (&inspected[0]["Config"], &inspected[0]["HostConfig"]);
+    assert_eq!(host["CapDrop"], serde_json::json!(["ALL"]));
+    assert_eq!(host["SecurityOpt"], serde_json::json!(["no-new-privileges"]));
+    assert_eq!((host["ReadonlyRootfs"].as_bool(), host["Privileged"].as_bool()), (Some(true), Some(false)));
+    assert_eq!((host["NetworkMode"].as_str(), config["NetworkDisabled"].as_bool()), (Some("none"), Some(true)));
+    assert_eq!((host["Memory"].as_u64(), host["MemorySwap"].as_u64()), (Some(64 << 20), Some(64 << 20)));
+    assert_eq!((host["ShmSize"].as_u64(), host["NanoCpus"].as_u64()), (Some(32 << 20), Some(500_000_000)));
+    let uid = String::from_utf8(Command::new("id").arg("-u").output().unwrap().stdout).unwrap();
+    assert!(config["User"].as_str().unwrap().starts_with(&format!("{}:", uid.trim())));
+    assert_eq!(config["Labels"]["pipe.attempt"], "1");
+    let writable: Vec<&str> = inspected[0]["Mounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|mount| mount["RW"] == true)
+        .map(|mount| mount["Destination"].as_str().unwrap())
+        .collect();
+    assert_eq!(writable, ["/run/pipe"]);
+}
+
+fn tried_from_inside() {
+    let folder = job::folder("probe", "");
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    let log = folder.pipe(&["logs"]).exits(0);
+    for line in [
+        "capabilities 0000000000000000",
+        "bounding 0000000000000000",
+        "no_new_privileges 1",
+        "root_writable false",
+        "data_writable false",
+        "run_writable true",
+        "interfaces lo",
+        "connected false",
+    ] {
+        assert!(log.stdout.lines().any(|said| said == line), "{line:?} is not in\n{log}");
+    }
+}
+
+fn vanishing() {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "sleeping");
+    docker(&["rm", "--force", &folder.containers()[0]]);
+    running.end().exits(6).says("training failed: ");
+    let run = folder.show();
+    assert_eq!(run["status"], "failed");
+    let cause = run["attempts"][0]["cause"].as_str().unwrap();
+    assert!(["vanished", "killed"].contains(&cause), "{run:#}");
+}
+
+fn killed_from_outside() {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "sleeping");
+    docker(&["kill", "--signal", "KILL", &folder.containers()[0]]);
+    running.end().exits(6).says("killed by SIGKILL (exit code 137), not for want of memory");
+    let run = folder.show();
+    assert_eq!((run["attempts"].as_array().unwrap().len(), run["attempts"][0]["cause"].as_str()), (1, Some("killed")));
+    assert!(folder.containers().is_empty());
+}

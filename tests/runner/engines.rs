@@ -1,0 +1,130 @@
+//! Which engine runs a job, and what is said when one cannot.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::harness::daemon::Daemon;
+use crate::harness::suite::root;
+use crate::harness::{Answer, Needs, Suite, job};
+
+pub fn tests(suite: &mut Suite) {
+    suite.test("engines::no_daemon", Needs::Nothing, no_daemon);
+    suite.test("engines::no_daemon_falls_back", Needs::Nothing, no_daemon_falls_back);
+    suite.test("engines::nobody_listens", Needs::Nothing, nobody_listens);
+    suite.test("engines::no_permission", Needs::Nothing, no_permission);
+    suite.test("engines::no_trainer", Needs::Nothing, no_trainer);
+    suite.test("engines::gpu_asked_for_and_not_there", Needs::Docker, no_gpu);
+    suite.test("engines::daemon_is_the_default", Needs::Docker, daemon_is_the_default);
+    suite.test("engines::dry_run_starts_nothing", Needs::Docker, dry_run);
+    suite.test("engines::daemon_stopped_while_it_runs", Needs::OwnDaemon, daemon_stopped);
+}
+
+fn no_daemon() {
+    let folder = job::folder("exit 0", "").env("DOCKER_HOST", "unix:///nowhere/docker.sock");
+    folder
+        .pipe(&["run", "job.yaml", "--engine", "docker"])
+        .exits(4)
+        .says("no container engine answers: /nowhere/docker.sock does not exist")
+        .says("hint: install and start Docker or Podman");
+    assert!(!folder.has_runs());
+}
+
+fn no_daemon_falls_back() {
+    let folder = job::folder("exit 0", "").env("DOCKER_HOST", "unix:///nowhere/docker.sock");
+    folder.pipe(&["run", "job.yaml"]).exits(0).says("running without containers").says("engine: process");
+    assert_eq!(folder.show()["engine"], "process");
+}
+
+fn nobody_listens() {
+    let folder = job::folder("exit 0", "");
+    let socket = folder.path().join("dead.sock");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let folder = folder.env("DOCKER_HOST", format!("unix://{}", socket.display()));
+    folder
+        .pipe(&["run", "job.yaml", "--engine", "docker"])
+        .exits(4)
+        .says("dead.sock is there, but no daemon listens on it")
+        .says("hint: start the daemon");
+}
+
+fn no_permission() {
+    let folder = job::folder("exit 0", "");
+    let socket = folder.path().join("closed.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    Command::new("chmod").arg("000").arg(&socket).status().unwrap();
+    let folder = folder.env("DOCKER_HOST", format!("unix://{}", socket.display()));
+    let mut command = folder.command(&["run", "job.yaml", "--engine", "docker"]);
+    if root() {
+        // Root may open anything, so somebody else tries, with a copy of the program that he can reach.
+        let copy = folder.path().join("pipe");
+        std::fs::copy(crate::harness::folder::pipe(), &copy).unwrap();
+        command = Command::new(copy);
+        command.args(["run", "job.yaml", "--engine", "docker"]).current_dir(folder.path()).uid(65534).gid(65534);
+        command.env("DOCKER_HOST", format!("unix://{}", socket.display()));
+    }
+    Answer::new("pipe run as nobody".to_owned(), command.output().unwrap())
+        .exits(4)
+        .says("no permission on ")
+        .says("hint: add yourself to its group");
+}
+
+fn no_trainer() {
+    let folder = job::folder("exit 0", "").env("PIPE_TRAINER", "/nowhere/trainer");
+    folder
+        .pipe(&["run", "job.yaml", "--engine", "process"])
+        .exits(4)
+        .says("the trainer program was not found: /nowhere/trainer")
+        .says("hint: build it with `make build`");
+}
+
+fn no_gpu() {
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        return job::folder("exit 0", "").pipe(&["doctor"]).exits(0).prints("gpu").code.map_or((), |_| ());
+    }
+    let folder = job::folder("exit 0", "");
+    for engine in ["docker", "process"] {
+        folder
+            .pipe(&["run", "job.yaml", "--set", "container.gpus=1", "--engine", engine])
+            .exits(4)
+            .says("a GPU was asked for and cannot be passed through")
+            .says("is the NVIDIA driver loaded?")
+            .says("hint: mend one of these, or set container.gpus to 0 or auto");
+    }
+    assert!(!folder.has_runs());
+    folder.pipe(&["run", "job.yaml", "--set", "container.gpus=auto", "--engine", "process"]).exits(0);
+}
+
+fn daemon_is_the_default() {
+    let folder = job::folder("exit 0", "");
+    folder.pipe(&["run", "job.yaml"]).exits(0).says("engine: docker");
+    assert_eq!(folder.show()["engine"], "docker");
+    assert!(folder.containers().is_empty());
+}
+
+fn dry_run() {
+    let folder = job::folder("exit 0", "train: {batch: 4, accum: 2}\n");
+    let plan = folder.pipe(&["run", "job.yaml", "--dry-run"]).exits(0).json();
+    assert_eq!(plan["spec"]["train"]["effective_batch"], 8);
+    assert_eq!(plan["on"]["engine"], "docker");
+    assert!(!folder.has_runs());
+}
+
+fn daemon_stopped() {
+    let folder = job::folder("sleep", "");
+    let mut daemon = Daemon::start(folder.path());
+    let folder = folder.env("DOCKER_HOST", daemon.address());
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "sleeping");
+    daemon.stop();
+    let answer = running.end();
+    // A daemon that stops in order ends its containers first; whether it then still answers is a matter of luck.
+    let run = folder.show();
+    let seen = (answer.code, run["status"].as_str(), run["attempts"][0]["outcome"].as_str());
+    match answer.code {
+        Some(4) => {
+            assert_eq!(seen, (Some(4), Some("failed"), Some("failed")), "{answer}");
+            answer.says("the engine was lost while the job ran").says("hint: start the engine again");
+        }
+        _ => assert_eq!(seen, (Some(130), Some("stopped"), Some("stopped")), "{answer}"),
+    }
+}

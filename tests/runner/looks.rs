@@ -1,0 +1,109 @@
+//! What a person sees: help texts and errors, word for word, and the schema that editors use.
+
+use std::path::PathBuf;
+
+use crate::harness::folder::repository;
+use crate::harness::{Answer, Folder, Needs, Suite, job};
+
+pub fn tests(suite: &mut Suite) {
+    suite.test("looks::help", Needs::Nothing, help);
+    suite.test("looks::errors", Needs::Nothing, errors);
+    suite.test("looks::schema_is_the_committed_one", Needs::Nothing, schema);
+    suite.test("looks::completions", Needs::Nothing, completions);
+    suite.test("looks::doctor", Needs::Nothing, doctor);
+    suite.test("looks::plain_output_has_no_control_codes", Needs::Nothing, plain_output);
+    suite.test("looks::broken_pipe_is_success", Needs::Nothing, broken_pipe);
+}
+
+/// Compares with `tests/snapshots/NAME`; PIPE_UPDATE_SNAPSHOTS=1 writes it instead.
+#[track_caller]
+fn snapshot(name: &str, got: &str) {
+    let path: PathBuf = repository().join("tests/snapshots").join(name);
+    if std::env::var_os("PIPE_UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, got).unwrap();
+    }
+    let want = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(got == want, "{} differs (PIPE_UPDATE_SNAPSHOTS=1 updates it); got:\n{got}", path.display());
+}
+
+fn help() {
+    let folder = Folder::new();
+    for command in
+        ["", "run", "check", "ls", "show", "logs", "rm", "image", "image build", "doctor", "schema", "completions"]
+    {
+        let args: Vec<&str> = command.split(' ').filter(|word| !word.is_empty()).chain(["--help"]).collect();
+        let answer = folder.pipe(&args).exits(0);
+        let name = if command.is_empty() { "pipe".to_owned() } else { format!("pipe-{}", command.replace(' ', "-")) };
+        snapshot(&format!("{name}.help.txt"), &answer.stdout);
+    }
+}
+
+fn errors() {
+    let folder = Folder::new();
+    folder.write("bad.yaml", "version: 1\nname: x y\nmodel:\n  arch: t6\n  config: {}\ndata:\n  train: t.jsonl\n  pad: shortest\ntrain:\n  bacth: 8\n");
+    folder.write(
+        "unfit.yaml",
+        "version: 1\nname: x\nmodel: {arch: clip, from: a}\ndata: {train: t.jsonl}\non_oom: {then: [checkpointing]}\n",
+    );
+    let no_daemon = Folder::new().env("DOCKER_HOST", "unix:///nowhere/docker.sock");
+    no_daemon.write("a.yaml", "version: 1\nname: a\nmodel: {arch: t5, config: {}}\ndata: {train: a.jsonl}\n");
+    no_daemon.write("a.jsonl", "{}\n").write("tokenizer.json", "{}");
+    let answers: [Answer; 5] = [
+        folder.pipe(&["check", "bad.yaml"]),
+        folder.pipe(&["check", "unfit.yaml"]),
+        folder.pipe(&["show", "nope"]),
+        no_daemon.pipe(&["run", "a.yaml", "--engine", "docker"]),
+        no_daemon.pipe(&["image", "ls"]),
+    ];
+    let text: Vec<String> = answers
+        .iter()
+        .map(|answer| format!("$ {}\n{}exit {}\n", answer.command, answer.stderr, answer.code.unwrap()))
+        .collect();
+    snapshot("errors.txt", &text.join("\n"));
+}
+
+fn schema() {
+    let answer = Folder::new().pipe(&["schema"]).exits(0);
+    let path = repository().join("pipelines/schema.json");
+    if std::env::var_os("PIPE_UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, &answer.stdout).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(answer.stdout == committed, "pipelines/schema.json is old: pipe schema > pipelines/schema.json");
+}
+
+fn completions() {
+    for shell in ["bash", "zsh", "fish"] {
+        Folder::new().pipe(&["completions", shell]).exits(0).prints("doctor");
+    }
+}
+
+fn doctor() {
+    let folder = Folder::new().env("DOCKER_HOST", "unix:///nowhere/docker.sock");
+    let checks = folder.pipe(&["doctor", "--json"]).exits(0).json();
+    let engine = &checks.as_array().unwrap()[0];
+    assert_eq!((engine["name"].as_str(), engine["status"].as_str()), (Some("engine"), Some("missing")));
+    assert!(engine["hint"].as_str().unwrap().contains("--engine process"));
+    folder.pipe(&["doctor"]).exits(0).prints("missing  engine");
+}
+
+fn plain_output() {
+    let folder = job::folder("fit 2", "train: {batch: 4}\n");
+    let answer = folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    assert!(!answer.stderr.contains('\u{1b}') && !answer.stdout.contains('\u{1b}'), "{answer}");
+    answer
+        .says("attempt 1 of at most 7: batch 4 x accum 1")
+        .says("attempt 1: oom: the host's memory ran out")
+        .says("retrying from the last checkpoint: batch 2 instead of 4 (accum 2, effective batch 4 as before)")
+        .says("attempt 2 of at most 7: batch 2 x accum 2")
+        .prints("attempt  batch  outcome");
+}
+
+fn broken_pipe() {
+    let folder = job::folder("flood 20000", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let script =
+        format!("'{}' logs | head -1 >/dev/null; exit ${{PIPESTATUS[0]}}", crate::harness::folder::pipe().display());
+    let status = std::process::Command::new("bash").args(["-c", &script]).current_dir(folder.path()).status().unwrap();
+    assert_eq!(status.code(), Some(0));
+}

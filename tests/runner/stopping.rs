@@ -1,0 +1,102 @@
+//! Ctrl-C once and twice, and a `pipe` that is killed: nothing is left behind, and what is left can be found and removed.
+
+use crate::harness::{Needs, Suite, job};
+
+pub fn tests(suite: &mut Suite) {
+    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
+        suite.test(&format!("stopping::ctrl_c_once::{engine}"), needs, move || once(engine, "INT"));
+        suite.test(&format!("stopping::sigterm::{engine}"), needs, move || once(engine, "TERM"));
+        suite.test(&format!("stopping::ctrl_c_twice::{engine}"), needs, move || twice(engine));
+    }
+    suite.test("stopping::killed_pipe_ends_its_child::process", Needs::Nothing, killed_pipe_process);
+    suite.test("stopping::killed_pipe_leaves_a_container_that_rm_cleans::docker", Needs::Docker, killed_pipe_docker);
+    suite.test("stopping::rm_refuses_a_living_run::process", Needs::Nothing, rm_refuses);
+    suite.test("stopping::rm_removes::process", Needs::Nothing, rm_removes);
+}
+
+fn once(engine: &str, signal: &str) {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", engine]);
+    folder.wait_for_log(1, "sleeping");
+    assert_eq!(folder.show()["status"], "running");
+    running.signal(signal);
+    running.end().exits(130).says("stopping: the trainer saves and ends");
+    let run = folder.show();
+    assert_eq!((run["status"].as_str(), run["attempts"][0]["outcome"].as_str()), (Some("stopped"), Some("stopped")));
+    assert!(std::fs::read_to_string(folder.run_folder().join("attempts/01/log.txt")).unwrap().contains("stopping"));
+    if engine == "docker" {
+        assert!(folder.containers().is_empty());
+    }
+}
+
+fn twice(engine: &str) {
+    let folder = job::folder("stubborn", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", engine]);
+    folder.wait_for_log(1, "sleeping");
+    running.signal("INT");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    running.signal("INT");
+    running.end().exits(130).says("ending the trainer at once");
+    assert_eq!(folder.show()["status"], "stopped");
+    if engine == "docker" {
+        assert!(folder.containers().is_empty());
+    }
+}
+
+fn killed_pipe_process() {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+    folder.wait_for_log(1, "sleeping");
+    let child = folder.show()["attempts"][0]["container"].as_str().unwrap().to_owned();
+    running.signal("KILL");
+    running.end();
+    folder.wait_until("the end of the child", || {
+        std::fs::read_to_string(format!("/proc/{child}/stat")).map_or(true, |stat| stat.contains(") Z "))
+    });
+    let run = folder.show();
+    assert_eq!(
+        (run["status"].as_str(), run["error"].as_str()),
+        (Some("failed"), Some("the pipe that drove it was killed"))
+    );
+}
+
+fn killed_pipe_docker() {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", "docker"]);
+    folder.wait_for_log(1, "sleeping");
+    running.signal("KILL");
+    running.end();
+    let left = folder.containers();
+    assert_eq!(left.len(), 1);
+    let runs = folder.pipe(&["ls", "--json"]).exits(0).json();
+    assert_eq!(runs[0]["status"], "failed");
+    assert!(runs[0]["left_behind"][0].as_str().unwrap().starts_with(&left[0]));
+    folder.pipe(&["ls"]).exits(0).prints("container left behind");
+    folder.pipe(&["rm", "--left-behind"]).exits(0).prints("removed container");
+    assert!(folder.containers().is_empty());
+    assert!(folder.run_folder().exists());
+}
+
+fn rm_refuses() {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+    folder.wait_for_log(1, "sleeping");
+    let id = folder.show()["id"].as_str().unwrap().to_owned();
+    folder.pipe(&["rm", &id]).exits(1).says("is being driven by another pipe");
+    running.signal("INT");
+    running.end().exits(130);
+    folder.pipe(&["rm", &id]).exits(0);
+    assert_eq!(folder.pipe(&["ls", "--json"]).exits(0).json(), serde_json::json!([]));
+}
+
+fn rm_removes() {
+    let folder = job::folder("exit 0", "");
+    for name in ["one", "two"] {
+        folder.pipe(&["run", "job.yaml", "--engine", "process", "--name", name]).exits(0);
+    }
+    let newest = folder.pipe(&["ls", "--json"]).exits(0).json();
+    assert_eq!((newest[0]["name"].as_str(), newest[1]["name"].as_str()), (Some("two"), Some("one")));
+    folder.pipe(&["rm", "one", "nope"]).exits(2).says("no run \"nope\"");
+    folder.pipe(&["rm", "one"]).exits(0).prints("removed one-");
+    assert_eq!(folder.pipe(&["ls", "--json"]).exits(0).json().as_array().unwrap().len(), 1);
+}
