@@ -27,7 +27,7 @@ lint:
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 
 bench: build
-	$(CARGO) bench --quiet -p pipe
+	$(CARGO) bench --quiet -p pipe --bench bench
 
 clean:
 	$(CARGO) clean --release

@@ -1,1 +1,77 @@
-fn main() {}
+//! The trainer of pipe: runs inside the container, knows tensors and never Docker.
+
+mod adamw;
+mod boundary;
+mod checkpoint;
+mod cli;
+mod data;
+mod device;
+mod durable;
+mod error;
+mod events;
+mod host_allocator;
+mod host_limit;
+mod host_memory;
+mod model;
+mod oom;
+mod parity;
+mod random;
+mod recipes;
+mod schedule;
+mod situation;
+mod spec;
+mod staged_folder;
+mod stop;
+mod tensor_files;
+mod tensor_writer;
+mod train;
+mod weights;
+
+use std::io::{self, Write};
+
+use clap::Parser;
+use pipe_spec::TrainerExit;
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::{Cli, Command, DataCommand};
+use crate::error::TrainerError;
+use crate::host_allocator::HostAllocator;
+
+#[global_allocator]
+static ALLOCATOR: HostAllocator = HostAllocator;
+
+fn main() {
+    let cli = Cli::parse();
+    log_to_stderr();
+    let ended = match &cli.command {
+        Command::Train { spec } => train::train(spec),
+        Command::Parity(args) => boundary::guard(|| parity::parity(args)),
+        Command::Data(DataCommand::Recipes(args)) => recipes::generate(args),
+    };
+    std::process::exit(report(ended).code());
+}
+
+fn report(ended: Result<(), TrainerError>) -> TrainerExit {
+    let Err(error) = ended else { return TrainerExit::Done };
+    let mut stderr = io::stderr().lock();
+    // Nobody may be listening; the exit code still speaks.
+    let _ = match error {
+        TrainerError::Stopped { .. } => writeln!(stderr, "{error}"),
+        _ => writeln!(stderr, "error: {error}"),
+    };
+    if let Some(hint) = error.hint() {
+        let _ = writeln!(stderr, "hint: {hint}");
+    }
+    error.exit_code()
+}
+
+fn log_to_stderr() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_target(false)
+        .with_ansi(false)
+        .without_time()
+        .init();
+}

@@ -1,5 +1,6 @@
 //! From a pipeline to what is launched. Pure: what it needs to know of the world is handed to it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::{Limit, Paths, Pipeline};
@@ -73,13 +74,22 @@ impl Plan<'_> {
         self.pipeline.container.memory.filter(|_| own)
     }
 
+    /// What a job said, with the user's own paths in place of those it sees.
+    pub fn with_host_paths(&self, said: &str) -> String {
+        let given = |input: &Input| {
+            (input.mounted.to_string_lossy().into_owned(), input.written.to_string_lossy().into_owned())
+        };
+        self.inputs.all().map(given).fold(said.to_owned(), |text, (mounted, written)| text.replace(&mounted, &written))
+    }
+
     pub fn launch(&self, engine: &impl Engine, run_id: &str, folder: &RunFolder, number: u32) -> Launch {
         let container = &self.pipeline.container;
         let spec =
             engine.job_path(folder.attempt(number).spec(), RunFolder::new(CONTAINER_RUN_FOLDER).attempt(number).spec());
         let value = |text: &str| self.variables.expand(text).unwrap_or_default();
-        let mut env: Vec<(String, String)> =
-            container.env.iter().map(|(name, text)| (name.clone(), value(text))).collect();
+        // Threads that wait by spinning slow each other down as soon as they share a core; the pipeline may say otherwise.
+        let mut env = BTreeMap::from([("OMP_WAIT_POLICY".to_owned(), "PASSIVE".to_owned())]);
+        env.extend(container.env.iter().map(|(name, text)| (name.clone(), value(text))));
         // The trainer fills in the variables of the paths it was given, which a container's paths have none of.
         for input in self.inputs.all() {
             let written = engine.job_path(input.written.clone(), input.mounted.clone());

@@ -112,12 +112,13 @@ impl<E: Engine> Supervisor<'_, E> {
             }
         };
         let record = self.record(number);
-        let verdict = judge(&Evidence {
+        let mut verdict = judge(&Evidence {
             ending: &ended.ending,
             record: record.as_ref(),
             tail: &ended.tail,
             stop_requested: ended.stop_requested,
         });
+        verdict.reason = verdict.reason.map(|reason| self.plan.with_host_paths(&reason));
         self.close_attempt(began, Some(&ended.ending), &verdict)?;
         Ok(verdict)
     }

@@ -185,7 +185,7 @@ pub(crate) fn nearest(text: &str, allowed: &[&str]) -> String {
     allowed
         .iter()
         .map(|word| (strsim::damerau_levenshtein(text, word), word))
-        .filter(|(distance, word)| *distance <= 1.max(word.len().min(text.len()) / 3) || word.starts_with(text))
+        .filter(|(distance, word)| *distance <= word.len().min(text.len()).div_ceil(3) || word.starts_with(text))
         .min_by_key(|(distance, _)| *distance)
         .map_or(String::new(), |(_, word)| format!("; did you mean `{word}`?"))
 }
@@ -214,17 +214,19 @@ fn types(schema: &Value) -> Vec<&str> {
 
 fn matches_type(node: &Node, schema: &Value) -> bool {
     let types = types(schema);
-    types.is_empty()
-        || types.iter().any(|name| match (*name, &node.kind) {
-            ("null", Kind::Scalar(Value::Null))
-            | ("boolean", Kind::Scalar(Value::Bool(_)))
-            | ("number", Kind::Scalar(Value::Number(_)))
-            | ("string", Kind::Scalar(Value::String(_)))
-            | ("array", Kind::List(_))
-            | ("object", Kind::Map(_)) => true,
-            ("integer", Kind::Scalar(Value::Number(number))) => number.is_i64() || number.is_u64(),
-            _ => false,
-        })
+    if types.is_empty() {
+        return matches!(node.kind, Kind::Scalar(_)) || words(schema).is_none();
+    }
+    types.iter().any(|name| match (*name, &node.kind) {
+        ("null", Kind::Scalar(Value::Null))
+        | ("boolean", Kind::Scalar(Value::Bool(_)))
+        | ("number", Kind::Scalar(Value::Number(_)))
+        | ("string", Kind::Scalar(Value::String(_)))
+        | ("array", Kind::List(_))
+        | ("object", Kind::Map(_)) => true,
+        ("integer", Kind::Scalar(Value::Number(number))) => number.is_i64() || number.is_u64(),
+        _ => false,
+    })
 }
 
 fn matches_value(node: &Node, schema: &Value) -> bool {

@@ -4,6 +4,7 @@ pub mod docker;
 mod lines;
 pub mod process;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pipe_spec::pipeline::Gpus;
@@ -21,7 +22,7 @@ pub struct Launch {
     pub run_folder: PathBuf,
     /// The arguments of the trainer.
     pub args: Vec<String>,
-    pub env: Vec<(String, String)>,
+    pub env: BTreeMap<String, String>,
     /// Read-only, host path and path for the job.
     pub mounts: Vec<(PathBuf, PathBuf)>,
     pub memory: Option<u64>,

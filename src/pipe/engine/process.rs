@@ -59,7 +59,7 @@ impl Engine for ProcessEngine {
         let mut command = Command::new(&self.trainer);
         command
             .args(&launch.args)
-            .envs(launch.env.iter().map(|(name, value)| (name, value)))
+            .envs(&launch.env)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -1,0 +1,45 @@
+//! What a checkpoint belongs to: going on from it is only the same training when these agree.
+
+use serde::{Deserialize, Serialize};
+
+/// What must not change within a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub seed: u64,
+    pub effective_batch: u32,
+    pub shuffle: bool,
+    /// Rows of the training data.
+    pub rows: u64,
+}
+
+impl Identity {
+    /// How `self`, found in a checkpoint, differs from what the run asks for.
+    pub fn difference(&self, run: &Self) -> Option<String> {
+        let differs = |what: &str, saved: String, asked: String| {
+            (saved != asked).then(|| format!("it was made with {what} {saved}, this run has {asked}"))
+        };
+        differs("seed", self.seed.to_string(), run.seed.to_string())
+            .or_else(|| differs("effective batch", self.effective_batch.to_string(), run.effective_batch.to_string()))
+            .or_else(|| differs("shuffle", self.shuffle.to_string(), run.shuffle.to_string()))
+            .or_else(|| differs("training rows", self.rows.to_string(), run.rows.to_string()))
+    }
+}
+
+/// `state.json`. Order, dropout and schedule are functions of these numbers, so nothing more needs saving.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedState {
+    pub version: u32,
+    /// Completed steps.
+    pub step: u64,
+    /// The last step after which the model was evaluated.
+    pub evaluated: u64,
+    pub samples: u64,
+    pub total_steps: u64,
+    /// The batch it was made with; another one may go on.
+    pub batch: u32,
+    pub identity: Identity,
+}
+
+impl SavedState {
+    pub const VERSION: u32 = 1;
+}

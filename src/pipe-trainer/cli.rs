@@ -1,0 +1,59 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(version, about = "Trains what a spec of pipe describes")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Train; events go to stdout, one JSON object a line
+    Train {
+        #[arg(long, value_name = "FILE")]
+        spec: PathBuf,
+    },
+    /// Compute logits and gradients of one batch, to compare with another implementation
+    Parity(ParityArgs),
+    /// Make data
+    #[command(subcommand)]
+    Data(DataCommand),
+}
+
+#[derive(Args)]
+pub struct ParityArgs {
+    /// A folder in Hugging Face layout
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// input_ids, attention_mask and labels
+    #[arg(long, value_name = "FILE")]
+    pub batch: PathBuf,
+    /// Gets logits, and grad.<name> of every parameter
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+}
+
+#[derive(Subcommand)]
+pub enum DataCommand {
+    /// Cooking recipes whose directions follow from their ingredients
+    Recipes(RecipesArgs),
+}
+
+#[derive(Args)]
+pub struct RecipesArgs {
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub rows: u64,
+    #[arg(long)]
+    pub seed: u64,
+    /// Write train.jsonl, eval.jsonl and tokenizer.json there, instead of rows to stdout
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Rows of eval.jsonl; default: a twentieth of --rows
+    #[arg(long, requires = "out", value_parser = clap::value_parser!(u64).range(1..))]
+    pub eval_rows: Option<u64>,
+}

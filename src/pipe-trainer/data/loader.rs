@@ -1,0 +1,76 @@
+//! Prepares the samples of steps ahead of the training, in order. Knows nothing of tensors.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+
+use rayon::ThreadPool;
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+
+use super::{Encoder, Plan, Rows, Sample};
+use crate::boundary;
+use crate::error::TrainerError;
+
+/// Small, because stacks count against the memory limit.
+const STACK_BYTES: usize = 1 << 20;
+
+/// Threads that read and tokenise rows.
+pub fn workers(count: u32) -> Result<Arc<ThreadPool>, TrainerError> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(count as usize)
+        .stack_size(STACK_BYTES)
+        .thread_name(|index| format!("data-{index}"))
+        .build()
+        .map(Arc::new)
+        .map_err(|error| TrainerError::Panic { message: format!("cannot start the data workers: {error}") })
+}
+
+/// Rows to samples, in parallel and in order.
+#[derive(Clone)]
+pub struct Reader {
+    pub rows: Arc<Rows>,
+    pub encoder: Arc<Encoder>,
+    pub pool: Arc<ThreadPool>,
+}
+
+impl Reader {
+    pub fn read(&self, indices: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        self.pool.install(|| indices.par_iter().map(|index| self.sample(*index)).collect())
+    }
+
+    fn sample(&self, index: usize) -> Result<Sample, TrainerError> {
+        let row = self.rows.get(index)?;
+        self.encoder.encode(row).map_err(|error| TrainerError::Panic { message: format!("row {index}: {error}") })
+    }
+}
+
+pub struct Loader(Receiver<Result<Vec<Sample>, TrainerError>>);
+
+impl Loader {
+    /// Begins with step `first`, which counts from 0; holds at most `prefetch` steps that nobody has taken yet.
+    pub fn start(reader: Reader, plan: Plan, first: u64, prefetch: u32) -> Result<Self, TrainerError> {
+        let (sender, receiver) = sync_channel(prefetch as usize);
+        thread::Builder::new()
+            .name("loader".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || prepare(&reader, plan, first, &sender))
+            .map_err(|error| boundary::from_thread("the loader", &error))?;
+        Ok(Self(receiver))
+    }
+
+    /// The samples of the next step.
+    pub fn next(&mut self) -> Result<Vec<Sample>, TrainerError> {
+        let ended = |_| TrainerError::Panic { message: "the loader ended before the training".to_owned() };
+        self.0.recv().map_err(ended)?
+    }
+}
+
+fn prepare(reader: &Reader, mut plan: Plan, first: u64, sender: &SyncSender<Result<Vec<Sample>, TrainerError>>) {
+    for step in first..plan.steps() {
+        let samples = reader.read(&plan.step(step));
+        let failed = samples.is_err();
+        if sender.send(samples).is_err() || failed {
+            return;
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What the CUDA driver knows about the card, asked without CUDA headers.
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::fs;
+
+use super::library::Library;
+use crate::error::TrainerError;
+
+pub struct Card {
+    driver: Library,
+    pub name: String,
+    /// Bytes.
+    pub total: u64,
+}
+
+type CuInit = unsafe extern "C" fn(c_uint) -> c_int;
+type CuDeviceGet = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+type CuDeviceGetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+type CuDeviceTotalMem = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+type CuDriverGetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
+type CuMemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
+
+impl Card {
+    /// The first card that the driver shows.
+    pub fn first() -> Result<Self, TrainerError> {
+        Self::open().map_err(|message| TrainerError::Cuda { message: format!("driver: {message}") })
+    }
+
+    fn open() -> Result<Self, String> {
+        let driver = Library::open("libcuda.so.1")?;
+        let (mut device, mut total, mut name) = (0, 0, [0; 256]);
+        // SAFETY: the types are those of cuda.h, and every pointer is valid for the write it is there for.
+        unsafe {
+            check("cuInit", driver.function::<CuInit>(c"cuInit")?(0))?;
+            check("cuDeviceGet", driver.function::<CuDeviceGet>(c"cuDeviceGet")?(&raw mut device, 0))?;
+            let get_name = driver.function::<CuDeviceGetName>(c"cuDeviceGetName")?;
+            check("cuDeviceGetName", get_name(name.as_mut_ptr(), 255, device))?;
+            let total_memory = driver.function::<CuDeviceTotalMem>(c"cuDeviceTotalMem_v2")?;
+            check("cuDeviceTotalMem", total_memory(&raw mut total, device))?;
+        }
+        // SAFETY: the buffer is longer than what the driver may write, and began as zeros.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        Ok(Self { driver, name, total: total as u64 })
+    }
+
+    /// The version of the kernel's driver, or of the CUDA that it supports where that is hidden.
+    pub fn driver_version(&self) -> Option<String> {
+        let kernel = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+        let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+        if let Some(version) = kernel.split_whitespace().find(is_version) {
+            return Some(version.to_owned());
+        }
+        let mut version = 0;
+        // SAFETY: as above.
+        let asked =
+            unsafe { self.driver.function::<CuDriverGetVersion>(c"cuDriverGetVersion").ok()?(&raw mut version) };
+        (asked == 0).then(|| format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
+    }
+
+    /// Bytes in use on the card, by everybody; absent before torch has begun to use it.
+    pub fn used(&self) -> Option<u64> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: as above.
+        let asked =
+            unsafe { self.driver.function::<CuMemGetInfo>(c"cuMemGetInfo_v2").ok()?(&raw mut free, &raw mut total) };
+        (asked == 0).then(|| total.saturating_sub(free) as u64)
+    }
+}
+
+fn check(name: &str, status: c_int) -> Result<(), String> {
+    if status == 0 { Ok(()) } else { Err(format!("{name} failed with error {status}")) }
+}

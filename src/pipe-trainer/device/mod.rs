@@ -1,0 +1,135 @@
+//! The device that is trained on: made ready before torch is first called, and asked about its memory.
+
+mod cuda;
+mod library;
+
+use std::cell::Cell;
+
+use pipe_spec::pipeline::{Limit, Memory};
+use pipe_spec::{Device, TrainerSpec};
+use tch::{Kind, Tensor};
+
+use self::cuda::Card;
+use self::library::Library;
+use crate::error::TrainerError;
+use crate::host_limit;
+use crate::host_memory::{self, HostMemory};
+
+/// The libtorch that tch is made for.
+pub const LIBTORCH: &str = "2.11.0";
+
+pub struct Hardware {
+    pub device: tch::Device,
+    pub name: String,
+    /// Bytes that this run may use.
+    pub capacity: Option<u64>,
+    pub driver: Option<String>,
+    card: Option<Card>,
+    peak_on_card: Cell<u64>,
+}
+
+/// Bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    pub allocated: u64,
+    pub reserved: u64,
+    pub peak: u64,
+}
+
+impl Hardware {
+    pub fn prepare(spec: &TrainerSpec) -> Result<Self, TrainerError> {
+        let hardware = match spec.device {
+            Device::Cpu => Self::cpu(&spec.memory),
+            Device::Cuda => Self::cuda(&spec.memory)?,
+        };
+        if let Some(threads) = spec.threads {
+            tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
+        }
+        hardware.warm_up()?;
+        Ok(hardware)
+    }
+
+    fn cpu(memory: &Memory) -> Self {
+        Self {
+            device: tch::Device::Cpu,
+            name: "cpu".to_owned(),
+            capacity: size_limit(memory).or_else(host_memory::total),
+            driver: None,
+            card: None,
+            peak_on_card: Cell::new(0),
+        }
+    }
+
+    /// Settings go into the environment and the library is loaded before torch looks for either.
+    fn cuda(memory: &Memory) -> Result<Self, TrainerError> {
+        let card = Card::first()?;
+        let share = match memory.limit {
+            None => None,
+            Some(Limit::Share(share)) => Some(share),
+            Some(Limit::Size(size)) => Some((size.0 as f64 / card.total as f64).min(1.0)),
+        };
+        let mut settings = memory.allocator.to_string();
+        if let Some(share) = share {
+            let separator = if settings.is_empty() { "" } else { "," };
+            settings.push_str(&format!("{separator}per_process_memory_fraction:{share:.6}"));
+        }
+        if !settings.is_empty() {
+            for name in ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
+                // SAFETY: no other thread runs yet.
+                unsafe { std::env::set_var(name, &settings) };
+            }
+        }
+        Library::open("libtorch_cuda.so")
+            .map_err(|message| TrainerError::Cuda { message: format!("libtorch: {message}") })?;
+        if !tch::Cuda::is_available() {
+            let message = "the driver is there, but libtorch finds no card it can use".to_owned();
+            return Err(TrainerError::Cuda { message });
+        }
+        Ok(Self {
+            device: tch::Device::Cuda(0),
+            name: card.name.clone(),
+            capacity: Some(share.map_or(card.total, |share| (card.total as f64 * share) as u64)),
+            driver: card.driver_version(),
+            card: Some(card),
+            peak_on_card: Cell::new(0),
+        })
+    }
+
+    /// Lets torch start its threads and load its kernels, whose memory should not depend on when it is asked for.
+    fn warm_up(&self) -> Result<(), TrainerError> {
+        let ones = Tensor::f_ones([512, 512], (Kind::Float, self.device))?.f_set_requires_grad(true)?;
+        ones.f_matmul(&ones)?.f_relu()?.f_sum(Kind::Float)?.f_backward()?;
+        Ok(())
+    }
+
+    /// On the CPU, holds this process to `memory.limit` from now on. A card's limit is the allocator's business.
+    pub fn enforce_limit(&self, memory: &Memory) -> Result<(), TrainerError> {
+        match size_limit(memory) {
+            Some(bytes) if self.card.is_none() => host_limit::set(bytes).map_err(|error| TrainerError::Panic {
+                message: format!("cannot limit the memory of this process: {error}"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn usage(&self) -> Usage {
+        match &self.card {
+            None => {
+                let host = HostMemory::now();
+                Usage { allocated: host.resident, reserved: host.data, peak: host.peak }
+            }
+            Some(card) => {
+                let used = card.used().unwrap_or(0);
+                self.peak_on_card.set(self.peak_on_card.get().max(used));
+                Usage { allocated: used, reserved: used, peak: self.peak_on_card.get() }
+            }
+        }
+    }
+}
+
+fn size_limit(memory: &Memory) -> Option<u64> {
+    match memory.limit {
+        Some(Limit::Size(size)) => Some(size.0),
+        Some(Limit::Share(_)) | None => None,
+    }
+}

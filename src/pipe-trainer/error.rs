@@ -1,0 +1,106 @@
+//! What can go wrong, in words and as an exit code. All wording stands here or in the messages the variants carry.
+
+use std::io;
+use std::path::PathBuf;
+
+use pipe_spec::TrainerExit;
+use pipe_spec::event::Memory;
+use thiserror::Error;
+
+use crate::host_memory::HostMemory;
+
+#[derive(Debug, Error)]
+pub enum TrainerError {
+    #[error("the spec {}: {message}", path.display())]
+    Spec { path: PathBuf, message: String },
+    #[error("{what}: not available yet")]
+    NotAvailable { what: String },
+    #[error("{text}: the variable ${{{name}}} is not set")]
+    Variable { name: String, text: String },
+    #[error("model config: {key}: {message}")]
+    Config { key: String, message: String },
+    #[error("the model {}: {message}", path.display())]
+    Model { path: PathBuf, message: String },
+    #[error("{}: tensor {name}: {message}", path.display())]
+    Tensor { path: PathBuf, name: String, message: String },
+    #[error("{}{}: {message}", path.display(), line.map(|line| format!(" line {line}")).unwrap_or_default())]
+    Data { path: PathBuf, line: Option<u64>, message: String },
+    #[error("the tokenizer {}: {message}", path.display())]
+    Tokenizer { path: PathBuf, message: String },
+    #[error("the checkpoint {}: {message}", path.display())]
+    Checkpoint { path: PathBuf, message: String },
+    /// `host` is the process' memory where the allocation failed, before anything was given back.
+    #[error("out of {} memory: {message}", match memory { Memory::Device => "device", Memory::Host => "host" })]
+    OutOfMemory { memory: Memory, message: String, host: HostMemory },
+    #[error("step {step}: the {what} is {value}")]
+    NotFinite { step: u64, what: &'static str, value: f64 },
+    #[error("stopped on request after step {step}")]
+    Stopped { step: u64 },
+    #[error("cannot save {}: {source}; {}", path.display(), last_complete(last))]
+    Save { path: PathBuf, source: io::Error, last: Option<PathBuf> },
+    #[error("CUDA cannot be used: {message}")]
+    Cuda { message: String },
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("torch: {message}")]
+    Torch { message: String },
+    #[error("unexpected: {message}")]
+    Panic { message: String },
+}
+
+fn last_complete(last: &Option<PathBuf>) -> String {
+    match last {
+        Some(path) => format!("the last complete checkpoint is {}", path.display()),
+        None => "there is no complete checkpoint yet".to_owned(),
+    }
+}
+
+impl TrainerError {
+    pub fn exit_code(&self) -> TrainerExit {
+        match self {
+            Self::Spec { .. }
+            | Self::NotAvailable { .. }
+            | Self::Variable { .. }
+            | Self::Config { .. }
+            | Self::Model { .. }
+            | Self::Tensor { .. }
+            | Self::Data { .. }
+            | Self::Tokenizer { .. }
+            | Self::Checkpoint { .. } => TrainerExit::BadInput,
+            Self::OutOfMemory { memory: Memory::Device, .. } => TrainerExit::DeviceOutOfMemory,
+            Self::OutOfMemory { memory: Memory::Host, .. } => TrainerExit::HostOutOfMemory,
+            Self::NotFinite { .. } => TrainerExit::NotFinite,
+            Self::Stopped { .. } => TrainerExit::Stopped,
+            Self::Save { .. } | Self::Cuda { .. } | Self::Io { .. } | Self::Torch { .. } | Self::Panic { .. } => {
+                TrainerExit::Unexpected
+            }
+        }
+    }
+
+    /// What to do about it, where that is known.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Variable { .. } => Some("set it in the environment of the trainer"),
+            Self::Tokenizer { .. } => {
+                Some("data.tokenizer names a tokenizer.json; by default it lies with the model or beside the data")
+            }
+            Self::Checkpoint { .. } => {
+                Some("a run keeps its seed, effective batch and data; start a new run to change them")
+            }
+            Self::NotFinite { .. } => Some("lower train.optimizer.lr, lengthen the warm-up, or clip the gradient"),
+            Self::Save { .. } => Some("free space on the disk that holds the run folder, then resume"),
+            Self::Cuda { .. } => Some("train on the CPU, or run where the driver and a CUDA build of libtorch are"),
+            Self::Spec { .. }
+            | Self::NotAvailable { .. }
+            | Self::Config { .. }
+            | Self::Model { .. }
+            | Self::Tensor { .. }
+            | Self::Data { .. }
+            | Self::OutOfMemory { .. }
+            | Self::Stopped { .. }
+            | Self::Io { .. }
+            | Self::Torch { .. }
+            | Self::Panic { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Reads the keys of a config.json; a wrong one is named.
+
+use serde_json::{Map, Value};
+
+use crate::error::TrainerError;
+
+pub struct ConfigKeys<'a>(pub &'a Map<String, Value>);
+
+impl<'a> ConfigKeys<'a> {
+    pub fn required_size(&self, key: &str) -> Result<i64, TrainerError> {
+        self.size(key)?.ok_or_else(|| fail(key, "missing".to_owned()))
+    }
+
+    /// A whole number above 0.
+    pub fn size(&self, key: &str) -> Result<Option<i64>, TrainerError> {
+        match self.whole(key)? {
+            Some(0) => Err(fail(key, "found 0; allowed: a whole number above 0".to_owned())),
+            other => Ok(other),
+        }
+    }
+
+    /// A whole number that is not negative.
+    pub fn whole(&self, key: &str) -> Result<Option<i64>, TrainerError> {
+        let whole = |value: &Value| value.as_i64().filter(|number| (0..=i64::from(i32::MAX)).contains(number));
+        self.read(key, "a whole number", whole)
+    }
+
+    pub fn number(&self, key: &str) -> Result<Option<f64>, TrainerError> {
+        self.read(key, "a number", Value::as_f64)
+    }
+
+    pub fn truth(&self, key: &str) -> Result<Option<bool>, TrainerError> {
+        self.read(key, "true or false", Value::as_bool)
+    }
+
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>, TrainerError> {
+        self.read(key, "a text", Value::as_str)
+    }
+
+    /// `null` counts as absent, as it does in transformers.
+    fn read<T>(
+        &self,
+        key: &str,
+        allowed: &str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, TrainerError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match convert(value) {
+                Some(converted) => Ok(Some(converted)),
+                None => Err(fail(key, format!("found {value}; allowed: {allowed}"))),
+            },
+        }
+    }
+}
+
+fn fail(key: &str, message: String) -> TrainerError {
+    TrainerError::Config { key: key.to_owned(), message }
+}

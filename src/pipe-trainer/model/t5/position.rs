@@ -1,0 +1,88 @@
+//! What is added to attention scores: relative positions in buckets, and masks.
+
+use tch::{Device, Kind, Tensor};
+
+use crate::error::TrainerError;
+
+/// Added to the score of what must not be seen.
+const HIDDEN: f64 = f32::MIN as f64;
+
+/// Near positions have a bucket each, far ones share buckets that grow with the logarithm of the distance.
+pub struct Buckets {
+    pub count: i64,
+    pub max_distance: i64,
+    /// Whether positions behind are told from positions ahead; otherwise those ahead count as 0.
+    pub bidirectional: bool,
+}
+
+impl Buckets {
+    /// [1, heads, length, length] from the trained `weight` [buckets, heads].
+    pub fn bias(&self, weight: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
+        let positions = Tensor::f_arange(length, (Kind::Int64, weight.device()))?;
+        let distances = positions.f_unsqueeze(0)?.f_sub(&positions.f_unsqueeze(1)?)?;
+        let values = Tensor::f_embedding(weight, &self.of(&distances)?, -1, false, false)?;
+        Ok(values.f_permute([2, 0, 1])?.f_unsqueeze(0)?)
+    }
+
+    /// The bucket of each distance (key minus query), step by step as `T5Attention._relative_position_bucket`, so that
+    /// rounding falls the same way at the edges of buckets.
+    fn of(&self, distances: &Tensor) -> Result<Tensor, TrainerError> {
+        let (count, base, distances) = if self.bidirectional {
+            let half = self.count / 2;
+            (half, distances.f_gt(0)?.f_to_kind(Kind::Int64)?.f_mul_scalar(half)?, distances.f_abs()?)
+        } else {
+            (self.count, distances.f_zeros_like()?, distances.f_clamp_max(0)?.f_neg()?)
+        };
+        let exact = count / 2;
+        let range = (self.max_distance as f64 / exact as f64).ln();
+        let far = distances
+            .f_to_kind(Kind::Float)?
+            .f_div_scalar(exact)?
+            .f_log()?
+            .f_div_scalar(range)?
+            .f_mul_scalar(count - exact)?
+            // The logarithm of distance 0 has no whole number; it is not used, because 0 is near.
+            .f_clamp_min(0)?
+            .f_to_kind(Kind::Int64)?
+            .f_add_scalar(exact)?
+            .f_clamp_max(count - 1)?;
+        Ok(base.f_add(&distances.f_where_self(&distances.f_lt(exact)?, &far)?)?)
+    }
+}
+
+/// [batch, 1, 1, length] from a mask of ones and zeros [batch, length].
+pub fn padding_bias(mask: &Tensor) -> Result<Tensor, TrainerError> {
+    let hidden = mask.f_eq(0)?.f_unsqueeze(1)?.f_unsqueeze(1)?;
+    Ok(hidden.f_to_kind(Kind::Float)?.f_mul_scalar(HIDDEN)?)
+}
+
+/// [1, 1, length, length]: no position sees a later one.
+pub fn causal_bias(length: i64, device: Device) -> Result<Tensor, TrainerError> {
+    Ok(Tensor::f_full([1, 1, length, length], HIDDEN, (Kind::Float, device))?.f_triu(1)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buckets(bidirectional: bool, distances: &[i64]) -> Vec<i64> {
+        let buckets = Buckets { count: 32, max_distance: 128, bidirectional };
+        Vec::try_from(buckets.of(&Tensor::from_slice(distances)).unwrap()).unwrap()
+    }
+
+    /// From transformers' `_relative_position_bucket` with 32 buckets and distance 128.
+    #[test]
+    fn distances_fall_into_the_buckets_of_transformers() {
+        let distances = [0, 1, -1, 7, -7, 8, -8, 11, -12, 16, -16, 32, -32, 64, -100, 127, -128, 500, -500];
+        assert_eq!(buckets(true, &distances), [0, 17, 1, 23, 7, 24, 8, 24, 9, 26, 10, 28, 12, 30, 15, 31, 15, 31, 15]);
+        assert_eq!(buckets(false, &distances), [0, 0, 1, 0, 7, 0, 8, 0, 12, 0, 16, 0, 21, 0, 30, 0, 31, 0, 31]);
+    }
+
+    #[test]
+    fn later_positions_and_padding_are_hidden() {
+        let causal = causal_bias(2, Device::Cpu).unwrap();
+        assert_eq!(Vec::<f32>::try_from(causal.reshape([-1])).unwrap(), [0.0, f32::MIN, 0.0, 0.0]);
+        let padding = padding_bias(&Tensor::from_slice(&[1i64, 0]).unsqueeze(0)).unwrap();
+        assert_eq!(Vec::<f32>::try_from(padding.reshape([-1])).unwrap(), [0.0, f32::MIN]);
+    }
+}

@@ -1,0 +1,125 @@
+//! The record of an out-of-memory: what was going on, and what torch and the kernel said.
+
+use pipe_spec::OomRecord;
+use pipe_spec::event::Memory;
+
+use crate::device::{Hardware, Usage};
+use crate::host_memory::{self, HostMemory};
+use crate::situation::Situation;
+
+pub fn record(
+    memory: Memory,
+    message: &str,
+    host: HostMemory,
+    situation: &Situation,
+    hardware: &Hardware,
+    allocator: String,
+) -> OomRecord {
+    let mut record = OomRecord {
+        memory,
+        phase: situation.phase(),
+        step: situation.step(),
+        batch: situation.batch(),
+        longest_sequence: situation.longest_sequence(),
+        requested: requested(message),
+        allocated: None,
+        reserved: None,
+        peak: None,
+        free: None,
+        total: None,
+        others: None,
+        allocator: (!allocator.is_empty()).then_some(allocator),
+        alloc_retries: None,
+        message: message.to_owned(),
+    };
+    match memory {
+        Memory::Host => fill_from_host(&mut record, host, hardware),
+        Memory::Device => fill_from_device(&mut record, hardware),
+    }
+    record
+}
+
+fn fill_from_host(record: &mut OomRecord, host: HostMemory, hardware: &Hardware) {
+    let on_cpu = hardware.device == tch::Device::Cpu;
+    record.allocated = Some(host.resident);
+    record.reserved = Some(host.data);
+    record.peak = Some(host.peak);
+    record.total = if on_cpu { hardware.capacity } else { host_memory::total() };
+    record.free = record.total.map(|total| total.saturating_sub(host.data));
+}
+
+/// Torch's message is more exact than what can be asked once its memory has been given back.
+fn fill_from_device(record: &mut OomRecord, hardware: &Hardware) {
+    let message = record.message.clone();
+    let Usage { allocated, reserved, peak } = hardware.usage();
+    let by_torch = size_before(&message, " is allocated by PyTorch");
+    let unused = size_before(&message, " is reserved by PyTorch but unallocated");
+    record.allocated = by_torch.or(Some(allocated));
+    record.reserved = by_torch.zip(unused).map(|(used, unused)| used + unused).or(Some(reserved));
+    record.peak = by_torch.max(Some(peak));
+    record.total = size_before(&message, " allowed").or(hardware.capacity);
+    // What is free on the card is no use beyond the limit.
+    let allowed = record.total.zip(record.reserved).map(|(total, reserved)| total.saturating_sub(reserved));
+    record.free = match (size_before(&message, " is free"), allowed) {
+        (Some(free), Some(allowed)) => Some(free.min(allowed)),
+        (free, allowed) => free.or(allowed),
+    };
+    record.others = others(&message);
+}
+
+/// "Process 12 has 3.00 GiB memory in use." for each other process on the card.
+fn others(message: &str) -> Option<u64> {
+    let of_process = |text: &str| {
+        let rest = text.trim_start().split_once(' ')?.1.strip_prefix("has ")?;
+        size_before(rest, " memory in use")
+    };
+    message.split("Process ").skip(1).filter_map(of_process).reduce(|sum, bytes| sum + bytes)
+}
+
+/// What was asked for: "tried to allocate 4096 bytes", "Tried to allocate 2.00 GiB".
+fn requested(message: &str) -> Option<u64> {
+    let lower = message.to_ascii_lowercase();
+    let at = lower.find("tried to allocate ")? + "tried to allocate ".len();
+    let mut words = message[at..].split_whitespace();
+    size(words.next()?, words.next()?)
+}
+
+/// The size that stands right before `marker`.
+fn size_before(message: &str, marker: &str) -> Option<u64> {
+    let mut words = message[..message.find(marker)?].split_whitespace().rev();
+    let unit = words.next()?;
+    size(words.next()?, unit)
+}
+
+fn size(number: &str, unit: &str) -> Option<u64> {
+    let scale: u64 = match unit.trim_end_matches(['.', ',', ';']) {
+        "bytes" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        _ => return None,
+    };
+    Some((number.parse::<f64>().ok()? * scale as f64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CUDA: &str = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of \
+        which 100.50 GiB is free. Process 12 has 3.00 GiB memory in use. Including non-PyTorch memory, this process has \
+        32.30 GiB memory in use. 32.14 GiB allowed; Of the allocated memory 31.50 GiB is allocated by PyTorch, and \
+        512.00 MiB is reserved by PyTorch but unallocated.";
+
+    #[test]
+    fn sizes_are_read_from_messages() {
+        assert_eq!(requested(CUDA), Some(2 << 30));
+        assert_eq!(requested("can't allocate memory: you tried to allocate 4096 bytes. Error code 12"), Some(4096));
+        assert_eq!(requested("std::bad_alloc"), None);
+        assert_eq!(size_before(CUDA, " is allocated by PyTorch"), Some(63 << 29));
+        assert_eq!(size_before(CUDA, " is reserved by PyTorch but unallocated"), Some(512 << 20));
+        assert_eq!(others(CUDA), Some(3 << 30));
+        assert_eq!(others("CUDA out of memory."), None);
+    }
+}

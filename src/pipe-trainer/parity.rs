@@ -1,0 +1,61 @@
+//! One batch through a model, in fp32 on the CPU and without dropout: what `transformers` is compared with.
+
+use std::path::Path;
+
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+use crate::cli::ParityArgs;
+use crate::data::{IGNORED, Part};
+use crate::error::TrainerError;
+use crate::model::{Definition, Mode, Model, Start};
+use crate::tensor_files::TensorFiles;
+use crate::{tensor_writer, weights};
+
+pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
+    let definition = Definition::from_folder(&args.model)?;
+    let model = definition.build(&Start::Tensors(&TensorFiles::open_folder(&args.model)?), None, Device::Cpu)?;
+    let part = read_batch(&args.batch)?;
+    let compared = Compared::compute(model.as_ref(), &part)?;
+    let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
+    tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;
+    println!("{}", json!({ "loss": compared.loss, "grad_norm": compared.grad_norm }));
+    Ok(())
+}
+
+struct Compared {
+    loss: f64,
+    grad_norm: f64,
+    logits: Tensor,
+    gradients: Vec<(String, Tensor)>,
+}
+
+impl Compared {
+    fn compute(model: &dyn Model, part: &Part) -> Result<Self, TrainerError> {
+        let count = part.labels.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
+        let loss = model.loss_sum(part, Mode::Eval)?.f_div_scalar(count)?;
+        loss.f_backward()?;
+        let gradients = model.weights().gradients()?;
+        let logits = tch::no_grad(|| model.logits(part, Mode::Eval))?;
+        Ok(Self {
+            loss: loss.f_double_value(&[])?,
+            grad_norm: weights::total_norm(&gradients)?,
+            logits,
+            gradients: model.weights().iter().map(|(name, _)| format!("grad.{name}")).zip(gradients).collect(),
+        })
+    }
+
+    fn tensors(&self) -> Vec<(String, &Tensor)> {
+        let gradients = self.gradients.iter().map(|(name, tensor)| (name.clone(), tensor));
+        std::iter::once(("logits".to_owned(), &self.logits)).chain(gradients).collect()
+    }
+}
+
+fn read_batch(path: &Path) -> Result<Part, TrainerError> {
+    let files = TensorFiles::open_file(path)?;
+    let read = |name: &str| -> Result<Tensor, TrainerError> { Ok(files.read(name)?.f_to_kind(Kind::Int64)?) };
+    let input_ids = read("input_ids")?;
+    let attention_mask =
+        if files.contains("attention_mask") { read("attention_mask")? } else { input_ids.f_ones_like()? };
+    Ok(Part { input_ids, attention_mask, labels: read("labels")? })
+}

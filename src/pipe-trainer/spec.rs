@@ -1,0 +1,78 @@
+//! Reads the spec of an attempt: parsed, its variables filled in, and what this version cannot do refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pipe_spec::pipeline::{Limit, OptimizerKind, Paths, Precision};
+use pipe_spec::{Device, TrainerSpec, Variables};
+
+use crate::error::TrainerError;
+
+pub fn read(path: &Path) -> Result<TrainerSpec, TrainerError> {
+    let fail = |message: String| TrainerError::Spec { path: path.to_owned(), message };
+    let text = fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
+    let mut spec: TrainerSpec = serde_json::from_str(&text).map_err(|error| fail(error.to_string()))?;
+    if let Some(problem) = problem(&spec) {
+        return Err(fail(problem));
+    }
+    if let Some(what) = not_available(&spec) {
+        return Err(TrainerError::NotAvailable { what });
+    }
+    fill_in(&mut spec, &Variables::new(None, std::env::vars()))?;
+    Ok(spec)
+}
+
+fn problem(spec: &TrainerSpec) -> Option<String> {
+    let train = &spec.train;
+    if spec.version != TrainerSpec::VERSION {
+        return Some(format!("version {} is not {}", spec.version, TrainerSpec::VERSION));
+    }
+    if train.batch == 0 || train.effective_batch < train.batch {
+        return Some(format!(
+            "train.batch {} is not between 1 and the effective batch {}",
+            train.batch, train.effective_batch
+        ));
+    }
+    if train.steps == Some(0) || (train.steps.is_none() && !train.epochs.is_some_and(|epochs| epochs > 0.0)) {
+        return Some("train: give steps or epochs above 0".to_owned());
+    }
+    if spec.model.from.is_some() == spec.model.config.is_some() {
+        return Some("model: give either from or config".to_owned());
+    }
+    if spec.device == Device::Cpu && matches!(spec.memory.limit, Some(Limit::Share(_))) {
+        return Some("memory.limit: on the CPU give a size".to_owned());
+    }
+    None
+}
+
+fn not_available(spec: &TrainerSpec) -> Option<String> {
+    let train = &spec.train;
+    let asked = [
+        (train.precision != Precision::Fp32, format!("train.precision {:?}", train.precision)),
+        (train.optimizer.kind != OptimizerKind::Adamw, format!("train.optimizer.kind {:?}", train.optimizer.kind)),
+        (train.checkpointing, "train.checkpointing".to_owned()),
+        (train.deterministic, "train.deterministic".to_owned()),
+        (spec.memory.empty_cache_every != 0, "memory.empty_cache_every".to_owned()),
+        (spec.evaluate.generate != 0, "evaluate.generate".to_owned()),
+    ];
+    asked.into_iter().find_map(|(asked, what)| asked.then_some(what))
+}
+
+fn fill_in(spec: &mut TrainerSpec, variables: &Variables) -> Result<(), TrainerError> {
+    let expand =
+        |text: &str| variables.expand(text).map_err(|name| TrainerError::Variable { name, text: text.to_owned() });
+    let expand_all = |paths: &mut Paths| -> Result<(), TrainerError> {
+        paths.0.iter_mut().try_for_each(|path| expand(path).map(|expanded| *path = expanded))
+    };
+    expand_all(&mut spec.data.train)?;
+    if let Some(eval) = &mut spec.data.eval {
+        expand_all(eval)?;
+    }
+    if let Some(from) = &mut spec.model.from {
+        *from = expand(from)?;
+    }
+    if let Some(path) = spec.tokenizer.to_str() {
+        spec.tokenizer = PathBuf::from(expand(path)?);
+    }
+    Ok(())
+}

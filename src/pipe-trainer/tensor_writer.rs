@@ -1,0 +1,89 @@
+//! Writes safetensors, one tensor at a time: no second copy of a model is held.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use tch::{Device, Kind, Tensor};
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    pub bytes: u64,
+    pub blake3: String,
+}
+
+impl Written {
+    pub fn of(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.len() as u64, blake3: blake3::hash(bytes).to_hex().to_string() }
+    }
+}
+
+/// Writes `tensors` in the given order and waits for the disk. An error of torch comes back inside the io error.
+pub fn write(path: &Path, tensors: &[(String, &Tensor)]) -> io::Result<Written> {
+    let mut out = HashingFile { file: File::create(path)?, hasher: blake3::Hasher::new(), bytes: 0 };
+    let header = header(tensors)?;
+    out.write(&(header.len() as u64).to_le_bytes())?;
+    out.write(&header)?;
+    for (_, tensor) in tensors {
+        let host = tensor.f_detach().and_then(|tensor| tensor.f_to_device(Device::Cpu)).map_err(io::Error::other)?;
+        let host = host.f_contiguous().map_err(io::Error::other)?;
+        // SAFETY: a contiguous tensor on the CPU is `numel` elements in a row, and `host` outlives the slice.
+        let bytes = unsafe { std::slice::from_raw_parts(host.data_ptr().cast::<u8>(), data_len(&host)) };
+        out.write(bytes)?;
+    }
+    out.finish()
+}
+
+fn header(tensors: &[(String, &Tensor)]) -> io::Result<Vec<u8>> {
+    let mut offset = 0;
+    let mut infos = Vec::with_capacity(tensors.len());
+    for (name, tensor) in tensors {
+        let end = offset + data_len(tensor);
+        let shape = tensor.size().into_iter().map(|size| size as usize).collect();
+        infos.push((name.clone(), TensorInfo { dtype: dtype(tensor.kind())?, shape, data_offsets: (offset, end) }));
+        offset = end;
+    }
+    // Hugging Face refuses files that do not say which framework they are for.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), infos).map_err(io::Error::other)?;
+    let mut json = serde_json::to_vec(&metadata)?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    Ok(json)
+}
+
+fn data_len(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
+}
+
+fn dtype(kind: Kind) -> io::Result<Dtype> {
+    match kind {
+        Kind::Float => Ok(Dtype::F32),
+        Kind::Half => Ok(Dtype::F16),
+        Kind::BFloat16 => Ok(Dtype::BF16),
+        other => Err(io::Error::other(format!("tensors of kind {other:?} are not written"))),
+    }
+}
+
+struct HashingFile {
+    file: File,
+    hasher: blake3::Hasher,
+    bytes: u64,
+}
+
+impl HashingFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.hasher.update(bytes);
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn finish(self) -> io::Result<Written> {
+        self.file.sync_all()?;
+        Ok(Written { bytes: self.bytes, blake3: self.hasher.finalize().to_hex().to_string() })
+    }
+}

@@ -1,0 +1,87 @@
+//! Stopping, going on, and what is refused.
+
+#[allow(dead_code)]
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+
+use pipe_spec::EventKind;
+use serde_json::json;
+use support::{Bench, Ended};
+
+/// Lets the training get to `step`, then sends it a signal.
+fn signal_at(bench: &Bench, step: u64, signal: i32) -> Option<i32> {
+    let mut child = bench.start();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let reached = format!("\"type\":\"step\",\"step\":{step},");
+    lines.find(|line| line.as_ref().unwrap().contains(&reached)).expect("the step is reached").unwrap();
+    // SAFETY: the child has not been waited for, so its number is still its own.
+    unsafe { libc::kill(child.id().cast_signed(), signal) };
+    // Kept open to the end: a trainer that nobody listens to would stop by itself.
+    let rest = std::thread::spawn(move || lines.for_each(drop));
+    let status = child.wait().unwrap();
+    rest.join().unwrap();
+    status.code()
+}
+
+fn bench() -> Bench {
+    let mut bench = Bench::recipes();
+    bench.set("/train/steps", json!(9)).set("/save/every", json!(2)).set("/evaluate/every", json!(3));
+    bench
+}
+
+#[test]
+fn a_run_that_was_stopped_and_killed_ends_with_the_same_bits() {
+    let whole = bench();
+    let curve = whole.train().expect(0).curve();
+    let broken = bench();
+    assert_eq!(signal_at(&broken, 3, libc::SIGTERM), Some(143));
+    assert_eq!(signal_at(&broken, 6, libc::SIGKILL), None);
+    let rest = broken.train().expect(0).curve();
+    assert_eq!(rest, curve[curve.len() - rest.len()..]);
+    assert_eq!(whole.checkpoint_digests(9), broken.checkpoint_digests(9));
+}
+
+#[test]
+fn a_complete_run_only_exports_again() {
+    let bench = bench();
+    bench.train().expect(0);
+    fs::remove_dir_all(bench.run_folder().model()).unwrap();
+    let again = bench.train().expect(0);
+    assert!(matches!(again.events.as_slice(), [EventKind::Started(_), EventKind::Finished(_)]), "{:?}", again.events);
+    assert!(bench.run_folder().model().join("model.safetensors").exists());
+}
+
+#[test]
+fn a_damaged_checkpoint_costs_a_warning_and_the_steps_since_the_one_before() {
+    let bench = bench();
+    bench.train().expect(0);
+    let whole = bench.checkpoint_digests(9);
+    let file = bench.run_folder().checkpoints().join("step-00000009/optimizer.safetensors");
+    fs::write(&file, &fs::read(&file).unwrap()[..1000]).unwrap();
+    let again = bench.train().expect(0);
+    assert!(matches!(&again.events[0], EventKind::Warning(warning) if warning.message.contains("1000 bytes")));
+    assert_eq!(again.curve().iter().map(|(step, _)| *step).collect::<Vec<_>>(), [9]);
+    assert_eq!(whole, bench.checkpoint_digests(9));
+}
+
+#[test]
+fn another_effective_batch_or_seed_is_refused() {
+    for (pointer, value) in [("/train/effective_batch", json!(16)), ("/train/seed", json!(7))] {
+        let mut bench = bench();
+        bench.train().expect(0);
+        let ended: Ended = bench.set(pointer, value).train().expect(3);
+        assert!(ended.stderr.contains("error: the checkpoint "), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn the_result_trains_on_as_a_model_of_its_own() {
+    let mut bench = Bench::recipes();
+    bench.set("/train/steps", json!(2)).train().expect(0);
+    let model = bench.path("exported");
+    fs::rename(bench.run_folder().model(), &model).unwrap();
+    fs::remove_dir_all(bench.run_folder().path()).unwrap();
+    bench.set("/model", json!({ "arch": "t5", "from": model })).train().expect(0);
+}

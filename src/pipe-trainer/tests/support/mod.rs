@@ -1,0 +1,150 @@
+//! Runs the real binary on a spec, in a folder that goes away with the test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pipe_spec::{Event, EventKind, RunFolder};
+use serde_json::{Value, json};
+
+pub struct Bench {
+    root: PathBuf,
+    pub spec: Value,
+}
+
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stderr: String,
+    pub events: Vec<EventKind>,
+}
+
+impl Bench {
+    /// The golden T5 with the settings of its reference run.
+    pub fn golden() -> Self {
+        let golden = fixture();
+        let root = root();
+        let spec = json!({
+            "version": 1, "run": root.join("run"), "attempt": 1, "device": "cpu", "threads": 1,
+            "model": { "arch": "t5", "from": golden },
+            "tokenizer": golden.join("tokenizer.json"),
+            "data": {
+                "train": golden.join("train.jsonl"), "max_source": 48, "max_target": 64, "shuffle": false,
+            },
+            "train": {
+                "steps": 12, "batch": 8, "effective_batch": 8, "precision": "fp32",
+                "optimizer": { "lr": 0.002, "decay": "all" }, "schedule": {}, "clip": 1.0, "checkpointing": false,
+                "seed": 42, "deterministic": false,
+            },
+            "memory": {}, "evaluate": {}, "save": { "every": 0 },
+        });
+        Self { root, spec }
+    }
+
+    /// A small T5 from scratch, with dropout, on generated recipes.
+    pub fn recipes() -> Self {
+        let mut bench = Self::golden();
+        let data = bench.root.join("data");
+        let made = trainer().args(["data", "recipes", "--rows", "200", "--seed", "1", "--out"]).arg(&data).status();
+        assert!(made.unwrap().success());
+        bench.set("/tokenizer", json!(data.join("tokenizer.json")));
+        bench.set(
+            "/model",
+            json!({ "arch": "t5", "config": {
+                "d_model": 48, "d_ff": 96, "d_kv": 12, "num_heads": 3, "num_layers": 2, "num_decoder_layers": 1,
+                "vocab_size": 160, "dropout_rate": 0.1,
+            }}),
+        );
+        bench.set(
+            "/data",
+            json!({
+                "train": data.join("train.jsonl"), "eval": data.join("eval.jsonl"),
+                "fields": { "source": "ingredients", "target": "directions" }, "max_source": 64, "max_target": 128,
+            }),
+        );
+        bench
+    }
+
+    /// Sets what stands at a JSON pointer, creating its last key.
+    pub fn set(&mut self, pointer: &str, value: Value) -> &mut Self {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        self.spec.pointer_mut(parent).unwrap()[key] = value;
+        self
+    }
+
+    pub fn run_folder(&self) -> RunFolder {
+        RunFolder::new(self.root.join("run"))
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    pub fn start(&self) -> Child {
+        let spec = self.root.join("spec.json");
+        fs::write(&spec, self.spec.to_string()).unwrap();
+        let mut command = trainer();
+        command.args(["train", "--spec"]).arg(spec).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    pub fn train(&self) -> Ended {
+        Ended::from(self.start().wait_with_output().unwrap())
+    }
+
+    /// Stands for every byte of the checkpoint after `step` steps that training has changed.
+    pub fn checkpoint_digests(&self, step: u64) -> [blake3::Hash; 2] {
+        let folder = self.run_folder().checkpoints().join(pipe_spec::run::checkpoint_name(step));
+        ["model.safetensors", "optimizer.safetensors"].map(|name| blake3::hash(&fs::read(folder.join(name)).unwrap()))
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        let event = |line| Event::parse(line).unwrap_or_else(|| panic!("not an event: {line}")).kind;
+        Self {
+            code: output.status.code(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+            events: stdout.lines().map(event).collect(),
+        }
+    }
+}
+
+impl Ended {
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{}", self.stderr);
+        self
+    }
+
+    /// Step and loss.
+    pub fn curve(&self) -> Vec<(u64, f64)> {
+        let point = |event: &EventKind| match event {
+            EventKind::Step(step) => Some((step.step, step.loss)),
+            _ => None,
+        };
+        self.events.iter().filter_map(point).collect()
+    }
+}
+
+pub fn trainer() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_pipe-trainer"))
+}
+
+pub fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/t5-gated").canonicalize().unwrap()
+}
+
+fn root() -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let root = std::env::temp_dir().join(format!("pipe-trainer-{}-{number}", std::process::id()));
+    fs::create_dir_all(&root).unwrap();
+    root
+}

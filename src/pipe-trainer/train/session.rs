@@ -1,0 +1,79 @@
+//! What surrounds a training: its spec and folder, the device, the events, and the wish to stop.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pipe_spec::event::EventKind;
+use pipe_spec::{Device, Phase, RunFolder, TrainerSpec};
+use rayon::ThreadPool;
+
+use crate::boundary;
+use crate::checkpoint::Store;
+use crate::data;
+use crate::device::Hardware;
+use crate::error::TrainerError;
+use crate::events::Events;
+use crate::situation::Situation;
+use crate::spec;
+use crate::stop::Stop;
+
+pub struct Session {
+    pub spec: TrainerSpec,
+    pub run: RunFolder,
+    pub hardware: Hardware,
+    pub store: Store,
+    pub situation: Situation,
+    pub pool: Arc<ThreadPool>,
+    events: RefCell<Events>,
+    stop: Stop,
+}
+
+impl Session {
+    /// Threads are started before memory is limited: their stacks are not the training's.
+    pub fn open(spec_file: &Path) -> Result<Self, TrainerError> {
+        let spec = spec::read(spec_file)?;
+        let hardware = Hardware::prepare(&spec)?;
+        let pool = data::workers(spec.data.workers.get())?;
+        let fail = |source| TrainerError::Io { path: PathBuf::from("signals"), source };
+        let stop = Stop::on_signals().map_err(fail)?;
+        let run = RunFolder::new(&spec.run);
+        let store = Store::open(&run, spec.save.keep.get())?;
+        hardware.enforce_limit(&spec.memory)?;
+        Ok(Self {
+            run,
+            hardware,
+            store,
+            situation: Situation::new(spec.train.batch),
+            pool,
+            events: RefCell::new(Events::new(stop.clone())),
+            stop,
+            spec,
+        })
+    }
+
+    pub fn emit(&self, kind: EventKind) {
+        self.events.borrow_mut().emit(kind);
+    }
+
+    pub fn warn(&self, message: String) {
+        self.events.borrow_mut().warn(message);
+    }
+
+    /// The settings of torch's allocator, where it has any.
+    pub fn allocator(&self) -> String {
+        match self.spec.device {
+            Device::Cpu => String::new(),
+            Device::Cuda => self.spec.memory.allocator.to_string(),
+        }
+    }
+
+    /// Begins a phase, unless the training is to stop after `step` completed steps or the host's memory is gone.
+    pub fn enter(&self, phase: Phase, step: u64) -> Result<(), TrainerError> {
+        if self.stop.requested() {
+            return Err(TrainerError::Stopped { step });
+        }
+        self.situation.enter(phase);
+        boundary::check_host_memory()
+    }
+}

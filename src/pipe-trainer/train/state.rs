@@ -1,0 +1,127 @@
+//! What training changes: the weights, the optimizer and the count of steps.
+
+use std::cell::Cell;
+use std::time::Instant;
+
+use pipe_spec::Phase;
+use pipe_spec::event::{self, EventKind};
+use pipe_spec::run::checkpoint_name;
+use tch::Tensor;
+
+use super::session::Session;
+use crate::adamw::AdamW;
+use crate::checkpoint::{Checkpoint, Identity, SavedState};
+use crate::data::Plan;
+use crate::error::TrainerError;
+use crate::model::{Definition, Model, Start};
+
+pub struct State {
+    pub model: Box<dyn Model>,
+    pub optimizer: AdamW,
+    /// Completed steps.
+    pub step: u64,
+    /// The last step after which the model was evaluated.
+    pub evaluated: u64,
+    /// The step of the checkpoint that this attempt went on from.
+    pub resumed_from: Option<u64>,
+    /// The last step that this attempt has loaded or saved. A folder of that name alone may be a damaged one.
+    saved: Cell<u64>,
+    plan: Plan,
+}
+
+impl State {
+    /// Goes on from the newest whole checkpoint, or begins.
+    pub fn open(session: &Session, plan: &Plan) -> Result<Self, TrainerError> {
+        let identity = identity(session, plan);
+        let definition = Definition::from_spec(&session.spec.model)?;
+        session.situation.enter(Phase::Resume);
+        match session.store.newest(&identity, |damage| session.warn(damage))? {
+            Some(checkpoint) => Self::resume(session, plan, &definition, &checkpoint),
+            None => Self::begin(session, plan, &definition),
+        }
+    }
+
+    fn begin(session: &Session, plan: &Plan, definition: &Definition) -> Result<Self, TrainerError> {
+        let train = &session.spec.train;
+        session.situation.enter(Phase::Load);
+        let trained = definition.trained()?;
+        let start = trained.as_ref().map_or(Start::Random { seed: train.seed }, Start::Tensors);
+        let model = definition.build(&start, train.dropout, session.hardware.device)?;
+        session.situation.enter(Phase::Optimizer);
+        let optimizer = AdamW::new(&train.optimizer, model.weights())?;
+        Ok(Self {
+            model,
+            optimizer,
+            step: 0,
+            evaluated: 0,
+            resumed_from: None,
+            saved: Cell::new(0),
+            plan: plan.clone(),
+        })
+    }
+
+    fn resume(
+        session: &Session,
+        plan: &Plan,
+        definition: &Definition,
+        checkpoint: &Checkpoint,
+    ) -> Result<Self, TrainerError> {
+        let train = &session.spec.train;
+        let start = Start::Tensors(&checkpoint.model);
+        let model = definition.build(&start, train.dropout, session.hardware.device)?;
+        let optimizer = AdamW::load(&train.optimizer, model.weights(), &checkpoint.optimizer)?;
+        let SavedState { step, evaluated, .. } = checkpoint.state;
+        Ok(Self {
+            model,
+            optimizer,
+            step,
+            evaluated,
+            resumed_from: Some(step),
+            saved: Cell::new(step),
+            plan: plan.clone(),
+        })
+    }
+
+    /// Saves a checkpoint of the last completed step, if there is one and it is not saved already.
+    pub fn save_if_new(&self, session: &Session) -> Result<(), TrainerError> {
+        if self.step == self.saved.get() {
+            return Ok(());
+        }
+        let clock = Instant::now();
+        let state = SavedState {
+            version: SavedState::VERSION,
+            step: self.step,
+            evaluated: self.evaluated,
+            samples: self.plan.samples_after(self.step),
+            total_steps: self.plan.steps(),
+            batch: session.spec.train.batch,
+            identity: identity(session, &self.plan),
+        };
+        let bytes = session.store.save(&state, &self.named_weights(), &self.optimizer.tensors())?;
+        self.saved.set(self.step);
+        session.emit(EventKind::Checkpoint(event::Checkpoint {
+            step: self.step,
+            path: format!("checkpoints/{}", checkpoint_name(self.step)),
+            bytes,
+            ms: milliseconds(clock),
+        }));
+        Ok(())
+    }
+
+    pub fn named_weights(&self) -> Vec<(String, &Tensor)> {
+        self.model.weights().iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect()
+    }
+}
+
+fn identity(session: &Session, plan: &Plan) -> Identity {
+    Identity {
+        seed: session.spec.train.seed,
+        effective_batch: session.spec.train.effective_batch,
+        shuffle: session.spec.data.shuffle,
+        rows: plan.rows(),
+    }
+}
+
+pub fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1000.0
+}

@@ -1,0 +1,82 @@
+//! What `pipe` adds to a job, measured beside plain Docker in one run: `make bench`.
+
+mod harness;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use harness::folder::binaries;
+use harness::{Folder, job};
+
+const ROUNDS: usize = 15;
+
+fn main() {
+    println!("median of {ROUNDS} rounds, taken in turn\n");
+    println!("{:<58} {:>9}  aim", "", "measured");
+    let folder = job::folder("exit 0", "");
+    let version = median((0..ROUNDS).map(|_| timed(|| folder.pipe(&["--version"]).exits(0))));
+    line("pipe --version", version.as_secs_f64() * 1000.0, 10.0);
+    if Command::new("docker").arg("version").output().is_ok_and(|output| output.status.success()) {
+        image_check();
+        overhead(&folder);
+    } else {
+        println!("no Docker daemon answers: the check of an image and the run of a job are not measured");
+    }
+}
+
+/// The trainer image with libtorch in it, or the stand-in's where no trainer is built.
+fn image_check() {
+    let real = binaries().join("pipe-trainer").is_file();
+    let folder = if real { Folder::new() } else { job::folder("exit 0", "") };
+    let args: &[&str] = if real { &["image", "build"] } else { &["image", "build", "image/job.Dockerfile"] };
+    folder.pipe(args).exits(0);
+    let check = median((0..ROUNDS).map(|_| timed(|| folder.pipe(args).exits(0).says("(unchanged)"))));
+    let what = if real { "the trainer image" } else { "a small image" };
+    line(&format!("pipe image build, {what} unchanged"), check.as_secs_f64() * 1000.0, 50.0);
+}
+
+/// The same job with `pipe run` and with `docker run`, alternating.
+fn overhead(folder: &Folder) {
+    let image = folder.pipe(&["image", "build", "image/job.Dockerfile"]).exits(0).stdout.trim().to_owned();
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    let run = folder.run_folder();
+    let (mut ours, mut plain) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        ours.push(timed(|| folder.pipe(&["run", "job.yaml"]).exits(0)));
+        plain.push(timed(|| docker_run(&image, &run)));
+    }
+    let (ours, plain) = (median(ours.into_iter()), median(plain.into_iter()));
+    println!("{:<58} {:>6} ms", "docker run of a job that does nothing", plain.as_millis());
+    println!("{:<58} {:>6} ms", "pipe run of the same, image unchanged", ours.as_millis());
+    let more = (ours.as_secs_f64() - plain.as_secs_f64()) * 1000.0;
+    line("  difference", more, 150.0);
+}
+
+fn docker_run(image: &str, run: &std::path::Path) {
+    let mount = format!("type=bind,src={},dst=/run/pipe", run.display());
+    let status = Command::new("docker")
+        .args(["run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL", "--memory", "64m"])
+        .args(["--security-opt", "no-new-privileges", "--env", "JOB=exit 0", "--mount", &mount])
+        .args([image, "train", "--spec", "/run/pipe/attempts/01/spec.json"])
+        .output()
+        .unwrap();
+    assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
+}
+
+fn timed<T>(what: impl FnOnce() -> T) -> Duration {
+    let began = Instant::now();
+    what();
+    began.elapsed()
+}
+
+fn median(times: impl Iterator<Item = Duration>) -> Duration {
+    let mut times: Vec<Duration> = times.collect();
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Both in milliseconds.
+fn line(what: &str, measured: f64, aim: f64) {
+    let verdict = if measured <= aim { "reached" } else { "missed" };
+    println!("{what:<58} {measured:>6.1} ms  at most {aim} ms: {verdict}");
+}

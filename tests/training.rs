@@ -1,0 +1,27 @@
+//! Training from outside: the real `pipe`, the real trainer, real memory that really runs out.
+
+#[path = "training/checkpoints.rs"]
+mod checkpoints;
+#[path = "training/exactness.rs"]
+mod exactness;
+#[path = "training/golden.rs"]
+mod golden;
+mod harness;
+#[path = "training/images.rs"]
+mod images;
+#[path = "training/inputs.rs"]
+mod inputs;
+#[path = "training/kitchen.rs"]
+mod kitchen;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut suite = harness::Suite::default();
+    golden::tests(&mut suite);
+    inputs::tests(&mut suite);
+    images::tests(&mut suite);
+    checkpoints::tests(&mut suite);
+    exactness::tests(&mut suite);
+    suite.run()
+}

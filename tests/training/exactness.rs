@@ -1,0 +1,148 @@
+//! After running out of memory the training is the one that was asked for; after a kill it is so to the bit.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::harness::{Folder, Needs, Suite};
+use crate::kitchen::{curve, events, folder, run_trainer, same_curve, trainer};
+
+const STEPS: usize = 30;
+
+pub fn tests(suite: &mut Suite) {
+    suite.test("exactness::kernel_kills_and_the_curve_is_the_same::docker", Needs::Docker, || {
+        falling_batches("docker", "container: {gpus: 0, cpus: 1, memory: 230m}\n");
+    });
+    suite.test("exactness::allocation_fails_and_the_curve_is_the_same::process", Needs::Nothing, || {
+        falling_batches("process", "container: {gpus: 0, cpus: 1}\nmemory: {limit: 230m}\n");
+    });
+    suite.test("exactness::in_the_middle_of_a_run::docker", Needs::Docker, || {
+        in_the_middle("docker", "container: {gpus: 0, cpus: 1, memory: 230m}\n");
+    });
+    suite.test("exactness::in_the_middle_of_a_run::process", Needs::Nothing, || {
+        in_the_middle("process", "container: {gpus: 0, cpus: 1}\nmemory: {limit: 230m}\n");
+    });
+    suite.test("exactness::killed_and_resumed_to_the_bit", Needs::Nothing, killed_and_resumed);
+    suite.test("exactness::killed_and_resumed_to_the_bit_with_dropout", Needs::Nothing, killed_with_dropout);
+}
+
+fn train(batch: u32) -> String {
+    format!(
+        "train: {{steps: {STEPS}, batch: {batch}, effective_batch: 48, optimizer: {{lr: 2.0e-3}}}}\nsave: {{every: 5}}\n"
+    )
+}
+
+/// The same training with nothing in its way.
+fn undisturbed(pipeline: &str) -> (Folder, Vec<(u64, u64, f64)>) {
+    let folder = folder(&format!("{pipeline}container: {{gpus: 0, cpus: 1}}\n"));
+    folder.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
+    assert_eq!(folder.show()["attempts"].as_array().unwrap().len(), 1);
+    let curve = curve(&folder.run_folder());
+    (folder, curve)
+}
+
+fn falling_batches(engine: &str, limits: &str) {
+    let folder = folder(&format!("{}{limits}", train(48)));
+    folder.pipe(&["run", "t5.yaml", "--engine", engine]).exits(0);
+    let run = folder.show();
+    let attempts = run["attempts"].as_array().unwrap();
+    assert!(attempts.len() >= 2, "the first batch was to be too large: {run:#}");
+    let batches: Vec<u64> = attempts.iter().map(|attempt| attempt["batch"].as_u64().unwrap()).collect();
+    assert!(batches.is_sorted_by(|a, b| a > b), "{batches:?}");
+    let (last, failed) = attempts.split_last().unwrap();
+    assert_eq!(last["outcome"], "finished");
+    for attempt in failed {
+        assert_eq!((attempt["outcome"].as_str(), attempt["cause"].as_str()), (Some("oom"), Some("host_memory")));
+        assert_eq!(attempt["exit_code"], if engine == "docker" { 137 } else { 43 }, "{run:#}");
+    }
+    if engine == "process" {
+        let record = std::fs::read(folder.run_folder().join("attempts/01/oom.json")).unwrap();
+        let record: Value = serde_json::from_slice(&record).unwrap();
+        assert_eq!((record["memory"].as_str(), record["batch"].as_u64()), (Some("host"), Some(48)), "{record:#}");
+        assert!(["forward", "backward"].contains(&record["phase"].as_str().unwrap()), "{record:#}");
+    } else {
+        assert!(folder.containers().is_empty());
+    }
+    let (_reference, want) = undisturbed(&train(48));
+    assert_eq!(want.len(), STEPS);
+    same_curve(&curve(&folder.run_folder()), &want, 48, 1e-5);
+    assert!(want.last().unwrap().2 < want[0].2 * 0.8, "nothing was learned: {want:?}");
+}
+
+/// Short recipes, then long ones from the twelfth step on: the batch fits until then. No step is recorded twice.
+fn in_the_middle(engine: &str, limits: &str) {
+    let text = |limits: &str| format!("  shuffle: false\n{}{limits}", train(48));
+    let prepare = |folder: &Folder| {
+        let yaml = folder.read("t5.yaml").replace("pad: max", "pad: longest");
+        let rows = folder.read("data/train.jsonl");
+        let mut rows: Vec<&str> = rows.lines().collect();
+        rows.sort_by_key(|row| row.len());
+        let mut mixed: Vec<&str> = rows.iter().take(48).cycle().take(48 * 11).copied().collect();
+        mixed.extend(rows.iter().rev().take(48).cycle().take(48 * 19));
+        folder.write("t5.yaml", yaml).write("data/train.jsonl", mixed.join("\n") + "\n");
+    };
+    let folder = folder(&text(limits));
+    prepare(&folder);
+    folder.pipe(&["run", "t5.yaml", "--engine", engine]).exits(0);
+    let run = folder.show();
+    let first = &run["attempts"][0];
+    assert_eq!((first["outcome"].as_str(), first["last_step"].as_u64()), (Some("oom"), Some(11)), "{run:#}");
+    // A failed allocation leaves the trainer time to save, the kernel does not.
+    let resumed = events(&folder.run_folder())
+        .iter()
+        .find(|event| event["type"] == "started" && event["attempt"] == 2)
+        .and_then(|event| event["resumed_from"].as_u64());
+    assert_eq!(resumed, Some(if engine == "docker" { 10 } else { 11 }));
+
+    let reference = self::folder(&text("container: {gpus: 0, cpus: 1}\n"));
+    prepare(&reference);
+    reference.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
+    same_curve(&curve(&folder.run_folder()), &curve(&reference.run_folder()), 48, 1e-5);
+}
+
+fn killed_and_resumed() {
+    killed_at_random(&train(16).replace("every: 5", "every: 3"));
+}
+
+fn killed_with_dropout() {
+    killed_at_random(&train(16).replace("every: 5", "every: 4").replace("{steps", "{dropout: 0.1, steps"));
+}
+
+/// The trainer is killed at steps that nobody chose and started again, until it is done.
+fn killed_at_random(pipeline: &str) {
+    let (undisturbed, _) = undisturbed(pipeline);
+    let undisturbed = undisturbed.run_folder();
+    let disturbed = Folder::new();
+    let spec = std::fs::read_to_string(undisturbed.join("attempts/01/spec.json")).unwrap();
+    let mut spec: Value = serde_json::from_str(&spec).unwrap();
+    spec["run"] = Value::String(disturbed.path().display().to_string());
+    disturbed.write("attempts/01/spec.json", spec.to_string());
+    let spec = disturbed.path().join("attempts/01/spec.json");
+    for delay in [900, 400, 1300, 700, 1100] {
+        let mut child = Command::new(trainer())
+            .args(["train", "--spec", spec.to_str().unwrap()])
+            .env("OMP_WAIT_POLICY", "PASSIVE")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(delay));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    run_trainer(&["train", "--spec", spec.to_str().unwrap()]).exits(0);
+    let last = format!("checkpoints/step-{STEPS:08}");
+    for file in [
+        "model/model.safetensors".to_owned(),
+        format!("{last}/model.safetensors"),
+        format!("{last}/optimizer.safetensors"),
+    ] {
+        same_bytes(&undisturbed.join(&file), &disturbed.path().join(&file));
+    }
+}
+
+#[track_caller]
+fn same_bytes(a: &Path, b: &Path) {
+    assert!(std::fs::read(a).unwrap() == std::fs::read(b).unwrap(), "{} and {} differ", a.display(), b.display());
+}
