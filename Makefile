@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/release/pipe
 TRAINER = target/release/pipe-trainer
 
-.PHONY: build demo test lint bench libtorch clean
+.PHONY: build demo test lint bench bench-gpu libtorch clean
 
 build: libtorch
 	$(CARGO) build --release --workspace
@@ -28,6 +28,10 @@ lint:
 
 bench: build
 	$(CARGO) bench --quiet -p pipe --bench bench
+
+# On a machine with a CUDA card and a python3 that has torch and transformers.
+bench-gpu: build
+	python3 tests/bench_gpu.py all --trainer $(TRAINER)
 
 clean:
 	$(CARGO) clean --release

@@ -102,7 +102,7 @@ fn probe() {
         format!("bounding {}", field("CapBnd:")),
         format!("no_new_privileges {}", field("NoNewPrivs:")),
         format!("root_writable {}", fs::write("/probe", "x").is_ok()),
-        format!("data_writable {}", fs::write("/data/train/0/x", "x").is_ok()),
+        format!("data_writable {}", fs::write("/pipe/data/train/0/x", "x").is_ok()),
         format!("run_writable {}", fs::write("/run/pipe/probe", "x").is_ok()),
         format!("interfaces {}", interfaces.join(",")),
         format!("connected {connected}"),

@@ -7,6 +7,8 @@ mod exactness;
 #[path = "training/golden.rs"]
 mod golden;
 mod harness;
+#[path = "training/hub.rs"]
+mod hub;
 #[path = "training/images.rs"]
 mod images;
 #[path = "training/inputs.rs"]
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     golden::tests(&mut suite);
     inputs::tests(&mut suite);
+    hub::tests(&mut suite);
     images::tests(&mut suite);
     checkpoints::tests(&mut suite);
     exactness::tests(&mut suite);

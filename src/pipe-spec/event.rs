@@ -60,6 +60,11 @@ pub struct Started {
     /// Steps of the whole run.
     pub steps: u64,
     pub samples: u64,
+    /// Bytes of the weights, and the most that the card held while they were loaded.
+    #[serde(default)]
+    pub weights: Option<u64>,
+    #[serde(default)]
+    pub load_peak: Option<u64>,
     /// The step of the checkpoint that this attempt goes on from.
     pub resumed_from: Option<u64>,
 }
@@ -89,6 +94,12 @@ pub struct Eval {
     pub perplexity: f64,
     pub samples: u64,
     pub ms: f64,
+    /// The share of generated texts that are just the wanted ones, where texts were generated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exact_match: Option<f64>,
+    /// Their mean ROUGE-L (F-measure).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rouge_l: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -3,6 +3,17 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=torch/shim.cpp");
+    println!("cargo:rerun-if-env-changed=LIBTORCH");
+    let libtorch = std::env::var("LIBTORCH").expect("LIBTORCH names the folder of libtorch (.cargo/config.toml sets it)");
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .pic(true)
+        .warnings(false)
+        .includes([format!("{libtorch}/include"), format!("{libtorch}/include/torch/csrc/api/include")])
+        .file("torch/shim.cpp")
+        .compile("pipe_shim");
     println!("cargo:rustc-link-arg=-Wl,--unresolved-symbols=ignore-in-shared-libs");
     println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/../libtorch/lib");
     // Test binaries lie one folder deeper, in target/release/deps.

@@ -20,6 +20,8 @@ pub enum Command {
     },
     /// Compute logits and gradients of one batch, to compare with another implementation
     Parity(ParityArgs),
+    /// Time training steps of T5 on random tokens, and print one line of JSON
+    Bench(BenchArgs),
     /// Make data
     #[command(subcommand)]
     Data(DataCommand),
@@ -36,6 +38,33 @@ pub struct ParityArgs {
     /// Gets logits, and grad.<name> of every parameter
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
+}
+
+#[derive(Args)]
+pub struct BenchArgs {
+    /// small, base, large or xl
+    #[arg(long)]
+    pub size: String,
+    #[arg(long)]
+    pub batch: i64,
+    #[arg(long)]
+    pub source: i64,
+    #[arg(long)]
+    pub target: i64,
+    #[arg(long, default_value = "bf16")]
+    pub precision: String,
+    /// With gradient checkpointing
+    #[arg(long)]
+    pub checkpointing: bool,
+    /// As memory.limit of a pipeline
+    #[arg(long)]
+    pub limit: Option<String>,
+    /// Steps that are timed
+    #[arg(long, default_value_t = 20)]
+    pub steps: usize,
+    /// On the CPU instead of the card
+    #[arg(long)]
+    pub cpu: bool,
 }
 
 #[derive(Subcommand)]

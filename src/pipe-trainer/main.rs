@@ -1,6 +1,7 @@
 //! The trainer of pipe: runs inside the container, knows tensors and never Docker.
 
 mod adamw;
+mod bench;
 mod boundary;
 mod checkpoint;
 mod cli;
@@ -12,9 +13,12 @@ mod events;
 mod host_allocator;
 mod host_limit;
 mod host_memory;
+mod loss_scale;
+mod metrics;
 mod model;
 mod oom;
 mod parity;
+mod precision;
 mod random;
 mod recipes;
 mod schedule;
@@ -24,6 +28,7 @@ mod staged_folder;
 mod stop;
 mod tensor_files;
 mod tensor_writer;
+mod torch;
 mod train;
 mod weights;
 
@@ -46,6 +51,7 @@ fn main() {
     let ended = match &cli.command {
         Command::Train { spec } => train::train(spec),
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
+        Command::Bench(args) => boundary::guard(|| bench::bench(args)),
         Command::Data(DataCommand::Recipes(args)) => recipes::generate(args),
     };
     std::process::exit(report(ended).code());

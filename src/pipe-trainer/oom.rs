@@ -6,6 +6,7 @@ use pipe_spec::event::Memory;
 use crate::device::{Hardware, Usage};
 use crate::host_memory::{self, HostMemory};
 use crate::situation::Situation;
+use crate::torch;
 
 pub fn record(
     memory: Memory,
@@ -65,6 +66,7 @@ fn fill_from_device(record: &mut OomRecord, hardware: &Hardware) {
         (free, allowed) => free.or(allowed),
     };
     record.others = others(&message);
+    record.alloc_retries = torch::card_memory().ok().map(|card| card.retries);
 }
 
 /// "Process 12 has 3.00 GiB memory in use." for each other process on the card.

@@ -3,18 +3,18 @@
 use std::path::Path;
 
 use serde_json::json;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::cli::ParityArgs;
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
-use crate::model::{Definition, Mode, Model, Start};
+use crate::model::{Definition, Mode, Model, Setup, Start};
 use crate::tensor_files::TensorFiles;
-use crate::{tensor_writer, weights};
+use crate::{tensor_writer, torch};
 
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?;
-    let model = definition.build(&Start::Tensors(&TensorFiles::open_folder(&args.model)?), None, Device::Cpu)?;
+    let model = definition.build(&Start::Tensors(&TensorFiles::open_folder(&args.model)?), &Setup::plain())?;
     let part = read_batch(&args.batch)?;
     let compared = Compared::compute(model.as_ref(), &part)?;
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
@@ -39,7 +39,7 @@ impl Compared {
         let logits = tch::no_grad(|| model.logits(part, Mode::Eval))?;
         Ok(Self {
             loss: loss.f_double_value(&[])?,
-            grad_norm: weights::total_norm(&gradients)?,
+            grad_norm: torch::total_norm(&gradients)?.f_double_value(&[])?,
             logits,
             gradients: model.weights().iter().map(|(name, _)| format!("grad.{name}")).zip(gradients).collect(),
         })

@@ -25,10 +25,14 @@ impl Purpose {
 
 /// Seeds torch's generators, on the CPU and on the GPU.
 pub fn seed_torch(purpose: Purpose, seed: u64, numbers: &[u64]) {
-    let hash = digest(purpose, seed, numbers);
-    let first: [u8; 8] = hash[..8].try_into().expect("a digest has 32 bytes");
     // CUDA and the CPU agree on seeds that are not negative.
-    tch::manual_seed(i64::from_le_bytes(first) & i64::MAX);
+    tch::manual_seed((derived(purpose, seed, numbers) >> 1).cast_signed());
+}
+
+/// A seed for something smaller.
+pub fn derived(purpose: Purpose, seed: u64, numbers: &[u64]) -> u64 {
+    let hash = digest(purpose, seed, numbers);
+    u64::from_le_bytes(hash[..8].try_into().expect("a digest has 32 bytes"))
 }
 
 /// A generator whose numbers do not depend on the version of any crate: ChaCha8 and the arithmetic below.

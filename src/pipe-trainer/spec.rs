@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Limit, OptimizerKind, Paths, Precision};
+use pipe_spec::pipeline::{Limit, OptimizerKind, Paths};
 use pipe_spec::{Device, TrainerSpec, Variables};
 
 use crate::error::TrainerError;
@@ -46,16 +46,8 @@ fn problem(spec: &TrainerSpec) -> Option<String> {
 }
 
 fn not_available(spec: &TrainerSpec) -> Option<String> {
-    let train = &spec.train;
-    let asked = [
-        (train.precision != Precision::Fp32, format!("train.precision {:?}", train.precision)),
-        (train.optimizer.kind != OptimizerKind::Adamw, format!("train.optimizer.kind {:?}", train.optimizer.kind)),
-        (train.checkpointing, "train.checkpointing".to_owned()),
-        (train.deterministic, "train.deterministic".to_owned()),
-        (spec.memory.empty_cache_every != 0, "memory.empty_cache_every".to_owned()),
-        (spec.evaluate.generate != 0, "evaluate.generate".to_owned()),
-    ];
-    asked.into_iter().find_map(|(asked, what)| asked.then_some(what))
+    let kind = spec.train.optimizer.kind;
+    (kind != OptimizerKind::Adamw).then(|| format!("train.optimizer.kind {kind:?}"))
 }
 
 fn fill_in(spec: &mut TrainerSpec, variables: &Variables) -> Result<(), TrainerError> {

@@ -91,13 +91,20 @@ impl TensorFiles {
         Ok(Tensor::f_from_data_size(bytes, &entry.shape, entry.kind)?)
     }
 
-    /// A tensor that must have `shape`, as fp32 on `device`.
-    pub fn read_shaped(&self, name: &str, shape: &[i64], device: Device) -> Result<Tensor, TrainerError> {
+    /// A tensor that must have `shape`, as `kind` on `device`.
+    pub fn read_shaped(
+        &self,
+        name: &str,
+        shape: &[i64],
+        kind: Kind,
+        device: Device,
+    ) -> Result<Tensor, TrainerError> {
         let tensor = self.read(name)?;
         if tensor.size() != shape {
             return Err(self.fail(name, format!("its shape is {:?}, the model has {shape:?}", tensor.size())));
         }
-        Ok(tensor.f_to_device(device)?.f_to_kind(Kind::Float)?)
+        // Converted before it is moved, so that the device never holds it twice.
+        Ok(tensor.f_to_kind(kind)?.f_to_device(device)?)
     }
 
     fn fail(&self, name: &str, message: String) -> TrainerError {

@@ -7,6 +7,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::error::TrainerError;
 use crate::random::{self, Purpose};
 use crate::tensor_files::TensorFiles;
+use crate::torch;
 
 /// What a model says about one of its parameters before it exists.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +33,13 @@ pub struct Weights {
 }
 
 impl Weights {
-    pub fn initialise(parameters: &[Parameter], seed: u64, device: Device) -> Result<Self, TrainerError> {
+    /// Drawn in fp32 whatever `kind` is, so that every precision begins with the same weights.
+    pub fn initialise(
+        parameters: &[Parameter],
+        seed: u64,
+        kind: Kind,
+        device: Device,
+    ) -> Result<Self, TrainerError> {
         random::seed_torch(Purpose::Weights, seed, &[]);
         Self::build(parameters, |parameter| {
             let mut tensor = Tensor::f_empty(parameter.shape.as_slice(), (Kind::Float, device))?;
@@ -40,12 +47,18 @@ impl Weights {
                 Init::Constant(value) => tensor.f_fill_(value)?,
                 Init::Normal { std } => tensor.f_normal_(0.0, std)?,
             };
-            Ok(tensor)
+            Ok(tensor.f_to_kind(kind)?)
         })
     }
 
-    pub fn load(parameters: &[Parameter], files: &TensorFiles, device: Device) -> Result<Self, TrainerError> {
-        Self::build(parameters, |parameter| files.read_shaped(&parameter.name, &parameter.shape, device))
+    /// One tensor at a time, each straight to its kind and device.
+    pub fn load(
+        parameters: &[Parameter],
+        files: &TensorFiles,
+        kind: Kind,
+        device: Device,
+    ) -> Result<Self, TrainerError> {
+        Self::build(parameters, |parameter| files.read_shaped(&parameter.name, &parameter.shape, kind, device))
     }
 
     fn build(
@@ -83,19 +96,13 @@ impl Weights {
         self.entries.iter().map(|(_, tensor)| gradient(tensor)).collect()
     }
 
-    pub fn zero_gradients(&self) -> Result<(), TchError> {
-        for (_, tensor) in &self.entries {
-            let mut gradient = tensor.f_grad()?;
-            if gradient.defined() {
-                let _ = gradient.f_zero_()?;
-            }
-        }
-        Ok(())
+    pub fn forget_gradients(&self) -> Result<(), TchError> {
+        self.entries.iter().try_for_each(|(_, tensor)| torch::forget_gradient(tensor))
+    }
+
+    /// Bytes of all parameters together.
+    pub fn bytes(&self) -> u64 {
+        self.entries.iter().map(|(_, tensor)| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64).sum()
     }
 }
 
-/// The norm over all gradients together.
-pub fn total_norm(gradients: &[Tensor]) -> Result<f64, TchError> {
-    let norms = gradients.iter().map(Tensor::f_norm).collect::<Result<Vec<_>, _>>()?;
-    Tensor::f_stack(&norms, 0)?.f_norm()?.f_double_value(&[])
-}

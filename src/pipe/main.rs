@@ -4,6 +4,7 @@ mod cli;
 mod command;
 mod engine;
 mod error;
+mod hub;
 mod image;
 mod interrupt;
 mod outcome;

@@ -96,6 +96,7 @@ impl Plan<'_> {
             let used = self.variables.used(&written.to_string_lossy()).map(own).collect::<Vec<_>>();
             env.extend(used);
         }
+        let inputs = self.inputs.all().map(Input::mount).map(|mount| (mount.host, mount.target));
         let given = container.mounts.iter().map(|mount| (value(&mount.host).into(), PathBuf::from(&mount.container)));
         Launch {
             run_id: run_id.to_owned(),
@@ -103,7 +104,7 @@ impl Plan<'_> {
             run_folder: folder.path().to_owned(),
             args: vec!["train".to_owned(), "--spec".to_owned(), spec.to_string_lossy().into_owned()],
             env,
-            mounts: self.inputs.all().map(|input| (input.host.clone(), input.mounted.clone())).chain(given).collect(),
+            mounts: inputs.chain(given).collect(),
             memory: container.memory.map(|size| size.0),
             shm: container.shm.map(|size| size.0),
             cpus: container.cpus,

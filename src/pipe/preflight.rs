@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use pipe_spec::pipeline::{Image, Paths, Pipeline, Problems};
 use pipe_spec::{Variables, variables};
 
+use crate::hub::{self, Hub, Snapshot};
 use crate::run::absolute;
 
 /// A file or folder that the job reads.
@@ -14,8 +15,22 @@ pub struct Input {
     pub host: PathBuf,
     /// The same with variables in place of their values, for what is written to disk.
     pub written: PathBuf,
-    /// Where it is mounted in a container.
+    /// Where it lies in a container.
     pub mounted: PathBuf,
+    /// What is mounted for it and where, if it would not be whole by itself.
+    pub mount: Option<Mount>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub host: PathBuf,
+    pub target: PathBuf,
+}
+
+impl Input {
+    pub fn mount(&self) -> Mount {
+        self.mount.clone().unwrap_or_else(|| Mount { host: self.host.clone(), target: self.mounted.clone() })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,14 +88,14 @@ impl Finder<'_> {
             Some(_) if Path::new(&value).is_absolute() => PathBuf::from(text),
             Some(_) => absolute(Path::new("")).join(text),
         };
-        Input { host, written, mounted: mounted.into() }
+        Input { host, written, mounted: mounted.into(), mount: None }
     }
 
     fn data(&mut self, place: &str, paths: &Paths, part: &str) -> Vec<Input> {
         let mut inputs = Vec::new();
         for (index, text) in paths.0.iter().enumerate() {
             let name = Path::new(text).file_name().unwrap_or_default().to_string_lossy();
-            let input = self.input(text, format!("/data/{part}/{index}/{name}"));
+            let input = self.input(text, format!("/pipe/data/{part}/{index}/{name}"));
             match std::fs::File::open(&input.host).and_then(|file| file.metadata()) {
                 Err(error) => self.problem(place, format!("cannot read {text}: {}", plain(&error))),
                 Ok(meta) if meta.is_dir() => self.problem(place, format!("{text} is a folder: not available yet")),
@@ -96,28 +111,52 @@ impl Finder<'_> {
     }
 
     fn model(&mut self, from: &str) -> Input {
-        let input = self.input(from, "/model");
-        if !input.host.is_dir() {
-            self.problem("model.from", format!("no such folder: {from} (hub ids: not available yet)"));
-        } else if !input.host.join("config.json").is_file() {
-            self.problem(
-                "model.from",
-                format!("{from} has no config.json; it must be a folder in Hugging Face layout"),
-            );
+        let folder = self.input(from, "/pipe/model");
+        let input = match self.snapshot(from, &folder.host) {
+            None => folder,
+            Some(Ok(snapshot)) => in_repository(snapshot),
+            Some(Err(message)) => {
+                self.problem("model.from", format!("no such folder: {from}; {message}"));
+                return folder;
+            }
+        };
+        let has = |name: &str| input.host.join(name).is_file();
+        if !has("config.json") {
+            let message = format!("{from} has no config.json; it must be a folder in Hugging Face layout");
+            self.problem("model.from", message);
+        } else if !has("model.safetensors") && !has("model.safetensors.index.json") {
+            self.problem("model.from", format!("{from} has no weights: neither model.safetensors nor its index"));
         }
         input
     }
 
+    /// What the hub cache has for a model that is not a folder.
+    fn snapshot(&self, from: &str, folder: &Path) -> Option<Result<Snapshot, String>> {
+        if folder.is_dir() {
+            return None;
+        }
+        Some(if hub::is_id(from) {
+            Hub::from_environment(self.known).find(from)
+        } else if variables::names(from).next().is_some() {
+            // The value of a variable is not written to disk, as the path of a snapshot is.
+            Err("a hub id has no variables in it".to_owned())
+        } else {
+            Err("give a folder in Hugging Face layout, or a hub id: owner/name".to_owned())
+        })
+    }
+
     fn tokenizer(&mut self, pipeline: &Pipeline, model: Option<&Input>, first: Option<&Input>) -> Input {
         let name = Path::new("tokenizer.json");
-        let mounted = PathBuf::from("/data/tokenizer/tokenizer.json");
+        let mounted = PathBuf::from("/pipe/data/tokenizer/tokenizer.json");
         let input = match (&pipeline.data.tokenizer, model, first) {
             (Some(text), _, _) => self.input(text, mounted),
-            (None, Some(model), _) => Input { host: model.host.join(name), written: model.written.join(name), mounted },
+            (None, Some(model), _) => {
+                Input { host: model.host.join(name), written: model.written.join(name), mounted, mount: None }
+            }
             (None, None, first) => {
                 let beside = |path: &Path| path.with_file_name(name);
                 let first = first.cloned().unwrap_or_else(|| self.input("", ""));
-                Input { host: beside(&first.host), written: beside(&first.written), mounted }
+                Input { host: beside(&first.host), written: beside(&first.written), mounted, mount: None }
             }
         };
         if !input.host.is_file() {
@@ -127,6 +166,18 @@ impl Finder<'_> {
             );
         }
         input
+    }
+}
+
+/// The files of a snapshot are links to others of its repository, so the repository is mounted.
+fn in_repository(snapshot: Snapshot) -> Input {
+    let target = PathBuf::from("/pipe/model-repo");
+    let host = snapshot.repository.join(&snapshot.path);
+    Input {
+        written: host.clone(),
+        host,
+        mounted: target.join(snapshot.path),
+        mount: Some(Mount { host: snapshot.repository, target }),
     }
 }
 

@@ -47,7 +47,7 @@ pub fn tests(suite: &mut Suite) {
         ("name_with_slash", GOOD.replace("demo", "a/b"), "line 2: name: found the text \"a/b\""),
         ("name_with_dots", GOOD.replace("demo", "../x"), "line 2: name: found the text \"../x\""),
         ("alias_bomb", alias_bomb(), "YAML syntax: "),
-        ("not_available", with("train: {precision: bf16}"), "the precision bf16: not available yet"),
+        ("not_available", with("train: {batch: auto}"), "the automatic batch: not available yet"),
     ];
     for (name, pipeline, text) in table {
         suite.test(&format!("bad_input::{name}"), Needs::Nothing, move || refused(&pipeline, text));

@@ -1,6 +1,6 @@
 //! What the pipeline file can say and this version cannot do. Refused by name, never ignored.
 
-use super::{Arch, BatchSetting, EngineKind, Gpus, OptimizerKind, PipelineFile, Precision, Reduce};
+use super::{Arch, BatchSetting, EngineKind, Gpus, OptimizerKind, PipelineFile, Reduce};
 
 /// The path and the name of each feature that `file` asks for in vain.
 pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
@@ -15,14 +15,9 @@ pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
         unless(model.arch == Arch::T5, "model.arch", format!("the architecture {}", word(&model.arch)));
     }
     unless(train.batch != BatchSetting::Auto, "train.batch", "the automatic batch".into());
-    unless(train.precision == Precision::Fp32, "train.precision", format!("the precision {}", word(&train.precision)));
     unless(train.optimizer.kind == OptimizerKind::Adamw, "train.optimizer.kind", "the optimizer adafactor".into());
-    unless(!train.checkpointing, "train.checkpointing", "gradient checkpointing".into());
-    unless(!train.deterministic, "train.deterministic", "deterministic kernels".into());
-    unless(file.memory.empty_cache_every == 0, "memory.empty_cache_every", "clearing the cache".into());
     unless(file.on_oom.reduce != Reduce::Fit, "on_oom.reduce", "fitting the batch".into());
     unless(file.on_oom.then.is_empty(), "on_oom.then", "changing the maths".into());
-    unless(file.evaluate.generate == 0, "evaluate.generate", "generating text".into());
     let one_gpu = match &file.container.gpus {
         Gpus::Auto | Gpus::Count(0 | 1) => true,
         Gpus::Ids(ids) => ids.len() == 1,

@@ -100,15 +100,10 @@ fn a_table_of_bad_input() {
 #[test]
 fn what_is_not_built_yet_is_refused_by_name() {
     let cases = [
-        ("train: {precision: bf16}", "train.precision: the precision bf16: not available yet"),
         ("train: {batch: auto}", "train.batch: the automatic batch: not available yet"),
-        ("train: {checkpointing: true}", "train.checkpointing: gradient checkpointing: not available yet"),
-        ("train: {deterministic: true}", "train.deterministic: deterministic kernels: not available yet"),
         ("train: {optimizer: {kind: adafactor}}", "train.optimizer.kind: the optimizer adafactor: not available yet"),
-        ("memory: {empty_cache_every: 10}", "memory.empty_cache_every: clearing the cache: not available yet"),
         ("on_oom: {reduce: fit}", "on_oom.reduce: fitting the batch: not available yet"),
         ("on_oom: {then: [checkpointing]}", "on_oom.then: changing the maths: not available yet"),
-        ("evaluate: {generate: 3}", "evaluate.generate: generating text: not available yet"),
         ("container: {gpus: 2}", "container.gpus: training on several GPUs: not available yet"),
         ("engine: slurm", "engine: the engine slurm: not available yet"),
         ("notify: [{discord: \"${HOOK}\", on: [oom]}]", "notify: messages: not available yet"),

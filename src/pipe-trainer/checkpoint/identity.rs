@@ -1,6 +1,9 @@
 //! What a checkpoint belongs to: going on from it is only the same training when these agree.
 
+use pipe_spec::pipeline::Precision;
 use serde::{Deserialize, Serialize};
+
+use crate::loss_scale::LossScale;
 
 /// What must not change within a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -8,6 +11,7 @@ pub struct Identity {
     pub seed: u64,
     pub effective_batch: u32,
     pub shuffle: bool,
+    pub precision: Precision,
     /// Rows of the training data.
     pub rows: u64,
 }
@@ -20,13 +24,14 @@ impl Identity {
         };
         differs("seed", self.seed.to_string(), run.seed.to_string())
             .or_else(|| differs("effective batch", self.effective_batch.to_string(), run.effective_batch.to_string()))
+            .or_else(|| differs("precision", format!("{:?}", self.precision), format!("{:?}", run.precision)))
             .or_else(|| differs("shuffle", self.shuffle.to_string(), run.shuffle.to_string()))
             .or_else(|| differs("training rows", self.rows.to_string(), run.rows.to_string()))
     }
 }
 
 /// `state.json`. Order, dropout and schedule are functions of these numbers, so nothing more needs saving.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavedState {
     pub version: u32,
     /// Completed steps.
@@ -37,6 +42,7 @@ pub struct SavedState {
     pub total_steps: u64,
     /// The batch it was made with; another one may go on.
     pub batch: u32,
+    pub loss_scale: Option<LossScale>,
     pub identity: Identity,
 }
 

@@ -145,15 +145,17 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use pipe_spec::pipeline::Precision;
+
     use super::*;
 
     fn identity() -> Identity {
-        Identity { seed: 1, effective_batch: 8, shuffle: true, rows: 100 }
+        Identity { seed: 1, effective_batch: 8, shuffle: true, precision: Precision::Fp32, rows: 100 }
     }
 
     fn state(step: u64) -> SavedState {
         let (version, identity) = (SavedState::VERSION, identity());
-        SavedState { version, step, evaluated: 0, samples: step * 8, total_steps: 9, batch: 4, identity }
+        SavedState { version, step, evaluated: 0, samples: step * 8, total_steps: 9, batch: 4, loss_scale: None, identity }
     }
 
     fn store(name: &str) -> (Store, PathBuf) {

@@ -48,6 +48,12 @@ impl Encoder {
     pub fn encode(&self, row: Row) -> Result<Sample, tokenizers::Error> {
         Ok(Sample { source: numbers(&self.source, row.source)?, target: numbers(&self.target, row.target)? })
     }
+
+    /// The text of tokens that a model has generated, without the special ones.
+    pub fn decode(&self, tokens: &[i64]) -> Result<String, tokenizers::Error> {
+        let tokens: Vec<u32> = tokens.iter().filter_map(|token| u32::try_from(*token).ok()).collect();
+        self.target.decode(&tokens, true)
+    }
 }
 
 fn numbers(tokenizer: &Tokenizer, text: String) -> Result<Vec<i64>, tokenizers::Error> {

@@ -18,7 +18,6 @@ type CuDeviceGet = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
 type CuDeviceGetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
 type CuDeviceTotalMem = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
 type CuDriverGetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
-type CuMemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
 
 impl Card {
     /// The first card that the driver shows.
@@ -55,15 +54,6 @@ impl Card {
         let asked =
             unsafe { self.driver.function::<CuDriverGetVersion>(c"cuDriverGetVersion").ok()?(&raw mut version) };
         (asked == 0).then(|| format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
-    }
-
-    /// Bytes in use on the card, by everybody; absent before torch has begun to use it.
-    pub fn used(&self) -> Option<u64> {
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: as above.
-        let asked =
-            unsafe { self.driver.function::<CuMemGetInfo>(c"cuMemGetInfo_v2").ok()?(&raw mut free, &raw mut total) };
-        (asked == 0).then(|| total.saturating_sub(free) as u64)
     }
 }
 

@@ -3,9 +3,7 @@
 mod cuda;
 mod library;
 
-use std::cell::Cell;
-
-use pipe_spec::pipeline::{Limit, Memory};
+use pipe_spec::pipeline::{Limit, Memory, Precision};
 use pipe_spec::{Device, TrainerSpec};
 use tch::{Kind, Tensor};
 
@@ -14,6 +12,7 @@ use self::library::Library;
 use crate::error::TrainerError;
 use crate::host_limit;
 use crate::host_memory::{self, HostMemory};
+use crate::torch;
 
 /// The libtorch that tch is made for.
 pub const LIBTORCH: &str = "2.11.0";
@@ -25,7 +24,6 @@ pub struct Hardware {
     pub capacity: Option<u64>,
     pub driver: Option<String>,
     card: Option<Card>,
-    peak_on_card: Cell<u64>,
 }
 
 /// Bytes.
@@ -45,6 +43,8 @@ impl Hardware {
         if let Some(threads) = spec.threads {
             tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
         }
+        torch::allow_tf32(spec.train.precision == Precision::Tf32);
+        torch::deterministic(spec.train.deterministic)?;
         hardware.warm_up()?;
         Ok(hardware)
     }
@@ -56,7 +56,6 @@ impl Hardware {
             capacity: size_limit(memory).or_else(host_memory::total),
             driver: None,
             card: None,
-            peak_on_card: Cell::new(0),
         }
     }
 
@@ -91,7 +90,6 @@ impl Hardware {
             capacity: Some(share.map_or(card.total, |share| (card.total as f64 * share) as u64)),
             driver: card.driver_version(),
             card: Some(card),
-            peak_on_card: Cell::new(0),
         })
     }
 
@@ -112,16 +110,20 @@ impl Hardware {
         }
     }
 
+    /// The most that torch has held on the card so far.
+    pub fn card_peak(&self) -> Option<u64> {
+        self.card.as_ref().and_then(|_| torch::card_memory().ok()).map(|card| card.peak_allocated)
+    }
+
     pub fn usage(&self) -> Usage {
         match &self.card {
             None => {
                 let host = HostMemory::now();
                 Usage { allocated: host.resident, reserved: host.data, peak: host.peak }
             }
-            Some(card) => {
-                let used = card.used().unwrap_or(0);
-                self.peak_on_card.set(self.peak_on_card.get().max(used));
-                Usage { allocated: used, reserved: used, peak: self.peak_on_card.get() }
+            Some(_) => {
+                let card = torch::card_memory().unwrap_or_default();
+                Usage { allocated: card.allocated, reserved: card.reserved, peak: card.peak_allocated }
             }
         }
     }

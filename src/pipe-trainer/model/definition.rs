@@ -3,13 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{self, Arch};
+use pipe_spec::pipeline::{self, Arch, Train};
 use serde_json::{Map, Value};
 use tch::Device;
 
 use super::t5::{T5, T5Config};
 use super::{ConfigKeys, Model};
 use crate::error::TrainerError;
+use crate::precision::Kinds;
 use crate::tensor_files::TensorFiles;
 
 pub struct Definition {
@@ -23,6 +24,28 @@ pub struct Definition {
 pub enum Start<'a> {
     Random { seed: u64 },
     Tensors(&'a TensorFiles),
+}
+
+/// How a model is to compute, whatever it is.
+pub struct Setup {
+    /// Instead of what the config says.
+    pub dropout: Option<f64>,
+    pub device: Device,
+    pub kinds: Kinds,
+    /// Whether what a block computes inside is thrown away and computed again for its gradient.
+    pub checkpointing: bool,
+}
+
+impl Setup {
+    pub fn of(train: &Train, device: Device) -> Self {
+        let kinds = Kinds::of(train.precision);
+        Self { dropout: train.dropout, device, kinds, checkpointing: train.checkpointing }
+    }
+
+    /// fp32 on the CPU, as the config says.
+    pub fn plain() -> Self {
+        Self { dropout: None, device: Device::Cpu, kinds: Kinds::FP32, checkpointing: false }
+    }
 }
 
 impl Definition {
@@ -43,7 +66,7 @@ impl Definition {
     pub fn from_folder(folder: &Path) -> Result<Self, TrainerError> {
         let fail = |path: &Path, message: String| TrainerError::Model { path: path.to_owned(), message };
         if !folder.is_dir() {
-            return Err(fail(folder, "not a folder; hub ids are not available yet".to_owned()));
+            return Err(fail(folder, "not a folder".to_owned()));
         }
         let file = folder.join("config.json");
         let text = fs::read(&file).map_err(|error| fail(&file, error.to_string()))?;
@@ -65,11 +88,10 @@ impl Definition {
     pub fn build(
         &self,
         start: &Start<'_>,
-        dropout: Option<f64>,
-        device: Device,
+        setup: &Setup,
     ) -> Result<Box<dyn Model>, TrainerError> {
         match self.arch {
-            Arch::T5 => Ok(Box::new(T5::build(T5Config::read(&self.config)?, start, dropout, device)?)),
+            Arch::T5 => Ok(Box::new(T5::build(T5Config::read(&self.config)?, start, setup)?)),
             Arch::Bert
             | Arch::Roberta
             | Arch::XlmRoberta

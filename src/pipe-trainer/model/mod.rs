@@ -5,7 +5,7 @@ mod definition;
 mod t5;
 
 pub use config_keys::ConfigKeys;
-pub use definition::{Definition, Start};
+pub use definition::{Definition, Setup, Start};
 
 use serde_json::{Map, Value};
 use tch::Tensor;
@@ -22,6 +22,9 @@ pub trait Model {
     /// The losses of a part, summed over its targets and not averaged: a step divides by the count of all its parts.
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
 
+    /// An answer to each source of a part, without dropout and without gradients. Labels are not looked at.
+    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError>;
+
     /// The keys of `config.json`, as transformers reads them.
     fn config(&self) -> Map<String, Value>;
 
@@ -32,8 +35,17 @@ pub trait Model {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// With dropout.
-    Train,
+    /// With dropout, which is a function of this seed.
+    Train { seed: u64 },
     /// Without.
     Eval,
+}
+
+/// How text is generated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Generation {
+    /// Tokens of an answer at most, its end token included.
+    pub max_length: i64,
+    /// How many beginnings are kept side by side; 1 takes the most probable token each time.
+    pub beams: i64,
 }

@@ -90,7 +90,7 @@ fn bad_input_is_named() {
         ("/data/train", write("table.csv", "a,b"), "table.csv: data in .csv files: not available yet"),
         ("/data/train", json!("${NO_SUCH_FOLDER}/train.jsonl"), "the variable ${NO_SUCH_FOLDER} is not set"),
         ("/tokenizer", write("tokenizer.json", "{}"), "hint: data.tokenizer names a tokenizer.json"),
-        ("/model/from", json!("google/flan-t5-xl"), "not a folder; hub ids are not available yet"),
+        ("/model/from", json!("google/flan-t5-xl"), "the model google/flan-t5-xl: not a folder"),
         ("/model", json!({ "arch": "t5", "config": {} }), "model config: d_model: missing"),
         ("/model", json!({ "arch": "bert", "config": {} }), "the architecture bert: not available yet"),
         (

@@ -14,6 +14,7 @@ use pipe_spec::event::{EventKind, Memory};
 use self::session::Session;
 use self::state::State;
 use self::training::Training;
+pub use self::training::clip_factor;
 use crate::error::TrainerError;
 use crate::host_memory::HostMemory;
 use crate::{boundary, durable, host_limit, oom};

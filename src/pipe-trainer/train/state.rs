@@ -13,11 +13,16 @@ use crate::adamw::AdamW;
 use crate::checkpoint::{Checkpoint, Identity, SavedState};
 use crate::data::Plan;
 use crate::error::TrainerError;
-use crate::model::{Definition, Model, Start};
+use crate::loss_scale::LossScale;
+use crate::model::{Definition, Model, Setup, Start};
 
 pub struct State {
     pub model: Box<dyn Model>,
     pub optimizer: AdamW,
+    /// In fp16 alone.
+    pub loss_scale: Option<LossScale>,
+    /// The most that the device held while the weights were loaded, where it can tell.
+    pub load_peak: Option<u64>,
     /// Completed steps.
     pub step: u64,
     /// The last step after which the model was evaluated.
@@ -46,12 +51,15 @@ impl State {
         session.situation.enter(Phase::Load);
         let trained = definition.trained()?;
         let start = trained.as_ref().map_or(Start::Random { seed: train.seed }, Start::Tensors);
-        let model = definition.build(&start, train.dropout, session.hardware.device)?;
+        let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
+        let load_peak = session.hardware.card_peak();
         session.situation.enter(Phase::Optimizer);
-        let optimizer = AdamW::new(&train.optimizer, model.weights())?;
+        let optimizer = AdamW::new(train, model.weights())?;
         Ok(Self {
+            load_peak,
             model,
             optimizer,
+            loss_scale: LossScale::new(train.precision),
             step: 0,
             evaluated: 0,
             resumed_from: None,
@@ -68,12 +76,15 @@ impl State {
     ) -> Result<Self, TrainerError> {
         let train = &session.spec.train;
         let start = Start::Tensors(&checkpoint.model);
-        let model = definition.build(&start, train.dropout, session.hardware.device)?;
-        let optimizer = AdamW::load(&train.optimizer, model.weights(), &checkpoint.optimizer)?;
+        let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
+        let load_peak = session.hardware.card_peak();
+        let optimizer = AdamW::load(train, model.weights(), &checkpoint.optimizer)?;
         let SavedState { step, evaluated, .. } = checkpoint.state;
         Ok(Self {
+            load_peak,
             model,
             optimizer,
+            loss_scale: checkpoint.state.loss_scale,
             step,
             evaluated,
             resumed_from: Some(step),
@@ -95,6 +106,7 @@ impl State {
             samples: self.plan.samples_after(self.step),
             total_steps: self.plan.steps(),
             batch: session.spec.train.batch,
+            loss_scale: self.loss_scale,
             identity: identity(session, &self.plan),
         };
         let bytes = session.store.save(&state, &self.named_weights(), &self.optimizer.tensors())?;
@@ -118,6 +130,7 @@ fn identity(session: &Session, plan: &Plan) -> Identity {
         seed: session.spec.train.seed,
         effective_batch: session.spec.train.effective_batch,
         shuffle: session.spec.data.shuffle,
+        precision: session.spec.train.precision,
         rows: plan.rows(),
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use pipe_spec::Phase;
 use pipe_spec::event::{self, EventKind};
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use super::evaluation::Evaluation;
 use super::export;
@@ -16,7 +16,7 @@ use crate::device::LIBTORCH;
 use crate::error::TrainerError;
 use crate::model::Mode;
 use crate::random::{self, Purpose};
-use crate::{schedule, weights};
+use crate::{schedule, torch};
 
 pub struct Training<'a> {
     session: &'a Session,
@@ -29,8 +29,8 @@ pub struct Training<'a> {
 
 /// What the parts of a step gave.
 struct Accumulated {
-    /// Summed over the step, divided by its tokens.
-    loss: f64,
+    /// Summed over the step, on the device.
+    loss: Tensor,
     tokens: u64,
 }
 
@@ -67,10 +67,20 @@ impl<'a> Training<'a> {
     fn step(&mut self) -> Result<(), TrainerError> {
         let clock = Instant::now();
         let samples = self.loader.next()?;
-        let Accumulated { loss, tokens } = self.accumulate(&samples)?;
         let lr = self.learning_rate();
-        let grad_norm = self.update(lr)?;
+        let (accumulated, grad_norm) = loop {
+            let accumulated = self.accumulate(&samples)?;
+            if let Some(norm) = self.update(lr, &accumulated)? {
+                break (accumulated, norm);
+            }
+        };
+        // The one place of a step that waits for the device: by now everything is under way.
+        let Accumulated { loss, tokens } = accumulated;
+        let (loss, grad_norm) = (loss.f_double_value(&[])? / tokens.max(1) as f64, grad_norm.f_double_value(&[])?);
+        self.finite("loss", loss)?;
+        self.finite("gradient norm", grad_norm)?;
         self.state.step += 1;
+        self.clear_cache_if_due()?;
 
         let step = self.state.step;
         let usage = self.session.hardware.usage();
@@ -97,44 +107,55 @@ impl<'a> Training<'a> {
         let train = &self.session.spec.train;
         let tokens = samples.iter().map(|sample| sample.target.len() as u64).sum::<u64>();
         self.session.situation.set_step(self.state.step + 1);
-        self.state.model.weights().zero_gradients()?;
+        self.state.model.weights().forget_gradients()?;
         let mut sums = Vec::new();
         for (index, part) in samples.chunks(train.batch as usize).enumerate() {
             // Dropout is a function of step and part, so that a resumed run drops the same.
-            random::seed_torch(Purpose::Dropout, train.seed, &[self.state.step, index as u64]);
-            sums.push(self.accumulate_part(part, tokens)?);
+            let seed = random::derived(Purpose::Dropout, train.seed, &[self.state.step, index as u64]);
+            sums.push(self.accumulate_part(part, tokens, seed)?);
         }
-        let loss = Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?.f_double_value(&[])? / tokens.max(1) as f64;
-        self.finite("loss", loss)?;
-        Ok(Accumulated { loss, tokens })
+        Ok(Accumulated { loss: Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, tokens })
     }
 
-    fn accumulate_part(&self, samples: &[Sample], tokens: u64) -> Result<Tensor, TrainerError> {
+    fn accumulate_part(&self, samples: &[Sample], tokens: u64, seed: u64) -> Result<Tensor, TrainerError> {
         let (source, target) = self.shape.lengths(samples);
         self.session.situation.set_part(samples.len() as u32, source.max(target) as u32);
         self.session.enter(Phase::Forward, self.state.step)?;
-        let sum = self.state.model.loss_sum(&self.shape.collate(samples)?, Mode::Train)?;
+        let sum = self.state.model.loss_sum(&self.shape.collate(samples)?, Mode::Train { seed })?;
         self.session.enter(Phase::Backward, self.state.step)?;
-        sum.f_div_scalar(tokens.max(1) as f64)?.f_backward()?;
+        let scale = self.state.loss_scale.map_or(1.0, |scale| scale.factor) / tokens.max(1) as f64;
+        sum.f_mul_scalar(scale)?.f_backward()?;
         Ok(sum.f_detach()?)
     }
 
-    /// Clips the gradient and updates the weights; returns the norm before clipping.
-    fn update(&mut self, lr: f64) -> Result<f64, TrainerError> {
+    /// Clips the gradient and updates the weights; returns the norm before clipping, or nothing when fp16 could not hold
+    /// the gradient and the step is to be done over with a smaller scale. Nothing but that look waits for the device.
+    fn update(&mut self, lr: f64, accumulated: &Accumulated) -> Result<Option<Tensor>, TrainerError> {
         self.session.enter(Phase::Optimizer, self.state.step)?;
-        let mut gradients = self.state.model.weights().gradients()?;
-        let norm = weights::total_norm(&gradients)?;
-        self.finite("gradient norm", norm)?;
-        let clip = self.session.spec.train.clip;
-        // As torch.nn.utils.clip_grad_norm_.
-        let scale = clip / (norm + 1e-6);
-        if clip > 0.0 && scale < 1.0 {
-            for gradient in &mut gradients {
-                let _ = gradient.f_mul_scalar_(scale)?;
+        let gradients = self.state.model.weights().gradients()?;
+        let mut norm = torch::total_norm(&gradients)?;
+        let mut unscale = 1.0;
+        if let Some(loss_scale) = &mut self.state.loss_scale {
+            unscale = 1.0 / loss_scale.factor;
+            norm = norm.f_mul_scalar(unscale)?;
+            if norm.f_double_value(&[])?.is_finite() {
+                loss_scale.succeeded();
+            } else if accumulated.loss.f_double_value(&[])?.is_finite() && loss_scale.overflowed() {
+                return Ok(None);
             }
         }
-        self.state.optimizer.update(self.state.model.weights(), &gradients, lr, self.state.step + 1)?;
-        Ok(norm)
+        let scale = clip_factor(&norm, self.session.spec.train.clip)?.f_mul_scalar(unscale)?;
+        let step = self.state.step + 1;
+        self.state.optimizer.update(self.state.model.weights(), &gradients, &scale, lr, step)?;
+        Ok(Some(norm))
+    }
+
+    fn clear_cache_if_due(&self) -> Result<(), TrainerError> {
+        let every = self.session.spec.memory.empty_cache_every;
+        if every > 0 && self.state.step.is_multiple_of(every) && self.session.hardware.device.is_cuda() {
+            torch::empty_cache()?;
+        }
+        Ok(())
     }
 
     fn learning_rate(&self) -> f64 {
@@ -181,6 +202,8 @@ impl<'a> Training<'a> {
             effective_batch: spec.train.effective_batch,
             steps: self.plan.steps(),
             samples: self.plan.samples_after(self.plan.steps()),
+            weights: Some(self.state.model.weights().bytes()),
+            load_peak: self.state.load_peak,
             resumed_from: self.state.resumed_from,
         }));
     }
@@ -197,6 +220,14 @@ impl<'a> Training<'a> {
         }));
         Ok(())
     }
+}
+
+/// What gradients of this norm are multiplied with so that it is at most `clip`, as torch.nn.utils.clip_grad_norm_ does.
+pub fn clip_factor(norm: &Tensor, clip: f64) -> Result<Tensor, TchError> {
+    if clip <= 0.0 {
+        return norm.f_ones_like();
+    }
+    norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(clip)?.f_clamp_max(1.0)
 }
 
 /// A token beyond the vocabulary would be read from memory that is no embedding.

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pipe_spec::event::{RecordedEvent, Started, Step};
+use pipe_spec::event::{Eval, RecordedEvent, Started, Step};
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
@@ -70,10 +70,7 @@ impl Reporter {
         match &recorded.event.kind {
             EventKind::Started(started) => self.started(started),
             EventKind::Step(step) => self.step(step),
-            EventKind::Eval(eval) => self.note(&format!(
-                "step {}: eval loss {:.4}, perplexity {:.2}, {} samples",
-                eval.step, eval.loss, eval.perplexity, eval.samples
-            )),
+            EventKind::Eval(eval) => self.note(&evaluation(eval)),
             EventKind::Sample(sample) => self.note(&format!("{} -> {}", sample.source, sample.generated)),
             EventKind::Checkpoint(checkpoint) => {
                 tracing::debug!("saved {} ({})", checkpoint.path, human_bytes(checkpoint.bytes));
@@ -196,6 +193,13 @@ impl Drop for ImageProgress<'_> {
     }
 }
 
+fn evaluation(eval: &Eval) -> String {
+    let exact = eval.exact_match.map_or(String::new(), |share| format!(", exact match {:.1} %", share * 100.0));
+    let rouge = eval.rouge_l.map_or(String::new(), |score| format!(", ROUGE-L {score:.3}"));
+    let Eval { step, loss, perplexity, samples, .. } = eval;
+    format!("step {step}: eval loss {loss:.4}, perplexity {perplexity:.2}{exact}{rouge}, {samples} samples")
+}
+
 fn merge(line: &mut serde_json::Value, with: &impl serde::Serialize) {
     let fields = serde_json::to_value(with).expect("what pipe reports can be written as JSON");
     if let (Some(line), serde_json::Value::Object(fields)) = (line.as_object_mut(), fields) {
@@ -218,7 +222,17 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::grouped;
+    use super::*;
+
+    #[test]
+    fn an_evaluation_in_a_line() {
+        let (exact_match, rouge_l) = (None, None);
+        let eval = Eval { step: 4, loss: 0.5, perplexity: 1.6487, samples: 20, ms: 1.0, exact_match, rouge_l };
+        assert_eq!(evaluation(&eval), "step 4: eval loss 0.5000, perplexity 1.65, 20 samples");
+        let eval = Eval { exact_match: Some(0.125), rouge_l: Some(0.4316), ..eval };
+        let want = "step 4: eval loss 0.5000, perplexity 1.65, exact match 12.5 %, ROUGE-L 0.432, 20 samples";
+        assert_eq!(evaluation(&eval), want);
+    }
 
     #[test]
     fn digits_in_groups() {

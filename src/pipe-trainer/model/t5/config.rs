@@ -25,6 +25,7 @@ pub struct T5Config {
     pub scale_decoder_outputs: bool,
     pub pad_token_id: i64,
     pub decoder_start_token_id: i64,
+    pub eos_token_id: i64,
     /// Everything that was given, kept for the export.
     given: Map<String, Value>,
 }
@@ -67,6 +68,7 @@ impl T5Config {
             scale_decoder_outputs: keys.truth("scale_decoder_outputs")?.unwrap_or(tie_word_embeddings),
             pad_token_id,
             decoder_start_token_id: keys.whole("decoder_start_token_id")?.unwrap_or(pad_token_id),
+            eos_token_id: keys.whole("eos_token_id")?.unwrap_or(1),
             given: given.clone(),
         };
         config.check()?;
@@ -75,9 +77,11 @@ impl T5Config {
 
     fn check(&self) -> Result<(), TrainerError> {
         let fail = |key: &str, message: String| Err(TrainerError::Config { key: key.to_owned(), message });
-        for (key, token) in
-            [("pad_token_id", self.pad_token_id), ("decoder_start_token_id", self.decoder_start_token_id)]
-        {
+        for (key, token) in [
+            ("pad_token_id", self.pad_token_id),
+            ("decoder_start_token_id", self.decoder_start_token_id),
+            ("eos_token_id", self.eos_token_id),
+        ] {
             if token >= self.vocab_size {
                 return fail(key, format!("found {token}; allowed: below vocab_size, which is {}", self.vocab_size));
             }
@@ -127,7 +131,7 @@ impl T5Config {
             "scale_decoder_outputs": self.scale_decoder_outputs,
             "pad_token_id": self.pad_token_id,
             "decoder_start_token_id": self.decoder_start_token_id,
-            "eos_token_id": self.given.get("eos_token_id").cloned().unwrap_or_else(|| json!(1)),
+            "eos_token_id": self.eos_token_id,
         });
         if let Value::Object(filled) = filled {
             config.extend(filled);

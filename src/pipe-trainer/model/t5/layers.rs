@@ -1,36 +1,64 @@
 //! T5's layers: a stack of blocks; in a block self-attention, in the decoder attention to the encoder, and a feed-forward
 //! layer, each behind a norm and added to what came in.
 
-use tch::Tensor;
+use std::sync::Arc;
+
+use tch::{Kind, Tensor};
 
 use super::config::{Activation, FeedForwardKind, T5Config};
 use super::position;
 use crate::error::TrainerError;
 use crate::model::Mode;
+use crate::random::{self, Purpose};
+use crate::torch;
 use crate::weights::Weights;
 
+/// What one pass through the model has in common everywhere.
 #[derive(Clone, Copy)]
-pub struct Dropout {
-    rate: f64,
-    on: bool,
+pub struct Pass {
+    dropout: f64,
+    /// Absent when nothing is dropped.
+    seed: Option<u64>,
+    compute: Kind,
+    checkpointing: bool,
 }
 
-impl Dropout {
-    pub fn new(rate: f64, mode: Mode) -> Self {
-        Self { rate, on: mode == Mode::Train && rate > 0.0 }
+impl Pass {
+    pub fn new(mode: Mode, dropout: f64, compute: Kind, checkpointing: bool) -> Self {
+        match mode {
+            Mode::Train { seed } => Self { dropout, seed: Some(seed).filter(|_| dropout > 0.0), compute, checkpointing },
+            Mode::Eval => Self { dropout: 0.0, seed: None, compute, checkpointing: false },
+        }
     }
 
-    pub fn apply(self, input: &Tensor) -> Result<Tensor, TrainerError> {
-        if self.on { Ok(input.f_dropout(self.rate, true)?) } else { Ok(input.shallow_clone()) }
+    /// Random numbers begin anew in each block, so that one that is computed again drops the same.
+    pub fn for_block(self, block: u64) -> Self {
+        if let Some(seed) = self.seed {
+            random::seed_torch(Purpose::Dropout, seed, &[block]);
+        }
+        self
+    }
+
+    pub fn drop_out(self, input: &Tensor) -> Result<Tensor, TrainerError> {
+        match self.seed {
+            Some(_) => Ok(input.f_dropout(self.dropout, true)?),
+            None => Ok(input.shallow_clone()),
+        }
+    }
+
+    fn linear(self, input: &Tensor, weight: &Tensor) -> Result<Tensor, TrainerError> {
+        Ok(input.f_linear(&weight.f_to_kind(self.compute)?, None::<&Tensor>)?)
     }
 }
 
 pub struct Stack {
-    blocks: Vec<Block>,
-    final_layer_norm: Norm,
+    pub(super) blocks: Vec<Arc<Block>>,
+    pub(super) final_layer_norm: Norm,
     /// [buckets, heads]; the first block's, used by all.
-    relative_attention_bias: Tensor,
-    buckets: position::Buckets,
+    pub(super) relative_attention_bias: Tensor,
+    pub(super) buckets: position::Buckets,
+    /// The number of its first block among all of the model.
+    first: u64,
 }
 
 impl Stack {
@@ -46,7 +74,7 @@ impl Stack {
         let block = |index| Block::new(config, weights, &format!("{name}.block.{index}.layer"), is_decoder);
         let bias = format!("{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight");
         Self {
-            blocks: (0..layers).map(block).collect(),
+            blocks: (0..layers).map(|index| Arc::new(block(index))).collect(),
             final_layer_norm: Norm::new(config, weights, &format!("{name}.final_layer_norm")),
             relative_attention_bias: weights.get(&bias),
             buckets: position::Buckets {
@@ -54,6 +82,7 @@ impl Stack {
                 max_distance: config.relative_attention_max_distance,
                 bidirectional: !is_decoder,
             },
+            first: if is_decoder { config.num_layers as u64 + 2 } else { 1 },
         }
     }
 
@@ -63,22 +92,38 @@ impl Stack {
         hidden: &Tensor,
         mask: &Tensor,
         memory: Option<(&Tensor, &Tensor)>,
-        dropout: Dropout,
+        pass: Pass,
     ) -> Result<Tensor, TrainerError> {
-        let position = self.buckets.bias(&self.relative_attention_bias, hidden.size3()?.1)?;
-        let bias = position.f_add(mask)?;
+        let bias = self.bias(hidden, mask, pass)?;
         let mut hidden = hidden.shallow_clone();
-        for block in &self.blocks {
-            hidden = block.forward(&hidden, &bias, memory, dropout)?;
+        for (index, block) in self.blocks.iter().enumerate() {
+            let number = self.first + index as u64;
+            hidden = if pass.checkpointing {
+                let (block, mask) = (Arc::clone(block), memory.map(|(_, mask)| mask.shallow_clone()));
+                torch::checkpoint(&hidden, &bias, memory.map(|(memory, _)| memory), move |hidden, bias, memory| {
+                    block.forward(hidden, bias, memory.zip(mask.as_ref()), pass.for_block(number))
+                })?
+            } else {
+                block.forward(&hidden, &bias, memory, pass.for_block(number))?
+            };
         }
-        dropout.apply(&self.final_layer_norm.forward(&hidden)?)
+        pass.drop_out(&self.final_layer_norm.forward(&hidden)?)
+    }
+
+    /// [batch, heads, length, length], whole in memory: only then does the fused attention kernel compute its gradient.
+    fn bias(&self, hidden: &Tensor, mask: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let (batch, length, _) = hidden.size3()?;
+        let position = self.buckets.bias(&self.relative_attention_bias, length)?.f_to_kind(pass.compute)?;
+        let bias = position.f_add(mask)?;
+        let heads = bias.size()[1];
+        Ok(bias.f_expand([batch, heads, length, length], false)?.f_contiguous()?)
     }
 }
 
-struct Block {
-    attention: Attention,
-    cross_attention: Option<Attention>,
-    feed_forward: FeedForward,
+pub(super) struct Block {
+    pub(super) attention: Attention,
+    pub(super) cross_attention: Option<Attention>,
+    pub(super) feed_forward: FeedForward,
 }
 
 impl Block {
@@ -96,24 +141,24 @@ impl Block {
         hidden: &Tensor,
         bias: &Tensor,
         memory: Option<(&Tensor, &Tensor)>,
-        dropout: Dropout,
+        pass: Pass,
     ) -> Result<Tensor, TrainerError> {
-        let mut hidden = self.attention.forward(hidden, None, bias, dropout)?;
+        let mut hidden = self.attention.forward(hidden, None, bias, pass)?;
         if let (Some(cross), Some((memory, mask))) = (&self.cross_attention, memory) {
-            hidden = cross.forward(&hidden, Some(memory), mask, dropout)?;
+            hidden = cross.forward(&hidden, Some(memory), mask, pass)?;
         }
-        self.feed_forward.forward(&hidden, dropout)
+        self.feed_forward.forward(&hidden, pass)
     }
 }
 
-struct Attention {
-    layer_norm: Norm,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    heads: i64,
-    d_kv: i64,
+pub(super) struct Attention {
+    pub(super) layer_norm: Norm,
+    pub(super) q: Tensor,
+    pub(super) k: Tensor,
+    pub(super) v: Tensor,
+    pub(super) o: Tensor,
+    pub(super) heads: i64,
+    pub(super) d_kv: i64,
 }
 
 impl Attention {
@@ -136,28 +181,31 @@ impl Attention {
         hidden: &Tensor,
         memory: Option<&Tensor>,
         bias: &Tensor,
-        dropout: Dropout,
+        pass: Pass,
     ) -> Result<Tensor, TrainerError> {
-        let normed = self.layer_norm.forward(hidden)?;
+        let normed = self.layer_norm.forward(hidden)?.f_to_kind(pass.compute)?;
         let memory = memory.unwrap_or(&normed);
-        let (q, k, v) =
-            (self.heads_of(&normed, &self.q)?, self.heads_of(memory, &self.k)?, self.heads_of(memory, &self.v)?);
-        let scores = q.f_matmul(&k.f_transpose(2, 3)?)?.f_add(bias)?;
-        let attended = dropout.apply(&scores.f_softmax(-1, None)?)?.f_matmul(&v)?;
+        let (q, k, v) = (
+            self.heads_of(&normed, &self.q, pass)?,
+            self.heads_of(memory, &self.k, pass)?,
+            self.heads_of(memory, &self.v, pass)?,
+        );
+        let dropped = if pass.seed.is_some() { pass.dropout } else { 0.0 };
+        let attended = Tensor::f_scaled_dot_product_attention(&q, &k, &v, Some(bias), dropped, false, 1.0, false)?;
         let (batch, length, _) = hidden.size3()?;
         let merged = attended.f_transpose(1, 2)?.f_reshape([batch, length, self.heads * self.d_kv])?;
-        Ok(hidden.f_add(&dropout.apply(&merged.f_linear(&self.o, None::<&Tensor>)?)?)?)
+        Ok(hidden.f_add(&pass.drop_out(&pass.linear(&merged, &self.o)?)?)?)
     }
 
     /// [batch, length, d_model] to [batch, heads, length, d_kv]
-    fn heads_of(&self, input: &Tensor, projection: &Tensor) -> Result<Tensor, TrainerError> {
+    fn heads_of(&self, input: &Tensor, projection: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let (batch, length, _) = input.size3()?;
-        let projected = input.f_linear(projection, None::<&Tensor>)?;
+        let projected = pass.linear(input, projection)?;
         Ok(projected.f_view([batch, length, self.heads, self.d_kv])?.f_transpose(1, 2)?)
     }
 }
 
-struct FeedForward {
+pub(super) struct FeedForward {
     layer_norm: Norm,
     /// One, or with a gate two.
     wi: Vec<Tensor>,
@@ -177,14 +225,22 @@ impl FeedForward {
         }
     }
 
-    fn forward(&self, hidden: &Tensor, dropout: Dropout) -> Result<Tensor, TrainerError> {
-        let normed = self.layer_norm.forward(hidden)?;
-        let mut inner = self.activate(&normed.f_linear(&self.wi[0], None::<&Tensor>)?)?;
-        if let Some(gate) = self.wi.get(1) {
-            inner = inner.f_mul(&normed.f_linear(gate, None::<&Tensor>)?)?;
+    pub(super) fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let normed = self.layer_norm.forward(hidden)?.f_to_kind(pass.compute)?;
+        let first = pass.linear(&normed, &self.wi[0])?;
+        let inner = match self.wi.get(1) {
+            None => self.activate(&first)?,
+            Some(gate) => self.gate(&first, &pass.linear(&normed, gate)?)?,
+        };
+        let output = pass.linear(&pass.drop_out(&inner)?, &self.wo)?;
+        Ok(hidden.f_add(&pass.drop_out(&output)?)?)
+    }
+
+    fn gate(&self, input: &Tensor, gate: &Tensor) -> Result<Tensor, TrainerError> {
+        if input.device().is_cuda() && self.kind.activation == Activation::GeluTanh {
+            return Ok(torch::gated_gelu(input, gate)?);
         }
-        let output = dropout.apply(&inner)?.f_linear(&self.wo, None::<&Tensor>)?;
-        Ok(hidden.f_add(&dropout.apply(&output)?)?)
+        Ok(self.activate(input)?.f_mul(gate)?)
     }
 
     fn activate(&self, input: &Tensor) -> Result<Tensor, TrainerError> {
@@ -198,7 +254,7 @@ impl FeedForward {
 }
 
 /// Scaled by the root mean square, without mean and without bias.
-struct Norm {
+pub(super) struct Norm {
     weight: Tensor,
     epsilon: f64,
 }
@@ -208,8 +264,7 @@ impl Norm {
         Self { weight: weights.get(&format!("{path}.weight")), epsilon: config.layer_norm_epsilon }
     }
 
-    fn forward(&self, hidden: &Tensor) -> Result<Tensor, TrainerError> {
-        let variance = hidden.f_square()?.f_mean_dim(-1i64, true, None)?;
-        Ok(hidden.f_mul(&variance.f_add_scalar(self.epsilon)?.f_rsqrt()?)?.f_mul(&self.weight)?)
+    pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor, TrainerError> {
+        Ok(hidden.f_rms_norm(self.weight.size(), Some(&self.weight), self.epsilon)?)
     }
 }

@@ -1,6 +1,9 @@
 //! T5: the encoder-decoder of Raffel et al. (2020), versions 1.0 and 1.1, as transformers computes it.
 
+mod beams;
 mod config;
+mod decode;
+mod generate;
 mod layers;
 mod parameters;
 mod position;
@@ -8,19 +11,26 @@ mod position;
 pub use config::T5Config;
 
 use serde_json::{Map, Value};
-use tch::{Device, Kind, Reduction, Tensor};
+use tch::{Kind, Tensor};
 
-use self::layers::{Dropout, Stack};
+use self::layers::{Pass, Stack};
 use self::parameters::parameters;
-use super::{Mode, Model, Start};
+use super::{Generation, Mode, Model, Setup, Start};
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
+use crate::precision::Kinds;
+use crate::torch;
 use crate::weights::Weights;
+
+/// 128 MiB in fp32.
+const LOGITS_AT_A_TIME: i64 = 1 << 25;
 
 pub struct T5 {
     config: T5Config,
     weights: Weights,
     dropout: f64,
+    kinds: Kinds,
+    checkpointing: bool,
     shared: Tensor,
     encoder: Stack,
     decoder: Stack,
@@ -31,8 +41,7 @@ impl T5 {
     pub fn build(
         config: T5Config,
         start: &Start<'_>,
-        dropout: Option<f64>,
-        device: Device,
+        setup: &Setup,
     ) -> Result<Self, TrainerError> {
         // A file without a head of its own means that the head is `shared`, whatever the config says.
         let tied = match start {
@@ -41,11 +50,13 @@ impl T5 {
         };
         let parameters = parameters(&config, tied);
         let weights = match start {
-            Start::Random { seed } => Weights::initialise(&parameters, *seed, device)?,
-            Start::Tensors(files) => Weights::load(&parameters, files, device)?,
+            Start::Random { seed } => Weights::initialise(&parameters, *seed, setup.kinds.weights, setup.device)?,
+            Start::Tensors(files) => Weights::load(&parameters, files, setup.kinds.weights, setup.device)?,
         };
         Ok(Self {
-            dropout: dropout.unwrap_or(config.dropout_rate),
+            dropout: setup.dropout.unwrap_or(config.dropout_rate),
+            kinds: setup.kinds,
+            checkpointing: setup.checkpointing,
             shared: weights.get("shared.weight"),
             encoder: Stack::encoder(&config, &weights),
             decoder: Stack::decoder(&config, &weights),
@@ -63,8 +74,31 @@ impl T5 {
         Ok(shifted.f_masked_fill(&shifted.f_eq(IGNORED)?, self.config.pad_token_id)?)
     }
 
-    fn embed(&self, ids: &Tensor, dropout: Dropout) -> Result<Tensor, TrainerError> {
-        dropout.apply(&Tensor::f_embedding(&self.shared, ids, -1, false, false)?)
+    fn embed(&self, ids: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        pass.drop_out(&Tensor::f_embedding(&self.shared, ids, -1, false, false)?)
+    }
+
+    /// What the head is applied to: [batch, target length, d_model], in the kind that is computed in.
+    fn decoded(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        let pass = Pass::new(mode, self.dropout, self.kinds.compute, self.checkpointing);
+        let padding = position::padding_bias(&part.attention_mask, self.kinds.compute)?;
+        let first = pass.for_block(0);
+        let memory = self.encoder.forward(&self.embed(&part.input_ids, first)?, &padding, None, pass)?;
+        let memory = memory.f_to_kind(self.kinds.compute)?;
+
+        let ids = self.decoder_input(&part.labels)?;
+        let causal = position::causal_bias(ids.size2()?.1, self.kinds.compute, ids.device())?;
+        let hidden = self.embed(&ids, pass.for_block(self.config.num_layers as u64 + 1))?;
+        let hidden = self.decoder.forward(&hidden, &causal, Some((&memory, &padding)), pass)?;
+        let hidden = hidden.f_to_kind(self.kinds.compute)?;
+        if self.config.scale_decoder_outputs {
+            return Ok(hidden.f_mul_scalar((self.config.d_model as f64).powf(-0.5))?);
+        }
+        Ok(hidden)
+    }
+
+    fn head(&self) -> Result<Tensor, TrainerError> {
+        Ok(self.head.f_to_kind(self.kinds.compute)?)
     }
 }
 
@@ -75,24 +109,18 @@ impl Model for T5 {
 
     /// [batch, target length, vocab_size]
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        let dropout = Dropout::new(self.dropout, mode);
-        let padding = position::padding_bias(&part.attention_mask)?;
-        let memory = self.encoder.forward(&self.embed(&part.input_ids, dropout)?, &padding, None, dropout)?;
-
-        let ids = self.decoder_input(&part.labels)?;
-        let causal = position::causal_bias(ids.size2()?.1, ids.device())?;
-        let hidden = self.embed(&ids, dropout)?;
-        let mut hidden = self.decoder.forward(&hidden, &causal, Some((&memory, &padding)), dropout)?;
-        if self.config.scale_decoder_outputs {
-            hidden = hidden.f_mul_scalar((self.config.d_model as f64).powf(-0.5))?;
-        }
-        Ok(hidden.f_linear(&self.head, None::<&Tensor>)?)
+        Ok(self.decoded(part, mode)?.f_linear(&self.head()?, None::<&Tensor>)?)
     }
 
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        let logits = self.logits(part, mode)?.f_reshape([-1, self.config.vocab_size])?;
+        let hidden = self.decoded(part, mode)?.f_reshape([-1, self.config.d_model])?;
         let labels = part.labels.f_reshape([-1])?;
-        Ok(logits.f_cross_entropy_loss(&labels, None::<&Tensor>, Reduction::Sum, IGNORED, 0.0)?)
+        let rows = (LOGITS_AT_A_TIME / self.config.vocab_size).max(64);
+        Ok(torch::linear_cross_entropy(&hidden, &self.head()?, &labels, IGNORED, rows)?)
+    }
+
+    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
+        generate::generate(self, part, limits)
     }
 
     fn config(&self) -> Map<String, Value> {

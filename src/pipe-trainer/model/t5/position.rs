@@ -3,9 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use crate::error::TrainerError;
-
-/// Added to the score of what must not be seen.
-const HIDDEN: f64 = f32::MIN as f64;
+use crate::precision::hidden_score;
 
 /// Near positions have a bucket each, far ones share buckets that grow with the logarithm of the distance.
 pub struct Buckets {
@@ -20,7 +18,18 @@ impl Buckets {
     pub fn bias(&self, weight: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
         let positions = Tensor::f_arange(length, (Kind::Int64, weight.device()))?;
         let distances = positions.f_unsqueeze(0)?.f_sub(&positions.f_unsqueeze(1)?)?;
-        let values = Tensor::f_embedding(weight, &self.of(&distances)?, -1, false, false)?;
+        self.values(weight, &distances)
+    }
+
+    /// [1, heads, 1, length]: the last row of `bias`.
+    pub fn last_row(&self, weight: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
+        let distances = Tensor::f_arange_start(1 - length, 1, (Kind::Int64, weight.device()))?;
+        self.values(weight, &distances.f_unsqueeze(0)?)
+    }
+
+    /// [1, heads, queries, keys] for distances [queries, keys].
+    fn values(&self, weight: &Tensor, distances: &Tensor) -> Result<Tensor, TrainerError> {
+        let values = Tensor::f_embedding(weight, &self.of(distances)?, -1, false, false)?;
         Ok(values.f_permute([2, 0, 1])?.f_unsqueeze(0)?)
     }
 
@@ -51,14 +60,14 @@ impl Buckets {
 }
 
 /// [batch, 1, 1, length] from a mask of ones and zeros [batch, length].
-pub fn padding_bias(mask: &Tensor) -> Result<Tensor, TrainerError> {
+pub fn padding_bias(mask: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
     let hidden = mask.f_eq(0)?.f_unsqueeze(1)?.f_unsqueeze(1)?;
-    Ok(hidden.f_to_kind(Kind::Float)?.f_mul_scalar(HIDDEN)?)
+    Ok(hidden.f_to_kind(kind)?.f_mul_scalar(hidden_score(kind))?)
 }
 
 /// [1, 1, length, length]: no position sees a later one.
-pub fn causal_bias(length: i64, device: Device) -> Result<Tensor, TrainerError> {
-    Ok(Tensor::f_full([1, 1, length, length], HIDDEN, (Kind::Float, device))?.f_triu(1)?)
+pub fn causal_bias(length: i64, kind: Kind, device: Device) -> Result<Tensor, TrainerError> {
+    Ok(Tensor::f_full([1, 1, length, length], hidden_score(kind), (kind, device))?.f_triu(1)?)
 }
 
 #[cfg(test)]
@@ -79,10 +88,20 @@ mod tests {
     }
 
     #[test]
+    fn the_last_row_is_that_of_the_whole() {
+        let weight = Tensor::arange(64, (Kind::Float, Device::Cpu)).reshape([32, 2]);
+        for bidirectional in [true, false] {
+            let buckets = Buckets { count: 32, max_distance: 128, bidirectional };
+            let whole = buckets.bias(&weight, 40).unwrap();
+            assert_eq!(buckets.last_row(&weight, 40).unwrap(), whole.narrow(2, 39, 1));
+        }
+    }
+
+    #[test]
     fn later_positions_and_padding_are_hidden() {
-        let causal = causal_bias(2, Device::Cpu).unwrap();
+        let causal = causal_bias(2, Kind::Float, Device::Cpu).unwrap();
         assert_eq!(Vec::<f32>::try_from(causal.reshape([-1])).unwrap(), [0.0, f32::MIN, 0.0, 0.0]);
-        let padding = padding_bias(&Tensor::from_slice(&[1i64, 0]).unsqueeze(0)).unwrap();
+        let padding = padding_bias(&Tensor::from_slice(&[1i64, 0]).unsqueeze(0), Kind::Float).unwrap();
         assert_eq!(Vec::<f32>::try_from(padding.reshape([-1])).unwrap(), [0.0, f32::MIN]);
     }
 }

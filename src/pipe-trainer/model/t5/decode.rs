@@ -1,0 +1,171 @@
+//! One token at a time through the decoder: the keys and values of the tokens before are kept, those of the source are
+//! computed once. Without dropout; called without gradients.
+
+use tch::{Kind, Tensor};
+
+use super::layers::{Attention, Block, Pass};
+use super::{T5, position};
+use crate::data::Part;
+use crate::error::TrainerError;
+use crate::model::Mode;
+
+pub struct Decoder<'a> {
+    model: &'a T5,
+    layers: Vec<Layer<'a>>,
+    /// [sources, 1, 1, source length]
+    padding: Tensor,
+    /// [1, heads, 1, max_length], of the last of `max_length` positions; its end is that of any position before.
+    bias: Tensor,
+    /// Tokens so far.
+    length: i64,
+}
+
+impl<'a> Decoder<'a> {
+    /// Reads the sources of `part`; up to `max_length` tokens can follow.
+    pub fn begin(model: &'a T5, part: &Part, max_length: i64) -> Result<Self, TrainerError> {
+        let padding = position::padding_bias(&part.attention_mask, model.kinds.weights)?;
+        let pass = quiet(model);
+        let memory = model.encoder.forward(&model.embed(&part.input_ids, pass)?, &padding, None, pass)?;
+        let stack = &model.decoder;
+        let bias = stack.buckets.last_row(&stack.relative_attention_bias, max_length)?.f_to_kind(Kind::Float)?;
+        let layers = stack.blocks.iter().map(|block| Layer::begin(block, &memory)).collect::<Result<_, _>>()?;
+        Ok(Self { model, layers, padding, bias, length: 0 })
+    }
+
+    pub fn sources(&self) -> i64 {
+        self.padding.size()[0]
+    }
+
+    /// The token that every answer starts after, for each of `rows`.
+    pub fn start(&self, rows: i64) -> Result<Tensor, TrainerError> {
+        let token = self.model.config.decoder_start_token_id;
+        Ok(Tensor::f_full([rows], token, (Kind::Int64, self.padding.device()))?)
+    }
+
+    pub fn end_token(&self) -> i64 {
+        self.model.config.eos_token_id
+    }
+
+    /// The scores [rows, vocab_size] in fp32 of what follows `tokens` [rows]. Each source has as many rows as any other,
+    /// one after the other.
+    pub fn step(&mut self, tokens: &Tensor) -> Result<Tensor, TrainerError> {
+        self.length += 1;
+        let bias = self.bias.f_narrow(3, self.bias.size()[3] - self.length, self.length)?;
+        let pass = quiet(self.model);
+        let mut hidden = self.model.embed(&tokens.f_unsqueeze(1)?, pass)?;
+        for layer in &mut self.layers {
+            hidden = layer.step(&hidden, &bias, &self.padding, pass)?;
+        }
+        let mut hidden = self.model.decoder.final_layer_norm.forward(&hidden)?.f_squeeze_dim(1)?;
+        if self.model.config.scale_decoder_outputs {
+            hidden = hidden.f_mul_scalar((self.model.config.d_model as f64).powf(-0.5))?;
+        }
+        Ok(hidden.f_linear(&self.model.head, None::<&Tensor>)?.f_to_kind(Kind::Float)?)
+    }
+
+    /// Goes on with row `rows[i]` in place of row `i`, which must be of the same source.
+    pub fn reorder(&mut self, rows: &Tensor) -> Result<(), TrainerError> {
+        for layer in &mut self.layers {
+            if let Some(tokens) = &mut layer.tokens {
+                tokens.keys = tokens.keys.f_index_select(0, rows)?;
+                tokens.values = tokens.values.f_index_select(0, rows)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// In the kind of the weights: nothing is saved here by computing in a narrower one.
+fn quiet(model: &T5) -> Pass {
+    Pass::new(Mode::Eval, 0.0, model.kinds.weights, false)
+}
+
+/// A block with what it remembers.
+struct Layer<'a> {
+    block: &'a Block,
+    /// Of the tokens so far, if there are any.
+    tokens: Option<Remembered>,
+    /// Of the source, in a decoder's block.
+    memory: Option<(&'a Attention, Remembered)>,
+}
+
+/// Each [rows, heads, length, d_kv].
+struct Remembered {
+    keys: Tensor,
+    values: Tensor,
+}
+
+impl<'a> Layer<'a> {
+    fn begin(block: &'a Block, memory: &Tensor) -> Result<Self, TrainerError> {
+        let (sources, length, _) = memory.size3()?;
+        let memory = match &block.cross_attention {
+            Some(cross) => Some((cross, Remembered::new(cross, memory, sources, length)?)),
+            None => None,
+        };
+        Ok(Self { block, tokens: None, memory })
+    }
+
+    /// `hidden` is [rows, 1, d_model].
+    fn step(&mut self, hidden: &Tensor, bias: &Tensor, padding: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let rows = hidden.size()[0];
+        let attention = &self.block.attention;
+        let normed = attention.layer_norm.forward(hidden)?;
+        let new = Remembered::new(attention, &normed, rows, 1)?;
+        let tokens = match &self.tokens {
+            Some(before) => before.followed_by(&new)?,
+            None => new,
+        };
+        let query = heads(attention, &normed, &attention.q, rows, 1)?;
+        let mut hidden = added(attention, hidden, &tokens.attend(&query, bias)?)?;
+        self.tokens = Some(tokens);
+        if let Some((cross, memory)) = &self.memory {
+            // All rows of a source ask the same memory: they stand where the positions of a sequence would.
+            let sources = memory.keys.size()[0];
+            let normed = cross.layer_norm.forward(&hidden)?;
+            let query = heads(cross, &normed, &cross.q, sources, rows / sources)?;
+            hidden = added(cross, &hidden, &memory.attend(&query, padding)?)?;
+        }
+        self.block.feed_forward.forward(&hidden, pass)
+    }
+}
+
+impl Remembered {
+    fn new(attention: &Attention, input: &Tensor, rows: i64, length: i64) -> Result<Self, TrainerError> {
+        Ok(Self {
+            keys: heads(attention, input, &attention.k, rows, length)?,
+            values: heads(attention, input, &attention.v, rows, length)?,
+        })
+    }
+
+    fn followed_by(&self, new: &Self) -> Result<Self, TrainerError> {
+        Ok(Self {
+            keys: Tensor::f_cat(&[&self.keys, &new.keys], 2)?,
+            values: Tensor::f_cat(&[&self.values, &new.values], 2)?,
+        })
+    }
+
+    /// T5 does not scale the scores: its initialisation does.
+    fn attend(&self, query: &Tensor, bias: &Tensor) -> Result<Tensor, TrainerError> {
+        let scores = query.f_matmul(&self.keys.f_transpose(2, 3)?)?.f_to_kind(Kind::Float)?.f_add(bias)?;
+        Ok(scores.f_softmax(-1, None)?.f_to_kind(self.values.kind())?.f_matmul(&self.values)?)
+    }
+}
+
+/// `input` projected, as [rows, heads, length, d_kv].
+fn heads(
+    attention: &Attention,
+    input: &Tensor,
+    projection: &Tensor,
+    rows: i64,
+    length: i64,
+) -> Result<Tensor, TrainerError> {
+    let projected = input.f_linear(projection, None::<&Tensor>)?;
+    Ok(projected.f_view([rows, length, attention.heads, attention.d_kv])?.f_transpose(1, 2)?)
+}
+
+/// `attended` with its heads merged, projected and added to what came in.
+fn added(attention: &Attention, hidden: &Tensor, attended: &Tensor) -> Result<Tensor, TrainerError> {
+    let inner = attention.heads * attention.d_kv;
+    let merged = attended.f_transpose(1, 2)?.f_reshape([hidden.size()[0], 1, inner])?;
+    Ok(hidden.f_add(&merged.f_linear(&attention.o, None::<&Tensor>)?)?)
+}

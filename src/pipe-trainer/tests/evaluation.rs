@@ -1,0 +1,83 @@
+//! Evaluation looks on: it tells how good the model is and what it writes, and changes nothing.
+
+#[allow(dead_code)]
+mod support;
+
+use pipe_spec::event::{Eval, EventKind, Sample};
+use serde_json::json;
+use support::{Bench, Ended};
+
+fn evals(ended: &Ended) -> Vec<&Eval> {
+    let mut evals = Vec::new();
+    for event in &ended.events {
+        if let EventKind::Eval(eval) = event {
+            evals.push(eval);
+        }
+    }
+    evals
+}
+
+fn samples(ended: &Ended) -> Vec<&Sample> {
+    let mut samples = Vec::new();
+    for event in &ended.events {
+        if let EventKind::Sample(sample) = event {
+            samples.push(sample);
+        }
+    }
+    samples
+}
+
+fn bench(evaluate: serde_json::Value) -> Bench {
+    let mut bench = Bench::recipes();
+    bench.set("/train/steps", json!(6)).set("/save/every", json!(3)).set("/evaluate", evaluate);
+    bench
+}
+
+#[test]
+fn a_run_that_is_watched_ends_with_the_same_bits() {
+    let watched = bench(json!({ "every": 2, "generate": 2, "batch": 3 }));
+    let mut alone = bench(json!({}));
+    alone.set("/data/eval", json!(null));
+    let (ended, undisturbed) = (watched.train().expect(0), alone.train().expect(0));
+    assert_eq!(ended.curve(), undisturbed.curve());
+    assert_eq!(watched.checkpoint_digests(6), alone.checkpoint_digests(6));
+    assert_eq!((evals(&ended).len(), samples(&ended).len()), (3, 6));
+    assert!(evals(&undisturbed).is_empty());
+}
+
+#[test]
+fn texts_are_written_where_they_are_asked_for() {
+    let silent = bench(json!({ "every": 3 })).train().expect(0);
+    assert!(samples(&silent).is_empty());
+    assert!(evals(&silent).iter().all(|eval| eval.exact_match.is_none() && eval.rouge_l.is_none()));
+    // More than there are rows for.
+    let all = bench(json!({ "generate": 1000 })).train().expect(0);
+    assert_eq!(samples(&all).len() as u64, evals(&all)[0].samples);
+}
+
+#[test]
+fn a_model_that_has_learned_its_data_writes_it() {
+    let mut bench = Bench::golden();
+    let rows = std::fs::read_to_string(support::fixture().join("train.jsonl")).unwrap();
+    let rows: Vec<&str> = rows.lines().take(4).collect();
+    std::fs::write(bench.path("few.jsonl"), rows.join("\n")).unwrap();
+    let few = json!(bench.path("few.jsonl"));
+    bench
+        .set("/data/train", few.clone())
+        .set("/data/eval", few)
+        .set("/evaluate", json!({ "every": 20, "generate": 2 }));
+    bench.set("/data/max_target", json!(128));
+    bench.set("/train/steps", json!(120)).set("/train/batch", json!(4)).set("/train/effective_batch", json!(4));
+    let ended = bench.train().expect(0);
+    let evals = evals(&ended);
+    let (first, last) = (evals[0], evals[evals.len() - 1]);
+    assert!(first.exact_match.unwrap() < 1.0 && first.rouge_l.unwrap() < last.rouge_l.unwrap(), "{first:?} {last:?}");
+    assert_eq!((last.exact_match, last.rouge_l), (Some(1.0), Some(1.0)), "{last:?} {:?}", samples(&ended).last());
+    let written = samples(&ended);
+    let [.., one, two] = written.as_slice() else { panic!("{written:?}") };
+    for (sample, row) in [one, two].into_iter().zip(rows) {
+        let row: serde_json::Value = serde_json::from_str(row).unwrap();
+        assert_eq!((json!(sample.source), json!(sample.target)), (row["source"].clone(), row["target"].clone()));
+        assert_eq!((sample.step, &sample.generated), (120, &sample.target));
+    }
+}

@@ -1,0 +1,59 @@
+//! Precisions, gradient checkpointing and splits: what may change the numbers, and what must not.
+
+#[allow(dead_code)]
+mod support;
+
+use serde_json::json;
+use support::Bench;
+
+fn bench(precision: &str) -> Bench {
+    let mut bench = Bench::recipes();
+    bench.set("/train/dropout", json!(0.0)).set("/train/steps", json!(25)).set("/train/precision", json!(precision)).set("/save/every", json!(0));
+    bench
+}
+
+fn losses(bench: &Bench) -> Vec<f64> {
+    bench.train().expect(0).curve().into_iter().map(|(_, loss)| loss).collect()
+}
+
+fn furthest(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+#[test]
+fn every_precision_learns_and_stays_near_fp32() {
+    let reference = losses(&bench("fp32"));
+    assert!(reference[24] < 0.7 * reference[0], "{reference:?}");
+    assert_eq!(losses(&bench("tf32")), reference);
+    for (precision, near) in [("bf16-mixed", 0.02), ("fp16-mixed", 0.02), ("bf16", 0.05)] {
+        let losses = losses(&bench(precision));
+        let apart = furthest(&losses, &reference);
+        assert!(apart > 0.0, "{precision} computes in fp32");
+        assert!(apart < near * reference[0], "{precision} is {apart} from fp32: {losses:?} {reference:?}");
+    }
+}
+
+#[test]
+fn checkpointing_gives_the_same_training_with_dropout_on() {
+    for precision in ["fp32", "bf16"] {
+        let mut plain = bench(precision);
+        plain.set("/train/dropout", json!(0.2)).set("/train/steps", json!(6));
+        let mut checkpointing = bench(precision);
+        checkpointing.set("/train/dropout", json!(0.2)).set("/train/steps", json!(6));
+        checkpointing.set("/train/checkpointing", json!(true));
+        assert!(furthest(&losses(&plain), &losses(&checkpointing)) < 1e-6, "{precision}");
+    }
+}
+
+#[test]
+fn any_split_of_a_step_gives_the_same_step() {
+    let mut whole = bench("fp32");
+    whole.set("/train/effective_batch", json!(12)).set("/train/batch", json!(12)).set("/train/steps", json!(10));
+    let whole = losses(&whole);
+    for batch in [4, 5, 1] {
+        let mut split = bench("fp32");
+        split.set("/train/effective_batch", json!(12)).set("/train/batch", json!(batch)).set("/train/steps", json!(10));
+        assert!(furthest(&whole, &losses(&split)) < 1e-5, "batch {batch}");
+    }
+}

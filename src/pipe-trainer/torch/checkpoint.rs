@@ -1,0 +1,73 @@
+//! Gradient checkpointing (Chen et al., 2016): what a block computes inside is thrown away and computed again when its
+//! gradient is wanted.
+
+use std::ffi::{CString, c_char, c_void};
+
+use tch::{TchError, Tensor};
+use torch_sys::C_tensor;
+
+use super::returned;
+use crate::error::TrainerError;
+
+type Block = dyn Fn(&Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor, TrainerError>;
+
+unsafe extern "C" {
+    fn strdup(text: *const c_char) -> *mut c_char;
+    fn pipe_checkpoint(
+        block: unsafe extern "C" fn(*mut c_void, *mut *mut C_tensor, *mut *mut C_tensor) -> *mut c_char,
+        data: *mut c_void,
+        drop: unsafe extern "C" fn(*mut c_void),
+        hidden: *mut C_tensor,
+        bias: *mut C_tensor,
+        memory: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
+}
+
+/// `block` of the inputs. It is called once now, and once more when the gradient is computed: it must do the same both
+/// times, its random numbers included.
+pub fn checkpoint(
+    hidden: &Tensor,
+    bias: &Tensor,
+    memory: Option<&Tensor>,
+    block: impl Fn(&Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor, TrainerError> + 'static,
+) -> Result<Tensor, TchError> {
+    let block: Box<Box<Block>> = Box::new(Box::new(block));
+    let pointer = |tensor: &Tensor| tensor.as_ptr().cast_mut();
+    let memory = memory.map_or(std::ptr::null_mut(), pointer);
+    // SAFETY: the other side owns the box from here on and gives it back to `drop_block` once.
+    returned(|out| unsafe {
+        pipe_checkpoint(call_block, Box::into_raw(block).cast(), drop_block, pointer(hidden), pointer(bias), memory, out)
+    })
+}
+
+/// The other side calls this, on whichever thread the backward pass runs.
+unsafe extern "C" fn call_block(data: *mut c_void, inputs: *mut *mut C_tensor, output: *mut *mut C_tensor) -> *mut c_char {
+    let work = || -> Result<Tensor, TrainerError> {
+        // SAFETY: `data` is the box of `checkpoint`, and there are three inputs. They belong to the other side, so what is
+        // made of them here is a second handle on each.
+        let (block, [hidden, bias, memory]) = unsafe {
+            let inputs = std::slice::from_raw_parts(inputs, 3);
+            (&*data.cast::<Box<Block>>(), [0, 1, 2].map(|index| Tensor::clone_from_ptr(inputs[index])))
+        };
+        block(&hidden, &bias, Some(&memory).filter(|memory| memory.numel() > 0))
+    };
+    match crate::boundary::guard(work) {
+        Ok(tensor) => {
+            // SAFETY: the other side deletes the handle; ours must not.
+            unsafe { *output = tensor.as_ptr().cast_mut() };
+            std::mem::forget(tensor);
+            std::ptr::null_mut()
+        }
+        Err(error) => {
+            let message = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
+            // SAFETY: it is a C string; the other side frees the copy.
+            unsafe { strdup(message.as_ptr()) }
+        }
+    }
+}
+
+unsafe extern "C" fn drop_block(data: *mut c_void) {
+    // SAFETY: it is the box of `checkpoint`, given back once.
+    drop(unsafe { Box::from_raw(data.cast::<Box<Block>>()) });
+}

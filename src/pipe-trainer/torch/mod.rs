@@ -1,0 +1,186 @@
+//! What libtorch can do and tch cannot, behind a safe interface. `shim.cpp` is the other side.
+
+mod checkpoint;
+
+use std::ffi::{CStr, c_char, c_void};
+
+use tch::{TchError, Tensor};
+use torch_sys::C_tensor;
+
+pub use checkpoint::checkpoint;
+
+unsafe extern "C" {
+    fn free(pointer: *mut c_void);
+    fn pipe_adamw(
+        p: *const *mut C_tensor,
+        g: *const *mut C_tensor,
+        m: *const *mut C_tensor,
+        v: *const *mut C_tensor,
+        count: usize,
+        scale: *mut C_tensor,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        decay: f64,
+        step: u64,
+        seed: u64,
+    ) -> *mut c_char;
+    fn pipe_total_norm(tensors: *const *mut C_tensor, count: usize, out: *mut *mut C_tensor) -> *mut c_char;
+    fn pipe_forget_gradient(tensor: *mut C_tensor) -> *mut c_char;
+    fn pipe_linear_cross_entropy(
+        hidden: *mut C_tensor,
+        weight: *mut C_tensor,
+        labels: *mut C_tensor,
+        ignored: i64,
+        rows: i64,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn pipe_gated_gelu(a: *mut C_tensor, b: *mut C_tensor, out: *mut *mut C_tensor) -> *mut c_char;
+    fn pipe_card_memory(out: *mut u64) -> *mut c_char;
+    fn pipe_empty_cache() -> *mut c_char;
+    fn pipe_allow_tf32(allow: bool);
+    fn pipe_deterministic(on: bool) -> *mut c_char;
+}
+
+/// The numbers of one AdamW update.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWStep {
+    pub lr: f64,
+    pub betas: [f64; 2],
+    pub eps: f64,
+    pub weight_decay: f64,
+    /// Counted from 1.
+    pub step: u64,
+    /// Of the noise that rounds bf16 values up or down.
+    pub seed: u64,
+}
+
+/// Parameters with their gradients and moments, all of one kind.
+#[derive(Default)]
+pub struct AdamWGroup<'a> {
+    pub parameters: Vec<&'a Tensor>,
+    pub gradients: Vec<&'a Tensor>,
+    pub averages: Vec<&'a Tensor>,
+    pub squares: Vec<&'a Tensor>,
+}
+
+/// Updates a group in place. `scale` (fp32, on their device) multiplies the gradients. bf16 is rounded stochastically.
+pub fn adamw(group: &AdamWGroup<'_>, scale: &Tensor, step: &AdamWStep) -> Result<(), TchError> {
+    let (p, g) = (pointers(&group.parameters), pointers(&group.gradients));
+    let (m, v) = (pointers(&group.averages), pointers(&group.squares));
+    assert!(p.len() == g.len() && p.len() == m.len() && p.len() == v.len(), "a group has one of each");
+    let AdamWStep { lr, betas: [beta1, beta2], eps, weight_decay, step, seed } = *step;
+    // SAFETY: the pointers are of living tensors, and there are as many of each as is said.
+    checked(unsafe {
+        pipe_adamw(
+            p.as_ptr(),
+            g.as_ptr(),
+            m.as_ptr(),
+            v.as_ptr(),
+            p.len(),
+            scale.as_ptr().cast_mut(),
+            lr,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+            step,
+            seed,
+        )
+    })
+}
+
+/// The norm over all tensors together: a number on their device, which nobody has waited for.
+pub fn total_norm(tensors: &[Tensor]) -> Result<Tensor, TchError> {
+    let all = pointers(&tensors.iter().collect::<Vec<_>>());
+    // SAFETY: as above.
+    returned(|out| unsafe { pipe_total_norm(all.as_ptr(), all.len(), out) })
+}
+
+/// Lets go of a parameter's gradient, so that its memory is free until the next backward pass.
+pub fn forget_gradient(tensor: &Tensor) -> Result<(), TchError> {
+    // SAFETY: as above.
+    checked(unsafe { pipe_forget_gradient(tensor.as_ptr().cast_mut()) })
+}
+
+/// The cross-entropy of `hidden` [n, d] through the head `weight` [words, d], summed over the labels [n] that are not
+/// `ignored`; the logits of only `rows` rows exist at a time.
+pub fn linear_cross_entropy(
+    hidden: &Tensor,
+    weight: &Tensor,
+    labels: &Tensor,
+    ignored: i64,
+    rows: i64,
+) -> Result<Tensor, TchError> {
+    let pointer = |tensor: &Tensor| tensor.as_ptr().cast_mut();
+    // SAFETY: as above.
+    returned(|out| unsafe {
+        pipe_linear_cross_entropy(pointer(hidden), pointer(weight), pointer(labels), ignored, rows, out)
+    })
+}
+
+/// gelu(a) * b with the tanh approximation, as one kernel. On a card only.
+pub fn gated_gelu(a: &Tensor, b: &Tensor) -> Result<Tensor, TchError> {
+    // SAFETY: as above.
+    returned(|out| unsafe { pipe_gated_gelu(a.as_ptr().cast_mut(), b.as_ptr().cast_mut(), out) })
+}
+
+/// What torch's allocator holds on the card, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CardMemory {
+    pub allocated: u64,
+    pub reserved: u64,
+    pub peak_allocated: u64,
+    pub peak_reserved: u64,
+    pub retries: u64,
+}
+
+pub fn card_memory() -> Result<CardMemory, TchError> {
+    let mut out = [0; 5];
+    // SAFETY: the array has the five places that are written.
+    checked(unsafe { pipe_card_memory(out.as_mut_ptr()) })?;
+    let [allocated, reserved, peak_allocated, peak_reserved, retries] = out;
+    Ok(CardMemory { allocated, reserved, peak_allocated, peak_reserved, retries })
+}
+
+/// Gives what the allocator holds and nobody uses back to the card.
+pub fn empty_cache() -> Result<(), TchError> {
+    // SAFETY: it takes nothing.
+    checked(unsafe { pipe_empty_cache() })
+}
+
+/// Whether fp32 matrix products may be computed in TF32.
+pub fn allow_tf32(allow: bool) {
+    // SAFETY: it only sets a flag.
+    unsafe { pipe_allow_tf32(allow) }
+}
+
+/// Whether only kernels may be used that give the same bits every time.
+pub fn deterministic(on: bool) -> Result<(), TchError> {
+    // SAFETY: it only sets a flag.
+    checked(unsafe { pipe_deterministic(on) })
+}
+
+fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
+    tensors.iter().map(|tensor| tensor.as_ptr().cast_mut()).collect()
+}
+
+/// A tensor that the other side makes.
+fn returned(call: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> Result<Tensor, TchError> {
+    let mut out = std::ptr::null_mut();
+    checked(call(&raw mut out))?;
+    // SAFETY: without an error it is a new tensor that nobody else owns.
+    Ok(unsafe { Tensor::from_ptr(out) })
+}
+
+/// The error that the other side returned, if any.
+fn checked(error: *mut c_char) -> Result<(), TchError> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: it is a C string made by strdup.
+    let message = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
+    unsafe { free(error.cast()) };
+    Err(TchError::Torch(message))
+}
