@@ -88,10 +88,10 @@ def reference(size, batch, source, target, variant):
     }
 
 
-def measure(command):
+def measure(command, env=None):
     """The JSON line that a process prints last, or what it said when it failed."""
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=1500)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"error": str(error)}
     lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
@@ -103,6 +103,10 @@ def measure(command):
 
 
 def everything(trainer):
+    import torch
+
+    # The trainer's own libtorch may be one for the CPU: it uses the one that is measured against.
+    ours = {**os.environ, "LD_LIBRARY_PATH": os.path.join(torch.__path__[0], "lib"), "OMP_WAIT_POLICY": "PASSIVE"}
     results = {}
     print(f"{'':27}{'ms':>10}{'allocated':>12}{'reserved':>12}  GiB", flush=True)
     for key, size, arguments in RUNS:
@@ -111,7 +115,7 @@ def everything(trainer):
             command = [sys.executable, os.path.abspath(__file__), "reference", *shape, *arguments]
         else:
             command = [trainer, "bench", *shape, "--precision", "bf16", *(arguments or [])]
-        result = results[key] = measure(command)
+        result = results[key] = measure(command, ours if command[0] == trainer else None)
         if "error" in result:
             print(f"{key:27}{result['error']}", flush=True)
         else:

@@ -1,17 +1,18 @@
-//! AdamW (Loshchilov and Hutter, 2019) with the arithmetic of `torch.optim.AdamW`, all parameters in one call.
+//! AdamW (Loshchilov and Hutter, 2019) with the arithmetic of `torch.optim.AdamW`, for many parameters in one call.
 
 use pipe_spec::pipeline::{Decay, Optimizer, Train};
-use tch::{TchError, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use crate::error::TrainerError;
 use crate::tensor_files::TensorFiles;
-use crate::torch::{self, AdamWGroup, AdamWStep};
+use crate::torch::{self, AdamWGroup, AdamWStep, Bf16Rows};
 use crate::weights::Weights;
 
 pub struct AdamW {
     settings: Optimizer,
     seed: u64,
     moments: Vec<Moments>,
+    groups: Vec<Group>,
 }
 
 struct Moments {
@@ -19,6 +20,25 @@ struct Moments {
     average: Tensor,
     square: Tensor,
 }
+
+/// Parameters that are updated together.
+struct Group {
+    /// Their places among all.
+    members: Vec<usize>,
+    decays: bool,
+    /// In bf16 they and their moments lie one behind the other.
+    rows: Option<Rows>,
+}
+
+struct Rows {
+    parameters: Tensor,
+    averages: Tensor,
+    squares: Tensor,
+}
+
+/// Elements of bf16 that are updated together: many enough for one kernel to be worth it, few enough for its results,
+/// which exist beside the old values for a moment, to be small.
+const ROW: usize = 1 << 26;
 
 impl AdamW {
     pub fn new(train: &Train, weights: &Weights) -> Result<Self, TrainerError> {
@@ -43,12 +63,29 @@ impl AdamW {
         weights: &Weights,
         make: impl Fn(&str, &Tensor) -> Result<(Tensor, Tensor), TrainerError>,
     ) -> Result<Self, TrainerError> {
-        let moments = |(name, tensor): (&str, &Tensor)| {
-            let (average, square) = make(name, tensor)?;
-            Ok(Moments { name: name.to_owned(), average, square })
-        };
-        let moments = weights.iter().map(moments).collect::<Result<_, TrainerError>>()?;
-        Ok(Self { settings: train.optimizer.clone(), seed: train.seed, moments })
+        let parameters: Vec<(&str, &Tensor)> = weights.iter().collect();
+        let mut moments = Vec::with_capacity(parameters.len());
+        let mut groups = Vec::new();
+        for (members, decays) in grouped(&parameters, train.optimizer.decay) {
+            for place in &members {
+                let (name, parameter) = parameters[*place];
+                let (average, square) = make(name, parameter)?;
+                moments.push((*place, Moments { name: name.to_owned(), average, square }));
+            }
+            let of_group = &moments[moments.len() - members.len()..];
+            let rows = match parameters[members[0]].1.kind() {
+                Kind::BFloat16 => Some(Rows {
+                    parameters: torch::flatten(&members.iter().map(|place| parameters[*place].1).collect::<Vec<_>>())?,
+                    averages: torch::flatten(&of_group.iter().map(|(_, of)| &of.average).collect::<Vec<_>>())?,
+                    squares: torch::flatten(&of_group.iter().map(|(_, of)| &of.square).collect::<Vec<_>>())?,
+                }),
+                _ => None,
+            };
+            groups.push(Group { members, decays, rows });
+        }
+        moments.sort_by_key(|(place, _)| *place);
+        let moments = moments.into_iter().map(|(_, moments)| moments).collect();
+        Ok(Self { settings: train.optimizer.clone(), seed: train.seed, moments, groups })
     }
 
     pub fn tensors(&self) -> Vec<(String, &Tensor)> {
@@ -69,46 +106,71 @@ impl AdamW {
         lr: f64,
         step: u64,
     ) -> Result<(), TchError> {
-        let Optimizer { betas, eps, weight_decay, decay, .. } = self.settings;
-        for decays in [true, false] {
-            let mut group = AdamWGroup::default();
-            for ((moments, (_, parameter)), gradient) in self.moments.iter().zip(weights.iter()).zip(gradients) {
-                if (decay == Decay::All || parameter.dim() >= 2) == decays {
-                    group.parameters.push(parameter);
-                    group.gradients.push(gradient);
-                    group.averages.push(&moments.average);
-                    group.squares.push(&moments.square);
-                }
+        let Optimizer { betas, eps, weight_decay, .. } = self.settings;
+        let parameters: Vec<&Tensor> = weights.iter().map(|(_, parameter)| parameter).collect();
+        for group in &self.groups {
+            let weight_decay = if group.decays { weight_decay } else { 0.0 };
+            let numbers = AdamWStep { lr, betas, eps, weight_decay, step };
+            let gradients: Vec<&Tensor> = group.members.iter().map(|place| &gradients[*place]).collect();
+            if let Some(Rows { parameters, averages, squares }) = &group.rows {
+                torch::adamw_bf16(&Bf16Rows { parameters, averages, squares }, &gradients, scale, &numbers, self.seed)?;
+                continue;
             }
-            let weight_decay = if decays { weight_decay } else { 0.0 };
-            torch::adamw(&group, scale, &AdamWStep { lr, betas, eps, weight_decay, step, seed: self.seed })?;
+            let moments = || group.members.iter().map(|place| &self.moments[*place]);
+            let group = AdamWGroup {
+                parameters: group.members.iter().map(|place| parameters[*place]).collect(),
+                gradients,
+                averages: moments().map(|moments| &moments.average).collect(),
+                squares: moments().map(|moments| &moments.square).collect(),
+            };
+            torch::adamw(&group, scale, &numbers)?;
         }
         Ok(())
     }
 }
 
+/// The places of the parameters that are updated together, and whether they decay. In bf16 no group is much larger than
+/// `ROW`; elsewhere there is one of each kind.
+fn grouped(parameters: &[(&str, &Tensor)], decay: Decay) -> Vec<(Vec<usize>, bool)> {
+    let mut groups: Vec<(Vec<usize>, bool)> = Vec::new();
+    for decays in [true, false] {
+        let mut size = 0;
+        let mut members = Vec::new();
+        for (place, (_, parameter)) in parameters.iter().enumerate() {
+            if (decay == Decay::All || parameter.dim() >= 2) != decays {
+                continue;
+            }
+            if parameter.kind() == Kind::BFloat16 && size > 0 && size + parameter.numel() > ROW {
+                groups.push((std::mem::take(&mut members), decays));
+                size = 0;
+            }
+            size += parameter.numel();
+            members.push(place);
+        }
+        if !members.is_empty() {
+            groups.push((members, decays));
+        }
+    }
+    groups
+}
+
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind};
+    use tch::Device;
 
     use super::*;
 
-    /// Weights of about 1 that are to become 1.05 in steps of 1e-4, each far below what bf16 can tell apart there.
-    fn distance_after(steps: u64, kind: Kind, mut update: impl FnMut(&Tensor, &Tensor, &AdamWGroup<'_>, &AdamWStep)) -> f64 {
+    const NUMBERS: AdamWStep = AdamWStep { lr: 1e-4, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0, step: 1 };
+
+    /// How far weights of 1 are from 1.05 after 600 updates of about 1e-4, each far below what bf16 can tell apart there.
+    fn distance_after(kind: Kind, mut update: impl FnMut(&[&Tensor; 4], &AdamWStep)) -> f64 {
         let _guard = tch::no_grad_guard();
         let weight = Tensor::ones([4096], (kind, Device::Cpu));
         let target = Tensor::full([4096], 1.05, (Kind::Float, Device::Cpu));
         let (average, square) = (weight.zeros_like(), weight.zeros_like());
-        for step in 1..=steps {
+        for step in 1..=600 {
             let gradient = (weight.to_kind(Kind::Float) - &target).to_kind(kind);
-            let group = AdamWGroup {
-                parameters: vec![&weight],
-                gradients: vec![&gradient],
-                averages: vec![&average],
-                squares: vec![&square],
-            };
-            let numbers = AdamWStep { lr: 1e-4, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0, step, seed: 3 };
-            update(&weight, &gradient, &group, &numbers);
+            update(&[&weight, &gradient, &average, &square], &AdamWStep { step, ..NUMBERS });
         }
         (weight.to_kind(Kind::Float) - target).abs().mean(Kind::Float).double_value(&[])
     }
@@ -116,19 +178,29 @@ mod tests {
     #[test]
     fn stochastic_rounding_learns_where_plain_rounding_stands_still() {
         let one = Tensor::ones([], (Kind::Float, Device::Cpu));
-        let by_torch = |_: &Tensor, _: &Tensor, group: &AdamWGroup<'_>, step: &AdamWStep| {
-            torch::adamw(group, &one, step).unwrap();
-        };
-        let wide = distance_after(600, Kind::Float, by_torch);
-        let stochastic = distance_after(600, Kind::BFloat16, by_torch);
-        // What a nearest rounding of the same step does: Adam's step is the rate, whatever the gradient.
-        let plain = distance_after(600, Kind::BFloat16, |weight, gradient, _, step| {
-            let change = gradient.to_kind(Kind::Float).sign() * step.lr;
-            let next = (weight.to_kind(Kind::Float) - change).to_kind(Kind::BFloat16);
-            weight.shallow_clone().copy_(&next);
+        let wide = distance_after(Kind::Float, |[p, g, m, v], step| {
+            let group = AdamWGroup { parameters: vec![p], gradients: vec![g], averages: vec![m], squares: vec![v] };
+            torch::adamw(&group, &one, step).unwrap();
+        });
+        let stochastic = distance_after(Kind::BFloat16, |[p, g, m, v], step| {
+            torch::adamw_bf16(&Bf16Rows { parameters: p, averages: m, squares: v }, &[g], &one, step, 3).unwrap();
+        });
+        // The same step rounded to the nearest: Adam's step is about the rate, whatever the gradient.
+        let plain = distance_after(Kind::BFloat16, |[p, g, ..], step| {
+            let change = g.to_kind(Kind::Float).sign() * step.lr;
+            p.shallow_clone().copy_(&(p.to_kind(Kind::Float) - change).to_kind(Kind::BFloat16));
         });
         assert!(wide < 0.015, "fp32 is {wide} away");
         assert!((plain - 0.05).abs() < 0.005, "plain rounding was to stand still: {plain}");
         assert!(stochastic < 0.015, "stochastic rounding is {stochastic} away");
+    }
+
+    #[test]
+    fn flattened_tensors_are_views_of_one_row() {
+        let (a, b) = (Tensor::from_slice(&[1.0f32, 2.0]), Tensor::from_slice(&[3.0f32, 4.0, 5.0, 6.0]).reshape([2, 2]));
+        let row = torch::flatten(&[&a, &b]).unwrap();
+        let _ = row.shallow_clone().f_mul_scalar_(10.0).unwrap();
+        assert_eq!(Vec::<f32>::try_from(&a).unwrap(), [10.0, 20.0]);
+        assert_eq!((b.size(), Vec::<f32>::try_from(b.reshape([-1])).unwrap()), (vec![2, 2], vec![30.0, 40.0, 50.0, 60.0]));
     }
 }

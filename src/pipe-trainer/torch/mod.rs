@@ -24,8 +24,23 @@ unsafe extern "C" {
         eps: f64,
         decay: f64,
         step: u64,
+    ) -> *mut c_char;
+    fn pipe_adamw_bf16(
+        p: *mut C_tensor,
+        g: *const *mut C_tensor,
+        count: usize,
+        m: *mut C_tensor,
+        v: *mut C_tensor,
+        scale: *mut C_tensor,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        decay: f64,
+        step: u64,
         seed: u64,
     ) -> *mut c_char;
+    fn pipe_flatten(tensors: *const *mut C_tensor, count: usize, out: *mut *mut C_tensor) -> *mut c_char;
     fn pipe_total_norm(tensors: *const *mut C_tensor, count: usize, out: *mut *mut C_tensor) -> *mut c_char;
     fn pipe_forget_gradient(tensor: *mut C_tensor) -> *mut c_char;
     fn pipe_linear_cross_entropy(
@@ -52,8 +67,6 @@ pub struct AdamWStep {
     pub weight_decay: f64,
     /// Counted from 1.
     pub step: u64,
-    /// Of the noise that rounds bf16 values up or down.
-    pub seed: u64,
 }
 
 /// Parameters with their gradients and moments, all of one kind.
@@ -65,12 +78,12 @@ pub struct AdamWGroup<'a> {
     pub squares: Vec<&'a Tensor>,
 }
 
-/// Updates a group in place. `scale` (fp32, on their device) multiplies the gradients. bf16 is rounded stochastically.
+/// Updates a group in place. `scale` (fp32, on their device) multiplies the gradients.
 pub fn adamw(group: &AdamWGroup<'_>, scale: &Tensor, step: &AdamWStep) -> Result<(), TchError> {
     let (p, g) = (pointers(&group.parameters), pointers(&group.gradients));
     let (m, v) = (pointers(&group.averages), pointers(&group.squares));
     assert!(p.len() == g.len() && p.len() == m.len() && p.len() == v.len(), "a group has one of each");
-    let AdamWStep { lr, betas: [beta1, beta2], eps, weight_decay, step, seed } = *step;
+    let AdamWStep { lr, betas: [beta1, beta2], eps, weight_decay, step } = *step;
     // SAFETY: the pointers are of living tensors, and there are as many of each as is said.
     checked(unsafe {
         pipe_adamw(
@@ -86,9 +99,53 @@ pub fn adamw(group: &AdamWGroup<'_>, scale: &Tensor, step: &AdamWStep) -> Result
             eps,
             weight_decay,
             step,
+        )
+    })
+}
+
+/// bf16 parameters one behind the other, and their moments: each one long row.
+pub struct Bf16Rows<'a> {
+    pub parameters: &'a Tensor,
+    pub averages: &'a Tensor,
+    pub squares: &'a Tensor,
+}
+
+/// Updates rows in place, rounding stochastically with noise of `seed`; `gradients` are of the parameters in their order.
+pub fn adamw_bf16(
+    rows: &Bf16Rows<'_>,
+    gradients: &[&Tensor],
+    scale: &Tensor,
+    step: &AdamWStep,
+    seed: u64,
+) -> Result<(), TchError> {
+    let g = pointers(gradients);
+    let AdamWStep { lr, betas: [beta1, beta2], eps, weight_decay, step } = *step;
+    let pointer = |tensor: &Tensor| tensor.as_ptr().cast_mut();
+    // SAFETY: as above.
+    checked(unsafe {
+        pipe_adamw_bf16(
+            pointer(rows.parameters),
+            g.as_ptr(),
+            g.len(),
+            pointer(rows.averages),
+            pointer(rows.squares),
+            pointer(scale),
+            lr,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+            step,
             seed,
         )
     })
+}
+
+/// Puts tensors one behind the other in memory: they become views of the row that is returned.
+pub fn flatten(tensors: &[&Tensor]) -> Result<Tensor, TchError> {
+    let all = pointers(tensors);
+    // SAFETY: as above.
+    returned(|out| unsafe { pipe_flatten(all.as_ptr(), all.len(), out) })
 }
 
 /// The norm over all tensors together: a number on their device, which nobody has waited for.

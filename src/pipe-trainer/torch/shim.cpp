@@ -119,13 +119,19 @@ void adamw_bf16_cpu(const Tensor& p, const Tensor& g, const Tensor& m, const Ten
   });
 }
 
+// `into` and all views of its memory show what `from` holds; nothing is copied.
+void take_memory(const Tensor& into, const Tensor& from) {
+  into.storage().unsafeGetStorageImpl()->set_data_ptr(
+      from.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr()));
+}
+
 void adamw_bf16(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v, const AdamW& s) {
   if (!p.is_cuda()) return adamw_bf16_cpu(p, g, m, v, s);
   auto out = jit()(kAdamW, "adamw", 3, {p, g, m, v},
                    {s.lr, s.beta1, s.beta2, s.eps, s.decay, s.root2, s.size, s.seed}, true);
-  p.set_data(out[0]);
-  m.set_data(out[1]);
-  v.set_data(out[2]);
+  take_memory(p, out[0]);
+  take_memory(m, out[1]);
+  take_memory(v, out[2]);
 }
 
 // --- Checkpointing ----------------------------------------------------------------------------------------------------
@@ -265,27 +271,52 @@ extern "C" {
 
 // One update of all parameters. `scale` (fp32, on their device) multiplies the gradients.
 char* pipe_adamw(Tensor** p, Tensor** g, Tensor** m, Tensor** v, size_t count, Tensor* scale, double lr, double beta1,
-                 double beta2, double eps, double decay, uint64_t step, uint64_t seed) {
+                 double beta2, double eps, double decay, uint64_t step) {
   return guarded([&] {
     if (count == 0) return;
     at::NoGradGuard no_grad;
     auto params = list(p, count), grads = list(g, count), averages = list(m, count), squares = list(v, count);
-    if (params[0].scalar_type() == at::kBFloat16) {
-      double correction1 = 1 - std::pow(beta1, double(step)), correction2 = 1 - std::pow(beta2, double(step));
-      // A float that differs from step to step in bits that the hash spreads.
-      float mixed = real(0x3F800000u | uint32_t((step * 0x9E3779B97F4A7C15ull ^ seed * 0xD1B54A32D192ED03ull) >> 41));
-      AdamW s{float(lr), float(beta1), float(beta2), float(eps), float(decay), float(std::sqrt(correction2)),
-              float(lr / correction1), mixed};
-      // A pass of its own over the gradients: as an argument of every kernel the factor would keep them from reading
-      // several values at once, which costs more.
-      at::_foreach_mul_(grads, *scale);
-      for (size_t i = 0; i < count; i++) adamw_bf16(params[i], grads[i], averages[i], squares[i], s);
-      return;
-    }
     auto inverse = scale->reciprocal();
     std::vector<Tensor> steps(count, at::full({}, double(step), inverse.options()));
     at::_fused_adamw_(params, grads, averages, squares, {}, steps, lr, beta1, beta2, decay, eps, false, false, inverse,
                       std::nullopt);
+  });
+}
+
+// One update of bf16 parameters that lie one behind the other in `p`, with stochastic rounding. Their gradients are `g`.
+char* pipe_adamw_bf16(Tensor* p, Tensor** g, size_t count, Tensor* m, Tensor* v, Tensor* scale, double lr, double beta1,
+                      double beta2, double eps, double decay, uint64_t step, uint64_t seed) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    std::vector<Tensor> rows;
+    for (size_t i = 0; i < count; i++) rows.push_back(g[i]->reshape(-1));
+    auto gradient = count == 1 ? rows[0] : at::cat(rows);
+    rows.clear();
+    gradient.mul_(*scale);
+    double correction1 = 1 - std::pow(beta1, double(step)), correction2 = 1 - std::pow(beta2, double(step));
+    // A float that differs from step to step in bits that the hash spreads.
+    float mixed = real(0x3F800000u | uint32_t((step * 0x9E3779B97F4A7C15ull ^ seed * 0xD1B54A32D192ED03ull) >> 41));
+    AdamW s{float(lr), float(beta1), float(beta2), float(eps), float(decay), float(std::sqrt(correction2)),
+            float(lr / correction1), mixed};
+    adamw_bf16(*p, gradient, *m, *v, s);
+  });
+}
+
+// Puts the tensors one behind the other into new memory, of which they are views from now on.
+char* pipe_flatten(Tensor** tensors, size_t count, Tensor** out) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    std::vector<Tensor> rows;
+    for (size_t i = 0; i < count; i++) rows.push_back(tensors[i]->reshape(-1));
+    auto flat = at::cat(rows);
+    rows.clear();
+    int64_t start = 0;
+    for (size_t i = 0; i < count; i++) {
+      auto size = tensors[i]->numel();
+      tensors[i]->set_data(flat.narrow(0, start, size).view(tensors[i]->sizes()));
+      start += size;
+    }
+    *out = new Tensor(flat);
   });
 }
 
