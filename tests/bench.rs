@@ -1,11 +1,12 @@
-//! What `pipe` adds to a job, measured beside plain Docker in one run: `make bench`.
+//! What `pipe` adds to a job, measured beside plain Docker in one run, and a training step beside transformers: `make bench`.
 
 mod harness;
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use harness::folder::binaries;
+use harness::folder::{binaries, repository};
 use harness::{Folder, job};
 
 const ROUNDS: usize = 15;
@@ -22,6 +23,46 @@ fn main() {
     } else {
         println!("no Docker daemon answers: the check of an image and the run of a job are not measured");
     }
+    training_step();
+}
+
+/// One training step of T5-small on the CPU, ours and that of transformers, each in a process of its own.
+fn training_step() {
+    const SHAPE: [&str; 8] = ["--size", "small", "--batch", "4", "--source", "128", "--target", "64"];
+    const WHAT: &str = "a training step of T5-small on the CPU, fp32";
+    let trainer = binaries().join("pipe-trainer");
+    if !trainer.is_file() {
+        println!("{WHAT}: not measured, because pipe-trainer is not built");
+        return;
+    }
+    let args = ["--precision", "fp32", "--cpu", "--steps", "5"];
+    let ours =
+        milliseconds(Command::new(&trainer).arg("bench").args(SHAPE).args(args).env("OMP_WAIT_POLICY", "PASSIVE"));
+    let mut find = Command::new("python3");
+    find.args(["-c", "import torch, transformers"]);
+    if !find.output().is_ok_and(|output| output.status.success()) {
+        let missing = "not compared with transformers: torch and transformers are not installed for python3";
+        println!("{WHAT:<58} {ours:>6.0} ms  {missing}");
+        return;
+    }
+    let script = repository().join("tests/bench_gpu.py");
+    let args = ["--variant", "eager", "--cpu"];
+    let reference = milliseconds(Command::new("python3").arg(&script).arg("reference").args(SHAPE).args(args));
+    let ratio = ours / reference;
+    let verdict = if ratio <= 1.0 { "reached" } else { "missed" };
+    println!("{WHAT}");
+    println!("{:<58} {reference:>6.0} ms", "  transformers");
+    println!("{:<58} {ours:>6.0} ms", "  pipe-trainer");
+    println!("{:<58} {ratio:>6.2}     at most 1: {verdict}", "  ratio");
+}
+
+/// What a benchmark prints as `ms` in its last line, which is JSON.
+fn milliseconds(command: &mut Command) -> f64 {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let result: serde_json::Value = serde_json::from_str(stdout.lines().last().unwrap()).unwrap();
+    result["ms"].as_f64().unwrap()
 }
 
 /// The trainer image with libtorch in it, or the stand-in's where no trainer is built.
@@ -52,7 +93,7 @@ fn overhead(folder: &Folder) {
     line("  difference", more, 150.0);
 }
 
-fn docker_run(image: &str, run: &std::path::Path) {
+fn docker_run(image: &str, run: &Path) {
     let mount = format!("type=bind,src={},dst=/run/pipe", run.display());
     let status = Command::new("docker")
         .args(["run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL", "--memory", "64m"])

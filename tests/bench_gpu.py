@@ -3,7 +3,9 @@
 
 usage: bench_gpu.py all --trainer target/release/pipe-trainer
        bench_gpu.py reference --size base --batch 32 --source 512 --target 128 --variant eager
-Needs a CUDA card and a python3 with torch and transformers; nothing is fetched: models are made from their configs."""
+       bench_gpu.py reference --size small --batch 4 --source 128 --target 64 --variant eager --cpu
+Needs a python3 with torch and transformers, and a CUDA card except with --cpu, which computes in fp32; nothing is fetched:
+models are made from their configs."""
 import argparse
 import json
 import os
@@ -12,8 +14,9 @@ import subprocess
 import sys
 import time
 
-# flan-t5-base and flan-t5-xl (T5 v1.1): gated, with a head of its own.
+# flan-t5-small, -base and -xl (T5 v1.1): gated, with a head of its own.
 SIZES = {
+    "small": dict(d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_decoder_layers=8, num_heads=6),
     "base": dict(d_model=768, d_kv=64, d_ff=2048, num_layers=12, num_decoder_layers=12, num_heads=12),
     "xl": dict(d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_decoder_layers=24, num_heads=32),
 }
@@ -42,50 +45,76 @@ AIMS = [
 ]
 
 
-def reference(size, batch, source, target, variant):
-    """One training step of transformers in bf16: forward, backward, clipping, fused AdamW."""
+def reference(size, batch, source, target, variant, cpu):
+    """One training step of transformers, in bf16 or on the CPU in fp32: forward, backward, clipping, fused AdamW."""
     import torch
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
+    device, kind = ("cpu", torch.float32) if cpu else ("cuda", torch.bfloat16)
+    synchronize = (lambda: None) if cpu else torch.cuda.synchronize
     config = T5Config(
         **SIZES[size], vocab_size=VOCABULARY, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
         dropout_rate=0.1, decoder_start_token_id=0, use_cache=False,
     )
     # Made on the card: the xl model would take minutes to initialise on the CPU.
-    with torch.device("cuda"):
+    with torch.device(device):
         model = T5ForConditionalGeneration(config)
-    model = model.to(device="cuda", dtype=torch.bfloat16).train()
-    # The fp32 model of a moment ago is no part of the training.
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    model = model.to(device=device, dtype=kind).train()
+    if not cpu:
+        # The fp32 model of a moment ago is no part of the training.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     if variant == "checkpointing":
         model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     forward = torch.compile(model) if variant == "compile" else model
-    ids = lambda length: torch.randint(2, VOCABULARY, (batch, length), device="cuda")
+    ids = lambda length: torch.randint(2, VOCABULARY, (batch, length), device=device)
     inputs = dict(input_ids=ids(source), labels=ids(target))
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
 
     def step():
-        torch.cuda.synchronize()
+        synchronize()
         began = time.perf_counter()
         forward(**inputs).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
+        synchronize()
         return (time.perf_counter() - began) * 1000
 
-    warm_up = 8 if variant == "compile" else 5
-    ms = statistics.median([step() for _ in range(warm_up + 20)][warm_up:])
+    warm_up, steps = 8 if variant == "compile" else 5, 5 if cpu else 20
+    ms = statistics.median([step() for _ in range(warm_up + steps)][warm_up:])
     return {
         "what": f"{size} {batch}x{source}x{target} {variant}",
         "params": sum(parameter.numel() for parameter in model.parameters()),
         "ms": ms,
-        "peak_allocated": torch.cuda.max_memory_allocated() / GIB,
-        "peak_reserved": torch.cuda.max_memory_reserved() / GIB,
+        "peak_allocated": 0.0 if cpu else torch.cuda.max_memory_allocated() / GIB,
+        "peak_reserved": 0.0 if cpu else torch.cuda.max_memory_reserved() / GIB,
     }
+
+
+def matrix_rate(torch):
+    """TFLOP/s of a large bf16 matrix product on random data."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    times = []
+    for _ in range(13):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        a @ b
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return 2 * 8192**3 / statistics.median(times[3:]) / 1e12
+
+
+def operations(size, batch, source, target):
+    """Floating-point operations of a step: the forward pass and twice as much for the backward."""
+    s = SIZES[size]
+    d, inner, ff = s["d_model"], s["num_heads"] * s["d_kv"], 3 * s["d_model"] * s["d_ff"]
+    encoder = s["num_layers"] * source * (4 * d * inner + ff + 2 * source * inner)
+    attention = 6 * d * inner + 2 * target * inner + 2 * source * inner
+    decoder = s["num_decoder_layers"] * (target * (attention + ff) + source * 2 * d * inner)
+    return 6 * batch * (encoder + decoder + target * d * VOCABULARY)
 
 
 def measure(command, env=None):
@@ -108,7 +137,9 @@ def everything(trainer):
     # The trainer's own libtorch may be one for the CPU: it uses the one that is measured against.
     ours = {**os.environ, "LD_LIBRARY_PATH": os.path.join(torch.__path__[0], "lib"), "OMP_WAIT_POLICY": "PASSIVE"}
     results = {}
-    print(f"{'':27}{'ms':>10}{'allocated':>12}{'reserved':>12}  GiB", flush=True)
+    rate = matrix_rate(torch)
+    print(f"{torch.cuda.get_device_name()}: bf16 matrix products at {rate:.0f} TFLOP/s\n")
+    print(f"{'':27}{'ms':>10}{'GiB alloc.':>12}{'reserved':>10}{'tokens/s':>10}{'of rate':>9}", flush=True)
     for key, size, arguments in RUNS:
         shape = ["--size", size] + [word for name, value in SHAPES[size].items() for word in (f"--{name}", str(value))]
         if arguments and "--variant" in arguments:
@@ -119,8 +150,11 @@ def everything(trainer):
         if "error" in result:
             print(f"{key:27}{result['error']}", flush=True)
         else:
-            figures = result["ms"], result["peak_allocated"], result["peak_reserved"]
-            print(f"{key:27}{figures[0]:10.1f}{figures[1]:12.2f}{figures[2]:12.2f}", flush=True)
+            ms, shape = result["ms"], SHAPES[size]
+            tokens = shape["batch"] * (shape["source"] + shape["target"]) * 1000 / ms
+            share = operations(size, **shape) / (ms * 1e9) / rate
+            figures = f"{ms:10.1f}{result['peak_allocated']:12.2f}{result['peak_reserved']:10.2f}{tokens:10.0f}{share:9.1%}"
+            print(f"{key:27}{figures}", flush=True)
     print()
     return all([aim(results, *row) for row in AIMS])
 
@@ -142,11 +176,12 @@ def main():
     for name in ("batch", "source", "target"):
         one.add_argument(f"--{name}", type=int, required=True)
     one.add_argument("--variant", choices=["eager", "compile", "checkpointing"], required=True)
+    one.add_argument("--cpu", action="store_true")
     commands.add_parser("all").add_argument("--trainer", required=True)
     given = parser.parse_args()
     if given.command == "all":
         sys.exit(0 if everything(given.trainer) else 1)
-    print(json.dumps(reference(given.size, given.batch, given.source, given.target, given.variant)))
+    print(json.dumps(reference(given.size, given.batch, given.source, given.target, given.variant, given.cpu)))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,9 @@ pub struct Step {
     /// Target tokens (or samples) that this step's loss averages over.
     pub tokens: u64,
     pub ms: f64,
+    /// How much of it was spent waiting for data.
+    #[serde(default)]
+    pub data_ms: f64,
     pub allocated: u64,
     pub reserved: u64,
     pub peak: u64,

@@ -4,6 +4,7 @@ use pipe_spec::pipeline::{Decay, Optimizer, Train};
 use tch::{Kind, TchError, Tensor};
 
 use crate::error::TrainerError;
+use crate::optimizer;
 use crate::tensor_files::TensorFiles;
 use crate::torch::{self, AdamWGroup, AdamWStep, Bf16Rows};
 use crate::weights::Weights;
@@ -137,7 +138,7 @@ fn grouped(parameters: &[(&str, &Tensor)], decay: Decay) -> Vec<(Vec<usize>, boo
         let mut size = 0;
         let mut members = Vec::new();
         for (place, (_, parameter)) in parameters.iter().enumerate() {
-            if (decay == Decay::All || parameter.dim() >= 2) != decays {
+            if optimizer::decays(decay, parameter) != decays {
                 continue;
             }
             if parameter.kind() == Kind::BFloat16 && size > 0 && size + parameter.numel() > ROW {
@@ -201,6 +202,9 @@ mod tests {
         let row = torch::flatten(&[&a, &b]).unwrap();
         let _ = row.shallow_clone().f_mul_scalar_(10.0).unwrap();
         assert_eq!(Vec::<f32>::try_from(&a).unwrap(), [10.0, 20.0]);
-        assert_eq!((b.size(), Vec::<f32>::try_from(b.reshape([-1])).unwrap()), (vec![2, 2], vec![30.0, 40.0, 50.0, 60.0]));
+        assert_eq!(
+            (b.size(), Vec::<f32>::try_from(b.reshape([-1])).unwrap()),
+            (vec![2, 2], vec![30.0, 40.0, 50.0, 60.0])
+        );
     }
 }

@@ -6,12 +6,12 @@ use pipe_spec::TrainerSpec;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
-use crate::adamw::AdamW;
 use crate::cli::BenchArgs;
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::{Definition, Mode, Model, Setup, Start};
+use crate::optimizer::Optimizer;
 use crate::torch;
 use crate::train::clip_factor;
 
@@ -23,7 +23,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
     let device = hardware.device;
     let definition = Definition::from_spec(&spec.model)?;
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
-    let mut optimizer = AdamW::new(&spec.train, model.weights())?;
+    let mut optimizer = Optimizer::new(&spec.train, model.weights())?;
     let part = random_part(args, model.as_ref(), device)?;
 
     let mut times = Vec::new();
@@ -70,7 +70,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
 
 fn one_step(
     model: &dyn Model,
-    optimizer: &mut AdamW,
+    optimizer: &mut Optimizer,
     part: &Part,
     spec: &TrainerSpec,
     step: u64,
@@ -118,7 +118,8 @@ fn spec(args: &BenchArgs) -> Result<TrainerSpec, TrainerError> {
         },
         "memory": memory, "evaluate": {}, "save": {},
     });
-    serde_json::from_value(spec).map_err(|error| TrainerError::Config { key: "bench".to_owned(), message: error.to_string() })
+    serde_json::from_value(spec)
+        .map_err(|error| TrainerError::Config { key: "bench".to_owned(), message: error.to_string() })
 }
 
 /// The published sizes of T5 1.1.

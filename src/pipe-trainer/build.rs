@@ -5,7 +5,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=torch/shim.cpp");
     println!("cargo:rerun-if-env-changed=LIBTORCH");
-    let libtorch = std::env::var("LIBTORCH").expect("LIBTORCH names the folder of libtorch (.cargo/config.toml sets it)");
+    let libtorch =
+        std::env::var("LIBTORCH").expect("LIBTORCH names the folder of libtorch (.cargo/config.toml sets it)");
     cc::Build::new()
         .cpp(true)
         .std("c++17")

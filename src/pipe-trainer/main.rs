@@ -1,5 +1,6 @@
 //! The trainer of pipe: runs inside the container, knows tensors and never Docker.
 
+mod adafactor;
 mod adamw;
 mod bench;
 mod boundary;
@@ -17,6 +18,7 @@ mod loss_scale;
 mod metrics;
 mod model;
 mod oom;
+mod optimizer;
 mod parity;
 mod precision;
 mod random;

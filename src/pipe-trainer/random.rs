@@ -9,6 +9,7 @@ pub enum Purpose {
     Order,
     Weights,
     Dropout,
+    Rounding,
     Recipes,
 }
 
@@ -18,6 +19,7 @@ impl Purpose {
             Self::Order => "order",
             Self::Weights => "weights",
             Self::Dropout => "dropout",
+            Self::Rounding => "rounding",
             Self::Recipes => "recipes",
         }
     }

@@ -1,9 +1,9 @@
-//! Reads the spec of an attempt: parsed, its variables filled in, and what this version cannot do refused.
+//! Reads the spec of an attempt: parsed, checked, and its variables filled in.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Limit, OptimizerKind, Paths};
+use pipe_spec::pipeline::{Limit, Paths};
 use pipe_spec::{Device, TrainerSpec, Variables};
 
 use crate::error::TrainerError;
@@ -14,9 +14,6 @@ pub fn read(path: &Path) -> Result<TrainerSpec, TrainerError> {
     let mut spec: TrainerSpec = serde_json::from_str(&text).map_err(|error| fail(error.to_string()))?;
     if let Some(problem) = problem(&spec) {
         return Err(fail(problem));
-    }
-    if let Some(what) = not_available(&spec) {
-        return Err(TrainerError::NotAvailable { what });
     }
     fill_in(&mut spec, &Variables::new(None, std::env::vars()))?;
     Ok(spec)
@@ -43,11 +40,6 @@ fn problem(spec: &TrainerSpec) -> Option<String> {
         return Some("memory.limit: on the CPU give a size".to_owned());
     }
     None
-}
-
-fn not_available(spec: &TrainerSpec) -> Option<String> {
-    let kind = spec.train.optimizer.kind;
-    (kind != OptimizerKind::Adamw).then(|| format!("train.optimizer.kind {kind:?}"))
 }
 
 fn fill_in(spec: &mut TrainerSpec, variables: &Variables) -> Result<(), TrainerError> {

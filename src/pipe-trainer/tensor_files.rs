@@ -92,13 +92,7 @@ impl TensorFiles {
     }
 
     /// A tensor that must have `shape`, as `kind` on `device`.
-    pub fn read_shaped(
-        &self,
-        name: &str,
-        shape: &[i64],
-        kind: Kind,
-        device: Device,
-    ) -> Result<Tensor, TrainerError> {
+    pub fn read_shaped(&self, name: &str, shape: &[i64], kind: Kind, device: Device) -> Result<Tensor, TrainerError> {
         let tensor = self.read(name)?;
         if tensor.size() != shape {
             return Err(self.fail(name, format!("its shape is {:?}, the model has {shape:?}", tensor.size())));

@@ -34,12 +34,7 @@ pub struct Weights {
 
 impl Weights {
     /// Drawn in fp32 whatever `kind` is, so that every precision begins with the same weights.
-    pub fn initialise(
-        parameters: &[Parameter],
-        seed: u64,
-        kind: Kind,
-        device: Device,
-    ) -> Result<Self, TrainerError> {
+    pub fn initialise(parameters: &[Parameter], seed: u64, kind: Kind, device: Device) -> Result<Self, TrainerError> {
         random::seed_torch(Purpose::Weights, seed, &[]);
         Self::build(parameters, |parameter| {
             let mut tensor = Tensor::f_empty(parameter.shape.as_slice(), (Kind::Float, device))?;
@@ -105,4 +100,3 @@ impl Weights {
         self.entries.iter().map(|(_, tensor)| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64).sum()
     }
 }
-

@@ -1,6 +1,6 @@
 //! What the end-to-end tests stand on: a working folder with the real binaries, and their answers.
 
-#![allow(dead_code)] // Each test program uses its own part of this.
+#![allow(dead_code, unused_imports)] // Each test program uses its own part of this.
 
 pub mod answer;
 pub mod daemon;

@@ -12,6 +12,8 @@ pub enum Needs {
     Docker,
     /// To be root, for mounts and other users.
     Root,
+    /// A python3 with transformers; not what PIPE_REQUIRE_DOCKER asks for.
+    Transformers,
     /// To be root and have `dockerd`, to start a daemon of the test's own.
     OwnDaemon,
 }
@@ -21,6 +23,7 @@ impl Needs {
         match self {
             Self::Nothing => None,
             Self::Docker => (!docker()).then_some("no Docker daemon answers"),
+            Self::Transformers => (!transformers()).then_some("python3 has no transformers"),
             Self::Root => (!root()).then_some("not root"),
             Self::OwnDaemon => (!root() || !dockerd()).then_some("not root, or no dockerd"),
         }
@@ -30,6 +33,10 @@ impl Needs {
 fn docker() -> bool {
     static ANSWERS: OnceLock<bool> = OnceLock::new();
     *ANSWERS.get_or_init(|| succeeds(Command::new("docker").args(["version", "--format", "{{.Server.Version}}"])))
+}
+
+fn transformers() -> bool {
+    succeeds(Command::new("python3").args(["-c", "import torch, transformers, safetensors"]))
 }
 
 fn dockerd() -> bool {
@@ -56,7 +63,8 @@ pub struct Suite {
 impl Suite {
     pub fn test(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
         let missing = needs.missing();
-        let required = std::env::var("PIPE_REQUIRE_DOCKER").is_ok_and(|value| value == "1");
+        let required =
+            needs != Needs::Transformers && std::env::var("PIPE_REQUIRE_DOCKER").is_ok_and(|value| value == "1");
         let run = move || match missing {
             Some(what) if required => Err(Failed::from(format!("PIPE_REQUIRE_DOCKER is set, and {what}"))),
             _ => {

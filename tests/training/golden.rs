@@ -1,7 +1,9 @@
-//! What Hugging Face computes: `tests/fixtures/t5-gated` holds a model, a batch and the answers of transformers.
+//! What Hugging Face computes: the fixtures t5-* hold models, batches and the answers of transformers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 use serde_json::Value;
 
 use crate::harness::folder::repository;
@@ -9,41 +11,40 @@ use crate::harness::{Folder, Needs, Suite};
 use crate::kitchen::{curve, run_trainer};
 
 pub fn tests(suite: &mut Suite) {
-    suite.test("golden::t5_logits_and_gradients", Needs::Nothing, logits_and_gradients);
+    for name in ["t5-gated", "t5-tied-relu", "t5-uneven", "t5-silu"] {
+        let test = move || drop(compare(name, &fixture(name)));
+        suite.test(&format!("golden::logits_and_gradients::{name}"), Needs::Nothing, test);
+    }
+    suite.test("golden::export_is_what_was_loaded", Needs::Nothing, || drop(exported()));
+    suite.test("golden::export_loads_in_transformers", Needs::Transformers, in_transformers);
     for batch in [8, 4, 3] {
         suite.test(&format!("golden::t5_loss_curve_at_batch_{batch}"), Needs::Nothing, move || loss_curve(batch));
     }
 }
 
-fn fixture() -> PathBuf {
-    repository().join("tests/fixtures/t5-gated")
+fn fixture(name: &str) -> PathBuf {
+    repository().join("tests/fixtures").join(name)
 }
 
-fn expected() -> Value {
-    serde_json::from_slice(&std::fs::read(fixture().join("expect.json")).unwrap()).unwrap()
+fn expected(name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixture(name).join("expect.json")).unwrap()).unwrap()
 }
 
-fn logits_and_gradients() {
-    let (fixture, folder) = (fixture(), Folder::new());
-    let out = folder.path().join("out.safetensors");
-    let path = |name: &str| fixture.join(name).display().to_string();
-    let answer = run_trainer(&[
-        "parity",
-        "--model",
-        fixture.to_str().unwrap(),
-        "--batch",
-        &path("batch.safetensors"),
-        "--out",
-        out.to_str().unwrap(),
-    ]);
-    let figures = answer.exits(0).json();
+/// What `model` computes for the batch of the fixture `name`, against what transformers computed for it. The folder that
+/// comes back holds it as out.safetensors.
+fn compare(name: &str, model: &Path) -> Folder {
+    let folder = Folder::new();
+    let text = |path: PathBuf| path.display().to_string();
+    let (batch, out) = (text(fixture(name).join("batch.safetensors")), text(folder.path().join("out.safetensors")));
+    let model = text(model.to_owned());
+    let figures = run_trainer(&["parity", "--model", &model, "--batch", &batch, "--out", &out]).exits(0).json();
+    let expected = expected(name);
     for key in ["loss", "grad_norm"] {
-        let (got, want) = (figures[key].as_f64().unwrap(), expected()[key].as_f64().unwrap());
+        let (got, want) = (figures[key].as_f64().unwrap(), expected[key].as_f64().unwrap());
         assert!((got - want).abs() < 1e-4 * want.abs(), "{key}: {got} and {want}");
     }
-    let (got, want) = (std::fs::read(&out).unwrap(), std::fs::read(fixture.join("expect.safetensors")).unwrap());
-    let got = safetensors::SafeTensors::deserialize(&got).unwrap();
-    let want = safetensors::SafeTensors::deserialize(&want).unwrap();
+    let (got, want) = (std::fs::read(&out).unwrap(), std::fs::read(fixture(name).join("expect.safetensors")).unwrap());
+    let (got, want) = (SafeTensors::deserialize(&got).unwrap(), SafeTensors::deserialize(&want).unwrap());
     assert!(want.names().contains(&"logits"));
     for name in want.names() {
         let (got, want) = (floats(&got.tensor(name).unwrap()), floats(&want.tensor(name).unwrap()));
@@ -52,25 +53,57 @@ fn logits_and_gradients() {
         let apart = got.iter().zip(&want).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
         assert!(apart <= 1e-4 * largest, "{name}: {apart} apart, the largest entry is {largest}");
     }
+    folder
 }
 
-fn floats(tensor: &safetensors::tensor::TensorView<'_>) -> Vec<f32> {
+fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
     tensor.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
 
+/// A training whose rate is 0 exports the model it began with.
+fn exported() -> (Folder, PathBuf) {
+    let (folder, model) = (Folder::new(), fixture("t5-gated"));
+    folder.write(
+        "still.yaml",
+        format!(
+            "version: 1\nname: still\nmodel: {{arch: t5, from: {}}}\ndata: {{train: {}}}\n\
+             train: {{steps: 1, optimizer: {{lr: 0.0}}}}\ncontainer: {{gpus: 0, cpus: 1}}\n",
+            model.display(),
+            model.join("train.jsonl").display()
+        ),
+    );
+    folder.pipe(&["run", "still.yaml", "--engine", "process"]).exits(0);
+    let exported = folder.run_folder().join("model");
+    compare("t5-gated", &exported);
+    (folder, exported)
+}
+
+fn in_transformers() {
+    let (_folder, model) = exported();
+    let compared = compare("t5-gated", &model);
+    let output = std::process::Command::new("python3")
+        .arg(repository().join("tests/export_check.py"))
+        .arg(&model)
+        .arg(fixture("t5-gated").join("batch.safetensors"))
+        .arg(compared.path().join("out.safetensors"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 fn loss_curve(batch: u32) {
-    let expected = expected();
+    let (fixture, expected) = (fixture("t5-gated"), expected("t5-gated"));
     let (hyper, optimizer) = (&expected["hyper"], &expected["optimizer"]);
     let folder = Folder::new();
-    let data = fixture().join("train.jsonl").display().to_string();
     folder.write(
         "golden.yaml",
         format!(
             "version: 1\nname: golden\nmodel: {{arch: t5, from: {}}}\n\
-             data: {{train: {data}, max_source: {}, max_target: {}, shuffle: false}}\n\
+             data: {{train: {}, max_source: {}, max_target: {}, shuffle: false}}\n\
              train:\n  steps: {}\n  batch: {batch}\n  effective_batch: {}\n  clip: {}\n  \
              optimizer: {{lr: {}, weight_decay: {}, decay: all}}\ncontainer: {{gpus: 0, cpus: 1}}\n",
-            fixture().display(),
+            fixture.display(),
+            fixture.join("train.jsonl").display(),
             hyper["max_source"],
             hyper["max_target"],
             hyper["steps"],

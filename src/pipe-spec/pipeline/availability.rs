@@ -1,6 +1,6 @@
 //! What the pipeline file can say and this version cannot do. Refused by name, never ignored.
 
-use super::{Arch, BatchSetting, EngineKind, Gpus, OptimizerKind, PipelineFile, Reduce};
+use super::{Arch, BatchSetting, EngineKind, Gpus, PipelineFile, Reduce};
 
 /// The path and the name of each feature that `file` asks for in vain.
 pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
@@ -15,7 +15,6 @@ pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
         unless(model.arch == Arch::T5, "model.arch", format!("the architecture {}", word(&model.arch)));
     }
     unless(train.batch != BatchSetting::Auto, "train.batch", "the automatic batch".into());
-    unless(train.optimizer.kind == OptimizerKind::Adamw, "train.optimizer.kind", "the optimizer adafactor".into());
     unless(file.on_oom.reduce != Reduce::Fit, "on_oom.reduce", "fitting the batch".into());
     unless(file.on_oom.then.is_empty(), "on_oom.then", "changing the maths".into());
     let one_gpu = match &file.container.gpus {

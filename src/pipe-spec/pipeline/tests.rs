@@ -101,7 +101,6 @@ fn a_table_of_bad_input() {
 fn what_is_not_built_yet_is_refused_by_name() {
     let cases = [
         ("train: {batch: auto}", "train.batch: the automatic batch: not available yet"),
-        ("train: {optimizer: {kind: adafactor}}", "train.optimizer.kind: the optimizer adafactor: not available yet"),
         ("on_oom: {reduce: fit}", "on_oom.reduce: fitting the batch: not available yet"),
         ("on_oom: {then: [checkpointing]}", "on_oom.then: changing the maths: not available yet"),
         ("container: {gpus: 2}", "container.gpus: training on several GPUs: not available yet"),

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Evaluate {
     /// Steps between two evaluations; 0 evaluates at the end alone. Needs `data.eval`.
@@ -15,12 +15,6 @@ pub struct Evaluate {
     pub batch: Option<NonZeroU32>,
     /// How many sample texts to print.
     pub generate: u32,
-}
-
-impl Default for Evaluate {
-    fn default() -> Self {
-        Self { every: 0, batch: None, generate: 0 }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -155,7 +155,16 @@ mod tests {
 
     fn state(step: u64) -> SavedState {
         let (version, identity) = (SavedState::VERSION, identity());
-        SavedState { version, step, evaluated: 0, samples: step * 8, total_steps: 9, batch: 4, loss_scale: None, identity }
+        SavedState {
+            version,
+            step,
+            evaluated: 0,
+            samples: step * 8,
+            total_steps: 9,
+            batch: 4,
+            loss_scale: None,
+            identity,
+        }
     }
 
     fn store(name: &str) -> (Store, PathBuf) {

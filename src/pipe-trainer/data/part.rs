@@ -35,9 +35,13 @@ impl PartShape {
         Self { pad_token_id, fixed, device }
     }
 
-    /// The lengths of source and target in a part of these samples.
+    /// The lengths of source and target in a part of these samples. On a card they are rounded up: attention kernels want
+    /// rows that begin at whole 32 bytes, and copy the bias otherwise.
     pub fn lengths(&self, samples: &[Sample]) -> (usize, usize) {
-        let longest = |length: fn(&Sample) -> usize| samples.iter().map(length).max().unwrap_or(0).max(1);
+        let multiple = if self.device.is_cuda() { 16 } else { 1 };
+        let longest = |length: fn(&Sample) -> usize| {
+            samples.iter().map(length).max().unwrap_or(0).max(1).next_multiple_of(multiple)
+        };
         self.fixed.unwrap_or_else(|| (longest(|sample| sample.source.len()), longest(|sample| sample.target.len())))
     }
 

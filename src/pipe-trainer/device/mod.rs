@@ -43,6 +43,7 @@ impl Hardware {
         if let Some(threads) = spec.threads {
             tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
         }
+        torch::flush_denormals();
         torch::allow_tf32(spec.train.precision == Precision::Tf32);
         torch::deterministic(spec.train.deterministic)?;
         hardware.warm_up()?;

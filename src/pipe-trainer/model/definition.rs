@@ -85,11 +85,7 @@ impl Definition {
         self.folder.as_deref().map(TensorFiles::open_folder).transpose()
     }
 
-    pub fn build(
-        &self,
-        start: &Start<'_>,
-        setup: &Setup,
-    ) -> Result<Box<dyn Model>, TrainerError> {
+    pub fn build(&self, start: &Start<'_>, setup: &Setup) -> Result<Box<dyn Model>, TrainerError> {
         match self.arch {
             Arch::T5 => Ok(Box::new(T5::build(T5Config::read(&self.config)?, start, setup)?)),
             Arch::Bert

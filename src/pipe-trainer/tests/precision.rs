@@ -8,7 +8,11 @@ use support::Bench;
 
 fn bench(precision: &str) -> Bench {
     let mut bench = Bench::recipes();
-    bench.set("/train/dropout", json!(0.0)).set("/train/steps", json!(25)).set("/train/precision", json!(precision)).set("/save/every", json!(0));
+    bench
+        .set("/train/dropout", json!(0.0))
+        .set("/train/steps", json!(25))
+        .set("/train/precision", json!(precision))
+        .set("/save/every", json!(0));
     bench
 }
 
@@ -32,6 +36,21 @@ fn every_precision_learns_and_stays_near_fp32() {
         assert!(apart > 0.0, "{precision} computes in fp32");
         assert!(apart < near * reference[0], "{precision} is {apart} from fp32: {losses:?} {reference:?}");
     }
+}
+
+#[test]
+fn adafactor_learns() {
+    let adafactor = |precision| {
+        let mut bench = bench(precision);
+        bench.set("/train/optimizer/kind", json!("adafactor")).set("/train/optimizer/lr", json!(0.01));
+        losses(&bench)
+    };
+    let reference = adafactor("fp32");
+    assert!(reference[24] < 0.7 * reference[0], "{reference:?}");
+    let narrow = adafactor("bf16");
+    assert!(narrow[24] < 0.7 * narrow[0], "{narrow:?}");
+    let apart = furthest(&narrow, &reference);
+    assert!(apart < 0.05 * reference[0], "bf16 is {apart} from fp32: {narrow:?} {reference:?}");
 }
 
 #[test]

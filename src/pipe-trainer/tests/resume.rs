@@ -33,16 +33,19 @@ fn bench() -> Bench {
 
 #[test]
 fn a_run_that_was_stopped_and_killed_ends_with_the_same_bits() {
-    for precision in ["fp32", "bf16", "bf16-mixed", "fp16-mixed"] {
+    let adamw = ["fp32", "bf16", "bf16-mixed", "fp16-mixed"].map(|precision| ("adamw", precision));
+    let adafactor = ["fp32", "bf16", "fp16-mixed"].map(|precision| ("adafactor", precision));
+    for (optimizer, precision) in adamw.into_iter().chain(adafactor) {
         let (mut whole, mut broken) = (bench(), bench());
-        whole.set("/train/precision", json!(precision));
-        broken.set("/train/precision", json!(precision));
+        for bench in [&mut whole, &mut broken] {
+            bench.set("/train/precision", json!(precision)).set("/train/optimizer/kind", json!(optimizer));
+        }
         let curve = whole.train().expect(0).curve();
         assert_eq!(signal_at(&broken, 3, libc::SIGTERM), Some(143));
         assert_eq!(signal_at(&broken, 6, libc::SIGKILL), None);
         let rest = broken.train().expect(0).curve();
         assert_eq!(rest, curve[curve.len() - rest.len()..]);
-        assert_eq!(whole.checkpoint_digests(9), broken.checkpoint_digests(9), "{precision}");
+        assert_eq!(whole.checkpoint_digests(9), broken.checkpoint_digests(9), "{optimizer} {precision}");
     }
 }
 

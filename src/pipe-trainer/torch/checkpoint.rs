@@ -37,12 +37,24 @@ pub fn checkpoint(
     let memory = memory.map_or(std::ptr::null_mut(), pointer);
     // SAFETY: the other side owns the box from here on and gives it back to `drop_block` once.
     returned(|out| unsafe {
-        pipe_checkpoint(call_block, Box::into_raw(block).cast(), drop_block, pointer(hidden), pointer(bias), memory, out)
+        pipe_checkpoint(
+            call_block,
+            Box::into_raw(block).cast(),
+            drop_block,
+            pointer(hidden),
+            pointer(bias),
+            memory,
+            out,
+        )
     })
 }
 
 /// The other side calls this, on whichever thread the backward pass runs.
-unsafe extern "C" fn call_block(data: *mut c_void, inputs: *mut *mut C_tensor, output: *mut *mut C_tensor) -> *mut c_char {
+unsafe extern "C" fn call_block(
+    data: *mut c_void,
+    inputs: *mut *mut C_tensor,
+    output: *mut *mut C_tensor,
+) -> *mut c_char {
     let work = || -> Result<Tensor, TrainerError> {
         // SAFETY: `data` is the box of `checkpoint`, and there are three inputs. They belong to the other side, so what is
         // made of them here is a second handle on each.

@@ -40,6 +40,7 @@ unsafe extern "C" {
         step: u64,
         seed: u64,
     ) -> *mut c_char;
+    fn pipe_round_to_bf16(into: *mut C_tensor, wide: *mut C_tensor, seed: u64) -> *mut c_char;
     fn pipe_flatten(tensors: *const *mut C_tensor, count: usize, out: *mut *mut C_tensor) -> *mut c_char;
     fn pipe_total_norm(tensors: *const *mut C_tensor, count: usize, out: *mut *mut C_tensor) -> *mut c_char;
     fn pipe_forget_gradient(tensor: *mut C_tensor) -> *mut c_char;
@@ -54,6 +55,7 @@ unsafe extern "C" {
     fn pipe_gated_gelu(a: *mut C_tensor, b: *mut C_tensor, out: *mut *mut C_tensor) -> *mut c_char;
     fn pipe_card_memory(out: *mut u64) -> *mut c_char;
     fn pipe_empty_cache() -> *mut c_char;
+    fn pipe_flush_denormals();
     fn pipe_allow_tf32(allow: bool);
     fn pipe_deterministic(on: bool) -> *mut c_char;
 }
@@ -141,6 +143,12 @@ pub fn adamw_bf16(
     })
 }
 
+/// Rounds fp32 values stochastically into a bf16 tensor of the same shape, with noise of `seed`.
+pub fn round_to_bf16(into: &Tensor, wide: &Tensor, seed: u64) -> Result<(), TchError> {
+    // SAFETY: as above.
+    checked(unsafe { pipe_round_to_bf16(into.as_ptr().cast_mut(), wide.as_ptr().cast_mut(), seed) })
+}
+
 /// Puts tensors one behind the other in memory: they become views of the row that is returned.
 pub fn flatten(tensors: &[&Tensor]) -> Result<Tensor, TchError> {
     let all = pointers(tensors);
@@ -205,6 +213,13 @@ pub fn card_memory() -> Result<CardMemory, TchError> {
 pub fn empty_cache() -> Result<(), TchError> {
     // SAFETY: it takes nothing.
     checked(unsafe { pipe_empty_cache() })
+}
+
+/// Numbers too small for fp32's full precision count as 0 from now on, in this thread and those that it starts: the CPU takes
+/// a hundred times longer for them, and the gradients of a fresh model are full of them.
+pub fn flush_denormals() {
+    // SAFETY: it only sets a flag.
+    unsafe { pipe_flush_denormals() }
 }
 
 /// Whether fp32 matrix products may be computed in TF32.

@@ -134,6 +134,36 @@ void adamw_bf16(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor&
   take_memory(v, out[2]);
 }
 
+// --- Stochastic rounding to bf16 --------------------------------------------------------------------------------------
+// As above, with a hash of the value and the seed.
+
+const char* kRound = R"(
+template <typename T> T round_to_bf16(T w, T seed) {
+  unsigned h = __float_as_uint(w) * 0xC2B2AE3Du ^ __float_as_uint(seed) * 0x27D4EB2Fu;
+  h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;
+  return __uint_as_float((__float_as_uint(w) + (h & 0xFFFFu)) & 0xFFFF0000u);
+}
+)";
+
+void round_to_bf16(const Tensor& into, const Tensor& wide, float seed) {
+  if (into.is_cuda()) {
+    // The result is fp32 that bf16 can hold: copying it rounds nothing.
+    into.copy_(jit()(kRound, "round_to_bf16", 1, {wide}, {seed}, false)[0]);
+    return;
+  }
+  TORCH_CHECK(into.is_contiguous() && into.sizes() == wide.sizes(), "rounding needs two tensors of one shape");
+  auto from = wide.contiguous();
+  auto* pi = into.data_ptr<at::BFloat16>();
+  auto* pw = from.data_ptr<float>();
+  at::parallel_for(0, into.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      uint32_t h = bits(pw[i]) * 0xC2B2AE3Du ^ bits(seed) * 0x27D4EB2Fu;
+      h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;
+      pi[i] = real((bits(pw[i]) + (h & 0xFFFFu)) & 0xFFFF0000u);
+    }
+  });
+}
+
 // --- Checkpointing ----------------------------------------------------------------------------------------------------
 
 // A block of a model, computed by the other side.
@@ -302,6 +332,14 @@ char* pipe_adamw_bf16(Tensor* p, Tensor** g, size_t count, Tensor* m, Tensor* v,
   });
 }
 
+// Rounds `wide` (fp32) stochastically into `into` (bf16).
+char* pipe_round_to_bf16(Tensor* into, Tensor* wide, uint64_t seed) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    round_to_bf16(*into, *wide, real(0x3F800000u | uint32_t(seed * 0xD1B54A32D192ED03ull >> 41)));
+  });
+}
+
 // Puts the tensors one behind the other into new memory, of which they are views from now on.
 char* pipe_flatten(Tensor** tensors, size_t count, Tensor** out) {
   return guarded([&] {
@@ -368,6 +406,11 @@ char* pipe_card_memory(uint64_t* out) {
 
 char* pipe_empty_cache() {
   return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache(); });
+}
+
+// For this thread and those that it starts.
+void pipe_flush_denormals() {
+  at::globalContext().setFlushDenormal(true);
 }
 
 void pipe_allow_tf32(bool allow) {

@@ -9,16 +9,16 @@ use pipe_spec::run::checkpoint_name;
 use tch::Tensor;
 
 use super::session::Session;
-use crate::adamw::AdamW;
 use crate::checkpoint::{Checkpoint, Identity, SavedState};
 use crate::data::Plan;
 use crate::error::TrainerError;
 use crate::loss_scale::LossScale;
 use crate::model::{Definition, Model, Setup, Start};
+use crate::optimizer::Optimizer;
 
 pub struct State {
     pub model: Box<dyn Model>,
-    pub optimizer: AdamW,
+    pub optimizer: Optimizer,
     /// In fp16 alone.
     pub loss_scale: Option<LossScale>,
     /// The most that the device held while the weights were loaded, where it can tell.
@@ -54,7 +54,7 @@ impl State {
         let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
         let load_peak = session.hardware.card_peak();
         session.situation.enter(Phase::Optimizer);
-        let optimizer = AdamW::new(train, model.weights())?;
+        let optimizer = Optimizer::new(train, model.weights())?;
         Ok(Self {
             load_peak,
             model,
@@ -78,7 +78,7 @@ impl State {
         let start = Start::Tensors(&checkpoint.model);
         let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
         let load_peak = session.hardware.card_peak();
-        let optimizer = AdamW::load(train, model.weights(), &checkpoint.optimizer)?;
+        let optimizer = Optimizer::load(train, model.weights(), &checkpoint.optimizer)?;
         let SavedState { step, evaluated, .. } = checkpoint.state;
         Ok(Self {
             load_peak,

@@ -67,6 +67,7 @@ impl<'a> Training<'a> {
     fn step(&mut self) -> Result<(), TrainerError> {
         let clock = Instant::now();
         let samples = self.loader.next()?;
+        let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, grad_norm) = loop {
             let accumulated = self.accumulate(&samples)?;
@@ -94,6 +95,7 @@ impl<'a> Training<'a> {
             grad_norm,
             tokens,
             ms: milliseconds(clock),
+            data_ms,
             allocated: usage.allocated,
             reserved: usage.reserved,
             peak: usage.peak,

@@ -73,6 +73,7 @@ mod tests {
             grad_norm: 0.0,
             tokens: 1,
             ms: 1.0,
+            data_ms: 0.0,
             allocated: 0,
             reserved: 0,
             peak: 0,

@@ -26,7 +26,9 @@ pub struct Pass {
 impl Pass {
     pub fn new(mode: Mode, dropout: f64, compute: Kind, checkpointing: bool) -> Self {
         match mode {
-            Mode::Train { seed } => Self { dropout, seed: Some(seed).filter(|_| dropout > 0.0), compute, checkpointing },
+            Mode::Train { seed } => {
+                Self { dropout, seed: Some(seed).filter(|_| dropout > 0.0), compute, checkpointing }
+            }
             Mode::Eval => Self { dropout: 0.0, seed: None, compute, checkpointing: false },
         }
     }

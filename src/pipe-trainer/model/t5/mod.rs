@@ -38,11 +38,7 @@ pub struct T5 {
 }
 
 impl T5 {
-    pub fn build(
-        config: T5Config,
-        start: &Start<'_>,
-        setup: &Setup,
-    ) -> Result<Self, TrainerError> {
+    pub fn build(config: T5Config, start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
         // A file without a head of its own means that the head is `shared`, whatever the config says.
         let tied = match start {
             Start::Random { .. } => config.tie_word_embeddings,

@@ -1,0 +1,61 @@
+//! The optimizer that a training asks for.
+
+use pipe_spec::pipeline::{Decay, OptimizerKind, Train};
+use tch::{TchError, Tensor};
+
+use crate::adafactor::Adafactor;
+use crate::adamw::AdamW;
+use crate::error::TrainerError;
+use crate::tensor_files::TensorFiles;
+use crate::weights::Weights;
+
+pub enum Optimizer {
+    AdamW(AdamW),
+    Adafactor(Adafactor),
+}
+
+impl Optimizer {
+    pub fn new(train: &Train, weights: &Weights) -> Result<Self, TrainerError> {
+        match train.optimizer.kind {
+            OptimizerKind::Adamw => AdamW::new(train, weights).map(Self::AdamW),
+            OptimizerKind::Adafactor => Adafactor::new(train, weights).map(Self::Adafactor),
+        }
+    }
+
+    /// What `tensors` wrote.
+    pub fn load(train: &Train, weights: &Weights, files: &TensorFiles) -> Result<Self, TrainerError> {
+        match train.optimizer.kind {
+            OptimizerKind::Adamw => AdamW::load(train, weights, files).map(Self::AdamW),
+            OptimizerKind::Adafactor => Adafactor::load(train, weights, files).map(Self::Adafactor),
+        }
+    }
+
+    /// All that it remembers between updates, by name.
+    pub fn tensors(&self) -> Vec<(String, &Tensor)> {
+        match self {
+            Self::AdamW(adamw) => adamw.tensors(),
+            Self::Adafactor(adafactor) => adafactor.tensors(),
+        }
+    }
+
+    /// One update, the `step`th, counted from 1, with the gradients times `scale`. An error leaves some parameters updated
+    /// and others not.
+    pub fn update(
+        &mut self,
+        weights: &Weights,
+        gradients: &[Tensor],
+        scale: &Tensor,
+        lr: f64,
+        step: u64,
+    ) -> Result<(), TchError> {
+        match self {
+            Self::AdamW(adamw) => adamw.update(weights, gradients, scale, lr, step),
+            Self::Adafactor(adafactor) => adafactor.update(weights, gradients, scale, lr, step),
+        }
+    }
+}
+
+/// Whether weight decay applies to `parameter`.
+pub fn decays(decay: Decay, parameter: &Tensor) -> bool {
+    decay == Decay::All || parameter.dim() >= 2
+}

@@ -1,0 +1,18 @@
+#!/usr/bin/env python3
+"""Loads an exported model in transformers and compares its logits with those that pipe-trainer computed for the same batch.
+usage: export_check.py MODEL-FOLDER batch.safetensors out.safetensors   (out: of `pipe-trainer parity`)"""
+import sys
+
+import torch
+from safetensors.torch import load_file
+from transformers import T5ForConditionalGeneration
+
+model, told = T5ForConditionalGeneration.from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
+missing = [key for key in (*told["missing_keys"], *told["unexpected_keys"])]
+assert not missing, f"keys that do not fit: {missing}"
+batch, ours = load_file(sys.argv[2]), load_file(sys.argv[3])["logits"]
+with torch.no_grad():
+    theirs = model.eval()(**batch).logits
+apart = (theirs - ours).abs().max() / theirs.abs().max()
+print(f"logits at most {apart:.1e} apart")
+assert apart < 1e-4
