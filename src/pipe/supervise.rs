@@ -73,9 +73,8 @@ impl<E: Engine> Supervisor<'_, E> {
             Decision::Retry { settings, action } => {
                 let effective = self.plan.pipeline.train.effective_batch;
                 let accum = pipe_spec::pipeline::accum(effective, settings.batch);
-                self.reporter.note(&format!(
-                    "retrying from the last checkpoint: {action} (accum {accum}, effective batch {effective} as before)"
-                ));
+                self.reporter
+                    .note(&format!("retrying: {action} (accum {accum}, effective batch {effective} as before)"));
                 if let Some(attempt) = self.run.state.attempts.last_mut() {
                     attempt.action = Some(action);
                 }

@@ -94,7 +94,7 @@ fn plain_output() {
     answer
         .says("attempt 1 of at most 7: batch 4 x accum 1")
         .says("attempt 1: oom: the host's memory ran out")
-        .says("retrying from the last checkpoint: batch 2 instead of 4 (accum 2, effective batch 4 as before)")
+        .says("retrying: batch 2 instead of 4 (accum 2, effective batch 4 as before)")
         .says("attempt 2 of at most 7: batch 2 x accum 2")
         .prints("attempt  batch  outcome");
 }

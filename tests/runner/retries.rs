@@ -129,7 +129,7 @@ fn killed_by_the_kernel() {
         .pipe(&["run", "job.yaml"])
         .exits(0)
         .says("attempt 1: oom: the kernel killed it at its memory limit of 64.0 MiB")
-        .says("retrying from the last checkpoint: batch 16 instead of 32");
+        .says("retrying: batch 16 instead of 32");
     let run = folder.show();
     expect(&run, &[(32, 1, "oom"), (16, 2, "oom"), (8, 4, "finished")]);
     assert_eq!(run["attempts"][0]["exit_code"], 137);

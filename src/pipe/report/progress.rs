@@ -183,7 +183,13 @@ impl BuildWatcher for ImageProgress<'_> {
     }
 
     fn line(&mut self, line: &str) {
-        self.reporter.note(&format!("  {line}"));
+        if let Some(bar) = &self.reporter.bar {
+            bar.set_message("building");
+        }
+        // The names that the builder gives to its intermediate containers are of no use to anybody.
+        if !line.starts_with(" ---> ") && !line.starts_with("Removing intermediate container ") {
+            self.reporter.note(&format!("  {line}"));
+        }
     }
 }
 
