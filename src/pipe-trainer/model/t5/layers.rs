@@ -128,6 +128,10 @@ pub(super) struct Block {
     pub(super) feed_forward: FeedForward,
 }
 
+// SAFETY: the tensors of a block are only read here, which libtorch allows from several threads at once. It is needed because
+// a checkpointed block is computed again on the thread of the backward pass.
+unsafe impl Sync for Block {}
+
 impl Block {
     fn new(config: &T5Config, weights: &Weights, path: &str, is_decoder: bool) -> Self {
         let cross = || Attention::new(config, weights, &format!("{path}.1"), "EncDecAttention");
