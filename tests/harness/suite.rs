@@ -14,6 +14,8 @@ pub enum Needs {
     Root,
     /// A python3 with transformers; not what PIPE_REQUIRE_DOCKER asks for.
     Transformers,
+    /// The daemon, on a machine without a GPU; a GPU there is nothing that PIPE_REQUIRE_DOCKER forbids.
+    DockerWithoutGpu,
     /// To be root and have `dockerd`, to start a daemon of the test's own.
     OwnDaemon,
 }
@@ -23,6 +25,8 @@ impl Needs {
         match self {
             Self::Nothing => None,
             Self::Docker => (!docker()).then_some("no Docker daemon answers"),
+            Self::DockerWithoutGpu if gpu() => Some("this machine has a GPU"),
+            Self::DockerWithoutGpu => Self::Docker.missing(),
             Self::Transformers => (!transformers()).then_some("python3 has no transformers"),
             Self::Root => (!root()).then_some("not root"),
             Self::OwnDaemon => (!root() || !dockerd()).then_some("not root, or no dockerd"),
@@ -33,6 +37,10 @@ impl Needs {
 fn docker() -> bool {
     static ANSWERS: OnceLock<bool> = OnceLock::new();
     *ANSWERS.get_or_init(|| succeeds(Command::new("docker").args(["version", "--format", "{{.Server.Version}}"])))
+}
+
+fn gpu() -> bool {
+    std::path::Path::new("/dev/nvidiactl").exists()
 }
 
 fn transformers() -> bool {
@@ -63,8 +71,12 @@ pub struct Suite {
 impl Suite {
     pub fn test(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
         let missing = needs.missing();
-        let required =
-            needs != Needs::Transformers && std::env::var("PIPE_REQUIRE_DOCKER").is_ok_and(|value| value == "1");
+        let about_docker = match needs {
+            Needs::Transformers => false,
+            Needs::DockerWithoutGpu => !gpu(),
+            Needs::Nothing | Needs::Docker | Needs::Root | Needs::OwnDaemon => true,
+        };
+        let required = about_docker && std::env::var("PIPE_REQUIRE_DOCKER").is_ok_and(|value| value == "1");
         let run = move || match missing {
             Some(what) if required => Err(Failed::from(format!("PIPE_REQUIRE_DOCKER is set, and {what}"))),
             _ => {
