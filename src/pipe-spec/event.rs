@@ -1,5 +1,7 @@
 //! The events: one JSON object a line on the trainer's stdout.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// One line of the trainer's stdout. `seq` counts from 1 within an attempt, so a log that is read twice gives each event
@@ -94,16 +96,15 @@ pub struct Step {
 pub struct Eval {
     pub step: u64,
     pub loss: f64,
-    pub perplexity: f64,
     pub samples: u64,
     pub ms: f64,
-    /// The share of generated texts that are just the wanted ones, where texts were generated.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exact_match: Option<f64>,
-    /// Their mean ROUGE-L (F-measure).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rouge_l: Option<f64>,
+    #[serde(flatten)]
+    pub scores: Scores,
 }
+
+/// How good a model is, beside its loss, by the task's own measures: `perplexity`, `exact_match` and `rouge_l` (of generated
+/// texts), `accuracy`, `f1` and `mcc`, `text_recall_1` and the like.
+pub type Scores = BTreeMap<String, f64>;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {

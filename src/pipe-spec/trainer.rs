@@ -17,7 +17,9 @@ pub struct TrainerSpec {
     /// Threads for computation; absent leaves it to libtorch.
     pub threads: Option<u32>,
     pub model: Model,
-    pub tokenizer: PathBuf,
+    /// Absent where nothing is read as text.
+    #[serde(default)]
+    pub tokenizer: Option<PathBuf>,
     pub data: Data,
     pub train: Train,
     pub memory: Memory,

@@ -65,7 +65,7 @@ impl Adafactor {
                 shape => Moment::Whole { square: make("square", shape)? },
             })
         };
-        let moments = weights.iter().map(|(name, parameter)| Ok((name.to_owned(), moment(name, parameter)?)));
+        let moments = weights.trained().map(|(name, parameter)| Ok((name.to_owned(), moment(name, parameter)?)));
         let moments = moments.collect::<Result<_, TrainerError>>()?;
         Ok(Self { settings: train.optimizer.clone(), seed: train.seed, moments })
     }
@@ -91,7 +91,7 @@ impl Adafactor {
         let _guard = tch::no_grad_guard();
         let forget = (step as f64).powf(DECAY_RATE);
         let Optimizer { weight_decay, decay, .. } = self.settings;
-        for (place, ((_, parameter), (_, moment))) in weights.iter().zip(&mut self.moments).enumerate() {
+        for (place, ((_, parameter), (_, moment))) in weights.trained().zip(&mut self.moments).enumerate() {
             let gradient = gradients[place].f_to_kind(Kind::Float)?.f_mul_(scale)?;
             let mut change = moment.normalise(&gradient, forget)?;
             drop(gradient);
@@ -143,6 +143,8 @@ mod tests {
     use tch::Device;
 
     use super::*;
+    use crate::model::{Setup, Start};
+    use crate::precision::Kinds;
     use crate::weights::{Init, Parameter};
 
     fn train(weight_decay: f64) -> Train {
@@ -155,12 +157,10 @@ mod tests {
     }
 
     fn weights(shapes: &[(&str, &[i64])], kind: Kind) -> Weights {
-        let parameter = |(name, shape): &(&str, &[i64])| Parameter {
-            name: (*name).to_owned(),
-            shape: shape.to_vec(),
-            init: Init::Constant(1.0),
-        };
-        Weights::initialise(&shapes.iter().map(parameter).collect::<Vec<_>>(), 1, kind, Device::Cpu).unwrap()
+        let parameter = |(name, shape): &(&str, &[i64])| Parameter::new(*name, shape, Init::Constant(1.0));
+        let setup = Setup { kinds: Kinds { weights: kind, compute: kind }, ..Setup::plain() };
+        let parameters: Vec<Parameter> = shapes.iter().map(parameter).collect();
+        Weights::start(&parameters, &Start::Random { seed: 1 }, &setup).unwrap()
     }
 
     fn numbers(tensor: &Tensor) -> Vec<f32> {
@@ -210,11 +210,11 @@ mod tests {
         let one = Tensor::from(1.0f32);
         let missing = |tensor: &Tensor| tensor.detach().to_kind(Kind::Float) - 1.05;
         for step in 1..=600 {
-            let gradients: Vec<Tensor> = weights.iter().map(|(_, tensor)| missing(tensor).to_kind(kind)).collect();
+            let gradients: Vec<Tensor> = weights.trained().map(|(_, tensor)| missing(tensor).to_kind(kind)).collect();
             adafactor.update(&weights, &gradients, &one, 1e-4, step).unwrap();
         }
         let distance = |(_, tensor): (&str, &Tensor)| missing(tensor).abs().mean(Kind::Float).double_value(&[]);
-        weights.iter().map(distance).fold(0.0, f64::max)
+        weights.trained().map(distance).fold(0.0, f64::max)
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl AdamW {
         weights: &Weights,
         make: impl Fn(&str, &Tensor) -> Result<(Tensor, Tensor), TrainerError>,
     ) -> Result<Self, TrainerError> {
-        let parameters: Vec<(&str, &Tensor)> = weights.iter().collect();
+        let parameters: Vec<(&str, &Tensor)> = weights.trained().collect();
         let mut moments = Vec::with_capacity(parameters.len());
         let mut groups = Vec::new();
         for (members, decays) in grouped(&parameters, train.optimizer.decay) {
@@ -108,7 +108,7 @@ impl AdamW {
         step: u64,
     ) -> Result<(), TchError> {
         let Optimizer { betas, eps, weight_decay, .. } = self.settings;
-        let parameters: Vec<&Tensor> = weights.iter().map(|(_, parameter)| parameter).collect();
+        let parameters: Vec<&Tensor> = weights.trained().map(|(_, parameter)| parameter).collect();
         for group in &self.groups {
             let weight_decay = if group.decays { weight_decay } else { 0.0 };
             let numbers = AdamWStep { lr, betas, eps, weight_decay, step };

@@ -14,7 +14,8 @@ use crate::{tensor_writer, torch};
 
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?;
-    let model = definition.build(&Start::Tensors(&TensorFiles::open_folder(&args.model)?), &Setup::plain())?;
+    let files = TensorFiles::open_folder(&args.model)?;
+    let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &Setup::plain())?;
     let part = read_batch(&args.batch)?;
     let compared = Compared::compute(model.as_ref(), &part)?;
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
@@ -32,8 +33,13 @@ struct Compared {
 
 impl Compared {
     fn compute(model: &dyn Model, part: &Part) -> Result<Self, TrainerError> {
-        let count = part.labels.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
-        let loss = model.loss_sum(part, Mode::Eval)?.f_div_scalar(count)?;
+        let loss = match model.contrast() {
+            Some(contrast) => contrast.loss(&contrast.embed(part, Mode::Eval)?)?,
+            None => {
+                let count = part.get("labels")?.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
+                model.loss_sum(part, Mode::Eval)?.f_div_scalar(count)?
+            }
+        };
         loss.f_backward()?;
         let gradients = model.weights().gradients()?;
         let logits = tch::no_grad(|| model.logits(part, Mode::Eval))?;
@@ -41,7 +47,7 @@ impl Compared {
             loss: loss.f_double_value(&[])?,
             grad_norm: torch::total_norm(&gradients)?.f_double_value(&[])?,
             logits,
-            gradients: model.weights().iter().map(|(name, _)| format!("grad.{name}")).zip(gradients).collect(),
+            gradients: model.weights().trained().map(|(name, _)| format!("grad.{name}")).zip(gradients).collect(),
         })
     }
 
@@ -51,11 +57,8 @@ impl Compared {
     }
 }
 
+/// Every tensor of the file, by the name that the model knows it by.
 fn read_batch(path: &Path) -> Result<Part, TrainerError> {
     let files = TensorFiles::open_file(path)?;
-    let read = |name: &str| -> Result<Tensor, TrainerError> { Ok(files.read(name)?.f_to_kind(Kind::Int64)?) };
-    let input_ids = read("input_ids")?;
-    let attention_mask =
-        if files.contains("attention_mask") { read("attention_mask")? } else { input_ids.f_ones_like()? };
-    Ok(Part { input_ids, attention_mask, labels: read("labels")? })
+    files.names().try_fold(Part::default(), |part, name| Ok(part.with(name, files.read(name)?)))
 }

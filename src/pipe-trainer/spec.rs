@@ -55,8 +55,8 @@ fn fill_in(spec: &mut TrainerSpec, variables: &Variables) -> Result<(), TrainerE
     if let Some(from) = &mut spec.model.from {
         *from = expand(from)?;
     }
-    if let Some(path) = spec.tokenizer.to_str() {
-        spec.tokenizer = PathBuf::from(expand(path)?);
+    if let Some(path) = &mut spec.tokenizer {
+        *path = PathBuf::from(expand(&path.to_string_lossy())?);
     }
     Ok(())
 }

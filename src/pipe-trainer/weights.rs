@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::TrainerError;
+use crate::model::{Setup, Start};
 use crate::random::{self, Purpose};
-use crate::tensor_files::TensorFiles;
 use crate::torch;
 
 /// What a model says about one of its parameters before it exists.
@@ -15,6 +15,19 @@ pub struct Parameter {
     pub name: String,
     pub shape: Vec<i64>,
     pub init: Init,
+    /// What files may call it instead.
+    pub aliases: Vec<String>,
+    /// Whether it begins anew when a file of trained weights has it not.
+    pub may_be_missing: bool,
+    /// Whether it is learned; what a layer merely remembers is not.
+    pub trained: bool,
+}
+
+impl Parameter {
+    pub fn new(name: impl Into<String>, shape: &[i64], init: Init) -> Self {
+        let (name, shape) = (name.into(), shape.to_vec());
+        Self { name, shape, init, aliases: Vec::new(), may_be_missing: false, trained: true }
+    }
 }
 
 /// How a parameter begins when nothing was trained before.
@@ -25,78 +38,108 @@ pub enum Init {
     Normal {
         std: f64,
     },
+    /// Evenly between -bound and bound.
+    Uniform {
+        bound: f64,
+    },
 }
 
 pub struct Weights {
-    entries: Vec<(String, Tensor)>,
+    entries: Vec<Entry>,
     places: HashMap<String, usize>,
+    /// What a file of trained weights had not.
+    begun: Vec<String>,
+}
+
+struct Entry {
+    name: String,
+    tensor: Tensor,
+    trained: bool,
 }
 
 impl Weights {
-    /// Drawn in fp32 whatever `kind` is, so that every precision begins with the same weights.
-    pub fn initialise(parameters: &[Parameter], seed: u64, kind: Kind, device: Device) -> Result<Self, TrainerError> {
-        random::seed_torch(Purpose::Weights, seed, &[]);
-        Self::build(parameters, |parameter| {
-            let mut tensor = Tensor::f_empty(parameter.shape.as_slice(), (Kind::Float, device))?;
-            let _ = match parameter.init {
-                Init::Constant(value) => tensor.f_fill_(value)?,
-                Init::Normal { std } => tensor.f_normal_(0.0, std)?,
-            };
-            Ok(tensor.f_to_kind(kind)?)
-        })
-    }
-
-    /// One tensor at a time, each straight to its kind and device.
-    pub fn load(
-        parameters: &[Parameter],
-        files: &TensorFiles,
-        kind: Kind,
-        device: Device,
-    ) -> Result<Self, TrainerError> {
-        Self::build(parameters, |parameter| files.read_shaped(&parameter.name, &parameter.shape, kind, device))
-    }
-
-    fn build(
-        parameters: &[Parameter],
-        mut make: impl FnMut(&Parameter) -> Result<Tensor, TrainerError>,
-    ) -> Result<Self, TrainerError> {
+    /// Drawn, or read one tensor at a time, each straight to its kind and device.
+    pub fn start(parameters: &[Parameter], start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
+        let (Start::Random { seed } | Start::Tensors { seed, .. }) = start;
+        random::seed_torch(Purpose::Weights, *seed, &[]);
         let mut entries = Vec::with_capacity(parameters.len());
+        let mut begun = Vec::new();
         for parameter in parameters {
-            entries.push((parameter.name.clone(), make(parameter)?.f_set_requires_grad(true)?));
+            let kind = if parameter.trained { setup.kinds.weights } else { Kind::Float };
+            let tensor = match start {
+                Start::Random { .. } => draw(parameter, kind, setup.device)?,
+                Start::Tensors { files, .. } => {
+                    let names = || std::iter::once(&parameter.name).chain(&parameter.aliases);
+                    match names().find(|name| files.contains(name)) {
+                        None if parameter.may_be_missing => {
+                            begun.push(parameter.name.clone());
+                            draw(parameter, kind, setup.device)?
+                        }
+                        found => {
+                            let name = found.unwrap_or(&parameter.name);
+                            files.read_shaped(name, &parameter.shape, kind, setup.device)?
+                        }
+                    }
+                }
+            };
+            let tensor = tensor.f_set_requires_grad(parameter.trained)?;
+            entries.push(Entry { name: parameter.name.clone(), tensor, trained: parameter.trained });
         }
-        let places = entries.iter().enumerate().map(|(place, (name, _))| (name.clone(), place)).collect();
-        Ok(Self { entries, places })
+        let places = entries.iter().enumerate().map(|(place, entry)| (entry.name.clone(), place)).collect();
+        Ok(Self { entries, places, begun })
+    }
+
+    /// The parameters that a file of trained weights had not, and which began anew.
+    pub fn begun(&self) -> &[String] {
+        &self.begun
     }
 
     /// The parameter `name`, sharing its memory.
     pub fn get(&self, name: &str) -> Tensor {
         let place = self.places.get(name).unwrap_or_else(|| panic!("the model has no parameter {name}"));
-        self.entries[*place].1.shallow_clone()
+        self.entries[*place].tensor.shallow_clone()
     }
 
+    /// All of them, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        self.entries.iter().map(|(name, tensor)| (name.as_str(), tensor))
+        self.entries.iter().map(|entry| (entry.name.as_str(), &entry.tensor))
+    }
+
+    /// Those that are learned, in order.
+    pub fn trained(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.entries.iter().filter(|entry| entry.trained).map(|entry| (entry.name.as_str(), &entry.tensor))
     }
 
     pub fn count(&self) -> u64 {
-        self.entries.iter().map(|(_, tensor)| tensor.numel() as u64).sum()
+        self.trained().map(|(_, tensor)| tensor.numel() as u64).sum()
     }
 
-    /// Gradients, zero where a parameter took no part.
+    /// Gradients of what is learned, zero where a parameter took no part.
     pub fn gradients(&self) -> Result<Vec<Tensor>, TchError> {
         let gradient = |tensor: &Tensor| {
             let gradient = tensor.f_grad()?;
             if gradient.defined() { Ok(gradient) } else { tensor.f_zeros_like() }
         };
-        self.entries.iter().map(|(_, tensor)| gradient(tensor)).collect()
+        self.trained().map(|(_, tensor)| gradient(tensor)).collect()
     }
 
     pub fn forget_gradients(&self) -> Result<(), TchError> {
-        self.entries.iter().try_for_each(|(_, tensor)| torch::forget_gradient(tensor))
+        self.trained().try_for_each(|(_, tensor)| torch::forget_gradient(tensor))
     }
 
     /// Bytes of all parameters together.
     pub fn bytes(&self) -> u64 {
-        self.entries.iter().map(|(_, tensor)| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64).sum()
+        self.iter().map(|(_, tensor)| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64).sum()
     }
+}
+
+/// In fp32 whatever `kind` is, so that every precision begins with the same weights.
+fn draw(parameter: &Parameter, kind: Kind, device: Device) -> Result<Tensor, TrainerError> {
+    let mut tensor = Tensor::f_empty(parameter.shape.as_slice(), (Kind::Float, device))?;
+    let _ = match parameter.init {
+        Init::Constant(value) => tensor.f_fill_(value)?,
+        Init::Normal { std } => tensor.f_normal_(0.0, std)?,
+        Init::Uniform { bound } => tensor.f_uniform_(-bound, bound)?,
+    };
+    Ok(tensor.f_to_kind(kind)?)
 }

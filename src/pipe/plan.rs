@@ -1,6 +1,6 @@
 //! From a pipeline to what is launched. Pure: what it needs to know of the world is handed to it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::{Limit, Paths, Pipeline};
@@ -47,7 +47,7 @@ impl Plan<'_> {
             device: self.device,
             threads: pipeline.container.cpus.map(|cpus| (cpus.ceil() as u32).max(1)),
             model: pipeline.model.clone(),
-            tokenizer: place(&self.inputs.tokenizer),
+            tokenizer: self.inputs.tokenizer.as_ref().map(place),
             data: pipeline.data.clone(),
             train: pipeline.train.clone(),
             memory: pipeline.memory.clone(),
@@ -96,7 +96,7 @@ impl Plan<'_> {
             let used = self.variables.used(&written.to_string_lossy()).map(own).collect::<Vec<_>>();
             env.extend(used);
         }
-        let inputs = self.inputs.all().map(Input::mount).map(|mount| (mount.host, mount.target));
+        let inputs: BTreeSet<_> = self.inputs.all().map(Input::mount).map(|mount| (mount.host, mount.target)).collect();
         let given = container.mounts.iter().map(|mount| (value(&mount.host).into(), PathBuf::from(&mount.container)));
         Launch {
             run_id: run_id.to_owned(),
@@ -104,7 +104,7 @@ impl Plan<'_> {
             run_folder: folder.path().to_owned(),
             args: vec!["train".to_owned(), "--spec".to_owned(), spec.to_string_lossy().into_owned()],
             env,
-            mounts: inputs.chain(given).collect(),
+            mounts: inputs.into_iter().chain(given).collect(),
             memory: container.memory.map(|size| size.0),
             shm: container.shm.map(|size| size.0),
             cpus: container.cpus,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Image, Paths, Pipeline, Problems};
+use pipe_spec::pipeline::{Image, Paths, Pipeline, Problems, Task};
 use pipe_spec::{Variables, variables};
 
 use crate::hub::{self, Hub, Snapshot};
@@ -37,22 +37,26 @@ impl Input {
 pub struct Inputs {
     pub train: Vec<Input>,
     pub eval: Vec<Input>,
-    pub tokenizer: Input,
+    /// Absent where nothing is read as text.
+    pub tokenizer: Option<Input>,
     pub model: Option<Input>,
 }
 
 impl Inputs {
     pub fn all(&self) -> impl Iterator<Item = &Input> {
-        self.train.iter().chain(&self.eval).chain([&self.tokenizer]).chain(&self.model)
+        self.train.iter().chain(&self.eval).chain(&self.tokenizer).chain(&self.model)
     }
 
     /// Finds everything, or says all that is missing.
     pub fn find(pipeline: &Pipeline, known: &Variables) -> Result<Self, Problems> {
         let mut finder = Finder { known, problems: Problems::default() };
-        let train = finder.data("data.train", &pipeline.data.train, "train");
-        let eval = pipeline.data.eval.as_ref().map_or(Vec::new(), |paths| finder.data("data.eval", paths, "eval"));
+        let task = pipeline.model.arch.task();
+        let train = finder.data("data.train", &pipeline.data.train, task);
+        let eval = pipeline.data.eval.as_ref().map_or(Vec::new(), |paths| finder.data("data.eval", paths, task));
         let model = pipeline.model.from.as_ref().map(|from| finder.model(from));
-        let tokenizer = finder.tokenizer(pipeline, model.as_ref(), train.first());
+        let is_text = |input: &Input| input.host.extension().is_none_or(|ending| ending != "safetensors");
+        let tokenizer = (task.reads_text() && train.iter().chain(&eval).any(is_text))
+            .then(|| finder.tokenizer(pipeline, model.as_ref(), train.first()));
         if let Some(Image::Dockerfile(path)) = &pipeline.container.image
             && !Path::new(path).is_file()
         {
@@ -91,23 +95,56 @@ impl Finder<'_> {
         Input { host, written, mounted: mounted.into(), mount: None }
     }
 
-    fn data(&mut self, place: &str, paths: &Paths, part: &str) -> Vec<Input> {
+    /// The files of `data.train` or `data.eval`, those of folders in the order of their names.
+    fn data(&mut self, place: &str, paths: &Paths, task: Task) -> Vec<Input> {
+        let part = place.trim_start_matches("data.");
         let mut inputs = Vec::new();
         for (index, text) in paths.0.iter().enumerate() {
-            let name = Path::new(text).file_name().unwrap_or_default().to_string_lossy();
-            let input = self.input(text, format!("/pipe/data/{part}/{index}/{name}"));
+            let target = PathBuf::from(format!("/pipe/data/{part}/{index}"));
+            let name = Path::new(text).file_name().unwrap_or_default();
+            let mut input = self.input(text, target.join(name));
             match std::fs::File::open(&input.host).and_then(|file| file.metadata()) {
                 Err(error) => self.problem(place, format!("cannot read {text}: {}", plain(&error))),
-                Ok(meta) if meta.is_dir() => self.problem(place, format!("{text} is a folder: not available yet")),
-                Ok(_) if input.host.extension().is_none_or(|ending| ending != "jsonl") => {
-                    self.problem(place, format!("{text}: files other than .jsonl: not available yet"));
+                Ok(meta) if meta.is_dir() => {
+                    inputs.extend(self.files_of(&input, place, text, task));
+                    continue;
+                }
+                Ok(_) if !has_ending(&input.host, task) => {
+                    let endings = task.endings().join(", .");
+                    self.problem(place, format!("{text}: allowed for {}: .{endings}", task.name()));
                 }
                 Ok(meta) if meta.len() == 0 => self.problem(place, format!("{text} is empty")),
                 Ok(_) => {}
             }
+            // Pictures lie beside the file that names them.
+            if task == Task::Contrastive
+                && let Some(parent) = input.host.parent()
+            {
+                input.mount = Some(Mount { host: parent.to_owned(), target });
+            }
             inputs.push(input);
         }
         inputs
+    }
+
+    fn files_of(&mut self, folder: &Input, place: &str, text: &str, task: Task) -> Vec<Input> {
+        let mut names: Vec<PathBuf> = std::fs::read_dir(&folder.host)
+            .map(|entries| entries.flatten().map(|entry| PathBuf::from(entry.file_name())).collect())
+            .unwrap_or_default();
+        names.retain(|name| has_ending(name, task) && folder.host.join(name).is_file());
+        names.sort();
+        if names.is_empty() {
+            let endings = task.endings().join(", .");
+            self.problem(place, format!("the folder {text} has no files for {}: .{endings}", task.name()));
+        }
+        let mount = Mount { host: folder.host.clone(), target: folder.mounted.clone() };
+        let file = |name: &PathBuf| Input {
+            host: folder.host.join(name),
+            written: folder.written.join(name),
+            mounted: folder.mounted.join(name),
+            mount: Some(mount.clone()),
+        };
+        names.iter().map(file).collect()
     }
 
     fn model(&mut self, from: &str) -> Input {
@@ -179,6 +216,10 @@ fn in_repository(snapshot: Snapshot) -> Input {
         mounted: target.join(snapshot.path),
         mount: Some(Mount { host: snapshot.repository, target }),
     }
+}
+
+fn has_ending(path: &Path, task: Task) -> bool {
+    path.extension().and_then(|ending| ending.to_str()).is_some_and(|ending| task.endings().contains(&ending))
 }
 
 /// An I/O error without its number.

@@ -112,12 +112,12 @@ fn data() {
     let cases = [
         ("gone.jsonl", "data.train: cannot read gone.jsonl: no such file"),
         ("empty.jsonl", "data.train: empty.jsonl is empty"),
-        ("data.csv", "data.train: data.csv: files other than .jsonl: not available yet"),
+        ("data.txt", "data.train: data.txt: allowed for text to text: .jsonl, .csv, .safetensors"),
         ("[train.jsonl, gone.jsonl]", "data.train: cannot read gone.jsonl: no such file"),
     ];
     for (train, text) in cases {
         let folder = folder(&GOOD.replace("train.jsonl", train));
-        folder.write("empty.jsonl", "").write("data.csv", "a,b\n");
+        folder.write("empty.jsonl", "").write("data.txt", "a,b\n");
         folder.pipe(&["run", "p.yaml"]).exits(3).says(text);
         assert!(!folder.has_runs());
     }

@@ -1,6 +1,6 @@
 //! What the pipeline file can say and this version cannot do. Refused by name, never ignored.
 
-use super::{Arch, BatchSetting, EngineKind, Gpus, PipelineFile, Reduce};
+use super::{BatchSetting, EngineKind, Gpus, PipelineFile, Reduce};
 
 /// The path and the name of each feature that `file` asks for in vain.
 pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
@@ -11,9 +11,6 @@ pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
         }
     };
     let train = &file.train;
-    if let Some(model) = &file.model {
-        unless(model.arch == Arch::T5, "model.arch", format!("the architecture {}", word(&model.arch)));
-    }
     unless(train.batch != BatchSetting::Auto, "train.batch", "the automatic batch".into());
     unless(file.on_oom.reduce != Reduce::Fit, "on_oom.reduce", "fitting the batch".into());
     unless(file.on_oom.then.is_empty(), "on_oom.then", "changing the maths".into());
@@ -33,9 +30,4 @@ pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
     unless(file.track.mlflow.is_none(), "track.mlflow", "MLflow".into());
     unless(file.command.is_none(), "command", "other trainers".into());
     missing
-}
-
-/// A setting as it is written in the file.
-fn word(setting: &impl serde::Serialize) -> String {
-    serde_json::to_value(setting).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }

@@ -77,11 +77,12 @@ impl Check<'_> {
         } else if file.model.is_some() {
             self.problem("command", "give `model` or `command`, not both");
         }
-        if let Some(data) = &file.data {
-            for role in data.fields.keys().filter(|role| !ROLES.contains(&role.as_str())) {
+        if let (Some(model), Some(data)) = (&file.model, &file.data) {
+            let roles = model.arch.task().roles();
+            for role in data.fields.keys().filter(|role| !roles.contains(&role.as_str())) {
                 self.problem(
                     &format!("data.fields.{role}"),
-                    format!("unknown field{}; allowed: {}", crate::yaml::nearest(role, ROLES), ROLES.join(", ")),
+                    format!("unknown field{}; allowed: {}", crate::yaml::nearest(role, roles), roles.join(", ")),
                 );
             }
         }
@@ -171,6 +172,3 @@ impl Check<'_> {
         })
     }
 }
-
-/// What a column of the data can be used for.
-const ROLES: &[&str] = &["source", "target", "text", "text_pair", "label", "image"];

@@ -10,14 +10,15 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
-    /// .jsonl .csv .parquet .txt, a folder, or a list of them; relative to the working directory.
+    /// .jsonl, .csv, .txt, .safetensors (what of these depends on the task), a folder of them, or a list; relative to the
+    /// working directory.
     pub train: Paths,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<Paths>,
     /// Default: tokenizer.json in the folder of `model.from`, else beside the first file of `train`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
-    /// Which column of the data feeds what, per task: source/target, text/text_pair/label, image/text.
+    /// Which column of the data feeds what, per task: source/target, text/text_pair/label, image/text, label/time, text.
     #[serde(default)]
     pub fields: BTreeMap<String, String>,
     #[serde(default = "default_length")]
@@ -29,6 +30,9 @@ pub struct Data {
     pub max_length: NonZeroU32,
     #[serde(default)]
     pub pad: Pad,
+    /// Leave out pictures that cannot be read, and count them; otherwise the first one ends the training.
+    #[serde(default)]
+    pub skip_bad: bool,
     #[serde(default = "default_shuffle")]
     pub shuffle: bool,
     /// Threads that prepare batches.

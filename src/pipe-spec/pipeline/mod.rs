@@ -9,6 +9,7 @@ mod memory;
 mod model;
 mod on_oom;
 mod problem;
+mod task;
 #[cfg(test)]
 mod tests;
 mod train;
@@ -21,10 +22,11 @@ pub use memory::{Allocator, Limit, Memory};
 pub use model::{Arch, Model};
 pub use on_oom::{Change, OnOom, Reduce};
 pub use problem::{Problem, Problems};
+pub use task::Task;
 pub use train::{
     BatchSetting, Decay, Optimizer, OptimizerKind, Precision, Schedule, ScheduleKind, Train, TrainFile, accum,
 };
-pub use watch::{Evaluate, Notify, NotifyOn, Save, Track};
+pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 
 use serde::Serialize;
 

@@ -2,19 +2,70 @@
 
 use std::num::NonZeroU32;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Evaluate {
-    /// Steps between two evaluations; 0 evaluates at the end alone. Needs `data.eval`.
-    pub every: u64,
+    /// Steps between two evaluations, or `epoch`; 0 evaluates at the end alone. Needs `data.eval`.
+    pub every: Every,
     /// Default: `train.batch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<NonZeroU32>,
     /// How many sample texts to print.
     pub generate: u32,
+    /// Beginnings that are kept side by side while a text is generated (seq2seq); 1 takes the most probable token each time.
+    pub beams: NonZeroU32,
+    /// How freely a language model chooses among probable tokens; 0 takes the most probable one.
+    #[schemars(range(min = 0.0))]
+    pub temperature: f64,
+    /// A language model chooses among the most probable tokens that together have this probability.
+    #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
+    pub top_p: f64,
+}
+
+impl Default for Evaluate {
+    fn default() -> Self {
+        let beams = NonZeroU32::new(1).expect("1 is not zero");
+        Self { every: Every::Steps(0), batch: None, generate: 0, beams, temperature: 1.0, top_p: 0.95 }
+    }
+}
+
+/// How often something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Every {
+    Steps(u64),
+    Epoch,
+}
+
+impl Serialize for Every {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Steps(steps) => steps.serialize(serializer),
+            Self::Epoch => serializer.serialize_str("epoch"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Every {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(word) if word == "epoch" => Ok(Self::Epoch),
+            number => serde_json::from_value(number).map(Self::Steps).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+impl JsonSchema for Every {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Every".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "type": "integer", "minimum": 0 }, { "const": "epoch" }] })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -1,6 +1,6 @@
 //! What a checkpoint belongs to: going on from it is only the same training when these agree.
 
-use pipe_spec::pipeline::Precision;
+use pipe_spec::pipeline::{OptimizerKind, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::loss_scale::LossScale;
@@ -12,6 +12,7 @@ pub struct Identity {
     pub effective_batch: u32,
     pub shuffle: bool,
     pub precision: Precision,
+    pub optimizer: OptimizerKind,
     /// Rows of the training data.
     pub rows: u64,
 }
@@ -25,6 +26,7 @@ impl Identity {
         differs("seed", self.seed.to_string(), run.seed.to_string())
             .or_else(|| differs("effective batch", self.effective_batch.to_string(), run.effective_batch.to_string()))
             .or_else(|| differs("precision", format!("{:?}", self.precision), format!("{:?}", run.precision)))
+            .or_else(|| differs("optimizer", format!("{:?}", self.optimizer), format!("{:?}", run.optimizer)))
             .or_else(|| differs("shuffle", self.shuffle.to_string(), run.shuffle.to_string()))
             .or_else(|| differs("training rows", self.rows.to_string(), run.rows.to_string()))
     }

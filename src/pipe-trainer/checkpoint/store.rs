@@ -145,12 +145,13 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::pipeline::Precision;
+    use pipe_spec::pipeline::{OptimizerKind, Precision};
 
     use super::*;
 
     fn identity() -> Identity {
-        Identity { seed: 1, effective_batch: 8, shuffle: true, precision: Precision::Fp32, rows: 100 }
+        let (precision, optimizer) = (Precision::Fp32, OptimizerKind::Adamw);
+        Identity { seed: 1, effective_batch: 8, shuffle: true, precision, optimizer, rows: 100 }
     }
 
     fn state(step: u64) -> SavedState {

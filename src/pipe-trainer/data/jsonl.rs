@@ -9,6 +9,7 @@ use serde::Deserializer;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
+use super::rows::kind;
 use crate::error::TrainerError;
 
 pub struct JsonlFile {
@@ -16,17 +17,6 @@ pub struct JsonlFile {
     bytes: Mmap,
     /// Where each row begins; blank lines are no rows.
     starts: Vec<u64>,
-}
-
-/// The columns of a row that are used.
-pub struct Fields {
-    pub source: String,
-    pub target: String,
-}
-
-pub struct Row {
-    pub source: String,
-    pub target: String,
 }
 
 impl JsonlFile {
@@ -49,18 +39,26 @@ impl JsonlFile {
         self.starts.len()
     }
 
-    pub fn row(&self, index: usize, fields: &Fields) -> Result<Row, TrainerError> {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The columns of a row, each absent where the row has none.
+    pub fn row(&self, index: usize, columns: &[String]) -> Result<Vec<Option<Value>>, TrainerError> {
         let line = self.line(index);
         let mut parser = serde_json::Deserializer::from_slice(line);
-        let picked = fields.deserialize(&mut parser).and_then(|picked| parser.end().map(|()| picked));
-        match picked {
-            Ok((Some(Value::String(source)), Some(Value::String(target)))) => Ok(Row { source, target }),
-            _ => Err(TrainerError::Data {
-                path: self.path.clone(),
-                line: Some(self.line_number(index)),
-                message: diagnose(line, fields),
-            }),
-        }
+        let picked = Columns(columns).deserialize(&mut parser).and_then(|picked| parser.end().map(|()| picked));
+        picked.map_err(|_| TrainerError::Data {
+            path: self.path.clone(),
+            line: Some(self.line_number(index)),
+            message: diagnose(line),
+        })
+    }
+
+    /// The names of all columns of a row.
+    pub fn names(&self, index: usize) -> Vec<String> {
+        let row: Map<String, Value> = serde_json::from_slice(self.line(index)).unwrap_or_default();
+        row.into_iter().map(|(name, _)| name).collect()
     }
 
     fn line(&self, index: usize) -> &[u8] {
@@ -69,7 +67,7 @@ impl JsonlFile {
         &rest[..end]
     }
 
-    fn line_number(&self, index: usize) -> u64 {
+    pub fn line_number(&self, index: usize) -> u64 {
         let before = &self.bytes[..self.starts[index] as usize];
         before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1
     }
@@ -88,67 +86,45 @@ fn row_starts(bytes: &[u8]) -> Vec<u64> {
 }
 
 /// Why `line` is not a row, in words.
-fn diagnose(line: &[u8], fields: &Fields) -> String {
-    let row: Map<String, Value> = match serde_json::from_slice(line) {
-        Ok(Value::Object(row)) => row,
-        Ok(other) => return format!("found {}; a row is an object", kind(&other)),
-        Err(error) => return format!("not JSON: {error}"),
-    };
-    for field in [&fields.source, &fields.target] {
-        match row.get(field) {
-            Some(Value::String(_)) => {}
-            Some(other) => return format!("field {field:?} holds {}, not a text", kind(other)),
-            None => {
-                let names: Vec<&str> = row.keys().map(String::as_str).collect();
-                return format!("no field {field:?}; it has: {}", names.join(", "));
-            }
-        }
-    }
-    "cannot be read".to_owned()
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a truth value",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
+fn diagnose(line: &[u8]) -> String {
+    match serde_json::from_slice::<Value>(line) {
+        Ok(other) => format!("found {}; a row is an object", kind(&other)),
+        Err(error) => format!("not JSON: {error}"),
     }
 }
 
-/// Reads the two fields of a row and skips the others without keeping them.
-impl<'de> DeserializeSeed<'de> for &Fields {
-    type Value = (Option<Value>, Option<Value>);
+/// Reads columns of a row and skips the others without keeping them.
+struct Columns<'a>(&'a [String]);
+
+impl<'de> DeserializeSeed<'de> for Columns<'_> {
+    type Value = Vec<Option<Value>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for &Fields {
-    type Value = (Option<Value>, Option<Value>);
+impl<'de> Visitor<'de> for Columns<'_> {
+    type Value = Vec<Option<Value>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let (mut source, mut target) = (None, None);
+        let mut values = vec![None; self.0.len()];
         while let Some(key) = map.next_key::<String>()? {
-            if key == self.source {
-                source = Some(map.next_value()?);
-            } else if key == self.target {
-                target = Some(map.next_value()?);
-            } else {
+            if !self.0.contains(&key) {
                 map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let value: Value = map.next_value()?;
+            // Two uses may be of one column.
+            for (place, _) in self.0.iter().enumerate().filter(|(_, name)| **name == key) {
+                values[place] = Some(value.clone());
             }
         }
-        if self.source == self.target {
-            target.clone_from(&source);
-        }
-        Ok((source, target))
+        Ok(values)
     }
 }
 
@@ -156,8 +132,8 @@ impl<'de> Visitor<'de> for &Fields {
 mod tests {
     use super::*;
 
-    fn fields() -> Fields {
-        Fields { source: "a".to_owned(), target: "b".to_owned() }
+    fn columns() -> Vec<String> {
+        vec!["a".to_owned(), "b".to_owned()]
     }
 
     #[test]
@@ -167,16 +143,9 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_row_says_why() {
-        let cases = [
-            ("{\"a\": \"x\", \"c\": 1}", "no field \"b\"; it has: a, c"),
-            ("{\"a\": 1, \"b\": \"x\"}", "field \"a\" holds a number, not a text"),
-            ("[1]", "found a list; a row is an object"),
-        ];
-        for (line, want) in cases {
-            assert_eq!(diagnose(line.as_bytes(), &fields()), want);
-        }
-        assert!(diagnose(b"{", &fields()).starts_with("not JSON: "));
+    fn what_is_no_row_says_why() {
+        assert_eq!(diagnose(b"[1]"), "found a list; a row is an object");
+        assert!(diagnose(b"{").starts_with("not JSON: "));
     }
 
     #[test]
@@ -185,10 +154,10 @@ mod tests {
         std::fs::write(&path, "{\"a\":\"1\",\"z\":[],\"b\":\"2\"}\n\n{\"b\":\"4\",\"a\":\"3\"}\n{\"a\":2}\n").unwrap();
         let file = JsonlFile::open(&path).unwrap();
         assert_eq!(file.len(), 3);
-        let row = file.row(1, &fields()).unwrap();
-        assert_eq!((row.source.as_str(), row.target.as_str()), ("3", "4"));
-        let error = file.row(2, &fields()).err().unwrap().to_string();
-        assert!(error.ends_with("line 4: field \"a\" holds a number, not a text"), "{error}");
+        let text = |text: &str| Some(Value::String(text.to_owned()));
+        assert_eq!(file.row(1, &columns()).unwrap(), [text("3"), text("4")]);
+        assert_eq!(file.row(2, &columns()).unwrap(), [Some(Value::from(2)), None]);
+        assert_eq!((file.line_number(2), file.names(0)), (4, vec!["a".to_owned(), "b".to_owned(), "z".to_owned()]));
         std::fs::remove_file(path).unwrap();
     }
 }

@@ -7,7 +7,7 @@ use std::thread;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
-use super::{Encoder, Plan, Rows, Sample};
+use super::{Plan, Sample, Source};
 use crate::boundary;
 use crate::error::TrainerError;
 
@@ -28,19 +28,15 @@ pub fn workers(count: u32) -> Result<Arc<ThreadPool>, TrainerError> {
 /// Rows to samples, in parallel and in order.
 #[derive(Clone)]
 pub struct Reader {
-    pub rows: Arc<Rows>,
-    pub encoder: Arc<Encoder>,
+    pub source: Arc<dyn Source>,
     pub pool: Arc<ThreadPool>,
 }
 
 impl Reader {
     pub fn read(&self, indices: &[usize]) -> Result<Vec<Sample>, TrainerError> {
-        self.pool.install(|| indices.par_iter().map(|index| self.sample(*index)).collect())
-    }
-
-    fn sample(&self, index: usize) -> Result<Sample, TrainerError> {
-        let row = self.rows.get(index)?;
-        self.encoder.encode(row).map_err(|error| TrainerError::Panic { message: format!("row {index}: {error}") })
+        let read: Result<Vec<Option<Sample>>, _> =
+            self.pool.install(|| indices.par_iter().map(|index| self.source.sample(*index)).collect());
+        Ok(read?.into_iter().flatten().collect())
     }
 }
 

@@ -1,14 +1,24 @@
-//! From files to the parts of a step: rows, their order, their tokens, and a loader that prepares steps ahead.
+//! From files to the parts of a step: where samples come from, their order, and a loader that prepares steps ahead.
 
-mod encoder;
+mod classes;
+mod csv;
 mod jsonl;
+mod language;
 mod loader;
+mod pairs;
 mod part;
 mod plan;
 mod rows;
+mod sample;
+mod seq2seq;
+mod source;
+mod tensors;
+mod tokens;
+mod windows;
 
-pub use encoder::{Encoder, Sample};
 pub use loader::{Loader, Reader, workers};
-pub use part::{IGNORED, Part, PartShape};
+pub use part::{IGNORED, Padding, Part, PartShape};
 pub use plan::Plan;
-pub use rows::Rows;
+pub use sample::{Column, Sample};
+pub use source::{Source, Sources};
+pub use tokens::Tokens;

@@ -1,85 +1,147 @@
 //! A part of a step as tensors.
 
-use pipe_spec::pipeline::{Data, Pad};
+use std::collections::BTreeMap;
+
 use tch::{Device, TchError, Tensor};
 
-use super::Sample;
+use super::{Column, Sample};
+use crate::error::TrainerError;
 
 /// The label that no loss is taken of.
 pub const IGNORED: i64 = -100;
 
-/// What a model is given, each [batch, length].
-pub struct Part {
-    pub input_ids: Tensor,
-    /// 1 where there is a token, 0 where there is padding.
-    pub attention_mask: Tensor,
-    /// `IGNORED` where there is padding.
-    pub labels: Tensor,
+/// What a model is given: tensors by name, the first dimension of each being the samples.
+#[derive(Debug, Default)]
+pub struct Part(BTreeMap<String, Tensor>);
+
+impl Part {
+    pub fn get(&self, name: &str) -> Result<&Tensor, TrainerError> {
+        self.find(name).ok_or_else(|| TrainerError::Panic { message: format!("a part without {name}") })
+    }
+
+    pub fn find(&self, name: &str) -> Option<&Tensor> {
+        self.0.get(name)
+    }
+
+    pub fn with(mut self, name: &str, tensor: Tensor) -> Self {
+        self.0.insert(name.to_owned(), tensor);
+        self
+    }
+}
+
+/// How a column of tokens is padded.
+#[derive(Clone, Copy, Debug)]
+pub struct Padding {
+    pub column: &'static str,
+    pub with: i64,
+    /// The length of every part; absent pads to the longest of the part.
+    pub length: Option<usize>,
 }
 
 /// How samples become tensors.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PartShape {
-    pad_token_id: i64,
-    /// Lengths that every part has; absent pads to its longest sample.
-    fixed: Option<(usize, usize)>,
+    paddings: Vec<Padding>,
     device: Device,
 }
 
 impl PartShape {
-    pub fn new(data: &Data, pad_token_id: i64, device: Device) -> Self {
-        let fixed = match data.pad {
-            Pad::Longest => None,
-            Pad::Max => Some((data.max_source.get() as usize, data.max_target.get() as usize)),
-        };
-        Self { pad_token_id, fixed, device }
+    pub fn new(paddings: &[Padding], device: Device) -> Self {
+        Self { paddings: paddings.to_vec(), device }
     }
 
-    /// The lengths of source and target in a part of these samples. On a card they are rounded up: attention kernels want
-    /// rows that begin at whole 32 bytes, and copy the bias otherwise.
-    pub fn lengths(&self, samples: &[Sample]) -> (usize, usize) {
-        let multiple = if self.device.is_cuda() { 16 } else { 1 };
-        let longest = |length: fn(&Sample) -> usize| {
-            samples.iter().map(length).max().unwrap_or(0).max(1).next_multiple_of(multiple)
-        };
-        self.fixed.unwrap_or_else(|| (longest(|sample| sample.source.len()), longest(|sample| sample.target.len())))
+    /// The length of the longest row of a part of these samples.
+    pub fn longest(&self, samples: &[Sample]) -> usize {
+        let fixed = self.paddings.iter().filter_map(|padding| padding.length).max().unwrap_or(0);
+        samples.iter().map(Sample::length).max().unwrap_or(0).max(fixed)
     }
 
     pub fn collate(&self, samples: &[Sample]) -> Result<Part, TchError> {
-        let (source, target) = self.lengths(samples);
-        let tensor = |rows: Vec<i64>, length: usize| {
-            Tensor::f_from_slice(&rows)?.f_reshape([samples.len() as i64, length as i64])?.f_to_device(self.device)
-        };
-        let rows = |length: usize, row: &dyn Fn(&Sample) -> Vec<i64>, padding: i64| {
-            samples.iter().flat_map(|sample| padded(row(sample), length, padding)).collect::<Vec<i64>>()
-        };
-        Ok(Part {
-            input_ids: tensor(rows(source, &|sample| sample.source.clone(), self.pad_token_id), source)?,
-            attention_mask: tensor(rows(source, &|sample| vec![1; sample.source.len()], 0), source)?,
-            labels: tensor(rows(target, &|sample| sample.target.clone(), IGNORED), target)?,
-        })
+        let mut part = Part::default();
+        let Some(first) = samples.first() else { return Ok(part) };
+        for (place, (name, _)) in first.columns.iter().enumerate() {
+            let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[place].1).collect();
+            part = part.with(name, self.tensor(name, &columns)?.f_to_device(self.device)?);
+        }
+        Ok(part)
+    }
+
+    /// On a card lengths are rounded up: attention kernels want rows that begin at whole 32 bytes, and copy the bias
+    /// otherwise.
+    fn tensor(&self, name: &str, columns: &[&Column]) -> Result<Tensor, TchError> {
+        let count = columns.len() as i64;
+        match columns[0] {
+            Column::Tokens(_) => {
+                let padding = self.paddings.iter().find(|padding| padding.column == name);
+                let multiple = if self.device.is_cuda() { 16 } else { 1 };
+                let longest = columns.iter().map(|column| tokens(column).len()).max().unwrap_or(0).max(1);
+                let length =
+                    padding.and_then(|padding| padding.length).unwrap_or_else(|| longest.next_multiple_of(multiple));
+                let mut all = Vec::with_capacity(columns.len() * length);
+                for column in columns {
+                    all.extend_from_slice(tokens(column));
+                    all.resize(all.len().next_multiple_of(length), padding.map_or(0, |padding| padding.with));
+                }
+                Tensor::f_from_slice(&all)?.f_reshape([count, length as i64])
+            }
+            Column::Whole(_) => {
+                let whole = |column: &&Column| if let Column::Whole(number) = column { *number } else { 0 };
+                Tensor::f_from_slice(&columns.iter().map(whole).collect::<Vec<i64>>())
+            }
+            Column::Real(_) => {
+                let real = |column: &&Column| if let Column::Real(number) = column { *number } else { 0.0 };
+                Tensor::f_from_slice(&columns.iter().map(real).collect::<Vec<f32>>())
+            }
+            Column::Values { shape, .. } => {
+                let mut all = Vec::new();
+                for column in columns {
+                    if let Column::Values { values, .. } = column {
+                        all.extend_from_slice(values);
+                    }
+                }
+                let shape: Vec<i64> = std::iter::once(count).chain(shape.iter().copied()).collect();
+                Tensor::f_from_slice(&all)?.f_reshape(shape)
+            }
+        }
     }
 }
 
-fn padded(mut row: Vec<i64>, length: usize, padding: i64) -> Vec<i64> {
-    row.resize(length, padding);
-    row
+fn tokens(column: &Column) -> &[i64] {
+    if let Column::Tokens(tokens) = column { tokens } else { &[] }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn sample(source: &[i64], label: i64) -> Sample {
+        let mask = vec![1; source.len()];
+        Sample {
+            columns: vec![
+                ("input_ids", Column::Tokens(source.to_vec())),
+                ("attention_mask", Column::Tokens(mask)),
+                ("labels", Column::Whole(label)),
+                ("x", Column::Values { shape: vec![1, 2], values: vec![label as f32, 0.5] }),
+            ],
+            targets: 1,
+        }
+    }
+
     #[test]
-    fn pads_to_the_longest_or_to_the_given_lengths() {
-        let samples =
-            [Sample { source: vec![5, 1], target: vec![7, 8, 1] }, Sample { source: vec![1], target: vec![1] }];
-        let shape = PartShape { pad_token_id: 0, fixed: None, device: Device::Cpu };
-        let part = shape.collate(&samples).unwrap();
-        assert_eq!(Vec::<Vec<i64>>::try_from(&part.input_ids).unwrap(), [[5, 1], [1, 0]]);
-        assert_eq!(Vec::<Vec<i64>>::try_from(&part.attention_mask).unwrap(), [[1, 1], [1, 0]]);
-        assert_eq!(Vec::<Vec<i64>>::try_from(&part.labels).unwrap(), [[7, 8, 1], [1, IGNORED, IGNORED]]);
-        let fixed = PartShape { fixed: Some((4, 6)), ..shape }.collate(&samples).unwrap();
-        assert_eq!((fixed.input_ids.size(), fixed.labels.size()), (vec![2, 4], vec![2, 6]));
+    fn pads_to_the_longest_or_to_the_given_length() {
+        let samples = [sample(&[5, 1], 3), sample(&[1], 4)];
+        let padding = Padding { column: "input_ids", with: 9, length: None };
+        let shape = |padding| PartShape::new(&[padding], Device::Cpu);
+        let part = shape(padding).collate(&samples).unwrap();
+        let rows = |name: &str| Vec::<Vec<i64>>::try_from(part.get(name).unwrap()).unwrap();
+        assert_eq!(
+            (rows("input_ids"), rows("attention_mask")),
+            (vec![vec![5, 1], vec![1, 9]], vec![vec![1, 1], vec![1, 0]])
+        );
+        assert_eq!(Vec::<i64>::try_from(part.get("labels").unwrap()).unwrap(), [3, 4]);
+        assert_eq!(part.get("x").unwrap().size(), [2, 1, 2]);
+        let fixed = shape(Padding { length: Some(4), ..padding });
+        assert_eq!(fixed.collate(&samples).unwrap().get("input_ids").unwrap().size(), [2, 4]);
+        assert_eq!((fixed.longest(&samples), shape(padding).longest(&samples)), (4, 2));
     }
 }

@@ -46,6 +46,11 @@ impl Plan {
         (steps * self.effective_batch).min(self.samples)
     }
 
+    /// Whether the step that makes `steps` is the one in which a pass over the data ends.
+    pub fn ends_epoch(&self, steps: u64) -> bool {
+        steps > 0 && self.samples_after(steps) / self.rows > self.samples_after(steps - 1) / self.rows
+    }
+
     /// Passes over the data that the first `steps` steps make.
     pub fn epochs_after(&self, steps: u64) -> f64 {
         self.samples_after(steps) as f64 / self.rows as f64

@@ -1,60 +1,148 @@
-//! The rows of a data set: its files one after the other, every row checked once.
+//! The rows of a data set: its files one after the other, of each row the columns that are used.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Data, Paths};
+use pipe_spec::pipeline::Paths;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use serde_json::Value;
 
-use super::jsonl::{Fields, JsonlFile, Row};
+use super::csv::CsvFile;
+use super::jsonl::JsonlFile;
 use crate::error::TrainerError;
 
 pub struct Rows {
-    files: Vec<JsonlFile>,
-    fields: Fields,
+    files: Vec<File>,
+    /// The columns that are read, in the order of what `values` returns.
+    columns: Vec<String>,
+}
+
+enum File {
+    Jsonl(JsonlFile),
+    Csv(CsvFile),
 }
 
 impl Rows {
-    /// Opens every file and reads every row once, so that a broken one is named before the first step.
-    pub fn open(paths: &Paths, data: &Data, pool: &ThreadPool) -> Result<Self, TrainerError> {
-        let fields = Fields { source: data.field("source").to_owned(), target: data.field("target").to_owned() };
-        let files = paths.0.iter().map(|path| open_file(Path::new(path))).collect::<Result<_, _>>()?;
-        let rows = Self { files, fields };
-        pool.install(|| (0..rows.len()).into_par_iter().try_for_each(|index| rows.get(index).map(drop)))
-            .map_err(|found| rows.first_problem().unwrap_or(found))?;
-        Ok(rows)
+    pub fn open(paths: &Paths, columns: &[&str]) -> Result<Self, TrainerError> {
+        let columns: Vec<String> = columns.iter().map(|name| (*name).to_owned()).collect();
+        let open = |path: &String| File::open(Path::new(path), &columns);
+        Ok(Self { files: paths.0.iter().map(open).collect::<Result<_, _>>()?, columns })
     }
 
     pub fn len(&self) -> usize {
-        self.files.iter().map(JsonlFile::len).sum()
+        self.files.iter().map(File::len).sum()
     }
 
-    pub fn get(&self, index: usize) -> Result<Row, TrainerError> {
+    /// Reads every row once; the first bad one is the error.
+    pub fn check(
+        &self,
+        pool: &ThreadPool,
+        read: impl Fn(usize) -> Result<(), TrainerError> + Sync,
+    ) -> Result<(), TrainerError> {
+        // The threads find some bad row; people want the first.
+        pool.install(|| (0..self.len()).into_par_iter().try_for_each(&read))
+            .map_err(|found| (0..self.len()).find_map(|index| read(index).err()).unwrap_or(found))
+    }
+
+    /// The columns of a row, each absent where the row has none.
+    pub fn values(&self, index: usize) -> Result<Vec<Option<Value>>, TrainerError> {
+        let (file, index) = self.place(index);
+        match file {
+            File::Jsonl(file) => file.row(index, &self.columns),
+            File::Csv(file) => file.row(index),
+        }
+    }
+
+    /// The columns of a row, all of which must be texts.
+    pub fn texts<const N: usize>(&self, index: usize) -> Result<[String; N], TrainerError> {
+        let mut texts = Vec::with_capacity(N);
+        for (place, value) in self.values(index)?.into_iter().enumerate() {
+            match value {
+                Some(Value::String(text)) => texts.push(text),
+                other => return Err(self.not_a_text(index, place, other.as_ref())),
+            }
+        }
+        let texts: Result<[String; N], _> = texts.try_into();
+        Ok(texts.unwrap_or_else(|_| panic!("rows of {} columns were asked for {N}", self.columns.len())))
+    }
+
+    pub fn not_a_text(&self, index: usize, column: usize, found: Option<&Value>) -> TrainerError {
+        self.problem(index, column, found, "a text")
+    }
+
+    /// What is wrong with a column of a row that holds `found` instead of `wanted`.
+    pub fn problem(&self, index: usize, column: usize, found: Option<&Value>, wanted: &str) -> TrainerError {
+        let name = &self.columns[column];
+        let message = match found {
+            Some(value) => format!("field {name:?} holds {}, not {wanted}", kind(value)),
+            None => format!("no field {name:?}; it has: {}", self.names(index).join(", ")),
+        };
+        self.fail(index, message)
+    }
+
+    /// An error of this row, with its file and line.
+    pub fn fail(&self, index: usize, message: String) -> TrainerError {
+        let (path, line) = self.line(index);
+        TrainerError::Data { path, line: Some(line), message }
+    }
+
+    /// The file of a row and its line there, counted from 1.
+    pub fn line(&self, index: usize) -> (PathBuf, u64) {
+        let (file, index) = self.place(index);
+        match file {
+            File::Jsonl(file) => (file.path().to_owned(), file.line_number(index)),
+            File::Csv(file) => (file.path().to_owned(), file.line_number(index)),
+        }
+    }
+
+    fn names(&self, index: usize) -> Vec<String> {
+        let (file, index) = self.place(index);
+        match file {
+            File::Jsonl(file) => file.names(index),
+            File::Csv(file) => file.names().to_vec(),
+        }
+    }
+
+    fn place(&self, index: usize) -> (&File, usize) {
         let mut index = index;
         for file in &self.files {
             if index < file.len() {
-                return file.row(index, &self.fields);
+                return (file, index);
             }
             index -= file.len();
         }
         panic!("row {index} lies beyond the data");
     }
+}
 
-    /// The threads above find some bad row; people want the first.
-    fn first_problem(&self) -> Option<TrainerError> {
-        (0..self.len()).find_map(|index| self.get(index).err())
+impl File {
+    fn open(path: &Path, columns: &[String]) -> Result<Self, TrainerError> {
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("jsonl") => JsonlFile::open(path).map(Self::Jsonl),
+            Some("csv") => CsvFile::open(path, columns).map(Self::Csv),
+            ending => {
+                let what = format!("{}: rows in .{} files", path.display(), ending.unwrap_or_default());
+                Err(TrainerError::NotAvailable { what })
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Jsonl(file) => file.len(),
+            Self::Csv(file) => file.len(),
+        }
     }
 }
 
-fn open_file(path: &Path) -> Result<JsonlFile, TrainerError> {
-    if path.is_dir() {
-        return Err(TrainerError::NotAvailable { what: format!("{}: a folder of data", path.display()) });
-    }
-    match path.extension().and_then(|ending| ending.to_str()) {
-        Some("jsonl") => JsonlFile::open(path),
-        ending => {
-            let what = format!("{}: data in .{} files", path.display(), ending.unwrap_or_default());
-            Err(TrainerError::NotAvailable { what })
-        }
+/// What a JSON value is, in words.
+pub fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
     }
 }

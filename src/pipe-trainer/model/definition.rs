@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use tch::Device;
 
 use super::t5::{T5, T5Config};
-use super::{ConfigKeys, Model};
+use super::{ConfigKeys, Expects, Labels, Model};
 use crate::error::TrainerError;
 use crate::precision::Kinds;
 use crate::tensor_files::TensorFiles;
@@ -22,11 +22,18 @@ pub struct Definition {
 
 /// What a model begins with.
 pub enum Start<'a> {
-    Random { seed: u64 },
-    Tensors(&'a TensorFiles),
+    Random {
+        seed: u64,
+    },
+    /// Trained weights; what may be missing there is drawn with the seed.
+    Tensors {
+        files: &'a TensorFiles,
+        seed: u64,
+    },
 }
 
 /// How a model is to compute, whatever it is.
+#[derive(Clone, Copy)]
 pub struct Setup {
     /// Instead of what the config says.
     pub dropout: Option<f64>,
@@ -85,17 +92,44 @@ impl Definition {
         self.folder.as_deref().map(TensorFiles::open_folder).transpose()
     }
 
+    /// What its head is to tell apart, where the data decided it.
+    pub fn with_labels(mut self, labels: Option<&Labels>) -> Self {
+        match labels {
+            None => {}
+            Some(Labels::Number) => {
+                self.config.insert("num_labels".to_owned(), 1.into());
+                self.config.insert("problem_type".to_owned(), "regression".into());
+            }
+            Some(Labels::Classes(names)) => {
+                let numbered = names.iter().enumerate();
+                let id2label =
+                    numbered.clone().map(|(number, name)| (number.to_string(), name.as_str().into())).collect();
+                let label2id = numbered.map(|(number, name)| (name.clone(), number.into())).collect();
+                self.config.insert("id2label".to_owned(), Value::Object(id2label));
+                self.config.insert("label2id".to_owned(), Value::Object(label2id));
+                self.config.remove("num_labels");
+            }
+        }
+        self
+    }
+
+    /// What its data must be like.
+    pub fn expects(&self) -> Result<Expects, TrainerError> {
+        match self.arch {
+            Arch::T5 => Ok(T5Config::read(&self.config)?.expects()),
+            _ => Err(self.not_available()),
+        }
+    }
+
     pub fn build(&self, start: &Start<'_>, setup: &Setup) -> Result<Box<dyn Model>, TrainerError> {
         match self.arch {
             Arch::T5 => Ok(Box::new(T5::build(T5Config::read(&self.config)?, start, setup)?)),
-            Arch::Bert
-            | Arch::Roberta
-            | Arch::XlmRoberta
-            | Arch::DebertaV3
-            | Arch::Clip
-            | Arch::HybridCnnLstm
-            | Arch::MuSota => Err(TrainerError::NotAvailable { what: format!("the architecture {}", word(self.arch)) }),
+            _ => Err(self.not_available()),
         }
+    }
+
+    fn not_available(&self) -> TrainerError {
+        TrainerError::NotAvailable { what: format!("the architecture {}", word(self.arch)) }
     }
 }
 

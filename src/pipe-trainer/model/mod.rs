@@ -1,11 +1,18 @@
 //! The models: what every architecture can do, and the choice among them.
 
+mod activation;
 mod config_keys;
 mod definition;
+mod expects;
+mod labels;
+mod layers;
+mod pass;
 mod t5;
 
 pub use config_keys::ConfigKeys;
 pub use definition::{Definition, Setup, Start};
+pub use expects::Expects;
+pub use labels::Labels;
 
 use serde_json::{Map, Value};
 use tch::Tensor;
@@ -22,15 +29,43 @@ pub trait Model {
     /// The losses of a part, summed over its targets and not averaged: a step divides by the count of all its parts.
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
 
-    /// An answer to each source of a part, without dropout and without gradients. Labels are not looked at.
-    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError>;
-
     /// The keys of `config.json`, as transformers reads them.
     fn config(&self) -> Map<String, Value>;
 
-    fn vocab_size(&self) -> u64;
+    /// For a model that writes texts.
+    fn writer(&self) -> Option<&dyn Writer> {
+        None
+    }
 
-    fn pad_token_id(&self) -> i64;
+    /// For a model whose loss compares the samples of a step with each other.
+    fn contrast(&self) -> Option<&dyn Contrast> {
+        None
+    }
+
+    /// Why its training is not the same with another batch, if it is not.
+    fn depends_on_batch(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+pub trait Writer {
+    /// What the model writes after each row of a part, without dropout and without gradients. Labels are not looked at.
+    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError>;
+}
+
+/// A loss over all samples of a step, by way of their embeddings, which parts can be computed one by one.
+pub trait Contrast {
+    /// Each [samples, width], of length 1.
+    fn embed(&self, part: &Part, mode: Mode) -> Result<Embeddings, TrainerError>;
+
+    /// The mean loss over all samples.
+    fn loss(&self, all: &Embeddings) -> Result<Tensor, TrainerError>;
+}
+
+/// Sample by sample, the two sides that belong together.
+pub struct Embeddings {
+    pub images: Tensor,
+    pub texts: Tensor,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +77,23 @@ pub enum Mode {
 }
 
 /// How text is generated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Generation {
     /// Tokens of an answer at most, its end token included.
     pub max_length: i64,
     /// How many beginnings are kept side by side; 1 takes the most probable token each time.
     pub beams: i64,
+    /// How freely a language model chooses; 0 takes the most probable token.
+    pub temperature: f64,
+    /// It chooses among the most probable tokens that together have this probability.
+    pub top_p: f64,
+    /// What its choices are a function of.
+    pub seed: u64,
+}
+
+impl Generation {
+    /// The most probable token each time.
+    pub fn greedy(max_length: i64) -> Self {
+        Self { max_length, beams: 1, temperature: 0.0, top_p: 1.0, seed: 0 }
+    }
 }

@@ -87,12 +87,16 @@ fn bad_input_is_named() {
             write("field.jsonl", &format!("{row}\n{{\"target\": \"b\", \"x\": 1}}")),
             "field.jsonl line 3: no field \"source\"; it has: target, x",
         ),
-        ("/data/train", write("table.csv", "a,b"), "table.csv: data in .csv files: not available yet"),
+        ("/data/train", write("table.csv", "a,b"), "table.csv: the file has no rows"),
+        (
+            "/data/train",
+            write("short.csv", "source,b\nx,y"),
+            "short.csv line 2: no field \"target\"; it has: source, b",
+        ),
         ("/data/train", json!("${NO_SUCH_FOLDER}/train.jsonl"), "the variable ${NO_SUCH_FOLDER} is not set"),
         ("/tokenizer", write("tokenizer.json", "{}"), "hint: data.tokenizer names a tokenizer.json"),
         ("/model/from", json!("google/flan-t5-xl"), "the model google/flan-t5-xl: not a folder"),
         ("/model", json!({ "arch": "t5", "config": {} }), "model config: d_model: missing"),
-        ("/model", json!({ "arch": "bert", "config": {} }), "the architecture bert: not available yet"),
         (
             "/model",
             json!({ "arch": "t5", "config": { "d_model": 8, "vocab_size": 10 } }),

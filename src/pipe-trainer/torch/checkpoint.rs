@@ -9,17 +9,16 @@ use torch_sys::C_tensor;
 use super::returned;
 use crate::error::TrainerError;
 
-type Block = dyn Fn(&Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor, TrainerError>;
+type Block = dyn Fn(&[&Tensor]) -> Result<Tensor, TrainerError>;
 
 unsafe extern "C" {
     fn strdup(text: *const c_char) -> *mut c_char;
     fn pipe_checkpoint(
-        block: unsafe extern "C" fn(*mut c_void, *mut *mut C_tensor, *mut *mut C_tensor) -> *mut c_char,
+        block: unsafe extern "C" fn(*mut c_void, *mut *mut C_tensor, usize, *mut *mut C_tensor) -> *mut c_char,
         data: *mut c_void,
         drop: unsafe extern "C" fn(*mut c_void),
-        hidden: *mut C_tensor,
-        bias: *mut C_tensor,
-        memory: *mut C_tensor,
+        inputs: *const *mut C_tensor,
+        count: usize,
         out: *mut *mut C_tensor,
     ) -> *mut c_char;
 }
@@ -27,25 +26,14 @@ unsafe extern "C" {
 /// `block` of the inputs. It is called once now, and once more when the gradient is computed: it must do the same both
 /// times, its random numbers included.
 pub fn checkpoint(
-    hidden: &Tensor,
-    bias: &Tensor,
-    memory: Option<&Tensor>,
-    block: impl Fn(&Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor, TrainerError> + 'static,
+    inputs: &[&Tensor],
+    block: impl Fn(&[&Tensor]) -> Result<Tensor, TrainerError> + 'static,
 ) -> Result<Tensor, TchError> {
     let block: Box<Box<Block>> = Box::new(Box::new(block));
-    let pointer = |tensor: &Tensor| tensor.as_ptr().cast_mut();
-    let memory = memory.map_or(std::ptr::null_mut(), pointer);
+    let inputs = super::pointers(inputs);
     // SAFETY: the other side owns the box from here on and gives it back to `drop_block` once.
     returned(|out| unsafe {
-        pipe_checkpoint(
-            call_block,
-            Box::into_raw(block).cast(),
-            drop_block,
-            pointer(hidden),
-            pointer(bias),
-            memory,
-            out,
-        )
+        pipe_checkpoint(call_block, Box::into_raw(block).cast(), drop_block, inputs.as_ptr(), inputs.len(), out)
     })
 }
 
@@ -53,16 +41,17 @@ pub fn checkpoint(
 unsafe extern "C" fn call_block(
     data: *mut c_void,
     inputs: *mut *mut C_tensor,
+    count: usize,
     output: *mut *mut C_tensor,
 ) -> *mut c_char {
     let work = || -> Result<Tensor, TrainerError> {
-        // SAFETY: `data` is the box of `checkpoint`, and there are three inputs. They belong to the other side, so what is
+        // SAFETY: `data` is the box of `checkpoint`, and there are `count` inputs. They belong to the other side, so what is
         // made of them here is a second handle on each.
-        let (block, [hidden, bias, memory]) = unsafe {
-            let inputs = std::slice::from_raw_parts(inputs, 3);
-            (&*data.cast::<Box<Block>>(), [0, 1, 2].map(|index| Tensor::clone_from_ptr(inputs[index])))
+        let (block, inputs): (_, Vec<Tensor>) = unsafe {
+            let inputs = std::slice::from_raw_parts(inputs, count);
+            (&*data.cast::<Box<Block>>(), inputs.iter().map(|input| Tensor::clone_from_ptr(*input)).collect())
         };
-        block(&hidden, &bias, Some(&memory).filter(|memory| memory.numel() > 0))
+        block(&inputs.iter().collect::<Vec<_>>())
     };
     match crate::boundary::guard(work) {
         Ok(tensor) => {

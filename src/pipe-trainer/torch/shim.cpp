@@ -167,16 +167,17 @@ void round_to_bf16(const Tensor& into, const Tensor& wide, float seed) {
 // --- Checkpointing ----------------------------------------------------------------------------------------------------
 
 // A block of a model, computed by the other side.
-using Block = char* (*)(void* data, Tensor** inputs, Tensor** output);
+using Block = char* (*)(void* data, Tensor** inputs, size_t count, Tensor** output);
 
 struct Closure : torch::CustomClassHolder {
   Closure(Block block, void* data, void (*drop)(void*)) : block(block), data(data), drop(drop) {}
   ~Closure() override { drop(data); }
 
-  Tensor call(Tensor hidden, Tensor bias, Tensor memory) const {
-    Tensor* inputs[3] = {&hidden, &bias, &memory};
+  Tensor call(variable_list inputs) const {
+    std::vector<Tensor*> pointers;
+    for (auto& input : inputs) pointers.push_back(&input);
     Tensor* output = nullptr;
-    if (char* error = block(data, inputs, &output)) {
+    if (char* error = block(data, pointers.data(), pointers.size(), &output)) {
       std::string message = error;
       free(error);
       throw std::runtime_error(message);
@@ -192,10 +193,10 @@ struct Closure : torch::CustomClassHolder {
 };
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  static Tensor forward(AutogradContext* ctx, Tensor hidden, Tensor bias, Tensor memory, c10::intrusive_ptr<Closure> closure) {
+  static Tensor forward(AutogradContext* ctx, c10::intrusive_ptr<Closure> closure, variable_list inputs) {
     ctx->saved_data["closure"] = c10::IValue::make_capsule(closure);
-    ctx->save_for_backward({hidden, bias, memory});
-    return closure->call(hidden, bias, memory);
+    ctx->save_for_backward(inputs);
+    return closure->call(inputs);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
@@ -208,12 +209,11 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     Tensor output;
     {
       at::AutoGradMode enabled(true);
-      output = closure->call(inputs[0], inputs[1], inputs[2]);
+      output = closure->call(inputs);
     }
     torch::autograd::backward({output}, {gradients[0]});
-    variable_list out;
+    variable_list out(1);
     for (const auto& input : inputs) out.push_back(input.grad());
-    out.emplace_back();
     return out;
   }
 };
@@ -371,13 +371,11 @@ char* pipe_forget_gradient(Tensor* tensor) {
   return guarded([&] { tensor->mutable_grad() = Tensor(); });
 }
 
-char* pipe_checkpoint(Block block, void* data, void (*drop)(void*), Tensor* hidden, Tensor* bias, Tensor* memory, Tensor** out) {
+char* pipe_checkpoint(Block block, void* data, void (*drop)(void*), Tensor** inputs, size_t count, Tensor** out) {
   // Owned from here on, whatever happens.
   auto closure = c10::make_intrusive<Closure>(block, data, drop);
   return guarded([&] {
-    // Where there is no memory an empty tensor stands for it.
-    auto third = memory ? *memory : at::empty({0}, hidden->options());
-    *out = new Tensor(Checkpoint::apply(*hidden, *bias, third, closure));
+    *out = new Tensor(Checkpoint::apply(closure, list(inputs, count)));
   });
 }
 

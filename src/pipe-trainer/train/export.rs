@@ -25,7 +25,9 @@ fn write(session: &Session, state: &State) -> io::Result<()> {
     let staged = StagedFolder::create(&session.run.model())?;
     let config = serde_json::to_vec_pretty(&state.model.config())?;
     durable::write_synced(&staged.path("config.json"), &config)?;
-    durable::write_synced(&staged.path("tokenizer.json"), &fs::read(&session.spec.tokenizer)?)?;
+    if let Some(tokenizer) = &session.spec.tokenizer {
+        durable::write_synced(&staged.path("tokenizer.json"), &fs::read(tokenizer)?)?;
+    }
     tensor_writer::write(&staged.path("model.safetensors"), &state.named_weights())?;
     staged.commit()
 }

@@ -1,5 +1,6 @@
 //! Training: one attempt from its spec to its end, whatever that is.
 
+mod accumulation;
 mod evaluation;
 mod export;
 mod session;

@@ -36,13 +36,12 @@ pub struct State {
 
 impl State {
     /// Goes on from the newest whole checkpoint, or begins.
-    pub fn open(session: &Session, plan: &Plan) -> Result<Self, TrainerError> {
+    pub fn open(session: &Session, plan: &Plan, definition: &Definition) -> Result<Self, TrainerError> {
         let identity = identity(session, plan);
-        let definition = Definition::from_spec(&session.spec.model)?;
         session.situation.enter(Phase::Resume);
         match session.store.newest(&identity, |damage| session.warn(damage))? {
-            Some(checkpoint) => Self::resume(session, plan, &definition, &checkpoint),
-            None => Self::begin(session, plan, &definition),
+            Some(checkpoint) => Self::resume(session, plan, definition, &checkpoint),
+            None => Self::begin(session, plan, definition),
         }
     }
 
@@ -50,8 +49,13 @@ impl State {
         let train = &session.spec.train;
         session.situation.enter(Phase::Load);
         let trained = definition.trained()?;
-        let start = trained.as_ref().map_or(Start::Random { seed: train.seed }, Start::Tensors);
+        let seed = train.seed;
+        let start = trained.as_ref().map_or(Start::Random { seed }, |files| Start::Tensors { files, seed });
         let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
+        if !model.weights().begun().is_empty() {
+            let names = model.weights().begun().join(", ");
+            session.warn(format!("the model's file has not: {names}; these parameters begin anew"));
+        }
         let load_peak = session.hardware.card_peak();
         session.situation.enter(Phase::Optimizer);
         let optimizer = Optimizer::new(train, model.weights())?;
@@ -75,7 +79,7 @@ impl State {
         checkpoint: &Checkpoint,
     ) -> Result<Self, TrainerError> {
         let train = &session.spec.train;
-        let start = Start::Tensors(&checkpoint.model);
+        let start = Start::Tensors { files: &checkpoint.model, seed: train.seed };
         let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
         let load_peak = session.hardware.card_peak();
         let optimizer = Optimizer::load(train, model.weights(), &checkpoint.optimizer)?;
@@ -131,6 +135,7 @@ fn identity(session: &Session, plan: &Plan) -> Identity {
         effective_batch: session.spec.train.effective_batch,
         shuffle: session.spec.data.shuffle,
         precision: session.spec.train.precision,
+        optimizer: session.spec.train.optimizer.kind,
         rows: plan.rows(),
     }
 }

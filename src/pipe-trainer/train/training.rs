@@ -5,50 +5,50 @@ use std::time::Instant;
 
 use pipe_spec::Phase;
 use pipe_spec::event::{self, EventKind};
-use tch::{Kind, TchError, Tensor};
+use tch::{TchError, Tensor};
 
+use super::accumulation::{Accumulated, Accumulation};
 use super::evaluation::Evaluation;
 use super::export;
 use super::session::Session;
 use super::state::{State, milliseconds};
-use crate::data::{Encoder, Loader, PartShape, Plan, Reader, Rows, Sample};
+use crate::data::{Loader, PartShape, Plan, Reader, Sample, Source, Sources};
 use crate::device::LIBTORCH;
 use crate::error::TrainerError;
-use crate::model::Mode;
-use crate::random::{self, Purpose};
+use crate::model::Definition;
 use crate::{schedule, torch};
 
 pub struct Training<'a> {
     session: &'a Session,
     plan: Plan,
     loader: Loader,
+    source: Arc<dyn Source>,
+    /// Samples that could not be read and were told of.
+    skipped: u64,
     shape: PartShape,
     evaluation: Option<Evaluation>,
     pub state: State,
 }
 
-/// What the parts of a step gave.
-struct Accumulated {
-    /// Summed over the step, on the device.
-    loss: Tensor,
-    tokens: u64,
-}
-
 impl<'a> Training<'a> {
     pub fn prepare(session: &'a Session) -> Result<Self, TrainerError> {
         let spec = &session.spec;
-        let encoder = Arc::new(Encoder::open(&spec.tokenizer, &spec.data)?);
-        let rows = Arc::new(Rows::open(&spec.data.train, &spec.data, &session.pool)?);
-        let plan = Plan::new(rows.len(), spec.data.shuffle, &spec.train);
-        let reader = Reader { rows, encoder: Arc::clone(&encoder), pool: Arc::clone(&session.pool) };
-        let evaluation = Evaluation::open(session, &reader)?;
+        let definition = Definition::from_spec(&spec.model)?;
+        let sources = Sources::open(spec, &definition.expects()?, &session.pool)?;
+        let definition = definition.with_labels(sources.labels.as_ref());
+        let plan = Plan::new(sources.train.len(), spec.data.shuffle, &spec.train);
+        let evaluation = Evaluation::open(session, &sources);
         session.enter(Phase::Load, 0)?;
-        let state = State::open(session, &plan)?;
-        check_vocabulary(&encoder, &state, session)?;
+        let state = State::open(session, &plan, &definition)?;
         session.enter(Phase::Load, state.step)?;
+        if let Some(why) = state.model.depends_on_batch().filter(|_| spec.train.batch < spec.train.effective_batch) {
+            let (batch, effective) = (spec.train.batch, spec.train.effective_batch);
+            session.warn(format!("{why}: with batch {batch} it is not the training of {effective} samples at once"));
+        }
+        let reader = Reader { source: Arc::clone(&sources.train), pool: Arc::clone(&session.pool) };
         let loader = Loader::start(reader, plan.clone(), state.step, spec.data.prefetch)?;
-        let shape = PartShape::new(&spec.data, state.model.pad_token_id(), session.hardware.device);
-        Ok(Self { session, plan, loader, shape, evaluation, state })
+        let shape = PartShape::new(&sources.paddings, session.hardware.device);
+        Ok(Self { session, plan, loader, source: sources.train, skipped: 0, shape, evaluation, state })
     }
 
     /// Each turn does what is due after the steps so far, then one more step; so does the first turn after a resume.
@@ -67,17 +67,19 @@ impl<'a> Training<'a> {
     fn step(&mut self) -> Result<(), TrainerError> {
         let clock = Instant::now();
         let samples = self.loader.next()?;
+        self.tell_skipped(&samples)?;
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, grad_norm) = loop {
-            let accumulated = self.accumulate(&samples)?;
+            let work = Accumulation { session: self.session, state: &self.state, shape: &self.shape };
+            let accumulated = work.of(&samples)?;
             if let Some(norm) = self.update(lr, &accumulated)? {
                 break (accumulated, norm);
             }
         };
         // The one place of a step that waits for the device: by now everything is under way.
-        let Accumulated { loss, tokens } = accumulated;
-        let (loss, grad_norm) = (loss.f_double_value(&[])? / tokens.max(1) as f64, grad_norm.f_double_value(&[])?);
+        let Accumulated { loss, targets } = accumulated;
+        let (loss, grad_norm) = (loss.f_double_value(&[])? / targets.max(1) as f64, grad_norm.f_double_value(&[])?);
         self.finite("loss", loss)?;
         self.finite("gradient norm", grad_norm)?;
         self.state.step += 1;
@@ -93,7 +95,7 @@ impl<'a> Training<'a> {
             loss,
             lr,
             grad_norm,
-            tokens,
+            tokens: targets,
             ms: milliseconds(clock),
             data_ms,
             allocated: usage.allocated,
@@ -103,31 +105,18 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Adds up the gradient of the step, part by part. Every part is divided by the tokens of the whole step, so the size
-    /// of the parts makes no difference.
-    fn accumulate(&self, samples: &[Sample]) -> Result<Accumulated, TrainerError> {
-        let train = &self.session.spec.train;
-        let tokens = samples.iter().map(|sample| sample.target.len() as u64).sum::<u64>();
-        self.session.situation.set_step(self.state.step + 1);
-        self.state.model.weights().forget_gradients()?;
-        let mut sums = Vec::new();
-        for (index, part) in samples.chunks(train.batch as usize).enumerate() {
-            // Dropout is a function of step and part, so that a resumed run drops the same.
-            let seed = random::derived(Purpose::Dropout, train.seed, &[self.state.step, index as u64]);
-            sums.push(self.accumulate_part(part, tokens, seed)?);
+    /// Says how many samples could not be read, whenever there are more.
+    fn tell_skipped(&mut self, samples: &[Sample]) -> Result<(), TrainerError> {
+        let skipped = self.source.skipped();
+        if skipped > self.skipped {
+            self.skipped = skipped;
+            self.session.warn(format!("{skipped} samples could not be read so far, and were left out"));
         }
-        Ok(Accumulated { loss: Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, tokens })
-    }
-
-    fn accumulate_part(&self, samples: &[Sample], tokens: u64, seed: u64) -> Result<Tensor, TrainerError> {
-        let (source, target) = self.shape.lengths(samples);
-        self.session.situation.set_part(samples.len() as u32, source.max(target) as u32);
-        self.session.enter(Phase::Forward, self.state.step)?;
-        let sum = self.state.model.loss_sum(&self.shape.collate(samples)?, Mode::Train { seed })?;
-        self.session.enter(Phase::Backward, self.state.step)?;
-        let scale = self.state.loss_scale.map_or(1.0, |scale| scale.factor) / tokens.max(1) as f64;
-        sum.f_mul_scalar(scale)?.f_backward()?;
-        Ok(sum.f_detach()?)
+        if samples.is_empty() {
+            let message = format!("no sample of step {} could be read", self.state.step + 1);
+            return Err(TrainerError::Data { path: "data.train".into(), line: None, message });
+        }
+        Ok(())
     }
 
     /// Clips the gradient and updates the weights; returns the norm before clipping, or nothing when fp16 could not hold
@@ -171,11 +160,11 @@ impl<'a> Training<'a> {
 
     fn evaluate_if_due(&mut self) -> Result<(), TrainerError> {
         let step = self.state.step;
-        let due = |evaluation: &&Evaluation| evaluation.is_due(step, self.plan.steps()) && self.state.evaluated != step;
+        let due = |evaluation: &&Evaluation| evaluation.is_due(step, &self.plan) && self.state.evaluated != step;
         let Some(evaluation) = self.evaluation.as_ref().filter(due) else { return Ok(()) };
         let result = evaluation.run(self.session, &self.state, &self.shape)?;
         self.state.evaluated = step;
-        tracing::info!("step {step} evaluation loss {:.4} perplexity {:.2}", result.loss, result.perplexity);
+        tracing::info!("step {step} evaluation loss {:.4}", result.loss);
         self.session.emit(EventKind::Eval(result));
         Ok(())
     }
@@ -230,14 +219,4 @@ pub fn clip_factor(norm: &Tensor, clip: f64) -> Result<Tensor, TchError> {
         return norm.f_ones_like();
     }
     norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(clip)?.f_clamp_max(1.0)
-}
-
-/// A token beyond the vocabulary would be read from memory that is no embedding.
-fn check_vocabulary(encoder: &Encoder, state: &State, session: &Session) -> Result<(), TrainerError> {
-    let (tokens, room) = (encoder.vocabulary(), state.model.vocab_size());
-    if tokens <= room {
-        return Ok(());
-    }
-    let message = format!("it has {tokens} tokens, the model's vocab_size is {room}");
-    Err(TrainerError::Tokenizer { path: session.spec.tokenizer.clone(), message })
 }

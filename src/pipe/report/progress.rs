@@ -200,10 +200,10 @@ impl Drop for ImageProgress<'_> {
 }
 
 fn evaluation(eval: &Eval) -> String {
-    let exact = eval.exact_match.map_or(String::new(), |share| format!(", exact match {:.1} %", share * 100.0));
-    let rouge = eval.rouge_l.map_or(String::new(), |score| format!(", ROUGE-L {score:.3}"));
-    let Eval { step, loss, perplexity, samples, .. } = eval;
-    format!("step {step}: eval loss {loss:.4}, perplexity {perplexity:.2}{exact}{rouge}, {samples} samples")
+    let Eval { step, loss, samples, scores, .. } = eval;
+    let scores: String =
+        scores.iter().map(|(name, score)| format!(", {} {score:.3}", name.replace('_', " "))).collect();
+    format!("step {step}: eval loss {loss:.4}{scores}, {samples} samples")
 }
 
 fn merge(line: &mut serde_json::Value, with: &impl serde::Serialize) {
@@ -232,11 +232,9 @@ mod tests {
 
     #[test]
     fn an_evaluation_in_a_line() {
-        let (exact_match, rouge_l) = (None, None);
-        let eval = Eval { step: 4, loss: 0.5, perplexity: 1.6487, samples: 20, ms: 1.0, exact_match, rouge_l };
-        assert_eq!(evaluation(&eval), "step 4: eval loss 0.5000, perplexity 1.65, 20 samples");
-        let eval = Eval { exact_match: Some(0.125), rouge_l: Some(0.4316), ..eval };
-        let want = "step 4: eval loss 0.5000, perplexity 1.65, exact match 12.5 %, ROUGE-L 0.432, 20 samples";
+        let scores = [("perplexity", 1.6487), ("exact_match", 0.125)].map(|(name, score)| (name.to_owned(), score));
+        let eval = Eval { step: 4, loss: 0.5, samples: 20, ms: 1.0, scores: scores.into() };
+        let want = "step 4: eval loss 0.5000, exact match 0.125, perplexity 1.649, 20 samples";
         assert_eq!(evaluation(&eval), want);
     }
 

@@ -3,7 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::TrainerError;
-use crate::model::ConfigKeys;
+use crate::model::activation::Activation;
+use crate::model::{ConfigKeys, Expects};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {
@@ -34,14 +35,6 @@ pub struct T5Config {
 pub struct FeedForwardKind {
     pub gated: bool,
     pub activation: Activation,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    Relu,
-    Gelu,
-    GeluTanh,
-    Silu,
 }
 
 impl T5Config {
@@ -102,6 +95,10 @@ impl T5Config {
         Ok(())
     }
 
+    pub fn expects(&self) -> Expects {
+        Expects::Seq2Seq { vocab_size: self.vocab_size as u64, pad_token_id: self.pad_token_id }
+    }
+
     /// The width of all heads together.
     pub fn inner(&self) -> i64 {
         self.num_heads * self.d_kv
@@ -148,15 +145,8 @@ impl FeedForwardKind {
             None => (false, text),
         };
         let activation = match name {
-            "relu" => Activation::Relu,
             "gelu" if gated => Activation::GeluTanh,
-            "gelu" => Activation::Gelu,
-            "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
-            "silu" | "swish" => Activation::Silu,
-            _ => {
-                let message = format!("found {text:?}; allowed: relu, gelu, gelu_new, silu, alone or after \"gated-\"");
-                return Err(TrainerError::Config { key: "feed_forward_proj".to_owned(), message });
-            }
+            name => Activation::parse("feed_forward_proj", name)?,
         };
         Ok(Self { gated, activation })
     }
@@ -199,7 +189,7 @@ mod tests {
             (json!({}), "d_model: missing"),
             (json!({"d_model": "big"}), "d_model: found \"big\""),
             (json!({"d_model": 0}), "d_model: found 0"),
-            (json!({"d_model": 8, "feed_forward_proj": "gated-sine"}), "feed_forward_proj: found \"gated-sine\""),
+            (json!({"d_model": 8, "feed_forward_proj": "gated-sine"}), "feed_forward_proj: found \"sine\""),
             (json!({"d_model": 8, "vocab_size": 4, "pad_token_id": 9}), "pad_token_id: found 9"),
         ];
         for (given, want) in cases {

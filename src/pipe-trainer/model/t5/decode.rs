@@ -3,11 +3,12 @@
 
 use tch::{Kind, Tensor};
 
-use super::layers::{Attention, Block, Pass};
-use super::{T5, position};
+use super::T5;
+use super::layers::{Attention, Block};
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::model::Mode;
+use crate::model::layers::padding_mask;
+use crate::model::pass::Pass;
 
 pub struct Decoder<'a> {
     model: &'a T5,
@@ -23,9 +24,9 @@ pub struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     /// Reads the sources of `part`; up to `max_length` tokens can follow.
     pub fn begin(model: &'a T5, part: &Part, max_length: i64) -> Result<Self, TrainerError> {
-        let padding = position::padding_bias(&part.attention_mask, model.kinds.weights)?;
+        let padding = padding_mask(part.get("attention_mask")?, model.setup.kinds.weights)?;
         let pass = quiet(model);
-        let memory = model.encoder.forward(&model.embed(&part.input_ids, pass)?, &padding, None, pass)?;
+        let memory = model.encoder.forward(&model.embed(part.get("input_ids")?, pass)?, &padding, None, pass)?;
         let stack = &model.decoder;
         let bias = stack.buckets.last_row(&stack.relative_attention_bias, max_length)?.f_to_kind(Kind::Float)?;
         let layers = stack.blocks.iter().map(|block| Layer::begin(block, &memory)).collect::<Result<_, _>>()?;
@@ -77,7 +78,7 @@ impl<'a> Decoder<'a> {
 
 /// In the kind of the weights: nothing is saved here by computing in a narrower one.
 fn quiet(model: &T5) -> Pass {
-    Pass::new(Mode::Eval, 0.0, model.kinds.weights, false)
+    Pass { dropout: 0.0, seed: None, compute: model.setup.kinds.weights, checkpointing: false }
 }
 
 /// A block with what it remembers.

@@ -46,11 +46,11 @@ mod tests {
 
     use super::*;
     use crate::model::t5::T5Config;
-    use crate::model::{Mode, Model, Setup, Start};
+    use crate::model::{Mode, Model, Setup, Start, Writer};
     use crate::precision::Kinds;
     use crate::tensor_files::TensorFiles;
 
-    const LIMITS: Generation = Generation { max_length: 24, beams: 1 };
+    const LIMITS: Generation = Generation { max_length: 24, beams: 1, temperature: 0.0, top_p: 1.0, seed: 0 };
 
     fn golden() -> T5 {
         golden_in(Kinds::FP32)
@@ -61,7 +61,7 @@ mod tests {
         let config = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
         let files = TensorFiles::open_folder(&folder).unwrap();
         let setup = Setup { kinds, ..Setup::plain() };
-        T5::build(T5Config::read(&config).unwrap(), &Start::Tensors(&files), &setup).unwrap()
+        T5::build(T5Config::read(&config).unwrap(), &Start::Tensors { files: &files, seed: 0 }, &setup).unwrap()
     }
 
     /// With tied embeddings, few buckets and a plain feed-forward layer. Large weights make its answers differ.
@@ -87,7 +87,10 @@ mod tests {
             Tensor::from_slice(&rows.iter().flat_map(row).collect::<Vec<_>>()).reshape([rows.len() as i64, 8])
         };
         let labels = Tensor::zeros([rows.len() as i64, 1], (Kind::Int64, Device::Cpu));
-        Part { input_ids: padded(&|row| row.to_vec()), attention_mask: padded(&|row| vec![1; row.len()]), labels }
+        Part::default()
+            .with("input_ids", padded(&|row| row.to_vec()))
+            .with("attention_mask", padded(&|row| vec![1; row.len()]))
+            .with("labels", labels)
     }
 
     /// [sources, answer length, vocab_size] in one pass over whole answers, which end in anything.
@@ -99,7 +102,7 @@ mod tests {
             row
         };
         let labels = Tensor::from_slice(&answers.iter().flat_map(row).collect::<Vec<_>>());
-        let part = Part { labels: labels.reshape([answers.len() as i64, longest as i64]), ..sources() };
+        let part = sources().with("labels", labels.reshape([answers.len() as i64, longest as i64]));
         tch::no_grad(|| model.logits(&part, Mode::Eval).unwrap().log_softmax(-1, Kind::Float))
     }
 
@@ -114,7 +117,7 @@ mod tests {
     }
 
     fn recomputed(model: &T5) -> Vec<Vec<i64>> {
-        let mut answers = vec![Vec::new(); sources().input_ids.size()[0] as usize];
+        let mut answers = vec![Vec::new(); sources().get("input_ids").unwrap().size()[0] as usize];
         for place in 0..LIMITS.max_length {
             let begun: Vec<Vec<i64>> =
                 answers.iter().map(|answer: &Vec<i64>| [answer.as_slice(), &[0]].concat()).collect();
@@ -142,7 +145,7 @@ mod tests {
         let mut model = golden();
         model.config.eos_token_id = model.generate(&sources(), &LIMITS).unwrap()[0][1];
         for beams in [1, 3] {
-            let answers = model.generate(&sources(), &Generation { max_length: 6, beams }).unwrap();
+            let answers = model.generate(&sources(), &Generation { max_length: 6, beams, ..LIMITS }).unwrap();
             for answer in &answers {
                 let ends = answer.iter().position(|token| *token == model.config.eos_token_id);
                 assert_eq!(answer.len(), ends.map_or(6, |place| place + 1), "{answer:?}");
@@ -184,13 +187,9 @@ mod tests {
         for beams in [1, 4] {
             let limits = Generation { beams, ..LIMITS };
             let together = model.generate(&all, &limits).unwrap();
-            for row in 0..all.input_ids.size()[0] {
-                let one = |tensor: &Tensor| tensor.narrow(0, row, 1);
-                let alone = Part {
-                    input_ids: one(&all.input_ids),
-                    attention_mask: one(&all.attention_mask),
-                    labels: one(&all.labels),
-                };
+            for row in 0..all.get("input_ids").unwrap().size()[0] {
+                let one = |part: Part, name: &str| part.with(name, all.get(name).unwrap().narrow(0, row, 1));
+                let alone = ["input_ids", "attention_mask", "labels"].into_iter().fold(Part::default(), one);
                 assert_eq!(model.generate(&alone, &limits).unwrap(), together[row as usize..=row as usize]);
             }
         }

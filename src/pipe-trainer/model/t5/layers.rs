@@ -3,55 +3,15 @@
 
 use std::sync::Arc;
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
-use super::config::{Activation, FeedForwardKind, T5Config};
+use super::config::{FeedForwardKind, T5Config};
 use super::position;
 use crate::error::TrainerError;
-use crate::model::Mode;
-use crate::random::{self, Purpose};
+use crate::model::activation::Activation;
+use crate::model::pass::{self, Pass};
 use crate::torch;
 use crate::weights::Weights;
-
-/// What one pass through the model has in common everywhere.
-#[derive(Clone, Copy)]
-pub struct Pass {
-    dropout: f64,
-    /// Absent when nothing is dropped.
-    seed: Option<u64>,
-    compute: Kind,
-    checkpointing: bool,
-}
-
-impl Pass {
-    pub fn new(mode: Mode, dropout: f64, compute: Kind, checkpointing: bool) -> Self {
-        match mode {
-            Mode::Train { seed } => {
-                Self { dropout, seed: Some(seed).filter(|_| dropout > 0.0), compute, checkpointing }
-            }
-            Mode::Eval => Self { dropout: 0.0, seed: None, compute, checkpointing: false },
-        }
-    }
-
-    /// Random numbers begin anew in each block, so that one that is computed again drops the same.
-    pub fn for_block(self, block: u64) -> Self {
-        if let Some(seed) = self.seed {
-            random::seed_torch(Purpose::Dropout, seed, &[block]);
-        }
-        self
-    }
-
-    pub fn drop_out(self, input: &Tensor) -> Result<Tensor, TrainerError> {
-        match self.seed {
-            Some(_) => Ok(input.f_dropout(self.dropout, true)?),
-            None => Ok(input.shallow_clone()),
-        }
-    }
-
-    fn linear(self, input: &Tensor, weight: &Tensor) -> Result<Tensor, TrainerError> {
-        Ok(input.f_linear(&weight.f_to_kind(self.compute)?, None::<&Tensor>)?)
-    }
-}
 
 pub struct Stack {
     pub(super) blocks: Vec<Arc<Block>>,
@@ -99,15 +59,9 @@ impl Stack {
         let bias = self.bias(hidden, mask, pass)?;
         let mut hidden = hidden.shallow_clone();
         for (index, block) in self.blocks.iter().enumerate() {
-            let number = self.first + index as u64;
-            hidden = if pass.checkpointing {
-                let (block, mask) = (Arc::clone(block), memory.map(|(_, mask)| mask.shallow_clone()));
-                torch::checkpoint(&hidden, &bias, memory.map(|(memory, _)| memory), move |hidden, bias, memory| {
-                    block.forward(hidden, bias, memory.zip(mask.as_ref()), pass.for_block(number))
-                })?
-            } else {
-                block.forward(&hidden, &bias, memory, pass.for_block(number))?
-            };
+            let mut inputs = vec![&hidden, &bias];
+            inputs.extend(memory.iter().flat_map(|(memory, mask)| [*memory, *mask]));
+            hidden = pass.block(block, self.first + index as u64, &inputs)?;
         }
         pass.drop_out(&self.final_layer_norm.forward(&hidden)?)
     }
@@ -141,16 +95,13 @@ impl Block {
             feed_forward: FeedForward::new(config, weights, &format!("{path}.{}", if is_decoder { 2 } else { 1 })),
         }
     }
+}
 
-    fn forward(
-        &self,
-        hidden: &Tensor,
-        bias: &Tensor,
-        memory: Option<(&Tensor, &Tensor)>,
-        pass: Pass,
-    ) -> Result<Tensor, TrainerError> {
-        let mut hidden = self.attention.forward(hidden, None, bias, pass)?;
-        if let (Some(cross), Some((memory, mask))) = (&self.cross_attention, memory) {
+impl pass::Block for Block {
+    /// `inputs` are hidden states and the bias of self-attention; in the decoder also the encoder's output and its mask.
+    fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
+        let mut hidden = self.attention.forward(inputs[0], None, inputs[1], pass)?;
+        if let (Some(cross), [_, _, memory, mask]) = (&self.cross_attention, inputs) {
             hidden = cross.forward(&hidden, Some(memory), mask, pass)?;
         }
         self.feed_forward.forward(&hidden, pass)
@@ -196,17 +147,25 @@ impl Attention {
             self.heads_of(memory, &self.k, pass)?,
             self.heads_of(memory, &self.v, pass)?,
         );
-        let dropped = if pass.seed.is_some() { pass.dropout } else { 0.0 };
-        let attended = Tensor::f_scaled_dot_product_attention(&q, &k, &v, Some(bias), dropped, false, 1.0, false)?;
+        let attended = Tensor::f_scaled_dot_product_attention(
+            &q,
+            &k,
+            &v,
+            Some(bias),
+            pass.attention_dropout(),
+            false,
+            1.0,
+            false,
+        )?;
         let (batch, length, _) = hidden.size3()?;
         let merged = attended.f_transpose(1, 2)?.f_reshape([batch, length, self.heads * self.d_kv])?;
-        Ok(hidden.f_add(&pass.drop_out(&pass.linear(&merged, &self.o)?)?)?)
+        Ok(hidden.f_add(&pass.drop_out(&pass.linear(&merged, &self.o, None)?)?)?)
     }
 
     /// [batch, length, d_model] to [batch, heads, length, d_kv]
     fn heads_of(&self, input: &Tensor, projection: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let (batch, length, _) = input.size3()?;
-        let projected = pass.linear(input, projection)?;
+        let projected = pass.linear(input, projection, None)?;
         Ok(projected.f_view([batch, length, self.heads, self.d_kv])?.f_transpose(1, 2)?)
     }
 }
@@ -233,12 +192,12 @@ impl FeedForward {
 
     pub(super) fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let normed = self.layer_norm.forward(hidden)?.f_to_kind(pass.compute)?;
-        let first = pass.linear(&normed, &self.wi[0])?;
+        let first = pass.linear(&normed, &self.wi[0], None)?;
         let inner = match self.wi.get(1) {
-            None => self.activate(&first)?,
-            Some(gate) => self.gate(&first, &pass.linear(&normed, gate)?)?,
+            None => self.kind.activation.apply(&first)?,
+            Some(gate) => self.gate(&first, &pass.linear(&normed, gate, None)?)?,
         };
-        let output = pass.linear(&pass.drop_out(&inner)?, &self.wo)?;
+        let output = pass.linear(&pass.drop_out(&inner)?, &self.wo, None)?;
         Ok(hidden.f_add(&pass.drop_out(&output)?)?)
     }
 
@@ -246,16 +205,7 @@ impl FeedForward {
         if input.device().is_cuda() && self.kind.activation == Activation::GeluTanh {
             return Ok(torch::gated_gelu(input, gate)?);
         }
-        Ok(self.activate(input)?.f_mul(gate)?)
-    }
-
-    fn activate(&self, input: &Tensor) -> Result<Tensor, TrainerError> {
-        Ok(match self.kind.activation {
-            Activation::Relu => input.f_relu()?,
-            Activation::Gelu => input.f_gelu("none")?,
-            Activation::GeluTanh => input.f_gelu("tanh")?,
-            Activation::Silu => input.f_silu()?,
-        })
+        Ok(self.kind.activation.apply(input)?.f_mul(gate)?)
     }
 }
 

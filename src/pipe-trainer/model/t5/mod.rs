@@ -13,12 +13,13 @@ pub use config::T5Config;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use self::layers::{Pass, Stack};
+use self::layers::Stack;
 use self::parameters::parameters;
-use super::{Generation, Mode, Model, Setup, Start};
+use super::layers::padding_mask;
+use super::pass::Pass;
+use super::{Generation, Mode, Model, Setup, Start, Writer};
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
-use crate::precision::Kinds;
 use crate::torch;
 use crate::weights::Weights;
 
@@ -29,8 +30,7 @@ pub struct T5 {
     config: T5Config,
     weights: Weights,
     dropout: f64,
-    kinds: Kinds,
-    checkpointing: bool,
+    setup: Setup,
     shared: Tensor,
     encoder: Stack,
     decoder: Stack,
@@ -42,17 +42,12 @@ impl T5 {
         // A file without a head of its own means that the head is `shared`, whatever the config says.
         let tied = match start {
             Start::Random { .. } => config.tie_word_embeddings,
-            Start::Tensors(files) => !files.contains("lm_head.weight"),
+            Start::Tensors { files, .. } => !files.contains("lm_head.weight"),
         };
-        let parameters = parameters(&config, tied);
-        let weights = match start {
-            Start::Random { seed } => Weights::initialise(&parameters, *seed, setup.kinds.weights, setup.device)?,
-            Start::Tensors(files) => Weights::load(&parameters, files, setup.kinds.weights, setup.device)?,
-        };
+        let weights = Weights::start(&parameters(&config, tied), start, setup)?;
         Ok(Self {
             dropout: setup.dropout.unwrap_or(config.dropout_rate),
-            kinds: setup.kinds,
-            checkpointing: setup.checkpointing,
+            setup: *setup,
             shared: weights.get("shared.weight"),
             encoder: Stack::encoder(&config, &weights),
             decoder: Stack::decoder(&config, &weights),
@@ -76,17 +71,17 @@ impl T5 {
 
     /// What the head is applied to: [batch, target length, d_model], in the kind that is computed in.
     fn decoded(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        let pass = Pass::new(mode, self.dropout, self.kinds.compute, self.checkpointing);
-        let padding = position::padding_bias(&part.attention_mask, self.kinds.compute)?;
+        let pass = Pass::new(mode, self.dropout, &self.setup);
+        let padding = padding_mask(part.get("attention_mask")?, pass.compute)?;
         let first = pass.for_block(0);
-        let memory = self.encoder.forward(&self.embed(&part.input_ids, first)?, &padding, None, pass)?;
-        let memory = memory.f_to_kind(self.kinds.compute)?;
+        let memory = self.encoder.forward(&self.embed(part.get("input_ids")?, first)?, &padding, None, pass)?;
+        let memory = memory.f_to_kind(self.setup.kinds.compute)?;
 
-        let ids = self.decoder_input(&part.labels)?;
-        let causal = position::causal_bias(ids.size2()?.1, self.kinds.compute, ids.device())?;
+        let ids = self.decoder_input(part.get("labels")?)?;
+        let causal = position::causal_bias(ids.size2()?.1, self.setup.kinds.compute, ids.device())?;
         let hidden = self.embed(&ids, pass.for_block(self.config.num_layers as u64 + 1))?;
         let hidden = self.decoder.forward(&hidden, &causal, Some((&memory, &padding)), pass)?;
-        let hidden = hidden.f_to_kind(self.kinds.compute)?;
+        let hidden = hidden.f_to_kind(self.setup.kinds.compute)?;
         if self.config.scale_decoder_outputs {
             return Ok(hidden.f_mul_scalar((self.config.d_model as f64).powf(-0.5))?);
         }
@@ -94,7 +89,7 @@ impl T5 {
     }
 
     fn head(&self) -> Result<Tensor, TrainerError> {
-        Ok(self.head.f_to_kind(self.kinds.compute)?)
+        Ok(self.head.f_to_kind(self.setup.kinds.compute)?)
     }
 }
 
@@ -110,24 +105,22 @@ impl Model for T5 {
 
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let hidden = self.decoded(part, mode)?.f_reshape([-1, self.config.d_model])?;
-        let labels = part.labels.f_reshape([-1])?;
+        let labels = part.get("labels")?.f_reshape([-1])?;
         let rows = (LOGITS_AT_A_TIME / self.config.vocab_size).max(64);
         Ok(torch::linear_cross_entropy(&hidden, &self.head()?, &labels, IGNORED, rows)?)
-    }
-
-    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
-        generate::generate(self, part, limits)
     }
 
     fn config(&self) -> Map<String, Value> {
         self.config.export()
     }
 
-    fn vocab_size(&self) -> u64 {
-        self.config.vocab_size as u64
+    fn writer(&self) -> Option<&dyn Writer> {
+        Some(self)
     }
+}
 
-    fn pad_token_id(&self) -> i64 {
-        self.config.pad_token_id
+impl Writer for T5 {
+    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
+        generate::generate(self, part, limits)
     }
 }

@@ -66,7 +66,7 @@ impl List<'_> {
     }
 
     fn push(&mut self, name: &str, shape: Vec<i64>, init: Init) {
-        self.parameters.push(Parameter { name: name.to_owned(), shape, init });
+        self.parameters.push(Parameter::new(name, &shape, init));
     }
 }
 

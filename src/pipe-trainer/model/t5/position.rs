@@ -59,12 +59,6 @@ impl Buckets {
     }
 }
 
-/// [batch, 1, 1, length] from a mask of ones and zeros [batch, length].
-pub fn padding_bias(mask: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
-    let hidden = mask.f_eq(0)?.f_unsqueeze(1)?.f_unsqueeze(1)?;
-    Ok(hidden.f_to_kind(kind)?.f_mul_scalar(hidden_score(kind))?)
-}
-
 /// [1, 1, length, length]: no position sees a later one.
 pub fn causal_bias(length: i64, kind: Kind, device: Device) -> Result<Tensor, TrainerError> {
     Ok(Tensor::f_full([1, 1, length, length], hidden_score(kind), (kind, device))?.f_triu(1)?)
@@ -73,6 +67,7 @@ pub fn causal_bias(length: i64, kind: Kind, device: Device) -> Result<Tensor, Tr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::layers::padding_mask;
 
     fn buckets(bidirectional: bool, distances: &[i64]) -> Vec<i64> {
         let buckets = Buckets { count: 32, max_distance: 128, bidirectional };
@@ -101,7 +96,7 @@ mod tests {
     fn later_positions_and_padding_are_hidden() {
         let causal = causal_bias(2, Kind::Float, Device::Cpu).unwrap();
         assert_eq!(Vec::<f32>::try_from(causal.reshape([-1])).unwrap(), [0.0, f32::MIN, 0.0, 0.0]);
-        let padding = padding_bias(&Tensor::from_slice(&[1i64, 0]).unsqueeze(0), Kind::Float).unwrap();
+        let padding = padding_mask(&Tensor::from_slice(&[1i64, 0]).unsqueeze(0), Kind::Float).unwrap();
         assert_eq!(Vec::<f32>::try_from(padding.reshape([-1])).unwrap(), [0.0, f32::MIN]);
     }
 }

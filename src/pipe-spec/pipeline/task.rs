@@ -1,0 +1,70 @@
+//! What an architecture is trained to do, and what its data must be like for that.
+
+use super::Arch;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// A text from a text.
+    Seq2Seq,
+    /// A class, or a number, for one text or a pair of texts.
+    Classification,
+    /// Which picture belongs to which text.
+    Contrastive,
+    /// A class for a window of a time series.
+    TimeSeries,
+    /// The next token of a text.
+    Language,
+}
+
+impl Arch {
+    pub fn task(self) -> Task {
+        match self {
+            Self::T5 => Task::Seq2Seq,
+            Self::Bert | Self::Roberta | Self::XlmRoberta | Self::DebertaV3 => Task::Classification,
+            Self::Clip => Task::Contrastive,
+            Self::HybridCnnLstm => Task::TimeSeries,
+            Self::MuSota => Task::Language,
+        }
+    }
+}
+
+impl Task {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Seq2Seq => "text to text",
+            Self::Classification => "classification",
+            Self::Contrastive => "pictures and texts",
+            Self::TimeSeries => "time series",
+            Self::Language => "language modelling",
+        }
+    }
+
+    /// What its columns can be used for.
+    pub fn roles(self) -> &'static [&'static str] {
+        match self {
+            Self::Seq2Seq => &["source", "target"],
+            Self::Classification => &["text", "text_pair", "label"],
+            Self::Contrastive => &["image", "text"],
+            Self::TimeSeries => &["label", "time"],
+            Self::Language => &["text"],
+        }
+    }
+
+    /// The endings of files that it can be trained on. A file of tensors holds samples that are ready for the model.
+    pub fn endings(self) -> &'static [&'static str] {
+        match self {
+            Self::Seq2Seq | Self::Classification | Self::Contrastive => &["jsonl", "csv", "safetensors"],
+            Self::TimeSeries => &["csv", "safetensors"],
+            Self::Language => &["txt", "jsonl", "csv", "safetensors"],
+        }
+    }
+
+    pub fn reads_text(self) -> bool {
+        self != Self::TimeSeries
+    }
+
+    /// Whether it writes texts that can be looked at.
+    pub fn writes_text(self) -> bool {
+        matches!(self, Self::Seq2Seq | Self::Language)
+    }
+}

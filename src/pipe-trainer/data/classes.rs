@@ -1,0 +1,9 @@
+//! Texts with a class or a number.
+
+use super::source::{Opener, Sources};
+use crate::error::TrainerError;
+use crate::model::Expects;
+
+pub fn open(_opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerError> {
+    Err(TrainerError::NotAvailable { what: format!("{expects:?}") })
+}

@@ -1,0 +1,53 @@
+//! One file of comma-separated values with a line of names, read whole; numbers in it stay texts until somebody asks.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::TrainerError;
+
+pub struct CsvFile {
+    path: PathBuf,
+    names: Vec<String>,
+    /// Of each column that is used its place in the file.
+    places: Vec<Option<usize>>,
+    rows: Vec<csv::StringRecord>,
+}
+
+impl CsvFile {
+    pub fn open(path: &Path, columns: &[String]) -> Result<Self, TrainerError> {
+        let fail = |line: Option<u64>, message: String| TrainerError::Data { path: path.to_owned(), line, message };
+        let wrong = |error: csv::Error| fail(error.position().map(csv::Position::line), error.to_string());
+        let mut reader = csv::Reader::from_path(path).map_err(wrong)?;
+        let names: Vec<String> = reader.headers().map_err(wrong)?.iter().map(|name| name.trim().to_owned()).collect();
+        let rows = reader.records().collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+        if rows.is_empty() {
+            return Err(fail(None, "the file has no rows".to_owned()));
+        }
+        let places = columns.iter().map(|column| names.iter().position(|name| name == column)).collect();
+        Ok(Self { path: path.to_owned(), names, places, rows })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    pub fn row(&self, index: usize) -> Result<Vec<Option<Value>>, TrainerError> {
+        let row = &self.rows[index];
+        let value =
+            |place: &Option<usize>| place.and_then(|place| row.get(place)).map(|text| Value::String(text.to_owned()));
+        Ok(self.places.iter().map(value).collect())
+    }
+
+    pub fn line_number(&self, index: usize) -> u64 {
+        self.rows[index].position().map_or(0, csv::Position::line)
+    }
+}

@@ -1,0 +1,32 @@
+//! One sample, ready to become a row of tensors. Knows no tensors itself, so that threads can make it.
+
+/// Columns have the names that models know them by: `input_ids`, `labels`, `pixel_values` and the like.
+pub struct Sample {
+    pub columns: Vec<(&'static str, Column)>,
+    /// What the loss of a step is divided by, summed over its samples: target tokens, or 1.
+    pub targets: u64,
+}
+
+pub enum Column {
+    /// Padded to the length of the part's longest.
+    Tokens(Vec<i64>),
+    /// One number for the sample, such as its class.
+    Whole(i64),
+    Real(f32),
+    /// Values of a shape that every sample has.
+    Values {
+        shape: Vec<i64>,
+        values: Vec<f32>,
+    },
+}
+
+impl Sample {
+    /// The length of its longest column of tokens.
+    pub fn length(&self) -> usize {
+        let length = |(_, column): &(_, Column)| match column {
+            Column::Tokens(tokens) => tokens.len(),
+            Column::Whole(_) | Column::Real(_) | Column::Values { .. } => 0,
+        };
+        self.columns.iter().map(length).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,89 @@
+//! Where samples come from: one implementation for each task, and the choice among them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pipe_spec::TrainerSpec;
+use pipe_spec::pipeline::{Pad, Paths};
+use rayon::ThreadPool;
+
+use super::tensors::TensorRows;
+use super::{Padding, Sample, Tokens, classes, language, pairs, seq2seq, windows};
+use crate::error::TrainerError;
+use crate::model::{Expects, Labels};
+
+pub trait Source: Send + Sync {
+    /// How many samples there are.
+    fn len(&self) -> usize;
+
+    /// The same every time. Nothing where the sample cannot be read and the pipeline says to go on without such.
+    fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError>;
+
+    /// What a sample says in words, where a model answers in words: what it is given and what it is to write.
+    fn words(&self, _index: usize) -> Result<(String, String), TrainerError> {
+        Ok((String::new(), String::new()))
+    }
+
+    /// Samples that could not be read so far.
+    fn skipped(&self) -> u64 {
+        0
+    }
+}
+
+/// The data of a training.
+pub struct Sources {
+    pub train: Arc<dyn Source>,
+    pub eval: Option<Arc<dyn Source>>,
+    pub paddings: Vec<Padding>,
+    /// What writes the tokens of a model as words.
+    pub tokens: Option<Arc<Tokens>>,
+    /// What the data tells apart, where it is the data that decides.
+    pub labels: Option<Labels>,
+}
+
+impl Sources {
+    /// Every row is read once, so that a broken one is named before the first step.
+    pub fn open(spec: &TrainerSpec, expects: &Expects, pool: &ThreadPool) -> Result<Self, TrainerError> {
+        let opener = Opener { spec, pool };
+        match expects {
+            Expects::Seq2Seq { .. } => seq2seq::open(&opener, expects),
+            Expects::Classes { .. } => classes::open(&opener, expects),
+            Expects::Pairs { .. } => pairs::open(&opener, expects),
+            Expects::Windows { .. } => windows::open(&opener, expects),
+            Expects::Tokens { .. } => language::open(&opener, expects),
+        }
+    }
+}
+
+/// What every task's data is opened with.
+pub struct Opener<'a> {
+    pub spec: &'a TrainerSpec,
+    pub pool: &'a ThreadPool,
+}
+
+impl Opener<'_> {
+    /// Files of tensors need nothing more; others are for the task to open.
+    pub fn part(
+        &self,
+        paths: &Paths,
+        open: &dyn Fn(&Paths) -> Result<Arc<dyn Source>, TrainerError>,
+    ) -> Result<Arc<dyn Source>, TrainerError> {
+        if paths.0.iter().all(|path| path.ends_with(".safetensors")) {
+            return Ok(Arc::new(TensorRows::open(paths)?));
+        }
+        open(paths)
+    }
+
+    pub fn tokenizer(&self) -> Result<&Path, TrainerError> {
+        let missing = || TrainerError::Tokenizer { path: "".into(), message: "none is given".to_owned() };
+        self.spec.tokenizer.as_deref().ok_or_else(missing)
+    }
+
+    /// The length of every row, where rows are not to be as short as they can be.
+    pub fn fixed(&self, length: u32) -> Option<usize> {
+        match self.spec.data.pad {
+            Pad::Longest => None,
+            Pad::Max => Some(length as usize),
+        }
+    }
+}

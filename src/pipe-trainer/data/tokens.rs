@@ -1,0 +1,74 @@
+//! From texts to token numbers and back, truncated as Hugging Face does it: the special tokens count.
+
+use std::path::{Path, PathBuf};
+
+use tokenizers::{Encoding, Tokenizer, TruncationParams};
+
+use crate::error::TrainerError;
+
+pub struct Tokens {
+    path: PathBuf,
+    tokenizer: Tokenizer,
+}
+
+impl Tokens {
+    /// `setting` is what the pipeline calls `max_length`.
+    pub fn open(path: &Path, setting: &str, max_length: u32) -> Result<Self, TrainerError> {
+        let mut tokens = Self::whole(path)?;
+        let special = tokens.encode("")?.len();
+        if (max_length as usize) < special {
+            let message = format!("{setting} {max_length} has no room for its {special} special tokens");
+            return Err(tokens.fail(message));
+        }
+        let truncation = TruncationParams { max_length: max_length as usize, ..TruncationParams::default() };
+        match tokens.tokenizer.with_truncation(Some(truncation)) {
+            Ok(_) => Ok(tokens),
+            Err(error) => Err(tokens.fail(error.to_string())),
+        }
+    }
+
+    /// Without a limit on the length.
+    pub fn whole(path: &Path) -> Result<Self, TrainerError> {
+        let fail = |message: String| TrainerError::Tokenizer { path: path.to_owned(), message };
+        let mut tokenizer = Tokenizer::from_file(path).map_err(|error| fail(error.to_string()))?;
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|error| fail(error.to_string()))?;
+        Ok(Self { path: path.to_owned(), tokenizer })
+    }
+
+    /// A token beyond the vocabulary would be read from memory that is no embedding.
+    pub fn check_vocabulary(self, room: u64) -> Result<Self, TrainerError> {
+        let largest = self.tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
+        let tokens = u64::from(largest) + 1;
+        if tokens <= room {
+            return Ok(self);
+        }
+        Err(self.fail(format!("it has {tokens} tokens, the model's vocab_size is {room}")))
+    }
+
+    pub fn encode(&self, text: &str) -> Result<Vec<i64>, TrainerError> {
+        let encoding = self.tokenizer.encode_fast(text, true).map_err(|error| self.fail(error.to_string()))?;
+        Ok(numbers(encoding.get_ids()))
+    }
+
+    /// The tokens of two texts, and which of the two each belongs to.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<i64>, Vec<i64>), TrainerError> {
+        let encoding: Encoding =
+            self.tokenizer.encode_fast((first, second), true).map_err(|error| self.fail(error.to_string()))?;
+        Ok((numbers(encoding.get_ids()), numbers(encoding.get_type_ids())))
+    }
+
+    /// Without the special tokens.
+    pub fn decode(&self, tokens: &[i64]) -> Result<String, TrainerError> {
+        let tokens: Vec<u32> = tokens.iter().filter_map(|token| u32::try_from(*token).ok()).collect();
+        self.tokenizer.decode(&tokens, true).map_err(|error| self.fail(error.to_string()))
+    }
+
+    fn fail(&self, message: String) -> TrainerError {
+        TrainerError::Tokenizer { path: self.path.clone(), message }
+    }
+}
+
+fn numbers(ids: &[u32]) -> Vec<i64> {
+    ids.iter().map(|id| i64::from(*id)).collect()
+}

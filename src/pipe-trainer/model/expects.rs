@@ -1,0 +1,43 @@
+//! What a model's data must be like.
+
+use super::Labels;
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Expects {
+    Seq2Seq {
+        vocab_size: u64,
+        pad_token_id: i64,
+    },
+    /// One text or two, and a class or a number.
+    Classes {
+        vocab_size: u64,
+        pad_token_id: i64,
+        /// Tokens of a text at most.
+        max_length: u32,
+        /// Whether the model is told which of two texts a token belongs to.
+        token_types: bool,
+        /// Absent when the data decides: the model's head is new.
+        labels: Option<Labels>,
+    },
+    /// A picture and a text.
+    Pairs {
+        vocab_size: u64,
+        pad_token_id: i64,
+        /// Tokens of a text at most.
+        max_length: u32,
+        /// Height and width of a picture.
+        image_size: i64,
+    },
+    /// A window of a time series and a class.
+    Windows {
+        features: i64,
+        sequence_length: i64,
+        classes: i64,
+    },
+    /// A row of tokens.
+    Tokens {
+        vocab_size: u64,
+        /// Tokens of a row at most.
+        max_length: u32,
+    },
+}

@@ -1,0 +1,108 @@
+//! The gradient of one step, added up part by part so that the size of the parts makes no difference.
+
+use pipe_spec::Phase;
+use tch::{Kind, Tensor};
+
+use super::session::Session;
+use super::state::State;
+use crate::data::{PartShape, Sample};
+use crate::error::TrainerError;
+use crate::model::{Contrast, Embeddings, Mode};
+use crate::random::{self, Purpose};
+
+/// What the parts of a step gave.
+pub struct Accumulated {
+    /// Summed over the step, on the device.
+    pub loss: Tensor,
+    /// What the sum is divided by: target tokens, or samples.
+    pub targets: u64,
+}
+
+pub struct Accumulation<'a> {
+    pub session: &'a Session,
+    pub state: &'a State,
+    pub shape: &'a PartShape,
+}
+
+impl Accumulation<'_> {
+    pub fn of(&self, samples: &[Sample]) -> Result<Accumulated, TrainerError> {
+        self.session.situation.set_step(self.state.step + 1);
+        self.state.model.weights().forget_gradients()?;
+        let parts: Vec<&[Sample]> = samples.chunks(self.session.spec.train.batch as usize).collect();
+        match self.state.model.contrast() {
+            None => self.sums(&parts),
+            Some(contrast) => self.contrast(contrast, &parts),
+        }
+    }
+
+    /// Every part is divided by the targets of the whole step.
+    fn sums(&self, parts: &[&[Sample]]) -> Result<Accumulated, TrainerError> {
+        let targets = parts.iter().flat_map(|part| part.iter()).map(|sample| sample.targets).sum::<u64>();
+        let scale = self.loss_scale() / targets.max(1) as f64;
+        let mut sums = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            self.enter(Phase::Forward, part)?;
+            let sum = self.state.model.loss_sum(&self.shape.collate(part)?, self.mode(index))?;
+            self.session.enter(Phase::Backward, self.state.step)?;
+            sum.f_mul_scalar(scale)?.f_backward()?;
+            sums.push(sum.f_detach()?);
+        }
+        Ok(Accumulated { loss: Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, targets })
+    }
+
+    /// Gradient caching (Gao et al., 2021): embeddings of all parts without a graph, the loss over all of them and its
+    /// gradient by embedding, and then each part again, to send its share of that gradient back.
+    fn contrast(&self, contrast: &dyn Contrast, parts: &[&[Sample]]) -> Result<Accumulated, TrainerError> {
+        let targets = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        let whole = |loss: &Tensor| loss.f_detach()?.f_to_kind(Kind::Double)?.f_mul_scalar(targets as f64);
+        if let [only] = parts {
+            self.enter(Phase::Forward, only)?;
+            let loss = contrast.loss(&contrast.embed(&self.shape.collate(only)?, self.mode(0))?)?;
+            self.session.enter(Phase::Backward, self.state.step)?;
+            loss.f_mul_scalar(self.loss_scale())?.f_backward()?;
+            return Ok(Accumulated { loss: whole(&loss)?, targets });
+        }
+        let mut cached = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            self.enter(Phase::Forward, part)?;
+            let _guard = tch::no_grad_guard();
+            cached.push(contrast.embed(&self.shape.collate(part)?, self.mode(index))?);
+        }
+        let all = Embeddings {
+            images: Tensor::f_cat(&cached.iter().map(|part| &part.images).collect::<Vec<_>>(), 0)?,
+            texts: Tensor::f_cat(&cached.iter().map(|part| &part.texts).collect::<Vec<_>>(), 0)?,
+        };
+        let all =
+            Embeddings { images: all.images.f_set_requires_grad(true)?, texts: all.texts.f_set_requires_grad(true)? };
+        let loss = contrast.loss(&all)?;
+        loss.f_mul_scalar(self.loss_scale())?.f_backward()?;
+        let (images, texts) = (all.images.f_grad()?, all.texts.f_grad()?);
+        let mut start = 0;
+        for (index, part) in parts.iter().enumerate() {
+            self.enter(Phase::Forward, part)?;
+            let embedded = contrast.embed(&self.shape.collate(part)?, self.mode(index))?;
+            self.session.enter(Phase::Backward, self.state.step)?;
+            let share = |of: &Tensor, gradient: &Tensor| -> Result<Tensor, TrainerError> {
+                Ok(of.f_mul(&gradient.f_narrow(0, start, part.len() as i64)?)?.f_sum(of.kind())?)
+            };
+            share(&embedded.images, &images)?.f_add(&share(&embedded.texts, &texts)?)?.f_backward()?;
+            start += part.len() as i64;
+        }
+        Ok(Accumulated { loss: whole(&loss)?, targets })
+    }
+
+    fn enter(&self, phase: Phase, samples: &[Sample]) -> Result<(), TrainerError> {
+        self.session.situation.set_part(samples.len() as u32, self.shape.longest(samples) as u32);
+        self.session.enter(phase, self.state.step)
+    }
+
+    /// Dropout is a function of step and part, so that a resumed run drops the same.
+    fn mode(&self, part: usize) -> Mode {
+        let seed = self.session.spec.train.seed;
+        Mode::Train { seed: random::derived(Purpose::Dropout, seed, &[self.state.step, part as u64]) }
+    }
+
+    fn loss_scale(&self) -> f64 {
+        self.state.loss_scale.map_or(1.0, |scale| scale.factor)
+    }
+}

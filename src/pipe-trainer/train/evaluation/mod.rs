@@ -1,0 +1,92 @@
+//! Evaluation: the mean loss over data that is not trained on, and how good the model is by the measures of its task.
+//! Changes nothing.
+
+mod texts;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pipe_spec::Phase;
+use pipe_spec::event::{self, Scores};
+use pipe_spec::pipeline::{Every, Task};
+use tch::Kind;
+
+use super::session::Session;
+use super::state::{State, milliseconds};
+use crate::data::{PartShape, Plan, Reader, Sample, Sources, Tokens};
+use crate::error::TrainerError;
+use crate::model::Mode;
+
+pub struct Evaluation {
+    reader: Reader,
+    tokens: Option<Arc<Tokens>>,
+    task: Task,
+    batch: usize,
+    every: Every,
+}
+
+impl Evaluation {
+    /// Absent when the spec names no data for it.
+    pub fn open(session: &Session, sources: &Sources) -> Option<Self> {
+        let spec = &session.spec;
+        let source = Arc::clone(sources.eval.as_ref()?);
+        Some(Self {
+            reader: Reader { source, pool: Arc::clone(&session.pool) },
+            tokens: sources.tokens.clone(),
+            task: spec.model.arch.task(),
+            batch: spec.evaluate.batch.map_or(spec.train.batch, u32::from) as usize,
+            every: spec.evaluate.every,
+        })
+    }
+
+    pub fn is_due(&self, step: u64, plan: &Plan) -> bool {
+        let due = match self.every {
+            Every::Steps(every) => every > 0 && step.is_multiple_of(every),
+            Every::Epoch => plan.ends_epoch(step),
+        };
+        step == plan.steps() || (step > 0 && due)
+    }
+
+    /// Events of single texts are sent when all is computed.
+    pub fn run(&self, session: &Session, state: &State, shape: &PartShape) -> Result<event::Eval, TrainerError> {
+        let clock = Instant::now();
+        let _guard = tch::no_grad_guard();
+        let pass = Pass { evaluation: self, session, state, shape };
+        let (loss, scores) = match self.task {
+            Task::Seq2Seq | Task::Language => texts::judge(&pass)?,
+            Task::Classification | Task::TimeSeries | Task::Contrastive => (pass.loss()?, Scores::new()),
+        };
+        let samples = self.reader.source.len() as u64;
+        Ok(event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), scores })
+    }
+}
+
+/// One evaluation.
+struct Pass<'a> {
+    evaluation: &'a Evaluation,
+    session: &'a Session,
+    state: &'a State,
+    shape: &'a PartShape,
+}
+
+impl Pass<'_> {
+    /// The mean over all targets.
+    fn loss(&self) -> Result<f64, TrainerError> {
+        let indices: Vec<usize> = (0..self.evaluation.reader.source.len()).collect();
+        let (mut loss, mut targets) = (0.0, 0);
+        for part in indices.chunks(self.evaluation.batch) {
+            let samples = self.samples(part)?;
+            let sum = self.state.model.loss_sum(&self.shape.collate(&samples)?, Mode::Eval)?;
+            loss += sum.f_to_kind(Kind::Double)?.f_double_value(&[])?;
+            targets += samples.iter().map(|sample| sample.targets).sum::<u64>();
+        }
+        Ok(loss / targets.max(1) as f64)
+    }
+
+    fn samples(&self, part: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        self.session.enter(Phase::Eval, self.state.step)?;
+        let samples = self.evaluation.reader.read(part)?;
+        self.session.situation.set_part(samples.len() as u32, self.shape.longest(&samples) as u32);
+        Ok(samples)
+    }
+}

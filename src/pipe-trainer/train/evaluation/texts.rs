@@ -1,0 +1,55 @@
+//! Models that write: perplexity, and what they write.
+
+use pipe_spec::event::{self, EventKind, Scores};
+use pipe_spec::pipeline::Task;
+
+use super::Pass;
+use crate::error::TrainerError;
+use crate::metrics;
+use crate::model::Generation;
+
+/// Texts that are judged, where any are generated and there is data for so many.
+const JUDGED: usize = 32;
+
+pub fn judge(pass: &Pass<'_>) -> Result<(f64, Scores), TrainerError> {
+    let loss = pass.loss()?;
+    let mut scores = Scores::from([("perplexity".to_owned(), loss.exp())]);
+    let texts = write(pass)?;
+    let shown = pass.session.spec.evaluate.generate as usize;
+    if pass.evaluation.task == Task::Seq2Seq && !texts.is_empty() {
+        let mut mean = |name: &str, score: &dyn Fn(&event::Sample) -> f64| {
+            scores.insert(name.to_owned(), texts.iter().map(score).sum::<f64>() / texts.len() as f64);
+        };
+        mean("exact_match", &|text| f64::from(u8::from(metrics::exact_match(&text.target, &text.generated))));
+        mean("rouge_l", &|text| metrics::rouge_l(&text.target, &text.generated));
+    }
+    texts.into_iter().take(shown).for_each(|text| pass.session.emit(EventKind::Sample(text)));
+    Ok((loss, scores))
+}
+
+/// What the model writes for the first rows.
+fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
+    let (spec, evaluation) = (&pass.session.spec, pass.evaluation);
+    let (Some(writer), Some(tokens)) = (pass.state.model.writer(), &evaluation.tokens) else { return Ok(Vec::new()) };
+    let source = &evaluation.reader.source;
+    let shown = spec.evaluate.generate as usize;
+    let judged = if evaluation.task == Task::Seq2Seq { JUDGED } else { 0 };
+    let count = if shown == 0 { 0 } else { judged.max(shown).min(source.len()) };
+    let limits = Generation {
+        max_length: i64::from(spec.data.max_target.get()),
+        beams: i64::from(spec.evaluate.beams.get()),
+        temperature: spec.evaluate.temperature,
+        top_p: spec.evaluate.top_p,
+        seed: spec.train.seed,
+    };
+    let indices: Vec<usize> = (0..count).collect();
+    let mut texts = Vec::with_capacity(count);
+    for part in indices.chunks(evaluation.batch) {
+        let answers = writer.generate(&pass.shape.collate(&pass.samples(part)?)?, &limits)?;
+        for (index, answer) in part.iter().zip(answers) {
+            let (source, target) = source.words(*index)?;
+            texts.push(event::Sample { step: pass.state.step, source, target, generated: tokens.decode(&answer)? });
+        }
+    }
+    Ok(texts)
+}
