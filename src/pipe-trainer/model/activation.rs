@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use crate::error::TrainerError;
 
+/// In the order of `Kind` in torch/functions.hpp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     Relu,
