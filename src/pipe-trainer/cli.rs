@@ -32,10 +32,10 @@ pub struct ParityArgs {
     /// A folder in Hugging Face layout
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// input_ids, attention_mask and labels
+    /// What the model is given: input_ids, attention_mask, labels and the like
     #[arg(long, value_name = "FILE")]
     pub batch: PathBuf,
-    /// Gets logits, and grad.<name> of every parameter
+    /// Gets logits, grad.<name> of every parameter, and last_hidden_state of an encoder
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
 }
