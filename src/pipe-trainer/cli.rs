@@ -35,7 +35,7 @@ pub struct ParityArgs {
     /// What the model is given, by name: input_ids, attention_mask, labels and the like
     #[arg(long, value_name = "FILE")]
     pub batch: PathBuf,
-    /// Gets logits, and grad.<name> of every parameter
+    /// Gets logits, grad.<name> of every parameter, and last_hidden_state of an encoder
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
     #[arg(long, default_value = "fp32")]

@@ -1,6 +1,7 @@
 //! Evaluation: the mean loss over data that is not trained on, and how good the model is by the measures of its task.
 //! Changes nothing.
 
+mod classes;
 mod texts;
 
 use std::sync::Arc;
@@ -54,7 +55,8 @@ impl Evaluation {
         let pass = Pass { evaluation: self, session, state, shape };
         let (loss, scores) = match self.task {
             Task::Seq2Seq | Task::Language => texts::judge(&pass)?,
-            Task::Classification | Task::TimeSeries | Task::Contrastive => (pass.loss()?, Scores::new()),
+            Task::Classification | Task::TimeSeries => classes::judge(&pass)?,
+            Task::Contrastive => (pass.loss()?, Scores::new()),
         };
         let samples = self.reader.source.len() as u64;
         Ok(event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), scores })
