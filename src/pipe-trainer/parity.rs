@@ -28,6 +28,8 @@ struct Compared {
     loss: f64,
     grad_norm: f64,
     logits: Tensor,
+    /// Where the model compares two sides with each other, the logits as either side sees them.
+    sides: Vec<(String, Tensor)>,
     gradients: Vec<(String, Tensor)>,
 }
 
@@ -43,16 +45,22 @@ impl Compared {
         loss.f_backward()?;
         let gradients = model.weights().gradients()?;
         let logits = tch::no_grad(|| model.logits(part, Mode::Eval))?;
+        let mut sides = Vec::new();
+        if model.contrast().is_some() {
+            sides.push(("logits_per_image".to_owned(), logits.shallow_clone()));
+            sides.push(("logits_per_text".to_owned(), logits.f_transpose(0, 1)?.f_contiguous()?));
+        }
         Ok(Self {
             loss: loss.f_double_value(&[])?,
             grad_norm: torch::total_norm(&gradients)?.f_double_value(&[])?,
             logits,
+            sides,
             gradients: model.weights().trained().map(|(name, _)| format!("grad.{name}")).zip(gradients).collect(),
         })
     }
 
     fn tensors(&self) -> Vec<(String, &Tensor)> {
-        let gradients = self.gradients.iter().map(|(name, tensor)| (name.clone(), tensor));
+        let gradients = self.sides.iter().chain(&self.gradients).map(|(name, tensor)| (name.clone(), tensor));
         std::iter::once(("logits".to_owned(), &self.logits)).chain(gradients).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! The models: what every architecture can do, and the choice among them.
 
 mod activation;
+mod clip;
 mod config_keys;
 mod definition;
 mod expects;
