@@ -263,7 +263,10 @@ mod tests {
         let config = read(json!({})).unwrap();
         assert_eq!((config.text_config.tower.hidden_size, config.vision_config.tower.hidden_size), (512, 768));
         assert_eq!((config.vision_config.positions(), config.text_config.end()), (50, Some(49407)));
-        assert_eq!(read(json!({"text_config": null, "vision_config": {}})).unwrap().vision_config, config.vision_config);
+        assert_eq!(
+            read(json!({"text_config": null, "vision_config": {}})).unwrap().vision_config,
+            config.vision_config
+        );
     }
 
     #[test]
