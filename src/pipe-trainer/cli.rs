@@ -82,6 +82,8 @@ pub struct BenchArgs {
 pub enum DataCommand {
     /// Cooking recipes whose directions follow from their ingredients
     Recipes(RecipesArgs),
+    /// Small pictures of cars with captions
+    Pictures(PicturesArgs),
 }
 
 #[derive(Args)]
@@ -95,5 +97,22 @@ pub struct RecipesArgs {
     pub out: Option<PathBuf>,
     /// Rows of eval.jsonl; default: a twentieth of --rows
     #[arg(long, requires = "out", value_parser = clap::value_parser!(u64).range(1..))]
+    pub eval_rows: Option<u64>,
+}
+
+#[derive(Args)]
+pub struct PicturesArgs {
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub rows: u64,
+    #[arg(long)]
+    pub seed: u64,
+    /// Height and width
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(16..=4096))]
+    pub size: u32,
+    /// Write train.jsonl, eval.jsonl, tokenizer.json and the pictures there
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Rows of eval.jsonl; default: a twentieth of --rows
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub eval_rows: Option<u64>,
 }

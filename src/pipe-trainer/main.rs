@@ -4,6 +4,7 @@ mod adafactor;
 mod adamw;
 mod bench;
 mod boundary;
+mod cars;
 mod checkpoint;
 mod cli;
 mod data;
@@ -55,6 +56,7 @@ fn main() {
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
         Command::Data(DataCommand::Recipes(args)) => recipes::generate(args),
+        Command::Data(DataCommand::Pictures(args)) => cars::generate(args),
     };
     std::process::exit(report(ended).code());
 }

@@ -10,7 +10,7 @@ use crate::cli::ParityArgs;
 use crate::data::{IGNORED, Part};
 use crate::device::Hardware;
 use crate::error::TrainerError;
-use crate::model::{Definition, Encoder, Mode, Model, Setup, Start};
+use crate::model::{Definition, Mode, Model, Setup, Start};
 use crate::precision::Kinds;
 use crate::tensor_files::TensorFiles;
 use crate::{tensor_writer, torch};
@@ -41,8 +41,8 @@ struct Compared {
     loss: f64,
     grad_norm: f64,
     logits: Tensor,
-    /// Of an encoder.
-    last_hidden_state: Option<Tensor>,
+    /// The last hidden state of an encoder; of a model that compares two sides, the logits as either side sees them.
+    others: Vec<(String, Tensor)>,
     gradients: Vec<(String, Tensor)>,
 }
 
@@ -60,20 +60,26 @@ impl Compared {
         loss.f_backward()?;
         let gradients = wide(model.weights().gradients()?)?;
         let logits = tch::no_grad(|| model.logits(part, Mode::Eval))?.f_to_kind(Kind::Float)?;
-        let encoded = |encoder: &dyn Encoder| tch::no_grad(|| encoder.last_hidden_state(part));
+        let mut others = Vec::new();
+        if let Some(encoder) = model.encoder() {
+            others.push(("last_hidden_state".to_owned(), tch::no_grad(|| encoder.last_hidden_state(part))?));
+        }
+        if model.contrast().is_some() {
+            others.push(("logits_per_image".to_owned(), logits.shallow_clone()));
+            others.push(("logits_per_text".to_owned(), logits.f_transpose(0, 1)?.f_contiguous()?));
+        }
         Ok(Self {
             loss: loss.f_double_value(&[])?,
             grad_norm: torch::total_norm(&gradients)?.f_double_value(&[])?,
             logits,
-            last_hidden_state: model.encoder().map(encoded).transpose()?,
+            others,
             gradients: model.weights().trained().map(|(name, _)| format!("grad.{name}")).zip(gradients).collect(),
         })
     }
 
     fn tensors(&self) -> Vec<(String, &Tensor)> {
-        let gradients = self.gradients.iter().map(|(name, tensor)| (name.clone(), tensor));
-        let encoded = self.last_hidden_state.iter().map(|tensor| ("last_hidden_state".to_owned(), tensor));
-        std::iter::once(("logits".to_owned(), &self.logits)).chain(encoded).chain(gradients).collect()
+        let others = self.others.iter().chain(&self.gradients).map(|(name, tensor)| (name.clone(), tensor));
+        std::iter::once(("logits".to_owned(), &self.logits)).chain(others).collect()
     }
 }
 

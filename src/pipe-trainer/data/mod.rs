@@ -8,6 +8,8 @@ mod language;
 mod loader;
 mod pairs;
 mod part;
+mod picture_table;
+mod pictures;
 mod plan;
 mod rows;
 mod sample;
@@ -17,7 +19,7 @@ mod tensors;
 mod tokens;
 mod windows;
 
-pub use loader::{Loader, Reader, workers};
+pub use loader::{Loaded, Loader, Reader, workers};
 pub use part::{IGNORED, Padding, Part, PartShape};
 pub use plan::Plan;
 pub use sample::{Column, Sample};

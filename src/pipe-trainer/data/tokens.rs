@@ -46,6 +46,16 @@ impl Tokens {
         Err(self.fail(format!("it has {tokens} tokens, the model's vocab_size is {room}")))
     }
 
+    /// A text without the token that a model looks for would be read at its beginning.
+    pub fn check_end(self, token: Option<i64>) -> Result<Self, TrainerError> {
+        match token {
+            Some(token) if !self.encode("")?.contains(&token) => {
+                Err(self.fail(format!("its texts have no token {token}, which is the model's eos_token_id")))
+            }
+            _ => Ok(self),
+        }
+    }
+
     pub fn encode(&self, text: &str) -> Result<Vec<i64>, TrainerError> {
         let encoding = self.tokenizer.encode_fast(text, true).map_err(|error| self.fail(error.to_string()))?;
         Ok(numbers(encoding.get_ids()))

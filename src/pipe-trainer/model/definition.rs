@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use tch::Device;
 
 use super::bert::{Bert, BertConfig};
+use super::clip::{Clip, ClipConfig};
 use super::t5::{T5, T5Config};
 use super::{ConfigKeys, Expects, Labels, Model};
 use crate::error::TrainerError;
@@ -118,6 +119,7 @@ impl Definition {
                 let config = BertConfig::read(self.arch, &self.config)?;
                 Ok(config.expects(self.labels(&config.head())?))
             }
+            Arch::Clip => Ok(ClipConfig::read(&self.config)?.expects()),
             _ => Err(self.not_available()),
         }
     }
@@ -128,6 +130,7 @@ impl Definition {
             Arch::Bert | Arch::Roberta | Arch::XlmRoberta => {
                 Ok(Box::new(Bert::build(BertConfig::read(self.arch, &self.config)?, start, setup)?))
             }
+            Arch::Clip => Ok(Box::new(Clip::build(ClipConfig::read(&self.config)?, start, setup)?)),
             _ => Err(self.not_available()),
         }
     }

@@ -3,6 +3,7 @@
 mod activation;
 mod bert;
 pub mod classification;
+mod clip;
 mod config_keys;
 mod definition;
 mod expects;

@@ -2,6 +2,7 @@
 //! Changes nothing.
 
 mod classes;
+mod pairs;
 mod texts;
 
 use std::sync::Arc;
@@ -53,12 +54,13 @@ impl Evaluation {
         let clock = Instant::now();
         let _guard = tch::no_grad_guard();
         let pass = Pass { evaluation: self, session, state, shape };
-        let (loss, scores) = match self.task {
-            Task::Seq2Seq | Task::Language => texts::judge(&pass)?,
-            Task::Classification | Task::TimeSeries => classes::judge(&pass)?,
-            Task::Contrastive => (pass.loss()?, Scores::new()),
+        let (loss, scores) = match (self.task, state.model.contrast()) {
+            (_, Some(contrast)) => pairs::judge(&pass, contrast)?,
+            (Task::Seq2Seq | Task::Language, None) => texts::judge(&pass)?,
+            (Task::Classification | Task::TimeSeries, None) => classes::judge(&pass)?,
+            (Task::Contrastive, None) => (pass.loss()?, Scores::new()),
         };
-        let samples = self.reader.source.len() as u64;
+        let samples = self.reader.source.len() as u64 - self.reader.source.skipped();
         Ok(event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), scores })
     }
 }
