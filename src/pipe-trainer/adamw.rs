@@ -137,8 +137,8 @@ fn grouped(parameters: &[(&str, &Tensor)], decay: Decay) -> Vec<(Vec<usize>, boo
     for decays in [true, false] {
         let mut size = 0;
         let mut members = Vec::new();
-        for (place, (_, parameter)) in parameters.iter().enumerate() {
-            if optimizer::decays(decay, parameter) != decays {
+        for (place, (name, parameter)) in parameters.iter().enumerate() {
+            if optimizer::decays(decay, name, parameter) != decays {
                 continue;
             }
             if parameter.kind() == Kind::BFloat16 && size > 0 && size + parameter.numel() > ROW {

@@ -11,6 +11,7 @@ mod device;
 mod durable;
 mod error;
 mod events;
+mod generate;
 mod host_allocator;
 mod host_limit;
 mod host_memory;
@@ -28,6 +29,7 @@ mod situation;
 mod spec;
 mod staged_folder;
 mod stop;
+mod stories;
 mod tensor_files;
 mod tensor_writer;
 mod torch;
@@ -54,7 +56,9 @@ fn main() {
         Command::Train { spec } => train::train(spec),
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
+        Command::Generate(args) => boundary::guard(|| generate::generate(args)),
         Command::Data(DataCommand::Recipes(args)) => recipes::generate(args),
+        Command::Data(DataCommand::Stories(args)) => stories::generate(args),
     };
     std::process::exit(report(ended).code());
 }

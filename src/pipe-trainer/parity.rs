@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use serde_json::json;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::cli::ParityArgs;
-use crate::data::{IGNORED, Part};
+use crate::data::Part;
 use crate::error::TrainerError;
 use crate::model::{Definition, Mode, Model, Setup, Start};
 use crate::tensor_files::TensorFiles;
@@ -35,10 +35,7 @@ impl Compared {
     fn compute(model: &dyn Model, part: &Part) -> Result<Self, TrainerError> {
         let loss = match model.contrast() {
             Some(contrast) => contrast.loss(&contrast.embed(part, Mode::Eval)?)?,
-            None => {
-                let count = part.get("labels")?.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
-                model.loss_sum(part, Mode::Eval)?.f_div_scalar(count)?
-            }
+            None => model.loss_sum(part, Mode::Eval)?.f_div_scalar(model.targets(part)?)?,
         };
         loss.f_backward()?;
         let gradients = model.weights().gradients()?;

@@ -11,6 +11,9 @@ pub enum Purpose {
     Dropout,
     Rounding,
     Recipes,
+    Stories,
+    /// The words that a language model chooses.
+    Text,
 }
 
 impl Purpose {
@@ -21,6 +24,8 @@ impl Purpose {
             Self::Dropout => "dropout",
             Self::Rounding => "rounding",
             Self::Recipes => "recipes",
+            Self::Stories => "stories",
+            Self::Text => "text",
         }
     }
 }
@@ -54,6 +59,11 @@ impl Random {
                 return number % bound;
             }
         }
+    }
+
+    /// A number from 0 on and below 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Fisher-Yates.

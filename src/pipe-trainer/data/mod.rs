@@ -2,12 +2,15 @@
 
 mod classes;
 mod csv;
+mod documents;
 mod jsonl;
 mod language;
 mod loader;
+mod packed;
 mod pairs;
 mod part;
 mod plan;
+mod ready;
 mod rows;
 mod sample;
 mod seq2seq;

@@ -7,6 +7,7 @@ use pipe_spec::pipeline::{self, Arch, Train};
 use serde_json::{Map, Value};
 use tch::Device;
 
+use super::mu_sota::{MuSota, MuSotaConfig};
 use super::t5::{T5, T5Config};
 use super::{ConfigKeys, Expects, Labels, Model};
 use crate::error::TrainerError;
@@ -117,6 +118,7 @@ impl Definition {
     pub fn expects(&self) -> Result<Expects, TrainerError> {
         match self.arch {
             Arch::T5 => Ok(T5Config::read(&self.config)?.expects()),
+            Arch::MuSota => Ok(MuSotaConfig::read(&self.config)?.expects()),
             _ => Err(self.not_available()),
         }
     }
@@ -124,6 +126,7 @@ impl Definition {
     pub fn build(&self, start: &Start<'_>, setup: &Setup) -> Result<Box<dyn Model>, TrainerError> {
         match self.arch {
             Arch::T5 => Ok(Box::new(T5::build(T5Config::read(&self.config)?, start, setup)?)),
+            Arch::MuSota => Ok(Box::new(MuSota::build(MuSotaConfig::read(&self.config)?, start, setup)?)),
             _ => Err(self.not_available()),
         }
     }
