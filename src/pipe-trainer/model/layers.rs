@@ -28,6 +28,12 @@ impl Linear {
     pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, self.bias.as_ref())
     }
+
+    /// The same with its bias still to be added.
+    pub fn product(&self, input: &Tensor, pass: Pass) -> Result<Product<'_>, TrainerError> {
+        let output = pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, None)?;
+        Ok(Product { output, bias: self.bias.as_ref() })
+    }
 }
 
 pub struct LayerNorm {
@@ -45,21 +51,90 @@ impl LayerNorm {
 
     /// In the kind of the input; inside in fp32.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, TrainerError> {
-        let (weight, bias) = (self.weight.f_to_kind(input.kind())?, self.bias.f_to_kind(input.kind())?);
-        Ok(input.f_layer_norm(self.weight.size(), Some(&weight), Some(&bias), self.epsilon, true)?)
+        self.forward_as(input, input.kind())
     }
 
-    /// What a layer gave, some of it dropped, added to what went into it, and normed: the end of a block that norms last.
-    pub fn after(&self, output: &Tensor, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        let residual = input.f_to_kind(output.kind())?;
+    /// In `kind`.
+    pub fn forward_as(&self, input: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
+        if input.device().is_cuda()
+            && let Some(normed) = self.fused(None, input, torch::Dropped::NOTHING, kind).forward()?
+        {
+            return Ok(normed);
+        }
+        let (weight, bias) = (self.weight.f_to_kind(input.kind())?, self.bias.f_to_kind(input.kind())?);
+        let normed = input.f_layer_norm(self.weight.size(), Some(&weight), Some(&bias), self.epsilon, true)?;
+        Ok(normed.f_to_kind(kind)?)
+    }
+
+    /// What `layer` gives for `input`, some of it dropped, added to `residual`, and normed: the end of a block that norms last.
+    pub fn after(&self, product: &Product<'_>, residual: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let output = &product.output;
+        let residual = residual.f_to_kind(output.kind())?;
         if output.device().is_cuda() {
-            let affine = [&self.weight, &self.bias];
-            if let Some(normed) = torch::add_norm(output, &residual, affine, self.epsilon, pass.dropped())? {
+            let dropped = pass.dropped();
+            let fused = self.fused(Some((output, product.bias)), &residual, dropped, output.kind());
+            if let Some(normed) = fused.forward()? {
                 return Ok(normed);
             }
+            let sum = torch::drop_add(&product.biased()?, Some(&residual), dropped)?;
+            return self.forward(&sum);
         }
-        self.forward(&pass.drop_add(output, &residual)?)
+        self.forward(&pass.drop_add(&product.biased()?, &residual)?)
     }
+
+    /// The same for a block that norms first: the sum, in the kind of `residual`, and its norm in the kind of the product.
+    pub fn between(
+        &self,
+        product: &Product<'_>,
+        residual: &Tensor,
+        pass: Pass,
+    ) -> Result<(Tensor, Tensor), TrainerError> {
+        let output = &product.output;
+        let sum = if output.device().is_cuda() {
+            let dropped = pass.dropped();
+            let fused = self.fused(Some((output, product.bias)), residual, dropped, output.kind());
+            if let Some((normed, sum)) = fused.forward_with_sum()? {
+                return Ok((sum, normed));
+            }
+            torch::drop_add(&product.biased()?, Some(residual), dropped)?
+        } else {
+            pass.drop_add(&product.biased()?, residual)?
+        };
+        let normed = self.forward_as(&sum, output.kind())?;
+        Ok((sum, normed))
+    }
+
+    fn fused<'a>(
+        &'a self,
+        input: Option<(&'a Tensor, Option<&'a Tensor>)>,
+        residual: &'a Tensor,
+        dropped: torch::Dropped,
+        kind: Kind,
+    ) -> torch::AddNorm<'a> {
+        let Self { weight, bias, epsilon } = self;
+        torch::AddNorm { input, residual, weight, bias, eps: *epsilon, dropped, kind }
+    }
+}
+
+/// What a layer gave before its bias is added, so that whoever comes next can add it in passing.
+pub struct Product<'a> {
+    pub output: Tensor,
+    pub bias: Option<&'a Tensor>,
+}
+
+impl Product<'_> {
+    pub fn biased(&self) -> Result<Tensor, TrainerError> {
+        match self.bias {
+            Some(bias) => Ok(self.output.f_add(&bias.f_to_kind(self.output.kind())?)?),
+            None => Ok(self.output.shallow_clone()),
+        }
+    }
+}
+
+/// Several layers of one input, computed as one. They all have biases.
+pub fn together<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
+    let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_ref()).collect();
+    Ok(torch::linears(&input.f_to_kind(pass.compute)?, layers.map(|layer| &layer.weight), biases.try_into().ok())?)
 }
 
 /// Two layers with an activation between them.
@@ -76,13 +151,22 @@ pub struct FeedForward {
 impl FeedForward {
     /// `input` is in the kind that the pass computes in, and so is what comes out.
     pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        self.compute(input, self.second.bias.as_ref(), pass)
+    }
+
+    /// The same with the second bias still to be added.
+    pub fn product(&self, input: &Tensor, pass: Pass) -> Result<Product<'_>, TrainerError> {
+        Ok(Product { output: self.compute(input, None, pass)?, bias: self.second.bias.as_ref() })
+    }
+
+    fn compute(&self, input: &Tensor, second_bias: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
         if input.device().is_cuda() {
             let fused = torch::FeedForward {
                 first: &self.first.weight,
                 first_bias: self.first.bias.as_ref(),
                 gate: self.gate.as_ref(),
                 second: &self.second.weight,
-                second_bias: self.second.bias.as_ref(),
+                second_bias,
                 activation: self.activation as i64,
                 dropped: if self.drops { pass.dropped() } else { torch::Dropped::NOTHING },
             };
@@ -93,7 +177,7 @@ impl FeedForward {
             inner = inner.f_mul(&pass.linear(input, gate, None)?)?;
         }
         let inner = if self.drops { pass.drop_out(&inner)? } else { inner };
-        self.second.forward(&inner, pass)
+        pass.linear(&inner, &self.second.weight, second_bias)
     }
 }
 

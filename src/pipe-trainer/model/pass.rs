@@ -92,7 +92,10 @@ impl Pass {
 
     pub fn linear(self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TrainerError> {
         match weight.kind() == self.compute {
-            true => Ok(input.f_linear(weight, bias)?),
+            true => {
+                let bias = bias.map(|bias| bias.f_to_kind(self.compute)).transpose()?;
+                Ok(input.f_linear(weight, bias.as_ref())?)
+            }
             false => Ok(torch::linear(input, weight, bias)?),
         }
     }

@@ -58,54 +58,68 @@ struct DropAdd : torch::autograd::Function<DropAdd> {
   }
 };
 
-// --- norm(residual + dropped in) ------------------------------------------------------------------------------------------
+// --- norm(residual + dropped (in + in_bias)) -------------------------------------------------------------------------------
+// Without `in` the norm of the residual. Gives the norm, and where `keeps` is set the sum as well.
 
-inline bool add_norm_fits(const Tensor& in, const Tensor& weight) {
-  auto width = in.size(-1);
-  auto type = in.scalar_type();
-  return in.is_cuda() && width % 8 == 0 && width <= 4096 &&
-         (type == weight.scalar_type() || weight.scalar_type() == at::kFloat);
+inline bool add_norm_fits(const Tensor& residual, const Tensor& weight, at::ScalarType out) {
+  auto width = residual.size(-1);
+  auto kind = weight.scalar_type(), sum = residual.scalar_type();
+  return residual.is_cuda() && width % 8 == 0 && width <= 4096 && (sum == out || sum == at::kFloat) &&
+         (kind == out || kind == at::kFloat);
 }
 
 struct AddNorm : torch::autograd::Function<AddNorm> {
-  static std::string name(const char* kernel, const Tensor& in, const Tensor& weight) {
-    return std::string(kernel) + "<" + cuda::type_name(in.scalar_type()) + ", " + cuda::type_name(weight.scalar_type()) + ">";
+  static std::string name(const char* kernel, at::ScalarType out, at::ScalarType sum, const Tensor& weight) {
+    auto type = [](at::ScalarType t) { return std::string(cuda::type_name(t)); };
+    auto groups = std::to_string((weight.numel() / 8 + 127) / 128);
+    return std::string(kernel) + "<" + type(out) + ", " + type(sum) + ", " + type(weight.scalar_type()) + ", " + groups + ">";
   }
 
-  static Tensor forward(AutogradContext* ctx, Tensor in, Tensor residual, Tensor weight, Tensor bias, double eps,
-                        double share, int64_t seed) {
-    in = cuda::fitting(in);
+  static void* pointer(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
+
+  static variable_list forward(AutogradContext* ctx, Optional input, Optional input_bias, Tensor residual, Tensor weight,
+                               Tensor bias, int64_t type, bool keeps, double eps, double share, int64_t seed) {
+    auto kind = at::ScalarType(type);
+    auto in = input ? cuda::fitting(*input) : Tensor(), in_bias = input_bias.value_or(Tensor());
     residual = cuda::fitting(residual);
-    uint32_t width = in.size(-1);
-    uint64_t rows = in.numel() / width;
-    auto sum = at::empty_like(in), out = at::empty_like(in);
-    auto mean = at::empty({int64_t(rows)}, in.options().dtype(at::kFloat)), inverse = at::empty_like(mean);
-    const void *pi = in.data_ptr(), *pr = residual.data_ptr(), *pw = weight.data_ptr(), *pb = bias.data_ptr();
-    cuda::launch(name("add_norm", in, weight), std::min<int64_t>(rows, 65536), 128, pi, pr, pw, pb, sum.data_ptr(),
-                 out.data_ptr(), mean.data_ptr(), inverse.data_ptr(), rows, width, float(eps),
-                 Dropout::of(share, uint64_t(seed)));
-    ctx->save_for_backward({sum, mean, inverse, weight});
+    uint32_t width = residual.size(-1);
+    uint64_t rows = residual.numel() / width;
+    auto sum = keeps ? at::empty_like(residual) : Tensor();
+    auto out = at::empty(residual.sizes(), residual.options().dtype(kind)), hat = at::empty_like(out);
+    auto inverse = at::empty({int64_t(rows)}, residual.options().dtype(at::kFloat));
+    cuda::launch(name("add_norm", kind, residual.scalar_type(), weight), std::min<int64_t>(rows, 65536), 128, pointer(in),
+                 pointer(in_bias), pointer(residual), pointer(weight), pointer(bias), pointer(sum), pointer(hat), pointer(out),
+                 pointer(inverse), rows, width, float(eps), Dropout::of(share, uint64_t(seed)));
+    ctx->save_for_backward({hat, inverse, weight});
     ctx->saved_data["share"] = share;
     ctx->saved_data["seed"] = seed;
-    return out;
+    ctx->saved_data["type"] = int64_t(residual.scalar_type());
+    ctx->saved_data["adds"] = in.defined();
+    ctx->saved_data["biased"] = in_bias.defined();
+    ctx->set_materialize_grads(false);
+    return keeps ? variable_list{out, sum} : variable_list{out};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     auto saved = ctx->get_saved_variables();
-    auto &sum = saved[0], &mean = saved[1], &inverse = saved[2], &weight = saved[3];
+    auto &hat = saved[0], &inverse = saved[1], &weight = saved[2];
+    bool adds = ctx->saved_data["adds"].toBool(), biased = ctx->saved_data["biased"].toBool();
+    auto type = at::ScalarType(ctx->saved_data["type"].toInt()), kind = hat.scalar_type();
     auto dropout = Dropout::of(ctx->saved_data["share"].toDouble(), uint64_t(ctx->saved_data["seed"].toInt()));
-    auto d_out = cuda::fitting(gradients[0]);
-    uint32_t width = sum.size(-1);
-    uint64_t rows = sum.numel() / width;
-    int64_t blocks = std::min<int64_t>(rows, 528);
-    auto d_sum = at::empty_like(sum), d_in = dropout.threshold ? at::empty_like(sum) : d_sum;
-    auto d_weight = at::empty({blocks, int64_t(width)}, mean.options()), d_bias = at::empty_like(d_weight);
-    const void *po = d_out.data_ptr(), *ps = sum.data_ptr(), *pm = mean.data_ptr(), *pv = inverse.data_ptr();
-    const void* pw = weight.data_ptr();
-    cuda::launch(name("add_norm_backward", sum, weight), blocks, 128, po, ps, pm, pv, pw, d_sum.data_ptr(),
-                 d_in.data_ptr(), d_weight.data_ptr(), d_bias.data_ptr(), rows, width, dropout);
-    auto narrow = [&](const Tensor& t) { return t.sum(0).to(weight.scalar_type()); };
-    return {d_in, d_sum, narrow(d_weight), narrow(d_bias), Tensor(), Tensor(), Tensor()};
+    auto d_out = gradients[0].defined() ? cuda::fitting(gradients[0]) : at::zeros_like(hat);
+    auto more = gradients.size() > 1 && gradients[1].defined() ? cuda::fitting(gradients[1]) : Tensor();
+    uint32_t width = hat.size(-1);
+    uint64_t rows = hat.numel() / width;
+    int64_t blocks = std::min<int64_t>(rows, 792);
+    auto d_sum = at::empty(hat.sizes(), hat.options().dtype(type));
+    bool same = dropout.threshold == 0 && kind == type;
+    auto d_in = adds && !same ? at::empty_like(d_out) : Tensor();
+    auto columns = at::empty({3, blocks, int64_t(width)}, inverse.options());
+    cuda::launch(name("add_norm_backward", kind, type, weight), blocks, 128, pointer(d_out), pointer(more), pointer(hat),
+                 pointer(inverse), pointer(weight), pointer(d_sum), pointer(d_in), pointer(columns), rows, width, dropout);
+    auto totals = columns.sum(1).to(weight.scalar_type());
+    return {adds ? (same ? d_sum : d_in) : Tensor(), biased ? totals[2] : Tensor(), d_sum, totals[0], totals[1],
+            Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -131,6 +145,74 @@ struct Linear : torch::autograd::Function<Linear> {
     auto d_weight = d_out.t().mm(rows_of(in)).to(weight.scalar_type());
     auto d_bias = bias.defined() ? d_out.sum(0, false, at::kFloat).to(bias.scalar_type()) : Tensor();
     return {d_in, d_weight, d_bias};
+  }
+};
+
+// --- Several products of one input, as one -----------------------------------------------------------------------------------
+// Weights and biases one after the other (all biases or none). What comes out are slices of one tensor.
+
+struct Linears : torch::autograd::Function<Linears> {
+  // Narrow, one below the other.
+  static Tensor stacked(at::ArrayRef<Tensor> tensors, at::ScalarType type) {
+    int64_t rows = 0;
+    for (const auto& t : tensors) rows += t.size(0);
+    auto sizes = tensors[0].sizes().vec();
+    sizes[0] = rows;
+    auto all = at::empty(sizes, tensors[0].options().dtype(type));
+    int64_t start = 0;
+    for (const auto& t : tensors) {
+      all.narrow(0, start, t.size(0)).copy_(t);
+      start += t.size(0);
+    }
+    return all;
+  }
+
+  static variable_list forward(AutogradContext* ctx, Tensor in, at::TensorList layers, int64_t count) {
+    auto weights = layers.slice(0, count), biases = layers.slice(count);
+    ctx->saved_data["count"] = count;
+    auto saved = layers.vec();
+    saved.push_back(in);
+    ctx->save_for_backward(saved);
+    auto type = in.scalar_type();
+    auto out = at::linear(in, stacked(weights, type), biases.empty() ? Optional() : Optional(stacked(biases, type)));
+    variable_list outs;
+    int64_t start = 0;
+    for (const auto& weight : weights) {
+      outs.push_back(out.narrow(-1, start, weight.size(0)));
+      start += weight.size(0);
+    }
+    return outs;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    auto saved = ctx->get_saved_variables();
+    auto count = ctx->saved_data["count"].toInt();
+    auto in = saved.back();
+    saved.pop_back();
+    at::ArrayRef<Tensor> layers(saved);
+    auto weights = layers.slice(0, count), biases = layers.slice(count);
+    std::vector<Tensor> parts;
+    for (auto& gradient : gradients) parts.push_back(rows_of(gradient));
+    auto d_out = at::cat(parts, 1);
+    parts.clear();
+    gradients.clear();
+    auto x = rows_of(in);
+    auto d_weight = d_out.t().mm(x).to(weights[0].scalar_type());
+    auto d_in = d_out.mm(stacked(weights, in.scalar_type())).view(in.sizes());
+    auto d_bias = biases.empty() ? Tensor() : d_out.sum(0, false, at::kFloat).to(biases[0].scalar_type());
+    variable_list out{d_in};
+    int64_t start = 0;
+    for (const auto& weight : weights) {
+      out.push_back(d_weight.narrow(0, start, weight.size(0)));
+      start += weight.size(0);
+    }
+    start = 0;
+    for (const auto& bias : biases) {
+      out.push_back(d_bias.narrow(0, start, bias.size(0)));
+      start += bias.size(0);
+    }
+    out.emplace_back();
+    return out;
   }
 };
 
@@ -170,6 +252,9 @@ struct Activation {
 };
 
 struct FeedForward : torch::autograd::Function<FeedForward> {
+  // Kernels read a bias in eights too, so its rows must be whole ones; elsewhere it is in `a` already.
+  static bool adds_bias(const Tensor& w1) { return w1.size(0) % 8 == 0; }
+
   static Tensor forward(AutogradContext* ctx, Tensor in, Tensor w1, Optional bias1, Optional gated, Tensor w2, Optional bias2,
                         int64_t kind, double share, int64_t seed) {
     auto b1 = bias1.value_or(Tensor()), gate = gated.value_or(Tensor()), b2 = bias2.value_or(Tensor());
@@ -177,8 +262,10 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     auto narrow = [&](const Tensor& t) { return t.defined() ? t.to(type) : t; };
     auto x = rows_of(in);
     auto a = x.mm(narrow(w1).t());
+    auto bias = narrow(b1);
+    if (bias.defined() && !adds_bias(w1)) a.add_(bias);
     auto g = gate.defined() ? x.mm(narrow(gate).t()) : Tensor();
-    auto hidden = Activation{kind, Dropout::of(share, uint64_t(seed))}.forward(a, g, narrow(b1));
+    auto hidden = Activation{kind, Dropout::of(share, uint64_t(seed))}.forward(a, g, adds_bias(w1) ? bias : Tensor());
     auto out = at::linear(hidden, narrow(w2), narrow(b2));
     ctx->save_for_backward({in, w1, b1, gate, w2, b2, a, g});
     ctx->saved_data["kind"] = kind;
@@ -198,7 +285,7 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     Activation activation{ctx->saved_data["kind"].toInt(),
                           Dropout::of(ctx->saved_data["share"].toDouble(), uint64_t(ctx->saved_data["seed"].toInt()))};
     auto x = rows_of(in), d_out = rows_of(gradients[0]);
-    auto bias = narrow(b1);
+    auto bias = adds_bias(w1) ? narrow(b1) : Tensor();
     auto d_w2 = d_out.t().mm(activation.forward(a, g, bias)).to(w2.scalar_type());
     auto d_b2 = b2.defined() ? d_out.sum(0, false, at::kFloat).to(b2.scalar_type()) : Tensor();
     auto d_a = d_out.mm(narrow(w2));

@@ -1,8 +1,8 @@
 //! Layers whose pieces are computed together, with gradients of their own: less is kept, and less is moved.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int};
 
-use tch::{TchError, Tensor};
+use tch::{Kind, TchError, Tensor};
 use torch_sys::C_tensor;
 
 use super::{checked, returned};
@@ -17,13 +17,23 @@ unsafe extern "C" {
     ) -> *mut c_char;
     fn pipe_add_norm(
         input: *mut C_tensor,
+        input_bias: *mut C_tensor,
         residual: *mut C_tensor,
         weight: *mut C_tensor,
         bias: *mut C_tensor,
+        kind: c_int,
         eps: f64,
         share: f64,
         seed: u64,
         out: *mut *mut C_tensor,
+        sum: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn pipe_linears(
+        input: *mut C_tensor,
+        layers: *const *mut C_tensor,
+        total: usize,
+        count: usize,
+        outs: *mut *mut C_tensor,
     ) -> *mut c_char;
     fn pipe_linear(
         input: *mut C_tensor,
@@ -58,23 +68,70 @@ pub fn drop_add(input: &Tensor, residual: Option<&Tensor>, dropped: Dropped) -> 
     returned(|out| unsafe { pipe_drop_add(pointer(input), optional(residual), dropped.share, dropped.seed, out) })
 }
 
-/// The norm of `residual` plus `input` with some of it dropped; nothing where there is no kernel for such tensors.
-pub fn add_norm(
+/// The norm of `residual` plus what a layer gave, some of it dropped.
+pub struct AddNorm<'a> {
+    /// What the layer gave, and the bias that it has not added yet. Absent, the residual itself is normed.
+    pub input: Option<(&'a Tensor, Option<&'a Tensor>)>,
+    pub residual: &'a Tensor,
+    pub weight: &'a Tensor,
+    pub bias: &'a Tensor,
+    pub eps: f64,
+    pub dropped: Dropped,
+    /// Of the result; the sum has that of the residual.
+    pub kind: Kind,
+}
+
+impl AddNorm<'_> {
+    /// Nothing where there is no kernel for such tensors.
+    pub fn forward(&self) -> Result<Option<Tensor>, TchError> {
+        self.compute(None)
+    }
+
+    /// The norm, and the sum as well.
+    pub fn forward_with_sum(&self) -> Result<Option<(Tensor, Tensor)>, TchError> {
+        let mut sum = std::ptr::null_mut();
+        let normed = self.compute(Some(&mut sum))?;
+        // SAFETY: where there is a norm there is a sum, a new tensor that nobody else owns.
+        Ok(normed.map(|normed| (normed, unsafe { Tensor::from_ptr(sum) })))
+    }
+
+    fn compute(&self, sum: Option<&mut *mut C_tensor>) -> Result<Option<Tensor>, TchError> {
+        let (input, input_bias) = self.input.map_or((None, None), |(input, bias)| (Some(input), bias));
+        let Dropped { share, seed } = self.dropped;
+        let mut out = std::ptr::null_mut();
+        // SAFETY: the pointers are of living tensors, or null; the results have room.
+        checked(unsafe {
+            pipe_add_norm(
+                optional(input),
+                optional(input_bias),
+                pointer(self.residual),
+                pointer(self.weight),
+                pointer(self.bias),
+                scalar_type(self.kind),
+                self.eps,
+                share,
+                seed,
+                &raw mut out,
+                sum.map_or(std::ptr::null_mut(), |sum| sum),
+            )
+        })?;
+        // SAFETY: without an error it is null, or a new tensor that nobody else owns.
+        Ok((!out.is_null()).then(|| unsafe { Tensor::from_ptr(out) }))
+    }
+}
+
+/// Several products of one input as one, with all their biases or none. What comes out are slices of one tensor.
+pub fn linears<const N: usize>(
     input: &Tensor,
-    residual: &Tensor,
-    [weight, bias]: [&Tensor; 2],
-    eps: f64,
-    dropped: Dropped,
-) -> Result<Option<Tensor>, TchError> {
-    let mut out = std::ptr::null_mut();
-    // SAFETY: as above.
-    checked(unsafe {
-        let (weight, bias) = (pointer(weight), pointer(bias));
-        let Dropped { share, seed } = dropped;
-        pipe_add_norm(pointer(input), pointer(residual), weight, bias, eps, share, seed, &raw mut out)
-    })?;
-    // SAFETY: without an error it is null, or a new tensor that nobody else owns.
-    Ok((!out.is_null()).then(|| unsafe { Tensor::from_ptr(out) }))
+    weights: [&Tensor; N],
+    biases: Option<[&Tensor; N]>,
+) -> Result<[Tensor; N], TchError> {
+    let layers: Vec<*mut C_tensor> = weights.into_iter().chain(biases.into_iter().flatten()).map(pointer).collect();
+    let mut outs = [std::ptr::null_mut(); N];
+    // SAFETY: the pointers are of living tensors, there are N weights among them, and N results have room.
+    checked(unsafe { pipe_linears(pointer(input), layers.as_ptr(), layers.len(), N, outs.as_mut_ptr()) })?;
+    // SAFETY: without an error each is a new tensor that nobody else owns.
+    Ok(outs.map(|out| unsafe { Tensor::from_ptr(out) }))
 }
 
 /// A product with weights that are wider than `input`: no narrow copy of them is kept for the backward pass.
@@ -108,6 +165,15 @@ impl FeedForward<'_> {
         let Dropped { share, seed } = self.dropped;
         // SAFETY: as above, and there are five layers.
         returned(|out| unsafe { pipe_feed_forward(pointer(input), layers.as_ptr(), self.activation, share, seed, out) })
+    }
+}
+
+/// As torch counts them.
+fn scalar_type(kind: Kind) -> c_int {
+    match kind {
+        Kind::Half => 5,
+        Kind::BFloat16 => 15,
+        _ => 6,
     }
 }
 

@@ -225,8 +225,9 @@ __global__ void activate_backward(const T* a, const T* b, const T* bias, u32 wid
   in_eights(n, ActivateBackward<T, kind>{a, b, bias, width, d_out, d_a, d_b, d});
 }
 
-// --- norm(residual + dropped in) ------------------------------------------------------------------------------------------
-// A block of 128 threads takes a row at a time. `sum` is what is normed, kept for the backward pass.
+// --- norm(residual + dropped (in + in_bias)) -------------------------------------------------------------------------------
+// A block of 128 threads takes a row at a time, each thread MOST groups of eight. `hat` is the norm before weight and bias, all
+// that the backward pass needs. Without `in` the residual itself is normed; `sum` may be null.
 
 __device__ inline float row_sum(float x, float* shared) {
 #pragma unroll
@@ -237,106 +238,125 @@ __device__ inline float row_sum(float x, float* shared) {
   return shared[0] + shared[1] + shared[2] + shared[3];
 }
 
-template <typename T, typename W>
-__global__ void add_norm(const T* in, const T* residual, const W* weight, const W* bias, T* sum, T* out, float* mean,
-                         float* inverse, u64 rows, u32 width, float eps, Dropout d) {
+template <typename T, typename S, typename W, int MOST>
+__global__ void add_norm(const T* in, const W* in_bias, const S* residual, const W* weight, const W* bias, S* sum, T* hat,
+                         T* out, float* inverse, u64 rows, u32 width, float eps, Dropout d) {
   __shared__ float shared[4];
+  u32 groups = width / 8;
   for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
-    u32 groups = width / 8;
-    float total = 0;
-    for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
+    float kept[MOST][8], total = 0;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
       u64 at = row * groups + g;
-      float factor[8];
-      factors(d, at, factor);
-      Eight<T> x = ((const Eight<T>*)in)[at], r = ((const Eight<T>*)residual)[at], s;
+      Eight<S> s = ((const Eight<S>*)residual)[at];
+      if (in) {
+        float factor[8];
+        factors(d, at, factor);
+        Eight<T> x = ((const Eight<T>*)in)[at];
+        Eight<W> b;
+        if (in_bias) b = ((const Eight<W>*)in_bias)[g];
 #pragma unroll
-      for (int i = 0; i < 8; i++) {
-        store(s.v[i], wide(r.v[i]) + wide(x.v[i]) * factor[i]);
-        total += wide(s.v[i]);
+        for (int i = 0; i < 8; i++) {
+          store(s.v[i], wide(s.v[i]) + (wide(x.v[i]) + (in_bias ? wide(b.v[i]) : 0)) * factor[i]);
+        }
+        if (sum) ((Eight<S>*)sum)[at] = s;
       }
-      ((Eight<T>*)sum)[at] = s;
-    }
-    float m = row_sum(total, shared) / width;
-    float squares = 0;
-    for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
-      Eight<T> s = ((const Eight<T>*)sum)[row * groups + g];
 #pragma unroll
-      for (int i = 0; i < 8; i++) { float c = wide(s.v[i]) - m; squares += c * c; }
+      for (int i = 0; i < 8; i++) total += kept[k][i] = wide(s.v[i]);
+    }
+    float m = row_sum(total, shared) / width, squares = 0;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+      if (threadIdx.x + k * blockDim.x >= groups) break;
+#pragma unroll
+      for (int i = 0; i < 8; i++) squares += (kept[k][i] - m) * (kept[k][i] - m);
     }
     float inv = rsqrtf(row_sum(squares, shared) / width + eps);
-    for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
-      Eight<T> s = ((const Eight<T>*)sum)[row * groups + g], y;
-      Eight<W> w = ((const Eight<W>*)weight)[g], b = ((const Eight<W>*)bias)[g];
 #pragma unroll
-      for (int i = 0; i < 8; i++) store(y.v[i], (wide(s.v[i]) - m) * inv * wide(w.v[i]) + wide(b.v[i]));
+    for (int k = 0; k < MOST; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      Eight<W> w = ((const Eight<W>*)weight)[g], b = ((const Eight<W>*)bias)[g];
+      Eight<T> h, y;
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        float normed = (kept[k][i] - m) * inv;
+        store(h.v[i], normed);
+        store(y.v[i], normed * wide(w.v[i]) + wide(b.v[i]));
+      }
+      ((Eight<T>*)hat)[row * groups + g] = h;
       ((Eight<T>*)out)[row * groups + g] = y;
     }
-    if (threadIdx.x == 0) { mean[row] = m; inverse[row] = inv; }
-    __syncthreads();
+    if (threadIdx.x == 0) inverse[row] = inv;
   }
 }
 
-// The gradient of `sum` (which is that of the residual) and of `in`; of weight and bias the sums over this block's rows, in
-// d_weight and d_bias [blocks, width]. A thread's columns are the same in every row.
-template <typename T, typename W>
-__global__ void add_norm_backward(const T* d_out, const T* sum, const float* mean, const float* inverse, const W* weight,
-                                  T* d_sum, T* d_in, float* d_weight, float* d_bias, u64 rows, u32 width, Dropout d) {
+// The gradient of `sum` (which is that of the residual, and has `d_more` added to it) and of `in`. Of weight, bias and in_bias
+// the sums over this block's rows, in d_columns [3, blocks, width]; a thread's columns are the same in every row.
+template <typename T, typename S, typename W, int MOST>
+__global__ void add_norm_backward(const T* d_out, const S* d_more, const T* hat, const float* inverse, const W* weight,
+                                  S* d_sum, T* d_in, float* d_columns, u64 rows, u32 width, Dropout d) {
   __shared__ float shared[4];
-  const int most = 4;  // groups of eight a thread: width up to 4096
-  float dw[most][8], db[most][8];
+  float dw[MOST][8], db[MOST][8], di[MOST][8];
 #pragma unroll
-  for (int k = 0; k < most; k++)
+  for (int k = 0; k < MOST; k++)
 #pragma unroll
-    for (int i = 0; i < 8; i++) dw[k][i] = db[k][i] = 0;
+    for (int i = 0; i < 8; i++) dw[k][i] = db[k][i] = di[k][i] = 0;
   u32 groups = width / 8;
   for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
-    float m = mean[row], inv = inverse[row], a = 0, b = 0;
+    float inv = inverse[row], a = 0, b = 0;
 #pragma unroll
-    for (int k = 0; k < most; k++) {
+    for (int k = 0; k < MOST; k++) {
       u32 g = threadIdx.x + k * blockDim.x;
       if (g >= groups) break;
-      Eight<T> dy = ((const Eight<T>*)d_out)[row * groups + g], s = ((const Eight<T>*)sum)[row * groups + g];
+      Eight<T> dy = ((const Eight<T>*)d_out)[row * groups + g], h = ((const Eight<T>*)hat)[row * groups + g];
       Eight<W> w = ((const Eight<W>*)weight)[g];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        float hat = (wide(s.v[i]) - m) * inv, grad = wide(dy.v[i]);
-        dw[k][i] += grad * hat;
+        float normed = wide(h.v[i]), grad = wide(dy.v[i]);
+        dw[k][i] += grad * normed;
         db[k][i] += grad;
-        float scaled = grad * wide(w.v[i]);
-        a += scaled;
-        b += scaled * hat;
+        a += grad * wide(w.v[i]);
+        b += grad * wide(w.v[i]) * normed;
       }
     }
     a = row_sum(a, shared) / width;
     b = row_sum(b, shared) / width;
 #pragma unroll
-    for (int k = 0; k < most; k++) {
+    for (int k = 0; k < MOST; k++) {
       u32 g = threadIdx.x + k * blockDim.x;
       if (g >= groups) break;
       u64 at = row * groups + g;
       float factor[8];
       factors(d, at, factor);
-      Eight<T> dy = ((const Eight<T>*)d_out)[at], s = ((const Eight<T>*)sum)[at], ds, dx;
+      Eight<T> dy = ((const Eight<T>*)d_out)[at], h = ((const Eight<T>*)hat)[at], dx;
+      Eight<S> ds, more;
+      if (d_more) more = ((const Eight<S>*)d_more)[at];
       Eight<W> w = ((const Eight<W>*)weight)[g];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        float hat = (wide(s.v[i]) - m) * inv;
-        float value = (wide(dy.v[i]) * wide(w.v[i]) - a - hat * b) * inv;
+        float value = (wide(dy.v[i]) * wide(w.v[i]) - a - wide(h.v[i]) * b) * inv + (d_more ? wide(more.v[i]) : 0);
         store(ds.v[i], value);
         store(dx.v[i], value * factor[i]);
+        di[k][i] += value * factor[i];
       }
-      ((Eight<T>*)d_sum)[at] = ds;
-      if (d_in != d_sum) ((Eight<T>*)d_in)[at] = dx;
+      ((Eight<S>*)d_sum)[at] = ds;
+      if (d_in) ((Eight<T>*)d_in)[at] = dx;
     }
   }
+  u64 plane = u64(gridDim.x) * width;
 #pragma unroll
-  for (int k = 0; k < most; k++) {
+  for (int k = 0; k < MOST; k++) {
     u32 g = threadIdx.x + k * blockDim.x;
     if (g >= groups) break;
+    float* to = d_columns + u64(blockIdx.x) * width + g * 8;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      d_weight[u64(blockIdx.x) * width + g * 8 + i] = dw[k][i];
-      d_bias[u64(blockIdx.x) * width + g * 8 + i] = db[k][i];
+      to[i] = dw[k][i];
+      to[plane + i] = db[k][i];
+      to[2 * plane + i] = di[k][i];
     }
   }
 }

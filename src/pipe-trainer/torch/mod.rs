@@ -10,7 +10,7 @@ use tch::{TchError, Tensor};
 use torch_sys::C_tensor;
 
 pub use checkpoint::checkpoint;
-pub use fused::{Dropped, FeedForward, add_norm, drop_add, linear};
+pub use fused::{AddNorm, Dropped, FeedForward, drop_add, linear, linears};
 
 unsafe extern "C" {
     fn free(pointer: *mut c_void);

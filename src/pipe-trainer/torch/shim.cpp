@@ -249,12 +249,25 @@ char* pipe_drop_add(Tensor* in, Tensor* residual, double share, uint64_t seed, T
   });
 }
 
-// Null where there is no kernel for it.
-char* pipe_add_norm(Tensor* in, Tensor* residual, Tensor* weight, Tensor* bias, double eps, double share, uint64_t seed,
-                    Tensor** out) {
+// Null where there is no kernel for it. `type` is that of the result; `sum` may be null, and gets what was normed otherwise.
+char* pipe_add_norm(Tensor* in, Tensor* in_bias, Tensor* residual, Tensor* weight, Tensor* bias, int type, double eps,
+                    double share, uint64_t seed, Tensor** out, Tensor** sum) {
   return guarded([&] {
-    bool fits = add_norm_fits(*in, *weight) && in->scalar_type() == residual->scalar_type();
-    *out = fits ? new Tensor(AddNorm::apply(*in, *residual, *weight, *bias, eps, share, int64_t(seed))) : nullptr;
+    *out = nullptr;
+    if (!add_norm_fits(*residual, *weight, at::ScalarType(type))) return;
+    auto results = AddNorm::apply(optional(in), optional(in_bias), *residual, *weight, *bias, int64_t(type), sum != nullptr,
+                                  eps, share, int64_t(seed));
+    *out = new Tensor(results[0]);
+    if (sum) *sum = new Tensor(results[1]);
+  });
+}
+
+// `count` weights, then as many biases or none; as many results.
+char* pipe_linears(Tensor* in, Tensor** layers, size_t total, size_t count, Tensor** outs) {
+  return guarded([&] {
+    auto all = list(layers, total);
+    auto results = Linears::apply(*in, at::TensorList(all), int64_t(count));
+    for (size_t i = 0; i < count; i++) outs[i] = new Tensor(results[i]);
   });
 }
 

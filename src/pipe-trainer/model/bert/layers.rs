@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 
 use super::config::{BertConfig, Family};
 use crate::error::TrainerError;
-use crate::model::layers::{FeedForward, LayerNorm, Linear, attend, merge_heads, split_heads};
+use crate::model::layers::{FeedForward, LayerNorm, Linear, attend, merge_heads, split_heads, together};
 use crate::model::pass::{self, Pass};
 use crate::weights::Weights;
 
@@ -112,12 +112,12 @@ impl pass::Block for Layer {
     /// `inputs` are hidden states and, where there is padding, what is added to the scores of attention.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
         let (hidden, mask) = (inputs[0], inputs.get(1).copied());
-        let heads = |linear: &Linear| split_heads(&linear.forward(hidden, pass)?, self.heads);
-        let (q, k, v) = (heads(&self.query)?, heads(&self.key)?, heads(&self.value)?);
+        let [q, k, v] = together(hidden, [&self.query, &self.key, &self.value], pass)?;
+        let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
         let attended = attend([&q, &k, &v], mask, false, pass.dropping(self.attention_dropout))?;
-        let attended = self.attention_output.forward(&merge_heads(&attended)?, pass)?;
+        let attended = self.attention_output.product(&merge_heads(&attended)?, pass)?;
         let hidden = self.attention_norm.after(&attended, hidden, pass)?;
-        self.norm.after(&self.feed_forward.forward(&hidden, pass)?, &hidden, pass)
+        self.norm.after(&self.feed_forward.product(&hidden, pass)?, &hidden, pass)
     }
 }
 

@@ -7,7 +7,7 @@ use tch::Tensor;
 
 use super::config::TowerConfig;
 use crate::error::TrainerError;
-use crate::model::layers::{FeedForward, LayerNorm, Linear, attend, merge_heads, split_heads};
+use crate::model::layers::{FeedForward, LayerNorm, Linear, Product, attend, merge_heads, split_heads, together};
 use crate::model::pass::{Block, Pass};
 use crate::weights::Weights;
 
@@ -75,20 +75,22 @@ impl Layer {
         }
     }
 
-    fn self_attention(&self, hidden: &Tensor, mask: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
-        let heads = |linear: &Linear| split_heads(&linear.forward(hidden, pass)?, self.heads);
-        let [q, k, v] = [heads(&self.q_proj)?, heads(&self.k_proj)?, heads(&self.v_proj)?];
+    fn self_attention(&self, hidden: &Tensor, mask: Option<&Tensor>, pass: Pass) -> Result<Product<'_>, TrainerError> {
+        let [q, k, v] = together(hidden, [&self.q_proj, &self.k_proj, &self.v_proj], pass)?;
+        let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
         let attended = attend([&q, &k, &v], mask, self.causal && mask.is_none(), pass)?;
-        self.out_proj.forward(&merge_heads(&attended)?, pass)
+        self.out_proj.product(&merge_heads(&attended)?, pass)
     }
 }
 
 impl Block for Layer {
     /// `inputs` are hidden states, and a mask where there is one. What flows through keeps its kind.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let normed = self.layer_norm1.forward(inputs[0])?.f_to_kind(pass.compute)?;
-        let hidden = inputs[0].f_add(&self.self_attention(&normed, inputs.get(1).copied(), pass)?)?;
-        let normed = self.layer_norm2.forward(&hidden)?.f_to_kind(pass.compute)?;
-        Ok(hidden.f_add(&self.mlp.forward(&normed, pass)?)?)
+        let normed = self.layer_norm1.forward_as(inputs[0], pass.compute)?;
+        let attended = self.self_attention(&normed, inputs.get(1).copied(), pass)?;
+        // Nothing but attention weights is dropped.
+        let quiet = Pass::quiet(pass.compute);
+        let (hidden, normed) = self.layer_norm2.between(&attended, inputs[0], quiet)?;
+        quiet.drop_add(&self.mlp.forward(&normed, pass)?, &hidden)
     }
 }

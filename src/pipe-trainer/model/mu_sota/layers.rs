@@ -64,18 +64,18 @@ impl Layer {
         mut past: Option<&mut Past>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
-        let normed = self.ln1.forward(hidden)?.f_to_kind(pass.compute)?;
+        let normed = self.ln1.forward_as(hidden, pass.compute)?;
         let projected = normed.f_linear(qkv, Some(qkv_bias))?;
         let attended = self.block_heads.attend(&projected, past.as_deref_mut().map(|past| &mut past.blocks), pass)?;
         let output = pass.linear(&attended, out, Some(&self.blocks_out_bias.f_reshape([-1])?))?;
         let hidden = pass.drop_add(&output, hidden)?;
 
-        let projected = self.cross_qkv.forward(&self.ln2.forward(&hidden)?, pass)?;
+        let projected = self.cross_qkv.forward(&self.ln2.forward_as(&hidden, pass.compute)?, pass)?;
         let attended = self.cross_heads.attend(&projected, past.map(|past| &mut past.cross), pass)?;
         let output = self.cross_out.forward(&attended, pass)?;
         let hidden = pass.drop_add(&output, &hidden)?;
 
-        let output = self.feed_forward(&self.ln3.forward(&hidden)?, pass)?;
+        let output = self.feed_forward(&self.ln3.forward_as(&hidden, pass.compute)?, pass)?;
         pass.drop_add(&output, &hidden)
     }
 
@@ -83,7 +83,7 @@ impl Layer {
         let [w1, b1, w2, b2] = self.ffn.each_ref().map(|tensor| tensor.f_to_kind(pass.compute));
         let w1 = w1?;
         let (inner, width) = w1.size2()?;
-        let rows = input.f_to_kind(pass.compute)?.f_reshape([-1, width])?;
+        let rows = input.f_reshape([-1, width])?;
         let at_a_time = (INNER_AT_A_TIME / inner).max(64);
         let output = torch::gelu_feed_forward(&rows, [&w1, &b1?, &w2?, &b2?], at_a_time)?;
         Ok(output.f_view(input.size().as_slice())?)

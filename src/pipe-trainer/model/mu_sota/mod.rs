@@ -25,8 +25,8 @@ use crate::error::TrainerError;
 use crate::torch;
 use crate::weights::Weights;
 
-/// 128 MiB in fp32.
-const LOGITS_AT_A_TIME: i64 = 1 << 25;
+/// 32 MiB in fp32.
+const LOGITS_AT_A_TIME: i64 = 1 << 23;
 
 pub struct MuSota {
     config: MuSotaConfig,
