@@ -70,11 +70,13 @@ pub struct BenchArgs {
 #[derive(Subcommand)]
 pub enum DataCommand {
     /// Cooking recipes whose directions follow from their ingredients
-    Recipes(RecipesArgs),
+    Recipes(MadeArgs),
+    /// Descriptions of dishes with what they are: soup, salad or cake
+    Texts(MadeArgs),
 }
 
 #[derive(Args)]
-pub struct RecipesArgs {
+pub struct MadeArgs {
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub rows: u64,
     #[arg(long)]

@@ -8,6 +8,7 @@ mod checkpoint;
 mod cli;
 mod data;
 mod device;
+mod dishes;
 mod durable;
 mod error;
 mod events;
@@ -15,6 +16,7 @@ mod host_allocator;
 mod host_limit;
 mod host_memory;
 mod loss_scale;
+mod made;
 mod metrics;
 mod model;
 mod oom;
@@ -54,7 +56,8 @@ fn main() {
         Command::Train { spec } => train::train(spec),
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
-        Command::Data(DataCommand::Recipes(args)) => recipes::generate(args),
+        Command::Data(DataCommand::Recipes(args)) => recipes::RECIPES.generate(args),
+        Command::Data(DataCommand::Texts(args)) => dishes::DISHES.generate(args),
     };
     std::process::exit(report(ended).code());
 }

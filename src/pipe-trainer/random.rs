@@ -11,6 +11,7 @@ pub enum Purpose {
     Dropout,
     Rounding,
     Recipes,
+    Dishes,
 }
 
 impl Purpose {
@@ -21,6 +22,7 @@ impl Purpose {
             Self::Dropout => "dropout",
             Self::Rounding => "rounding",
             Self::Recipes => "recipes",
+            Self::Dishes => "dishes",
         }
     }
 }
