@@ -4,6 +4,7 @@ mod adafactor;
 mod adamw;
 mod bench;
 mod boundary;
+mod cars;
 mod checkpoint;
 mod cli;
 mod data;
@@ -12,6 +13,7 @@ mod dishes;
 mod durable;
 mod error;
 mod events;
+mod generate;
 mod host_allocator;
 mod host_limit;
 mod host_memory;
@@ -30,6 +32,7 @@ mod situation;
 mod spec;
 mod staged_folder;
 mod stop;
+mod stories;
 mod tensor_files;
 mod tensor_writer;
 mod torch;
@@ -56,8 +59,11 @@ fn main() {
         Command::Train { spec } => train::train(spec),
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
+        Command::Generate(args) => boundary::guard(|| generate::generate(args)),
         Command::Data(DataCommand::Recipes(args)) => recipes::RECIPES.generate(args),
         Command::Data(DataCommand::Texts(args)) => dishes::DISHES.generate(args),
+        Command::Data(DataCommand::Pictures(args)) => cars::generate(args),
+        Command::Data(DataCommand::Stories(args)) => stories::generate(args),
     };
     std::process::exit(report(ended).code());
 }

@@ -40,7 +40,14 @@ impl Reader {
     }
 }
 
-pub struct Loader(Receiver<Result<Vec<Sample>, TrainerError>>);
+/// What a step is made of.
+pub struct Loaded {
+    pub samples: Vec<Sample>,
+    /// Samples that could not be read up to this step, however far ahead the loader is.
+    pub skipped: u64,
+}
+
+pub struct Loader(Receiver<Result<Loaded, TrainerError>>);
 
 impl Loader {
     /// Begins with step `first`, which counts from 0; holds at most `prefetch` steps that nobody has taken yet.
@@ -54,18 +61,18 @@ impl Loader {
         Ok(Self(receiver))
     }
 
-    /// The samples of the next step.
-    pub fn next(&mut self) -> Result<Vec<Sample>, TrainerError> {
+    pub fn next(&mut self) -> Result<Loaded, TrainerError> {
         let ended = |_| TrainerError::Panic { message: "the loader ended before the training".to_owned() };
         self.0.recv().map_err(ended)?
     }
 }
 
-fn prepare(reader: &Reader, mut plan: Plan, first: u64, sender: &SyncSender<Result<Vec<Sample>, TrainerError>>) {
+fn prepare(reader: &Reader, mut plan: Plan, first: u64, sender: &SyncSender<Result<Loaded, TrainerError>>) {
     for step in first..plan.steps() {
         let samples = reader.read(&plan.step(step));
-        let failed = samples.is_err();
-        if sender.send(samples).is_err() || failed {
+        let loaded = samples.map(|samples| Loaded { samples, skipped: reader.source.skipped() });
+        let failed = loaded.is_err();
+        if sender.send(loaded).is_err() || failed {
             return;
         }
     }

@@ -2,13 +2,18 @@
 
 mod classes;
 mod csv;
+mod documents;
 mod jsonl;
 mod labelling;
 mod language;
 mod loader;
+mod packed;
 mod pairs;
 mod part;
+mod picture_table;
+mod pictures;
 mod plan;
+mod ready;
 mod rows;
 mod sample;
 mod seq2seq;
@@ -17,7 +22,7 @@ mod tensors;
 mod tokens;
 mod windows;
 
-pub use loader::{Loader, Reader, workers};
+pub use loader::{Loaded, Loader, Reader, workers};
 pub use part::{IGNORED, Padding, Part, PartShape};
 pub use plan::Plan;
 pub use sample::{Column, Sample};

@@ -86,6 +86,14 @@ impl Rows {
         TrainerError::Data { path, line: Some(line), message }
     }
 
+    /// The file of a row.
+    pub fn path(&self, index: usize) -> &Path {
+        match self.place(index).0 {
+            File::Jsonl(file) => file.path(),
+            File::Csv(file) => file.path(),
+        }
+    }
+
     /// The file of a row and its line there, counted from 1.
     pub fn line(&self, index: usize) -> (PathBuf, u64) {
         let (file, index) = self.place(index);

@@ -6,6 +6,9 @@ use tokenizers::{Encoding, Tokenizer, TruncationParams};
 
 use crate::error::TrainerError;
 
+/// Of GPT-2, T5 and the like, Llama 3, Gemma, BERT.
+const END_TOKENS: [&str; 7] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]"];
+
 pub struct Tokens {
     path: PathBuf,
     tokenizer: Tokenizer,
@@ -46,9 +49,32 @@ impl Tokens {
         Err(self.fail(format!("it has {tokens} tokens, the model's vocab_size is {room}")))
     }
 
+    /// A text without the token that a model looks for would be read at its beginning.
+    pub fn check_end(self, token: Option<i64>) -> Result<Self, TrainerError> {
+        match token {
+            Some(token) if !self.encode("")?.contains(&token) => {
+                Err(self.fail(format!("its texts have no token {token}, which is the model's eos_token_id")))
+            }
+            _ => Ok(self),
+        }
+    }
+
     pub fn encode(&self, text: &str) -> Result<Vec<i64>, TrainerError> {
         let encoding = self.tokenizer.encode_fast(text, true).map_err(|error| self.fail(error.to_string()))?;
         Ok(numbers(encoding.get_ids()))
+    }
+
+    /// Without the special tokens that the tokenizer puts around a text.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TrainerError> {
+        let encoding = self.tokenizer.encode_fast(text, false).map_err(|error| self.fail(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The token that stands behind a text, by the names that tokenizers have for it.
+    pub fn end_token(&self) -> Option<u32> {
+        let special = self.tokenizer.get_added_tokens_decoder();
+        let named = |name: &&str| special.iter().find(|(_, token)| token.special && token.content == **name);
+        END_TOKENS.iter().find_map(named).map(|(id, _)| *id)
     }
 
     /// The tokens of two texts, and which of the two each belongs to.

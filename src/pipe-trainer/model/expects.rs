@@ -23,8 +23,11 @@ pub enum Expects {
     Pairs {
         vocab_size: u64,
         pad_token_id: i64,
+        /// What every text must have, if the model looks for it.
+        eos_token_id: Option<i64>,
         /// Tokens of a text at most.
         max_length: u32,
+        num_channels: i64,
         /// Height and width of a picture.
         image_size: i64,
     },

@@ -17,6 +17,12 @@ struct Recipe {
 
 pub const RECIPES: Made = Made { purpose: Purpose::Recipes, row, tokenizer: tokenizer::json };
 
+/// The tokenizer.json of recipes.
+#[cfg(test)]
+pub fn tokenizer() -> String {
+    tokenizer::json()
+}
+
 fn row(random: &mut Random) -> String {
     serde_json::to_string(&recipe(random)).expect("a recipe is plain text")
 }

@@ -91,13 +91,16 @@ fn a_small_model_learns() {
 fn every_precision_stays_near_fp32() {
     let run = |precision: &str| {
         let mut bench = dishes();
+        let rows = fs::read_to_string(bench.path("data/train.jsonl")).unwrap();
+        with_rows(&mut bench, "few.jsonl", &rows.lines().take(16).collect::<Vec<_>>().join("\n"));
         bench.set("/train/dropout", json!(0.0)).set("/train/precision", json!(precision));
-        losses(&bench.set("/train/steps", json!(40)).train().expect(0))
+        bench.set("/train/batch", json!(16)).set("/train/effective_batch", json!(16));
+        losses(&bench.set("/train/steps", json!(30)).train().expect(0))
     };
     let reference = run("fp32");
-    assert!(reference[39] < 0.95 * reference[0], "{reference:?}");
+    assert!(reference[29] < 0.5 * reference[0], "{reference:?}");
     assert_eq!(run("tf32"), reference);
-    for (precision, near) in [("bf16-mixed", 0.05), ("fp16-mixed", 0.02), ("bf16", 0.1)] {
+    for (precision, near) in [("bf16-mixed", 0.02), ("fp16-mixed", 0.02), ("bf16", 0.05)] {
         let losses = run(precision);
         let apart = furthest(&losses, &reference);
         assert!(apart > 0.0, "{precision} computes in fp32");

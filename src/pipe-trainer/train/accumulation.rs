@@ -3,11 +3,12 @@
 use pipe_spec::Phase;
 use tch::{Kind, Tensor};
 
+use super::gradient_cache::{self, Parts};
 use super::session::Session;
 use super::state::State;
-use crate::data::{PartShape, Sample};
+use crate::data::{Part, PartShape, Sample};
 use crate::error::TrainerError;
-use crate::model::{Contrast, Embeddings, Mode};
+use crate::model::{Contrast, Mode};
 use crate::random::{self, Purpose};
 
 /// What the parts of a step gave.
@@ -50,45 +51,11 @@ impl Accumulation<'_> {
         Ok(Accumulated { loss: Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, targets })
     }
 
-    /// Gradient caching (Gao et al., 2021): embeddings of all parts without a graph, the loss over all of them and its
-    /// gradient by embedding, and then each part again, to send its share of that gradient back.
+    /// A loss over the whole step at once.
     fn contrast(&self, contrast: &dyn Contrast, parts: &[&[Sample]]) -> Result<Accumulated, TrainerError> {
         let targets = parts.iter().map(|part| part.len() as u64).sum::<u64>();
-        let whole = |loss: &Tensor| loss.f_detach()?.f_to_kind(Kind::Double)?.f_mul_scalar(targets as f64);
-        if let [only] = parts {
-            self.enter(Phase::Forward, only)?;
-            let loss = contrast.loss(&contrast.embed(&self.shape.collate(only)?, self.mode(0))?)?;
-            self.session.enter(Phase::Backward, self.state.step)?;
-            loss.f_mul_scalar(self.loss_scale())?.f_backward()?;
-            return Ok(Accumulated { loss: whole(&loss)?, targets });
-        }
-        let mut cached = Vec::new();
-        for (index, part) in parts.iter().enumerate() {
-            self.enter(Phase::Forward, part)?;
-            let _guard = tch::no_grad_guard();
-            cached.push(contrast.embed(&self.shape.collate(part)?, self.mode(index))?);
-        }
-        let all = Embeddings {
-            images: Tensor::f_cat(&cached.iter().map(|part| &part.images).collect::<Vec<_>>(), 0)?,
-            texts: Tensor::f_cat(&cached.iter().map(|part| &part.texts).collect::<Vec<_>>(), 0)?,
-        };
-        let all =
-            Embeddings { images: all.images.f_set_requires_grad(true)?, texts: all.texts.f_set_requires_grad(true)? };
-        let loss = contrast.loss(&all)?;
-        loss.f_mul_scalar(self.loss_scale())?.f_backward()?;
-        let (images, texts) = (all.images.f_grad()?, all.texts.f_grad()?);
-        let mut start = 0;
-        for (index, part) in parts.iter().enumerate() {
-            self.enter(Phase::Forward, part)?;
-            let embedded = contrast.embed(&self.shape.collate(part)?, self.mode(index))?;
-            self.session.enter(Phase::Backward, self.state.step)?;
-            let share = |of: &Tensor, gradient: &Tensor| -> Result<Tensor, TrainerError> {
-                Ok(of.f_mul(&gradient.f_narrow(0, start, part.len() as i64)?)?.f_sum(of.kind())?)
-            };
-            share(&embedded.images, &images)?.f_add(&share(&embedded.texts, &texts)?)?.f_backward()?;
-            start += part.len() as i64;
-        }
-        Ok(Accumulated { loss: whole(&loss)?, targets })
+        let loss = gradient_cache::backward(contrast, &StepParts { work: self, parts }, self.loss_scale())?;
+        Ok(Accumulated { loss: loss.f_to_kind(Kind::Double)?.f_mul_scalar(targets as f64)?, targets })
     }
 
     fn enter(&self, phase: Phase, samples: &[Sample]) -> Result<(), TrainerError> {
@@ -104,5 +71,26 @@ impl Accumulation<'_> {
 
     fn loss_scale(&self) -> f64 {
         self.state.loss_scale.map_or(1.0, |scale| scale.factor)
+    }
+}
+
+struct StepParts<'a> {
+    work: &'a Accumulation<'a>,
+    parts: &'a [&'a [Sample]],
+}
+
+impl Parts for StepParts<'_> {
+    fn count(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn load(&self, index: usize) -> Result<(Part, Mode), TrainerError> {
+        let part = self.parts[index];
+        self.work.enter(Phase::Forward, part)?;
+        Ok((self.work.shape.collate(part)?, self.work.mode(index)))
+    }
+
+    fn before_backward(&self) -> Result<(), TrainerError> {
+        self.work.session.enter(Phase::Backward, self.work.state.step)
     }
 }

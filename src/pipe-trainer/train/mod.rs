@@ -3,6 +3,7 @@
 mod accumulation;
 mod evaluation;
 mod export;
+mod gradient_cache;
 mod session;
 mod state;
 mod training;

@@ -12,7 +12,7 @@ use super::evaluation::Evaluation;
 use super::export;
 use super::session::Session;
 use super::state::{State, milliseconds};
-use crate::data::{Loader, PartShape, Plan, Reader, Sample, Source, Sources};
+use crate::data::{Loaded, Loader, PartShape, Plan, Reader, Sources};
 use crate::device::LIBTORCH;
 use crate::error::TrainerError;
 use crate::model::Definition;
@@ -22,7 +22,6 @@ pub struct Training<'a> {
     session: &'a Session,
     plan: Plan,
     loader: Loader,
-    source: Arc<dyn Source>,
     /// Samples that could not be read and were told of.
     skipped: u64,
     shape: PartShape,
@@ -45,10 +44,10 @@ impl<'a> Training<'a> {
             let (batch, effective) = (spec.train.batch, spec.train.effective_batch);
             session.warn(format!("{why}: with batch {batch} it is not the training of {effective} samples at once"));
         }
-        let reader = Reader { source: Arc::clone(&sources.train), pool: Arc::clone(&session.pool) };
+        let reader = Reader { source: sources.train, pool: Arc::clone(&session.pool) };
         let loader = Loader::start(reader, plan.clone(), state.step, spec.data.prefetch)?;
         let shape = PartShape::new(&sources.paddings, session.hardware.device);
-        Ok(Self { session, plan, loader, source: sources.train, skipped: 0, shape, evaluation, state })
+        Ok(Self { session, plan, loader, skipped: 0, shape, evaluation, state })
     }
 
     /// Each turn does what is due after the steps so far, then one more step; so does the first turn after a resume.
@@ -66,13 +65,13 @@ impl<'a> Training<'a> {
 
     fn step(&mut self) -> Result<(), TrainerError> {
         let clock = Instant::now();
-        let samples = self.loader.next()?;
-        self.tell_skipped(&samples)?;
+        let loaded = self.loader.next()?;
+        self.tell_skipped(&loaded)?;
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, grad_norm) = loop {
             let work = Accumulation { session: self.session, state: &self.state, shape: &self.shape };
-            let accumulated = work.of(&samples)?;
+            let accumulated = work.of(&loaded.samples)?;
             if let Some(norm) = self.update(lr, &accumulated)? {
                 break (accumulated, norm);
             }
@@ -106,13 +105,12 @@ impl<'a> Training<'a> {
     }
 
     /// Says how many samples could not be read, whenever there are more.
-    fn tell_skipped(&mut self, samples: &[Sample]) -> Result<(), TrainerError> {
-        let skipped = self.source.skipped();
-        if skipped > self.skipped {
-            self.skipped = skipped;
-            self.session.warn(format!("{skipped} samples could not be read so far, and were left out"));
+    fn tell_skipped(&mut self, loaded: &Loaded) -> Result<(), TrainerError> {
+        if loaded.skipped > self.skipped {
+            self.skipped = loaded.skipped;
+            self.session.warn(format!("{} samples could not be read so far, and were left out", loaded.skipped));
         }
-        if samples.is_empty() {
+        if loaded.samples.is_empty() {
             let message = format!("no sample of step {} could be read", self.state.step + 1);
             return Err(TrainerError::Data { path: "data.train".into(), line: None, message });
         }

@@ -2,6 +2,7 @@
 //! Changes nothing.
 
 mod classes;
+mod pairs;
 mod texts;
 
 use std::sync::Arc;
@@ -53,12 +54,13 @@ impl Evaluation {
         let clock = Instant::now();
         let _guard = tch::no_grad_guard();
         let pass = Pass { evaluation: self, session, state, shape };
-        let (loss, scores) = match self.task {
-            Task::Seq2Seq | Task::Language => texts::judge(&pass)?,
-            Task::Classification | Task::TimeSeries => classes::judge(&pass)?,
-            Task::Contrastive => (pass.loss()?, Scores::new()),
+        let (loss, scores) = match (self.task, state.model.contrast()) {
+            (_, Some(contrast)) => pairs::judge(&pass, contrast)?,
+            (Task::Seq2Seq | Task::Language, None) => texts::judge(&pass)?,
+            (Task::Classification | Task::TimeSeries, None) => classes::judge(&pass)?,
+            (Task::Contrastive, None) => (pass.loss()?, Scores::new()),
         };
-        let samples = self.reader.source.len() as u64;
+        let samples = self.reader.source.len() as u64 - self.reader.source.skipped();
         Ok(event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), scores })
     }
 }
@@ -86,8 +88,18 @@ impl Pass<'_> {
     }
 
     fn samples(&self, part: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        self.read(|| self.evaluation.reader.read(part))
+    }
+
+    /// What the model is given to write something for the samples.
+    fn prompts(&self, part: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        let prompt = |index: &usize| self.evaluation.reader.source.prompt(*index).transpose();
+        self.read(|| part.iter().filter_map(prompt).collect())
+    }
+
+    fn read(&self, read: impl FnOnce() -> Result<Vec<Sample>, TrainerError>) -> Result<Vec<Sample>, TrainerError> {
         self.session.enter(Phase::Eval, self.state.step)?;
-        let samples = self.evaluation.reader.read(part)?;
+        let samples = read()?;
         self.session.situation.set_part(samples.len() as u32, self.shape.longest(&samples) as u32);
         Ok(samples)
     }
