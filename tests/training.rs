@@ -15,6 +15,8 @@ mod images;
 mod inputs;
 #[path = "training/kitchen.rs"]
 mod kitchen;
+#[path = "training/minilm.rs"]
+mod minilm;
 #[path = "training/mu_sota.rs"]
 mod mu_sota;
 
@@ -23,6 +25,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     golden::tests(&mut suite);
+    minilm::tests(&mut suite);
     mu_sota::tests(&mut suite);
     inputs::tests(&mut suite);
     hub::tests(&mut suite);

@@ -122,7 +122,9 @@ fn number(text: &str, allowed: &str, is_allowed: impl Fn(f64) -> bool) -> Result
 #[derive(Subcommand)]
 pub enum DataCommand {
     /// Cooking recipes whose directions follow from their ingredients
-    Recipes(RecipesArgs),
+    Recipes(MadeArgs),
+    /// Descriptions of dishes with what they are: soup, salad or cake
+    Texts(MadeArgs),
     /// Small pictures of cars with captions
     Pictures(PicturesArgs),
     /// Short stories as plain text, for a language model
@@ -145,7 +147,7 @@ pub struct StoriesArgs {
 }
 
 #[derive(Args)]
-pub struct RecipesArgs {
+pub struct MadeArgs {
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub rows: u64,
     #[arg(long)]

@@ -9,6 +9,7 @@ mod checkpoint;
 mod cli;
 mod data;
 mod device;
+mod dishes;
 mod durable;
 mod error;
 mod events;
@@ -17,6 +18,7 @@ mod host_allocator;
 mod host_limit;
 mod host_memory;
 mod loss_scale;
+mod made;
 mod metrics;
 mod model;
 mod oom;
@@ -58,7 +60,8 @@ fn main() {
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
         Command::Generate(args) => boundary::guard(|| generate::generate(args)),
-        Command::Data(DataCommand::Recipes(args)) => recipes::generate(args),
+        Command::Data(DataCommand::Recipes(args)) => recipes::RECIPES.generate(args),
+        Command::Data(DataCommand::Texts(args)) => dishes::DISHES.generate(args),
         Command::Data(DataCommand::Pictures(args)) => cars::generate(args),
         Command::Data(DataCommand::Stories(args)) => stories::generate(args),
     };

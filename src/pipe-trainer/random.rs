@@ -11,6 +11,7 @@ pub enum Purpose {
     Dropout,
     Rounding,
     Recipes,
+    Dishes,
     Pictures,
     Stories,
     /// The words that a language model chooses.
@@ -25,6 +26,7 @@ impl Purpose {
             Self::Dropout => "dropout",
             Self::Rounding => "rounding",
             Self::Recipes => "recipes",
+            Self::Dishes => "dishes",
             Self::Pictures => "pictures",
             Self::Stories => "stories",
             Self::Text => "text",

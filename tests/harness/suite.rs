@@ -1,9 +1,12 @@
 //! Tests that know what they need. What cannot run is reported as ignored, by name; with PIPE_REQUIRE_DOCKER=1 it fails.
 
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::OnceLock;
 
 use libtest_mimic::{Arguments, Failed, Trial};
+
+use super::folder::repository;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
@@ -16,6 +19,8 @@ pub enum Needs {
     Transformers,
     /// The daemon, on a machine without a GPU; a GPU there is nothing that PIPE_REQUIRE_DOCKER forbids.
     DockerWithoutGpu,
+    /// The model that tests/fetch-minilm fetches.
+    MiniLm,
     /// To be root and have `dockerd`, to start a daemon of the test's own.
     OwnDaemon,
 }
@@ -28,6 +33,9 @@ impl Needs {
             Self::DockerWithoutGpu if gpu() => Some("this machine has a GPU"),
             Self::DockerWithoutGpu => Self::Docker.missing(),
             Self::Transformers => (!transformers()).then_some("python3 has no transformers"),
+            Self::MiniLm => {
+                (!minilm().join("complete").is_file()).then_some("target/minilm is not there; make minilm fetches it")
+            }
             Self::Root => (!root()).then_some("not root"),
             Self::OwnDaemon => (!root() || !dockerd()).then_some("not root, or no dockerd"),
         }
@@ -45,6 +53,11 @@ fn gpu() -> bool {
 
 fn transformers() -> bool {
     succeeds(Command::new("python3").args(["-c", "import torch, transformers, safetensors"]))
+}
+
+/// Where tests/fetch-minilm puts its model.
+pub fn minilm() -> PathBuf {
+    repository().join("target/minilm")
 }
 
 fn dockerd() -> bool {
@@ -74,7 +87,7 @@ impl Suite {
         let about_docker = match needs {
             Needs::Transformers => false,
             Needs::DockerWithoutGpu => !gpu(),
-            Needs::Nothing | Needs::Docker | Needs::Root | Needs::OwnDaemon => true,
+            Needs::Nothing | Needs::Docker | Needs::Root | Needs::MiniLm | Needs::OwnDaemon => true,
         };
         let required = about_docker && std::env::var("PIPE_REQUIRE_DOCKER").is_ok_and(|value| value == "1");
         let run = move || match missing {

@@ -52,15 +52,15 @@ fn allowed(names: &[String]) -> String {
 }
 
 /// A label as a row has it. Texts that are numbers are how some files write those.
-enum Given<'a> {
+enum Given {
     Whole(i64),
     Decimal(f64),
-    Name(&'a str),
+    Name,
     Other,
 }
 
-impl<'a> Given<'a> {
-    fn of(value: &'a Value) -> Self {
+impl Given {
+    fn of(value: &Value) -> Self {
         match value {
             Value::Number(number) => match (number.as_i64(), number.as_f64()) {
                 (Some(whole), _) => Self::Whole(whole),
@@ -71,7 +71,7 @@ impl<'a> Given<'a> {
                 (Ok(whole), _) => Self::Whole(whole),
                 // "inf" and "nan" are names like any other.
                 (_, Ok(decimal)) if f64::is_finite(decimal) => Self::Decimal(decimal),
-                _ => Self::Name(text),
+                _ => Self::Name,
             },
             Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => Self::Other,
         }
@@ -85,7 +85,7 @@ impl<'a> Given<'a> {
         match self {
             Self::Whole(whole) => Some(*whole as f64),
             Self::Decimal(decimal) => Some(*decimal),
-            Self::Name(_) | Self::Other => None,
+            Self::Name | Self::Other => None,
         }
     }
 }
@@ -114,7 +114,7 @@ impl Seen {
             Given::Whole(whole) if whole < 0 => seen.negative = Some(row),
             Given::Whole(whole) => seen.largest = Some((whole, row)),
             Given::Decimal(_) => seen.decimal = Some(row),
-            Given::Name(_) | Given::Other => seen.name = Some(row),
+            Given::Name | Given::Other => seen.name = Some(row),
         }
         seen
     }

@@ -68,3 +68,34 @@ impl Activation {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_torch() {
+        let cases = [
+            ("relu", -2.0, 0.0),
+            ("gelu", 1.0, 0.841_344_7),
+            ("gelu_python", 1.0, 0.841_344_7),
+            ("gelu_new", 1.0, 0.841_192),
+            ("gelu_fast", 1.0, 0.841_192),
+            ("quick_gelu", 1.0, 0.845_795_8),
+            ("silu", 1.0, 0.731_058_6),
+            ("swish", 1.0, 0.731_058_6),
+            ("tanh", 1.0, 0.761_594_2),
+            ("sigmoid", 1.0, 0.731_058_6),
+            ("mish", 1.0, 0.865_098_4),
+            ("leaky_relu", -2.0, -0.02),
+            ("relu6", 7.0, 6.0),
+            ("relu2", 3.0, 9.0),
+            ("linear", -2.0, -2.0),
+        ];
+        for (name, input, want) in cases {
+            let function = Activation::parse("hidden_act", name).unwrap();
+            let got = function.apply(&Tensor::from_slice(&[input])).unwrap().double_value(&[0]);
+            assert!((got - want).abs() < 1e-6, "{name}({input}) is {got}");
+        }
+    }
+}

@@ -4,15 +4,9 @@
 mod kitchen;
 mod tokenizer;
 
-use std::fs;
-use std::io::{self, Write};
-use std::path::Path;
-
 use serde::Serialize;
 
-use crate::cli::RecipesArgs;
-use crate::durable;
-use crate::error::TrainerError;
+use crate::made::Made;
 use crate::random::{Purpose, Random};
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -21,19 +15,7 @@ struct Recipe {
     directions: String,
 }
 
-/// Which of the endless rows; the two never share a random number.
-#[derive(Clone, Copy)]
-enum Stream {
-    Train,
-    Eval,
-}
-
-pub fn generate(args: &RecipesArgs) -> Result<(), TrainerError> {
-    match &args.out {
-        None => print(args),
-        Some(folder) => write(args, folder),
-    }
-}
+pub const RECIPES: Made = Made { purpose: Purpose::Recipes, row, tokenizer: tokenizer::json };
 
 /// The tokenizer.json of recipes.
 #[cfg(test)]
@@ -41,38 +23,8 @@ pub fn tokenizer() -> String {
     tokenizer::json()
 }
 
-fn print(args: &RecipesArgs) -> Result<(), TrainerError> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    match (0..args.rows).try_for_each(|row| writeln!(out, "{}", line(args.seed, Stream::Train, row))) {
-        // Whoever read them has had enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(source) => Err(TrainerError::Io { path: "stdout".into(), source }),
-        Ok(()) => Ok(()),
-    }
-}
-
-fn write(args: &RecipesArgs, folder: &Path) -> Result<(), TrainerError> {
-    let eval_rows = args.eval_rows.unwrap_or((args.rows / 20).max(1));
-    let files = [
-        ("train.jsonl", lines(args.seed, Stream::Train, args.rows)),
-        ("eval.jsonl", lines(args.seed, Stream::Eval, eval_rows)),
-        ("tokenizer.json", tokenizer::json()),
-    ];
-    fs::create_dir_all(folder).map_err(|source| TrainerError::Io { path: folder.to_owned(), source })?;
-    for (name, text) in files {
-        let path = folder.join(name);
-        durable::write_whole(&path, text.as_bytes()).map_err(|source| TrainerError::Io { path, source })?;
-    }
-    Ok(())
-}
-
-fn lines(seed: u64, stream: Stream, rows: u64) -> String {
-    (0..rows).map(|row| line(seed, stream, row) + "\n").collect()
-}
-
-fn line(seed: u64, stream: Stream, row: u64) -> String {
-    let mut random = Random::new(Purpose::Recipes, seed, &[stream as u64, row]);
-    serde_json::to_string(&recipe(&mut random)).expect("a recipe is plain text")
+fn row(random: &mut Random) -> String {
+    serde_json::to_string(&recipe(random)).expect("a recipe is plain text")
 }
 
 fn recipe(random: &mut Random) -> Recipe {
@@ -93,13 +45,14 @@ fn recipe(random: &mut Random) -> Recipe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::made::Stream;
 
     #[test]
     fn rows_are_repeatable_and_streams_differ() {
-        assert_eq!(lines(1, Stream::Train, 5), lines(1, Stream::Train, 5));
-        assert!(lines(1, Stream::Train, 9).starts_with(&lines(1, Stream::Train, 5)));
-        assert_ne!(lines(1, Stream::Train, 5), lines(2, Stream::Train, 5));
-        assert_ne!(lines(1, Stream::Train, 5), lines(1, Stream::Eval, 5));
+        assert_eq!(RECIPES.lines(1, Stream::Train, 5), RECIPES.lines(1, Stream::Train, 5));
+        assert!(RECIPES.lines(1, Stream::Train, 9).starts_with(&RECIPES.lines(1, Stream::Train, 5)));
+        assert_ne!(RECIPES.lines(1, Stream::Train, 5), RECIPES.lines(2, Stream::Train, 5));
+        assert_ne!(RECIPES.lines(1, Stream::Train, 5), RECIPES.lines(1, Stream::Eval, 5));
     }
 
     #[test]

@@ -1,0 +1,288 @@
+//! Models that tell classes apart or predict a number: that they learn, in every precision, and go on where they were.
+
+#[allow(dead_code)]
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use pipe_spec::event::{Eval, EventKind};
+use serde_json::{Value, json};
+use support::{Bench, Ended};
+
+/// A small BERT from scratch, with dropout, on generated texts; the data decides what there is to tell apart.
+fn dishes() -> Bench {
+    let mut bench = Bench::golden();
+    let data = bench.path("data");
+    let made = support::trainer()
+        .args(["data", "texts", "--rows", "600", "--eval-rows", "100", "--seed", "1", "--out"])
+        .arg(&data)
+        .status();
+    assert!(made.unwrap().success());
+    let config = json!({
+        "vocab_size": 192, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+        "max_position_embeddings": 64,
+    });
+    bench
+        .set("/tokenizer", json!(data.join("tokenizer.json")))
+        .set("/model", json!({ "arch": "bert", "config": config }))
+        .set("/data", json!({ "train": data.join("train.jsonl"), "eval": data.join("eval.jsonl"), "workers": 1 }))
+        .set("/train/optimizer", json!({ "lr": 1e-3 }))
+        .set("/train/steps", json!(10));
+    bench
+}
+
+/// As many as there are lines.
+fn with_rows(bench: &mut Bench, name: &str, text: &str) {
+    fs::write(bench.path(name), text).unwrap();
+    let path = json!(bench.path(name));
+    bench.set("/data/train", path.clone()).set("/data/eval", path);
+}
+
+fn losses(ended: &Ended) -> Vec<f64> {
+    ended.curve().into_iter().map(|(_, loss)| loss).collect()
+}
+
+fn furthest(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+fn last_eval(ended: &Ended) -> &Eval {
+    let eval = |event| match event {
+        &EventKind::Eval(ref eval) => Some(eval),
+        _ => None,
+    };
+    ended.events.iter().rev().find_map(eval).expect("it was evaluated")
+}
+
+fn warnings(ended: &Ended) -> String {
+    let mut all = String::new();
+    for event in &ended.events {
+        if let EventKind::Warning(warning) = event {
+            all += &warning.message;
+        }
+    }
+    all
+}
+
+fn exported(bench: &Bench) -> Value {
+    serde_json::from_slice(&fs::read(bench.run_folder().model().join("config.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn a_small_model_learns() {
+    for arch in ["bert", "roberta"] {
+        let mut bench = dishes();
+        bench
+            .set("/model/arch", json!(arch))
+            .set("/train/batch", json!(16))
+            .set("/train/effective_batch", json!(16))
+            .set("/train/steps", json!(150))
+            .set("/train/schedule", json!({ "kind": "linear", "warmup": 10 }));
+        let ended = bench.train().expect(0);
+        let scores = &last_eval(&ended).scores;
+        assert_eq!(scores.keys().collect::<Vec<_>>(), ["accuracy", "f1", "mcc"]);
+        assert!(scores.values().all(|score| *score >= 0.9), "{arch} {scores:?}");
+    }
+}
+
+#[test]
+fn every_precision_stays_near_fp32() {
+    let run = |precision: &str| {
+        let mut bench = dishes();
+        let rows = fs::read_to_string(bench.path("data/train.jsonl")).unwrap();
+        with_rows(&mut bench, "few.jsonl", &rows.lines().take(16).collect::<Vec<_>>().join("\n"));
+        bench.set("/train/dropout", json!(0.0)).set("/train/precision", json!(precision));
+        bench.set("/train/batch", json!(16)).set("/train/effective_batch", json!(16));
+        losses(&bench.set("/train/steps", json!(30)).train().expect(0))
+    };
+    let reference = run("fp32");
+    assert!(reference[29] < 0.5 * reference[0], "{reference:?}");
+    assert_eq!(run("tf32"), reference);
+    for (precision, near) in [("bf16-mixed", 0.02), ("fp16-mixed", 0.02), ("bf16", 0.05)] {
+        let losses = run(precision);
+        let apart = furthest(&losses, &reference);
+        assert!(apart > 0.0, "{precision} computes in fp32");
+        assert!(apart < near * reference[0], "{precision} is {apart} from fp32: {losses:?} {reference:?}");
+    }
+}
+
+#[test]
+fn checkpointing_and_splits_give_the_same_training() {
+    for (arch, precision) in [("bert", "fp32"), ("roberta", "fp32"), ("bert", "bf16-mixed")] {
+        let run = |checkpointing: bool| {
+            let mut bench = dishes();
+            bench.set("/model/arch", json!(arch)).set("/train/precision", json!(precision));
+            let config = "/model/config";
+            bench.set(&format!("{config}/hidden_dropout_prob"), json!(0.2));
+            bench.set(&format!("{config}/attention_probs_dropout_prob"), json!(0.3));
+            bench.set(&format!("{config}/classifier_dropout"), json!(0.4));
+            losses(&bench.set("/train/checkpointing", json!(checkpointing)).train().expect(0))
+        };
+        assert!(furthest(&run(false), &run(true)) < 1e-6, "{arch} {precision}");
+    }
+    let run = |batch: u32| {
+        let mut bench = dishes();
+        bench.set("/train/dropout", json!(0.0)).set("/train/batch", json!(batch));
+        losses(&bench.train().expect(0))
+    };
+    let whole = run(8);
+    for batch in [4, 3, 1] {
+        assert!(furthest(&whole, &run(batch)) < 1e-5, "batch {batch}");
+    }
+}
+
+#[test]
+fn a_run_that_goes_on_ends_with_the_same_bits() {
+    for precision in ["fp32", "bf16"] {
+        let mut bench = dishes();
+        bench.set("/train/precision", json!(precision)).set("/save", json!({ "every": 4, "keep": 3 }));
+        let whole = bench.train().expect(0).curve();
+        let digests = bench.checkpoint_digests(10);
+        for step in [8, 10] {
+            fs::remove_dir_all(bench.run_folder().checkpoints().join(format!("step-{step:08}"))).unwrap();
+        }
+        assert_eq!(bench.train().expect(0).curve(), whole[4..], "{precision}");
+        assert_eq!(bench.checkpoint_digests(10), digests, "{precision}");
+    }
+}
+
+#[test]
+fn names_of_classes_stay_with_the_model() {
+    let mut bench = dishes();
+    bench.train().expect(0);
+    assert_eq!(exported(&bench)["id2label"], json!({ "0": "cake", "1": "salad", "2": "soup" }));
+    let model = bench.path("exported");
+    fs::rename(bench.run_folder().model(), &model).unwrap();
+    fs::remove_dir_all(bench.run_folder().path()).unwrap();
+    // Data that has seen no cake is data of the same three classes.
+    bench.set("/model", json!({ "arch": "bert", "from": model }));
+    with_rows(&mut bench, "few.csv", "text,label\n\"boil, skim\",soup\ntoss,salad\nsimmer,2\n");
+    let ended = bench.train().expect(0);
+    assert_eq!(warnings(&ended), "");
+    assert_eq!(exported(&bench)["label2id"], json!({ "cake": 0, "salad": 1, "soup": 2 }));
+    with_rows(&mut bench, "pie.csv", "text,label\nboil,soup\nbake,pie\n");
+    let ended = bench.train().expect(3);
+    let want = "pie.csv line 3: the label \"pie\" is no class of the model; allowed: cake, salad, soup, or their numbers, 0 to 2";
+    assert!(ended.stderr.contains(want), "{}", ended.stderr);
+}
+
+#[test]
+fn an_encoder_gets_a_new_head() {
+    let fixtures = support::fixture().join("..");
+    for (arch, begun) in [
+        ("bert", "bert.pooler.dense.weight, bert.pooler.dense.bias, classifier.weight, classifier.bias"),
+        (
+            "roberta",
+            "classifier.dense.weight, classifier.dense.bias, classifier.out_proj.weight, classifier.out_proj.bias",
+        ),
+    ] {
+        let mut bench = dishes();
+        bench.set("/model", json!({ "arch": arch, "from": fixtures.join(format!("{arch}-encoder")) }));
+        // Its vocabulary is small.
+        let tokenizer = fs::read_to_string(bench.path("data/tokenizer.json")).unwrap();
+        let mut tokenizer: Value = serde_json::from_str(&tokenizer).unwrap();
+        let vocabulary: BTreeMap<String, u64> = serde_json::from_value(tokenizer["model"]["vocab"].take()).unwrap();
+        tokenizer["model"]["vocab"] =
+            json!(vocabulary.into_iter().filter(|(_, id)| *id < 83).collect::<BTreeMap<_, _>>());
+        fs::write(bench.path("data/tokenizer.json"), tokenizer.to_string()).unwrap();
+        let ended = bench.train().expect(0);
+        assert!(warnings(&ended).contains(begun), "{}", warnings(&ended));
+        assert_eq!(exported(&bench)["id2label"]["2"], "soup");
+    }
+}
+
+#[test]
+fn numbers_are_predicted_where_the_data_has_numbers() {
+    let mut bench = dishes();
+    let row = |number: u32| match number % 3 {
+        0 => json!({ "text": "boil the stock", "label": 0.5 }),
+        1 => json!({ "text": "toss the lettuce", "label": -1 }),
+        _ => json!({ "text": "bake", "text_pair": "the flour", "label": 1.25 }),
+    };
+    let rows: String = (0..24).map(|number| row(number).to_string() + "\n").collect();
+    with_rows(&mut bench, "numbers.jsonl", &rows);
+    bench.set("/train/steps", json!(60)).set("/train/dropout", json!(0.0));
+    let ended = bench.train().expect(0);
+    let eval = last_eval(&ended);
+    assert_eq!(eval.scores.keys().collect::<Vec<_>>(), ["mse", "pearson"]);
+    assert!((eval.scores["mse"] - eval.loss).abs() < 1e-6 && eval.scores["mse"] < 0.02, "{eval:?}");
+    assert!(eval.scores["pearson"] > 0.98, "{eval:?}");
+    let config = exported(&bench);
+    assert_eq!((&config["problem_type"], &config["id2label"]), (&json!("regression"), &json!({ "0": "LABEL_0" })));
+}
+
+#[test]
+fn texts_are_cut_where_the_model_ends() {
+    // RoBERTa's first position is 2: 16 tokens fit.
+    for (pad, steps) in [("longest", 2), ("max", 2)] {
+        let mut bench = dishes();
+        bench.set("/model/arch", json!("roberta")).set("/model/config/max_position_embeddings", json!(18));
+        bench.set("/data/pad", json!(pad)).set("/train/steps", json!(steps)).train().expect(0);
+    }
+}
+
+#[test]
+fn bad_rows_are_named() {
+    let good = "{\"text\": \"boil\", \"label\": \"soup\"}\n{\"text\": \"toss\", \"label\": \"salad\"}\n";
+    let cases = [
+        ("{\"text\": \"x\"}", json!(null), "bad.jsonl line 3: no field \"label\"; it has: text"),
+        ("{\"text\": 4, \"label\": \"a\"}", json!(null), "line 3: field \"text\" holds a number, not a text"),
+        (
+            "{\"text\": \"x\", \"text_pair\": [], \"label\": \"a\"}",
+            json!(null),
+            "line 3: field \"text_pair\" holds a list",
+        ),
+        ("{\"text\": \"x\", \"label\": true}", json!(null), "line 3: field \"label\" holds a truth value, not a class"),
+        ("{\"text\": \"x\", \"label\": \"\"}", json!(null), "line 3: the label is empty"),
+        (
+            "{\"text\": \"x\", \"label\": 3}",
+            json!(null),
+            "line 3: this label is a number, and those of other rows are names",
+        ),
+        (
+            "{\"text\": \"x\", \"label\": 2}",
+            json!(2),
+            "line 1: the label \"soup\" is no class of the model; allowed: LABEL_0, LABEL_1, or",
+        ),
+        ("{\"text\": \"x\", \"label\": 2}", json!(1), "line 1: the label \"soup\" is no number"),
+    ];
+    for (row, num_labels, want) in cases {
+        let mut bench = dishes();
+        bench.set("/model/config/num_labels", num_labels);
+        with_rows(&mut bench, "bad.jsonl", &format!("{good}{row}\n"));
+        let ended = bench.train().expect(3);
+        assert!(ended.stderr.contains(want), "{}", ended.stderr);
+    }
+    // A column that the pipeline names must be there.
+    let mut bench = dishes();
+    bench.set("/data/fields", json!({ "text_pair": "question" }));
+    let ended = bench.train().expect(3);
+    assert!(ended.stderr.contains("line 1: no field \"question\"; it has:"), "{}", ended.stderr);
+}
+
+#[test]
+fn tensors_are_checked_against_the_model() {
+    let batch = support::fixture().join("../bert/batch.safetensors");
+    let with = |config: Value| {
+        let mut bench = dishes();
+        bench.set("/data", json!({ "train": batch, "eval": batch })).set("/tokenizer", json!(null));
+        bench.set("/train/dropout", json!(0.0));
+        config
+            .as_object()
+            .unwrap()
+            .iter()
+            .for_each(|(key, value)| drop(bench.set(&format!("/model/config/{key}"), value.clone())));
+        bench
+    };
+    let ended = with(json!({ "vocab_size": 217 })).train().expect(0);
+    assert!(last_eval(&ended).scores.contains_key("accuracy"));
+    for (config, want) in [
+        (json!({ "vocab_size": 217, "num_labels": 2 }), "its label is 2; allowed: 0 to 1"),
+        (json!({ "vocab_size": 217, "max_position_embeddings": 39 }), "sample 0: it has 40 tokens; allowed: 39"),
+    ] {
+        let ended = with(config).train().expect(3);
+        assert!(ended.stderr.contains(want), "{}", ended.stderr);
+    }
+}
