@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Loads an exported model in transformers and compares its logits with those that pipe-trainer computed for the same batch.
 usage: export_check.py MODEL-FOLDER batch.safetensors out.safetensors   (out: of `pipe-trainer parity`)"""
+import json
+import pathlib
 import sys
 
 import torch
+import transformers
 from safetensors.torch import load_file
-from transformers import T5ForConditionalGeneration
 
-model, told = T5ForConditionalGeneration.from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
+[name] = json.loads((pathlib.Path(sys.argv[1]) / "config.json").read_text())["architectures"]
+model, told = getattr(transformers, name).from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
 missing = [key for key in (*told["missing_keys"], *told["unexpected_keys"])]
 assert not missing, f"keys that do not fit: {missing}"
 batch, ours = load_file(sys.argv[2]), load_file(sys.argv[3])["logits"]

@@ -6,7 +6,7 @@ use tch::{Kind, TchError, Tensor};
 use crate::error::TrainerError;
 use crate::optimizer;
 use crate::tensor_files::TensorFiles;
-use crate::torch::{self, AdamWGroup, AdamWStep, Bf16Rows};
+use crate::torch::{self, AdamWGroup, AdamWStep};
 use crate::weights::Weights;
 
 pub struct AdamW {
@@ -27,19 +27,7 @@ struct Group {
     /// Their places among all.
     members: Vec<usize>,
     decays: bool,
-    /// In bf16 they and their moments lie one behind the other.
-    rows: Option<Rows>,
 }
-
-struct Rows {
-    parameters: Tensor,
-    averages: Tensor,
-    squares: Tensor,
-}
-
-/// Elements of bf16 that are updated together: many enough for one kernel to be worth it, few enough for its results,
-/// which exist beside the old values for a moment, to be small.
-const ROW: usize = 1 << 26;
 
 impl AdamW {
     pub fn new(train: &Train, weights: &Weights) -> Result<Self, TrainerError> {
@@ -65,27 +53,14 @@ impl AdamW {
         make: impl Fn(&str, &Tensor) -> Result<(Tensor, Tensor), TrainerError>,
     ) -> Result<Self, TrainerError> {
         let parameters: Vec<(&str, &Tensor)> = weights.trained().collect();
-        let mut moments = Vec::with_capacity(parameters.len());
-        let mut groups = Vec::new();
-        for (members, decays) in grouped(&parameters, train.optimizer.decay) {
-            for place in &members {
-                let (name, parameter) = parameters[*place];
+        let moments = parameters
+            .iter()
+            .map(|(name, parameter)| {
                 let (average, square) = make(name, parameter)?;
-                moments.push((*place, Moments { name: name.to_owned(), average, square }));
-            }
-            let of_group = &moments[moments.len() - members.len()..];
-            let rows = match parameters[members[0]].1.kind() {
-                Kind::BFloat16 => Some(Rows {
-                    parameters: torch::flatten(&members.iter().map(|place| parameters[*place].1).collect::<Vec<_>>())?,
-                    averages: torch::flatten(&of_group.iter().map(|(_, of)| &of.average).collect::<Vec<_>>())?,
-                    squares: torch::flatten(&of_group.iter().map(|(_, of)| &of.square).collect::<Vec<_>>())?,
-                }),
-                _ => None,
-            };
-            groups.push(Group { members, decays, rows });
-        }
-        moments.sort_by_key(|(place, _)| *place);
-        let moments = moments.into_iter().map(|(_, moments)| moments).collect();
+                Ok(Moments { name: (*name).to_owned(), average, square })
+            })
+            .collect::<Result<_, TrainerError>>()?;
+        let groups = grouped(&parameters, train.optimizer.decay);
         Ok(Self { settings: train.optimizer.clone(), seed: train.seed, moments, groups })
     }
 
@@ -112,47 +87,31 @@ impl AdamW {
         for group in &self.groups {
             let weight_decay = if group.decays { weight_decay } else { 0.0 };
             let numbers = AdamWStep { lr, betas, eps, weight_decay, step };
-            let gradients: Vec<&Tensor> = group.members.iter().map(|place| &gradients[*place]).collect();
-            if let Some(Rows { parameters, averages, squares }) = &group.rows {
-                torch::adamw_bf16(&Bf16Rows { parameters, averages, squares }, &gradients, scale, &numbers, self.seed)?;
-                continue;
-            }
             let moments = || group.members.iter().map(|place| &self.moments[*place]);
             let group = AdamWGroup {
                 parameters: group.members.iter().map(|place| parameters[*place]).collect(),
-                gradients,
+                gradients: group.members.iter().map(|place| &gradients[*place]).collect(),
                 averages: moments().map(|moments| &moments.average).collect(),
                 squares: moments().map(|moments| &moments.square).collect(),
             };
-            torch::adamw(&group, scale, &numbers)?;
+            if group.parameters[0].kind() == Kind::BFloat16 {
+                torch::adamw_bf16(&group, scale, &numbers, self.seed)?;
+            } else {
+                torch::adamw(&group, scale, &numbers)?;
+            }
         }
         Ok(())
     }
 }
 
-/// The places of the parameters that are updated together, and whether they decay. In bf16 no group is much larger than
-/// `ROW`; elsewhere there is one of each kind.
-fn grouped(parameters: &[(&str, &Tensor)], decay: Decay) -> Vec<(Vec<usize>, bool)> {
-    let mut groups: Vec<(Vec<usize>, bool)> = Vec::new();
-    for decays in [true, false] {
-        let mut size = 0;
-        let mut members = Vec::new();
-        for (place, (_, parameter)) in parameters.iter().enumerate() {
-            if optimizer::decays(decay, parameter) != decays {
-                continue;
-            }
-            if parameter.kind() == Kind::BFloat16 && size > 0 && size + parameter.numel() > ROW {
-                groups.push((std::mem::take(&mut members), decays));
-                size = 0;
-            }
-            size += parameter.numel();
-            members.push(place);
-        }
-        if !members.is_empty() {
-            groups.push((members, decays));
-        }
-    }
-    groups
+/// The parameters that decay, and those that do not.
+fn grouped(parameters: &[(&str, &Tensor)], decay: Decay) -> Vec<Group> {
+    let group = |decays: bool| {
+        let belongs = |(_, (_, parameter)): &(usize, &(&str, &Tensor))| optimizer::decays(decay, parameter) == decays;
+        let members = parameters.iter().enumerate().filter(belongs).map(|(place, _)| place).collect();
+        Group { members, decays }
+    };
+    [true, false].into_iter().map(group).filter(|group| !group.members.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -184,7 +143,8 @@ mod tests {
             torch::adamw(&group, &one, step).unwrap();
         });
         let stochastic = distance_after(Kind::BFloat16, |[p, g, m, v], step| {
-            torch::adamw_bf16(&Bf16Rows { parameters: p, averages: m, squares: v }, &[g], &one, step, 3).unwrap();
+            let group = AdamWGroup { parameters: vec![p], gradients: vec![g], averages: vec![m], squares: vec![v] };
+            torch::adamw_bf16(&group, &one, step, 3).unwrap();
         });
         // The same step rounded to the nearest: Adam's step is about the rate, whatever the gradient.
         let plain = distance_after(Kind::BFloat16, |[p, g, ..], step| {
@@ -194,17 +154,5 @@ mod tests {
         assert!(wide < 0.015, "fp32 is {wide} away");
         assert!((plain - 0.05).abs() < 0.005, "plain rounding was to stand still: {plain}");
         assert!(stochastic < 0.015, "stochastic rounding is {stochastic} away");
-    }
-
-    #[test]
-    fn flattened_tensors_are_views_of_one_row() {
-        let (a, b) = (Tensor::from_slice(&[1.0f32, 2.0]), Tensor::from_slice(&[3.0f32, 4.0, 5.0, 6.0]).reshape([2, 2]));
-        let row = torch::flatten(&[&a, &b]).unwrap();
-        let _ = row.shallow_clone().f_mul_scalar_(10.0).unwrap();
-        assert_eq!(Vec::<f32>::try_from(&a).unwrap(), [10.0, 20.0]);
-        assert_eq!(
-            (b.size(), Vec::<f32>::try_from(b.reshape([-1])).unwrap()),
-            (vec![2, 2], vec![30.0, 40.0, 50.0, 60.0])
-        );
     }
 }

@@ -46,6 +46,11 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
         phases[phase] = clock.elapsed().as_secs_f64() * 1000.0;
         clock = Instant::now();
     })?;
+    if let Some(path) = &args.trace {
+        torch::trace_begin()?;
+        one_step(model.as_ref(), &mut optimizer, &part, &spec, 2, &mut |_| ())?;
+        torch::trace_end(path)?;
+    }
     let mut measured = times.split_off(WARM_UP);
     measured.sort_by(f64::total_cmp);
     let ms = measured[measured.len() / 2];

@@ -3,7 +3,9 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=torch/shim.cpp");
+    for file in ["shim.cpp", "functions.hpp", "cuda.hpp"] {
+        println!("cargo:rerun-if-changed=torch/{file}");
+    }
     println!("cargo:rerun-if-env-changed=LIBTORCH");
     let libtorch =
         std::env::var("LIBTORCH").expect("LIBTORCH names the folder of libtorch (.cargo/config.toml sets it)");

@@ -32,12 +32,20 @@ pub struct ParityArgs {
     /// A folder in Hugging Face layout
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// input_ids, attention_mask and labels
+    /// What the model is given, by name: input_ids, attention_mask, labels and the like
     #[arg(long, value_name = "FILE")]
     pub batch: PathBuf,
-    /// Gets logits, and grad.<name> of every parameter
+    /// Gets logits, grad.<name> of every parameter, and last_hidden_state of an encoder
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
+    #[arg(long, default_value = "fp32")]
+    pub precision: String,
+    /// On the card instead of the CPU
+    #[arg(long)]
+    pub cuda: bool,
+    /// With gradient checkpointing
+    #[arg(long)]
+    pub checkpointing: bool,
 }
 
 #[derive(Args)]
@@ -65,6 +73,9 @@ pub struct BenchArgs {
     /// On the CPU instead of the card
     #[arg(long)]
     pub cpu: bool,
+    /// Writes what the card does in one more step, as a Chrome trace
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]

@@ -1,22 +1,26 @@
-//! One batch through a model, in fp32 on the CPU and without dropout: what `transformers` is compared with.
+//! One batch through a model, without dropout: what `transformers` is compared with.
 
 use std::path::Path;
 
+use pipe_spec::pipeline::{Memory, Precision};
 use serde_json::json;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::cli::ParityArgs;
 use crate::data::{IGNORED, Part};
+use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::{Definition, Mode, Model, Setup, Start};
+use crate::precision::Kinds;
 use crate::tensor_files::TensorFiles;
 use crate::{tensor_writer, torch};
 
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?;
     let files = TensorFiles::open_folder(&args.model)?;
-    let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &Setup::plain())?;
-    let part = read_batch(&args.batch)?;
+    let setup = setup(args)?;
+    let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
+    let part = read_batch(&args.batch, setup.device)?;
     let compared = Compared::compute(model.as_ref(), &part)?;
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
     tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;
@@ -24,49 +28,67 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     Ok(())
 }
 
+fn setup(args: &ParityArgs) -> Result<Setup, TrainerError> {
+    let fail =
+        |error: serde_json::Error| TrainerError::Config { key: "--precision".to_owned(), message: error.to_string() };
+    let precision = serde_json::from_value(args.precision.as_str().into()).map_err(fail)?;
+    let device = if args.cuda { Hardware::cuda(&Memory::default())?.device } else { Device::Cpu };
+    torch::allow_tf32(precision == Precision::Tf32);
+    Ok(Setup { device, kinds: Kinds::of(precision), checkpointing: args.checkpointing, dropout: Some(0.0) })
+}
+
 struct Compared {
     loss: f64,
     grad_norm: f64,
     logits: Tensor,
-    /// Where the model compares two sides with each other, the logits as either side sees them.
-    sides: Vec<(String, Tensor)>,
+    /// The last hidden state of an encoder; of a model that compares two sides, the logits as either side sees them.
+    others: Vec<(String, Tensor)>,
     gradients: Vec<(String, Tensor)>,
 }
 
 impl Compared {
     fn compute(model: &dyn Model, part: &Part) -> Result<Self, TrainerError> {
+        // Checkpointing is for training alone.
+        let mode = Mode::Train { seed: 0 };
         let loss = match model.contrast() {
-            Some(contrast) => contrast.loss(&contrast.embed(part, Mode::Eval)?)?,
+            Some(contrast) => contrast.loss(&contrast.embed(part, mode)?)?,
             None => {
                 let count = part.get("labels")?.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
-                model.loss_sum(part, Mode::Eval)?.f_div_scalar(count)?
+                model.loss_sum(part, mode)?.f_div_scalar(count)?
             }
         };
         loss.f_backward()?;
-        let gradients = model.weights().gradients()?;
-        let logits = tch::no_grad(|| model.logits(part, Mode::Eval))?;
-        let mut sides = Vec::new();
+        let gradients = wide(model.weights().gradients()?)?;
+        let logits = tch::no_grad(|| model.logits(part, Mode::Eval))?.f_to_kind(Kind::Float)?;
+        let mut others = Vec::new();
+        if let Some(encoder) = model.encoder() {
+            others.push(("last_hidden_state".to_owned(), tch::no_grad(|| encoder.last_hidden_state(part))?));
+        }
         if model.contrast().is_some() {
-            sides.push(("logits_per_image".to_owned(), logits.shallow_clone()));
-            sides.push(("logits_per_text".to_owned(), logits.f_transpose(0, 1)?.f_contiguous()?));
+            others.push(("logits_per_image".to_owned(), logits.shallow_clone()));
+            others.push(("logits_per_text".to_owned(), logits.f_transpose(0, 1)?.f_contiguous()?));
         }
         Ok(Self {
             loss: loss.f_double_value(&[])?,
             grad_norm: torch::total_norm(&gradients)?.f_double_value(&[])?,
             logits,
-            sides,
+            others,
             gradients: model.weights().trained().map(|(name, _)| format!("grad.{name}")).zip(gradients).collect(),
         })
     }
 
     fn tensors(&self) -> Vec<(String, &Tensor)> {
-        let gradients = self.sides.iter().chain(&self.gradients).map(|(name, tensor)| (name.clone(), tensor));
-        std::iter::once(("logits".to_owned(), &self.logits)).chain(gradients).collect()
+        let others = self.others.iter().chain(&self.gradients).map(|(name, tensor)| (name.clone(), tensor));
+        std::iter::once(("logits".to_owned(), &self.logits)).chain(others).collect()
     }
 }
 
+fn wide(tensors: Vec<Tensor>) -> Result<Vec<Tensor>, TrainerError> {
+    tensors.iter().map(|tensor| Ok(tensor.f_to_kind(Kind::Float)?)).collect()
+}
+
 /// Every tensor of the file, by the name that the model knows it by.
-fn read_batch(path: &Path) -> Result<Part, TrainerError> {
+fn read_batch(path: &Path, device: Device) -> Result<Part, TrainerError> {
     let files = TensorFiles::open_file(path)?;
-    files.names().try_fold(Part::default(), |part, name| Ok(part.with(name, files.read(name)?)))
+    files.names().try_fold(Part::default(), |part, name| Ok(part.with(name, files.read(name)?.f_to_device(device)?)))
 }

@@ -58,7 +58,9 @@ impl JsonlFile {
     /// The names of all columns of a row.
     pub fn names(&self, index: usize) -> Vec<String> {
         let row: Map<String, Value> = serde_json::from_slice(self.line(index)).unwrap_or_default();
-        row.into_iter().map(|(name, _)| name).collect()
+        let mut names: Vec<String> = row.into_iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        names
     }
 
     fn line(&self, index: usize) -> &[u8] {

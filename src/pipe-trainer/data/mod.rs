@@ -3,6 +3,7 @@
 mod classes;
 mod csv;
 mod jsonl;
+mod labelling;
 mod language;
 mod loader;
 mod pairs;

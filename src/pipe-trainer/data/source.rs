@@ -68,7 +68,7 @@ impl Opener<'_> {
         paths: &Paths,
         open: &dyn Fn(&Paths) -> Result<Arc<dyn Source>, TrainerError>,
     ) -> Result<Arc<dyn Source>, TrainerError> {
-        if paths.0.iter().all(|path| path.ends_with(".safetensors")) {
+        if holds_tensors(paths) {
             return Ok(Arc::new(TensorRows::open(paths)?));
         }
         open(paths)
@@ -86,4 +86,9 @@ impl Opener<'_> {
             Pad::Max => Some(length as usize),
         }
     }
+}
+
+/// Whether samples are ready for the model.
+pub fn holds_tensors(paths: &Paths) -> bool {
+    paths.0.iter().all(|path| path.ends_with(".safetensors"))
 }

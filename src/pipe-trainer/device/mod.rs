@@ -61,7 +61,7 @@ impl Hardware {
     }
 
     /// Settings go into the environment and the library is loaded before torch looks for either.
-    fn cuda(memory: &Memory) -> Result<Self, TrainerError> {
+    pub fn cuda(memory: &Memory) -> Result<Self, TrainerError> {
         let card = Card::first()?;
         let share = match memory.limit {
             None => None,
@@ -81,6 +81,7 @@ impl Hardware {
         }
         Library::open("libtorch_cuda.so")
             .map_err(|message| TrainerError::Cuda { message: format!("libtorch: {message}") })?;
+        torch::prepare_kernels();
         if !tch::Cuda::is_available() {
             let message = "the driver is there, but libtorch finds no card it can use".to_owned();
             return Err(TrainerError::Cuda { message });

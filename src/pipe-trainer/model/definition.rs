@@ -7,6 +7,7 @@ use pipe_spec::pipeline::{self, Arch, Train};
 use serde_json::{Map, Value};
 use tch::Device;
 
+use super::bert::{Bert, BertConfig};
 use super::clip::{Clip, ClipConfig};
 use super::t5::{T5, T5Config};
 use super::{ConfigKeys, Expects, Labels, Model};
@@ -95,29 +96,29 @@ impl Definition {
 
     /// What its head is to tell apart, where the data decided it.
     pub fn with_labels(mut self, labels: Option<&Labels>) -> Self {
-        match labels {
-            None => {}
-            Some(Labels::Number) => {
-                self.config.insert("num_labels".to_owned(), 1.into());
-                self.config.insert("problem_type".to_owned(), "regression".into());
-            }
-            Some(Labels::Classes(names)) => {
-                let numbered = names.iter().enumerate();
-                let id2label =
-                    numbered.clone().map(|(number, name)| (number.to_string(), name.as_str().into())).collect();
-                let label2id = numbered.map(|(number, name)| (name.clone(), number.into())).collect();
-                self.config.insert("id2label".to_owned(), Value::Object(id2label));
-                self.config.insert("label2id".to_owned(), Value::Object(label2id));
-                self.config.remove("num_labels");
-            }
+        if let Some(labels) = labels {
+            labels.export(&mut self.config);
         }
         self
+    }
+
+    /// What a classifier tells apart. Left to the data where the files have no trained `head`, or the config says nothing.
+    fn labels(&self, head: &str) -> Result<Option<Labels>, TrainerError> {
+        match self.trained()? {
+            None => Labels::read(&self.config),
+            Some(files) if files.contains(head) => Labels::read(&self.config).map(Option::unwrap_or_default).map(Some),
+            Some(_) => Ok(None),
+        }
     }
 
     /// What its data must be like.
     pub fn expects(&self) -> Result<Expects, TrainerError> {
         match self.arch {
             Arch::T5 => Ok(T5Config::read(&self.config)?.expects()),
+            Arch::Bert | Arch::Roberta | Arch::XlmRoberta => {
+                let config = BertConfig::read(self.arch, &self.config)?;
+                Ok(config.expects(self.labels(&config.head())?))
+            }
             Arch::Clip => Ok(ClipConfig::read(&self.config)?.expects()),
             _ => Err(self.not_available()),
         }
@@ -126,6 +127,9 @@ impl Definition {
     pub fn build(&self, start: &Start<'_>, setup: &Setup) -> Result<Box<dyn Model>, TrainerError> {
         match self.arch {
             Arch::T5 => Ok(Box::new(T5::build(T5Config::read(&self.config)?, start, setup)?)),
+            Arch::Bert | Arch::Roberta | Arch::XlmRoberta => {
+                Ok(Box::new(Bert::build(BertConfig::read(self.arch, &self.config)?, start, setup)?))
+            }
             Arch::Clip => Ok(Box::new(Clip::build(ClipConfig::read(&self.config)?, start, setup)?)),
             _ => Err(self.not_available()),
         }

@@ -2,9 +2,11 @@
 
 use tch::{Kind, Tensor};
 
+use super::activation::Activation;
 use super::pass::Pass;
 use crate::error::TrainerError;
 use crate::precision;
+use crate::torch;
 use crate::weights::Weights;
 
 pub struct Linear {
@@ -49,7 +51,49 @@ impl LayerNorm {
 
     /// What a layer gave, some of it dropped, added to what went into it, and normed: the end of a block that norms last.
     pub fn after(&self, output: &Tensor, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        self.forward(&pass.drop_out(output)?.f_add(&input.f_to_kind(output.kind())?)?)
+        let residual = input.f_to_kind(output.kind())?;
+        if output.device().is_cuda() {
+            let affine = [&self.weight, &self.bias];
+            if let Some(normed) = torch::add_norm(output, &residual, affine, self.epsilon, pass.dropped())? {
+                return Ok(normed);
+            }
+        }
+        self.forward(&pass.drop_add(output, &residual)?)
+    }
+}
+
+/// Two layers with an activation between them.
+pub struct FeedForward {
+    pub first: Linear,
+    /// Multiplied with the activation.
+    pub gate: Option<Tensor>,
+    pub second: Linear,
+    pub activation: Activation,
+    /// Whether some of what lies between the layers is dropped.
+    pub drops: bool,
+}
+
+impl FeedForward {
+    /// `input` is in the kind that the pass computes in, and so is what comes out.
+    pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        if input.device().is_cuda() {
+            let fused = torch::FeedForward {
+                first: &self.first.weight,
+                first_bias: self.first.bias.as_ref(),
+                gate: self.gate.as_ref(),
+                second: &self.second.weight,
+                second_bias: self.second.bias.as_ref(),
+                activation: self.activation as i64,
+                dropped: if self.drops { pass.dropped() } else { torch::Dropped::NOTHING },
+            };
+            return Ok(fused.forward(input)?);
+        }
+        let mut inner = self.activation.apply(&self.first.forward(input, pass)?)?;
+        if let Some(gate) = &self.gate {
+            inner = inner.f_mul(&pass.linear(input, gate, None)?)?;
+        }
+        let inner = if self.drops { pass.drop_out(&inner)? } else { inner };
+        self.second.forward(&inner, pass)
     }
 }
 

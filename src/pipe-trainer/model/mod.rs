@@ -1,6 +1,8 @@
 //! The models: what every architecture can do, and the choice among them.
 
 mod activation;
+mod bert;
+pub mod classification;
 mod clip;
 mod config_keys;
 mod definition;
@@ -38,6 +40,11 @@ pub trait Model {
         None
     }
 
+    /// For a model that encodes texts.
+    fn encoder(&self) -> Option<&dyn Encoder> {
+        None
+    }
+
     /// For a model whose loss compares the samples of a step with each other.
     fn contrast(&self) -> Option<&dyn Contrast> {
         None
@@ -52,6 +59,11 @@ pub trait Model {
 pub trait Writer {
     /// What the model writes after each row of a part, without dropout and without gradients. Labels are not looked at.
     fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError>;
+}
+
+pub trait Encoder {
+    /// What its last layer gives, [samples, length, width], without dropout.
+    fn last_hidden_state(&self, part: &Part) -> Result<Tensor, TrainerError>;
 }
 
 /// A loss over all samples of a step, by way of their embeddings, which parts can be computed one by one.

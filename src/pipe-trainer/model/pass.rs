@@ -1,5 +1,6 @@
 //! One pass through a model: what every layer of it has in common, dropout and kinds.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
@@ -7,7 +8,7 @@ use tch::{Kind, Tensor};
 use super::{Mode, Setup};
 use crate::error::TrainerError;
 use crate::random::{self, Purpose};
-use crate::torch;
+use crate::torch::{self, Dropped};
 
 #[derive(Clone, Copy)]
 pub struct Pass {
@@ -17,6 +18,13 @@ pub struct Pass {
     /// The kind that matrix products are computed in.
     pub compute: Kind,
     pub checkpointing: bool,
+    /// The number of the block that is being computed.
+    pub block: u64,
+}
+
+thread_local! {
+    /// How often something was dropped in the block that this thread computes.
+    static DROPS: Cell<u64> = const { Cell::new(0) };
 }
 
 impl Pass {
@@ -24,9 +32,9 @@ impl Pass {
         let (compute, checkpointing) = (setup.kinds.compute, setup.checkpointing);
         match mode {
             Mode::Train { seed } => {
-                Self { dropout, seed: Some(seed).filter(|_| dropout > 0.0), compute, checkpointing }
+                Self { dropout, seed: Some(seed).filter(|_| dropout > 0.0), compute, checkpointing, block: 0 }
             }
-            Mode::Eval => Self { dropout: 0.0, seed: None, compute, checkpointing: false },
+            Mode::Eval => Self { dropout: 0.0, seed: None, compute, checkpointing: false, block: 0 },
         }
     }
 
@@ -34,8 +42,9 @@ impl Pass {
     pub fn for_block(self, block: u64) -> Self {
         if let Some(seed) = self.seed {
             random::seed_torch(Purpose::Dropout, seed, &[block]);
+            DROPS.set(0);
         }
-        self
+        Self { block, ..self }
     }
 
     /// The same pass with another share dropped.
@@ -43,11 +52,32 @@ impl Pass {
         Self { dropout, ..self }
     }
 
-    pub fn drop_out(self, input: &Tensor) -> Result<Tensor, TrainerError> {
+    /// What is dropped next in this block. On a card it is a function of seed, block and count, so that no mask is kept.
+    pub fn dropped(self) -> Dropped {
         match self.seed {
-            Some(_) if self.dropout > 0.0 => Ok(input.f_dropout(self.dropout, true)?),
-            _ => Ok(input.shallow_clone()),
+            Some(seed) if self.dropout > 0.0 => {
+                let count = DROPS.replace(DROPS.get() + 1);
+                let seed = random::derived(Purpose::Dropout, seed, &[self.block, count]);
+                Dropped { share: self.dropout, seed }
+            }
+            _ => Dropped::NOTHING,
         }
+    }
+
+    pub fn drop_out(self, input: &Tensor) -> Result<Tensor, TrainerError> {
+        match self.dropped() {
+            Dropped::NOTHING => Ok(input.shallow_clone()),
+            dropped if input.device().is_cuda() => Ok(torch::drop_add(input, None, dropped)?),
+            dropped => Ok(input.f_dropout(dropped.share, true)?),
+        }
+    }
+
+    /// What a layer gave, some of it dropped, added to `residual`, in whose kind the sum is.
+    pub fn drop_add(self, output: &Tensor, residual: &Tensor) -> Result<Tensor, TrainerError> {
+        if output.device().is_cuda() {
+            return Ok(torch::drop_add(output, Some(residual), self.dropped())?);
+        }
+        Ok(residual.f_add(&self.drop_out(output)?)?)
     }
 
     /// The share that attention drops of its weights.
@@ -56,8 +86,10 @@ impl Pass {
     }
 
     pub fn linear(self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TrainerError> {
-        let bias = bias.map(|bias| bias.f_to_kind(self.compute)).transpose()?;
-        Ok(input.f_linear(&weight.f_to_kind(self.compute)?, bias.as_ref())?)
+        match weight.kind() == self.compute {
+            true => Ok(input.f_linear(weight, bias)?),
+            false => Ok(torch::linear(input, weight, bias)?),
+        }
     }
 
     /// `block` number `number` of `inputs`, the first of which is what flows through the model. With checkpointing what it

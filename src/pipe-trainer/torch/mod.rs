@@ -1,13 +1,16 @@
 //! What libtorch can do and tch cannot, behind a safe interface. `shim.cpp` is the other side.
 
 mod checkpoint;
+mod fused;
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
 
 use tch::{TchError, Tensor};
 use torch_sys::C_tensor;
 
 pub use checkpoint::checkpoint;
+pub use fused::{Dropped, FeedForward, add_norm, drop_add, linear};
 
 unsafe extern "C" {
     fn free(pointer: *mut c_void);
@@ -26,11 +29,11 @@ unsafe extern "C" {
         step: u64,
     ) -> *mut c_char;
     fn pipe_adamw_bf16(
-        p: *mut C_tensor,
+        p: *const *mut C_tensor,
         g: *const *mut C_tensor,
+        m: *const *mut C_tensor,
+        v: *const *mut C_tensor,
         count: usize,
-        m: *mut C_tensor,
-        v: *mut C_tensor,
         scale: *mut C_tensor,
         lr: f64,
         beta1: f64,
@@ -41,7 +44,6 @@ unsafe extern "C" {
         seed: u64,
     ) -> *mut c_char;
     fn pipe_round_to_bf16(into: *mut C_tensor, wide: *mut C_tensor, seed: u64) -> *mut c_char;
-    fn pipe_flatten(tensors: *const *mut C_tensor, count: usize, out: *mut *mut C_tensor) -> *mut c_char;
     fn pipe_total_norm(tensors: *const *mut C_tensor, count: usize, out: *mut *mut C_tensor) -> *mut c_char;
     fn pipe_forget_gradient(tensor: *mut C_tensor) -> *mut c_char;
     fn pipe_linear_cross_entropy(
@@ -52,7 +54,9 @@ unsafe extern "C" {
         rows: i64,
         out: *mut *mut C_tensor,
     ) -> *mut c_char;
-    fn pipe_gated_gelu(a: *mut C_tensor, b: *mut C_tensor, out: *mut *mut C_tensor) -> *mut c_char;
+    fn pipe_kernels(text: *const c_char);
+    fn pipe_trace_begin() -> *mut c_char;
+    fn pipe_trace_end(path: *const c_char) -> *mut c_char;
     fn pipe_card_memory(out: *mut u64) -> *mut c_char;
     fn pipe_empty_cache() -> *mut c_char;
     fn pipe_flush_denormals();
@@ -80,11 +84,17 @@ pub struct AdamWGroup<'a> {
     pub squares: Vec<&'a Tensor>,
 }
 
+impl AdamWGroup<'_> {
+    fn pointers(&self) -> [Vec<*mut C_tensor>; 4] {
+        let all = [&self.parameters, &self.gradients, &self.averages, &self.squares].map(|tensors| pointers(tensors));
+        assert!(all.iter().all(|tensors| tensors.len() == all[0].len()), "a group has one of each");
+        all
+    }
+}
+
 /// Updates a group in place. `scale` (fp32, on their device) multiplies the gradients.
 pub fn adamw(group: &AdamWGroup<'_>, scale: &Tensor, step: &AdamWStep) -> Result<(), TchError> {
-    let (p, g) = (pointers(&group.parameters), pointers(&group.gradients));
-    let (m, v) = (pointers(&group.averages), pointers(&group.squares));
-    assert!(p.len() == g.len() && p.len() == m.len() && p.len() == v.len(), "a group has one of each");
+    let [p, g, m, v] = group.pointers();
     let AdamWStep { lr, betas: [beta1, beta2], eps, weight_decay, step } = *step;
     // SAFETY: the pointers are of living tensors, and there are as many of each as is said.
     checked(unsafe {
@@ -105,33 +115,19 @@ pub fn adamw(group: &AdamWGroup<'_>, scale: &Tensor, step: &AdamWStep) -> Result
     })
 }
 
-/// bf16 parameters one behind the other, and their moments: each one long row.
-pub struct Bf16Rows<'a> {
-    pub parameters: &'a Tensor,
-    pub averages: &'a Tensor,
-    pub squares: &'a Tensor,
-}
-
-/// Updates rows in place, rounding stochastically with noise of `seed`; `gradients` are of the parameters in their order.
-pub fn adamw_bf16(
-    rows: &Bf16Rows<'_>,
-    gradients: &[&Tensor],
-    scale: &Tensor,
-    step: &AdamWStep,
-    seed: u64,
-) -> Result<(), TchError> {
-    let g = pointers(gradients);
+/// The same for a group in bf16, rounding stochastically with noise of `seed`.
+pub fn adamw_bf16(group: &AdamWGroup<'_>, scale: &Tensor, step: &AdamWStep, seed: u64) -> Result<(), TchError> {
+    let [p, g, m, v] = group.pointers();
     let AdamWStep { lr, betas: [beta1, beta2], eps, weight_decay, step } = *step;
-    let pointer = |tensor: &Tensor| tensor.as_ptr().cast_mut();
     // SAFETY: as above.
     checked(unsafe {
         pipe_adamw_bf16(
-            pointer(rows.parameters),
+            p.as_ptr(),
             g.as_ptr(),
-            g.len(),
-            pointer(rows.averages),
-            pointer(rows.squares),
-            pointer(scale),
+            m.as_ptr(),
+            v.as_ptr(),
+            p.len(),
+            scale.as_ptr().cast_mut(),
             lr,
             beta1,
             beta2,
@@ -147,13 +143,6 @@ pub fn adamw_bf16(
 pub fn round_to_bf16(into: &Tensor, wide: &Tensor, seed: u64) -> Result<(), TchError> {
     // SAFETY: as above.
     checked(unsafe { pipe_round_to_bf16(into.as_ptr().cast_mut(), wide.as_ptr().cast_mut(), seed) })
-}
-
-/// Puts tensors one behind the other in memory: they become views of the row that is returned.
-pub fn flatten(tensors: &[&Tensor]) -> Result<Tensor, TchError> {
-    let all = pointers(tensors);
-    // SAFETY: as above.
-    returned(|out| unsafe { pipe_flatten(all.as_ptr(), all.len(), out) })
 }
 
 /// The norm over all tensors together: a number on their device, which nobody has waited for.
@@ -185,12 +174,6 @@ pub fn linear_cross_entropy(
     })
 }
 
-/// gelu(a) * b with the tanh approximation, as one kernel. On a card only.
-pub fn gated_gelu(a: &Tensor, b: &Tensor) -> Result<Tensor, TchError> {
-    // SAFETY: as above.
-    returned(|out| unsafe { pipe_gated_gelu(a.as_ptr().cast_mut(), b.as_ptr().cast_mut(), out) })
-}
-
 /// What torch's allocator holds on the card, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CardMemory {
@@ -207,6 +190,26 @@ pub fn card_memory() -> Result<CardMemory, TchError> {
     checked(unsafe { pipe_card_memory(out.as_mut_ptr()) })?;
     let [allocated, reserved, peak_allocated, peak_reserved, retries] = out;
     Ok(CardMemory { allocated, reserved, peak_allocated, peak_reserved, retries })
+}
+
+/// Hands over the text of the kernels, which are compiled when they are needed. Once, before the first is.
+pub fn prepare_kernels() {
+    let text = CString::new(include_str!("kernels.cu")).expect("the kernels hold no zero");
+    // SAFETY: it is a C string, which the other side copies.
+    unsafe { pipe_kernels(text.as_ptr()) }
+}
+
+/// Records what the card does until `trace_end`.
+pub fn trace_begin() -> Result<(), TchError> {
+    // SAFETY: it takes nothing.
+    checked(unsafe { pipe_trace_begin() })
+}
+
+/// Writes what was recorded, for chrome://tracing and the like.
+pub fn trace_end(path: &Path) -> Result<(), TchError> {
+    let path = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| TchError::Torch(error.to_string()))?;
+    // SAFETY: it is a C string.
+    checked(unsafe { pipe_trace_end(path.as_ptr()) })
 }
 
 /// Gives what the allocator holds and nobody uses back to the card.

@@ -1,25 +1,18 @@
 // What libtorch can do and tch cannot: a handful of functions with a C interface, wrapped by torch/mod.rs.
 //
-// Needs the headers of the torch wheel alone, no CUDA toolkit: CUDA kernels are written as text and compiled by libtorch's own
-// just-in-time compiler, which is found in libtorch_cuda.so when it is loaded.
+// Needs the headers of the torch wheel alone, no CUDA toolkit: CUDA kernels are compiled when they are needed.
 //
 // Tensors come and go as torch-sys hands them around: pointers to at::Tensor. A function returns nullptr, or what went wrong.
 
-#include <dlfcn.h>
-
 #include <cstring>
-#include <mutex>
 #include <string>
 
 #include <ATen/Parallel.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
 
-using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+#include "functions.hpp"
 
 namespace {
 
@@ -37,131 +30,15 @@ char* guarded(F&& f) {
   }
 }
 
+Optional optional(Tensor* tensor) {
+  return tensor ? Optional(*tensor) : std::nullopt;
+}
+
 std::vector<Tensor> list(Tensor** tensors, size_t count) {
   std::vector<Tensor> all;
   all.reserve(count);
   for (size_t i = 0; i < count; i++) all.push_back(*tensors[i]);
   return all;
-}
-
-// libtorch's compiler of elementwise kernels; loaded with libtorch_cuda.so.
-using Jit = c10::SmallVector<Tensor> (*)(const std::string&, const std::string&, int, const c10::SmallVector<Tensor>&,
-                                         const c10::SmallVector<at::Scalar>&, bool);
-
-Jit jit() {
-  static Jit found = [] {
-    const char* name =
-        "_ZN2at4cuda22CompileAndLaunchKernelERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEES8_iRKN3c1011SmallVector"
-        "INS_6TensorELj6EEERKNSA_INS9_6ScalarELj1EEEb";
-    void* symbol = dlsym(RTLD_DEFAULT, name);
-    TORCH_CHECK(symbol, "libtorch_cuda.so has no compiler of kernels");
-    return reinterpret_cast<Jit>(symbol);
-  }();
-  return found;
-}
-
-// --- AdamW in bf16 with stochastic rounding -------------------------------------------------------------------------
-// The noise is a hash of the values at hand and the step, so that it needs no generator and a resumed run draws the same.
-// Formula of torch.optim.AdamW; all arithmetic in fp32, only what is stored is rounded.
-
-const char* kAdamW = R"(
-template <typename T> void adamw(T p, T g, T m, T v, T lr, T beta1, T beta2, T eps, T decay, T root2, T size, T seed,
-                                 T& p_out, T& m_out, T& v_out) {
-  m = m + (g - m) * (1 - beta1);
-  v = v * beta2 + g * g * (1 - beta2);
-  T w = p * (1 - lr * decay) - size * m / (sqrt(v) / root2 + eps);
-  unsigned h = __float_as_uint(g) * 0x9E3779B1u ^ __float_as_uint(m) * 0x85EBCA77u ^ __float_as_uint(w) * 0xC2B2AE3Du
-             ^ __float_as_uint(seed) * 0x27D4EB2Fu;
-  h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;
-  p_out = __uint_as_float((__float_as_uint(w) + (h & 0xFFFFu)) & 0xFFFF0000u);
-  h *= 0x9E3779B1u; h ^= h >> 16;
-  m_out = __uint_as_float((__float_as_uint(m) + (h & 0xFFFFu)) & 0xFFFF0000u);
-  h *= 0x85EBCA77u; h ^= h >> 16;
-  v_out = __uint_as_float((__float_as_uint(v) + (h & 0xFFFFu)) & 0xFFFF0000u);
-}
-)";
-
-uint32_t bits(float value) {
-  uint32_t out;
-  memcpy(&out, &value, 4);
-  return out;
-}
-
-float real(uint32_t value) {
-  float out;
-  memcpy(&out, &value, 4);
-  return out;
-}
-
-struct AdamW {
-  float lr, beta1, beta2, eps, decay, root2, size, seed;
-};
-
-// The same on the CPU.
-void adamw_bf16_cpu(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v, const AdamW& s) {
-  auto *pp = p.data_ptr<at::BFloat16>(), *pm = m.data_ptr<at::BFloat16>(), *pv = v.data_ptr<at::BFloat16>();
-  auto contiguous = g.contiguous();
-  auto* pg = contiguous.data_ptr<at::BFloat16>();
-  at::parallel_for(0, p.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) {
-      float grad = float(pg[i]);
-      float average = float(pm[i]) + (grad - float(pm[i])) * (1 - s.beta1);
-      float square = float(pv[i]) * s.beta2 + grad * grad * (1 - s.beta2);
-      float w = float(pp[i]) * (1 - s.lr * s.decay) - s.size * average / (std::sqrt(square) / s.root2 + s.eps);
-      uint32_t h = bits(grad) * 0x9E3779B1u ^ bits(average) * 0x85EBCA77u ^ bits(w) * 0xC2B2AE3Du ^ bits(s.seed) * 0x27D4EB2Fu;
-      h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;
-      pp[i] = real((bits(w) + (h & 0xFFFFu)) & 0xFFFF0000u);
-      h *= 0x9E3779B1u; h ^= h >> 16;
-      pm[i] = real((bits(average) + (h & 0xFFFFu)) & 0xFFFF0000u);
-      h *= 0x85EBCA77u; h ^= h >> 16;
-      pv[i] = real((bits(square) + (h & 0xFFFFu)) & 0xFFFF0000u);
-    }
-  });
-}
-
-// `into` and all views of its memory show what `from` holds; nothing is copied.
-void take_memory(const Tensor& into, const Tensor& from) {
-  into.storage().unsafeGetStorageImpl()->set_data_ptr(
-      from.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr()));
-}
-
-void adamw_bf16(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v, const AdamW& s) {
-  if (!p.is_cuda()) return adamw_bf16_cpu(p, g, m, v, s);
-  auto out = jit()(kAdamW, "adamw", 3, {p, g, m, v},
-                   {s.lr, s.beta1, s.beta2, s.eps, s.decay, s.root2, s.size, s.seed}, true);
-  take_memory(p, out[0]);
-  take_memory(m, out[1]);
-  take_memory(v, out[2]);
-}
-
-// --- Stochastic rounding to bf16 --------------------------------------------------------------------------------------
-// As above, with a hash of the value and the seed.
-
-const char* kRound = R"(
-template <typename T> T round_to_bf16(T w, T seed) {
-  unsigned h = __float_as_uint(w) * 0xC2B2AE3Du ^ __float_as_uint(seed) * 0x27D4EB2Fu;
-  h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;
-  return __uint_as_float((__float_as_uint(w) + (h & 0xFFFFu)) & 0xFFFF0000u);
-}
-)";
-
-void round_to_bf16(const Tensor& into, const Tensor& wide, float seed) {
-  if (into.is_cuda()) {
-    // The result is fp32 that bf16 can hold: copying it rounds nothing.
-    into.copy_(jit()(kRound, "round_to_bf16", 1, {wide}, {seed}, false)[0]);
-    return;
-  }
-  TORCH_CHECK(into.is_contiguous() && into.sizes() == wide.sizes(), "rounding needs two tensors of one shape");
-  auto from = wide.contiguous();
-  auto* pi = into.data_ptr<at::BFloat16>();
-  auto* pw = from.data_ptr<float>();
-  at::parallel_for(0, into.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) {
-      uint32_t h = bits(pw[i]) * 0xC2B2AE3Du ^ bits(seed) * 0x27D4EB2Fu;
-      h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;
-      pi[i] = real((bits(pw[i]) + (h & 0xFFFFu)) & 0xFFFF0000u);
-    }
-  });
 }
 
 // --- Checkpointing ----------------------------------------------------------------------------------------------------
@@ -193,10 +70,10 @@ struct Closure : torch::CustomClassHolder {
 };
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  static Tensor forward(AutogradContext* ctx, c10::intrusive_ptr<Closure> closure, variable_list inputs) {
+  static Tensor forward(AutogradContext* ctx, c10::intrusive_ptr<Closure> closure, at::TensorList inputs) {
     ctx->saved_data["closure"] = c10::IValue::make_capsule(closure);
-    ctx->save_for_backward(inputs);
-    return closure->call(inputs);
+    ctx->save_for_backward(inputs.vec());
+    return closure->call(inputs.vec());
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
@@ -263,38 +140,6 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   }
 };
 
-// --- gelu(a) * b ------------------------------------------------------------------------------------------------------
-
-const char* kGated = R"(
-template <typename T> T gated(T a, T b) {
-  T inner = T(0.7978845608028654) * (a + T(0.044715) * a * a * a);
-  return T(0.5) * a * (1 + tanh(inner)) * b;
-}
-)";
-
-const char* kGatedBackward = R"(
-template <typename T> void gated_backward(T a, T b, T g, T& da, T& db) {
-  T inner = T(0.7978845608028654) * (a + T(0.044715) * a * a * a);
-  T t = tanh(inner);
-  T slope = T(0.7978845608028654) * (1 + T(0.134145) * a * a);
-  da = g * b * (T(0.5) * (1 + t) + T(0.5) * a * (1 - t * t) * slope);
-  db = g * T(0.5) * a * (1 + t);
-}
-)";
-
-struct GatedGelu : torch::autograd::Function<GatedGelu> {
-  static Tensor forward(AutogradContext* ctx, Tensor a, Tensor b) {
-    ctx->save_for_backward({a, b});
-    return jit()(kGated, "gated", 1, {a, b}, {}, false)[0];
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    auto saved = ctx->get_saved_variables();
-    auto out = jit()(kGatedBackward, "gated_backward", 2, {saved[0], saved[1], gradients[0]}, {}, true);
-    return {out[0], out[1]};
-  }
-};
-
 }  // namespace
 
 extern "C" {
@@ -313,22 +158,22 @@ char* pipe_adamw(Tensor** p, Tensor** g, Tensor** m, Tensor** v, size_t count, T
   });
 }
 
-// One update of bf16 parameters that lie one behind the other in `p`, with stochastic rounding. Their gradients are `g`.
-char* pipe_adamw_bf16(Tensor* p, Tensor** g, size_t count, Tensor* m, Tensor* v, Tensor* scale, double lr, double beta1,
+// The same for bf16 parameters, with stochastic rounding.
+char* pipe_adamw_bf16(Tensor** p, Tensor** g, Tensor** m, Tensor** v, size_t count, Tensor* scale, double lr, double beta1,
                       double beta2, double eps, double decay, uint64_t step, uint64_t seed) {
   return guarded([&] {
+    if (count == 0) return;
     at::NoGradGuard no_grad;
-    std::vector<Tensor> rows;
-    for (size_t i = 0; i < count; i++) rows.push_back(g[i]->reshape(-1));
-    auto gradient = count == 1 ? rows[0] : at::cat(rows);
-    rows.clear();
-    gradient.mul_(*scale);
+    auto params = list(p, count), grads = list(g, count), averages = list(m, count), squares = list(v, count);
     double correction1 = 1 - std::pow(beta1, double(step)), correction2 = 1 - std::pow(beta2, double(step));
-    // A float that differs from step to step in bits that the hash spreads.
-    float mixed = real(0x3F800000u | uint32_t((step * 0x9E3779B97F4A7C15ull ^ seed * 0xD1B54A32D192ED03ull) >> 41));
+    // Differs from step to step in bits that the hash spreads.
+    auto noise = uint32_t((step * 0x9E3779B97F4A7C15ull ^ seed * 0xD1B54A32D192ED03ull) >> 32);
     AdamW s{float(lr), float(beta1), float(beta2), float(eps), float(decay), float(std::sqrt(correction2)),
-            float(lr / correction1), mixed};
-    adamw_bf16(*p, gradient, *m, *v, s);
+            float(lr / correction1), noise};
+    if (params[0].is_cuda()) return adamw_bf16_cuda(params, grads, averages, squares, *scale, s);
+    for (size_t i = 0; i < count; i++) {
+      adamw_bf16_cpu(params[i], grads[i], averages[i], squares[i], scale->item<float>(), s);
+    }
   });
 }
 
@@ -336,25 +181,41 @@ char* pipe_adamw_bf16(Tensor* p, Tensor** g, size_t count, Tensor* m, Tensor* v,
 char* pipe_round_to_bf16(Tensor* into, Tensor* wide, uint64_t seed) {
   return guarded([&] {
     at::NoGradGuard no_grad;
-    round_to_bf16(*into, *wide, real(0x3F800000u | uint32_t(seed * 0xD1B54A32D192ED03ull >> 41)));
+    round_to_bf16(*into, *wide, uint32_t(seed * 0xD1B54A32D192ED03ull >> 32));
   });
 }
 
-// Puts the tensors one behind the other into new memory, of which they are views from now on.
-char* pipe_flatten(Tensor** tensors, size_t count, Tensor** out) {
+// The source of the kernels, before the first is needed.
+void pipe_kernels(const char* text) {
+  cuda::source() = text;
+}
+
+// `residual` may be null.
+char* pipe_drop_add(Tensor* in, Tensor* residual, double share, uint64_t seed, Tensor** out) {
   return guarded([&] {
-    at::NoGradGuard no_grad;
-    std::vector<Tensor> rows;
-    for (size_t i = 0; i < count; i++) rows.push_back(tensors[i]->reshape(-1));
-    auto flat = at::cat(rows);
-    rows.clear();
-    int64_t start = 0;
-    for (size_t i = 0; i < count; i++) {
-      auto size = tensors[i]->numel();
-      tensors[i]->set_data(flat.narrow(0, start, size).view(tensors[i]->sizes()));
-      start += size;
-    }
-    *out = new Tensor(flat);
+    *out = new Tensor(DropAdd::apply(*in, optional(residual), share, int64_t(seed)));
+  });
+}
+
+// Null where there is no kernel for it.
+char* pipe_add_norm(Tensor* in, Tensor* residual, Tensor* weight, Tensor* bias, double eps, double share, uint64_t seed,
+                    Tensor** out) {
+  return guarded([&] {
+    bool fits = add_norm_fits(*in, *weight) && in->scalar_type() == residual->scalar_type();
+    *out = fits ? new Tensor(AddNorm::apply(*in, *residual, *weight, *bias, eps, share, int64_t(seed))) : nullptr;
+  });
+}
+
+char* pipe_linear(Tensor* in, Tensor* weight, Tensor* bias, Tensor** out) {
+  return guarded([&] { *out = new Tensor(Linear::apply(*in, *weight, optional(bias))); });
+}
+
+// Of `layers` w1, b1, the gate, w2 and b2; absent ones are null. On a card only.
+char* pipe_feed_forward(Tensor* in, Tensor** layers, int64_t kind, double share, uint64_t seed, Tensor** out) {
+  return guarded([&] {
+    auto* l = layers;
+    *out = new Tensor(FeedForward::apply(*in, *l[0], optional(l[1]), optional(l[2]), *l[3], optional(l[4]), kind, share,
+                                         int64_t(seed)));
   });
 }
 
@@ -375,7 +236,8 @@ char* pipe_checkpoint(Block block, void* data, void (*drop)(void*), Tensor** inp
   // Owned from here on, whatever happens.
   auto closure = c10::make_intrusive<Closure>(block, data, drop);
   return guarded([&] {
-    *out = new Tensor(Checkpoint::apply(closure, list(inputs, count)));
+    auto all = list(inputs, count);
+    *out = new Tensor(Checkpoint::apply(closure, at::TensorList(all)));
   });
 }
 
@@ -384,10 +246,6 @@ char* pipe_linear_cross_entropy(Tensor* hidden, Tensor* weight, Tensor* labels, 
     bool differentiate = at::GradMode::is_enabled() && (hidden->requires_grad() || weight->requires_grad());
     *out = new Tensor(LinearCrossEntropy::apply(*hidden, *weight, *labels, ignored, rows, differentiate));
   });
-}
-
-char* pipe_gated_gelu(Tensor* a, Tensor* b, Tensor** out) {
-  return guarded([&] { *out = new Tensor(GatedGelu::apply(*a, *b)); });
 }
 
 // Bytes allocated, reserved, most allocated, most reserved; retries of allocations. For the card 0.
@@ -404,6 +262,21 @@ char* pipe_card_memory(uint64_t* out) {
 
 char* pipe_empty_cache() {
   return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache(); });
+}
+
+// Records what the card does until pipe_trace_end, which writes it as a Chrome trace.
+char* pipe_trace_begin() {
+  return guarded([&] {
+    using namespace torch::profiler::impl;
+    ProfilerConfig config(ProfilerState::KINETO);
+    std::set<ActivityType> activities{ActivityType::CPU, ActivityType::CUDA};
+    torch::autograd::profiler::prepareProfiler(config, activities);
+    torch::autograd::profiler::enableProfiler(config, activities);
+  });
+}
+
+char* pipe_trace_end(const char* path) {
+  return guarded([&] { torch::autograd::profiler::disableProfiler()->save(path); });
 }
 
 // For this thread and those that it starts.

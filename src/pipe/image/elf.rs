@@ -21,7 +21,10 @@ struct Object {
     interpreter: Option<PathBuf>,
 }
 
-/// Everything that `root` needs, by name; the program interpreter included.
+/// The driver's own library: it belongs to the host, never to an image.
+const DRIVER: &str = "libcuda.so.1";
+
+/// Everything that `root` needs, by name; the program interpreter included, the GPU's driver not.
 pub fn libraries(root: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
     let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
     // A program's own run path also serves what its libraries need, as the linker's inherited RPATH would.
@@ -34,7 +37,7 @@ pub fn libraries(root: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
             found.insert(name, interpreter);
         }
         for name in object.needed {
-            if found.contains_key(&name) {
+            if name == DRIVER || found.contains_key(&name) {
                 continue;
             }
             let folders = library_path().into_iter().chain(object.run_path.clone()).chain(inherited.clone());

@@ -43,20 +43,47 @@ pub fn files() -> Result<BTreeMap<String, PathBuf>, Error> {
 
 /// libtorch's CUDA part, which the trainer loads when it is there: taken along when all that it needs is.
 fn add_cuda(torch: &Path, libraries: &mut BTreeMap<String, PathBuf>) {
-    for name in ["libtorch_cuda.so", "libtorch_cuda_linalg.so"] {
+    let mut cuda = BTreeMap::new();
+    for name in ["libtorch_cuda.so", "libtorch_cuda_linalg.so", "libcaffe2_nvrtc.so"] {
         let path = torch.join(name);
         if !path.is_file() {
             return;
         }
-        match elf::libraries(&path) {
-            Ok(needed) => {
-                // The driver's own library belongs to the host, never to an image.
-                libraries.extend(needed.into_iter().filter(|(name, _)| name != "libcuda.so.1"));
-                libraries.insert(name.to_owned(), path);
-            }
-            Err(error) => return tracing::debug!("an image for the CPU alone: {error}"),
+        if let Err(error) = add(&path, &mut cuda) {
+            return tracing::debug!("an image for the CPU alone: {error}");
         }
     }
+    for path in opened_at_run_time(&cuda) {
+        if let Err(error) = add(&path, &mut cuda) {
+            return tracing::debug!("an image for the CPU alone: {error}");
+        }
+    }
+    libraries.append(&mut cuda);
+}
+
+fn add(path: &Path, libraries: &mut BTreeMap<String, PathBuf>) -> Result<(), Error> {
+    libraries.extend(elf::libraries(path)?);
+    libraries.insert(path.file_name().unwrap_or_default().to_string_lossy().into_owned(), path.to_owned());
+    Ok(())
+}
+
+/// What no library says that it needs: NVRTC and cuDNN open their other parts by name, and these lie beside them.
+fn opened_at_run_time(libraries: &BTreeMap<String, PathBuf>) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for (opener, part) in [("libnvrtc.so.", "libnvrtc-builtins.so."), ("libcudnn.so.", "libcudnn_")] {
+        let folders =
+            libraries.iter().filter(|(name, _)| name.starts_with(opener)).filter_map(|(_, path)| path.parent());
+        for folder in folders {
+            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+            let named = |path: &PathBuf| {
+                path.file_name()
+                    .and_then(|name| name.to_str())
+                    .is_some_and(|name| name.starts_with(part) && name.contains(".so."))
+            };
+            found.extend(entries.filter(named));
+        }
+    }
+    found
 }
 
 /// The folder of a library that belongs to the system.
@@ -64,4 +91,32 @@ fn system_folder(path: &Path) -> Option<&Path> {
     let folder = path.parent()?;
     let system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"].iter().any(|root| folder.starts_with(root));
     system.then_some(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_that_are_opened_by_name_are_taken_along() {
+        let folder = std::env::temp_dir().join(format!("pipe-stage-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let names = [
+            "libcudnn.so.9",
+            "libcudnn_adv.so.9",
+            "libcudnn_ops.so.9",
+            "libnvrtc.so.13",
+            "libnvrtc-builtins.so.13.0",
+            "libother.so.1",
+        ];
+        names.iter().for_each(|name| std::fs::write(folder.join(name), "").unwrap());
+        let needed =
+            ["libcudnn.so.9", "libnvrtc.so.13", "libother.so.1"].map(|name| (name.to_owned(), folder.join(name)));
+        let mut opened = opened_at_run_time(&needed.into());
+        opened.sort();
+        let want =
+            ["libcudnn_adv.so.9", "libcudnn_ops.so.9", "libnvrtc-builtins.so.13.0"].map(|name| folder.join(name));
+        assert_eq!(opened, want);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

@@ -78,7 +78,7 @@ impl<'a> Decoder<'a> {
 
 /// In the kind of the weights: nothing is saved here by computing in a narrower one.
 fn quiet(model: &T5) -> Pass {
-    Pass { dropout: 0.0, seed: None, compute: model.setup.kinds.weights, checkpointing: false }
+    Pass { dropout: 0.0, seed: None, compute: model.setup.kinds.weights, checkpointing: false, block: 0 }
 }
 
 /// A block with what it remembers.

@@ -8,9 +8,8 @@ use tch::Tensor;
 use super::config::{FeedForwardKind, T5Config};
 use super::position;
 use crate::error::TrainerError;
-use crate::model::activation::Activation;
+use crate::model::layers::{self, Linear};
 use crate::model::pass::{self, Pass};
-use crate::torch;
 use crate::weights::Weights;
 
 pub struct Stack {
@@ -159,7 +158,7 @@ impl Attention {
         )?;
         let (batch, length, _) = hidden.size3()?;
         let merged = attended.f_transpose(1, 2)?.f_reshape([batch, length, self.heads * self.d_kv])?;
-        Ok(hidden.f_add(&pass.drop_out(&pass.linear(&merged, &self.o, None)?)?)?)
+        pass.drop_add(&pass.linear(&merged, &self.o, None)?, hidden)
     }
 
     /// [batch, length, d_model] to [batch, heads, length, d_kv]
@@ -172,40 +171,24 @@ impl Attention {
 
 pub(super) struct FeedForward {
     layer_norm: Norm,
-    /// One, or with a gate two.
-    wi: Vec<Tensor>,
-    wo: Tensor,
-    kind: FeedForwardKind,
+    layers: layers::FeedForward,
 }
 
 impl FeedForward {
     fn new(config: &T5Config, weights: &Weights, layer: &str) -> Self {
-        let dense = |name: &str| weights.get(&format!("{layer}.DenseReluDense.{name}.weight"));
-        let inputs: &[&str] = if config.feed_forward.gated { &["wi_0", "wi_1"] } else { &["wi"] };
+        let dense = |name: &str| Linear::without_bias(weights, &format!("{layer}.DenseReluDense.{name}"));
+        let FeedForwardKind { gated, activation } = config.feed_forward;
+        let first = dense(if gated { "wi_0" } else { "wi" });
+        let gate = gated.then(|| dense("wi_1").weight);
         Self {
             layer_norm: Norm::new(config, weights, &format!("{layer}.layer_norm")),
-            wi: inputs.iter().map(|name| dense(name)).collect(),
-            wo: dense("wo"),
-            kind: config.feed_forward,
+            layers: layers::FeedForward { first, gate, second: dense("wo"), activation, drops: true },
         }
     }
 
     pub(super) fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let normed = self.layer_norm.forward(hidden)?.f_to_kind(pass.compute)?;
-        let first = pass.linear(&normed, &self.wi[0], None)?;
-        let inner = match self.wi.get(1) {
-            None => self.kind.activation.apply(&first)?,
-            Some(gate) => self.gate(&first, &pass.linear(&normed, gate, None)?)?,
-        };
-        let output = pass.linear(&pass.drop_out(&inner)?, &self.wo, None)?;
-        Ok(hidden.f_add(&pass.drop_out(&output)?)?)
-    }
-
-    fn gate(&self, input: &Tensor, gate: &Tensor) -> Result<Tensor, TrainerError> {
-        if input.device().is_cuda() && self.kind.activation == Activation::GeluTanh {
-            return Ok(torch::gated_gelu(input, gate)?);
-        }
-        Ok(self.kind.activation.apply(input)?.f_mul(gate)?)
+        pass.drop_add(&self.layers.forward(&normed, pass)?, hidden)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Evaluation: the mean loss over data that is not trained on, and how good the model is by the measures of its task.
 //! Changes nothing.
 
+mod classes;
 mod pairs;
 mod texts;
 
@@ -56,7 +57,8 @@ impl Evaluation {
         let (loss, scores) = match (self.task, state.model.contrast()) {
             (_, Some(contrast)) => pairs::judge(&pass, contrast)?,
             (Task::Seq2Seq | Task::Language, None) => texts::judge(&pass)?,
-            (Task::Classification | Task::TimeSeries | Task::Contrastive, None) => (pass.loss()?, Scores::new()),
+            (Task::Classification | Task::TimeSeries, None) => classes::judge(&pass)?,
+            (Task::Contrastive, None) => (pass.loss()?, Scores::new()),
         };
         let samples = self.reader.source.len() as u64 - self.reader.source.skipped();
         Ok(event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), scores })

@@ -1,0 +1,229 @@
+//! From what rows call their classes to what a loss is taken of.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde_json::Value;
+
+use super::Column;
+use crate::model::Labels;
+
+/// Names of classes that a message lists at most.
+const LISTED: usize = 20;
+
+pub struct Labelling {
+    labels: Labels,
+    numbers: HashMap<String, i64>,
+}
+
+impl Labelling {
+    pub fn new(labels: Labels) -> Self {
+        let names = match &labels {
+            Labels::Classes(names) => names.as_slice(),
+            Labels::Number => &[],
+        };
+        // The first of several classes of one name is meant.
+        let numbers = names.iter().enumerate().rev().map(|(number, name)| (name.clone(), number as i64)).collect();
+        Self { labels, numbers }
+    }
+
+    /// The label that a row gives as `value`; otherwise what is wrong with it.
+    pub fn column(&self, value: &Value) -> Result<Column, String> {
+        match &self.labels {
+            Labels::Number => match Given::of(value).number() {
+                Some(number) if number.is_finite() => Ok(Column::Real(number as f32)),
+                _ => Err(format!("the label {value} is no number, and a number is what the model predicts")),
+            },
+            Labels::Classes(names) => {
+                let named = value.as_str().and_then(|name| self.numbers.get(name).copied());
+                match named.or_else(|| Given::of(value).whole()).filter(|class| (0..names.len() as i64).contains(class))
+                {
+                    Some(class) => Ok(Column::Whole(class)),
+                    None => Err(format!("the label {value} is no class of the model; allowed: {}", allowed(names))),
+                }
+            }
+        }
+    }
+}
+
+fn allowed(names: &[String]) -> String {
+    let listed: Vec<&str> = names.iter().take(LISTED).map(String::as_str).collect();
+    let more = if names.len() > LISTED { format!(" and {} more", names.len() - LISTED) } else { String::new() };
+    format!("{}{more}, or their numbers, 0 to {}", listed.join(", "), names.len() - 1)
+}
+
+/// A label as a row has it. Texts that are numbers are how some files write those.
+enum Given<'a> {
+    Whole(i64),
+    Decimal(f64),
+    Name(&'a str),
+    Other,
+}
+
+impl<'a> Given<'a> {
+    fn of(value: &'a Value) -> Self {
+        match value {
+            Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+                (Some(whole), _) => Self::Whole(whole),
+                (None, Some(decimal)) => Self::Decimal(decimal),
+                (None, None) => Self::Other,
+            },
+            Value::String(text) => match (text.trim().parse(), text.trim().parse()) {
+                (Ok(whole), _) => Self::Whole(whole),
+                // "inf" and "nan" are names like any other.
+                (_, Ok(decimal)) if f64::is_finite(decimal) => Self::Decimal(decimal),
+                _ => Self::Name(text),
+            },
+            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => Self::Other,
+        }
+    }
+
+    fn whole(&self) -> Option<i64> {
+        if let Self::Whole(whole) = self { Some(*whole) } else { None }
+    }
+
+    fn number(&self) -> Option<f64> {
+        match self {
+            Self::Whole(whole) => Some(*whole as f64),
+            Self::Decimal(decimal) => Some(*decimal),
+            Self::Name(_) | Self::Other => None,
+        }
+    }
+}
+
+/// The labels of data that is to decide what there is to tell apart; of each kind the first row that has it.
+#[derive(Default)]
+pub struct Seen {
+    rows: usize,
+    /// Texts, numbers among them.
+    texts: BTreeMap<String, usize>,
+    name: Option<usize>,
+    number: Option<usize>,
+    decimal: Option<usize>,
+    negative: Option<usize>,
+    largest: Option<(i64, usize)>,
+}
+
+impl Seen {
+    pub fn of(row: usize, value: &Value) -> Self {
+        let mut seen = Self { rows: 1, ..Self::default() };
+        match value {
+            Value::String(text) => drop(seen.texts.insert(text.clone(), row)),
+            _ => seen.number = Some(row),
+        }
+        match Given::of(value) {
+            Given::Whole(whole) if whole < 0 => seen.negative = Some(row),
+            Given::Whole(whole) => seen.largest = Some((whole, row)),
+            Given::Decimal(_) => seen.decimal = Some(row),
+            Given::Name(_) | Given::Other => seen.name = Some(row),
+        }
+        seen
+    }
+
+    pub fn and(mut self, other: Self) -> Self {
+        let first = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();
+        for (text, row) in other.texts {
+            let known = self.texts.entry(text).or_insert(row);
+            *known = row.min(*known);
+        }
+        let earlier = |(class, row): (i64, usize)| (class, std::cmp::Reverse(row));
+        Self {
+            rows: self.rows + other.rows,
+            texts: self.texts,
+            name: first(self.name, other.name),
+            number: first(self.number, other.number),
+            decimal: first(self.decimal, other.decimal),
+            negative: first(self.negative, other.negative),
+            largest: self.largest.into_iter().chain(other.largest).max_by_key(|seen| earlier(*seen)),
+        }
+    }
+
+    /// What there is to tell apart; otherwise the row that leaves it open, and why.
+    pub fn decide(self) -> Result<Labels, (usize, String)> {
+        let one = |row| Err((row, "every row has this label; a classifier needs two classes".to_owned()));
+        match (self.name, self.number) {
+            (Some(_), Some(row)) => {
+                Err((row, "this label is a number, and those of other rows are names; give all as names".to_owned()))
+            }
+            (Some(row), None) if self.texts.len() == 1 => one(row),
+            (Some(_), None) => Ok(Labels::Classes(self.texts.into_keys().collect())),
+            (None, _) if self.decimal.is_some() => Ok(Labels::Number),
+            (None, _) => match (self.negative, self.largest) {
+                (Some(row), _) => Err((row, "a class is numbered from 0, and this label is negative".to_owned())),
+                (None, Some((0, row))) => one(row),
+                (None, Some((class, row))) if class >= self.rows as i64 => {
+                    Err((row, format!("label {class} in {} rows; classes are numbered from 0 without gaps", self.rows)))
+                }
+                (None, Some((class, _))) => Ok(Labels::numbered(class as usize + 1)),
+                (None, None) => Err((0, "there are no labels".to_owned())),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn decide(labels: &[Value]) -> Result<Labels, (usize, String)> {
+        let all = labels.iter().enumerate().map(|(row, label)| Seen::of(row, label));
+        all.reduce(Seen::and).unwrap().decide()
+    }
+
+    #[test]
+    fn the_data_decides() {
+        let classes = |names: &[&str]| Labels::Classes(names.iter().map(|name| (*name).to_owned()).collect());
+        let cases = [
+            (vec![json!("soup"), json!("cake"), json!("soup")], classes(&["cake", "soup"])),
+            (vec![json!(2), json!(0), json!(1)], Labels::numbered(3)),
+            (vec![json!("2"), json!("0"), json!("0")], Labels::numbered(3)),
+            (vec![json!("2"), json!("b")], classes(&["2", "b"])),
+            (vec![json!(1), json!(0.5)], Labels::Number),
+            (vec![json!("1.0"), json!("-3")], Labels::Number),
+        ];
+        for (labels, want) in cases {
+            assert_eq!(decide(&labels), Ok(want), "{labels:?}");
+        }
+        let undecided = [
+            (vec![json!("a"), json!("b"), json!(1)], (2, "this label is a number")),
+            (vec![json!("a"), json!("a")], (0, "every row has this label")),
+            (vec![json!(0), json!(0)], (0, "every row has this label")),
+            (vec![json!(0), json!(-1)], (1, "negative")),
+            (vec![json!(0), json!(7), json!(7)], (1, "label 7 in 3 rows")),
+        ];
+        for (labels, (row, why)) in undecided {
+            let (at, message) = decide(&labels).unwrap_err();
+            assert!(at == row && message.contains(why), "{labels:?}: row {at}, {message}");
+        }
+    }
+
+    #[test]
+    fn labels_are_classes_by_name_or_number() {
+        let names = ["cake", "soup", "1"].map(str::to_owned).to_vec();
+        let labelling = Labelling::new(Labels::Classes(names));
+        let class = |value: Value| match labelling.column(&value) {
+            Ok(Column::Whole(class)) => Ok(class),
+            Ok(_) => panic!("{value}"),
+            Err(message) => Err(message),
+        };
+        for (value, want) in [(json!("soup"), 1), (json!(0), 0), (json!(1), 1), (json!("1"), 2), (json!("0"), 0)] {
+            assert_eq!(class(value.clone()), Ok(want), "{value}");
+        }
+        for value in [json!("pie"), json!(3), json!(-1), json!(0.5), json!("3")] {
+            let message = class(value.clone()).unwrap_err();
+            assert!(message.ends_with("allowed: cake, soup, 1, or their numbers, 0 to 2"), "{message}");
+        }
+    }
+
+    #[test]
+    fn labels_are_numbers_where_a_number_is_predicted() {
+        let labelling = Labelling::new(Labels::Number);
+        for (value, want) in [(json!(2), 2.0), (json!(-0.5), -0.5), (json!(" 3.25"), 3.25)] {
+            assert!(matches!(labelling.column(&value), Ok(Column::Real(number)) if number == want), "{value}");
+        }
+        for value in [json!("good"), json!(null), json!("nan")] {
+            assert!(labelling.column(&value).is_err(), "{value}");
+        }
+    }
+}

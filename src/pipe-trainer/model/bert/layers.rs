@@ -1,0 +1,151 @@
+//! The layers of BERT and RoBERTa: embeddings, and layers of self-attention and a feed-forward part, each added to what came in
+//! and normed after that.
+
+use tch::{Kind, Tensor};
+
+use super::config::{BertConfig, Family};
+use crate::error::TrainerError;
+use crate::model::activation::Activation;
+use crate::model::layers::{LayerNorm, Linear, attend, merge_heads, split_heads};
+use crate::model::pass::{self, Pass};
+use crate::weights::Weights;
+
+pub struct Embeddings {
+    word_embeddings: Tensor,
+    position_embeddings: Tensor,
+    token_type_embeddings: Tensor,
+    layer_norm: LayerNorm,
+    family: Family,
+    pad_token_id: i64,
+}
+
+impl Embeddings {
+    pub fn new(config: &BertConfig, weights: &Weights) -> Self {
+        let path = format!("{}.embeddings", config.prefix());
+        let of = |name: &str| weights.get(&format!("{path}.{name}.weight"));
+        Self {
+            word_embeddings: of("word_embeddings"),
+            position_embeddings: of("position_embeddings"),
+            token_type_embeddings: of("token_type_embeddings"),
+            layer_norm: LayerNorm::new(weights, &format!("{path}.LayerNorm"), config.layer_norm_eps),
+            family: config.family,
+            pad_token_id: config.pad_token_id,
+        }
+    }
+
+    /// In the kind of the weights. Tokens without types are all of the first.
+    pub fn forward(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        pass: Pass,
+    ) -> Result<Tensor, TrainerError> {
+        let words = Tensor::f_embedding(&self.word_embeddings, input_ids, self.pad_token_id, false, false)?;
+        let types = match token_type_ids {
+            Some(types) => Tensor::f_embedding(&self.token_type_embeddings, types, -1, false, false)?,
+            None => self.token_type_embeddings.f_narrow(0, 0, 1)?,
+        };
+        let embedded = words.f_add(&types)?.f_add(&self.positions(input_ids)?)?;
+        pass.drop_out(&self.layer_norm.forward(&embedded)?)
+    }
+
+    /// BERT counts all tokens, RoBERTa those that are no padding, from the number behind its padding's.
+    fn positions(&self, input_ids: &Tensor) -> Result<Tensor, TrainerError> {
+        let table = &self.position_embeddings;
+        match self.family {
+            Family::Bert => {
+                let (last, length) = (table.size()[0] - 1, input_ids.size2()?.1);
+                // Padding may reach beyond the last position; nobody looks at it.
+                let counted = Tensor::f_arange(length, (Kind::Int64, input_ids.device()))?.f_clamp_max(last)?;
+                Ok(Tensor::f_embedding(table, &counted, -1, false, false)?)
+            }
+            Family::Roberta | Family::XlmRoberta => {
+                let tokens = input_ids.f_ne(self.pad_token_id)?.f_to_kind(Kind::Int64)?;
+                let counted = tokens.f_cumsum(1, Kind::Int64)?.f_mul(&tokens)?.f_add_scalar(self.pad_token_id)?;
+                Ok(Tensor::f_embedding(table, &counted, self.pad_token_id, false, false)?)
+            }
+        }
+    }
+}
+
+pub struct Layer {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    attention_output: Linear,
+    attention_norm: LayerNorm,
+    intermediate: Linear,
+    output: Linear,
+    norm: LayerNorm,
+    hidden_act: Activation,
+    heads: i64,
+    attention_dropout: f64,
+}
+
+// SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
+// a checkpointed layer is computed again on the thread of the backward pass.
+unsafe impl Sync for Layer {}
+
+impl Layer {
+    pub fn new(config: &BertConfig, weights: &Weights, number: i64, attention_dropout: f64) -> Self {
+        let path = format!("{}.encoder.layer.{number}", config.prefix());
+        let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));
+        let norm = |name: &str| LayerNorm::new(weights, &format!("{path}.{name}"), config.layer_norm_eps);
+        Self {
+            query: linear("attention.self.query"),
+            key: linear("attention.self.key"),
+            value: linear("attention.self.value"),
+            attention_output: linear("attention.output.dense"),
+            attention_norm: norm("attention.output.LayerNorm"),
+            intermediate: linear("intermediate.dense"),
+            output: linear("output.dense"),
+            norm: norm("output.LayerNorm"),
+            hidden_act: config.hidden_act,
+            heads: config.num_attention_heads,
+            attention_dropout,
+        }
+    }
+}
+
+impl pass::Block for Layer {
+    /// `inputs` are hidden states and what is added to the scores of attention.
+    fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
+        let (hidden, mask) = (inputs[0], inputs[1]);
+        let heads = |linear: &Linear| split_heads(&linear.forward(hidden, pass)?, self.heads);
+        let (q, k, v) = (heads(&self.query)?, heads(&self.key)?, heads(&self.value)?);
+        let attended = attend([&q, &k, &v], Some(mask), false, pass.dropping(self.attention_dropout))?;
+        let attended = self.attention_output.forward(&merge_heads(&attended)?, pass)?;
+        let hidden = self.attention_norm.after(&attended, hidden, pass)?;
+        let inner = self.hidden_act.apply(&self.intermediate.forward(&hidden, pass)?)?;
+        self.norm.after(&self.output.forward(&inner, pass)?, &hidden, pass)
+    }
+}
+
+/// From the first token to the logits.
+pub struct Head {
+    dense: Linear,
+    out: Linear,
+    /// RoBERTa drops a part of the first token too.
+    drops_first: bool,
+}
+
+impl Head {
+    pub fn new(config: &BertConfig, weights: &Weights) -> Self {
+        let (dense, out) = match config.family {
+            Family::Bert => ("bert.pooler.dense", "classifier"),
+            Family::Roberta | Family::XlmRoberta => ("classifier.dense", "classifier.out_proj"),
+        };
+        Self {
+            dense: Linear::new(weights, dense),
+            out: Linear::new(weights, out),
+            drops_first: config.family != Family::Bert,
+        }
+    }
+
+    pub fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let first = hidden.f_select(1, 0)?;
+        let first = if self.drops_first { pass.drop_out(&first)? } else { first };
+        let pooled = self.dense.forward(&first, pass)?.f_tanh()?;
+        self.out.forward(&pass.drop_out(&pooled)?, pass)
+    }
+}

@@ -1,0 +1,155 @@
+// Compiles and launches the kernels of kernels.cu. NVRTC and the driver are found when they are first needed: libcaffe2_nvrtc.so
+// of libtorch is linked with both, so that one handle has the functions of either.
+
+#pragma once
+
+#include <dlfcn.h>
+
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <torch/torch.h>
+
+namespace cuda {
+
+struct Functions {
+  int (*create)(void** program, const char* source, const char* name, int, const char**, const char**);
+  int (*add_name)(void* program, const char* expression);
+  int (*compile)(void* program, int count, const char** options);
+  int (*log_size)(void* program, size_t*);
+  int (*log)(void* program, char*);
+  int (*cubin_size)(void* program, size_t*);
+  int (*cubin)(void* program, char*);
+  int (*lowered)(void* program, const char* expression, const char** name);
+  int (*destroy)(void** program);
+  int (*current_device)(int*);
+  int (*attribute)(int* value, int attribute, int device);
+  int (*load)(void** module, const void* image);
+  int (*get)(void** function, void* module, const char* name);
+  int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void* stream, void**, void**);
+};
+
+inline const Functions& functions() {
+  static const Functions all = [] {
+    void* handle = dlopen("libcaffe2_nvrtc.so", RTLD_NOW | RTLD_GLOBAL);
+    TORCH_CHECK(handle, "kernels cannot be compiled: ", dlerror());
+    auto find = [&](auto& into, const char* name) {
+      void* symbol = dlsym(handle, name);
+      TORCH_CHECK(symbol, "kernels cannot be compiled: no ", name);
+      into = reinterpret_cast<std::decay_t<decltype(into)>>(symbol);
+      return symbol;
+    };
+    Functions f{};
+    // NVRTC looks for its other half by name alone; it lies beside it.
+    Dl_info info{};
+    if (dladdr(find(f.create, "nvrtcCreateProgram"), &info) && info.dli_fname) {
+      std::string path = info.dli_fname;
+      auto slash = path.rfind('/'), version = path.rfind(".so.");
+      if (slash != std::string::npos && version != std::string::npos) {
+        auto beside = path.substr(0, slash + 1) + "libnvrtc-builtins.so." + path.substr(version + 4);
+        if (!dlopen(beside.c_str(), RTLD_NOW | RTLD_GLOBAL)) dlopen((beside + ".0").c_str(), RTLD_NOW | RTLD_GLOBAL);
+      }
+    }
+    find(f.add_name, "nvrtcAddNameExpression");
+    find(f.compile, "nvrtcCompileProgram");
+    find(f.log_size, "nvrtcGetProgramLogSize");
+    find(f.log, "nvrtcGetProgramLog");
+    find(f.cubin_size, "nvrtcGetCUBINSize");
+    find(f.cubin, "nvrtcGetCUBIN");
+    find(f.lowered, "nvrtcGetLoweredName");
+    find(f.destroy, "nvrtcDestroyProgram");
+    find(f.current_device, "cuCtxGetDevice");
+    find(f.attribute, "cuDeviceGetAttribute");
+    find(f.load, "cuModuleLoadData");
+    find(f.get, "cuModuleGetFunction");
+    find(f.launch, "cuLaunchKernel");
+    return f;
+  }();
+  return all;
+}
+
+inline void check(int status, const char* what) {
+  TORCH_CHECK(status == 0, "CUDA: ", what, " failed with ", status);
+}
+
+// The source of kernels.cu.
+inline std::string& source() {
+  static std::string text;
+  return text;
+}
+
+inline void* compiled(const std::string& expression) {
+  const auto& f = functions();
+  int device = 0, major = 0, minor = 0;
+  check(f.current_device(&device), "cuCtxGetDevice");
+  check(f.attribute(&major, 75, device), "cuDeviceGetAttribute");
+  check(f.attribute(&minor, 76, device), "cuDeviceGetAttribute");
+  auto architecture = "--gpu-architecture=sm_" + std::to_string(major * 10 + minor);
+  const char* options[] = {architecture.c_str(), "--std=c++17"};
+  void* program = nullptr;
+  check(f.create(&program, source().c_str(), "kernels.cu", 0, nullptr, nullptr), "nvrtcCreateProgram");
+  check(f.add_name(program, expression.c_str()), "nvrtcAddNameExpression");
+  if (f.compile(program, 2, options) != 0) {
+    size_t size = 0;
+    f.log_size(program, &size);
+    std::string log(size, ' ');
+    f.log(program, log.data());
+    TORCH_CHECK(false, "the kernel ", expression, " cannot be compiled: ", log);
+  }
+  size_t size = 0;
+  check(f.cubin_size(program, &size), "nvrtcGetCUBINSize");
+  std::vector<char> image(size);
+  check(f.cubin(program, image.data()), "nvrtcGetCUBIN");
+  const char* name = nullptr;
+  check(f.lowered(program, expression.c_str(), &name), "nvrtcGetLoweredName");
+  void *module = nullptr, *function = nullptr;
+  check(f.load(&module, image.data()), "cuModuleLoadData");
+  check(f.get(&function, module, name), "cuModuleGetFunction");
+  f.destroy(&program);
+  return function;
+}
+
+// The kernel that `expression` names, for example drop_add<BF16, float, float>. Compiled once.
+inline void* kernel(const std::string& expression) {
+  static std::mutex mutex;
+  static std::unordered_map<std::string, void*> known;
+  std::lock_guard<std::mutex> guard(mutex);
+  auto found = known.find(expression);
+  if (found == known.end()) found = known.emplace(expression, compiled(expression)).first;
+  return found->second;
+}
+
+// On the stream that all of libtorch uses here: the default one. The types of the arguments must be the kernel's own.
+template <typename... Arguments>
+void launch(const std::string& expression, int64_t blocks, unsigned threads, Arguments... arguments) {
+  void* all[] = {&arguments...};
+  auto* function = kernel(expression);
+  check(functions().launch(function, unsigned(blocks), 1, 1, threads, 1, 1, 0, nullptr, all, nullptr), expression.c_str());
+}
+
+// As in kernels.cu.
+inline const char* type_name(at::ScalarType type) {
+  switch (type) {
+    case at::kBFloat16: return "BF16";
+    case at::kHalf: return "F16";
+    case at::kFloat: return "float";
+    default: TORCH_CHECK(false, "no kernels for ", type);
+  }
+}
+
+// Whether kernels can read it eight elements at a time.
+inline bool fits(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
+}
+
+inline at::Tensor fitting(const at::Tensor& tensor) {
+  return fits(tensor) ? tensor : tensor.contiguous().clone();
+}
+
+inline int64_t blocks_for(int64_t elements, int64_t threads) {
+  return std::max<int64_t>(1, std::min<int64_t>((elements / 8 + threads - 1) / threads, 8192));
+}
+
+}  // namespace cuda

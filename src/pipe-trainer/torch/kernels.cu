@@ -1,0 +1,413 @@
+// The CUDA kernels, each compiled by NVRTC when the trainer first needs it, for the types it needs it for: no header, no
+// toolkit. `cuda.hpp` launches them.
+//
+// What is stored is BF16, F16 or float; all arithmetic is float. A thread takes eight elements at a time, which are 16 or 32
+// bytes. Where less is left they go one by one.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct BF16 { u16 bits; };
+struct F16 { u16 bits; };
+
+__device__ inline float wide(BF16 x) { return __uint_as_float(u32(x.bits) << 16); }
+__device__ inline float wide(F16 x) {
+  float out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(x.bits));
+  return out;
+}
+__device__ inline float wide(float x) { return x; }
+
+__device__ inline void store(BF16& to, float x) {
+  u32 b = __float_as_uint(x);
+  to.bits = x != x ? u16(0x7FFF) : u16((b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
+}
+__device__ inline void store(F16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+__device__ inline void store(float& to, float x) { to = x; }
+
+template <typename T> struct alignas(16) Eight { T v[8]; };
+
+// --- Random numbers: Philox4x32-7 (Salmon et al., 2011), a function of seed and place -----------------------------------
+
+__device__ inline void philox(u64 seed, u64 place, u32 out[4]) {
+  u32 c0 = u32(place), c1 = u32(place >> 32), c2 = 0, c3 = 0, k0 = u32(seed), k1 = u32(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < 7; round++) {
+    u32 h0 = __umulhi(0xD2511F53u, c0), l0 = 0xD2511F53u * c0;
+    u32 h1 = __umulhi(0xCD9E8D57u, c2), l1 = 0xCD9E8D57u * c2;
+    c0 = h1 ^ c1 ^ k0; c1 = l1; c2 = h0 ^ c3 ^ k1; c3 = l0;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+  }
+  out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
+}
+
+// What eight elements are multiplied with: 0 for a share of threshold/65536, `kept` for the others.
+struct Dropout {
+  u64 seed;
+  u32 threshold;
+  float kept;
+};
+
+__device__ inline void factors(const Dropout& d, u64 group, float out[8]) {
+  if (d.threshold == 0) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) out[i] = 1.0f;
+    return;
+  }
+  u32 r[4];
+  philox(d.seed, group, r);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    u32 half = (i & 1) ? r[i >> 1] >> 16 : r[i >> 1] & 0xFFFFu;
+    out[i] = half < d.threshold ? 0.0f : d.kept;
+  }
+}
+
+// Runs F on groups of eight; `F::eight` has whole ones, `F::one` what is left.
+template <typename F> __device__ inline void in_eights(u64 n, F f) {
+  u64 groups = n / 8, stride = u64(gridDim.x) * blockDim.x;
+  for (u64 g = u64(blockIdx.x) * blockDim.x + threadIdx.x; g < groups; g += stride) f.eight(g);
+  if (blockIdx.x == 0 && threadIdx.x < n % 8) f.one(groups, threadIdx.x);
+}
+
+// --- out = residual + dropped in ------------------------------------------------------------------------------------------
+
+template <typename I, typename R, typename O> struct DropAdd {
+  const I* in;
+  const R* residual;  // may be null
+  O* out;
+  Dropout d;
+  __device__ void eight(u64 g) {
+    float factor[8];
+    factors(d, g, factor);
+    Eight<I> x = ((const Eight<I>*)in)[g];
+    Eight<O> y;
+    if (residual) {
+      Eight<R> r = ((const Eight<R>*)residual)[g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) store(y.v[i], wide(r.v[i]) + wide(x.v[i]) * factor[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; i++) store(y.v[i], wide(x.v[i]) * factor[i]);
+    }
+    ((Eight<O>*)out)[g] = y;
+  }
+  __device__ void one(u64 g, u32 i) {
+    float factor[8];
+    factors(d, g, factor);
+    u64 at = g * 8 + i;
+    store(out[at], (residual ? wide(residual[at]) : 0.0f) + wide(in[at]) * factor[i]);
+  }
+};
+
+template <typename I, typename R, typename O>
+__global__ void drop_add(const I* in, const R* residual, O* out, u64 n, Dropout d) {
+  in_eights(n, DropAdd<I, R, O>{in, residual, out, d});
+}
+
+// --- Activations, with what is dropped behind them ------------------------------------------------------------------------
+
+enum { RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH };
+
+// The value of an activation and its slope.
+template <int kind> __device__ inline void activation(float x, float& y, float& slope) {
+  switch (kind) {
+    case RELU: y = x > 0 ? x : 0; slope = x > 0; break;
+    case GELU: {
+      float half = 0.5f * (1 + erff(x * 0.70710678118654752f));
+      y = x * half;
+      slope = half + x * 0.39894228040143268f * expf(-0.5f * x * x);
+      break;
+    }
+    case GELU_TANH: {
+      float t = tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x));
+      y = 0.5f * x * (1 + t);
+      slope = 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.79788456080286536f * (1 + 0.134145f * x * x);
+      break;
+    }
+    case QUICK_GELU: {
+      float s = 1 / (1 + expf(-1.702f * x));
+      y = x * s;
+      slope = s + x * 1.702f * s * (1 - s);
+      break;
+    }
+    case SILU: {
+      float s = 1 / (1 + expf(-x));
+      y = x * s;
+      slope = s + x * s * (1 - s);
+      break;
+    }
+    default: y = tanhf(x); slope = 1 - y * y;
+  }
+}
+
+// act(a) * b, or act(a) where b is null; `a` has no bias yet when `bias` is not null: rows of `width`.
+template <typename T, int kind> struct Activate {
+  const T *a, *b;
+  const T* bias;
+  u32 width;
+  T* out;
+  Dropout d;
+  __device__ float value(float x, float gate, float factor) {
+    float y, slope;
+    activation<kind>(x, y, slope);
+    return y * gate * factor;
+  }
+  __device__ void eight(u64 g) {
+    float factor[8];
+    factors(d, g, factor);
+    Eight<T> x = ((const Eight<T>*)a)[g], gate, extra, y;
+    if (b) gate = ((const Eight<T>*)b)[g];
+    if (bias) extra = *(const Eight<T>*)(bias + (g * 8) % width);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      store(y.v[i], value(wide(x.v[i]) + (bias ? wide(extra.v[i]) : 0), b ? wide(gate.v[i]) : 1, factor[i]));
+    }
+    ((Eight<T>*)out)[g] = y;
+  }
+  __device__ void one(u64 g, u32 i) {
+    float factor[8];
+    factors(d, g, factor);
+    u64 at = g * 8 + i;
+    store(out[at], value(wide(a[at]) + (bias ? wide(bias[at % width]) : 0), b ? wide(b[at]) : 1, factor[i]));
+  }
+};
+
+template <typename T, int kind> struct ActivateBackward {
+  const T *a, *b;
+  const T* bias;
+  u32 width;
+  const T* d_out;
+  T *d_a, *d_b;
+  Dropout d;
+  __device__ void both(float x, float gate, float g, float& da, float& db) {
+    float y, slope;
+    activation<kind>(x, y, slope);
+    da = g * gate * slope;
+    db = g * y;
+  }
+  __device__ void eight(u64 g) {
+    float factor[8];
+    factors(d, g, factor);
+    Eight<T> x = ((const Eight<T>*)a)[g], dy = ((const Eight<T>*)d_out)[g], gate, extra, da, db;
+    if (b) gate = ((const Eight<T>*)b)[g];
+    if (bias) extra = *(const Eight<T>*)(bias + (g * 8) % width);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float fa, fb;
+      both(wide(x.v[i]) + (bias ? wide(extra.v[i]) : 0), b ? wide(gate.v[i]) : 1, wide(dy.v[i]) * factor[i], fa, fb);
+      store(da.v[i], fa);
+      store(db.v[i], fb);
+    }
+    ((Eight<T>*)d_a)[g] = da;
+    if (b) ((Eight<T>*)d_b)[g] = db;
+  }
+  __device__ void one(u64 g, u32 i) {
+    float factor[8];
+    factors(d, g, factor);
+    u64 at = g * 8 + i;
+    float fa, fb;
+    both(wide(a[at]) + (bias ? wide(bias[at % width]) : 0), b ? wide(b[at]) : 1, wide(d_out[at]) * factor[i], fa, fb);
+    store(d_a[at], fa);
+    if (b) store(d_b[at], fb);
+  }
+};
+
+template <typename T, int kind>
+__global__ void activate(const T* a, const T* b, const T* bias, u32 width, T* out, u64 n, Dropout d) {
+  in_eights(n, Activate<T, kind>{a, b, bias, width, out, d});
+}
+
+template <typename T, int kind>
+__global__ void activate_backward(const T* a, const T* b, const T* bias, u32 width, const T* d_out, T* d_a, T* d_b, u64 n,
+                                  Dropout d) {
+  in_eights(n, ActivateBackward<T, kind>{a, b, bias, width, d_out, d_a, d_b, d});
+}
+
+// --- norm(residual + dropped in) ------------------------------------------------------------------------------------------
+// A block of 128 threads takes a row at a time. `sum` is what is normed, kept for the backward pass.
+
+__device__ inline float row_sum(float x, float* shared) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, lane);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  return shared[0] + shared[1] + shared[2] + shared[3];
+}
+
+template <typename T, typename W>
+__global__ void add_norm(const T* in, const T* residual, const W* weight, const W* bias, T* sum, T* out, float* mean,
+                         float* inverse, u64 rows, u32 width, float eps, Dropout d) {
+  __shared__ float shared[4];
+  for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    u32 groups = width / 8;
+    float total = 0;
+    for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
+      u64 at = row * groups + g;
+      float factor[8];
+      factors(d, at, factor);
+      Eight<T> x = ((const Eight<T>*)in)[at], r = ((const Eight<T>*)residual)[at], s;
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        store(s.v[i], wide(r.v[i]) + wide(x.v[i]) * factor[i]);
+        total += wide(s.v[i]);
+      }
+      ((Eight<T>*)sum)[at] = s;
+    }
+    float m = row_sum(total, shared) / width;
+    float squares = 0;
+    for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
+      Eight<T> s = ((const Eight<T>*)sum)[row * groups + g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) { float c = wide(s.v[i]) - m; squares += c * c; }
+    }
+    float inv = rsqrtf(row_sum(squares, shared) / width + eps);
+    for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
+      Eight<T> s = ((const Eight<T>*)sum)[row * groups + g], y;
+      Eight<W> w = ((const Eight<W>*)weight)[g], b = ((const Eight<W>*)bias)[g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) store(y.v[i], (wide(s.v[i]) - m) * inv * wide(w.v[i]) + wide(b.v[i]));
+      ((Eight<T>*)out)[row * groups + g] = y;
+    }
+    if (threadIdx.x == 0) { mean[row] = m; inverse[row] = inv; }
+    __syncthreads();
+  }
+}
+
+// The gradient of `sum` (which is that of the residual) and of `in`; of weight and bias the sums over this block's rows, in
+// d_weight and d_bias [blocks, width]. A thread's columns are the same in every row.
+template <typename T, typename W>
+__global__ void add_norm_backward(const T* d_out, const T* sum, const float* mean, const float* inverse, const W* weight,
+                                  T* d_sum, T* d_in, float* d_weight, float* d_bias, u64 rows, u32 width, Dropout d) {
+  __shared__ float shared[4];
+  const int most = 4;  // groups of eight a thread: width up to 4096
+  float dw[most][8], db[most][8];
+#pragma unroll
+  for (int k = 0; k < most; k++)
+#pragma unroll
+    for (int i = 0; i < 8; i++) dw[k][i] = db[k][i] = 0;
+  u32 groups = width / 8;
+  for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    float m = mean[row], inv = inverse[row], a = 0, b = 0;
+#pragma unroll
+    for (int k = 0; k < most; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      Eight<T> dy = ((const Eight<T>*)d_out)[row * groups + g], s = ((const Eight<T>*)sum)[row * groups + g];
+      Eight<W> w = ((const Eight<W>*)weight)[g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        float hat = (wide(s.v[i]) - m) * inv, grad = wide(dy.v[i]);
+        dw[k][i] += grad * hat;
+        db[k][i] += grad;
+        float scaled = grad * wide(w.v[i]);
+        a += scaled;
+        b += scaled * hat;
+      }
+    }
+    a = row_sum(a, shared) / width;
+    b = row_sum(b, shared) / width;
+#pragma unroll
+    for (int k = 0; k < most; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      u64 at = row * groups + g;
+      float factor[8];
+      factors(d, at, factor);
+      Eight<T> dy = ((const Eight<T>*)d_out)[at], s = ((const Eight<T>*)sum)[at], ds, dx;
+      Eight<W> w = ((const Eight<W>*)weight)[g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        float hat = (wide(s.v[i]) - m) * inv;
+        float value = (wide(dy.v[i]) * wide(w.v[i]) - a - hat * b) * inv;
+        store(ds.v[i], value);
+        store(dx.v[i], value * factor[i]);
+      }
+      ((Eight<T>*)d_sum)[at] = ds;
+      if (d_in != d_sum) ((Eight<T>*)d_in)[at] = dx;
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < most; k++) {
+    u32 g = threadIdx.x + k * blockDim.x;
+    if (g >= groups) break;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      d_weight[u64(blockIdx.x) * width + g * 8 + i] = dw[k][i];
+      d_bias[u64(blockIdx.x) * width + g * 8 + i] = db[k][i];
+    }
+  }
+}
+
+// --- AdamW in bf16 with stochastic rounding -------------------------------------------------------------------------------
+// The noise is a hash of the values at hand, their place and the step, so that it needs no generator and a resumed run draws the same.
+// Formula of torch.optim.AdamW; only what is stored is rounded. `adamw_bf16_cpu` in functions.hpp is the same on the CPU.
+
+struct Parameter {
+  BF16* p;
+  const BF16* g;
+  BF16 *m, *v;
+  u64 n;
+  u64 first;  // the first block that works on it
+};
+
+struct AdamW {
+  float lr, beta1, beta2, eps, decay, root2, size;
+  u32 seed;
+};
+
+__device__ inline void rounded(BF16& to, float x, u32 noise) {
+  to.bits = u16((__float_as_uint(x) + (noise & 0xFFFFu)) >> 16);
+}
+
+__device__ inline void update(BF16& p, BF16 g, BF16& m, BF16& v, u64 place, float scale, const AdamW& s) {
+  float grad = wide(g) * scale;
+  float average = wide(m) + (grad - wide(m)) * (1 - s.beta1);
+  float square = wide(v) * s.beta2 + grad * grad * (1 - s.beta2);
+  float w = wide(p) * (1 - s.lr * s.decay) - s.size * average / (sqrtf(square) / s.root2 + s.eps);
+  u32 h = __float_as_uint(grad) * 0x9E3779B1u ^ __float_as_uint(average) * 0x85EBCA77u ^
+          __float_as_uint(w) * 0xC2B2AE3Du ^ (s.seed + u32(place)) * 0x27D4EB2Fu;
+  h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;
+  rounded(p, w, h);
+  h *= 0x9E3779B1u; h ^= h >> 16;
+  rounded(m, average, h);
+  h *= 0x85EBCA77u; h ^= h >> 16;
+  rounded(v, square, h);
+}
+
+// Each block takes `chunk` elements of one parameter.
+__global__ void adamw_bf16(const Parameter* parameters, u32 count, u64 chunk, const float* scale, AdamW s) {
+  u32 low = 0, high = count;
+  while (high - low > 1) {
+    u32 middle = (low + high) / 2;
+    if (parameters[middle].first <= blockIdx.x) low = middle; else high = middle;
+  }
+  Parameter of = parameters[low];
+  u64 begin = (blockIdx.x - of.first) * chunk, end = begin + chunk < of.n ? begin + chunk : of.n;
+  float factor = *scale;
+  u64 whole = end / 8 * 8;
+  for (u64 at = begin + threadIdx.x * 8; at < whole; at += blockDim.x * 8) {
+    Eight<BF16> p = *(Eight<BF16>*)(of.p + at), m = *(Eight<BF16>*)(of.m + at), v = *(Eight<BF16>*)(of.v + at);
+    Eight<BF16> g = *(const Eight<BF16>*)(of.g + at);
+#pragma unroll
+    for (int i = 0; i < 8; i++) update(p.v[i], g.v[i], m.v[i], v.v[i], at + i, factor, s);
+    *(Eight<BF16>*)(of.p + at) = p;
+    *(Eight<BF16>*)(of.m + at) = m;
+    *(Eight<BF16>*)(of.v + at) = v;
+  }
+  for (u64 at = whole + threadIdx.x; at < end; at += blockDim.x) {
+    update(of.p[at], of.g[at], of.m[at], of.v[at], at, factor, s);
+  }
+}
+
+// Stochastic rounding, with a hash of the value, its place and the seed. The caller draws the seed anew for each step.
+__global__ void round_to_bf16(const float* in, BF16* out, u64 n, u32 seed) {
+  u64 stride = u64(gridDim.x) * blockDim.x;
+  for (u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x; at < n; at += stride) {
+    u32 h = __float_as_uint(in[at]) * 0xC2B2AE3Du ^ (seed + u32(at)) * 0x27D4EB2Fu;
+    h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;
+    rounded(out[at], in[at], h);
+  }
+}

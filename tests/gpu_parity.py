@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""What the models compute on the card against what transformers computed on the CPU, for every fixture: the kernels of the card
+are others than those of the CPU, and only this looks at their results.
+
+usage: gpu_parity.py --trainer target/release/pipe-trainer [FIXTURE...]
+Needs a python3 with torch and safetensors, and a CUDA card."""
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+from safetensors.torch import load_file
+
+FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
+# The norm of the difference, as a share of the tensor's.
+TOLERANCES = {"fp32": 1e-4, "bf16-mixed": 0.06, "fp16-mixed": 0.01, "bf16": 0.08}
+
+
+def compare(trainer, name, precision, checkpointing):
+    folder = os.path.join(FIXTURES, name)
+    with tempfile.TemporaryDirectory() as work:
+        out = os.path.join(work, "out.safetensors")
+        command = [trainer, "parity", "--model", folder, "--batch", os.path.join(folder, "batch.safetensors"), "--out", out,
+                   "--precision", precision, "--cuda", *(["--checkpointing"] if checkpointing else [])]
+        env = {**os.environ, "LD_LIBRARY_PATH": os.path.join(torch.__path__[0], "lib")}
+        ended = subprocess.run(command, capture_output=True, text=True, env=env)
+        if ended.returncode != 0:
+            return None, (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        got = load_file(out)
+    want = load_file(os.path.join(folder, "expect.safetensors"))
+    apart = {}
+    for key in want:
+        if key not in got:
+            return None, f"no {key}"
+        apart[key] = ((got[key].reshape(want[key].shape) - want[key]).norm() / want[key].norm().clamp_min(1e-12)).item()
+    worst = max(apart, key=apart.get)
+    return apart[worst], worst
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", required=True)
+    parser.add_argument("fixtures", nargs="*")
+    given = parser.parse_args()
+    has_batch = lambda name: os.path.exists(os.path.join(FIXTURES, name, "batch.safetensors"))
+    names = given.fixtures or sorted(filter(has_batch, os.listdir(FIXTURES)))
+    good = True
+    for name in names:
+        for precision, tolerance in TOLERANCES.items():
+            for checkpointing in (False, True) if precision == "fp32" else (False,):
+                worst, where = compare(given.trainer, name, precision, checkpointing)
+                ok = worst is not None and worst <= tolerance
+                good &= ok
+                figure = f"{worst:.1e}" if worst is not None else "failed"
+                mode = precision + (" checkpointing" if checkpointing else "")
+                print(f"{'ok' if ok else 'WRONG':6}{name:28}{mode:22}{figure:>9}  {where}", flush=True)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
