@@ -161,7 +161,7 @@ fn a_small_model_learns_which_text_belongs_to_which_picture() {
 #[test]
 fn an_evaluation_does_not_depend_on_its_batch() {
     let mut bench = bench(40, 31);
-    bench.set("/train/steps", json!(3)).set("/evaluate", json!({ "batch": 4 }));
+    bench.set("/train/steps", json!(1)).set("/train/optimizer/lr", json!(0.0)).set("/evaluate", json!({ "batch": 4 }));
     let ended = bench.train().expect(0);
     let small = evals(&ended)[0];
     bench.set("/evaluate/batch", json!(31));
@@ -170,8 +170,13 @@ fn an_evaluation_does_not_depend_on_its_batch() {
     let large = evals(&ended)[0];
     assert_eq!((small.samples, &small.scores), (31, &large.scores));
     assert!((small.loss - large.loss).abs() < 1e-6, "{small:?} {large:?}");
-    // Compared with 11 others, and not with 30.
-    assert!(small.loss < f64::from(12).ln() + 0.3, "{small:?}");
+    // Compared with 30 others and not with 11, a sample is harder to find.
+    bench.set("/train/effective_batch", json!(31));
+    afresh(&mut bench, "together");
+    let ended = bench.train().expect(0);
+    let together = evals(&ended)[0];
+    assert!((0.5..1.5).contains(&(together.loss - small.loss)), "{small:?} {together:?}");
+    assert_eq!(together.scores, small.scores);
 }
 
 #[test]
@@ -185,7 +190,7 @@ fn memory_is_that_of_a_part() {
             .set(&format!("{pointer}/intermediate_size"), json!(512));
     }
     bench.set("/train/steps", json!(2)).set("/train/batch", json!(64)).set("/train/effective_batch", json!(64));
-    bench.set("/memory/limit", json!("220m")).train().expect(43);
+    bench.set("/memory/limit", json!("190m")).train().expect(43);
     let ended = bench.set("/train/batch", json!(4)).set("/attempt", json!(2)).train().expect(0);
     assert_eq!(ended.curve().len(), 2);
 }
@@ -195,7 +200,7 @@ fn broken_pictures_are_named() {
     let cases: [(&str, &str); 3] = [
         ("missing.png", "missing.png: No such file"),
         ("cut.png", "cut.png: "),
-        ("words.jpg", "words.jpg: The image format could not be determined"),
+        ("words.jpg", "words.jpg: Format error decoding Jpeg"),
     ];
     for (name, want) in cases {
         let mut bench = bench(20, 1);
@@ -225,7 +230,7 @@ fn broken_pictures_are_named() {
 fn what_is_left_out_is_told_at_the_same_step_every_time() {
     let told = |workers: u32, prefetch: u32| {
         let mut bench = bench(48, 1);
-        for row in [2, 13, 40] {
+        for row in [2, 14, 40] {
             let path = bench.path(&format!("data/pictures/train-{row:06}.png"));
             fs::write(path, "no picture").unwrap();
         }
@@ -253,8 +258,7 @@ fn rows_that_are_no_pairs_are_named() {
         json!(data.join(name))
     };
     let good = r#"{"image": "pictures/train-000000.png", "text": "a car"}"#;
-    let other = bench.path("t5.json");
-    fs::copy(support::fixture().join("tokenizer.json"), &other).unwrap();
+    let other = support::fixture().with_file_name("clip").join("tokenizer.json");
     let cases = [
         (
             "/data/train",
@@ -287,7 +291,7 @@ fn rows_that_are_no_pairs_are_named() {
             json!(1),
             "vision_config.num_channels: found 1; allowed where pictures are read: 3",
         ),
-        ("/tokenizer", json!(other), "tokens, the model's vocab_size is 96"),
+        ("/tokenizer", json!(other), "it has 400 tokens, the model's vocab_size is 96"),
     ];
     let spec = bench.spec.clone();
     for (pointer, value, want) in cases {
@@ -339,20 +343,14 @@ fn prepared_pictures_are_found_by_number_or_ready_in_tensors() {
         far.stderr
     );
 
-    let other = support::fixture().with_file_name("clip-gelu");
-    bench.set("/model/from", json!(other));
+    let tower = json!({ "vocab_size": 400, "eos_token_id": 1, "max_position_embeddings": 19, "image_size": 64 });
+    bench.set("/model", json!({ "arch": "clip", "config": { "text_config": tower, "vision_config": tower } }));
     let sizes = train(&mut bench, json!(golden.join("train.jsonl")), "sizes").expect(3);
-    assert!(
-        sizes.stderr.contains("images.safetensors: pixel_values is F32 [32, 3, 32, 32]; the model wants"),
-        "{}",
-        sizes.stderr
-    );
+    let want = "images.safetensors: pixel_values is F32 [32, 3, 32, 32]; the model wants F32 [pictures, 3, 64, 64]";
+    assert!(sizes.stderr.contains(want), "{}", sizes.stderr);
     let length = train(&mut bench, json!(golden.join("batch.safetensors")), "length").expect(3);
-    assert!(
-        length.stderr.contains("batch.safetensors: input_ids has 32 tokens a text; allowed: at most 19"),
-        "{}",
-        length.stderr
-    );
+    let want = "batch.safetensors: input_ids has 32 tokens a text; allowed: at most 19";
+    assert!(length.stderr.contains(want), "{}", length.stderr);
 }
 
 #[test]

@@ -7,8 +7,7 @@ use tch::Tensor;
 
 use super::config::TowerConfig;
 use crate::error::TrainerError;
-use crate::model::activation::Activation;
-use crate::model::layers::{LayerNorm, Linear, attend, merge_heads, split_heads};
+use crate::model::layers::{FeedForward, LayerNorm, Linear, attend, merge_heads, split_heads};
 use crate::model::pass::{Block, Pass};
 use crate::weights::Weights;
 
@@ -44,9 +43,7 @@ struct Layer {
     v_proj: Linear,
     out_proj: Linear,
     layer_norm2: LayerNorm,
-    fc1: Linear,
-    fc2: Linear,
-    activation: Activation,
+    mlp: FeedForward,
     heads: i64,
     causal: bool,
 }
@@ -66,9 +63,13 @@ impl Layer {
             v_proj: linear("self_attn.v_proj"),
             out_proj: linear("self_attn.out_proj"),
             layer_norm2: norm("layer_norm2"),
-            fc1: linear("mlp.fc1"),
-            fc2: linear("mlp.fc2"),
-            activation: config.activation,
+            mlp: FeedForward {
+                first: linear("mlp.fc1"),
+                gate: None,
+                second: linear("mlp.fc2"),
+                activation: config.activation,
+                drops: false,
+            },
             heads: config.num_attention_heads,
             causal,
         }
@@ -80,10 +81,6 @@ impl Layer {
         let attended = attend([&q, &k, &v], mask, self.causal && mask.is_none(), pass)?;
         self.out_proj.forward(&merge_heads(&attended)?, pass)
     }
-
-    fn mlp(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        self.fc2.forward(&self.activation.apply(&self.fc1.forward(hidden, pass)?)?, pass)
-    }
 }
 
 impl Block for Layer {
@@ -92,6 +89,6 @@ impl Block for Layer {
         let normed = self.layer_norm1.forward(inputs[0])?.f_to_kind(pass.compute)?;
         let hidden = inputs[0].f_add(&self.self_attention(&normed, inputs.get(1).copied(), pass)?)?;
         let normed = self.layer_norm2.forward(&hidden)?.f_to_kind(pass.compute)?;
-        Ok(hidden.f_add(&self.mlp(&normed, pass)?)?)
+        Ok(hidden.f_add(&self.mlp.forward(&normed, pass)?)?)
     }
 }
