@@ -28,7 +28,7 @@ fn main() {
 
 /// One training step of T5-small on the CPU, ours and that of transformers, each in a process of its own.
 fn training_step() {
-    const SHAPE: [&str; 8] = ["--size", "small", "--batch", "4", "--source", "128", "--target", "64"];
+    const SHAPE: [&str; 8] = ["--model", "t5-small", "--batch", "4", "--source", "128", "--target", "64"];
     const WHAT: &str = "a training step of T5-small on the CPU, fp32";
     let trainer = binaries().join("pipe-trainer");
     if !trainer.is_file() {

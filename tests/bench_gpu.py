@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Our training step on a GPU beside that of transformers, each measured in a process of its own.
 
-usage: bench_gpu.py all --trainer target/release/pipe-trainer
-       bench_gpu.py reference --size base --batch 32 --source 512 --target 128 --variant eager
-       bench_gpu.py reference --size small --batch 4 --source 128 --target 64 --variant eager --cpu
+usage: bench_gpu.py all --trainer target/release/pipe-trainer [WORD...]     (only runs whose name has one of the words)
+       bench_gpu.py reference --model t5-base --batch 32 --source 512 --target 128 --variant eager
+       bench_gpu.py reference --model t5-small --batch 4 --source 128 --target 64 --variant eager --cpu
 Needs a python3 with torch and transformers, and a CUDA card except with --cpu, which computes in fp32; nothing is fetched:
-models are made from their configs."""
+models are made from their configs. MU-SOTA is compared with its definition written plainly in torch."""
 import argparse
 import json
 import os
@@ -15,82 +15,130 @@ import sys
 import time
 
 # flan-t5-small, -base and -xl (T5 v1.1): gated, with a head of its own.
-SIZES = {
-    "small": dict(d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_decoder_layers=8, num_heads=6),
-    "base": dict(d_model=768, d_kv=64, d_ff=2048, num_layers=12, num_decoder_layers=12, num_heads=12),
-    "xl": dict(d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_decoder_layers=24, num_heads=32),
+T5 = {
+    "t5-small": dict(d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_decoder_layers=8, num_heads=6),
+    "t5-base": dict(d_model=768, d_kv=64, d_ff=2048, num_layers=12, num_decoder_layers=12, num_heads=12),
+    "t5-xl": dict(d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_decoder_layers=24, num_heads=32),
 }
-SHAPES = {"base": dict(batch=32, source=512, target=128), "xl": dict(batch=8, source=512, target=128)}
+BERT = {
+    "bert-base": dict(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12),
+    "bert-large": dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16),
+}
 VOCABULARY = 32128
 GIB = 2**30
 
-# Key, size, and the arguments after size and shape: of the reference, or of our trainer.
+BASE = dict(model="t5-base", batch=32, source=512, target=128, precision="bf16")
+XL = dict(model="t5-xl", batch=8, source=512, target=128, precision="bf16")
+LARGE = dict(model="bert-large", batch=16, source=384, precision="bf16-mixed")
+CLIP = dict(model="clip-vit-b-32", batch=128, precision="bf16-mixed")
+MU_SOTA = dict(model="mu-sota", batch=4, source=256, precision="bf16-mixed")
+
+# Name, shape, and what else: the variant of the reference, or arguments of our trainer.
 RUNS = [
-    ("base eager", "base", ["--variant", "eager"]),
-    ("base compile", "base", ["--variant", "compile"]),
-    ("base ours", "base", None),
-    ("xl eager", "xl", ["--variant", "eager"]),
-    ("xl ours", "xl", None),
-    ("xl eager checkpointing", "xl", ["--variant", "checkpointing"]),
-    ("xl ours checkpointing 32g", "xl", ["--checkpointing", "--limit", "32g"]),
+    ("t5-base eager", BASE, ["--variant", "eager"]),
+    ("t5-base compile", BASE, ["--variant", "compile"]),
+    ("t5-base ours", BASE, []),
+    ("t5-xl eager", XL, ["--variant", "eager"]),
+    ("t5-xl ours", XL, []),
+    ("t5-xl eager checkpointing", XL, ["--variant", "checkpointing"]),
+    ("t5-xl ours checkpointing 32g", XL, ["--checkpointing", "--limit", "32g"]),
+    ("bert-large eager", LARGE, ["--variant", "eager"]),
+    ("bert-large compile", LARGE, ["--variant", "compile"]),
+    ("bert-large ours", LARGE, []),
+    ("clip eager", CLIP, ["--variant", "eager"]),
+    ("clip compile", CLIP, ["--variant", "compile"]),
+    ("clip ours", CLIP, []),
+    ("mu-sota plain", MU_SOTA, ["--variant", "eager"]),
+    ("mu-sota ours", MU_SOTA, []),
 ]
 # What is compared, the figure, with what, and the largest ratio that is good enough.
 AIMS = [
-    ("base ours", "ms", "base compile", 0.95),
-    ("base ours", "ms", "base eager", 0.43),
-    ("base ours", "peak_allocated", "base compile", 0.6),
-    ("xl ours", "ms", "xl eager", 0.45),
-    ("xl ours checkpointing 32g", "ms", "xl eager checkpointing", 1 / 1.6),
-    ("xl ours checkpointing 32g", "peak_allocated", "xl eager checkpointing", 1.0),
+    ("t5-base ours", "ms", "t5-base compile", 0.95),
+    ("t5-base ours", "ms", "t5-base eager", 0.43),
+    ("t5-base ours", "peak_allocated", "t5-base compile", 0.6),
+    ("t5-xl ours", "ms", "t5-xl eager", 0.45),
+    ("t5-xl ours checkpointing 32g", "ms", "t5-xl eager checkpointing", 1 / 1.6),
+    ("t5-xl ours checkpointing 32g", "peak_allocated", "t5-xl eager checkpointing", 1.0),
+    ("bert-large ours", "ms", "bert-large compile", 1.0),
+    ("bert-large ours", "peak_allocated", "bert-large compile", 0.8),
+    ("clip ours", "ms", "clip compile", 1.0),
+    ("clip ours", "peak_allocated", "clip compile", 0.8),
+    ("mu-sota ours", "ms", "mu-sota plain", 0.2),
+    ("mu-sota ours", "activations", "mu-sota plain", 0.1),
 ]
 
 
-def reference(size, batch, source, target, variant, cpu):
-    """One training step of transformers, in bf16 or on the CPU in fp32: forward, backward, clipping, fused AdamW."""
+def build(torch, given, device):
+    """A model in fp32 on the device, and what it is given."""
+    import transformers
+
+    ids = lambda length, words: torch.randint(2, words, (given.batch, length), device=device)
+    if given.model in T5:
+        config = transformers.T5Config(
+            **T5[given.model], vocab_size=VOCABULARY, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+            dropout_rate=0.1, decoder_start_token_id=0, use_cache=False,
+        )
+        inputs = dict(input_ids=ids(given.source, VOCABULARY), labels=ids(given.target, VOCABULARY))
+        make = transformers.T5ForConditionalGeneration
+    elif given.model in BERT:
+        config = transformers.BertConfig(**BERT[given.model], vocab_size=30522)
+        labels = torch.randint(0, 2, (given.batch,), device=device)
+        inputs = dict(input_ids=ids(given.source, 30522), labels=labels)
+        make = transformers.BertForSequenceClassification
+    else:
+        config = transformers.CLIPConfig()
+        pixels = torch.randn(given.batch, 3, 224, 224, device=device)
+        inputs = dict(input_ids=ids(77, 49408), pixel_values=pixels, return_loss=True)
+        make = transformers.CLIPModel
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    # Made on the card: a large model would take minutes to initialise on the CPU.
+    with torch.device(device):
+        return make(config), inputs
+
+
+def reference(given):
+    """One training step: forward, backward, clipping, fused AdamW."""
+    if given.model == "mu-sota":
+        import mu_sota_reference
+
+        return mu_sota_reference.reference(given.batch, given.source, given.precision, given.cpu)
     import torch
-    from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    device, kind = ("cpu", torch.float32) if cpu else ("cuda", torch.bfloat16)
-    synchronize = (lambda: None) if cpu else torch.cuda.synchronize
-    config = T5Config(
-        **SIZES[size], vocab_size=VOCABULARY, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
-        dropout_rate=0.1, decoder_start_token_id=0, use_cache=False,
-    )
-    # Made on the card: the xl model would take minutes to initialise on the CPU.
-    with torch.device(device):
-        model = T5ForConditionalGeneration(config)
-    model = model.to(device=device, dtype=kind).train()
-    if not cpu:
+    device = "cpu" if given.cpu else "cuda"
+    synchronize = (lambda: None) if given.cpu else torch.cuda.synchronize
+    model, inputs = build(torch, given, device)
+    mixed = given.precision == "bf16-mixed"
+    model = model.to(torch.bfloat16 if given.precision == "bf16" else torch.float32).train()
+    if not given.cpu:
         # The fp32 model of a moment ago is no part of the training.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    if variant == "checkpointing":
+    if given.variant == "checkpointing":
         model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    forward = torch.compile(model) if variant == "compile" else model
-    ids = lambda length: torch.randint(2, VOCABULARY, (batch, length), device=device)
-    inputs = dict(input_ids=ids(source), labels=ids(target))
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    forward = torch.compile(model) if given.variant == "compile" else model
 
     def step():
         synchronize()
         began = time.perf_counter()
-        forward(**inputs).loss.backward()
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):
+            loss = forward(**inputs).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         synchronize()
         return (time.perf_counter() - began) * 1000
 
-    warm_up, steps = 8 if variant == "compile" else 5, 5 if cpu else 20
+    warm_up, steps = 8 if given.variant == "compile" else 5, 5 if given.cpu else 20
     ms = statistics.median([step() for _ in range(warm_up + steps)][warm_up:])
     return {
-        "what": f"{size} {batch}x{source}x{target} {variant}",
+        "what": f"{given.model} {given.variant}",
         "params": sum(parameter.numel() for parameter in model.parameters()),
         "ms": ms,
-        "peak_allocated": 0.0 if cpu else torch.cuda.max_memory_allocated() / GIB,
-        "peak_reserved": 0.0 if cpu else torch.cuda.max_memory_reserved() / GIB,
+        "peak_allocated": 0.0 if given.cpu else torch.cuda.max_memory_allocated() / GIB,
+        "peak_reserved": 0.0 if given.cpu else torch.cuda.max_memory_reserved() / GIB,
     }
 
 
@@ -107,9 +155,15 @@ def matrix_rate(torch):
     return 2 * 8192**3 / statistics.median(times[3:]) / 1e12
 
 
-def operations(size, batch, source, target):
-    """Floating-point operations of a step: the forward pass and twice as much for the backward."""
-    s = SIZES[size]
+def operations(model, batch, source=0, target=0, **_):
+    """Floating-point operations of a step, the forward pass and twice as much for the backward; None where nobody counted."""
+    if model in BERT:
+        s = BERT[model]
+        d = s["hidden_size"]
+        return 6 * batch * source * s["num_hidden_layers"] * (4 * d * d + 2 * d * s["intermediate_size"] + 2 * source * d)
+    if model not in T5:
+        return None
+    s = T5[model]
     d, inner, ff = s["d_model"], s["num_heads"] * s["d_kv"], 3 * s["d_model"] * s["d_ff"]
     encoder = s["num_layers"] * source * (4 * d * inner + ff + 2 * source * inner)
     attention = 6 * d * inner + 2 * target * inner + 2 * source * inner
@@ -131,36 +185,40 @@ def measure(command, env=None):
     return {"error": f"exit {ended.returncode}: {told[-1].strip()[:200]}"}
 
 
-def everything(trainer):
+def everything(trainer, words):
     import torch
 
     # The trainer's own libtorch may be one for the CPU: it uses the one that is measured against.
     ours = {**os.environ, "LD_LIBRARY_PATH": os.path.join(torch.__path__[0], "lib"), "OMP_WAIT_POLICY": "PASSIVE"}
+    chosen = lambda name: not words or any(word in name for word in words)
     results = {}
     rate = matrix_rate(torch)
     print(f"{torch.cuda.get_device_name()}: bf16 matrix products at {rate:.0f} TFLOP/s\n")
-    print(f"{'':27}{'ms':>10}{'GiB alloc.':>12}{'reserved':>10}{'tokens/s':>10}{'of rate':>9}", flush=True)
-    for key, size, arguments in RUNS:
-        shape = ["--size", size] + [word for name, value in SHAPES[size].items() for word in (f"--{name}", str(value))]
-        if arguments and "--variant" in arguments:
-            command = [sys.executable, os.path.abspath(__file__), "reference", *shape, *arguments]
-        else:
-            command = [trainer, "bench", *shape, "--precision", "bf16", *(arguments or [])]
-        result = results[key] = measure(command, ours if command[0] == trainer else None)
+    print(f"{'':30}{'ms':>10}{'GiB alloc.':>12}{'reserved':>10}{'tokens/s':>10}{'of rate':>9}", flush=True)
+    for name, shape, more in RUNS:
+        if not chosen(name):
+            continue
+        arguments = [word for key, value in shape.items() for word in (f"--{key}", str(value))] + more
+        is_reference = "--variant" in more
+        command = [sys.executable, os.path.abspath(__file__), "reference"] if is_reference else [trainer, "bench"]
+        result = results[name] = measure(command + arguments, None if is_reference else ours)
         if "error" in result:
-            print(f"{key:27}{result['error']}", flush=True)
-        else:
-            ms, shape = result["ms"], SHAPES[size]
-            tokens = shape["batch"] * (shape["source"] + shape["target"]) * 1000 / ms
-            share = operations(size, **shape) / (ms * 1e9) / rate
-            figures = f"{ms:10.1f}{result['peak_allocated']:12.2f}{result['peak_reserved']:10.2f}{tokens:10.0f}{share:9.1%}"
-            print(f"{key:27}{figures}", flush=True)
+            print(f"{name:30}{result['error']}", flush=True)
+            continue
+        # What is not weights, gradients and moments: 16 bytes a parameter where those are fp32.
+        bytes_each = 8 if shape["precision"] == "bf16" else 16
+        result["activations"] = result["peak_allocated"] - bytes_each * result["params"] / GIB
+        ms = result["ms"]
+        tokens = shape["batch"] * (shape.get("source", 77) + shape.get("target", 0)) * 1000 / ms
+        counted = operations(**shape)
+        share = f"{counted / (ms * 1e9) / rate:9.1%}" if counted else ""
+        print(f"{name:30}{ms:10.1f}{result['peak_allocated']:12.2f}{result['peak_reserved']:10.2f}{tokens:10.0f}{share}", flush=True)
     print()
-    return all([aim(results, *row) for row in AIMS])
+    return all([aim(results, *row) for row in AIMS if chosen(row[0])])
 
 
 def aim(results, ours, figure, other, most):
-    got, want = results[ours].get(figure), results[other].get(figure)
+    got, want = results.get(ours, {}).get(figure), results.get(other, {}).get(figure)
     measured = got is not None and bool(want)
     met = measured and got / want <= most
     verdict = f"{got / want:7.3f}  aim {most:.3f} at most  {'met' if met else 'MISSED'}" if measured else " not measured"
@@ -172,16 +230,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("reference")
-    one.add_argument("--size", choices=SIZES, required=True)
-    for name in ("batch", "source", "target"):
-        one.add_argument(f"--{name}", type=int, required=True)
+    one.add_argument("--model", choices=[*T5, *BERT, "clip-vit-b-32", "mu-sota"], required=True)
+    one.add_argument("--batch", type=int, required=True)
+    one.add_argument("--source", type=int, default=512)
+    one.add_argument("--target", type=int, default=128)
+    one.add_argument("--precision", choices=["fp32", "bf16", "bf16-mixed"], default="bf16")
     one.add_argument("--variant", choices=["eager", "compile", "checkpointing"], required=True)
     one.add_argument("--cpu", action="store_true")
-    commands.add_parser("all").add_argument("--trainer", required=True)
+    everyone = commands.add_parser("all")
+    everyone.add_argument("--trainer", required=True)
+    everyone.add_argument("words", nargs="*")
     given = parser.parse_args()
     if given.command == "all":
-        sys.exit(0 if everything(given.trainer) else 1)
-    print(json.dumps(reference(given.size, given.batch, given.source, given.target, given.variant, given.cpu)))
+        sys.exit(0 if everything(given.trainer, given.words) else 1)
+    if given.cpu:
+        given.precision = "fp32"
+    print(json.dumps(reference(given)))
 
 
 if __name__ == "__main__":

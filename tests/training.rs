@@ -17,12 +17,15 @@ mod images;
 mod inputs;
 #[path = "training/kitchen.rs"]
 mod kitchen;
+#[path = "training/mu_sota.rs"]
+mod mu_sota;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     golden::tests(&mut suite);
+    mu_sota::tests(&mut suite);
     inputs::tests(&mut suite);
     hub::tests(&mut suite);
     images::tests(&mut suite);

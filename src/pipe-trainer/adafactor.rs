@@ -91,14 +91,14 @@ impl Adafactor {
         let _guard = tch::no_grad_guard();
         let forget = (step as f64).powf(DECAY_RATE);
         let Optimizer { weight_decay, decay, .. } = self.settings;
-        for (place, ((_, parameter), (_, moment))) in weights.trained().zip(&mut self.moments).enumerate() {
+        for (place, ((name, parameter), (_, moment))) in weights.trained().zip(&mut self.moments).enumerate() {
             let gradient = gradients[place].f_to_kind(Kind::Float)?.f_mul_(scale)?;
             let mut change = moment.normalise(&gradient, forget)?;
             drop(gradient);
             let rms = change.f_norm()?.f_div_scalar((change.numel() as f64).sqrt())?;
             let factor = rms.f_div_scalar(CLIP_THRESHOLD)?.f_clamp_min(1.0)?.f_reciprocal()?.f_mul_scalar(lr)?;
             let _ = change.f_mul_(&factor)?;
-            let kept = if optimizer::decays(decay, parameter) { 1.0 - lr * weight_decay } else { 1.0 };
+            let kept = if optimizer::decays(decay, name, parameter) { 1.0 - lr * weight_decay } else { 1.0 };
             // In fp32 this is the parameter itself, otherwise a copy of it.
             let wide = parameter.f_to_kind(Kind::Float)?.f_mul_scalar_(kept)?.f_sub_(&change)?;
             if parameter.kind() == Kind::BFloat16 {

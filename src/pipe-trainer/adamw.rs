@@ -107,7 +107,8 @@ impl AdamW {
 /// The parameters that decay, and those that do not.
 fn grouped(parameters: &[(&str, &Tensor)], decay: Decay) -> Vec<Group> {
     let group = |decays: bool| {
-        let belongs = |(_, (_, parameter)): &(usize, &(&str, &Tensor))| optimizer::decays(decay, parameter) == decays;
+        let belongs =
+            |(_, (name, parameter)): &(usize, &(&str, &Tensor))| optimizer::decays(decay, name, parameter) == decays;
         let members = parameters.iter().enumerate().filter(belongs).map(|(place, _)| place).collect();
         Group { members, decays }
     };

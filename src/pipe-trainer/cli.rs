@@ -20,8 +20,10 @@ pub enum Command {
     },
     /// Compute logits and gradients of one batch, to compare with another implementation
     Parity(ParityArgs),
-    /// Time training steps of T5 on random tokens, and print one line of JSON
+    /// Time training steps on random data, and print one line of JSON
     Bench(BenchArgs),
+    /// Write with a trained model: the rest of a text, or the answer to one
+    Generate(GenerateArgs),
     /// Make data
     #[command(subcommand)]
     Data(DataCommand),
@@ -50,14 +52,16 @@ pub struct ParityArgs {
 
 #[derive(Args)]
 pub struct BenchArgs {
-    /// small, base, large or xl
+    /// t5-small to t5-xl, bert-base, bert-large, clip-vit-b-32 or mu-sota
     #[arg(long)]
-    pub size: String,
+    pub model: String,
     #[arg(long)]
     pub batch: i64,
-    #[arg(long)]
+    /// Tokens of a row, of a T5's source
+    #[arg(long, default_value_t = 512)]
     pub source: i64,
-    #[arg(long)]
+    /// Tokens of a T5's target
+    #[arg(long, default_value_t = 128)]
     pub target: i64,
     #[arg(long, default_value = "bf16")]
     pub precision: String,
@@ -78,12 +82,66 @@ pub struct BenchArgs {
     pub trace: Option<PathBuf>,
 }
 
+#[derive(Args)]
+pub struct GenerateArgs {
+    /// A folder with config.json, model.safetensors and tokenizer.json, such as `model/` of a run
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: String,
+    /// Tokens to write at most
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: u32,
+    /// How freely a language model chooses among probable tokens; 0 takes the most probable one
+    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = at_least_zero)]
+    pub temperature: f64,
+    /// A language model chooses among the most probable tokens that together have this probability
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = share)]
+    pub top_p: f64,
+    /// What a language model's choices are a function of
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+    /// Beginnings that a seq2seq model keeps side by side; 1 takes the most probable token each time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub beams: u32,
+}
+
+fn at_least_zero(text: &str) -> Result<f64, String> {
+    number(text, "at least 0", |number| number >= 0.0)
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    number(text, "above 0, at most 1", |number| number > 0.0 && number <= 1.0)
+}
+
+fn number(text: &str, allowed: &str, is_allowed: impl Fn(f64) -> bool) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && is_allowed(*number));
+    number.ok_or_else(|| format!("allowed: a number, {allowed}"))
+}
+
 #[derive(Subcommand)]
 pub enum DataCommand {
     /// Cooking recipes whose directions follow from their ingredients
     Recipes(RecipesArgs),
     /// Small pictures of cars with captions
     Pictures(PicturesArgs),
+    /// Short stories as plain text, for a language model
+    Stories(StoriesArgs),
+}
+
+#[derive(Args)]
+pub struct StoriesArgs {
+    /// Stories of train.txt
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub rows: u64,
+    #[arg(long)]
+    pub seed: u64,
+    /// Gets train.txt, eval.txt and tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Stories of eval.txt; default: a twentieth of --rows
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub eval_rows: Option<u64>,
 }
 
 #[derive(Args)]

@@ -12,6 +12,7 @@ mod device;
 mod durable;
 mod error;
 mod events;
+mod generate;
 mod host_allocator;
 mod host_limit;
 mod host_memory;
@@ -29,6 +30,7 @@ mod situation;
 mod spec;
 mod staged_folder;
 mod stop;
+mod stories;
 mod tensor_files;
 mod tensor_writer;
 mod torch;
@@ -55,8 +57,10 @@ fn main() {
         Command::Train { spec } => train::train(spec),
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
+        Command::Generate(args) => boundary::guard(|| generate::generate(args)),
         Command::Data(DataCommand::Recipes(args)) => recipes::generate(args),
         Command::Data(DataCommand::Pictures(args)) => cars::generate(args),
+        Command::Data(DataCommand::Stories(args)) => stories::generate(args),
     };
     std::process::exit(report(ended).code());
 }

@@ -55,7 +55,7 @@ impl Optimizer {
     }
 }
 
-/// Whether weight decay applies to `parameter`.
-pub fn decays(decay: Decay, parameter: &Tensor) -> bool {
-    decay == Decay::All || parameter.dim() >= 2
+/// Whether weight decay applies to the parameter `name`. Biases of several blocks are one tensor of two dimensions.
+pub fn decays(decay: Decay, name: &str, parameter: &Tensor) -> bool {
+    decay == Decay::All || (parameter.dim() >= 2 && !name.ends_with(".bias"))
 }

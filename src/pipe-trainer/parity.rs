@@ -7,7 +7,7 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::cli::ParityArgs;
-use crate::data::{IGNORED, Part};
+use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::{Definition, Mode, Model, Setup, Start};
@@ -52,10 +52,7 @@ impl Compared {
         let mode = Mode::Train { seed: 0 };
         let loss = match model.contrast() {
             Some(contrast) => contrast.loss(&contrast.embed(part, mode)?)?,
-            None => {
-                let count = part.get("labels")?.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
-                model.loss_sum(part, mode)?.f_div_scalar(count)?
-            }
+            None => model.loss_sum(part, mode)?.f_div_scalar(model.targets(part)?)?,
         };
         loss.f_backward()?;
         let gradients = wide(model.weights().gradients()?)?;

@@ -12,6 +12,9 @@ pub enum Purpose {
     Rounding,
     Recipes,
     Pictures,
+    Stories,
+    /// The words that a language model chooses.
+    Text,
 }
 
 impl Purpose {
@@ -23,6 +26,8 @@ impl Purpose {
             Self::Rounding => "rounding",
             Self::Recipes => "recipes",
             Self::Pictures => "pictures",
+            Self::Stories => "stories",
+            Self::Text => "text",
         }
     }
 }
@@ -56,6 +61,11 @@ impl Random {
                 return number % bound;
             }
         }
+    }
+
+    /// A number from 0 on and below 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Fisher-Yates.

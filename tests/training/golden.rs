@@ -77,17 +77,17 @@ impl Golden {
     }
 }
 
-fn fixture(name: &str) -> PathBuf {
+pub fn fixture(name: &str) -> PathBuf {
     repository().join("tests/fixtures").join(name)
 }
 
-fn expected(name: &str) -> Value {
+pub fn expected(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(fixture(name).join("expect.json")).unwrap()).unwrap()
 }
 
 /// What `model` computes for the batch of the fixture `name`, against what transformers computed for it. The folder that
 /// comes back holds it as out.safetensors.
-fn compare(name: &str, model: &Path) -> Folder {
+pub fn compare(name: &str, model: &Path) -> Folder {
     let folder = Folder::new();
     let text = |path: PathBuf| path.display().to_string();
     let (batch, out) = (text(fixture(name).join("batch.safetensors")), text(folder.path().join("out.safetensors")));

@@ -16,6 +16,8 @@ pub struct Evaluate {
     pub batch: Option<NonZeroU32>,
     /// How many sample texts to print.
     pub generate: u32,
+    /// Tokens of a text that a language model generates, at most (seq2seq: `data.max_target`).
+    pub max_tokens: NonZeroU32,
     /// Beginnings that are kept side by side while a text is generated (seq2seq); 1 takes the most probable token each time.
     pub beams: NonZeroU32,
     /// How freely a language model chooses among probable tokens; 0 takes the most probable one.
@@ -28,8 +30,15 @@ pub struct Evaluate {
 
 impl Default for Evaluate {
     fn default() -> Self {
-        let beams = NonZeroU32::new(1).expect("1 is not zero");
-        Self { every: Every::Steps(0), batch: None, generate: 0, beams, temperature: 1.0, top_p: 0.95 }
+        Self {
+            every: Every::Steps(0),
+            batch: None,
+            generate: 0,
+            max_tokens: NonZeroU32::new(64).expect("64 is not zero"),
+            beams: NonZeroU32::MIN,
+            temperature: 1.0,
+            top_p: 0.95,
+        }
     }
 }
 

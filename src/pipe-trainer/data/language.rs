@@ -1,9 +1,63 @@
-//! Texts packed to full rows.
+//! Data of a language model: texts packed to full rows, or rows of tokens that are ready.
+//!
+//! A .txt file holds documents with blank lines between them; in .jsonl and .csv every row is one. An end token stands behind
+//! each where the tokenizer has one. `labels` are a row's tokens themselves: the model shifts them.
 
+use std::sync::Arc;
+
+use pipe_spec::pipeline::Paths;
+
+use super::packed::{PackedRows, RowShape};
+use super::ready::ReadyRows;
 use super::source::{Opener, Sources};
+use super::{IGNORED, Padding, Source, Tokens};
 use crate::error::TrainerError;
 use crate::model::Expects;
 
-pub fn open(_opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerError> {
-    Err(TrainerError::NotAvailable { what: format!("{expects:?}") })
+pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerError> {
+    let Expects::Tokens { vocab_size, max_length } = *expects else { panic!("not for rows of tokens: {expects:?}") };
+    let data = &opener.spec.data;
+    let shape = RowShape {
+        length: data.max_length.get().min(max_length) as usize,
+        shown: opener.spec.evaluate.max_tokens.get() as usize,
+    };
+    let ready = |paths: &Paths| paths.0.iter().all(|path| path.ends_with(".safetensors"));
+    let all: Vec<&Paths> = std::iter::once(&data.train).chain(&data.eval).collect();
+    let tokens = if all.iter().all(|paths| ready(paths)) {
+        None
+    } else {
+        Some(Arc::new(Tokens::whole(opener.tokenizer()?)?.check_vocabulary(vocab_size)?))
+    };
+    let mut longest = [0; 2];
+    let mut open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
+        let (source, [ids, labels]): (Arc<dyn Source>, _) = match &tokens {
+            Some(tokens) if !ready(paths) => {
+                let rows = PackedRows::open(&paths.0, data.field("text"), opener.pool, tokens, shape)?;
+                (Arc::new(rows), [shape.length, shape.length + 1])
+            }
+            _ => {
+                let rows = ReadyRows::open(&paths.0, vocab_size, max_length)?;
+                let longest = rows.longest();
+                (Arc::new(rows), longest)
+            }
+        };
+        longest = [longest[0].max(ids), longest[1].max(labels)];
+        Ok(source)
+    };
+    let train = open(&data.train)?;
+    let eval = data.eval.as_ref().map(&mut open).transpose()?;
+    // Rows are never rounded up: there may be no position for more.
+    let padding = |column, with, length| Padding { column, with, length: Some(length) };
+    Ok(Sources {
+        train,
+        paddings: vec![
+            padding("ids", 0, longest[0]),
+            padding("labels", IGNORED, longest[1]),
+            padding("prompt", 0, shape.prompt()),
+        ],
+        // Rows of tokens say nothing in words.
+        tokens: tokens.filter(|_| data.eval.as_ref().is_some_and(|paths| !ready(paths))),
+        eval,
+        labels: None,
+    })
 }

@@ -2,15 +2,18 @@
 
 mod classes;
 mod csv;
+mod documents;
 mod jsonl;
 mod labelling;
 mod language;
 mod loader;
+mod packed;
 mod pairs;
 mod part;
 mod picture_table;
 mod pictures;
 mod plan;
+mod ready;
 mod rows;
 mod sample;
 mod seq2seq;

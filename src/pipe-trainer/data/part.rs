@@ -10,6 +10,9 @@ use crate::error::TrainerError;
 /// The label that no loss is taken of.
 pub const IGNORED: i64 = -100;
 
+/// 1 where there is a token, 0 where there is padding.
+const MASK: &str = "attention_mask";
+
 /// What a model is given: tensors by name, the first dimension of each being the samples.
 #[derive(Debug, Default)]
 pub struct Part(BTreeMap<String, Tensor>);
@@ -61,7 +64,12 @@ impl PartShape {
         let Some(first) = samples.first() else { return Ok(part) };
         for (place, (name, _)) in first.columns.iter().enumerate() {
             let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[place].1).collect();
-            part = part.with(name, self.tensor(name, &columns)?.f_to_device(self.device)?);
+            let tensor = self.tensor(name, &columns)?;
+            // Attention is faster without a mask; models take none for one that hides nothing.
+            if *name == MASK && tensor.f_min()?.f_int64_value(&[])? == 1 {
+                continue;
+            }
+            part = part.with(name, tensor.f_to_device(self.device)?);
         }
         Ok(part)
     }

@@ -19,6 +19,11 @@ pub trait Source: Send + Sync {
     /// The same every time. Nothing where the sample cannot be read and the pipeline says to go on without such.
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError>;
 
+    /// What a model is given to write something for a sample.
+    fn prompt(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        self.sample(index)
+    }
+
     /// What a sample says in words, where a model answers in words: what it is given and what it is to write.
     fn words(&self, _index: usize) -> Result<(String, String), TrainerError> {
         Ok((String::new(), String::new()))

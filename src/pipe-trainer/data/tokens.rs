@@ -6,6 +6,9 @@ use tokenizers::{Encoding, Tokenizer, TruncationParams};
 
 use crate::error::TrainerError;
 
+/// Of GPT-2, T5 and the like, Llama 3, Gemma, BERT.
+const END_TOKENS: [&str; 7] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]"];
+
 pub struct Tokens {
     path: PathBuf,
     tokenizer: Tokenizer,
@@ -59,6 +62,19 @@ impl Tokens {
     pub fn encode(&self, text: &str) -> Result<Vec<i64>, TrainerError> {
         let encoding = self.tokenizer.encode_fast(text, true).map_err(|error| self.fail(error.to_string()))?;
         Ok(numbers(encoding.get_ids()))
+    }
+
+    /// Without the special tokens that the tokenizer puts around a text.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TrainerError> {
+        let encoding = self.tokenizer.encode_fast(text, false).map_err(|error| self.fail(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The token that stands behind a text, by the names that tokenizers have for it.
+    pub fn end_token(&self) -> Option<u32> {
+        let special = self.tokenizer.get_added_tokens_decoder();
+        let named = |name: &&str| special.iter().find(|(_, token)| token.special && token.content == **name);
+        END_TOKENS.iter().find_map(named).map(|(id, _)| *id)
     }
 
     /// The tokens of two texts, and which of the two each belongs to.

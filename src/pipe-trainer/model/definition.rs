@@ -9,6 +9,7 @@ use tch::Device;
 
 use super::bert::{Bert, BertConfig};
 use super::clip::{Clip, ClipConfig};
+use super::mu_sota::{MuSota, MuSotaConfig};
 use super::t5::{T5, T5Config};
 use super::{ConfigKeys, Expects, Labels, Model};
 use crate::error::TrainerError;
@@ -120,6 +121,7 @@ impl Definition {
                 Ok(config.expects(self.labels(&config.head())?))
             }
             Arch::Clip => Ok(ClipConfig::read(&self.config)?.expects()),
+            Arch::MuSota => Ok(MuSotaConfig::read(&self.config)?.expects()),
             _ => Err(self.not_available()),
         }
     }
@@ -131,6 +133,7 @@ impl Definition {
                 Ok(Box::new(Bert::build(BertConfig::read(self.arch, &self.config)?, start, setup)?))
             }
             Arch::Clip => Ok(Box::new(Clip::build(ClipConfig::read(&self.config)?, start, setup)?)),
+            Arch::MuSota => Ok(Box::new(MuSota::build(MuSotaConfig::read(&self.config)?, start, setup)?)),
             _ => Err(self.not_available()),
         }
     }

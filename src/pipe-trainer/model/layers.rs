@@ -117,8 +117,19 @@ pub fn attend(
     is_causal: bool,
     pass: Pass,
 ) -> Result<Tensor, TrainerError> {
+    attend_scaled([q, k, v], mask, is_causal, None, pass)
+}
+
+/// The same with scores scaled by `scale`.
+pub fn attend_scaled(
+    [q, k, v]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    is_causal: bool,
+    scale: Option<f64>,
+    pass: Pass,
+) -> Result<Tensor, TrainerError> {
     let dropped = pass.attention_dropout();
-    Ok(Tensor::f_scaled_dot_product_attention(q, k, v, mask, dropped, is_causal, None, false)?)
+    Ok(Tensor::f_scaled_dot_product_attention(q, k, v, mask, dropped, is_causal, scale, false)?)
 }
 
 /// [batch, length], 1 where there is a token, as what is added to scores: [batch, 1, 1, length].

@@ -9,6 +9,7 @@ mod definition;
 mod expects;
 mod labels;
 mod layers;
+mod mu_sota;
 mod pass;
 mod t5;
 
@@ -18,9 +19,9 @@ pub use expects::Expects;
 pub use labels::Labels;
 
 use serde_json::{Map, Value};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use crate::data::Part;
+use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::weights::Weights;
 
@@ -31,6 +32,11 @@ pub trait Model {
 
     /// The losses of a part, summed over its targets and not averaged: a step divides by the count of all its parts.
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
+
+    /// How many targets a part has: what its losses are the sum of.
+    fn targets(&self, part: &Part) -> Result<i64, TrainerError> {
+        Ok(part.get("labels")?.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?)
+    }
 
     /// The keys of `config.json`, as transformers reads them.
     fn config(&self) -> Map<String, Value>;
@@ -100,13 +106,17 @@ pub struct Generation {
     pub temperature: f64,
     /// It chooses among the most probable tokens that together have this probability.
     pub top_p: f64,
-    /// What its choices are a function of.
+    /// What its choices are a function of, with the number of the row.
     pub seed: u64,
+    /// The number of the part's first row among all that something is written for.
+    pub first_row: u64,
+    /// What ends a text, for a model whose config does not say.
+    pub end_token: Option<i64>,
 }
 
 impl Generation {
     /// The most probable token each time.
-    pub fn greedy(max_length: i64) -> Self {
-        Self { max_length, beams: 1, temperature: 0.0, top_p: 1.0, seed: 0 }
+    pub const fn greedy(max_length: i64) -> Self {
+        Self { max_length, beams: 1, temperature: 0.0, top_p: 1.0, seed: 0, first_row: 0, end_token: None }
     }
 }

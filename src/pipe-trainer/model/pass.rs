@@ -34,8 +34,13 @@ impl Pass {
             Mode::Train { seed } => {
                 Self { dropout, seed: Some(seed).filter(|_| dropout > 0.0), compute, checkpointing, block: 0 }
             }
-            Mode::Eval => Self { dropout: 0.0, seed: None, compute, checkpointing: false, block: 0 },
+            Mode::Eval => Self::quiet(compute),
         }
+    }
+
+    /// Nothing is dropped, and all is computed in `kind`.
+    pub fn quiet(kind: Kind) -> Self {
+        Self { dropout: 0.0, seed: None, compute: kind, checkpointing: false, block: 0 }
     }
 
     /// Random numbers begin anew in each block, so that one that is computed again drops the same.

@@ -35,6 +35,12 @@ pub fn generate(args: &RecipesArgs) -> Result<(), TrainerError> {
     }
 }
 
+/// The tokenizer.json of recipes.
+#[cfg(test)]
+pub fn tokenizer() -> String {
+    tokenizer::json()
+}
+
 fn print(args: &RecipesArgs) -> Result<(), TrainerError> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     match (0..args.rows).try_for_each(|row| writeln!(out, "{}", line(args.seed, Stream::Train, row))) {

@@ -57,6 +57,15 @@ unsafe extern "C" {
     fn pipe_kernels(text: *const c_char);
     fn pipe_trace_begin() -> *mut c_char;
     fn pipe_trace_end(path: *const c_char) -> *mut c_char;
+    fn pipe_gelu_feed_forward(
+        x: *mut C_tensor,
+        w1: *mut C_tensor,
+        b1: *mut C_tensor,
+        w2: *mut C_tensor,
+        b2: *mut C_tensor,
+        rows: i64,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
     fn pipe_card_memory(out: *mut u64) -> *mut c_char;
     fn pipe_empty_cache() -> *mut c_char;
     fn pipe_flush_denormals();
@@ -171,6 +180,16 @@ pub fn linear_cross_entropy(
     // SAFETY: as above.
     returned(|out| unsafe {
         pipe_linear_cross_entropy(pointer(hidden), pointer(weight), pointer(labels), ignored, rows, out)
+    })
+}
+
+/// gelu(input w1^T + b1) w2^T + b2 for `input` [n, d], with the exact gelu. What is inside exists for `rows` rows at a time,
+/// and is computed again for the gradient instead of being kept.
+pub fn gelu_feed_forward(input: &Tensor, [w1, b1, w2, b2]: [&Tensor; 4], rows: i64) -> Result<Tensor, TchError> {
+    let pointer = |tensor: &Tensor| tensor.as_ptr().cast_mut();
+    // SAFETY: as above.
+    returned(|out| unsafe {
+        pipe_gelu_feed_forward(pointer(input), pointer(w1), pointer(b1), pointer(w2), pointer(b2), rows, out)
     })
 }
 

@@ -140,6 +140,58 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   }
 };
 
+// --- A feed-forward layer that keeps nothing of its inside --------------------------------------------------------------
+// gelu(x w1^T + b1) w2^T + b2. Rows are taken a chunk at a time, and what is inside is computed again for the gradient: where
+// the inner width is many times the outer, that costs little beside moving it through memory, and keeping it costs most of all.
+
+struct GeluFeedForward : torch::autograd::Function<GeluFeedForward> {
+  static Tensor forward(AutogradContext* ctx, Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, int64_t rows) {
+    ctx->save_for_backward({x, w1, b1, w2});
+    ctx->saved_data["rows"] = rows;
+    auto out = at::empty({x.size(0), w2.size(0)}, x.options());
+    for (int64_t start = 0; start < x.size(0); start += rows) {
+      auto end = std::min(start + rows, x.size(0));
+      auto inner = at::addmm(b1, x.slice(0, start, end), w1.t());
+      at::gelu_(inner);
+      auto into = out.slice(0, start, end);
+      at::addmm_out(into, b2, inner, w2.t());
+    }
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    auto saved = ctx->get_saved_variables();
+    auto &x = saved[0], &w1 = saved[1], &b1 = saved[2], &w2 = saved[3];
+    auto rows = ctx->saved_data["rows"].toInt();
+    auto d_out = gradients[0].contiguous();
+    auto d_x = at::empty_like(x);
+    // Chunks are added up in fp32: rounded each time, a narrow sum would lose what a single product does not.
+    Tensor d_w1, d_b1, d_w2;
+    auto add = [](Tensor& sum, Tensor part) {
+      if (!sum.defined()) {
+        sum = part;
+      } else {
+        if (sum.scalar_type() != at::kFloat && sum.scalar_type() != at::kDouble) sum = sum.to(at::kFloat);
+        sum.add_(part);
+      }
+    };
+    for (int64_t start = 0; start < x.size(0); start += rows) {
+      auto end = std::min(start + rows, x.size(0));
+      auto of_x = x.slice(0, start, end), of_out = d_out.slice(0, start, end);
+      auto inner = at::addmm(b1, of_x, w1.t());
+      add(d_w2, at::mm(of_out.t(), at::gelu(inner)));
+      auto d_inner = at::gelu_backward(at::mm(of_out, w2), inner);
+      inner.reset();
+      add(d_w1, at::mm(d_inner.t(), of_x));
+      add(d_b1, d_inner.sum(0));
+      auto into = d_x.slice(0, start, end);
+      at::mm_out(into, d_inner, w1);
+    }
+    auto kind = x.scalar_type();
+    return {d_x, d_w1.to(kind), d_b1.to(kind), d_w2.to(kind), d_out.sum(0), Tensor()};
+  }
+};
+
 }  // namespace
 
 extern "C" {
@@ -246,6 +298,10 @@ char* pipe_linear_cross_entropy(Tensor* hidden, Tensor* weight, Tensor* labels, 
     bool differentiate = at::GradMode::is_enabled() && (hidden->requires_grad() || weight->requires_grad());
     *out = new Tensor(LinearCrossEntropy::apply(*hidden, *weight, *labels, ignored, rows, differentiate));
   });
+}
+
+char* pipe_gelu_feed_forward(Tensor* x, Tensor* w1, Tensor* b1, Tensor* w2, Tensor* b2, int64_t rows, Tensor** out) {
+  return guarded([&] { *out = new Tensor(GeluFeedForward::apply(*x, *w1, *b1, *w2, *b2, rows)); });
 }
 
 // Bytes allocated, reserved, most allocated, most reserved; retries of allocations. For the card 0.

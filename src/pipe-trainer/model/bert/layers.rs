@@ -5,8 +5,7 @@ use tch::{Kind, Tensor};
 
 use super::config::{BertConfig, Family};
 use crate::error::TrainerError;
-use crate::model::activation::Activation;
-use crate::model::layers::{LayerNorm, Linear, attend, merge_heads, split_heads};
+use crate::model::layers::{FeedForward, LayerNorm, Linear, attend, merge_heads, split_heads};
 use crate::model::pass::{self, Pass};
 use crate::weights::Weights;
 
@@ -74,10 +73,8 @@ pub struct Layer {
     value: Linear,
     attention_output: Linear,
     attention_norm: LayerNorm,
-    intermediate: Linear,
-    output: Linear,
+    feed_forward: FeedForward,
     norm: LayerNorm,
-    hidden_act: Activation,
     heads: i64,
     attention_dropout: f64,
 }
@@ -97,10 +94,14 @@ impl Layer {
             value: linear("attention.self.value"),
             attention_output: linear("attention.output.dense"),
             attention_norm: norm("attention.output.LayerNorm"),
-            intermediate: linear("intermediate.dense"),
-            output: linear("output.dense"),
+            feed_forward: FeedForward {
+                first: linear("intermediate.dense"),
+                gate: None,
+                second: linear("output.dense"),
+                activation: config.hidden_act,
+                drops: false,
+            },
             norm: norm("output.LayerNorm"),
-            hidden_act: config.hidden_act,
             heads: config.num_attention_heads,
             attention_dropout,
         }
@@ -108,16 +109,15 @@ impl Layer {
 }
 
 impl pass::Block for Layer {
-    /// `inputs` are hidden states and what is added to the scores of attention.
+    /// `inputs` are hidden states and, where there is padding, what is added to the scores of attention.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let (hidden, mask) = (inputs[0], inputs[1]);
+        let (hidden, mask) = (inputs[0], inputs.get(1).copied());
         let heads = |linear: &Linear| split_heads(&linear.forward(hidden, pass)?, self.heads);
         let (q, k, v) = (heads(&self.query)?, heads(&self.key)?, heads(&self.value)?);
-        let attended = attend([&q, &k, &v], Some(mask), false, pass.dropping(self.attention_dropout))?;
+        let attended = attend([&q, &k, &v], mask, false, pass.dropping(self.attention_dropout))?;
         let attended = self.attention_output.forward(&merge_heads(&attended)?, pass)?;
         let hidden = self.attention_norm.after(&attended, hidden, pass)?;
-        let inner = self.hidden_act.apply(&self.intermediate.forward(&hidden, pass)?)?;
-        self.norm.after(&self.output.forward(&inner, pass)?, &hidden, pass)
+        self.norm.after(&self.feed_forward.forward(&hidden, pass)?, &hidden, pass)
     }
 }
 

@@ -74,11 +74,12 @@ impl Bert {
     /// [batch, length, hidden_size]
     fn encode(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
         let pass = pass.dropping(self.dropout.hidden);
-        let mask = padding_mask(part.get("attention_mask")?, pass.compute)?;
+        let mask = part.find("attention_mask").map(|mask| padding_mask(mask, pass.compute)).transpose()?;
         let (ids, types) = (part.get("input_ids")?, part.find("token_type_ids"));
         let mut hidden = self.embeddings.forward(ids, types, pass.for_block(0))?.f_to_kind(pass.compute)?;
         for (layer, number) in self.layers.iter().zip(1..) {
-            hidden = pass.block(layer, number, &[&hidden, &mask])?;
+            let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(&mask).collect();
+            hidden = pass.block(layer, number, &inputs)?;
         }
         Ok(hidden)
     }

@@ -7,7 +7,6 @@ use super::T5;
 use super::layers::{Attention, Block};
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::model::layers::padding_mask;
 use crate::model::pass::Pass;
 
 pub struct Decoder<'a> {
@@ -24,7 +23,7 @@ pub struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     /// Reads the sources of `part`; up to `max_length` tokens can follow.
     pub fn begin(model: &'a T5, part: &Part, max_length: i64) -> Result<Self, TrainerError> {
-        let padding = padding_mask(part.get("attention_mask")?, model.setup.kinds.weights)?;
+        let padding = model.padding(part, quiet(model))?;
         let pass = quiet(model);
         let memory = model.encoder.forward(&model.embed(part.get("input_ids")?, pass)?, &padding, None, pass)?;
         let stack = &model.decoder;
@@ -78,7 +77,7 @@ impl<'a> Decoder<'a> {
 
 /// In the kind of the weights: nothing is saved here by computing in a narrower one.
 fn quiet(model: &T5) -> Pass {
-    Pass { dropout: 0.0, seed: None, compute: model.setup.kinds.weights, checkpointing: false, block: 0 }
+    Pass::quiet(model.setup.kinds.weights)
 }
 
 /// A block with what it remembers.

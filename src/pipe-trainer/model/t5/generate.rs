@@ -50,7 +50,7 @@ mod tests {
     use crate::precision::Kinds;
     use crate::tensor_files::TensorFiles;
 
-    const LIMITS: Generation = Generation { max_length: 24, beams: 1, temperature: 0.0, top_p: 1.0, seed: 0 };
+    const LIMITS: Generation = Generation::greedy(24);
 
     fn golden() -> T5 {
         golden_in(Kinds::FP32)

@@ -72,7 +72,7 @@ impl T5 {
     /// What the head is applied to: [batch, target length, d_model], in the kind that is computed in.
     fn decoded(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = Pass::new(mode, self.dropout, &self.setup);
-        let padding = padding_mask(part.get("attention_mask")?, pass.compute)?;
+        let padding = self.padding(part, pass)?;
         let first = pass.for_block(0);
         let memory = self.encoder.forward(&self.embed(part.get("input_ids")?, first)?, &padding, None, pass)?;
         let memory = memory.f_to_kind(self.setup.kinds.compute)?;
@@ -86,6 +86,17 @@ impl T5 {
             return Ok(hidden.f_mul_scalar((self.config.d_model as f64).powf(-0.5))?);
         }
         Ok(hidden)
+    }
+
+    /// What is added to the scores of attention to the source.
+    fn padding(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
+        match part.find("attention_mask") {
+            Some(mask) => padding_mask(mask, pass.compute),
+            None => {
+                let (batch, length) = part.get("input_ids")?.size2()?;
+                Ok(Tensor::f_zeros([batch, 1, 1, length], (pass.compute, self.setup.device))?)
+            }
+        }
     }
 
     fn head(&self) -> Result<Tensor, TrainerError> {

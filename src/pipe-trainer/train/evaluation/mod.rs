@@ -88,8 +88,18 @@ impl Pass<'_> {
     }
 
     fn samples(&self, part: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        self.read(|| self.evaluation.reader.read(part))
+    }
+
+    /// What the model is given to write something for the samples.
+    fn prompts(&self, part: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        let prompt = |index: &usize| self.evaluation.reader.source.prompt(*index).transpose();
+        self.read(|| part.iter().filter_map(prompt).collect())
+    }
+
+    fn read(&self, read: impl FnOnce() -> Result<Vec<Sample>, TrainerError>) -> Result<Vec<Sample>, TrainerError> {
         self.session.enter(Phase::Eval, self.state.step)?;
-        let samples = self.evaluation.reader.read(part)?;
+        let samples = read()?;
         self.session.situation.set_part(samples.len() as u32, self.shape.longest(&samples) as u32);
         Ok(samples)
     }

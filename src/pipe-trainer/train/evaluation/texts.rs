@@ -35,17 +35,24 @@ fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
     let shown = spec.evaluate.generate as usize;
     let judged = if evaluation.task == Task::Seq2Seq { JUDGED } else { 0 };
     let count = if shown == 0 { 0 } else { judged.max(shown).min(source.len()) };
+    let max_length = match evaluation.task {
+        Task::Language => spec.evaluate.max_tokens,
+        _ => spec.data.max_target,
+    };
     let limits = Generation {
-        max_length: i64::from(spec.data.max_target.get()),
+        max_length: i64::from(max_length.get()),
         beams: i64::from(spec.evaluate.beams.get()),
         temperature: spec.evaluate.temperature,
         top_p: spec.evaluate.top_p,
         seed: spec.train.seed,
+        first_row: 0,
+        end_token: tokens.end_token().map(i64::from),
     };
     let indices: Vec<usize> = (0..count).collect();
     let mut texts = Vec::with_capacity(count);
     for part in indices.chunks(evaluation.batch) {
-        let answers = writer.generate(&pass.shape.collate(&pass.samples(part)?)?, &limits)?;
+        let limits = Generation { first_row: part[0] as u64, ..limits };
+        let answers = writer.generate(&pass.shape.collate(&pass.prompts(part)?)?, &limits)?;
         for (index, answer) in part.iter().zip(answers) {
             let (source, target) = source.words(*index)?;
             texts.push(event::Sample { step: pass.state.step, source, target, generated: tokens.decode(&answer)? });

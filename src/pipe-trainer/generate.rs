@@ -1,0 +1,77 @@
+//! What a trained model writes: `pipe-trainer generate`. On the CPU, in fp32.
+
+use std::io::{self, Write};
+
+use tch::Tensor;
+
+use crate::cli::GenerateArgs;
+use crate::data::{Part, Tokens};
+use crate::error::TrainerError;
+use crate::model::{Definition, Expects, Generation, Setup, Start};
+use crate::tensor_files::TensorFiles;
+
+pub fn generate(args: &GenerateArgs) -> Result<(), TrainerError> {
+    let definition = Definition::from_folder(&args.model)?;
+    let expects = definition.expects()?;
+    let files = TensorFiles::open_folder(&args.model)?;
+    let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &Setup::plain())?;
+    let no_writer = || fail(args, "it writes no texts".to_owned());
+    let writer = model.writer().ok_or_else(no_writer)?;
+    let tokens = Tokens::whole(&args.model.join("tokenizer.json"))?;
+    let limits = Generation {
+        max_length: i64::from(args.tokens),
+        beams: i64::from(args.beams),
+        temperature: args.temperature,
+        top_p: args.top_p,
+        seed: args.seed,
+        first_row: 0,
+        end_token: tokens.end_token().map(i64::from),
+    };
+    let text = match expects {
+        Expects::Seq2Seq { vocab_size, .. } => {
+            let tokens = tokens.check_vocabulary(vocab_size)?;
+            let source = row(&tokens.encode(&args.prompt)?)?;
+            let part = Part::default().with("attention_mask", source.f_ones_like()?).with("input_ids", source);
+            let answer = writer.generate(&part, &limits)?.concat();
+            tokens.decode(&answer)?
+        }
+        Expects::Tokens { vocab_size, max_length } => {
+            let tokens = tokens.check_vocabulary(vocab_size)?;
+            let prompt = beginning(&tokens, args, max_length)?;
+            let rest = writer.generate(&Part::default().with("prompt", row(&prompt)?), &limits)?.concat();
+            // Together, so that the space between the two is right.
+            tokens.decode(&[prompt, rest].concat())?
+        }
+        Expects::Classes { .. } | Expects::Pairs { .. } | Expects::Windows { .. } => return Err(no_writer()),
+    };
+    match writeln!(io::stdout(), "{text}") {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(TrainerError::Io { path: "stdout".into(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The tokens of the prompt; without one, the end of the text before.
+fn beginning(tokens: &Tokens, args: &GenerateArgs, max_length: u32) -> Result<Vec<i64>, TrainerError> {
+    let mut prompt: Vec<i64> = tokens.encode_plain(&args.prompt)?.into_iter().map(i64::from).collect();
+    if prompt.is_empty() {
+        prompt.extend(tokens.end_token().map(i64::from));
+    }
+    match prompt.len() {
+        0 => Err(fail(args, "the prompt has no tokens; give some text".to_owned())),
+        count if count >= max_length as usize => {
+            Err(fail(args, format!("the prompt has {count} tokens, and texts have {max_length} at most")))
+        }
+        _ => Ok(prompt),
+    }
+}
+
+/// [1, length]
+fn row(tokens: &[i64]) -> Result<Tensor, TrainerError> {
+    Ok(Tensor::f_from_slice(tokens)?.f_unsqueeze(0)?)
+}
+
+fn fail(args: &GenerateArgs, message: String) -> TrainerError {
+    TrainerError::Model { path: args.model.clone(), message }
+}

@@ -1,0 +1,132 @@
+//! MU-SOTA's config.json. What is not given is as in the model of its authors, which has 26.87 million parameters.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::TrainerError;
+use crate::model::{ConfigKeys, Expects};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct MuSotaConfig {
+    pub vocab_size: i64,
+    pub n_layers: i64,
+    /// Each layer has so many narrow attentions side by side.
+    pub n_blocks: i64,
+    /// The width of one of them.
+    pub block_dim: i64,
+    pub block_heads: i64,
+    pub cross_heads: i64,
+    pub ffn_dim: i64,
+    pub max_seq_len: i64,
+    /// Of embeddings, and of what each attention and each feed-forward layer adds.
+    pub dropout: f64,
+    /// Everything that was given, kept for the export.
+    given: Map<String, Value>,
+}
+
+impl MuSotaConfig {
+    pub fn read(given: &Map<String, Value>) -> Result<Self, TrainerError> {
+        let keys = ConfigKeys(given);
+        let config = Self {
+            vocab_size: keys.size("vocab_size")?.unwrap_or(50257),
+            n_layers: keys.size("n_layers")?.unwrap_or(24),
+            n_blocks: keys.size("n_blocks")?.unwrap_or(16),
+            block_dim: keys.size("block_dim")?.unwrap_or(4),
+            block_heads: keys.size("block_heads")?.unwrap_or(2),
+            cross_heads: keys.size("cross_heads")?.unwrap_or(8),
+            ffn_dim: keys.size("ffn_dim")?.unwrap_or(7488),
+            max_seq_len: keys.size("max_seq_len")?.unwrap_or(512),
+            dropout: keys.number("dropout")?.unwrap_or(0.0),
+            given: given.clone(),
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), TrainerError> {
+        let fail = |key: &str, message: String| Err(TrainerError::Config { key: key.to_owned(), message });
+        for (key, heads, of, width) in [
+            ("block_heads", self.block_heads, "block_dim", self.block_dim),
+            ("cross_heads", self.cross_heads, "n_blocks x block_dim", self.width()),
+        ] {
+            if width % heads != 0 {
+                return fail(key, format!("found {heads}; allowed: what divides {of}, which is {width}"));
+            }
+        }
+        if self.max_seq_len < 2 {
+            return fail("max_seq_len", format!("found {}; allowed: at least 2", self.max_seq_len));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return fail("dropout", format!("found {}; allowed: at least 0 and below 1", self.dropout));
+        }
+        Ok(())
+    }
+
+    /// The width of all blocks together.
+    pub fn width(&self) -> i64 {
+        self.n_blocks * self.block_dim
+    }
+
+    pub fn expects(&self) -> Expects {
+        Expects::Tokens { vocab_size: self.vocab_size as u64, max_length: self.max_seq_len as u32 }
+    }
+
+    /// config.json: what was given, with every default filled in.
+    pub fn export(&self) -> Map<String, Value> {
+        let mut config = self.given.clone();
+        let filled = json!({
+            "model_type": "mu_sota",
+            "vocab_size": self.vocab_size,
+            "n_layers": self.n_layers,
+            "n_blocks": self.n_blocks,
+            "block_dim": self.block_dim,
+            "block_heads": self.block_heads,
+            "cross_heads": self.cross_heads,
+            "ffn_dim": self.ffn_dim,
+            "max_seq_len": self.max_seq_len,
+            "dropout": self.dropout,
+        });
+        if let Value::Object(filled) = filled {
+            config.extend(filled);
+        }
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(config: Value) -> Result<MuSotaConfig, TrainerError> {
+        MuSotaConfig::read(config.as_object().unwrap())
+    }
+
+    #[test]
+    fn a_wrong_key_is_named() {
+        let cases = [
+            (json!({"n_layers": 0}), "n_layers: found 0"),
+            (json!({"ffn_dim": "wide"}), "ffn_dim: found \"wide\""),
+            (json!({"block_heads": 3}), "block_heads: found 3; allowed: what divides block_dim, which is 4"),
+            (
+                json!({"cross_heads": 5}),
+                "cross_heads: found 5; allowed: what divides n_blocks x block_dim, which is 64",
+            ),
+            (json!({"dropout": 1.0}), "dropout: found 1; allowed: at least 0 and below 1"),
+            (json!({"max_seq_len": 1}), "max_seq_len: found 1; allowed: at least 2"),
+        ];
+        for (given, want) in cases {
+            let error = read(given).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_export_reads_back_and_keeps_what_it_does_not_know() {
+        let config = read(json!({"n_layers": 2, "author": "somebody"})).unwrap();
+        let exported = config.export();
+        assert_eq!((&exported["author"], &exported["ffn_dim"]), (&json!("somebody"), &json!(7488)));
+        assert_eq!(
+            MuSotaConfig { given: Map::new(), ..read(Value::Object(exported)).unwrap() },
+            MuSotaConfig { given: Map::new(), ..config }
+        );
+    }
+}

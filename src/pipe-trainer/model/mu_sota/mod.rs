@@ -1,0 +1,151 @@
+//! MU-SOTA: a language model whose layers attend within narrow blocks side by side, and then across all of them.
+
+mod blocks;
+mod choice;
+mod config;
+mod generate;
+mod layers;
+mod parameters;
+
+pub use config::MuSotaConfig;
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tch::{Kind, Tensor};
+
+use self::blocks::Blocks;
+use self::layers::{EPSILON, Layer};
+use self::parameters::parameters;
+use super::layers::LayerNorm;
+use super::pass::Pass;
+use super::{Generation, Mode, Model, Setup, Start, Writer};
+use crate::data::{IGNORED, Part};
+use crate::error::TrainerError;
+use crate::torch;
+use crate::weights::Weights;
+
+/// 128 MiB in fp32.
+const LOGITS_AT_A_TIME: i64 = 1 << 25;
+
+pub struct MuSota {
+    config: MuSotaConfig,
+    weights: Weights,
+    dropout: f64,
+    setup: Setup,
+    tok_emb: Tensor,
+    pos_emb: Tensor,
+    blocks: Blocks,
+    layers: Vec<Arc<Layer>>,
+    ln_f: LayerNorm,
+}
+
+impl MuSota {
+    pub fn build(config: MuSotaConfig, start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
+        let weights = Weights::start(&parameters(&config), start, setup)?;
+        Ok(Self {
+            dropout: setup.dropout.unwrap_or(config.dropout),
+            setup: *setup,
+            tok_emb: weights.get("tok_emb.weight"),
+            pos_emb: weights.get("pos_emb.weight"),
+            blocks: Blocks::new(&config, &weights),
+            layers: (0..config.n_layers).map(|index| Arc::new(Layer::new(&config, &weights, index))).collect(),
+            ln_f: LayerNorm::new(&weights, "ln_f", EPSILON),
+            config,
+            weights,
+        })
+    }
+
+    /// `ids` [rows, length] behind `before` others.
+    fn embed(&self, ids: &Tensor, before: i64) -> Result<Tensor, TrainerError> {
+        let length = ids.size2()?.1;
+        if before + length > self.config.max_seq_len {
+            let message = format!("found {}; a row has {} tokens", self.config.max_seq_len, before + length);
+            return Err(TrainerError::Config { key: "max_seq_len".to_owned(), message });
+        }
+        let positions = self.pos_emb.f_narrow(0, before, length)?;
+        Ok(Tensor::f_embedding(&self.tok_emb, ids, -1, false, false)?.f_add(&positions)?)
+    }
+
+    /// What the head is applied to: [batch, length, width], in the kind that is computed in.
+    fn read(&self, ids: &Tensor, mode: Mode) -> Result<Tensor, TrainerError> {
+        let pass = Pass::new(mode, self.dropout, &self.setup);
+        let mut hidden = pass.for_block(0).drop_out(&self.embed(ids, 0)?)?;
+        let projections = self.blocks.projections(pass.compute)?;
+        for (number, (layer, projections)) in (1..).zip(self.layers.iter().zip(&projections)) {
+            let [qkv, qkv_bias, out] = projections.tensors();
+            hidden = pass.block(layer, number, &[&hidden, qkv, qkv_bias, out])?;
+        }
+        Ok(self.ln_f.forward(&hidden)?.f_to_kind(pass.compute)?)
+    }
+
+    fn head(&self) -> Result<Tensor, TrainerError> {
+        Ok(self.tok_emb.f_to_kind(self.setup.kinds.compute)?)
+    }
+}
+
+impl Model for MuSota {
+    fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// [batch, length, vocab_size]
+    fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        Ok(self.read(part.get("ids")?, mode)?.f_linear(&self.head()?, None::<&Tensor>)?)
+    }
+
+    fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        let ids = part.get("ids")?;
+        let hidden = self.read(ids, mode)?.f_reshape([-1, self.config.width()])?;
+        let labels = next_tokens(part.get("labels")?, ids.size2()?.1)?.f_reshape([-1])?;
+        let rows = (LOGITS_AT_A_TIME / self.config.vocab_size).max(64);
+        Ok(torch::linear_cross_entropy(&hidden, &self.head()?, &labels, IGNORED, rows)?)
+    }
+
+    fn targets(&self, part: &Part) -> Result<i64, TrainerError> {
+        let labels = next_tokens(part.get("labels")?, part.get("ids")?.size2()?.1)?;
+        Ok(labels.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?)
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        self.config.export()
+    }
+
+    fn writer(&self) -> Option<&dyn Writer> {
+        Some(self)
+    }
+}
+
+impl Writer for MuSota {
+    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
+        generate::generate(self, part, limits)
+    }
+}
+
+/// What each of `length` positions is to say: the label after its own. Labels are a row's tokens themselves, and may be one
+/// more than its ids; where there is none after the last position, it has nothing to say.
+fn next_tokens(labels: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
+    let (batch, count) = labels.size2()?;
+    let known = (count - 1).min(length);
+    let next = labels.f_narrow(1, 1, known)?;
+    if known == length {
+        return Ok(next);
+    }
+    let nothing = Tensor::f_full([batch, length - known], IGNORED, (Kind::Int64, labels.device()))?;
+    Ok(Tensor::f_cat(&[next, nothing], 1)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_position_says_the_token_after_it() {
+        let labels = Tensor::from_slice(&[5i64, 6, 7, 8]).unsqueeze(0);
+        let cases: [(i64, &[i64]); 3] = [(3, &[6, 7, 8]), (4, &[6, 7, 8, IGNORED]), (2, &[6, 7])];
+        for (length, want) in cases {
+            let got = next_tokens(&labels, length).unwrap().reshape([-1]);
+            assert_eq!(Vec::<i64>::try_from(got).unwrap(), want);
+        }
+    }
+}
