@@ -2,6 +2,8 @@
 
 #[path = "training/checkpoints.rs"]
 mod checkpoints;
+#[path = "training/clip.rs"]
+mod clip;
 #[path = "training/exactness.rs"]
 mod exactness;
 #[path = "training/golden.rs"]
@@ -32,5 +34,6 @@ fn main() -> ExitCode {
     images::tests(&mut suite);
     checkpoints::tests(&mut suite);
     exactness::tests(&mut suite);
+    clip::tests(&mut suite);
     suite.run()
 }

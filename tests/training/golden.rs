@@ -26,11 +26,21 @@ const MODELS: &[Golden] = &[
     },
     Golden { fixture: "bert", arch: "bert", data: "{train: {}/train.jsonl, max_length: 40, shuffle: false}" },
     Golden { fixture: "roberta", arch: "roberta", data: "{train: {}/train.jsonl, max_length: 40, shuffle: false}" },
+    Golden { fixture: "clip", arch: "clip", data: "{train: {}/train.jsonl, shuffle: false}" },
 ];
 
 /// Other configurations, for which transformers has computed one batch.
-const OTHERS: &[&str] =
-    &["t5-tied-relu", "t5-uneven", "t5-silu", "bert-regression", "bert-encoder", "roberta-encoder", "xlm-roberta"];
+const OTHERS: &[&str] = &[
+    "t5-tied-relu",
+    "t5-uneven",
+    "t5-silu",
+    "bert-regression",
+    "bert-encoder",
+    "roberta-encoder",
+    "xlm-roberta",
+    "clip-gelu",
+    "clip-greatest",
+];
 
 pub fn tests(suite: &mut Suite) {
     for name in MODELS.iter().map(|model| model.fixture).chain(OTHERS.iter().copied()) {
@@ -92,7 +102,8 @@ pub fn compare(name: &str, model: &Path) -> Folder {
     }
     let (got, want) = (std::fs::read(&out).unwrap(), std::fs::read(fixture(name).join("expect.safetensors")).unwrap());
     let (got, want) = (SafeTensors::deserialize(&got).unwrap(), SafeTensors::deserialize(&want).unwrap());
-    assert!(want.names().iter().any(|name| ["logits", "last_hidden_state"].contains(name)));
+    let outputs = ["logits", "last_hidden_state", "logits_per_image"];
+    assert!(want.names().iter().any(|name| outputs.contains(name)));
     // A gradient that is 0 but for rounding, as that of the bias of keys, is nobody's to compare.
     let rounding = expected["grad_norm"].as_f64().unwrap_or(0.0) as f32 * 1e-3;
     for name in want.names() {

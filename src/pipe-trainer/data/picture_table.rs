@@ -30,8 +30,12 @@ impl PictureTable {
         let view = parsed.tensor("pixel_values").map_err(|_| fail("it has no tensor pixel_values".to_owned()))?;
         let found: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
         if view.dtype() != Dtype::F32 || found.get(1..) != Some(shape) {
-            let message =
-                format!("pixel_values is {:?} {found:?}; the model wants F32 [pictures, {shape:?}]", view.dtype());
+            let wanted: Vec<String> = shape.iter().map(i64::to_string).collect();
+            let message = format!(
+                "pixel_values is {:?} {found:?}; the model wants F32 [pictures, {}]",
+                view.dtype(),
+                wanted.join(", ")
+            );
             return Err(fail(message));
         }
         let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
