@@ -191,10 +191,9 @@ fn a_trained_model_answers_on_the_command_line() {
     assert_eq!(code, Some(0), "{stderr}");
     assert!(text.ends_with('\n') && text.lines().count() == 1, "{text:?}");
     assert_eq!(answer(&["--beams", "4"]).0, Some(0));
-    for (more, want) in
-        [(["--top-p", "0"], "above 0, at most 1"), (["--temperature", "-1"], "at least 0"), (["--beams", "0"], "1..")]
-    {
-        let (code, _, stderr) = answer(&more);
+    let cases = [("--top-p=0", "above 0, at most 1"), ("--temperature=-1", "at least 0"), ("--beams=0", "1..")];
+    for (more, want) in cases {
+        let (code, _, stderr) = answer(&[more]);
         assert!(code == Some(2) && stderr.contains(want), "{stderr}");
     }
     fs::remove_file(model.join("tokenizer.json")).unwrap();

@@ -193,10 +193,10 @@ struct Closure : torch::CustomClassHolder {
 };
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  static Tensor forward(AutogradContext* ctx, c10::intrusive_ptr<Closure> closure, variable_list inputs) {
+  static Tensor forward(AutogradContext* ctx, c10::intrusive_ptr<Closure> closure, at::TensorList inputs) {
     ctx->saved_data["closure"] = c10::IValue::make_capsule(closure);
-    ctx->save_for_backward(inputs);
-    return closure->call(inputs);
+    ctx->save_for_backward(inputs.vec());
+    return closure->call(inputs.vec());
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
@@ -427,7 +427,8 @@ char* pipe_checkpoint(Block block, void* data, void (*drop)(void*), Tensor** inp
   // Owned from here on, whatever happens.
   auto closure = c10::make_intrusive<Closure>(block, data, drop);
   return guarded([&] {
-    *out = new Tensor(Checkpoint::apply(closure, list(inputs, count)));
+    auto all = list(inputs, count);
+    *out = new Tensor(Checkpoint::apply(closure, at::TensorList(all)));
   });
 }
 
