@@ -19,13 +19,12 @@ pub fn generate(args: &GenerateArgs) -> Result<(), TrainerError> {
     let writer = model.writer().ok_or_else(no_writer)?;
     let tokens = Tokens::whole(&args.model.join("tokenizer.json"))?;
     let limits = Generation {
-        max_length: i64::from(args.tokens),
         beams: i64::from(args.beams),
         temperature: args.temperature,
         top_p: args.top_p,
         seed: args.seed,
-        first_row: 0,
         end_token: tokens.end_token().map(i64::from),
+        ..Generation::greedy(i64::from(args.tokens))
     };
     let text = match expects {
         Expects::Seq2Seq { vocab_size, .. } => {

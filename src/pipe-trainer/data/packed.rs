@@ -172,7 +172,7 @@ mod tests {
         for document in TEXT.split("\n\n") {
             stream.extend(tokens.encode(document.trim_end()).unwrap()); // ends with </s> by itself
         }
-        let (mut read, mut said) = (Vec::new(), Vec::new());
+        let (mut read, mut said) = (Vec::<i64>::new(), Vec::<i64>::new());
         for index in 0..rows.len() {
             let sample = rows.sample(index).unwrap().unwrap();
             let (ids, labels) = (column(&sample, "ids"), column(&sample, "labels"));
@@ -217,7 +217,7 @@ mod tests {
         std::fs::write(folder.path("blank.txt"), "\n \n").unwrap();
         std::fs::write(folder.path("column.jsonl"), "{\"text\": \"a\"}\n{\"words\": \"b\"}\n").unwrap();
         let cases = [
-            ("a.txt", "a.txt: 28 tokens, and a row takes 1001"),
+            ("a.txt", "a.txt: 25 tokens, and a row takes 1001"),
             ("bytes.txt", "bytes.txt line 4: not UTF-8"),
             ("blank.txt", "blank.txt: the file has no text"),
             ("column.jsonl", "column.jsonl line 2: no field \"text\"; it has: words"),

@@ -118,19 +118,20 @@ fn a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_bits() {
     }
 }
 
-/// Those who know the stories guess most of their words: what is left are names, kinds, times and places.
+/// A fresh model is at 160, its vocabulary. Who knows the stories guesses most words: what is left are names, kinds, times
+/// and places.
 #[test]
 fn it_learns_stories_and_writes_them() {
     let mut bench = bench(2000);
-    bench.set("/model/config/n_layers", json!(3)).set("/model/config/n_blocks", json!(8));
+    bench.set("/model/config/n_blocks", json!(8));
     bench.set("/model/config/dropout", json!(0.0)).set("/model/config/ffn_dim", json!(192));
-    bench.set("/train/steps", json!(400)).set("/train/optimizer/lr", json!(0.004));
+    bench.set("/train/steps", json!(400)).set("/train/optimizer/lr", json!(0.006));
     bench.set("/train/batch", json!(16)).set("/train/effective_batch", json!(16));
     bench.set("/train/schedule", json!({ "kind": "cosine", "warmup": 20 }));
     bench.set("/evaluate", json!({ "generate": 4, "max_tokens": 30, "temperature": 0.0 }));
     let ended = bench.train().expect(0);
     let perplexity = perplexity(&ended);
-    assert!(perplexity < 2.0, "{perplexity} {:?}", samples(&ended));
+    assert!(perplexity < 2.2, "{perplexity} {:?}", samples(&ended));
     let written: String = samples(&ended).iter().map(|sample| format!("{} ", sample.generated)).collect();
     let known = fs::read_to_string(bench.path("data/train.txt")).unwrap();
     let pairs = written.split_whitespace().zip(written.split_whitespace().skip(1));
@@ -158,7 +159,6 @@ fn texts_depend_on_the_seed_and_not_on_the_batch() {
     assert_ne!(want, texts(5, 2));
 }
 
-/// The rows that a language model is trained on are its own; T5 takes its beams from the pipeline.
 #[test]
 fn beams_of_the_pipeline_are_searched() {
     let answers = |beams: u32| {
@@ -191,10 +191,9 @@ fn a_trained_model_answers_on_the_command_line() {
     assert_eq!(code, Some(0), "{stderr}");
     assert!(text.ends_with('\n') && text.lines().count() == 1, "{text:?}");
     assert_eq!(answer(&["--beams", "4"]).0, Some(0));
-    for (more, want) in
-        [(["--top-p", "0"], "above 0, at most 1"), (["--temperature", "-1"], "at least 0"), (["--beams", "0"], "1..")]
-    {
-        let (code, _, stderr) = answer(&more);
+    let cases = [("--top-p=0", "above 0, at most 1"), ("--temperature=-1", "at least 0"), ("--beams=0", "1..")];
+    for (more, want) in cases {
+        let (code, _, stderr) = answer(&[more]);
         assert!(code == Some(2) && stderr.contains(want), "{stderr}");
     }
     fs::remove_file(model.join("tokenizer.json")).unwrap();

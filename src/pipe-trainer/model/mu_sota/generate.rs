@@ -155,20 +155,6 @@ mod tests {
         }
     }
 
-    /// Torch's own random numbers go on as if nothing had been written.
-    #[test]
-    fn nothing_else_is_drawn() {
-        let model = model(Kinds::FP32);
-        let draw = |write: bool| {
-            tch::manual_seed(3);
-            if write {
-                model.generate(&part(&prompts()), &sampling()).unwrap();
-            }
-            Tensor::rand([4], (Kind::Float, tch::Device::Cpu))
-        };
-        assert_eq!(draw(true), draw(false));
-    }
-
     #[test]
     fn a_text_ends_with_its_end_token_or_where_there_is_no_more_room() {
         let model = model(Kinds::FP32);

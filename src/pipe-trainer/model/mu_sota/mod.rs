@@ -137,7 +137,34 @@ fn next_tokens(labels: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use tch::Device;
+
     use super::*;
+
+    /// What each parameter's gradient is, by name.
+    fn gradients(checkpointing: bool) -> Vec<(String, Tensor)> {
+        let config = json!({
+            "vocab_size": 31, "n_layers": 2, "n_blocks": 3, "block_dim": 4, "cross_heads": 3, "ffn_dim": 40, "max_seq_len": 9,
+        });
+        let config = MuSotaConfig::read(config.as_object().unwrap()).unwrap();
+        let setup = Setup { checkpointing, ..Setup::plain() };
+        let model = MuSota::build(config, &Start::Random { seed: 1 }, &setup).unwrap();
+        let ids = Tensor::arange(18, (Kind::Int64, Device::Cpu)).reshape([2, 9]);
+        let part = Part::default().with("labels", ids.shallow_clone()).with("ids", ids);
+        model.loss_sum(&part, Mode::Train { seed: 7 }).unwrap().backward();
+        let names = model.weights.trained().map(|(name, _)| name.to_owned());
+        names.zip(model.weights.gradients().unwrap()).collect()
+    }
+
+    #[test]
+    fn checkpointing_gives_the_same_gradients() {
+        // Dropout is drawn from a generator that all tests share.
+        for ((name, kept), (_, again)) in gradients(false).iter().zip(gradients(true)) {
+            assert!(kept.abs().max().double_value(&[]) > 0.0, "{name} has no gradient");
+            assert!(kept.allclose(&again, 1e-5, 1e-7, false), "{name}: {kept} {again}");
+        }
+    }
 
     #[test]
     fn every_position_says_the_token_after_it() {

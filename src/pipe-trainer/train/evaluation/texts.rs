@@ -40,13 +40,12 @@ fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
         _ => spec.data.max_target,
     };
     let limits = Generation {
-        max_length: i64::from(max_length.get()),
         beams: i64::from(spec.evaluate.beams.get()),
         temperature: spec.evaluate.temperature,
         top_p: spec.evaluate.top_p,
         seed: spec.train.seed,
-        first_row: 0,
         end_token: tokens.end_token().map(i64::from),
+        ..Generation::greedy(i64::from(max_length.get()))
     };
     let indices: Vec<usize> = (0..count).collect();
     let mut texts = Vec::with_capacity(count);
