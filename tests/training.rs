@@ -9,6 +9,8 @@ mod golden;
 mod harness;
 #[path = "training/hub.rs"]
 mod hub;
+#[path = "training/hybrid.rs"]
+mod hybrid;
 #[path = "training/images.rs"]
 mod images;
 #[path = "training/inputs.rs"]
@@ -24,6 +26,7 @@ fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     golden::tests(&mut suite);
     mu_sota::tests(&mut suite);
+    hybrid::tests(&mut suite);
     inputs::tests(&mut suite);
     hub::tests(&mut suite);
     images::tests(&mut suite);

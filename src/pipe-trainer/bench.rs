@@ -103,7 +103,8 @@ fn one_step(
 fn random_part(args: &BenchArgs, bench: &Bench, device: Device) -> Result<Part, TrainerError> {
     tch::manual_seed(1);
     let words = |length: i64| {
-        Tensor::f_randint_low(2, bench.vocabulary, [args.batch, length], (Kind::Int64, Device::Cpu))?.f_to_device(device)
+        Tensor::f_randint_low(2, bench.vocabulary, [args.batch, length], (Kind::Int64, Device::Cpu))?
+            .f_to_device(device)
     };
     let part = Part::default();
     Ok(match bench.arch {

@@ -15,6 +15,7 @@ pub enum Purpose {
     Stories,
     /// The words that a language model chooses.
     Text,
+    Series,
 }
 
 impl Purpose {
@@ -28,6 +29,7 @@ impl Purpose {
             Self::Pictures => "pictures",
             Self::Stories => "stories",
             Self::Text => "text",
+            Self::Series => "series",
         }
     }
 }
