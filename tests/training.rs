@@ -11,6 +11,8 @@ mod golden;
 mod harness;
 #[path = "training/hub.rs"]
 mod hub;
+#[path = "training/hybrid.rs"]
+mod hybrid;
 #[path = "training/images.rs"]
 mod images;
 #[path = "training/inputs.rs"]
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
     golden::tests(&mut suite);
     minilm::tests(&mut suite);
     mu_sota::tests(&mut suite);
+    hybrid::tests(&mut suite);
     inputs::tests(&mut suite);
     hub::tests(&mut suite);
     images::tests(&mut suite);

@@ -129,6 +129,8 @@ pub enum DataCommand {
     Pictures(PicturesArgs),
     /// Short stories as plain text, for a language model
     Stories(StoriesArgs),
+    /// A time series in three states, as comma-separated values
+    Series(SeriesArgs),
 }
 
 #[derive(Args)]
@@ -173,6 +175,23 @@ pub struct PicturesArgs {
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
     /// Rows of eval.jsonl; default: a twentieth of --rows
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub eval_rows: Option<u64>,
+}
+
+#[derive(Args)]
+pub struct SeriesArgs {
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub rows: u64,
+    #[arg(long)]
+    pub seed: u64,
+    /// Columns beside time and label
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
+    pub features: u64,
+    /// Write train.csv and eval.csv there
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Rows of eval.csv; default: a tenth of --rows, at least 200
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub eval_rows: Option<u64>,
 }

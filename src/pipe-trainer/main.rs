@@ -28,6 +28,7 @@ mod precision;
 mod random;
 mod recipes;
 mod schedule;
+mod series;
 mod situation;
 mod spec;
 mod staged_folder;
@@ -64,6 +65,7 @@ fn main() {
         Command::Data(DataCommand::Texts(args)) => dishes::DISHES.generate(args),
         Command::Data(DataCommand::Pictures(args)) => cars::generate(args),
         Command::Data(DataCommand::Stories(args)) => stories::generate(args),
+        Command::Data(DataCommand::Series(args)) => series::generate(args),
     };
     std::process::exit(report(ended).code());
 }

@@ -16,6 +16,7 @@ pub enum Purpose {
     Stories,
     /// The words that a language model chooses.
     Text,
+    Series,
 }
 
 impl Purpose {
@@ -30,6 +31,7 @@ impl Purpose {
             Self::Pictures => "pictures",
             Self::Stories => "stories",
             Self::Text => "text",
+            Self::Series => "series",
         }
     }
 }

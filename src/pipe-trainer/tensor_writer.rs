@@ -64,6 +64,7 @@ fn dtype(kind: Kind) -> io::Result<Dtype> {
         Kind::Float => Ok(Dtype::F32),
         Kind::Half => Ok(Dtype::F16),
         Kind::BFloat16 => Ok(Dtype::BF16),
+        Kind::Int64 => Ok(Dtype::I64),
         other => Err(io::Error::other(format!("tensors of kind {other:?} are not written"))),
     }
 }

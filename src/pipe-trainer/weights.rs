@@ -42,6 +42,8 @@ pub enum Init {
     Uniform {
         bound: f64,
     },
+    /// Counts from 0; a whole number, whatever the precision.
+    Count,
 }
 
 pub struct Weights {
@@ -65,7 +67,11 @@ impl Weights {
         let mut entries = Vec::with_capacity(parameters.len());
         let mut begun = Vec::new();
         for parameter in parameters {
-            let kind = if parameter.trained { setup.kinds.weights } else { Kind::Float };
+            let kind = match (parameter.init, parameter.trained) {
+                (Init::Count, _) => Kind::Int64,
+                (_, true) => setup.kinds.weights,
+                (_, false) => Kind::Float,
+            };
             let tensor = match start {
                 Start::Random { .. } => draw(parameter, kind, setup.device)?,
                 Start::Tensors { files, .. } => {
@@ -140,6 +146,7 @@ fn draw(parameter: &Parameter, kind: Kind, device: Device) -> Result<Tensor, Tra
         Init::Constant(value) => tensor.f_fill_(value)?,
         Init::Normal { std } => tensor.f_normal_(0.0, std)?,
         Init::Uniform { bound } => tensor.f_uniform_(-bound, bound)?,
+        Init::Count => tensor.f_zero_()?,
     };
     Ok(tensor.f_to_kind(kind)?)
 }

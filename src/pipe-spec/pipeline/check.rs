@@ -1,6 +1,8 @@
 //! From a parsed tree to a pipeline: structure first, then what serde cannot know. Every problem is collected.
 
-use super::{BatchSetting, Limit, Pipeline, PipelineFile, Problems, Reduce, Train, TrainFile, availability, schema};
+use super::{
+    BatchSetting, Limit, Pipeline, PipelineFile, Problems, Reduce, Task, Train, TrainFile, availability, schema,
+};
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
 
@@ -84,6 +86,15 @@ impl Check<'_> {
                     &format!("data.fields.{role}"),
                     format!("unknown field{}; allowed: {}", crate::yaml::nearest(role, roles), roles.join(", ")),
                 );
+            }
+            if data.eval_share > 0.0 {
+                let task = model.arch.task();
+                if task != Task::TimeSeries {
+                    self.problem("data.eval_share", format!("for time series alone, not for {}", task.name()));
+                }
+                if data.eval.is_some() {
+                    self.problem("data.eval_share", "give `eval` or `eval_share`, not both");
+                }
             }
         }
         if let Reduce::Ladder(rungs) = &file.on_oom.reduce

@@ -15,6 +15,10 @@ pub struct Data {
     pub train: Paths,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<Paths>,
+    /// Instead of `eval`, for time series: which share of the end of each series is not trained on, but evaluated.
+    #[serde(default)]
+    #[schemars(range(min = 0.0, max = 0.9))]
+    pub eval_share: f64,
     /// Default: tokenizer.json in the folder of `model.from`, else beside the first file of `train`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,

@@ -40,7 +40,7 @@ fn every_problem_is_told_at_once_with_its_line() {
             "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, notify, track, command",
             "line 4: model.arch: found the text \"t6\"; allowed: one of t5, bert, roberta, xlm-roberta, deberta-v3, clip, hybrid-cnn-lstm, mu-sota; did you mean `t5`?",
             "line 6: data.train: missing; allowed: text, or a list of text",
-            "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, tokenizer, fields, max_source, max_target, max_length, pad, skip_bad, shuffle, workers, prefetch",
+            "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, eval_share, tokenizer, fields, max_source, max_target, max_length, pad, skip_bad, shuffle, workers, prefetch",
             "line 8: train.batch: found 0; allowed: a whole number of at least 1, or auto",
             "line 9: train.clip: found the text \"many\"; allowed: a number of at least 0",
         ]
@@ -90,6 +90,12 @@ fn a_table_of_bad_input() {
             "give `from` (trained weights) or `config`",
         ),
         (MINIMAL.replace("a.jsonl", "a.jsonl, fields: {sourc: x}"), "did you mean `source`?"),
+        (MINIMAL.replace("a.jsonl", "a.jsonl, eval_share: 0.1"), "for time series alone, not for text to text"),
+        (MINIMAL.replace("a.jsonl", "a.jsonl, eval_share: 0.95"), "data.eval_share: found 0.95"),
+        (
+            MINIMAL.replace("t5", "hybrid-cnn-lstm").replace("a.jsonl", "a.csv, eval: b.csv, eval_share: 0.1"),
+            "give `eval` or `eval_share`, not both",
+        ),
     ];
     for (text, want) in cases {
         let got = problems(&text);

@@ -1,5 +1,7 @@
 //! One file of comma-separated values with a line of names, read whole; numbers in it stay texts until somebody asks.
 
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -48,6 +50,25 @@ impl CsvFile {
     }
 
     pub fn line_number(&self, index: usize) -> u64 {
-        self.rows[index].position().map_or(0, csv::Position::line)
+        line_of(&self.path, &self.rows[index])
     }
+}
+
+/// The line on which a row of a file stands. What the reader remembers is where the row before ended: blank lines may follow.
+pub fn line_of(path: &Path, row: &csv::StringRecord) -> u64 {
+    let Some(position) = row.position() else { return 0 };
+    let blank = || -> std::io::Result<u64> {
+        let mut file = BufReader::new(File::open(path)?);
+        file.seek(SeekFrom::Start(position.byte()))?;
+        let mut lines = 0;
+        for byte in file.bytes() {
+            match byte? {
+                b'\n' => lines += 1,
+                b'\r' => {}
+                _ => break,
+            }
+        }
+        Ok(lines)
+    };
+    position.line() + blank().unwrap_or(0)
 }

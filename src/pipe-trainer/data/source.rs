@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pipe_spec::TrainerSpec;
 use pipe_spec::pipeline::{Pad, Paths};
 use rayon::ThreadPool;
+use serde_json::{Map, Value};
 
 use super::tensors::TensorRows;
 use super::{Padding, Sample, Tokens, classes, language, pairs, seq2seq, windows};
@@ -27,6 +28,11 @@ pub trait Source: Send + Sync {
     /// What a sample says in words, where a model answers in words: what it is given and what it is to write.
     fn words(&self, _index: usize) -> Result<(String, String), TrainerError> {
         Ok((String::new(), String::new()))
+    }
+
+    /// What was read off the data and belongs to the model: keys of its config.json.
+    fn learned(&self) -> Map<String, Value> {
+        Map::new()
     }
 
     /// Samples that could not be read so far.

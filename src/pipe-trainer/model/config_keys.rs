@@ -25,6 +25,13 @@ impl<'a> ConfigKeys<'a> {
         self.read(key, "a whole number", whole)
     }
 
+    /// Whole numbers above 0.
+    pub fn sizes(&self, key: &str) -> Result<Option<Vec<i64>>, TrainerError> {
+        let size = |value: &Value| value.as_i64().filter(|number| (1..=i64::from(i32::MAX)).contains(number));
+        let sizes = |value: &Value| value.as_array().and_then(|list| list.iter().map(size).collect());
+        self.read(key, "a list of whole numbers above 0", sizes)
+    }
+
     pub fn number(&self, key: &str) -> Result<Option<f64>, TrainerError> {
         self.read(key, "a number", Value::as_f64)
     }

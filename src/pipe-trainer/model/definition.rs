@@ -9,6 +9,7 @@ use tch::Device;
 
 use super::bert::{Bert, BertConfig};
 use super::clip::{Clip, ClipConfig};
+use super::hybrid_cnn_lstm::{HybridCnnLstm, HybridConfig};
 use super::mu_sota::{MuSota, MuSotaConfig};
 use super::t5::{T5, T5Config};
 use super::{ConfigKeys, Expects, Labels, Model};
@@ -112,6 +113,12 @@ impl Definition {
         }
     }
 
+    /// What was read off the data and belongs to the model.
+    pub fn with_keys(mut self, keys: Map<String, Value>) -> Self {
+        self.config.extend(keys);
+        self
+    }
+
     /// What its data must be like.
     pub fn expects(&self) -> Result<Expects, TrainerError> {
         match self.arch {
@@ -122,6 +129,7 @@ impl Definition {
             }
             Arch::Clip => Ok(ClipConfig::read(&self.config)?.expects()),
             Arch::MuSota => Ok(MuSotaConfig::read(&self.config)?.expects()),
+            Arch::HybridCnnLstm => Ok(HybridConfig::read(&self.config)?.expects()),
             _ => Err(self.not_available()),
         }
     }
@@ -134,6 +142,7 @@ impl Definition {
             }
             Arch::Clip => Ok(Box::new(Clip::build(ClipConfig::read(&self.config)?, start, setup)?)),
             Arch::MuSota => Ok(Box::new(MuSota::build(MuSotaConfig::read(&self.config)?, start, setup)?)),
+            Arch::HybridCnnLstm => Ok(Box::new(HybridCnnLstm::build(HybridConfig::read(&self.config)?, start, setup)?)),
             _ => Err(self.not_available()),
         }
     }

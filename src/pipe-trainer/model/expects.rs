@@ -36,6 +36,8 @@ pub enum Expects {
         features: i64,
         sequence_length: i64,
         classes: i64,
+        /// What a trained model calls its classes; absent when the data decides.
+        names: Option<Vec<String>>,
     },
     /// A row of tokens.
     Tokens {

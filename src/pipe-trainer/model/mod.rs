@@ -7,6 +7,7 @@ mod clip;
 mod config_keys;
 mod definition;
 mod expects;
+mod hybrid_cnn_lstm;
 mod labels;
 mod layers;
 mod mu_sota;
@@ -59,6 +60,12 @@ pub trait Model {
     /// Why its training is not the same with another batch, if it is not.
     fn depends_on_batch(&self) -> Option<&'static str> {
         None
+    }
+
+    /// Told after each step, for a model that remembers more than what is learned: what it saw counts when the step was done,
+    /// and not when the step is to be done over.
+    fn step_ended(&self, _done: bool) -> Result<(), TrainerError> {
+        Ok(())
     }
 }
 

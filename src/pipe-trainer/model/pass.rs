@@ -108,7 +108,8 @@ impl Pass {
         number: u64,
         inputs: &[&Tensor],
     ) -> Result<Tensor, TrainerError> {
-        if !self.checkpointing {
+        // Where nothing that goes in has a gradient, computing again would not be asked for.
+        if !self.checkpointing || inputs.iter().all(|input| !input.requires_grad()) {
             return block.forward(inputs, self.for_block(number));
         }
         let block = Arc::clone(block);

@@ -34,7 +34,7 @@ impl<'a> Training<'a> {
         let spec = &session.spec;
         let definition = Definition::from_spec(&spec.model)?;
         let sources = Sources::open(spec, &definition.expects()?, &session.pool)?;
-        let definition = definition.with_labels(sources.labels.as_ref());
+        let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.learned());
         let plan = Plan::new(sources.train.len(), spec.data.shuffle, &spec.train);
         let evaluation = Evaluation::open(session, &sources);
         session.enter(Phase::Load, 0)?;
@@ -72,7 +72,9 @@ impl<'a> Training<'a> {
         let (accumulated, grad_norm) = loop {
             let work = Accumulation { session: self.session, state: &self.state, shape: &self.shape };
             let accumulated = work.of(&loaded.samples)?;
-            if let Some(norm) = self.update(lr, &accumulated)? {
+            let norm = self.update(lr, &accumulated)?;
+            self.state.model.step_ended(norm.is_some())?;
+            if let Some(norm) = norm {
                 break (accumulated, norm);
             }
         };

@@ -1,0 +1,202 @@
+//! Time series in files of comma-separated values: a line of names, then a row for each time, all numbers but its label.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use csv::StringRecord;
+use pipe_spec::pipeline::Data;
+
+use super::csv::line_of;
+use crate::error::TrainerError;
+
+/// One file.
+pub struct Series {
+    pub path: PathBuf,
+    /// Row by row the features.
+    pub values: Vec<f64>,
+    /// Of each row the place of its label in `Found`.
+    pub labels: Vec<usize>,
+}
+
+/// The labels that were found, each once, with the file and line where it was first seen.
+#[derive(Default)]
+pub struct Found {
+    pub labels: Vec<(String, PathBuf, u64)>,
+    places: BTreeMap<String, usize>,
+}
+
+/// Reads files that must all have the same features.
+pub struct SeriesReader<'a> {
+    data: &'a Data,
+    /// How many features the model has.
+    count: usize,
+    /// What the first file calls them, in its order.
+    pub features: Vec<String>,
+    pub found: Found,
+}
+
+/// Where the columns of a file stand.
+struct Places {
+    label: usize,
+    time: Option<usize>,
+    features: Vec<usize>,
+    width: usize,
+}
+
+impl<'a> SeriesReader<'a> {
+    pub fn new(data: &'a Data, count: i64) -> Self {
+        Self { data, count: count as usize, features: Vec::new(), found: Found::default() }
+    }
+
+    pub fn read(&mut self, path: &Path) -> Result<Series, TrainerError> {
+        let mut reader =
+            csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).from_path(path).map_err(|error| {
+                TrainerError::Data { path: path.to_owned(), line: None, message: error.to_string() }
+            })?;
+        let wrong = |error: csv::Error| {
+            let line = error.position().map(csv::Position::line);
+            TrainerError::Data { path: path.to_owned(), line, message: error.to_string() }
+        };
+        let header = reader.headers().map_err(wrong)?.clone();
+        let places = self.places(path, &header)?;
+        let mut series = Series { path: path.to_owned(), values: Vec::new(), labels: Vec::new() };
+        let mut before: Option<String> = None;
+        for row in reader.records() {
+            let row = row.map_err(wrong)?;
+            let fail = |message: String| TrainerError::Data {
+                path: path.to_owned(),
+                line: Some(line_of(path, &row)),
+                message,
+            };
+            if row.len() != places.width {
+                return Err(fail(format!("{} values; the first line names {} columns", row.len(), places.width)));
+            }
+            for place in &places.features {
+                let number = row[*place].parse::<f64>().ok().filter(|number| number.is_finite());
+                let not = || fail(format!("column {:?} holds {:?}, not a number", &header[*place], &row[*place]));
+                series.values.push(number.ok_or_else(not)?);
+            }
+            if let Some(place) = places.time {
+                let time = row[place].to_owned();
+                if let Some(before) = before.filter(|before| falls(before, &time)) {
+                    return Err(fail(format!("column {:?} falls from {before:?} to {time:?}", &header[place])));
+                }
+                before = Some(time);
+            }
+            match &row[places.label] {
+                "" => return Err(fail(format!("column {:?} is empty", &header[places.label]))),
+                label => series.labels.push(self.found.place(label, path, &row)),
+            }
+        }
+        Ok(series)
+    }
+
+    /// Every column but label and time is a feature.
+    fn places(&mut self, path: &Path, header: &StringRecord) -> Result<Places, TrainerError> {
+        let fail = |message: String| TrainerError::Data { path: path.to_owned(), line: Some(1), message };
+        let names: Vec<&str> = header.iter().collect();
+        if let Some(twice) = (1..names.len()).find(|place| names[..*place].contains(&names[*place])) {
+            return Err(fail(format!("two columns are called {:?}", names[twice])));
+        }
+        let find = |name: &str| names.iter().position(|found| *found == name);
+        let missing = |name: &str| fail(format!("no column {name:?}; it has: {}", names.join(", ")));
+        let label = self.data.field("label");
+        let label = find(label).ok_or_else(|| missing(label))?;
+        let time = find(self.data.field("time"));
+        if let (None, Some(name)) = (time, self.data.fields.get("time")) {
+            return Err(missing(name));
+        }
+        let others: Vec<&str> = (0..names.len())
+            .filter(|place| *place != label && Some(*place) != time)
+            .map(|place| names[place])
+            .collect();
+        if others.len() != self.count {
+            let (found, count) = (others.len(), self.count);
+            let others = others.join(", ");
+            return Err(fail(format!("{found} features ({others}), the model's input_features is {count}")));
+        }
+        if self.features.is_empty() {
+            self.features = others.iter().map(|name| (*name).to_owned()).collect();
+        }
+        let place = |name: &String| find(name).ok_or_else(|| missing(name));
+        let features = self.features.iter().map(place).collect::<Result<_, _>>()?;
+        Ok(Places { label, time, features, width: names.len() })
+    }
+}
+
+impl Found {
+    fn place(&mut self, label: &str, path: &Path, row: &StringRecord) -> usize {
+        if let Some(place) = self.places.get(label) {
+            return *place;
+        }
+        let place = self.labels.len();
+        self.labels.push((label.to_owned(), path.to_owned(), line_of(path, row)));
+        self.places.insert(label.to_owned(), place);
+        place
+    }
+}
+
+/// Whether time goes back. Numbers are compared as numbers; dates as texts, which is right for 2025-11-27T10:00 and the like.
+fn falls(before: &str, now: &str) -> bool {
+    match (before.parse::<f64>(), now.parse::<f64>()) {
+        (Ok(before), Ok(now)) => now < before,
+        _ => now < before,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(fields: &str) -> Data {
+        serde_json::from_str(&format!("{{\"train\": \"a.csv\", \"fields\": {fields}}}")).unwrap()
+    }
+
+    fn read(name: &str, text: &str, data: &Data) -> Result<(Series, Found), String> {
+        let path = std::env::temp_dir().join(format!("pipe-series-{name}-{}.csv", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let mut reader = SeriesReader::new(data, 2);
+        let series = reader.read(&path);
+        std::fs::remove_file(&path).unwrap();
+        let name = path.display().to_string();
+        series.map(|series| (series, reader.found)).map_err(|error| error.to_string().replace(&name, "a.csv"))
+    }
+
+    #[test]
+    fn columns_are_found_by_name() {
+        let text = "b, when ,what,a\n1,5,up,2\n\n3,5,down,4\n5,11,up,6\n";
+        let (series, found) = read("names", text, &data(r#"{"label": "what", "time": "when"}"#)).unwrap();
+        assert_eq!((series.values, series.labels), (vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], vec![0, 1, 0]));
+        let labels: Vec<_> = found.labels.iter().map(|(label, _, line)| (label.as_str(), *line)).collect();
+        assert_eq!(labels, [("up", 2), ("down", 4)]);
+    }
+
+    #[test]
+    fn bad_files_are_named_with_their_line() {
+        let cases = [
+            ("a,b\n1,2\n", "{}", "a.csv line 1: no column \"label\"; it has: a, b"),
+            ("a,b,label\n1,2,x\n", r#"{"time": "t"}"#, "a.csv line 1: no column \"t\"; it has: a, b, label"),
+            ("a,a,label\n", "{}", "a.csv line 1: two columns are called \"a\""),
+            ("a,label\n1,x\n", "{}", "a.csv line 1: 1 features (a), the model's input_features is 2"),
+            ("a,b,label\n1,2,x\n1,two,x\n", "{}", "a.csv line 3: column \"b\" holds \"two\", not a number"),
+            ("a,b,label\n1,NaN,x\n", "{}", "a.csv line 2: column \"b\" holds \"NaN\", not a number"),
+            ("a,b,label\n1,,x\n", "{}", "a.csv line 2: column \"b\" holds \"\", not a number"),
+            ("a,b,label\n1,2,x\n1,2\n", "{}", "a.csv line 3: 2 values; the first line names 3 columns"),
+            ("a,b,label\n1,2,\n", "{}", "a.csv line 2: column \"label\" is empty"),
+            (
+                "time,a,b,label\n9,1,2,x\n10,1,2,x\n9.5,1,2,x\n",
+                "{}",
+                "a.csv line 4: column \"time\" falls from \"10\" to \"9.5\"",
+            ),
+            (
+                "time,a,b,label\n2025-01-02,1,2,x\n2025-01-01,1,2,x\n",
+                "{}",
+                "a.csv line 3: column \"time\" falls from \"2025-01-02\" to \"2025-01-01\"",
+            ),
+        ];
+        for (number, (text, fields, want)) in cases.into_iter().enumerate() {
+            let found = read(&number.to_string(), text, &data(fields));
+            assert_eq!(found.err().as_deref(), Some(want));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The keys of a `hybrid_cnn_lstm` config.json.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::TrainerError;
+use crate::model::{ConfigKeys, Expects};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct HybridConfig {
+    pub input_features: i64,
+    pub sequence_length: i64,
+    pub conv_channels: Vec<i64>,
+    pub kernel_size: i64,
+    pub lstm_hidden: i64,
+    pub lstm_layers: i64,
+    pub bidirectional: bool,
+    pub attention_heads: i64,
+    pub num_classes: i64,
+    pub dropout: f64,
+    pub norm: NormKind,
+    /// Everything that was given, kept for the export.
+    given: Map<String, Value>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `layer`: over channels and time of each sample.
+    Layer,
+    /// `batch`: over samples and time of each channel.
+    Batch,
+}
+
+impl HybridConfig {
+    pub fn read(given: &Map<String, Value>) -> Result<Self, TrainerError> {
+        let keys = ConfigKeys(given);
+        let config = Self {
+            input_features: keys.required_size("input_features")?,
+            sequence_length: keys.size("sequence_length")?.unwrap_or(60),
+            conv_channels: keys.sizes("conv_channels")?.unwrap_or_else(|| vec![64, 128]),
+            kernel_size: keys.size("kernel_size")?.unwrap_or(3),
+            lstm_hidden: keys.size("lstm_hidden")?.unwrap_or(128),
+            lstm_layers: keys.size("lstm_layers")?.unwrap_or(2),
+            bidirectional: keys.truth("bidirectional")?.unwrap_or(true),
+            attention_heads: keys.size("attention_heads")?.unwrap_or(4),
+            num_classes: keys.required_size("num_classes")?,
+            dropout: keys.number("dropout")?.unwrap_or(0.1),
+            norm: NormKind::parse(keys.text("norm")?.unwrap_or("layer"))?,
+            given: given.clone(),
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), TrainerError> {
+        let fail = |key: &str, message: String| Err(TrainerError::Config { key: key.to_owned(), message });
+        let (width, heads) = (self.width(), self.attention_heads);
+        if width % heads != 0 {
+            let message =
+                format!("found {heads}; allowed: a divisor of the width of the LSTM's output, which is {width}");
+            return fail("attention_heads", message);
+        }
+        if width < 2 {
+            return fail("lstm_hidden", format!("found {}; allowed: at least 2 in one direction", self.lstm_hidden));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return fail("dropout", format!("found {}; allowed: at least 0 and below 1", self.dropout));
+        }
+        Ok(())
+    }
+
+    pub fn expects(&self) -> Expects {
+        Expects::Windows {
+            features: self.input_features,
+            sequence_length: self.sequence_length,
+            classes: self.num_classes,
+            names: self.names(),
+        }
+    }
+
+    /// What `id2label` calls the classes, if it names them all.
+    fn names(&self) -> Option<Vec<String>> {
+        let names = self.given.get("id2label")?.as_object()?;
+        (0..names.len()).map(|number| names.get(&number.to_string())?.as_str().map(str::to_owned)).collect()
+    }
+
+    /// Directions that the LSTM reads in.
+    pub fn directions(&self) -> i64 {
+        if self.bidirectional { 2 } else { 1 }
+    }
+
+    /// The width of the LSTM's output.
+    pub fn width(&self) -> i64 {
+        self.lstm_hidden * self.directions()
+    }
+
+    /// config.json: what was given, with every default filled in.
+    pub fn export(&self) -> Map<String, Value> {
+        let mut config = self.given.clone();
+        let filled = json!({
+            "architectures": ["HybridCNNLSTM"],
+            "model_type": "hybrid_cnn_lstm",
+            "input_features": self.input_features,
+            "sequence_length": self.sequence_length,
+            "conv_channels": self.conv_channels,
+            "kernel_size": self.kernel_size,
+            "lstm_hidden": self.lstm_hidden,
+            "lstm_layers": self.lstm_layers,
+            "bidirectional": self.bidirectional,
+            "attention_heads": self.attention_heads,
+            "num_classes": self.num_classes,
+            "dropout": self.dropout,
+            "norm": match self.norm {
+                NormKind::Layer => "layer",
+                NormKind::Batch => "batch",
+            },
+        });
+        if let Value::Object(filled) = filled {
+            config.extend(filled);
+        }
+        config
+    }
+}
+
+impl NormKind {
+    fn parse(name: &str) -> Result<Self, TrainerError> {
+        match name {
+            "layer" => Ok(Self::Layer),
+            "batch" => Ok(Self::Batch),
+            _ => {
+                let message = format!("found {name:?}; allowed: layer, batch");
+                Err(TrainerError::Config { key: "norm".to_owned(), message })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(config: Value) -> Result<HybridConfig, TrainerError> {
+        HybridConfig::read(config.as_object().unwrap())
+    }
+
+    #[test]
+    fn a_wrong_key_is_named() {
+        let with = |key: &str, value: Value| {
+            let mut config = json!({"input_features": 6, "num_classes": 3, "lstm_hidden": 12});
+            config[key] = value;
+            config
+        };
+        let cases = [
+            (json!({"num_classes": 3}), "input_features: missing"),
+            (json!({"input_features": 3}), "num_classes: missing"),
+            (
+                with("conv_channels", json!([8, 0])),
+                "conv_channels: found [8,0]; allowed: a list of whole numbers above 0",
+            ),
+            (with("conv_channels", json!(8)), "conv_channels: found 8"),
+            (with("attention_heads", json!(5)), "attention_heads: found 5; allowed: a divisor"),
+            (with("kernel_size", json!(0)), "kernel_size: found 0"),
+            (with("norm", json!("group")), "norm: found \"group\"; allowed: layer, batch"),
+            (with("dropout", json!(1.0)), "dropout: found 1"),
+        ];
+        for (given, want) in cases {
+            let error = read(given).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_export_reads_back_and_keeps_what_it_does_not_know() {
+        let config =
+            read(json!({"input_features": 6, "num_classes": 2, "feature_mean": [0.5], "norm": "batch"})).unwrap();
+        let export = config.export();
+        assert_eq!((&export["feature_mean"], &export["sequence_length"]), (&json!([0.5]), &json!(60)));
+        let again = HybridConfig::read(&export).unwrap();
+        assert_eq!(HybridConfig { given: config.given.clone(), ..again }, config);
+    }
+
+    #[test]
+    fn names_of_classes_are_those_that_were_trained() {
+        let names = |id2label: Value| {
+            let config = read(json!({"input_features": 1, "num_classes": 2, "id2label": id2label})).unwrap();
+            config.names()
+        };
+        assert_eq!(names(json!({"1": "up", "0": "down"})), Some(vec!["down".to_owned(), "up".to_owned()]));
+        assert_eq!((names(json!({"1": "up"})), names(json!(null))), (None, None));
+    }
+}

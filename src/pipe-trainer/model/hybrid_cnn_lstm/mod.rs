@@ -1,0 +1,106 @@
+//! HybridCNNLSTM: classes of windows of a time series, by convolutions, an LSTM and attention.
+
+mod batch_norm;
+mod config;
+mod layers;
+mod lstm;
+mod parameters;
+
+use std::sync::Arc;
+
+pub use config::HybridConfig;
+
+use serde_json::{Map, Value};
+use tch::{Kind, Tensor};
+
+use self::config::NormKind;
+use self::layers::{Attention, Head, Stage};
+use self::lstm::Lstm;
+use self::parameters::parameters;
+use super::pass::Pass;
+use super::{Mode, Model, Setup, Start, classification};
+use crate::data::Part;
+use crate::error::TrainerError;
+use crate::weights::Weights;
+
+pub struct HybridCnnLstm {
+    config: HybridConfig,
+    weights: Weights,
+    dropout: f64,
+    setup: Setup,
+    stages: Vec<Stage>,
+    lstm: Arc<Lstm>,
+    attention: Arc<Attention>,
+    head: Head,
+}
+
+impl HybridCnnLstm {
+    pub fn build(config: HybridConfig, start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
+        let weights = Weights::start(&parameters(&config), start, setup)?;
+        Ok(Self {
+            dropout: setup.dropout.unwrap_or(config.dropout),
+            setup: *setup,
+            stages: (0..config.conv_channels.len()).map(|index| Stage::new(&config, &weights, index)).collect(),
+            lstm: Arc::new(Lstm::new(&config, &weights)),
+            attention: Arc::new(Attention::new(&config, &weights)),
+            head: Head::new(&weights),
+            config,
+            weights,
+        })
+    }
+
+    /// [batch, time, features]
+    fn input<'a>(&self, part: &'a Part) -> Result<&'a Tensor, TrainerError> {
+        let input = part.get("x")?;
+        let wanted = self.config.input_features;
+        match input.size().as_slice() {
+            [_, _, features] if *features == wanted => Ok(input),
+            other => {
+                let message = format!("found {wanted}; the data is of the shape {other:?}: samples, time, features");
+                Err(TrainerError::Config { key: "input_features".to_owned(), message })
+            }
+        }
+    }
+}
+
+impl Model for HybridCnnLstm {
+    fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// [batch, classes]
+    fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        let pass = Pass::new(mode, self.dropout, &self.setup);
+        let training = matches!(mode, Mode::Train { .. });
+        let mut hidden = self.input(part)?.f_transpose(1, 2)?;
+        if pass.checkpointing {
+            // What is computed again must hang on something that has a gradient; the data has none by itself.
+            hidden = hidden.f_detach()?.f_set_requires_grad(true)?;
+        }
+        for (number, stage) in self.stages.iter().enumerate() {
+            hidden = stage.forward(&hidden, number as u64, training, pass)?;
+        }
+        let next = self.stages.len() as u64;
+        let hidden = pass.block(&self.lstm, next, &[&hidden.f_transpose(1, 2)?])?;
+        let hidden = pass.block(&self.attention, next + 1, &[&hidden])?;
+        let pooled = hidden.f_mean_dim(1, false, Kind::Float)?;
+        self.head.forward(&pooled, pass.for_block(next + 2))
+    }
+
+    fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        classification::loss_sum(&self.logits(part, mode)?, part.get("labels")?)
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        self.config.export()
+    }
+
+    fn depends_on_batch(&self) -> Option<&'static str> {
+        (self.config.norm == NormKind::Batch)
+            .then_some("batch norm takes the mean and variance of each batch by itself")
+    }
+
+    fn step_ended(&self, done: bool) -> Result<(), TrainerError> {
+        self.stages.iter().try_for_each(|stage| stage.step_ended(done))
+    }
+}
