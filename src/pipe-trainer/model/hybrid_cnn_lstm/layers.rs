@@ -114,7 +114,7 @@ impl Block for Attention {
         let qkv = self.qkv.forward(inputs[0], pass)?.f_chunk(3, -1)?;
         let heads = |index: usize| split_heads(&qkv[index], self.heads);
         let attended = attend([&heads(0)?, &heads(1)?, &heads(2)?], None, false, pass)?;
-        self.norm.after(&self.out.forward(&merge_heads(&attended)?, pass)?, inputs[0], pass)
+        self.norm.after(&self.out.product(&merge_heads(&attended)?, pass)?, inputs[0], pass)
     }
 }
 
