@@ -6,6 +6,7 @@ usage: gpu_parity.py --trainer target/release/pipe-trainer [FIXTURE...]
 Needs a python3 with torch and safetensors, and a CUDA card."""
 import argparse
 import concurrent.futures
+import json
 import os
 import subprocess
 import sys
@@ -44,6 +45,12 @@ def compare(trainer, name, precision, checkpointing):
     return apart[worst], worst
 
 
+def batch_norm(name):
+    """Whether training computes something else than evaluation, which is what was written down."""
+    with open(os.path.join(FIXTURES, name, "config.json")) as file:
+        return json.load(file).get("norm") == "batch"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", required=True)
@@ -52,7 +59,7 @@ def main():
     has_batch = lambda name: os.path.exists(os.path.join(FIXTURES, name, "batch.safetensors"))
     names = given.fixtures or sorted(filter(has_batch, os.listdir(FIXTURES)))
     runs = [(name, precision, checkpointing) for name in names for precision in TOLERANCES
-            for checkpointing in ((False, True) if precision == "fp32" else (False,))]
+            for checkpointing in ((False, True) if precision == "fp32" and not batch_norm(name) else (False,))]
     good = True
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         results = pool.map(lambda run: compare(given.trainer, *run), runs)

@@ -21,7 +21,9 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let setup = setup(args)?;
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
     let part = read_batch(&args.batch, setup.device)?;
-    let compared = Compared::compute(model.as_ref(), &part)?;
+    // Checkpointing is for training alone.
+    let mode = if args.checkpointing { Mode::Train { seed: 0 } } else { Mode::Eval };
+    let compared = Compared::compute(model.as_ref(), &part, mode)?;
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
     tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;
     println!("{}", json!({ "loss": compared.loss, "grad_norm": compared.grad_norm }));
@@ -47,9 +49,7 @@ struct Compared {
 }
 
 impl Compared {
-    fn compute(model: &dyn Model, part: &Part) -> Result<Self, TrainerError> {
-        // Checkpointing is for training alone.
-        let mode = Mode::Train { seed: 0 };
+    fn compute(model: &dyn Model, part: &Part, mode: Mode) -> Result<Self, TrainerError> {
         let loss = match model.contrast() {
             Some(contrast) => contrast.loss(&contrast.embed(part, mode)?)?,
             None => model.loss_sum(part, mode)?.f_div_scalar(model.targets(part)?)?,

@@ -174,7 +174,7 @@ struct Linears : torch::autograd::Function<Linears> {
     saved.push_back(in);
     ctx->save_for_backward(saved);
     auto type = in.scalar_type();
-    auto out = at::linear(in, stacked(weights, type), biases.empty() ? Optional() : Optional(stacked(biases, type)));
+    auto out = at::linear(in, stacked(weights, type), biases.empty() ? Optional() : Optional(at::cat(biases).to(type)));
     variable_list outs;
     int64_t start = 0;
     for (const auto& weight : weights) {
@@ -222,15 +222,16 @@ struct Linears : torch::autograd::Function<Linears> {
 enum Kind : int64_t { kRelu, kGelu, kGeluTanh, kQuickGelu, kSilu, kTanh };
 
 struct Activation {
-  std::string name(const char* kernel, const Tensor& a) const {
+  std::string name(const char* kernel, const Tensor& a, const Tensor& bias) const {
     static const char* kinds[] = {"RELU", "GELU", "GELU_TANH", "QUICK_GELU", "SILU", "TANH"};
-    return std::string(kernel) + "<" + cuda::type_name(a.scalar_type()) + ", " + kinds[kind] + ">";
+    auto type = [](const Tensor& t) { return std::string(cuda::type_name(t.scalar_type())); };
+    return std::string(kernel) + "<" + type(a) + ", " + type(bias.defined() ? bias : a) + ", " + kinds[kind] + ">";
   }
 
   Tensor forward(const Tensor& a, const Tensor& gate, const Tensor& bias) const {
     auto out = at::empty_like(a);
     const void *pa = a.data_ptr(), *pg = pointer(gate), *pb = pointer(bias);
-    cuda::launch(name("activate", a), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)),
+    cuda::launch(name("activate", a, bias), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)),
                  out.data_ptr(), uint64_t(a.numel()), dropout);
     return out;
   }
@@ -240,7 +241,7 @@ struct Activation {
     auto d_gate = gate.defined() ? at::empty_like(gate) : Tensor();
     const void *pa = a.data_ptr(), *pg = pointer(gate), *pb = pointer(bias), *pd = d_out.data_ptr();
     void* to = d_gate.defined() ? d_gate.data_ptr() : nullptr;
-    cuda::launch(name("activate_backward", a), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)), pd,
+    cuda::launch(name("activate_backward", a, bias), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)), pd,
                  d_out.data_ptr(), to, uint64_t(a.numel()), dropout);
     return d_gate;
   }
@@ -262,10 +263,9 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     auto narrow = [&](const Tensor& t) { return t.defined() ? t.to(type) : t; };
     auto x = rows_of(in);
     auto a = x.mm(narrow(w1).t());
-    auto bias = narrow(b1);
-    if (bias.defined() && !adds_bias(w1)) a.add_(bias);
+    if (b1.defined() && !adds_bias(w1)) a.add_(narrow(b1));
     auto g = gate.defined() ? x.mm(narrow(gate).t()) : Tensor();
-    auto hidden = Activation{kind, Dropout::of(share, uint64_t(seed))}.forward(a, g, adds_bias(w1) ? bias : Tensor());
+    auto hidden = Activation{kind, Dropout::of(share, uint64_t(seed))}.forward(a, g, adds_bias(w1) ? b1 : Tensor());
     auto out = at::linear(hidden, narrow(w2), narrow(b2));
     ctx->save_for_backward({in, w1, b1, gate, w2, b2, a, g});
     ctx->saved_data["kind"] = kind;
@@ -285,7 +285,7 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     Activation activation{ctx->saved_data["kind"].toInt(),
                           Dropout::of(ctx->saved_data["share"].toDouble(), uint64_t(ctx->saved_data["seed"].toInt()))};
     auto x = rows_of(in), d_out = rows_of(gradients[0]);
-    auto bias = adds_bias(w1) ? narrow(b1) : Tensor();
+    auto bias = adds_bias(w1) ? b1 : Tensor();
     auto d_w2 = d_out.t().mm(activation.forward(a, g, bias)).to(w2.scalar_type());
     auto d_b2 = b2.defined() ? d_out.sum(0, false, at::kFloat).to(b2.scalar_type()) : Tensor();
     auto d_a = d_out.mm(narrow(w2));

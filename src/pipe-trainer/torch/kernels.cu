@@ -143,9 +143,9 @@ template <int kind> __device__ inline void activation(float x, float& y, float& 
 }
 
 // act(a) * b, or act(a) where b is null; `a` has no bias yet when `bias` is not null: rows of `width`.
-template <typename T, int kind> struct Activate {
+template <typename T, typename B, int kind> struct Activate {
   const T *a, *b;
-  const T* bias;
+  const B* bias;
   u32 width;
   T* out;
   Dropout d;
@@ -157,9 +157,10 @@ template <typename T, int kind> struct Activate {
   __device__ void eight(u64 g) {
     float factor[8];
     factors(d, g, factor);
-    Eight<T> x = ((const Eight<T>*)a)[g], gate, extra, y;
+    Eight<T> x = ((const Eight<T>*)a)[g], gate, y;
+    Eight<B> extra;
     if (b) gate = ((const Eight<T>*)b)[g];
-    if (bias) extra = *(const Eight<T>*)(bias + (g * 8) % width);
+    if (bias) extra = *(const Eight<B>*)(bias + (g * 8) % width);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       store(y.v[i], value(wide(x.v[i]) + (bias ? wide(extra.v[i]) : 0), b ? wide(gate.v[i]) : 1, factor[i]));
@@ -174,9 +175,9 @@ template <typename T, int kind> struct Activate {
   }
 };
 
-template <typename T, int kind> struct ActivateBackward {
+template <typename T, typename B, int kind> struct ActivateBackward {
   const T *a, *b;
-  const T* bias;
+  const B* bias;
   u32 width;
   const T* d_out;
   T *d_a, *d_b;
@@ -190,9 +191,10 @@ template <typename T, int kind> struct ActivateBackward {
   __device__ void eight(u64 g) {
     float factor[8];
     factors(d, g, factor);
-    Eight<T> x = ((const Eight<T>*)a)[g], dy = ((const Eight<T>*)d_out)[g], gate, extra, da, db;
+    Eight<T> x = ((const Eight<T>*)a)[g], dy = ((const Eight<T>*)d_out)[g], gate, da, db;
+    Eight<B> extra;
     if (b) gate = ((const Eight<T>*)b)[g];
-    if (bias) extra = *(const Eight<T>*)(bias + (g * 8) % width);
+    if (bias) extra = *(const Eight<B>*)(bias + (g * 8) % width);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       float fa, fb;
@@ -214,15 +216,15 @@ template <typename T, int kind> struct ActivateBackward {
   }
 };
 
-template <typename T, int kind>
-__global__ void activate(const T* a, const T* b, const T* bias, u32 width, T* out, u64 n, Dropout d) {
-  in_eights(n, Activate<T, kind>{a, b, bias, width, out, d});
+template <typename T, typename B, int kind>
+__global__ void activate(const T* a, const T* b, const B* bias, u32 width, T* out, u64 n, Dropout d) {
+  in_eights(n, Activate<T, B, kind>{a, b, bias, width, out, d});
 }
 
-template <typename T, int kind>
-__global__ void activate_backward(const T* a, const T* b, const T* bias, u32 width, const T* d_out, T* d_a, T* d_b, u64 n,
+template <typename T, typename B, int kind>
+__global__ void activate_backward(const T* a, const T* b, const B* bias, u32 width, const T* d_out, T* d_a, T* d_b, u64 n,
                                   Dropout d) {
-  in_eights(n, ActivateBackward<T, kind>{a, b, bias, width, d_out, d_a, d_b, d});
+  in_eights(n, ActivateBackward<T, B, kind>{a, b, bias, width, d_out, d_a, d_b, d});
 }
 
 // --- norm(residual + dropped (in + in_bias)) -------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ pub fn flush_denormals() {
     unsafe { pipe_flush_denormals() }
 }
 
-/// Whether fp32 matrix products may be computed in TF32.
+/// Whether fp32 matrix products, convolutions and recurrent layers may be computed in TF32.
 pub fn allow_tf32(allow: bool) {
     // SAFETY: it only sets a flag.
     unsafe { pipe_allow_tf32(allow) }

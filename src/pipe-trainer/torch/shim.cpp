@@ -355,6 +355,7 @@ void pipe_flush_denormals() {
 
 void pipe_allow_tf32(bool allow) {
   at::globalContext().setFloat32MatmulPrecision(allow ? "high" : "highest");
+  at::globalContext().setAllowTF32CuDNN(allow);
 }
 
 char* pipe_deterministic(bool on) {
