@@ -172,7 +172,7 @@ mod tests {
         for document in TEXT.split("\n\n") {
             stream.extend(tokens.encode(document.trim_end()).unwrap()); // ends with </s> by itself
         }
-        let (mut read, mut said) = (Vec::new(), Vec::new());
+        let (mut read, mut said): (Vec<i64>, Vec<i64>) = (Vec::new(), Vec::new());
         for index in 0..rows.len() {
             let sample = rows.sample(index).unwrap().unwrap();
             let (ids, labels) = (column(&sample, "ids"), column(&sample, "labels"));
