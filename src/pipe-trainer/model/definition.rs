@@ -125,7 +125,7 @@ impl Definition {
             Arch::T5 => Ok(T5Config::read(&self.config)?.expects()),
             Arch::Bert | Arch::Roberta | Arch::XlmRoberta => {
                 let config = BertConfig::read(self.arch, &self.config)?;
-                Ok(config.expects(self.labels(&config.head())?))
+                Ok(config.expects(self.labels(config.head())?))
             }
             Arch::Clip => Ok(ClipConfig::read(&self.config)?.expects()),
             Arch::MuSota => Ok(MuSotaConfig::read(&self.config)?.expects()),

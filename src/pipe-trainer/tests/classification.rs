@@ -49,10 +49,9 @@ fn furthest(a: &[f64], b: &[f64]) -> f64 {
 }
 
 fn last_eval(ended: &Ended) -> &Eval {
-    let eval = |event| match event {
-        &EventKind::Eval(ref eval) => Some(eval),
-        _ => None,
-    };
+    fn eval(event: &EventKind) -> Option<&Eval> {
+        if let EventKind::Eval(eval) = event { Some(eval) } else { None }
+    }
     ended.events.iter().rev().find_map(eval).expect("it was evaluated")
 }
 
@@ -269,11 +268,9 @@ fn tensors_are_checked_against_the_model() {
         let mut bench = dishes();
         bench.set("/data", json!({ "train": batch, "eval": batch })).set("/tokenizer", json!(null));
         bench.set("/train/dropout", json!(0.0));
-        config
-            .as_object()
-            .unwrap()
-            .iter()
-            .for_each(|(key, value)| drop(bench.set(&format!("/model/config/{key}"), value.clone())));
+        for (key, value) in config.as_object().unwrap() {
+            bench.set(&format!("/model/config/{key}"), value.clone());
+        }
         bench
     };
     let ended = with(json!({ "vocab_size": 217 })).train().expect(0);
