@@ -76,10 +76,16 @@ impl Plan<'_> {
 
     /// What a job said, with the user's own paths in place of those it sees.
     pub fn with_host_paths(&self, said: &str) -> String {
-        let given = |input: &Input| {
-            (input.mounted.to_string_lossy().into_owned(), input.written.to_string_lossy().into_owned())
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let given = |input: &Input| (text(&input.mounted), text(&input.written));
+        // What lies beside a file, where its whole folder is mounted.
+        let beside = |input: &Input| {
+            let (mount, folder) = (input.mount.as_ref()?, input.written.parent()?);
+            (input.mounted.parent() == Some(&mount.target)).then(|| (text(&mount.target) + "/", text(folder) + "/"))
         };
-        self.inputs.all().map(given).fold(said.to_owned(), |text, (mounted, written)| text.replace(&mounted, &written))
+        let replaced = |text: String, (mounted, written): (String, String)| text.replace(&mounted, &written);
+        let said = self.inputs.all().map(given).fold(said.to_owned(), replaced);
+        self.inputs.all().filter_map(beside).fold(said, replaced)
     }
 
     pub fn launch(&self, engine: &impl Engine, run_id: &str, folder: &RunFolder, number: u32) -> Launch {
