@@ -118,7 +118,7 @@ fn out_of_memory() {
         folder.pipe(&["run", "mu.yaml", "--engine", "process"]).exits(0);
         folder
     };
-    let folder = wide(stories(&pipeline("memory: {limit: 150m}\n")));
+    let folder = wide(stories(&pipeline("memory: {limit: 120m}\n")));
     let attempts = folder.show()["attempts"].as_array().unwrap().len();
     assert!(attempts >= 2, "the first batch was to be too large: {:#}", folder.show());
     let undisturbed = wide(stories(&pipeline("")));

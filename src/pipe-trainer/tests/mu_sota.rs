@@ -50,11 +50,11 @@ fn samples(ended: &Ended) -> Vec<&Sample> {
 }
 
 fn perplexity(ended: &Ended) -> f64 {
-    let scores = ended.events.iter().filter_map(|event| match event {
+    let mut scores = ended.events.iter().filter_map(|event| match event {
         EventKind::Eval(eval) => Some(eval.scores["perplexity"]),
         _ => None,
     });
-    scores.last().unwrap()
+    scores.next_back().unwrap()
 }
 
 #[test]
