@@ -74,7 +74,7 @@ impl Feature {
         Self {
             offset: between(-100.0, 100.0),
             scale: between(0.5, 20.0),
-            pull: std::array::from_fn(|_| between(-0.6, 0.6)),
+            pull: std::array::from_fn(|_| between(-1.0, 1.0)),
         }
     }
 }

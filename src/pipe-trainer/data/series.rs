@@ -30,7 +30,7 @@ pub struct SeriesReader<'a> {
     data: &'a Data,
     /// How many features the model has.
     count: usize,
-    /// What the first file calls them, in its order.
+    /// What they are called, in order; if nobody knows, as the first file has them.
     pub features: Vec<String>,
     pub found: Found,
 }

@@ -14,7 +14,7 @@ use crate::error::TrainerError;
 use crate::model::{Expects, Labels};
 
 pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerError> {
-    let Expects::Windows { features, sequence_length, classes, names } = expects else {
+    let Expects::Windows { features, sequence_length, classes, names, scale } = expects else {
         panic!("not for time series: {expects:?}")
     };
     let data = &opener.spec.data;
@@ -23,11 +23,15 @@ pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerEr
     }
     let cutter = Cutter { length: *sequence_length as usize, width: *features as usize };
     let mut reader = SeriesReader::new(data, *features);
+    reader.features = scale.as_ref().map(|scale| scale.names.clone()).unwrap_or_default();
     let all = read(&mut reader, &data.train)?;
     let naming = Naming::decide(&reader.found, names.as_deref(), *classes)?;
     let numbers = naming.numbers(&reader.found)?;
     let (train, kept) = cutter.split(&all, data.eval_share);
-    let standard = Standard::of(&train.iter().map(|stretch| stretch.values).collect::<Vec<_>>(), cutter.width);
+    let standard = match scale {
+        Some(scale) => Standard { mean: scale.mean.clone(), std: scale.std.clone() },
+        None => Standard::of(&train.iter().map(|stretch| stretch.values).collect::<Vec<_>>(), cutter.width),
+    };
     let windows =
         |stretches: &[Stretch<'_>], numbers: &[i64]| cutter.cut(stretches, numbers, &standard, &reader.features);
     let train = Arc::new(windows(&train, &numbers)?);

@@ -28,8 +28,16 @@ impl<'a> ConfigKeys<'a> {
     /// Whole numbers above 0.
     pub fn sizes(&self, key: &str) -> Result<Option<Vec<i64>>, TrainerError> {
         let size = |value: &Value| value.as_i64().filter(|number| (1..=i64::from(i32::MAX)).contains(number));
-        let sizes = |value: &Value| value.as_array().and_then(|list| list.iter().map(size).collect());
-        self.read(key, "a list of whole numbers above 0", sizes)
+        self.list(key, "a list of whole numbers above 0", size)
+    }
+
+    pub fn list<T>(
+        &self,
+        key: &str,
+        allowed: &str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>, TrainerError> {
+        self.read(key, allowed, |value| value.as_array().and_then(|list| list.iter().map(&convert).collect()))
     }
 
     pub fn number(&self, key: &str) -> Result<Option<f64>, TrainerError> {

@@ -38,6 +38,8 @@ pub enum Expects {
         classes: i64,
         /// What a trained model calls its classes; absent when the data decides.
         names: Option<Vec<String>>,
+        /// How a trained model measures its features; absent when the data decides.
+        scale: Option<Scale>,
     },
     /// A row of tokens.
     Tokens {
@@ -45,4 +47,13 @@ pub enum Expects {
         /// Tokens of a row at most.
         max_length: u32,
     },
+}
+
+/// What features are measured by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scale {
+    /// Their names, in order.
+    pub names: Vec<String>,
+    pub mean: Vec<f64>,
+    pub std: Vec<f64>,
 }

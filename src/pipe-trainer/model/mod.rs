@@ -16,7 +16,7 @@ mod t5;
 
 pub use config_keys::ConfigKeys;
 pub use definition::{Definition, Setup, Start};
-pub use expects::Expects;
+pub use expects::{Expects, Scale};
 pub use labels::Labels;
 
 use serde_json::{Map, Value};

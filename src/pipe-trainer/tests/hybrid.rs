@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::path::PathBuf;
 
-use pipe_spec::EventKind;
+use pipe_spec::event::{Eval, EventKind};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use support::{Bench, Ended};
@@ -15,14 +15,14 @@ use support::{Bench, Ended};
 fn series() -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
-    let args = ["data", "series", "--rows", "1500", "--seed", "5", "--features", "6", "--out"];
+    let args = ["data", "series", "--rows", "3000", "--seed", "5", "--out"];
     assert!(support::trainer().args(args).arg(&data).status().unwrap().success());
     bench.set("/tokenizer", json!(null));
     bench.set("/data", json!({ "train": data.join("train.csv"), "eval": data.join("eval.csv") }));
     bench.set(
         "/model",
         json!({ "arch": "hybrid-cnn-lstm", "config": {
-            "input_features": 6, "sequence_length": 24, "conv_channels": [16, 24], "lstm_hidden": 16, "lstm_layers": 2,
+            "input_features": 8, "sequence_length": 24, "conv_channels": [16, 24], "lstm_hidden": 16, "lstm_layers": 2,
             "attention_heads": 4, "num_classes": 3, "dropout": 0.1,
         }}),
     );
@@ -48,6 +48,11 @@ fn losses(ended: &Ended) -> Vec<f64> {
     ended.curve().into_iter().map(|(_, loss)| loss).collect()
 }
 
+fn evals(ended: &Ended) -> Vec<&Eval> {
+    let eval = |event| if let &EventKind::Eval(ref eval) = event { Some(eval) } else { None };
+    ended.events.iter().filter_map(eval).collect()
+}
+
 fn furthest(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
@@ -60,22 +65,17 @@ fn config(bench: &Bench) -> Value {
 #[test]
 fn it_learns_and_its_result_can_be_used() {
     let mut bench = series();
-    bench.set("/train/steps", json!(60)).set("/train/optimizer/lr", json!(0.01)).set("/evaluate", json!({"every": 60}));
-    bench.set("/train/batch", json!(32));
+    bench.set("/train/steps", json!(100)).set("/train/batch", json!(32)).set("/train/optimizer/lr", json!(0.003));
     let ended = bench.train().expect(0);
-    let evals: Vec<f64> = ended
-        .events
-        .iter()
-        .filter_map(|event| if let EventKind::Eval(eval) = event { Some(eval.loss) } else { None })
-        .collect();
-    // Chance is ln 3 = 1.1.
-    assert!(evals.last().is_some_and(|loss| *loss < 0.45), "{evals:?}");
+    let eval = evals(&ended)[0];
+    // Chance is a third, and ln 3 = 1.1. Behind a change of state a window still holds the state before.
+    assert!(eval.scores["accuracy"] > 0.85 && eval.loss < 0.45, "{eval:?}");
     let config = config(&bench);
     assert_eq!(config["id2label"], json!({"0": "falling", "1": "flat", "2": "rising"}));
-    assert_eq!(config["feature_names"], json!(["f0", "f1", "f2", "f3", "f4", "f5"]));
+    assert_eq!(config["feature_names"], json!(["f0", "f1", "f2", "f3", "f4", "f5", "f6", "f7"]));
     assert!(config["feature_std"].as_array().unwrap().iter().all(|std| std.as_f64().unwrap() > 0.1), "{config}");
 
-    // It trains on, on data that knows fewer classes than it does.
+    // It trains on, on data that has fewer classes and another mean: its own classes and scale stay what they were.
     let (model, part) = (bench.path("exported"), bench.path("part.csv"));
     fs::rename(bench.run_folder().model(), &model).unwrap();
     fs::remove_dir_all(bench.run_folder().path()).unwrap();
@@ -84,7 +84,7 @@ fn it_learns_and_its_result_can_be_used() {
     fs::write(&part, rows.join("\n")).unwrap();
     bench.set("/model", json!({ "arch": "hybrid-cnn-lstm", "from": model })).set("/data/train", json!(part));
     let ended = bench.set("/train/steps", json!(1)).train().expect(0);
-    assert!(ended.curve()[0].1 < 0.45, "{:?}", ended.curve());
+    assert!(ended.curve()[0].1 < 0.9, "{:?}", ended.curve());
 }
 
 #[test]
@@ -92,11 +92,11 @@ fn every_precision_learns_and_stays_near_fp32() {
     let train = |precision: &str| {
         let mut bench = series();
         bench.set("/train/precision", json!(precision)).set("/train/dropout", json!(0.0));
-        bench.set("/train/optimizer/lr", json!(0.01));
+        bench.set("/train/optimizer/lr", json!(0.01)).set("/train/steps", json!(16));
         losses(&bench.train().expect(0))
     };
     let reference = train("fp32");
-    assert!(reference[11] < 0.8 * reference[0], "{reference:?}");
+    assert!(reference[12..].iter().sum::<f64>() / 4.0 < 0.8 * reference[0], "{reference:?}");
     assert_eq!(train("tf32"), reference);
     for (precision, near) in [("bf16-mixed", 0.03), ("fp16-mixed", 0.01), ("bf16", 0.1)] {
         let losses = train(precision);
@@ -107,16 +107,24 @@ fn every_precision_learns_and_stays_near_fp32() {
 
 #[test]
 fn checkpointing_gives_the_same_training() {
-    for (norm, precision) in [("layer", "fp32"), ("layer", "bf16"), ("batch", "fp32")] {
-        let train = |checkpointing: bool| {
-            let mut bench = series();
-            bench.set("/model/config/norm", json!(norm)).set("/train/precision", json!(precision));
-            bench.set("/train/checkpointing", json!(checkpointing)).set("/train/steps", json!(5));
-            let ended = bench.train().expect(0);
-            (losses(&ended), bench.checkpoint_digests(5))
-        };
-        assert_eq!(train(false), train(true), "{norm} {precision}");
+    let train = |norm: &str, precision: &str, checkpointing: bool| {
+        let mut bench = series();
+        bench.set("/model/config/norm", json!(norm)).set("/train/precision", json!(precision));
+        bench.set("/train/checkpointing", json!(checkpointing)).set("/train/steps", json!(5));
+        let losses = losses(&bench.train().expect(0));
+        (losses, bench)
+    };
+    for precision in ["fp32", "bf16"] {
+        let ((plain, one), (again, two)) = (train("layer", precision, false), train("layer", precision, true));
+        assert_eq!((plain, one.checkpoint_digests(5)), (again, two.checkpoint_digests(5)), "{precision}");
     }
+    // Gradients of batch norm are added up in another order; what it remembers is seen once, in each of two parts of a step.
+    let ((plain, _), (again, bench)) = (train("batch", "fp32", false), train("batch", "fp32", true));
+    assert!(furthest(&plain, &again) < 1e-6, "{plain:?} {again:?}");
+    let file = fs::read(bench.run_folder().model().join("model.safetensors")).unwrap();
+    let counted =
+        SafeTensors::deserialize(&file).unwrap().tensor("norm.1.num_batches_tracked").unwrap().data().to_vec();
+    assert_eq!(counted, 10i64.to_le_bytes());
 }
 
 #[test]
@@ -191,9 +199,8 @@ fn batch_norm_says_that_the_batch_matters() {
 fn a_share_of_the_series_is_kept_for_evaluation() {
     let evaluated = |bench: &Bench| {
         let ended = bench.train().expect(0);
-        let eval =
-            ended.events.iter().find_map(|event| if let EventKind::Eval(eval) = event { Some(eval) } else { None });
-        eval.map(|eval| (eval.samples, eval.loss)).unwrap()
+        let eval = evals(&ended)[0];
+        (eval.samples, eval.loss)
     };
     let mut split = series();
     let all = fs::read_to_string(split.path("data/train.csv")).unwrap();
@@ -201,13 +208,13 @@ fn a_share_of_the_series_is_kept_for_evaluation() {
     split.set("/data/eval", json!(null)).set("/data/eval_share", json!(0.2)).set("/train/steps", json!(3));
     let mut two = series();
     let (train, eval) = (two.path("begin.csv"), two.path("end.csv"));
-    fs::write(&train, all[..1201].join("\n")).unwrap();
-    fs::write(&eval, [&all[..1], &all[1201..]].concat().join("\n")).unwrap();
+    fs::write(&train, all[..2401].join("\n")).unwrap();
+    fs::write(&eval, [&all[..1], &all[2401..]].concat().join("\n")).unwrap();
     two.set("/data/train", json!(train)).set("/data/eval", json!(eval)).set("/train/steps", json!(3));
     let kept = evaluated(&split);
     assert_eq!(kept, evaluated(&two));
     assert_eq!(config(&split)["feature_mean"], config(&two)["feature_mean"]);
-    assert_eq!(kept.0, 300 - 24 + 1);
+    assert_eq!(kept.0, 600 - 24 + 1);
 }
 
 #[test]
@@ -217,14 +224,14 @@ fn what_does_not_fit_is_named() {
         (
             "/model/config/input_features",
             json!(5),
-            "train.csv line 1: 6 features (f0, f1, f2, f3, f4, f5), the model's input_features is 5",
+            "train.csv line 1: 8 features (f0, f1, f2, f3, f4, f5, f6, f7), the model's input_features is 5",
         ),
         (
             "/model/config/num_classes",
             json!(2),
             "train.csv: 3 classes (falling, flat, rising), the model's num_classes is 2",
         ),
-        ("/model/config/sequence_length", json!(5000), "train.csv: 1500 rows"),
+        ("/model/config/sequence_length", json!(5000), "train.csv: 3000 rows"),
         ("/model/config/norm", json!("none"), "norm: found \"none\"; allowed: layer, batch"),
         ("/data/fields", json!({"label": "state"}), "train.csv line 1: no column \"state\"; it has: time, f0"),
         ("/data/train", json!(ready), "data.eval: allowed: .safetensors"),

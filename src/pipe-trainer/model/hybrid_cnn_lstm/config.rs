@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::TrainerError;
-use crate::model::{ConfigKeys, Expects};
+use crate::model::{ConfigKeys, Expects, Scale};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct HybridConfig {
@@ -18,6 +18,8 @@ pub struct HybridConfig {
     pub num_classes: i64,
     pub dropout: f64,
     pub norm: NormKind,
+    /// Of a model that was trained on series: `feature_names`, `feature_mean` and `feature_std`.
+    pub scale: Option<Scale>,
     /// Everything that was given, kept for the export.
     given: Map<String, Value>,
 }
@@ -45,6 +47,7 @@ impl HybridConfig {
             num_classes: keys.required_size("num_classes")?,
             dropout: keys.number("dropout")?.unwrap_or(0.1),
             norm: NormKind::parse(keys.text("norm")?.unwrap_or("layer"))?,
+            scale: scale(&keys)?,
             given: given.clone(),
         };
         config.check()?;
@@ -65,6 +68,16 @@ impl HybridConfig {
         if !(0.0..1.0).contains(&self.dropout) {
             return fail("dropout", format!("found {}; allowed: at least 0 and below 1", self.dropout));
         }
+        let Some(Scale { names, mean, std }) = &self.scale else { return Ok(()) };
+        let features = self.input_features as usize;
+        for (key, count) in [("feature_names", names.len()), ("feature_mean", mean.len()), ("feature_std", std.len())] {
+            if count != features {
+                return fail(key, format!("found {count} entries; allowed: one for each of {features} input_features"));
+            }
+        }
+        if let Some(found) = std.iter().find(|std| **std <= 0.0) {
+            return fail("feature_std", format!("found {found}; allowed: numbers above 0"));
+        }
         Ok(())
     }
 
@@ -74,6 +87,7 @@ impl HybridConfig {
             sequence_length: self.sequence_length,
             classes: self.num_classes,
             names: self.names(),
+            scale: self.scale.clone(),
         }
     }
 
@@ -121,6 +135,17 @@ impl HybridConfig {
     }
 }
 
+/// All three keys, or none.
+fn scale(keys: &ConfigKeys<'_>) -> Result<Option<Scale>, TrainerError> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let names = keys.list("feature_names", "a list of texts", text)?;
+    let number = |key: &str| keys.list(key, "a list of numbers", Value::as_f64);
+    Ok(match (names, number("feature_mean")?, number("feature_std")?) {
+        (Some(names), Some(mean), Some(std)) => Some(Scale { names, mean, std }),
+        _ => None,
+    })
+}
+
 impl NormKind {
     fn parse(name: &str) -> Result<Self, TrainerError> {
         match name {
@@ -161,6 +186,13 @@ mod tests {
             (with("kernel_size", json!(0)), "kernel_size: found 0"),
             (with("norm", json!("group")), "norm: found \"group\"; allowed: layer, batch"),
             (with("dropout", json!(1.0)), "dropout: found 1"),
+            (
+                json!({
+                    "input_features": 1, "num_classes": 3, "feature_names": ["a"], "feature_mean": [0], "feature_std": [1, 2],
+                }),
+                "feature_std: found 2 entries; allowed: one for each of 1 input_features",
+            ),
+            (with("feature_mean", json!(["x"])), "feature_mean: found [\"x\"]; allowed: a list of numbers"),
         ];
         for (given, want) in cases {
             let error = read(given).unwrap_err().to_string();

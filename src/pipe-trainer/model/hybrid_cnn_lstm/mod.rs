@@ -73,7 +73,7 @@ impl Model for HybridCnnLstm {
         let pass = Pass::new(mode, self.dropout, &self.setup);
         let training = matches!(mode, Mode::Train { .. });
         let mut hidden = self.input(part)?.f_transpose(1, 2)?;
-        if pass.checkpointing {
+        if pass.checkpointing && !matches!(self.stages.first(), Some(Stage::Batch(..))) {
             // What is computed again must hang on something that has a gradient; the data has none by itself.
             hidden = hidden.f_detach()?.f_set_requires_grad(true)?;
         }

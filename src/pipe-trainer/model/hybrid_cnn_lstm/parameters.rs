@@ -81,3 +81,21 @@ impl List {
 fn root(size: i64) -> f64 {
     (size as f64).powf(-0.5)
 }
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::Variables;
+    use pipe_spec::pipeline::Pipeline;
+
+    use super::*;
+
+    #[test]
+    fn the_model_of_the_pipeline_has_500_megabytes() {
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pipelines/hybrid-cnn-lstm.yaml");
+        let text = std::fs::read_to_string(file).unwrap();
+        let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::iter::empty())).unwrap();
+        let config = HybridConfig::read(&pipeline.model.config.unwrap()).unwrap();
+        let count: i64 = parameters(&config).iter().map(|parameter| parameter.shape.iter().product::<i64>()).sum();
+        assert_eq!(count, 0);
+    }
+}
