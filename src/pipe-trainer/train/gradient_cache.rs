@@ -251,7 +251,7 @@ mod tests {
     fn no_graph_is_held_until_a_parts_turn_comes() {
         let weight = Tensor::from(2.0f32).set_requires_grad(true);
         let spy = Spy { weight, asked: RefCell::default(), losses: Cell::new(0) };
-        backward(&spy, &Made::new(5, 2), 1.0).unwrap();
+        let _ = backward(&spy, &Made::new(5, 2), 1.0).unwrap();
         let mode = |part: u64| Mode::Train { seed: 100 + part };
         let want: Vec<(Mode, bool)> =
             [false, true].into_iter().flat_map(|graph| [0, 1, 2].map(|part| (mode(part), graph))).collect();
