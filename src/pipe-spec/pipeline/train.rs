@@ -33,6 +33,7 @@ pub struct TrainFile {
     #[schemars(range(min = 0.0, max = 0.99))]
     pub dropout: Option<f64>,
     pub seed: u64,
+    /// The same bits every time, on a card as well; attention with a bias (T5) then keeps all of its weights.
     pub deterministic: bool,
 }
 

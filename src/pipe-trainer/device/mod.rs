@@ -36,6 +36,10 @@ pub struct Usage {
 
 impl Hardware {
     pub fn prepare(spec: &TrainerSpec) -> Result<Self, TrainerError> {
+        if spec.train.deterministic {
+            // Without it cuBLAS may add up in any order. SAFETY: no other thread runs yet.
+            unsafe { std::env::set_var("CUBLAS_WORKSPACE_CONFIG", ":4096:8") };
+        }
         let hardware = match spec.device {
             Device::Cpu => Self::cpu(&spec.memory),
             Device::Cuda => Self::cuda(&spec.memory)?,

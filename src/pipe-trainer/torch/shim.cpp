@@ -359,6 +359,12 @@ void pipe_allow_tf32(bool allow) {
 }
 
 char* pipe_deterministic(bool on) {
-  return guarded([&] { at::globalContext().setDeterministicAlgorithms(on, false); });
+  return guarded([&] {
+    auto& context = at::globalContext();
+    context.setDeterministicAlgorithms(on, false);
+    // The gradients of these two kinds of attention are added up in any order.
+    context.setSDPUseMemEfficient(!on);
+    context.setSDPUseCuDNN(!on);
+  });
 }
 }
