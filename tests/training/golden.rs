@@ -26,6 +26,11 @@ const MODELS: &[Golden] = &[
     },
     Golden { fixture: "bert", arch: "bert", data: "{train: {}/train.jsonl, max_length: 40, shuffle: false}" },
     Golden { fixture: "roberta", arch: "roberta", data: "{train: {}/train.jsonl, max_length: 40, shuffle: false}" },
+    Golden {
+        fixture: "deberta-v3",
+        arch: "deberta-v3",
+        data: "{train: {}/train.jsonl, max_length: 40, shuffle: false}",
+    },
     Golden { fixture: "clip", arch: "clip", data: "{train: {}/train.jsonl, shuffle: false}" },
 ];
 
@@ -40,6 +45,12 @@ const OTHERS: &[&str] = &[
     "xlm-roberta",
     "clip-gelu",
     "clip-greatest",
+    "deberta-own-keys",
+    "deberta-c2p",
+    "deberta-p2c",
+    "deberta-conv",
+    "deberta-absolute",
+    "deberta-encoder",
 ];
 
 pub fn tests(suite: &mut Suite) {

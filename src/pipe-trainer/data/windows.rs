@@ -7,7 +7,7 @@ use pipe_spec::pipeline::Paths;
 use serde_json::{Map, Value, json};
 
 use super::series::{Found, Series, SeriesReader};
-use super::source::{Opener, Sources};
+use super::source::{Opener, Sources, holds_tensors};
 use super::standard::Standard;
 use super::{Column, Sample, Source};
 use crate::error::TrainerError;
@@ -18,7 +18,7 @@ pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerEr
         panic!("not for time series: {expects:?}")
     };
     let data = &opener.spec.data;
-    if data.train.0.iter().all(|path| path.ends_with(".safetensors")) {
+    if holds_tensors(&data.train) {
         return ready_made(opener);
     }
     let cutter = Cutter { length: *sequence_length as usize, width: *features as usize };

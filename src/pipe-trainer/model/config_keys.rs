@@ -25,6 +25,12 @@ impl<'a> ConfigKeys<'a> {
         self.read(key, "a whole number", whole)
     }
 
+    /// A whole number that may be negative.
+    pub fn signed(&self, key: &str) -> Result<Option<i64>, TrainerError> {
+        let signed = |value: &Value| value.as_i64().filter(|number| i32::try_from(*number).is_ok());
+        self.read(key, "a whole number", signed)
+    }
+
     /// Whole numbers above 0.
     pub fn sizes(&self, key: &str) -> Result<Option<Vec<i64>>, TrainerError> {
         let size = |value: &Value| value.as_i64().filter(|number| (1..=i64::from(i32::MAX)).contains(number));

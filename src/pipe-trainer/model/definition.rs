@@ -9,6 +9,7 @@ use tch::Device;
 
 use super::bert::{Bert, BertConfig};
 use super::clip::{Clip, ClipConfig};
+use super::deberta::{Deberta, DebertaConfig};
 use super::hybrid_cnn_lstm::{HybridCnnLstm, HybridConfig};
 use super::mu_sota::{MuSota, MuSotaConfig};
 use super::t5::{T5, T5Config};
@@ -84,7 +85,11 @@ impl Definition {
         let config: Map<String, Value> =
             serde_json::from_slice(&text).map_err(|error| fail(&file, error.to_string()))?;
         let model_type = ConfigKeys(&config).text("model_type")?.unwrap_or_default();
-        let arch = serde_json::from_value(Value::String(model_type.replace('_', "-"))).ok();
+        let arch = match model_type {
+            // What transformers calls both.
+            "deberta-v2" => Some(Arch::DebertaV3),
+            other => serde_json::from_value(Value::String(other.replace('_', "-"))).ok(),
+        };
         match arch {
             Some(arch) => Ok(Self { arch, config, folder: Some(folder.to_owned()) }),
             None => Err(TrainerError::NotAvailable { what: format!("model_type {model_type:?}") }),
@@ -127,10 +132,13 @@ impl Definition {
                 let config = BertConfig::read(self.arch, &self.config)?;
                 Ok(config.expects(self.labels(config.head())?))
             }
+            Arch::DebertaV3 => {
+                let config = DebertaConfig::read(&self.config)?;
+                Ok(config.expects(self.labels(config.head())?))
+            }
             Arch::Clip => Ok(ClipConfig::read(&self.config)?.expects()),
             Arch::MuSota => Ok(MuSotaConfig::read(&self.config)?.expects()),
             Arch::HybridCnnLstm => Ok(HybridConfig::read(&self.config)?.expects()),
-            _ => Err(self.not_available()),
         }
     }
 
@@ -140,15 +148,11 @@ impl Definition {
             Arch::Bert | Arch::Roberta | Arch::XlmRoberta => {
                 Ok(Box::new(Bert::build(BertConfig::read(self.arch, &self.config)?, start, setup)?))
             }
+            Arch::DebertaV3 => Ok(Box::new(Deberta::build(DebertaConfig::read(&self.config)?, start, setup)?)),
             Arch::Clip => Ok(Box::new(Clip::build(ClipConfig::read(&self.config)?, start, setup)?)),
             Arch::MuSota => Ok(Box::new(MuSota::build(MuSotaConfig::read(&self.config)?, start, setup)?)),
             Arch::HybridCnnLstm => Ok(Box::new(HybridCnnLstm::build(HybridConfig::read(&self.config)?, start, setup)?)),
-            _ => Err(self.not_available()),
         }
-    }
-
-    fn not_available(&self) -> TrainerError {
-        TrainerError::NotAvailable { what: format!("the architecture {}", word(self.arch)) }
     }
 }
 

@@ -5,6 +5,7 @@ mod bert;
 pub mod classification;
 mod clip;
 mod config_keys;
+mod deberta;
 mod definition;
 mod expects;
 mod hybrid_cnn_lstm;

@@ -1,0 +1,189 @@
+//! The layers of DeBERTa: embeddings, layers of attention and a feed-forward part, each added to what came in and normed after
+//! that, a convolution beside the first of them in some, and a head.
+
+use tch::{Kind, Tensor};
+
+use super::attention::{Attention, Distances};
+use super::config::{ConvConfig, DebertaConfig};
+use crate::error::TrainerError;
+use crate::model::activation::Activation;
+use crate::model::layers::{FeedForward, LayerNorm, Linear};
+use crate::model::pass::{self, Pass};
+use crate::weights::Weights;
+
+pub struct Embeddings {
+    word_embeddings: Tensor,
+    position_embeddings: Option<Tensor>,
+    token_type_embeddings: Option<Tensor>,
+    embed_proj: Option<Linear>,
+    layer_norm: LayerNorm,
+    pad_token_id: i64,
+}
+
+impl Embeddings {
+    pub fn new(config: &DebertaConfig, weights: &Weights) -> Self {
+        let of = |name: &str| weights.get(&format!("deberta.embeddings.{name}.weight"));
+        Self {
+            word_embeddings: of("word_embeddings"),
+            position_embeddings: config.position_biased_input.then(|| of("position_embeddings")),
+            token_type_embeddings: (config.type_vocab_size > 0).then(|| of("token_type_embeddings")),
+            embed_proj: (config.embedding_size != config.hidden_size)
+                .then(|| Linear::without_bias(weights, "deberta.embeddings.embed_proj")),
+            layer_norm: LayerNorm::new(weights, "deberta.embeddings.LayerNorm", config.layer_norm_eps),
+            pad_token_id: config.pad_token_id,
+        }
+    }
+
+    /// In the kind of the weights; padding becomes 0. Tokens without types are all of the first.
+    pub fn forward(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        attention_mask: Option<&Tensor>,
+        pass: Pass,
+    ) -> Result<Tensor, TrainerError> {
+        let mut embedded = Tensor::f_embedding(&self.word_embeddings, input_ids, self.pad_token_id, false, false)?;
+        if let Some(table) = &self.position_embeddings {
+            let (last, length) = (table.size()[0] - 1, input_ids.size2()?.1);
+            // Padding may reach beyond the last position; nobody looks at it.
+            let counted = Tensor::f_arange(length, (Kind::Int64, input_ids.device()))?.f_clamp_max(last)?;
+            embedded = embedded.f_add(&Tensor::f_embedding(table, &counted, -1, false, false)?)?;
+        }
+        if let Some(table) = &self.token_type_embeddings {
+            let types = match token_type_ids {
+                Some(types) => Tensor::f_embedding(table, types, -1, false, false)?,
+                None => table.f_narrow(0, 0, 1)?,
+            };
+            embedded = embedded.f_add(&types)?;
+        }
+        if let Some(projection) = &self.embed_proj {
+            embedded = projection.forward(&embedded, pass)?.f_to_kind(self.word_embeddings.kind())?;
+        }
+        let mut normed = self.layer_norm.forward(&embedded)?;
+        if let Some(mask) = attention_mask {
+            normed = normed.f_mul(&mask.f_unsqueeze(2)?.f_to_kind(normed.kind())?)?;
+        }
+        pass.drop_out(&normed)
+    }
+}
+
+pub struct Layer {
+    attention: Attention,
+    attention_output: Linear,
+    attention_norm: LayerNorm,
+    feed_forward: FeedForward,
+    norm: LayerNorm,
+    relative: bool,
+}
+
+// SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
+// a checkpointed layer is computed again on the thread of the backward pass.
+unsafe impl Sync for Layer {}
+
+impl Layer {
+    pub fn new(config: &DebertaConfig, weights: &Weights, number: i64, attention_dropout: f64) -> Self {
+        let path = format!("deberta.encoder.layer.{number}");
+        let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));
+        let norm = |name: &str| LayerNorm::new(weights, &format!("{path}.{name}"), config.layer_norm_eps);
+        Self {
+            attention: Attention::new(config, weights, &format!("{path}.attention.self"), attention_dropout),
+            attention_output: linear("attention.output.dense"),
+            attention_norm: norm("attention.output.LayerNorm"),
+            feed_forward: FeedForward {
+                first: linear("intermediate.dense"),
+                gate: None,
+                second: linear("output.dense"),
+                activation: config.hidden_act,
+                drops: false,
+            },
+            norm: norm("output.LayerNorm"),
+            relative: config.relative.is_some(),
+        }
+    }
+}
+
+impl pass::Block for Layer {
+    /// `inputs` are hidden states; with relative attention the embeddings of distances and the rows of these; and where there
+    /// is padding, what is added to scores.
+    fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
+        let (hidden, distances, rest) = match inputs {
+            [hidden, embeddings, rows, rest @ ..] if self.relative => {
+                (*hidden, Some(Distances { embeddings, rows }), rest)
+            }
+            [hidden, rest @ ..] => (*hidden, None, rest),
+            [] => panic!("a layer without an input"),
+        };
+        let attended = self.attention.forward(hidden, rest.first().copied(), distances, pass)?;
+        let attended = self.attention_output.product(&attended, pass)?;
+        let hidden = self.attention_norm.after(&attended, hidden, pass)?;
+        self.norm.after(&self.feed_forward.product(&hidden, pass)?, &hidden, pass)
+    }
+}
+
+/// A convolution of the embeddings, added to what the first layer gave.
+pub struct Conv {
+    weight: Tensor,
+    bias: Tensor,
+    norm: LayerNorm,
+    config: ConvConfig,
+}
+
+// SAFETY: as above.
+unsafe impl Sync for Conv {}
+
+impl Conv {
+    pub fn new(config: &DebertaConfig, conv: ConvConfig, weights: &Weights) -> Self {
+        let of = |name: &str| weights.get(&format!("deberta.encoder.conv.conv.{name}"));
+        Self {
+            weight: of("weight"),
+            bias: of("bias"),
+            norm: LayerNorm::new(weights, "deberta.encoder.conv.LayerNorm", config.layer_norm_eps),
+            config: conv,
+        }
+    }
+}
+
+impl pass::Block for Conv {
+    /// `inputs` are what the first layer gave, the embeddings and, where there is padding, the mask, [batch, length].
+    fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
+        let (output, embeddings) = (inputs[0], inputs[1]);
+        let mask = inputs.get(2).map(|mask| mask.f_unsqueeze(2)?.f_to_kind(pass.compute)).transpose()?;
+        let masked = |tensor: Tensor| match &mask {
+            Some(mask) => tensor.f_mul(mask),
+            None => Ok(tensor),
+        };
+        let (weight, bias) = (self.weight.f_to_kind(pass.compute)?, self.bias.f_to_kind(pass.compute)?);
+        let ConvConfig { kernel_size, groups, activation } = self.config;
+        let input = embeddings.f_to_kind(pass.compute)?.f_transpose(1, 2)?;
+        let found = input.f_conv1d(&weight, Some(&bias), [1], [kernel_size / 2], [1], groups)?.f_transpose(1, 2)?;
+        let found = activation.apply(&pass.drop_out(&masked(found)?)?)?;
+        Ok(masked(self.norm.forward(&output.f_add(&found)?.f_contiguous()?)?)?)
+    }
+}
+
+/// From the first token to the logits.
+pub struct Head {
+    pooler: Linear,
+    activation: Activation,
+    classifier: Linear,
+    pooler_dropout: f64,
+    dropout: f64,
+}
+
+impl Head {
+    pub fn new(config: &DebertaConfig, weights: &Weights, pooler_dropout: f64, dropout: f64) -> Self {
+        Self {
+            pooler: Linear::new(weights, "pooler.dense"),
+            activation: config.pooler_hidden_act,
+            classifier: Linear::new(weights, "classifier"),
+            pooler_dropout,
+            dropout,
+        }
+    }
+
+    pub fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let first = pass.dropping(self.pooler_dropout).drop_out(&hidden.f_select(1, 0)?)?;
+        let pooled = self.activation.apply(&self.pooler.forward(&first, pass)?)?;
+        self.classifier.forward(&pass.dropping(self.dropout).drop_out(&pooled)?, pass)
+    }
+}

@@ -1,0 +1,160 @@
+//! DeBERTa-v2 and -v3 (He et al., 2021 and 2023) with a head that tells classes apart or predicts a number, as transformers'
+//! `DebertaV2ForSequenceClassification` computes it.
+
+mod attention;
+mod config;
+mod layers;
+mod parameters;
+mod position;
+
+pub use config::DebertaConfig;
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tch::{Kind, Tensor};
+
+use self::layers::{Conv, Embeddings, Head, Layer};
+use self::parameters::parameters;
+use super::layers::LayerNorm;
+use super::pass::Pass;
+use super::{Encoder, Mode, Model, Setup, Start, classification};
+use crate::data::Part;
+use crate::error::TrainerError;
+use crate::precision::hidden_score;
+use crate::weights::Weights;
+
+pub struct Deberta {
+    config: DebertaConfig,
+    weights: Weights,
+    dropout: Dropout,
+    setup: Setup,
+    embeddings: Embeddings,
+    /// One for each bucket of distances.
+    rel_embeddings: Option<Tensor>,
+    rel_norm: Option<LayerNorm>,
+    layers: Vec<Arc<Layer>>,
+    conv: Option<Arc<Conv>>,
+    head: Head,
+}
+
+/// The shares that are dropped.
+#[derive(Clone, Copy)]
+struct Dropout {
+    hidden: f64,
+    attention: f64,
+    pooler: f64,
+    classifier: f64,
+}
+
+impl Dropout {
+    /// What the pipeline says counts for all of them.
+    fn of(config: &DebertaConfig, setup: &Setup) -> Self {
+        let hidden = setup.dropout.unwrap_or(config.hidden_dropout_prob);
+        Self {
+            hidden,
+            attention: setup.dropout.unwrap_or(config.attention_probs_dropout_prob),
+            pooler: setup.dropout.unwrap_or(config.pooler_dropout),
+            classifier: setup.dropout.or(config.cls_dropout).unwrap_or(hidden),
+        }
+    }
+
+    fn largest(self) -> f64 {
+        self.hidden.max(self.attention).max(self.pooler).max(self.classifier)
+    }
+}
+
+impl Deberta {
+    pub fn build(config: DebertaConfig, start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
+        let weights = Weights::start(&parameters(&config), start, setup)?;
+        let dropout = Dropout::of(&config, setup);
+        let layer = |number| Arc::new(Layer::new(&config, &weights, number, dropout.attention));
+        Ok(Self {
+            dropout,
+            setup: *setup,
+            embeddings: Embeddings::new(&config, &weights),
+            rel_embeddings: config.relative.map(|_| weights.get("deberta.encoder.rel_embeddings.weight")),
+            rel_norm: config
+                .norms_relative
+                .then(|| LayerNorm::new(&weights, "deberta.encoder.LayerNorm", config.layer_norm_eps)),
+            layers: (0..config.num_hidden_layers).map(layer).collect(),
+            conv: config.conv.map(|conv| Arc::new(Conv::new(&config, conv, &weights))),
+            head: Head::new(&config, &weights, dropout.pooler, dropout.classifier),
+            config,
+            weights,
+        })
+    }
+
+    /// [batch, length, hidden_size]
+    fn encode(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
+        let pass = pass.dropping(self.dropout.hidden);
+        let (ids, types) = (part.get("input_ids")?, part.find("token_type_ids"));
+        let mask = part.find("attention_mask");
+        let embedded = self.embeddings.forward(ids, types, mask, pass.for_block(0))?.f_to_kind(pass.compute)?;
+        // What all layers are given beside what flows through them.
+        let mut shared = Vec::new();
+        if let (Some(relative), Some(embeddings)) = (self.config.relative, &self.rel_embeddings) {
+            shared.push(match &self.rel_norm {
+                Some(norm) => norm.forward(embeddings)?,
+                None => embeddings.shallow_clone(),
+            });
+            shared.push(relative.rows(ids.size2()?.1)?.f_to_device(ids.device())?);
+        }
+        if let Some(mask) = mask {
+            shared.push(hidden_pairs(mask, pass.compute)?);
+        }
+        let mut hidden = embedded.shallow_clone();
+        for (layer, number) in self.layers.iter().zip(1..) {
+            let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(&shared).collect();
+            hidden = pass.block(layer, number, &inputs)?;
+            if let (1, Some(conv)) = (number, &self.conv) {
+                let inputs: Vec<&Tensor> = [&hidden, &embedded].into_iter().chain(mask).collect();
+                hidden = pass.block(conv, self.layers.len() as u64 + 1, &inputs)?;
+            }
+        }
+        Ok(hidden)
+    }
+
+    fn pass(&self, mode: Mode) -> Pass {
+        Pass::new(mode, self.dropout.largest(), &self.setup)
+    }
+}
+
+/// [batch, length], 1 where there is a token, as what is added to scores, [batch, 1, length, length]: padding neither is looked
+/// at nor looks at anything.
+fn hidden_pairs(attention_mask: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
+    let token = attention_mask.f_ne(0)?;
+    let hidden = token.f_unsqueeze(1)?.f_logical_and(&token.f_unsqueeze(2)?)?.f_logical_not()?.f_unsqueeze(1)?;
+    Ok(hidden.f_to_kind(kind)?.f_mul_scalar(hidden_score(kind))?)
+}
+
+impl Model for Deberta {
+    fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// [batch, labels]
+    fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        let pass = self.pass(mode);
+        let hidden = self.encode(part, pass)?;
+        self.head.forward(&hidden, pass.for_block(self.layers.len() as u64 + 2))
+    }
+
+    fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        classification::loss_sum(&self.logits(part, mode)?, part.get("labels")?)
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        self.config.export()
+    }
+
+    fn encoder(&self) -> Option<&dyn Encoder> {
+        Some(self)
+    }
+}
+
+impl Encoder for Deberta {
+    fn last_hidden_state(&self, part: &Part) -> Result<Tensor, TrainerError> {
+        self.encode(part, self.pass(Mode::Eval))
+    }
+}
