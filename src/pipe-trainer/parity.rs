@@ -21,8 +21,8 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let setup = setup(args)?;
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
     let part = read_batch(&args.batch, setup.device)?;
-    // Checkpointing is for training alone.
-    let mode = if args.checkpointing { Mode::Train { seed: 0 } } else { Mode::Eval };
+    // The gradient is that of a training step, in which nothing is dropped.
+    let mode = Mode::Train { seed: 0 };
     let compared = Compared::compute(model.as_ref(), &part, mode)?;
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
     tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;
