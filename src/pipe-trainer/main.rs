@@ -38,6 +38,7 @@ mod tensor_files;
 mod tensor_writer;
 mod torch;
 mod train;
+mod unigram;
 mod weights;
 
 use std::io::{self, Write};

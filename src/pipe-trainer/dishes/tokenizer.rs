@@ -1,22 +1,13 @@
 //! A tokenizer for dishes: a token for every word of the menu and for every letter, with BERT's special tokens.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 
 use super::menu;
+use crate::unigram::added_tokens;
 
 /// `tokenizer.json` in the format of Hugging Face's tokenizers. A word that is on no menu is spelled.
 pub fn json() -> String {
     let special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
-    let added: Vec<Value> = special
-        .iter()
-        .enumerate()
-        .map(|(id, content)| {
-            json!({
-                "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true,
-            })
-        })
-        .collect();
     let letters = "abcdefghijklmnopqrstuvwxyz0123456789";
     let mut pieces: Vec<String> = special.map(str::to_owned).to_vec();
     pieces.extend(menu::words());
@@ -36,7 +27,7 @@ pub fn json() -> String {
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": added,
+        "added_tokens": added_tokens(&special),
         "normalizer": {
             "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
             "lowercase": true,

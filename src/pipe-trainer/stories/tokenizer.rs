@@ -1,39 +1,12 @@
 //! A tokenizer for stories: a piece for every word of the woods and for every letter, and GPT-2's token behind a text.
 
-use serde_json::json;
-
 use super::woods;
+use crate::unigram::Unigram;
 
-/// `tokenizer.json` in the format of Hugging Face's tokenizers. Words are preferred to letters by their scores.
+/// Nothing is put around a text: the end token goes between documents, when they are packed.
 pub fn json() -> String {
     let special = ["<|endoftext|>", "<unk>"];
-    let added = special.iter().enumerate().map(|(id, content)| {
-        json!({
-            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-            "special": true,
-        })
-    });
-    let pieces = special.iter().map(|token| json!([token, 0.0]));
-    let words = woods::words().into_iter().map(|word| json!([format!("▁{word}"), -4.0]));
-    let letters = "▁,.abcdefghijklmnopqrstuvwxyz0123456789".chars().map(|letter| json!([letter.to_string(), -8.0]));
-    let metaspace = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true });
-    let tokenizer = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added.collect::<Vec<_>>(),
-        "normalizer": { "type": "NFKC" },
-        "pre_tokenizer": metaspace,
-        "post_processor": null,
-        "decoder": metaspace,
-        "model": {
-            "type": "Unigram",
-            "unk_id": 1,
-            "vocab": pieces.chain(words).chain(letters).collect::<Vec<_>>(),
-            "byte_fallback": false,
-        },
-    });
-    serde_json::to_string_pretty(&tokenizer).expect("a tokenizer is plain data") + "\n"
+    Unigram { special: &special, unknown: 1, start: None, end: None, normalizer: "NFKC" }.json(woods::words())
 }
 
 #[cfg(test)]
