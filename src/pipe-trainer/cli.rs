@@ -53,10 +53,25 @@ pub struct ParityArgs {
 #[derive(Args)]
 pub struct BenchArgs {
     /// t5-small to t5-xl, bert-base, bert-large, clip-vit-b-32 or mu-sota
-    #[arg(long)]
-    pub model: String,
+    #[arg(long, required_unless_present = "arch")]
+    pub model: Option<String>,
+    /// Any architecture, as model.arch of a pipeline, instead of --model
+    #[arg(long, conflicts_with = "model")]
+    pub arch: Option<String>,
+    /// Its config, as model.config of a pipeline
+    #[arg(long, value_name = "JSON", requires = "arch")]
+    pub config: Option<String>,
     #[arg(long)]
     pub batch: i64,
+    /// Batches in a step
+    #[arg(long, default_value_t = 1)]
+    pub accum: i64,
+    /// adamw or adafactor
+    #[arg(long, default_value = "adamw")]
+    pub optimizer: String,
+    /// With rows that are padded, so that there is a mask
+    #[arg(long)]
+    pub padded: bool,
     /// Tokens of a row, of a T5's source
     #[arg(long, default_value_t = 512)]
     pub source: i64,

@@ -26,6 +26,10 @@ impl Part {
         self.0.get(name)
     }
 
+    pub fn shallow_clone(&self) -> Self {
+        Self(self.0.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect())
+    }
+
     pub fn with(mut self, name: &str, tensor: Tensor) -> Self {
         self.0.insert(name.to_owned(), tensor);
         self

@@ -67,6 +67,7 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
     ) -> *mut c_char;
     fn pipe_card_memory(out: *mut u64) -> *mut c_char;
+    fn pipe_reset_peaks() -> *mut c_char;
     fn pipe_empty_cache() -> *mut c_char;
     fn pipe_flush_denormals();
     fn pipe_allow_tf32(allow: bool);
@@ -229,6 +230,12 @@ pub fn trace_end(path: &Path) -> Result<(), TchError> {
     let path = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| TchError::Torch(error.to_string()))?;
     // SAFETY: it is a C string.
     checked(unsafe { pipe_trace_end(path.as_ptr()) })
+}
+
+/// The peaks of `card_memory` begin anew with what is held now.
+pub fn reset_peaks() -> Result<(), TchError> {
+    // SAFETY: it takes nothing.
+    checked(unsafe { pipe_reset_peaks() })
 }
 
 /// Gives what the allocator holds and nobody uses back to the card.

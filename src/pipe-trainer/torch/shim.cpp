@@ -329,6 +329,11 @@ char* pipe_card_memory(uint64_t* out) {
   });
 }
 
+// The peaks begin anew with what is held now.
+char* pipe_reset_peaks() {
+  return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(0); });
+}
+
 char* pipe_empty_cache() {
   return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache(); });
 }

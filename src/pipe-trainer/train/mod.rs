@@ -13,6 +13,7 @@ use std::path::Path;
 use pipe_spec::Phase;
 use pipe_spec::event::{EventKind, Memory};
 
+pub use self::gradient_cache::{Parts, backward as contrastive_backward};
 use self::session::Session;
 use self::state::State;
 use self::training::Training;

@@ -1,0 +1,209 @@
+//! Training steps on random data, timed and measured: `pipe-trainer bench`. The steps are those of a training, without its
+//! data.
+
+mod made;
+mod models;
+
+use std::time::Instant;
+
+use pipe_spec::TrainerSpec;
+use serde_json::json;
+use tch::Tensor;
+
+use self::made::Repeated;
+use self::models::Bench;
+use crate::cli::BenchArgs;
+use crate::data::Part;
+use crate::device::Hardware;
+use crate::error::TrainerError;
+use crate::model::{Definition, Mode, Model, Setup, Start};
+use crate::optimizer::Optimizer;
+use crate::torch::{self, CardMemory};
+use crate::train::{clip_factor, contrastive_backward};
+
+const WARM_UP: usize = 5;
+
+pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
+    let bench = Bench::asked(args)?;
+    let spec = spec(args, &bench)?;
+    let hardware = Hardware::prepare(&spec)?;
+    let device = hardware.device;
+    let definition = Definition::from_spec(&spec.model)?;
+    let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
+    let optimizer = Optimizer::new(&spec.train, model.weights())?;
+    let part = made::part(args, &definition.expects()?, device)?;
+    let mut steps = Steps { model: model.as_ref(), optimizer, part, spec: &spec };
+
+    let mut times = Vec::new();
+    for step in 1..=(WARM_UP + args.steps) as u64 {
+        let clock = Instant::now();
+        let loss = steps.one(step, &mut |_| Ok(()))?;
+        if !loss.is_finite() {
+            return Err(TrainerError::NotFinite { step, what: "loss", value: loss });
+        }
+        times.push(clock.elapsed().as_secs_f64() * 1000.0);
+    }
+    let whole = if device.is_cuda() { torch::card_memory()? } else { CardMemory::default() };
+    // Once more with a wait after each phase, to see where time and memory go.
+    model.weights().forget_gradients()?;
+    let mut phases = Phases::begin(device.is_cuda())?;
+    steps.one(1, &mut |phase| phases.ended(phase))?;
+    if let Some(path) = &args.trace {
+        torch::trace_begin()?;
+        steps.one(2, &mut |_| Ok(()))?;
+        torch::trace_end(path)?;
+    }
+    let mut measured = times.split_off(WARM_UP);
+    measured.sort_by(f64::total_cmp);
+    let ms = measured[measured.len() / 2];
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let [forward, backward, update] = phases.all;
+    println!(
+        "{}",
+        json!({
+            "what": format!("pipe {} {}", args.model.as_deref().unwrap_or(&bench.arch), args.precision),
+            "ms": ms,
+            "peak_allocated": gib(whole.peak_allocated),
+            "peak_reserved": gib(whole.peak_reserved),
+            "samples_per_s": (args.batch * args.accum) as f64 * 1000.0 / ms,
+            "forward_ms": forward.ms,
+            "backward_ms": backward.ms,
+            "optimizer_ms": update.ms,
+            "params": model.weights().count(),
+            "device": hardware.name,
+            // Bytes: of the training's state, held between steps, held after each phase, and the most in each.
+            "memory": {
+                "weights": model.weights().bytes(),
+                "optimizer": steps.optimizer.tensors().iter().map(|(_, tensor)| bytes(tensor)).sum::<u64>(),
+                "between": phases.between,
+                "after_forward": forward.held,
+                "after_backward": backward.held,
+                "forward": forward.peak,
+                "backward": backward.peak,
+                "update": update.peak,
+                "peak": whole.peak_allocated,
+                "reserved": whole.peak_reserved,
+            },
+        })
+    );
+    Ok(())
+}
+
+fn bytes(tensor: &Tensor) -> u64 {
+    (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
+}
+
+/// What steps are made of.
+struct Steps<'a> {
+    model: &'a dyn Model,
+    optimizer: Optimizer,
+    part: Part,
+    spec: &'a TrainerSpec,
+}
+
+/// The phases of a step, in order.
+const FORWARD: usize = 0;
+const BACKWARD: usize = 1;
+const UPDATE: usize = 2;
+
+impl Steps<'_> {
+    /// One step, which tells `after` whenever a phase has ended.
+    fn one(
+        &mut self,
+        step: u64,
+        after: &mut impl FnMut(usize) -> Result<(), TrainerError>,
+    ) -> Result<f64, TrainerError> {
+        let Self { model, optimizer, part, spec } = self;
+        let train = &spec.train;
+        model.weights().forget_gradients()?;
+        let mode = Mode::Train { seed: step };
+        let parts = Repeated { part, count: train.accum() as usize, mode };
+        let mut loss = 0.0;
+        match model.contrast() {
+            Some(contrast) => {
+                let mean = contrastive_backward(contrast, &parts, 1.0)?;
+                after(BACKWARD)?;
+                loss = mean.f_double_value(&[])?;
+            }
+            None => {
+                let targets = (part.get("labels")?.numel() * parts.count) as f64;
+                for _ in 0..parts.count {
+                    let sum = model.loss_sum(part, mode)?.f_div_scalar(targets)?;
+                    after(FORWARD)?;
+                    sum.f_backward()?;
+                    after(BACKWARD)?;
+                    loss += sum.f_double_value(&[])?;
+                }
+            }
+        }
+        let gradients = model.weights().gradients()?;
+        let norm = torch::total_norm(&gradients)?;
+        let scale = clip_factor(&norm, train.clip)?;
+        optimizer.update(model.weights(), &gradients, &scale, train.optimizer.lr, step)?;
+        after(UPDATE)?;
+        Ok(loss)
+    }
+}
+
+/// What the phases of one step took.
+struct Phases {
+    on_card: bool,
+    clock: Instant,
+    between: u64,
+    all: [Taken; 3],
+}
+
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    ms: f64,
+    held: u64,
+    peak: u64,
+}
+
+impl Phases {
+    fn begin(on_card: bool) -> Result<Self, TrainerError> {
+        let mut begun = Self { on_card, clock: Instant::now(), between: 0, all: [Taken::default(); 3] };
+        if on_card {
+            tch::Cuda::synchronize(0);
+            begun.between = torch::card_memory()?.allocated;
+            torch::reset_peaks()?;
+        }
+        Ok(begun)
+    }
+
+    fn ended(&mut self, phase: usize) -> Result<(), TrainerError> {
+        let taken = &mut self.all[phase];
+        if self.on_card {
+            tch::Cuda::synchronize(0);
+            let card = torch::card_memory()?;
+            taken.held = card.allocated;
+            taken.peak = taken.peak.max(card.peak_allocated);
+            torch::reset_peaks()?;
+        }
+        taken.ms += self.clock.elapsed().as_secs_f64() * 1000.0;
+        self.clock = Instant::now();
+        Ok(())
+    }
+}
+
+/// The spec of a training that would take these steps.
+fn spec(args: &BenchArgs, bench: &Bench) -> Result<TrainerSpec, TrainerError> {
+    let device = if args.cpu { "cpu" } else { "cuda" };
+    let memory = match &args.limit {
+        Some(limit) => json!({ "limit": limit, "allocator": { "expandable_segments": true } }),
+        None => json!({ "allocator": { "expandable_segments": true } }),
+    };
+    let spec = json!({
+        "version": TrainerSpec::VERSION, "run": "", "attempt": 1, "device": device, "threads": null,
+        "model": { "arch": bench.arch, "config": bench.config },
+        "data": { "train": "" },
+        "train": {
+            "steps": 1, "batch": args.batch, "effective_batch": args.batch * args.accum, "precision": args.precision,
+            "optimizer": { "kind": args.optimizer }, "schedule": {}, "clip": 1.0, "checkpointing": args.checkpointing, "dropout": bench.dropout,
+            "seed": 1, "deterministic": false,
+        },
+        "memory": memory, "evaluate": {}, "save": {},
+    });
+    serde_json::from_value(spec)
+        .map_err(|error| TrainerError::Config { key: "bench".to_owned(), message: error.to_string() })
+}

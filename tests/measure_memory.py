@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Measures what training steps hold on a card, over many configurations, each in a process of its own:
+tests/fixtures/memory/measured.jsonl, against which `cargo test` holds the estimates of `pipe plan`.
+
+usage: measure_memory.py --trainer target/release/pipe-trainer --out measured.jsonl [--at-once 6] [WORD...]
+       (only configurations whose name has all of the words)
+Needs a CUDA card. Everything is made from configs; nothing is fetched."""
+import argparse
+import concurrent.futures
+import json
+import subprocess
+import sys
+import time
+
+
+def t5(d_model, d_ff, layers, heads, **more):
+    base = dict(d_model=d_model, d_ff=d_ff, d_kv=64, num_layers=layers, num_heads=heads, vocab_size=32128)
+    return dict(base, feed_forward_proj="gated-gelu", tie_word_embeddings=False) | more
+
+
+def bert(width, layers, heads, **more):
+    base = dict(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=heads)
+    return dict(base, vocab_size=30522, num_labels=3) | more
+
+
+def deberta(width, layers, heads, **more):
+    base = dict(relative_attention=True, position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True,
+                pos_att_type="p2c|c2p", position_biased_input=False, type_vocab_size=0, max_position_embeddings=512,
+                vocab_size=128100)
+    return bert(width, layers, heads, **(base | more))
+
+
+def clip(patch, **more):
+    text = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=8, vocab_size=49408,
+                max_position_embeddings=77)
+    vision = dict(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, image_size=224,
+                  patch_size=patch)
+    return dict(projection_dim=512, text_config=text, vision_config=vision) | more
+
+
+def hybrid(channels, **more):
+    base = dict(input_features=32, sequence_length=60, conv_channels=channels, kernel_size=3, lstm_hidden=512,
+                lstm_layers=2, attention_heads=4, num_classes=3)
+    return base | more
+
+
+MODELS = {
+    "t5-small": ("t5", t5(512, 1024, 8, 6)),
+    "t5-base": ("t5", t5(768, 2048, 12, 12)),
+    "t5-base-relu": ("t5", t5(768, 3072, 12, 12, feed_forward_proj="relu", tie_word_embeddings=True)),
+    "t5-large": ("t5", t5(1024, 2816, 24, 16)),
+    "t5-xl": ("t5", t5(2048, 5120, 24, 32)),
+    "bert-base": ("bert", bert(768, 12, 12)),
+    "bert-large": ("bert", bert(1024, 24, 16)),
+    "roberta-base": ("roberta", bert(768, 12, 12, vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)),
+    "xlm-roberta-base": ("xlm-roberta", bert(768, 12, 12, vocab_size=250002, max_position_embeddings=514, type_vocab_size=1)),
+    "deberta-v3-base": ("deberta-v3", deberta(768, 12, 12)),
+    "deberta-v3-large": ("deberta-v3", deberta(1024, 24, 16)),
+    "clip-b-32": ("clip", clip(32)),
+    "clip-b-16": ("clip", clip(16)),
+    "hybrid": ("hybrid-cnn-lstm", hybrid([20480, 160] * 6)),
+    "hybrid-small": ("hybrid-cnn-lstm", hybrid([512, 1024], lstm_hidden=256)),
+    "hybrid-batch-norm": ("hybrid-cnn-lstm", hybrid([2048, 2048], norm="batch", sequence_length=120)),
+    "mu-sota": ("mu-sota", {}),
+    "mu-sota-wide": ("mu-sota", dict(n_layers=12, n_blocks=8, block_dim=64, block_heads=2, cross_heads=8, ffn_dim=2048)),
+}
+MIXED = ["fp32", "bf16", "bf16-mixed", "fp16-mixed"]
+
+
+def of(model, shapes, precisions=("bf16",), checkpointing=(False, True), **more):
+    """Every combination; a shape is (batch, source, target)."""
+    for batch, source, target in shapes:
+        for precision in precisions:
+            for again in checkpointing:
+                yield dict(model=model, batch=batch, source=source, target=target, precision=precision,
+                           checkpointing=again) | more
+
+
+CONFIGURATIONS = [
+    *of("t5-small", [(16, 512, 128)], MIXED), *of("t5-small", [(64, 128, 128), (4, 1024, 256)]),
+    *of("t5-base", [(32, 512, 128), (16, 512, 128)]), *of("t5-base", [(8, 256, 256)], MIXED),
+    *of("t5-base", [(16, 512, 128)], checkpointing=[False], accum=2),
+    *of("t5-base", [(16, 512, 128)], checkpointing=[False], optimizer="adafactor"),
+    *of("t5-base", [(16, 512, 128)], checkpointing=[False], padded=False),
+    *of("t5-base-relu", [(16, 384, 96)], ["tf32", "bf16"]),
+    *of("t5-large", [(8, 512, 128)], ["bf16", "bf16-mixed"]), *of("t5-large", [(2, 384, 64)]),
+    *of("t5-xl", [(8, 512, 128), (1, 512, 256)]), *of("t5-xl", [(8, 512, 256)], checkpointing=[True], accum=2),
+    *of("t5-xl", [(4, 512, 128)], ["bf16"], [True], optimizer="adafactor"),
+    *of("bert-base", [(32, 128, 0)], [*MIXED, "tf32"]), *of("bert-base", [(8, 512, 0), (64, 256, 0)], ["fp32", "bf16"]),
+    *of("bert-base", [(32, 128, 0)], ["bf16-mixed"], padded=False), *of("bert-base", [(32, 128, 0)], ["bf16-mixed"], accum=3),
+    *of("bert-large", [(24, 480, 0)], ["tf32"]), *of("bert-large", [(16, 384, 0)], MIXED, [False]),
+    *of("bert-large", [(4, 96, 0)], ["fp16-mixed"]),
+    *of("roberta-base", [(16, 256, 0)], ["fp32", "bf16-mixed"]), *of("xlm-roberta-base", [(16, 256, 0)], ["fp32", "bf16"]),
+    *of("xlm-roberta-base", [(16, 256, 0)], ["bf16"], [False], optimizer="adafactor"),
+    *of("deberta-v3-base", [(16, 256, 0)], MIXED), *of("deberta-v3-base", [(4, 512, 0), (32, 128, 0)], ["fp32", "bf16"]),
+    *of("deberta-v3-large", [(8, 384, 0)], ["fp32", "bf16-mixed"]),
+    *of("clip-b-32", [(128, 77, 0)], MIXED), *of("clip-b-32", [(32, 77, 0)], ["fp32", "fp16-mixed"], accum=4),
+    *of("clip-b-16", [(64, 77, 0)], ["fp16-mixed", "bf16"]), *of("clip-b-16", [(16, 77, 0)], ["fp32"], accum=8),
+    *of("hybrid", [(128, 0, 0)], MIXED), *of("hybrid", [(64, 0, 0)], ["bf16-mixed"], accum=4),
+    *of("hybrid-small", [(256, 0, 0), (1024, 0, 0)], ["fp32", "bf16-mixed"]),
+    *of("hybrid-batch-norm", [(64, 0, 0)], ["fp32", "bf16"]),
+    *of("mu-sota", [(32, 512, 0)], MIXED), *of("mu-sota", [(4, 256, 0)], ["fp32", "fp16-mixed"]),
+    *of("mu-sota", [(8, 512, 0)], ["fp16-mixed"], [False], accum=4), *of("mu-sota-wide", [(16, 512, 0)], ["fp32", "bf16-mixed"]),
+]
+
+
+def complete(given):
+    arch, config = MODELS[given["model"]]
+    text = arch not in ("hybrid-cnn-lstm", "mu-sota")
+    return dict(given, arch=arch, config=config, accum=given.get("accum", 1), optimizer=given.get("optimizer", "adamw"),
+                padded=given.get("padded", True) and text)
+
+
+def name(given):
+    words = [given["model"], given["precision"], f"{given['batch']}x{given['source']}x{given['target']}"]
+    words += ["checkpointing"] * given["checkpointing"] + ["bare"] * (given.get("padded") is False)
+    return " ".join(words + [f"{key}={given[key]}" for key in ("accum", "optimizer") if key in given])
+
+
+def measure(trainer, given):
+    full = complete(given)
+    command = [trainer, "bench", "--steps", "1", "--arch", full["arch"], "--config", json.dumps(full["config"])]
+    for key in ("batch", "accum", "optimizer", "precision", "source", "target"):
+        command += [f"--{key}", str(max(full[key], 1) if isinstance(full[key], int) else full[key])]
+    command += ["--checkpointing"] * full["checkpointing"] + ["--padded"] * full["padded"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode != 0:
+        return None, f"exit {ended.returncode}: {ended.stderr.strip()[-300:]}"
+    said = json.loads(ended.stdout.strip().splitlines()[-1])
+    return dict(name=name(given), **full, device=said["device"], params=said["params"], **{"measured": said["memory"]}), None
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--trainer", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--at-once", type=int, default=6)
+    parser.add_argument("words", nargs="*")
+    args = parser.parse_args()
+    wanted = [given for given in CONFIGURATIONS if all(word in name(given).split() for word in args.words)]
+    began, failed = time.time(), 0
+    with concurrent.futures.ThreadPoolExecutor(args.at_once) as pool, open(args.out, "w") as out:
+        for given, (entry, error) in zip(wanted, pool.map(lambda given: measure(args.trainer, given), wanted)):
+            if error:
+                failed += 1
+                print(f"FAILED {name(given)}: {error}")
+                continue
+            out.write(json.dumps(entry) + "\n")
+    print(f"{len(wanted) - failed} of {len(wanted)} measured in {time.time() - began:.0f} s")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
