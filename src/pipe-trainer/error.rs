@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use pipe_model::ConfigError;
 use pipe_spec::TrainerExit;
 use pipe_spec::event::Memory;
 use thiserror::Error;
@@ -17,8 +18,8 @@ pub enum TrainerError {
     NotAvailable { what: String },
     #[error("{text}: the variable ${{{name}}} is not set")]
     Variable { name: String, text: String },
-    #[error("model config: {key}: {message}")]
-    Config { key: String, message: String },
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     #[error("the model {}: {message}", path.display())]
     Model { path: PathBuf, message: String },
     #[error("{}: tensor {name}: {message}", path.display())]
@@ -56,12 +57,17 @@ fn last_complete(last: &Option<PathBuf>) -> String {
 }
 
 impl TrainerError {
+    /// Something wrong with a key of a model's config, or of the command line in its place.
+    pub fn config(key: &str, message: String) -> Self {
+        ConfigError { key: key.to_owned(), message }.into()
+    }
+
     pub fn exit_code(&self) -> TrainerExit {
         match self {
             Self::Spec { .. }
             | Self::NotAvailable { .. }
             | Self::Variable { .. }
-            | Self::Config { .. }
+            | Self::Config(_)
             | Self::Model { .. }
             | Self::Tensor { .. }
             | Self::Data { .. }
@@ -92,7 +98,7 @@ impl TrainerError {
             Self::Cuda { .. } => Some("train on the CPU, or run where the driver and a CUDA build of libtorch are"),
             Self::Spec { .. }
             | Self::NotAvailable { .. }
-            | Self::Config { .. }
+            | Self::Config(_)
             | Self::Model { .. }
             | Self::Tensor { .. }
             | Self::Data { .. }

@@ -31,8 +31,7 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
 }
 
 fn setup(args: &ParityArgs) -> Result<Setup, TrainerError> {
-    let fail =
-        |error: serde_json::Error| TrainerError::Config { key: "--precision".to_owned(), message: error.to_string() };
+    let fail = |error: serde_json::Error| TrainerError::config("--precision", error.to_string());
     let precision = serde_json::from_value(args.precision.as_str().into()).map_err(fail)?;
     let device = if args.cuda { Hardware::cuda(&Memory::default())?.device } else { Device::Cpu };
     torch::allow_tf32(precision == Precision::Tf32);

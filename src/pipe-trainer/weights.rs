@@ -2,49 +2,13 @@
 
 use std::collections::HashMap;
 
+use pipe_model::{Init, Parameter};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::TrainerError;
 use crate::model::{Setup, Start};
 use crate::random::{self, Purpose};
 use crate::torch;
-
-/// What a model says about one of its parameters before it exists.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Parameter {
-    pub name: String,
-    pub shape: Vec<i64>,
-    pub init: Init,
-    /// What files may call it instead.
-    pub aliases: Vec<String>,
-    /// Whether it begins anew when a file of trained weights has it not.
-    pub may_be_missing: bool,
-    /// Whether it is learned; what a layer merely remembers is not.
-    pub trained: bool,
-}
-
-impl Parameter {
-    pub fn new(name: impl Into<String>, shape: &[i64], init: Init) -> Self {
-        let (name, shape) = (name.into(), shape.to_vec());
-        Self { name, shape, init, aliases: Vec::new(), may_be_missing: false, trained: true }
-    }
-}
-
-/// How a parameter begins when nothing was trained before.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Init {
-    Constant(f64),
-    /// Normal around 0.
-    Normal {
-        std: f64,
-    },
-    /// Evenly between -bound and bound.
-    Uniform {
-        bound: f64,
-    },
-    /// Counts from 0; a whole number, whatever the precision.
-    Count,
-}
 
 pub struct Weights {
     entries: Vec<Entry>,

@@ -18,7 +18,9 @@ pub fn part(args: &BenchArgs, expects: &Expects, device: Device) -> Result<Part,
         }
         Expects::Classes { vocab_size, labels, .. } => {
             let classes = labels.as_ref().map_or(2, |labels| labels.count() as u64);
-            maker.text(*vocab_size, args.source)?.with("labels", maker.whole(classes + 2, &[args.batch])?.f_sub_scalar(2)?)
+            maker
+                .text(*vocab_size, args.source)?
+                .with("labels", maker.whole(classes + 2, &[args.batch])?.f_sub_scalar(2)?)
         }
         Expects::Pairs { vocab_size, num_channels, image_size, max_length, .. } => {
             let pixels = maker.real(&[args.batch, *num_channels, *image_size, *image_size])?;

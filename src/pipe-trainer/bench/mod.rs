@@ -204,6 +204,5 @@ fn spec(args: &BenchArgs, bench: &Bench) -> Result<TrainerSpec, TrainerError> {
         },
         "memory": memory, "evaluate": {}, "save": {},
     });
-    serde_json::from_value(spec)
-        .map_err(|error| TrainerError::Config { key: "bench".to_owned(), message: error.to_string() })
+    serde_json::from_value(spec).map_err(|error| TrainerError::config("bench", error.to_string()))
 }

@@ -17,7 +17,7 @@ const MODELS: &str = "t5-small, t5-base, t5-large, t5-xl, bert-base, bert-large,
 impl Bench {
     /// What is asked for: any architecture with its config, or a model of a published size.
     pub fn asked(args: &BenchArgs) -> Result<Self, TrainerError> {
-        let fail = |key: &str, message: String| TrainerError::Config { key: key.to_owned(), message };
+        let fail = |key: &str, message: String| TrainerError::config(key, message);
         match (&args.model, &args.arch) {
             (Some(name), _) => Self::named(name),
             (None, Some(arch)) => {
@@ -59,7 +59,7 @@ impl Bench {
             "mu-sota" => Self { arch: "mu-sota".to_owned(), config: json!({}), dropout: Some(0.1) },
             _ => {
                 let message = format!("found {name:?}; allowed: {MODELS}");
-                return Err(TrainerError::Config { key: "--model".to_owned(), message });
+                return Err(TrainerError::config("--model", message));
             }
         })
     }

@@ -47,7 +47,7 @@ pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerEr
     let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         if num_channels != 3 {
             let message = format!("found {num_channels}; allowed where pictures are read: 3");
-            return Err(TrainerError::Config { key: "vision_config.num_channels".to_owned(), message });
+            return Err(TrainerError::config("vision_config.num_channels", message));
         }
         let tokens = Tokens::open(opener.tokenizer()?, "max_length", max_length)?.check_vocabulary(vocab_size)?;
         let tokens = tokens.check_end(eos_token_id)?;

@@ -3,16 +3,22 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use pipe_model::bert::BertConfig;
+use pipe_model::clip::ClipConfig;
+use pipe_model::deberta::DebertaConfig;
+use pipe_model::hybrid_cnn_lstm::HybridConfig;
+use pipe_model::mu_sota::MuSotaConfig;
+use pipe_model::t5::T5Config;
 use pipe_spec::pipeline::{self, Arch, Train};
 use serde_json::{Map, Value};
 use tch::Device;
 
-use super::bert::{Bert, BertConfig};
-use super::clip::{Clip, ClipConfig};
-use super::deberta::{Deberta, DebertaConfig};
-use super::hybrid_cnn_lstm::{HybridCnnLstm, HybridConfig};
-use super::mu_sota::{MuSota, MuSotaConfig};
-use super::t5::{T5, T5Config};
+use super::bert::Bert;
+use super::clip::Clip;
+use super::deberta::Deberta;
+use super::hybrid_cnn_lstm::HybridCnnLstm;
+use super::mu_sota::MuSota;
+use super::t5::T5;
 use super::{ConfigKeys, Expects, Labels, Model};
 use crate::error::TrainerError;
 use crate::precision::Kinds;
@@ -112,8 +118,8 @@ impl Definition {
     /// What a classifier tells apart. Left to the data where the files have no trained `head`, or the config says nothing.
     fn labels(&self, head: &str) -> Result<Option<Labels>, TrainerError> {
         match self.trained()? {
-            None => Labels::read(&self.config),
-            Some(files) if files.contains(head) => Labels::read(&self.config).map(Option::unwrap_or_default).map(Some),
+            None => Ok(Labels::read(&self.config)?),
+            Some(files) if files.contains(head) => Ok(Some(Labels::read(&self.config)?.unwrap_or_default())),
             Some(_) => Ok(None),
         }
     }

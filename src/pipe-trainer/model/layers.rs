@@ -1,8 +1,9 @@
 //! Layers that several architectures have.
 
+use pipe_model::Activation;
 use tch::{Kind, Tensor};
 
-use super::activation::Activation;
+use super::activation::activate;
 use super::pass::Pass;
 use crate::error::TrainerError;
 use crate::precision;
@@ -172,7 +173,7 @@ impl FeedForward {
             };
             return Ok(fused.forward(input)?);
         }
-        let mut inner = self.activation.apply(&self.first.forward(input, pass)?)?;
+        let mut inner = activate(self.activation, &self.first.forward(input, pass)?)?;
         if let Some(gate) = &self.gate {
             inner = inner.f_mul(&pass.linear(input, gate, None)?)?;
         }

@@ -4,21 +4,16 @@ mod activation;
 mod bert;
 pub mod classification;
 mod clip;
-mod config_keys;
 mod deberta;
 mod definition;
-mod expects;
 mod hybrid_cnn_lstm;
-mod labels;
 mod layers;
 mod mu_sota;
 mod pass;
 mod t5;
 
-pub use config_keys::ConfigKeys;
 pub use definition::{Definition, Setup, Start};
-pub use expects::{Expects, Scale};
-pub use labels::Labels;
+pub use pipe_model::{ConfigKeys, Expects, Labels};
 
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};

@@ -1,9 +1,9 @@
 //! The layers of BERT and RoBERTa: embeddings, and layers of self-attention and a feed-forward part, each added to what came in
 //! and normed after that.
 
+use pipe_model::bert::{BertConfig, Family};
 use tch::{Kind, Tensor};
 
-use super::config::{BertConfig, Family};
 use crate::error::TrainerError;
 use crate::model::layers::{FeedForward, LayerNorm, Linear, attend, merge_heads, split_heads, together};
 use crate::model::pass::{self, Pass};

@@ -1,19 +1,15 @@
 //! BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019) and XLM-RoBERTa (Conneau et al., 2020) with a head that tells classes
 //! apart or predicts a number, as transformers' `...ForSequenceClassification` compute it.
 
-mod config;
 mod layers;
-mod parameters;
-
-pub use config::BertConfig;
 
 use std::sync::Arc;
 
+use pipe_model::bert::{BertConfig, parameters};
 use serde_json::{Map, Value};
 use tch::Tensor;
 
 use self::layers::{Embeddings, Head, Layer};
-use self::parameters::parameters;
 use super::layers::padding_mask;
 use super::pass::Pass;
 use super::{Encoder, Mode, Model, Setup, Start, classification};

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
+use pipe_model::clip::TowerConfig;
 use tch::Tensor;
 
-use super::config::TowerConfig;
 use crate::error::TrainerError;
 use crate::model::layers::{FeedForward, LayerNorm, Linear, Product, attend, merge_heads, split_heads, together};
 use crate::model::pass::{Block, Pass};

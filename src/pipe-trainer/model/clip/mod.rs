@@ -1,17 +1,13 @@
 //! CLIP: pictures and texts in one space (Radford et al., 2021), as transformers' `CLIPModel` computes it.
 
-mod config;
 mod encoder;
-mod parameters;
 mod text;
 mod vision;
 
-pub use config::ClipConfig;
-
+use pipe_model::clip::{ClipConfig, parameters};
 use serde_json::{Map, Value};
 use tch::{Kind, Reduction, Tensor};
 
-use self::parameters::parameters;
 use self::text::TextTower;
 use self::vision::VisionTower;
 use super::layers::Linear;

@@ -1,8 +1,8 @@
 //! The tower that reads texts. A text stands for itself by its end token, which sees all of it.
 
+use pipe_model::clip::TextConfig;
 use tch::{Kind, Tensor};
 
-use super::config::TextConfig;
 use super::encoder::Encoder;
 use crate::error::TrainerError;
 use crate::model::layers::LayerNorm;

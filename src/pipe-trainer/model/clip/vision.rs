@@ -1,8 +1,8 @@
 //! The tower that sees pictures, cut into patches. A picture stands for itself by a class token that sees all patches.
 
+use pipe_model::clip::VisionConfig;
 use tch::Tensor;
 
-use super::config::VisionConfig;
 use super::encoder::Encoder;
 use crate::error::TrainerError;
 use crate::model::layers::LayerNorm;

@@ -1,9 +1,9 @@
 //! Disentangled attention (He et al., 2021): beside the product of two tokens, their score has a part by the content of one and
 //! the distance of the other.
 
+use pipe_model::deberta::DebertaConfig;
 use tch::Tensor;
 
-use super::config::DebertaConfig;
 use super::position::by_token;
 use crate::error::TrainerError;
 use crate::model::layers::{Linear, attend_scaled, merge_heads, split_heads, together};

@@ -1,12 +1,13 @@
 //! The layers of DeBERTa: embeddings, layers of attention and a feed-forward part, each added to what came in and normed after
 //! that, a convolution beside the first of them in some, and a head.
 
+use pipe_model::Activation;
+use pipe_model::deberta::{ConvConfig, DebertaConfig};
 use tch::{Kind, Tensor};
 
 use super::attention::{Attention, Distances};
-use super::config::{ConvConfig, DebertaConfig};
 use crate::error::TrainerError;
-use crate::model::activation::Activation;
+use crate::model::activation::activate;
 use crate::model::layers::{FeedForward, LayerNorm, Linear};
 use crate::model::pass::{self, Pass};
 use crate::weights::Weights;
@@ -156,7 +157,7 @@ impl pass::Block for Conv {
         let ConvConfig { kernel_size, groups, activation } = self.config;
         let input = embeddings.f_to_kind(pass.compute)?.f_transpose(1, 2)?;
         let found = input.f_conv1d(&weight, Some(&bias), [1], [kernel_size / 2], [1], groups)?.f_transpose(1, 2)?;
-        let found = activation.apply(&pass.drop_out(&masked(found)?)?)?;
+        let found = activate(activation, &pass.drop_out(&masked(found)?)?)?;
         Ok(masked(self.norm.forward(&output.f_add(&found)?.f_contiguous()?)?)?)
     }
 }
@@ -183,7 +184,7 @@ impl Head {
 
     pub fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let first = pass.dropping(self.pooler_dropout).drop_out(&hidden.f_select(1, 0)?)?;
-        let pooled = self.activation.apply(&self.pooler.forward(&first, pass)?)?;
+        let pooled = activate(self.activation, &self.pooler.forward(&first, pass)?)?;
         self.classifier.forward(&pass.dropping(self.dropout).drop_out(&pooled)?, pass)
     }
 }

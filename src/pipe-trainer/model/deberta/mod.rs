@@ -2,20 +2,16 @@
 //! `DebertaV2ForSequenceClassification` computes it.
 
 mod attention;
-mod config;
 mod layers;
-mod parameters;
 mod position;
-
-pub use config::DebertaConfig;
 
 use std::sync::Arc;
 
+use pipe_model::deberta::{DebertaConfig, parameters};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use self::layers::{Conv, Embeddings, Head, Layer};
-use self::parameters::parameters;
 use super::layers::LayerNorm;
 use super::pass::Pass;
 use super::{Encoder, Mode, Model, Setup, Start, classification};
@@ -98,7 +94,7 @@ impl Deberta {
                 Some(norm) => norm.forward(embeddings)?,
                 None => embeddings.shallow_clone(),
             });
-            shared.push(relative.rows(ids.size2()?.1)?.f_to_device(ids.device())?);
+            shared.push(position::rows(relative, ids.size2()?.1)?.f_to_device(ids.device())?);
         }
         if let Some(mask) = mask {
             shared.push(hidden_pairs(mask, pass.compute)?);

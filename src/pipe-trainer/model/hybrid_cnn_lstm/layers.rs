@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use pipe_model::hybrid_cnn_lstm::{HybridConfig, NormKind};
 use tch::Tensor;
 
 use super::batch_norm::BatchNorm;
-use super::config::{HybridConfig, NormKind};
 use crate::error::TrainerError;
 use crate::model::layers::{LayerNorm, Linear, attend, merge_heads, split_heads};
 use crate::model::pass::{Block, Pass};

@@ -1,9 +1,9 @@
 //! The LSTM, as torch computes it: fused on a card, time step by time step on the CPU.
 
+use pipe_model::hybrid_cnn_lstm::HybridConfig;
+use pipe_model::hybrid_cnn_lstm::lstm_suffixes;
 use tch::Tensor;
 
-use super::config::HybridConfig;
-use super::parameters::lstm_suffixes;
 use crate::error::TrainerError;
 use crate::model::pass::{Block, Pass};
 use crate::weights::Weights;

@@ -1,22 +1,17 @@
 //! HybridCNNLSTM: classes of windows of a time series, by convolutions, an LSTM and attention.
 
 mod batch_norm;
-mod config;
 mod layers;
 mod lstm;
-mod parameters;
 
 use std::sync::Arc;
 
-pub use config::HybridConfig;
-
+use pipe_model::hybrid_cnn_lstm::{HybridConfig, NormKind, parameters};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use self::config::NormKind;
 use self::layers::{Attention, Head, Stage};
 use self::lstm::Lstm;
-use self::parameters::parameters;
 use super::pass::Pass;
 use super::{Mode, Model, Setup, Start, classification};
 use crate::data::Part;
@@ -57,7 +52,7 @@ impl HybridCnnLstm {
             [_, _, features] if *features == wanted => Ok(input),
             other => {
                 let message = format!("found {wanted}; the data is of the shape {other:?}: samples, time, features");
-                Err(TrainerError::Config { key: "input_features".to_owned(), message })
+                Err(TrainerError::config("input_features", message))
             }
         }
     }

@@ -4,9 +4,9 @@
 //!
 //! The block-diagonal projections of all layers are made at once, a few kernels in a pass instead of a few in each layer.
 
+use pipe_model::mu_sota::MuSotaConfig;
 use tch::{Device, Kind, Tensor};
 
-use super::config::MuSotaConfig;
 use crate::error::TrainerError;
 use crate::weights::Weights;
 
@@ -99,8 +99,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::model::mu_sota::parameters::parameters;
     use crate::model::{Setup, Start};
+    use pipe_model::mu_sota::parameters;
 
     #[test]
     fn rows_on_a_card_are_whole() {

@@ -1,10 +1,10 @@
 //! A layer of MU-SOTA: block attentions, an attention across the blocks and a feed-forward layer, each behind a norm and
 //! added to what came in.
 
+use pipe_model::mu_sota::MuSotaConfig;
 use tch::Tensor;
 
 use super::blocks::Projections;
-use super::config::MuSotaConfig;
 use crate::error::TrainerError;
 use crate::model::layers::{LayerNorm, Linear, attend_scaled, merge_heads};
 use crate::model::pass::{self, Pass};

@@ -2,21 +2,17 @@
 
 mod blocks;
 mod choice;
-mod config;
 mod generate;
 mod layers;
-mod parameters;
-
-pub use config::MuSotaConfig;
 
 use std::sync::Arc;
 
+use pipe_model::mu_sota::{MuSotaConfig, parameters};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use self::blocks::Blocks;
 use self::layers::{EPSILON, Layer};
-use self::parameters::parameters;
 use super::layers::LayerNorm;
 use super::pass::Pass;
 use super::{Generation, Mode, Model, Setup, Start, Writer};
@@ -61,7 +57,7 @@ impl MuSota {
         let length = ids.size2()?.1;
         if before + length > self.config.max_seq_len {
             let message = format!("found {}; a row has {} tokens", self.config.max_seq_len, before + length);
-            return Err(TrainerError::Config { key: "max_seq_len".to_owned(), message });
+            return Err(TrainerError::config("max_seq_len", message));
         }
         let positions = self.pos_emb.f_narrow(0, before, length)?;
         Ok(Tensor::f_embedding(&self.tok_emb, ids, -1, false, false)?.f_add(&positions)?)

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
+use pipe_model::t5::{FeedForwardKind, T5Config};
 use tch::Tensor;
 
-use super::config::{FeedForwardKind, T5Config};
 use super::position;
 use crate::error::TrainerError;
 use crate::model::layers::{self, Linear};

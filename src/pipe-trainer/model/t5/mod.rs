@@ -1,20 +1,16 @@
 //! T5: the encoder-decoder of Raffel et al. (2020), versions 1.0 and 1.1, as transformers computes it.
 
 mod beams;
-mod config;
 mod decode;
 mod generate;
 mod layers;
-mod parameters;
 mod position;
 
-pub use config::T5Config;
-
+use pipe_model::t5::{T5Config, parameters};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use self::layers::Stack;
-use self::parameters::parameters;
 use super::layers::padding_mask;
 use super::pass::Pass;
 use super::{Generation, Mode, Model, Setup, Start, Writer};

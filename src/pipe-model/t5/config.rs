@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::error::TrainerError;
-use crate::model::activation::Activation;
-use crate::model::{ConfigKeys, Expects};
+use crate::Activation;
+use crate::ConfigError;
+use crate::{ConfigKeys, Expects};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {
@@ -38,7 +38,7 @@ pub struct FeedForwardKind {
 }
 
 impl T5Config {
-    pub fn read(given: &Map<String, Value>) -> Result<Self, TrainerError> {
+    pub fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let keys = ConfigKeys(given);
         let num_layers = keys.size("num_layers")?.unwrap_or(6);
         let pad_token_id = keys.whole("pad_token_id")?.unwrap_or(0);
@@ -68,8 +68,8 @@ impl T5Config {
         Ok(config)
     }
 
-    fn check(&self) -> Result<(), TrainerError> {
-        let fail = |key: &str, message: String| Err(TrainerError::Config { key: key.to_owned(), message });
+    fn check(&self) -> Result<(), ConfigError> {
+        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         for (key, token) in [
             ("pad_token_id", self.pad_token_id),
             ("decoder_start_token_id", self.decoder_start_token_id),
@@ -139,7 +139,7 @@ impl T5Config {
 
 impl FeedForwardKind {
     /// `relu`, `gated-gelu` and the like. A gated `gelu` is the tanh approximation, as in transformers.
-    fn parse(text: &str) -> Result<Self, TrainerError> {
+    fn parse(text: &str) -> Result<Self, ConfigError> {
         let (gated, name) = match text.strip_prefix("gated-") {
             Some(name) => (true, name),
             None => (false, text),
@@ -156,7 +156,7 @@ impl FeedForwardKind {
 mod tests {
     use super::*;
 
-    fn read(config: Value) -> Result<T5Config, TrainerError> {
+    fn read(config: Value) -> Result<T5Config, ConfigError> {
         T5Config::read(config.as_object().unwrap())
     }
 

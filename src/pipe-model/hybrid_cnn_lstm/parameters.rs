@@ -1,7 +1,7 @@
 //! Its parameters: names and shapes as torch's modules have them, beginnings as in their `reset_parameters`.
 
 use super::config::{HybridConfig, NormKind};
-use crate::weights::{Init, Parameter};
+use crate::{Init, Parameter};
 
 pub fn parameters(config: &HybridConfig) -> Vec<Parameter> {
     let mut list = List(Vec::new());

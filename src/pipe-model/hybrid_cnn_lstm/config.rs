@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::error::TrainerError;
-use crate::model::{ConfigKeys, Expects, Scale};
+use crate::ConfigError;
+use crate::{ConfigKeys, Expects, Scale};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct HybridConfig {
@@ -33,7 +33,7 @@ pub enum NormKind {
 }
 
 impl HybridConfig {
-    pub fn read(given: &Map<String, Value>) -> Result<Self, TrainerError> {
+    pub fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let keys = ConfigKeys(given);
         let config = Self {
             input_features: keys.required_size("input_features")?,
@@ -54,8 +54,8 @@ impl HybridConfig {
         Ok(config)
     }
 
-    fn check(&self) -> Result<(), TrainerError> {
-        let fail = |key: &str, message: String| Err(TrainerError::Config { key: key.to_owned(), message });
+    fn check(&self) -> Result<(), ConfigError> {
+        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         let (width, heads) = (self.width(), self.attention_heads);
         if width % heads != 0 {
             let message =
@@ -136,7 +136,7 @@ impl HybridConfig {
 }
 
 /// All three keys, or none.
-fn scale(keys: &ConfigKeys<'_>) -> Result<Option<Scale>, TrainerError> {
+fn scale(keys: &ConfigKeys<'_>) -> Result<Option<Scale>, ConfigError> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let names = keys.list("feature_names", "a list of texts", text)?;
     let number = |key: &str| keys.list(key, "a list of numbers", Value::as_f64);
@@ -147,13 +147,13 @@ fn scale(keys: &ConfigKeys<'_>) -> Result<Option<Scale>, TrainerError> {
 }
 
 impl NormKind {
-    fn parse(name: &str) -> Result<Self, TrainerError> {
+    fn parse(name: &str) -> Result<Self, ConfigError> {
         match name {
             "layer" => Ok(Self::Layer),
             "batch" => Ok(Self::Batch),
             _ => {
                 let message = format!("found {name:?}; allowed: layer, batch");
-                Err(TrainerError::Config { key: "norm".to_owned(), message })
+                Err(ConfigError { key: "norm".to_owned(), message })
             }
         }
     }
@@ -163,7 +163,7 @@ impl NormKind {
 mod tests {
     use super::*;
 
-    fn read(config: Value) -> Result<HybridConfig, TrainerError> {
+    fn read(config: Value) -> Result<HybridConfig, ConfigError> {
         HybridConfig::read(config.as_object().unwrap())
     }
 

@@ -1,6 +1,6 @@
 //! What a model's data must be like.
 
-use super::Labels;
+use crate::Labels;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expects {

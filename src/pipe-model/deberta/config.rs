@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::error::TrainerError;
-use crate::model::activation::Activation;
-use crate::model::{ConfigKeys, Expects, Labels};
+use crate::Activation;
+use crate::ConfigError;
+use crate::{ConfigKeys, Expects, Labels};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DebertaConfig {
@@ -62,7 +62,7 @@ pub struct ConvConfig {
 }
 
 impl DebertaConfig {
-    pub fn read(given: &Map<String, Value>) -> Result<Self, TrainerError> {
+    pub fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let keys = ConfigKeys(given);
         let hidden_size = keys.size("hidden_size")?.unwrap_or(1536);
         let max_position_embeddings = keys.size("max_position_embeddings")?.unwrap_or(512);
@@ -114,8 +114,8 @@ impl DebertaConfig {
         Ok(config)
     }
 
-    fn check(&self, keys: &ConfigKeys<'_>) -> Result<(), TrainerError> {
-        let fail = |key: &str, message: String| Err(TrainerError::Config { key: key.to_owned(), message });
+    fn check(&self, keys: &ConfigKeys<'_>) -> Result<(), ConfigError> {
+        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
         if hidden % heads != 0 {
             return fail("num_attention_heads", format!("found {heads}; hidden_size, {hidden}, is no multiple"));
@@ -214,8 +214,8 @@ impl DebertaConfig {
 }
 
 impl Relative {
-    fn read(keys: &ConfigKeys<'_>, max_position_embeddings: i64) -> Result<Self, TrainerError> {
-        let above_0 = |key: &str| Ok::<_, TrainerError>(keys.signed(key)?.filter(|number| *number > 0));
+    fn read(keys: &ConfigKeys<'_>, max_position_embeddings: i64) -> Result<Self, ConfigError> {
+        let above_0 = |key: &str| Ok::<_, ConfigError>(keys.signed(key)?.filter(|number| *number > 0));
         let relative = Self {
             position_buckets: above_0("position_buckets")?,
             max_relative_positions: above_0("max_relative_positions")?.unwrap_or(max_position_embeddings),
@@ -227,7 +227,7 @@ impl Relative {
                     "found {buckets} up to distance {}; allowed: at least 2, and a distance of more than half of them",
                     relative.max_relative_positions
                 );
-                Err(TrainerError::Config { key: "position_buckets".to_owned(), message })
+                Err(ConfigError { key: "position_buckets".to_owned(), message })
             }
             _ => Ok(relative),
         }
@@ -240,7 +240,7 @@ impl Relative {
 }
 
 /// `pos_att_type`, a list or a text with bars. transformers looks for `c2p` and `p2c` and passes over others.
-fn position_types(keys: &ConfigKeys<'_>) -> Result<Vec<String>, TrainerError> {
+fn position_types(keys: &ConfigKeys<'_>) -> Result<Vec<String>, ConfigError> {
     let words = match keys.0.get("pos_att_type") {
         Some(Value::String(text)) => text.split('|').map(|word| word.trim().to_lowercase()).collect(),
         _ => {
@@ -255,7 +255,7 @@ fn position_types(keys: &ConfigKeys<'_>) -> Result<Vec<String>, TrainerError> {
 mod tests {
     use super::*;
 
-    fn read(config: Value) -> Result<DebertaConfig, TrainerError> {
+    fn read(config: Value) -> Result<DebertaConfig, ConfigError> {
         DebertaConfig::read(config.as_object().unwrap())
     }
 

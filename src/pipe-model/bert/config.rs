@@ -4,9 +4,9 @@
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value, json};
 
-use crate::error::TrainerError;
-use crate::model::activation::Activation;
-use crate::model::{ConfigKeys, Expects, Labels};
+use crate::Activation;
+use crate::ConfigError;
+use crate::{ConfigKeys, Expects, Labels};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertConfig {
@@ -40,7 +40,7 @@ pub enum Family {
 }
 
 impl BertConfig {
-    pub fn read(arch: Arch, given: &Map<String, Value>) -> Result<Self, TrainerError> {
+    pub fn read(arch: Arch, given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let family = Family::of(arch);
         let keys = ConfigKeys(given);
         let config = Self {
@@ -66,8 +66,8 @@ impl BertConfig {
         Ok(config)
     }
 
-    fn check(&self, keys: &ConfigKeys<'_>) -> Result<(), TrainerError> {
-        let fail = |key: &str, message: String| Err(TrainerError::Config { key: key.to_owned(), message });
+    fn check(&self, keys: &ConfigKeys<'_>) -> Result<(), ConfigError> {
+        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         if self.hidden_size % self.num_attention_heads != 0 {
             let message =
                 format!("found {}; hidden_size, {}, is no multiple", self.num_attention_heads, self.hidden_size);
@@ -184,7 +184,7 @@ impl Family {
 mod tests {
     use super::*;
 
-    fn read(arch: Arch, config: Value) -> Result<BertConfig, TrainerError> {
+    fn read(arch: Arch, config: Value) -> Result<BertConfig, ConfigError> {
         BertConfig::read(arch, config.as_object().unwrap())
     }
 

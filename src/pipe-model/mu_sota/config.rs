@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::error::TrainerError;
-use crate::model::{ConfigKeys, Expects};
+use crate::ConfigError;
+use crate::{ConfigKeys, Expects};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MuSotaConfig {
@@ -24,7 +24,7 @@ pub struct MuSotaConfig {
 }
 
 impl MuSotaConfig {
-    pub fn read(given: &Map<String, Value>) -> Result<Self, TrainerError> {
+    pub fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let keys = ConfigKeys(given);
         let config = Self {
             vocab_size: keys.size("vocab_size")?.unwrap_or(50257),
@@ -42,8 +42,8 @@ impl MuSotaConfig {
         Ok(config)
     }
 
-    fn check(&self) -> Result<(), TrainerError> {
-        let fail = |key: &str, message: String| Err(TrainerError::Config { key: key.to_owned(), message });
+    fn check(&self) -> Result<(), ConfigError> {
+        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         for (key, heads, of, width) in [
             ("block_heads", self.block_heads, "block_dim", self.block_dim),
             ("cross_heads", self.cross_heads, "n_blocks x block_dim", self.width()),
@@ -96,7 +96,7 @@ impl MuSotaConfig {
 mod tests {
     use super::*;
 
-    fn read(config: Value) -> Result<MuSotaConfig, TrainerError> {
+    fn read(config: Value) -> Result<MuSotaConfig, ConfigError> {
         MuSotaConfig::read(config.as_object().unwrap())
     }
 

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::ConfigKeys;
-use crate::error::TrainerError;
+use crate::ConfigError;
+use crate::ConfigKeys;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Labels {
@@ -30,7 +30,7 @@ impl Labels {
     }
 
     /// What `num_labels`, `id2label` and `problem_type` of a config.json say, if they say anything.
-    pub fn read(config: &Map<String, Value>) -> Result<Option<Self>, TrainerError> {
+    pub fn read(config: &Map<String, Value>) -> Result<Option<Self>, ConfigError> {
         let keys = ConfigKeys(config);
         let named = names(config)?;
         // Where the two differ the number decides, as in transformers.
@@ -80,7 +80,7 @@ impl Labels {
 }
 
 /// `id2label`: a name for every number from 0.
-fn names(config: &Map<String, Value>) -> Result<Option<Vec<String>>, TrainerError> {
+fn names(config: &Map<String, Value>) -> Result<Option<Vec<String>>, ConfigError> {
     let entries = match config.get("id2label") {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::Object(entries)) if !entries.is_empty() => entries,
@@ -94,15 +94,15 @@ fn names(config: &Map<String, Value>) -> Result<Option<Vec<String>>, TrainerErro
     (0..entries.len()).map(name).collect::<Result<_, _>>().map(Some)
 }
 
-fn fail(key: &str, message: String) -> TrainerError {
-    TrainerError::Config { key: key.to_owned(), message }
+fn fail(key: &str, message: String) -> ConfigError {
+    ConfigError { key: key.to_owned(), message }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(config: Value) -> Result<Option<Labels>, TrainerError> {
+    fn read(config: Value) -> Result<Option<Labels>, ConfigError> {
         Labels::read(config.as_object().unwrap())
     }
 

@@ -1,7 +1,7 @@
 //! MU-SOTA's parameters: names and shapes as in its files. Matrices begin normal around 0, biases at 0, norms at 1.
 
 use super::config::MuSotaConfig;
-use crate::weights::{Init, Parameter};
+use crate::{Init, Parameter};
 
 const STD: f64 = 0.02;
 

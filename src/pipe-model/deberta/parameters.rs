@@ -1,7 +1,7 @@
 //! The parameters of DeBERTa: names and shapes as in Hugging Face's files, beginnings as in its `_init_weights`.
 
 use super::config::DebertaConfig;
-use crate::weights::{Init, Parameter};
+use crate::{Init, Parameter};
 
 /// Every parameter in transformers' order. The encoder must be there; what is put on top of it may begin anew.
 pub fn parameters(config: &DebertaConfig) -> Vec<Parameter> {

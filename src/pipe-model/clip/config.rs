@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::error::TrainerError;
-use crate::model::activation::Activation;
-use crate::model::{ConfigKeys, Expects};
+use crate::Activation;
+use crate::ConfigError;
+use crate::{ConfigKeys, Expects};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClipConfig {
@@ -58,7 +58,7 @@ struct Sizes {
 }
 
 impl ClipConfig {
-    pub fn read(given: &Map<String, Value>) -> Result<Self, TrainerError> {
+    pub fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let keys = ConfigKeys(given);
         Ok(Self {
             text_config: tower(given, "text_config", TextConfig::read)?,
@@ -104,7 +104,7 @@ impl TextConfig {
     /// Old checkpoints say that a text ends with token 2, which was wrong: theirs end with the greatest token.
     const WRONG_EOS: i64 = 2;
 
-    fn read(given: &Map<String, Value>) -> Result<Self, TrainerError> {
+    fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let keys = ConfigKeys(given);
         let sizes = Sizes { hidden_size: 512, intermediate_size: 2048, num_attention_heads: 8 };
         let config = Self {
@@ -117,7 +117,7 @@ impl TextConfig {
         if config.pad_token_id >= config.vocab_size {
             let message =
                 format!("found {}; allowed: below vocab_size, which is {}", config.pad_token_id, config.vocab_size);
-            return Err(TrainerError::Config { key: "pad_token_id".to_owned(), message });
+            return Err(ConfigError { key: "pad_token_id".to_owned(), message });
         }
         Ok(config)
     }
@@ -140,7 +140,7 @@ impl TextConfig {
 }
 
 impl VisionConfig {
-    fn read(given: &Map<String, Value>) -> Result<Self, TrainerError> {
+    fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let keys = ConfigKeys(given);
         let sizes = Sizes { hidden_size: 768, intermediate_size: 3072, num_attention_heads: 12 };
         let config = Self {
@@ -152,7 +152,7 @@ impl VisionConfig {
         if config.patch_size > config.image_size {
             let message =
                 format!("found {}; allowed: at most image_size, which is {}", config.patch_size, config.image_size);
-            return Err(TrainerError::Config { key: "patch_size".to_owned(), message });
+            return Err(ConfigError { key: "patch_size".to_owned(), message });
         }
         Ok(config)
     }
@@ -174,9 +174,9 @@ impl VisionConfig {
 }
 
 impl TowerConfig {
-    fn read(given: &Map<String, Value>, sizes: &Sizes) -> Result<Self, TrainerError> {
+    fn read(given: &Map<String, Value>, sizes: &Sizes) -> Result<Self, ConfigError> {
         let keys = ConfigKeys(given);
-        let fail = |key: &str, message: String| Err(TrainerError::Config { key: key.to_owned(), message });
+        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         let config = Self {
             hidden_size: keys.size("hidden_size")?.unwrap_or(sizes.hidden_size),
             intermediate_size: keys.size("intermediate_size")?.unwrap_or(sizes.intermediate_size),
@@ -224,8 +224,8 @@ impl TowerConfig {
 fn tower<T>(
     given: &Map<String, Value>,
     name: &str,
-    read: fn(&Map<String, Value>) -> Result<T, TrainerError>,
-) -> Result<T, TrainerError> {
+    read: fn(&Map<String, Value>) -> Result<T, ConfigError>,
+) -> Result<T, ConfigError> {
     let old = format!("{name}_dict");
     let (name, keys) = match (given.get(&old), given.get(name)) {
         (Some(Value::Object(keys)), _) => (old.as_str(), keys.clone()),
@@ -233,13 +233,10 @@ fn tower<T>(
         (None | Some(Value::Null), Some(Value::Object(keys))) => (name, keys.clone()),
         (None | Some(Value::Null), Some(other)) | (Some(other), _) => {
             let message = format!("found {other}; allowed: an object");
-            return Err(TrainerError::Config { key: name.to_owned(), message });
+            return Err(ConfigError { key: name.to_owned(), message });
         }
     };
-    read(&keys).map_err(|error| match error {
-        TrainerError::Config { key, message } => TrainerError::Config { key: format!("{name}.{key}"), message },
-        other => other,
-    })
+    read(&keys).map_err(|ConfigError { key, message }| ConfigError { key: format!("{name}.{key}"), message })
 }
 
 fn extended(given: &Map<String, Value>, filled: Value) -> Map<String, Value> {
@@ -254,7 +251,7 @@ fn extended(given: &Map<String, Value>, filled: Value) -> Map<String, Value> {
 mod tests {
     use super::*;
 
-    fn read(config: Value) -> Result<ClipConfig, TrainerError> {
+    fn read(config: Value) -> Result<ClipConfig, ConfigError> {
         ClipConfig::read(config.as_object().unwrap())
     }
 

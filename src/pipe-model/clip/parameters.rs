@@ -1,7 +1,7 @@
 //! CLIP's parameters: names and shapes as in Hugging Face's files, beginnings as in its `_init_weights`.
 
 use super::config::{ClipConfig, TowerConfig};
-use crate::weights::{Init, Parameter};
+use crate::{Init, Parameter};
 
 /// Every parameter in transformers' order.
 pub fn parameters(config: &ClipConfig) -> Vec<Parameter> {

@@ -1,7 +1,7 @@
 //! T5's parameters: names and shapes as in Hugging Face's files, beginnings as in its `_init_weights`.
 
 use super::config::T5Config;
-use crate::weights::{Init, Parameter};
+use crate::{Init, Parameter};
 
 /// Every parameter in transformers' order. A tied head has no parameter of its own.
 pub fn parameters(config: &T5Config, tied: bool) -> Vec<Parameter> {

@@ -1,0 +1,9 @@
+//! BERT, RoBERTa and XLM-RoBERTa.
+
+mod config;
+mod memory;
+mod parameters;
+
+pub use config::{BertConfig, Family};
+pub use memory::stages;
+pub use parameters::parameters;

@@ -1,0 +1,9 @@
+//! CLIP.
+
+mod config;
+mod memory;
+mod parameters;
+
+pub use config::{ClipConfig, TextConfig, TowerConfig, VisionConfig};
+pub use memory::stages;
+pub use parameters::parameters;

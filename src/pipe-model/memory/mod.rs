@@ -1,0 +1,125 @@
+//! What a training holds on a card: the state of the model, computed exactly, and what passes through it, stage by stage.
+
+mod stage;
+
+pub use stage::{Peak, Stage, peak};
+
+use pipe_spec::pipeline::{OptimizerKind, Precision};
+
+use crate::Parameter;
+
+/// What cuBLAS and cuBLASLt keep for their products, on cards that take this much.
+pub const WORKSPACE: u64 = 64 << 20;
+
+/// What decides how much a training holds, beside the model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Work {
+    pub precision: Precision,
+    pub optimizer: OptimizerKind,
+    pub checkpointing: bool,
+    /// Samples in one forward and backward pass.
+    pub batch: u64,
+    /// Passes in a step.
+    pub accum: u64,
+    /// Tokens of a row, of a T5's source, as they are padded.
+    pub source: u64,
+    /// Tokens of a T5's target.
+    pub target: u64,
+    /// Whether some rows are shorter than others, so that there is a mask.
+    pub padded: bool,
+    /// Whether anything is dropped.
+    pub drops: bool,
+}
+
+impl Work {
+    /// Bytes of a weight, of its gradient and of each of its moments.
+    pub fn weight(&self) -> u64 {
+        match self.precision {
+            Precision::Bf16 => 2,
+            Precision::Fp32 | Precision::Tf32 | Precision::Bf16Mixed | Precision::Fp16Mixed => 4,
+        }
+    }
+
+    /// Bytes of what matrix products take and give.
+    pub fn compute(&self) -> u64 {
+        match self.precision {
+            Precision::Fp32 | Precision::Tf32 => 4,
+            Precision::Bf16 | Precision::Bf16Mixed | Precision::Fp16Mixed => 2,
+        }
+    }
+
+    /// Whether products are computed in less than the weights are kept in.
+    pub fn mixed(&self) -> bool {
+        self.compute() < self.weight()
+    }
+}
+
+/// What a training holds at its worst moment, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    /// How many numbers are learned.
+    pub params: u64,
+    pub weights: u64,
+    pub gradients: u64,
+    pub optimizer: u64,
+    /// What the passes forward and back hold, without logits.
+    pub activations: u64,
+    /// What the model says about every word, where it says that.
+    pub logits: u64,
+    pub workspace: u64,
+    /// What was going on at that moment.
+    pub moment: String,
+}
+
+impl Estimate {
+    /// All of it together: what torch calls allocated.
+    pub fn allocated(&self) -> u64 {
+        self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.workspace
+    }
+
+    /// Of a model with these parameters whose passes go through these stages.
+    pub(crate) fn of(parameters: &[Parameter], stages: &[Stage], work: &Work) -> Self {
+        let trained = || parameters.iter().filter(|parameter| parameter.trained);
+        let params: u64 = trained().map(Parameter::count).sum();
+        let kept: u64 = parameters.iter().filter(|parameter| !parameter.trained).map(|one| one.count() * 4).sum();
+        let optimizer = match work.optimizer {
+            OptimizerKind::Adamw => 2 * params * work.weight(),
+            OptimizerKind::Adafactor => trained().map(factored).sum::<u64>() * 4,
+        };
+        let all_gradients = params * work.weight();
+        let mut worst = peak(stages, all_gradients, work);
+        let update = update(trained(), work);
+        if all_gradients + update > worst.bytes() {
+            worst = Peak { moment: "update".to_owned(), activations: update, logits: 0, gradients: all_gradients };
+        }
+        Self {
+            params,
+            weights: params * work.weight() + kept,
+            gradients: worst.gradients,
+            optimizer,
+            activations: worst.activations,
+            logits: worst.logits,
+            workspace: WORKSPACE,
+            moment: worst.moment,
+        }
+    }
+}
+
+/// How many numbers Adafactor remembers of a parameter.
+fn factored(parameter: &Parameter) -> u64 {
+    match parameter.shape.as_slice() {
+        [outer @ .., rows, columns] => outer.iter().product::<i64>() as u64 * (*rows + *columns) as u64,
+        _ => parameter.count(),
+    }
+}
+
+/// What an update holds for a moment beside the gradients.
+fn update<'a>(parameters: impl Iterator<Item = &'a Parameter>, work: &Work) -> u64 {
+    let largest = parameters.map(Parameter::count).max().unwrap_or(0);
+    match work.optimizer {
+        // In place.
+        OptimizerKind::Adamw => 0,
+        // The gradient, its square and the change, in fp32, one parameter at a time.
+        OptimizerKind::Adafactor => 3 * 4 * largest,
+    }
+}

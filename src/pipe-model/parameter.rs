@@ -1,0 +1,43 @@
+//! What a model is made of, before it exists.
+
+/// What a model says about one of its parameters before it exists.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    pub name: String,
+    pub shape: Vec<i64>,
+    pub init: Init,
+    /// What files may call it instead.
+    pub aliases: Vec<String>,
+    /// Whether it begins anew when a file of trained weights has it not.
+    pub may_be_missing: bool,
+    /// Whether it is learned; what a layer merely remembers is not.
+    pub trained: bool,
+}
+
+impl Parameter {
+    pub fn new(name: impl Into<String>, shape: &[i64], init: Init) -> Self {
+        let (name, shape) = (name.into(), shape.to_vec());
+        Self { name, shape, init, aliases: Vec::new(), may_be_missing: false, trained: true }
+    }
+
+    /// How many numbers it has.
+    pub fn count(&self) -> u64 {
+        self.shape.iter().product::<i64>() as u64
+    }
+}
+
+/// How a parameter begins when nothing was trained before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    Constant(f64),
+    /// Normal around 0.
+    Normal {
+        std: f64,
+    },
+    /// Evenly between -bound and bound.
+    Uniform {
+        bound: f64,
+    },
+    /// Counts from 0; a whole number, whatever the precision.
+    Count,
+}

@@ -1,0 +1,9 @@
+//! T5.
+
+mod config;
+mod memory;
+mod parameters;
+
+pub use config::{FeedForwardKind, T5Config};
+pub use memory::stages;
+pub use parameters::parameters;
