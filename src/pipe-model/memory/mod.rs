@@ -6,7 +6,7 @@ pub use stage::{Peak, Stage, peak};
 
 use pipe_spec::pipeline::{OptimizerKind, Precision};
 
-use crate::Parameter;
+use crate::{Init, Parameter};
 
 /// What cuBLAS and cuBLASLt keep for their products, on cards that take this much.
 pub const WORKSPACE: u64 = 64 << 20;
@@ -81,7 +81,7 @@ impl Estimate {
     pub(crate) fn of(parameters: &[Parameter], stages: &[Stage], work: &Work) -> Self {
         let trained = || parameters.iter().filter(|parameter| parameter.trained);
         let params: u64 = trained().map(Parameter::count).sum();
-        let kept: u64 = parameters.iter().filter(|parameter| !parameter.trained).map(|one| one.count() * 4).sum();
+        let kept: u64 = parameters.iter().filter(|parameter| !parameter.trained).map(remembered).sum();
         let optimizer = match work.optimizer {
             OptimizerKind::Adamw => 2 * params * work.weight(),
             OptimizerKind::Adafactor => trained().map(factored).sum::<u64>() * 4,
@@ -103,6 +103,11 @@ impl Estimate {
             moment: worst.moment,
         }
     }
+}
+
+/// Bytes of what is not learned, whatever the precision: counts are whole numbers.
+fn remembered(parameter: &Parameter) -> u64 {
+    parameter.count() * if parameter.init == Init::Count { 8 } else { 4 }
 }
 
 /// How many numbers Adafactor remembers of a parameter.
