@@ -37,7 +37,10 @@ pub struct RecordedEvent {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum EventKind {
+    Measured(Measured),
+    Fitted(Fitted),
     Started(Started),
+    Rehearsed(Rehearsed),
     Step(Step),
     Eval(Eval),
     Sample(Sample),
@@ -67,8 +70,49 @@ pub struct Started {
     pub weights: Option<u64>,
     #[serde(default)]
     pub load_peak: Option<u64>,
+    /// Tokens of the longest row of the data, such as `480`, or `512+128` of a source and its target.
+    #[serde(default)]
+    pub longest: Option<String>,
     /// The step of the checkpoint that this attempt goes on from.
     pub resumed_from: Option<u64>,
+}
+
+/// A batch that was tried for its memory alone, in steps that train nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    pub batch: u32,
+    pub fits: bool,
+    /// Bytes, where it fits.
+    pub peak: Option<u64>,
+    pub reserved: Option<u64>,
+    /// Tokens of the longest row, as in `Started`.
+    pub longest: String,
+    pub ms: f64,
+}
+
+/// The largest batch that fits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fitted {
+    pub batch: u32,
+    pub accum: u32,
+    pub effective_batch: u32,
+    pub peak: u64,
+    pub capacity: Option<u64>,
+    pub device: String,
+    pub driver: Option<String>,
+    /// Tokens of the longest row, as in `Started`.
+    pub longest: String,
+}
+
+/// The longest samples went through a step whose update was discarded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rehearsed {
+    pub batch: u32,
+    /// Tokens of the longest row, as in `Started`.
+    pub longest: String,
+    pub peak: u64,
+    pub reserved: u64,
+    pub ms: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -174,6 +218,14 @@ pub enum Memory {
     Host,
 }
 
+/// What a batch held at its worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Point {
+    pub batch: u32,
+    /// Bytes.
+    pub peak: u64,
+}
+
 /// What was the case when memory ran out: `oom.json`, and the `oom` event. Sizes are bytes; what could not be found out
 /// is absent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -190,10 +242,19 @@ pub struct OomRecord {
     pub peak: Option<u64>,
     pub free: Option<u64>,
     pub total: Option<u64>,
-    /// Memory of other processes on the card.
+    /// Of the whole card, whatever this run may use: all of it, what is free, and what this process and others hold.
+    #[serde(default)]
+    pub card_total: Option<u64>,
+    #[serde(default)]
+    pub card_free: Option<u64>,
+    #[serde(default)]
+    pub own: Option<u64>,
     pub others: Option<u64>,
     pub allocator: Option<String>,
     pub alloc_retries: Option<u64>,
+    /// What smaller batches held, measured afterwards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub points: Vec<Point>,
     /// What torch or the kernel said.
     pub message: String,
 }

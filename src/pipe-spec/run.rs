@@ -138,6 +138,9 @@ pub struct Attempt {
     pub reason: Option<String>,
     /// What was done about it, in words.
     pub action: Option<String>,
+    /// What `on_oom.then` had changed about the maths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<String>,
     pub first_step: Option<u64>,
     pub last_step: Option<u64>,
     pub first_loss: Option<f64>,
@@ -160,6 +163,7 @@ impl Attempt {
             cause: None,
             reason: None,
             action: None,
+            changes: Vec::new(),
             first_step: None,
             last_step: None,
             first_loss: None,
@@ -201,6 +205,8 @@ pub enum Cause {
     Fragmented,
     /// The batch does not fit on the card.
     Capacity,
+    /// Other processes hold what was asked for.
+    Neighbour,
     /// Only evaluation does not fit on the card.
     EvalOnly,
     /// The model or its optimizer does not fit on the card: no batch would help.
@@ -218,9 +224,10 @@ pub enum Cause {
 }
 
 impl Cause {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Fragmented,
         Self::Capacity,
+        Self::Neighbour,
         Self::EvalOnly,
         Self::Model,
         Self::HostMemory,

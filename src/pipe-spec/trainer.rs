@@ -25,6 +25,9 @@ pub struct TrainerSpec {
     pub memory: Memory,
     pub evaluate: Evaluate,
     pub save: Save,
+    /// Whether `on_oom.then` has changed the maths: a checkpoint in another precision or of another optimizer may go on.
+    #[serde(default)]
+    pub maths_changed: bool,
 }
 
 impl TrainerSpec {

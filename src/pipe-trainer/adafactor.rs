@@ -78,6 +78,16 @@ impl Adafactor {
         self.moments.iter().flat_map(|entry| named(entry).into_iter().zip(entry.1.tensors())).collect()
     }
 
+    /// The gradient of the largest parameter in fp32, its square and its change.
+    pub fn rehearse(weights: &Weights) -> Result<(), TchError> {
+        let Some((_, largest)) = weights.trained().max_by_key(|(_, parameter)| parameter.numel()) else {
+            return Ok(());
+        };
+        let one = || Tensor::f_empty([largest.numel() as i64], (Kind::Float, largest.device()));
+        let _held = [one()?, one()?, one()?];
+        Ok(())
+    }
+
     /// One update, the `step`th, counted from 1, with the gradients times `scale`, which it may change. An error leaves some
     /// parameters updated and others not.
     pub fn update(

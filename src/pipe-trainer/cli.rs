@@ -18,6 +18,17 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         spec: PathBuf,
     },
+    /// Find the largest batch that fits; events go to stdout, one JSON object a line
+    Fit {
+        #[arg(long, value_name = "FILE")]
+        spec: PathBuf,
+    },
+    /// Try batches that are read from stdin, for `fit`
+    #[command(hide = true)]
+    Measure {
+        #[arg(long, value_name = "FILE")]
+        spec: PathBuf,
+    },
     /// Compute logits and gradients of one batch, to compare with another implementation
     Parity(ParityArgs),
     /// Time training steps on random data, and print one line of JSON

@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use pipe_model::ConfigError;
-use pipe_spec::TrainerExit;
 use pipe_spec::event::Memory;
+use pipe_spec::{Device, TrainerExit};
 use thiserror::Error;
 
 use crate::host_memory::HostMemory;
@@ -33,6 +33,8 @@ pub enum TrainerError {
     /// `host` is the process' memory where the allocation failed, before anything was given back.
     #[error("out of {} memory: {message}", match memory { Memory::Device => "device", Memory::Host => "host" })]
     OutOfMemory { memory: Memory, message: String, host: HostMemory },
+    #[error("not even a batch of 1 fits in the {} memory", match device { Device::Cuda => "card's", Device::Cpu => "host's" })]
+    NothingFits { device: Device },
     #[error("step {step}: the {what} is {value}")]
     NotFinite { step: u64, what: &'static str, value: f64 },
     #[error("stopped on request after step {step}")]
@@ -73,8 +75,12 @@ impl TrainerError {
             | Self::Data { .. }
             | Self::Tokenizer { .. }
             | Self::Checkpoint { .. } => TrainerExit::BadInput,
-            Self::OutOfMemory { memory: Memory::Device, .. } => TrainerExit::DeviceOutOfMemory,
-            Self::OutOfMemory { memory: Memory::Host, .. } => TrainerExit::HostOutOfMemory,
+            Self::OutOfMemory { memory: Memory::Device, .. } | Self::NothingFits { device: Device::Cuda } => {
+                TrainerExit::DeviceOutOfMemory
+            }
+            Self::OutOfMemory { memory: Memory::Host, .. } | Self::NothingFits { device: Device::Cpu } => {
+                TrainerExit::HostOutOfMemory
+            }
             Self::NotFinite { .. } => TrainerExit::NotFinite,
             Self::Stopped { .. } => TrainerExit::Stopped,
             Self::Save { .. } | Self::Cuda { .. } | Self::Io { .. } | Self::Torch { .. } | Self::Panic { .. } => {
@@ -93,6 +99,7 @@ impl TrainerError {
             Self::Checkpoint { .. } => {
                 Some("a run keeps its seed, effective batch and data; start a new run to change them")
             }
+            Self::NothingFits { .. } => Some("`pipe plan` says what would make it fit"),
             Self::NotFinite { .. } => Some("lower train.optimizer.lr, lengthen the warm-up, or clip the gradient"),
             Self::Save { .. } => Some("free space on the disk that holds the run folder, then resume"),
             Self::Cuda { .. } => Some("train on the CPU, or run where the driver and a CUDA build of libtorch are"),

@@ -28,9 +28,13 @@ pub fn record(
         peak: None,
         free: None,
         total: None,
+        card_total: None,
+        card_free: None,
+        own: None,
         others: None,
         allocator: (!allocator.is_empty()).then_some(allocator),
         alloc_retries: None,
+        points: Vec::new(),
         message: message.to_owned(),
     };
     match memory {
@@ -61,11 +65,15 @@ fn fill_from_device(record: &mut OomRecord, hardware: &Hardware) {
     record.total = size_before(&message, " allowed").or(hardware.capacity);
     // What is free on the card is no use beyond the limit.
     let allowed = record.total.zip(record.reserved).map(|(total, reserved)| total.saturating_sub(reserved));
-    record.free = match (size_before(&message, " is free"), allowed) {
+    record.card_total = size_after(&message, "total capacity of ").or(hardware.card_total());
+    record.card_free = size_before(&message, " is free");
+    record.free = match (record.card_free, allowed) {
         (Some(free), Some(allowed)) => Some(free.min(allowed)),
         (free, allowed) => free.or(allowed),
     };
-    record.others = others(&message);
+    record.own = size_after(&message, "this process has ");
+    let held = record.card_total.zip(record.card_free).map(|(total, free)| total.saturating_sub(free));
+    record.others = others(&message).or(held.zip(record.own).map(|(held, own)| held.saturating_sub(own)));
     record.alloc_retries = torch::card_memory().ok().map(|card| card.retries);
 }
 
@@ -83,6 +91,12 @@ fn requested(message: &str) -> Option<u64> {
     let lower = message.to_ascii_lowercase();
     let at = lower.find("tried to allocate ")? + "tried to allocate ".len();
     let mut words = message[at..].split_whitespace();
+    size(words.next()?, words.next()?)
+}
+
+/// The size that stands right after `marker`.
+fn size_after(message: &str, marker: &str) -> Option<u64> {
+    let mut words = message[message.find(marker)? + marker.len()..].split_whitespace();
     size(words.next()?, words.next()?)
 }
 
@@ -121,6 +135,7 @@ mod tests {
         assert_eq!(requested("std::bad_alloc"), None);
         assert_eq!(size_before(CUDA, " is allocated by PyTorch"), Some(63 << 29));
         assert_eq!(size_before(CUDA, " is reserved by PyTorch but unallocated"), Some(512 << 20));
+        assert_eq!(size_after(CUDA, "this process has "), Some((32.3 * f64::from(1 << 30)) as u64));
         assert_eq!(others(CUDA), Some(3 << 30));
         assert_eq!(others("CUDA out of memory."), None);
     }

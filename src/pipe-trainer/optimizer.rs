@@ -38,6 +38,15 @@ impl Optimizer {
         }
     }
 
+    /// Holds for a moment what an update holds beside what is there already, and changes nothing.
+    pub fn rehearse(&self, weights: &Weights) -> Result<(), TchError> {
+        match self {
+            // In place.
+            Self::AdamW(_) => Ok(()),
+            Self::Adafactor(_) => Adafactor::rehearse(weights),
+        }
+    }
+
     /// One update, the `step`th, counted from 1, with the gradients times `scale`. An error leaves some parameters updated
     /// and others not.
     pub fn update(

@@ -24,10 +24,11 @@ fn problem(spec: &TrainerSpec) -> Option<String> {
     if spec.version != TrainerSpec::VERSION {
         return Some(format!("version {} is not {}", spec.version, TrainerSpec::VERSION));
     }
-    if train.batch == 0 || train.effective_batch < train.batch {
+    if train.batch() == 0 || train.effective_batch < train.batch() {
         return Some(format!(
             "train.batch {} is not between 1 and the effective batch {}",
-            train.batch, train.effective_batch
+            train.batch(),
+            train.effective_batch
         ));
     }
     if train.steps == Some(0) || (train.steps.is_none() && !train.epochs.is_some_and(|epochs| epochs > 0.0)) {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,13 +29,21 @@ pub fn write(path: &Path, tensors: &[(String, &Tensor)]) -> io::Result<Written> 
     out.write(&(header.len() as u64).to_le_bytes())?;
     out.write(&header)?;
     for (_, tensor) in tensors {
-        let host = tensor.f_detach().and_then(|tensor| tensor.f_to_device(Device::Cpu)).map_err(io::Error::other)?;
-        let host = host.f_contiguous().map_err(io::Error::other)?;
+        let host = to_host(tensor).map_err(io::Error::other)?;
         // SAFETY: a contiguous tensor on the CPU is `numel` elements in a row, and `host` outlives the slice.
         let bytes = unsafe { std::slice::from_raw_parts(host.data_ptr().cast::<u8>(), data_len(&host)) };
         out.write(bytes)?;
     }
     out.finish()
+}
+
+/// Brings all of them to the host one by one, as `write` does, and writes nothing.
+pub fn read_all(tensors: &[(String, &Tensor)]) -> Result<(), TchError> {
+    tensors.iter().try_for_each(|(_, tensor)| to_host(tensor).map(drop))
+}
+
+fn to_host(tensor: &Tensor) -> Result<Tensor, TchError> {
+    tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()
 }
 
 fn header(tensors: &[(String, &Tensor)]) -> io::Result<Vec<u8>> {

@@ -113,6 +113,9 @@ struct RunArgs {
     /// Show what would be started, and start nothing
     #[arg(long)]
     dry_run: bool,
+    /// Start as the pipeline says, whatever earlier runs have shown, and remember nothing
+    #[arg(long)]
+    ignore_ledger: bool,
     /// Print the events as JSON lines
     #[arg(long)]
     json: bool,
@@ -176,6 +179,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
             set: args.set,
             name: args.name,
             dry_run: args.dry_run,
+            ignore_ledger: args.ignore_ledger,
             json: args.json,
             quiet,
         }),

@@ -42,6 +42,13 @@ pub enum Error {
     #[error("the run {id} is being driven by another pipe")]
     RunBusy { id: String },
 
+    #[error("the ledger {path} cannot be used: {reason}", path = path.display())]
+    Ledger { path: PathBuf, reason: String },
+    #[error("nothing in the ledger is called {wanted:?}")]
+    NoEntry { wanted: String },
+    #[error("{reason}")]
+    NoPlan { reason: String },
+
     #[error("training failed: {reason}")]
     TrainingFailed { reason: String, bad_input: bool },
     #[error("out of memory, and nothing left to try: {reason}")]
@@ -67,8 +74,9 @@ impl Error {
             Self::TrainingFailed { bad_input: false, .. } => PipeExit::TrainingFailed,
             Self::OutOfMemory { .. } => PipeExit::OutOfMemory,
             Self::Interrupted => PipeExit::Interrupted,
-            Self::NoRun { .. } | Self::AmbiguousRun { .. } => PipeExit::Usage,
-            Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } => PipeExit::Unexpected,
+            Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } => PipeExit::Usage,
+            Self::NoPlan { .. } => PipeExit::Invalid,
+            Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
         }
     }
 
@@ -93,8 +101,13 @@ impl Error {
                 Some("start the engine again; `pipe ls` shows what it left, `pipe rm` cleans it".to_owned())
             }
             Self::RunBusy { .. } => Some("wait for it, or stop it with Ctrl-C where it runs".to_owned()),
+            Self::Ledger { .. } => {
+                Some("move it away, name another with PIPE_LEDGER, or go on without: --ignore-ledger".to_owned())
+            }
+            Self::NoEntry { .. } => Some("`pipe ledger ls` lists what there is".to_owned()),
             Self::Read { .. }
             | Self::Write { .. }
+            | Self::NoPlan { .. }
             | Self::PipelineTooLarge { .. }
             | Self::Invalid { .. }
             | Self::Engine { .. }

@@ -1,5 +1,6 @@
 //! `pipe`: runs training pipelines in containers and brings them through out-of-memory.
 
+mod card;
 mod cli;
 mod command;
 mod engine;
@@ -7,6 +8,7 @@ mod error;
 mod hub;
 mod image;
 mod interrupt;
+mod ledger;
 mod outcome;
 mod plan;
 mod preflight;

@@ -4,12 +4,15 @@ use pipe_spec::event::Memory;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Cause, OomRecord, Outcome, Phase, TrainerExit};
 
+use crate::card::Card;
 use crate::engine::Ending;
 
 /// What is known about an attempt that is over.
 pub struct Evidence<'a> {
     pub ending: &'a Ending,
     pub record: Option<&'a OomRecord>,
+    /// The card, once the attempt has left it.
+    pub card: Option<&'a Card>,
     /// The last lines of the log.
     pub tail: &'a [String],
     /// Whether a person asked for the end.
@@ -39,13 +42,14 @@ pub fn judge(evidence: &Evidence<'_>) -> Verdict {
             Verdict::new(Outcome::Failed, Cause::Vanished, why)
         };
     };
-    if ending.oom_killed {
+    // What it started may have been killed, and it may have gone on without.
+    if ending.oom_killed && TrainerExit::from_code(code).is_none() {
         return Verdict::new(Outcome::Oom, Cause::HostMemory, killed_by_kernel(ending.memory_limit));
     }
     match TrainerExit::from_code(code) {
         Some(TrainerExit::Done) => Verdict { outcome: Outcome::Finished, cause: None, reason: None },
-        Some(TrainerExit::DeviceOutOfMemory) => out_of_memory(Memory::Device, evidence.record),
-        Some(TrainerExit::HostOutOfMemory) => out_of_memory(Memory::Host, evidence.record),
+        Some(TrainerExit::DeviceOutOfMemory) => out_of_memory(Memory::Device, evidence),
+        Some(TrainerExit::HostOutOfMemory) => out_of_memory(Memory::Host, evidence),
         Some(TrainerExit::Stopped) => Verdict::new(Outcome::Stopped, Cause::Requested, "stopped on request, saved"),
         Some(TrainerExit::BadInput | TrainerExit::Unexpected | TrainerExit::Usage | TrainerExit::NotFinite) => {
             Verdict::new(Outcome::Failed, Cause::Trainer, trainer_words(code, evidence.tail))
@@ -69,16 +73,24 @@ fn killed_by_kernel(limit: Option<u64>) -> String {
     }
 }
 
-fn out_of_memory(memory: Memory, record: Option<&OomRecord>) -> Verdict {
-    let Some(record) = record else {
-        let (cause, whose) = match memory {
-            Memory::Device => (Cause::Capacity, "the card's"),
-            Memory::Host => (Cause::HostMemory, "the host's"),
+fn out_of_memory(memory: Memory, evidence: &Evidence<'_>) -> Verdict {
+    let card = evidence.card.filter(|_| memory == Memory::Device);
+    let Some(record) = evidence.record else {
+        return match (memory, card) {
+            (Memory::Host, _) => Verdict::new(Outcome::Oom, Cause::HostMemory, "the host's memory ran out"),
+            // Not even what a process needs to begin with was free.
+            (Memory::Device, Some(card)) if card.free < BEGINNING => {
+                Verdict::new(Outcome::Oom, Cause::Neighbour, format!("the card is full{}", held_by(Some(card))))
+            }
+            (Memory::Device, _) => Verdict::new(Outcome::Oom, Cause::Capacity, "the card's memory ran out"),
         };
-        return Verdict::new(Outcome::Oom, cause, format!("{whose} memory ran out"));
     };
     let cause = match memory {
         Memory::Host => Cause::HostMemory,
+        Memory::Device if is_crowded(record, card) => {
+            let reason = format!("{}{}", describe(memory, record), held_by(card));
+            return Verdict::new(Outcome::Oom, Cause::Neighbour, reason);
+        }
         Memory::Device if is_fragmented(record) => Cause::Fragmented,
         Memory::Device => match record.phase {
             Phase::Forward | Phase::Backward => Cause::Capacity,
@@ -87,6 +99,29 @@ fn out_of_memory(memory: Memory, record: Option<&OomRecord>) -> Verdict {
         },
     };
     Verdict::new(Outcome::Oom, cause, describe(memory, record))
+}
+
+/// What a process needs on a card before it has allocated anything.
+const BEGINNING: u64 = 1 << 30;
+
+/// Whether others hold what was asked for: the run may use more than it did, the card has it not, and would have it without
+/// them.
+fn is_crowded(record: &OomRecord, card: Option<&Card>) -> bool {
+    let (Some(requested), Some(free)) = (record.requested, record.card_free) else { return false };
+    let others = record.others.into_iter().chain(card.map(Card::used)).max().unwrap_or(0);
+    let allowed = match (record.total, record.reserved) {
+        (Some(total), Some(reserved)) => reserved.saturating_add(requested) <= total,
+        _ => true,
+    };
+    allowed && requested > free && free.saturating_add(others) >= requested
+}
+
+/// Who holds the card, in words.
+fn held_by(card: Option<&Card>) -> String {
+    let Some(card) = card.filter(|card| card.used() > 0) else { return String::new() };
+    let holders: Vec<String> = card.holders.iter().take(3).map(ToString::to_string).collect();
+    let who = if holders.is_empty() { "other processes".to_owned() } else { holders.join(", ") };
+    format!("; {} of the card held by {who}", human_bytes(card.used()))
 }
 
 /// Whether what the allocator held unused would have been enough, in smaller pieces.
@@ -148,6 +183,7 @@ fn signal_of(code: i64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::card::Holder;
 
     fn ending(exit_code: Option<i64>, oom_killed: bool) -> Ending {
         Ending { exit_code, oom_killed, memory_limit: Some(700 << 20), lost: None }
@@ -166,16 +202,20 @@ mod tests {
             peak: None,
             free: None,
             total: None,
+            card_total: None,
+            card_free: None,
+            own: None,
             others: None,
             allocator: None,
             alloc_retries: None,
+            points: Vec::new(),
             message: String::new(),
         }
     }
 
     fn verdict(ending: &Ending, record: Option<&OomRecord>, tail: &[&str], stop_requested: bool) -> Verdict {
         let tail: Vec<String> = tail.iter().map(|line| (*line).to_owned()).collect();
-        judge(&Evidence { ending, record, tail: &tail, stop_requested })
+        judge(&Evidence { ending, record, card: None, tail: &tail, stop_requested })
     }
 
     #[test]
@@ -186,6 +226,8 @@ mod tests {
             (Some(42), false, Oom, Some(Cause::Capacity)),
             (Some(43), false, Oom, Some(Cause::HostMemory)),
             (Some(137), true, Oom, Some(Cause::HostMemory)),
+            (Some(0), true, Finished, None),
+            (Some(42), true, Oom, Some(Cause::Capacity)),
             (Some(137), false, Failed, Some(Cause::Killed)),
             (Some(139), false, Failed, Some(Cause::Killed)),
             (Some(134), false, Failed, Some(Cause::Killed)),
@@ -225,6 +267,50 @@ mod tests {
         for (record, cause) in cases {
             assert_eq!(verdict(&ending(Some(42), false), Some(&record), &[], false).cause, Some(cause), "{record:?}");
         }
+    }
+
+    #[test]
+    fn a_neighbour_is_told_from_a_card_that_is_too_small() {
+        let crowded = |reserved, requested, total, free, others| OomRecord {
+            total: Some(total),
+            card_total: Some(100),
+            card_free: Some(free),
+            others: Some(others),
+            ..record(Phase::Load, reserved, reserved, requested)
+        };
+        let cases = [
+            // Others hold half of the card.
+            (crowded(40, 20, 100, 8, 50), Cause::Neighbour),
+            // Nobody else is there.
+            (crowded(90, 20, 100, 8, 0), Cause::Model),
+            // Somebody is, but what they hold would not have been enough.
+            (crowded(80, 30, 120, 8, 10), Cause::Model),
+            // The run's own limit was in the way, not the card.
+            (crowded(40, 20, 50, 30, 30), Cause::Model),
+            (crowded(40, 20, 50, 8, 50), Cause::Model),
+        ];
+        for (record, cause) in cases {
+            assert_eq!(verdict(&ending(Some(42), false), Some(&record), &[], false).cause, Some(cause), "{record:?}");
+        }
+    }
+
+    #[test]
+    fn who_holds_the_card_is_said() {
+        let holder = |pid, bytes| Holder { pid, name: Some("python3".to_owned()), bytes: Some(bytes) };
+        let mut card = Card {
+            name: "A card".to_owned(),
+            driver: "1".to_owned(),
+            total: 24 << 30,
+            free: 512 << 20,
+            holders: vec![holder(77, 20 << 30)],
+        };
+        let ended = ending(Some(42), false);
+        let evidence = |card| Evidence { ending: &ended, record: None, card, tail: &[], stop_requested: false };
+        let verdict = judge(&evidence(Some(&card)));
+        assert_eq!(verdict.cause, Some(Cause::Neighbour));
+        assert!(verdict.reason.unwrap().contains("held by python3 (77, 20"));
+        card.free = 20 << 30;
+        assert_eq!(judge(&evidence(Some(&card))).cause, Some(Cause::Capacity));
     }
 
     #[test]

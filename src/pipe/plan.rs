@@ -1,9 +1,10 @@
 //! From a pipeline to what is launched. Pure: what it needs to know of the world is handed to it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Limit, Paths, Pipeline};
+use pipe_spec::pipeline::{BatchSetting, Change, Edit, Limit, Paths, Pipeline};
 use pipe_spec::text::ByteSize;
 use pipe_spec::{Device, RunFolder, TrainerSpec, Variables};
 
@@ -24,12 +25,14 @@ pub struct Plan<'a> {
 
 /// The settings that the pipeline asks for.
 pub fn first_settings(pipeline: &Pipeline) -> Settings {
-    let batch = pipeline.train.batch;
+    let batch = pipeline.train.batch();
     Settings {
         batch,
+        auto: pipeline.train.batch == BatchSetting::Auto,
         prefetch: pipeline.data.prefetch,
         eval_batch: pipeline.evaluate.batch.map_or(batch, u32::from),
         expandable_segments: pipeline.memory.allocator.expandable_segments,
+        changes: 0,
     }
 }
 
@@ -53,14 +56,20 @@ impl Plan<'_> {
             memory: pipeline.memory.clone(),
             evaluate: pipeline.evaluate.clone(),
             save: pipeline.save.clone(),
+            maths_changed: settings.changes > 0,
         };
         spec.model.from = self.inputs.model.as_ref().map(|model| place(model).to_string_lossy().into_owned());
         spec.data.train = paths(&self.inputs.train);
         spec.data.eval = pipeline.data.eval.as_ref().map(|_| paths(&self.inputs.eval));
         spec.data.tokenizer = None;
         spec.data.prefetch = settings.prefetch;
-        spec.train.batch = settings.batch;
-        spec.evaluate.batch = std::num::NonZeroU32::new(settings.eval_batch);
+        if !settings.auto {
+            spec.train.batch = NonZeroU32::new(settings.batch).map_or(BatchSetting::Auto, BatchSetting::Fixed);
+            spec.evaluate.batch = NonZeroU32::new(settings.eval_batch);
+        }
+        for change in pipeline.on_oom.then.iter().take(settings.changes) {
+            apply(change, &mut spec);
+        }
         spec.memory.allocator.expandable_segments = settings.expandable_segments;
         if let Some(limit) = self.limit_without_container(engine) {
             spec.memory.limit = Some(Limit::Size(limit));
@@ -115,6 +124,19 @@ impl Plan<'_> {
             shm: container.shm.map(|size| size.0),
             cpus: container.cpus,
         }
+    }
+}
+
+/// What `on_oom.then` says, in the spec. What it cannot say was refused when the pipeline was read.
+fn apply(change: &Change, spec: &mut TrainerSpec) {
+    match change.edit() {
+        Ok(Edit::Checkpointing) => spec.train.checkpointing = true,
+        Ok(Edit::Precision(precision)) => spec.train.precision = precision,
+        Ok(Edit::Optimizer(kind)) => spec.train.optimizer.kind = kind,
+        Ok(Edit::MaxSource(length)) => spec.data.max_source = length,
+        Ok(Edit::MaxTarget(length)) => spec.data.max_target = length,
+        Ok(Edit::MaxLength(length)) => spec.data.max_length = length,
+        Err(_) => {}
     }
 }
 

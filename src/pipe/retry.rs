@@ -1,15 +1,21 @@
 //! What to do after out of memory: one pure function from what happened to what happens next.
 
+use pipe_model::memory;
+use pipe_spec::event::Point;
 use pipe_spec::pipeline::{OnOom, Reduce};
 use pipe_spec::{Cause, Device, Phase};
 
-/// What a retry may change without changing the training.
+/// What an attempt is started with, as far as attempts differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub batch: u32,
+    /// Whether the trainer is to find the batch itself.
+    pub auto: bool,
     pub prefetch: u32,
     pub eval_batch: u32,
     pub expandable_segments: bool,
+    /// How many entries of `on_oom.then` apply.
+    pub changes: usize,
 }
 
 /// An attempt that ran out of memory.
@@ -23,19 +29,27 @@ pub struct Situation<'a> {
     pub cause: Cause,
     /// What the trainer was doing, where it lived to say so.
     pub phase: Option<Phase>,
+    /// Whether a neighbour was waited for already, and in vain.
+    pub waited: bool,
+    /// What batches held that fitted.
+    pub points: &'a [Point],
+    /// What there is for them.
+    pub capacity: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Go on from the last checkpoint with these settings; `action` says what changed.
     Retry { settings: Settings, action: String },
-    /// Nothing that keeps the training would help; `hint` says what the user could change.
+    /// The same again, once another process has left the card, or the time is over.
+    Wait { action: String },
+    /// Nothing that is allowed would help; `hint` says what the user could change.
     Stop { reason: String, hint: String },
 }
 
-/// Every retry changes something, so the same failure cannot come back in the same way for ever.
+/// Every retry changes something or waits, and nothing waits twice, so the same failure cannot come back for ever.
 pub fn decide(situation: &Situation<'_>) -> Decision {
-    let Situation { policy, device, settings, retries_used, cause, phase } = situation;
+    let Situation { policy, device, settings, retries_used, cause, phase, .. } = situation;
     if *retries_used >= policy.retries {
         return Decision::Stop {
             reason: format!("all {} retries are used", policy.retries),
@@ -47,14 +61,24 @@ pub fn decide(situation: &Situation<'_>) -> Decision {
             settings: Settings { expandable_segments: true, ..(*settings).clone() },
             action: "same batch, expandable_segments on".to_owned(),
         },
+        Cause::Neighbour if !situation.waited && policy.wait > 0 => {
+            Decision::Wait { action: "same batch, once the card is free".to_owned() }
+        }
+        Cause::Neighbour => match phase {
+            Some(Phase::Forward | Phase::Backward) | None => smaller_batch(situation),
+            Some(Phase::Eval) => smaller_eval_batch(situation),
+            Some(Phase::Load | Phase::Optimizer | Phase::Checkpoint | Phase::Resume) => {
+                no_batch_helps(situation, "free the card of other processes, or raise on_oom.wait")
+            }
+        },
         Cause::Fragmented | Cause::Capacity => smaller_batch(situation),
-        Cause::EvalOnly => smaller_eval_batch(settings),
-        Cause::Model => no_batch_helps(phase, "use a larger card or a smaller model"),
+        Cause::EvalOnly => smaller_eval_batch(situation),
+        Cause::Model => no_batch_helps(situation, "use a larger card or a smaller model"),
         Cause::HostMemory => match (device, phase) {
             (_, Some(Phase::Load | Phase::Optimizer | Phase::Checkpoint | Phase::Resume)) => {
-                no_batch_helps(phase, "raise container.memory (or memory.limit), or use a smaller model")
+                no_batch_helps(situation, "raise container.memory (or memory.limit), or use a smaller model")
             }
-            (Device::Cpu, Some(Phase::Eval)) => smaller_eval_batch(settings),
+            (Device::Cpu, Some(Phase::Eval)) => smaller_eval_batch(situation),
             (Device::Cpu, Some(Phase::Forward | Phase::Backward) | None) => smaller_batch(situation),
             (Device::Cuda, _) if settings.prefetch > 1 => Decision::Retry {
                 settings: Settings { prefetch: 1, ..(*settings).clone() },
@@ -75,37 +99,58 @@ pub fn decide(situation: &Situation<'_>) -> Decision {
 fn smaller_batch(situation: &Situation<'_>) -> Decision {
     let Situation { policy, settings, .. } = situation;
     let least = policy.min_batch.get();
-    let next = match &policy.reduce {
-        Reduce::Halve | Reduce::Fit => Some((settings.batch / 2).max(least)),
-        Reduce::Ladder(rungs) => rungs.iter().copied().find(|rung| *rung < settings.batch),
+    let half = (settings.batch / 2).max(least);
+    let (next, how) = match &policy.reduce {
+        Reduce::Halve => (Some(half), ""),
+        Reduce::Fit => match fitting(situation) {
+            Some(batch) => (Some(batch.max(least)), ", which fits by what smaller ones held"),
+            None => (Some(half), ""),
+        },
+        Reduce::Ladder(rungs) => (rungs.iter().copied().find(|rung| *rung < settings.batch), ""),
     };
-    match next.filter(|next| *next < settings.batch && *next >= least) {
-        Some(batch) => Decision::Retry {
+    if let Some(batch) = next.filter(|next| *next < settings.batch && *next >= least) {
+        return Decision::Retry {
             settings: Settings { batch, eval_batch: settings.eval_batch.min(batch), ..(*settings).clone() },
-            action: format!("batch {} instead of {}", batch, settings.batch),
+            action: format!("batch {batch} instead of {}{how}", settings.batch),
+        };
+    }
+    let reason = format!("a batch of {} does not fit, and on_oom allows none smaller", settings.batch);
+    let hint = match &policy.reduce {
+        Reduce::Ladder(_) => "add lower rungs to on_oom.reduce, or give the job more memory",
+        Reduce::Halve | Reduce::Fit if least > 1 => "lower on_oom.min_batch, or give the job more memory",
+        Reduce::Halve | Reduce::Fit => {
+            "give the job more memory, shorten data.max_source and data.max_target, or use a smaller model"
+        }
+    };
+    next_change(situation, reason, hint)
+}
+
+/// The largest batch on the line through what was measured, below the one that failed.
+fn fitting(situation: &Situation<'_>) -> Option<u32> {
+    let batch = memory::largest(situation.points, situation.capacity?)?;
+    (batch > 0).then(|| batch.min(situation.settings.batch - 1)).filter(|batch| *batch > 0)
+}
+
+/// The next entry of `on_oom.then`, or the end.
+fn next_change(situation: &Situation<'_>, reason: String, hint: &str) -> Decision {
+    let Situation { policy, settings, .. } = situation;
+    match policy.then.get(settings.changes) {
+        Some(change) => Decision::Retry {
+            settings: Settings { changes: settings.changes + 1, ..(*settings).clone() },
+            action: format!("{} (changes the maths)", change.0),
         },
-        None => Decision::Stop {
-            reason: format!("a batch of {} does not fit, and on_oom allows none smaller", settings.batch),
-            hint: match &policy.reduce {
-                Reduce::Ladder(_) => "add lower rungs to on_oom.reduce, or give the job more memory".to_owned(),
-                Reduce::Halve | Reduce::Fit if least > 1 => {
-                    "lower on_oom.min_batch, or give the job more memory".to_owned()
-                }
-                Reduce::Halve | Reduce::Fit => {
-                    "give the job more memory, shorten data.max_source and data.max_target, or use a smaller model"
-                        .to_owned()
-                }
-            },
-        },
+        None => {
+            let more = if policy.then.is_empty() { "; on_oom.then may name changes to the maths" } else { "" };
+            Decision::Stop { reason, hint: format!("{hint}{more}") }
+        }
     }
 }
 
-fn smaller_eval_batch(settings: &Settings) -> Decision {
+fn smaller_eval_batch(situation: &Situation<'_>) -> Decision {
+    let settings = situation.settings;
     if settings.eval_batch <= 1 {
-        return Decision::Stop {
-            reason: "evaluation does not fit even with a batch of 1".to_owned(),
-            hint: "give the job more memory, or leave out data.eval".to_owned(),
-        };
+        let reason = "evaluation does not fit even with a batch of 1".to_owned();
+        return next_change(situation, reason, "give the job more memory, or leave out data.eval");
     }
     let eval_batch = settings.eval_batch / 2;
     Decision::Retry {
@@ -114,22 +159,21 @@ fn smaller_eval_batch(settings: &Settings) -> Decision {
     }
 }
 
-fn no_batch_helps(phase: &Option<Phase>, hint: &str) -> Decision {
-    let during = phase.map_or(String::new(), |phase| format!(" (it ran out in {})", phase.name()));
-    Decision::Stop {
-        reason: format!("the model itself does not fit{during}: no batch would help"),
-        hint: hint.to_owned(),
-    }
+fn no_batch_helps(situation: &Situation<'_>, hint: &str) -> Decision {
+    let during = situation.phase.map_or(String::new(), |phase| format!(" (it ran out in {})", phase.name()));
+    next_change(situation, format!("the model itself does not fit{during}: no batch would help"), hint)
 }
 
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU32;
 
+    use pipe_spec::pipeline::Change;
+
     use super::*;
 
     fn settings(batch: u32) -> Settings {
-        Settings { batch, prefetch: 2, eval_batch: 8, expandable_segments: false }
+        Settings { batch, auto: false, prefetch: 2, eval_batch: 8, expandable_segments: false, changes: 0 }
     }
 
     fn policy(reduce: Reduce, min_batch: u32) -> OnOom {
@@ -140,6 +184,7 @@ mod tests {
     fn changed(decision: &Decision, before: &Settings) -> String {
         match decision {
             Decision::Stop { .. } => "stop".to_owned(),
+            Decision::Wait { .. } => "wait".to_owned(),
             Decision::Retry { settings, .. } => {
                 let mut words = Vec::new();
                 if settings.batch != before.batch {
@@ -153,14 +198,30 @@ mod tests {
                 if settings.expandable_segments != before.expandable_segments {
                     words.push("segments".to_owned());
                 }
+                if settings.changes != before.changes {
+                    words.push("maths".to_owned());
+                }
                 words.join(" ")
             }
         }
     }
 
+    fn situation<'a>(policy: &'a OnOom, settings: &'a Settings, cause: Cause) -> Situation<'a> {
+        Situation {
+            policy,
+            device: Device::Cuda,
+            settings,
+            retries_used: 0,
+            cause,
+            phase: None,
+            waited: false,
+            points: &[],
+            capacity: None,
+        }
+    }
+
     fn decide_for(policy: &OnOom, device: Device, settings: &Settings, cause: Cause, phase: Option<Phase>) -> String {
-        let situation = Situation { policy, device, settings, retries_used: 0, cause, phase };
-        changed(&decide(&situation), settings)
+        changed(&decide(&Situation { device, phase, ..situation(policy, settings, cause) }), settings)
     }
 
     /// Every cause, in every phase, on both devices.
@@ -174,6 +235,7 @@ mod tests {
                     let want = match (cause, device, phase) {
                         (Cause::Fragmented, _, _) => "segments",
                         (Cause::Capacity, _, _) => "batch 32",
+                        (Cause::Neighbour, _, _) => "wait",
                         (Cause::EvalOnly, _, _) => "eval 4",
                         (Cause::Model, _, _) => "stop",
                         (
@@ -229,19 +291,64 @@ mod tests {
     }
 
     #[test]
+    fn a_neighbour_that_stays_is_taken_for_a_smaller_card() {
+        let policy = policy(Reduce::Halve, 1);
+        let settings = settings(64);
+        for (phase, want) in
+            [(Some(Phase::Backward), "batch 32"), (Some(Phase::Eval), "eval 4"), (Some(Phase::Load), "stop")]
+        {
+            let waited = Situation { waited: true, phase, ..situation(&policy, &settings, Cause::Neighbour) };
+            assert_eq!(changed(&decide(&waited), &settings), want);
+        }
+        let impatient = OnOom { wait: 0, ..policy.clone() };
+        assert_eq!(changed(&decide(&situation(&impatient, &settings, Cause::Neighbour)), &settings), "batch 32");
+    }
+
+    #[test]
+    fn fit_names_the_largest_batch_that_fits() {
+        let point = |batch, peak| Point { batch, peak };
+        let line = [point(8, 200), point(16, 300)];
+        // What is measured, what there is, the batch that failed: what comes next.
+        let cases: [(&[Point], Option<u64>, u32, &str); 7] = [
+            (&line, Some(1000), 128, "batch 70"),
+            (&line, Some(1000), 64, "batch 63"),
+            (&line, Some(310), 128, "batch 16"),
+            (&line, Some(100), 128, "batch 64"),
+            (&line, None, 128, "batch 64"),
+            (&line[..1], Some(1000), 128, "batch 64"),
+            (&[], Some(1000), 1, "stop"),
+        ];
+        for (points, capacity, batch, want) in cases {
+            let (policy, settings) = (policy(Reduce::Fit, 1), settings(batch));
+            let fit = Situation { points, capacity, ..situation(&policy, &settings, Cause::Capacity) };
+            assert_eq!(changed(&decide(&fit), &settings), want, "{points:?} in {capacity:?} after {batch}");
+        }
+    }
+
+    #[test]
+    fn the_maths_change_last_and_one_by_one() {
+        let then = ["checkpointing", "precision=bf16"].map(|text| Change(text.to_owned())).to_vec();
+        let policy = OnOom { then, ..policy(Reduce::Halve, 32) };
+        let mut now = settings(64);
+        let mut path = Vec::new();
+        while let Decision::Retry { settings, action } = decide(&situation(&policy, &now, Cause::Capacity)) {
+            path.push(action);
+            now = settings;
+        }
+        assert_eq!(
+            path,
+            ["batch 32 instead of 64", "checkpointing (changes the maths)", "precision=bf16 (changes the maths)"]
+        );
+        assert_eq!(decide_for(&policy, Device::Cuda, &settings(64), Cause::Model, Some(Phase::Load)), "maths");
+    }
+
+    #[test]
     fn retries_are_counted() {
         let policy = OnOom { retries: 2, ..policy(Reduce::Halve, 1) };
         let settings = settings(64);
         for (used, stops) in [(0, false), (1, false), (2, true), (9, true)] {
-            let situation = Situation {
-                policy: &policy,
-                device: Device::Cpu,
-                settings: &settings,
-                retries_used: used,
-                cause: Cause::HostMemory,
-                phase: None,
-            };
-            assert_eq!(matches!(decide(&situation), Decision::Stop { .. }), stops, "{used} used");
+            let used = Situation { retries_used: used, ..situation(&policy, &settings, Cause::Capacity) };
+            assert_eq!(matches!(decide(&used), Decision::Stop { .. }), stops, "{used:?}");
         }
     }
 
@@ -252,14 +359,9 @@ mod tests {
         for cause in Cause::ALL {
             for device in [Device::Cpu, Device::Cuda] {
                 let mut seen = vec![settings(100)];
-                while let Decision::Retry { settings, .. } = decide(&Situation {
-                    policy: &policy,
-                    device,
-                    settings: seen.last().unwrap(),
-                    retries_used: 0,
-                    cause,
-                    phase: None,
-                }) {
+                while let Decision::Retry { settings, .. } =
+                    decide(&Situation { device, waited: true, ..situation(&policy, seen.last().unwrap(), cause) })
+                {
                     assert!(!seen.contains(&settings), "{cause:?}: {settings:?} again");
                     seen.push(settings);
                 }

@@ -2,13 +2,16 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use pipe_spec::{Attempt, Cause, Event, EventKind, OomRecord, Outcome, Status, TrainerExit};
+use pipe_spec::event::{Measured, Point};
+use pipe_spec::{Attempt, Cause, Device, Event, EventKind, OomRecord, Outcome, Status, TrainerExit, TrainerSpec};
 
+use crate::card::Card;
 use crate::engine::{Ending, Engine, Line, Source};
 use crate::error::Error;
 use crate::interrupt::Interrupts;
+use crate::ledger::{self, Advice, Diary};
 use crate::outcome::{Evidence, Verdict, judge};
 use crate::plan::{Plan, first_settings};
 use crate::report::Reporter;
@@ -24,6 +27,10 @@ pub struct Supervisor<'a, E: Engine> {
     pub run: &'a mut Run,
     pub reporter: &'a mut Reporter,
     pub interrupts: &'a mut Interrupts,
+    /// What earlier runs have shown, and this one will; absent where it is not to be asked.
+    pub diary: Option<Diary>,
+    /// What batches of this run held that fitted.
+    pub points: Vec<Point>,
 }
 
 impl<E: Engine> Supervisor<'_, E> {
@@ -44,44 +51,138 @@ impl<E: Engine> Supervisor<'_, E> {
 
     async fn attempts(&mut self) -> Result<(), Error> {
         let mut events = EventLog::open(&self.run.folder)?;
-        let mut settings = first_settings(self.plan.pipeline);
+        let mut settings = self.informed(first_settings(self.plan.pipeline));
+        let mut waited = false;
         loop {
             let verdict = self.attempt(&settings, &mut events).await?;
             match verdict.outcome {
                 Outcome::Finished => return Ok(()),
                 Outcome::Stopped => return Err(Error::Interrupted),
                 Outcome::Failed => return Err(self.failure(verdict)),
-                Outcome::Oom => settings = self.after_oom(&settings, &verdict)?,
+                Outcome::Oom => {}
+            }
+            // A trainer that searched for the batch has found one.
+            if let Some(attempt) = self.run.state.attempts.last().filter(|_| settings.auto) {
+                let eval_batch = self.plan.pipeline.evaluate.batch.map_or(attempt.batch, u32::from);
+                settings = Settings { batch: attempt.batch, auto: false, eval_batch, ..settings };
+            }
+            match self.after_oom(&settings, &verdict, waited)? {
+                Some(next) => (settings, waited) = (next, false),
+                None => {
+                    self.wait_for_card().await?;
+                    waited = true;
+                }
             }
         }
     }
 
-    /// The settings of the next attempt, announced, or the end of the run.
-    fn after_oom(&mut self, settings: &Settings, verdict: &Verdict) -> Result<Settings, Error> {
+    /// The first settings, as far as what is known of earlier runs speaks against them. A ledger that cannot be read is no
+    /// reason not to train.
+    fn informed(&mut self, settings: Settings) -> Settings {
+        let Some(diary) = &self.diary else { return settings };
+        let pipeline = self.plan.pipeline;
+        let spec = self.plan.spec(self.engine, self.run.folder.path(), 1, &settings);
+        let card = Card::read(&pipeline.container.gpus).filter(|_| spec.device == Device::Cuda);
+        let (entry, hints) = match diary.ask(&spec, card.as_ref()) {
+            Ok(known) => known,
+            Err(error) => {
+                self.reporter.note(&format!("warning: {error}"));
+                self.diary = None;
+                return settings;
+            }
+        };
+        hints.iter().for_each(|hint| self.reporter.note(&format!("ledger: {hint}")));
+        let Some(entry) = entry else { return settings };
+        let memory = pipeline.container.memory.map(|size| size.0);
+        let capacity = ledger::capacity(&spec, card.as_ref(), memory);
+        let found = ledger::found(&entry, &spec, capacity).filter(|_| settings.auto);
+        let (batch, why) = match found {
+            Some(batch) => (batch, format!("batch {batch} was found to be the largest that fits")),
+            None if settings.auto => return settings,
+            None => {
+                let least = pipeline.on_oom.min_batch.get();
+                match ledger::advise(&entry, &spec, settings.batch, least, capacity) {
+                    Advice::Go => return settings,
+                    Advice::Instead { batch, why } => (batch, why),
+                }
+            }
+        };
+        self.reporter.note(&format!("ledger: {why}"));
+        let eval_batch = pipeline.evaluate.batch.map_or(batch, u32::from);
+        Settings { batch, auto: false, eval_batch, ..settings }
+    }
+
+    /// Until there is room on the card for what was asked for, or the time is over.
+    async fn wait_for_card(&mut self) -> Result<(), Error> {
+        let policy = &self.plan.pipeline.on_oom;
+        let gpus = &self.plan.pipeline.container.gpus;
+        let needed = self.record(self.run.state.attempts.len() as u32).as_ref().map_or(u64::MAX, needed);
+        let began = Instant::now();
+        let patience = Duration::from_secs(policy.wait);
+        let mut told = None;
+        while began.elapsed() < patience {
+            let card = Card::read(gpus);
+            if card.as_ref().is_some_and(|card| card.free >= needed.min(card.total - card.total / 20)) {
+                self.reporter.note("the card is free again");
+                return Ok(());
+            }
+            let holders: Vec<String> = card.iter().flat_map(|card| &card.holders).map(ToString::to_string).collect();
+            if told.as_ref() != Some(&holders) {
+                let who = if holders.is_empty() { "other processes".to_owned() } else { holders.join(", ") };
+                self.reporter.note(&format!("waiting for the card, at most {}s, held by {who}", policy.wait));
+                told = Some(holders);
+            }
+            let rest = patience.saturating_sub(began.elapsed());
+            tokio::select! {
+                () = tokio::time::sleep(LOOK.min(rest)) => {}
+                () = self.interrupts.next() => return Err(Error::Interrupted),
+            }
+        }
+        self.reporter.note("the card is not free, and the time for waiting is over: trying once more");
+        Ok(())
+    }
+
+    /// The settings of the next attempt, announced, or the end of the run; nothing when the same are to be tried again once
+    /// the card is free.
+    fn after_oom(&mut self, settings: &Settings, verdict: &Verdict, waited: bool) -> Result<Option<Settings>, Error> {
         let policy = &self.plan.pipeline.on_oom;
         let number = self.run.state.attempts.len() as u32;
+        let record = self.record(number);
+        let mut points = record.as_ref().map_or(Vec::new(), |record| record.points.clone());
+        points.extend(self.points.iter().copied());
         let decision = decide(&Situation {
             policy,
             device: self.plan.device,
             settings,
             retries_used: number.saturating_sub(1),
             cause: verdict.cause.unwrap_or(Cause::Capacity),
-            phase: self.record(number).map(|record| record.phase),
+            phase: record.as_ref().map(|record| record.phase),
+            waited,
+            points: &points,
+            capacity: record.as_ref().and_then(|record| record.total),
         });
         match decision {
+            Decision::Wait { action } => {
+                self.note_action(action)?;
+                Ok(None)
+            }
             Decision::Stop { reason, hint } => Err(Error::OutOfMemory { reason, hint }),
             Decision::Retry { settings, action } => {
                 let effective = self.plan.pipeline.train.effective_batch;
                 let accum = pipe_spec::pipeline::accum(effective, settings.batch);
                 self.reporter
                     .note(&format!("retrying: {action} (accum {accum}, effective batch {effective} as before)"));
-                if let Some(attempt) = self.run.state.attempts.last_mut() {
-                    attempt.action = Some(action);
-                }
-                self.run.save()?;
-                Ok(settings)
+                self.note_action(action)?;
+                Ok(Some(settings))
             }
         }
+    }
+
+    fn note_action(&mut self, action: String) -> Result<(), Error> {
+        if let Some(attempt) = self.run.state.attempts.last_mut() {
+            attempt.action = Some(action);
+        }
+        self.run.save()
     }
 
     /// One attempt from its spec to its verdict.
@@ -94,7 +195,9 @@ impl<E: Engine> Supervisor<'_, E> {
         write_json(&folder.spec(), &spec)?;
         let launch = self.plan.launch(self.engine, &self.run.state.id, &self.run.folder, number);
 
-        let attempt = Attempt::new(number, settings.batch, spec.train.accum());
+        let mut attempt = Attempt::new(number, settings.batch, spec.train.accum());
+        attempt.changes =
+            self.plan.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect();
         self.reporter.attempt_started(&attempt, self.plan.pipeline.on_oom.retries + 1);
         self.run.state.attempts.push(attempt);
         self.run.save()?;
@@ -111,15 +214,28 @@ impl<E: Engine> Supervisor<'_, E> {
             }
         };
         let record = self.record(number);
+        let ran_out = ended.ending.exit_code == Some(i64::from(TrainerExit::DeviceOutOfMemory.code()));
+        let card = Card::read(&self.plan.pipeline.container.gpus).filter(|_| ran_out);
         let mut verdict = judge(&Evidence {
             ending: &ended.ending,
             record: record.as_ref(),
+            card: card.as_ref(),
             tail: &ended.tail,
             stop_requested: ended.stop_requested,
         });
         verdict.reason = verdict.reason.map(|reason| self.plan.with_host_paths(&reason));
         self.close_attempt(began, Some(&ended.ending), &verdict)?;
+        self.remember(&spec, record.as_ref(), &ended.ending);
         Ok(verdict)
+    }
+
+    /// Tells the ledger what the attempt has shown. That it cannot be told is no reason not to train.
+    fn remember(&mut self, spec: &TrainerSpec, record: Option<&OomRecord>, ending: &Ending) {
+        let (Some(diary), Some(attempt)) = (&mut self.diary, self.run.state.attempts.last()) else { return };
+        if let Err(error) = diary.attempt_ended(spec, attempt, record, ending.memory_limit) {
+            self.reporter.note(&format!("warning: {error}"));
+            self.diary = None;
+        }
     }
 
     /// Starts the job and stays with it until it ends.
@@ -178,6 +294,9 @@ impl<E: Engine> Supervisor<'_, E> {
             return Ok(());
         };
         self.note_figures(&event);
+        if let Some(diary) = &mut self.diary {
+            diary.see(&event.kind);
+        }
         if let Some(recorded) = events.record(event)? {
             self.reporter.event(&recorded);
         }
@@ -188,7 +307,21 @@ impl<E: Engine> Supervisor<'_, E> {
     fn note_figures(&mut self, event: &Event) {
         let state = &mut self.run.state;
         match &event.kind {
-            EventKind::Started(started) => state.steps = Some(started.steps),
+            EventKind::Started(started) => {
+                state.steps = Some(started.steps);
+                if let Some(attempt) = state.attempts.last_mut() {
+                    (attempt.batch, attempt.accum) = (started.batch, started.accum);
+                }
+            }
+            EventKind::Rehearsed(rehearsed) => {
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.peak_memory = attempt.peak_memory.max(Some(rehearsed.peak));
+                }
+                self.points.push(Point { batch: rehearsed.batch, peak: rehearsed.peak });
+            }
+            EventKind::Measured(Measured { batch, peak: Some(peak), .. }) => {
+                self.points.push(Point { batch: *batch, peak: *peak });
+            }
             EventKind::Step(step) => {
                 if let Some(attempt) = state.attempts.last_mut() {
                     attempt.first_step.get_or_insert(step.step);
@@ -203,7 +336,9 @@ impl<E: Engine> Supervisor<'_, E> {
                     attempt.peak_memory = attempt.peak_memory.max(record.peak);
                 }
             }
-            EventKind::Eval(_)
+            EventKind::Measured(_)
+            | EventKind::Fitted(_)
+            | EventKind::Eval(_)
             | EventKind::Sample(_)
             | EventKind::Checkpoint(_)
             | EventKind::Warning(_)
@@ -248,6 +383,15 @@ impl<E: Engine> Supervisor<'_, E> {
         }
         Error::TrainingFailed { reason, bad_input }
     }
+}
+
+/// How often the card is looked at while somebody else holds it.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Bytes that an attempt would have needed to go on: what it held and what it asked for.
+fn needed(record: &OomRecord) -> u64 {
+    let own = record.own.or(record.reserved).unwrap_or(0);
+    own.saturating_add(record.requested.unwrap_or(0))
 }
 
 /// A job that has ended.

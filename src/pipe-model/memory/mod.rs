@@ -1,7 +1,9 @@
 //! What a training holds on a card: the state of the model, computed exactly, and what passes through it, stage by stage.
 
+mod fit;
 mod stage;
 
+pub use fit::{MARGIN, Search, largest};
 pub use stage::{Peak, Stage, peak};
 
 use pipe_spec::pipeline::{OptimizerKind, Precision};

@@ -1,6 +1,6 @@
 //! What the pipeline file can say and this version cannot do. Refused by name, never ignored.
 
-use super::{BatchSetting, EngineKind, Gpus, PipelineFile, Reduce};
+use super::{EngineKind, Gpus, PipelineFile};
 
 /// The path and the name of each feature that `file` asks for in vain.
 pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
@@ -10,10 +10,6 @@ pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
             missing.push((path, feature));
         }
     };
-    let train = &file.train;
-    unless(train.batch != BatchSetting::Auto, "train.batch", "the automatic batch".into());
-    unless(file.on_oom.reduce != Reduce::Fit, "on_oom.reduce", "fitting the batch".into());
-    unless(file.on_oom.then.is_empty(), "on_oom.then", "changing the maths".into());
     let one_gpu = match &file.container.gpus {
         Gpus::Auto | Gpus::Count(0 | 1) => true,
         Gpus::Ids(ids) => ids.len() == 1,

@@ -103,11 +103,8 @@ impl Check<'_> {
             self.problem("on_oom.reduce", format!("the ladder must fall: {} is followed by {}", pair[0], pair[1]));
         }
         for (index, change) in file.on_oom.then.iter().enumerate() {
-            if !change.is_known() {
-                self.problem(
-                    &format!("on_oom.then.{index}"),
-                    format!("found {:?}; allowed: {}", change.0, super::Change::ALLOWED),
-                );
+            if let Err(allowed) = change.edit() {
+                self.problem(&format!("on_oom.then.{index}"), format!("found {:?}; allowed: {allowed}", change.0));
             }
         }
         if let Some(Limit::Share(_)) = file.memory.limit
@@ -146,19 +143,10 @@ impl Check<'_> {
                 );
             }
         }
-        let BatchSetting::Fixed(batch) = file.batch else { return None };
-        let batch = batch.get();
-        let effective_batch = match (file.accum, file.effective_batch) {
-            (_, Some(effective)) => effective.get(),
-            (accum, None) => match batch.checked_mul(accum.map_or(1, u32::from)) {
-                Some(effective) => effective,
-                None => {
-                    self.problem("train.accum", "batch x accum is too large");
-                    return None;
-                }
-            },
-        };
-        if batch > effective_batch {
+        let effective_batch = self.effective_batch(file)?;
+        if let BatchSetting::Fixed(batch) = file.batch
+            && batch.get() > effective_batch
+        {
             self.problem(
                 "train.batch",
                 format!("found {batch}; allowed: at most the effective batch, which is {effective_batch}"),
@@ -170,7 +158,7 @@ impl Check<'_> {
                 (epochs, _) => epochs,
             },
             steps: file.steps,
-            batch,
+            batch: file.batch,
             effective_batch,
             precision: file.precision,
             optimizer: file.optimizer.clone(),
@@ -181,5 +169,23 @@ impl Check<'_> {
             seed: file.seed,
             deterministic: file.deterministic,
         })
+    }
+
+    /// Samples in a step. A batch that depends on the card must not decide it.
+    fn effective_batch(&mut self, file: &TrainFile) -> Option<u32> {
+        match (file.batch, file.accum, file.effective_batch) {
+            (_, _, Some(effective)) => Some(effective.get()),
+            (BatchSetting::Fixed(batch), accum, None) => {
+                let effective = batch.get().checked_mul(accum.map_or(1, u32::from));
+                if effective.is_none() {
+                    self.problem("train.accum", "batch x accum is too large");
+                }
+                effective
+            }
+            (BatchSetting::Auto, _, None) => {
+                self.problem("train.effective_batch", "missing; with batch: auto it says how many samples a step has");
+                None
+            }
+        }
     }
 }

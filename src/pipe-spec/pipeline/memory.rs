@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::text::ByteSize;
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
     /// Share of the card, or a size such as 12g; on the CPU a size.
@@ -17,6 +17,14 @@ pub struct Memory {
     pub allocator: Allocator,
     /// Steps between two clearings of the cache; 0 never clears it.
     pub empty_cache_every: u64,
+    /// Whether the longest samples go first, through a step whose update is discarded: what will not fit fails at once.
+    pub worst_first: bool,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { limit: None, allocator: Allocator::default(), empty_cache_every: 0, worst_first: true }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

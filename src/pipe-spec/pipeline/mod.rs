@@ -20,7 +20,7 @@ pub use data::{Data, Pad, Paths};
 pub use file::{PipelineFile, schema};
 pub use memory::{Allocator, Limit, Memory};
 pub use model::{Arch, Model};
-pub use on_oom::{Change, OnOom, Reduce};
+pub use on_oom::{Change, Edit, OnOom, Reduce};
 pub use problem::{Problem, Problems};
 pub use task::Task;
 pub use train::{

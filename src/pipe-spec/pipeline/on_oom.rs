@@ -6,20 +6,25 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use super::{OptimizerKind, Precision};
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OnOom {
     pub retries: u32,
-    /// `halve`, `fit`, or a falling ladder of batches such as [128, 96, 64, 32].
+    /// `halve`, a falling ladder of batches such as [128, 96, 64, 32], or `fit`: the largest batch that fits, from what was
+    /// measured at smaller ones; where nothing was, half.
     pub reduce: Reduce,
     pub min_batch: NonZeroU32,
+    /// Seconds to wait for another process to leave the card.
+    pub wait: u64,
     /// What may change the maths once the batch is at its minimum, in order.
     pub then: Vec<Change>,
 }
 
 impl Default for OnOom {
     fn default() -> Self {
-        Self { retries: 6, reduce: Reduce::Halve, min_batch: NonZeroU32::MIN, then: Vec::new() }
+        Self { retries: 6, reduce: Reduce::Fit, min_batch: NonZeroU32::MIN, wait: 600, then: Vec::new() }
     }
 }
 
@@ -71,20 +76,61 @@ impl JsonSchema for Reduce {
 }
 
 /// A change to the maths, written `checkpointing` or `key=value`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Change(pub String);
 
-impl Change {
-    pub const ALLOWED: &str = "checkpointing, precision=..., max_source=..., max_target=... or optimizer=...";
+/// The same, understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edit {
+    Checkpointing,
+    Precision(Precision),
+    MaxSource(NonZeroU32),
+    MaxTarget(NonZeroU32),
+    MaxLength(NonZeroU32),
+    Optimizer(OptimizerKind),
+}
 
-    pub fn is_known(&self) -> bool {
-        match self.0.split_once('=') {
-            None => self.0 == "checkpointing",
-            Some((key, value)) => {
-                matches!(key, "precision" | "max_source" | "max_target" | "max_length" | "optimizer")
-                    && !value.is_empty()
-            }
+impl Change {
+    const ALLOWED: &str =
+        "checkpointing, precision=..., max_source=..., max_target=..., max_length=... or optimizer=...";
+
+    /// What it does, or what would have been allowed.
+    pub fn edit(&self) -> Result<Edit, String> {
+        let Some((key, value)) = self.0.split_once('=') else {
+            return if self.0 == "checkpointing" { Ok(Edit::Checkpointing) } else { Err(Self::ALLOWED.to_owned()) };
+        };
+        let length = || value.parse().map_err(|_| format!("{key}= and a whole number above 0"));
+        match key {
+            "precision" => word(value).map(Edit::Precision).ok_or("precision= and one of the precisions".to_owned()),
+            "optimizer" => word(value).map(Edit::Optimizer).ok_or("optimizer=adamw or optimizer=adafactor".to_owned()),
+            "max_source" => length().map(Edit::MaxSource),
+            "max_target" => length().map(Edit::MaxTarget),
+            "max_length" => length().map(Edit::MaxLength),
+            _ => Err(Self::ALLOWED.to_owned()),
+        }
+    }
+}
+
+fn word<T: for<'de> Deserialize<'de>>(text: &str) -> Option<T> {
+    serde_json::from_value(Value::String(text.to_owned())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_understood() {
+        let edit = |text: &str| Change(text.to_owned()).edit();
+        assert_eq!(edit("checkpointing"), Ok(Edit::Checkpointing));
+        assert_eq!(edit("precision=bf16"), Ok(Edit::Precision(Precision::Bf16)));
+        assert_eq!(edit("optimizer=adafactor"), Ok(Edit::Optimizer(OptimizerKind::Adafactor)));
+        assert_eq!(edit("max_source=256"), Ok(Edit::MaxSource(NonZeroU32::new(256).unwrap())));
+        for wrong in
+            ["", "checkpointing=1", "precision=fp8", "max_source=0", "max_length=", "optimizer=sgd", "dropout=0"]
+        {
+            assert!(edit(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -66,7 +66,7 @@ pub struct Train {
     pub epochs: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
-    pub batch: u32,
+    pub batch: BatchSetting,
     pub effective_batch: u32,
     pub precision: Precision,
     pub optimizer: Optimizer,
@@ -80,9 +80,17 @@ pub struct Train {
 }
 
 impl Train {
+    /// Samples in one pass; while they are still to be found, all of a step's.
+    pub fn batch(&self) -> u32 {
+        match self.batch {
+            BatchSetting::Fixed(batch) => batch.get(),
+            BatchSetting::Auto => self.effective_batch,
+        }
+    }
+
     /// Batches in a step; the last of them is smaller where the batch does not divide the effective batch.
     pub fn accum(&self) -> u32 {
-        accum(self.effective_batch, self.batch)
+        accum(self.effective_batch, self.batch())
     }
 }
 

@@ -9,6 +9,7 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
 use super::labelling::{Labelling, Seen};
+use super::longest::Longest;
 use super::rows::Rows;
 use super::source::{Opener, Sources, holds_tensors};
 use super::tensors::TensorRows;
@@ -43,13 +44,14 @@ pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerEr
     let labelling = Arc::new(Labelling::new(decided.clone()));
     let open_rows = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         let tokens = tokens.clone().unwrap_or_else(|| panic!("rows without a tokenizer"));
-        let classes = Classes {
+        let mut classes = Classes {
             rows: rows(opener, paths)?,
+            longest: Vec::new(),
             tokens,
             labelling: Arc::clone(&labelling),
             token_types: *token_types,
         };
-        classes.check(opener.pool, data.fields.contains_key("text_pair"))?;
+        classes.longest = classes.check(opener.pool, data.fields.contains_key("text_pair"))?.rows();
         Ok(Arc::new(classes))
     };
     let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
@@ -71,6 +73,7 @@ pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerEr
 
 struct Classes {
     rows: Rows,
+    longest: Vec<usize>,
     tokens: Arc<Tokens>,
     labelling: Arc<Labelling>,
     token_types: bool,
@@ -89,10 +92,10 @@ struct Row {
 
 impl Classes {
     /// Where the pipeline names a column for it, the second text must be there.
-    fn check(&self, pool: &ThreadPool, pairs: bool) -> Result<(), TrainerError> {
-        self.rows.check(pool, |index| match self.row(index)?.text_pair {
-            None if pairs => Err(self.rows.not_a_text(index, TEXT_PAIR, None)),
-            _ => Ok(()),
+    fn check(&self, pool: &ThreadPool, pairs: bool) -> Result<Longest, TrainerError> {
+        self.rows.check(pool, |index| match self.row(index)? {
+            Row { text_pair: None, .. } if pairs => Err(self.rows.not_a_text(index, TEXT_PAIR, None)),
+            Row { text, text_pair, .. } => Ok([text.len() + text_pair.map_or(0, |text| text.len())]),
         })
     }
 
@@ -120,6 +123,10 @@ impl Classes {
 impl Source for Classes {
     fn len(&self) -> usize {
         self.rows.len()
+    }
+
+    fn longest(&self) -> Vec<usize> {
+        self.longest.clone()
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
@@ -163,7 +170,7 @@ fn decide(opener: &Opener<'_>) -> Result<Labels, TrainerError> {
         let label = rows.values(index)?.swap_remove(0);
         Ok(Seen::of(index, label_of(&rows, index, 0, label.as_ref())?))
     };
-    rows.check(opener.pool, |index| read(index).map(drop))?;
+    rows.check(opener.pool, |index| read(index).map(|_| []))?;
     let all = (0..rows.len()).into_par_iter().map(read);
     let seen = opener.pool.install(|| all.try_reduce(Seen::default, |a, b| Ok(a.and(b))))?;
     seen.decide().map_err(|(row, message)| rows.fail(row, message))

@@ -7,6 +7,7 @@ mod jsonl;
 mod labelling;
 mod language;
 mod loader;
+mod longest;
 mod packed;
 mod pairs;
 mod part;

@@ -18,6 +18,7 @@ use crate::model::Expects;
 
 pub struct Pairs {
     rows: Rows,
+    longest: Vec<usize>,
     tokens: Arc<Tokens>,
     preparation: Arc<Preparation>,
     /// By folder.
@@ -89,21 +90,22 @@ impl Pairs {
         }
         let (tokens, preparation) = (Arc::new(tokens), Arc::new(preparation));
         let skip_bad = data.skip_bad;
-        let pairs = Self { rows, tokens, preparation, tables, skip_bad, bad: Mutex::default() };
-        pairs.rows.check(pool, |index| pairs.check(index))?;
+        let longest = Vec::new();
+        let mut pairs = Self { rows, longest, tokens, preparation, tables, skip_bad, bad: Mutex::default() };
+        pairs.longest = pairs.rows.check(pool, |index| pairs.check(index))?.rows();
         Ok(pairs)
     }
 
     /// That a row is whole and its picture there; whether it can be decoded is seen when it is.
-    fn check(&self, index: usize) -> Result<(), TrainerError> {
-        let (picture, _) = self.row(index)?;
+    fn check(&self, index: usize) -> Result<[usize; 1], TrainerError> {
+        let (picture, text) = self.row(index)?;
         let found = match &picture {
             Picture::Number(table, number) => table.check(*number),
             Picture::File(path) => path.metadata().map(drop).map_err(|error| error.to_string()),
         };
         match found {
             Err(message) if !self.skip_bad => Err(self.unreadable(index, &picture, &message)),
-            _ => Ok(()),
+            _ => Ok([text.len()]),
         }
     }
 
@@ -143,6 +145,10 @@ impl Pairs {
 impl Source for Pairs {
     fn len(&self) -> usize {
         self.rows.len()
+    }
+
+    fn longest(&self) -> Vec<usize> {
+        self.longest.clone()
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {

@@ -13,6 +13,9 @@ pub const IGNORED: i64 = -100;
 /// 1 where there is a token, 0 where there is padding.
 const MASK: &str = "attention_mask";
 
+/// Columns that are as long as the tokens they stand beside.
+const BESIDE: [&str; 2] = [MASK, "token_type_ids"];
+
 /// What a model is given: tensors by name, the first dimension of each being the samples.
 #[derive(Debug, Default)]
 pub struct Part(BTreeMap<String, Tensor>);
@@ -63,6 +66,19 @@ impl PartShape {
         samples.iter().map(Sample::length).max().unwrap_or(0).max(fixed)
     }
 
+    /// The lengths that a part of these samples has, as `Started::longest` writes them.
+    pub fn lengths(&self, samples: &[Sample]) -> String {
+        let Some(first) = samples.first() else { return String::new() };
+        let told = |(_, (name, column)): &(usize, &(&str, Column))| {
+            matches!(column, Column::Tokens(_)) && !BESIDE.contains(name)
+        };
+        let length = |(place, (name, _)): (usize, &(&str, Column))| {
+            let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[place].1).collect();
+            self.length(name, &columns).to_string()
+        };
+        first.columns.iter().enumerate().filter(told).map(length).collect::<Vec<_>>().join("+")
+    }
+
     pub fn collate(&self, samples: &[Sample]) -> Result<Part, TchError> {
         let mut part = Part::default();
         let Some(first) = samples.first() else { return Ok(part) };
@@ -78,17 +94,25 @@ impl PartShape {
         Ok(part)
     }
 
-    /// On a card lengths are rounded up: attention kernels want rows that begin at whole 32 bytes, and copy the bias
-    /// otherwise.
+    fn padding(&self, name: &str) -> Option<&Padding> {
+        self.paddings.iter().find(|padding| padding.column == name)
+    }
+
+    /// How long every row of a column is. On a card lengths are rounded up: attention kernels want rows that begin at whole
+    /// 32 bytes, and copy the bias otherwise.
+    fn length(&self, name: &str, columns: &[&Column]) -> usize {
+        let multiple = if self.device.is_cuda() { 16 } else { 1 };
+        let longest = columns.iter().map(|column| tokens(column).len()).max().unwrap_or(0).max(1);
+        let fixed = self.padding(name).and_then(|padding| padding.length);
+        fixed.unwrap_or_else(|| longest.next_multiple_of(multiple))
+    }
+
     fn tensor(&self, name: &str, columns: &[&Column]) -> Result<Tensor, TchError> {
         let count = columns.len() as i64;
         match columns[0] {
             Column::Tokens(_) => {
-                let padding = self.paddings.iter().find(|padding| padding.column == name);
-                let multiple = if self.device.is_cuda() { 16 } else { 1 };
-                let longest = columns.iter().map(|column| tokens(column).len()).max().unwrap_or(0).max(1);
-                let length =
-                    padding.and_then(|padding| padding.length).unwrap_or_else(|| longest.next_multiple_of(multiple));
+                let padding = self.padding(name);
+                let length = self.length(name, columns);
                 let mut all = Vec::with_capacity(columns.len() * length);
                 for column in columns {
                     all.extend_from_slice(tokens(column));
@@ -155,5 +179,6 @@ mod tests {
         let fixed = shape(Padding { length: Some(4), ..padding });
         assert_eq!(fixed.collate(&samples).unwrap().get("input_ids").unwrap().size(), [2, 4]);
         assert_eq!((fixed.longest(&samples), shape(padding).longest(&samples)), (4, 2));
+        assert_eq!((fixed.lengths(&samples), shape(padding).lengths(&samples)), ("4".to_owned(), "2".to_owned()));
     }
 }

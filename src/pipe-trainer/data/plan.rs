@@ -92,7 +92,9 @@ fn samples_of(epochs: f64, rows: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::pipeline::{Optimizer, Precision, Schedule};
+    use std::num::NonZeroU32;
+
+    use pipe_spec::pipeline::{BatchSetting, Optimizer, Precision, Schedule};
 
     use super::*;
 
@@ -100,7 +102,7 @@ mod tests {
         Train {
             epochs,
             steps,
-            batch: 1,
+            batch: BatchSetting::Fixed(NonZeroU32::MIN),
             effective_batch,
             precision: Precision::Fp32,
             optimizer: Optimizer::default(),

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::csv::CsvFile;
 use super::jsonl::JsonlFile;
+use super::longest::Longest;
 use crate::error::TrainerError;
 
 pub struct Rows {
@@ -33,15 +34,20 @@ impl Rows {
         self.files.iter().map(File::len).sum()
     }
 
-    /// Reads every row once; the first bad one is the error.
-    pub fn check(
+    /// Reads every row once, which gives the lengths of its texts; the first bad one is the error.
+    pub fn check<const N: usize>(
         &self,
         pool: &ThreadPool,
-        read: impl Fn(usize) -> Result<(), TrainerError> + Sync,
-    ) -> Result<(), TrainerError> {
+        read: impl Fn(usize) -> Result<[usize; N], TrainerError> + Sync,
+    ) -> Result<Longest, TrainerError> {
+        let see = |longest: Longest, index: usize| read(index).map(|lengths| longest.see(index, &lengths));
+        let merge = |one: Longest, other: Longest| Ok(one.merge(other));
         // The threads find some bad row; people want the first.
-        pool.install(|| (0..self.len()).into_par_iter().try_for_each(&read))
-            .map_err(|found| (0..self.len()).find_map(|index| read(index).err()).unwrap_or(found))
+        pool.install(|| {
+            let rows = (0..self.len()).into_par_iter();
+            rows.try_fold(Longest::default, see).try_reduce(Longest::default, merge)
+        })
+        .map_err(|found| (0..self.len()).find_map(|index| read(index).err()).unwrap_or(found))
     }
 
     /// The columns of a row, each absent where the row has none.

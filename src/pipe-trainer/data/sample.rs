@@ -1,12 +1,14 @@
 //! One sample, ready to become a row of tensors. Knows no tensors itself, so that threads can make it.
 
 /// Columns have the names that models know them by: `input_ids`, `labels`, `pixel_values` and the like.
+#[derive(Clone, Debug)]
 pub struct Sample {
     pub columns: Vec<(&'static str, Column)>,
     /// What the loss of a step is divided by, summed over its samples: target tokens, or 1.
     pub targets: u64,
 }
 
+#[derive(Clone, Debug)]
 pub enum Column {
     /// Padded to the length of the part's longest.
     Tokens(Vec<i64>),

@@ -13,6 +13,7 @@ use crate::model::Expects;
 
 pub struct Seq2Seq {
     rows: Rows,
+    longest: Vec<usize>,
     source: Arc<Tokens>,
     target: Arc<Tokens>,
 }
@@ -26,8 +27,8 @@ impl Seq2Seq {
         target: Arc<Tokens>,
     ) -> Result<Self, TrainerError> {
         let rows = Rows::open(paths, &[data.field("source"), data.field("target")])?;
-        rows.check(pool, |index| rows.texts::<2>(index).map(drop))?;
-        Ok(Self { rows, source, target })
+        let longest = rows.check(pool, |index| Ok(rows.texts::<2>(index)?.map(|text| text.len())))?;
+        Ok(Self { longest: longest.rows(), rows, source, target })
     }
 }
 
@@ -72,6 +73,10 @@ impl Source for Seq2Seq {
                 ("labels", Column::Tokens(target)),
             ],
         }))
+    }
+
+    fn longest(&self) -> Vec<usize> {
+        self.longest.clone()
     }
 
     fn words(&self, index: usize) -> Result<(String, String), TrainerError> {

@@ -8,6 +8,7 @@ use pipe_spec::pipeline::{Pad, Paths};
 use rayon::ThreadPool;
 use serde_json::{Map, Value};
 
+use super::longest::KEPT;
 use super::tensors::TensorRows;
 use super::{Padding, Sample, Tokens, classes, language, pairs, seq2seq, windows};
 use crate::error::TrainerError;
@@ -19,6 +20,11 @@ pub trait Source: Send + Sync {
 
     /// The same every time. Nothing where the sample cannot be read and the pipeline says to go on without such.
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError>;
+
+    /// Samples that are likely the longest, if some are longer than others.
+    fn longest(&self) -> Vec<usize> {
+        (0..self.len().min(KEPT)).collect()
+    }
 
     /// What a model is given to write something for a sample.
     fn prompt(&self, index: usize) -> Result<Option<Sample>, TrainerError> {

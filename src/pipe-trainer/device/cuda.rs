@@ -17,6 +17,7 @@ type CuInit = unsafe extern "C" fn(c_uint) -> c_int;
 type CuDeviceGet = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
 type CuDeviceGetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
 type CuDeviceTotalMem = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+type CuMemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
 type CuDriverGetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 
 impl Card {
@@ -40,6 +41,15 @@ impl Card {
         // SAFETY: the buffer is longer than what the driver may write, and began as zeros.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         Ok(Self { driver, name, total: total as u64 })
+    }
+
+    /// Bytes that nobody holds, once torch has begun to use the card.
+    pub fn free(&self) -> Option<u64> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: as above.
+        let asked =
+            unsafe { self.driver.function::<CuMemGetInfo>(c"cuMemGetInfo_v2").ok()?(&raw mut free, &raw mut total) };
+        (asked == 0).then_some(free as u64)
     }
 
     /// The version of the kernel's driver, or of the CUDA that it supports where that is hidden.

@@ -116,6 +116,18 @@ impl Hardware {
         }
     }
 
+    /// Bytes that this process could hold now: others may hold some of the card.
+    pub fn available(&self) -> Result<Option<u64>, TrainerError> {
+        let Some(card) = &self.card else { return Ok(self.capacity) };
+        let own = torch::card_memory()?.reserved;
+        Ok(self.capacity.map(|capacity| card.free().map_or(capacity, |free| capacity.min(free + own))))
+    }
+
+    /// Bytes of the whole card, whatever this run may use.
+    pub fn card_total(&self) -> Option<u64> {
+        self.card.as_ref().map(|card| card.total)
+    }
+
     /// The most that torch has held on the card so far.
     pub fn card_peak(&self) -> Option<u64> {
         self.card.as_ref().and_then(|_| torch::card_memory().ok()).map(|card| card.peak_allocated)

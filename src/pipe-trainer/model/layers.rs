@@ -161,7 +161,7 @@ impl FeedForward {
     }
 
     fn compute(&self, input: &Tensor, second_bias: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
-        if input.device().is_cuda() {
+        if input.device().is_cuda() && is_fused(self.activation) {
             let fused = torch::FeedForward {
                 first: &self.first.weight,
                 first_bias: self.first.bias.as_ref(),
@@ -180,6 +180,11 @@ impl FeedForward {
         let inner = if self.drops { pass.drop_out(&inner)? } else { inner };
         pass.linear(&inner, &self.second.weight, second_bias)
     }
+}
+
+/// Whether the kernels of torch/kernels.cu know it.
+fn is_fused(activation: Activation) -> bool {
+    activation as i64 <= Activation::Tanh as i64
 }
 
 /// [batch, length, width] to [batch, heads, length, width / heads]

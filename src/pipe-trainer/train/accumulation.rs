@@ -23,13 +23,15 @@ pub struct Accumulation<'a> {
     pub session: &'a Session,
     pub state: &'a State,
     pub shape: &'a PartShape,
+    /// Samples in one pass.
+    pub batch: u32,
 }
 
 impl Accumulation<'_> {
     pub fn of(&self, samples: &[Sample]) -> Result<Accumulated, TrainerError> {
         self.session.situation.set_step(self.state.step + 1);
         self.state.model.weights().forget_gradients()?;
-        let parts: Vec<&[Sample]> = samples.chunks(self.session.spec.train.batch as usize).collect();
+        let parts: Vec<&[Sample]> = samples.chunks(self.batch as usize).collect();
         match self.state.model.contrast() {
             None => self.sums(&parts),
             Some(contrast) => self.contrast(contrast, &parts),

@@ -1,7 +1,6 @@
 //! What surrounds a training: its spec and folder, the device, the events, and the wish to stop.
 
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pipe_spec::event::EventKind;
@@ -15,7 +14,6 @@ use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::events::Events;
 use crate::situation::Situation;
-use crate::spec;
 use crate::stop::Stop;
 
 pub struct Session {
@@ -31,12 +29,9 @@ pub struct Session {
 
 impl Session {
     /// Threads are started before memory is limited: their stacks are not the training's.
-    pub fn open(spec_file: &Path) -> Result<Self, TrainerError> {
-        let spec = spec::read(spec_file)?;
+    pub fn open(spec: TrainerSpec, events: Events, stop: Stop) -> Result<Self, TrainerError> {
         let hardware = Hardware::prepare(&spec)?;
         let pool = data::workers(spec.data.workers.get())?;
-        let fail = |source| TrainerError::Io { path: PathBuf::from("signals"), source };
-        let stop = Stop::on_signals().map_err(fail)?;
         let run = RunFolder::new(&spec.run);
         let store = Store::open(&run, spec.save.keep.get())?;
         hardware.enforce_limit(&spec.memory)?;
@@ -44,9 +39,9 @@ impl Session {
             run,
             hardware,
             store,
-            situation: Situation::new(spec.train.batch),
+            situation: Situation::new(spec.train.batch()),
             pool,
-            events: RefCell::new(Events::new(stop.clone())),
+            events: RefCell::new(events),
             stop,
             spec,
         })

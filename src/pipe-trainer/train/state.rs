@@ -45,7 +45,7 @@ impl State {
         }
     }
 
-    fn begin(session: &Session, plan: &Plan, definition: &Definition) -> Result<Self, TrainerError> {
+    pub fn begin(session: &Session, plan: &Plan, definition: &Definition) -> Result<Self, TrainerError> {
         let train = &session.spec.train;
         session.situation.enter(Phase::Load);
         let trained = definition.trained()?;
@@ -109,7 +109,7 @@ impl State {
             evaluated: self.evaluated,
             samples: self.plan.samples_after(self.step),
             total_steps: self.plan.steps(),
-            batch: session.spec.train.batch,
+            batch: session.spec.train.batch(),
             loss_scale: self.loss_scale,
             identity: identity(session, &self.plan),
         };

@@ -10,6 +10,7 @@ use tch::{TchError, Tensor};
 use super::accumulation::{Accumulated, Accumulation};
 use super::evaluation::Evaluation;
 use super::export;
+use super::rehearsal::{Rehearsal, Worst};
 use super::session::Session;
 use super::state::{State, milliseconds};
 use crate::data::{Loaded, Loader, PartShape, Plan, Reader, Sources};
@@ -17,6 +18,9 @@ use crate::device::LIBTORCH;
 use crate::error::TrainerError;
 use crate::model::Definition;
 use crate::{schedule, torch};
+
+/// Of the longest samples so many are enough to have the longest row of every column.
+pub const LOOKED_AT: u32 = 16;
 
 pub struct Training<'a> {
     session: &'a Session,
@@ -26,6 +30,7 @@ pub struct Training<'a> {
     skipped: u64,
     shape: PartShape,
     evaluation: Option<Evaluation>,
+    worst: Worst,
     pub state: State,
 }
 
@@ -40,19 +45,25 @@ impl<'a> Training<'a> {
         session.enter(Phase::Load, 0)?;
         let state = State::open(session, &plan, &definition)?;
         session.enter(Phase::Load, state.step)?;
-        if let Some(why) = state.model.depends_on_batch().filter(|_| spec.train.batch < spec.train.effective_batch) {
-            let (batch, effective) = (spec.train.batch, spec.train.effective_batch);
+        if let Some(why) = state.model.depends_on_batch().filter(|_| spec.train.batch() < spec.train.effective_batch) {
+            let (batch, effective) = (spec.train.batch(), spec.train.effective_batch);
             session.warn(format!("{why}: with batch {batch} it is not the training of {effective} samples at once"));
         }
         let reader = Reader { source: sources.train, pool: Arc::clone(&session.pool) };
+        let worst = Worst::find(&reader)?;
         let loader = Loader::start(reader, plan.clone(), state.step, spec.data.prefetch)?;
         let shape = PartShape::new(&sources.paddings, session.hardware.device);
-        Ok(Self { session, plan, loader, skipped: 0, shape, evaluation, state })
+        Ok(Self { session, plan, loader, skipped: 0, shape, evaluation, worst, state })
+    }
+
+    pub fn rehearsal(&self) -> Rehearsal<'_> {
+        Rehearsal { session: self.session, state: &self.state, shape: &self.shape, worst: &self.worst }
     }
 
     /// Each turn does what is due after the steps so far, then one more step; so does the first turn after a resume.
     pub fn run(&mut self) -> Result<(), TrainerError> {
         self.announce();
+        self.rehearse_if_wanted()?;
         loop {
             self.evaluate_if_due()?;
             self.save_if_due()?;
@@ -63,6 +74,15 @@ impl<'a> Training<'a> {
         }
     }
 
+    /// What will not fit is to fail now and not in an hour.
+    fn rehearse_if_wanted(&self) -> Result<(), TrainerError> {
+        if self.session.spec.memory.worst_first && self.state.step < self.plan.steps() {
+            let rehearsed = self.rehearsal().run(self.session.spec.train.batch())?;
+            self.session.emit(EventKind::Rehearsed(rehearsed));
+        }
+        Ok(())
+    }
+
     fn step(&mut self) -> Result<(), TrainerError> {
         let clock = Instant::now();
         let loaded = self.loader.next()?;
@@ -70,7 +90,8 @@ impl<'a> Training<'a> {
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, grad_norm) = loop {
-            let work = Accumulation { session: self.session, state: &self.state, shape: &self.shape };
+            let batch = self.session.spec.train.batch();
+            let work = Accumulation { session: self.session, state: &self.state, shape: &self.shape, batch };
             let accumulated = work.of(&loaded.samples)?;
             let norm = self.update(lr, &accumulated)?;
             self.state.model.step_ended(norm.is_some())?;
@@ -188,13 +209,14 @@ impl<'a> Training<'a> {
             driver: hardware.driver.clone(),
             libtorch: LIBTORCH.to_owned(),
             params,
-            batch: spec.train.batch,
+            batch: spec.train.batch(),
             accum: spec.train.accum(),
             effective_batch: spec.train.effective_batch,
             steps: self.plan.steps(),
             samples: self.plan.samples_after(self.plan.steps()),
             weights: Some(self.state.model.weights().bytes()),
             load_peak: self.state.load_peak,
+            longest: Some(self.shape.lengths(&self.worst.part(LOOKED_AT))),
             resumed_from: self.state.resumed_from,
         }));
     }

@@ -29,7 +29,7 @@ pub fn run(file: &Path, set: &[String], as_json: bool) -> Result<(), Error> {
         print(&format!(
             "{} is valid: batch {} x accum {} = effective batch {}",
             file.display(),
-            train.batch,
+            train.batch(),
             train.accum(),
             train.effective_batch
         ));

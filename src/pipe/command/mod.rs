@@ -13,6 +13,7 @@ use std::path::Path;
 
 use pipe_spec::pipeline::{MAX_FILE_BYTES, Pipeline};
 use pipe_spec::{Problems, Variables};
+use serde_json::{Map, Value};
 
 use crate::error::Error;
 use crate::preflight::Inputs;
@@ -41,6 +42,18 @@ pub fn load(file: &Path, set: &[String]) -> Result<Loaded, Error> {
     let pipeline = Pipeline::parse(&text, set, &variables).map_err(invalid)?;
     let inputs = Inputs::find(&pipeline, &variables).map_err(invalid)?;
     Ok(Loaded { pipeline, text, variables, inputs })
+}
+
+/// The keys of the model's config.json, from the pipeline or from the folder that it names.
+pub fn model_config(pipeline: &Pipeline, inputs: &Inputs) -> Option<Map<String, Value>> {
+    match &inputs.model {
+        Some(folder) => read_config(&folder.host),
+        None => pipeline.model.config.clone(),
+    }
+}
+
+fn read_config(folder: &Path) -> Option<Map<String, Value>> {
+    serde_json::from_slice(&std::fs::read(folder.join("config.json")).ok()?).ok()
 }
 
 /// A runtime for what talks to a daemon or watches a child; the other commands do without.

@@ -13,6 +13,7 @@ use crate::engine::process::ProcessEngine;
 use crate::error::Error;
 use crate::image;
 use crate::interrupt::Interrupts;
+use crate::ledger::{Diary, Ledger};
 use crate::plan::{Plan, first_settings};
 use crate::report::{Reporter, print_json};
 use crate::run::{Run, absolute, runs_folder, write_json};
@@ -24,6 +25,7 @@ pub struct Options {
     pub set: Vec<String>,
     pub name: Option<String>,
     pub dry_run: bool,
+    pub ignore_ledger: bool,
     pub json: bool,
     pub quiet: bool,
 }
@@ -98,11 +100,19 @@ impl Launcher {
             print_json(&json!({ "on": on, "spec": plan.spec(engine, &folder, 1, &first_settings(pipeline)) }));
             return Ok(());
         }
+        let image = image_word(&on)?;
         let mut run = Run::create(pipeline, text, engine.name())?;
         write_json(&run.folder.lock(), &lock(on, text))?;
         self.reporter.note(&format!("run {}", run.state.id));
+        let ledger = Ledger::find().filter(|_| !self.options.ignore_ledger);
+        let diary = ledger.map(|ledger| {
+            let spec = plan.spec(engine, run.folder.path(), 1, &first_settings(pipeline));
+            let config = super::model_config(pipeline, inputs).unwrap_or_default();
+            Diary::open(ledger, &run.state.id, image, config, &spec, inputs)
+        });
         let reporter = &mut self.reporter;
-        Supervisor { engine, plan: &plan, run: &mut run, reporter, interrupts }.run().await
+        let points = Vec::new();
+        Supervisor { engine, plan: &plan, run: &mut run, reporter, interrupts, diary, points }.run().await
     }
 }
 
@@ -124,6 +134,14 @@ async fn ready_image(
         super::image::ensure(engine, &recipe, reporter).await?;
     }
     Ok(recipe.name)
+}
+
+/// What the job's program is known by: the image, or without one the trainer's content.
+fn image_word(on: &serde_json::Value) -> Result<String, Error> {
+    match on.get("image").and_then(serde_json::Value::as_str) {
+        Some(image) => Ok(image.to_owned()),
+        None => Ok(format!("process:{}", &image::trainer_digest()?[..16])),
+    }
 }
 
 /// What the run ran on: `lock.json`.

@@ -11,6 +11,7 @@ use pipe_spec::pipeline::Image;
 
 use crate::error::Error;
 pub use context::Context;
+use digests::Digests;
 pub use elf::find_library;
 pub use stage::find_trainer;
 
@@ -47,6 +48,14 @@ pub fn recipe(image: Option<&str>) -> Result<Recipe, Error> {
     }
     let context = context.hashed()?;
     Ok(Recipe { name: format!("pipe-{stem}:{}", &context.hash()[..16]), context })
+}
+
+/// The content of the trainer program, as a hash.
+pub fn trainer_digest() -> Result<String, Error> {
+    let mut digests = Digests::load();
+    let digest = digests.of(&find_trainer()?)?;
+    digests.save();
+    Ok(digest)
 }
 
 /// The Dockerfile that is named by a pipeline, if it is one.

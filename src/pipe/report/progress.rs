@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pipe_spec::event::{Eval, RecordedEvent, Started, Step};
+use pipe_spec::event::{Eval, Measured, RecordedEvent, Started, Step};
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
@@ -68,6 +68,18 @@ impl Reporter {
             print(&serde_json::to_string(recorded).expect("events are JSON"));
         }
         match &recorded.event.kind {
+            EventKind::Measured(measured) => self.note(&measurement(measured)),
+            EventKind::Fitted(fitted) => self.note(&format!(
+                "the largest batch that fits is {} (x accum {}), with a peak of {}",
+                fitted.batch,
+                fitted.accum,
+                human_bytes(fitted.peak)
+            )),
+            EventKind::Rehearsed(rehearsed) => self.note(&format!(
+                "the longest samples{} fit: peak {}",
+                tokens(&rehearsed.longest),
+                human_bytes(rehearsed.peak)
+            )),
             EventKind::Started(started) => self.started(started),
             EventKind::Step(step) => self.step(step),
             EventKind::Eval(eval) => self.note(&evaluation(eval)),
@@ -197,6 +209,17 @@ impl Drop for ImageProgress<'_> {
     fn drop(&mut self) {
         self.reporter.clear_bar();
     }
+}
+
+fn measurement(measured: &Measured) -> String {
+    let Measured { batch, longest, peak, .. } = measured;
+    let held = peak.map_or("does not fit".to_owned(), |peak| format!("peak {}", human_bytes(peak)));
+    format!("measured batch {batch}{}: {held}", tokens(longest))
+}
+
+/// How long rows are, where they are of tokens.
+fn tokens(longest: &str) -> String {
+    if longest.is_empty() { String::new() } else { format!(" ({longest} tokens)") }
 }
 
 fn evaluation(eval: &Eval) -> String {

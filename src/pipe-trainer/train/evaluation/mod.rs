@@ -36,7 +36,7 @@ impl Evaluation {
             reader: Reader { source, pool: Arc::clone(&session.pool) },
             tokens: sources.tokens.clone(),
             task: spec.model.arch.task(),
-            batch: spec.evaluate.batch.map_or(spec.train.batch, u32::from) as usize,
+            batch: spec.evaluate.batch.map_or(spec.train.batch(), u32::from) as usize,
             every: spec.evaluate.every,
         })
     }
@@ -47,6 +47,25 @@ impl Evaluation {
             Every::Epoch => plan.ends_epoch(step),
         };
         step == plan.steps() || (step > 0 && due)
+    }
+
+    /// One part through the model, for what it holds.
+    pub fn rehearse(
+        &self,
+        session: &Session,
+        state: &State,
+        shape: &PartShape,
+        samples: &[Sample],
+    ) -> Result<(), TrainerError> {
+        let _guard = tch::no_grad_guard();
+        session.enter(Phase::Eval, state.step)?;
+        let part = shape.collate(samples)?;
+        let computed = match state.model.contrast() {
+            Some(contrast) => contrast.embed(&part, Mode::Eval)?.images.f_sum(Kind::Float)?,
+            None => state.model.loss_sum(&part, Mode::Eval)?,
+        };
+        computed.f_double_value(&[])?;
+        Ok(())
     }
 
     /// Events of single texts are sent when all is computed.

@@ -1,0 +1,153 @@
+//! Steps on the longest samples whose update is discarded: they hold what the worst step of the training will hold.
+
+use std::time::Instant;
+
+use pipe_spec::event::{Point, Rehearsed};
+use pipe_spec::pipeline;
+
+use super::accumulation::Accumulation;
+use super::session::Session;
+use super::state::{State, milliseconds};
+use crate::data::{Column, PartShape, Reader, Sample};
+use crate::error::TrainerError;
+use crate::{boundary, torch};
+
+/// The samples that hold most, those that are longest in some column first.
+pub struct Worst(Vec<Sample>);
+
+impl Worst {
+    pub fn find(reader: &Reader) -> Result<Self, TrainerError> {
+        let mut samples = reader.read(&reader.source.longest())?;
+        samples.sort_by_key(|sample| std::cmp::Reverse(lengths(sample).sum::<usize>()));
+        // A part is as long as its longest row in each column: behind the longest sample come those.
+        for column in 0..samples.first().map_or(0, |sample| sample.columns.len()) {
+            let length = |place: usize| lengths(&samples[place]).nth(column).unwrap_or(0);
+            let longest = (0..samples.len()).rev().max_by_key(|place| length(*place)).unwrap_or(0);
+            if length(longest) > length(0) {
+                let sample = samples.remove(longest);
+                samples.insert(1, sample);
+            }
+        }
+        Ok(Self(samples))
+    }
+
+    /// As many samples as a pass has, over and over where there are fewer. One of them is a little shorter, so that there is
+    /// padding as there is in the training.
+    pub fn part(&self, batch: u32) -> Vec<Sample> {
+        let mut part: Vec<Sample> = self.0.iter().cycle().take(batch as usize).cloned().collect();
+        if let [_, .., last] = part.as_mut_slice() {
+            shorten(last);
+        }
+        part
+    }
+}
+
+fn lengths(sample: &Sample) -> impl Iterator<Item = usize> {
+    sample.columns.iter().map(|(_, column)| if let Column::Tokens(tokens) = column { tokens.len() } else { 0 })
+}
+
+fn shorten(sample: &mut Sample) {
+    for (name, column) in &mut sample.columns {
+        if let (Column::Tokens(tokens), true) = (column, *name != "labels")
+            && tokens.len() > 1
+        {
+            tokens.pop();
+        }
+    }
+}
+
+/// What a rehearsal works on. It leaves everything as it was.
+pub struct Rehearsal<'a> {
+    pub session: &'a Session,
+    pub state: &'a State,
+    pub shape: &'a PartShape,
+    pub worst: &'a Worst,
+}
+
+impl Rehearsal<'_> {
+    /// Everything of a step but its update. With several passes in a step two are enough: the second finds the gradients of
+    /// the first.
+    pub fn run(&self, batch: u32) -> Result<Rehearsed, TrainerError> {
+        let Self { session, state, shape, .. } = *self;
+        let clock = Instant::now();
+        let samples = self.samples(batch);
+        let gradients = self.gradients(&samples, batch)?;
+        // Only what waits for the device can tell that all of it fitted.
+        torch::total_norm(&gradients)?.f_double_value(&[])?;
+        state.optimizer.rehearse(state.model.weights())?;
+        drop(gradients);
+        state.model.step_ended(false)?;
+        state.model.weights().forget_gradients()?;
+        let usage = session.hardware.usage();
+        let longest = shape.lengths(&samples);
+        Ok(Rehearsed { batch, longest, peak: usage.peak, reserved: usage.reserved, ms: milliseconds(clock) })
+    }
+
+    /// The samples of a step, two passes of it at most.
+    pub fn samples(&self, batch: u32) -> Vec<Sample> {
+        let passes = pipeline::accum(self.session.spec.train.effective_batch, batch).min(2);
+        (0..passes).flat_map(|_| self.worst.part(batch)).collect()
+    }
+
+    pub fn gradients(&self, samples: &[Sample], batch: u32) -> Result<Vec<tch::Tensor>, TrainerError> {
+        let Self { session, state, shape, .. } = *self;
+        Accumulation { session, state, shape, batch }.of(samples)?;
+        Ok(state.model.weights().gradients()?)
+    }
+
+    /// What an eighth and a quarter of the batch that did not fit hold, as far as they do. On a card alone: what a process
+    /// holds of the host's memory it does not give back.
+    pub fn smaller(&self, failed: u32) -> Vec<Point> {
+        let mut batches: Vec<u32> = [failed / 8, failed / 4].into_iter().filter(|batch| *batch > 0).collect();
+        batches.dedup();
+        let point = |batch: u32| {
+            let measured = boundary::guard(|| {
+                self.state.model.weights().forget_gradients()?;
+                torch::empty_cache()?;
+                torch::reset_peaks()?;
+                self.run(batch)
+            });
+            measured.ok().map(|measured| Point { batch, peak: measured.peak })
+        };
+        batches.into_iter().map_while(point).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(source: usize, target: usize) -> Sample {
+        let tokens = |length| Column::Tokens(vec![1; length]);
+        let columns =
+            vec![("input_ids", tokens(source)), ("attention_mask", tokens(source)), ("labels", tokens(target))];
+        Sample { columns, targets: 1 }
+    }
+
+    struct Rows(Vec<(usize, usize)>);
+
+    impl crate::data::Source for Rows {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+
+        fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+            Ok(Some(sample(self.0[index].0, self.0[index].1)))
+        }
+    }
+
+    #[test]
+    fn a_part_is_as_long_as_any_can_be() {
+        let rows = Rows(vec![(9, 9), (30, 2), (29, 4), (31, 1), (3, 12), (2, 2)]);
+        let reader = Reader { source: std::sync::Arc::new(rows), pool: crate::data::workers(1).unwrap() };
+        let worst = Worst::find(&reader).unwrap();
+        let longest = |batch: u32, column: usize| {
+            worst.part(batch).iter().map(|sample| lengths(sample).nth(column).unwrap()).max().unwrap()
+        };
+        assert_eq!((longest(1, 0), longest(1, 2)), (29, 4), "one sample is the longest in all");
+        assert_eq!((longest(4, 0), longest(4, 2)), (31, 12), "several have the longest of each column");
+        assert_eq!(worst.part(20).len(), 20);
+        let part = worst.part(4);
+        assert!(lengths(&part[3]).nth(1) < Some(31), "there is padding");
+    }
+}

@@ -1,0 +1,166 @@
+//! What is known, from every earlier run, about what fits where. Never trusted across cards, drivers or images.
+
+mod advice;
+mod diary;
+mod store;
+
+pub use advice::Advice;
+pub use diary::{Diary, advise, capacity, found};
+pub use store::Ledger;
+
+use pipe_spec::event::Point;
+use pipe_spec::pipeline::{Allocator, Model, OptimizerKind, Precision};
+use pipe_spec::text::human_bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What decides how much a batch holds, and where.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Key {
+    /// A hash of the architecture and its config.
+    pub model: String,
+    /// The architecture, for people.
+    pub arch: String,
+    pub precision: Precision,
+    pub optimizer: OptimizerKind,
+    pub checkpointing: bool,
+    /// Tokens of the longest row, such as `480` or `512+128`.
+    pub longest: String,
+    pub allocator: String,
+    /// The card's name, or `cpu`.
+    pub gpu: String,
+    pub driver: String,
+    pub image: String,
+}
+
+impl Key {
+    /// The name of the entry.
+    pub fn id(&self) -> String {
+        let text = serde_json::to_string(self).expect("a key is plain data");
+        blake3::hash(text.as_bytes()).to_hex()[..12].to_owned()
+    }
+
+    /// Whether `other` is the same but for the card and what belongs to it.
+    pub fn is_elsewhere(&self, other: &Self) -> bool {
+        let here = |key: &Self| Self { gpu: String::new(), driver: String::new(), image: String::new(), ..key.clone() };
+        self != other && here(self) == here(other)
+    }
+}
+
+/// A name for a model that changes with anything about it.
+pub fn model_hash(model: &Model, config: &serde_json::Map<String, Value>) -> String {
+    let sorted: std::collections::BTreeMap<&String, &Value> = config.iter().collect();
+    let text = serde_json::to_string(&(model.arch, sorted)).expect("a config is plain data");
+    blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()
+}
+
+/// The allocator's settings, in one word.
+pub fn allocator_word(allocator: &Allocator) -> String {
+    let word = allocator.to_string();
+    if word.is_empty() { "default".to_owned() } else { word }
+}
+
+/// One batch that was tried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fact {
+    pub batch: u32,
+    /// Whether a step had several passes, so that gradients were held through them.
+    pub accumulates: bool,
+    pub fits: bool,
+    /// Whether it was found to be the largest that fits.
+    #[serde(default)]
+    pub largest: bool,
+    /// Bytes that it held at most, where it fitted.
+    pub peak: Option<u64>,
+    /// Bytes that there were.
+    pub capacity: u64,
+    /// Seconds since the Unix epoch.
+    pub when: f64,
+    pub run: String,
+}
+
+/// What is known under one key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    pub key: Key,
+    pub facts: Vec<Fact>,
+}
+
+impl Entry {
+    /// Takes a fact in; an older one about the same goes.
+    pub fn learn(&mut self, fact: Fact) {
+        let same = |old: &Fact| {
+            (old.batch, old.accumulates, old.fits, old.capacity)
+                == (fact.batch, fact.accumulates, fact.fits, fact.capacity)
+        };
+        self.facts.retain(|old| !same(old));
+        self.facts.push(fact);
+        self.facts.sort_by_key(|fact| (fact.batch, fact.accumulates));
+    }
+
+    /// What batches held that fitted, in steps like those of `accumulates`.
+    pub fn points(&self, accumulates: bool) -> Vec<Point> {
+        let fitted = self.facts.iter().filter(|fact| fact.fits && fact.accumulates == accumulates);
+        fitted.filter_map(|fact| fact.peak.map(|peak| Point { batch: fact.batch, peak })).collect()
+    }
+
+    /// The largest batch that fitted and the smallest that did not, in words.
+    pub fn summary(&self) -> String {
+        let fits = self.facts.iter().rfind(|fact| fact.fits);
+        let fails = self.facts.iter().find(|fact| !fact.fits);
+        let fits = fits.map_or("nothing fits".to_owned(), |fact| {
+            let peak = fact.peak.map_or(String::new(), |peak| format!(" (peak {})", human_bytes(peak)));
+            format!("{} fits{peak}", fact.batch)
+        });
+        let fails =
+            fails.map_or(String::new(), |fact| format!(", {} does not in {}", fact.batch, human_bytes(fact.capacity)));
+        format!("batch {fits}{fails}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub fn fact(batch: u32, fits: bool, capacity: u64) -> Fact {
+        let peak = fits.then_some(capacity);
+        Fact { batch, accumulates: true, fits, largest: false, peak, capacity, when: 0.0, run: "a-run".to_owned() }
+    }
+
+    pub fn entry(facts: &[Fact]) -> Entry {
+        let mut entry = Entry { key: key("cpu"), facts: Vec::new() };
+        facts.iter().for_each(|fact| entry.learn(fact.clone()));
+        entry
+    }
+
+    fn key(gpu: &str) -> Key {
+        Key {
+            model: "m".to_owned(),
+            arch: "t5".to_owned(),
+            precision: Precision::Fp32,
+            optimizer: OptimizerKind::Adamw,
+            checkpointing: false,
+            longest: "64".to_owned(),
+            allocator: "default".to_owned(),
+            gpu: gpu.to_owned(),
+            driver: "1".to_owned(),
+            image: "i".to_owned(),
+        }
+    }
+
+    #[test]
+    fn another_card_is_another_key_and_a_hint() {
+        let (one, other) = (key("A"), key("B"));
+        assert_ne!(one.id(), other.id());
+        assert!(one.is_elsewhere(&other) && !one.is_elsewhere(&one));
+        assert!(!one.is_elsewhere(&Key { longest: "65".to_owned(), ..other }));
+    }
+
+    #[test]
+    fn a_fact_takes_the_place_of_an_older_one_about_the_same() {
+        let newer = Fact { peak: Some(7), when: 1.0, ..fact(8, true, 12) };
+        let entry = entry(&[fact(8, true, 12), fact(16, false, 12), newer.clone()]);
+        assert_eq!(entry.facts, [newer, fact(16, false, 12)]);
+        assert_eq!(entry.summary(), "batch 8 fits (peak 7 B), 16 does not in 12 B");
+    }
+}
