@@ -46,8 +46,8 @@ impl Flow<'_> {
         Stage { name, kept, forward: forward.max(kept), backward: backward + twice, gradients, logits: 0 }
     }
 
-    /// The norm keeps what it normed; tokens without types make a sum over all of them necessary. `words` are the rows of the
-    /// largest table, `tables` how many numbers all of them have.
+    /// The norm keeps what it normed. `words` are the rows of the largest table, `tables` how many numbers all of them have, and
+    /// `more` is what else the forward pass holds.
     pub fn embeddings(&self, words: u64, tables: u64, more: u64) -> Stage {
         let embedded = self.tokens() * self.width * self.work.weight();
         let kept = embedded + self.spreads();
@@ -57,7 +57,7 @@ impl Flow<'_> {
             few if few <= FEW_TOKENS => 0,
             many => many.min(words + many / 10) * self.width * 4,
         };
-        // The gradient of the words comes last.
+        // The gradient of the words comes last, after that of the one type that all tokens have.
         let before = (3 * embedded + self.norm_sums()).max(embedded + column_sums(self.tokens(), self.width));
         let backward = (embedded + partial).max(before.saturating_sub(words * self.width * self.work.weight()));
         self.stage("the embeddings".to_owned(), [kept, forward, backward], tables + 2 * self.width)
@@ -74,14 +74,17 @@ impl Flow<'_> {
         4 * self.hidden() + self.stacked()
     }
 
-    /// What the backward pass of attention holds; `bias` is the gradient of what is added to scores.
-    pub fn attention_backward(&self, bias: u64) -> u64 {
-        // The gradients of the residual, of what it gave, of queries, keys and values, and those of queries in fp32.
+    /// What the backward pass of attention holds. `more` is what it holds beside that until the gradients of queries, keys and
+    /// values are there.
+    pub fn attention_backward(&self, more: u64) -> u64 {
+        // The gradients of the residual, of what it gave, of queries, keys and values, and those of queries in fp32; those of
+        // parameters come after them.
         let wide = if self.work.compute() < 4 { self.tokens() * self.width * 4 } else { 0 };
-        let fused = self.attention_kept() + 5 * self.hidden() + wide + bias;
+        let fused = self.attention_kept() + 5 * self.hidden() + wide + more;
         // The input and its gradient, the residual's, and those of queries, keys and values, apart and in one piece.
         let sums = column_sums(self.tokens(), 3 * self.width);
-        fused.max(9 * self.hidden() + self.stacked().max(sums))
+        let gradients = self.attention_parameters() * self.work.weight();
+        fused.saturating_sub(gradients).max(9 * self.hidden() + self.stacked().max(sums))
     }
 
     /// The weights of queries, keys and values in one piece.
@@ -94,14 +97,13 @@ impl Flow<'_> {
     }
 
     /// The stages of a layer, or the one that it is where it is computed again. `unrecorded` is what its forward pass holds
-    /// until its feed-forward part where nothing is kept.
+    /// where nothing is kept.
     pub fn layer(&self, number: u64, attention: Stage, unrecorded: u64) -> Vec<Stage> {
         let stages = vec![attention, self.attention_output(number), self.feed_forward(number)];
         if !self.work.checkpointing {
             return stages;
         }
-        let forward = unrecorded.max(stages[0].forward);
-        vec![self.checkpointed(format!("layer {number}"), &stages, forward)]
+        vec![self.checkpointed(format!("layer {number}"), &stages, unrecorded)]
     }
 
     fn attention_output(&self, number: u64) -> Stage {
@@ -129,10 +131,12 @@ impl Flow<'_> {
         self.stage(format!("the feed-forward part of layer {number}"), [kept, forward, backward], parameters)
     }
 
-    /// What the forward pass of a layer holds in its feed-forward part where nothing is kept, beside `others`.
+    /// What the forward pass of a layer holds where nothing is kept. In its feed-forward part `others` are still there, beside
+    /// what attention gave, its product, the norm of that and what the part gives.
     pub fn unrecorded(&self, others: u64) -> u64 {
         let inner = self.tokens() * self.inner * self.work.compute();
-        others + 4 * self.hidden() + 2 * inner + self.narrow(self.width * self.inner)
+        let feed_forward = others + 4 * self.hidden() + 2 * inner + self.narrow(self.width * self.inner);
+        feed_forward.max(self.attention_forward())
     }
 
     /// Stages that are computed again: of them their input is kept. Their gradients do not exist in all moments of their
@@ -187,4 +191,19 @@ pub(crate) fn column_sums(rows: u64, columns: u64) -> u64 {
     }
     let shared_by = at_once.div_ceil(across).min(a_thread.div_ceil(16)).max(a_thread.div_ceil(256));
     if shared_by > 1 { shared_by * columns * 128 * 4 } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_few_or_short_columns_need_no_room() {
+        let mib = |bytes: u64| bytes >> 20;
+        assert_eq!(column_sums(1000, 3072), 0);
+        assert_eq!(mib(column_sums(4096, 3072)), 96);
+        // All processors are busy.
+        assert_eq!(mib(column_sums(16384, 3072)), 132);
+        assert_eq!(mib(column_sums(16384, 4096)), 132);
+    }
 }

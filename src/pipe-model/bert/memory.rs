@@ -29,3 +29,40 @@ fn attention(flow: &Flow<'_>, number: u64) -> Stage {
     let held = [flow.attention_kept(), flow.attention_forward(), flow.attention_backward(0)];
     flow.stage(format!("the scores of layer {number}"), held, flow.attention_parameters())
 }
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::{Arch, OptimizerKind, Precision};
+    use serde_json::json;
+
+    use super::*;
+    use crate::Parameter;
+    use crate::bert::parameters;
+
+    const WORK: Work = Work {
+        precision: Precision::Bf16,
+        optimizer: OptimizerKind::Adamw,
+        checkpointing: false,
+        batch: 8,
+        accum: 1,
+        source: 128,
+        target: 0,
+        padded: true,
+        drops: true,
+    };
+
+    #[test]
+    fn every_parameter_has_a_gradient_and_what_is_kept_grows_with_the_batch() {
+        for arch in [Arch::Bert, Arch::Roberta] {
+            let config = BertConfig::read(arch, json!({"num_labels": 3}).as_object().unwrap()).unwrap();
+            let kept = |work: &Work| stages(&config, work).iter().map(|stage| stage.kept).sum::<u64>();
+            assert_eq!(kept(&Work { batch: 16, ..WORK }), 2 * kept(&WORK));
+            assert!(kept(&Work { checkpointing: true, ..WORK }) < kept(&WORK) / 8);
+            for checkpointing in [false, true] {
+                let stages = stages(&config, &Work { checkpointing, ..WORK });
+                let gradients: u64 = stages.iter().map(|stage| stage.gradients).sum();
+                assert_eq!(gradients, 2 * parameters(&config).iter().map(Parameter::count).sum::<u64>());
+            }
+        }
+    }
+}
