@@ -1,6 +1,7 @@
 //! BERT, RoBERTa and XLM-RoBERTa.
 
 mod config;
+pub(crate) mod layer;
 mod memory;
 mod parameters;
 

@@ -1,10 +1,221 @@
 //! What the passes of a training step hold.
 
-use super::DebertaConfig;
+use super::{ConvConfig, DebertaConfig, Relative};
+use crate::bert::layer::{Flow, linear};
 use crate::memory::{Stage, Work};
 
 /// In the order of the forward pass.
 pub fn stages(config: &DebertaConfig, work: &Work) -> Vec<Stage> {
-    let _ = (config, work);
-    Vec::new()
+    let [width, inner, heads] =
+        [config.hidden_size, config.intermediate_size, config.num_attention_heads].map(|size| size as u64);
+    let flow = Flow { work, width, inner, heads };
+    let distances = Distances::new(config, flow);
+    let mut stages = vec![embeddings(config, &flow), distances.shared(config)];
+    for number in 1..=config.num_hidden_layers as u64 {
+        let attention = distances.attention(number);
+        // Queries and keys are gone when the feed-forward part begins.
+        stages.extend(flow.layer(number, attention, flow.unrecorded(flow.hidden()).max(distances.unrecorded())));
+        if let (1, Some(conv)) = (number, config.conv) {
+            stages.push(convolution(conv, &flow));
+        }
+    }
+    let drops_first = config.pooler_dropout > 0.0 && work.drops;
+    stages.push(flow.head(!drops_first, config.labels.count() as u64));
+    stages
+}
+
+fn embeddings(config: &DebertaConfig, flow: &Flow<'_>) -> Stage {
+    let work = flow.work;
+    let [words, width] = [config.vocab_size, config.embedding_size].map(|size| size as u64);
+    let positions = if config.position_biased_input { config.max_position_embeddings } else { 0 };
+    let tables = (words + (positions + config.type_vocab_size) as u64) * width;
+    let projection = if width == flow.width { 0 } else { width * flow.width };
+    // What was embedded with its padding set to 0.
+    let masked = if work.padded { flow.tokens() * flow.width * work.weight() } else { 0 };
+    let mut stage = flow.embeddings(words, tables + projection, masked);
+    if projection > 0 {
+        let narrow = flow.tokens() * width * work.compute();
+        stage.kept += narrow;
+        stage.forward += narrow;
+        stage.backward += narrow;
+    }
+    stage
+}
+
+/// The parts of scores by distance.
+struct Distances<'a> {
+    flow: Flow<'a>,
+    /// How many there are: by the content of the query, by that of the key.
+    parts: u64,
+    /// Rows of the embeddings of distances; 0 without any.
+    rows: u64,
+    shares_projections: bool,
+    /// Bytes of the mask of pairs, for all layers.
+    mask: u64,
+}
+
+impl<'a> Distances<'a> {
+    fn new(config: &DebertaConfig, flow: Flow<'a>) -> Self {
+        let Work { batch, source, padded, .. } = *flow.work;
+        let is_on = config.relative.is_some();
+        Self {
+            flow,
+            parts: u64::from(is_on && config.c2p) + u64::from(is_on && config.p2c),
+            rows: 2 * config.relative.map_or(0, Relative::span) as u64,
+            shares_projections: config.share_att_key,
+            mask: if padded { batch * source * source * flow.work.compute() } else { 0 },
+        }
+    }
+
+    /// Bytes of the scores of all pairs of tokens.
+    fn scores(&self) -> u64 {
+        let Work { batch, source, .. } = *self.flow.work;
+        batch * self.flow.heads * source * source.next_multiple_of(8) * self.flow.work.compute()
+    }
+
+    /// Bytes of the projections of all distances of a row, 2 for each token.
+    fn projected(&self) -> u64 {
+        2 * self.flow.work.source * self.flow.width * self.flow.work.compute()
+    }
+
+    /// Bytes of the embeddings that a layer keeps for its projections: each of them makes its own narrow copy.
+    fn kept_embeddings(&self) -> u64 {
+        let copies = match self.flow.work.mixed() {
+            true => self.parts,
+            false => u64::from(self.flow.work.drops).min(self.parts),
+        };
+        copies * self.rows * self.flow.width * self.flow.work.compute()
+    }
+
+    /// Gradients of projections that distances share with content are new sums, while the values' keeps the one piece of memory
+    /// in which those of content were: so many numbers more.
+    fn sums_of_gradients(&self) -> u64 {
+        if self.shares_projections { self.parts * self.flow.width * self.flow.width } else { 0 }
+    }
+
+    /// What all layers look at, and the parameters that are not of one layer.
+    fn shared(&self, config: &DebertaConfig) -> Stage {
+        let Flow { work, width, .. } = self.flow;
+        let table = self.rows * width * work.weight();
+        let normed = if config.norms_relative { table } else { 0 };
+        let mut kept = normed;
+        if work.checkpointing || !(work.drops || work.mixed()) {
+            kept += normed;
+        }
+        if work.checkpointing || self.parts == 0 {
+            kept += self.mask;
+        }
+        // Passes before this one have left it.
+        if work.accum > 1 {
+            kept += self.sums_of_gradients() * work.weight() * config.num_hidden_layers as u64;
+        }
+        let parameters = self.rows * width + if config.norms_relative { 2 * width } else { 0 };
+        self.flow.stage("the distances".to_owned(), [kept, kept + 2 * self.mask, kept + 2 * table], parameters)
+    }
+
+    fn attention(&self, number: u64) -> Stage {
+        let Self { flow, parts, .. } = self;
+        if *parts == 0 {
+            let held = [flow.attention_kept(), flow.attention_forward(), flow.attention_backward(0)];
+            return flow.stage(format!("the scores of layer {number}"), held, flow.attention_parameters());
+        }
+        let (hidden, scores, work) = (flow.hidden(), self.scores(), flow.work);
+        let inside = parts * self.projected() + self.kept_embeddings();
+        let kept = flow.attention_kept() + inside + scores;
+        // What all layers look at is held until the last has, and what was dropped of it until all parts are there.
+        let table = self.rows * flow.width * work.weight();
+        let shared = if work.checkpointing { 0 } else { self.mask + table };
+        let dropped = if work.drops && work.mixed() { table } else { 0 };
+        // Scores of 2 distances for each token, and their sum.
+        let apart = 4 * hidden + inside + (2 * parts + 1) * scores + shared + dropped;
+        let forward = apart.max(flow.attention_forward());
+        let own = if self.shares_projections { 0 } else { parts * linear(flow.width, flow.width) };
+        let parameters = flow.attention_parameters() + own + self.sums_of_gradients();
+        // The input, queries, keys and values with their gradients, the residual's and that of one part's content; the gradient
+        // of scores, and of those of distances. Those of parameters come after them.
+        let by_distance = 9 * hidden + inside + self.projected() + 3 * scores;
+        let backward = by_distance.saturating_sub(parameters * work.weight());
+        let backward = backward.max(flow.attention_backward(inside + 2 * scores));
+        flow.stage(format!("the scores of layer {number}"), [kept, forward, backward], parameters)
+    }
+
+    /// What the forward pass of attention holds where nothing is kept.
+    fn unrecorded(&self) -> u64 {
+        let embeddings = self.rows * self.flow.width * self.flow.work.weight();
+        4 * self.flow.hidden() + embeddings + (2 * self.parts + 1) * self.scores()
+    }
+}
+
+/// Beside the first layer: what went into the activation, what was normed, and a narrow copy of the weights.
+fn convolution(config: ConvConfig, flow: &Flow<'_>) -> Stage {
+    let [kernel, groups] = [config.kernel_size, config.groups].map(|size| size as u64);
+    let weights = flow.width * flow.width / groups * kernel;
+    let narrow = if flow.work.mixed() { weights * flow.work.compute() } else { 0 };
+    let hidden = flow.hidden();
+    let kept = 2 * hidden + narrow;
+    // What the layer gave and what was found: masked, dropped, activated, added and normed.
+    let held = [kept, kept + 6 * hidden, kept + 4 * hidden];
+    let stage = flow.stage("the convolution".to_owned(), held, weights + 3 * flow.width);
+    if flow.work.checkpointing {
+        let forward = stage.forward;
+        return flow.checkpointed("the convolution".to_owned(), &[stage], forward);
+    }
+    stage
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::{OptimizerKind, Precision};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::Parameter;
+    use crate::deberta::parameters;
+
+    fn config(position_types: &str, changed: Value) -> DebertaConfig {
+        let mut given = json!({
+            "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256,
+            "relative_attention": true, "position_buckets": 32, "pos_att_type": position_types, "vocab_size": 1000,
+        });
+        given.as_object_mut().unwrap().extend(changed.as_object().unwrap().clone());
+        DebertaConfig::read(given.as_object().unwrap()).unwrap()
+    }
+
+    const WORK: Work = Work {
+        precision: Precision::Bf16Mixed,
+        optimizer: OptimizerKind::Adamw,
+        checkpointing: false,
+        batch: 4,
+        accum: 1,
+        source: 128,
+        target: 0,
+        padded: true,
+        drops: true,
+    };
+
+    fn kept(config: &DebertaConfig, work: &Work) -> u64 {
+        stages(config, work).iter().map(|stage| stage.kept).sum()
+    }
+
+    #[test]
+    fn every_parameter_has_a_gradient() {
+        let conv = json!({"conv_kernel_size": 3, "conv_groups": 4, "embedding_size": 32, "type_vocab_size": 2});
+        for changed in [json!({}), json!({"norm_rel_ebd": "layer_norm", "position_biased_input": false}), conv] {
+            let config = config("p2c|c2p", changed);
+            for checkpointing in [false, true] {
+                let stages = stages(&config, &Work { checkpointing, ..WORK });
+                let gradients: u64 = stages.iter().map(|stage| stage.gradients).sum();
+                assert_eq!(gradients, 4 * parameters(&config).iter().map(Parameter::count).sum::<u64>());
+            }
+        }
+    }
+
+    #[test]
+    fn scores_are_kept_where_distances_are_looked_at_and_layers_are_not_computed_again() {
+        let [both, none] = ["p2c|c2p", ""].map(|types| config(types, json!({})));
+        let scores = 3 * 4 * 4 * 128 * 128 * 2;
+        assert!(kept(&both, &WORK) > kept(&none, &WORK) + scores);
+        let again = Work { checkpointing: true, ..WORK };
+        assert!(kept(&both, &again) < kept(&both, &WORK) - scores);
+    }
 }

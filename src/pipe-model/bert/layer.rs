@@ -1,0 +1,209 @@
+//! What the pieces hold that BERT and DeBERTa have in common: embeddings, layers of attention and a feed-forward part that are
+//! normed last, and a head on the first token.
+
+use crate::memory::{Stage, Work};
+
+/// The processors of an H100 or H200. Cards with fewer hold less for `column_sums`.
+const PROCESSORS: u64 = 132;
+
+/// Up to this many tokens the gradient of embeddings is computed without partial sums.
+const FEW_TOKENS: u64 = 3072;
+
+/// What flows through the layers.
+#[derive(Clone, Copy)]
+pub(crate) struct Flow<'a> {
+    pub work: &'a Work,
+    pub width: u64,
+    pub inner: u64,
+    pub heads: u64,
+}
+
+impl Flow<'_> {
+    pub fn tokens(&self) -> u64 {
+        self.work.batch * self.work.source
+    }
+
+    /// Bytes of one hidden state of each token.
+    pub fn hidden(&self) -> u64 {
+        self.tokens() * self.width * self.work.compute()
+    }
+
+    /// Bytes of what a norm keeps beside what it normed: a number for each token, in fp32.
+    fn spreads(&self) -> u64 {
+        self.tokens() * 4
+    }
+
+    /// Bytes of the narrow copy of weights that is made where they are wider than what products take.
+    fn narrow(&self, weights: u64) -> u64 {
+        if self.work.mixed() { weights * self.work.compute() } else { 0 }
+    }
+
+    /// Beside what the stages before it keep, with `parameters` of its own. Where earlier passes have left gradients, those of
+    /// this pass are held beside them until they are added.
+    pub fn stage(&self, name: String, [kept, forward, backward]: [u64; 3], parameters: u64) -> Stage {
+        let gradients = parameters * self.work.weight();
+        let twice = if self.work.accum > 1 { gradients } else { 0 };
+        Stage { name, kept, forward: forward.max(kept), backward: backward + twice, gradients, logits: 0 }
+    }
+
+    /// The norm keeps what it normed. `words` are the rows of the largest table, `tables` how many numbers all of them have, and
+    /// `more` is what else the forward pass holds.
+    pub fn embeddings(&self, words: u64, tables: u64, more: u64) -> Stage {
+        let embedded = self.tokens() * self.width * self.work.weight();
+        let kept = embedded + self.spreads();
+        // Words, their sum with the others, what the norm keeps and gives, and that with some of it dropped.
+        let forward = (4 + u64::from(self.work.drops)) * embedded + self.spreads() + more;
+        let partial = match self.tokens() {
+            few if few <= FEW_TOKENS => 0,
+            many => many.min(words + many / 10) * self.width * 4,
+        };
+        // The gradient of the words comes last, after that of the one type that all tokens have.
+        let before = (3 * embedded + self.norm_sums()).max(embedded + column_sums(self.tokens(), self.width));
+        let backward = (embedded + partial).max(before.saturating_sub(words * self.width * self.work.weight()));
+        self.stage("the embeddings".to_owned(), [kept, forward, backward], tables + 2 * self.width)
+    }
+
+    /// What attention keeps: its input, queries, keys and values, what it gives and the sums of its weights.
+    pub fn attention_kept(&self) -> u64 {
+        let sums = self.work.batch * self.heads * self.work.source.next_multiple_of(32) * 4;
+        5 * self.hidden() + sums
+    }
+
+    /// What the forward pass of attention holds while queries, keys and values are made: their weights in one piece too.
+    pub fn attention_forward(&self) -> u64 {
+        4 * self.hidden() + self.stacked()
+    }
+
+    /// What the backward pass of attention holds. `more` is what it holds beside that until the gradients of queries, keys and
+    /// values are there.
+    pub fn attention_backward(&self, more: u64) -> u64 {
+        // The gradients of the residual, of what it gave, of queries, keys and values, and those of queries in fp32; those of
+        // parameters come after them.
+        let wide = if self.work.compute() < 4 { self.tokens() * self.width * 4 } else { 0 };
+        let fused = self.attention_kept() + 5 * self.hidden() + wide + more;
+        // The input and its gradient, the residual's, and those of queries, keys and values, apart and in one piece.
+        let sums = column_sums(self.tokens(), 3 * self.width);
+        let gradients = self.attention_parameters() * self.work.weight();
+        fused.saturating_sub(gradients).max(9 * self.hidden() + self.stacked().max(sums))
+    }
+
+    /// The weights of queries, keys and values in one piece.
+    fn stacked(&self) -> u64 {
+        3 * self.width * self.width * self.work.compute()
+    }
+
+    pub fn attention_parameters(&self) -> u64 {
+        3 * linear(self.width, self.width)
+    }
+
+    /// The stages of a layer, or the one that it is where it is computed again. `unrecorded` is what its forward pass holds
+    /// where nothing is kept.
+    pub fn layer(&self, number: u64, attention: Stage, unrecorded: u64) -> Vec<Stage> {
+        let stages = vec![attention, self.attention_output(number), self.feed_forward(number)];
+        if !self.work.checkpointing {
+            return stages;
+        }
+        vec![self.checkpointed(format!("layer {number}"), &stages, unrecorded)]
+    }
+
+    fn attention_output(&self, number: u64) -> Stage {
+        let hidden = self.hidden();
+        let kept = hidden + self.spreads();
+        let forward = (hidden + self.narrow(self.width * self.width)).max(2 * hidden + kept);
+        // The gradients of what it gave, of the residual and of the product.
+        let backward = kept + 3 * hidden + self.norm_sums();
+        let parameters = linear(self.width, self.width) + 2 * self.width;
+        self.stage(format!("the attention of layer {number}"), [kept, forward, backward], parameters)
+    }
+
+    fn feed_forward(&self, number: u64) -> Stage {
+        let hidden = self.hidden();
+        let inner = self.tokens() * self.inner * self.work.compute();
+        let weights = self.narrow(self.width * self.inner);
+        let kept = 2 * hidden + inner + self.spreads();
+        // What attention gave is still there, and what went into the activation and came out of it.
+        let forward = (3 * hidden + 2 * inner + weights).max(2 * hidden + kept);
+        // The gradients of the residual and, if some of it was dropped, of the product are no longer the same.
+        let given = (1 + u64::from(self.work.drops)) * hidden;
+        let made = inner + column_sums(self.tokens(), self.inner).max(hidden + weights);
+        let backward = hidden + inner + given + made;
+        let parameters = linear(self.width, self.inner) + linear(self.inner, self.width) + 2 * self.width;
+        self.stage(format!("the feed-forward part of layer {number}"), [kept, forward, backward], parameters)
+    }
+
+    /// What the forward pass of a layer holds where nothing is kept. In its feed-forward part `others` are still there, beside
+    /// what attention gave, its product, the norm of that and what the part gives.
+    pub fn unrecorded(&self, others: u64) -> u64 {
+        let inner = self.tokens() * self.inner * self.work.compute();
+        let feed_forward = others + 4 * self.hidden() + 2 * inner + self.narrow(self.width * self.inner);
+        feed_forward.max(self.attention_forward())
+    }
+
+    /// Stages that are computed again: of them their input is kept. Their gradients do not exist in all moments of their
+    /// backward pass.
+    pub fn checkpointed(&self, name: String, stages: &[Stage], forward: u64) -> Stage {
+        let hidden = self.hidden();
+        let gradients: u64 = stages.iter().map(|stage| stage.gradients).sum();
+        let made_at_once = |made: u64| if self.work.accum > 1 { 0 } else { made };
+        // What came out and its gradient stay until all is done.
+        let (mut kept, mut worst) = (hidden, 0);
+        for stage in stages {
+            worst = worst.max(kept + stage.forward);
+            kept += stage.kept;
+        }
+        kept += hidden;
+        let mut made = 0;
+        for stage in stages.iter().rev() {
+            kept -= stage.kept;
+            made += stage.gradients;
+            worst = worst.max(kept + stage.backward + made_at_once(made));
+        }
+        let backward = worst.saturating_sub(made_at_once(gradients));
+        Stage { name, kept: hidden, forward: forward.max(hidden), backward, gradients, logits: 0 }
+    }
+
+    /// `keeps_last`: the first tokens are a view, which keeps all of what the last layer gave.
+    pub fn head(&self, keeps_last: bool, labels: u64) -> Stage {
+        let hidden = self.hidden();
+        let kept = if keeps_last { hidden } else { 0 };
+        let parameters = linear(self.width, self.width) + linear(self.width, labels);
+        self.stage("the head".to_owned(), [kept, hidden, kept + hidden], parameters)
+    }
+
+    /// What the gradient of a norm's parameters is summed up from.
+    fn norm_sums(&self) -> u64 {
+        3 * self.tokens().min(792) * self.width * 4
+    }
+}
+
+/// The parameters of a linear layer.
+pub(crate) fn linear(inputs: u64, outputs: u64) -> u64 {
+    inputs * outputs + outputs
+}
+
+/// What torch holds for a moment to sum up the rows of a matrix (Reduce.cuh): blocks of 4 rows of 32 threads take 128 columns,
+/// and where rows are many, several blocks share columns and write down what each of their threads has.
+pub(crate) fn column_sums(rows: u64, columns: u64) -> u64 {
+    let (across, a_thread) = (columns.div_ceil(128), rows.div_ceil(4));
+    let at_once = PROCESSORS * 16;
+    if a_thread < 256 || across > at_once {
+        return 0;
+    }
+    let shared_by = at_once.div_ceil(across).min(a_thread.div_ceil(16)).max(a_thread.div_ceil(256));
+    if shared_by > 1 { shared_by * columns * 128 * 4 } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_few_or_short_columns_need_no_room() {
+        let mib = |bytes: u64| bytes >> 20;
+        assert_eq!(column_sums(1000, 3072), 0);
+        assert_eq!(mib(column_sums(4096, 3072)), 96);
+        // All processors are busy.
+        assert_eq!(mib(column_sums(16384, 3072)), 132);
+        assert_eq!(mib(column_sums(16384, 4096)), 132);
+    }
+}
