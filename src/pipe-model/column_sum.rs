@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_rows_need_no_room_and_many_no_more_than_a_card_has_blocks() {
+    fn few_rows_need_no_room_and_many_as_much_as_there_are_blocks() {
         let mib = |rows, columns| column_sum(rows, columns) >> 20;
         assert_eq!((mib(1000, 3072), mib(4096, 3072), mib(6144, 4096), mib(1 << 20, 3072)), (0, 96, 132, 1536));
     }

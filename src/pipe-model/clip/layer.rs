@@ -84,7 +84,7 @@ impl Layers {
         // rows it cannot read in eights; narrow kinds take it as it is.
         let sums = self.batch * self.heads * self.length.next_multiple_of(32) * FLOAT;
         let wide = self.compute == FLOAT;
-        let copies = self.masked && wide && self.length % 8 != 0;
+        let copies = self.masked && wide && !self.length.is_multiple_of(8);
         let mask = if copies { self.tokens * self.length.next_multiple_of(8) * self.compute } else { 0 };
         // The norm's input and output, queries, keys and values, and what was attended to.
         let kept = 6 * state + FLOAT * self.tokens + sums + mask;
