@@ -1,6 +1,7 @@
 //! CLIP.
 
 mod config;
+mod layer;
 mod memory;
 mod parameters;
 

@@ -1,0 +1,140 @@
+//! What the layers of a tower hold.
+
+use super::TowerConfig;
+use crate::column_sum::column_sum;
+use crate::memory::{Stage, Work};
+
+/// Of what norms and attention keep of each row.
+const FLOAT: u64 = 4;
+
+/// The layers of one tower, all alike.
+pub struct Layers {
+    pub batch: u64,
+    length: u64,
+    pub tokens: u64,
+    pub width: u64,
+    inner: u64,
+    heads: u64,
+    count: u64,
+    masked: bool,
+    /// Bytes of a weight, and of what products take.
+    pub weight: u64,
+    compute: u64,
+    again: bool,
+    accumulates: bool,
+}
+
+impl Layers {
+    pub fn of(tower: &TowerConfig, work: &Work, length: u64, masked: bool) -> Self {
+        Self {
+            batch: work.batch,
+            length,
+            tokens: work.batch * length,
+            width: tower.hidden_size as u64,
+            inner: tower.intermediate_size as u64,
+            heads: tower.num_attention_heads as u64,
+            count: tower.num_hidden_layers as u64,
+            masked,
+            weight: work.weight(),
+            compute: work.compute(),
+            again: work.checkpointing,
+            accumulates: work.accum > 1,
+        }
+    }
+
+    pub fn stages(&self, tower: &str) -> Vec<Stage> {
+        let named =
+            |number: u64, stage: Stage| Stage { name: format!("{tower} layer {number}{}", stage.name), ..stage };
+        let (attention, feed_forward) = (self.attention(), self.feed_forward());
+        let layer = if self.again {
+            vec![self.computed_again(&attention, &feed_forward)]
+        } else {
+            vec![attention, feed_forward]
+        };
+        (0..self.count).flat_map(|number| layer.iter().map(move |stage| named(number, stage.clone()))).collect()
+    }
+
+    /// Bytes of what is added up along the layers.
+    pub fn residual(&self) -> u64 {
+        self.tokens * self.width * self.weight
+    }
+
+    /// The same as products take it.
+    fn state(&self) -> u64 {
+        self.tokens * self.width * self.compute
+    }
+
+    /// What is added to the scores: [batch, 1, length, length].
+    pub fn mask(&self) -> u64 {
+        if self.masked { self.batch * self.length * self.length * self.compute } else { 0 }
+    }
+
+    /// Gradients that are held beside those of earlier parts until they are added to them.
+    pub fn made_anew(&self, gradients: u64) -> u64 {
+        if self.accumulates { gradients } else { 0 }
+    }
+
+    fn narrowed(&self, weights: u64) -> u64 {
+        if self.compute < self.weight { weights * self.compute } else { 0 }
+    }
+
+    fn attention(&self) -> Stage {
+        let (state, weights) = (self.state(), 4 * self.width * self.width);
+        // A log-sum-exp of each row, rounded up to 32 by the memory-efficient kernel, and that kernel's copy of a mask whose
+        // rows it cannot read in eights; narrow kinds take it as it is.
+        let sums = self.batch * self.heads * self.length.next_multiple_of(32) * FLOAT;
+        let wide = self.compute == FLOAT;
+        let copies = self.masked && wide && !self.length.is_multiple_of(8);
+        let mask = if copies { self.tokens * self.length.next_multiple_of(8) * self.compute } else { 0 };
+        // The norm's input and output, queries, keys and values, and what was attended to.
+        let kept = 6 * state + FLOAT * self.tokens + sums + mask;
+        // Gradients of queries are added up in fp32, for whole blocks of 128.
+        let rows = if wide { 0 } else { self.batch * self.length.next_multiple_of(128) };
+        let attending = 10 * state + rows * self.width * FLOAT;
+        // Gradients of the three apart and side by side, of what went in, and of the biases.
+        let projecting = 9 * state + column_sum(self.tokens, 3 * self.width);
+        let gradients = (weights + 6 * self.width) * self.weight;
+        Stage {
+            name: ": attention".to_owned(),
+            kept,
+            forward: kept + state + self.residual() + self.narrowed(weights),
+            backward: self.residual()
+                + attending.max(projecting)
+                + self.narrowed(weights)
+                + self.made_anew(weights * self.weight),
+            gradients,
+            logits: 0,
+        }
+    }
+
+    fn feed_forward(&self) -> Stage {
+        let (state, weights) = (self.state(), 2 * self.width * self.inner);
+        let inside = self.tokens * self.inner * self.compute;
+        // The norm's input and output, and what went into the activation.
+        let kept = 2 * state + inside + FLOAT * self.tokens;
+        let narrow_gradient = if self.compute < self.weight { state } else { 0 };
+        let last = column_sum(self.tokens, self.inner).max(state + self.narrowed(weights / 2));
+        let gradients = (weights + 3 * self.width + self.inner) * self.weight;
+        Stage {
+            name: ": feed-forward".to_owned(),
+            kept,
+            forward: kept + inside + state + 2 * self.residual() + self.narrowed(weights / 2),
+            backward: kept + self.residual() + narrow_gradient + inside + last + self.made_anew(weights * self.weight),
+            gradients,
+            logits: 0,
+        }
+    }
+
+    /// Both as one that keeps only what came in; going back, what it gave is there a second time.
+    fn computed_again(&self, attention: &Stage, feed_forward: &Stage) -> Stage {
+        let kept = self.residual();
+        Stage {
+            name: String::new(),
+            kept,
+            forward: kept + attention.forward.max(feed_forward.forward),
+            backward: 2 * kept + attention.backward.max(attention.kept + feed_forward.backward),
+            gradients: attention.gradients + feed_forward.gradients,
+            logits: 0,
+        }
+    }
+}
