@@ -14,7 +14,9 @@ pub mod memory;
 mod model;
 pub mod mu_sota;
 mod parameter;
+mod recomputed;
 pub mod t5;
+mod word_loss;
 
 pub use activation::Activation;
 pub use config_keys::ConfigKeys;
