@@ -4,6 +4,7 @@
 mod activation;
 pub mod bert;
 pub mod clip;
+mod column_sums;
 mod config_keys;
 pub mod deberta;
 mod error;

@@ -21,7 +21,7 @@ pub fn stages(config: &T5Config, work: &Work) -> Vec<Stage> {
         at_a_time: LOGITS_AT_A_TIME,
     };
     // Both embeddings, and a tied head, share a gradient. It waits for the encoder's, beside that of the passes before.
-    let waiting = if work.accum > 1 { sizes.shared() } else { 0 };
+    let waiting = sizes.beside(sizes.shared());
     encoder.iter_mut().for_each(|stage| stage.backward += waiting);
     if config.tie_word_embeddings {
         decoder.iter_mut().for_each(|stage| stage.backward += waiting);
@@ -96,6 +96,11 @@ impl<'a> Sizes<'a> {
         if self.work.mixed() { weights * self.compute } else { 0 }
     }
 
+    /// New gradients, where those of the passes before are there already.
+    fn beside(&self, gradients: u64) -> u64 {
+        if self.work.accum > 1 { gradients } else { 0 }
+    }
+
     fn stack(&self, stack: &Stack) -> Vec<Stage> {
         let Stack { name, length, layers, is_decoder } = *stack;
         let tokens = self.work.batch * length;
@@ -166,7 +171,7 @@ impl<'a> Sizes<'a> {
             inside[0].backward += memory;
         }
         match checkpointing {
-            true => vec![recomputed(path(""), &inside, self.hidden(tokens), 0, self.hidden(tokens))],
+            true => vec![recomputed(path(""), &inside, self.hidden(tokens), self.work)],
             false => inside,
         }
     }
@@ -188,11 +193,18 @@ impl<'a> Sizes<'a> {
         let summed = if self.compute < 4 { tokens * self.inner * 4 } else { 0 } + rows * queries * 4;
         let given = self.hidden(tokens) + self.projected(tokens);
         let made = self.projected(tokens) + 2 * self.projected(others) + summed + gradient;
+        // The gradients of three projections come later, and with them those of queries and norm.
+        let to_come = if self.work.accum > 1 { 0 } else { 3 * weights * self.weight };
+        let after = self.normed(tokens)
+            + self.hidden(tokens)
+            + self.projected(tokens)
+            + 2 * self.narrow(tokens)
+            + self.beside(weights * self.weight);
         Stage {
             name,
             kept,
             forward: kept + output,
-            backward: kept + given + made,
+            backward: (kept + given + made).saturating_sub(to_come).max(after),
             gradients: (4 * weights + self.width) * self.weight,
             logits: 0,
         }
@@ -205,12 +217,14 @@ impl<'a> Sizes<'a> {
         let kept = self.normed(tokens) + inputs * inner;
         let inside = inner + self.narrow_copy(weights);
         let given = self.hidden(tokens) + self.dropped(tokens);
+        let made = inputs * inner + self.narrow(tokens) + self.narrow_copy(weights);
+        let gradients = ((inputs + 1) * weights + self.width) * self.weight;
         Stage {
             name,
             kept,
             forward: kept + self.narrow(tokens) + inside.max(self.hidden(tokens)),
-            backward: kept + given + inputs * inner + self.narrow(tokens) + self.narrow_copy(weights),
-            gradients: ((inputs + 1) * weights + self.width) * self.weight,
+            backward: kept + given + made + self.beside(gradients),
+            gradients,
             logits: 0,
         }
     }
