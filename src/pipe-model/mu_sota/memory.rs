@@ -1,6 +1,7 @@
 //! What the passes of a training step hold: the tensors of the trainer's `model/mu_sota` on a card.
 
 use super::MuSotaConfig;
+use super::sizes::Sizes;
 use crate::column_sums::column_sums;
 use crate::memory::{Stage, Work};
 use crate::recomputed::recomputed;
@@ -30,80 +31,7 @@ pub fn stages(config: &MuSotaConfig, work: &Work) -> Vec<Stage> {
     stages.into_iter().chain(loss.stages(work)).collect()
 }
 
-/// Bytes, where nothing else is said.
-struct Sizes<'a> {
-    config: &'a MuSotaConfig,
-    work: &'a Work,
-    /// Numbers: tokens of a pass, width of hidden states, of all heads of the block attentions with their room, of the
-    /// middle of a feed-forward layer.
-    tokens: u64,
-    width: u64,
-    blocks_width: u64,
-    feed: u64,
-    /// Of a number that is added up along the layers, and of one that is computed with.
-    weight: u64,
-    compute: u64,
-}
-
-impl<'a> Sizes<'a> {
-    fn new(config: &'a MuSotaConfig, work: &'a Work) -> Self {
-        let compute = work.compute();
-        let room = ((config.block_dim / config.block_heads) as u64).next_multiple_of(16 / compute);
-        Self {
-            config,
-            work,
-            tokens: work.batch * work.source,
-            width: config.width() as u64,
-            blocks_width: (config.n_blocks * config.block_heads) as u64 * room,
-            feed: config.ffn_dim as u64,
-            weight: work.weight(),
-            compute,
-        }
-    }
-
-    /// Hidden states, as they are added up along the layers.
-    fn hidden(&self) -> u64 {
-        self.tokens * self.width * self.weight
-    }
-
-    /// Hidden states, as products take and give them.
-    fn narrow(&self) -> u64 {
-        self.tokens * self.width * self.compute
-    }
-
-    /// The embeddings of words.
-    fn words(&self) -> u64 {
-        self.config.vocab_size as u64 * self.width * self.weight
-    }
-
-    /// The block-diagonal projections of a layer.
-    fn projection(&self) -> u64 {
-        4 * self.blocks_width * self.width * self.compute
-    }
-
-    /// What a norm keeps: what came in, normed and, where the trainer has a kernel for the width, before that as it is
-    /// multiplied with its weights; and what each row was divided by.
-    fn normed(&self) -> u64 {
-        let has_kernel = self.width.is_multiple_of(8) && self.width <= 4096;
-        let before = if has_kernel { self.narrow() } else { self.hidden() + self.tokens * 4 };
-        self.narrow() + before + self.tokens * 4
-    }
-
-    /// The gradient of what a layer gave, where it is not that of the sum.
-    fn dropped(&self) -> u64 {
-        if self.work.drops || self.work.mixed() { self.narrow() } else { 0 }
-    }
-
-    /// New gradients, where they are counted apart.
-    fn new_gradients(&self, gradients: u64) -> u64 {
-        if self.work.accum > 1 { 0 } else { gradients }
-    }
-
-    /// New gradients, where those of the passes before are there already.
-    fn beside(&self, gradients: u64) -> u64 {
-        if self.work.accum > 1 { gradients } else { 0 }
-    }
-
+impl Sizes<'_> {
     fn embeddings(&self) -> Stage {
         let positions = self.config.max_seq_len as u64 * self.width * self.weight;
         Stage {
@@ -213,5 +141,37 @@ impl<'a> Sizes<'a> {
             gradients: 2 * self.width * self.weight,
             logits: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::{OptimizerKind, Precision};
+    use serde_json::Map;
+
+    use super::*;
+
+    fn largest(checkpointing: bool, batch: u64) -> u64 {
+        let config = MuSotaConfig::read(&Map::new()).unwrap();
+        let work = Work {
+            precision: Precision::Fp16Mixed,
+            optimizer: OptimizerKind::Adamw,
+            checkpointing,
+            batch,
+            accum: 1,
+            source: 512,
+            target: 0,
+            padded: false,
+            drops: false,
+        };
+        crate::memory::peak(&stages(&config, &work), 0, &work).bytes()
+    }
+
+    /// The inner width is 117 times the outer: kept whole, the middle of the feed-forward layers would be most.
+    #[test]
+    fn the_middle_of_feed_forward_layers_is_not_kept() {
+        let middle = 24 * 32 * 512 * 7488 * 2;
+        assert!(largest(false, 32) < middle / 3);
+        assert!(largest(true, 32) < largest(false, 32) / 3);
     }
 }

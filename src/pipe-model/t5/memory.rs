@@ -1,6 +1,7 @@
 //! What the passes of a training step hold: the tensors of the trainer's `model/t5` on a card.
 
 use super::T5Config;
+use super::sizes::Sizes;
 use crate::memory::{Stage, Work};
 use crate::recomputed::recomputed;
 use crate::word_loss::WordLoss;
@@ -36,71 +37,7 @@ struct Stack {
     is_decoder: bool,
 }
 
-/// Bytes, where nothing else is said.
-struct Sizes<'a> {
-    config: &'a T5Config,
-    work: &'a Work,
-    /// Numbers: of hidden states, of all heads together, of the middle of a feed-forward layer.
-    width: u64,
-    inner: u64,
-    feed: u64,
-    heads: u64,
-    vocab: u64,
-    /// Of a number that is added up along the layers, and of one that is computed with.
-    weight: u64,
-    compute: u64,
-}
-
-impl<'a> Sizes<'a> {
-    fn new(config: &'a T5Config, work: &'a Work) -> Self {
-        Self {
-            config,
-            work,
-            width: config.d_model as u64,
-            inner: config.inner() as u64,
-            feed: config.d_ff as u64,
-            heads: config.num_heads as u64,
-            vocab: config.vocab_size as u64,
-            weight: work.weight(),
-            compute: work.compute(),
-        }
-    }
-
-    /// Hidden states, as they are added up along the layers.
-    fn hidden(&self, tokens: u64) -> u64 {
-        tokens * self.width * self.weight
-    }
-
-    /// Hidden states, as products take and give them.
-    fn narrow(&self, tokens: u64) -> u64 {
-        tokens * self.width * self.compute
-    }
-
-    /// Queries, keys, values, or what attention makes of them.
-    fn projected(&self, tokens: u64) -> u64 {
-        tokens * self.inner * self.compute
-    }
-
-    /// The bias of self-attention, or its gradient.
-    fn scores(&self, length: u64) -> u64 {
-        self.work.batch * self.heads * length * length * self.compute
-    }
-
-    /// The embeddings.
-    fn shared(&self) -> u64 {
-        self.vocab * self.width * self.weight
-    }
-
-    /// Where a narrow copy is made of so many weights for a moment.
-    fn narrow_copy(&self, weights: u64) -> u64 {
-        if self.work.mixed() { weights * self.compute } else { 0 }
-    }
-
-    /// New gradients, where those of the passes before are there already.
-    fn beside(&self, gradients: u64) -> u64 {
-        if self.work.accum > 1 { gradients } else { 0 }
-    }
-
+impl Sizes<'_> {
     fn stack(&self, stack: &Stack) -> Vec<Stage> {
         let Stack { name, length, layers, is_decoder } = *stack;
         let tokens = self.work.batch * length;
@@ -127,7 +64,8 @@ impl<'a> Sizes<'a> {
         let kept = if is_decoder { tokens * 8 } else { 0 };
         // The first gradient stays, those that come later are added to it.
         let is_first = is_decoder && !self.config.tie_word_embeddings;
-        let (gradients, added) = if is_first { (self.shared(), 0) } else { (0, self.shared()) };
+        let shared = self.shared();
+        let (gradients, added) = if is_first { (shared, self.beside(shared)) } else { (0, shared) };
         let name = format!("{name} embeddings");
         Stage { name, kept, forward: kept + 2 * hidden, backward: kept + hidden + added, gradients, logits: 0 }
     }
@@ -174,11 +112,6 @@ impl<'a> Sizes<'a> {
             true => vec![recomputed(path(""), &inside, self.hidden(tokens), self.work)],
             false => inside,
         }
-    }
-
-    /// What a layer keeps of its input: itself, its norm and their ratio.
-    fn normed(&self, tokens: u64) -> u64 {
-        self.hidden(tokens) + self.narrow(tokens) + tokens * 4
     }
 
     /// `gradient` is that of its bias.
@@ -229,11 +162,6 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// The gradient of what a layer gave, where it is not that of the sum.
-    fn dropped(&self, tokens: u64) -> u64 {
-        if self.work.drops || self.work.mixed() { self.narrow(tokens) } else { 0 }
-    }
-
     /// `output` is kept by those who take it.
     fn final_norm(&self, name: &str, tokens: u64, output: u64) -> Stage {
         let hidden = self.hidden(tokens);
@@ -246,5 +174,56 @@ impl<'a> Sizes<'a> {
             gradients: self.width * self.weight,
             logits: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::{OptimizerKind, Precision};
+    use serde_json::json;
+
+    use super::*;
+
+    const WORK: Work = Work {
+        precision: Precision::Bf16Mixed,
+        optimizer: OptimizerKind::Adamw,
+        checkpointing: false,
+        batch: 8,
+        accum: 1,
+        source: 256,
+        target: 64,
+        padded: true,
+        drops: true,
+    };
+
+    fn of(work: Work) -> Vec<Stage> {
+        let config = json!({"d_model": 512, "num_layers": 3, "num_decoder_layers": 2});
+        stages(&T5Config::read(config.as_object().unwrap()).unwrap(), &work)
+    }
+
+    fn kept(work: Work) -> u64 {
+        of(work).iter().map(|stage| stage.kept).sum()
+    }
+
+    #[test]
+    fn what_is_kept_grows_with_the_batch_alone_but_for_buckets_and_head() {
+        let fixed = (256 * 256 + 64 * 64) * 8 + 32128 * 512 * 2;
+        assert_eq!(kept(Work { batch: 16, ..WORK }) - fixed, 2 * (kept(WORK) - fixed));
+    }
+
+    #[test]
+    fn a_checkpointed_layer_keeps_its_input() {
+        let stages = of(Work { checkpointing: true, ..WORK });
+        let layer = stages.iter().find(|stage| stage.name == "encoder layer 1").unwrap();
+        assert_eq!(layer.kept, 8 * 256 * 512 * 4);
+        assert!(layer.backward > 5 * layer.kept);
+    }
+
+    #[test]
+    fn there_are_never_more_logits_than_the_trainer_computes_at_a_time() {
+        let logits = |batch| of(Work { batch, ..WORK }).iter().map(|stage| stage.logits).max().unwrap();
+        assert!(logits(1) < logits(32));
+        assert_eq!(logits(32), logits(512));
+        assert!(logits(512) <= LOGITS_AT_A_TIME * 10);
     }
 }
