@@ -4,7 +4,6 @@
 mod activation;
 pub mod bert;
 pub mod clip;
-mod column_sum;
 mod config_keys;
 pub mod deberta;
 mod error;

@@ -1,10 +1,7 @@
 //! What the pieces hold that BERT and DeBERTa have in common: embeddings, layers of attention and a feed-forward part that are
 //! normed last, and a head on the first token.
 
-use crate::memory::{Stage, Work};
-
-/// The processors of an H100 or H200. Cards with fewer hold less for `column_sums`.
-const PROCESSORS: u64 = 132;
+use crate::memory::{Stage, Work, column_sums};
 
 /// Up to this many tokens the gradient of embeddings is computed without partial sums.
 const FEW_TOKENS: u64 = 3072;
@@ -179,31 +176,4 @@ impl Flow<'_> {
 /// The parameters of a linear layer.
 pub(crate) fn linear(inputs: u64, outputs: u64) -> u64 {
     inputs * outputs + outputs
-}
-
-/// What torch holds for a moment to sum up the rows of a matrix (Reduce.cuh): blocks of 4 rows of 32 threads take 128 columns,
-/// and where rows are many, several blocks share columns and write down what each of their threads has.
-pub(crate) fn column_sums(rows: u64, columns: u64) -> u64 {
-    let (across, a_thread) = (columns.div_ceil(128), rows.div_ceil(4));
-    let at_once = PROCESSORS * 16;
-    if a_thread < 256 || across > at_once {
-        return 0;
-    }
-    let shared_by = at_once.div_ceil(across).min(a_thread.div_ceil(16)).max(a_thread.div_ceil(256));
-    if shared_by > 1 { shared_by * columns * 128 * 4 } else { 0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sums_of_few_or_short_columns_need_no_room() {
-        let mib = |bytes: u64| bytes >> 20;
-        assert_eq!(column_sums(1000, 3072), 0);
-        assert_eq!(mib(column_sums(4096, 3072)), 96);
-        // All processors are busy.
-        assert_eq!(mib(column_sums(16384, 3072)), 132);
-        assert_eq!(mib(column_sums(16384, 4096)), 132);
-    }
 }

@@ -1,7 +1,7 @@
 //! What the layers of a tower hold.
 
 use super::TowerConfig;
-use crate::column_sum::column_sum;
+use crate::memory::column_sums;
 use crate::memory::{Stage, Work};
 
 /// Of what norms and attention keep of each row.
@@ -92,7 +92,7 @@ impl Layers {
         let rows = if wide { 0 } else { self.batch * self.length.next_multiple_of(128) };
         let attending = 10 * state + rows * self.width * FLOAT;
         // Gradients of the three apart and side by side, of what went in, and of the biases.
-        let projecting = 9 * state + column_sum(self.tokens, 3 * self.width);
+        let projecting = 9 * state + column_sums(self.tokens, 3 * self.width);
         let gradients = (weights + 6 * self.width) * self.weight;
         Stage {
             name: ": attention".to_owned(),
@@ -113,7 +113,7 @@ impl Layers {
         // The norm's input and output, and what went into the activation.
         let kept = 2 * state + inside + FLOAT * self.tokens;
         let narrow_gradient = if self.compute < self.weight { state } else { 0 };
-        let last = column_sum(self.tokens, self.inner).max(state + self.narrowed(weights / 2));
+        let last = column_sums(self.tokens, self.inner).max(state + self.narrowed(weights / 2));
         let gradients = (weights + 3 * self.width + self.inner) * self.weight;
         Stage {
             name: ": feed-forward".to_owned(),

@@ -3,7 +3,7 @@
 use pipe_spec::pipeline::Precision;
 
 use super::{HybridConfig, NormKind};
-use crate::column_sum::column_sum;
+use crate::memory::column_sums;
 use crate::memory::{Stage, Work};
 
 const FLOAT: u64 = 4;
@@ -154,7 +154,7 @@ impl<'a> Sizes<'a> {
             name: "attention".to_owned(),
             kept,
             forward: kept + 3 * state + self.narrowed(weights),
-            backward: (kept + 6 * state).max(9 * state + column_sum(self.times, 3 * self.width)) + self.made(weights),
+            backward: (kept + 6 * state).max(9 * state + column_sums(self.times, 3 * self.width)) + self.made(weights),
             gradients: (weights + 6 * self.width) * self.work.weight(),
             logits: 0,
         };

@@ -1,10 +1,16 @@
 //! What a training holds on a card: the state of the model, computed exactly, and what passes through it, stage by stage.
 
+mod column_sums;
 mod fit;
+mod recomputed;
 mod stage;
+mod word_loss;
 
+pub(crate) use column_sums::column_sums;
 pub use fit::{MARGIN, Search, largest};
+pub(crate) use recomputed::recomputed;
 pub use stage::{Peak, Stage, peak};
+pub(crate) use word_loss::WordLoss;
 
 use pipe_spec::pipeline::{OptimizerKind, Precision};
 
@@ -114,19 +120,26 @@ fn remembered(parameter: &Parameter) -> u64 {
 
 /// How many numbers Adafactor remembers of a parameter.
 fn factored(parameter: &Parameter) -> u64 {
-    match parameter.shape.as_slice() {
-        [outer @ .., rows, columns] => outer.iter().product::<i64>() as u64 * (*rows + *columns) as u64,
-        _ => parameter.count(),
-    }
+    rows_and_columns(parameter).map_or(parameter.count(), |[outer, rows, columns]| outer * (rows + columns))
+}
+
+/// How many matrices a parameter is, and their size.
+fn rows_and_columns(parameter: &Parameter) -> Option<[u64; 3]> {
+    let [outer @ .., rows, columns] = parameter.shape.as_slice() else { return None };
+    Some([outer.iter().product::<i64>() as u64, *rows as u64, *columns as u64])
 }
 
 /// What an update holds for a moment beside the gradients.
 fn update<'a>(parameters: impl Iterator<Item = &'a Parameter>, work: &Work) -> u64 {
-    let largest = parameters.map(Parameter::count).max().unwrap_or(0);
+    let Some(largest) = parameters.max_by_key(|parameter| parameter.count()) else { return 0 };
     match work.optimizer {
         // In place.
         OptimizerKind::Adamw => 0,
-        // The gradient, its square and the change, in fp32, one parameter at a time.
-        OptimizerKind::Adafactor => 3 * 4 * largest,
+        OptimizerKind::Adafactor => {
+            // The square of the gradient in fp32, and what adds up its rows; in bf16 the gradient in fp32 as well.
+            let copies = if work.weight() < 4 { 2 } else { 1 };
+            copies * 4 * largest.count()
+                + rows_and_columns(largest).map_or(0, |[_, rows, columns]| column_sums(rows, columns))
+        }
     }
 }

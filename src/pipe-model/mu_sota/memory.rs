@@ -1,10 +1,177 @@
-//! What the passes of a training step hold.
+//! What the passes of a training step hold: the tensors of the trainer's `model/mu_sota` on a card.
 
 use super::MuSotaConfig;
+use super::sizes::Sizes;
+use crate::memory::WordLoss;
+use crate::memory::column_sums;
+use crate::memory::recomputed;
 use crate::memory::{Stage, Work};
+
+/// As in the trainer.
+const LOGITS_AT_A_TIME: u64 = 1 << 23;
+const INNER_AT_A_TIME: u64 = 1 << 25;
 
 /// In the order of the forward pass.
 pub fn stages(config: &MuSotaConfig, work: &Work) -> Vec<Stage> {
-    let _ = (config, work);
-    Vec::new()
+    let sizes = Sizes::new(config, work);
+    let loss = WordLoss {
+        tokens: sizes.tokens,
+        width: sizes.width,
+        vocab: config.vocab_size as u64,
+        at_a_time: LOGITS_AT_A_TIME,
+    };
+    let mut stages = vec![sizes.embeddings(), sizes.projections()];
+    for layer in 0..config.n_layers {
+        stages.extend(sizes.layer(layer));
+    }
+    stages.push(sizes.final_norm());
+    // The gradient of the head waits for that of the embeddings, beside that of the passes before.
+    let waiting = sizes.beside(sizes.words());
+    stages.iter_mut().for_each(|stage| stage.backward += waiting);
+    stages.into_iter().chain(loss.stages(work)).collect()
+}
+
+impl Sizes<'_> {
+    fn embeddings(&self) -> Stage {
+        let positions = self.config.max_seq_len as u64 * self.width * self.weight;
+        Stage {
+            name: "embeddings".to_owned(),
+            forward: 2 * self.hidden(),
+            // The gradient of the words is added to that of the head.
+            backward: self.hidden() + self.words(),
+            gradients: positions,
+            ..Stage::default()
+        }
+    }
+
+    fn projections(&self) -> Stage {
+        let layers = self.config.n_layers as u64;
+        let all = layers * self.projection();
+        let (n, size) = (self.config.n_blocks as u64, self.config.block_dim as u64);
+        Stage {
+            name: "projections of blocks".to_owned(),
+            kept: all,
+            forward: self.hidden() + 2 * all,
+            // Those of the layers, and together.
+            backward: self.hidden() + 2 * all,
+            gradients: layers * n * (4 * size * size + 3 * size) * self.weight,
+            logits: 0,
+        }
+    }
+
+    /// As one stage with checkpointing, as one for each of its parts without.
+    fn layer(&self, number: i64) -> Vec<Stage> {
+        let path = |part: &str| format!("layer {number}{part}");
+        let MuSotaConfig { n_blocks, block_heads, cross_heads, n_layers, .. } = *self.config;
+        let (width, weights) = (self.width, 4 * self.width * self.width + 4 * self.width);
+        let mut inside = [
+            self.attention(path(" block attention"), self.blocks_width, (n_blocks * block_heads) as u64, width),
+            self.attention(path(" attention"), width, cross_heads as u64, weights),
+            self.feed_forward(path(" feed-forward")),
+        ];
+        // The gradients of later layers' projections, and the input of a layer that is computed again.
+        let mut waiting = (n_layers - 1 - number) as u64 * self.projection();
+        if self.work.checkpointing {
+            waiting += self.hidden();
+        }
+        inside.iter_mut().for_each(|stage| stage.backward += waiting);
+        if !self.work.checkpointing {
+            return inside.to_vec();
+        }
+        // Names inside a layer live until its end, those of both attentions as well.
+        let named = 4 * self.tokens * (self.blocks_width + width) * self.compute;
+        let forward = inside[2].forward + named;
+        vec![Stage { forward, ..recomputed(path(""), &inside, self.hidden(), self.work) }]
+    }
+
+    /// `width` is that of all heads together, `weights` how many parameters it has.
+    fn attention(&self, name: String, width: u64, heads: u64, weights: u64) -> Stage {
+        let projected = self.tokens * width * self.compute;
+        let rows = self.tokens * heads;
+        let kept = self.normed() + 4 * projected + rows * 4;
+        // Flash attention, which takes narrow numbers alone, adds up the gradient of queries in fp32, in heads of whole 32.
+        let summed = if self.compute < 4 { rows * (width / heads).next_multiple_of(32) * 4 } else { 0 } + rows * 4;
+        // Of what came out, of queries, keys and values; then of these three apart and together.
+        let inside = kept + 4 * projected + summed;
+        let joined = self.normed() + 6 * projected;
+        let biases = self.normed() + 3 * projected + self.narrow() + column_sums(self.tokens, 3 * width);
+        Stage {
+            name,
+            kept,
+            forward: kept + 2 * (self.hidden() + self.narrow()),
+            backward: self.hidden() + inside.max(joined).max(biases),
+            gradients: (weights + 2 * self.width) * self.weight,
+            logits: 0,
+        }
+    }
+
+    fn feed_forward(&self, name: String) -> Stage {
+        let weights = self.width * self.feed;
+        let narrow_weights = if self.work.mixed() { (2 * weights + self.feed) * self.compute } else { 0 };
+        let rows = (INNER_AT_A_TIME / self.feed).max(64);
+        let inner = rows.min(self.tokens) * self.feed * self.compute;
+        let kept = self.normed() + narrow_weights;
+        // Gradients of weights are added up in fp32 where there are several chunks.
+        let summed = 2 * weights * if self.tokens > rows { 4 } else { self.compute };
+        let first = if self.tokens > rows { summed } else { summed / 2 };
+        // What goes into the activation, its gradient and that of what comes out; then the first of them for the bias.
+        let inside = (3 * inner + first).max(inner + summed + column_sums(rows.min(self.tokens), self.feed));
+        let gradients = (2 * weights + self.feed + 3 * self.width) * self.weight;
+        let given = self.hidden() + self.dropped();
+        // The input of the layer and of this part of it, and what its attentions gave, live until the end of the layer.
+        let named = 2 * (self.hidden() + self.narrow());
+        Stage {
+            name,
+            kept,
+            forward: kept + named + self.hidden() + self.narrow() + inner.max(self.hidden()),
+            backward: (kept + given + self.narrow() + inside).saturating_sub(self.new_gradients(gradients)),
+            gradients,
+            logits: 0,
+        }
+    }
+
+    fn final_norm(&self) -> Stage {
+        let hidden = self.hidden();
+        let kept = hidden + self.tokens * 4;
+        Stage {
+            name: "norm".to_owned(),
+            kept,
+            forward: kept + 2 * hidden,
+            backward: kept + 2 * hidden,
+            gradients: 2 * self.width * self.weight,
+            logits: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::{OptimizerKind, Precision};
+    use serde_json::Map;
+
+    use super::*;
+
+    fn largest(checkpointing: bool, batch: u64) -> u64 {
+        let config = MuSotaConfig::read(&Map::new()).unwrap();
+        let work = Work {
+            precision: Precision::Fp16Mixed,
+            optimizer: OptimizerKind::Adamw,
+            checkpointing,
+            batch,
+            accum: 1,
+            source: 512,
+            target: 0,
+            padded: false,
+            drops: false,
+        };
+        crate::memory::peak(&stages(&config, &work), 0, &work).bytes()
+    }
+
+    /// The inner width is 117 times the outer: kept whole, the middle of the feed-forward layers would be most.
+    #[test]
+    fn the_middle_of_feed_forward_layers_is_not_kept() {
+        let middle = 24 * 32 * 512 * 7488 * 2;
+        assert!(largest(false, 32) < middle / 3);
+        assert!(largest(true, 32) < largest(false, 32) / 3);
+    }
 }

@@ -3,6 +3,7 @@
 mod config;
 mod memory;
 mod parameters;
+mod sizes;
 
 pub use config::MuSotaConfig;
 pub use memory::stages;

@@ -1,10 +1,229 @@
-//! What the passes of a training step hold.
+//! What the passes of a training step hold: the tensors of the trainer's `model/t5` on a card.
 
 use super::T5Config;
+use super::sizes::Sizes;
+use crate::memory::WordLoss;
+use crate::memory::recomputed;
 use crate::memory::{Stage, Work};
+
+/// As in the trainer.
+const LOGITS_AT_A_TIME: u64 = 1 << 25;
 
 /// In the order of the forward pass.
 pub fn stages(config: &T5Config, work: &Work) -> Vec<Stage> {
-    let _ = (config, work);
-    Vec::new()
+    let sizes = Sizes::new(config, work);
+    let encoder = Stack { name: "encoder", length: work.source, layers: config.num_layers, is_decoder: false };
+    let decoder = Stack { name: "decoder", length: work.target, layers: config.num_decoder_layers, is_decoder: true };
+    let (mut encoder, mut decoder) = (sizes.stack(&encoder), sizes.stack(&decoder));
+    let loss = WordLoss {
+        tokens: work.batch * work.target,
+        width: sizes.width,
+        vocab: sizes.vocab,
+        at_a_time: LOGITS_AT_A_TIME,
+    };
+    // Both embeddings, and a tied head, share a gradient. It waits for the encoder's, beside that of the passes before.
+    let waiting = sizes.beside(sizes.shared());
+    encoder.iter_mut().for_each(|stage| stage.backward += waiting);
+    if config.tie_word_embeddings {
+        decoder.iter_mut().for_each(|stage| stage.backward += waiting);
+    }
+    encoder.into_iter().chain(decoder).chain(loss.stages(work)).collect()
+}
+
+struct Stack {
+    name: &'static str,
+    length: u64,
+    layers: i64,
+    is_decoder: bool,
+}
+
+impl Sizes<'_> {
+    fn stack(&self, stack: &Stack) -> Vec<Stage> {
+        let Stack { name, length, layers, is_decoder } = *stack;
+        let tokens = self.work.batch * length;
+        let source = self.work.batch * self.work.source;
+        let mut stages = vec![self.embedding(name, tokens, is_decoder), self.bias(name, length)];
+        for layer in 0..layers {
+            stages.extend(self.block(stack, layer));
+        }
+        let output = if is_decoder { 0 } else { self.narrow(tokens) };
+        stages.push(self.final_norm(name, tokens, output));
+        if is_decoder {
+            // The encoder's output as it was before it was made narrow.
+            let wide = if self.work.mixed() { self.hidden(source) } else { 0 };
+            stages.iter_mut().for_each(|stage| stage.forward += wide);
+            // Its gradient, which the encoder takes when all of the decoder has added to it.
+            stages.iter_mut().take(2).for_each(|stage| stage.backward += self.narrow(source));
+        }
+        stages
+    }
+
+    fn embedding(&self, name: &str, tokens: u64, is_decoder: bool) -> Stage {
+        let hidden = self.hidden(tokens);
+        // Of the decoder are the tokens themselves, the labels one to the right.
+        let kept = if is_decoder { tokens * 8 } else { 0 };
+        // The first gradient stays, those that come later are added to it.
+        let is_first = is_decoder && !self.config.tie_word_embeddings;
+        let shared = self.shared();
+        let (gradients, added) = if is_first { (shared, self.beside(shared)) } else { (0, shared) };
+        let name = format!("{name} embeddings");
+        Stage { name, kept, forward: kept + 2 * hidden, backward: kept + hidden + added, gradients, logits: 0 }
+    }
+
+    fn bias(&self, name: &str, length: u64) -> Stage {
+        let whole = self.scores(length);
+        let (square, buckets) = (length * length, self.config.relative_attention_num_buckets as u64);
+        // The bucket of each distance.
+        let kept = square * 8 + whole;
+        let values = square * self.heads * (self.weight + self.compute);
+        Stage {
+            name: format!("{name} bias"),
+            kept,
+            // Five steps of the way from distances to buckets at a time; the values, and with them and the mask twice the whole.
+            forward: (5 * square * 8).max(square * 8 + values + 2 * whole),
+            backward: kept + values,
+            gradients: buckets * self.heads * self.weight,
+            logits: 0,
+        }
+    }
+
+    /// As one stage with checkpointing, as one for each of its layers without.
+    fn block(&self, stack: &Stack, number: i64) -> Vec<Stage> {
+        let Stack { name, length, layers, is_decoder } = *stack;
+        let (batch, checkpointing) = (self.work.batch, self.work.checkpointing);
+        let (tokens, source) = (batch * length, batch * self.work.source);
+        let path = |part: &str| format!("{name} layer {number}{part}");
+        let mut inside = vec![self.attention(path(" attention"), length, length, self.scores(length))];
+        if is_decoder {
+            inside.push(self.attention(path(" attention to the source"), length, self.work.source, 0));
+        }
+        inside.push(self.feed_forward(path(" feed-forward"), tokens));
+
+        // What later layers have added up: the gradients of the bias and of the encoder's output.
+        let is_last = number + 1 == layers;
+        let memory = if is_decoder { self.narrow(source) } else { 0 };
+        let waiting = if is_last { 0 } else { self.scores(length) + memory };
+        inside.iter_mut().for_each(|stage| stage.backward += waiting);
+        // The block's own part of the latter, which is added to the rest when the block or the layer is done.
+        if is_last || checkpointing {
+            inside[0].backward += memory;
+        }
+        match checkpointing {
+            true => vec![recomputed(path(""), &inside, self.hidden(tokens), self.work)],
+            false => inside,
+        }
+    }
+
+    /// `gradient` is that of its bias.
+    fn attention(&self, name: String, queries: u64, keys: u64, gradient: u64) -> Stage {
+        let batch = self.work.batch;
+        let (rows, tokens, others) = (batch * self.heads, batch * queries, batch * keys);
+        let log_sums = rows * queries.next_multiple_of(32) * 4;
+        let kept = self.normed(tokens) + 2 * self.projected(tokens) + 2 * self.projected(others) + log_sums;
+        let weights = self.width * self.inner;
+        let output = self.narrow(tokens) + self.hidden(tokens).max(self.narrow_copy(weights));
+        // The fused kernel adds up the gradient of queries in fp32, and takes a number of each row.
+        let summed = if self.compute < 4 { tokens * self.inner * 4 } else { 0 } + rows * queries * 4;
+        let given = self.hidden(tokens) + self.projected(tokens);
+        let made = self.projected(tokens) + 2 * self.projected(others) + summed + gradient;
+        // The gradients of three projections come later, and with them those of queries and norm.
+        let to_come = if self.work.accum > 1 { 0 } else { 3 * weights * self.weight };
+        let after = self.normed(tokens)
+            + self.hidden(tokens)
+            + self.projected(tokens)
+            + 2 * self.narrow(tokens)
+            + self.beside(weights * self.weight);
+        Stage {
+            name,
+            kept,
+            forward: kept + output,
+            backward: (kept + given + made).saturating_sub(to_come).max(after),
+            gradients: (4 * weights + self.width) * self.weight,
+            logits: 0,
+        }
+    }
+
+    fn feed_forward(&self, name: String, tokens: u64) -> Stage {
+        let inputs = if self.config.feed_forward.gated { 2 } else { 1 };
+        let inner = tokens * self.feed * self.compute;
+        let weights = self.width * self.feed;
+        let kept = self.normed(tokens) + inputs * inner;
+        let inside = inner + self.narrow_copy(weights);
+        let given = self.hidden(tokens) + self.dropped(tokens);
+        let made = inputs * inner + self.narrow(tokens) + self.narrow_copy(weights);
+        let gradients = ((inputs + 1) * weights + self.width) * self.weight;
+        Stage {
+            name,
+            kept,
+            forward: kept + self.narrow(tokens) + inside.max(self.hidden(tokens)),
+            backward: kept + given + made + self.beside(gradients),
+            gradients,
+            logits: 0,
+        }
+    }
+
+    /// `output` is kept by those who take it.
+    fn final_norm(&self, name: &str, tokens: u64, output: u64) -> Stage {
+        let hidden = self.hidden(tokens);
+        let kept = hidden + tokens * 4 + output;
+        Stage {
+            name: format!("{name} norm"),
+            kept,
+            forward: kept + 2 * hidden,
+            backward: kept + 3 * hidden,
+            gradients: self.width * self.weight,
+            logits: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::{OptimizerKind, Precision};
+    use serde_json::json;
+
+    use super::*;
+
+    const WORK: Work = Work {
+        precision: Precision::Bf16Mixed,
+        optimizer: OptimizerKind::Adamw,
+        checkpointing: false,
+        batch: 8,
+        accum: 1,
+        source: 256,
+        target: 64,
+        padded: true,
+        drops: true,
+    };
+
+    fn of(work: Work) -> Vec<Stage> {
+        let config = json!({"d_model": 512, "num_layers": 3, "num_decoder_layers": 2});
+        stages(&T5Config::read(config.as_object().unwrap()).unwrap(), &work)
+    }
+
+    fn kept(work: Work) -> u64 {
+        of(work).iter().map(|stage| stage.kept).sum()
+    }
+
+    #[test]
+    fn what_is_kept_grows_with_the_batch_alone_but_for_buckets_and_head() {
+        let fixed = (256 * 256 + 64 * 64) * 8 + 32128 * 512 * 2;
+        assert_eq!(kept(Work { batch: 16, ..WORK }) - fixed, 2 * (kept(WORK) - fixed));
+    }
+
+    #[test]
+    fn a_checkpointed_layer_keeps_its_input() {
+        let stages = of(Work { checkpointing: true, ..WORK });
+        let layer = stages.iter().find(|stage| stage.name == "encoder layer 1").unwrap();
+        assert_eq!(layer.kept, 8 * 256 * 512 * 4);
+        assert!(layer.backward > 5 * layer.kept);
+    }
+
+    #[test]
+    fn there_are_never_more_logits_than_the_trainer_computes_at_a_time() {
+        let logits = |batch| of(Work { batch, ..WORK }).iter().map(|stage| stage.logits).max().unwrap();
+        assert!(logits(1) < logits(32));
+        assert_eq!(logits(32), logits(512));
+        assert!(logits(512) <= LOGITS_AT_A_TIME * 10);
+    }
 }

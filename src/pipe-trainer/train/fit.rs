@@ -94,7 +94,6 @@ impl Measurer {
         writeln!(self.asking, "{batch}").ok()?;
         serde_json::from_str(&self.answers.next()?.ok()?).ok()
     }
-}
 
     /// What it held is free again when it is gone.
     fn end(&mut self) {
