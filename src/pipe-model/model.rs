@@ -10,7 +10,7 @@ use crate::hybrid_cnn_lstm::HybridConfig;
 use crate::memory::{Estimate, Stage, Work};
 use crate::mu_sota::MuSotaConfig;
 use crate::t5::T5Config;
-use crate::{ConfigError, Parameter, bert, clip, deberta, hybrid_cnn_lstm, mu_sota, t5};
+use crate::{ConfigError, Expects, Parameter, bert, clip, deberta, hybrid_cnn_lstm, mu_sota, t5};
 
 pub enum ModelConfig {
     T5(T5Config),
@@ -42,6 +42,31 @@ impl ModelConfig {
             Self::HybridCnnLstm(config) => hybrid_cnn_lstm::parameters(config),
             Self::MuSota(config) => mu_sota::parameters(config),
         }
+    }
+
+    /// What its data must be like, where the data decides what a classifier tells apart.
+    pub fn expects(&self) -> Expects {
+        match self {
+            Self::T5(config) => config.expects(),
+            Self::Bert(config) => config.expects(None),
+            Self::Deberta(config) => config.expects(None),
+            Self::Clip(config) => config.expects(),
+            Self::HybridCnnLstm(config) => config.expects(),
+            Self::MuSota(config) => config.expects(),
+        }
+    }
+
+    /// Whether anything is dropped in training, unless the pipeline says otherwise.
+    pub fn drops(&self) -> bool {
+        let share = match self {
+            Self::T5(config) => config.dropout_rate,
+            Self::Bert(config) => config.hidden_dropout_prob,
+            Self::Deberta(config) => config.hidden_dropout_prob,
+            Self::Clip(_) => 0.0,
+            Self::HybridCnnLstm(config) => config.dropout,
+            Self::MuSota(config) => config.dropout,
+        };
+        share > 0.0
     }
 
     /// The passes of a step, in the order of the forward pass.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pipe_spec::PipeExit;
 use pipe_spec::pipeline::EngineKind;
+use pipe_spec::text::ByteSize;
 use tracing_subscriber::EnvFilter;
 
 use crate::command;
@@ -29,7 +30,7 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 unexpected, 2 usage, 3 pipeline 
 5 image build failed, 6 training failed, 7 out of memory and no retry left, 130 interrupted.
 
 Files: runs lie in ./runs, or where PIPE_RUNS says. PIPE_TRAINER names the trainer program, PIPE_CACHE the folder for \
-remembered file hashes, DOCKER_HOST the daemon.";
+remembered file hashes, PIPE_LEDGER the file that remembers what fits, DOCKER_HOST the daemon.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -46,6 +47,28 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Compute how much memory a pipeline will need, and the largest batch for every size of card
+    Plan {
+        /// The pipeline file; its data need not be there
+        file: PathBuf,
+        /// Replace a value: train.batch=64 (can be given again)
+        #[arg(long = "set", value_name = "PATH=VALUE")]
+        set: Vec<String>,
+        /// A card by its name, such as 5090, instead of the one that is here
+        #[arg(long, value_name = "NAME")]
+        gpu: Option<String>,
+        /// A card by its memory, such as 24g
+        #[arg(long, value_name = "SIZE")]
+        memory: Option<ByteSize>,
+        /// Print the plan as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Measure the largest batch that fits, where a run would run
+    Fit(RunArgs),
+    /// What earlier runs have shown about what fits where
+    #[command(subcommand)]
+    Ledger(LedgerCommand),
     /// List the runs, newest first
     Ls {
         /// Print an array of runs as JSON
@@ -121,10 +144,55 @@ struct RunArgs {
     json: bool,
 }
 
+impl RunArgs {
+    fn options(self, quiet: bool) -> command::run::Options {
+        command::run::Options {
+            job: crate::plan::Job::Train,
+            file: self.file,
+            engine: self.engine.map(|name| match name {
+                EngineName::Docker => EngineKind::Docker,
+                EngineName::Process => EngineKind::Process,
+            }),
+            set: self.set,
+            name: self.name,
+            dry_run: self.dry_run,
+            ignore_ledger: self.ignore_ledger,
+            json: self.json,
+            quiet,
+        }
+    }
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum EngineName {
     Docker,
     Process,
+}
+
+#[derive(Subcommand)]
+enum LedgerCommand {
+    /// List what is known
+    Ls {
+        /// Print an array as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show an entry with all of its facts, as JSON
+    Show {
+        /// The beginning of an id
+        id: String,
+    },
+    /// Forget entries: the next run tries for itself
+    Forget {
+        /// The beginnings of ids
+        #[arg(required_unless_present = "all")]
+        ids: Vec<String>,
+        /// All of them
+        #[arg(long, conflicts_with = "ids")]
+        all: bool,
+    },
+    /// Print every entry as a line of JSON
+    Export,
 }
 
 #[derive(Subcommand)]
@@ -170,19 +238,15 @@ pub fn main() -> ExitCode {
 
 fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
     match command {
-        Command::Run(args) => command::run::run(command::run::Options {
-            file: args.file,
-            engine: args.engine.map(|name| match name {
-                EngineName::Docker => EngineKind::Docker,
-                EngineName::Process => EngineKind::Process,
-            }),
-            set: args.set,
-            name: args.name,
-            dry_run: args.dry_run,
-            ignore_ledger: args.ignore_ledger,
-            json: args.json,
-            quiet,
-        }),
+        Command::Run(args) => command::run::run(args.options(quiet)),
+        Command::Fit(args) => command::fit::run(args.options(quiet)),
+        Command::Plan { file, set, gpu, memory, json } => {
+            command::plan::run(&command::plan::Options { file, set, gpu, memory, json })
+        }
+        Command::Ledger(LedgerCommand::Ls { json }) => command::ledger::ls(json),
+        Command::Ledger(LedgerCommand::Show { id }) => command::ledger::show(&id),
+        Command::Ledger(LedgerCommand::Forget { ids, all }) => command::ledger::forget(&ids, all),
+        Command::Ledger(LedgerCommand::Export) => command::ledger::export(),
         Command::Check { file, set, json } => command::check::run(&file, &set, json),
         Command::Ls { json } => command::ls::run(json),
         Command::Show { run, json } => command::show::run(&run, json),

@@ -5,6 +5,7 @@ mod cli;
 mod command;
 mod engine;
 mod error;
+mod forecast;
 mod hub;
 mod image;
 mod interrupt;

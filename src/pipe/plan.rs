@@ -21,6 +21,24 @@ pub struct Plan<'a> {
     pub inputs: &'a Inputs,
     pub variables: &'a Variables,
     pub device: Device,
+    pub job: Job,
+}
+
+/// What the trainer is started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Job {
+    Train,
+    /// To find the largest batch that fits.
+    Fit,
+}
+
+impl Job {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Fit => "fit",
+        }
+    }
 }
 
 /// The settings that the pipeline asks for.
@@ -117,7 +135,7 @@ impl Plan<'_> {
             run_id: run_id.to_owned(),
             attempt: number,
             run_folder: folder.path().to_owned(),
-            args: vec!["train".to_owned(), "--spec".to_owned(), spec.to_string_lossy().into_owned()],
+            args: vec![self.job.word().to_owned(), "--spec".to_owned(), spec.to_string_lossy().into_owned()],
             env,
             mounts: inputs.into_iter().chain(given).collect(),
             memory: container.memory.map(|size| size.0),

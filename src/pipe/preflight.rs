@@ -73,6 +73,17 @@ impl Inputs {
     }
 }
 
+/// Where the model `from` lies, which need have no weights.
+pub fn model_folder(from: &str, known: &Variables) -> Result<PathBuf, String> {
+    let finder = Finder { known, problems: Problems::default() };
+    let folder = finder.input(from, "").host;
+    match finder.snapshot(from, &folder) {
+        None => Ok(folder),
+        Some(Ok(snapshot)) => Ok(in_repository(snapshot).host),
+        Some(Err(message)) => Err(format!("no such folder: {from}; {message}")),
+    }
+}
+
 struct Finder<'a> {
     known: &'a Variables,
     problems: Problems,

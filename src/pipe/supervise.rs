@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use pipe_spec::event::{Measured, Point};
+use pipe_spec::event::{Fitted, Measured, Point};
 use pipe_spec::{Attempt, Cause, Device, Event, EventKind, OomRecord, Outcome, Status, TrainerExit, TrainerSpec};
 
 use crate::card::Card;
@@ -31,6 +31,8 @@ pub struct Supervisor<'a, E: Engine> {
     pub diary: Option<Diary>,
     /// What batches of this run held that fitted.
     pub points: Vec<Point>,
+    /// What a search for the largest batch has found.
+    pub fitted: Option<Fitted>,
 }
 
 impl<E: Engine> Supervisor<'_, E> {
@@ -47,6 +49,22 @@ impl<E: Engine> Supervisor<'_, E> {
         let saved = self.run.save();
         self.reporter.run_ended(&self.run.state, &self.run.folder.path().display().to_string());
         result.and(saved)
+    }
+
+    /// Runs one attempt that looks for the largest batch.
+    pub async fn fit(mut self) -> Result<Fitted, Error> {
+        let mut events = EventLog::open(&self.run.folder)?;
+        let settings = Settings { auto: true, ..first_settings(self.plan.pipeline) };
+        let verdict = self.attempt(&settings, &mut events).await?;
+        match (verdict.outcome, self.fitted.take()) {
+            (Outcome::Finished, Some(fitted)) => Ok(fitted),
+            (Outcome::Stopped, _) => Err(Error::Interrupted),
+            (Outcome::Oom, _) => Err(Error::OutOfMemory {
+                reason: verdict.reason.unwrap_or_default(),
+                hint: "`pipe plan` says what would make it fit".to_owned(),
+            }),
+            _ => Err(self.failure(verdict)),
+        }
     }
 
     async fn attempts(&mut self) -> Result<(), Error> {
@@ -336,8 +354,8 @@ impl<E: Engine> Supervisor<'_, E> {
                     attempt.peak_memory = attempt.peak_memory.max(record.peak);
                 }
             }
+            EventKind::Fitted(fitted) => self.fitted = Some(fitted.clone()),
             EventKind::Measured(_)
-            | EventKind::Fitted(_)
             | EventKind::Eval(_)
             | EventKind::Sample(_)
             | EventKind::Checkpoint(_)

@@ -2,9 +2,12 @@
 
 pub mod check;
 pub mod doctor;
+pub mod fit;
 pub mod image;
+pub mod ledger;
 pub mod logs;
 pub mod ls;
+pub mod plan;
 pub mod rm;
 pub mod run;
 pub mod show;
@@ -16,7 +19,7 @@ use pipe_spec::{Problems, Variables};
 use serde_json::{Map, Value};
 
 use crate::error::Error;
-use crate::preflight::Inputs;
+use crate::preflight::{self, Inputs};
 
 /// A pipeline that was read, with the text it was read from.
 pub struct Loaded {
@@ -26,8 +29,15 @@ pub struct Loaded {
     pub inputs: Inputs,
 }
 
-/// Reads a pipeline file, with a `.env` of the working directory, and finds what it names.
-pub fn load(file: &Path, set: &[String]) -> Result<Loaded, Error> {
+/// A pipeline that was read, whether what it names is there or not.
+pub struct Parsed {
+    pub pipeline: Pipeline,
+    pub text: String,
+    pub variables: Variables,
+}
+
+/// Reads a pipeline file, with a `.env` of the working directory.
+pub fn parse(file: &Path, set: &[String]) -> Result<Parsed, Error> {
     let read_error = |source| Error::Read { path: file.to_owned(), source };
     let size = std::fs::metadata(file).map_err(read_error)?.len();
     if size > MAX_FILE_BYTES {
@@ -40,8 +50,25 @@ pub fn load(file: &Path, set: &[String]) -> Result<Loaded, Error> {
     let env_file = std::fs::read_to_string(".env").ok();
     let variables = Variables::new(env_file.as_deref(), std::env::vars());
     let pipeline = Pipeline::parse(&text, set, &variables).map_err(invalid)?;
-    let inputs = Inputs::find(&pipeline, &variables).map_err(invalid)?;
+    Ok(Parsed { pipeline, text, variables })
+}
+
+/// Reads a pipeline file, and finds what it names.
+pub fn load(file: &Path, set: &[String]) -> Result<Loaded, Error> {
+    let Parsed { pipeline, text, variables } = parse(file, set)?;
+    let inputs =
+        Inputs::find(&pipeline, &variables).map_err(|problems| Error::Invalid { path: file.to_owned(), problems })?;
     Ok(Loaded { pipeline, text, variables, inputs })
+}
+
+/// The keys of the model's config.json, for which nothing else that the pipeline names need be there.
+pub fn planned_config(parsed: &Parsed) -> Result<Map<String, Value>, Error> {
+    let fail = |reason: String| Error::NoPlan { reason };
+    let model = &parsed.pipeline.model;
+    let Some(from) = &model.from else { return Ok(model.config.clone().unwrap_or_default()) };
+    let folder =
+        preflight::model_folder(from, &parsed.variables).map_err(|message| fail(format!("model.from: {message}")))?;
+    read_config(&folder).ok_or_else(|| fail(format!("model.from: {from} has no config.json that can be read")))
 }
 
 /// The keys of the model's config.json, from the pipeline or from the folder that it names.

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use pipe_spec::Device;
+use pipe_spec::event::Fitted;
 use pipe_spec::pipeline::{EngineKind, Image, Pipeline};
+use pipe_spec::text::human_bytes;
 use serde_json::json;
 
 use super::Loaded;
@@ -14,12 +16,13 @@ use crate::error::Error;
 use crate::image;
 use crate::interrupt::Interrupts;
 use crate::ledger::{Diary, Ledger};
-use crate::plan::{Plan, first_settings};
-use crate::report::{Reporter, print_json};
+use crate::plan::{Job, Plan, first_settings};
+use crate::report::{Reporter, print, print_json};
 use crate::run::{Run, absolute, runs_folder, write_json};
 use crate::supervise::Supervisor;
 
 pub struct Options {
+    pub job: Job,
     pub file: PathBuf,
     pub engine: Option<EngineKind>,
     pub set: Vec<String>,
@@ -91,7 +94,8 @@ impl Launcher {
     ) -> Result<(), Error> {
         let Loaded { pipeline, text, variables, inputs } = &self.loaded;
         let device = if engine.gpu(&pipeline.container.gpus)? { Device::Cuda } else { Device::Cpu };
-        let plan = Plan { pipeline, inputs, variables, device };
+        let job = self.options.job;
+        let plan = Plan { pipeline, inputs, variables, device, job };
         if let Some(limit) = plan.limit_without_container(engine) {
             self.reporter.note(&format!("no container: the trainer keeps itself to container.memory ({limit})"));
         }
@@ -112,7 +116,19 @@ impl Launcher {
         });
         let reporter = &mut self.reporter;
         let points = Vec::new();
-        Supervisor { engine, plan: &plan, run: &mut run, reporter, interrupts, diary, points }.run().await
+        let fitted = None;
+        let supervisor = Supervisor { engine, plan: &plan, run: &mut run, reporter, interrupts, diary, points, fitted };
+        if job == Job::Train {
+            return supervisor.run().await;
+        }
+        let fitted = supervisor.fit().await?;
+        // Nothing was trained: what is worth keeping is in the ledger.
+        let folder = run.folder.path().to_owned();
+        std::fs::remove_dir_all(&folder).map_err(|source| Error::Write { path: folder, source })?;
+        if !self.options.json {
+            print(&fitting(&fitted));
+        }
+        Ok(())
     }
 }
 
@@ -134,6 +150,17 @@ async fn ready_image(
         super::image::ensure(engine, &recipe, reporter).await?;
     }
     Ok(recipe.name)
+}
+
+/// What was found, in words.
+fn fitting(fitted: &Fitted) -> String {
+    let Fitted { batch, accum, effective_batch, peak, .. } = fitted;
+    let of = fitted.capacity.map_or(String::new(), |capacity| format!(" of {}", human_bytes(capacity)));
+    format!(
+        "train.batch: {batch}   # x accum {accum} = {effective_batch}; peak {}{of} on {}",
+        human_bytes(*peak),
+        fitted.device
+    )
 }
 
 /// What the job's program is known by: the image, or without one the trainer's content.

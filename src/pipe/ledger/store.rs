@@ -30,10 +30,6 @@ impl Ledger {
         Some(Self { path })
     }
 
-    pub fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
-        Ok(self.entries()?.into_iter().find(|entry| entry.key == *key))
-    }
-
     /// Every entry, by name.
     pub fn entries(&self) -> Result<Vec<Entry>, Error> {
         if !self.path.exists() {

@@ -4,6 +4,6 @@ mod progress;
 mod stdout;
 mod table;
 
-pub use progress::Reporter;
+pub use progress::{Reporter, grouped};
 pub use stdout::{print, print_json};
 pub use table::{Table, attempts_table, duration};

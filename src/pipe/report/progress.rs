@@ -237,7 +237,7 @@ fn merge(line: &mut serde_json::Value, with: &impl serde::Serialize) {
 }
 
 /// 2850000 as `2,850,000`.
-fn grouped(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -1,0 +1,102 @@
+//! `pipe plan`: how much a training will hold, before anything is started.
+
+use std::path::PathBuf;
+
+use pipe_spec::pipeline::Pipeline;
+use pipe_spec::text::{ByteSize, human_bytes};
+
+use crate::card::Card;
+use crate::error::Error;
+use crate::forecast::{Forecast, Forecaster, Target, cards};
+use crate::report::{Table, grouped, print, print_json};
+
+pub struct Options {
+    pub file: PathBuf,
+    pub set: Vec<String>,
+    pub gpu: Option<String>,
+    pub memory: Option<ByteSize>,
+    pub json: bool,
+}
+
+pub fn run(options: &Options) -> Result<(), Error> {
+    let parsed = super::parse(&options.file, &options.set)?;
+    let config = super::planned_config(&parsed)?;
+    let card = target(options, &parsed.pipeline)?;
+    let forecast = Forecaster::new(&parsed.pipeline, &config)
+        .forecast(card)
+        .map_err(|error| Error::NoPlan { reason: error.to_string() })?;
+    if options.json {
+        print_json(&forecast);
+    } else {
+        show(&parsed.pipeline, &forecast);
+    }
+    Ok(())
+}
+
+/// The card that is named, or the one that is here.
+fn target(options: &Options, pipeline: &Pipeline) -> Result<Option<Target>, Error> {
+    let named = match &options.gpu {
+        None => None,
+        Some(name) => Some(cards::find(name).ok_or_else(|| Error::NoPlan {
+            reason: format!("no card {name:?} is known; known are {}; --memory takes any size", cards::names()),
+        })?),
+    };
+    Ok(match (named, options.memory) {
+        (Some((name, _)), Some(size)) => Some(Target { name: name.to_owned(), total: size.0 }),
+        (Some((name, total)), None) => Some(Target { name: name.to_owned(), total }),
+        (None, Some(size)) => Some(Target { name: format!("a card of {}", human_bytes(size.0)), total: size.0 }),
+        (None, None) => Card::read(&pipeline.container.gpus).map(|card| Target { name: card.name, total: card.total }),
+    })
+}
+
+fn show(pipeline: &Pipeline, forecast: &Forecast) {
+    let Forecast { params, batch, accum, peak, breakdown, .. } = forecast;
+    print(&format!("{}: {} parameters, batch {batch} x accum {accum}", pipeline.name, grouped(*params)));
+    let mut parts = Table::new(&["part", "holds"]);
+    for (name, bytes) in [
+        ("weights", breakdown.weights),
+        ("gradients", breakdown.gradients),
+        ("optimizer", breakdown.optimizer),
+        ("activations", breakdown.activations),
+        ("logits", breakdown.logits),
+        ("workspace", breakdown.workspace),
+        ("context", breakdown.context),
+        ("peak", *peak),
+    ] {
+        parts.row(vec![name.to_owned(), human_bytes(bytes)]);
+    }
+    print(&format!("\n{parts}\n\nmost is held in the {}", forecast.moment));
+    print(&verdict(forecast));
+    for change in &forecast.changes {
+        let accum = pipe_spec::pipeline::accum(forecast.effective_batch, change.batch);
+        let what = format!("batch {} x accum {accum}, peak {}", change.batch, human_bytes(change.peak));
+        print(&format!("  it would with {} ({what})", change.change));
+    }
+    let mut table = Table::new(&["card", "batch", "accum", "peak"]);
+    for row in &forecast.table {
+        let number = |number: Option<u32>| number.map_or("-".to_owned(), |number| number.to_string());
+        let peak = match row.batch {
+            Some(_) => human_bytes(row.peak),
+            None => format!("{} with a single sample", human_bytes(row.peak)),
+        };
+        table.row(vec![format!("{} GB", row.gib), number(row.batch), number(row.accum), peak]);
+    }
+    print(&format!("\nthe largest batch for an effective batch of {}:\n{table}", forecast.effective_batch));
+}
+
+fn verdict(forecast: &Forecast) -> String {
+    let (Some(capacity), Some(fits)) = (forecast.capacity, forecast.fits) else {
+        return "no card is here: --gpu or --memory says what it is to fit".to_owned();
+    };
+    let limited = |total: u64| if capacity < total { ", by memory.limit" } else { "" };
+    let card = forecast
+        .card
+        .as_ref()
+        .map_or("by memory.limit".to_owned(), |card| format!("{}{}", card.name, limited(card.total)));
+    let of = format!("{} of {} ({card})", human_bytes(forecast.peak), human_bytes(capacity));
+    match (fits, forecast.changes.is_empty()) {
+        (true, _) => format!("{of}: fits"),
+        (false, false) => format!("{of}: does not fit"),
+        (false, true) => format!("{of}: does not fit, and no single change that pipe knows would help"),
+    }
+}

@@ -1,0 +1,278 @@
+//! What a training will hold, and where it fits: computed from the pipeline and the model's config alone.
+
+pub mod cards;
+
+use std::num::NonZeroU32;
+
+use pipe_model::memory::{Estimate, MARGIN, Work};
+use pipe_model::{ConfigError, Expects, ModelConfig};
+use pipe_spec::pipeline::{Data, Limit, Memory, OptimizerKind, Pad, Pipeline, Precision, Train, accum};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// What a process holds on a card before it has allocated anything: measured on an H200 with driver 580.
+pub const CONTEXT: u64 = 768 << 20;
+
+/// The card that is planned for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Target {
+    pub name: String,
+    /// Bytes.
+    pub total: u64,
+}
+
+/// What a training holds at its worst moment, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Breakdown {
+    pub weights: u64,
+    pub gradients: u64,
+    pub optimizer: u64,
+    pub activations: u64,
+    pub logits: u64,
+    pub workspace: u64,
+    pub context: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Forecast {
+    pub params: u64,
+    pub batch: u32,
+    pub accum: u32,
+    pub effective_batch: u32,
+    /// All of the breakdown together.
+    pub peak: u64,
+    /// What of it torch's allocator will call its peak.
+    pub allocated: u64,
+    /// What was going on at that moment.
+    pub moment: String,
+    pub card: Option<Target>,
+    /// Bytes that there are: of the card, or of `memory.limit` and the context beside it.
+    pub capacity: Option<u64>,
+    pub fits: Option<bool>,
+    pub breakdown: Breakdown,
+    pub table: Vec<Row>,
+    /// Where it does not fit: single changes with which it would.
+    pub changes: Vec<Suggestion>,
+}
+
+/// The largest batch for a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    pub gib: u64,
+    /// Absent where not even one sample fits.
+    pub batch: Option<u32>,
+    pub accum: Option<u32>,
+    /// With that batch, or with one sample.
+    pub peak: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Suggestion {
+    /// As it is written in the pipeline.
+    pub change: String,
+    pub batch: u32,
+    pub peak: u64,
+}
+
+/// What a forecast is made from.
+#[derive(Clone)]
+pub struct Forecaster {
+    model: ModelFacts,
+    train: Train,
+    data: Data,
+    memory: Memory,
+}
+
+#[derive(Clone)]
+struct ModelFacts {
+    arch: pipe_spec::pipeline::Arch,
+    config: Map<String, Value>,
+}
+
+impl Forecaster {
+    pub fn new(pipeline: &Pipeline, config: &Map<String, Value>) -> Self {
+        Self {
+            model: ModelFacts { arch: pipeline.model.arch, config: config.clone() },
+            train: pipeline.train.clone(),
+            data: pipeline.data.clone(),
+            memory: pipeline.memory.clone(),
+        }
+    }
+
+    pub fn forecast(&self, card: Option<Target>) -> Result<Forecast, ConfigError> {
+        let model = ModelConfig::read(self.model.arch, &self.model.config)?;
+        let capacity = self.capacity(card.as_ref().map(|card| card.total));
+        let effective_batch = self.train.effective_batch;
+        let automatic = capacity.and_then(|capacity| self.largest(&model, capacity));
+        let batch = match self.train.batch {
+            pipe_spec::pipeline::BatchSetting::Auto => automatic.map_or(1, |(batch, _)| batch),
+            pipe_spec::pipeline::BatchSetting::Fixed(batch) => batch.get(),
+        };
+        let estimate = self.estimate(&model, batch);
+        let breakdown = breakdown(&estimate);
+        let peak = total(&breakdown);
+        let fits = capacity.map(|capacity| has_room(peak, capacity));
+        let changes = match capacity {
+            Some(capacity) if fits == Some(false) => self.changes(&model, batch, capacity),
+            _ => Vec::new(),
+        };
+        Ok(Forecast {
+            params: estimate.params,
+            batch,
+            accum: accum(effective_batch, batch),
+            effective_batch,
+            peak,
+            allocated: peak - CONTEXT,
+            moment: estimate.moment,
+            card,
+            capacity,
+            fits,
+            breakdown,
+            table: cards::SIZES.iter().map(|gib| self.row(&model, *gib)).collect(),
+            changes,
+        })
+    }
+
+    /// Bytes that there are on a card of so many; a limit is of what the allocator may hold, beside the context.
+    fn capacity(&self, card: Option<u64>) -> Option<u64> {
+        match (self.memory.limit, card) {
+            (Some(Limit::Size(size)), card) => {
+                let limited = size.0 + CONTEXT;
+                Some(card.map_or(limited, |card| card.min(limited)))
+            }
+            (Some(Limit::Share(share)), Some(card)) => Some(card.min((card as f64 * share) as u64 + CONTEXT)),
+            (Some(Limit::Share(_)) | None, card) => card,
+        }
+    }
+
+    fn row(&self, model: &ModelConfig, gib: u64) -> Row {
+        match self.largest(model, cards::bytes(gib)) {
+            Some((batch, peak)) => {
+                Row { gib, batch: Some(batch), accum: Some(accum(self.train.effective_batch, batch)), peak }
+            }
+            None => Row { gib, batch: None, accum: None, peak: self.peak(model, 1) },
+        }
+    }
+
+    /// The largest batch that has room, with its peak.
+    fn largest(&self, model: &ModelConfig, capacity: u64) -> Option<(u32, u64)> {
+        let fits = |batch: u32| has_room(self.peak(model, batch), capacity);
+        if !fits(1) {
+            return None;
+        }
+        let (mut fitting, mut beyond) = (1, self.train.effective_batch + 1);
+        while beyond - fitting > 1 {
+            let middle = fitting + (beyond - fitting) / 2;
+            if fits(middle) { fitting = middle } else { beyond = middle }
+        }
+        Some((fitting, self.peak(model, fitting)))
+    }
+
+    fn peak(&self, model: &ModelConfig, batch: u32) -> u64 {
+        total(&breakdown(&self.estimate(model, batch)))
+    }
+
+    fn estimate(&self, model: &ModelConfig, batch: u32) -> Estimate {
+        let [source, target] = self.lengths(model);
+        model.estimate(&Work {
+            precision: self.train.precision,
+            optimizer: self.train.optimizer.kind,
+            checkpointing: self.train.checkpointing,
+            batch: u64::from(batch),
+            accum: u64::from(accum(self.train.effective_batch, batch)),
+            source,
+            target,
+            padded: true,
+            drops: self.train.dropout.map_or(model.drops(), |share| share > 0.0),
+        })
+    }
+
+    /// Tokens of the longest row that there may be, as a card is given them.
+    fn lengths(&self, model: &ModelConfig) -> [u64; 2] {
+        let padded = |length: NonZeroU32| match self.data.pad {
+            Pad::Longest => u64::from(length.get()).next_multiple_of(16),
+            Pad::Max => u64::from(length.get()),
+        };
+        let at_most = |most: u32| self.data.max_length.min(NonZeroU32::new(most).unwrap_or(NonZeroU32::MIN));
+        match model.expects() {
+            Expects::Seq2Seq { .. } => [padded(self.data.max_source), padded(self.data.max_target)],
+            Expects::Classes { max_length, .. } | Expects::Pairs { max_length, .. } => [padded(at_most(max_length)), 0],
+            Expects::Tokens { max_length, .. } => [u64::from(at_most(max_length).get()), 0],
+            Expects::Windows { sequence_length, .. } => [sequence_length as u64, 0],
+        }
+    }
+
+    /// Single changes with which it fits, a smaller batch first, which leaves the maths as they are. Where one would do, the
+    /// others are worth it only if the batch can stay.
+    fn changes(&self, model: &ModelConfig, asked: u32, capacity: u64) -> Vec<Suggestion> {
+        let mut changes = Vec::new();
+        let smaller = self.largest(model, capacity);
+        if let Some((batch, peak)) = smaller {
+            changes.push(Suggestion { change: format!("train.batch: {batch}"), batch, peak });
+        }
+        let mut consider = |change: String, changed: &Self| {
+            let Some((largest, peak)) = changed.largest(model, capacity) else { return };
+            if smaller.is_none() {
+                changes.push(Suggestion { change, batch: largest, peak });
+            } else if largest >= asked {
+                changes.push(Suggestion { change, batch: asked, peak: changed.peak(model, asked) });
+            }
+        };
+        let with = |change: &dyn Fn(&mut Self)| {
+            let mut changed = self.clone();
+            change(&mut changed);
+            changed
+        };
+        if !self.train.checkpointing {
+            consider("train.checkpointing: true".to_owned(), &with(&|one| one.train.checkpointing = true));
+        }
+        if self.train.precision != Precision::Bf16 {
+            consider("train.precision: bf16".to_owned(), &with(&|one| one.train.precision = Precision::Bf16));
+        }
+        if self.train.optimizer.kind != OptimizerKind::Adafactor {
+            let kind = OptimizerKind::Adafactor;
+            consider("train.optimizer.kind: adafactor".to_owned(), &with(&|one| one.train.optimizer.kind = kind));
+        }
+        for (key, get) in LENGTHS {
+            let mut changed = self.clone();
+            let length = get(&mut changed.data);
+            *length = NonZeroU32::new(length.get() / 2).unwrap_or(NonZeroU32::MIN);
+            let change = format!("data.{key}: {length}");
+            if changed.lengths(model) != self.lengths(model) {
+                consider(change, &changed);
+            }
+        }
+        changes
+    }
+}
+
+type Length = fn(&mut Data) -> &mut NonZeroU32;
+
+const LENGTHS: [(&str, Length); 3] = [
+    ("max_source", |data| &mut data.max_source),
+    ("max_target", |data| &mut data.max_target),
+    ("max_length", |data| &mut data.max_length),
+];
+
+/// The margin is of what the allocator holds.
+fn has_room(peak: u64, capacity: u64) -> bool {
+    let allocated = peak.saturating_sub(CONTEXT) as f64;
+    allocated <= capacity.saturating_sub(CONTEXT) as f64 * (1.0 - MARGIN)
+}
+
+fn breakdown(estimate: &Estimate) -> Breakdown {
+    Breakdown {
+        weights: estimate.weights,
+        gradients: estimate.gradients,
+        optimizer: estimate.optimizer,
+        activations: estimate.activations,
+        logits: estimate.logits,
+        workspace: estimate.workspace,
+        context: CONTEXT,
+    }
+}
+
+fn total(parts: &Breakdown) -> u64 {
+    let Breakdown { weights, gradients, optimizer, activations, logits, workspace, context } = parts;
+    weights + gradients + optimizer + activations + logits + workspace + context
+}
