@@ -70,6 +70,9 @@ pub struct Started {
     pub weights: Option<u64>,
     #[serde(default)]
     pub load_peak: Option<u64>,
+    /// Since the trainer began: reading the data, loading the model.
+    #[serde(default)]
+    pub ready_ms: f64,
     /// Tokens of the longest row of the data, such as `480`, or `512+128` of a source and its target.
     #[serde(default)]
     pub longest: Option<String>,

@@ -141,6 +141,9 @@ pub struct Attempt {
     /// What `on_oom.then` had changed about the maths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<String>,
+    /// Seconds since the Unix epoch.
+    #[serde(default)]
+    pub began: f64,
     pub first_step: Option<u64>,
     pub last_step: Option<u64>,
     pub first_loss: Option<f64>,
@@ -164,6 +167,7 @@ impl Attempt {
             reason: None,
             action: None,
             changes: Vec::new(),
+            began: 0.0,
             first_step: None,
             last_step: None,
             first_loss: None,

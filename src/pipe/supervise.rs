@@ -16,7 +16,7 @@ use crate::outcome::{Evidence, Verdict, judge};
 use crate::plan::{Plan, first_settings};
 use crate::report::Reporter;
 use crate::retry::{Decision, Settings, Situation, decide};
-use crate::run::{EventLog, Run, write_json};
+use crate::run::{EventLog, Run, now, write_json};
 
 /// How many of the last lines of a log are kept for an error.
 const TAIL: usize = 20;
@@ -216,7 +216,8 @@ impl<E: Engine> Supervisor<'_, E> {
         let mut attempt = Attempt::new(number, settings.batch, spec.train.accum());
         attempt.changes =
             self.plan.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect();
-        self.reporter.attempt_started(&attempt, self.plan.pipeline.on_oom.retries + 1);
+        attempt.began = now();
+        self.reporter.attempt_started(&attempt, self.plan.pipeline.on_oom.retries + 1, settings.auto);
         self.run.state.attempts.push(attempt);
         self.run.save()?;
         events.begin_attempt(number);

@@ -59,7 +59,7 @@ impl Configuration {
             source: self.source,
             target: self.target,
             padded: self.padded,
-            drops: self.arch != Arch::Clip,
+            drops: self.model().drops(),
         }
     }
 

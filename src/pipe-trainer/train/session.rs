@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Instant;
 
 use pipe_spec::event::EventKind;
 use pipe_spec::{Device, Phase, RunFolder, TrainerSpec};
@@ -23,6 +24,7 @@ pub struct Session {
     pub store: Store,
     pub situation: Situation,
     pub pool: Arc<ThreadPool>,
+    pub began: Instant,
     events: RefCell<Events>,
     stop: Stop,
 }
@@ -30,6 +32,7 @@ pub struct Session {
 impl Session {
     /// Threads are started before memory is limited: their stacks are not the training's.
     pub fn open(spec: TrainerSpec, events: Events, stop: Stop) -> Result<Self, TrainerError> {
+        let began = Instant::now();
         let hardware = Hardware::prepare(&spec)?;
         let pool = data::workers(spec.data.workers.get())?;
         let run = RunFolder::new(&spec.run);
@@ -41,6 +44,7 @@ impl Session {
             store,
             situation: Situation::new(spec.train.batch()),
             pool,
+            began,
             events: RefCell::new(events),
             stop,
             spec,

@@ -216,6 +216,7 @@ impl<'a> Training<'a> {
             samples: self.plan.samples_after(self.plan.steps()),
             weights: Some(self.state.model.weights().bytes()),
             load_peak: self.state.load_peak,
+            ready_ms: milliseconds(self.session.began),
             longest: Some(self.shape.lengths(&self.worst.part(LOOKED_AT))),
             resumed_from: self.state.resumed_from,
         }));

@@ -54,11 +54,13 @@ impl Reporter {
         }
     }
 
-    pub fn attempt_started(&mut self, attempt: &Attempt, of: u32) {
-        self.note(&format!(
-            "attempt {} of at most {of}: batch {} x accum {}",
-            attempt.number, attempt.batch, attempt.accum
-        ));
+    /// With `auto` the trainer finds the batch itself.
+    pub fn attempt_started(&mut self, attempt: &Attempt, of: u32, auto: bool) {
+        let batch = match auto {
+            true => "looking for the largest batch".to_owned(),
+            false => format!("batch {} x accum {}", attempt.batch, attempt.accum),
+        };
+        self.note(&format!("attempt {} of at most {of}: {batch}", attempt.number));
         self.last_line = None;
         self.show_bar(0, "{spinner} {msg}", "starting");
     }
