@@ -3,13 +3,14 @@
 auto`, the ledger, and the time from an out-of-memory to the next step.
 
 usage: gpu_memory.py --bin FOLDER-OF-THE-BINARIES [--docker] [--out FILE] [PART...]
-       (parts: causes, fit, auto, ledger, recovery; all of them by default; --docker for recovery in a container)
+       (parts: causes, fragments, neighbour, fit, auto, ledger, recovery; all of them by default; --docker for recovery in a container)
 Needs a CUDA card and a python3 with torch. The card is made small with memory.limit; nothing on it is changed."""
 import argparse
 import concurrent.futures
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,7 @@ class Pipe:
         self.folder, self.engine = os.path.abspath(folder), engine
 
     def data(self):
-        for words in (["recipes", "--rows", "4000"], ["texts", "--rows", "3000"], ["series", "--rows", "6000"],
+        for words in (["recipes", "--rows", "4000"], ["texts", "--rows", "3000", "--eval-rows", "2100"], ["series", "--rows", "6000"],
                       ["pictures", "--rows", "600"], ["stories", "--rows", "2000"]):
             out = "cars" if words[0] == "pictures" else words[0]
             subprocess.run([f"{self.folder}/pipe-trainer", "data", *words, "--seed", "3", "--out", out], check=True)
@@ -77,6 +78,8 @@ class Pipe:
         if run is None:
             print(ended.stderr[-2000:])
             run = dict(attempts=[], status="none", error=ended.stderr[-300:])
+        for part in ("checkpoints", "model"):
+            shutil.rmtree(os.path.join(run.get("folder", "none"), part), ignore_errors=True)
         return ended.returncode, run, lines
 
     def plan(self, path, *words):
@@ -119,7 +122,7 @@ def causes(pipe):
     check("capacity: the batch is not small", peak > 10.5, f"{peak:.2f} of 12 GiB")
     # Evaluation alone.
     path = yaml("eval", "bert", BERT, TEXTS, dict(steps=4, batch=8, precision="bf16-mixed"), evaluate=dict(every=2, batch=2048),
-                memory=dict(limit="2.6g", allocator=SEGMENTS), container=GPU)
+                memory=dict(limit="2.2g", allocator=SEGMENTS), container=GPU)
     code, run, _ = pipe.run(path)
     seen = causes_of(run)
     check("eval only", code == 0 and {cause for _, cause, _ in seen[:-1]} == {"eval_only"} and {b for *_, b in seen} == {8}, seen)
@@ -134,39 +137,37 @@ def causes(pipe):
     code, run, _ = pipe.run(path)
     check("optimizer, then adafactor", code == 0 and causes_of(run)[0][1] == "model" and record_of(run)["phase"] == "optimizer"
           and run["attempts"][1]["changes"] == ["optimizer=adafactor"], (code, causes_of(run), run["attempts"][-1].get("changes")))
-    fragments(pipe)
-    neighbour(pipe)
-
 
 def fragments(pipe):
-    """Lengths that differ from step to step leave holes in fixed segments. Limits are tried until one is met at which the
-    same training fails with them, and the retry passes."""
-    base = dict(steps=12, batch=48, precision="bf16")
-    data = dict(RECIPES, train="mixed.jsonl")
+    """Parts of a step that differ in length: gradients of the first come to lie in what longer ones left, and stay there. Limits
+    are tried until one is met at which the training fails with fixed segments for want of whole pieces, and the retry passes."""
+    batch, accum, steps = 8, 6, 14
     with open("mixed.jsonl", "w") as out:
-        for number in range(48 * 12):
-            words = 4 + (number // 48) * 7919 % 170
-            out.write(json.dumps(dict(ingredients="salt and flour " * words, directions="stir " * (words // 2 + 2))) + "\n")
-    subprocess.run("cp recipes/tokenizer.json tokenizer.json", shell=True)
-    data["tokenizer"] = "tokenizer.json"
+        state = 7
+        for _ in range(accum * steps):
+            state = state * 1103515245 % 2**31
+            words = 3 + state // 65536 % 160
+            row = json.dumps(dict(ingredients="salt and flour " * words, directions="stir " * (words // 2 + 2)))
+            out.write((row + "\n") * batch)
+    data = dict(RECIPES, train="mixed.jsonl", tokenizer="recipes/tokenizer.json", shuffle=False)
+    train = dict(steps=steps, batch=batch, accum=accum, precision="bf16-mixed")
+    model = dict(T5_SMALL, d_model=1024, d_ff=2816, num_layers=12, num_heads=16)
 
-    def attempt(limit):
-        memory = dict(limit=f"{limit:.3f}g", worst_first=False)
-        path = yaml(f"fragments-{limit:.3f}", "t5", T5_SMALL, dict(data, shuffle=False), base, memory=memory, container=GPU)
-        return limit, pipe.run(path)
+    def attempt(limit, **memory):
+        memory = dict(worst_first=False, **memory, **(dict(limit=f"{limit:.3f}g") if limit else {}))
+        path = yaml(f"fragments-{limit:.3f}", "t5", model, data, train, memory=memory, container=GPU, save=dict(export=False))
+        return pipe.run(path)
 
-    path = yaml("fragments-free", "t5", T5_SMALL, dict(data, shuffle=False), base,
-                memory=dict(worst_first=False, allocator=SEGMENTS), container=GPU)
-    _, run, lines = pipe.run(path)
+    _, run, _ = attempt(0, allocator=SEGMENTS)
     peak = run["attempts"][-1]["peak_memory"] / 2**30
-    limits = [peak * share for share in (1.01, 1.02, 1.03, 1.045, 1.06, 1.08, 1.1, 1.13)]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        tried = list(pool.map(attempt, limits))
-    found = [(limit, run) for limit, (code, run, _) in tried
-             if code == 0 and [c for _, c, _ in causes_of(run)] == ["fragmented", None]]
-    seen = [(round(limit / peak, 3), causes_of(run)) for limit, (_, run, _) in tried]
-    check("fragmented, then expandable_segments", found, seen if not found else
-          [(round(limit / peak, 3), causes_of(run), record_of(run).get("requested")) for limit, run in found[:2]])
+    limits = [peak * share for share in (1.01, 1.02, 1.03, 1.04, 1.055, 1.07, 1.09, 1.12, 1.15, 1.2)]
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        tried = list(zip(limits, pool.map(attempt, limits)))
+    found = [(limit, run) for limit, (code, run, _) in tried if code == 0 and ("oom", "fragmented", batch) in causes_of(run)
+             and causes_of(run)[-1][0] == "finished"]
+    tell = lambda run: (causes_of(run), [f"{record_of(run).get(key, 0) / 2**20:.0f}" for key in ("requested", "reserved", "allocated")])
+    check("fragmented, then expandable_segments", found, [(round(limit / peak, 3), *tell(run)) for limit, run in found[:2]] or
+          [(round(limit / peak, 3), *tell(run)) for limit, (_, run, _) in tried])
 
 
 HOLD = """
@@ -249,7 +250,7 @@ def fit(pipe):
 
 def auto(pipe):
     train = dict(steps=6, batch="auto", effective_batch=200, precision="bf16", dropout=0.0)
-    path = yaml("auto", "t5", T5_SMALL, RECIPES, train, memory=dict(limit="5g", allocator=SEGMENTS), container=GPU)
+    path = yaml("auto", "t5", T5_SMALL, RECIPES, train, memory=dict(limit="3g", allocator=SEGMENTS), container=GPU)
     code, run, lines = pipe.run(path)
     batch = run["attempts"][0]["batch"] if run["attempts"] else None
     check("auto", code == 0 and len(run["attempts"]) == 1 and 1 < batch < 200, (code, causes_of(run)))
@@ -277,8 +278,8 @@ def ledger(pipe):
 
 def recovery(pipe):
     """From the trainer's out-of-memory to the next step, T5-XL."""
-    path = yaml("recovery", "t5", T5_XL, RECIPES, dict(steps=2, batch=64, effective_batch=128, precision="bf16"),
-                memory=dict(limit="40g", allocator=SEGMENTS), container=GPU, save=dict(export=False, every=0))
+    path = yaml("recovery", "t5", T5_XL, dict(RECIPES, pad="max"), dict(steps=2, batch=32, effective_batch=64, precision="bf16"),
+                memory=dict(limit="32g", allocator=SEGMENTS), container=GPU, save=dict(export=False, every=0))
     code, run, lines = pipe.run(path)
     attempts = run["attempts"]
     if code != 0 or len(attempts) < 2:
@@ -296,7 +297,7 @@ def recovery(pipe):
           f"{whole:.1f} s: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items()) + f"; {causes_of(run)}")
 
 
-PARTS = dict(causes=causes, fit=fit, auto=auto, ledger=ledger, recovery=recovery)
+PARTS = dict(causes=causes, fragments=fragments, neighbour=neighbour, fit=fit, auto=auto, ledger=ledger, recovery=recovery)
 
 
 def main():

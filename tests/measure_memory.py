@@ -118,6 +118,14 @@ CONFIGURATIONS = [
 ]
 
 
+# What cuDNN's LSTM takes for itself can only be measured.
+for features in (64, 512, 4096):
+    for hidden, layers, both in ((384, 1, True), (384, 2, True), (384, 1, False), (1024, 1, True), (128, 3, True), (512, 2, False)):
+        lstm_name = f"hybrid-{features}-{hidden}x{layers}{'' if both else '-forward'}"
+        MODELS[lstm_name] = ("hybrid-cnn-lstm", hybrid([features], lstm_hidden=hidden, lstm_layers=layers, bidirectional=both))
+        CONFIGURATIONS += of(lstm_name, [(128, 0, 0)], ["fp32", "bf16-mixed"], [False])
+CONFIGURATIONS += of("hybrid-512-384x2", [(512, 0, 0)], ["fp32", "fp16-mixed"], [False])
+
 # Shapes of which nothing was known when the estimates were written.
 HELD_OUT = [
     *of("t5-odd", [(12, 208, 80)], ["fp32", "bf16", "fp16-mixed"]), *of("t5-odd", [(3, 720, 48)], ["bf16-mixed"], accum=3),

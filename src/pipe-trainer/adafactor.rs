@@ -149,13 +149,13 @@ impl Moment {
 
 #[cfg(test)]
 mod tests {
+    use pipe_model::{Init, Parameter};
     use serde_json::json;
     use tch::Device;
 
     use super::*;
     use crate::model::{Setup, Start};
     use crate::precision::Kinds;
-    use crate::weights::{Init, Parameter};
 
     fn train(weight_decay: f64) -> Train {
         let train = json!({

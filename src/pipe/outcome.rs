@@ -305,12 +305,14 @@ mod tests {
             holders: vec![holder(77, 20 << 30)],
         };
         let ended = ending(Some(42), false);
-        let evidence = |card| Evidence { ending: &ended, record: None, card, tail: &[], stop_requested: false };
-        let verdict = judge(&evidence(Some(&card)));
+        let judged = |card: &Card| {
+            judge(&Evidence { ending: &ended, record: None, card: Some(card), tail: &[], stop_requested: false })
+        };
+        let verdict = judged(&card);
         assert_eq!(verdict.cause, Some(Cause::Neighbour));
         assert!(verdict.reason.unwrap().contains("held by python3 (77, 20"));
         card.free = 20 << 30;
-        assert_eq!(judge(&evidence(Some(&card))).cause, Some(Cause::Capacity));
+        assert_eq!(judged(&card).cause, Some(Cause::Capacity));
     }
 
     #[test]

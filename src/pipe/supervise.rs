@@ -85,11 +85,9 @@ impl<E: Engine> Supervisor<'_, E> {
                 settings = Settings { batch: attempt.batch, auto: false, eval_batch, ..settings };
             }
             match self.after_oom(&settings, &verdict, waited)? {
-                Some(next) => (settings, waited) = (next, false),
-                None => {
-                    self.wait_for_card().await?;
-                    waited = true;
-                }
+                Some(next) => settings = next,
+                // One that was waited for in vain is not waited for again.
+                None => waited = !self.wait_for_card().await?,
             }
         }
     }
@@ -130,8 +128,8 @@ impl<E: Engine> Supervisor<'_, E> {
         Settings { batch, auto: false, eval_batch, ..settings }
     }
 
-    /// Until there is room on the card for what was asked for, or the time is over.
-    async fn wait_for_card(&mut self) -> Result<(), Error> {
+    /// Until there is room on the card for what was asked for, or the time is over; whether there is.
+    async fn wait_for_card(&mut self) -> Result<bool, Error> {
         let policy = &self.plan.pipeline.on_oom;
         let gpus = &self.plan.pipeline.container.gpus;
         let needed = self.record(self.run.state.attempts.len() as u32).as_ref().map_or(u64::MAX, needed);
@@ -142,7 +140,7 @@ impl<E: Engine> Supervisor<'_, E> {
             let card = Card::read(gpus);
             if card.as_ref().is_some_and(|card| card.free >= needed.min(card.total - card.total / 20)) {
                 self.reporter.note("the card is free again");
-                return Ok(());
+                return Ok(true);
             }
             let holders: Vec<String> = card.iter().flat_map(|card| &card.holders).map(ToString::to_string).collect();
             if told.as_ref() != Some(&holders) {
@@ -157,7 +155,7 @@ impl<E: Engine> Supervisor<'_, E> {
             }
         }
         self.reporter.note("the card is not free, and the time for waiting is over: trying once more");
-        Ok(())
+        Ok(false)
     }
 
     /// The settings of the next attempt, announced, or the end of the run; nothing when the same are to be tried again once
@@ -177,7 +175,7 @@ impl<E: Engine> Supervisor<'_, E> {
             phase: record.as_ref().map(|record| record.phase),
             waited,
             points: &points,
-            capacity: record.as_ref().and_then(|record| record.total),
+            capacity: record.as_ref().and_then(available),
         });
         match decision {
             Decision::Wait { action } => {
@@ -406,6 +404,12 @@ impl<E: Engine> Supervisor<'_, E> {
 
 /// How often the card is looked at while somebody else holds it.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// Bytes that an attempt could have held: what it was allowed, as far as others left it.
+fn available(record: &OomRecord) -> Option<u64> {
+    let left = record.reserved.zip(record.card_free).map(|(reserved, free)| reserved + free);
+    [record.total, left].into_iter().flatten().min()
+}
 
 /// Bytes that an attempt would have needed to go on: what it held and what it asked for.
 fn needed(record: &OomRecord) -> u64 {
