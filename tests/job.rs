@@ -25,10 +25,16 @@ fn main() {
     let verb = words.next().unwrap_or_default();
     let number = words.next().and_then(|word| word.parse::<i64>().ok()).unwrap_or(0);
     let spec = fs::read_to_string(std::env::args().nth(3).expect("train --spec FILE")).expect("the spec");
-    let batch = number_after(&spec, "\"batch\":");
+    let (batch, effective) = (number_after(&spec, "\"batch\":"), number_after(&spec, "\"effective_batch\":"));
+    let accum = (effective + batch - 1) / batch.max(1);
+    let on = if verb == "card" {
+        format!("\"Test Card\",\"capacity\":{},\"driver\":\"1.2.3\"", 16u64 << 30)
+    } else {
+        format!("\"cpu\",\"capacity\":{},\"driver\":null", 64 << 20)
+    };
     println!(
-        "{{\"seq\":1,\"ts\":0,\"type\":\"started\",\"device\":\"cpu\",\"capacity\":null,\"driver\":null,\"libtorch\":\"none\",\
-         \"params\":1,\"batch\":{batch},\"accum\":1,\"effective_batch\":{batch},\"steps\":3,\"samples\":3,\"resumed_from\":null}}"
+        "{{\"seq\":1,\"ts\":0,\"type\":\"started\",\"device\":{on},\"libtorch\":\"none\",\"params\":1,\"batch\":{batch},\
+         \"accum\":{accum},\"effective_batch\":{effective},\"steps\":3,\"samples\":3,\"longest\":\"64\",\"resumed_from\":null}}"
     );
     match verb {
         "exit" => {
@@ -43,6 +49,8 @@ fn main() {
         // Ends well when the batch is small enough, and is out of host memory otherwise.
         "fit" if batch > number => std::process::exit(43),
         "fit" => steps(3),
+        // On a card of 16 GiB where a batch holds 2 GiB and 100 MiB for each sample.
+        "card" => card(&spec, batch as u64, &job.split(' ').skip(1).collect::<Vec<_>>()),
         // The same, but takes the memory until the kernel ends it.
         "eat" if batch > number => eat(),
         "eat" => steps(3),
@@ -63,12 +71,61 @@ fn main() {
     }
 }
 
+/// What is in the way, by the first word: `free` nothing, `crowded` a neighbour as long as there is the file that follows,
+/// `fragmented` holes unless segments can grow, `model` the model itself unless it is computed in bf16.
+fn card(spec: &str, batch: u64, words: &[&str]) {
+    const MIB: u64 = 1 << 20;
+    let needed = (2048 + 100 * batch) * MIB;
+    let total = 16 * 1024 * MIB;
+    let record = |phase: &str, requested: u64, reserved: u64, allocated: u64, free: u64, others: u64, points: &str| {
+        let oom = format!(
+            "\"memory\":\"device\",\"phase\":\"{phase}\",\"step\":1,\"batch\":{batch},\"longest_sequence\":64,\
+             \"requested\":{requested},\"allocated\":{allocated},\"reserved\":{reserved},\"peak\":{allocated},\"free\":{free},\
+             \"total\":{total},\"card_total\":{total},\"card_free\":{free},\"own\":{reserved},\"others\":{others},\
+             \"allocator\":null,\"alloc_retries\":0,\"points\":[{points}],\"message\":\"out of memory\""
+        );
+        let number = number_after(spec, "\"attempt\":");
+        let run = spec.split("\"run\":").nth(1).and_then(|rest| rest.split('"').nth(1)).expect("the run folder");
+        fs::write(format!("{run}/attempts/{number:02}/oom.json"), format!("{{{oom}}}")).expect("the record");
+        println!("{{\"seq\":2,\"ts\":0,\"type\":\"oom\",{oom}}}");
+        std::process::exit(42);
+    };
+    match words[0] {
+        "crowded" if fs::exists(words[1]).unwrap_or(false) => {
+            record("forward", 600 * MIB, 4096 * MIB, 4000 * MIB, 100 * MIB, 12_188 * MIB, "");
+        }
+        "fragmented" if !spec.contains("\"expandable_segments\": true") => {
+            record("backward", 600 * MIB, 14_000 * MIB, 13_000 * MIB, 300 * MIB, 0, "");
+        }
+        "model" if !spec.contains("\"precision\": \"bf16\"") => {
+            record("load", 600 * MIB, 16_000 * MIB, 16_000 * MIB, 300 * MIB, 0, "");
+        }
+        _ if needed > total => {
+            let point = |batch: u64| format!("{{\"batch\":{batch},\"peak\":{}}}", (2048 + 100 * batch) * MIB);
+            let points = format!("{},{}", point(8), point(16));
+            record("backward", 600 * MIB, 16_000 * MIB, 16_000 * MIB, 300 * MIB, 0, &points);
+        }
+        _ => {
+            println!(
+                "{{\"seq\":2,\"ts\":0,\"type\":\"rehearsed\",\"batch\":{batch},\"longest\":\"64\",\"peak\":{needed},\
+                 \"reserved\":{needed},\"ms\":1}}"
+            );
+            steps_from(3, 3);
+        }
+    }
+}
+
 fn steps(count: u64) {
+    steps_from(2, count);
+}
+
+/// Events numbered from `seq`.
+fn steps_from(seq: u64, count: u64) {
     for step in 1..=count {
         println!(
             "{{\"seq\":{},\"ts\":0,\"type\":\"step\",\"step\":{step},\"epoch\":0,\"samples\":{step},\"loss\":{},\"lr\":0,\
              \"grad_norm\":0,\"tokens\":1,\"ms\":1,\"allocated\":1,\"reserved\":1,\"peak\":1}}",
-            step + 1,
+            step + seq - 1,
             10.0 / step as f64
         );
     }

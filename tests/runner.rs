@@ -12,6 +12,8 @@ mod harness;
 mod images;
 #[path = "runner/looks.rs"]
 mod looks;
+#[path = "runner/memory.rs"]
+mod memory;
 #[path = "runner/retries.rs"]
 mod retries;
 #[path = "runner/stopping.rs"]
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
     looks::tests(&mut suite);
     engines::tests(&mut suite);
     retries::tests(&mut suite);
+    memory::tests(&mut suite);
     stopping::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);

@@ -52,6 +52,7 @@ impl Folder {
             .env_remove("PIPE_RUNS")
             .env_remove("RUST_LOG")
             .env("PIPE_CACHE", cache())
+            .env("PIPE_LEDGER", self.path.join("ledger"))
             .env("NO_COLOR", "1")
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())

@@ -23,6 +23,31 @@ pub fn folder(job: &str, more: &str) -> Folder {
     folder
 }
 
+/// The same on a card, which holds what `card` says: MiB of it and free, then pid and MiB of every process on it.
+pub fn on_card(job: &str, more: &str, card: &str) -> Folder {
+    let folder = folder(job, more);
+    folder.write("card", card);
+    let place = folder.path().join("card");
+    folder.env("TEST_CARD", place.display()).env("LD_LIBRARY_PATH", library().display())
+}
+
+/// The folder of the stand-in for NVIDIA's management library, compiled once.
+fn library() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nvml");
+        std::fs::create_dir_all(&folder).unwrap();
+        let compiled = Command::new("rustc")
+            .args(["--edition", "2024", "--crate-type", "cdylib", "-o"])
+            .arg(folder.join("libnvidia-ml.so.1"))
+            .arg(repository().join("tests/nvml.rs"))
+            .status()
+            .unwrap();
+        assert!(compiled.success(), "tests/nvml.rs does not compile");
+        folder
+    })
+}
+
 /// The stand-in, compiled once.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();

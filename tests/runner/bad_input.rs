@@ -23,7 +23,7 @@ fn refused(pipeline: &str, text: &str) {
 
 pub fn tests(suite: &mut Suite) {
     let with = |section: &str| format!("{GOOD}{section}\n");
-    let table: [(&str, String, &str); 12] = [
+    let table: [(&str, String, &str); 14] = [
         ("yaml_syntax", "version: [1\nname: x\n".to_owned(), "line 2: YAML syntax: "),
         ("empty_file", String::new(), "the file is empty"),
         ("unknown_key", with("trian: {}"), "line 5: trian: unknown key; did you mean `train`?"),
@@ -47,7 +47,13 @@ pub fn tests(suite: &mut Suite) {
         ("name_with_slash", GOOD.replace("demo", "a/b"), "line 2: name: found the text \"a/b\""),
         ("name_with_dots", GOOD.replace("demo", "../x"), "line 2: name: found the text \"../x\""),
         ("alias_bomb", alias_bomb(), "YAML syntax: "),
-        ("not_available", with("train: {batch: auto}"), "the automatic batch: not available yet"),
+        ("not_available", with("engine: slurm"), "the engine slurm: not available yet"),
+        ("auto_without_effective", with("train: {batch: auto}"), "train.effective_batch: missing; with batch: auto"),
+        (
+            "unknown_change",
+            with("on_oom: {then: [dropout=0]}"),
+            "on_oom.then.0: found \"dropout=0\"; allowed: checkpointing",
+        ),
     ];
     for (name, pipeline, text) in table {
         suite.test(&format!("bad_input::{name}"), Needs::Nothing, move || refused(&pipeline, text));

@@ -10,6 +10,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
 use super::{Ending, Engine, Job, Launch, Line, LineSplitter, Source};
+use crate::card::Card;
 use crate::error::Error;
 
 pub struct ProcessEngine {
@@ -36,7 +37,8 @@ impl Engine for ProcessEngine {
     }
 
     fn gpu(&self, gpus: &Gpus) -> Result<bool, Error> {
-        let present = Path::new("/dev/nvidiactl").exists();
+        // Not every system that has a driver has its devices there.
+        let present = Path::new("/dev/nvidiactl").exists() || Card::read(gpus).is_some();
         match gpus {
             Gpus::Count(0) => Ok(false),
             Gpus::Auto => Ok(present),

@@ -41,7 +41,10 @@ impl Entry {
     pub fn advise(&self, wanted: &Wanted) -> Advice {
         let Some(failed) = self.failure(wanted.batch, wanted) else { return Advice::Go };
         let (batch, because) = match (self.known_to_fit(wanted), self.on_the_line(wanted)) {
-            (Some(known), line) if line.is_none_or(|line| line <= known) => (known, "which is known to fit"),
+            // What was measured at small batches alone may lie far below what fits.
+            (Some(known), line) if line.is_none_or(|line| line <= known + known / 4) => {
+                (known, "which is known to fit")
+            }
             (_, Some(line)) => (line, "which fits by what smaller ones held"),
             (_, None) => (self.untried(wanted), "which nobody has tried"),
         };
@@ -102,7 +105,7 @@ mod tests {
     use super::*;
 
     fn wanted(batch: u32, capacity: u64) -> Wanted {
-        Wanted { batch, effective_batch: 256, min_batch: 1, capacity: Some(capacity) }
+        Wanted { batch, effective_batch: 512, min_batch: 1, capacity: Some(capacity) }
     }
 
     fn start(facts: &[Fact], wanted: &Wanted) -> u32 {

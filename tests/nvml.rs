@@ -1,0 +1,110 @@
+//! A stand-in for NVIDIA's management library, for tests of what the runner asks it. It says what the file named by TEST_CARD
+//! says when it is asked: a line with the MiB of the card and those that are free, then a line with pid and MiB for every
+//! process that computes on it.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+const SUCCESS: c_int = 0;
+const NOT_FOUND: c_int = 6;
+const TOO_SMALL: c_int = 7;
+
+#[repr(C)]
+pub struct Memory {
+    version: c_uint,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+#[repr(C)]
+pub struct Process {
+    pid: c_uint,
+    used: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+/// The numbers of every line.
+fn card() -> Option<Vec<[u64; 2]>> {
+    let text = std::fs::read_to_string(std::env::var("TEST_CARD").ok()?).ok()?;
+    let numbers = |line: &str| {
+        let mut words = line.split_whitespace().map(|word| word.parse().ok());
+        Some([words.next()??, words.next()??])
+    };
+    text.lines().map(numbers).collect()
+}
+
+fn write(text: &str, into: *mut c_char, length: c_uint) -> c_int {
+    let bytes = text.as_bytes();
+    assert!(bytes.len() < length as usize);
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), into, bytes.len());
+        *into.add(bytes.len()) = 0;
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlInit_v2() -> c_int {
+    if card().is_some() { SUCCESS } else { NOT_FOUND }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlShutdown() -> c_int {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut *mut c_void) -> c_int {
+    if index > 0 {
+        return NOT_FOUND;
+    }
+    unsafe { *device = 8 as *mut c_void };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetName(_: *mut c_void, name: *mut c_char, length: c_uint) -> c_int {
+    write("Test Card", name, length)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> c_int {
+    write("1.2.3", version, length)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(_: *mut c_void, memory: *mut Memory) -> c_int {
+    let Some([[total, free], ..]) = card().as_deref().and_then(|lines| lines.first_chunk::<1>()).copied() else {
+        return NOT_FOUND;
+    };
+    unsafe {
+        (*memory).total = total << 20;
+        (*memory).free = free << 20;
+        (*memory).reserved = 0;
+        (*memory).used = (total - free) << 20;
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    _: *mut c_void,
+    count: *mut c_uint,
+    into: *mut Process,
+) -> c_int {
+    let lines = card().unwrap_or_default();
+    let processes = lines.get(1..).unwrap_or_default();
+    let room = unsafe { *count } as usize;
+    unsafe { *count = processes.len() as c_uint };
+    if room < processes.len() {
+        return TOO_SMALL;
+    }
+    for (place, [pid, mib]) in processes.iter().enumerate() {
+        let process =
+            Process { pid: *pid as c_uint, used: mib << 20, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX };
+        unsafe { into.add(place).write(process) };
+    }
+    SUCCESS
+}
