@@ -18,15 +18,22 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// How `self`, found in a checkpoint, differs from what the run asks for.
-    pub fn difference(&self, run: &Self) -> Option<String> {
+    /// How `self`, found in a checkpoint, differs from what the run asks for. Where the maths were changed on purpose,
+    /// precision and optimizer may differ.
+    pub fn difference(&self, run: &Self, maths_changed: bool) -> Option<String> {
         let differs = |what: &str, saved: String, asked: String| {
             (saved != asked).then(|| format!("it was made with {what} {saved}, this run has {asked}"))
         };
         differs("seed", self.seed.to_string(), run.seed.to_string())
             .or_else(|| differs("effective batch", self.effective_batch.to_string(), run.effective_batch.to_string()))
-            .or_else(|| differs("precision", format!("{:?}", self.precision), format!("{:?}", run.precision)))
-            .or_else(|| differs("optimizer", format!("{:?}", self.optimizer), format!("{:?}", run.optimizer)))
+            .or_else(|| {
+                let maths = || {
+                    differs("precision", format!("{:?}", self.precision), format!("{:?}", run.precision)).or_else(
+                        || differs("optimizer", format!("{:?}", self.optimizer), format!("{:?}", run.optimizer)),
+                    )
+                };
+                if maths_changed { None } else { maths() }
+            })
             .or_else(|| differs("shuffle", self.shuffle.to_string(), run.shuffle.to_string()))
             .or_else(|| differs("training rows", self.rows.to_string(), run.rows.to_string()))
     }

@@ -60,13 +60,19 @@ impl Store {
         steps
     }
 
-    /// The newest checkpoint that is whole; `warn` hears of those that are not. One of another training is an error.
-    pub fn newest(&self, run: &Identity, mut warn: impl FnMut(String)) -> Result<Option<Checkpoint>, TrainerError> {
+    /// The newest checkpoint that is whole; `warn` hears of those that are not. One of another training is an error, unless
+    /// it is the maths that were changed.
+    pub fn newest(
+        &self,
+        run: &Identity,
+        maths_changed: bool,
+        mut warn: impl FnMut(String),
+    ) -> Result<Option<Checkpoint>, TrainerError> {
         for step in self.steps().into_iter().rev() {
             let path = self.path(step);
             match self.read(&path) {
                 Ok(checkpoint) => {
-                    return match checkpoint.state.identity.difference(run) {
+                    return match checkpoint.state.identity.difference(run, maths_changed) {
                         Some(message) => Err(TrainerError::Checkpoint { path, message }),
                         None => Ok(Some(checkpoint)),
                     };
@@ -182,10 +188,10 @@ mod tests {
     #[test]
     fn a_checkpoint_reads_back_and_old_ones_go() {
         let (store, root) = store("round");
-        assert!(store.newest(&identity(), |_| ()).unwrap().is_none());
+        assert!(store.newest(&identity(), false, |_| ()).unwrap().is_none());
         (1..=3).for_each(|step| save(&store, step));
         assert_eq!(store.steps(), [2, 3]);
-        let found = store.newest(&identity(), |message| panic!("{message}")).unwrap().unwrap();
+        let found = store.newest(&identity(), false, |message| panic!("{message}")).unwrap().unwrap();
         assert_eq!(found.state, state(3));
         assert_eq!(Vec::<f32>::try_from(found.model.read("w").unwrap()).unwrap(), [3.0, 2.5]);
         assert_eq!(Vec::<f32>::try_from(found.optimizer.read("exp_avg.w").unwrap()).unwrap(), [0.5]);
@@ -201,7 +207,7 @@ mod tests {
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(&file, bytes).unwrap();
         let mut warnings = Vec::new();
-        let found = store.newest(&identity(), |message| warnings.push(message)).unwrap().unwrap();
+        let found = store.newest(&identity(), false, |message| warnings.push(message)).unwrap().unwrap();
         assert_eq!(found.state.step, 1);
         assert!(warnings[0].contains("model.safetensors has another checksum"), "{warnings:?}");
         fs::remove_dir_all(root).unwrap();
@@ -213,7 +219,7 @@ mod tests {
         save(&store, 1);
         fs::create_dir(root.join("checkpoints/.step-00000002.tmp")).unwrap();
         let other = Identity { effective_batch: 16, ..identity() };
-        let error = Store::open(&RunFolder::new(&root), 2).unwrap().newest(&other, |_| ()).err().unwrap();
+        let error = Store::open(&RunFolder::new(&root), 2).unwrap().newest(&other, false, |_| ()).err().unwrap();
         assert!(error.to_string().ends_with("it was made with effective batch 8, this run has 16"), "{error}");
         assert_eq!(fs::read_dir(root.join("checkpoints")).unwrap().count(), 1);
         fs::remove_dir_all(root).unwrap();

@@ -3,7 +3,9 @@
 mod cuda;
 mod library;
 
+use pipe_spec::event;
 use pipe_spec::pipeline::{Limit, Memory, Precision};
+use pipe_spec::text::human_bytes;
 use pipe_spec::{Device, TrainerSpec};
 use tch::{Kind, Tensor};
 
@@ -16,6 +18,9 @@ use crate::torch;
 
 /// The libtorch that tch is made for.
 pub const LIBTORCH: &str = "2.11.0";
+
+/// What the host's memory must have beyond what the program holds when it begins: below that not even an error can be told.
+const LEAST: u64 = 16 << 20;
 
 pub struct Hardware {
     pub device: tch::Device,
@@ -48,7 +53,8 @@ impl Hardware {
             tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
         }
         torch::flush_denormals();
-        torch::allow_tf32(spec.train.precision == Precision::Tf32);
+        // Some processors have something like it as well, which nobody means by it.
+        torch::allow_tf32(spec.train.precision == Precision::Tf32 && spec.device == Device::Cuda);
         torch::deterministic(spec.train.deterministic)?;
         hardware.warm_up()?;
         Ok(hardware)
@@ -109,6 +115,10 @@ impl Hardware {
     /// On the CPU, holds this process to `memory.limit` from now on. A card's limit is the allocator's business.
     pub fn enforce_limit(&self, memory: &Memory) -> Result<(), TrainerError> {
         match size_limit(memory) {
+            Some(bytes) if self.card.is_none() && bytes < HostMemory::now().data + LEAST => {
+                let message = format!("a limit of {} is less than the program itself needs", human_bytes(bytes));
+                Err(TrainerError::OutOfMemory { memory: event::Memory::Host, message, host: HostMemory::now() })
+            }
             Some(bytes) if self.card.is_none() => host_limit::set(bytes).map_err(|error| TrainerError::Panic {
                 message: format!("cannot limit the memory of this process: {error}"),
             }),

@@ -39,7 +39,7 @@ impl State {
     pub fn open(session: &Session, plan: &Plan, definition: &Definition) -> Result<Self, TrainerError> {
         let identity = identity(session, plan);
         session.situation.enter(Phase::Resume);
-        match session.store.newest(&identity, |damage| session.warn(damage))? {
+        match session.store.newest(&identity, session.spec.maths_changed, |damage| session.warn(damage))? {
             Some(checkpoint) => Self::resume(session, plan, definition, &checkpoint),
             None => Self::begin(session, plan, definition),
         }
@@ -82,13 +82,22 @@ impl State {
         let start = Start::Tensors { files: &checkpoint.model, seed: train.seed };
         let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
         let load_peak = session.hardware.card_peak();
-        let optimizer = Optimizer::load(train, model.weights(), &checkpoint.optimizer)?;
-        let SavedState { step, evaluated, .. } = checkpoint.state;
+        let SavedState { step, evaluated, loss_scale, identity, .. } = &checkpoint.state;
+        let (step, evaluated) = (*step, *evaluated);
+        let optimizer = if identity.optimizer == train.optimizer.kind {
+            Optimizer::load(train, model.weights(), &checkpoint.optimizer)?
+        } else {
+            session
+                .warn(format!("the optimizer is another one from step {step} on: it begins with nothing remembered"));
+            Optimizer::new(train, model.weights())?
+        };
+        let loss_scale =
+            if identity.precision == train.precision { *loss_scale } else { LossScale::new(train.precision) };
         Ok(Self {
             load_peak,
             model,
             optimizer,
-            loss_scale: checkpoint.state.loss_scale,
+            loss_scale,
             step,
             evaluated,
             resumed_from: Some(step),

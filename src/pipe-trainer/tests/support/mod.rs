@@ -81,14 +81,22 @@ impl Bench {
     }
 
     pub fn start(&self) -> Child {
+        self.start_to("train")
+    }
+
+    fn start_to(&self, verb: &str) -> Child {
         let spec = self.root.join("spec.json");
         fs::write(&spec, self.spec.to_string()).unwrap();
         let mut command = trainer();
-        command.args(["train", "--spec"]).arg(spec).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        command.args([verb, "--spec"]).arg(spec).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
     pub fn train(&self) -> Ended {
-        Ended::from(self.start().wait_with_output().unwrap())
+        self.run("train")
+    }
+
+    pub fn run(&self, verb: &str) -> Ended {
+        Ended::from(self.start_to(verb).wait_with_output().unwrap())
     }
 
     /// Stands for every byte of the checkpoint after `step` steps that training has changed.

@@ -1,0 +1,122 @@
+//! What is known of memory before the first step: the longest samples first, and the search for the largest batch.
+
+#[allow(dead_code)]
+mod support;
+
+use pipe_spec::EventKind;
+use pipe_spec::event::{Fitted, Measured, Rehearsed};
+use serde_json::json;
+use support::{Bench, Ended};
+
+fn rehearsed(ended: &Ended) -> Option<&Rehearsed> {
+    ended.events.iter().find_map(|event| if let EventKind::Rehearsed(one) = event { Some(one) } else { None })
+}
+
+fn measured(ended: &Ended) -> Vec<&Measured> {
+    ended
+        .events
+        .iter()
+        .filter_map(|event| if let EventKind::Measured(one) = event { Some(one) } else { None })
+        .collect()
+}
+
+fn fitted(ended: &Ended) -> Option<&Fitted> {
+    ended.events.iter().find_map(|event| if let EventKind::Fitted(one) = event { Some(one) } else { None })
+}
+
+#[test]
+fn worst_first_changes_no_bit() {
+    for (optimizer, precision) in [("adamw", "fp32"), ("adamw", "fp16-mixed"), ("adafactor", "bf16")] {
+        let [with, without] = [true, false].map(|worst_first| {
+            let mut bench = Bench::recipes();
+            bench.set("/train/steps", json!(4)).set("/memory/worst_first", json!(worst_first));
+            bench.set("/train/dropout", json!(0.2)).set("/train/precision", json!(precision));
+            bench.set("/train/optimizer/kind", json!(optimizer)).set("/train/batch", json!(3));
+            let ended = bench.train().expect(0);
+            assert_eq!(rehearsed(&ended).is_some(), worst_first);
+            (ended.curve(), bench.checkpoint_digests(4))
+        });
+        assert_eq!(with, without, "{optimizer} {precision}");
+    }
+}
+
+#[test]
+fn the_rehearsal_is_as_long_as_any_step() {
+    let mut bench = Bench::recipes();
+    let long = "salt ".repeat(40);
+    let rows: Vec<String> = (0..60)
+        .map(|row| {
+            let (source, target) = match row {
+                17 => (long.as_str(), "stir"),
+                41 => ("flour", long.as_str()),
+                _ => ("flour", "stir"),
+            };
+            json!({ "ingredients": source, "directions": target }).to_string()
+        })
+        .collect();
+    let path = bench.path("uneven.jsonl");
+    std::fs::write(&path, rows.join("\n")).unwrap();
+    bench.set("/data/train", json!(path)).set("/data/pad", json!("longest")).set("/train/steps", json!(1));
+    bench.set("/data/max_source", json!(32)).set("/data/max_target", json!(24));
+    let ended = bench.train().expect(0);
+    assert_eq!(rehearsed(&ended).unwrap().longest, "32+24");
+    let EventKind::Started(started) = &ended.events[0] else { panic!("{:?}", ended.events) };
+    assert_eq!(started.longest.as_deref(), Some("32+24"));
+}
+
+/// A model whose batch of 64 does not fit.
+fn tight() -> Bench {
+    let mut bench = Bench::recipes();
+    bench.set("/train/effective_batch", json!(64)).set("/train/steps", json!(3)).set("/data/pad", json!("max"));
+    bench.set("/train/batch", json!("auto")).set("/memory/limit", json!("200m")).set("/train/dropout", json!(0.0));
+    bench
+}
+
+#[test]
+fn the_largest_batch_is_found_and_trained_with() {
+    let bench = tight();
+    let ended = bench.train().expect(0);
+    let found = fitted(&ended).expect("a batch was found").clone();
+    assert!(found.batch > 4 && found.batch < 64, "{found:?}");
+    assert_eq!((found.accum, found.effective_batch), (64u32.div_ceil(found.batch), 64));
+    let tried = measured(&ended);
+    assert!(tried.iter().any(|one| one.batch == found.batch && one.fits && one.peak == Some(found.peak)), "{tried:?}");
+    let started =
+        ended.events.iter().find_map(|event| if let EventKind::Started(one) = event { Some(one) } else { None });
+    assert_eq!(started.unwrap().batch, found.batch);
+    // It is the training that any other batch would have given.
+    let mut other = tight();
+    let curve = other.set("/train/batch", json!(4)).train().expect(0).curve();
+    assert_eq!(curve.len(), 3);
+    for ((step, loss), (_, want)) in ended.curve().into_iter().zip(curve) {
+        assert!((loss - want).abs() < 1e-5 * want, "step {step}: {loss} and {want}");
+    }
+    // Nothing is trained by a search alone.
+    let searched = bench.run("fit").expect(0);
+    assert!(fitted(&searched).is_some() && searched.curve().is_empty());
+}
+
+#[test]
+fn what_does_not_fit_at_all_is_said() {
+    let mut bench = tight();
+    bench.set("/model/config/d_ff", json!(100_000)).set("/memory/limit", json!("150m"));
+    let searched = bench.run("fit").expect(43);
+    assert!(searched.stderr.contains("not even a batch of 1 fits"), "{}", searched.stderr);
+    // The training itself says where it ran out.
+    let trained = bench.train().expect(43);
+    assert!(matches!(trained.events.last(), Some(EventKind::Oom(_))), "{:?}", trained.events);
+}
+
+#[test]
+fn a_change_of_the_maths_goes_on_from_the_checkpoint() {
+    for (pointer, value) in [("/train/precision", "bf16-mixed"), ("/train/optimizer/kind", "adafactor")] {
+        let mut bench = Bench::recipes();
+        bench.set("/train/steps", json!(4)).set("/save/every", json!(2)).train().expect(0);
+        std::fs::remove_dir_all(bench.run_folder().checkpoints().join("step-00000004")).unwrap();
+        bench.set(pointer, json!(value));
+        let refused = bench.train().expect(3);
+        assert!(refused.stderr.contains("it was made with"), "{}", refused.stderr);
+        let ended = bench.set("/maths_changed", json!(true)).train().expect(0);
+        assert_eq!(ended.curve().iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 4], "{value}");
+    }
+}
