@@ -1,8 +1,11 @@
 //! HybridCNNLSTM.
 
+mod attention;
 mod config;
+mod lstm;
 mod memory;
 mod parameters;
+mod sizes;
 
 pub use config::{HybridConfig, NormKind};
 pub use memory::stages;
