@@ -84,7 +84,7 @@ fn in_the_middle(engine: &str, limits: &str) {
     };
     let folder = folder(&text(limits));
     prepare(&folder);
-    folder.pipe(&["run", "t5.yaml", "--engine", engine]).exits(0);
+    folder.pipe(&["run", "t5.yaml", "--engine", engine, "--set", "memory.worst_first=false"]).exits(0);
     let run = folder.show();
     let first = &run["attempts"][0];
     assert_eq!((first["outcome"].as_str(), first["last_step"].as_u64()), (Some("oom"), Some(11)), "{run:#}");

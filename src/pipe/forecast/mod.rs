@@ -254,10 +254,13 @@ const LENGTHS: [(&str, Length); 3] = [
     ("max_length", |data| &mut data.max_length),
 ];
 
+/// What the allocator reserved beyond what it had handed out, at most, where steps just fitted.
+const SEGMENTS: u64 = 112 << 20;
+
 /// The margin is of what the allocator holds.
 fn has_room(peak: u64, capacity: u64) -> bool {
-    let allocated = peak.saturating_sub(CONTEXT) as f64;
-    allocated <= capacity.saturating_sub(CONTEXT) as f64 * (1.0 - MARGIN)
+    let (allocated, room) = (peak.saturating_sub(CONTEXT), capacity.saturating_sub(CONTEXT));
+    allocated + SEGMENTS.max((room as f64 * MARGIN) as u64) <= room
 }
 
 fn breakdown(estimate: &Estimate) -> Breakdown {

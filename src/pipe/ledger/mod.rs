@@ -87,12 +87,13 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Takes a fact in; an older one about the same goes.
-    pub fn learn(&mut self, fact: Fact) {
+    /// Takes a fact in; an older one about the same goes, but what was found to be the largest stays it.
+    pub fn learn(&mut self, mut fact: Fact) {
         let same = |old: &Fact| {
             (old.batch, old.accumulates, old.fits, old.capacity)
                 == (fact.batch, fact.accumulates, fact.fits, fact.capacity)
         };
+        fact.largest |= self.facts.iter().any(|old| same(old) && old.largest);
         self.facts.retain(|old| !same(old));
         self.facts.push(fact);
         self.facts.sort_by_key(|fact| (fact.batch, fact.accumulates));
@@ -159,8 +160,9 @@ mod tests {
     #[test]
     fn a_fact_takes_the_place_of_an_older_one_about_the_same() {
         let newer = Fact { peak: Some(7), when: 1.0, ..fact(8, true, 12) };
-        let entry = entry(&[fact(8, true, 12), fact(16, false, 12), newer.clone()]);
-        assert_eq!(entry.facts, [newer, fact(16, false, 12)]);
+        let first = Fact { largest: true, ..fact(8, true, 12) };
+        let entry = entry(&[first, fact(16, false, 12), newer.clone()]);
+        assert_eq!(entry.facts, [Fact { largest: true, ..newer }, fact(16, false, 12)]);
         assert_eq!(entry.summary(), "batch 8 fits (peak 7 B), 16 does not in 12 B");
     }
 }

@@ -1,0 +1,65 @@
+//! The largest batch that fits, found by the real trainer where it will train.
+
+use serde_json::Value;
+
+use crate::harness::{Folder, Needs, Suite};
+use crate::kitchen::{curve, folder, same_curve};
+
+const EFFECTIVE: u64 = 48;
+
+pub fn tests(suite: &mut Suite) {
+    for (engine, limits, needs) in [
+        ("process", "memory: {limit: 400m}\ncontainer: {gpus: 0, cpus: 1}\n", Needs::Nothing),
+        // Here it is the kernel that says what does not fit.
+        ("docker", "container: {gpus: 0, cpus: 1, memory: 400m}\n", Needs::Docker),
+    ] {
+        suite.test(&format!("memory::fit_names_a_batch_that_runs::{engine}"), needs, move || fit(engine, limits));
+        suite.test(&format!("memory::auto_finds_it_in_the_same_start::{engine}"), needs, move || auto(engine, limits));
+    }
+}
+
+fn train(batch: &str) -> String {
+    format!("train: {{steps: 4, batch: {batch}, effective_batch: {EFFECTIVE}, optimizer: {{lr: 2.0e-3}}}}\n")
+}
+
+/// A model large enough that it is what memory is needed for, and not the program.
+fn larger(more: &str) -> Folder {
+    let folder = folder(more);
+    let yaml = folder.read("t5.yaml").replace("d_model: 32, d_kv: 16, d_ff: 64", "d_model: 128, d_kv: 32, d_ff: 256");
+    folder.write("t5.yaml", yaml);
+    folder
+}
+
+fn fit(engine: &str, limits: &str) {
+    let folder = larger(&format!("{}{limits}", train("1")));
+    let lines = folder.pipe(&["fit", "t5.yaml", "--engine", engine, "--json"]).exits(0).json_lines();
+    let of = |kind: &str| lines.iter().filter(|line| line["type"] == kind).collect::<Vec<&Value>>();
+    let [fitted] = of("fitted")[..] else { panic!("{lines:#?}") };
+    let batch = fitted["batch"].as_u64().unwrap();
+    assert!((2..EFFECTIVE).contains(&batch), "{fitted:#}");
+    assert!(of("measured").len() >= 2, "{lines:#?}");
+    assert!(std::fs::read_dir(folder.path().join("runs")).unwrap().next().is_none(), "a search leaves no run");
+    // What was found is known from now on.
+    let known = folder.pipe(&["ledger", "ls", "--json"]).exits(0).json();
+    let facts = known[0]["facts"].as_array().unwrap();
+    assert!(facts.iter().any(|fact| fact["batch"] == batch && fact["largest"] == true), "{known:#}");
+    let set = format!("train.batch={batch}");
+    folder.pipe(&["run", "t5.yaml", "--engine", engine, "--set", &set]).exits(0);
+    let run = folder.show();
+    assert_eq!(run["attempts"].as_array().unwrap().len(), 1, "{run:#}");
+    let auto = ["run", "t5.yaml", "--engine", engine, "--set", "train.batch=auto"];
+    folder.pipe(&auto).exits(0).says("was found to be the largest that fits").says_not("measured batch");
+}
+
+fn auto(engine: &str, limits: &str) {
+    let folder = larger(&format!("{}{limits}", train("auto")));
+    folder.pipe(&["run", "t5.yaml", "--engine", engine]).exits(0).says("looking for the largest batch");
+    let run = folder.show();
+    let attempts = run["attempts"].as_array().unwrap();
+    assert_eq!(attempts.len(), 1, "{run:#}");
+    let batch = attempts[0]["batch"].as_u64().unwrap();
+    assert!((2..EFFECTIVE).contains(&batch), "{run:#}");
+    let other = larger(&format!("{}container: {{gpus: 0, cpus: 1}}\n", train("3")));
+    other.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
+    same_curve(&curve(&folder.run_folder()), &curve(&other.run_folder()), EFFECTIVE, 1e-5);
+}
