@@ -116,8 +116,8 @@ mod tests {
 
     #[test]
     fn no_more_than_is_of_use_and_nothing_where_nothing_fits() {
-        assert_eq!(search(64, GIB, true, |batch| u64::from(batch)), (Some(64), 3));
-        assert_eq!(search(1, GIB, true, |batch| u64::from(batch)), (Some(1), 1));
+        assert_eq!(search(64, GIB, true, u64::from), (Some(64), 3));
+        assert_eq!(search(1, GIB, true, u64::from), (Some(1), 1));
         assert_eq!(search(64, GIB, true, |_| 2 * GIB), (None, 2));
         assert_eq!(search(64, 3 * GIB, true, |batch| u64::from(batch) * 2 * GIB).0, Some(1));
     }

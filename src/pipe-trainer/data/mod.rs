@@ -26,7 +26,7 @@ mod tokens;
 mod windows;
 
 pub use loader::{Loaded, Loader, Reader, workers};
-pub use part::{IGNORED, Padding, Part, PartShape};
+pub use part::{BESIDE, IGNORED, Padding, Part, PartShape};
 pub use plan::Plan;
 pub use sample::{Column, Sample};
 pub use source::{Source, Sources};

@@ -14,7 +14,7 @@ pub const IGNORED: i64 = -100;
 const MASK: &str = "attention_mask";
 
 /// Columns that are as long as the tokens they stand beside.
-const BESIDE: [&str; 2] = [MASK, "token_type_ids"];
+pub const BESIDE: [&str; 2] = [MASK, "token_type_ids"];
 
 /// What a model is given: tensors by name, the first dimension of each being the samples.
 #[derive(Debug, Default)]

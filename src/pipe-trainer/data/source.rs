@@ -72,6 +72,8 @@ impl Sources {
     }
 }
 
+pub type Opened = Result<Arc<dyn Source>, TrainerError>;
+
 /// What every task's data is opened with.
 pub struct Opener<'a> {
     pub spec: &'a TrainerSpec,
@@ -80,11 +82,7 @@ pub struct Opener<'a> {
 
 impl Opener<'_> {
     /// Files of tensors need nothing more; others are for the task to open.
-    pub fn part(
-        &self,
-        paths: &Paths,
-        open: &dyn Fn(&Paths) -> Result<Arc<dyn Source>, TrainerError>,
-    ) -> Result<Arc<dyn Source>, TrainerError> {
+    pub fn part(&self, paths: &Paths, open: &dyn Fn(&Paths) -> Opened) -> Result<Arc<dyn Source>, TrainerError> {
         if holds_tensors(paths) {
             return Ok(Arc::new(TensorRows::open(paths)?));
         }

@@ -49,8 +49,7 @@ fn losses(ended: &Ended) -> Vec<f64> {
 }
 
 fn evals(ended: &Ended) -> Vec<&Eval> {
-    let eval = |event| if let &EventKind::Eval(ref eval) = event { Some(eval) } else { None };
-    ended.events.iter().filter_map(eval).collect()
+    ended.events.iter().filter_map(|event| if let EventKind::Eval(eval) = event { Some(eval) } else { None }).collect()
 }
 
 fn furthest(a: &[f64], b: &[f64]) -> f64 {

@@ -24,7 +24,7 @@ pub fn search(
     let effective_batch = spec.train.effective_batch;
     let Some(mut measurer) = Measurer::start(spec_file)? else { return Ok(None) };
     let capacity = measurer.ready.capacity;
-    let mut search = Search::new(effective_batch, capacity);
+    let mut search = Search::new(effective_batch, capacity.map(|bytes| usable(spec.device, bytes)));
     let longest = measurer.ready.longest.clone();
     while let Some(batch) = search.next() {
         if stop.requested() {
@@ -56,6 +56,15 @@ pub fn search(
         driver: driver.clone(),
         longest,
     }))
+}
+
+/// What of its memory a training may come to hold. A card's can be used to the end; on the host what is read from files has
+/// to make way first, and programs crawl long before they are killed.
+fn usable(device: Device, bytes: u64) -> u64 {
+    match device {
+        Device::Cuda => bytes,
+        Device::Cpu => bytes / 10 * 9,
+    }
 }
 
 /// The process that tries batches.

@@ -8,7 +8,7 @@ use pipe_spec::pipeline;
 use super::accumulation::Accumulation;
 use super::session::Session;
 use super::state::{State, milliseconds};
-use crate::data::{Column, PartShape, Reader, Sample};
+use crate::data::{BESIDE, Column, PartShape, Reader, Sample};
 use crate::error::TrainerError;
 use crate::{boundary, torch};
 
@@ -42,8 +42,12 @@ impl Worst {
     }
 }
 
+/// Of each column, those apart that are as long as another.
 fn lengths(sample: &Sample) -> impl Iterator<Item = usize> {
-    sample.columns.iter().map(|(_, column)| if let Column::Tokens(tokens) = column { tokens.len() } else { 0 })
+    sample.columns.iter().map(|(name, column)| match column {
+        Column::Tokens(tokens) if !BESIDE.contains(name) => tokens.len(),
+        _ => 0,
+    })
 }
 
 fn shorten(sample: &mut Sample) {
@@ -148,6 +152,6 @@ mod tests {
         assert_eq!((longest(4, 0), longest(4, 2)), (31, 12), "several have the longest of each column");
         assert_eq!(worst.part(20).len(), 20);
         let part = worst.part(4);
-        assert!(lengths(&part[3]).nth(1) < Some(31), "there is padding");
+        assert!(lengths(&part[3]).next() < Some(31), "there is padding");
     }
 }

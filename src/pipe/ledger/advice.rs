@@ -101,6 +101,8 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::super::tests::{entry, fact};
     use super::*;
 
@@ -121,15 +123,15 @@ mod tests {
         let fitted = fact(64, true, 12);
         let cases: [(&[Fact], u32, u64, u32); 9] = [
             (&[], 128, 12, 128),
-            (&[failed.clone()], 128, 12, 64),
-            (&[failed.clone()], 256, 12, 64),
-            (&[failed.clone()], 100, 12, 100),
+            (from_ref(&failed), 128, 12, 64),
+            (from_ref(&failed), 256, 12, 64),
+            (from_ref(&failed), 100, 12, 100),
             // Less memory than then, and more.
-            (&[failed.clone()], 128, 8, 64),
-            (&[failed.clone()], 128, 24, 128),
+            (from_ref(&failed), 128, 8, 64),
+            (from_ref(&failed), 128, 24, 128),
             (&[failed.clone(), fitted.clone()], 128, 12, 64),
             (&[failed.clone(), fact(96, true, 12), fitted.clone()], 128, 12, 96),
-            (&[failed, fact(64, false, 12), fact(32, false, 12)], 128, 12, 16),
+            (&[failed.clone(), fact(64, false, 12), fact(32, false, 12)], 128, 12, 16),
         ];
         for (facts, batch, capacity, want) in cases {
             assert_eq!(start(facts, &wanted(batch, capacity)), want, "{facts:?} {batch} in {capacity}");
@@ -147,7 +149,7 @@ mod tests {
     #[test]
     fn one_pass_that_fails_says_nothing_of_fewer_gradients_but_of_more() {
         let several = fact(128, false, 12);
-        assert_eq!(start(&[several.clone()], &Wanted { effective_batch: 128, ..wanted(128, 12) }), 128);
+        assert_eq!(start(from_ref(&several), &Wanted { effective_batch: 128, ..wanted(128, 12) }), 128);
         let one = Fact { accumulates: false, ..several };
         assert_eq!(start(&[one], &wanted(128, 12)), 64);
     }
@@ -156,8 +158,8 @@ mod tests {
     fn the_largest_is_one_that_was_searched_for() {
         let found = Fact { largest: true, ..fact(90, true, 12) };
         assert_eq!(entry(&[fact(64, true, 12)]).largest(&wanted(256, 12)), None);
-        assert_eq!(entry(&[found.clone()]).largest(&wanted(256, 12)), Some(90));
-        assert_eq!(entry(&[found.clone()]).largest(&wanted(256, 24)), None);
+        assert_eq!(entry(from_ref(&found)).largest(&wanted(256, 12)), Some(90));
+        assert_eq!(entry(from_ref(&found)).largest(&wanted(256, 24)), None);
         assert_eq!(entry(&[found]).largest(&Wanted { effective_batch: 32, ..wanted(32, 12) }), Some(32));
     }
 }
