@@ -118,6 +118,11 @@ enum Command {
     Schema,
     /// Print completions for a shell
     Completions { shell: clap_complete::Shell },
+    /// Print the manual page of pipe or of a command: `pipe man run | man -l -`
+    Man {
+        /// A command
+        command: Option<String>,
+    },
 }
 
 #[derive(Args)]
@@ -261,6 +266,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
             crate::report::print_json(&pipe_spec::pipeline::schema());
             Ok(())
         }
+        Command::Man { command } => man(command.as_deref()),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "pipe", &mut text);
@@ -268,6 +274,24 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
             Ok(())
         }
     }
+}
+
+fn man(wanted: Option<&str>) -> Result<(), Error> {
+    let mut whole = Cli::command();
+    whole.build();
+    let command = match wanted {
+        None => whole,
+        Some(name) => match whole.find_subcommand(name) {
+            Some(found) => found.clone().name(format!("pipe-{name}")),
+            None => return Err(Error::NoCommand { wanted: name.to_owned() }),
+        },
+    };
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command)
+        .render(&mut text)
+        .map_err(|source| Error::Write { path: "the manual page".into(), source })?;
+    crate::report::print(String::from_utf8_lossy(&text).trim_end());
+    Ok(())
 }
 
 fn log_to_stderr(verbose: u8) {

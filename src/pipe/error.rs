@@ -48,6 +48,8 @@ pub enum Error {
     NoEntry { wanted: String },
     #[error("{reason}")]
     NoPlan { reason: String },
+    #[error("pipe has no command {wanted:?}")]
+    NoCommand { wanted: String },
 
     #[error("training failed: {reason}")]
     TrainingFailed { reason: String, bad_input: bool },
@@ -74,7 +76,9 @@ impl Error {
             Self::TrainingFailed { bad_input: false, .. } => PipeExit::TrainingFailed,
             Self::OutOfMemory { .. } => PipeExit::OutOfMemory,
             Self::Interrupted => PipeExit::Interrupted,
-            Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } => PipeExit::Usage,
+            Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } | Self::NoCommand { .. } => {
+                PipeExit::Usage
+            }
             Self::NoPlan { .. } => PipeExit::Invalid,
             Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
         }
@@ -104,6 +108,7 @@ impl Error {
             Self::Ledger { .. } => {
                 Some("move it away, name another with PIPE_LEDGER, or go on without: --ignore-ledger".to_owned())
             }
+            Self::NoCommand { .. } => Some("`pipe help` lists them".to_owned()),
             Self::NoEntry { .. } => Some("`pipe ledger ls` lists what there is".to_owned()),
             Self::Read { .. }
             | Self::Write { .. }

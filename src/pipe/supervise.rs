@@ -39,20 +39,32 @@ impl<E: Engine> Supervisor<'_, E> {
     /// Runs attempts until the run is over, and leaves its state on disk whatever happens.
     pub async fn run(mut self) -> Result<(), Error> {
         let result = self.attempts().await;
-        let state = &mut self.run.state;
-        state.status = match &result {
-            Ok(()) => Status::Finished,
-            Err(Error::Interrupted) => Status::Stopped,
-            Err(_) => Status::Failed,
-        };
-        state.error = result.as_ref().err().map(ToString::to_string);
-        let saved = self.run.save();
+        let saved = self.note_end(result.as_ref().err());
         self.reporter.run_ended(&self.run.state, &self.run.folder.path().display().to_string());
         result.and(saved)
     }
 
-    /// Runs one attempt that looks for the largest batch.
+    fn note_end(&mut self, error: Option<&Error>) -> Result<(), Error> {
+        let state = &mut self.run.state;
+        state.status = match error {
+            None => Status::Finished,
+            Some(Error::Interrupted) => Status::Stopped,
+            Some(_) => Status::Failed,
+        };
+        state.error = error.map(ToString::to_string);
+        self.run.save()
+    }
+
+    /// Runs one attempt that looks for the largest batch. Where that fails, the run stays to be looked at.
     pub async fn fit(mut self) -> Result<Fitted, Error> {
+        let found = self.search().await;
+        if let Err(error) = &found {
+            self.note_end(Some(error))?;
+        }
+        found
+    }
+
+    async fn search(&mut self) -> Result<Fitted, Error> {
         let mut events = EventLog::open(&self.run.folder)?;
         let settings = Settings { auto: true, ..first_settings(self.plan.pipeline) };
         let verdict = self.attempt(&settings, &mut events).await?;

@@ -6,6 +6,7 @@ use pipe_spec::pipeline::Gpus;
 use pipe_spec::text::human_bytes;
 use serde::Serialize;
 
+use crate::card::Card;
 use crate::engine::docker::gpu::Passthrough;
 use crate::engine::docker::{DockerEngine, Info};
 use crate::error::Error;
@@ -25,7 +26,7 @@ struct Check {
 pub fn run(json: bool) -> Result<(), Error> {
     let docker = super::runtime()?.block_on(DockerEngine::connect());
     let info = docker.as_ref().map(|engine| engine.info().clone()).unwrap_or_default();
-    let checks = [engine(docker.as_ref()), gpu(&info), trainer(), libraries(), memory(), disk()];
+    let checks = [engine(docker.as_ref()), gpu(&info), card(), trainer(), libraries(), memory(), disk()];
     if json {
         print_json(&checks);
         return Ok(());
@@ -64,6 +65,18 @@ fn gpu(info: &Info) -> Check {
             hint: Some(error.to_string()),
         },
     }
+}
+
+/// What is free on the card, and who holds the rest.
+fn card() -> Check {
+    let Some(card) = Card::read(&Gpus::Auto) else {
+        return note("card", "NVML finds none".to_owned());
+    };
+    let Card { name, driver, total, free, holders } = card;
+    let found = format!("{name}, driver {driver}, {} free of {}", human_bytes(free), human_bytes(total));
+    let who: Vec<String> = holders.iter().map(ToString::to_string).collect();
+    let hint = (!who.is_empty()).then(|| format!("held by {}; a run that needs it waits for them", who.join(", ")));
+    Check { name: "card", status: "ok", found, hint }
 }
 
 fn trainer() -> Check {

@@ -72,6 +72,7 @@ fn show(pipeline: &Pipeline, forecast: &Forecast) {
         let what = format!("batch {} x accum {accum}, peak {}", change.batch, human_bytes(change.peak));
         print(&format!("  it would with {} ({what})", change.change));
     }
+    forecast.notes.iter().for_each(|note| print(&format!("note: {note}")));
     let mut table = Table::new(&["card", "batch", "accum", "peak"]);
     for row in &forecast.table {
         let number = |number: Option<u32>| number.map_or("-".to_owned(), |number| number.to_string());

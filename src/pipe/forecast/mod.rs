@@ -6,7 +6,9 @@ use std::num::NonZeroU32;
 
 use pipe_model::memory::{Estimate, MARGIN, Work};
 use pipe_model::{ConfigError, Expects, ModelConfig};
-use pipe_spec::pipeline::{Data, Limit, Memory, OptimizerKind, Pad, Pipeline, Precision, Train, accum};
+use pipe_spec::pipeline::{
+    Arch, BatchSetting, Data, Limit, Memory, OptimizerKind, Pad, Pipeline, Precision, Train, accum,
+};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -53,6 +55,8 @@ pub struct Forecast {
     pub table: Vec<Row>,
     /// Where it does not fit: single changes with which it would.
     pub changes: Vec<Suggestion>,
+    /// What the pipeline asks for and the estimate does not know.
+    pub notes: Vec<&'static str>,
 }
 
 /// The largest batch for a card.
@@ -85,7 +89,7 @@ pub struct Forecaster {
 
 #[derive(Clone)]
 struct ModelFacts {
-    arch: pipe_spec::pipeline::Arch,
+    arch: Arch,
     config: Map<String, Value>,
 }
 
@@ -105,8 +109,8 @@ impl Forecaster {
         let effective_batch = self.train.effective_batch;
         let automatic = capacity.and_then(|capacity| self.largest(&model, capacity));
         let batch = match self.train.batch {
-            pipe_spec::pipeline::BatchSetting::Auto => automatic.map_or(1, |(batch, _)| batch),
-            pipe_spec::pipeline::BatchSetting::Fixed(batch) => batch.get(),
+            BatchSetting::Auto => automatic.map_or(1, |(batch, _)| batch),
+            BatchSetting::Fixed(batch) => batch.get(),
         };
         let estimate = self.estimate(&model, batch);
         let breakdown = breakdown(&estimate);
@@ -130,7 +134,19 @@ impl Forecaster {
             breakdown,
             table: cards::SIZES.iter().map(|gib| self.row(&model, *gib)).collect(),
             changes,
+            notes: self.notes(),
         })
+    }
+
+    fn notes(&self) -> Vec<&'static str> {
+        let mut notes = Vec::new();
+        if self.train.deterministic && self.model.arch == Arch::T5 {
+            notes.push("deterministic: T5 then keeps all of its attention weights, which are not counted here");
+        }
+        if self.memory.allocator.roundup_power2_divisions.is_some() {
+            notes.push("roundup_power2_divisions: what sizes are rounded up by is not counted here");
+        }
+        notes
     }
 
     /// Bytes that there are on a card of so many; a limit is of what the allocator may hold, beside the context.

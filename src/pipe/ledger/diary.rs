@@ -133,7 +133,8 @@ impl Diary {
         facts.extend(record.iter().flat_map(|record| &record.points).map(|one| fact(one.batch, true, Some(one.peak))));
         if is_too_large(spec.device, attempt, record) {
             facts.push(fact(attempt.batch, false, None));
-        } else if attempt.outcome != Some(Outcome::Oom) && (seen.rehearsed || attempt.last_step.is_some()) {
+        } else if attempt.outcome != Some(Outcome::Oom) && seen.rehearsed {
+            // Without the longest samples a peak says little of what is to come.
             let mut held = fact(attempt.batch, true, attempt.peak_memory);
             held.largest = seen.fitted.is_some_and(|fitted| fitted.batch == attempt.batch);
             facts.push(held);

@@ -2,6 +2,7 @@
 
 mod progress;
 mod stdout;
+mod summary;
 mod table;
 
 pub use progress::{Reporter, grouped};

@@ -9,7 +9,7 @@ use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
 
-use super::{attempts_table, print};
+use super::{attempts_table, print, summary};
 use crate::engine::docker::build::BuildWatcher;
 
 /// How much is shown.
@@ -144,6 +144,9 @@ impl Reporter {
     /// The run is over: the table of its attempts.
     pub fn run_ended(&mut self, state: &RunState, folder: &str) {
         self.clear_bar();
+        if let Err(error) = summary::add(state) {
+            self.note(&format!("warning: cannot write to GITHUB_STEP_SUMMARY: {error}"));
+        }
         match self.mode {
             Mode::Json => {
                 let mut line = json!({ "type": "run", "folder": folder });

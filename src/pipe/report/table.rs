@@ -41,29 +41,36 @@ impl std::fmt::Display for Table {
 pub fn attempts_table(attempts: &[Attempt]) -> Table {
     let mut table = Table::new(&["attempt", "batch", "outcome", "steps", "loss", "peak", "time", "why"]);
     for attempt in attempts {
-        let range = |first: Option<String>, last: Option<String>| match (first, last) {
-            (Some(first), Some(last)) if first == last => first,
-            (Some(first), Some(last)) => format!("{first}-{last}"),
-            _ => "-".to_owned(),
-        };
-        let step = |step: Option<u64>| step.map(|step| step.to_string());
-        let loss = match (attempt.first_loss, attempt.last_loss) {
-            (Some(first), Some(last)) => format!("{first:.3} to {last:.3}"),
-            _ => "-".to_owned(),
-        };
         let why = [&attempt.reason, &attempt.action].into_iter().flatten().cloned().collect::<Vec<_>>().join("; then ");
         table.row(vec![
             attempt.number.to_string(),
             format!("{} x {}", attempt.batch, attempt.accum),
             attempt.outcome.map_or("running", Outcome::name).to_owned(),
-            range(step(attempt.first_step), step(attempt.last_step)),
-            loss,
+            steps(attempt),
+            losses(attempt),
             attempt.peak_memory.map_or("-".to_owned(), human_bytes),
             duration(attempt.seconds),
             why.lines().next().unwrap_or_default().to_owned(),
         ]);
     }
     table
+}
+
+/// The steps that an attempt did: `4`, `1-9`.
+pub fn steps(attempt: &Attempt) -> String {
+    match (attempt.first_step, attempt.last_step) {
+        (Some(first), Some(last)) if first == last => first.to_string(),
+        (Some(first), Some(last)) => format!("{first}-{last}"),
+        _ => "-".to_owned(),
+    }
+}
+
+/// The loss of its first and of its last step.
+pub fn losses(attempt: &Attempt) -> String {
+    match (attempt.first_loss, attempt.last_loss) {
+        (Some(first), Some(last)) => format!("{first:.3} to {last:.3}"),
+        _ => "-".to_owned(),
+    }
 }
 
 /// Seconds for people: `4.2s`, `3m20s`, `2h05m`.
