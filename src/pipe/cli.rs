@@ -282,7 +282,7 @@ fn man(wanted: Option<&str>) -> Result<(), Error> {
     let command = match wanted {
         None => whole,
         Some(name) => match whole.find_subcommand(name) {
-            Some(found) => found.clone().name(format!("pipe-{name}")),
+            Some(found) => found.clone(),
             None => return Err(Error::NoCommand { wanted: name.to_owned() }),
         },
     };
