@@ -34,8 +34,21 @@ pub struct Reader {
 
 impl Reader {
     pub fn read(&self, indices: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        self.each(indices, |index| self.source.sample(index))
+    }
+
+    /// The same, for a look that does not count.
+    pub fn look(&self, indices: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        self.each(indices, |index| self.source.look(index))
+    }
+
+    fn each(
+        &self,
+        indices: &[usize],
+        read: impl Fn(usize) -> Result<Option<Sample>, TrainerError> + Sync,
+    ) -> Result<Vec<Sample>, TrainerError> {
         let read: Result<Vec<Option<Sample>>, _> =
-            self.pool.install(|| indices.par_iter().map(|index| self.source.sample(*index)).collect());
+            self.pool.install(|| indices.par_iter().map(|index| read(*index)).collect());
         Ok(read?.into_iter().flatten().collect())
     }
 }

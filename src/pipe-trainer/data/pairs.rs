@@ -152,6 +152,14 @@ impl Source for Pairs {
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        let sample = self.look(index)?;
+        if sample.is_none() {
+            self.bad.lock().unwrap_or_else(PoisonError::into_inner).insert(index);
+        }
+        Ok(sample)
+    }
+
+    fn look(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
         let (picture, text) = self.row(index)?;
         let values = match &picture {
             Picture::File(path) => self.preparation.read(path),
@@ -159,10 +167,7 @@ impl Source for Pairs {
         };
         let values = match values {
             Ok(values) => values,
-            Err(_) if self.skip_bad => {
-                self.bad.lock().unwrap_or_else(PoisonError::into_inner).insert(index);
-                return Ok(None);
-            }
+            Err(_) if self.skip_bad => return Ok(None),
             Err(message) => return Err(self.unreadable(index, &picture, &message)),
         };
         let pixels = Column::Values { shape: self.preparation.shape().to_vec(), values };

@@ -21,6 +21,11 @@ pub trait Source: Send + Sync {
     /// The same every time. Nothing where the sample cannot be read and the pipeline says to go on without such.
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError>;
 
+    /// The same, without counting it among those that could not be read.
+    fn look(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        self.sample(index)
+    }
+
     /// Samples that are likely the longest, if some are longer than others.
     fn longest(&self) -> Vec<usize> {
         (0..self.len().min(KEPT)).collect()

@@ -17,7 +17,7 @@ pub struct Worst(Vec<Sample>);
 
 impl Worst {
     pub fn find(reader: &Reader) -> Result<Self, TrainerError> {
-        let mut samples = reader.read(&reader.source.longest())?;
+        let mut samples = reader.look(&reader.source.longest())?;
         samples.sort_by_key(|sample| std::cmp::Reverse(lengths(sample).sum::<usize>()));
         // A part is as long as its longest row in each column: behind the longest sample come those.
         for column in 0..samples.first().map_or(0, |sample| sample.columns.len()) {
@@ -29,6 +29,11 @@ impl Worst {
             }
         }
         Ok(Self(samples))
+    }
+
+    /// Whether no sample could be read.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// As many samples as a pass has, over and over where there are fewer. One of them is a little shorter, so that there is

@@ -76,7 +76,8 @@ impl<'a> Training<'a> {
 
     /// What will not fit is to fail now and not in an hour.
     fn rehearse_if_wanted(&self) -> Result<(), TrainerError> {
-        if self.session.spec.memory.worst_first && self.state.step < self.plan.steps() {
+        let wanted = self.session.spec.memory.worst_first && !self.worst.is_empty();
+        if wanted && self.state.step < self.plan.steps() {
             let rehearsed = self.rehearsal().run(self.session.spec.train.batch())?;
             self.session.emit(EventKind::Rehearsed(rehearsed));
         }
