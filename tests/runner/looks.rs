@@ -10,6 +10,8 @@ pub fn tests(suite: &mut Suite) {
     suite.test("looks::errors", Needs::Nothing, errors);
     suite.test("looks::schema_is_the_committed_one", Needs::Nothing, schema);
     suite.test("looks::completions", Needs::Nothing, completions);
+    suite.test("looks::manual_pages", Needs::Nothing, manual_pages);
+    suite.test("looks::summary_of_a_job", Needs::Nothing, summary);
     suite.test("looks::doctor", Needs::Nothing, doctor);
     suite.test("looks::plain_output_has_no_control_codes", Needs::Nothing, plain_output);
     suite.test("looks::broken_pipe_is_success", Needs::Nothing, broken_pipe);
@@ -106,4 +108,28 @@ fn broken_pipe() {
         format!("'{}' logs | head -1 >/dev/null; exit ${{PIPESTATUS[0]}}", crate::harness::folder::pipe().display());
     let status = std::process::Command::new("bash").args(["-c", &script]).current_dir(folder.path()).status().unwrap();
     assert_eq!(status.code(), Some(0));
+}
+
+fn manual_pages() {
+    let folder = Folder::new();
+    folder.pipe(&["man"]).exits(0).prints(".TH pipe 1").prints("PIPE_LEDGER");
+    folder.pipe(&["man", "run"]).exits(0).prints("pipe\\-run").prints("ignore\\-ledger");
+    folder.pipe(&["man", "dance"]).exits(2).says("pipe has no command \"dance\"");
+}
+
+/// Every run of a job is added; what cannot be written is said and stops nothing.
+fn summary() {
+    let folder = job::folder("fit 5", "train: {batch: 10, effective_batch: 10}\n");
+    let run = ["run", "job.yaml", "--engine", "process", "--ignore-ledger"];
+    let summary = folder.path().join("summary.md");
+    let add = |path: &std::path::Path| {
+        let output = folder.command(&run).env("GITHUB_STEP_SUMMARY", path).output().unwrap();
+        Answer::new("pipe run".to_owned(), output).exits(0)
+    };
+    add(&summary);
+    add(&summary);
+    let text = folder.read("summary.md");
+    assert_eq!(text.matches("### pipe: job-").count(), 2, "{text}");
+    assert!(text.contains("| 1 | 10 x 1 | oom |") && text.contains("| 2 | 5 x 2 | finished | 1-3 |"), "{text}");
+    add(&folder.path().join("nowhere/summary.md")).says("warning: cannot write to GITHUB_STEP_SUMMARY");
 }

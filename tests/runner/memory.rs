@@ -26,6 +26,8 @@ pub fn tests(suite: &mut Suite) {
     test("many_runs_share_a_ledger", shared);
     test("a_broken_ledger_stops_no_run", broken);
     test("forgetting", forgetting);
+    test("the_doctor_tells_who_holds_the_card", doctor);
+    test("a_search_that_fails_stays_to_be_looked_at", failed_search);
 }
 
 const FREE: &str = "16384 16384\n";
@@ -295,4 +297,23 @@ fn forgetting() {
     assert_eq!(attempts(&again)[0], (200, Some("capacity")));
     folder.pipe(&["ledger", "forget", "--all"]).exits(0).prints("forgot 1 of");
     folder.pipe(&["ledger", "forget"]).exits(2);
+}
+
+fn doctor() {
+    let card = format!("16384 4096\n{} 12288\n", std::process::id());
+    let folder = job::on_card("card free", "", &card);
+    let checks = folder.pipe(&["doctor", "--json"]).exits(0).json();
+    let card = checks.as_array().unwrap().iter().find(|check| check["name"] == "card").unwrap().clone();
+    assert_eq!(card["found"], "Test Card, driver 1.2.3, 4.0 GiB free of 16.0 GiB");
+    assert!(card["hint"].as_str().unwrap().contains(&format!("({}, 12.0 GiB)", std::process::id())), "{card:#}");
+}
+
+fn failed_search() {
+    let folder = job::on_card("exit 42", "", FREE);
+    folder
+        .pipe(&["fit", "job.yaml", "--engine", "process", "--set", "container.gpus=1"])
+        .exits(7)
+        .says("out of memory")
+        .says("hint: `pipe plan` says what would make it fit");
+    assert_eq!(folder.show()["status"], "failed");
 }
