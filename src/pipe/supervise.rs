@@ -110,7 +110,7 @@ impl<E: Engine> Supervisor<'_, E> {
         let Some(diary) = &self.diary else { return settings };
         let pipeline = self.plan.pipeline;
         let spec = self.plan.spec(self.engine, self.run.folder.path(), 1, &settings);
-        let card = Card::read(&pipeline.container.gpus).filter(|_| spec.device == Device::Cuda);
+        let card = (spec.device == Device::Cuda).then(|| Card::read(&pipeline.container.gpus)).flatten();
         let (entry, hints) = match diary.ask(&spec, card.as_ref()) {
             Ok(known) => known,
             Err(error) => {
@@ -146,10 +146,13 @@ impl<E: Engine> Supervisor<'_, E> {
         let gpus = &self.plan.pipeline.container.gpus;
         let needed = self.record(self.run.state.attempts.len() as u32).as_ref().map_or(u64::MAX, needed);
         let began = Instant::now();
-        let patience = Duration::from_secs(policy.wait);
+        let mut patience = Duration::from_secs(policy.wait);
         let mut told = None;
         while began.elapsed() < patience {
             let card = Card::read(gpus);
+            if card.is_none() {
+                patience = patience.min(BLIND);
+            }
             if card.as_ref().is_some_and(|card| card.free >= needed.min(card.total - card.total / 20)) {
                 self.reporter.note("the card is free again");
                 return Ok(true);
@@ -157,7 +160,7 @@ impl<E: Engine> Supervisor<'_, E> {
             let holders: Vec<String> = card.iter().flat_map(|card| &card.holders).map(ToString::to_string).collect();
             if told.as_ref() != Some(&holders) {
                 let who = if holders.is_empty() { "other processes".to_owned() } else { holders.join(", ") };
-                self.reporter.note(&format!("waiting for the card, at most {}s, held by {who}", policy.wait));
+                self.reporter.note(&format!("waiting for the card, at most {}s, held by {who}", patience.as_secs()));
                 told = Some(holders);
             }
             let rest = patience.saturating_sub(began.elapsed());
@@ -244,7 +247,7 @@ impl<E: Engine> Supervisor<'_, E> {
         };
         let record = self.record(number);
         let ran_out = ended.ending.exit_code == Some(i64::from(TrainerExit::DeviceOutOfMemory.code()));
-        let card = Card::read(&self.plan.pipeline.container.gpus).filter(|_| ran_out);
+        let card = ran_out.then(|| Card::read(&self.plan.pipeline.container.gpus)).flatten();
         let mut verdict = judge(&Evidence {
             ending: &ended.ending,
             record: record.as_ref(),
@@ -413,6 +416,9 @@ impl<E: Engine> Supervisor<'_, E> {
         Error::TrainingFailed { reason, bad_input }
     }
 }
+
+/// How long to wait where nobody can tell whether the card is free.
+const BLIND: Duration = Duration::from_secs(60);
 
 /// How often the card is looked at while somebody else holds it.
 const LOOK: Duration = Duration::from_secs(1);
