@@ -18,6 +18,8 @@ mod memory;
 mod retries;
 #[path = "runner/stopping.rs"]
 mod stopping;
+#[path = "runner/tracking.rs"]
+mod tracking;
 
 use std::process::ExitCode;
 
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
     engines::tests(&mut suite);
     retries::tests(&mut suite);
     memory::tests(&mut suite);
+    tracking::tests(&mut suite);
     stopping::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);

@@ -17,6 +17,7 @@ mod report;
 mod retry;
 mod run;
 mod supervise;
+mod track;
 
 use std::process::ExitCode;
 

@@ -17,6 +17,7 @@ use crate::plan::{Plan, first_settings};
 use crate::report::Reporter;
 use crate::retry::{Decision, Settings, Situation, decide};
 use crate::run::{EventLog, Run, now, write_json};
+use crate::track::TensorBoard;
 
 /// How many of the last lines of a log are kept for an error.
 const TAIL: usize = 20;
@@ -33,6 +34,7 @@ pub struct Supervisor<'a, E: Engine> {
     pub points: Vec<Point>,
     /// What a search for the largest batch has found.
     pub fitted: Option<Fitted>,
+    pub board: Option<TensorBoard>,
 }
 
 impl<E: Engine> Supervisor<'_, E> {
@@ -330,9 +332,18 @@ impl<E: Engine> Supervisor<'_, E> {
             diary.see(&event.kind);
         }
         if let Some(recorded) = events.record(event)? {
+            self.show_on_board(&recorded.event);
             self.reporter.event(&recorded);
         }
         Ok(())
+    }
+
+    /// That it cannot be written is no reason not to train.
+    fn show_on_board(&mut self, event: &Event) {
+        if let Some(Err(error)) = self.board.as_mut().map(|board| board.event(event)) {
+            self.reporter.note(&format!("warning: cannot write for TensorBoard: {error}"));
+            self.board = None;
+        }
     }
 
     /// What `run.json` keeps of the events.

@@ -36,6 +36,7 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
             save: file.save,
             container: file.container,
             engine: file.engine,
+            track: file.track,
         }),
         _ => Err(problems),
     }

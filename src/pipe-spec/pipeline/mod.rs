@@ -51,6 +51,7 @@ pub struct Pipeline {
     pub container: Container,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineKind>,
+    pub track: Track,
 }
 
 impl Pipeline {

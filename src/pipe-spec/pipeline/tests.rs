@@ -114,7 +114,6 @@ fn what_is_not_built_yet_is_refused_by_name() {
         ("container: {gpus: 2}", "container.gpus: training on several GPUs: not available yet"),
         ("engine: slurm", "engine: the engine slurm: not available yet"),
         ("notify: [{discord: \"${HOOK}\", on: [oom]}]", "notify: messages: not available yet"),
-        ("track: {tensorboard: true}", "track.tensorboard: TensorBoard: not available yet"),
         ("track: {mlflow: \"${HOOK}\"}", "track.mlflow: MLflow: not available yet"),
         ("command: [python, train.py]", "command: other trainers: not available yet"),
     ];

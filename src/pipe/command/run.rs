@@ -18,8 +18,9 @@ use crate::interrupt::Interrupts;
 use crate::ledger::{Diary, Ledger};
 use crate::plan::{Job, Plan, first_settings};
 use crate::report::{Reporter, print, print_json};
-use crate::run::{Run, absolute, runs_folder, write_json};
+use crate::run::{Run, absolute, now, runs_folder, write_json};
 use crate::supervise::Supervisor;
+use crate::track::TensorBoard;
 
 pub struct Options {
     pub job: Job,
@@ -117,7 +118,15 @@ impl Launcher {
         let reporter = &mut self.reporter;
         let points = Vec::new();
         let fitted = None;
-        let supervisor = Supervisor { engine, plan: &plan, run: &mut run, reporter, interrupts, diary, points, fitted };
+        let board = match pipeline.track.tensorboard && job == Job::Train {
+            true => Some(
+                TensorBoard::create(run.folder.path(), now())
+                    .map_err(|source| Error::Write { path: run.folder.path().join("tensorboard"), source })?,
+            ),
+            false => None,
+        };
+        let supervisor =
+            Supervisor { engine, plan: &plan, run: &mut run, reporter, interrupts, diary, points, fitted, board };
         if job == Job::Train {
             return supervisor.run().await;
         }

@@ -1,0 +1,5 @@
+//! Where else a run is told of.
+
+mod tensorboard;
+
+pub use tensorboard::TensorBoard;
