@@ -14,6 +14,8 @@ mod images;
 mod looks;
 #[path = "runner/memory.rs"]
 mod memory;
+#[path = "runner/reports.rs"]
+mod reports;
 #[path = "runner/retries.rs"]
 mod retries;
 #[path = "runner/stopping.rs"]
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
     retries::tests(&mut suite);
     memory::tests(&mut suite);
     tracking::tests(&mut suite);
+    reports::tests(&mut suite);
     stopping::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);

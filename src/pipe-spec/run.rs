@@ -56,6 +56,11 @@ impl RunFolder {
     pub fn model(&self) -> PathBuf {
         self.0.join("model")
     }
+
+    /// The run as a page.
+    pub fn report(&self) -> PathBuf {
+        self.0.join("report.html")
+    }
 }
 
 /// The name of the checkpoint after `step` steps.

@@ -84,6 +84,15 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Write a run as a page, report.html, or compare several on one page
+    Report {
+        /// Ids, the beginnings of some, or latest; also the folder of a run
+        #[arg(default_value = "latest", value_name = "RUN")]
+        runs: Vec<String>,
+        /// Write the page to this file instead of the run's folder, or print it with -; needed for several runs
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
     /// Print the log of an attempt
     Logs {
         /// An id, the beginning of one, or latest
@@ -255,6 +264,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Check { file, set, json } => command::check::run(&file, &set, json),
         Command::Ls { json } => command::ls::run(json),
         Command::Show { run, json } => command::show::run(&run, json),
+        Command::Report { runs, out } => command::report::run(&runs, out.as_deref()),
         Command::Logs { run, attempt, json } => command::logs::run(&run, attempt, json),
         Command::Rm { runs, left_behind } => command::rm::run(&runs, left_behind),
         Command::Image(ImageCommand::Build { dockerfile, json }) => {

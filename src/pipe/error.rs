@@ -48,6 +48,8 @@ pub enum Error {
     NoEntry { wanted: String },
     #[error("{reason}")]
     NoPlan { reason: String },
+    #[error("a report of several runs belongs to none of their folders")]
+    NoPlace,
     #[error("pipe has no command {wanted:?}")]
     NoCommand { wanted: String },
 
@@ -79,6 +81,7 @@ impl Error {
             Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } | Self::NoCommand { .. } => {
                 PipeExit::Usage
             }
+            Self::NoPlace => PipeExit::Usage,
             Self::NoPlan { .. } => PipeExit::Invalid,
             Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
         }
@@ -108,6 +111,7 @@ impl Error {
             Self::Ledger { .. } => {
                 Some("move it away, name another with PIPE_LEDGER, or go on without: --ignore-ledger".to_owned())
             }
+            Self::NoPlace => Some("say where to write it: --out FILE, or --out - to print it".to_owned()),
             Self::NoCommand { .. } => Some("`pipe help` lists them".to_owned()),
             Self::NoEntry { .. } => Some("`pipe ledger ls` lists what there is".to_owned()),
             Self::Read { .. }

@@ -14,9 +14,9 @@ use crate::interrupt::Interrupts;
 use crate::ledger::{self, Advice, Diary};
 use crate::outcome::{Evidence, Verdict, judge};
 use crate::plan::{Plan, first_settings};
-use crate::report::Reporter;
+use crate::report::{Reporter, html};
 use crate::retry::{Decision, Settings, Situation, decide};
-use crate::run::{EventLog, Run, now, write_json};
+use crate::run::{EventLog, Record, Run, now, write_json, write_whole};
 use crate::track::TensorBoard;
 
 /// How many of the last lines of a log are kept for an error.
@@ -42,8 +42,18 @@ impl<E: Engine> Supervisor<'_, E> {
     pub async fn run(mut self) -> Result<(), Error> {
         let result = self.attempts().await;
         let saved = self.note_end(result.as_ref().err());
+        self.write_report();
         self.reporter.run_ended(&self.run.state, &self.run.folder.path().display().to_string());
         result.and(saved)
+    }
+
+    /// The run as a page. That it cannot be written takes nothing from the run.
+    fn write_report(&self) {
+        let record = Record::read(&self.run.folder);
+        let page = html::page(&[record], self.plan.variables);
+        if let Err(error) = write_whole(&self.run.folder.report(), page.as_bytes()) {
+            self.reporter.note(&format!("warning: {error}"));
+        }
     }
 
     fn note_end(&mut self, error: Option<&Error>) -> Result<(), Error> {

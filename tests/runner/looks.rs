@@ -30,9 +30,21 @@ fn snapshot(name: &str, got: &str) {
 
 fn help() {
     let folder = Folder::new();
-    for command in
-        ["", "run", "check", "ls", "show", "logs", "rm", "image", "image build", "doctor", "schema", "completions"]
-    {
+    for command in [
+        "",
+        "run",
+        "check",
+        "ls",
+        "show",
+        "report",
+        "logs",
+        "rm",
+        "image",
+        "image build",
+        "doctor",
+        "schema",
+        "completions",
+    ] {
         let args: Vec<&str> = command.split(' ').filter(|word| !word.is_empty()).chain(["--help"]).collect();
         let answer = folder.pipe(&args).exits(0);
         let name = if command.is_empty() { "pipe".to_owned() } else { format!("pipe-{}", command.replace(' ', "-")) };

@@ -8,6 +8,7 @@ pub mod ledger;
 pub mod logs;
 pub mod ls;
 pub mod plan;
+pub mod report;
 pub mod rm;
 pub mod run;
 pub mod show;

@@ -1,5 +1,6 @@
 //! What people and scripts see: progress, tables, JSON. stdout is data, stderr is everything else.
 
+pub mod html;
 mod progress;
 mod stdout;
 mod summary;

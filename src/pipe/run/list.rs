@@ -20,7 +20,8 @@ pub struct Listed {
 }
 
 impl Listed {
-    fn read(path: &Path) -> Option<Self> {
+    /// The run in this folder; nothing where its state cannot be read.
+    pub fn read(path: &Path) -> Option<Self> {
         let folder = RunFolder::new(path);
         let text = std::fs::read(folder.state()).ok()?;
         let mut state: RunState = match serde_json::from_slice(&text) {

@@ -3,6 +3,7 @@
 mod events;
 mod list;
 mod owner;
+mod record;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use crate::error::Error;
 pub use events::EventLog;
 pub use list::{Listed, find, list};
 use owner::Owner;
+pub use record::Record;
 pub use write::write_whole;
 
 /// A run that this process drives.

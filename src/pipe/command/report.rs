@@ -1,0 +1,59 @@
+//! `pipe report`: a run, or several, as a page.
+
+use std::path::{Path, PathBuf};
+
+use pipe_spec::{RunFolder, Variables};
+
+use crate::error::Error;
+use crate::report::{html, print};
+use crate::run::{self, Record, absolute, runs_folder, write_whole};
+
+pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
+    let mut folders: Vec<RunFolder> = Vec::new();
+    for wanted in wanted {
+        let folder = find(wanted)?;
+        if !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    let out = match (out, folders.as_slice()) {
+        (Some(out), _) => out.to_owned(),
+        (None, [folder]) => folder.report(),
+        (None, _) => return Err(Error::NoPlace),
+    };
+    let records: Vec<Record> = folders.iter().map(Record::read).collect();
+    let page = html::page(&records, &Variables::new(None, std::env::vars()));
+    if out == Path::new("-") {
+        print(page.trim_end());
+        return Ok(());
+    }
+    write(&out, &page)?;
+    print(&absolute(&out).display().to_string());
+    Ok(())
+}
+
+/// The folder of a run, also of one whose state cannot be read.
+fn find(wanted: &str) -> Result<RunFolder, Error> {
+    match run::find(wanted) {
+        Ok(found) => Ok(found.folder()),
+        Err(error @ Error::NoRun { .. }) => {
+            let places = [absolute(&runs_folder()).join(wanted), absolute(&PathBuf::from(wanted))];
+            let named = places.into_iter().filter(|_| !wanted.is_empty()).find(|place| looks_like_a_run(place));
+            named.map(RunFolder::new).ok_or(error)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn looks_like_a_run(place: &Path) -> bool {
+    let folder = RunFolder::new(place);
+    [folder.state(), folder.events(), folder.resolved(), folder.pipeline()].iter().any(|file| file.is_file())
+}
+
+/// Whole, except into what is no file, such as a pipe.
+fn write(out: &Path, page: &str) -> Result<(), Error> {
+    if out.metadata().is_ok_and(|found| !found.is_file()) {
+        return std::fs::write(out, page).map_err(|source| Error::Write { path: out.to_owned(), source });
+    }
+    write_whole(out, page.as_bytes())
+}

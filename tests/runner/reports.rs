@@ -1,0 +1,189 @@
+//! A run as a page: `report.html` and `pipe report`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::harness::{Folder, Needs, Suite, job};
+
+pub fn tests(suite: &mut Suite) {
+    let mut test = |name: &str, test: fn()| suite.test(&format!("reports::{name}"), Needs::Nothing, test);
+    test("every_run_leaves_a_page", page_of_a_run);
+    test("a_failed_run_has_one_too", failed);
+    test("a_damaged_folder", damaged);
+    test("text_is_escaped", escaped);
+    test("several_runs", several);
+    test("where_it_is_written", places);
+    test("a_page_that_cannot_be_written_fails_no_run", unwritable);
+}
+
+const FIGURES: [&str; 6] = ["loss", "lr", "norm", "throughput", "memory", "waiting"];
+
+const MODEL: [&str; 6] = ["d_model=64", "d_ff=128", "d_kv=16", "num_layers=2", "num_heads=4", "vocab_size=256"];
+
+/// A run of three attempts.
+fn trained() -> (Folder, PathBuf) {
+    let folder = job::folder("fit 5", "train: {batch: 20, effective_batch: 40}\n");
+    let model: Vec<String> = MODEL.iter().map(|pair| format!("--set=model.config.{pair}")).collect();
+    let args = ["run", "job.yaml", "--engine", "process"].into_iter().chain(model.iter().map(String::as_str));
+    folder.pipe(&args.collect::<Vec<_>>()).exits(0);
+    let run = folder.run_folder();
+    (folder, run)
+}
+
+/// The part of a page that is a figure.
+fn figure<'a>(page: &'a str, key: &str) -> &'a str {
+    let begin =
+        page.find(&format!("<figure id=\"figure-{key}\"")).unwrap_or_else(|| panic!("no figure {key}:\n{page}"));
+    let end = page[begin..].find("</figure>").unwrap();
+    &page[begin..begin + end]
+}
+
+#[track_caller]
+fn needs_nothing(page: &str) {
+    assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"), "{page}");
+    let page = page.replace("http://www.w3.org/2000/svg", "");
+    for word in ["http", "<script", "javascript:", "@import", "url(", " src=", "NaN"] {
+        assert!(!page.contains(word), "the page has {word:?}");
+    }
+}
+
+/// Writes the page again and reads it.
+#[track_caller]
+fn again(folder: &Folder, run: &Path) -> String {
+    let id = run.file_name().unwrap().to_string_lossy();
+    folder.pipe(&["report", &id]).exits(0);
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    needs_nothing(&page);
+    page
+}
+
+fn page_of_a_run() {
+    let (folder, run) = trained();
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    needs_nothing(&page);
+    for key in FIGURES {
+        let figure = figure(&page, key);
+        assert!(figure.contains("<svg") && figure.contains("<title>") && figure.contains("<polyline"), "{figure}");
+        assert!(figure.contains("class=\"mark\"") && figure.contains(">1-3</text>"), "{figure}");
+    }
+    assert!(figure(&page, "memory").contains("capacity 64.0 MiB"));
+    for text in
+        ["20 &times; 2", "10 &times; 4", "5 &times; 8", "the host&#39;s memory ran out", "batch 10 instead of 20"]
+    {
+        assert!(page.contains(text), "no {text:?} in\n{page}");
+    }
+    let id = run.file_name().unwrap().to_string_lossy();
+    assert!(
+        page.contains(&format!("<h1>{id}</h1>")) && page.contains("3 of 3") && page.contains("effective_batch: 40")
+    );
+    assert!(page.contains("predicted peak") && !page.contains("This page is not complete"));
+    assert_eq!(again(&folder, &run), page);
+}
+
+fn failed() {
+    let folder = job::folder("exit 1", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(6);
+    let page = fs::read_to_string(folder.run_folder().join("report.html")).unwrap();
+    needs_nothing(&page);
+    assert!(page.contains("class=\"tag failed\"") && page.contains("training failed"), "{page}");
+    assert!(figure(&page, "loss").contains("Nothing was recorded"));
+}
+
+fn damaged() {
+    let (folder, run) = trained();
+    let events = fs::read(run.join("events.jsonl")).unwrap();
+    fs::write(run.join("events.jsonl"), &events[..events.len() - 40]).unwrap();
+    let page = again(&folder, &run);
+    assert!(page.contains("events.jsonl: one line cannot be read") && figure(&page, "loss").contains("<polyline"));
+    fs::write(run.join("events.jsonl"), [&[0xff, 0, b'\n'][..], b"{}\n[]\n\n", &events].concat()).unwrap();
+    assert!(again(&folder, &run).contains("events.jsonl: 3 lines cannot be read"));
+
+    fs::remove_file(run.join("resolved.yaml")).unwrap();
+    let page = again(&folder, &run);
+    assert!(page.contains("resolved.yaml is missing") && !page.contains("predicted peak"));
+    fs::write(run.join("resolved.yaml"), "version: [").unwrap();
+    assert!(!again(&folder, &run).contains("predicted peak"));
+
+    for file in ["events.jsonl", "resolved.yaml", "lock.json"] {
+        fs::remove_file(run.join(file)).unwrap();
+    }
+    let page = again(&folder, &run);
+    for text in ["events.jsonl is missing", "lock.json is missing", "Nothing was recorded", "5 &times; 8"] {
+        assert!(page.contains(text), "no {text:?} in\n{page}");
+    }
+    fs::write(run.join("run.json"), "{\"id\": ").unwrap();
+    assert!(again(&folder, &run).contains("run.json is missing or damaged"));
+}
+
+fn escaped() {
+    let (folder, run) = trained();
+    let bad = r#"<b>&\"</style></title><img onerror='x'>"#;
+    let mut events = fs::read_to_string(run.join("events.jsonl")).unwrap();
+    events.push_str(&format!("{{\"attempt\":1,\"seq\":90,\"ts\":0,\"type\":\"warning\",\"message\":\"{bad}\"}}\n"));
+    events.push_str(&format!(
+        "{{\"attempt\":1,\"seq\":91,\"ts\":0,\"type\":\"sample\",\"step\":3,\"source\":\"{bad}\",\"target\":\"{bad}\",\
+         \"generated\":\"{bad}\"}}\n"
+    ));
+    fs::write(run.join("events.jsonl"), events).unwrap();
+    fs::write(run.join("lock.json"), "{\"on\": \"</pre><b>\"}").unwrap();
+    let state = fs::read_to_string(run.join("run.json")).unwrap();
+    fs::write(run.join("run.json"), state.replace("\"engine\": \"process\"", &format!("\"engine\": \"{bad}\"")))
+        .unwrap();
+    let strange = run.with_file_name("a<b>&\"c");
+    fs::rename(&run, &strange).unwrap();
+    let page = folder.pipe(&["report", strange.to_str().unwrap(), "--out", "-"]).exits(0).stdout;
+    needs_nothing(&page);
+    for text in ["<b>&", "<img", "</pre><b>", "a<b>"] {
+        assert!(!page.contains(text), "{text:?} is not escaped in\n{page}");
+    }
+    assert!(page.matches("&lt;b&gt;&amp;&quot;&lt;/style&gt;").count() >= 5, "{page}");
+    assert!(page.contains("<h1>a&lt;b&gt;&amp;&quot;c</h1>"), "{page}");
+    let name = strange.to_str().unwrap();
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let page = folder.pipe(&["report", name, "latest", "--out", "-"]).exits(0).stdout;
+    assert!(page.contains("a&lt;b&gt;&amp;&quot;c") && !page.contains("a<b>"), "{page}");
+}
+
+fn several() {
+    let (folder, first) = trained();
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "train.batch=5", "--name", "other"]).exits(0);
+    let id = first.file_name().unwrap().to_string_lossy();
+    folder.pipe(&["report", &id, "latest"]).exits(2).says("--out FILE");
+    folder.pipe(&["report", &id, "latest", "--out", "both.html"]).exits(0).prints("both.html");
+    let page = folder.read("both.html");
+    needs_nothing(&page);
+    for key in FIGURES {
+        let figure = figure(&page, key);
+        assert_eq!(figure.matches("<polyline").count(), 2, "{figure}");
+        assert!(figure.contains("curve c0 d0") && figure.contains("curve c1 d1"), "{figure}");
+    }
+    assert!(page.contains("class=\"legend\"") && page.contains("2 runs compared"));
+    assert!(page.contains("<code>train.batch</code></td><td>20</td><td>5</td>"), "{page}");
+    assert!(page.contains("<code>name</code>") && !page.contains("<code>train.effective_batch</code>"), "{page}");
+    // The same run twice is one run.
+    folder.pipe(&["report", &id, &id]).exits(0);
+}
+
+fn places() {
+    let (folder, run) = trained();
+    fs::remove_file(run.join("report.html")).unwrap();
+    let answer = folder.pipe(&["report"]).exits(0);
+    assert_eq!(answer.stdout.trim_end(), run.join("report.html").display().to_string());
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    folder.pipe(&["report", "--out", "page.html"]).exits(0).prints("page.html");
+    assert_eq!(folder.read("page.html"), page);
+    assert_eq!(folder.pipe(&["report", "--out", "-"]).exits(0).stdout, page);
+    folder.pipe(&["report", "nope"]).exits(2).says("no run \"nope\"");
+    folder.pipe(&["report", "--out", "no/such/folder.html"]).exits(1).says("cannot write no/such/folder.html");
+}
+
+fn unwritable() {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+    folder.wait_for_log(1, "sleeping");
+    // Nothing can be renamed onto a folder that holds something.
+    fs::create_dir_all(folder.run_folder().join("report.html/x")).unwrap();
+    running.signal("INT");
+    running.end().exits(130).says("warning: cannot write");
+    assert_eq!(folder.show()["status"], "stopped");
+}
