@@ -24,7 +24,10 @@ pub fn search(
     let effective_batch = spec.train.effective_batch;
     let Some(mut measurer) = Measurer::start(spec_file)? else { return Ok(None) };
     let capacity = measurer.ready.capacity;
-    let mut search = Search::new(effective_batch, capacity.map(|bytes| usable(spec.device, bytes)));
+    // What a process may allocate and what it is seen to hold are not the same: only trying tells.
+    let tried = spec.device == Device::Cpu && spec.memory.limit.is_some();
+    let told = capacity.filter(|_| !tried).map(|bytes| usable(spec.device, bytes));
+    let mut search = Search::new(effective_batch, told);
     let longest = measurer.ready.longest.clone();
     while let Some(batch) = search.next() {
         if stop.requested() {
@@ -46,9 +49,12 @@ pub fn search(
         }
     }
     let Ready { device, driver, .. } = &measurer.ready;
-    Ok(search.best().map(|best| Fitted {
-        batch: best.batch,
-        accum: pipeline::accum(effective_batch, best.batch),
+    // Found at the very edge, it is taken back a little.
+    let taken_back =
+        |batch: u32| if tried && batch < effective_batch { (batch - batch.div_ceil(20)).max(1) } else { batch };
+    Ok(search.best().map(|best| (taken_back(best.batch), best)).map(|(batch, best)| Fitted {
+        batch,
+        accum: pipeline::accum(effective_batch, batch),
         effective_batch,
         peak: best.peak,
         capacity,
