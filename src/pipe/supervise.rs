@@ -109,7 +109,13 @@ impl<E: Engine> Supervisor<'_, E> {
                 settings = Settings { batch: attempt.batch, auto: false, eval_batch, ..settings };
             }
             match self.after_oom(&settings, &verdict, waited)? {
-                Some(next) => settings = next,
+                Some(next) => {
+                    // With other maths a batch holds something else.
+                    if next.changes != settings.changes {
+                        self.points.clear();
+                    }
+                    settings = next;
+                }
                 // One that was waited for in vain is not waited for again.
                 None => waited = !self.wait_for_card().await?,
             }

@@ -152,7 +152,7 @@ fn crowded(more: &str) -> Folder {
     let there = std::env::temp_dir().join(format!("pipe-crowded-{}-{:?}", std::process::id(), thread::current().id()));
     std::fs::write(&there, "").unwrap();
     let card = format!("16384 4096\n{} 12288\n", std::process::id());
-    job::on_card(&format!("card crowded {}", there.display()), more, &card).env("THERE", there.display())
+    job::on_card(&format!("card crowded {}", there.display()), more, &card)
 }
 
 fn leave(folder: &Folder) {
