@@ -8,7 +8,7 @@ use std::fs;
 
 use pipe_spec::event::{Eval, EventKind};
 use serde_json::{Value, json};
-use support::{Bench, Ended};
+use support::{Bench, Ended, furthest, losses};
 
 /// A small BERT from scratch, with dropout, on generated texts; the data decides what there is to tell apart.
 fn dishes() -> Bench {
@@ -37,15 +37,6 @@ fn with_rows(bench: &mut Bench, name: &str, text: &str) {
     fs::write(bench.path(name), text).unwrap();
     let path = json!(bench.path(name));
     bench.set("/data/train", path.clone()).set("/data/eval", path);
-}
-
-fn losses(ended: &Ended) -> Vec<f64> {
-    ended.curve().into_iter().map(|(_, loss)| loss).collect()
-}
-
-fn furthest(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
 fn last_eval(ended: &Ended) -> &Eval {

@@ -7,7 +7,7 @@ use std::fs;
 
 use pipe_spec::event::EventKind;
 use serde_json::{Value, json};
-use support::{Bench, Ended};
+use support::{Bench, furthest, losses};
 
 /// A small DeBERTa-v3 from scratch, with dropout, on generated texts.
 fn texts() -> Bench {
@@ -28,15 +28,6 @@ fn texts() -> Bench {
         .set("/train/optimizer", json!({ "lr": 1e-3 }))
         .set("/train/steps", json!(6));
     bench
-}
-
-fn losses(ended: &Ended) -> Vec<f64> {
-    ended.curve().into_iter().map(|(_, loss)| loss).collect()
-}
-
-fn furthest(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use pipe_spec::event::{Eval, EventKind};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use support::{Bench, Ended};
+use support::{Bench, Ended, furthest, losses};
 
 /// A small model with dropout on a generated series.
 fn series() -> Bench {
@@ -44,17 +44,8 @@ fn golden(name: &str) -> Bench {
     bench
 }
 
-fn losses(ended: &Ended) -> Vec<f64> {
-    ended.curve().into_iter().map(|(_, loss)| loss).collect()
-}
-
 fn evals(ended: &Ended) -> Vec<&Eval> {
     ended.events.iter().filter_map(|event| if let EventKind::Eval(eval) = event { Some(eval) } else { None }).collect()
-}
-
-fn furthest(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
 fn config(bench: &Bench) -> Value {

@@ -7,7 +7,7 @@ use std::fs;
 
 use pipe_spec::event::{EventKind, Sample};
 use serde_json::json;
-use support::{Bench, Ended, trainer};
+use support::{Bench, Ended, furthest, trainer};
 
 /// A small model from scratch on generated stories.
 fn bench(stories: u32) -> Bench {
@@ -31,12 +31,7 @@ fn bench(stories: u32) -> Bench {
 }
 
 fn losses(bench: &Bench) -> Vec<f64> {
-    bench.train().expect(0).curve().into_iter().map(|(_, loss)| loss).collect()
-}
-
-fn furthest(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    support::losses(&bench.train().expect(0))
 }
 
 fn samples(ended: &Ended) -> Vec<&Sample> {

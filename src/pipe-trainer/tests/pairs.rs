@@ -8,7 +8,7 @@ use std::path::Path;
 
 use pipe_spec::event::{Eval, EventKind};
 use serde_json::{Value, json};
-use support::{Bench, Ended, trainer};
+use support::{Bench, Ended, furthest, trainer};
 
 /// A small CLIP on generated pictures of cars.
 fn bench(rows: u32, eval_rows: u32) -> Bench {
@@ -54,12 +54,7 @@ fn afresh(bench: &mut Bench, run: &str) {
 }
 
 fn losses(bench: &Bench) -> Vec<f64> {
-    bench.train().expect(0).curve().into_iter().map(|(_, loss)| loss).collect()
-}
-
-fn furthest(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    support::losses(&bench.train().expect(0))
 }
 
 fn evals(ended: &Ended) -> Vec<&Eval> {

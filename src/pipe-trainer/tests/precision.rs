@@ -4,7 +4,7 @@
 mod support;
 
 use serde_json::json;
-use support::Bench;
+use support::{Bench, furthest};
 
 fn bench(precision: &str) -> Bench {
     let mut bench = Bench::recipes();
@@ -17,12 +17,7 @@ fn bench(precision: &str) -> Bench {
 }
 
 fn losses(bench: &Bench) -> Vec<f64> {
-    bench.train().expect(0).curve().into_iter().map(|(_, loss)| loss).collect()
-}
-
-fn furthest(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    support::losses(&bench.train().expect(0))
 }
 
 #[test]

@@ -141,6 +141,17 @@ impl Ended {
     }
 }
 
+/// The loss of every step.
+pub fn losses(ended: &Ended) -> Vec<f64> {
+    ended.curve().into_iter().map(|(_, loss)| loss).collect()
+}
+
+/// How far two curves are apart where they are furthest.
+pub fn furthest(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
 pub fn trainer() -> Command {
     Command::new(env!("CARGO_BIN_EXE_pipe-trainer"))
 }
