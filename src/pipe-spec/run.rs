@@ -45,6 +45,11 @@ impl RunFolder {
         self.0.join(".owner")
     }
 
+    /// What `pipe` said about the run, line by line.
+    pub fn journal(&self) -> PathBuf {
+        self.0.join("pipe.log")
+    }
+
     pub fn attempt(&self, number: u32) -> AttemptFolder {
         AttemptFolder(self.0.join("attempts").join(format!("{number:02}")))
     }
@@ -108,6 +113,18 @@ pub struct RunState {
     pub steps: Option<u64>,
     /// Why the run failed, in words.
     pub error: Option<String>,
+    /// What a running run is at, in words: building the image, waiting for a card, training.
+    #[serde(default)]
+    pub doing: Option<String>,
+    /// Where `pipe` was started: what the paths of the pipeline begin from.
+    #[serde(default)]
+    pub cwd: PathBuf,
+    /// Whether the ledger is neither asked nor told.
+    #[serde(default)]
+    pub ignore_ledger: bool,
+    /// Whether it starts though other runs hold the card.
+    #[serde(default)]
+    pub no_queue: bool,
     pub attempts: Vec<Attempt>,
 }
 
@@ -118,6 +135,8 @@ pub enum Status {
     Finished,
     Failed,
     Stopped,
+    /// Running, as far as the folder says, but the `pipe` that drove it is gone. Never written down.
+    Orphaned,
 }
 
 impl Status {
@@ -127,6 +146,7 @@ impl Status {
             Self::Finished => "finished",
             Self::Failed => "failed",
             Self::Stopped => "stopped",
+            Self::Orphaned => "orphaned",
         }
     }
 }
@@ -143,6 +163,9 @@ pub struct Attempt {
     pub reason: Option<String>,
     /// What was done about it, in words.
     pub action: Option<String>,
+    /// Whether a person had it go on, after the run had ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resumed: bool,
     /// What `on_oom.then` had changed about the maths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<String>,
@@ -171,6 +194,7 @@ impl Attempt {
             cause: None,
             reason: None,
             action: None,
+            resumed: false,
             changes: Vec::new(),
             began: 0.0,
             first_step: None,
@@ -230,10 +254,12 @@ pub enum Cause {
     Vanished,
     /// A person stopped it.
     Requested,
+    /// What ran it went away: the engine, the machine, or the `pipe` whose child it was.
+    Interrupted,
 }
 
 impl Cause {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Fragmented,
         Self::Capacity,
         Self::Neighbour,
@@ -244,5 +270,6 @@ impl Cause {
         Self::Trainer,
         Self::Vanished,
         Self::Requested,
+        Self::Interrupted,
     ];
 }

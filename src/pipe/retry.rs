@@ -89,7 +89,7 @@ pub fn decide(situation: &Situation<'_>) -> Decision {
                 hint: "raise container.memory".to_owned(),
             },
         },
-        Cause::Killed | Cause::Trainer | Cause::Vanished | Cause::Requested => Decision::Stop {
+        Cause::Killed | Cause::Trainer | Cause::Vanished | Cause::Requested | Cause::Interrupted => Decision::Stop {
             reason: "this was not for want of memory".to_owned(),
             hint: "see the log of the attempt".to_owned(),
         },
@@ -246,7 +246,11 @@ mod tests {
                         (Cause::HostMemory, Device::Cpu, Some(Phase::Eval)) => "eval 4",
                         (Cause::HostMemory, Device::Cpu, _) => "batch 32",
                         (Cause::HostMemory, Device::Cuda, _) => "prefetch 1",
-                        (Cause::Killed | Cause::Trainer | Cause::Vanished | Cause::Requested, _, _) => "stop",
+                        (
+                            Cause::Killed | Cause::Trainer | Cause::Vanished | Cause::Requested | Cause::Interrupted,
+                            _,
+                            _,
+                        ) => "stop",
                     };
                     let got = decide_for(&policy, device, &settings(64), cause, *phase);
                     assert_eq!(got, want, "{cause:?} {device:?} {phase:?}");

@@ -17,7 +17,7 @@ use crate::plan::{Plan, first_settings};
 use crate::report::{Reporter, html};
 use crate::retry::{Decision, Settings, Situation, decide};
 use crate::run::{EventLog, Record, Run, now, write_json, write_whole};
-use crate::track::TensorBoard;
+use crate::track::{Audience, News};
 
 /// How many of the last lines of a log are kept for an error.
 const TAIL: usize = 20;
@@ -34,15 +34,17 @@ pub struct Supervisor<'a, E: Engine> {
     pub points: Vec<Point>,
     /// What a search for the largest batch has found.
     pub fitted: Option<Fitted>,
-    pub board: Option<TensorBoard>,
+    pub audience: Audience,
 }
 
 impl<E: Engine> Supervisor<'_, E> {
     /// Runs attempts until the run is over, and leaves its state on disk whatever happens.
     pub async fn run(mut self) -> Result<(), Error> {
+        warn(self.reporter, self.audience.tell(&News::RunStarted(&self.run.state)));
         let result = self.attempts().await;
         let saved = self.note_end(result.as_ref().err());
         self.write_report();
+        warn(self.reporter, self.audience.tell(&News::RunEnded(&self.run.state)));
         self.reporter.run_ended(&self.run.state, &self.run.folder.path().display().to_string());
         result.and(saved)
     }
@@ -222,6 +224,7 @@ impl<E: Engine> Supervisor<'_, E> {
                 self.reporter
                     .note(&format!("retrying: {action} (accum {accum}, effective batch {effective} as before)"));
                 self.note_action(action)?;
+                warn(self.reporter, self.audience.tell(&News::Retried(&self.run.state)));
                 Ok(Some(settings))
             }
         }
@@ -348,18 +351,10 @@ impl<E: Engine> Supervisor<'_, E> {
             diary.see(&event.kind);
         }
         if let Some(recorded) = events.record(event)? {
-            self.show_on_board(&recorded.event);
             self.reporter.event(&recorded);
+            warn(self.reporter, self.audience.tell(&News::Event(&recorded)));
         }
         Ok(())
-    }
-
-    /// That it cannot be written is no reason not to train.
-    fn show_on_board(&mut self, event: &Event) {
-        if let Some(Err(error)) = self.board.as_mut().map(|board| board.event(event)) {
-            self.reporter.note(&format!("warning: cannot write for TensorBoard: {error}"));
-            self.board = None;
-        }
     }
 
     /// What `run.json` keeps of the events.
@@ -420,7 +415,9 @@ impl<E: Engine> Supervisor<'_, E> {
         let attempt = attempt.clone();
         write_json(&self.run.folder.attempt(attempt.number).outcome(), &attempt)?;
         self.reporter.attempt_ended(&attempt);
-        self.run.save()
+        self.run.save()?;
+        warn(self.reporter, self.audience.tell(&News::AttemptEnded(&self.run.state)));
+        Ok(())
     }
 
     fn record(&self, number: u32) -> Option<OomRecord> {
@@ -479,6 +476,10 @@ impl Tail {
         }
         self.0.push(line.to_owned());
     }
+}
+
+fn warn(reporter: &Reporter, reasons: Vec<String>) {
+    reasons.iter().for_each(|reason| reporter.note(&format!("warning: {reason}")));
 }
 
 fn failed_to_run(reason: String) -> Verdict {

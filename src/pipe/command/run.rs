@@ -18,9 +18,9 @@ use crate::interrupt::Interrupts;
 use crate::ledger::{Diary, Ledger};
 use crate::plan::{Job, Plan, first_settings};
 use crate::report::{Reporter, print, print_json};
-use crate::run::{Run, absolute, now, runs_folder, write_json};
+use crate::run::{Run, absolute, runs_folder, write_json};
 use crate::supervise::Supervisor;
-use crate::track::TensorBoard;
+use crate::track::Audience;
 
 pub struct Options {
     pub job: Job,
@@ -108,6 +108,7 @@ impl Launcher {
         let image = image_word(&on)?;
         let mut run = Run::create(pipeline, text, engine.name())?;
         write_json(&run.folder.lock(), &lock(on, text))?;
+        self.reporter.keep_journal(&run.folder.journal());
         self.reporter.note(&format!("run {}", run.state.id));
         let ledger = Ledger::find().filter(|_| !self.options.ignore_ledger);
         let diary = ledger.map(|ledger| {
@@ -118,15 +119,13 @@ impl Launcher {
         let reporter = &mut self.reporter;
         let points = Vec::new();
         let fitted = None;
-        let board = match pipeline.track.tensorboard && job == Job::Train {
-            true => Some(
-                TensorBoard::create(run.folder.path(), now())
-                    .map_err(|source| Error::Write { path: run.folder.path().join("tensorboard"), source })?,
-            ),
-            false => None,
+        let (audience, missing) = match job {
+            Job::Train => Audience::of(pipeline, &run.folder, variables),
+            Job::Fit => Default::default(),
         };
+        missing.iter().for_each(|reason| reporter.note(&format!("warning: {reason}")));
         let supervisor =
-            Supervisor { engine, plan: &plan, run: &mut run, reporter, interrupts, diary, points, fitted, board };
+            Supervisor { engine, plan: &plan, run: &mut run, reporter, interrupts, diary, points, fitted, audience };
         if job == Job::Train {
             return supervisor.run().await;
         }

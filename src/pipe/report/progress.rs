@@ -1,6 +1,8 @@
 //! The progress of a run: bars on a terminal, plain lines elsewhere, events as JSON lines where a script reads.
 
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -28,6 +30,7 @@ pub struct Reporter {
     bar: Option<ProgressBar>,
     steps: u64,
     last_line: Option<Instant>,
+    journal: Option<File>,
 }
 
 /// Between two plain lines of training progress.
@@ -42,11 +45,35 @@ impl Reporter {
             (false, false, false) => Mode::Lines,
         };
         let target = if mode == Mode::Bars { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        Self { mode, bars: MultiProgress::with_draw_target(target), bar: None, steps: 0, last_line: None }
+        Self {
+            mode,
+            bars: MultiProgress::with_draw_target(target),
+            bar: None,
+            steps: 0,
+            last_line: None,
+            journal: None,
+        }
+    }
+
+    /// From here on what is noted is written to `path` as well, for those who come later.
+    pub fn keep_journal(&mut self, path: &Path) {
+        match File::options().create(true).append(true).open(path) {
+            Ok(file) => self.journal = Some(file),
+            Err(error) => self.say(&format!("warning: cannot write {}: {error}", path.display())),
+        }
+    }
+
+    /// A line for people that no event and no state tells.
+    pub fn note(&self, line: &str) {
+        if let Some(mut journal) = self.journal.as_ref() {
+            // What cannot be written is seen all the same.
+            writeln!(journal, "{line}").ok();
+        }
+        self.say(line);
     }
 
     /// A line for people, above the bars.
-    pub fn note(&self, line: &str) {
+    fn say(&self, line: &str) {
         match self.mode {
             Mode::Quiet => {}
             Mode::Bars => self.bars.suspend(|| eprintln!("{line}")),
@@ -60,7 +87,7 @@ impl Reporter {
             true => "looking for the largest batch".to_owned(),
             false => format!("batch {} x accum {}", attempt.batch, attempt.accum),
         };
-        self.note(&format!("attempt {} of at most {of}: {batch}", attempt.number));
+        self.say(&format!("attempt {} of at most {of}: {batch}", attempt.number));
         self.last_line = None;
         self.show_bar(0, "{spinner} {msg}", "starting");
     }
@@ -70,26 +97,26 @@ impl Reporter {
             print(&serde_json::to_string(recorded).expect("events are JSON"));
         }
         match &recorded.event.kind {
-            EventKind::Measured(measured) => self.note(&measurement(measured)),
-            EventKind::Fitted(fitted) => self.note(&format!(
+            EventKind::Measured(measured) => self.say(&measurement(measured)),
+            EventKind::Fitted(fitted) => self.say(&format!(
                 "the largest batch that fits is {} (x accum {}), with a peak of {}",
                 fitted.batch,
                 fitted.accum,
                 human_bytes(fitted.peak)
             )),
-            EventKind::Rehearsed(rehearsed) => self.note(&format!(
+            EventKind::Rehearsed(rehearsed) => self.say(&format!(
                 "the longest samples{} fit: peak {}",
                 tokens(&rehearsed.longest),
                 human_bytes(rehearsed.peak)
             )),
             EventKind::Started(started) => self.started(started),
             EventKind::Step(step) => self.step(step),
-            EventKind::Eval(eval) => self.note(&evaluation(eval)),
-            EventKind::Sample(sample) => self.note(&format!("{} -> {}", sample.source, sample.generated)),
+            EventKind::Eval(eval) => self.say(&evaluation(eval)),
+            EventKind::Sample(sample) => self.say(&format!("{} -> {}", sample.source, sample.generated)),
             EventKind::Checkpoint(checkpoint) => {
                 tracing::debug!("saved {} ({})", checkpoint.path, human_bytes(checkpoint.bytes));
             }
-            EventKind::Warning(warning) => self.note(&format!("warning: {}", warning.message)),
+            EventKind::Warning(warning) => self.say(&format!("warning: {}", warning.message)),
             EventKind::Oom(_) => {}
             EventKind::Finished(_) => {}
         }
@@ -99,7 +126,7 @@ impl Reporter {
         self.steps = started.steps;
         let from = started.resumed_from.map_or(String::new(), |step| format!(", going on from step {step}"));
         let capacity = started.capacity.map_or(String::new(), |bytes| format!(" with {}", human_bytes(bytes)));
-        self.note(&format!(
+        self.say(&format!(
             "training {} parameters on {}{capacity}: {} steps of {} samples{from}",
             grouped(started.params),
             started.device,
@@ -123,7 +150,7 @@ impl Reporter {
             let due = self.last_line.is_none_or(|at| at.elapsed() >= RHYTHM) || step.step == self.steps;
             if due {
                 self.last_line = Some(Instant::now());
-                self.note(&format!("step {}/{}: {figures}", step.step, self.steps));
+                self.say(&format!("step {}/{}: {figures}", step.step, self.steps));
             }
         }
     }
@@ -137,7 +164,7 @@ impl Reporter {
         }
         if let Some(reason) = &attempt.reason {
             let outcome = attempt.outcome.map_or("", pipe_spec::Outcome::name);
-            self.note(&format!("attempt {}: {outcome}: {reason}", attempt.number));
+            self.say(&format!("attempt {}: {outcome}: {reason}", attempt.number));
         }
     }
 
@@ -145,7 +172,7 @@ impl Reporter {
     pub fn run_ended(&mut self, state: &RunState, folder: &str) {
         self.clear_bar();
         if let Err(error) = summary::add(state) {
-            self.note(&format!("warning: cannot write to GITHUB_STEP_SUMMARY: {error}"));
+            self.say(&format!("warning: cannot write to GITHUB_STEP_SUMMARY: {error}"));
         }
         match self.mode {
             Mode::Json => {

@@ -32,7 +32,7 @@ impl Listed {
             }
         };
         if state.status == Status::Running && !Owner::exists(&folder) {
-            state.status = Status::Failed;
+            state.status = Status::Orphaned;
             state.error = Some("the pipe that drove it was killed".to_owned());
         }
         Some(Self { state, folder: folder.path().display().to_string(), left_behind: Vec::new() })

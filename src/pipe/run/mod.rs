@@ -48,6 +48,10 @@ impl Run {
             effective_batch: pipeline.train.effective_batch,
             steps: None,
             error: None,
+            doing: None,
+            cwd: absolute(Path::new("")),
+            ignore_ledger: false,
+            no_queue: false,
             attempts: Vec::new(),
         };
         let run = Self { folder, state, _owner: owner };

@@ -10,6 +10,8 @@ use std::path::Path;
 use pipe_spec::event::{Eval, Step};
 use pipe_spec::{Event, EventKind};
 
+use super::{Listener, News};
+
 pub struct TensorBoard {
     file: File,
 }
@@ -28,7 +30,7 @@ impl TensorBoard {
     }
 
     /// Writes what an event tells, if it tells anything by step.
-    pub fn event(&mut self, event: &Event) -> io::Result<()> {
+    fn event(&mut self, event: &Event) -> io::Result<()> {
         match &event.kind {
             EventKind::Step(step) => self.scalars(event.ts, step.step, &of_step(step)),
             EventKind::Eval(eval) => self.scalars(event.ts, eval.step, &of_eval(eval)),
@@ -57,6 +59,17 @@ impl TensorBoard {
         bytes.extend_from_slice(&masked(record).to_le_bytes());
         // Whole records at once: whoever reads along finds no half ones.
         self.file.write_all(&bytes)
+    }
+}
+
+impl Listener for TensorBoard {
+    fn hear(&mut self, news: &News<'_>) -> Result<(), String> {
+        match news {
+            News::Event(recorded) => {
+                self.event(&recorded.event).map_err(|error| format!("cannot write for TensorBoard: {error}"))
+            }
+            News::RunStarted(_) | News::AttemptEnded(_) | News::Retried(_) | News::RunEnded(_) => Ok(()),
+        }
     }
 }
 

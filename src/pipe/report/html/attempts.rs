@@ -90,6 +90,7 @@ fn cause_in_words(cause: Cause) -> &'static str {
         Cause::Trainer => "the trainer gave up",
         Cause::Vanished => "went away without a word",
         Cause::Requested => "stopped on request",
+        Cause::Interrupted => "what ran it went away",
     }
 }
 
