@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 unsafe extern "C" {
@@ -24,6 +25,10 @@ fn main() {
     let mut words = job.split(' ');
     let verb = words.next().unwrap_or_default();
     let number = words.next().and_then(|word| word.parse::<i64>().ok()).unwrap_or(0);
+    if verb == "pause" {
+        std::thread::sleep(Duration::from_millis(number as u64));
+        return;
+    }
     let spec = fs::read_to_string(std::env::args().nth(3).expect("train --spec FILE")).expect("the spec");
     let (batch, effective) = (number_after(&spec, "\"batch\":"), number_after(&spec, "\"effective_batch\":"));
     let accum = (effective + batch - 1) / batch.max(1);
@@ -54,6 +59,7 @@ fn main() {
         // The same, but takes the memory until the kernel ends it.
         "eat" if batch > number => eat(),
         "eat" => steps(3),
+        "walk" => walk(&spec, batch, &job),
         "sleep" => {
             unsafe { signal(SIGTERM, on_term as *const () as usize) };
             sleep();
@@ -85,7 +91,7 @@ fn card(spec: &str, batch: u64, words: &[&str]) {
              \"allocator\":null,\"alloc_retries\":0,\"points\":[{points}],\"message\":\"out of memory\""
         );
         let number = number_after(spec, "\"attempt\":");
-        let run = spec.split("\"run\":").nth(1).and_then(|rest| rest.split('"').nth(1)).expect("the run folder");
+        let run = run_folder(spec);
         fs::write(format!("{run}/attempts/{number:02}/oom.json"), format!("{{{oom}}}")).expect("the record");
         println!("{{\"seq\":2,\"ts\":0,\"type\":\"oom\",{oom}}}");
         std::process::exit(42);
@@ -129,6 +135,52 @@ fn steps_from(seq: u64, count: u64) {
             10.0 / step as f64
         );
     }
+}
+
+/// A training that can be left anywhere: so many steps, milliseconds for each, and the batch that fits (one that does not
+/// runs out in the middle). Every step depends on all before it, and where it stands is kept after each.
+fn walk(spec: &str, batch: i64, job: &str) {
+    unsafe { signal(SIGTERM, on_stop as *const () as usize) };
+    let number = |index: usize| job.split(' ').nth(index).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+    let (steps, pause, fits) = (number(1), number(2), number(3));
+    let run = run_folder(spec);
+    let place = format!("{run}/checkpoints/at");
+    let kept = fs::read_to_string(&place).unwrap_or_default();
+    let mut kept = kept.split(' ').filter_map(|word| word.parse::<u64>().ok());
+    let (mut at, mut state) = (kept.next().unwrap_or(0), kept.next().unwrap_or(1));
+    let mut seq = 1;
+    while at < steps {
+        std::thread::sleep(Duration::from_millis(pause));
+        at += 1;
+        if batch as u64 > fits && at > steps / 2 {
+            std::process::exit(43);
+        }
+        state = state.wrapping_mul(31).wrapping_add(at) % 1_000_003;
+        seq += 1;
+        println!(
+            "{{\"seq\":{seq},\"ts\":0,\"type\":\"step\",\"step\":{at},\"epoch\":0,\"samples\":{at},\"loss\":{state},\"lr\":0,\
+             \"grad_norm\":0,\"tokens\":1,\"ms\":{pause},\"allocated\":1,\"reserved\":1,\"peak\":1}}"
+        );
+        eprintln!("step {at}");
+        fs::write(format!("{place}.new"), format!("{at} {state}")).expect("the checkpoint");
+        fs::rename(format!("{place}.new"), &place).expect("the checkpoint");
+        if STOP.load(Ordering::Relaxed) {
+            eprintln!("saved");
+            std::process::exit(143);
+        }
+    }
+    fs::create_dir_all(format!("{run}/model")).expect("the model");
+    fs::write(format!("{run}/model/weights"), state.to_string()).expect("the model");
+}
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_stop(_: i32) {
+    STOP.store(true, Ordering::Relaxed);
+}
+
+fn run_folder(spec: &str) -> &str {
+    spec.split("\"run\":").nth(1).and_then(|rest| rest.split('"').nth(1)).expect("the run folder")
 }
 
 fn sleep() {

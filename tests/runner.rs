@@ -10,6 +10,8 @@ mod engines;
 mod harness;
 #[path = "runner/images.rs"]
 mod images;
+#[path = "runner/leaving.rs"]
+mod leaving;
 #[path = "runner/looks.rs"]
 mod looks;
 #[path = "runner/memory.rs"]
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
     tracking::tests(&mut suite);
     reports::tests(&mut suite);
     stopping::tests(&mut suite);
+    leaving::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);
     suite.run()

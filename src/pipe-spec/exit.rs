@@ -19,8 +19,24 @@ pub enum PipeExit {
 }
 
 impl PipeExit {
+    pub const ALL: [Self; 9] = [
+        Self::Done,
+        Self::Unexpected,
+        Self::Usage,
+        Self::Invalid,
+        Self::Unavailable,
+        Self::ImageBuild,
+        Self::TrainingFailed,
+        Self::OutOfMemory,
+        Self::Interrupted,
+    ];
+
     pub fn code(self) -> u8 {
         self as u8
+    }
+
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|exit| exit.code() == code)
     }
 }
 

@@ -116,16 +116,36 @@ pub struct RunState {
     /// What a running run is at, in words: building the image, waiting for a card, training.
     #[serde(default)]
     pub doing: Option<String>,
+    /// The exit code of `pipe`, once the run is over.
+    #[serde(default)]
+    pub exit_code: Option<u8>,
     /// Where `pipe` was started: what the paths of the pipeline begin from.
     #[serde(default)]
     pub cwd: PathBuf,
     /// Whether the ledger is neither asked nor told.
     #[serde(default)]
     pub ignore_ledger: bool,
+    /// How often it may run out of memory and be tried again.
+    #[serde(default)]
+    pub retries: u32,
     /// Whether it starts though other runs hold the card.
     #[serde(default)]
     pub no_queue: bool,
     pub attempts: Vec<Attempt>,
+}
+
+impl RunState {
+    /// How often it ran out of memory since a person last had it go on.
+    pub fn times_out_of_memory(&self) -> u32 {
+        let since = self.attempts.iter().rposition(|attempt| attempt.resumed).unwrap_or(0);
+        self.attempts[since..].iter().filter(|attempt| attempt.outcome == Some(Outcome::Oom)).count() as u32
+    }
+
+    /// How many attempts there will be at most, as it stands.
+    pub fn at_most(&self) -> u32 {
+        let ended = self.attempts.iter().filter(|attempt| attempt.outcome.is_some()).count() as u32;
+        ended + 1 + self.retries.saturating_sub(self.times_out_of_memory())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,6 +157,8 @@ pub enum Status {
     Stopped,
     /// Running, as far as the folder says, but the `pipe` that drove it is gone. Never written down.
     Orphaned,
+    /// The folder does not say. Never written down.
+    Unknown,
 }
 
 impl Status {
@@ -147,6 +169,7 @@ impl Status {
             Self::Failed => "failed",
             Self::Stopped => "stopped",
             Self::Orphaned => "orphaned",
+            Self::Unknown => "unknown",
         }
     }
 }

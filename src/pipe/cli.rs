@@ -11,6 +11,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::command;
 use crate::error::Error;
+use crate::run::Choices;
 
 /// Runs training pipelines in containers, and brings them through out-of-memory unchanged.
 #[derive(Parser)]
@@ -30,12 +31,19 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 unexpected, 2 usage, 3 pipeline 
 5 image build failed, 6 training failed, 7 out of memory and no retry left, 130 interrupted.
 
 Files: runs lie in ./runs, or where PIPE_RUNS says. PIPE_TRAINER names the trainer program, PIPE_CACHE the folder for \
-remembered file hashes, PIPE_LEDGER the file that remembers what fits, DOCKER_HOST the daemon.";
+remembered file hashes, PIPE_LEDGER the file that remembers what fits, PIPE_QUEUE the folder in which runs queue for a \
+card, DOCKER_HOST the daemon, PIPE_ENGINE_WAIT the seconds to wait for one that went away (300).";
 
 #[derive(Subcommand)]
 enum Command {
     /// Run a pipeline to its end, through out-of-memory if need be
-    Run(RunArgs),
+    Run {
+        #[command(flatten)]
+        args: RunArgs,
+        /// Run in the background: print the run's id and return
+        #[arg(short, long, conflicts_with = "dry_run")]
+        detach: bool,
+    },
     /// Check a pipeline file and what it names; report every problem at once
     Check {
         /// The pipeline file
@@ -93,6 +101,39 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
+    /// Watch a run that goes on in the background; Ctrl-C leaves it running
+    Attach {
+        /// An id, the beginning of one, or latest
+        #[arg(default_value = "latest")]
+        run: String,
+        /// Print the events as JSON lines, from the first on
+        #[arg(long)]
+        json: bool,
+    },
+    /// Stop runs: their trainers save and end
+    Stop {
+        /// Ids, or the beginnings of some
+        #[arg(required = true, value_name = "RUN")]
+        runs: Vec<String>,
+        /// Do not wait for a save
+        #[arg(long)]
+        now: bool,
+    },
+    /// Go on with a run that was stopped, failed, or lost its pipe, from where it stands
+    Resume {
+        /// An id, the beginning of one, or latest
+        #[arg(default_value = "latest")]
+        run: String,
+        /// Replace a value that does not change what is computed: container.memory=24g (can be given again)
+        #[arg(long = "set", value_name = "PATH=VALUE")]
+        set: Vec<String>,
+        /// Go on in the background
+        #[arg(short, long)]
+        detach: bool,
+        /// Print the events as JSON lines
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the log of an attempt
     Logs {
         /// An id, the beginning of one, or latest
@@ -104,6 +145,9 @@ enum Command {
         /// Print the events of all attempts instead, one JSON object a line
         #[arg(long)]
         json: bool,
+        /// Go on printing until the run has ended
+        #[arg(short, long)]
+        follow: bool,
     },
     /// Remove runs with their folders and containers, or what a killed pipe left behind
     Rm {
@@ -153,13 +197,16 @@ struct RunArgs {
     /// Start as the pipeline says, whatever earlier runs have shown, and remember nothing
     #[arg(long)]
     ignore_ledger: bool,
+    /// Start at once, though other runs have the card
+    #[arg(long)]
+    no_queue: bool,
     /// Print the events as JSON lines
     #[arg(long)]
     json: bool,
 }
 
 impl RunArgs {
-    fn options(self, quiet: bool) -> command::run::Options {
+    fn options(self, detach: bool, quiet: bool) -> command::run::Options {
         command::run::Options {
             job: crate::plan::Job::Train,
             file: self.file,
@@ -170,7 +217,8 @@ impl RunArgs {
             set: self.set,
             name: self.name,
             dry_run: self.dry_run,
-            ignore_ledger: self.ignore_ledger,
+            detach,
+            choices: Choices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue },
             json: self.json,
             quiet,
         }
@@ -252,8 +300,13 @@ pub fn main() -> ExitCode {
 
 fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
     match command {
-        Command::Run(args) => command::run::run(args.options(quiet)),
-        Command::Fit(args) => command::fit::run(args.options(quiet)),
+        Command::Run { args, detach } => command::run::run(args.options(detach, quiet)),
+        Command::Fit(args) => command::fit::run(args.options(false, quiet)),
+        Command::Attach { run, json } => command::attach::run(&run, json, quiet),
+        Command::Stop { runs, now } => command::stop::run(&runs, now, quiet),
+        Command::Resume { run, set, detach, json } => {
+            command::resume::run(&command::resume::Options { run, set, detach, json, quiet })
+        }
         Command::Plan { file, set, gpu, memory, json } => {
             command::plan::run(&command::plan::Options { file, set, gpu, memory, json })
         }
@@ -265,7 +318,9 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Ls { json } => command::ls::run(json),
         Command::Show { run, json } => command::show::run(&run, json),
         Command::Report { runs, out } => command::report::run(&runs, out.as_deref()),
-        Command::Logs { run, attempt, json } => command::logs::run(&run, attempt, json),
+        Command::Logs { run, attempt, json, follow } => {
+            command::logs::run(&command::logs::Options { run, attempt, events: json, follow })
+        }
         Command::Rm { runs, left_behind } => command::rm::run(&runs, left_behind),
         Command::Image(ImageCommand::Build { dockerfile, json }) => {
             command::image::build(dockerfile.as_deref(), json, quiet)

@@ -41,6 +41,16 @@ pub enum Error {
     AmbiguousRun { wanted: String, matches: Vec<String> },
     #[error("the run {id} is being driven by another pipe")]
     RunBusy { id: String },
+    #[error("the run {id} cannot go on: {}", damage.join(", "))]
+    Damaged { id: String, damage: Vec<String> },
+    #[error("no pipe could be started that drives the run; see {journal}", journal = journal.display())]
+    NotDriven { journal: PathBuf },
+    #[error("the trainer of the pipe that was killed still runs, as process {pid}")]
+    StillRuns { pid: String },
+    #[error("a run that goes on keeps its {key}")]
+    NotChangeable { key: String, allowed: String },
+    #[error("{reason}")]
+    RunEnded { reason: String, code: PipeExit },
 
     #[error("the ledger {path} cannot be used: {reason}", path = path.display())]
     Ledger { path: PathBuf, reason: String },
@@ -81,7 +91,9 @@ impl Error {
             Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } | Self::NoCommand { .. } => {
                 PipeExit::Usage
             }
-            Self::NoPlace => PipeExit::Usage,
+            Self::NoPlace | Self::NotChangeable { .. } => PipeExit::Usage,
+            Self::RunEnded { code, .. } => *code,
+            Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } => PipeExit::Unexpected,
             Self::NoPlan { .. } => PipeExit::Invalid,
             Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
         }
@@ -104,10 +116,15 @@ impl Error {
             Self::Write { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
                 Some("free some space, or choose another folder for runs with PIPE_RUNS".to_owned())
             }
-            Self::EngineLost { .. } => {
-                Some("start the engine again; `pipe ls` shows what it left, `pipe rm` cleans it".to_owned())
+            Self::EngineLost { .. } => Some("start the engine again; `pipe resume` then goes on".to_owned()),
+            Self::RunBusy { id } => Some(format!("`pipe attach {id}` watches it, `pipe stop {id}` stops it")),
+            Self::Damaged { id, .. } => Some(format!(
+                "its checkpoints and logs are still there; start it anew with `pipe run` and its pipeline.yaml, or `pipe rm {id}`"
+            )),
+            Self::StillRuns { pid } => Some(format!("wait for it to save and end, or end it: kill {pid}")),
+            Self::NotChangeable { allowed, .. } => {
+                Some(format!("what may change: {allowed}; for anything else start a new run"))
             }
-            Self::RunBusy { .. } => Some("wait for it, or stop it with Ctrl-C where it runs".to_owned()),
             Self::Ledger { .. } => {
                 Some("move it away, name another with PIPE_LEDGER, or go on without: --ignore-ledger".to_owned())
             }
@@ -119,6 +136,8 @@ impl Error {
             | Self::NoPlan { .. }
             | Self::PipelineTooLarge { .. }
             | Self::Invalid { .. }
+            | Self::NotDriven { .. }
+            | Self::RunEnded { .. }
             | Self::Engine { .. }
             | Self::Spawn { .. }
             | Self::NotElf { .. }

@@ -34,6 +34,14 @@ impl Verdict {
 
 pub fn judge(evidence: &Evidence<'_>) -> Verdict {
     let ending = evidence.ending;
+    // Ended from outside, while the engine was away: not by a person, and not for memory.
+    if ending.outage
+        && !evidence.stop_requested
+        && !ending.oom_killed
+        && matches!(ending.exit_code, None | Some(137 | 143 | 255))
+    {
+        return Verdict::new(Outcome::Stopped, Cause::Interrupted, "the engine or the machine went away while it ran");
+    }
     let Some(code) = ending.exit_code else {
         let why = ending.lost.clone().unwrap_or_else(|| "it left no exit code".to_owned());
         return if evidence.stop_requested {
@@ -186,7 +194,7 @@ mod tests {
     use crate::card::Holder;
 
     fn ending(exit_code: Option<i64>, oom_killed: bool) -> Ending {
-        Ending { exit_code, oom_killed, memory_limit: Some(700 << 20), lost: None }
+        Ending { exit_code, oom_killed, memory_limit: Some(700 << 20), lost: None, outage: false }
     }
 
     fn record(phase: Phase, reserved: u64, allocated: u64, requested: u64) -> OomRecord {
@@ -250,6 +258,17 @@ mod tests {
         for code in [Some(137), None] {
             assert_eq!(verdict(&ending(code, false), None, &[], true).outcome, Outcome::Stopped);
         }
+    }
+
+    #[test]
+    fn an_end_while_the_engine_was_away_is_an_interruption() {
+        let away = |code, oom_killed| Ending { outage: true, ..ending(code, oom_killed) };
+        for code in [Some(137), Some(143), None] {
+            assert_eq!(verdict(&away(code, false), None, &[], false).cause, Some(Cause::Interrupted), "{code:?}");
+            assert_eq!(verdict(&away(code, false), None, &[], true).cause, Some(Cause::Requested), "{code:?}");
+        }
+        assert_eq!(verdict(&away(Some(0), false), None, &[], false).outcome, Outcome::Finished);
+        assert_eq!(verdict(&away(Some(137), true), None, &[], false).cause, Some(Cause::HostMemory));
     }
 
     #[test]

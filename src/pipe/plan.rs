@@ -54,6 +54,19 @@ pub fn first_settings(pipeline: &Pipeline) -> Settings {
     }
 }
 
+/// The settings that an attempt was started with, after so many changes to the maths.
+pub fn settings_of(spec: &TrainerSpec, changes: usize) -> Settings {
+    let batch = spec.train.batch();
+    Settings {
+        batch,
+        auto: spec.train.batch == BatchSetting::Auto,
+        prefetch: spec.data.prefetch,
+        eval_batch: spec.evaluate.batch.map_or(batch, u32::from),
+        expandable_segments: spec.memory.allocator.expandable_segments,
+        changes,
+    }
+}
+
 impl Plan<'_> {
     /// What the trainer is to do in attempt `number`.
     pub fn spec(&self, engine: &impl Engine, folder: &Path, number: u32, settings: &Settings) -> TrainerSpec {

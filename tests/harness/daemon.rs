@@ -32,6 +32,16 @@ impl Daemon {
         daemon
     }
 
+    /// Stops it, and starts it again with what it had.
+    pub fn restart(&mut self) {
+        self.stop();
+        std::thread::sleep(Duration::from_secs(1));
+        let base = self.folder.parent().unwrap().to_owned();
+        let started = Self::start(&base);
+        // The old one is not to be cleaned up: its folder is the new one's.
+        std::mem::forget(std::mem::replace(self, started));
+    }
+
     fn wait_for_word(&self) {
         let began = Instant::now();
         let log = self.folder.join("log");

@@ -44,6 +44,11 @@ impl Folder {
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
+    /// A file of the only run.
+    pub fn read_run(&self, name: &str) -> String {
+        std::fs::read_to_string(self.run_folder().join(name)).unwrap()
+    }
+
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(pipe());
         command
@@ -53,6 +58,7 @@ impl Folder {
             .env_remove("RUST_LOG")
             .env("PIPE_CACHE", cache())
             .env("PIPE_LEDGER", self.path.join("ledger"))
+            .env("PIPE_QUEUE", self.path.join("queue"))
             .env("NO_COLOR", "1")
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
@@ -84,6 +90,12 @@ impl Folder {
         runs[0].clone()
     }
 
+    /// `run.json` of the only run, once there is one.
+    pub fn state(&self) -> Option<Value> {
+        let mut runs = std::fs::read_dir(self.path.join("runs")).ok()?;
+        serde_json::from_slice(&std::fs::read(runs.next()?.ok()?.path().join("run.json")).ok()?).ok()
+    }
+
     pub fn has_runs(&self) -> bool {
         self.path.join("runs").exists()
     }
@@ -101,7 +113,7 @@ impl Folder {
         let began = Instant::now();
         while !is_so() {
             assert!(began.elapsed() < Duration::from_secs(120), "waited in vain for {what}");
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 

@@ -20,6 +20,15 @@ impl Running {
         assert!(status.success(), "kill -{name}");
     }
 
+    /// A program that has ended cannot be signalled, and need not be.
+    pub fn signal_if_alive(&self, name: &str) {
+        Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).output().ok();
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits for its end, two minutes at most.
     pub fn end(mut self) -> Answer {
         let began = Instant::now();

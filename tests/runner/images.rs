@@ -34,7 +34,9 @@ fn failing_step() {
         .says("Step 2/")
         .says("the image could not be built at step 3/")
         .says("(RUN [\"/job\", \"nonsense\"])");
-    assert!(!folder.has_runs());
+    let run = folder.show();
+    assert_eq!((run["status"].as_str(), run["exit_code"].as_u64()), (Some("failed"), Some(5)));
+    assert_eq!(run["attempts"], serde_json::json!([]));
 }
 
 fn dockerfile_syntax() {

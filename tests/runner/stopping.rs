@@ -56,7 +56,7 @@ fn killed_pipe_process() {
     let run = folder.show();
     assert_eq!(
         (run["status"].as_str(), run["error"].as_str()),
-        (Some("failed"), Some("the pipe that drove it was killed"))
+        (Some("orphaned"), Some("the pipe that drove it was killed"))
     );
 }
 
@@ -69,9 +69,9 @@ fn killed_pipe_docker() {
     let left = folder.containers();
     assert_eq!(left.len(), 1);
     let runs = folder.pipe(&["ls", "--json"]).exits(0).json();
-    assert_eq!(runs[0]["status"], "failed");
+    assert_eq!(runs[0]["status"], "orphaned");
     assert!(runs[0]["left_behind"][0].as_str().unwrap().starts_with(&left[0]));
-    folder.pipe(&["ls"]).exits(0).prints("container left behind");
+    folder.pipe(&["ls"]).exits(0).prints("its container goes on; `pipe attach` takes it over");
     folder.pipe(&["rm", "--left-behind"]).exits(0).prints("removed container");
     assert!(folder.containers().is_empty());
     assert!(folder.run_folder().exists());

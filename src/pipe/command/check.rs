@@ -5,10 +5,11 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::error::Error;
+use crate::load;
 use crate::report::{print, print_json};
 
 pub fn run(file: &Path, set: &[String], as_json: bool) -> Result<(), Error> {
-    let result = super::load(file, set);
+    let result = load::load(file, set);
     if as_json {
         match &result {
             Ok(_) => print_json(&json!({ "valid": true, "problems": [] })),

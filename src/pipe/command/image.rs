@@ -5,9 +5,10 @@ use std::path::Path;
 use pipe_spec::text::human_bytes;
 use serde_json::json;
 
+use crate::drive::image::ensure;
 use crate::engine::docker::DockerEngine;
 use crate::error::Error;
-use crate::image::{self, Recipe};
+use crate::image;
 use crate::interrupt::Interrupts;
 use crate::report::{Reporter, Table, print, print_json};
 
@@ -30,19 +31,6 @@ pub fn build(dockerfile: Option<&Path>, json: bool, quiet: bool) -> Result<(), E
         }
         Ok(())
     })
-}
-
-/// Builds the image unless the engine has it under the name that its content gives it. Tells whether it built.
-pub async fn ensure(engine: &DockerEngine, recipe: &Recipe, reporter: &mut Reporter) -> Result<bool, Error> {
-    if engine.image_id(&recipe.name).await?.is_some() {
-        reporter.note(&format!("image: {} (unchanged)", recipe.name));
-        return Ok(false);
-    }
-    let mut progress = reporter.image_progress(&recipe.name, recipe.context.size());
-    engine.build(&recipe.name, &recipe.context, &mut progress).await?;
-    drop(progress);
-    reporter.note(&format!("image: {} (built)", recipe.name));
-    Ok(true)
 }
 
 pub fn ls(json: bool) -> Result<(), Error> {

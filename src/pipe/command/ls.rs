@@ -23,10 +23,6 @@ pub fn run(json: bool) -> Result<(), Error> {
             _ => "-".to_owned(),
         };
         let seconds: f64 = state.attempts.iter().map(|attempt| attempt.seconds).sum();
-        let left = match run.left_behind.len() {
-            0 => String::new(),
-            count => format!("{count} container left behind; `pipe rm --left-behind` removes it"),
-        };
         table.row(vec![
             state.id.clone(),
             state.status.name().to_owned(),
@@ -34,11 +30,24 @@ pub fn run(json: bool) -> Result<(), Error> {
             steps,
             last.map_or("-".to_owned(), |(_, loss)| format!("{loss:.4}")),
             duration(seconds),
-            left,
+            remark(run),
         ]);
     }
     print(&table.to_string());
     Ok(())
+}
+
+/// What there is to say about a run beyond its figures.
+fn remark(run: &Listed) -> String {
+    if let Some(damage) = run.damage.first() {
+        return damage.clone();
+    }
+    match run.state.status {
+        Status::Running => run.state.doing.clone().unwrap_or_default(),
+        Status::Orphaned if run.left_behind.is_empty() => "`pipe resume` goes on".to_owned(),
+        _ if !run.left_behind.is_empty() => "its container goes on; `pipe attach` takes it over".to_owned(),
+        _ => String::new(),
+    }
 }
 
 /// The containers of runs that nobody drives. Where no daemon answers there is nothing to say about containers.

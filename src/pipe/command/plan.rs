@@ -8,6 +8,7 @@ use pipe_spec::text::{ByteSize, human_bytes};
 use crate::card::Card;
 use crate::error::Error;
 use crate::forecast::{Forecast, Forecaster, Target, cards};
+use crate::load;
 use crate::report::{Table, grouped, print, print_json};
 
 pub struct Options {
@@ -19,8 +20,8 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
-    let parsed = super::parse(&options.file, &options.set)?;
-    let config = super::planned_config(&parsed)?;
+    let parsed = load::parse(&options.file, &options.set)?;
+    let config = load::planned_config(&parsed)?;
     let card = target(options, &parsed.pipeline)?;
     let forecast = Forecaster::new(&parsed.pipeline, &config)
         .forecast(card)

@@ -1,5 +1,7 @@
 //! `pipe show`: one run in full.
 
+use pipe_spec::Status;
+
 use crate::error::Error;
 use crate::report::{attempts_table, print, print_json};
 use crate::run;
@@ -18,10 +20,13 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     if let Some(error) = &state.error {
         print(&format!("error    {}", error.replace('\n', "\n         ")));
     }
+    if let Some(doing) = state.doing.as_ref().filter(|_| state.status == Status::Running) {
+        print(&format!("doing    {doing}"));
+    }
     print(&format!("engine   {}", state.engine));
     print(&format!("folder   {}", found.folder));
     if !found.left_behind.is_empty() {
-        print(&format!("left     {} (pipe rm --left-behind)", found.left_behind.join(", ")));
+        print(&format!("left     {} (pipe attach takes it over)", found.left_behind.join(", ")));
     }
     if !state.attempts.is_empty() {
         print(&format!("\n{}", attempts_table(&state.attempts)));

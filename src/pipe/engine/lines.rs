@@ -5,6 +5,8 @@
 pub enum Source {
     Stdout,
     Stderr,
+    /// Not of the job: what the engine has to say about it.
+    Engine,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -39,6 +39,18 @@ pub struct Ending {
     pub oom_killed: bool,
     pub memory_limit: Option<u64>,
     pub lost: Option<String>,
+    /// The engine went away while it ran.
+    pub outage: bool,
+}
+
+/// What is found of a job that was started by a `pipe` that is gone.
+pub enum Found<H> {
+    /// It runs, or has ended and nobody has asked how: its lines come from the first on.
+    Job(Job<H>),
+    /// It was never started.
+    Nothing,
+    /// It was started, and how it ended nobody can tell.
+    Gone,
 }
 
 /// A job that was started. `lines` ends when the job has.
@@ -52,8 +64,6 @@ pub struct Job<H> {
 pub trait Engine {
     type Handle;
 
-    fn name(&self) -> &'static str;
-
     /// Whether the job will see a GPU, for what the pipeline asks.
     fn gpu(&self, gpus: &Gpus) -> Result<bool, Error>;
 
@@ -65,12 +75,21 @@ pub trait Engine {
 
     async fn launch(&self, launch: &Launch, gpus: &Gpus) -> Result<Job<Self::Handle>, Error>;
 
+    /// The job that another `pipe` has launched so; `id` as it was told then, if it was.
+    async fn find(&self, launch: &Launch, id: Option<&str>) -> Result<Found<Self::Handle>, Error>;
+
     /// Asks the job to save and end.
     async fn stop(&self, handle: &Self::Handle) -> Result<(), Error>;
 
     /// Ends the job at once.
     async fn kill(&self, handle: &Self::Handle) -> Result<(), Error>;
 
-    /// How a job whose lines have ended came to its end. Leaves nothing of it behind.
-    async fn finish(&self, handle: Self::Handle) -> Result<Ending, Error>;
+    /// How a job whose lines have ended came to its end.
+    async fn ending(&self, handle: &mut Self::Handle) -> Result<Ending, Error>;
+
+    /// Leaves nothing behind of a job that has ended.
+    async fn clear(&self, handle: Self::Handle) -> Result<(), Error>;
+
+    /// Leaves nothing behind of what a `pipe` that is gone had started for a run, except for one attempt.
+    async fn clear_run(&self, run_id: &str, except: Option<u32>) -> Result<(), Error>;
 }

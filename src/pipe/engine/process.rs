@@ -3,15 +3,19 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use pipe_spec::pipeline::Gpus;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
-use super::{Ending, Engine, Job, Launch, Line, LineSplitter, Source};
+use super::{Ending, Engine, Found, Job, Launch, Line, LineSplitter, Source};
 use crate::card::Card;
 use crate::error::Error;
+
+/// How long a trainer whose `pipe` is gone may take to save and end.
+const SAVING: Duration = Duration::from_secs(600);
 
 pub struct ProcessEngine {
     trainer: PathBuf,
@@ -31,10 +35,6 @@ impl ProcessEngine {
 
 impl Engine for ProcessEngine {
     type Handle = Process;
-
-    fn name(&self) -> &'static str {
-        "process"
-    }
 
     fn gpu(&self, gpus: &Gpus) -> Result<bool, Error> {
         // Not every system that has a driver has its devices there.
@@ -91,6 +91,24 @@ impl Engine for ProcessEngine {
         Ok(Job { handle: Process { child, oom_kills_before }, id, lines })
     }
 
+    /// A child ends with the `pipe` that started it, after saving, which is waited for.
+    async fn find(&self, launch: &Launch, id: Option<&str>) -> Result<Found<Process>, Error> {
+        let Some(id) = id else { return Ok(Found::Nothing) };
+        let spec = launch.args.last().map_or("", String::as_str);
+        let runs = || {
+            let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).split('\0').any(|word| word == spec)
+        };
+        let began = Instant::now();
+        while runs() {
+            if began.elapsed() > SAVING {
+                return Err(Error::StillRuns { pid: id.to_owned() });
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(Found::Gone)
+    }
+
     async fn stop(&self, handle: &Process) -> Result<(), Error> {
         signal(handle, libc::SIGTERM);
         Ok(())
@@ -101,12 +119,20 @@ impl Engine for ProcessEngine {
         Ok(())
     }
 
-    async fn finish(&self, mut handle: Process) -> Result<Ending, Error> {
+    async fn ending(&self, handle: &mut Process) -> Result<Ending, Error> {
         let status =
             handle.child.wait().await.map_err(|source| Error::Spawn { program: self.trainer.clone(), source })?;
         let exit_code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).map(i64::from);
         let oom_killed = status.signal() == Some(libc::SIGKILL) && cgroup_oom_kills() > handle.oom_kills_before;
-        Ok(Ending { exit_code, oom_killed, memory_limit: None, lost: None })
+        Ok(Ending { exit_code, oom_killed, memory_limit: None, lost: None, outage: false })
+    }
+
+    async fn clear(&self, _handle: Process) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn clear_run(&self, _run_id: &str, _except: Option<u32>) -> Result<(), Error> {
+        Ok(())
     }
 }
 

@@ -7,5 +7,5 @@ mod summary;
 mod table;
 
 pub use progress::{Reporter, grouped};
-pub use stdout::{print, print_json};
+pub use stdout::{print, print_bytes, print_json};
 pub use table::{Table, attempts_table, duration};

@@ -72,6 +72,20 @@ impl Reporter {
         self.say(line);
     }
 
+    /// What the run is at.
+    pub fn doing(&mut self, what: &str) {
+        if let Some(bar) = self.bar.as_ref().filter(|_| !what.is_empty()) {
+            bar.set_prefix(what.to_owned());
+        }
+    }
+
+    /// An event of the past.
+    pub fn replay(&mut self, recorded: &RecordedEvent) {
+        if let EventKind::Started(started) = &recorded.event.kind {
+            self.steps = started.steps;
+        }
+    }
+
     /// A line for people, above the bars.
     fn say(&self, line: &str) {
         match self.mode {

@@ -75,6 +75,12 @@ mod tests {
             effective_batch: 128,
             steps: Some(9),
             error: None,
+            doing: None,
+            exit_code: Some(0),
+            cwd: "/work".into(),
+            ignore_ledger: false,
+            retries: 6,
+            no_queue: false,
             attempts: vec![failed, done],
         };
         let want = "### pipe: demo-1 finished\n\n\

@@ -1,7 +1,7 @@
 //! `events.jsonl`: every event of every attempt, each once.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 
 use pipe_spec::event::RecordedEvent;
@@ -20,19 +20,41 @@ pub struct EventLog {
 }
 
 impl EventLog {
+    /// The log of a run, with what it holds already.
     pub fn open(folder: &RunFolder) -> Result<Self, Error> {
         let path = folder.events();
-        let file = File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(|source| Error::Write { path: path.clone(), source })?;
-        Ok(Self { path, file, attempt: 0, last_seq: 0, last_step: 0 })
+        let write_error = |source| Error::Write { path: path.clone(), source };
+        let mut file = File::options().create(true).read(true).append(true).open(&path).map_err(write_error)?;
+        let mut log = Self {
+            path: path.clone(),
+            file: file.try_clone().map_err(write_error)?,
+            attempt: 0,
+            last_seq: 0,
+            last_step: 0,
+        };
+        let mut whole = 0;
+        let mut reader = BufReader::new(&mut file);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).map_err(write_error)? > 0 && line.ends_with(b"\n") {
+            whole += line.len() as u64;
+            if let Ok(recorded) = serde_json::from_slice::<RecordedEvent>(&line) {
+                (log.attempt, log.last_seq) = (recorded.attempt, recorded.event.seq);
+                if let EventKind::Step(step) = &recorded.event.kind {
+                    log.last_step = step.step;
+                }
+            }
+            line.clear();
+        }
+        // Half a line is all that a killed `pipe` can have left; the event comes again.
+        log.file.set_len(whole).map_err(write_error)?;
+        Ok(log)
     }
 
+    /// What comes is of this attempt, which may be one that was recorded in part.
     pub fn begin_attempt(&mut self, number: u32) {
-        self.attempt = number;
-        self.last_seq = 0;
+        if self.attempt != number {
+            (self.attempt, self.last_seq) = (number, 0);
+        }
     }
 
     /// Records an event. `None` when it was recorded before: the same line read again, or a step that an attempt before
@@ -99,6 +121,17 @@ mod tests {
         let recorded: Vec<RecordedEvent> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let seen: Vec<(u32, u64)> = recorded.iter().map(|event| (event.attempt, event.event.seq)).collect();
         assert_eq!(seen, [(1, 1), (1, 2), (1, 3), (2, 1), (2, 3)]);
+
+        // Killed in the middle of a line, and read again from the beginning of the attempt.
+        std::fs::write(folder.events(), format!("{text}{{\"attempt\":2,\"seq\":4,\"ty")).unwrap();
+        let mut log = EventLog::open(&folder).unwrap();
+        log.begin_attempt(2);
+        for event in [step(2, 3), step(3, 4), step(4, 5)] {
+            log.record(event).unwrap();
+        }
+        let again = std::fs::read_to_string(folder.events()).unwrap();
+        assert!(again.starts_with(&text), "{again}");
+        assert_eq!(again.lines().count(), 6);
         std::fs::remove_dir_all(folder.path()).unwrap();
     }
 }

@@ -1,8 +1,9 @@
 //! Finding runs again.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
-use pipe_spec::{RunFolder, RunState, Status};
+use pipe_spec::{Attempt, RunFolder, RunState, Status};
 use serde::Serialize;
 
 use super::owner::Owner;
@@ -17,25 +18,25 @@ pub struct Listed {
     pub folder: String,
     /// The containers that a killed `pipe` left behind.
     pub left_behind: Vec<String>,
+    /// What of its folder cannot be read, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub damage: Vec<String>,
 }
 
 impl Listed {
-    /// The run in this folder; nothing where its state cannot be read.
+    /// The run in this folder, as far as it can be read; nothing where there is none.
     pub fn read(path: &Path) -> Option<Self> {
         let folder = RunFolder::new(path);
-        let text = std::fs::read(folder.state()).ok()?;
-        let mut state: RunState = match serde_json::from_slice(&text) {
-            Ok(state) => state,
-            Err(error) => {
-                tracing::warn!("{}: {error}", folder.state().display());
-                return None;
-            }
+        let (mut state, damage) = match read_state(&folder) {
+            Ok(state) => (state, Vec::new()),
+            Err(damage) if looks_like_a_run(&folder) => (pieced_together(&folder, &damage), vec![damage]),
+            Err(_) => return None,
         };
         if state.status == Status::Running && !Owner::exists(&folder) {
             state.status = Status::Orphaned;
             state.error = Some("the pipe that drove it was killed".to_owned());
         }
-        Some(Self { state, folder: folder.path().display().to_string(), left_behind: Vec::new() })
+        Some(Self { state, folder: folder.path().display().to_string(), left_behind: Vec::new(), damage })
     }
 
     pub fn folder(&self) -> RunFolder {
@@ -45,6 +46,45 @@ impl Listed {
     /// Whether some living process drives it.
     pub fn is_owned(&self) -> bool {
         Owner::exists(&self.folder())
+    }
+}
+
+/// `run.json`, or in words what is the matter with it.
+pub fn read_state(folder: &RunFolder) -> Result<RunState, String> {
+    match std::fs::read(folder.state()) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|error| format!("run.json is damaged: {error}")),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err("run.json is missing".to_owned()),
+        Err(error) => Err(format!("run.json cannot be read: {error}")),
+    }
+}
+
+fn looks_like_a_run(folder: &RunFolder) -> bool {
+    [folder.state(), folder.events(), folder.resolved(), folder.pipeline()].iter().any(|file| file.is_file())
+}
+
+/// What the rest of the folder tells of a run whose state cannot be read.
+fn pieced_together(folder: &RunFolder, damage: &str) -> RunState {
+    let id = folder.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let outcome = |number: u32| serde_json::from_slice(&std::fs::read(folder.attempt(number).outcome()).ok()?).ok();
+    let attempts: Vec<Attempt> = (1..).map_while(outcome).collect();
+    let modified = std::fs::metadata(folder.path()).and_then(|found| found.modified()).ok();
+    let created = modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0.0, |since| since.as_secs_f64());
+    RunState {
+        name: id.rsplitn(4, '-').last().unwrap_or_default().to_owned(),
+        id,
+        status: Status::Unknown,
+        created,
+        engine: String::new(),
+        effective_batch: attempts.first().map_or(0, |attempt| attempt.batch * attempt.accum),
+        steps: None,
+        error: Some(format!("{damage}; what the rest of the folder tells is shown")),
+        doing: None,
+        exit_code: None,
+        cwd: PathBuf::new(),
+        ignore_ledger: false,
+        retries: 0,
+        no_queue: false,
+        attempts,
     }
 }
 

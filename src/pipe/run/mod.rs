@@ -1,6 +1,7 @@
 //! Runs on disk: their folders, their state, who drives them. Whatever is killed, a folder can be read.
 
 mod events;
+mod follow;
 mod list;
 mod owner;
 mod record;
@@ -15,8 +16,9 @@ use time::OffsetDateTime;
 
 use crate::error::Error;
 pub use events::EventLog;
+pub use follow::Follow;
 pub use list::{Listed, find, list};
-use owner::Owner;
+pub use owner::Owner;
 pub use record::Record;
 pub use write::write_whole;
 
@@ -27,9 +29,16 @@ pub struct Run {
     _owner: Owner,
 }
 
+/// What a run is started with, beside its pipeline.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Choices {
+    pub ignore_ledger: bool,
+    pub no_queue: bool,
+}
+
 impl Run {
     /// A new folder for a run of `pipeline`, whose file said `text`.
-    pub fn create(pipeline: &Pipeline, text: &str, engine: &str) -> Result<Self, Error> {
+    pub fn create(pipeline: &Pipeline, text: &str, engine: &str, choices: Choices) -> Result<Self, Error> {
         let created = now();
         let id = new_id(pipeline.name.as_str());
         let folder = RunFolder::new(absolute(&runs_folder()).join(&id));
@@ -49,14 +58,35 @@ impl Run {
             steps: None,
             error: None,
             doing: None,
-            cwd: absolute(Path::new("")),
-            ignore_ledger: false,
-            no_queue: false,
+            cwd: std::env::current_dir().unwrap_or_default(),
+            exit_code: None,
+            ignore_ledger: choices.ignore_ledger,
+            retries: pipeline.on_oom.retries,
+            no_queue: choices.no_queue,
             attempts: Vec::new(),
         };
         let run = Self { folder, state, _owner: owner };
         run.save()?;
         Ok(run)
+    }
+
+    /// A run that was there before, and that nobody drives.
+    pub fn take_over(found: &Listed) -> Result<Self, Error> {
+        let folder = found.folder();
+        if !found.damage.is_empty() {
+            return Err(Error::Damaged { id: found.state.id.clone(), damage: found.damage.clone() });
+        }
+        let owner = Owner::take(&folder, &found.state.id)?;
+        // Whoever drove it until now may have gone on since it was found.
+        let state = list::read_state(&folder)
+            .map_err(|damage| Error::Damaged { id: found.state.id.clone(), damage: vec![damage] })?;
+        Ok(Self { folder, state, _owner: owner })
+    }
+
+    /// What it is at, for those who look from outside.
+    pub fn set_doing(&mut self, doing: &str) -> Result<(), Error> {
+        self.state.doing = Some(doing.to_owned());
+        self.save()
     }
 
     pub fn save(&self) -> Result<(), Error> {

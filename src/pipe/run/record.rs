@@ -43,9 +43,9 @@ impl Record {
         let mut record = Self::default();
         let name = std::path::absolute(folder.path()).ok().and_then(|path| path.file_name().map(ToOwned::to_owned));
         record.id = name.unwrap_or_default().to_string_lossy().into_owned();
-        record.state = Listed::read(folder.path()).map(|listed| listed.state);
-        if record.state.is_none() {
-            record.missing.push("run.json is missing or damaged: status and attempts are not known".to_owned());
+        if let Some(listed) = Listed::read(folder.path()) {
+            record.missing.extend(listed.damage);
+            record.state = Some(listed.state);
         }
         record.read_events(&folder.events());
         record.resolved = record.text(&folder.resolved());

@@ -16,6 +16,11 @@ use super::{LABEL_ATTEMPT, LABEL_FOLDER, LABEL_RUN};
 use crate::engine::Launch;
 use crate::plan::CONTAINER_RUN_FOLDER;
 
+/// What a container is called: every attempt has one name, by which it is found again.
+pub fn name(launch: &Launch) -> String {
+    format!("pipe-{}-{:02}", launch.run_id, launch.attempt)
+}
+
 /// The name and the body of the request that makes the container.
 pub fn describe(launch: &Launch, image: &str, gpu: Option<&Passthrough>) -> (String, ContainerCreateBody) {
     let bind = |host: String, container: String, read_only: bool| Mount {
@@ -63,7 +68,7 @@ pub fn describe(launch: &Launch, image: &str, gpu: Option<&Passthrough>) -> (Str
         host_config: Some(host),
         ..ContainerCreateBody::default()
     };
-    (format!("pipe-{}-{:02}", launch.run_id, launch.attempt), body)
+    (name(launch), body)
 }
 
 fn pass_through(

@@ -3,23 +3,25 @@
 pub mod build;
 mod connect;
 mod container;
+mod follow;
 pub mod gpu;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bollard::Docker;
-use bollard::models::ContainerInspectResponse;
+use bollard::models::{ContainerInspectResponse, ContainerStateStatusEnum};
 use bollard::query_parameters::{
-    KillContainerOptionsBuilder, ListContainersOptionsBuilder, ListImagesOptionsBuilder, LogsOptionsBuilder,
-    RemoveContainerOptionsBuilder,
+    KillContainerOptionsBuilder, ListContainersOptionsBuilder, ListImagesOptionsBuilder, RemoveContainerOptionsBuilder,
 };
-use futures_util::StreamExt;
 use pipe_spec::pipeline::Gpus;
 use tokio::sync::mpsc;
 
-use super::{Ending, Engine, Job, Launch, Line, LineSplitter, Source};
+use super::{Ending, Engine, Found, Job, Launch};
 use crate::error::Error;
+use follow::Follower;
 use gpu::Passthrough;
 
 pub const LABEL_RUN: &str = "pipe.run";
@@ -47,6 +49,8 @@ pub struct Info {
 pub struct Container {
     id: String,
     memory_limit: Option<u64>,
+    /// Whether the daemon went away while it ran.
+    outage: Arc<AtomicBool>,
 }
 
 /// A container that carries the label of a run.
@@ -54,6 +58,7 @@ pub struct Container {
 pub struct Labelled {
     pub id: String,
     pub run: String,
+    pub attempt: Option<u32>,
 }
 
 /// An image that was built by pipe.
@@ -108,7 +113,11 @@ impl DockerEngine {
         let containers = self.docker.list_containers(Some(options)).await.map_err(failed)?;
         Ok(containers
             .into_iter()
-            .filter_map(|container| Some(Labelled { id: container.id?, run: container.labels?.remove(LABEL_RUN)? }))
+            .filter_map(|container| {
+                let mut labels = container.labels?;
+                let attempt = labels.get(LABEL_ATTEMPT).and_then(|number| number.parse().ok());
+                Some(Labelled { id: container.id?, run: labels.remove(LABEL_RUN)?, attempt })
+            })
             .collect())
     }
 
@@ -120,6 +129,14 @@ impl DockerEngine {
             Ok(()) | Err(bollard::errors::Error::DockerResponseServerError { status_code: 404 | 409, .. }) => Ok(()),
             Err(source) => Err(failed(source)),
         }
+    }
+
+    /// Whatever the container writes, from its first line on.
+    fn follow(&self, id: String, launch: &Launch) -> Job<Container> {
+        let (sender, lines) = mpsc::channel(1024);
+        let outage = Arc::new(AtomicBool::new(false));
+        tokio::spawn(Follower::new(self.docker.clone(), id.clone(), outage.clone()).follow(sender));
+        Job { handle: Container { id: id.clone(), memory_limit: launch.memory, outage }, id, lines }
     }
 
     async fn inspect(&self, id: &str) -> Result<ContainerInspectResponse, bollard::errors::Error> {
@@ -138,10 +155,6 @@ impl DockerEngine {
 
 impl Engine for DockerEngine {
     type Handle = Container;
-
-    fn name(&self) -> &'static str {
-        "docker"
-    }
 
     fn gpu(&self, gpus: &Gpus) -> Result<bool, Error> {
         Ok(Passthrough::choose(gpus, &self.info)?.is_some())
@@ -171,9 +184,29 @@ impl Engine for DockerEngine {
             self.remove(&id).await.ok();
             return Err(failed(source));
         }
-        let (sender, lines) = mpsc::channel(1024);
-        tokio::spawn(follow(self.docker.clone(), id.clone(), sender));
-        Ok(Job { handle: Container { id: id.clone(), memory_limit: launch.memory }, id, lines })
+        Ok(self.follow(id, launch))
+    }
+
+    async fn find(&self, launch: &Launch, id: Option<&str>) -> Result<Found<Container>, Error> {
+        let name = container::name(launch);
+        let found = match self.inspect(&name).await {
+            Ok(found) => found,
+            Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => {
+                return Ok(if id.is_some() { Found::Gone } else { Found::Nothing });
+            }
+            Err(source) => return Err(failed(source)),
+        };
+        let status = found.state.and_then(|state| state.status);
+        let runs = status == Some(ContainerStateStatusEnum::RUNNING);
+        let Some(id) = found.id else { return Ok(Found::Gone) };
+        if status == Some(ContainerStateStatusEnum::CREATED) {
+            self.remove(&id).await?;
+            return Ok(Found::Nothing);
+        }
+        let job = self.follow(id, launch);
+        // One that was ended while nobody looked was not ended by a person who wanted the run to stop.
+        job.handle.outage.store(!runs, Ordering::Relaxed);
+        Ok(Found::Job(job))
     }
 
     async fn stop(&self, handle: &Container) -> Result<(), Error> {
@@ -184,96 +217,37 @@ impl Engine for DockerEngine {
         self.signal(handle, "SIGKILL").await
     }
 
-    async fn finish(&self, handle: Container) -> Result<Ending, Error> {
-        let lost =
-            |reason: String| Ending { exit_code: None, oom_killed: false, memory_limit: None, lost: Some(reason) };
+    async fn ending(&self, handle: &mut Container) -> Result<Ending, Error> {
+        let outage = handle.outage.load(Ordering::Relaxed);
+        let memory_limit = handle.memory_limit;
         let state = match self.inspect(&handle.id).await {
             Ok(container) => container.state.unwrap_or_default(),
             Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => {
-                return Ok(lost("the container was removed while it ran".to_owned()));
+                let lost = Some("the container was removed while it ran".to_owned());
+                return Ok(Ending { exit_code: None, oom_killed: false, memory_limit, lost, outage });
             }
             Err(source) => return Err(Error::EngineLost { reason: source.to_string() }),
         };
         let exit_code = state.exit_code;
         let oom_killed = state.oom_killed == Some(true)
             || (exit_code == Some(137) && container::kernel_told_of_oom(&self.docker, &handle.id, &state).await);
-        self.remove(&handle.id).await?;
-        Ok(Ending { exit_code, oom_killed, memory_limit: handle.memory_limit, lost: None })
-    }
-}
-
-/// Sends the container's lines until it ends. When the stream breaks off and the container still runs, it is read again
-/// from its beginning and what was sent before is left out.
-async fn follow(docker: Docker, id: String, to: mpsc::Sender<Line>) {
-    let (mut sent_stdout, mut sent_stderr) = (0, 0);
-    loop {
-        let options = LogsOptionsBuilder::new().follow(true).stdout(true).stderr(true).tail("all").build();
-        let mut stream = std::pin::pin!(docker.logs(&id, Some(options)));
-        let mut stdout = LogReader::new(Source::Stdout, &mut sent_stdout);
-        let mut stderr = LogReader::new(Source::Stderr, &mut sent_stderr);
-        while let Some(Ok(output)) = stream.next().await {
-            let reader = match &output {
-                bollard::container::LogOutput::StdErr { .. } => &mut stderr,
-                _ => &mut stdout,
-            };
-            for line in reader.push(&output.into_bytes()) {
-                if to.send(line).await.is_err() {
-                    return;
-                }
-            }
-        }
-        let running = docker.inspect_container(&id, None).await.ok().and_then(|container| container.state?.running);
-        if running != Some(true) {
-            for line in [stdout.splitter.end(), stderr.splitter.end()].into_iter().flatten() {
-                to.send(line).await.ok();
-            }
-            return;
-        }
-        tracing::debug!("the log of {id} broke off; reading it again");
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    }
-}
-
-/// One stream of a log, with the lines that an earlier reading has sent left out.
-struct LogReader<'a> {
-    splitter: LineSplitter,
-    seen: u64,
-    sent: &'a mut u64,
-}
-
-impl<'a> LogReader<'a> {
-    fn new(source: Source, sent: &'a mut u64) -> Self {
-        Self { splitter: LineSplitter::new(source), seen: 0, sent }
+        Ok(Ending { exit_code, oom_killed, memory_limit, lost: None, outage })
     }
 
-    fn push(&mut self, bytes: &[u8]) -> Vec<Line> {
-        let mut fresh = Vec::new();
-        for line in self.splitter.push(bytes) {
-            self.seen += 1;
-            if self.seen > *self.sent {
-                *self.sent = self.seen;
-                fresh.push(line);
+    async fn clear(&self, handle: Container) -> Result<(), Error> {
+        self.remove(&handle.id).await
+    }
+
+    async fn clear_run(&self, run_id: &str, except: Option<u32>) -> Result<(), Error> {
+        for container in self.containers().await? {
+            if container.run == run_id && (except.is_none() || container.attempt != except) {
+                self.remove(&container.id).await?;
             }
         }
-        fresh
+        Ok(())
     }
 }
 
 fn failed(source: bollard::errors::Error) -> Error {
     Error::Engine { engine: "docker", source: Box::new(source) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_log_read_again_gives_each_line_once() {
-        let mut sent = 0;
-        let texts = |lines: Vec<Line>| lines.into_iter().map(|line| line.text).collect::<Vec<_>>();
-        let first = texts(LogReader::new(Source::Stdout, &mut sent).push(b"a\nb\nc"));
-        assert_eq!(first, ["a", "b"]);
-        let second = texts(LogReader::new(Source::Stdout, &mut sent).push(b"a\nb\nc\nd\n"));
-        assert_eq!(second, ["c", "d"]);
-    }
 }

@@ -1,0 +1,149 @@
+//! `pipe attach`: watching a run that another `pipe` drives; where none does any more, one is started that does.
+
+use std::time::Duration;
+
+use pipe_spec::event::RecordedEvent;
+use pipe_spec::{PipeExit, RunState, Status};
+
+use crate::detach;
+use crate::error::Error;
+use crate::interrupt::Interrupts;
+use crate::report::Reporter;
+use crate::run::{self, Follow, Listed};
+
+/// How often the folder is looked at.
+const LOOK: Duration = Duration::from_millis(150);
+
+pub fn run(wanted: &str, json: bool, quiet: bool) -> Result<(), Error> {
+    let found = run::find(wanted)?;
+    if !found.damage.is_empty() {
+        return Err(Error::Damaged { id: found.state.id, damage: found.damage });
+    }
+    super::runtime()?.block_on(async {
+        let mut interrupts = Interrupts::listen()?;
+        let watcher = Watcher::new(&found, Reporter::new(json, quiet), json);
+        tokio::select! {
+            ended = watcher.watch() => ended,
+            () = interrupts.next() => {
+                if !quiet {
+                    eprintln!("the run goes on: `pipe attach {0}` watches it again, `pipe stop {0}` stops it", found.state.id);
+                }
+                Ok(())
+            }
+        }
+    })
+}
+
+struct Watcher {
+    found: Listed,
+    reporter: Reporter,
+    json: bool,
+    events: Follow,
+    journal: Follow,
+    /// How many attempts were shown to begin and to end.
+    begun: usize,
+    ended: usize,
+    doing: Option<String>,
+}
+
+impl Watcher {
+    fn new(found: &Listed, reporter: Reporter, json: bool) -> Self {
+        let folder = found.folder();
+        Self {
+            found: found.clone(),
+            reporter,
+            json,
+            events: Follow::new(folder.events()),
+            journal: Follow::new(folder.journal()),
+            begun: 0,
+            ended: 0,
+            doing: None,
+        }
+    }
+
+    async fn watch(mut self) -> Result<(), Error> {
+        self.catch_up()?;
+        loop {
+            let state = self.look()?;
+            if state.status == Status::Orphaned {
+                self.reporter.note("nobody drives this run: starting a pipe in the background that does");
+                detach::start(&self.found.folder(), &[])?;
+                continue;
+            }
+            self.show(&state)?;
+            if state.status != Status::Running {
+                return self.over(&state);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    fn look(&self) -> Result<RunState, Error> {
+        match Listed::read(self.found.folder().path()) {
+            Some(found) if found.damage.is_empty() => Ok(found.state),
+            Some(found) => Err(Error::Damaged { id: found.state.id, damage: found.damage }),
+            None => Err(Error::NoRun { wanted: self.found.state.id.clone(), runs: run::runs_folder() }),
+        }
+    }
+
+    /// What was before, as far as it is needed to show what comes; a script is told all of it.
+    fn catch_up(&mut self) -> Result<(), Error> {
+        let state = self.look()?;
+        let live = matches!(state.status, Status::Running | Status::Orphaned);
+        if !self.json {
+            self.reporter.note(&format!("run {} in {}", state.id, self.found.folder));
+            self.journal.skip()?;
+            let events = self.events.lines()?;
+            let last = state.attempts.len();
+            self.begun = last.saturating_sub(usize::from(live));
+            self.ended = self.begun;
+            self.show_begun(&state);
+            for recorded in events.iter().filter_map(|line| parse(line)) {
+                self.reporter.replay(&recorded);
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, state: &RunState) -> Result<(), Error> {
+        for line in self.journal.lines()? {
+            self.reporter.note(&line);
+        }
+        self.show_begun(state);
+        if state.doing != self.doing {
+            self.doing.clone_from(&state.doing);
+            self.reporter.doing(self.doing.as_deref().unwrap_or_default());
+        }
+        for recorded in self.events.lines()?.iter().filter_map(|line| parse(line)) {
+            self.reporter.event(&recorded);
+        }
+        for attempt in state.attempts.iter().skip(self.ended).filter(|attempt| attempt.outcome.is_some()) {
+            self.reporter.attempt_ended(attempt);
+            self.ended += 1;
+        }
+        Ok(())
+    }
+
+    fn show_begun(&mut self, state: &RunState) {
+        for attempt in state.attempts.iter().skip(self.begun) {
+            self.reporter.attempt_started(attempt, state.at_most(), false);
+            self.begun += 1;
+        }
+    }
+
+    fn over(mut self, state: &RunState) -> Result<(), Error> {
+        self.reporter.run_ended(state, &self.found.folder);
+        let code = state.exit_code.and_then(PipeExit::from_code);
+        match state.status {
+            Status::Finished => Ok(()),
+            _ => Err(Error::RunEnded {
+                reason: state.error.clone().unwrap_or_else(|| state.status.name().to_owned()),
+                code: code.unwrap_or(PipeExit::TrainingFailed),
+            }),
+        }
+    }
+}
+
+fn parse(line: &str) -> Option<RecordedEvent> {
+    serde_json::from_str(line).ok()
+}

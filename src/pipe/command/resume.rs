@@ -1,0 +1,119 @@
+//! `pipe resume`: a run goes on from where it stands, whoever left it there.
+
+use pipe_spec::pipeline::{EngineKind, Pipeline};
+use pipe_spec::{Problems, Status, Variables};
+
+use crate::detach;
+use crate::drive::{Chosen, Driver};
+use crate::error::Error;
+use crate::interrupt::Interrupts;
+use crate::load::Loaded;
+use crate::preflight::Inputs;
+use crate::report::{Reporter, print};
+use crate::run::{self, Listed, Run, write_whole};
+use crate::supervise::Entry;
+
+pub struct Options {
+    pub run: String,
+    pub set: Vec<String>,
+    pub detach: bool,
+    pub json: bool,
+    pub quiet: bool,
+}
+
+/// What may be said anew about a run that goes on: nothing that changes what is computed.
+const CHANGEABLE: [&str; 8] =
+    ["container", "data.prefetch", "data.workers", "evaluate.batch", "memory", "notify", "on_oom", "track"];
+
+pub fn run(options: &Options) -> Result<(), Error> {
+    let found = run::find(&options.run)?;
+    if found.state.status == Status::Finished {
+        print(&format!("run {} has finished: {}", found.state.id, found.folder));
+        return Ok(());
+    }
+    options.set.iter().try_for_each(|set| is_changeable(set))?;
+    if options.detach {
+        detach::start(&found.folder(), &options.set)?;
+        super::run::say_where(&found.state.id, &found.folder, options.json);
+        return Ok(());
+    }
+    super::runtime()?.block_on(async {
+        let mut interrupts = Interrupts::listen()?;
+        let mut reporter = Reporter::new(options.json, options.quiet);
+        go_on(&found, &options.set, &mut reporter, &mut interrupts).await
+    })
+}
+
+/// Takes a run over that nobody drives, and drives it to its end.
+pub async fn go_on(
+    found: &Listed,
+    set: &[String],
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(), Error> {
+    let run = Run::take_over(found)?;
+    let entry = match run.state.status {
+        Status::Finished => return Ok(()),
+        Status::Running | Status::Orphaned | Status::Unknown => Entry::GoOn,
+        Status::Failed | Status::Stopped => Entry::Resumed { changed: !set.is_empty() },
+    };
+    let loaded = load(&run, set)?;
+    let wanted = if run.state.engine == "process" { EngineKind::Process } else { EngineKind::Docker };
+    let engine = Chosen::choose(Some(wanted), reporter).await?;
+    engine.device(&loaded.pipeline.container.gpus)?;
+    if !set.is_empty() {
+        write_whole(&run.folder.resolved(), loaded.pipeline.to_yaml().as_bytes())?;
+    }
+    let driver = Driver::new(&loaded, run, entry, reporter, interrupts);
+    driver.train(engine).await
+}
+
+/// The pipeline of a run, as its folder holds it, read where it was first read.
+fn load(run: &Run, set: &[String]) -> Result<Loaded, Error> {
+    let path = run.folder.resolved();
+    let read_error = |path: &std::path::Path, source| Error::Read { path: path.to_owned(), source };
+    let text = std::fs::read_to_string(&path).map_err(|source| read_error(&path, source))?;
+    let cwd = &run.state.cwd;
+    if !cwd.as_os_str().is_empty() {
+        std::env::set_current_dir(cwd).map_err(|source| read_error(cwd, source))?;
+    }
+    let env_file = std::fs::read_to_string(".env").ok();
+    let variables = Variables::new(env_file.as_deref(), std::env::vars());
+    let invalid = |problems: Problems| Error::Invalid { path: path.clone(), problems };
+    let pipeline = Pipeline::parse(&text, set, &variables).map_err(invalid)?;
+    let inputs = Inputs::find(&pipeline, &variables).map_err(invalid)?;
+    Ok(Loaded { pipeline, text, variables, inputs })
+}
+
+fn is_changeable(set: &str) -> Result<(), Error> {
+    let key = set.split('=').next().unwrap_or_default().trim();
+    let under =
+        |allowed: &&str| key.strip_prefix(*allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    match CHANGEABLE.iter().any(|allowed| under(&allowed)) && key != "container.image" {
+        true => Ok(()),
+        false => Err(Error::NotChangeable { key: key.to_owned(), allowed: CHANGEABLE.join(", ") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_the_maths_is_refused() {
+        for set in [
+            "on_oom.retries=9",
+            "container.memory=8g",
+            "memory.limit=0.5",
+            "evaluate.batch=2",
+            "track.tensorboard=true",
+        ] {
+            assert!(is_changeable(set).is_ok(), "{set}");
+        }
+        for set in
+            ["train.seed=1", "train.batch=4", "memoryx=1", "container.image=x", "data.train=x", "evaluate.every=1", ""]
+        {
+            assert!(is_changeable(set).is_err(), "{set}");
+        }
+    }
+}

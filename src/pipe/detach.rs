@@ -1,0 +1,56 @@
+//! A `pipe` of its own for a run, which stays when this one and its terminal are gone.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pipe_spec::RunFolder;
+
+use crate::error::Error;
+use crate::run::{self, Owner};
+
+/// How long the other one may take until it drives.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Starts `pipe resume` in the background, and returns when it drives the run or has ended.
+pub fn start(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
+    let program = std::env::current_exe().map_err(|source| Error::Read { path: "this program".into(), source })?;
+    let fail = |source| Error::Spawn { program: program.clone(), source };
+    let journal = std::fs::File::options().create(true).append(true).open(folder.journal()).map_err(fail)?;
+    let mut command = Command::new(&program);
+    command.arg("resume").arg(folder.path().file_name().unwrap_or_default()).arg("--quiet");
+    set.iter().for_each(|set| {
+        command.args(["--set", set]);
+    });
+    command
+        .env("PIPE_RUNS", folder.path().parent().unwrap_or(folder.path()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        // What it says is in the journal; this is for what it did not mean to say.
+        .stderr(journal);
+    // SAFETY: setsid is async-signal-safe and touches nothing of ours.
+    unsafe {
+        command.pre_exec(|| match libc::setsid() {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+    let mut child = command.spawn().map_err(fail)?;
+    let began = Instant::now();
+    while !Owner::exists(folder) && began.elapsed() < PATIENCE {
+        if child.try_wait().map_err(fail)?.is_some() {
+            return ended(folder);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// It has ended at once: with the run, or because it could not drive it.
+fn ended(folder: &RunFolder) -> Result<(), Error> {
+    let status = run::Listed::read(folder.path()).map(|found| found.state.status);
+    match status {
+        Some(pipe_spec::Status::Orphaned) | None => Err(Error::NotDriven { journal: folder.journal() }),
+        Some(_) => Ok(()),
+    }
+}

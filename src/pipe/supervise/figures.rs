@@ -1,0 +1,51 @@
+//! What `run.json` keeps of the events.
+
+use pipe_spec::event::{Measured, Point};
+use pipe_spec::{Event, EventKind};
+
+use super::Supervisor;
+use crate::engine::Engine;
+
+impl<E: Engine> Supervisor<'_, E> {
+    pub(super) fn note_figures(&mut self, event: &Event) {
+        let state = &mut self.run.state;
+        match &event.kind {
+            EventKind::Started(started) => {
+                state.steps = Some(started.steps);
+                if let Some(attempt) = state.attempts.last_mut() {
+                    (attempt.batch, attempt.accum) = (started.batch, started.accum);
+                }
+            }
+            EventKind::Rehearsed(rehearsed) => {
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.peak_memory = attempt.peak_memory.max(Some(rehearsed.peak));
+                }
+                self.points.push(Point { batch: rehearsed.batch, peak: rehearsed.peak });
+            }
+            EventKind::Measured(Measured { batch, peak: Some(peak), .. }) => {
+                self.points.push(Point { batch: *batch, peak: *peak });
+            }
+            EventKind::Step(step) => {
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.first_step.get_or_insert(step.step);
+                    attempt.first_loss.get_or_insert(step.loss);
+                    attempt.last_step = Some(step.step);
+                    attempt.last_loss = Some(step.loss);
+                    attempt.peak_memory = attempt.peak_memory.max(Some(step.peak));
+                }
+            }
+            EventKind::Oom(record) => {
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.peak_memory = attempt.peak_memory.max(record.peak);
+                }
+            }
+            EventKind::Fitted(fitted) => self.fitted = Some(fitted.clone()),
+            EventKind::Measured(_)
+            | EventKind::Eval(_)
+            | EventKind::Sample(_)
+            | EventKind::Checkpoint(_)
+            | EventKind::Warning(_)
+            | EventKind::Finished(_) => {}
+        }
+    }
+}
