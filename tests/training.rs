@@ -19,6 +19,8 @@ mod images;
 mod inputs;
 #[path = "training/kitchen.rs"]
 mod kitchen;
+#[path = "training/leaving.rs"]
+mod leaving;
 #[path = "training/memory.rs"]
 mod memory;
 #[path = "training/minilm.rs"]
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
     images::tests(&mut suite);
     checkpoints::tests(&mut suite);
     exactness::tests(&mut suite);
+    leaving::tests(&mut suite);
     memory::tests(&mut suite);
     clip::tests(&mut suite);
     suite.run()
