@@ -112,7 +112,7 @@ fn damaged() {
         assert!(page.contains(text), "no {text:?} in\n{page}");
     }
     fs::write(run.join("run.json"), "{\"id\": ").unwrap();
-    assert!(again(&folder, &run).contains("run.json is missing or damaged"));
+    assert!(again(&folder, &run).contains("run.json is damaged"));
 }
 
 fn escaped() {

@@ -93,29 +93,25 @@ impl Watcher {
         if !self.json {
             self.reporter.note(&format!("run {} in {}", state.id, self.found.folder));
             self.journal.skip()?;
-            let events = self.events.lines()?;
-            let last = state.attempts.len();
-            self.begun = last.saturating_sub(usize::from(live));
+            self.begun = state.attempts.len().saturating_sub(usize::from(live));
             self.ended = self.begun;
             self.show_begun(&state);
-            for recorded in events.iter().filter_map(|line| parse(line)) {
-                self.reporter.replay(&recorded);
+            while let Some(events) = self.next_events()? {
+                events.iter().for_each(|recorded| self.reporter.replay(recorded));
             }
         }
         Ok(())
     }
 
     fn show(&mut self, state: &RunState) -> Result<(), Error> {
-        for line in self.journal.lines()? {
-            self.reporter.note(&line);
-        }
+        self.journal.lines()?.iter().for_each(|line| self.reporter.note(line));
         self.show_begun(state);
         if state.doing != self.doing {
             self.doing.clone_from(&state.doing);
             self.reporter.doing(self.doing.as_deref().unwrap_or_default());
         }
-        for recorded in self.events.lines()?.iter().filter_map(|line| parse(line)) {
-            self.reporter.event(&recorded);
+        while let Some(events) = self.next_events()? {
+            events.iter().for_each(|recorded| self.reporter.event(recorded));
         }
         for attempt in state.attempts.iter().skip(self.ended).filter(|attempt| attempt.outcome.is_some()) {
             self.reporter.attempt_ended(attempt);
@@ -131,6 +127,13 @@ impl Watcher {
         }
     }
 
+    /// Events that were added, some at a time.
+    fn next_events(&mut self) -> Result<Option<Vec<RecordedEvent>>, Error> {
+        let lines = self.events.lines()?;
+        let parsed = lines.iter().filter_map(|line| serde_json::from_str(line).ok());
+        Ok((!lines.is_empty()).then(|| parsed.collect()))
+    }
+
     fn over(mut self, state: &RunState) -> Result<(), Error> {
         self.reporter.run_ended(state, &self.found.folder);
         let code = state.exit_code.and_then(PipeExit::from_code);
@@ -142,8 +145,4 @@ impl Watcher {
             }),
         }
     }
-}
-
-fn parse(line: &str) -> Option<RecordedEvent> {
-    serde_json::from_str(line).ok()
 }

@@ -1,12 +1,12 @@
 //! `pipe report`: a run, or several, as a page.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pipe_spec::{RunFolder, Variables};
 
 use crate::error::Error;
 use crate::report::{html, print};
-use crate::run::{self, Record, absolute, runs_folder, write_whole};
+use crate::run::{self, Listed, Record, absolute, write_whole};
 
 pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
     let mut folders: Vec<RunFolder> = Vec::new();
@@ -32,22 +32,17 @@ pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The folder of a run, also of one whose state cannot be read.
+/// The folder of a run, which may also be given as a path.
 fn find(wanted: &str) -> Result<RunFolder, Error> {
     match run::find(wanted) {
         Ok(found) => Ok(found.folder()),
         Err(error @ Error::NoRun { .. }) => {
-            let places = [absolute(&runs_folder()).join(wanted), absolute(&PathBuf::from(wanted))];
-            let named = places.into_iter().filter(|_| !wanted.is_empty()).find(|place| looks_like_a_run(place));
-            named.map(RunFolder::new).ok_or(error)
+            let place = absolute(Path::new(wanted));
+            let named = Listed::read(&place).filter(|_| !wanted.is_empty());
+            named.map(|found| found.folder()).ok_or(error)
         }
         Err(error) => Err(error),
     }
-}
-
-fn looks_like_a_run(place: &Path) -> bool {
-    let folder = RunFolder::new(place);
-    [folder.state(), folder.events(), folder.resolved(), folder.pipeline()].iter().any(|file| file.is_file())
 }
 
 /// Whole, except into what is no file, such as a pipe.

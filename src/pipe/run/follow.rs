@@ -49,19 +49,18 @@ impl Follow {
         }
     }
 
-    /// All whole lines that were added.
+    /// The next whole lines, some at a time; none where no line was added.
     pub fn lines(&mut self) -> Result<Vec<String>, Error> {
-        let mut lines = Vec::new();
         loop {
             let bytes = self.bytes()?;
             if bytes.is_empty() {
-                return Ok(lines);
+                return Ok(Vec::new());
             }
             self.partial.extend_from_slice(&bytes);
             let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { continue };
             let rest = self.partial.split_off(end + 1);
             let whole = std::mem::replace(&mut self.partial, rest);
-            lines.extend(String::from_utf8_lossy(&whole).lines().map(str::to_owned));
+            return Ok(String::from_utf8_lossy(&whole).lines().map(str::to_owned).collect());
         }
     }
 }

@@ -1,6 +1,9 @@
 //! What a run begins with: the pipeline's settings, as far as nothing speaks against them, or what a `pipe` that is gone
 //! had come to.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+
 use pipe_spec::event::{Measured, Point, RecordedEvent};
 use pipe_spec::{Attempt, Device, EventKind, Outcome, TrainerSpec};
 
@@ -55,8 +58,9 @@ impl<E: Engine> Supervisor<'_, E> {
             let attempts = &self.run.state.attempts;
             attempts.iter().any(|attempt| attempt.number == number && attempt.changes == last.changes)
         };
-        let text = std::fs::read_to_string(self.run.folder.events()).unwrap_or_default();
-        let events = text.lines().filter_map(|line| serde_json::from_str::<RecordedEvent>(line).ok());
+        let Ok(file) = File::open(self.run.folder.events()) else { return };
+        let lines = BufReader::new(file).lines().map_while(Result::ok);
+        let events = lines.filter_map(|line| serde_json::from_str::<RecordedEvent>(&line).ok());
         // An attempt that is found again tells of its own.
         let closed = |number: u32| number != last.number || last.outcome.is_some();
         let points = events.filter(|event| same(event.attempt) && closed(event.attempt)).filter_map(|recorded| {

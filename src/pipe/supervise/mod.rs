@@ -21,6 +21,7 @@ use crate::report::Reporter;
 use crate::retry::{Decision, Settings, Situation, decide};
 use crate::run::{EventLog, Run, now, write_json};
 use crate::track::{Audience, News};
+use joblog::JobLog;
 
 /// How often in a row a job may be cut off from outside before it has done a step.
 const PATIENCE: usize = 3;
@@ -203,6 +204,7 @@ impl<E: Engine> Supervisor<'_, E> {
             .map_err(|source| Error::Write { path: folder.path().to_owned(), source })?;
         let spec = self.plan.spec(self.engine, self.run.folder.path(), number, settings);
         write_json(&folder.spec(), &spec)?;
+        let log = JobLog::open(&folder.log())?;
 
         let mut attempt = Attempt::new(number, settings.batch, spec.train.accum());
         attempt.changes =
@@ -213,7 +215,7 @@ impl<E: Engine> Supervisor<'_, E> {
         self.run.set_doing("starting")?;
         self.announce(settings);
         let launched = self.launch(number).await;
-        self.see_through(launched, &spec, events).await
+        self.see_through(launched, log, &spec, events).await
     }
 
     /// The attempt that another `pipe` has begun, from wherever it stands to its verdict.
@@ -224,6 +226,7 @@ impl<E: Engine> Supervisor<'_, E> {
             .spec_of(number)
             .unwrap_or_else(|| self.plan.spec(self.engine, self.run.folder.path(), number, settings));
         let launch = self.plan.launch(self.engine, &self.run.state.id, &self.run.folder, number);
+        let log = JobLog::open(&self.run.folder.attempt(number).log())?;
         let job = match self.engine.find(&launch, attempt.container.as_deref()).await? {
             Found::Job(job) => Ok(job),
             Found::Nothing => {
@@ -239,7 +242,7 @@ impl<E: Engine> Supervisor<'_, E> {
         };
         self.reporter.note(&format!("taking over attempt {number}"));
         self.announce(settings);
-        self.see_through(job, &spec, events).await
+        self.see_through(job, log, &spec, events).await
     }
 
     fn announce(&mut self, settings: &Settings) {
@@ -257,13 +260,14 @@ impl<E: Engine> Supervisor<'_, E> {
     async fn see_through(
         &mut self,
         job: Result<Job<E::Handle>, Error>,
+        mut log: JobLog,
         spec: &TrainerSpec,
         events: &mut EventLog,
     ) -> Result<Verdict, Error> {
         let number = self.run.state.attempts.last().map_or(1, |attempt| attempt.number);
         events.begin_attempt(number);
         let watched = match job {
-            Ok(job) => self.watch(job, events, number).await,
+            Ok(job) => self.watch(job, &mut log, events).await,
             Err(error) => Err(error),
         };
         let ended = match watched {

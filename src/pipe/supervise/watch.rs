@@ -28,14 +28,13 @@ impl<E: Engine> Supervisor<'_, E> {
     pub(super) async fn watch(
         &mut self,
         mut job: Job<E::Handle>,
+        log: &mut JobLog,
         events: &mut EventLog,
-        number: u32,
     ) -> Result<Watched<E::Handle>, Error> {
         if let Some(attempt) = self.run.state.attempts.last_mut() {
             attempt.container = Some(job.id.clone());
         }
         let mut watched = self.run.set_doing("training");
-        let mut log = JobLog::open(&self.run.folder.attempt(number).log())?;
         let mut tail = Tail::default();
         let mut interrupts = 0;
         loop {
@@ -44,7 +43,7 @@ impl<E: Engine> Supervisor<'_, E> {
                     None => break,
                     // What cannot be written down must not stop the reading, or the job would hang on a full pipe.
                     Some(line) => {
-                        let taken = self.take(&line, &mut log, events, &mut tail);
+                        let taken = self.take(&line, log, events, &mut tail);
                         if watched.is_ok() && taken.is_err() {
                             watched = taken;
                             self.engine.stop(&job.handle).await?;
