@@ -52,23 +52,36 @@ impl<E: Engine> Supervisor<'_, E> {
         serde_json::from_slice(&std::fs::read(self.run.folder.attempt(number).spec()).ok()?).ok()
     }
 
+    /// What was recorded of the last attempt before its `pipe` was killed; when that was.
+    pub(super) fn recall(&mut self) -> Option<f64> {
+        let number = self.run.state.attempts.last()?.number;
+        let recorded = self.recorded(|event| event.attempt == number);
+        recorded.iter().for_each(|recorded| self.note_figures(&recorded.event));
+        recorded.last().map(|last| last.event.ts)
+    }
+
+    fn recorded(&self, wanted: impl Fn(&RecordedEvent) -> bool) -> Vec<RecordedEvent> {
+        let Ok(file) = File::open(self.run.folder.events()) else { return Vec::new() };
+        let lines = BufReader::new(file).lines().map_while(Result::ok);
+        lines.filter_map(|line| serde_json::from_str(&line).ok()).filter(wanted).collect()
+    }
+
     /// What batches held, in attempts with the same maths.
     fn remember_points(&mut self, last: &Attempt) {
         let same = |number: u32| {
             let attempts = &self.run.state.attempts;
             attempts.iter().any(|attempt| attempt.number == number && attempt.changes == last.changes)
         };
-        let Ok(file) = File::open(self.run.folder.events()) else { return };
-        let lines = BufReader::new(file).lines().map_while(Result::ok);
-        let events = lines.filter_map(|line| serde_json::from_str::<RecordedEvent>(&line).ok());
         // An attempt that is found again tells of its own.
         let closed = |number: u32| number != last.number || last.outcome.is_some();
-        let points = events.filter(|event| same(event.attempt) && closed(event.attempt)).filter_map(|recorded| {
-            match recorded.event.kind {
-                EventKind::Rehearsed(rehearsed) => Some(Point { batch: rehearsed.batch, peak: rehearsed.peak }),
-                EventKind::Measured(Measured { batch, peak: Some(peak), .. }) => Some(Point { batch, peak }),
-                _ => None,
-            }
+        let recorded = self.recorded(|event| {
+            let tells = matches!(event.event.kind, EventKind::Rehearsed(_) | EventKind::Measured(_));
+            tells && same(event.attempt) && closed(event.attempt)
+        });
+        let points = recorded.into_iter().filter_map(|recorded| match recorded.event.kind {
+            EventKind::Rehearsed(rehearsed) => Some(Point { batch: rehearsed.batch, peak: rehearsed.peak }),
+            EventKind::Measured(Measured { batch, peak: Some(peak), .. }) => Some(Point { batch, peak }),
+            _ => None,
         });
         self.points = points.collect();
     }

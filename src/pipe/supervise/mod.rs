@@ -236,7 +236,11 @@ impl<E: Engine> Supervisor<'_, E> {
             }
             Found::Gone => {
                 let verdict = interrupted();
+                let last = self.recall();
                 self.close_attempt(None, &verdict)?;
+                if let Some((attempt, last)) = self.run.state.attempts.last_mut().zip(last) {
+                    attempt.seconds = (last - attempt.began).max(0.0);
+                }
                 return Ok(verdict);
             }
         };

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use pipe_spec::Event;
 
@@ -15,6 +16,9 @@ use crate::track::News;
 
 /// How many of the last lines of a log are kept for an error.
 const TAIL: usize = 20;
+
+/// Between two times that the figures of a running attempt are written down.
+const RHYTHM: Duration = Duration::from_secs(2);
 
 /// A job that has ended.
 pub(super) struct Watched<H> {
@@ -36,6 +40,7 @@ impl<E: Engine> Supervisor<'_, E> {
         }
         let mut watched = self.run.set_doing("training");
         let mut tail = Tail::default();
+        let mut kept = Instant::now();
         let mut interrupts = 0;
         loop {
             tokio::select! {
@@ -47,6 +52,11 @@ impl<E: Engine> Supervisor<'_, E> {
                         if watched.is_ok() && taken.is_err() {
                             watched = taken;
                             self.engine.stop(&job.handle).await?;
+                        }
+                        // For those who look from outside.
+                        if kept.elapsed() > RHYTHM && watched.is_ok() {
+                            kept = Instant::now();
+                            self.run.save().unwrap_or_else(|error| tracing::debug!("{error}"));
                         }
                     }
                 },
