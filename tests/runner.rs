@@ -3,6 +3,8 @@
 
 #[path = "runner/bad_input.rs"]
 mod bad_input;
+#[path = "runner/capability.rs"]
+mod capability;
 #[path = "runner/containers.rs"]
 mod containers;
 #[path = "runner/engines.rs"]
@@ -40,5 +42,6 @@ fn main() -> ExitCode {
     leaving::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);
+    capability::tests(&mut suite);
     suite.run()
 }

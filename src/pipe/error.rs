@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use pipe_spec::{PipeExit, Problems};
 
+use crate::capability::{Architecture, Capability};
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read {path}: {source}", path = path.display())]
@@ -21,6 +23,8 @@ pub enum Error {
     Engine { engine: &'static str, source: Box<bollard::errors::Error> },
     #[error("a GPU was asked for and cannot be passed through:\n{}", reasons.join("\n"))]
     NoGpu { reasons: Vec<String> },
+    #[error("{card} has compute capability {capability}, and the libtorch that would use it was built for {}", built_for.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))]
+    Capability { card: String, capability: Capability, built_for: Vec<Architecture> },
     #[error("the trainer program was not found: {}", looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))]
     NoTrainer { looked: Vec<PathBuf> },
     #[error("cannot start {program}: {source}", program = program.display())]
@@ -80,7 +84,7 @@ impl Error {
             Self::NoEngine { .. } | Self::Engine { .. } | Self::NoGpu { .. } | Self::EngineLost { .. } => {
                 PipeExit::Unavailable
             }
-            Self::NoTrainer { .. } | Self::Spawn { .. } => PipeExit::Unavailable,
+            Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } => PipeExit::Unavailable,
             Self::MissingLibrary { .. } | Self::NotElf { .. } | Self::ImageBuild { .. } | Self::NoImage { .. } => {
                 PipeExit::ImageBuild
             }
@@ -104,6 +108,11 @@ impl Error {
         match self {
             Self::NoEngine { hint, .. } | Self::OutOfMemory { hint, .. } => Some(hint.clone()),
             Self::NoGpu { .. } => Some("mend one of these, or set container.gpus to 0 or auto".to_owned()),
+            Self::Capability { .. } => Some(
+                "build the trainer with a libtorch for this card and name it in PIPE_TRAINER, take another card, or train on \
+                 the CPU: --set container.gpus=0"
+                    .to_owned(),
+            ),
             Self::NoTrainer { .. } => {
                 Some("build it with `make build`, or name it in the variable PIPE_TRAINER".to_owned())
             }

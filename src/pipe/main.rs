@@ -1,9 +1,11 @@
 //! `pipe`: runs training pipelines in containers and brings them through out-of-memory.
 
+mod capability;
 mod card;
 mod cli;
 mod command;
 mod detach;
+mod digests;
 mod drive;
 mod engine;
 mod error;

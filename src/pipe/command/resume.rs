@@ -60,7 +60,7 @@ pub async fn go_on(
     let loaded = load(&run, set)?;
     let wanted = if run.state.engine == "process" { EngineKind::Process } else { EngineKind::Docker };
     let engine = Chosen::choose(Some(wanted), reporter).await?;
-    engine.device(&loaded.pipeline.container.gpus)?;
+    engine.check(&loaded.pipeline.container)?;
     if !set.is_empty() {
         write_whole(&run.folder.resolved(), loaded.pipeline.to_yaml().as_bytes())?;
     }
