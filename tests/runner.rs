@@ -20,6 +20,8 @@ mod looks;
 mod memory;
 #[path = "runner/reports.rs"]
 mod reports;
+#[path = "runner/reproducing.rs"]
+mod reproducing;
 #[path = "runner/retries.rs"]
 mod retries;
 #[path = "runner/stopping.rs"]
@@ -43,5 +45,6 @@ fn main() -> ExitCode {
     images::tests(&mut suite);
     containers::tests(&mut suite);
     capability::tests(&mut suite);
+    reproducing::tests(&mut suite);
     suite.run()
 }

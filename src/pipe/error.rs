@@ -56,6 +56,11 @@ pub enum Error {
     #[error("{reason}")]
     RunEnded { reason: String, code: PipeExit },
 
+    #[error("the run {id} cannot be reproduced here:\n{}", indented(reasons))]
+    NotReproducible { id: String, reasons: Vec<String> },
+    #[error("the run {again} does not reproduce {id}:\n{}", indented(reasons))]
+    NotReproduced { id: String, again: String, reasons: Vec<String> },
+
     #[error("the ledger {path} cannot be used: {reason}", path = path.display())]
     Ledger { path: PathBuf, reason: String },
     #[error("nothing in the ledger is called {wanted:?}")]
@@ -85,6 +90,8 @@ impl Error {
                 PipeExit::Unavailable
             }
             Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } => PipeExit::Unavailable,
+            Self::NotReproducible { .. } => PipeExit::Invalid,
+            Self::NotReproduced { .. } => PipeExit::TrainingFailed,
             Self::MissingLibrary { .. } | Self::NotElf { .. } | Self::ImageBuild { .. } | Self::NoImage { .. } => {
                 PipeExit::ImageBuild
             }
@@ -113,6 +120,10 @@ impl Error {
                  the CPU: --set container.gpus=0"
                     .to_owned(),
             ),
+            Self::NotReproducible { .. } => {
+                Some("bring back what has changed, or go on all the same with --anyway".to_owned())
+            }
+            Self::NotReproduced { id, again, .. } => Some(format!("`pipe diff {id} {again}` shows all that differs")),
             Self::NoTrainer { .. } => {
                 Some("build it with `make build`, or name it in the variable PIPE_TRAINER".to_owned())
             }
@@ -162,4 +173,8 @@ fn invalid_text(path: &std::path::Path, problems: &Problems) -> String {
     let noun = if count == 1 { "problem" } else { "problems" };
     let lines: Vec<String> = problems.0.iter().map(|problem| format!("  {problem}")).collect();
     format!("{} has {count} {noun}\n{}", path.display(), lines.join("\n"))
+}
+
+fn indented(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
 }

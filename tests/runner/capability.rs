@@ -27,7 +27,9 @@ fn too_old() {
     folder
         .pipe(&RUN)
         .exits(4)
-        .says("Test Card has compute capability 6.1, and the libtorch that would use it was built for sm_75 sm_80 sm_120")
+        .says(
+            "Test Card has compute capability 6.1, and the libtorch that would use it was built for sm_75 sm_80 sm_120",
+        )
         .says("hint: ");
     assert!(!folder.has_runs());
     folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "container.gpus=0"]).exits(0);

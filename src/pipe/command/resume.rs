@@ -8,6 +8,7 @@ use crate::drive::{Chosen, Driver};
 use crate::error::Error;
 use crate::interrupt::Interrupts;
 use crate::load::Loaded;
+use crate::lock;
 use crate::preflight::Inputs;
 use crate::report::{Reporter, print};
 use crate::run::{self, Listed, Run, write_whole};
@@ -63,6 +64,7 @@ pub async fn go_on(
     engine.check(&loaded.pipeline.container)?;
     if !set.is_empty() {
         write_whole(&run.folder.resolved(), loaded.pipeline.to_yaml().as_bytes())?;
+        lock::settle(&run.folder, &loaded.pipeline)?;
     }
     let driver = Driver::new(&loaded, run, entry, reporter, interrupts);
     driver.train(engine).await

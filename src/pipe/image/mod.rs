@@ -62,6 +62,18 @@ pub fn trainer_digest() -> Result<String, Error> {
     Ok(digest)
 }
 
+/// All that the trainer loads, as one hash; nothing where some of it is not there.
+pub fn libraries_digest() -> Option<String> {
+    let mut digests = Digests::load();
+    let mut hasher = blake3::Hasher::new();
+    let files = stage::files().ok()?;
+    for (name, path) in files.iter().filter(|(name, _)| !name.starts_with("pipe/bin/")) {
+        hasher.update(name.as_bytes()).update(digests.of(path).ok()?.as_bytes());
+    }
+    digests.save();
+    Some(hasher.finalize().to_hex().to_string())
+}
+
 /// libtorch's CUDA part, as a job will load it: nothing where it is not there, or comes with an image that pipe does not
 /// stage it for. `contained`: the job runs in an image.
 pub fn libtorch_cuda(image: Option<&Image>, contained: bool) -> Option<PathBuf> {
