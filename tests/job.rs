@@ -54,6 +54,14 @@ fn main() {
         // Ends well when the batch is small enough, and is out of host memory otherwise.
         "fit" if batch > number => std::process::exit(43),
         "fit" => steps(3),
+        // Losses that are so many millionths too large, a model to match, and then the exit code that follows.
+        "bend" => {
+            steps_from(2, 3, 1.0 + number as f64 * 1e-6);
+            let folder = format!("{}/model", run_folder(&spec));
+            fs::create_dir_all(&folder).expect("the model's folder");
+            fs::write(format!("{folder}/model.safetensors"), number.to_string()).expect("the model");
+            std::process::exit(words.next().and_then(|word| word.parse().ok()).unwrap_or(0));
+        }
         // On a card of 16 GiB where a batch holds 2 GiB and 100 MiB for each sample.
         "card" => card(&spec, batch as u64, &job.split(' ').skip(1).collect::<Vec<_>>()),
         // The same, but takes the memory until the kernel ends it.
@@ -116,23 +124,27 @@ fn card(spec: &str, batch: u64, words: &[&str]) {
                 "{{\"seq\":2,\"ts\":0,\"type\":\"rehearsed\",\"batch\":{batch},\"longest\":\"64\",\"peak\":{needed},\
                  \"reserved\":{needed},\"ms\":1}}"
             );
-            steps_from(3, 3);
+            steps_from(3, 3, 1.0);
         }
     }
 }
 
 fn steps(count: u64) {
-    steps_from(2, count);
+    steps_from(2, count, 1.0);
 }
 
-/// Events numbered from `seq`.
-fn steps_from(seq: u64, count: u64) {
+fn run_folder(spec: &str) -> &str {
+    spec.split("\"run\":").nth(1).and_then(|rest| rest.split('"').nth(1)).expect("the run folder")
+}
+
+/// Events numbered from `seq`, with losses that are so many times the usual ones.
+fn steps_from(seq: u64, count: u64, times: f64) {
     for step in 1..=count {
         println!(
             "{{\"seq\":{},\"ts\":0,\"type\":\"step\",\"step\":{step},\"epoch\":0,\"samples\":{step},\"loss\":{},\"lr\":0,\
              \"grad_norm\":0,\"tokens\":1,\"ms\":1,\"allocated\":1,\"reserved\":1,\"peak\":1}}",
             step + seq - 1,
-            10.0 / step as f64
+            10.0 / step as f64 * times
         );
     }
 }

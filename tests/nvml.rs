@@ -1,10 +1,11 @@
 //! A stand-in for NVIDIA's management library, for tests of what the runner asks it. It says what the file named by TEST_CARD
-//! says when it is asked: a line with the MiB of the card and those that are free, then a line with pid and MiB for every
-//! process that computes on it.
+//! says when it is asked: a line with the MiB of the card and those that are free, and if it is to be known its compute
+//! capability (12.0 is 120), then a line with pid and MiB for every process that computes on it.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 const SUCCESS: c_int = 0;
+const NOT_SUPPORTED: c_int = 3;
 const NOT_FOUND: c_int = 6;
 const TOO_SMALL: c_int = 7;
 
@@ -25,9 +26,13 @@ pub struct Process {
     compute_instance: c_uint,
 }
 
-/// The numbers of every line.
+fn text() -> Option<String> {
+    std::fs::read_to_string(std::env::var("TEST_CARD").ok()?).ok()
+}
+
+/// The first two numbers of every line.
 fn card() -> Option<Vec<[u64; 2]>> {
-    let text = std::fs::read_to_string(std::env::var("TEST_CARD").ok()?).ok()?;
+    let text = text()?;
     let numbers = |line: &str| {
         let mut words = line.split_whitespace().map(|word| word.parse().ok());
         Some([words.next()??, words.next()??])
@@ -72,6 +77,15 @@ pub extern "C" fn nvmlDeviceGetName(_: *mut c_void, name: *mut c_char, length: c
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> c_int {
     write("1.2.3", version, length)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetCudaComputeCapability(_: *mut c_void, major: *mut c_int, minor: *mut c_int) -> c_int {
+    let text = text().unwrap_or_default();
+    let third = text.lines().next().and_then(|line| line.split_whitespace().nth(2)?.parse::<c_int>().ok());
+    let Some(number) = third else { return NOT_SUPPORTED };
+    unsafe { (*major, *minor) = (number / 10, number % 10) };
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]

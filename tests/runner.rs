@@ -3,6 +3,8 @@
 
 #[path = "runner/bad_input.rs"]
 mod bad_input;
+#[path = "runner/capability.rs"]
+mod capability;
 #[path = "runner/containers.rs"]
 mod containers;
 #[path = "runner/engines.rs"]
@@ -18,6 +20,8 @@ mod looks;
 mod memory;
 #[path = "runner/reports.rs"]
 mod reports;
+#[path = "runner/reproducing.rs"]
+mod reproducing;
 #[path = "runner/retries.rs"]
 mod retries;
 #[path = "runner/stopping.rs"]
@@ -40,5 +44,7 @@ fn main() -> ExitCode {
     leaving::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);
+    capability::tests(&mut suite);
+    reproducing::tests(&mut suite);
     suite.run()
 }

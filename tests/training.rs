@@ -27,6 +27,8 @@ mod memory;
 mod minilm;
 #[path = "training/mu_sota.rs"]
 mod mu_sota;
+#[path = "training/reproducing.rs"]
+mod reproducing;
 
 use std::process::ExitCode;
 
@@ -44,5 +46,6 @@ fn main() -> ExitCode {
     leaving::tests(&mut suite);
     memory::tests(&mut suite);
     clip::tests(&mut suite);
+    reproducing::tests(&mut suite);
     suite.run()
 }

@@ -5,6 +5,7 @@
 
 pub mod event;
 pub mod exit;
+pub mod lock;
 pub mod pipeline;
 pub mod run;
 pub mod text;
@@ -14,6 +15,7 @@ mod yaml;
 
 pub use event::{Event, EventKind, OomRecord, Phase};
 pub use exit::{PipeExit, TrainerExit};
+pub use lock::Lock;
 pub use pipeline::{Pipeline, Problem, Problems};
 pub use run::{Attempt, Cause, Outcome, RunFolder, RunState, Status};
 pub use trainer::{Device, TrainerSpec};

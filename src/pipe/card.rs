@@ -7,10 +7,14 @@ use pipe_spec::pipeline::Gpus;
 use pipe_spec::text::human_bytes;
 use serde::Serialize;
 
+use crate::capability::Capability;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Card {
     pub name: String,
     pub driver: String,
+    /// Where the driver tells.
+    pub capability: Option<Capability>,
     /// Bytes.
     pub total: u64,
     pub free: u64,
@@ -55,9 +59,13 @@ impl Card {
             })
             .collect();
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        let capability = device.cuda_compute_capability().ok();
+        let number = |part: i32| u32::try_from(part).ok();
         Ok(Self {
             name: device.name()?,
             driver: nvml.sys_driver_version()?,
+            capability: capability
+                .and_then(|found| Some(Capability { major: number(found.major)?, minor: number(found.minor)? })),
             total: memory.total,
             free: memory.free,
             holders,

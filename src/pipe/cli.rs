@@ -101,6 +101,27 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
+    /// Compare two runs: settings, what they stood on, results, curves
+    Diff {
+        /// An id, the beginning of one, or latest
+        first: String,
+        /// Another one
+        second: String,
+        /// Print all of it as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run the pipeline of a run again, on the same data with the same program, and compare the curves
+    Reproduce {
+        /// An id, the beginning of one, or latest
+        run: String,
+        /// Go on though data, model, program or settings are not those of the run
+        #[arg(long)]
+        anyway: bool,
+        /// Print what came of it as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Watch a run that goes on in the background; Ctrl-C leaves it running
     Attach {
         /// An id, the beginning of one, or latest
@@ -318,6 +339,10 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Ls { json } => command::ls::run(json),
         Command::Show { run, json } => command::show::run(&run, json),
         Command::Report { runs, out } => command::report::run(&runs, out.as_deref()),
+        Command::Diff { first, second, json } => command::diff::run(&first, &second, json),
+        Command::Reproduce { run, anyway, json } => {
+            command::reproduce::run(&command::reproduce::Options { run, anyway, json, quiet })
+        }
         Command::Logs { run, attempt, json, follow } => {
             command::logs::run(&command::logs::Options { run, attempt, events: json, follow })
         }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use pipe_spec::{PipeExit, Problems};
 
+use crate::capability::{Architecture, Capability};
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read {path}: {source}", path = path.display())]
@@ -21,6 +23,8 @@ pub enum Error {
     Engine { engine: &'static str, source: Box<bollard::errors::Error> },
     #[error("a GPU was asked for and cannot be passed through:\n{}", reasons.join("\n"))]
     NoGpu { reasons: Vec<String> },
+    #[error("{card} has compute capability {capability}, and the libtorch that would use it was built for {}", built_for.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))]
+    Capability { card: String, capability: Capability, built_for: Vec<Architecture> },
     #[error("the trainer program was not found: {}", looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))]
     NoTrainer { looked: Vec<PathBuf> },
     #[error("cannot start {program}: {source}", program = program.display())]
@@ -52,6 +56,11 @@ pub enum Error {
     #[error("{reason}")]
     RunEnded { reason: String, code: PipeExit },
 
+    #[error("the run {id} cannot be reproduced here:\n{}", indented(reasons))]
+    NotReproducible { id: String, reasons: Vec<String> },
+    #[error("the run {again} does not reproduce {id}:\n{}", indented(reasons))]
+    NotReproduced { id: String, again: String, reasons: Vec<String> },
+
     #[error("the ledger {path} cannot be used: {reason}", path = path.display())]
     Ledger { path: PathBuf, reason: String },
     #[error("nothing in the ledger is called {wanted:?}")]
@@ -80,7 +89,9 @@ impl Error {
             Self::NoEngine { .. } | Self::Engine { .. } | Self::NoGpu { .. } | Self::EngineLost { .. } => {
                 PipeExit::Unavailable
             }
-            Self::NoTrainer { .. } | Self::Spawn { .. } => PipeExit::Unavailable,
+            Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } => PipeExit::Unavailable,
+            Self::NotReproducible { .. } => PipeExit::Invalid,
+            Self::NotReproduced { .. } => PipeExit::TrainingFailed,
             Self::MissingLibrary { .. } | Self::NotElf { .. } | Self::ImageBuild { .. } | Self::NoImage { .. } => {
                 PipeExit::ImageBuild
             }
@@ -104,6 +115,15 @@ impl Error {
         match self {
             Self::NoEngine { hint, .. } | Self::OutOfMemory { hint, .. } => Some(hint.clone()),
             Self::NoGpu { .. } => Some("mend one of these, or set container.gpus to 0 or auto".to_owned()),
+            Self::Capability { .. } => Some(
+                "build the trainer with a libtorch for this card and name it in PIPE_TRAINER, take another card, or train on \
+                 the CPU: --set container.gpus=0"
+                    .to_owned(),
+            ),
+            Self::NotReproducible { .. } => {
+                Some("bring back what has changed, or go on all the same with --anyway".to_owned())
+            }
+            Self::NotReproduced { id, again, .. } => Some(format!("`pipe diff {id} {again}` shows all that differs")),
             Self::NoTrainer { .. } => {
                 Some("build it with `make build`, or name it in the variable PIPE_TRAINER".to_owned())
             }
@@ -153,4 +173,8 @@ fn invalid_text(path: &std::path::Path, problems: &Problems) -> String {
     let noun = if count == 1 { "problem" } else { "problems" };
     let lines: Vec<String> = problems.0.iter().map(|problem| format!("  {problem}")).collect();
     format!("{} has {count} {noun}\n{}", path.display(), lines.join("\n"))
+}
+
+fn indented(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
 }

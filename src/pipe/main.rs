@@ -1,9 +1,12 @@
 //! `pipe`: runs training pipelines in containers and brings them through out-of-memory.
 
+mod capability;
 mod card;
 mod cli;
 mod command;
+mod compare;
 mod detach;
+mod digests;
 mod drive;
 mod engine;
 mod error;
@@ -13,6 +16,7 @@ mod image;
 mod interrupt;
 mod ledger;
 mod load;
+mod lock;
 mod outcome;
 mod plan;
 mod preflight;

@@ -319,6 +319,7 @@ mod tests {
         let mut card = Card {
             name: "A card".to_owned(),
             driver: "1".to_owned(),
+            capability: None,
             total: 24 << 30,
             free: 512 << 20,
             holders: vec![holder(77, 20 << 30)],

@@ -79,7 +79,7 @@ impl Plan<'_> {
             run: engine.job_path(folder.to_owned(), PathBuf::from(CONTAINER_RUN_FOLDER)),
             attempt: number,
             device: self.device,
-            threads: pipeline.container.cpus.map(|cpus| (cpus.ceil() as u32).max(1)),
+            threads: self.threads(),
             model: pipeline.model.clone(),
             tokenizer: self.inputs.tokenizer.as_ref().map(place),
             data: pipeline.data.clone(),
@@ -106,6 +106,11 @@ impl Plan<'_> {
             spec.memory.limit = Some(Limit::Size(limit));
         }
         spec
+    }
+
+    /// For computation; nothing leaves it to libtorch.
+    pub fn threads(&self) -> Option<u32> {
+        self.pipeline.container.cpus.map(|cpus| (cpus.ceil() as u32).max(1))
     }
 
     /// Without a container nobody but the trainer itself can keep it to the container's memory.

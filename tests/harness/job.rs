@@ -23,7 +23,7 @@ pub fn folder(job: &str, more: &str) -> Folder {
     folder
 }
 
-/// The same on a card, which holds what `card` says: MiB of it and free, then pid and MiB of every process on it.
+/// The same on a card, which is what `card` says, as tests/nvml.rs reads it.
 pub fn on_card(job: &str, more: &str, card: &str) -> Folder {
     let folder = folder(job, more);
     folder.write("card", card);
@@ -32,7 +32,7 @@ pub fn on_card(job: &str, more: &str, card: &str) -> Folder {
 }
 
 /// The folder of the stand-in for NVIDIA's management library, compiled once.
-fn library() -> &'static Path {
+pub fn library() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nvml");

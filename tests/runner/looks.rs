@@ -37,6 +37,8 @@ fn help() {
         "ls",
         "show",
         "report",
+        "diff",
+        "reproduce",
         "logs",
         "rm",
         "image",

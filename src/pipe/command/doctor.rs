@@ -6,6 +6,7 @@ use pipe_spec::pipeline::Gpus;
 use pipe_spec::text::human_bytes;
 use serde::Serialize;
 
+use crate::capability;
 use crate::card::Card;
 use crate::engine::docker::gpu::Passthrough;
 use crate::engine::docker::{DockerEngine, Info};
@@ -72,8 +73,14 @@ fn card() -> Check {
     let Some(card) = Card::read(&Gpus::Auto) else {
         return note("card", "NVML finds none".to_owned());
     };
-    let Card { name, driver, total, free, holders } = card;
-    let found = format!("{name}, driver {driver}, {} free of {}", human_bytes(free), human_bytes(total));
+    let Card { name, driver, capability, total, free, holders } = &card;
+    let told = capability.map_or(String::new(), |capability| format!(", compute capability {capability}"));
+    let memory = format!("{} free of {}", human_bytes(*free), human_bytes(*total));
+    let found = format!("{name}, driver {driver}{told}, {memory}");
+    let unfit = image::libtorch_cuda(None, false).and_then(|library| capability::check(&card, &library).err());
+    if let Some(error) = unfit {
+        return Check { name: "card", status: "missing", found, hint: Some(error.to_string()) };
+    }
     let who: Vec<String> = holders.iter().map(ToString::to_string).collect();
     let hint = (!who.is_empty()).then(|| format!("held by {}; a run that needs it waits for them", who.join(", ")));
     Check { name: "card", status: "ok", found, hint }

@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod check;
+pub mod diff;
 pub mod doctor;
 pub mod fit;
 pub mod image;
@@ -10,6 +11,7 @@ pub mod logs;
 pub mod ls;
 pub mod plan;
 pub mod report;
+pub mod reproduce;
 pub mod resume;
 pub mod rm;
 pub mod run;

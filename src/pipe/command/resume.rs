@@ -8,6 +8,7 @@ use crate::drive::{Chosen, Driver};
 use crate::error::Error;
 use crate::interrupt::Interrupts;
 use crate::load::Loaded;
+use crate::lock;
 use crate::preflight::Inputs;
 use crate::report::{Reporter, print};
 use crate::run::{self, Listed, Run, write_whole};
@@ -60,9 +61,10 @@ pub async fn go_on(
     let loaded = load(&run, set)?;
     let wanted = if run.state.engine == "process" { EngineKind::Process } else { EngineKind::Docker };
     let engine = Chosen::choose(Some(wanted), reporter).await?;
-    engine.device(&loaded.pipeline.container.gpus)?;
+    engine.check(&loaded.pipeline.container)?;
     if !set.is_empty() {
         write_whole(&run.folder.resolved(), loaded.pipeline.to_yaml().as_bytes())?;
+        lock::settle(&run.folder, &loaded.pipeline)?;
     }
     let driver = Driver::new(&loaded, run, entry, reporter, interrupts);
     driver.train(engine).await

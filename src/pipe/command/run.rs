@@ -42,7 +42,7 @@ async fn start(options: &Options, loaded: &Loaded) -> Result<(), Error> {
     let mut reporter = Reporter::new(options.json, options.quiet);
     let engine = Chosen::choose(options.engine.or(loaded.pipeline.engine), &reporter).await?;
     // What cannot be had is said before there is a run.
-    engine.device(&loaded.pipeline.container.gpus)?;
+    engine.check(&loaded.pipeline.container)?;
     if options.dry_run {
         print_json(&engine.describe(loaded, options.job)?);
         return Ok(());

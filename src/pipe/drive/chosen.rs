@@ -1,9 +1,10 @@
 //! Which engine runs it.
 
 use pipe_spec::Device;
-use pipe_spec::pipeline::{EngineKind, Gpus, Image};
+use pipe_spec::pipeline::{Container, EngineKind, Gpus, Image};
 use serde_json::{Value, json};
 
+use crate::capability;
 use crate::engine::Engine;
 use crate::engine::docker::DockerEngine;
 use crate::engine::process::ProcessEngine;
@@ -52,6 +53,14 @@ impl Chosen {
         match self {
             Self::Docker(_) => EngineKind::Docker.name(),
             Self::Process(_) => EngineKind::Process.name(),
+        }
+    }
+
+    /// Whether there is what the pipeline asks for, and a job could use it.
+    pub fn check(&self, container: &Container) -> Result<(), Error> {
+        match self.device(&container.gpus)? {
+            Device::Cpu => Ok(()),
+            Device::Cuda => capability::ensure(container, matches!(self, Self::Docker(_))),
         }
     }
 

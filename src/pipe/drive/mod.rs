@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::interrupt::Interrupts;
 use crate::ledger::{Diary, Ledger};
 use crate::load::{self, Loaded};
+use crate::lock;
 use crate::plan::{Job, Plan, first_settings};
 use crate::queue::{self, Place};
 use crate::report::{Reporter, html};
@@ -97,7 +98,7 @@ impl<'a> Driver<'a> {
     }
 
     async fn with<E: Engine>(&mut self, engine: &E, on: Value, job: Job) -> Result<Option<Fitted>, Error> {
-        let Loaded { pipeline, text, variables, inputs } = self.loaded;
+        let Loaded { pipeline, variables, inputs, .. } = self.loaded;
         let device = device(engine, &pipeline.container.gpus)?;
         let plan = Plan { pipeline, inputs, variables, device, job };
         if let Some(limit) = plan.limit_without_container(engine) {
@@ -105,7 +106,8 @@ impl<'a> Driver<'a> {
         }
         let image = image::word(&on)?;
         if self.run.state.attempts.is_empty() {
-            write_json(&self.run.folder.lock(), &lock(on, text))?;
+            let lock = lock::collect(&on, &self.run.folder, &plan, self.reporter)?;
+            write_json(&self.run.folder.lock(), &lock)?;
         }
         let _place = self.queue(device, &pipeline.container.gpus).await?;
         let ledger = Ledger::find().filter(|_| !self.run.state.ignore_ledger);
@@ -219,12 +221,3 @@ impl<'a> Driver<'a> {
 
 /// How often the queue is looked at.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// What the run ran on: `lock.json`.
-fn lock(on: Value, pipeline_text: &str) -> Value {
-    json!({
-        "pipe": env!("CARGO_PKG_VERSION"),
-        "pipeline": blake3::hash(pipeline_text.as_bytes()).to_hex().to_string(),
-        "on": on,
-    })
-}

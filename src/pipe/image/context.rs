@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::digests::Digests;
+use crate::digests::Digests;
 use crate::error::Error;
 
 #[derive(Clone, Debug)]

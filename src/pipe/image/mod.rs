@@ -1,22 +1,26 @@
 //! What images are made of: the files that go in, their hash, the context that is sent. Knows no engine.
 
 mod context;
-mod digests;
 mod elf;
+mod fatbin;
 mod stage;
 
 use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::Image;
 
+use crate::digests::Digests;
 use crate::error::Error;
 pub use context::Context;
-use digests::Digests;
 pub use elf::find_library;
+pub use fatbin::architectures;
 pub use stage::find_trainer;
 
 /// The Dockerfile of the trainer image, used where a pipeline names none.
 const TRAINER_DOCKERFILE: &str = include_str!("../../../docker/trainer.Dockerfile");
+
+/// Where the staged trainer lies in a build context.
+const STAGED: &str = "pipe/";
 
 /// An image to be built, under the name that its content gives it.
 pub struct Recipe {
@@ -41,7 +45,7 @@ pub fn recipe(image: Option<&str>) -> Result<Recipe, Error> {
         context.add_folder(&folder)?;
     }
     // The staged trainer is large: it is part of the context only where the Dockerfile uses it.
-    if dockerfile.contains("pipe/") {
+    if dockerfile.contains(STAGED) {
         for (name, path) in stage::files()? {
             context.add(&name, &path)?;
         }
@@ -56,6 +60,29 @@ pub fn trainer_digest() -> Result<String, Error> {
     let digest = digests.of(&find_trainer()?)?;
     digests.save();
     Ok(digest)
+}
+
+/// All that the trainer loads, as one hash; nothing where some of it is not there.
+pub fn libraries_digest() -> Option<String> {
+    let mut digests = Digests::load();
+    let mut hasher = blake3::Hasher::new();
+    let files = stage::files().ok()?;
+    for (name, path) in files.iter().filter(|(name, _)| !name.starts_with("pipe/bin/")) {
+        hasher.update(name.as_bytes()).update(digests.of(path).ok()?.as_bytes());
+    }
+    digests.save();
+    Some(hasher.finalize().to_hex().to_string())
+}
+
+/// libtorch's CUDA part, as a job will load it: nothing where it is not there, or comes with an image that pipe does not
+/// stage it for. `contained`: the job runs in an image.
+pub fn libtorch_cuda(image: Option<&Image>, contained: bool) -> Option<PathBuf> {
+    let staged = match image.filter(|_| contained) {
+        None => true,
+        Some(Image::Dockerfile(path)) => std::fs::read_to_string(path).is_ok_and(|text| text.contains(STAGED)),
+        Some(Image::Pinned(_)) => false,
+    };
+    staged.then(stage::libtorch_cuda).flatten()
 }
 
 /// The Dockerfile that is named by a pipeline, if it is one.

@@ -41,6 +41,14 @@ pub fn files() -> Result<BTreeMap<String, PathBuf>, Error> {
     Ok(files)
 }
 
+/// libtorch's CUDA part: beside the rest of libtorch, or where the trainer would find it by its name.
+pub fn libtorch_cuda() -> Option<PathBuf> {
+    let name = "libtorch_cuda.so";
+    let libraries = elf::libraries(&find_trainer().ok()?).ok()?;
+    let beside = libraries.get("libtorch_cpu.so").map(|path| path.with_file_name(name)).filter(|path| path.is_file());
+    beside.or_else(|| elf::find_library(name))
+}
+
 /// libtorch's CUDA part, which the trainer loads when it is there: taken along when all that it needs is.
 fn add_cuda(torch: &Path, libraries: &mut BTreeMap<String, PathBuf>) {
     let mut cuda = BTreeMap::new();

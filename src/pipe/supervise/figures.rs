@@ -5,12 +5,14 @@ use pipe_spec::{Event, EventKind};
 
 use super::Supervisor;
 use crate::engine::Engine;
+use crate::lock;
 
 impl<E: Engine> Supervisor<'_, E> {
     pub(super) fn note_figures(&mut self, event: &Event) {
         let state = &mut self.run.state;
         match &event.kind {
             EventKind::Started(started) => {
+                lock::learn(&self.run.folder, started);
                 state.steps = Some(started.steps);
                 if let Some(attempt) = state.attempts.last_mut() {
                     (attempt.batch, attempt.accum) = (started.batch, started.accum);

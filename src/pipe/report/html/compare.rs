@@ -3,23 +3,20 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use pipe_spec::Variables;
-use pipe_spec::pipeline::Pipeline;
-use serde_json::Value;
-
 use super::curve::style;
 use super::escape::escape;
 use super::results::results;
 use super::{MEANS, attempts, figures, sections, table};
+use crate::compare::flat_settings;
 use crate::run::Record;
 
-pub fn body(runs: &[Record], variables: &Variables) -> String {
+pub fn body(runs: &[Record]) -> String {
     let mut html = format!("<header><p class=\"kind\">pipe</p><h1>{} runs compared</h1></header>\n", runs.len());
     html.push_str(&legend(runs));
     let charts: String = figures::of_all(runs).iter().map(super::curve::Chart::svg).collect();
     writeln!(html, "<section id=\"curves\"><h2>Curves</h2><p class=\"note\">Circles: eval &middot; {MEANS}</p><div class=\"figures\">{charts}</div></section>").ok();
     html.push_str(&outcome(runs));
-    html.push_str(&settings(runs, variables));
+    html.push_str(&settings(runs));
     for run in runs {
         let table = run.state.as_ref().map_or(String::new(), attempts::attempts_table);
         let (id, missing) = (escape(&run.id), sections::missing(run));
@@ -67,8 +64,9 @@ fn told(run: &Record) -> Vec<(String, String)> {
     std::iter::once(("status".to_owned(), status.to_owned())).chain(device).chain(results(run)).collect()
 }
 
-fn settings(runs: &[Record], variables: &Variables) -> String {
-    let all: Vec<Option<BTreeMap<String, String>>> = runs.iter().map(|run| flat_settings(run, variables)).collect();
+fn settings(runs: &[Record]) -> String {
+    let all: Vec<Option<BTreeMap<String, String>>> =
+        runs.iter().map(|run| flat_settings(run.resolved.as_deref()?)).collect();
     let mut keys: Vec<&String> = all.iter().flatten().flat_map(BTreeMap::keys).collect();
     keys.sort();
     keys.dedup();
@@ -88,25 +86,4 @@ fn settings(runs: &[Record], variables: &Variables) -> String {
         (true, false) => "<p class=\"none\">Not known: there is no resolved.yaml that can be read.</p>".to_owned(),
     };
     format!("<section id=\"settings\"><h2>Settings that differ</h2>{content}</section>\n")
-}
-
-/// Every setting by its dotted path.
-fn flat_settings(run: &Record, variables: &Variables) -> Option<BTreeMap<String, String>> {
-    let pipeline = Pipeline::parse(run.resolved.as_ref()?, &[], variables).ok()?;
-    let mut flat = BTreeMap::new();
-    flatten("", &serde_json::to_value(pipeline).ok()?, &mut flat);
-    Some(flat)
-}
-
-fn flatten(path: &str, value: &Value, into: &mut BTreeMap<String, String>) {
-    match value {
-        Value::Object(fields) => {
-            for (key, value) in fields {
-                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                flatten(&path, value, into);
-            }
-        }
-        Value::String(text) => drop(into.insert(path.to_owned(), text.clone())),
-        other => drop(into.insert(path.to_owned(), other.to_string())),
-    }
 }

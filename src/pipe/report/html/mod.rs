@@ -7,7 +7,7 @@ mod curve;
 mod escape;
 mod figures;
 mod memory;
-mod results;
+pub mod results;
 mod scale;
 mod sections;
 mod thin;
@@ -26,7 +26,7 @@ const STYLE: &str = include_str!("page.css");
 pub fn page(runs: &[Record], variables: &Variables) -> String {
     let (title, body) = match runs {
         [run] => (run.id.clone(), one(run, variables)),
-        _ => (format!("{} runs compared", runs.len()), compare::body(runs, variables)),
+        _ => (format!("{} runs compared", runs.len()), compare::body(runs)),
     };
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

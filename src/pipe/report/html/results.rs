@@ -39,7 +39,8 @@ pub fn steps(run: &Record) -> Option<String> {
     all.or_else(|| run.history.started.last().map(|(_, started)| started.steps)).map(|all| format!("{done} of {all}"))
 }
 
-fn median(run: &Record) -> Option<f64> {
+/// Tokens per second, of half of the steps more and of half less.
+pub fn median(run: &Record) -> Option<f64> {
     let mut rates: Vec<f64> = run.history.steps.iter().map(throughput).filter(|rate| rate.is_finite()).collect();
     rates.sort_by(f64::total_cmp);
     rates.get(rates.len() / 2).copied()

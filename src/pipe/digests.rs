@@ -1,6 +1,7 @@
 //! Content hashes of files, remembered by path, size and time, so that an unchanged gigabyte is not read again.
 
 use std::collections::BTreeMap;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +24,9 @@ struct Known {
     digest: String,
 }
 
+/// Nanoseconds after which a file counts as written.
+const SETTLED: i128 = 100_000_000;
+
 impl Digests {
     /// What is remembered under `PIPE_CACHE`, or the user's cache folder. A file that cannot be read is no loss.
     pub fn load() -> Self {
@@ -39,20 +43,32 @@ impl Digests {
         let read_error = |source| Error::Read { path: path.to_owned(), source };
         let path = path.canonicalize().map_err(read_error)?;
         let meta = std::fs::metadata(&path).map_err(read_error)?;
-        let modified = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
-        let key = path.to_string_lossy().into_owned();
-        if let Some(known) = self.known.get(&key)
-            && (known.size, known.modified, known.inode) == (meta.len(), modified, meta.ino())
-        {
+        if let Some(known) = self.remembered(&path, &meta) {
             return Ok(known.digest.clone());
         }
         let mut hasher = blake3::Hasher::new();
         hasher.update_mmap_rayon(&path).map_err(read_error)?;
         let digest = hasher.finalize().to_hex().to_string();
-        let known = Known { size: meta.len(), modified, inode: meta.ino(), digest: digest.clone() };
-        self.known.insert(key, known);
-        self.changed = true;
+        // What was written a moment ago may be written again before the clock of the file system goes on.
+        if modified(&meta) + SETTLED < (crate::run::now() * 1e9) as i128 {
+            let known =
+                Known { size: meta.len(), modified: modified(&meta), inode: meta.ino(), digest: digest.clone() };
+            self.known.insert(path.to_string_lossy().into_owned(), known);
+            self.changed = true;
+        }
         Ok(digest)
+    }
+
+    /// Bytes that have to be read for the hash of a file: none where it is remembered.
+    pub fn to_read(&self, path: &Path) -> u64 {
+        let Ok(path) = path.canonicalize() else { return 0 };
+        let Ok(meta) = std::fs::metadata(&path) else { return 0 };
+        if self.remembered(&path, &meta).is_some() { 0 } else { meta.len() }
+    }
+
+    fn remembered(&self, path: &Path, meta: &Metadata) -> Option<&Known> {
+        let known = self.known.get(path.to_string_lossy().as_ref())?;
+        ((known.size, known.modified, known.inode) == (meta.len(), modified(meta), meta.ino())).then_some(known)
     }
 
     /// Remembers what was learned. Not being able to is no error: the next time takes longer.
@@ -64,6 +80,11 @@ impl Digests {
             tracing::debug!("cannot remember file hashes in {}", file.display());
         }
     }
+}
+
+/// Nanoseconds.
+fn modified(meta: &Metadata) -> i128 {
+    i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec())
 }
 
 fn cache_folder() -> Option<PathBuf> {

@@ -1,0 +1,147 @@
+//! `lock.json`: all that a run stood on, so that it can be told whether another would stand on the same.
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::Started;
+
+/// What is not known is absent: a lock of an earlier version has less in it and can be read all the same. Hashes are
+/// BLAKE3 of the content. Values of variables are never written down, only their names.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Lock {
+    /// The version of `pipe`.
+    pub pipe: String,
+    /// Hash of the pipeline file, byte for byte.
+    pub pipeline: String,
+    /// Hash of the same with every default: `resolved.yaml`.
+    pub resolved: Option<String>,
+    /// The variables that the pipeline names.
+    pub variables: Vec<String>,
+    pub seed: Option<u64>,
+    pub on: Program,
+    /// The pictures that a file names are not hashed themselves.
+    pub train: Vec<LockedFile>,
+    pub eval: Vec<LockedFile>,
+    pub tokenizer: Option<LockedFile>,
+    /// Of `model.from`: what the trainer reads of it.
+    pub model: Vec<LockedFile>,
+    pub commit: Option<Commit>,
+    /// Its version, as the trainer tells it.
+    pub libtorch: Option<String>,
+    /// `cpu`, or the name of the card.
+    pub device: Option<String>,
+    pub card: Option<LockedCard>,
+    pub cpu: Option<Cpu>,
+    /// Threads for computation.
+    pub threads: Option<u32>,
+}
+
+/// What computes: an image, or without a container the trainer with what it loads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Program {
+    pub engine: String,
+    pub engine_version: Option<String>,
+    /// Named by its content, or pinned by a digest.
+    pub image: Option<String>,
+    pub image_id: Option<String>,
+    /// Hash of the trainer, where there is no image.
+    pub trainer: Option<String>,
+    /// Hash of all that the trainer loads, libtorch and the system's libraries.
+    pub libraries: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockedFile {
+    /// Its path, with variables in place of their values.
+    pub name: String,
+    pub hash: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Of the work tree that the run was started in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Commit {
+    pub id: String,
+    /// Whether files that git knows were changed since.
+    pub dirty: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LockedCard {
+    pub name: String,
+    pub driver: Option<String>,
+    /// The compute capability, such as 12.0.
+    pub capability: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cpu {
+    pub model: String,
+    /// Those that this process may use.
+    pub count: u32,
+}
+
+impl Lock {
+    /// Takes in what only the trainer knows. What it says of the card counts: it is the one that computes there.
+    pub fn learn(&mut self, started: &Started) {
+        self.libtorch = Some(started.libtorch.clone());
+        self.device = Some(started.device.clone());
+        if started.device == "cpu" {
+            self.card = None;
+            return;
+        }
+        let card = self.card.get_or_insert_default();
+        if card.name != started.device {
+            *card = LockedCard { name: started.device.clone(), ..LockedCard::default() };
+        }
+        if started.driver.is_some() {
+            card.driver = started.driver.clone();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started(device: &str, driver: Option<&str>) -> Started {
+        serde_json::from_value(serde_json::json!({
+            "device": device, "capacity": null, "driver": driver, "libtorch": "2.11.0", "params": 1, "batch": 1, "accum": 1,
+            "effective_batch": 1, "steps": 1, "samples": 1, "resumed_from": null
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_older_lock_can_be_read() {
+        let text = r#"{"pipe": "0.1.0", "pipeline": "ab", "on": {"engine": "docker", "image": "x", "image_id": null}}"#;
+        let lock: Lock = serde_json::from_str(text).unwrap();
+        assert_eq!((lock.on.engine.as_str(), lock.on.image.as_deref()), ("docker", Some("x")));
+        assert_eq!((lock.resolved, lock.train.len(), lock.cpu), (None, 0, None));
+    }
+
+    #[test]
+    fn a_lock_reads_back() {
+        let mut lock = Lock { pipe: "0.1.0".to_owned(), seed: Some(42), ..Lock::default() };
+        lock.train.push(LockedFile { name: "a".to_owned(), hash: "b".to_owned(), size: 3 });
+        lock.learn(&started("H200", Some("580")));
+        let text = serde_json::to_string(&lock).unwrap();
+        assert_eq!(serde_json::from_str::<Lock>(&text).unwrap(), lock);
+    }
+
+    #[test]
+    fn the_trainer_knows_best() {
+        let known = LockedCard { name: "H200".into(), driver: Some("1".into()), capability: Some("9.0".into()) };
+        let mut lock = Lock { card: Some(known.clone()), ..Lock::default() };
+        lock.learn(&started("H200", None));
+        assert_eq!((lock.card.as_ref(), lock.libtorch.as_deref()), (Some(&known), Some("2.11.0")));
+        lock.learn(&started("RTX 5090", Some("2")));
+        let other = LockedCard { name: "RTX 5090".into(), driver: Some("2".into()), capability: None };
+        assert_eq!((lock.card.as_ref(), lock.device.as_deref()), (Some(&other), Some("RTX 5090")));
+        lock.learn(&started("cpu", None));
+        assert_eq!((lock.card, lock.device.as_deref()), (None, Some("cpu")));
+    }
+}

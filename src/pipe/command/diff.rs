@@ -1,0 +1,92 @@
+//! `pipe diff`: two runs beside each other. That they differ is an answer and no error.
+
+use crate::compare::{Comparison, Curves, Files};
+use crate::error::Error;
+use crate::lock::Effect;
+use crate::report::{Table, print, print_json};
+use crate::run;
+
+pub fn run(first: &str, second: &str, json: bool) -> Result<(), Error> {
+    let comparison = Comparison::of(&run::find(first)?.folder(), &run::find(second)?.folder());
+    if json {
+        print_json(&comparison);
+        return Ok(());
+    }
+    let [one, other] = &comparison.runs;
+    let table = |head: &str| Table::new(&[head, one, other]);
+    section("settings", "no resolved.yaml that can be read", comparison.settings.as_ref(), |settings| {
+        let mut rows = table("setting");
+        for setting in settings {
+            let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+            rows.row(vec![setting.path.clone(), value(&setting.first), value(&setting.second)]);
+        }
+        rows
+    });
+    section("lock", "no lock.json that can be read", comparison.lock.as_ref(), |differences| {
+        let mut rows = Table::new(&["lock", one, other, ""]);
+        for found in differences {
+            let effect = match found.effect {
+                Effect::Forbids => "another computation",
+                Effect::Rounding => "other rounding",
+                Effect::None => "",
+            };
+            rows.row(vec![found.what.clone(), found.first.clone(), found.second.clone(), effect.to_owned()]);
+        }
+        rows
+    });
+    let differing = results(&comparison);
+    section("results", "", Some(&differing), |differing| {
+        let mut rows = table("result");
+        differing.iter().for_each(|row| rows.row(row.clone()));
+        rows
+    });
+    print(&curves(&comparison.curves));
+    print(&model(comparison.model.as_ref()));
+    Ok(())
+}
+
+/// A table of what differs, or a line that nothing does.
+fn section<T>(name: &str, missing: &str, found: Option<&Vec<T>>, table: impl Fn(&[T]) -> Table) {
+    match found {
+        None => print(&format!("{name}: not known, there is {missing}\n")),
+        Some(none) if none.is_empty() => print(&format!("{name}: the same\n")),
+        Some(some) => print(&format!("{}\n", table(some))),
+    }
+}
+
+/// Name and both values of every result that differs.
+fn results(comparison: &Comparison) -> Vec<Vec<String>> {
+    let [first, second] = comparison.results.each_ref().map(|results| results.rows());
+    let value = |rows: &[(String, String)], name: &str| {
+        rows.iter().find(|row| row.0 == name).map_or("-".to_owned(), |row| row.1.clone())
+    };
+    let mut names: Vec<&String> = Vec::new();
+    for (name, _) in first.iter().chain(&second) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let rows = names.into_iter().map(|name| vec![name.clone(), value(&first, name), value(&second, name)]);
+    rows.filter(|row| row[1] != row[2]).collect()
+}
+
+fn curves(curves: &Curves) -> String {
+    let Curves { steps: [first, second], compared, .. } = curves;
+    let counts = if first == second { String::new() } else { format!(" ({first} steps and {second})") };
+    match (curves.first_difference, curves.largest) {
+        _ if *compared == 0 => format!("curves: no step in common{counts}"),
+        (Some(gap), Some(largest)) => format!(
+            "curves: {compared} steps in common{counts}; the losses differ from step {} on, most at step {}: by {:.1e}",
+            gap.step, largest.step, largest.difference
+        ),
+        _ => format!("curves: the losses of {compared} steps are the same bit for bit{counts}"),
+    }
+}
+
+fn model(files: Option<&Files>) -> String {
+    match files {
+        None => "model: not exported by both".to_owned(),
+        Some(files) if files.differ.is_empty() => format!("model: {}, the same bit for bit", files.words()),
+        Some(files) => format!("model: of {} differ {}", files.words(), files.differ.join(", ")),
+    }
+}

@@ -1,0 +1,165 @@
+//! The losses of two runs, step by step.
+
+use std::collections::BTreeMap;
+
+use pipe_spec::event::{Eval, Step};
+use serde::Serialize;
+
+use crate::run::Record;
+
+/// What the exactness contract allows rounding to do: up to which step losses agree to what.
+pub const TOLERANCES: [(u64, f64); 2] = [(30, 1e-5), (100, 1e-3)];
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Curves {
+    /// Steps of each run.
+    pub steps: [u64; 2],
+    /// Steps that both have.
+    pub compared: u64,
+    /// Whether every step of one is in the other with the same loss, bit for bit.
+    pub same_bits: bool,
+    /// The first step whose losses differ in any bit.
+    pub first_difference: Option<Gap>,
+    /// The step whose losses differ most.
+    pub largest: Option<Gap>,
+    /// The first step whose losses differ by more than rounding may.
+    pub beyond: Option<Gap>,
+    /// The first evaluation that differs in any bit of its loss or its scores.
+    pub eval: Option<u64>,
+}
+
+/// Two losses of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Gap {
+    pub step: u64,
+    pub losses: [f64; 2],
+    /// Their difference as a share of the first, or as it is where that is below 1.
+    pub difference: f64,
+}
+
+impl Curves {
+    pub fn of(first: &Record, second: &Record) -> Self {
+        let (first, second) = (&first.history, &second.history);
+        let (one, other) = (by_step(&first.steps), by_step(&second.steps));
+        let gaps: Vec<Gap> =
+            one.iter().filter_map(|(step, loss)| Some(Gap::new(*step, *loss, *other.get(step)?))).collect();
+        let differing = || gaps.iter().filter(|gap| !gap.is_none()).copied();
+        let counts = [one.len() as u64, other.len() as u64];
+        let compared = gaps.len() as u64;
+        Self {
+            steps: counts,
+            compared,
+            same_bits: differing().next().is_none() && counts == [compared; 2],
+            first_difference: differing().next(),
+            largest: differing().max_by(|a, b| a.difference.total_cmp(&b.difference)),
+            beyond: differing().find(|gap| tolerance(gap.step).is_some_and(|most| gap.difference > most)),
+            eval: eval_difference(&first.evals, &second.evals),
+        }
+    }
+}
+
+impl Gap {
+    fn new(step: u64, first: f64, second: f64) -> Self {
+        Self { step, losses: [first, second], difference: (first - second).abs() / first.abs().max(1.0) }
+    }
+
+    fn is_none(&self) -> bool {
+        self.losses[0].to_bits() == self.losses[1].to_bits()
+    }
+}
+
+/// What is promised of a step; nothing of late ones, where rounding has grown to anything.
+fn tolerance(step: u64) -> Option<f64> {
+    TOLERANCES.iter().find(|(last, _)| step <= *last).map(|(_, most)| *most)
+}
+
+fn by_step(steps: &[Step]) -> BTreeMap<u64, f64> {
+    steps.iter().map(|step| (step.step, step.loss)).collect()
+}
+
+/// The first step that both evaluated at with another result. What was done over counts as it was done last.
+fn eval_difference(first: &[Eval], second: &[Eval]) -> Option<u64> {
+    let bits = |evals: &[Eval]| -> BTreeMap<u64, Vec<u64>> {
+        let of = |eval: &Eval| {
+            std::iter::once(&eval.loss).chain(eval.scores.values()).map(|score| score.to_bits()).collect()
+        };
+        evals.iter().map(|eval| (eval.step, of(eval))).collect()
+    };
+    let (first, second) = (bits(first), bits(second));
+    first.into_iter().find(|(step, one)| second.get(step).is_some_and(|other| other != one)).map(|(step, _)| step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(losses: &[f64]) -> Record {
+        let step = |(index, loss): (usize, &f64)| Step {
+            step: index as u64 + 1,
+            epoch: 0.0,
+            samples: 0,
+            loss: *loss,
+            lr: 0.0,
+            grad_norm: 0.0,
+            tokens: 1,
+            ms: 1.0,
+            data_ms: 0.0,
+            allocated: 0,
+            reserved: 0,
+            peak: 0,
+        };
+        let mut record = Record::default();
+        record.history.steps = losses.iter().enumerate().map(step).collect();
+        record
+    }
+
+    fn curves(first: &[f64], second: &[f64]) -> Curves {
+        Curves::of(&run(first), &run(second))
+    }
+
+    #[test]
+    fn bits() {
+        assert!(curves(&[3.0, 2.0], &[3.0, 2.0]).same_bits);
+        let one_bit = curves(&[3.0, 2.0], &[3.0, f64::from_bits(2.0f64.to_bits() + 1)]);
+        assert!(!one_bit.same_bits && one_bit.beyond.is_none());
+        assert_eq!(one_bit.first_difference.unwrap().step, 2);
+        let shorter = curves(&[3.0, 2.0], &[3.0]);
+        assert_eq!((shorter.same_bits, shorter.compared, shorter.first_difference), (false, 1, None));
+    }
+
+    #[test]
+    fn the_largest_difference_is_a_share_of_the_loss() {
+        let found = curves(&[10.0, 0.5, 1.0], &[11.0, 0.55, 1.0]);
+        let (first, largest) = (found.first_difference.unwrap(), found.largest.unwrap());
+        assert_eq!((first.step, largest.step), (1, 1));
+        assert!((largest.difference - 0.1).abs() < 1e-12);
+    }
+
+    #[test]
+    fn rounding_may_grow_with_the_steps() {
+        let flat = vec![1.0; 200];
+        for (step, gap, allowed) in
+            [(30, 0.9e-5, true), (30, 1.1e-5, false), (31, 1.1e-5, true), (100, 1.1e-3, false), (101, 0.5, true)]
+        {
+            let mut other = flat.clone();
+            other[step - 1] += gap;
+            assert_eq!(curves(&flat, &other).beyond.is_none(), allowed, "{gap} at step {step}");
+        }
+    }
+
+    #[test]
+    fn evaluations() {
+        let eval = |step, loss, score| Eval {
+            step,
+            loss,
+            samples: 1,
+            ms: 1.0,
+            scores: [("accuracy".to_owned(), score)].into(),
+        };
+        let one = [eval(5, 1.0, 0.5), eval(9, 0.8, 0.6)];
+        assert_eq!(eval_difference(&one, &one), None);
+        assert_eq!(eval_difference(&one, &[eval(5, 1.0, 0.5), eval(9, 0.8, 0.7)]), Some(9));
+        // Done over by a later attempt.
+        assert_eq!(eval_difference(&one, &[eval(5, 7.0, 0.5), eval(5, 1.0, 0.5)]), None);
+    }
+}

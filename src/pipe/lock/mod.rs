@@ -1,0 +1,161 @@
+//! What a run stands on, collected before it starts, and what differs between two of them. Starts nothing.
+
+mod commit;
+mod difference;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use pipe_spec::event::Started;
+use pipe_spec::lock::{Cpu, LockedCard, LockedFile, Program};
+use pipe_spec::pipeline::Pipeline;
+use pipe_spec::text::human_bytes;
+use pipe_spec::{Device, Lock, RunFolder, variables};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::card::Card;
+use crate::digests::Digests;
+use crate::error::Error;
+use crate::image;
+use crate::plan::Plan;
+use crate::preflight::Input;
+use crate::report::Reporter;
+use crate::run::write_json;
+pub use difference::{Difference, Effect, differences};
+
+/// From so many bytes on it is said that they are read.
+const LONG: u64 = 1 << 30;
+
+/// All that can be known of `plan` before it starts, in the folder that it starts in. `on` is the engine with its image; what
+/// the user wrote is in the folder of the run.
+pub fn collect(on: &Value, folder: &RunFolder, plan: &Plan, reporter: &Reporter) -> Result<Lock, Error> {
+    let path = folder.pipeline();
+    let text = std::fs::read(&path).map_err(|source| Error::Read { path, source })?;
+    let mut on = Program::deserialize(on).unwrap_or_default();
+    if on.image.is_none() {
+        on.trainer = Some(image::trainer_digest()?);
+        on.libraries = image::libraries_digest();
+    }
+    let (pipeline, inputs) = (plan.pipeline, plan.inputs);
+    let model = inputs.model.iter().flat_map(model_files).collect::<Vec<_>>();
+    let mut hasher = Hasher::new(inputs.all().chain(&model), reporter);
+    let resolved = pipeline.to_yaml();
+    let names: BTreeSet<String> = variables::names(&resolved).map(str::to_owned).collect();
+    let card = (plan.device == Device::Cuda).then(|| Card::read(&pipeline.container.gpus)).flatten();
+    let lock = Lock {
+        pipe: env!("CARGO_PKG_VERSION").to_owned(),
+        pipeline: hash(&text),
+        resolved: Some(hash(resolved.as_bytes())),
+        variables: names.into_iter().collect(),
+        seed: Some(pipeline.train.seed),
+        on,
+        train: hasher.files(&inputs.train)?,
+        eval: hasher.files(&inputs.eval)?,
+        tokenizer: inputs.tokenizer.as_ref().map(|input| hasher.file(input)).transpose()?,
+        model: hasher.files(&model)?,
+        commit: commit::of(Path::new(".")),
+        libtorch: None,
+        device: match (plan.device, &card) {
+            (Device::Cpu, _) => Some("cpu".to_owned()),
+            (Device::Cuda, card) => card.as_ref().map(|card| card.name.clone()),
+        },
+        card: card.map(|card| LockedCard {
+            name: card.name,
+            driver: Some(card.driver),
+            capability: card.capability.map(|capability| capability.to_string()),
+        }),
+        cpu: cpu(),
+        threads: plan.threads(),
+    };
+    hasher.digests.save();
+    Ok(lock)
+}
+
+/// The lock of a run; nothing where it cannot be read.
+pub fn read(folder: &RunFolder) -> Option<Lock> {
+    serde_json::from_slice(&std::fs::read(folder.lock()).ok()?).ok()
+}
+
+/// Adds to the lock of a run what its trainer tells. Not being able to is no reason not to train.
+pub fn learn(folder: &RunFolder, started: &Started) {
+    change(folder, |lock| lock.learn(started)).unwrap_or_else(|error| tracing::debug!("{error}"));
+}
+
+/// Adds to the lock of a run that it goes on with other settings, none of which changes what is computed.
+pub fn settle(folder: &RunFolder, pipeline: &Pipeline) -> Result<(), Error> {
+    change(folder, |lock| lock.resolved = Some(hash(pipeline.to_yaml().as_bytes())))
+}
+
+fn change(folder: &RunFolder, change: impl FnOnce(&mut Lock)) -> Result<(), Error> {
+    let Some(before) = read(folder) else { return Ok(()) };
+    let mut lock = before.clone();
+    change(&mut lock);
+    if lock == before { Ok(()) } else { write_json(&folder.lock(), &lock) }
+}
+
+fn hash(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex().to_string()
+}
+
+struct Hasher {
+    digests: Digests,
+}
+
+impl Hasher {
+    /// Says so where much is to be read.
+    fn new<'a>(inputs: impl Iterator<Item = &'a Input>, reporter: &Reporter) -> Self {
+        let digests = Digests::load();
+        let files: BTreeSet<&PathBuf> = inputs.map(|input| &input.host).collect();
+        let bytes: u64 = files.into_iter().filter(|path| path.is_file()).map(|path| digests.to_read(path)).sum();
+        if bytes >= LONG {
+            reporter.note(&format!("hashing {} of data and model, once", human_bytes(bytes)));
+        }
+        Self { digests }
+    }
+
+    fn files(&mut self, inputs: &[Input]) -> Result<Vec<LockedFile>, Error> {
+        inputs.iter().map(|input| self.file(input)).collect()
+    }
+
+    fn file(&mut self, input: &Input) -> Result<LockedFile, Error> {
+        let path = &input.host;
+        let size = std::fs::metadata(path).map_err(|source| Error::Read { path: path.clone(), source })?.len();
+        Ok(LockedFile { name: input.written.display().to_string(), hash: self.digests.of(path)?, size })
+    }
+}
+
+/// The files of a model's folder that the trainer reads.
+fn model_files(folder: &Input) -> Vec<Input> {
+    let mut names = ["config.json", "preprocessor_config.json"].map(str::to_owned).to_vec();
+    if folder.host.join(WEIGHTS).exists() {
+        names.push(WEIGHTS.to_owned());
+    } else {
+        names.push(INDEX.to_owned());
+        names.extend(parts(&folder.host.join(INDEX)));
+    }
+    let file = |name: String| Input {
+        host: folder.host.join(&name),
+        written: folder.written.join(&name),
+        mounted: folder.mounted.join(&name),
+        mount: None,
+    };
+    names.into_iter().map(file).filter(|input| input.host.is_file()).collect()
+}
+
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The files that hold the weights which an index names.
+fn parts(index: &Path) -> BTreeSet<String> {
+    let index: Option<Value> = std::fs::read(index).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let map = index.as_ref().and_then(|index| index.get("weight_map")?.as_object());
+    map.into_iter().flatten().filter_map(|(_, name)| name.as_str()).map(str::to_owned).collect()
+}
+
+fn cpu() -> Option<Cpu> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'))?.1.trim().to_owned();
+    let count = std::thread::available_parallelism().ok()?.get();
+    Some(Cpu { model, count: u32::try_from(count).ok()? })
+}
