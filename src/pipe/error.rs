@@ -51,6 +51,8 @@ pub enum Error {
     NotDriven { journal: PathBuf },
     #[error("the trainer of the pipe that was killed still runs, as process {pid}")]
     StillRuns { pid: String },
+    #[error("what the run was begun with has changed:\n{}", changes.iter().map(|change| format!("  {change}")).collect::<Vec<_>>().join("\n"))]
+    InputsChanged { changes: Vec<String> },
     #[error("a run that goes on keeps its {key}")]
     NotChangeable { key: String, allowed: String },
     #[error("{reason}")]
@@ -85,7 +87,7 @@ pub enum Error {
 impl Error {
     pub fn exit_code(&self) -> PipeExit {
         match self {
-            Self::Invalid { .. } | Self::PipelineTooLarge { .. } => PipeExit::Invalid,
+            Self::Invalid { .. } | Self::PipelineTooLarge { .. } | Self::InputsChanged { .. } => PipeExit::Invalid,
             Self::NoEngine { .. } | Self::Engine { .. } | Self::NoGpu { .. } | Self::EngineLost { .. } => {
                 PipeExit::Unavailable
             }
@@ -141,6 +143,7 @@ impl Error {
             Self::Damaged { id, .. } => Some(format!(
                 "its checkpoints and logs are still there; start it anew with `pipe run` and its pipeline.yaml, or `pipe rm {id}`"
             )),
+            Self::InputsChanged { .. } => Some("put it back as it was, or start a new run with `pipe run`".to_owned()),
             Self::StillRuns { pid } => Some(format!("wait for it to save and end, or end it: kill {pid}")),
             Self::NotChangeable { allowed, .. } => {
                 Some(format!("what may change: {allowed}; for anything else start a new run"))

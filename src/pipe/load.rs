@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 use crate::preflight::{self, Inputs};
+use crate::run::{absolute, runs_folder};
 
 /// A pipeline that was read, with the text it was read from.
 pub struct Loaded {
@@ -69,4 +70,22 @@ pub fn model_config(pipeline: &Pipeline, inputs: &Inputs) -> Option<Map<String, 
 
 fn read_config(folder: &Path) -> Option<Map<String, Value>> {
     serde_json::from_slice(&std::fs::read(folder.join("config.json")).ok()?).ok()
+}
+
+/// Goes to the folder that a run was started in, which its paths begin from. Paths of the environment begin where they did.
+/// To be called before there are other threads.
+pub fn go_to(folder: &Path) -> Result<(), Error> {
+    if folder.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let runs = absolute(&runs_folder());
+    let given = ["PIPE_TRAINER", "PIPE_CACHE", "PIPE_LEDGER", "PIPE_QUEUE"]
+        .into_iter()
+        .filter_map(|name| Some((name, std::env::var_os(name).filter(|value| !value.is_empty())?)))
+        .map(|(name, value)| (name, absolute(Path::new(&value))));
+    for (name, value) in given.chain([("PIPE_RUNS", runs)]).collect::<Vec<_>>() {
+        // SAFETY: no other thread runs yet.
+        unsafe { std::env::set_var(name, value) };
+    }
+    std::env::set_current_dir(folder).map_err(|source| Error::Read { path: folder.to_owned(), source })
 }

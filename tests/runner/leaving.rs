@@ -33,6 +33,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("leaving::two_cannot_drive_one_run", Needs::Nothing, two_drivers);
     suite.test("leaving::resume_after_out_of_memory", Needs::Nothing, resume_after_oom);
     suite.test("leaving::resume_keeps_the_maths", Needs::Nothing, resume_keeps_the_maths);
+    suite.test("leaving::resume_keeps_the_data", Needs::Nothing, resume_keeps_the_data);
     suite.test("leaving::logs_are_followed", Needs::Nothing, logs_are_followed);
     suite.test("leaving::a_large_log_in_little_memory", Needs::Nothing, large_log);
     suite.test("leaving::runs_queue_for_a_card", Needs::Nothing, queue);
@@ -285,6 +286,21 @@ fn resume_keeps_the_maths() {
     let output = command.current_dir("/").env("PIPE_RUNS", runs).output().unwrap();
     crate::harness::Answer::new("pipe resume".to_owned(), output).exits(6).says("the job was told to exit");
     assert_eq!(folder.show()["attempts"].as_array().unwrap().len(), 2);
+}
+
+fn resume_keeps_the_data() {
+    let folder = job::folder("exit 1", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(6);
+    let data = folder.read("train.jsonl");
+    folder.write("train.jsonl", data.replace('a', "c"));
+    folder
+        .pipe(&["resume"])
+        .exits(3)
+        .says("what the run was begun with has changed")
+        .says("data.train")
+        .says("start a new run");
+    folder.write("train.jsonl", data);
+    folder.pipe(&["resume"]).exits(6).says("the job was told to exit");
 }
 
 fn logs_are_followed() {

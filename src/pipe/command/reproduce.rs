@@ -1,7 +1,6 @@
 //! `pipe reproduce`: a run once more, where all that it stood on is the same, and whether the same comes of it.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use pipe_spec::pipeline::{EngineKind, Image, Pipeline};
 use pipe_spec::{Lock, RunFolder, Status};
@@ -16,7 +15,7 @@ use crate::load::{self, Loaded};
 use crate::lock::{self, Difference, Effect};
 use crate::plan::{Job, Plan};
 use crate::report::{Reporter, print, print_json};
-use crate::run::{self, Choices, Listed, Record, absolute};
+use crate::run::{self, Choices, Listed, Record};
 
 pub struct Options {
     pub run: String,
@@ -35,7 +34,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     }
     let folder = first.folder();
     let record = Record::read(&folder);
-    go_to(&first.state.cwd)?;
+    load::go_to(&first.state.cwd)?;
     let reporter = Reporter::new(options.json, options.quiet);
     let engine = if first.state.engine == "process" { EngineKind::Process } else { EngineKind::Docker };
     let loaded = load::load(&folder.resolved(), &[])?;
@@ -81,23 +80,6 @@ pub fn run(options: &Options) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::NotReproduced { id: first.state.id, again: again.state.id, reasons: verdict.reasons })
-}
-
-/// The folder that the run was started in, which its paths begin from. Paths of the environment begin where they did.
-fn go_to(folder: &Path) -> Result<(), Error> {
-    if folder.as_os_str().is_empty() {
-        return Ok(());
-    }
-    let runs = absolute(&run::runs_folder());
-    let given = ["PIPE_TRAINER", "PIPE_CACHE", "PIPE_LEDGER"]
-        .into_iter()
-        .filter_map(|name| Some((name, std::env::var_os(name).filter(|value| !value.is_empty())?)))
-        .map(|(name, value)| (name, absolute(Path::new(&value))));
-    for (name, value) in given.chain([("PIPE_RUNS", runs)]).collect::<Vec<_>>() {
-        // SAFETY: no other thread runs yet.
-        unsafe { std::env::set_var(name, value) };
-    }
-    std::env::set_current_dir(folder).map_err(|source| Error::Read { path: folder.to_owned(), source })
 }
 
 /// The lock that the run would have if it were started now. Builds nothing.

@@ -1,15 +1,14 @@
 //! `pipe resume`: a run goes on from where it stands, whoever left it there.
 
-use pipe_spec::pipeline::{EngineKind, Pipeline};
-use pipe_spec::{Problems, Status, Variables};
+use pipe_spec::Status;
+use pipe_spec::pipeline::EngineKind;
 
 use crate::detach;
 use crate::drive::{Chosen, Driver};
 use crate::error::Error;
 use crate::interrupt::Interrupts;
-use crate::load::Loaded;
+use crate::load;
 use crate::lock;
-use crate::preflight::Inputs;
 use crate::report::{Reporter, print};
 use crate::run::{self, Listed, Run, write_whole};
 use crate::supervise::Entry;
@@ -38,6 +37,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         super::run::say_where(&found.state.id, &found.folder, options.json);
         return Ok(());
     }
+    load::go_to(&found.state.cwd)?;
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?;
         let mut reporter = Reporter::new(options.json, options.quiet);
@@ -45,7 +45,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     })
 }
 
-/// Takes a run over that nobody drives, and drives it to its end.
+/// Takes a run over that nobody drives, and drives it to its end; in the folder that it was started in.
 pub async fn go_on(
     found: &Listed,
     set: &[String],
@@ -58,7 +58,7 @@ pub async fn go_on(
         Status::Running | Status::Orphaned | Status::Unknown => Entry::GoOn,
         Status::Failed | Status::Stopped => Entry::Resumed { changed: !set.is_empty() },
     };
-    let loaded = load(&run, set)?;
+    let loaded = load::load(&run.folder.resolved(), set)?;
     let wanted = if run.state.engine == "process" { EngineKind::Process } else { EngineKind::Docker };
     let engine = Chosen::choose(Some(wanted), reporter).await?;
     engine.check(&loaded.pipeline.container)?;
@@ -68,23 +68,6 @@ pub async fn go_on(
     }
     let driver = Driver::new(&loaded, run, entry, reporter, interrupts);
     driver.train(engine).await
-}
-
-/// The pipeline of a run, as its folder holds it, read where it was first read.
-fn load(run: &Run, set: &[String]) -> Result<Loaded, Error> {
-    let path = run.folder.resolved();
-    let read_error = |path: &std::path::Path, source| Error::Read { path: path.to_owned(), source };
-    let text = std::fs::read_to_string(&path).map_err(|source| read_error(&path, source))?;
-    let cwd = &run.state.cwd;
-    if !cwd.as_os_str().is_empty() {
-        std::env::set_current_dir(cwd).map_err(|source| read_error(cwd, source))?;
-    }
-    let env_file = std::fs::read_to_string(".env").ok();
-    let variables = Variables::new(env_file.as_deref(), std::env::vars());
-    let invalid = |problems: Problems| Error::Invalid { path: path.clone(), problems };
-    let pipeline = Pipeline::parse(&text, set, &variables).map_err(invalid)?;
-    let inputs = Inputs::find(&pipeline, &variables).map_err(invalid)?;
-    Ok(Loaded { pipeline, text, variables, inputs })
 }
 
 fn is_changeable(set: &str) -> Result<(), Error> {

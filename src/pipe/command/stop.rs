@@ -7,6 +7,7 @@ use pipe_spec::Status;
 use super::resume;
 use crate::error::Error;
 use crate::interrupt::Interrupts;
+use crate::load;
 use crate::report::{Reporter, print};
 use crate::run::{self, Listed, Owner};
 
@@ -57,6 +58,7 @@ fn ask_its_owner(found: &Listed, at_once: bool, quiet: bool) {
 
 /// Nobody drives it, so this one does, to the end that is asked for.
 fn take_over_and_stop(found: &Listed, at_once: bool, quiet: bool) -> Result<(), Error> {
+    load::go_to(&found.state.cwd)?;
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?.due(if at_once { 2 } else { 1 });
         let mut reporter = Reporter::new(false, quiet);

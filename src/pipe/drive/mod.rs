@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::interrupt::Interrupts;
 use crate::ledger::{Diary, Ledger};
 use crate::load::{self, Loaded};
-use crate::lock;
+use crate::lock::{self, Difference, Effect};
 use crate::plan::{Job, Plan, first_settings};
 use crate::queue::{self, Place};
 use crate::report::{Reporter, html};
@@ -105,10 +105,7 @@ impl<'a> Driver<'a> {
             self.reporter.note(&format!("no container: the trainer keeps itself to container.memory ({limit})"));
         }
         let image = image::word(&on)?;
-        if self.run.state.attempts.is_empty() {
-            let lock = lock::collect(&on, &self.run.folder, &plan, self.reporter)?;
-            write_json(&self.run.folder.lock(), &lock)?;
-        }
+        self.hold_to_lock(&on, &plan)?;
         let _place = self.queue(device, &pipeline.container.gpus).await?;
         let ledger = Ledger::find().filter(|_| !self.run.state.ignore_ledger);
         let diary = ledger.map(|ledger| {
@@ -131,6 +128,28 @@ impl<'a> Driver<'a> {
         match job {
             Job::Train => supervisor.run().await.map(|()| None),
             Job::Fit => supervisor.fit().await.map(Some),
+        }
+    }
+
+    /// What it stands on is written down when it begins, and must be the same when it goes on.
+    fn hold_to_lock(&self, on: &Value, plan: &Plan<'_>) -> Result<(), Error> {
+        // A job that runs has what it has.
+        if self.is_open() {
+            return Ok(());
+        }
+        let now = lock::collect(on, &self.run.folder, plan, self.reporter)?;
+        let then = lock::read(&self.run.folder).filter(|_| !self.run.state.attempts.is_empty());
+        let Some(then) = then else { return write_json(&self.run.folder.lock(), &now) };
+        let of_inputs = |difference: &Difference| INPUTS.contains(&difference.what.as_str());
+        let differences = lock::differences(&then, &now);
+        let (inputs, others): (Vec<_>, Vec<_>) = differences
+            .iter()
+            .filter(|difference| difference.effect != Effect::None)
+            .partition(|difference| of_inputs(difference));
+        others.iter().for_each(|other| self.reporter.note(&format!("since it began: {other}")));
+        match inputs.is_empty() {
+            true => Ok(()),
+            false => Err(Error::InputsChanged { changes: inputs.iter().map(ToString::to_string).collect() }),
         }
     }
 
@@ -218,6 +237,9 @@ impl<'a> Driver<'a> {
         }
     }
 }
+
+/// What a run that goes on cannot have other than it was.
+const INPUTS: [&str; 4] = ["data.train", "data.eval", "tokenizer", "model"];
 
 /// How often the queue is looked at.
 const LOOK: Duration = Duration::from_millis(500);
