@@ -191,10 +191,6 @@ extern "C" fn on_stop(_: i32) {
     STOP.store(true, Ordering::Relaxed);
 }
 
-fn run_folder(spec: &str) -> &str {
-    spec.split("\"run\":").nth(1).and_then(|rest| rest.split('"').nth(1)).expect("the run folder")
-}
-
 fn sleep() {
     eprintln!("sleeping");
     std::io::stderr().flush().ok();

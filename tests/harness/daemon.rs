@@ -17,7 +17,9 @@ impl Daemon {
         // The machine's own settings are for its own daemon.
         std::fs::write(folder.join("daemon.json"), "{}").unwrap();
         let log = std::fs::File::create(folder.join("log")).unwrap();
-        let child = Command::new("dockerd")
+        // Without a bridge of its own it would take away that of the machine's daemon; in a network of its own it finds none.
+        let child = Command::new("unshare")
+            .args(["--net", "dockerd"])
             .args(["--bridge=none", "--iptables=false", "--ip-masq=false"])
             .args(["--config-file", &at("daemon.json"), "--storage-driver", "vfs"])
             .args(["--data-root", &at("data"), "--exec-root", &at("exec"), "--pidfile", &at("pid")])

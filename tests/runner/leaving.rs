@@ -342,17 +342,21 @@ fn large_log() {
 }
 
 fn queue() {
-    let folder = job::on_card("walk 12 100 8", "train: {batch: 8}\n", "16384 16000");
+    let folder = job::on_card("walk 12 400 8", "train: {batch: 8}\n", "16384 16000");
     let start = |name: &str| {
         let args = ["run", "job.yaml", "--engine", "process", "--set", "container.gpus=1", "-d", "--name", name];
         folder.pipe(&args).exits(0).stdout.trim().to_owned()
     };
-    let ids = [start("one"), start("two"), start("three")];
     let shown = |id: &str| folder.pipe(&["show", id, "--json"]).exits(0).json();
-    folder.wait_until("the queue", || {
-        let doing = shown(&ids[2])["doing"].as_str().unwrap_or_default().to_owned();
-        doing.contains(&format!("waiting for gpu-0: run {} has it, 1 more before this one", ids[0]))
-    });
+    let doing = |id: &str, what: &str| shown(id)["doing"].as_str().unwrap_or_default().contains(what);
+    let one = start("one");
+    folder.wait_until("the first to have the card", || doing(&one, "training"));
+    let two = start("two");
+    folder.wait_until("the second to wait", || doing(&two, &format!("waiting for gpu-0: run {one} has it")));
+    let three = start("three");
+    let want = format!("waiting for gpu-0: run {one} has it, 1 more before this one");
+    folder.wait_until("the third to wait", || doing(&three, &want));
+    let ids = [one, two, three];
     folder.pipe(&["ls"]).exits(0).prints("waiting for gpu-0");
     // Who is stopped leaves the queue.
     folder.pipe(&["stop", "two"]).exits(0);
