@@ -12,6 +12,7 @@ pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("reproducing::{name}"), Needs::Nothing, test);
     test("a_lock_holds_everything", everything);
     test("a_lock_holds_the_card", card);
+    test("a_run_in_the_background_has_the_same_lock", background);
     test("a_lock_has_no_values_of_variables", no_values);
     test("a_run_is_reproduced", reproduced);
     test("what_has_changed_is_named_and_refused", refused);
@@ -114,6 +115,14 @@ fn card() {
     let found = lock(&folder, folder.show()["id"].as_str().unwrap());
     assert_eq!(found["card"], json!({ "name": "Test Card", "driver": "1.2.3", "capability": "12.1" }), "{found:#}");
     assert_eq!(found["device"], "Test Card");
+}
+
+fn background() {
+    let folder = whole("");
+    folder.pipe(&[&RUN[..], &["--detach"]].concat()).exits(0);
+    folder.wait_until("its end", || folder.show()["status"] == "finished");
+    let id = folder.show()["id"].as_str().unwrap().to_owned();
+    assert_eq!(lock(&folder, &id), lock(&folder, &train(&folder)));
 }
 
 fn no_values() {

@@ -81,16 +81,16 @@ fn standard(comparison: &Comparison, promise: Promise) -> Standard {
         .is_some_and(|differences| differences.iter().all(|difference| difference.effect == Effect::None));
     let [first, second] = &comparison.results;
     match promise {
-        Promise { deterministic: true, .. } if same_ground && work(first) == work(second) => Standard::Bits,
+        Promise { deterministic: true, .. } if same_ground && work(first).eq(work(second)) => Standard::Bits,
         Promise { deterministic: false, on_card: true } => Standard::None,
         Promise { .. } => Standard::Tolerance,
     }
 }
 
 /// Which steps were done with which batch: another split of a step rounds differently.
-fn work(results: &Results) -> Vec<(u32, Option<u64>, Option<u64>, &[String])> {
+fn work(results: &Results) -> impl Iterator<Item = (u32, [Option<u64>; 2], &[String])> {
     let worked = results.attempts.iter().filter(|attempt| attempt.last_step.is_some());
-    worked.map(|one| (one.batch, one.first_step, one.last_step, one.changes.as_slice())).collect()
+    worked.map(|one| (one.batch, [one.first_step, one.last_step], one.changes.as_slice()))
 }
 
 impl Verdict {
