@@ -22,6 +22,8 @@ mod retries;
 mod stopping;
 #[path = "runner/tracking.rs"]
 mod tracking;
+#[path = "runner/watching.rs"]
+mod watching;
 
 use std::process::ExitCode;
 
@@ -37,5 +39,6 @@ fn main() -> ExitCode {
     stopping::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);
+    watching::tests(&mut suite);
     suite.run()
 }

@@ -251,7 +251,8 @@ impl<E: Engine> Supervisor<'_, E> {
         attempt.changes =
             self.plan.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect();
         attempt.began = now();
-        self.reporter.attempt_started(&attempt, self.plan.pipeline.on_oom.retries + 1, settings.auto);
+        let before = self.run.state.attempts.last();
+        self.reporter.attempt_started(&attempt, self.plan.pipeline.on_oom.retries + 1, settings.auto, before);
         self.run.state.attempts.push(attempt);
         self.run.save()?;
         events.begin_attempt(number);

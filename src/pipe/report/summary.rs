@@ -75,6 +75,10 @@ mod tests {
             effective_batch: 128,
             steps: Some(9),
             error: None,
+            doing: None,
+            cwd: PathBuf::new(),
+            ignore_ledger: false,
+            no_queue: false,
             attempts: vec![failed, done],
         };
         let want = "### pipe: demo-1 finished\n\n\
