@@ -76,6 +76,7 @@ impl Reporter {
 
     /// A line for people, above the block.
     fn say(&self, line: &str) {
+        let line = &plain(line);
         match (&self.screen, self.mode) {
             (_, Mode::Quiet) => {}
             (Some(screen), _) => screen.say(line),
@@ -216,6 +217,11 @@ fn has_room_for_a_block() -> bool {
     std::io::stderr().is_terminal() && !matches!(word("TERM").as_str(), "" | "dumb") && !in_ci && !logs
 }
 
+/// Without control codes, which a model or a builder may write and a terminal would obey.
+fn plain(line: &str) -> String {
+    console::strip_ansi_codes(line).replace(|letter: char| letter.is_control() && letter != '\n', " ")
+}
+
 fn merge(line: &mut serde_json::Value, with: &impl serde::Serialize) {
     let fields = serde_json::to_value(with).expect("what pipe reports can be written as JSON");
     if let (Some(line), serde_json::Value::Object(fields)) = (line.as_object_mut(), fields) {
@@ -239,6 +245,11 @@ pub fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_codes_are_left_out() {
+        assert_eq!(plain("a\u{1b}[31mred\u{1b}[0m\rb\tc\nd\u{1b}]0;t\u{7}"), "ared b c\nd");
+    }
 
     #[test]
     fn digits_in_groups() {
