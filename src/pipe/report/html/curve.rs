@@ -119,8 +119,8 @@ impl Frame {
         write!(html, "<text class=\"end\" x=\"{right}\" y=\"{}\">step</text>", HEIGHT - 4.0).ok();
     }
 
-    /// Its name stands in the row that those beside it have left.
-    fn mark(&self, html: &mut String, mark: &Mark, row: usize) {
+    /// Its name stands in the place that those beside it have left.
+    fn mark(&self, html: &mut String, mark: &Mark, place: usize) {
         let (x, name, step) = (self.across(mark.step), escape(&mark.name), mark.step);
         let (class, of) = match &mark.run {
             None => ("mark".to_owned(), String::new()),
@@ -128,9 +128,8 @@ impl Frame {
         };
         write!(html, "<g class=\"{class}\"><title>attempt {name}{of} begins after step {step}</title>").ok();
         write!(html, "<path d=\"M{x:.1} {}V{}\"/>", TOP - 8.0, HEIGHT - BOTTOM).ok();
-        let y = TOP - 12.0 + 13.0 * row as f64;
-        let place = if row == 0 { ("middle", x) } else { ("start", x + 4.0) };
-        write!(html, "<text class=\"{}\" x=\"{:.1}\" y=\"{y}\">{name}</text></g>", place.0, place.1).ok();
+        let (x, y) = (x + NAME_WIDTH * place as f64, TOP - 12.0);
+        write!(html, "<text class=\"middle\" x=\"{x:.1}\" y=\"{y}\">{name}</text></g>").ok();
     }
 
     fn level(&self, html: &mut String, (name, height): &(String, f64)) {
@@ -200,8 +199,9 @@ mod tests {
         chart.marks = vec![mark(0.0, 0), mark(0.0, 1), mark(60.0, 1)];
         let svg = chart.svg();
         assert!(svg.contains("class=\"mark own c1 d1\"") && svg.contains("attempt 1-3 of a&lt;b begins"), "{svg}");
-        let heights: Vec<&str> = svg.split(">1-3</text>").filter_map(|part| part.rsplit("y=\"").next()).collect();
-        assert_eq!(heights[..3], ["14\"", "27\"", "14\""], "{svg}");
+        let places: Vec<&str> =
+            svg.split("\" y=\"14\">1-3</text>").filter_map(|part| part.rsplit("x=\"").next()).collect();
+        assert_eq!(places[..3], ["62.0", "98.0", "299.6"], "{svg}");
     }
 
     #[test]
