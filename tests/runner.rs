@@ -18,6 +18,8 @@ mod memory;
 mod reports;
 #[path = "runner/retries.rs"]
 mod retries;
+#[path = "runner/starting.rs"]
+mod starting;
 #[path = "runner/stopping.rs"]
 mod stopping;
 #[path = "runner/tracking.rs"]
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
     stopping::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);
+    starting::tests(&mut suite);
     watching::tests(&mut suite);
     suite.run()
 }

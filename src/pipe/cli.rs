@@ -117,7 +117,7 @@ enum Command {
     /// Build the trainer image, or list the images that pipe built
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Check engine, GPU, trainer, memory and disk, and say what to do
+    /// Check engine, GPU, driver, trainer, memory and disk, and say what to do; exits 4 where runs cannot run
     Doctor {
         /// Print the checks as JSON
         #[arg(long)]

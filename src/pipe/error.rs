@@ -50,6 +50,8 @@ pub enum Error {
     NoPlan { reason: String },
     #[error("a report of several runs belongs to none of their folders")]
     NoPlace,
+    #[error("missing: {}", missing.join(", "))]
+    Unwell { missing: Vec<String> },
     #[error("pipe has no command {wanted:?}")]
     NoCommand { wanted: String },
 
@@ -70,7 +72,7 @@ impl Error {
             Self::NoEngine { .. } | Self::Engine { .. } | Self::NoGpu { .. } | Self::EngineLost { .. } => {
                 PipeExit::Unavailable
             }
-            Self::NoTrainer { .. } | Self::Spawn { .. } => PipeExit::Unavailable,
+            Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Unwell { .. } => PipeExit::Unavailable,
             Self::MissingLibrary { .. } | Self::NotElf { .. } | Self::ImageBuild { .. } | Self::NoImage { .. } => {
                 PipeExit::ImageBuild
             }
@@ -113,6 +115,7 @@ impl Error {
             }
             Self::NoPlace => Some("say where to write it: --out FILE, or --out - to print it".to_owned()),
             Self::NoCommand { .. } => Some("`pipe help` lists them".to_owned()),
+            Self::Unwell { .. } => Some("what to do is said beside each of them".to_owned()),
             Self::NoEntry { .. } => Some("`pipe ledger ls` lists what there is".to_owned()),
             Self::Read { .. }
             | Self::Write { .. }

@@ -66,7 +66,7 @@ impl Digests {
     }
 }
 
-fn cache_folder() -> Option<PathBuf> {
+pub fn cache_folder() -> Option<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     var("PIPE_CACHE")
         .or_else(|| var("XDG_CACHE_HOME").map(|home| home.join("pipe")))

@@ -12,8 +12,9 @@ use pipe_spec::pipeline::Image;
 use crate::error::Error;
 pub use context::Context;
 use digests::Digests;
+pub use digests::cache_folder;
 pub use elf::find_library;
-pub use stage::find_trainer;
+pub use stage::{files as staged, find_trainer};
 
 /// The Dockerfile of the trainer image, used where a pipeline names none.
 const TRAINER_DOCKERFILE: &str = include_str!("../../../docker/trainer.Dockerfile");
