@@ -50,6 +50,10 @@ pub enum Error {
     NoPlan { reason: String },
     #[error("a report of several runs belongs to none of their folders")]
     NoPlace,
+    #[error("{path} is there already", path = path.display())]
+    Exists { path: PathBuf },
+    #[error("there is no terminal to ask on, and {} not given", missing.join(" and "))]
+    NobodyToAsk { missing: Vec<&'static str> },
     #[error("missing: {}", missing.join(", "))]
     Unwell { missing: Vec<String> },
     #[error("pipe has no command {wanted:?}")]
@@ -83,7 +87,7 @@ impl Error {
             Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } | Self::NoCommand { .. } => {
                 PipeExit::Usage
             }
-            Self::NoPlace => PipeExit::Usage,
+            Self::NoPlace | Self::Exists { .. } | Self::NobodyToAsk { .. } => PipeExit::Usage,
             Self::NoPlan { .. } => PipeExit::Invalid,
             Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
         }
@@ -115,6 +119,8 @@ impl Error {
             }
             Self::NoPlace => Some("say where to write it: --out FILE, or --out - to print it".to_owned()),
             Self::NoCommand { .. } => Some("`pipe help` lists them".to_owned()),
+            Self::Exists { .. } => Some("choose another name, or write over it: --force".to_owned()),
+            Self::NobodyToAsk { .. } => Some("give them, or take all defaults: --yes".to_owned()),
             Self::Unwell { .. } => Some("what to do is said beside each of them".to_owned()),
             Self::NoEntry { .. } => Some("`pipe ledger ls` lists what there is".to_owned()),
             Self::Read { .. }

@@ -31,6 +31,7 @@ fn help() {
     let folder = Folder::new();
     for command in [
         "",
+        "init",
         "run",
         "check",
         "ls",

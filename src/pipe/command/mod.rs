@@ -4,6 +4,7 @@ pub mod check;
 pub mod doctor;
 pub mod fit;
 pub mod image;
+pub mod init;
 pub mod ledger;
 pub mod logs;
 pub mod ls;
