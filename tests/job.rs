@@ -37,9 +37,10 @@ fn main() {
     } else {
         format!("\"cpu\",\"capacity\":{},\"driver\":null", 64 << 20)
     };
+    let (first, in_all) = if verb == "long" { (now(), number) } else { (0.0, 3) };
     println!(
-        "{{\"seq\":1,\"ts\":0,\"type\":\"started\",\"device\":{on},\"libtorch\":\"none\",\"params\":1,\"batch\":{batch},\
-         \"accum\":{accum},\"effective_batch\":{effective},\"steps\":3,\"samples\":3,\"longest\":\"64\",\"resumed_from\":null}}"
+        "{{\"seq\":1,\"ts\":{first},\"type\":\"started\",\"device\":{on},\"libtorch\":\"none\",\"params\":1,\"batch\":{batch},\
+         \"accum\":{accum},\"effective_batch\":{effective},\"steps\":{in_all},\"samples\":3,\"longest\":\"64\",\"resumed_from\":null}}"
     );
     match verb {
         "exit" => {
@@ -61,6 +62,14 @@ fn main() {
             fs::create_dir_all(&folder).expect("the model's folder");
             fs::write(format!("{folder}/model.safetensors"), number.to_string()).expect("the model");
             std::process::exit(words.next().and_then(|word| word.parse().ok()).unwrap_or(0));
+        }
+        // So many steps, so many milliseconds each, if the batch is small enough.
+        "long" => {
+            let words: Vec<i64> = job.split(' ').skip(2).map(|word| word.parse().expect("a number")).collect();
+            if batch > words[1] {
+                std::process::exit(43);
+            }
+            long(number as u64, Duration::from_millis(words[0] as u64));
         }
         // On a card of 16 GiB where a batch holds 2 GiB and 100 MiB for each sample.
         "card" => card(&spec, batch as u64, &job.split(' ').skip(1).collect::<Vec<_>>()),
@@ -189,6 +198,36 @@ static STOP: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_stop(_: i32) {
     STOP.store(true, Ordering::Relaxed);
+}
+
+/// Steps of a training that takes its time, with evaluations and checkpoints, in four passes over the data.
+fn long(count: u64, pause: Duration) {
+    let mut seq = 1;
+    let mut tell = |event: String| {
+        seq += 1;
+        println!("{{\"seq\":{seq},\"ts\":{},{event}}}", now());
+    };
+    for step in 1..=count {
+        std::thread::sleep(pause);
+        let (done, ms) = (step as f64 / count as f64, pause.as_millis());
+        tell(format!(
+            "\"type\":\"step\",\"step\":{step},\"epoch\":{},\"samples\":{step},\"loss\":{},\"lr\":{},\"grad_norm\":1,\
+             \"tokens\":4096,\"ms\":{ms},\"allocated\":1,\"reserved\":1,\"peak\":{}",
+            4.0 * done,
+            1.0 + 3.0 / step as f64 + 0.1 * (step % 3) as f64,
+            3e-4 * (1.0 - done),
+            48 << 20
+        ));
+        if step % (count / 4).max(1) == 0 {
+            tell(format!("\"type\":\"eval\",\"step\":{step},\"loss\":1.25,\"samples\":20,\"ms\":1,\"accuracy\":0.5"));
+            tell(format!("\"type\":\"checkpoint\",\"step\":{step},\"path\":\"checkpoints/x\",\"bytes\":1,\"ms\":1"));
+        }
+    }
+}
+
+/// Seconds since the Unix epoch.
+fn now() -> f64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 fn sleep() {

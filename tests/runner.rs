@@ -24,10 +24,14 @@ mod reports;
 mod reproducing;
 #[path = "runner/retries.rs"]
 mod retries;
+#[path = "runner/starting.rs"]
+mod starting;
 #[path = "runner/stopping.rs"]
 mod stopping;
 #[path = "runner/tracking.rs"]
 mod tracking;
+#[path = "runner/watching.rs"]
+mod watching;
 
 use std::process::ExitCode;
 
@@ -46,5 +50,7 @@ fn main() -> ExitCode {
     containers::tests(&mut suite);
     capability::tests(&mut suite);
     reproducing::tests(&mut suite);
+    starting::tests(&mut suite);
+    watching::tests(&mut suite);
     suite.run()
 }

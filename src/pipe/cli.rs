@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pipe_spec::PipeExit;
-use pipe_spec::pipeline::EngineKind;
-use pipe_spec::text::ByteSize;
+use pipe_spec::pipeline::{Arch, EngineKind};
+use pipe_spec::text::{ByteSize, Name};
 use tracing_subscriber::EnvFilter;
 
 use crate::command;
@@ -36,6 +37,8 @@ card, DOCKER_HOST the daemon, PIPE_ENGINE_WAIT the seconds to wait for one that 
 
 #[derive(Subcommand)]
 enum Command {
+    /// Write a pipeline to begin with, after a look at the data and a few questions
+    Init(InitArgs),
     /// Run a pipeline to its end, through out-of-memory if need be
     Run {
         #[command(flatten)]
@@ -182,7 +185,7 @@ enum Command {
     /// Build the trainer image, or list the images that pipe built
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Check engine, GPU, trainer, memory and disk, and say what to do
+    /// Check engine, GPU, driver, trainer, memory and disk, and say what to do; exits 4 where runs cannot run
     Doctor {
         /// Print the checks as JSON
         #[arg(long)]
@@ -197,6 +200,45 @@ enum Command {
         /// A command
         command: Option<String>,
     },
+}
+
+#[derive(Args)]
+struct InitArgs {
+    /// Where to write it; default: NAME.yaml
+    file: Option<PathBuf>,
+    /// What is trained; default: what the columns of the data look like
+    #[arg(long, value_parser = arch())]
+    arch: Option<Arch>,
+    /// The training data: a file or a folder
+    #[arg(long, value_name = "PATH")]
+    data: Option<String>,
+    /// The evaluation data; default: eval, validation, dev or test beside the training data
+    #[arg(long, value_name = "PATH")]
+    eval: Option<String>,
+    /// A folder in Hugging Face layout, or a hub id; default: from scratch
+    #[arg(long, value_name = "DIR_OR_ID")]
+    model: Option<String>,
+    /// The name of the pipeline
+    #[arg(long)]
+    name: Option<Name>,
+    /// The card it is for by its memory, such as 24g; default: the one that is here
+    #[arg(long, value_name = "SIZE")]
+    gpu_memory: Option<ByteSize>,
+    /// Ask nothing, and take defaults for what is not given
+    #[arg(short, long)]
+    yes: bool,
+    /// Write over a file that is there
+    #[arg(long)]
+    force: bool,
+    /// Print it instead of writing a file
+    #[arg(long, conflicts_with = "file")]
+    stdout: bool,
+}
+
+fn arch() -> impl TypedValueParser<Value = Arch> {
+    use command::init::architecture;
+    PossibleValuesParser::new(architecture::ALL.map(|known| known.0))
+        .map(|name| architecture::find(&name).expect("it is one of them"))
 }
 
 #[derive(Args)]
@@ -321,6 +363,19 @@ pub fn main() -> ExitCode {
 
 fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
     match command {
+        Command::Init(args) => command::init::run(&command::init::Options {
+            file: args.file,
+            arch: args.arch,
+            data: args.data,
+            eval: args.eval,
+            model: args.model,
+            name: args.name,
+            gpu_memory: args.gpu_memory,
+            yes: args.yes,
+            force: args.force,
+            stdout: args.stdout,
+            quiet,
+        }),
         Command::Run { args, detach } => command::run::run(args.options(detach, quiet)),
         Command::Fit(args) => command::fit::run(args.options(false, quiet)),
         Command::Attach { run, json } => command::attach::run(&run, json, quiet),

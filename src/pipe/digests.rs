@@ -87,7 +87,7 @@ fn modified(meta: &Metadata) -> i128 {
     i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec())
 }
 
-fn cache_folder() -> Option<PathBuf> {
+pub fn cache_folder() -> Option<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     var("PIPE_CACHE")
         .or_else(|| var("XDG_CACHE_HOME").map(|home| home.join("pipe")))

@@ -71,6 +71,12 @@ pub enum Error {
     NoPlan { reason: String },
     #[error("a report of several runs belongs to none of their folders")]
     NoPlace,
+    #[error("{path} is there already", path = path.display())]
+    Exists { path: PathBuf },
+    #[error("there is no terminal to ask on, and {} not given", missing.join(" and "))]
+    NobodyToAsk { missing: Vec<&'static str> },
+    #[error("missing: {}", missing.join(", "))]
+    Unwell { missing: Vec<String> },
     #[error("pipe has no command {wanted:?}")]
     NoCommand { wanted: String },
 
@@ -91,7 +97,9 @@ impl Error {
             Self::NoEngine { .. } | Self::Engine { .. } | Self::NoGpu { .. } | Self::EngineLost { .. } => {
                 PipeExit::Unavailable
             }
-            Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } => PipeExit::Unavailable,
+            Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } | Self::Unwell { .. } => {
+                PipeExit::Unavailable
+            }
             Self::NotReproducible { .. } => PipeExit::Invalid,
             Self::NotReproduced { .. } => PipeExit::TrainingFailed,
             Self::MissingLibrary { .. } | Self::NotElf { .. } | Self::ImageBuild { .. } | Self::NoImage { .. } => {
@@ -104,7 +112,9 @@ impl Error {
             Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } | Self::NoCommand { .. } => {
                 PipeExit::Usage
             }
-            Self::NoPlace | Self::NotChangeable { .. } => PipeExit::Usage,
+            Self::NoPlace | Self::NotChangeable { .. } | Self::Exists { .. } | Self::NobodyToAsk { .. } => {
+                PipeExit::Usage
+            }
             Self::RunEnded { code, .. } => *code,
             Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } => PipeExit::Unexpected,
             Self::NoPlan { .. } => PipeExit::Invalid,
@@ -153,6 +163,9 @@ impl Error {
             }
             Self::NoPlace => Some("say where to write it: --out FILE, or --out - to print it".to_owned()),
             Self::NoCommand { .. } => Some("`pipe help` lists them".to_owned()),
+            Self::Exists { .. } => Some("choose another name, or write over it: --force".to_owned()),
+            Self::NobodyToAsk { .. } => Some("give them, or take all defaults: --yes".to_owned()),
+            Self::Unwell { .. } => Some("what to do is said beside each of them".to_owned()),
             Self::NoEntry { .. } => Some("`pipe ledger ls` lists what there is".to_owned()),
             Self::Read { .. }
             | Self::Write { .. }

@@ -68,7 +68,8 @@ pub fn model_config(pipeline: &Pipeline, inputs: &Inputs) -> Option<Map<String, 
     }
 }
 
-fn read_config(folder: &Path) -> Option<Map<String, Value>> {
+/// The keys of the config.json in a model's folder, where it can be read.
+pub fn read_config(folder: &Path) -> Option<Map<String, Value>> {
     serde_json::from_slice(&std::fs::read(folder.join("config.json")).ok()?).ok()
 }
 

@@ -128,7 +128,9 @@ fn smaller_batch(situation: &Situation<'_>) -> Decision {
 /// The largest batch on the line through what was measured, below the one that failed.
 fn fitting(situation: &Situation<'_>) -> Option<u32> {
     let batch = memory::largest(situation.points, situation.capacity?)?;
-    (batch > 0).then(|| batch.min(situation.settings.batch - 1)).filter(|batch| *batch > 0)
+    // A line that was wrong about one batch is not to be trusted about the next below it.
+    let failed = situation.settings.batch;
+    Some(batch.min(failed - (failed / 16).max(1))).filter(|batch| *batch > 0)
 }
 
 /// The next entry of `on_oom.then`, or the end.

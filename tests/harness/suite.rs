@@ -23,6 +23,8 @@ pub enum Needs {
     DockerWithoutGpu,
     /// The model that tests/fetch-minilm fetches.
     MiniLm,
+    /// A Chromium or Chrome; not what PIPE_REQUIRE_DOCKER asks for.
+    Chromium,
     /// To be root and have `dockerd`, to start a daemon of the test's own.
     OwnDaemon,
 }
@@ -39,6 +41,7 @@ impl Needs {
             Self::MiniLm => {
                 (!minilm().join("complete").is_file()).then_some("target/minilm is not there; make minilm fetches it")
             }
+            Self::Chromium => chromium().is_none().then_some("no Chromium"),
             Self::Root => (!root()).then_some("not root"),
             Self::OwnDaemon => (!root() || !dockerd()).then_some("not root, or no dockerd"),
         }
@@ -67,6 +70,13 @@ pub fn minilm() -> PathBuf {
     repository().join("target/minilm")
 }
 
+/// The browser, by whichever name it has here.
+pub fn chromium() -> Option<&'static str> {
+    static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    *FOUND.get_or_init(|| names.into_iter().find(|name| succeeds(Command::new(name).arg("--version"))))
+}
+
 fn dockerd() -> bool {
     succeeds(Command::new("dockerd").arg("--version"))
 }
@@ -92,7 +102,7 @@ impl Suite {
     pub fn test(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
         let missing = needs.missing();
         let about_docker = match needs {
-            Needs::Transformers | Needs::TensorBoard => false,
+            Needs::Transformers | Needs::TensorBoard | Needs::Chromium => false,
             Needs::DockerWithoutGpu => !gpu(),
             Needs::Nothing | Needs::Docker | Needs::Root | Needs::MiniLm | Needs::OwnDaemon => true,
         };

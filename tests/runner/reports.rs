@@ -2,7 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use serde_json::Value;
+
+use crate::harness::suite::chromium;
 use crate::harness::{Folder, Needs, Suite, job};
 
 pub fn tests(suite: &mut Suite) {
@@ -14,6 +18,7 @@ pub fn tests(suite: &mut Suite) {
     test("several_runs", several);
     test("where_it_is_written", places);
     test("a_page_that_cannot_be_written_fails_no_run", unwritable);
+    suite.test("reports::in_a_browser", Needs::Chromium, in_a_browser);
 }
 
 const FIGURES: [&str; 6] = ["loss", "lr", "norm", "throughput", "memory", "waiting"];
@@ -156,6 +161,9 @@ fn several() {
         let figure = figure(&page, key);
         assert_eq!(figure.matches("<polyline").count(), 2, "{figure}");
         assert!(figure.contains("curve c0 d0") && figure.contains("curve c1 d1"), "{figure}");
+        // The first run was retried, the other was not.
+        assert!(figure.contains("class=\"mark own c0 d0\"") && figure.contains(">1-3</text>"), "{figure}");
+        assert!(!figure.contains("mark own c1"), "{figure}");
     }
     assert!(page.contains("class=\"legend\"") && page.contains("2 runs compared"));
     assert!(page.contains("<code>train.batch</code></td><td>20</td><td>5</td>"), "{page}");
@@ -186,4 +194,64 @@ fn unwritable() {
     running.signal("INT");
     running.end().exits(130).says("warning: cannot write");
     assert_eq!(folder.show()["status"], "stopped");
+}
+
+/// What a browser made of a page.
+struct Seen {
+    dom: String,
+    /// What the page asked of the network.
+    requests: Vec<String>,
+    /// What it complained of.
+    complaints: Vec<String>,
+}
+
+/// Opens a page as a person would, but for the window.
+fn browse(folder: &Folder, page: &Path) -> Seen {
+    let (log, profile) = (folder.path().join("net.json"), folder.path().join("profile"));
+    let output = Command::new(chromium().unwrap())
+        .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg(format!("--log-net-log={}", log.display()))
+        .arg("--dump-dom")
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{errors}");
+    let log: Value = serde_json::from_slice(&fs::read(log).unwrap()).unwrap();
+    // A browser has errands of its own; those of a page carry where they come from.
+    let of_page =
+        |event: &&Value| event["params"]["network_isolation_key"].as_str().is_some_and(|key| key.contains("file://"));
+    let url = |event: &Value| event["params"]["url"].as_str().map(str::to_owned);
+    Seen {
+        dom: String::from_utf8_lossy(&output.stdout).into_owned(),
+        requests: log["events"].as_array().unwrap().iter().filter(of_page).filter_map(url).collect(),
+        complaints: errors.lines().filter(|line| line.contains(":CONSOLE:")).map(str::to_owned).collect(),
+    }
+}
+
+fn in_a_browser() {
+    let (folder, run) = trained();
+    // That it would be seen if a page asked for something, or complained.
+    folder.write(
+        "bad.html",
+        "<!DOCTYPE html><img src=\"http://127.0.0.1:9/x.png\"><script>console.error('ouch')</script>",
+    );
+    let seen = browse(&folder, &folder.path().join("bad.html"));
+    assert_eq!(seen.requests.first().map(String::as_str), Some("http://127.0.0.1:9/x.png"), "{:?}", seen.requests);
+    assert!(seen.complaints.iter().any(|line| line.contains("ouch")), "{:?}", seen.complaints);
+
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "train.batch=5", "--name", "other"]).exits(0);
+    let id = run.file_name().unwrap().to_string_lossy();
+    folder.pipe(&["report", &id, "latest", "--out", "both.html"]).exits(0);
+    for (page, curves) in [(run.join("report.html"), 1), (folder.path().join("both.html"), 2)] {
+        let seen = browse(&folder, &page);
+        assert!(seen.requests.is_empty() && seen.complaints.is_empty(), "{:?} {:?}", seen.requests, seen.complaints);
+        assert!(seen.dom.starts_with("<!DOCTYPE html>") && seen.dom.contains("</footer>"), "{}", seen.dom);
+        for key in FIGURES {
+            let figure = figure(&seen.dom, key);
+            assert_eq!(figure.matches("<polyline").count(), curves, "{figure}");
+            assert!(figure.contains("<svg") && figure.contains("class=\"mark"), "{figure}");
+        }
+    }
 }

@@ -108,7 +108,7 @@ impl Watcher {
         self.show_begun(state);
         if state.doing != self.doing {
             self.doing.clone_from(&state.doing);
-            self.reporter.doing(self.doing.as_deref().unwrap_or_default());
+            self.doing.iter().for_each(|doing| self.reporter.doing(doing));
         }
         while let Some(events) = self.next_events()? {
             events.iter().for_each(|recorded| self.reporter.event(recorded));
@@ -121,8 +121,9 @@ impl Watcher {
     }
 
     fn show_begun(&mut self, state: &RunState) {
-        for attempt in state.attempts.iter().skip(self.begun) {
-            self.reporter.attempt_started(attempt, state.at_most(), false);
+        for (index, attempt) in state.attempts.iter().enumerate().skip(self.begun) {
+            let before = index.checked_sub(1).map(|before| &state.attempts[before]);
+            self.reporter.attempt_started(attempt, state.at_most(), false, before);
             self.begun += 1;
         }
     }

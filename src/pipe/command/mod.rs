@@ -6,6 +6,7 @@ pub mod diff;
 pub mod doctor;
 pub mod fit;
 pub mod image;
+pub mod init;
 pub mod ledger;
 pub mod logs;
 pub mod ls;

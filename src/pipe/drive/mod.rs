@@ -51,7 +51,7 @@ impl<'a> Driver<'a> {
         self.run.state.status = Status::Running;
         (self.run.state.error, self.run.state.exit_code) = (None, None);
         self.run.state.retries = self.loaded.pipeline.on_oom.retries;
-        self.run.set_doing("preparing")?;
+        self.doing("preparing")?;
         let (audience, missing) = Audience::of(&self.loaded.pipeline, &self.run.folder, &self.loaded.variables);
         self.audience = audience;
         warn(self.reporter, missing);
@@ -82,7 +82,7 @@ impl<'a> Driver<'a> {
         match engine {
             Chosen::Process(engine) => self.with(&engine, json!({ "engine": "process" }), job).await,
             Chosen::Docker(mut engine) => {
-                self.run.set_doing("building the image")?;
+                self.doing("building the image")?;
                 let first = self.first_image();
                 let name = tokio::select! {
                     name = image::ready(&engine, &self.loaded.pipeline, self.reporter, first) => name?,
@@ -193,7 +193,7 @@ impl<'a> Driver<'a> {
                 };
                 let waiting = format!("waiting for {}: run {} has it{more}", queue::card_name(gpus), first.run);
                 self.reporter.note(&waiting);
-                self.run.set_doing(&waiting)?;
+                self.doing(&waiting)?;
                 told = before;
             }
             tokio::select! {
@@ -201,6 +201,11 @@ impl<'a> Driver<'a> {
                 () = self.interrupts.signal() => return Err(Error::Interrupted),
             }
         }
+    }
+
+    fn doing(&mut self, what: &str) -> Result<(), Error> {
+        self.reporter.doing(what);
+        self.run.set_doing(what)
     }
 
     fn note_end(&mut self, error: Option<&Error>) {
@@ -218,7 +223,7 @@ impl<'a> Driver<'a> {
     /// Everything that belongs to the end of a run. Its state is written last: where `pipe` is killed before that, whoever
     /// goes on does all of it again.
     fn end(&mut self, error: Option<&Error>) -> Result<(), Error> {
-        self.run.set_doing("reporting").ok();
+        self.doing("reporting").ok();
         self.note_end(error);
         self.write_report();
         warn(self.reporter, self.audience.tell(&News::RunEnded(&self.run.state)));

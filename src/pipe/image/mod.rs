@@ -14,7 +14,7 @@ use crate::error::Error;
 pub use context::Context;
 pub use elf::find_library;
 pub use fatbin::architectures;
-pub use stage::find_trainer;
+pub use stage::{files as staged, find_trainer};
 
 /// The Dockerfile of the trainer image, used where a pipeline names none.
 const TRAINER_DOCKERFILE: &str = include_str!("../../../docker/trainer.Dockerfile");

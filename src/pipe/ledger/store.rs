@@ -30,6 +30,10 @@ impl Ledger {
         Some(Self { path })
     }
 
+    pub fn path(&self) -> &std::path::Path {
+        &self.path
+    }
+
     /// Every entry, by name.
     pub fn entries(&self) -> Result<Vec<Entry>, Error> {
         if !self.path.exists() {

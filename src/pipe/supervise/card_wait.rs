@@ -24,6 +24,8 @@ impl<E: Engine> Supervisor<'_, E> {
         let began = Instant::now();
         let mut patience = Duration::from_secs(policy.wait);
         let mut told = None;
+        self.reporter.doing("waiting for the card");
+        self.run.set_doing("waiting for the card")?;
         while began.elapsed() < patience {
             let card = Card::read(gpus);
             if card.is_none() {

@@ -250,8 +250,8 @@ impl<E: Engine> Supervisor<'_, E> {
     }
 
     fn announce(&mut self, settings: &Settings) {
-        if let Some(attempt) = self.run.state.attempts.last() {
-            self.reporter.attempt_started(attempt, self.run.state.at_most(), settings.auto);
+        if let Some((attempt, before)) = self.run.state.attempts.split_last() {
+            self.reporter.attempt_started(attempt, self.run.state.at_most(), settings.auto, before.last());
         }
     }
 

@@ -28,6 +28,9 @@ pub async fn connect() -> Result<(Docker, Info), Error> {
         api_version: docker.client_version().to_string(),
         runtimes: info.runtimes.unwrap_or_default().into_keys().collect(),
         cdi_spec_dirs: info.cdi_spec_dirs.unwrap_or_default(),
+        data_root: info.docker_root_dir,
+        rootless: info.security_options.unwrap_or_default().iter().any(|option| option == "name=rootless"),
+        limits_memory: info.memory_limit.unwrap_or(true),
     };
     Ok((docker, info))
 }

@@ -52,17 +52,25 @@ impl Passthrough {
             Ok(devices) => return Ok(Self::Cdi { devices }),
             Err(reason) => reason,
         };
-        let card = Path::new("/dev/nvidiactl").exists();
-        let runtime = match (info.runtimes.iter().any(|name| name == "nvidia"), card) {
-            (true, true) => return Ok(Self::NvidiaRuntime { visible: ids.join(",") }),
-            (true, false) => "registered, but the host has no /dev/nvidiactl".to_owned(),
-            (false, _) => "not registered with the daemon (nvidia-ctk runtime configure)".to_owned(),
+        let runtime = match nvidia_runtime(info) {
+            Ok(()) => return Ok(Self::NvidiaRuntime { visible: ids.join(",") }),
+            Err(reason) => reason,
         };
         let devices = match plain_devices(&ids) {
             Ok((devices, libraries)) => return Ok(Self::Devices { devices, libraries, visible: chosen(&ids) }),
             Err(reason) => reason,
         };
         Err(Missing { cdi, runtime, devices })
+    }
+
+    /// Each way by its name, with what is there for the first card or what stands in its way.
+    pub fn ways(info: &Info) -> [(&'static str, Result<String, String>); 3] {
+        let ids = ["0".to_owned()];
+        [
+            ("CDI", cdi_devices(info, &ids).map(|devices| devices.join(", "))),
+            ("the NVIDIA runtime", nvidia_runtime(info).map(|()| "registered with the daemon".to_owned())),
+            ("plain devices", plain_devices(&ids).map(|(devices, _)| devices.join(", "))),
+        ]
     }
 }
 
@@ -88,6 +96,14 @@ fn ids(gpus: &Gpus) -> Vec<String> {
 
 fn chosen(ids: &[String]) -> Option<String> {
     (!ids.iter().any(|id| id == "all")).then(|| ids.join(","))
+}
+
+fn nvidia_runtime(info: &Info) -> Result<(), String> {
+    match (info.runtimes.iter().any(|name| name == "nvidia"), Path::new("/dev/nvidiactl").exists()) {
+        (true, true) => Ok(()),
+        (true, false) => Err("registered, but the host has no /dev/nvidiactl".to_owned()),
+        (false, _) => Err("not registered with the daemon (nvidia-ctk runtime configure)".to_owned()),
+    }
 }
 
 fn cdi_devices(info: &Info, ids: &[String]) -> Result<Vec<String>, String> {

@@ -44,6 +44,11 @@ pub struct Info {
     pub api_version: String,
     pub runtimes: Vec<String>,
     pub cdi_spec_dirs: Vec<String>,
+    /// Where it keeps its images, on its own machine.
+    pub data_root: Option<String>,
+    pub rootless: bool,
+    /// Whether a container can be held to its memory.
+    pub limits_memory: bool,
 }
 
 pub struct Container {

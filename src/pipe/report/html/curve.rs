@@ -16,6 +16,8 @@ const LEFT: f64 = 62.0;
 const RIGHT: f64 = 22.0;
 const TOP: f64 = 26.0;
 const BOTTOM: f64 = 36.0;
+/// Names of marks that are closer than this would cover each other.
+const NAME_WIDTH: f64 = 36.0;
 
 /// One curve over steps.
 pub struct Chart {
@@ -26,8 +28,15 @@ pub struct Chart {
     pub curves: Vec<Curve>,
     /// Heights that are the same at every step.
     pub levels: Vec<(String, f64)>,
-    /// The step at which something begins, and what it is called.
-    pub marks: Vec<(f64, String)>,
+    pub marks: Vec<Mark>,
+}
+
+/// Where an attempt begins, or several.
+pub struct Mark {
+    pub step: f64,
+    pub name: String,
+    /// Which run it is of, where there are several: its name, and its style.
+    pub run: Option<(String, usize)>,
 }
 
 pub struct Curve {
@@ -64,12 +73,15 @@ impl Chart {
         let heights = || all().map(|point| point.1).chain(self.levels.iter().map(|level| level.1));
         let low = heights().fold(0.0, f64::min);
         let y = Scale::around(low, heights().fold(f64::NEG_INFINITY, f64::max), self.unit);
-        let ends = all().map(|point| point.0).chain(self.marks.iter().map(|mark| mark.0));
+        let ends = all().map(|point| point.0).chain(self.marks.iter().map(|mark| mark.step));
         let x = Scale::of_steps(ends.fold(0.0, f64::max));
         let frame = Frame { x, y };
         write!(html, "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\"><title>{title} over steps</title>").ok();
         frame.axes(&mut html);
-        self.marks.iter().for_each(|mark| frame.mark(&mut html, mark));
+        for (index, mark) in self.marks.iter().enumerate() {
+            let beside = |other: &&Mark| (frame.across(other.step) - frame.across(mark.step)).abs() < NAME_WIDTH;
+            frame.mark(&mut html, mark, self.marks[..index].iter().filter(beside).count());
+        }
         self.levels.iter().for_each(|level| frame.level(&mut html, level));
         self.curves.iter().for_each(|curve| frame.curve(&mut html, curve));
         html.push_str("</svg></figure>\n");
@@ -107,11 +119,17 @@ impl Frame {
         write!(html, "<text class=\"end\" x=\"{right}\" y=\"{}\">step</text>", HEIGHT - 4.0).ok();
     }
 
-    fn mark(&self, html: &mut String, (step, name): &(f64, String)) {
-        let (x, name) = (self.across(*step), escape(name));
-        write!(html, "<g class=\"mark\"><title>attempt {name} begins after step {step}</title>").ok();
+    /// Its name stands in the place that those beside it have left.
+    fn mark(&self, html: &mut String, mark: &Mark, place: usize) {
+        let (x, name, step) = (self.across(mark.step), escape(&mark.name), mark.step);
+        let (class, of) = match &mark.run {
+            None => ("mark".to_owned(), String::new()),
+            Some((run, index)) => (format!("mark own {}", style(*index)), format!(" of {}", escape(run))),
+        };
+        write!(html, "<g class=\"{class}\"><title>attempt {name}{of} begins after step {step}</title>").ok();
         write!(html, "<path d=\"M{x:.1} {}V{}\"/>", TOP - 8.0, HEIGHT - BOTTOM).ok();
-        write!(html, "<text class=\"middle\" x=\"{x:.1}\" y=\"{}\">{name}</text></g>", TOP - 12.0).ok();
+        let (x, y) = (x + NAME_WIDTH * place as f64, TOP - 12.0);
+        write!(html, "<text class=\"middle\" x=\"{x:.1}\" y=\"{y}\">{name}</text></g>").ok();
     }
 
     fn level(&self, html: &mut String, (name, height): &(String, f64)) {
@@ -154,7 +172,8 @@ mod tests {
 
     fn chart(points: Vec<Point>) -> Chart {
         let curve = Curve { name: "<b>&\"".to_owned(), points, style: 0, kind: Kind::Noisy };
-        let marks = vec![(0.0, "1".to_owned()), (20.0, "2".to_owned())];
+        let mark = |step, name: &str| Mark { step, name: name.to_owned(), run: None };
+        let marks = vec![mark(0.0, "1"), mark(20.0, "2")];
         Chart {
             key: "loss",
             title: "Loss".to_owned(),
@@ -171,6 +190,18 @@ mod tests {
         assert!(svg.contains("<title>Loss over steps</title>") && svg.contains("&lt;b&gt;&amp;&quot;"));
         assert_eq!((svg.matches("<polyline").count(), svg.matches("class=\"mark\"").count()), (2, 2));
         assert!(svg.len() < 20_000 && !svg.contains("NaN") && !svg.contains("inf"), "{}", svg.len());
+    }
+
+    #[test]
+    fn marks_of_several_runs_do_not_cover_each_other() {
+        let mut chart = chart((1..=100).map(|step| (f64::from(step), 1.0)).collect());
+        let mark = |step, run| Mark { step, name: "1-3".to_owned(), run: Some(("a<b".to_owned(), run)) };
+        chart.marks = vec![mark(0.0, 0), mark(0.0, 1), mark(60.0, 1)];
+        let svg = chart.svg();
+        assert!(svg.contains("class=\"mark own c1 d1\"") && svg.contains("attempt 1-3 of a&lt;b begins"), "{svg}");
+        let places: Vec<&str> =
+            svg.split("\" y=\"14\">1-3</text>").filter_map(|part| part.rsplit("x=\"").next()).collect();
+        assert_eq!(places[..3], ["62.0", "98.0", "299.6"], "{svg}");
     }
 
     #[test]

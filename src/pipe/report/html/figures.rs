@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pipe_spec::event::Step;
 use pipe_spec::text::human_bytes;
 
-use super::curve::{Chart, Curve, Kind};
+use super::curve::{Chart, Curve, Kind, Mark};
 use super::scale::Unit;
 use super::thin::Point;
 use crate::run::Record;
@@ -50,7 +50,7 @@ pub fn of_one(run: &Record) -> Vec<Chart> {
         if figure.key == "loss" && !run.history.evals.is_empty() {
             curves.push(Curve { name: "eval".to_owned(), points: evals(run), style: 1, kind: Kind::Dots });
         }
-        chart(figure, curves, &[run], attempts(run))
+        chart(figure, curves, &[run], attempts(run, None))
     };
     FIGURES.iter().map(draw).collect()
 }
@@ -66,12 +66,15 @@ pub fn of_all(runs: &[Record]) -> Vec<Chart> {
                 curves.push(Curve { name: format!("{}, eval", run.id), points: evals(run), style, kind: Kind::Dots });
             }
         }
-        chart(figure, curves, &every, Vec::new())
+        // That a run began needs no mark; that it began again does.
+        let retried = |run: &Record| run.state.as_ref().is_some_and(|state| state.attempts.len() > 1);
+        let marks = runs.iter().enumerate().filter(|(_, run)| retried(run));
+        chart(figure, curves, &every, marks.flat_map(|(style, run)| attempts(run, Some(style))).collect())
     };
     FIGURES.iter().map(draw).collect()
 }
 
-fn chart(figure: &Figure, curves: Vec<Curve>, runs: &[&Record], marks: Vec<(f64, String)>) -> Chart {
+fn chart(figure: &Figure, curves: Vec<Curve>, runs: &[&Record], marks: Vec<Mark>) -> Chart {
     let mut capacities: Vec<u64> = runs.iter().filter_map(|run| run.history.capacity()).collect();
     capacities.sort_unstable();
     capacities.dedup();
@@ -101,8 +104,8 @@ fn drawable((step, height): Point) -> Option<Point> {
     (height.abs() < 1e100).then_some((step, height))
 }
 
-/// Where attempts begin; those that begin at the same step share a mark.
-fn attempts(run: &Record) -> Vec<(f64, String)> {
+/// Where attempts begin; those that begin at the same step share a mark. With `style` it is one run of several.
+fn attempts(run: &Record, style: Option<usize>) -> Vec<Mark> {
     let mut begins: BTreeMap<u32, u64> = BTreeMap::new();
     let mut done = 0;
     for attempt in run.state.iter().flat_map(|state| &state.attempts) {
@@ -114,7 +117,10 @@ fn attempts(run: &Record) -> Vec<(f64, String)> {
     }
     let mut at: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     begins.into_iter().for_each(|(number, step)| at.entry(step).or_default().push(number));
-    at.into_iter().map(|(step, numbers)| (step as f64, together(&numbers))).collect()
+    let of = |style| (run.id.clone(), style);
+    let mark =
+        |(step, numbers): (u64, Vec<u32>)| Mark { step: step as f64, name: together(&numbers), run: style.map(of) };
+    at.into_iter().map(mark).collect()
 }
 
 /// `2`, `1, 2`, `1-4`.

@@ -1,0 +1,145 @@
+//! The card, the trainer, its libtorch, and whether the driver is new enough for it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pipe_spec::text::human_bytes;
+
+use super::check::{Check, Status};
+use crate::capability;
+use crate::card::Card;
+use crate::error::Error;
+use crate::image;
+
+/// What is free on the card, and who holds the rest.
+pub fn card(card: Option<&Card>) -> Check {
+    let Some(card) = card else {
+        return Check::note("card", "NVML finds none");
+    };
+    let Card { name, driver, capability, total, free, holders } = card;
+    let told = capability.map_or(String::new(), |capability| format!(", compute capability {capability}"));
+    let memory = format!("{} free of {}", human_bytes(*free), human_bytes(*total));
+    let check = Check::ok("card", format!("{name}, driver {driver}{told}, {memory}"));
+    let unfit = image::libtorch_cuda(None, false).and_then(|library| capability::check(card, &library).err());
+    if let Some(error) = unfit {
+        return Check { status: Status::Missing, ..check }.hint(error.to_string());
+    }
+    let who: Vec<String> = holders.iter().map(ToString::to_string).collect();
+    match who.is_empty() {
+        true => check,
+        false => check.hint(format!("held by {}; a run that needs it waits for them", who.join(", "))),
+    }
+}
+
+pub fn trainer(found: &Result<PathBuf, Error>) -> Check {
+    match found {
+        Ok(path) => Check::ok("trainer", path.display().to_string()),
+        Err(error) => Check::failed("trainer", Status::Missing, error),
+    }
+}
+
+/// What the trainer loads.
+pub fn libtorch(card: Option<&Card>) -> Check {
+    let files = match image::staged() {
+        Ok(files) => files,
+        Err(error) => return Check::failed("libtorch", Status::Missing, &error),
+    };
+    judge(&files, card)
+}
+
+fn judge(files: &BTreeMap<String, PathBuf>, card: Option<&Card>) -> Check {
+    let names: Vec<&str> = files.keys().filter_map(|path| path.rsplit('/').next()).collect();
+    let torch = files.iter().find(|(name, _)| name.ends_with("/libtorch_cpu.so"));
+    let place = torch.and_then(|(_, path)| path.parent()).map_or("none".to_owned(), |path| path.display().to_string());
+    let with_cuda = names.contains(&"libtorch_cuda.so");
+    let Some(cuda) = cuda(&names).filter(|_| with_cuda) else {
+        let check = Check::ok("libtorch", format!("{place}, for the CPU alone"));
+        return match card {
+            None => check,
+            Some(card) => Check { status: Status::Note, ..check }
+                .hint(format!("it cannot use {}: run `make libtorch`, and build again", card.name)),
+        };
+    };
+    let found = format!("{place}, CUDA {cuda}");
+    let least = cuda.split('.').next().and_then(|major| major.parse().ok()).and_then(oldest_driver);
+    match (card, least) {
+        (None, Some(least)) => Check::ok("libtorch", format!("{found} (a card needs driver {least} or newer)")),
+        (Some(card), Some(least)) if major(&card.driver).is_some_and(|driver| driver < least) => {
+            Check::missing("libtorch", format!("{found}, which needs driver {least}; here is {}", card.driver))
+                .hint(format!("update the NVIDIA driver to {least} or newer, or train on the CPU: container.gpus: 0"))
+        }
+        _ => Check::ok("libtorch", found),
+    }
+}
+
+/// The version of CUDA, from the names of its libraries. NVRTC's own parts tell more than the runtime.
+fn cuda(names: &[&str]) -> Option<String> {
+    let after = |prefix: &str| names.iter().find_map(|name| name.strip_prefix(prefix)).map(str::to_owned);
+    after("libnvrtc-builtins.so.").or_else(|| after("libcudart.so."))
+}
+
+/// The oldest driver for Linux that runs programs of this CUDA version.
+/// <https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html>
+fn oldest_driver(cuda: u32) -> Option<u32> {
+    match cuda {
+        13 => Some(580),
+        12 => Some(525),
+        11 => Some(450),
+        _ => None,
+    }
+}
+
+fn major(driver: &str) -> Option<u32> {
+    driver.split('.').next()?.parse().ok()
+}
+
+/// The trainer image.
+pub fn image() -> Check {
+    match image::recipe(None) {
+        Ok(recipe) => Check::ok("image", format!("{} ({})", recipe.name, human_bytes(recipe.context.size()))),
+        Err(error) => Check::failed("image", Status::Missing, &error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(names: &[&str]) -> BTreeMap<String, PathBuf> {
+        names.iter().map(|name| (format!("pipe/libtorch/lib/{name}"), PathBuf::from("/t/lib").join(name))).collect()
+    }
+
+    fn card(driver: &str) -> Card {
+        Card {
+            name: "Test Card".into(),
+            driver: driver.into(),
+            capability: None,
+            total: 1,
+            free: 1,
+            holders: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_driver_against_libtorch() {
+        let cuda13 = files(&["libtorch_cpu.so", "libtorch_cuda.so", "libcudart.so.13", "libnvrtc-builtins.so.13.0"]);
+        let cuda12 = files(&["libtorch_cpu.so", "libtorch_cuda.so", "libcudart.so.12"]);
+        let cpu = files(&["libtorch_cpu.so"]);
+        for (files, driver, status, words) in [
+            (&cuda13, None, Status::Ok, "CUDA 13.0 (a card needs driver 580 or newer)"),
+            (&cuda13, Some("580.65.06"), Status::Ok, "/t/lib, CUDA 13.0"),
+            (&cuda13, Some("570.86.10"), Status::Missing, "CUDA 13.0, which needs driver 580; here is 570.86.10"),
+            (&cuda12, Some("570.86.10"), Status::Ok, "CUDA 12"),
+            (&cuda12, Some("470.1"), Status::Missing, "needs driver 525"),
+            (&cuda13, Some("strange"), Status::Ok, "CUDA 13.0"),
+            (&cpu, None, Status::Ok, "for the CPU alone"),
+            (&cpu, Some("580.1"), Status::Note, "for the CPU alone"),
+            (&files(&[]), None, Status::Ok, "none, for the CPU alone"),
+        ] {
+            let check = judge(files, driver.map(card).as_ref());
+            assert_eq!(check.status, status, "{driver:?}: {check:?}");
+            assert!(check.found.contains(words), "{driver:?}: {check:?}");
+            assert_eq!(check.hint.is_some(), status != Status::Ok, "{check:?}");
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! The block at the bottom of a terminal: a view of a run in a few lines, none of them wider than there is room. Pure.
+
+use std::time::Duration;
+
+use console::{Style, measure_text_width, truncate_str};
+use pipe_spec::text::human_bytes;
+
+use super::grouped;
+use super::pace::{rate, span};
+use super::view::{Training, Try, View};
+
+/// Where it is drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub columns: usize,
+    pub rows: usize,
+    pub colours: bool,
+}
+
+/// Of the names of lines, with the space after them.
+const MARGIN: usize = 8;
+const BAR: std::ops::RangeInclusive<usize> = 10..=40;
+/// Silence that is worth a word: so many steps, and no less than so long.
+const SILENT_STEPS: f64 = 5.0;
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// `now` is in seconds since the Unix epoch.
+pub fn lines(view: &View, now: f64, room: Room) -> Vec<String> {
+    let painter = Painter { room, bar: bar_width(view, room) };
+    // By how much they are missed where there are not enough rows.
+    let mut lines = vec![(0, painter.head(view, now))];
+    lines.extend(view.attempt.iter().flat_map(|attempt| painter.before(attempt)).map(|line| (5, line)));
+    lines.extend(view.sent.map(|(sent, size)| (1, painter.image(sent, size))));
+    if let Some(training) = &view.training {
+        lines.push((1, painter.gauge("step", share(training.done(), training.started.steps), &step_words(training))));
+        lines.extend(training.epochs().map(|epochs| (4, painter.epoch(training, epochs))));
+        lines.extend(training.last.as_ref().map(|step| (2, painter.loss(view, step.loss, training.eval))));
+        lines.extend(painter.memory(training).map(|line| (3, line)));
+        lines.extend(painter.figures(training).map(|line| (4, line)));
+    }
+    // A row is left for what is above.
+    while lines.len() > 1 && lines.len() >= room.rows {
+        let least = lines.iter().map(|line| line.0).max();
+        let place = lines.iter().rposition(|line| Some(line.0) == least).unwrap_or(0);
+        lines.remove(place);
+    }
+    lines.into_iter().map(|(_, line)| line).collect()
+}
+
+/// As much as what stands beside the steps leaves.
+fn bar_width(view: &View, room: Room) -> usize {
+    let beside = view.training.as_ref().map_or(30, |training| measure_text_width(&step_words(training)[0]));
+    // In fives, so that it does not change with every digit.
+    (room.columns.saturating_sub(MARGIN + 2 + beside) / 5 * 5).clamp(*BAR.start(), *BAR.end())
+}
+
+/// What stands beside the steps, the longest first.
+fn step_words(training: &Training) -> Vec<String> {
+    let (done, steps) = (training.done(), training.started.steps);
+    let percent = percent(share(done, steps));
+    let rate = training.pace.step().map_or(String::new(), |seconds| format!("  {}", rate(seconds)));
+    let left = match training.left().filter(|_| done < steps) {
+        Some(left) => format!("  {} left", span(left)),
+        None => String::new(),
+    };
+    let (done, steps) = (grouped(done), grouped(steps));
+    vec![
+        format!("{done} of {steps}  {percent}{rate}{left}"),
+        format!("{done}/{steps}  {percent}{left}"),
+        format!("{percent}{left}"),
+        percent,
+    ]
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0}%", (share * 100.0).floor())
+}
+
+fn bar(share: f64, width: usize) -> String {
+    let full = (share.clamp(0.0, 1.0) * width as f64).floor() as usize;
+    format!("{}{}", "█".repeat(full), "░".repeat(width - full))
+}
+
+struct Painter {
+    room: Room,
+    bar: usize,
+}
+
+impl Painter {
+    fn paint(&self, style: Style, text: &str) -> String {
+        style.force_styling(self.room.colours).apply_to(text).to_string()
+    }
+
+    /// The first of these that there is room for; the last one shortened where there is none.
+    fn first_that_fits(&self, texts: &[String], columns: usize) -> String {
+        let fits = texts.iter().find(|text| measure_text_width(text) <= columns);
+        let text = fits.or(texts.last()).map_or("", String::as_str);
+        truncate_str(text, columns, "…").into_owned()
+    }
+
+    /// A line with its name in the margin.
+    fn named(&self, name: &str, text: &str) -> String {
+        let name = self.paint(Style::new().dim(), &format!("{name:<MARGIN$}"));
+        truncate_str(&format!("{name}{text}"), self.room.columns, "…").into_owned()
+    }
+
+    fn gauge(&self, name: &str, share: f64, words: &[String]) -> String {
+        self.beside(name, &self.paint(Style::new().cyan(), &bar(share, self.bar)), words)
+    }
+
+    /// A line with a drawing as wide as a bar, and what of `words` there is room for beside it.
+    fn beside(&self, name: &str, drawing: &str, words: &[String]) -> String {
+        let left = self.room.columns.saturating_sub(MARGIN + self.bar + 2);
+        self.named(name, &format!("{drawing}  {}", self.first_that_fits(words, left)))
+    }
+
+    fn head(&self, view: &View, now: f64) -> String {
+        let mut stage = view.stage.clone();
+        if let Some(silent) = view.training.as_ref().filter(|_| view.stage == "training").and_then(silence) {
+            stage = format!("{stage}, nothing heard for {}", span(silent.as_secs_f64()));
+        } else if view.training.is_none() && view.since.elapsed() >= SILENCE {
+            stage = format!("{stage}, {}", span(view.since.elapsed().as_secs_f64()));
+        }
+        let strong = self.paint(Style::new().bold(), &stage);
+        let texts = match &view.attempt {
+            None => vec![strong],
+            Some(Try { number, of, batch, began, .. }) => {
+                let took = if *began > 0.0 { format!("   {}", span(now - began)) } else { String::new() };
+                vec![
+                    format!("{strong}   attempt {number} of at most {of}   {batch}{took}"),
+                    format!("{strong}   attempt {number} of {of}   {batch}{took}"),
+                    format!("{strong}   attempt {number} of {of}{took}"),
+                    format!("{strong}   {number} of {of}"),
+                    strong,
+                ]
+            }
+        };
+        self.first_that_fits(&texts, self.room.columns)
+    }
+
+    /// Why there is another attempt: in one line where there is room, else in two.
+    fn before(&self, attempt: &Try) -> Vec<String> {
+        let texts: Vec<&str> = [&attempt.reason, &attempt.action].into_iter().flatten().map(String::as_str).collect();
+        let paint = |text: &str| self.paint(Style::new().yellow(), text);
+        let whole = texts.join("; ");
+        if texts.is_empty() {
+            return Vec::new();
+        }
+        if MARGIN + measure_text_width(&whole) <= self.room.columns {
+            return vec![self.named("after", &paint(&whole))];
+        }
+        let line = |(name, text): (&str, &String)| self.named(name, &paint(text));
+        let parts = [("after", &attempt.reason), ("now", &attempt.action)];
+        parts.iter().filter_map(|(name, text)| text.as_ref().map(|text| line((name, text)))).collect()
+    }
+
+    fn image(&self, sent: u64, size: u64) -> String {
+        let share = share(sent, size);
+        let bytes = format!("{} of {}", human_bytes(sent), human_bytes(size));
+        self.gauge("sent", share, &[format!("{bytes}  {}", percent(share)), percent(share)])
+    }
+
+    fn epoch(&self, training: &Training, epochs: f64) -> String {
+        let at = training.last.as_ref().map_or(0.0, |step| step.epoch);
+        // A pass that has just ended is not the next one yet.
+        let passes = (at - 1e-9).floor().max(0.0);
+        let all = (epochs - 1e-6).ceil().max(1.0);
+        self.gauge(
+            "epoch",
+            at - passes,
+            &[format!("{:.0} of {all:.0}", passes + 1.0), format!("{:.0}/{all:.0}", passes + 1.0)],
+        )
+    }
+
+    fn loss(&self, view: &View, loss: f64, eval: Option<(u64, f64)>) -> String {
+        let curve = view.curve.draw(self.bar);
+        let curve = format!("{curve}{}", " ".repeat(self.bar - measure_text_width(&curve)));
+        let now = self.paint(Style::new().bold(), &format!("{loss:.4}"));
+        let mut words = vec![now.clone()];
+        if let Some((step, eval)) = eval {
+            let steps = [format!("{now}   eval {eval:.4} at step {}", grouped(step)), format!("{now}  eval {eval:.4}")];
+            words.splice(0..0, steps);
+        }
+        self.beside("loss", &self.paint(Style::new().green(), &curve), &words)
+    }
+
+    fn memory(&self, training: &Training) -> Option<String> {
+        let peak = training.last.as_ref()?.peak;
+        let Some(capacity) = training.started.capacity.filter(|capacity| *capacity > 0) else {
+            return Some(self.named("memory", &format!("peak {}", human_bytes(peak))));
+        };
+        let share = share(peak, capacity);
+        let style = match share {
+            share if share >= 0.97 => Style::new().red(),
+            share if share >= 0.9 => Style::new().yellow(),
+            _ => Style::new().cyan(),
+        };
+        let (percent, of) = (percent(share), format!("{} of {}", human_bytes(peak), human_bytes(capacity)));
+        let words = [format!("{percent}   peak {of}"), format!("{percent}  {of}"), percent];
+        Some(self.beside("memory", &self.paint(style, &bar(share, self.bar)), &words))
+    }
+
+    /// Learning rate, speed, and where a run would go on from: as much of it as there is room for.
+    fn figures(&self, training: &Training) -> Option<String> {
+        let step = training.last.as_ref()?;
+        let mut words = vec![format!("{:.1e}", step.lr)];
+        words.extend(training.speed());
+        words.extend(training.saved.map(|step| format!("saved at step {}", grouped(step))));
+        while words.len() > 1 && MARGIN + measure_text_width(&words.join("   ")) > self.room.columns {
+            words.pop();
+        }
+        Some(self.named("lr", &words.join("   ")))
+    }
+}
+
+/// For how long nothing was heard of a training, where that is longer than its steps take.
+fn silence(training: &Training) -> Option<Duration> {
+    let silent = training.heard.elapsed();
+    let usual = training.pace.step().unwrap_or(0.0) * SILENT_STEPS;
+    (silent >= SILENCE && silent.as_secs_f64() >= usual).then_some(silent)
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::event::{Checkpoint, Eval, Event, Started, Step};
+    use pipe_spec::{Attempt, EventKind, Outcome};
+
+    use super::*;
+
+    fn room(columns: usize) -> Room {
+        Room { columns, rows: 24, colours: false }
+    }
+
+    fn event(ts: f64, kind: EventKind) -> Event {
+        Event { seq: 1, ts, kind }
+    }
+
+    /// In its second attempt, after 1,234 of 5,000 steps.
+    fn view() -> View {
+        let mut view = View::default();
+        let mut before = Attempt::new(1, 64, 2);
+        before.outcome = Some(Outcome::Oom);
+        before.reason = Some("the kernel killed it at its memory limit of 400.0 MiB\nmore".to_owned());
+        before.action = Some("batch 32 instead of 64".to_owned());
+        let mut attempt = Attempt::new(2, 32, 4);
+        attempt.began = 1000.0;
+        view.begin(&attempt, 7, "batch 32 x accum 4".to_owned(), Some(&before));
+        let started = Started {
+            device: "a card".to_owned(),
+            capacity: Some(16 << 30),
+            driver: None,
+            libtorch: String::new(),
+            params: 1,
+            batch: 32,
+            accum: 4,
+            effective_batch: 128,
+            steps: 5000,
+            samples: 1000,
+            weights: None,
+            load_peak: None,
+            ready_ms: 0.0,
+            longest: None,
+            resumed_from: None,
+        };
+        view.take(&event(1000.0, EventKind::Started(started)));
+        for step in 1..=1234u64 {
+            let kind = EventKind::Step(Step {
+                step,
+                epoch: step as f64 / 1000.0,
+                samples: step * 128,
+                loss: 4.0 - step as f64 / 1000.0,
+                lr: 3e-4,
+                grad_norm: 1.0,
+                tokens: 4000,
+                ms: 400.0,
+                data_ms: 0.0,
+                allocated: 1,
+                reserved: 1,
+                peak: 12 << 30,
+            });
+            view.take(&event(1000.0 + 0.4 * step as f64, kind));
+        }
+        let eval = Eval { step: 1000, loss: 3.0, samples: 9, ms: 1.0, scores: Default::default() };
+        view.take(&event(0.0, EventKind::Eval(eval)));
+        let saved = Checkpoint { step: 1000, path: String::new(), bytes: 1, ms: 1.0 };
+        view.take(&event(0.0, EventKind::Checkpoint(saved)));
+        view
+    }
+
+    #[test]
+    fn wide() {
+        let want = [
+            "training   attempt 2 of at most 7   batch 32 x accum 4   8m20s",
+            "after   the kernel killed it at its memory limit of 400.0 MiB; batch 32 instead of 64",
+            "step    █████████░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░  1,234 of 5,000  24%  2.5 steps/s  25m06s left",
+            "epoch   █████████░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░  2 of 5",
+            "loss    ████▇▇▇▇▇▆▆▆▆▆▆▆▅▅▅▅▅▄▄▄▄▄▃▃▃▃▃▂▂▂▂▂▁▁▁▁  2.7660   eval 3.0000 at step 1,000",
+            "memory  ██████████████████████████████░░░░░░░░░░  75%   peak 12.0 GiB of 16.0 GiB",
+            "lr      3.0e-4   10,000 tokens/s   saved at step 1,000",
+        ];
+        let got = lines(&view(), 1500.0, room(120));
+        assert_eq!(got.len(), want.len(), "{got:#?}");
+        for (got, want) in got.iter().zip(want).filter(|(got, _)| !got.starts_with("loss")) {
+            assert_eq!(got, want);
+        }
+        assert!(
+            got[4].starts_with("loss    █") && got[4].ends_with("▁  2.7660   eval 3.0000 at step 1,000"),
+            "{}",
+            got[4]
+        );
+    }
+
+    #[test]
+    fn narrow() {
+        let want = [
+            "training   attempt 2 of 7   8m20s",
+            "after   the kernel killed it at its mem…",
+            "now     batch 32 instead of 64",
+            "step    ██░░░░░░░░  24%  25m06s left",
+            "epoch   ██░░░░░░░░  2 of 5",
+            "loss    ██▇▆▅▄▄▃▂▁  2.7660  eval 3.0000",
+            "memory  ███████░░░  75%",
+            "lr      3.0e-4   10,000 tokens/s",
+        ];
+        let got = lines(&view(), 1500.0, room(40));
+        assert_eq!(got.len(), want.len(), "{got:#?}");
+        for (got, want) in got.iter().zip(want).filter(|(got, _)| !got.starts_with("loss")) {
+            assert_eq!(got, want);
+        }
+    }
+
+    #[test]
+    fn nothing_is_wider_or_higher_than_the_room() {
+        let mut waiting = View::default();
+        waiting.set_stage("waiting for a card that somebody else holds, who has a very long name");
+        waiting.sent = Some((3 << 20, 1 << 30));
+        for view in [view(), waiting, View::default()] {
+            for columns in 1..200 {
+                for rows in [0, 1, 2, 4, 7, 50] {
+                    let room = Room { columns, rows, colours: columns % 2 == 0 };
+                    let lines = lines(&view, 1500.0, room);
+                    assert!(lines.iter().all(|line| measure_text_width(line) <= columns), "{columns}: {lines:#?}");
+                    assert!(lines.len() < rows.max(2), "{rows}: {lines:#?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_missed_most_stays() {
+        let names = |rows: usize| -> Vec<String> {
+            let lines = lines(&view(), 1500.0, Room { rows, ..room(100) });
+            lines.iter().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
+        };
+        assert_eq!(names(4), ["training", "step", "loss"]);
+        assert_eq!(names(5), ["training", "step", "loss", "memory"]);
+        assert_eq!(names(6), ["training", "step", "epoch", "loss", "memory"]);
+    }
+
+    #[test]
+    fn colours_only_where_they_are_wanted() {
+        let joined = |colours| lines(&view(), 1500.0, Room { colours, ..room(80) }).join("\n");
+        assert!(joined(true).contains('\u{1b}') && !joined(false).contains('\u{1b}'));
+    }
+
+    #[test]
+    fn bars() {
+        for (share, want) in
+            [(0.0, "░░░░"), (0.5, "██░░"), (0.99, "███░"), (1.0, "████"), (7.0, "████"), (f64::NAN, "░░░░")]
+        {
+            assert_eq!(bar(share, 4), want, "{share}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The progress of a run: a block at the bottom of a terminal, plain lines elsewhere, events as JSON lines where a script
+//! reads.
+
+mod block;
+mod curve;
+mod image;
+mod pace;
+mod screen;
+mod sentence;
+mod view;
+
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use pipe_spec::event::RecordedEvent;
+use pipe_spec::text::human_bytes;
+use pipe_spec::{Attempt, EventKind, RunState};
+use serde_json::json;
+
+use super::{attempts_table, print, summary};
+use image::ImageProgress;
+use pace::rhythm;
+use screen::{Screen, lock};
+use view::View;
+
+/// How much is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// Events on stdout, nothing but notes on stderr.
+    Json,
+    Block,
+    Lines,
+    Quiet,
+}
+
+pub struct Reporter {
+    mode: Mode,
+    view: Arc<Mutex<View>>,
+    /// While the block is shown.
+    screen: Option<Screen>,
+    began: Instant,
+    last_line: Option<Instant>,
+    journal: Option<File>,
+}
+
+impl Reporter {
+    pub fn new(json: bool, quiet: bool) -> Self {
+        let mode = match (json, quiet, has_room_for_a_block()) {
+            (true, _, _) => Mode::Json,
+            (false, true, _) => Mode::Quiet,
+            (false, false, true) => Mode::Block,
+            (false, false, false) => Mode::Lines,
+        };
+        Self { mode, view: Arc::default(), screen: None, began: Instant::now(), last_line: None, journal: None }
+    }
+
+    /// From here on what is noted is written to `path` as well, for those who come later.
+    pub fn keep_journal(&mut self, path: &Path) {
+        match File::options().create(true).append(true).open(path) {
+            Ok(file) => self.journal = Some(file),
+            Err(error) => self.say(&format!("warning: cannot write {}: {error}", path.display())),
+        }
+    }
+
+    /// A line for people that no event and no state tells.
+    pub fn note(&self, line: &str) {
+        if let Some(mut journal) = self.journal.as_ref() {
+            // What cannot be written is seen all the same.
+            writeln!(journal, "{line}").ok();
+        }
+        self.say(line);
+    }
+
+    /// A line for people, above the block.
+    fn say(&self, line: &str) {
+        let line = &plain(line);
+        match (&self.screen, self.mode) {
+            (_, Mode::Quiet) => {}
+            (Some(screen), _) => screen.say(line),
+            (None, Mode::Block | Mode::Json | Mode::Lines) => eprintln!("{line}"),
+        }
+    }
+
+    /// What the run is at from here on, in a few words.
+    pub fn doing(&mut self, stage: &str) {
+        lock(&self.view).set_stage(stage);
+        self.show();
+    }
+
+    /// With `auto` the trainer finds the batch itself. `before` is the attempt before this one.
+    pub fn attempt_started(&mut self, attempt: &Attempt, of: u32, auto: bool, before: Option<&Attempt>) {
+        let batch = match auto {
+            true => "looking for the largest batch".to_owned(),
+            false => format!("batch {} x accum {}", attempt.batch, attempt.accum),
+        };
+        self.say(&format!("attempt {} of at most {of}: {batch}", attempt.number));
+        self.last_line = None;
+        {
+            let mut view = lock(&self.view);
+            view.begin(attempt, of, batch, before);
+            view.set_stage("starting");
+        }
+        self.show();
+    }
+
+    /// Takes in an event of the past, for somebody who has come later, and says nothing of it.
+    pub fn replay(&mut self, recorded: &RecordedEvent) {
+        lock(&self.view).take(&recorded.event);
+    }
+
+    pub fn event(&mut self, recorded: &RecordedEvent) {
+        if self.mode == Mode::Json {
+            print(&serde_json::to_string(recorded).expect("events are JSON"));
+        }
+        lock(&self.view).take(&recorded.event);
+        match &recorded.event.kind {
+            EventKind::Measured(measured) => self.say(&sentence::measurement(measured)),
+            EventKind::Fitted(fitted) => self.say(&sentence::finding(fitted)),
+            EventKind::Rehearsed(rehearsed) => self.say(&sentence::rehearsal(rehearsed)),
+            EventKind::Started(started) => self.say(&sentence::start(started)),
+            EventKind::Step(step) => self.step(step.step),
+            EventKind::Eval(eval) => self.say(&sentence::evaluation(eval)),
+            EventKind::Sample(sample) => self.say(&format!("{} -> {}", sample.source, sample.generated)),
+            EventKind::Checkpoint(checkpoint) => {
+                tracing::debug!("saved {} ({})", checkpoint.path, human_bytes(checkpoint.bytes));
+            }
+            EventKind::Warning(warning) => self.say(&format!("warning: {}", warning.message)),
+            EventKind::Oom(_) => {}
+            EventKind::Finished(_) => {}
+        }
+    }
+
+    /// A plain line for the first step, the last, and now and then one between them.
+    fn step(&mut self, step: u64) {
+        if self.mode != Mode::Lines {
+            return;
+        }
+        let line = {
+            let view = lock(&self.view);
+            let Some(training) = &view.training else { return };
+            let due = self.last_line.is_none_or(|at| at.elapsed() >= rhythm(self.began.elapsed()));
+            sentence::step(training).filter(|_| due || step == training.started.steps)
+        };
+        if let Some(line) = line {
+            self.last_line = Some(Instant::now());
+            self.say(&line);
+        }
+    }
+
+    pub fn attempt_ended(&mut self, attempt: &Attempt) {
+        self.hide();
+        lock(&self.view).training = None;
+        if self.mode == Mode::Json {
+            let mut line = json!({ "type": "attempt" });
+            merge(&mut line, attempt);
+            print(&line.to_string());
+        }
+        if let Some(reason) = &attempt.reason {
+            let outcome = attempt.outcome.map_or("", pipe_spec::Outcome::name);
+            self.say(&format!("attempt {}: {outcome}: {reason}", attempt.number));
+        }
+    }
+
+    /// The run is over: the table of its attempts.
+    pub fn run_ended(&mut self, state: &RunState, folder: &str) {
+        self.hide();
+        if let Err(error) = summary::add(state) {
+            self.say(&format!("warning: cannot write to GITHUB_STEP_SUMMARY: {error}"));
+        }
+        match self.mode {
+            Mode::Json => {
+                let mut line = json!({ "type": "run", "folder": folder });
+                merge(&mut line, state);
+                print(&line.to_string());
+            }
+            Mode::Block | Mode::Lines => {
+                print(&attempts_table(&state.attempts).to_string());
+                print(&format!("run {} {}: {folder}", state.id, state.status.name()));
+            }
+            Mode::Quiet => {}
+        }
+    }
+
+    pub fn image_progress(&mut self, name: &str, size: u64) -> ImageProgress<'_> {
+        self.note(&format!("building the image {name} ({})", human_bytes(size)));
+        {
+            let mut view = lock(&self.view);
+            view.set_stage("building the image");
+            view.sent = Some((0, size));
+        }
+        self.show();
+        ImageProgress { reporter: self }
+    }
+
+    fn show(&mut self) {
+        if self.mode == Mode::Block && self.screen.is_none() {
+            self.screen = Some(Screen::open(self.view.clone()));
+        }
+    }
+
+    fn hide(&mut self) {
+        self.screen = None;
+    }
+}
+
+/// On a terminal that can move its cursor, with nothing else written to it.
+fn has_room_for_a_block() -> bool {
+    let word = |name: &str| std::env::var(name).unwrap_or_default();
+    let logs = tracing::enabled!(tracing::Level::INFO);
+    let in_ci = !matches!(word("CI").as_str(), "" | "0" | "false");
+    std::io::stderr().is_terminal() && !matches!(word("TERM").as_str(), "" | "dumb") && !in_ci && !logs
+}
+
+/// Without control codes, which a model or a builder may write and a terminal would obey.
+fn plain(line: &str) -> String {
+    console::strip_ansi_codes(line).replace(|letter: char| letter.is_control() && letter != '\n', " ")
+}
+
+fn merge(line: &mut serde_json::Value, with: &impl serde::Serialize) {
+    let fields = serde_json::to_value(with).expect("what pipe reports can be written as JSON");
+    if let (Some(line), serde_json::Value::Object(fields)) = (line.as_object_mut(), fields) {
+        line.extend(fields);
+    }
+}
+
+/// 2850000 as `2,850,000`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_codes_are_left_out() {
+        assert_eq!(plain("a\u{1b}[31mred\u{1b}[0m\rb\tc\nd\u{1b}]0;t\u{7}"), "ared b c\nd");
+    }
+
+    #[test]
+    fn digits_in_groups() {
+        for (number, want) in [(7, "7"), (999, "999"), (1000, "1,000"), (2_850_000, "2,850,000")] {
+            assert_eq!(grouped(number), want);
+        }
+    }
+}

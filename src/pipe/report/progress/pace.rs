@@ -1,0 +1,133 @@
+//! How fast a training goes, how long it still takes, and how often that is worth a line.
+
+use std::time::Duration;
+
+/// Steps over which the time of one is smoothed.
+const SMOOTH: f64 = 50.0;
+
+/// The time that steps take, and what passes between them.
+#[derive(Clone, Debug, Default)]
+pub struct Pace {
+    steps: u64,
+    /// Of one step, smoothed.
+    ms: f64,
+    tokens: f64,
+    /// When the first step ended, and the latest, by the trainer's clock in seconds.
+    first: f64,
+    last: f64,
+    /// Seconds spent in the steps between those two.
+    spent: f64,
+}
+
+impl Pace {
+    pub fn take(&mut self, ts: f64, ms: f64, tokens: u64) {
+        self.steps += 1;
+        let weight = 1.0 / (self.steps as f64).min(SMOOTH);
+        self.ms += (ms - self.ms) * weight;
+        self.tokens += (tokens as f64 - self.tokens) * weight;
+        if self.steps == 1 {
+            self.first = ts;
+        } else {
+            self.spent += ms / 1000.0;
+        }
+        self.last = ts;
+    }
+
+    /// Seconds that a step takes.
+    pub fn step(&self) -> Option<f64> {
+        (self.ms > 0.0).then_some(self.ms / 1000.0)
+    }
+
+    /// Of what the loss averages over.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        self.step().map(|seconds| self.tokens / seconds)
+    }
+
+    /// Seconds until so many steps more are done, with evaluations and saves as often as so far.
+    pub fn left(&self, steps: u64) -> Option<f64> {
+        let between = (self.last - self.first - self.spent).max(0.0);
+        let beside = between / self.steps.saturating_sub(1).max(1) as f64;
+        self.step().map(|seconds| (seconds + beside) * steps as f64)
+    }
+}
+
+/// Steps of so many seconds: `3.1 steps/s`, or `2.4 s/step` where one takes longer than that.
+pub fn rate(seconds: f64) -> String {
+    match 1.0 / seconds {
+        rate if rate >= 100.0 => format!("{rate:.0} steps/s"),
+        rate if rate >= 1.0 => format!("{rate:.1} steps/s"),
+        _ => format!("{seconds:.1} s/step"),
+    }
+}
+
+/// A stretch of time, to two units: `12s`, `3m20s`, `2h05m`, `3d04h`.
+pub fn span(seconds: f64) -> String {
+    let whole = seconds.max(0.0) as u64;
+    match whole {
+        0..60 => format!("{whole}s"),
+        60..3600 => format!("{}m{:02}s", whole / 60, whole % 60),
+        3600..86_400 => format!("{}h{:02}m", whole / 3600, whole % 3600 / 60),
+        _ => format!("{}d{:02}h", whole / 86_400, whole % 86_400 / 3600),
+    }
+}
+
+/// How long a plain line of progress waits for the one before it: longer, the longer a run goes on.
+pub fn rhythm(since: Duration) -> Duration {
+    Duration::from_secs(match since.as_secs() {
+        0..60 => 2,
+        60..3600 => 10,
+        _ => 60,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_between_steps_counts_for_the_time_left() {
+        let mut pace = Pace::default();
+        assert_eq!((pace.step(), pace.left(7)), (None, None));
+        // A step takes a second; after every tenth somebody evaluates for five.
+        let mut clock = 1000.0;
+        for step in 1..=101 {
+            clock += 1.0;
+            pace.take(clock, 1000.0, 64);
+            clock += if step % 10 == 0 { 5.0 } else { 0.0 };
+        }
+        assert_eq!((pace.step(), pace.tokens_per_second()), (Some(1.0), Some(64.0)));
+        assert!((pace.left(100).unwrap() - 150.0).abs() < 1e-6, "{:?}", pace.left(100));
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_is_no_harm() {
+        let mut pace = Pace::default();
+        (0..5).for_each(|_| pace.take(0.0, 250.0, 8));
+        assert_eq!((pace.left(8), pace.tokens_per_second()), (Some(2.0), Some(32.0)));
+    }
+
+    #[test]
+    fn rates() {
+        for (seconds, want) in
+            [(0.001, "1000 steps/s"), (0.32, "3.1 steps/s"), (1.0, "1.0 steps/s"), (2.44, "2.4 s/step")]
+        {
+            assert_eq!(rate(seconds), want);
+        }
+    }
+
+    #[test]
+    fn spans() {
+        for (seconds, want) in
+            [(-1.0, "0s"), (59.9, "59s"), (200.0, "3m20s"), (7500.0, "2h05m"), (273_600.0, "3d04h"), (f64::NAN, "0s")]
+        {
+            assert_eq!(span(seconds), want);
+        }
+    }
+
+    #[test]
+    fn lines_come_calmer_with_time() {
+        for (since, want) in [(0, 2), (59, 2), (60, 10), (3599, 10), (3600, 60), (90_000, 60)] {
+            assert_eq!(rhythm(Duration::from_secs(since)).as_secs(), want, "{since}");
+        }
+    }
+}

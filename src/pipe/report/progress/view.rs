@@ -1,0 +1,164 @@
+//! What is known of a run while it goes on: what it is at, and the figures of its training.
+
+use std::time::Instant;
+
+use pipe_spec::event::{Event, Started, Step};
+use pipe_spec::{Attempt, EventKind, Outcome};
+
+use super::curve::Curve;
+use super::pace::Pace;
+
+pub struct View {
+    /// What the run is at, in words.
+    pub stage: String,
+    pub since: Instant,
+    pub attempt: Option<Try>,
+    pub training: Option<Training>,
+    /// Loss over the whole run.
+    pub curve: Curve,
+    /// Of an image: bytes that the engine has got, and all of them.
+    pub sent: Option<(u64, u64)>,
+}
+
+/// The attempt that runs.
+pub struct Try {
+    pub number: u32,
+    /// At most so many.
+    pub of: u32,
+    pub batch: String,
+    /// Seconds since the Unix epoch.
+    pub began: f64,
+    /// Why there is another one, and what was changed for it.
+    pub reason: Option<String>,
+    pub action: Option<String>,
+}
+
+pub struct Training {
+    pub started: Started,
+    pub pace: Pace,
+    pub last: Option<Step>,
+    /// When the latest step, evaluation or checkpoint came.
+    pub heard: Instant,
+    /// The latest evaluation: step and loss.
+    pub eval: Option<(u64, f64)>,
+    /// The step of the latest checkpoint.
+    pub saved: Option<u64>,
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self {
+            stage: String::new(),
+            since: Instant::now(),
+            attempt: None,
+            training: None,
+            curve: Curve::default(),
+            sent: None,
+        }
+    }
+}
+
+impl View {
+    /// Whether that is something new.
+    pub fn set_stage(&mut self, stage: &str) -> bool {
+        let new = self.stage != stage;
+        if new {
+            self.stage = stage.to_owned();
+            self.since = Instant::now();
+        }
+        new
+    }
+
+    pub fn begin(&mut self, attempt: &Attempt, of: u32, batch: String, before: Option<&Attempt>) {
+        let before = before.filter(|before| before.outcome != Some(Outcome::Finished));
+        let reason = before.and_then(|before| before.reason.as_deref()).and_then(|reason| reason.lines().next());
+        self.attempt = Some(Try {
+            number: attempt.number,
+            of,
+            batch,
+            began: attempt.began,
+            reason: reason.map(str::to_owned),
+            action: before.and_then(|before| before.action.clone()),
+        });
+        self.training = None;
+    }
+
+    pub fn take(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::Measured(_) => drop(self.set_stage("looking for the largest batch")),
+            EventKind::Started(started) => self.start(started),
+            EventKind::Step(step) => self.step(event.ts, step),
+            EventKind::Eval(eval) => self.hear(|training| training.eval = Some((eval.step, eval.loss))),
+            EventKind::Checkpoint(checkpoint) => self.hear(|training| training.saved = Some(checkpoint.step)),
+            EventKind::Sample(_) => self.hear(|_| {}),
+            EventKind::Finished(_) => drop(self.set_stage("ending")),
+            EventKind::Fitted(_) | EventKind::Rehearsed(_) | EventKind::Warning(_) | EventKind::Oom(_) => {}
+        }
+    }
+
+    fn start(&mut self, started: &Started) {
+        self.set_stage("training");
+        self.curve.cut(started.resumed_from.unwrap_or(0));
+        if let Some(attempt) = &mut self.attempt {
+            attempt.batch = format!("batch {} x accum {}", started.batch, started.accum);
+        }
+        self.training = Some(Training {
+            started: started.clone(),
+            pace: Pace::default(),
+            last: None,
+            heard: Instant::now(),
+            eval: None,
+            saved: started.resumed_from,
+        });
+    }
+
+    fn step(&mut self, ts: f64, step: &Step) {
+        self.curve.take(step.step, step.loss);
+        let mut stage = "training";
+        if let Some(training) = &mut self.training {
+            training.pace.take(ts, step.ms, step.tokens);
+            training.last = Some(step.clone());
+            // What comes after the last step is not told until it is done.
+            if step.step == training.started.steps {
+                stage = "evaluating and saving";
+            }
+        }
+        self.set_stage(stage);
+        self.hear(|_| {});
+    }
+
+    fn hear(&mut self, note: impl FnOnce(&mut Training)) {
+        if let Some(training) = &mut self.training {
+            training.heard = Instant::now();
+            note(training);
+        }
+    }
+}
+
+impl Training {
+    /// Steps that are done, of those of the whole run.
+    pub fn done(&self) -> u64 {
+        self.last.as_ref().map_or(self.started.resumed_from.unwrap_or(0), |step| step.step)
+    }
+
+    /// Seconds to its end.
+    pub fn left(&self) -> Option<f64> {
+        self.pace.left(self.started.steps.saturating_sub(self.done()))
+    }
+
+    /// Passes over the data in all.
+    pub fn epochs(&self) -> Option<f64> {
+        let step = self.last.as_ref().filter(|step| step.epoch > 0.0 && step.step > 0)?;
+        Some(step.epoch / step.step as f64 * self.started.steps as f64)
+    }
+
+    /// What the loss averages over is counted in tokens, or else in samples.
+    pub fn speed(&self) -> Option<String> {
+        let samples = self.last.as_ref().is_some_and(|step| step.tokens == u64::from(self.started.effective_batch));
+        let unit = if samples { "samples/s" } else { "tokens/s" };
+        self.pace.tokens_per_second().map(|speed| match speed {
+            speed if speed < 100.0 => format!("{speed:.1} {unit}"),
+            speed => format!("{} {unit}", super::grouped(speed as u64)),
+        })
+    }
+}
