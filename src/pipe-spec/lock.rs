@@ -13,7 +13,7 @@ pub struct Lock {
     pub pipe: String,
     /// Hash of the pipeline file, byte for byte.
     pub pipeline: String,
-    /// Hash of the same with every default: `resolved.yaml`.
+    /// Hash of the same with every default, without its name.
     pub resolved: Option<String>,
     /// The variables that the pipeline names.
     pub variables: Vec<String>,

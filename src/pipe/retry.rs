@@ -317,7 +317,7 @@ mod tests {
         // What is measured, what there is, the batch that failed: what comes next.
         let cases: [(&[Point], Option<u64>, u32, &str); 7] = [
             (&line, Some(1000), 128, "batch 70"),
-            (&line, Some(1000), 64, "batch 63"),
+            (&line, Some(1000), 64, "batch 60"),
             (&line, Some(310), 128, "batch 16"),
             (&line, Some(100), 128, "batch 64"),
             (&line, None, 128, "batch 64"),

@@ -60,7 +60,7 @@ fn unknown() {
 
 fn doctor() {
     let folder = folder("16384 16384 61\n", &["75"]);
-    let checks = folder.pipe(&["doctor", "--json"]).exits(0).json();
+    let checks = folder.pipe(&["doctor", "--json"]).exits(4).json();
     let card = checks.as_array().unwrap().iter().find(|check| check["name"] == "card").unwrap().clone();
     assert_eq!(card["status"], "missing");
     assert_eq!(card["found"], "Test Card, driver 1.2.3, compute capability 6.1, 16.0 GiB free of 16.0 GiB");

@@ -74,7 +74,7 @@ fn is_changeable(set: &str) -> Result<(), Error> {
     let key = set.split('=').next().unwrap_or_default().trim();
     let under =
         |allowed: &&str| key.strip_prefix(*allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    match CHANGEABLE.iter().any(|allowed| under(&allowed)) && key != "container.image" {
+    match CHANGEABLE.iter().any(under) && key != "container.image" {
         true => Ok(()),
         false => Err(Error::NotChangeable { key: key.to_owned(), allowed: CHANGEABLE.join(", ") }),
     }

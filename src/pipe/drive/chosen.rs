@@ -17,7 +17,7 @@ use crate::run::{absolute, runs_folder};
 
 /// The engine that was chosen.
 pub enum Chosen {
-    Docker(DockerEngine),
+    Docker(Box<DockerEngine>),
     Process(ProcessEngine),
 }
 
@@ -39,7 +39,7 @@ impl Chosen {
         match docker {
             Some(engine) => {
                 reporter.note(&format!("engine: docker {} at {}", engine.info().version, engine.info().address));
-                Ok(Self::Docker(engine))
+                Ok(Self::Docker(Box::new(engine)))
             }
             None => {
                 let engine = ProcessEngine::new(image::find_trainer()?);

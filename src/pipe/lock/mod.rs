@@ -40,7 +40,7 @@ pub fn collect(on: &Value, folder: &RunFolder, plan: &Plan, reporter: &Reporter)
     let (pipeline, inputs) = (plan.pipeline, plan.inputs);
     let model = inputs.model.iter().flat_map(model_files).collect::<Vec<_>>();
     let mut hasher = Hasher::new(inputs.all().chain(&model), reporter);
-    let resolved = pipeline.to_yaml();
+    let resolved = settings(pipeline);
     let names: BTreeSet<String> = variables::names(&resolved).map(str::to_owned).collect();
     let card = (plan.device == Device::Cuda).then(|| Card::read(&pipeline.container.gpus)).flatten();
     let lock = Lock {
@@ -84,7 +84,7 @@ pub fn learn(folder: &RunFolder, started: &Started) {
 
 /// Adds to the lock of a run that it goes on with other settings, none of which changes what is computed.
 pub fn settle(folder: &RunFolder, pipeline: &Pipeline) -> Result<(), Error> {
-    change(folder, |lock| lock.resolved = Some(hash(pipeline.to_yaml().as_bytes())))
+    change(folder, |lock| lock.resolved = Some(hash(settings(pipeline).as_bytes())))
 }
 
 fn change(folder: &RunFolder, change: impl FnOnce(&mut Lock)) -> Result<(), Error> {
@@ -92,6 +92,12 @@ fn change(folder: &RunFolder, change: impl FnOnce(&mut Lock)) -> Result<(), Erro
     let mut lock = before.clone();
     change(&mut lock);
     if lock == before { Ok(()) } else { write_json(&folder.lock(), &lock) }
+}
+
+/// Every setting. What a run is called is none.
+fn settings(pipeline: &Pipeline) -> String {
+    let yaml = pipeline.to_yaml();
+    yaml.lines().filter(|line| !line.starts_with("name:")).map(|line| format!("{line}\n")).collect()
 }
 
 fn hash(bytes: &[u8]) -> String {
