@@ -26,6 +26,8 @@ mod reproducing;
 mod retries;
 #[path = "runner/stopping.rs"]
 mod stopping;
+#[path = "runner/telling.rs"]
+mod telling;
 #[path = "runner/tracking.rs"]
 mod tracking;
 
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
     retries::tests(&mut suite);
     memory::tests(&mut suite);
     tracking::tests(&mut suite);
+    telling::tests(&mut suite);
     reports::tests(&mut suite);
     stopping::tests(&mut suite);
     leaving::tests(&mut suite);
