@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/release/pipe
 TRAINER = target/release/pipe-trainer
 
-.PHONY: build demo test lint bench bench-gpu libtorch minilm clean
+.PHONY: build demo test lint bench bench-gpu libtorch minilm mlflow clean
 
 build: libtorch
 	$(CARGO) build --release --workspace
@@ -16,6 +16,10 @@ libtorch:
 minilm:
 	-tests/fetch-minilm target/minilm
 
+# A tracking server and a reader of event files, from PyPI by name, once. Tests that need them are skipped where they cannot be had.
+mlflow:
+	-tests/fetch-mlflow target/mlflow
+
 # What an earlier demo has shown is not asked for: the retry is what it is for.
 demo: build data/demo/train.jsonl
 	$(PIPE) run pipelines/demo.yaml --ignore-ledger
@@ -24,7 +28,7 @@ data/demo/train.jsonl: | build
 	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
 
 # Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must).
-test: build minilm
+test: build minilm mlflow
 	$(CARGO) test --release --workspace
 
 lint:

@@ -28,6 +28,8 @@ mod retries;
 mod starting;
 #[path = "runner/stopping.rs"]
 mod stopping;
+#[path = "runner/telling.rs"]
+mod telling;
 #[path = "runner/tracking.rs"]
 mod tracking;
 #[path = "runner/watching.rs"]
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
     retries::tests(&mut suite);
     memory::tests(&mut suite);
     tracking::tests(&mut suite);
+    telling::tests(&mut suite);
     reports::tests(&mut suite);
     stopping::tests(&mut suite);
     leaving::tests(&mut suite);

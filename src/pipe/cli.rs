@@ -8,6 +8,8 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pipe_spec::PipeExit;
 use pipe_spec::pipeline::{Arch, EngineKind};
 use pipe_spec::text::{ByteSize, Name};
+use tracing::level_filters::LevelFilter;
+use tracing_log::{AsLog, LogTracer};
 use tracing_subscriber::EnvFilter;
 
 use crate::command;
@@ -446,7 +448,13 @@ fn log_to_stderr(verbose: u8) {
         _ => "debug",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).finish();
+    // What the web client logs has addresses and tokens in it, which nobody may see, whatever RUST_LOG says.
+    let bridge = LogTracer::builder().ignore_all(["ureq", "rustls"]);
+    if tracing::subscriber::set_global_default(log).is_ok() {
+        bridge.with_max_level(LevelFilter::current().as_log()).init().ok();
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ pub mod answer;
 pub mod daemon;
 pub mod folder;
 pub mod job;
+pub mod mlflow;
+pub mod receiver;
 pub mod running;
 pub mod suite;
 

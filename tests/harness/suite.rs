@@ -17,8 +17,8 @@ pub enum Needs {
     Root,
     /// A python3 with transformers; not what PIPE_REQUIRE_DOCKER asks for.
     Transformers,
-    /// A python3 with tensorboard; not what PIPE_REQUIRE_DOCKER asks for.
-    TensorBoard,
+    /// The packages that tests/fetch-mlflow fetches; not what PIPE_REQUIRE_DOCKER asks for.
+    Mlflow,
     /// The daemon, on a machine without a GPU; a GPU there is nothing that PIPE_REQUIRE_DOCKER forbids.
     DockerWithoutGpu,
     /// The model that tests/fetch-minilm fetches.
@@ -37,7 +37,9 @@ impl Needs {
             Self::DockerWithoutGpu if gpu() => Some("this machine has a GPU"),
             Self::DockerWithoutGpu => Self::Docker.missing(),
             Self::Transformers => (!transformers()).then_some("python3 has no transformers"),
-            Self::TensorBoard => (!tensorboard()).then_some("python3 has no tensorboard"),
+            Self::Mlflow => {
+                (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
+            }
             Self::MiniLm => {
                 (!minilm().join("complete").is_file()).then_some("target/minilm is not there; make minilm fetches it")
             }
@@ -61,8 +63,9 @@ fn transformers() -> bool {
     succeeds(Command::new("python3").args(["-c", "import torch, transformers, safetensors"]))
 }
 
-fn tensorboard() -> bool {
-    succeeds(Command::new("python3").args(["-c", "import tensorboard"]))
+/// Where tests/fetch-mlflow puts its packages.
+pub fn mlflow() -> PathBuf {
+    repository().join("target/mlflow")
 }
 
 /// Where tests/fetch-minilm puts its model.
@@ -102,7 +105,7 @@ impl Suite {
     pub fn test(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
         let missing = needs.missing();
         let about_docker = match needs {
-            Needs::Transformers | Needs::TensorBoard | Needs::Chromium => false,
+            Needs::Transformers | Needs::Mlflow | Needs::Chromium => false,
             Needs::DockerWithoutGpu => !gpu(),
             Needs::Nothing | Needs::Docker | Needs::Root | Needs::MiniLm | Needs::OwnDaemon => true,
         };

@@ -21,8 +21,6 @@ pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
         "engine",
         format!("the engine {}", file.engine.map_or("", EngineKind::name)),
     );
-    unless(file.notify.is_empty(), "notify", "messages".into());
-    unless(file.track.mlflow.is_none(), "track.mlflow", "MLflow".into());
     unless(file.command.is_none(), "command", "other trainers".into());
     missing
 }

@@ -18,6 +18,7 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
 
     let mut check = Check { tree, problems };
     check.file(&file);
+    check.addresses(&file, variables);
     let train = check.train(&file.train);
     for (path, feature) in availability::missing(&file) {
         check.problem(path, format!("{feature}: not available yet"));
@@ -36,6 +37,7 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
             save: file.save,
             container: file.container,
             engine: file.engine,
+            notify: file.notify,
             track: file.track,
         }),
         _ => Err(problems),
@@ -126,6 +128,31 @@ impl Check<'_> {
                     "the run folder is the only writable mount; leave out `readonly: false`",
                 );
             }
+        }
+    }
+
+    /// Who is told. What stands behind a variable is never part of a message.
+    fn addresses(&mut self, file: &PipelineFile, variables: &Variables) {
+        for (index, notify) in file.notify.iter().enumerate() {
+            match notify.receiver() {
+                Some((kind, address)) => self.address(&format!("notify.{index}.{kind}"), address, variables),
+                None => {
+                    self.problem(&format!("notify.{index}"), "give `discord` or `webhook`, one of them in each entry");
+                }
+            }
+        }
+        if let Some(address) = &file.track.mlflow {
+            self.address("track.mlflow", address, variables);
+        }
+    }
+
+    fn address(&mut self, path: &str, address: &str, variables: &Variables) {
+        let is_web = |address: &str| {
+            let rest = address.strip_prefix("https://").or_else(|| address.strip_prefix("http://"));
+            rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/') && !rest.contains(char::is_whitespace))
+        };
+        if !variables.expand(address).is_ok_and(|address| is_web(&address)) {
+            self.problem(path, "must be an address that begins with https:// or http://");
         }
     }
 

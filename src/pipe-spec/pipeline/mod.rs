@@ -51,6 +51,8 @@ pub struct Pipeline {
     pub container: Container,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineKind>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notify: Vec<Notify>,
     pub track: Track,
 }
 

@@ -89,6 +89,17 @@ fn a_table_of_bad_input() {
             with("container: {env: {TOKEN: \"${NOT_SET}\"}}"),
             "line 5: container.env.TOKEN: the variable ${NOT_SET} is not set",
         ),
+        (
+            with("notify:\n  - discord: https://a\n    webhook: https://b"),
+            "line 6: notify.0: give `discord` or `webhook`, one of them in each entry",
+        ),
+        (with("notify: [{on: [oom]}]"), "line 5: notify.0: give `discord` or `webhook`"),
+        (
+            with("notify: [{webhook: https://a, on: [ooms]}]"),
+            "notify.0.on.0: found the text \"ooms\"; allowed: one of started, oom",
+        ),
+        (with("notify: [{webhook: \"file:///a\"}]"), "notify.0.webhook: must be an address that begins with https://"),
+        (with("track: {mlflow: ./mlruns}"), "line 5: track.mlflow: must be an address that begins with https://"),
         ("version: 1\nname: x\ndata: {train: a}".to_owned(), "model: missing"),
         (
             "version: 1\nname: x\nmodel: {arch: t5}\ndata: {train: a}".to_owned(),
@@ -113,8 +124,6 @@ fn what_is_not_built_yet_is_refused_by_name() {
     let cases = [
         ("container: {gpus: 2}", "container.gpus: training on several GPUs: not available yet"),
         ("engine: slurm", "engine: the engine slurm: not available yet"),
-        ("notify: [{discord: \"${HOOK}\", on: [oom]}]", "notify: messages: not available yet"),
-        ("track: {mlflow: \"${HOOK}\"}", "track.mlflow: MLflow: not available yet"),
         ("command: [python, train.py]", "command: other trainers: not available yet"),
     ];
     for (section, want) in cases {
@@ -159,6 +168,26 @@ fn values_of_variables_are_not_written() {
     let text = format!("{MINIMAL}container: {{env: {{TOKEN: \"${{HOOK}}\"}}}}\n");
     let yaml = parse(&text).unwrap().to_yaml();
     assert!(yaml.contains("${HOOK}") && !yaml.contains("s3cret"), "{yaml}");
+}
+
+#[test]
+fn an_address_behind_a_variable_is_not_shown() {
+    let sections = ["notify: [{discord: \"${HOOK}\"}]", "track: {mlflow: \"${HOOK}\"}"];
+    for section in sections {
+        let got = problems(&format!("{MINIMAL}{section}\n"));
+        assert!(got.len() == 1 && got[0].contains("must be an address") && !got[0].contains("s3cret"), "{got:?}");
+        let web = format!("{MINIMAL}{section}\n").replace("${HOOK}", "https://x/${HOOK}");
+        let yaml = parse(&web).unwrap().to_yaml();
+        assert!(yaml.contains("https://x/${HOOK}") && !yaml.contains("s3cret"), "{yaml}");
+    }
+}
+
+#[test]
+fn nothing_in_on_means_everything() {
+    let notify = |section: &str| parse(&format!("{MINIMAL}{section}\n")).unwrap().notify[0].clone();
+    assert!(notify("notify: [{webhook: https://a}]").wants(NotifyOn::Started));
+    let some = notify("notify: [{webhook: https://a, on: [oom, failed]}]");
+    assert!(some.wants(NotifyOn::Oom) && some.wants(NotifyOn::Failed) && !some.wants(NotifyOn::Finished));
 }
 
 #[test]

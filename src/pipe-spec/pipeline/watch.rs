@@ -94,15 +94,34 @@ impl Default for Save {
     }
 }
 
+/// Somebody who gets messages about a run: `discord` or `webhook`, one of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Notify {
+    /// The address of a Discord webhook. It is a secret: name a variable, as in "${DISCORD_WEBHOOK}".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discord: Option<String>,
+    /// An address that gets each message as a JSON object, by POST.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook: Option<String>,
+    /// What is told; nothing here means everything. That a person stopped a run is told nobody.
     #[serde(default)]
     pub on: Vec<NotifyOn>,
+}
+
+impl Notify {
+    /// Which kind of receiver it is, with its address as the file has it.
+    pub fn receiver(&self) -> Option<(&'static str, &str)> {
+        match (&self.discord, &self.webhook) {
+            (Some(address), None) => Some(("discord", address)),
+            (None, Some(address)) => Some(("webhook", address)),
+            (None, None) | (Some(_), Some(_)) => None,
+        }
+    }
+
+    pub fn wants(&self, what: NotifyOn) -> bool {
+        self.on.is_empty() || self.on.contains(&what)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -118,7 +137,9 @@ pub enum NotifyOn {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Track {
+    /// Event files for TensorBoard in the run folder.
     pub tensorboard: bool,
+    /// The address of an MLflow server, as in "${MLFLOW_TRACKING_URI}".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mlflow: Option<String>,
 }

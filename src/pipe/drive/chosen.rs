@@ -67,7 +67,7 @@ impl Chosen {
     /// What a job will compute on, for what the pipeline asks.
     pub fn device(&self, gpus: &Gpus) -> Result<Device, Error> {
         match self {
-            Self::Docker(engine) => device(engine, gpus),
+            Self::Docker(engine) => device(engine.as_ref(), gpus),
             Self::Process(engine) => device(engine, gpus),
         }
     }
@@ -86,7 +86,7 @@ impl Chosen {
                     other => image::recipe(image::dockerfile(other.as_ref()))?.name,
                 };
                 let on = json!({ "engine": "docker", "engine_version": engine.info().version, "image": image });
-                json!({ "on": on, "spec": plan.spec(engine, &folder, 1, &settings) })
+                json!({ "on": on, "spec": plan.spec(engine.as_ref(), &folder, 1, &settings) })
             }
             Self::Process(engine) => {
                 json!({ "on": { "engine": "process" }, "spec": plan.spec(engine, &folder, 1, &settings) })

@@ -92,7 +92,7 @@ impl<'a> Driver<'a> {
                 let id = engine.image_id(&name).await?;
                 let version = &engine.info().version;
                 let on = json!({ "engine": "docker", "engine_version": version, "image": name, "image_id": id });
-                self.with(&engine, on, job).await
+                self.with(engine.as_ref(), on, job).await
             }
         }
     }

@@ -7,10 +7,9 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-use pipe_spec::event::{Eval, Step};
-use pipe_spec::{Event, EventKind};
+use pipe_spec::Event;
 
-use super::{Listener, News};
+use super::{Listener, News, scalars};
 
 pub struct TensorBoard {
     file: File,
@@ -31,10 +30,9 @@ impl TensorBoard {
 
     /// Writes what an event tells, if it tells anything by step.
     fn event(&mut self, event: &Event) -> io::Result<()> {
-        match &event.kind {
-            EventKind::Step(step) => self.scalars(event.ts, step.step, &of_step(step)),
-            EventKind::Eval(eval) => self.scalars(event.ts, eval.step, &of_eval(eval)),
-            _ => Ok(()),
+        match scalars(&event.kind) {
+            Some((step, values)) => self.scalars(event.ts, step, &values),
+            None => Ok(()),
         }
     }
 
@@ -71,25 +69,6 @@ impl Listener for TensorBoard {
             News::RunStarted(_) | News::AttemptEnded(_) | News::Retried(_) | News::RunEnded(_) => Ok(()),
         }
     }
-}
-
-fn of_step(step: &Step) -> Vec<(String, f64)> {
-    let rate = if step.ms > 0.0 { step.tokens as f64 * 1000.0 / step.ms } else { 0.0 };
-    [
-        ("train/loss", step.loss),
-        ("train/lr", step.lr),
-        ("train/grad_norm", step.grad_norm),
-        ("train/epoch", step.epoch),
-        ("speed/tokens_per_second", rate),
-        ("memory/peak_bytes", step.peak as f64),
-    ]
-    .map(|(tag, value)| (tag.to_owned(), value))
-    .into()
-}
-
-fn of_eval(eval: &Eval) -> Vec<(String, f64)> {
-    let scores = eval.scores.iter().map(|(name, score)| (format!("eval/{name}"), *score));
-    std::iter::once(("eval/loss".to_owned(), eval.loss)).chain(scores).collect()
 }
 
 fn masked(bytes: &[u8]) -> u32 {

@@ -30,7 +30,6 @@ pub fn lines(view: &View, now: f64, room: Room) -> Vec<String> {
     // By how much they are missed where there are not enough rows.
     let mut lines = vec![(0, painter.head(view, now))];
     lines.extend(view.attempt.iter().flat_map(|attempt| painter.before(attempt)).map(|line| (5, line)));
-    lines.extend(view.sent.map(|(sent, size)| (1, painter.image(sent, size))));
     if let Some(training) = &view.training {
         lines.push((1, painter.gauge("step", share(training.done(), training.started.steps), &step_words(training))));
         lines.extend(training.epochs().map(|epochs| (4, painter.epoch(training, epochs))));
@@ -156,12 +155,6 @@ impl Painter {
         let line = |(name, text): (&str, &String)| self.named(name, &paint(text));
         let parts = [("after", &attempt.reason), ("now", &attempt.action)];
         parts.iter().filter_map(|(name, text)| text.as_ref().map(|text| line((name, text)))).collect()
-    }
-
-    fn image(&self, sent: u64, size: u64) -> String {
-        let share = share(sent, size);
-        let bytes = format!("{} of {}", human_bytes(sent), human_bytes(size));
-        self.gauge("sent", share, &[format!("{bytes}  {}", percent(share)), percent(share)])
     }
 
     fn epoch(&self, training: &Training, epochs: f64) -> String {
@@ -337,7 +330,6 @@ mod tests {
     fn nothing_is_wider_or_higher_than_the_room() {
         let mut waiting = View::default();
         waiting.set_stage("waiting for a card that somebody else holds, who has a very long name");
-        waiting.sent = Some((3 << 20, 1 << 30));
         for view in [view(), waiting, View::default()] {
             for columns in 1..200 {
                 for rows in [0, 1, 2, 4, 7, 50] {

@@ -186,13 +186,9 @@ impl Reporter {
 
     pub fn image_progress(&mut self, name: &str, size: u64) -> ImageProgress<'_> {
         self.note(&format!("building the image {name} ({})", human_bytes(size)));
-        {
-            let mut view = lock(&self.view);
-            view.set_stage("building the image");
-            view.sent = Some((0, size));
-        }
-        self.show();
-        ImageProgress { reporter: self }
+        self.hide();
+        let on_terminal = self.mode == Mode::Block;
+        ImageProgress::new(self, size, on_terminal)
     }
 
     fn show(&mut self) {

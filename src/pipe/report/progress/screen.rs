@@ -1,7 +1,7 @@
 //! The bottom of a terminal, where the block of a run is drawn a few times a second by a thread of its own.
 //!
-//! Every line ends where its text ends. Bars that are filled up to the edge of the terminal, as indicatif draws them, become
-//! one long line to it, and garbage when it is resized.
+//! Every line ends where its text ends. Lines that are filled up to the edge of the terminal, as those of a progress bar are,
+//! become one long line to it, and garbage when it is resized in the course of hours.
 
 use std::io::Write;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};

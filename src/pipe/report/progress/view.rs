@@ -16,8 +16,6 @@ pub struct View {
     pub training: Option<Training>,
     /// Loss over the whole run.
     pub curve: Curve,
-    /// Of an image: bytes that the engine has got, and all of them.
-    pub sent: Option<(u64, u64)>,
 }
 
 /// The attempt that runs.
@@ -47,26 +45,16 @@ pub struct Training {
 
 impl Default for View {
     fn default() -> Self {
-        Self {
-            stage: String::new(),
-            since: Instant::now(),
-            attempt: None,
-            training: None,
-            curve: Curve::default(),
-            sent: None,
-        }
+        Self { stage: String::new(), since: Instant::now(), attempt: None, training: None, curve: Curve::default() }
     }
 }
 
 impl View {
-    /// Whether that is something new.
-    pub fn set_stage(&mut self, stage: &str) -> bool {
-        let new = self.stage != stage;
-        if new {
+    pub fn set_stage(&mut self, stage: &str) {
+        if self.stage != stage {
             self.stage = stage.to_owned();
             self.since = Instant::now();
         }
-        new
     }
 
     pub fn begin(&mut self, attempt: &Attempt, of: u32, batch: String, before: Option<&Attempt>) {

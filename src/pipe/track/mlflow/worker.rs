@@ -1,0 +1,205 @@
+//! What the server has not been told yet, and the next thing to tell it. A server that is away is told when it is back.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pipe_spec::RunFolder;
+use serde::{Deserialize, Serialize};
+
+use super::server::{Metric, Server, Tracked};
+use super::{Entry, PAUSE, milliseconds};
+use crate::run::write_json;
+use crate::track::courier::Errand;
+use crate::track::web::Failure;
+
+/// What the server takes at once: parameters, tags, and of everything together.
+const PARAMETERS: usize = 100;
+const TAGS: usize = 100;
+const TOGETHER: usize = 1000;
+
+/// `mlflow.json` in the run folder: another `pipe` that takes over goes on in the same run.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    run_id: String,
+    experiment_id: String,
+}
+
+/// What is kept beside the run on the server.
+enum Artifact {
+    File(PathBuf),
+    Text { name: &'static str, text: String },
+}
+
+pub(super) struct Worker {
+    server: Server,
+    folder: RunFolder,
+    experiment: String,
+    /// What must not be in an artifact.
+    secrets: Vec<String>,
+    /// The run's id and when it was created, until the server knows of it.
+    begun: Option<(String, f64)>,
+    run: Option<Tracked>,
+    parameters: VecDeque<(String, String)>,
+    tags: BTreeMap<String, String>,
+    metrics: VecDeque<Metric>,
+    ended: Option<(&'static str, f64)>,
+    artifacts: VecDeque<Artifact>,
+    /// The server will have nothing of it.
+    refused: bool,
+}
+
+impl Worker {
+    pub fn new(
+        server: Server,
+        folder: RunFolder,
+        experiment: String,
+        parameters: Vec<(String, String)>,
+        secrets: Vec<String>,
+    ) -> Self {
+        Self {
+            server,
+            folder,
+            experiment,
+            secrets,
+            begun: None,
+            run: None,
+            parameters: parameters.into(),
+            tags: BTreeMap::new(),
+            metrics: VecDeque::new(),
+            ended: None,
+            artifacts: VecDeque::new(),
+            refused: false,
+        }
+    }
+
+    /// The run on the server: the one that was kept, or a new one.
+    fn begin(&self, id: &str, created: f64) -> Result<(Tracked, bool), Failure> {
+        let place = self.folder.path().join("mlflow.json");
+        let kept: Option<Kept> = std::fs::read(&place).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        if let Some(kept) = kept
+            && let Some(found) = self.server.find_run(&kept.run_id)?
+        {
+            return Ok((found, false));
+        }
+        let experiment = self.server.experiment(&self.experiment)?;
+        let run = self.server.create_run(&experiment, id, milliseconds(created))?;
+        let kept = Kept { run_id: run.id.clone(), experiment_id: run.experiment.clone() };
+        // Without it, whoever takes over begins a new run there.
+        if let Err(error) = write_json(&place, &kept) {
+            tracing::debug!("{error}");
+        }
+        Ok((run, true))
+    }
+
+    fn log(&mut self, id: &str) -> Result<(), Failure> {
+        let parameters: Vec<_> = self.parameters.iter().take(PARAMETERS).cloned().collect();
+        let tags: Vec<_> = self.tags.iter().take(TAGS).map(|(key, value)| (key.clone(), value.clone())).collect();
+        let room = TOGETHER - parameters.len() - tags.len();
+        let metrics: Vec<_> = self.metrics.iter().take(room).cloned().collect();
+        let logged = self.server.log(id, &parameters, &tags, &metrics);
+        if !matches!(logged, Err(Failure::Later { .. })) {
+            self.parameters.drain(..parameters.len());
+            self.metrics.drain(..metrics.len());
+            tags.iter().for_each(|(key, _)| drop(self.tags.remove(key)));
+        }
+        logged
+    }
+
+    fn upload(&mut self, place: Option<&str>) -> Result<(), Failure> {
+        let (name, text) = match self.artifacts.front() {
+            None => return Ok(()),
+            Some(Artifact::Text { name, text }) => ((*name).to_owned(), Ok(text.clone())),
+            Some(Artifact::File(path)) => {
+                (path.file_name().unwrap_or_default().to_string_lossy().into_owned(), std::fs::read_to_string(path))
+            }
+        };
+        let uploaded = match (place, text) {
+            (Some(place), Ok(text)) => {
+                let text = self.secrets.iter().fold(text, |text, secret| text.replace(secret, "***"));
+                self.server.upload(place, &name, text.as_bytes())
+            }
+            // The server does not take artifacts, or there is nothing to take.
+            _ => Ok(()),
+        };
+        if !matches!(uploaded, Err(Failure::Later { .. })) {
+            self.artifacts.pop_front();
+        }
+        uploaded
+    }
+}
+
+impl Errand for Worker {
+    type Item = Entry;
+
+    fn take(&mut self, item: Entry) {
+        if self.refused {
+            return;
+        }
+        match item {
+            Entry::Begun { run, created, recalled } => {
+                self.begun = Some((run, created));
+                self.metrics.extend(recalled);
+            }
+            Entry::Metrics(metrics) => self.metrics.extend(metrics),
+            Entry::Tags(tags) => self.tags.extend(tags),
+            Entry::Ended { status, at, state } => {
+                self.ended = Some((status, at));
+                let files = [self.folder.report(), self.folder.resolved(), self.folder.lock()];
+                self.artifacts = files.into_iter().map(Artifact::File).collect();
+                self.artifacts.push_back(Artifact::Text { name: "run.json", text: state });
+            }
+        }
+    }
+
+    fn left(&self) -> usize {
+        if self.refused || (self.begun.is_none() && self.run.is_none()) {
+            return 0;
+        }
+        let told = self.parameters.len() + self.tags.len() + self.metrics.len();
+        let begun = usize::from(self.begun.is_some());
+        begun + told + usize::from(self.ended.is_some()) + self.artifacts.len()
+    }
+
+    fn deliver(&mut self) -> Result<(), Failure> {
+        if let Some((id, created)) = &self.begun {
+            match self.begin(id, *created) {
+                Ok((run, new)) => {
+                    if !new {
+                        // They cannot change, and are there.
+                        self.parameters.clear();
+                        self.metrics.retain(|metric| run.told.get(&metric.key).is_none_or(|last| metric.step > *last));
+                    }
+                    (self.run, self.begun) = (Some(run), None);
+                }
+                Err(failure) => {
+                    self.refused = matches!(failure, Failure::Never { .. });
+                    return Err(failure);
+                }
+            }
+        }
+        let Some((id, place)) = self.run.as_ref().map(|run| (run.id.clone(), run.artifacts.clone())) else {
+            return Ok(());
+        };
+        if self.parameters.len() + self.tags.len() + self.metrics.len() > 0 {
+            return self.log(&id);
+        }
+        if let Some((status, at)) = self.ended {
+            let updated = self.server.update(&id, status, Some(milliseconds(at)));
+            if !matches!(updated, Err(Failure::Later { .. })) {
+                self.ended = None;
+            }
+            return updated;
+        }
+        self.upload(place.as_deref())
+    }
+
+    /// Nothing is dropped: whatever is left is told when the server is back.
+    fn give_up(&mut self) {}
+
+    fn pause(&self) -> Duration {
+        let full = self.metrics.len() >= TOGETHER;
+        let urgent = full || self.begun.is_some() || self.ended.is_some() || !self.artifacts.is_empty();
+        if urgent { Duration::ZERO } else { PAUSE }
+    }
+}

@@ -1,0 +1,40 @@
+//! The figures of a run by step, under the names that every tracker shows.
+
+use pipe_spec::EventKind;
+use pipe_spec::event::{Eval, Step};
+
+/// The step that an event is about and what it tells of it, if it tells anything by step.
+pub fn scalars(event: &EventKind) -> Option<(u64, Vec<(String, f64)>)> {
+    match event {
+        EventKind::Step(step) => Some((step.step, of_step(step))),
+        EventKind::Eval(eval) => Some((eval.step, of_eval(eval))),
+        EventKind::Measured(_)
+        | EventKind::Fitted(_)
+        | EventKind::Started(_)
+        | EventKind::Rehearsed(_)
+        | EventKind::Sample(_)
+        | EventKind::Checkpoint(_)
+        | EventKind::Oom(_)
+        | EventKind::Warning(_)
+        | EventKind::Finished(_) => None,
+    }
+}
+
+fn of_step(step: &Step) -> Vec<(String, f64)> {
+    let rate = if step.ms > 0.0 { step.tokens as f64 * 1000.0 / step.ms } else { 0.0 };
+    [
+        ("train/loss", step.loss),
+        ("train/lr", step.lr),
+        ("train/grad_norm", step.grad_norm),
+        ("train/epoch", step.epoch),
+        ("speed/tokens_per_second", rate),
+        ("memory/peak_bytes", step.peak as f64),
+    ]
+    .map(|(tag, value)| (tag.to_owned(), value))
+    .into()
+}
+
+fn of_eval(eval: &Eval) -> Vec<(String, f64)> {
+    let scores = eval.scores.iter().map(|(name, score)| (format!("eval/{name}"), *score));
+    std::iter::once(("eval/loss".to_owned(), eval.loss)).chain(scores).collect()
+}
