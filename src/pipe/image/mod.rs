@@ -5,7 +5,7 @@ mod elf;
 mod fatbin;
 mod stage;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pipe_spec::pipeline::Image;
 
@@ -35,8 +35,7 @@ pub fn recipe(image: Option<&str>) -> Result<Recipe, Error> {
         Some(path) => {
             let path = Path::new(path);
             let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-            let folder = path.parent().map_or_else(|| PathBuf::from("."), Path::to_owned);
-            (stem(path), text, Some(folder))
+            (stem(path), text, Some(folder(path).to_owned()))
         }
     };
     let mut context = Context::new(&dockerfile);
@@ -93,6 +92,11 @@ pub fn dockerfile(image: Option<&Image>) -> Option<&str> {
     }
 }
 
+/// The folder that a Dockerfile lies in.
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// A name for the image that a repository can have: `docker/My.Dockerfile` gives `my`.
 fn stem(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
@@ -105,6 +109,14 @@ fn stem(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folders() {
+        for (path, want) in [("docker/a.Dockerfile", "docker"), ("Dockerfile", "."), ("./Dockerfile", "."), ("/a", "/")]
+        {
+            assert_eq!(folder(Path::new(path)), Path::new(want), "{path}");
+        }
+    }
 
     #[test]
     fn image_names() {
