@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::harness::daemon::Daemon;
+use crate::harness::receiver::{HANG, Receiver};
 use crate::harness::{Folder, Needs, Suite, job};
 
 pub fn tests(suite: &mut Suite) {
@@ -94,15 +95,22 @@ fn kill(running: crate::harness::Running) {
 }
 
 fn killed(stage: &str) {
-    let folder = walk(50);
+    let folder = walk(50).env("NO_PROXY", "127.0.0.1").env("no_proxy", "127.0.0.1");
     let dockerfile = "FROM scratch\nCOPY job /job\nENV JOB=\"pause 3000\"\nRUN [\"/job\"]\nENTRYPOINT [\"/job\"]\n";
     if stage == "building the image" {
         // Not in the cache: the name of the folder is in it.
         folder.write("image/job.Dockerfile", format!("{dockerfile}LABEL at={:?}\n", folder.path()));
     }
+    // Somebody who never answers: the end of a run waits for him, a little.
+    let receiver = Receiver::start(&[HANG]);
+    if stage == "reporting" {
+        let notify = format!("notify: [{{webhook: {:?}}}]\n", receiver.address());
+        folder.write("job.yaml", folder.read("job.yaml") + &notify);
+    }
     let running = folder.start(&["run", "job.yaml", "--engine", "docker"]);
     folder.wait_until(stage, || folder.state().is_some_and(|state| state["doing"] == stage));
     kill(running);
+    assert_eq!(folder.show()["status"], "orphaned");
     folder.pipe(&["resume"]).exits(0);
     expect_undisturbed(&folder);
 }
