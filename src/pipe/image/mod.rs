@@ -5,7 +5,7 @@ mod elf;
 mod fatbin;
 mod stage;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::Image;
 

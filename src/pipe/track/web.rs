@@ -1,5 +1,6 @@
 //! Requests over HTTP, bounded in time. An address is often a secret: no error names one, or anything that was answered.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use ureq::http::header::RETRY_AFTER;
@@ -111,6 +112,10 @@ fn failure(error: &ureq::Error) -> Failure {
     let reason = match error {
         ureq::Error::Timeout(_) => "it did not answer in time".to_owned(),
         ureq::Error::HostNotFound => "its host was not found".to_owned(),
+        // What it says of a certificate that is not trusted.
+        ureq::Error::Io(error) if error.kind() == ErrorKind::InvalidData => {
+            "no secure connection could be made".to_owned()
+        }
         ureq::Error::Io(error) => error.kind().to_string(),
         ureq::Error::ConnectionFailed => "it cannot be connected to".to_owned(),
         ureq::Error::Tls(_) | ureq::Error::Rustls(_) => "no secure connection could be made".to_owned(),
