@@ -50,6 +50,11 @@ impl RunFolder {
         self.0.join("pipe.log")
     }
 
+    /// What a `pipe` in the background said where nobody could hear it.
+    pub fn driver_log(&self) -> PathBuf {
+        self.0.join(".driver.log")
+    }
+
     pub fn attempt(&self, number: u32) -> AttemptFolder {
         AttemptFolder(self.0.join("attempts").join(format!("{number:02}")))
     }

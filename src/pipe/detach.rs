@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub fn start(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
     let program = std::env::current_exe().map_err(|source| Error::Read { path: "this program".into(), source })?;
     let fail = |source| Error::Spawn { program: program.clone(), source };
-    let journal = std::fs::File::options().create(true).append(true).open(folder.journal()).map_err(fail)?;
+    let log = std::fs::File::options().create(true).append(true).open(folder.driver_log()).map_err(fail)?;
     let mut command = Command::new(&program);
     command.arg("resume").arg(folder.path().file_name().unwrap_or_default()).arg("--quiet");
     set.iter().for_each(|set| {
@@ -27,7 +27,7 @@ pub fn start(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         // What it says is in the journal; this is for what it did not mean to say.
-        .stderr(journal);
+        .stderr(log);
     // SAFETY: setsid is async-signal-safe and touches nothing of ours.
     unsafe {
         command.pre_exec(|| match libc::setsid() {
@@ -50,7 +50,7 @@ pub fn start(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
 fn ended(folder: &RunFolder) -> Result<(), Error> {
     let status = run::Listed::read(folder.path()).map(|found| found.state.status);
     match status {
-        Some(pipe_spec::Status::Orphaned) | None => Err(Error::NotDriven { journal: folder.journal() }),
+        Some(pipe_spec::Status::Orphaned) | None => Err(Error::NotDriven { log: folder.driver_log() }),
         Some(_) => Ok(()),
     }
 }

@@ -47,8 +47,8 @@ pub enum Error {
     RunBusy { id: String },
     #[error("the run {id} cannot go on: {}", damage.join(", "))]
     Damaged { id: String, damage: Vec<String> },
-    #[error("no pipe could be started that drives the run; see {journal}", journal = journal.display())]
-    NotDriven { journal: PathBuf },
+    #[error("no pipe could be started that drives the run; see {log}", log = log.display())]
+    NotDriven { log: PathBuf },
     #[error("the trainer of the pipe that was killed still runs, as process {pid}")]
     StillRuns { pid: String },
     #[error("what the run was begun with has changed:\n{}", changes.iter().map(|change| format!("  {change}")).collect::<Vec<_>>().join("\n"))]

@@ -73,13 +73,13 @@ impl View {
 
     pub fn take(&mut self, event: &Event) {
         match &event.kind {
-            EventKind::Measured(_) => drop(self.set_stage("looking for the largest batch")),
+            EventKind::Measured(_) => self.set_stage("looking for the largest batch"),
             EventKind::Started(started) => self.start(started),
             EventKind::Step(step) => self.step(event.ts, step),
             EventKind::Eval(eval) => self.hear(|training| training.eval = Some((eval.step, eval.loss))),
             EventKind::Checkpoint(checkpoint) => self.hear(|training| training.saved = Some(checkpoint.step)),
             EventKind::Sample(_) => self.hear(|_| {}),
-            EventKind::Finished(_) => drop(self.set_stage("ending")),
+            EventKind::Finished(_) => self.set_stage("ending"),
             EventKind::Fitted(_) | EventKind::Rehearsed(_) | EventKind::Warning(_) | EventKind::Oom(_) => {}
         }
     }
