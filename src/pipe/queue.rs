@@ -46,6 +46,9 @@ impl Place {
     /// Who is before us, the one that has the card first. Numbers of the dead are cleared away.
     pub fn before(&self) -> Vec<Before> {
         let mut before = Vec::new();
+        // Nobody draws meanwhile: a number that was just made is not taken for one of the dead.
+        let counter = open_for_all(&self.folder.join("counter"));
+        let _held = counter.inspect(|counter| drop(counter.lock()));
         for number in numbers(&self.folder).into_iter().filter(|number| *number < self.number) {
             let path = path(&self.folder, number);
             let Ok(file) = File::open(&path) else { continue };
