@@ -25,6 +25,10 @@ fn main() {
     let mut words = job.split(' ');
     let verb = words.next().unwrap_or_default();
     let number = words.next().and_then(|word| word.parse::<i64>().ok()).unwrap_or(0);
+    // Runs out before there is anything to say.
+    if verb == "early" {
+        std::process::exit(43);
+    }
     if verb == "pause" {
         std::thread::sleep(Duration::from_millis(number as u64));
         return;
@@ -78,6 +82,13 @@ fn main() {
         "eat" => steps(3),
         "walk" => walk(&spec, batch, &job),
         "sleep" => {
+            unsafe { signal(SIGTERM, on_term as *const () as usize) };
+            sleep();
+        }
+        // Hears nothing for so many milliseconds.
+        "late" => {
+            eprintln!("deaf");
+            std::thread::sleep(Duration::from_millis(number as u64));
             unsafe { signal(SIGTERM, on_term as *const () as usize) };
             sleep();
         }

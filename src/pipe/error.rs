@@ -39,7 +39,7 @@ pub enum Error {
     #[error("the engine does not have the image {image}")]
     NoImage { image: String },
 
-    #[error("no run {wanted:?} in {runs}", runs = runs.display())]
+    #[error("{}", no_run_text(wanted, runs))]
     NoRun { wanted: String, runs: PathBuf },
     #[error("{wanted:?} names several runs: {}", matches.join(", "))]
     AmbiguousRun { wanted: String, matches: Vec<String> },
@@ -126,6 +126,9 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::NoEngine { hint, .. } | Self::OutOfMemory { hint, .. } => Some(hint.clone()),
+            Self::Engine { source, .. } if is_refused(source) => {
+                Some("a setting under `container` is not one that this machine or its engine can give".to_owned())
+            }
             Self::NoGpu { .. } => Some("mend one of these, or set container.gpus to 0 or auto".to_owned()),
             Self::Capability { .. } => Some(
                 "build the trainer with a libtorch for this card and name it in PIPE_TRAINER, take another card, or train on \
@@ -184,6 +187,13 @@ impl Error {
     }
 }
 
+fn no_run_text(wanted: &str, runs: &std::path::Path) -> String {
+    match wanted {
+        "latest" => format!("there are no runs in {}", runs.display()),
+        _ => format!("no run {wanted:?} in {}", runs.display()),
+    }
+}
+
 fn invalid_text(path: &std::path::Path, problems: &Problems) -> String {
     let count = problems.0.len();
     let noun = if count == 1 { "problem" } else { "problems" };
@@ -193,4 +203,9 @@ fn invalid_text(path: &std::path::Path, problems: &Problems) -> String {
 
 fn indented(lines: &[String]) -> String {
     lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// Whether the engine says that it was asked for something that cannot be.
+fn is_refused(source: &bollard::errors::Error) -> bool {
+    matches!(source, bollard::errors::Error::DockerResponseServerError { status_code: 400, .. })
 }

@@ -13,6 +13,7 @@ pub fn tests(suite: &mut Suite) {
         test("down_a_ladder", ladder);
         test("retries_run_out", retries_run_out);
         test("no_smaller_batch_left", no_smaller_batch);
+        test("out_of_memory_before_it_began", before_it_began);
         test("exit_1_is_not_retried", exit_1);
         test("bad_data_is_not_retried", bad_data);
         test("segfault_is_not_retried", segfault);
@@ -86,6 +87,16 @@ fn no_smaller_batch(engine: &str) {
         .says("a batch of 3 does not fit, and on_oom allows none smaller")
         .says("hint: lower on_oom.min_batch");
     expect(&folder.show(), &[(4, 1, "oom"), (3, 2, "oom")]);
+}
+
+fn before_it_began(engine: &str) {
+    let folder = job::folder("early", "train: {batch: 8}\n");
+    folder
+        .pipe(&["run", "job.yaml", "--engine", engine])
+        .exits(7)
+        .says("the model itself does not fit (it ran out in load): no batch would help")
+        .says("hint: raise container.memory");
+    expect(&folder.show(), &[(8, 1, "oom")]);
 }
 
 fn exit_1(engine: &str) {

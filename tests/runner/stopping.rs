@@ -8,6 +8,7 @@ pub fn tests(suite: &mut Suite) {
         suite.test(&format!("stopping::sigterm::{engine}"), needs, move || once(engine, "TERM"));
         suite.test(&format!("stopping::ctrl_c_twice::{engine}"), needs, move || twice(engine));
     }
+    suite.test("stopping::a_container_that_has_only_begun::docker", Needs::Docker, only_begun);
     suite.test("stopping::killed_pipe_ends_its_child::process", Needs::Nothing, killed_pipe_process);
     suite.test("stopping::killed_pipe_leaves_a_container_that_rm_cleans::docker", Needs::Docker, killed_pipe_docker);
     suite.test("stopping::rm_refuses_a_living_run::process", Needs::Nothing, rm_refuses);
@@ -27,6 +28,15 @@ fn once(engine: &str, signal: &str) {
     if engine == "docker" {
         assert!(folder.containers().is_empty());
     }
+}
+
+fn only_begun() {
+    let folder = job::folder("late 2500", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", "docker"]);
+    folder.wait_for_log(1, "deaf");
+    running.signal("INT");
+    running.end().exits(130);
+    assert_eq!(folder.show()["attempts"][0]["exit_code"], 143);
 }
 
 fn twice(engine: &str) {

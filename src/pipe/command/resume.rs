@@ -34,7 +34,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     options.set.iter().try_for_each(|set| is_changeable(set))?;
     if options.detach {
         detach::start(&found.folder(), &options.set)?;
-        super::run::say_where(&found.state.id, &found.folder, options.json);
+        super::run::say_where(&found.state.id, &found.folder, options.json, options.quiet);
         return Ok(());
     }
     load::go_to(&found.state.cwd)?;

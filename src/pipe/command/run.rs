@@ -52,7 +52,7 @@ async fn start(options: &Options, loaded: &Loaded) -> Result<(), Error> {
         let (folder, id) = (run.folder.clone(), run.state.id.clone());
         drop(run);
         detach::start(&folder, &[])?;
-        say_where(&id, &folder.path().display().to_string(), options.json);
+        say_where(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
     let id = run.state.id.clone();
@@ -71,12 +71,15 @@ async fn start(options: &Options, loaded: &Loaded) -> Result<(), Error> {
 }
 
 /// A run goes on in the background: how to come back to it.
-pub fn say_where(id: &str, folder: &str, json: bool) {
+pub fn say_where(id: &str, folder: &str, json: bool, quiet: bool) {
     if json {
         print_json(&json!({ "id": id, "folder": folder }));
         return;
     }
     print(id);
+    if quiet {
+        return;
+    }
     eprintln!("it runs in the background: `pipe attach {id}` watches it, `pipe stop {id}` stops it");
 }
 

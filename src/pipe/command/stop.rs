@@ -49,7 +49,8 @@ fn ask_its_owner(found: &Listed, at_once: bool, quiet: bool) {
         ask();
     }
     if !quiet {
-        eprintln!("stopping {}: the trainer saves and ends", found.state.id);
+        let how = if at_once { "the trainer is ended" } else { "the trainer saves and ends" };
+        eprintln!("stopping {}: {how}", found.state.id);
     }
     while Owner::exists(&folder) {
         std::thread::sleep(Duration::from_millis(50));

@@ -75,6 +75,8 @@ pub fn losses(attempt: &Attempt) -> String {
 
 /// Seconds for people: `4.2s`, `3m20s`, `2h05m`.
 pub fn duration(seconds: f64) -> String {
+    // The sum of nothing is less than nothing.
+    let seconds = seconds.max(0.0) + 0.0;
     let whole = seconds as u64;
     match whole {
         0..60 => format!("{seconds:.1}s"),
@@ -96,7 +98,7 @@ mod tests {
 
     #[test]
     fn durations() {
-        for (seconds, want) in [(0.04, "0.0s"), (59.9, "59.9s"), (200.0, "3m20s"), (7500.0, "2h05m")] {
+        for (seconds, want) in [(-0.0, "0.0s"), (0.04, "0.0s"), (59.9, "59.9s"), (200.0, "3m20s"), (7500.0, "2h05m")] {
             assert_eq!(duration(seconds), want);
         }
     }

@@ -7,7 +7,7 @@ use pipe_spec::{Attempt, RunFolder, RunState, Status};
 use serde::Serialize;
 
 use super::owner::Owner;
-use super::{absolute, runs_folder};
+use super::{absolute, now, runs_folder};
 use crate::error::Error;
 
 /// A run as it is found on disk.
@@ -35,6 +35,12 @@ impl Listed {
         if state.status == Status::Running && !Owner::exists(&folder) {
             state.status = Status::Orphaned;
             state.error = Some("the pipe that drove it was killed".to_owned());
+        }
+        // What it has taken until now is written down at its end.
+        if let Some(attempt) = state.attempts.last_mut().filter(|attempt| attempt.outcome.is_none())
+            && state.status == Status::Running
+        {
+            attempt.seconds = (now() - attempt.began).max(0.0);
         }
         Some(Self { state, folder: folder.path().display().to_string(), left_behind: Vec::new(), damage })
     }

@@ -42,10 +42,25 @@ impl Run {
         let created = now();
         let id = new_id(pipeline.name.as_str());
         let folder = RunFolder::new(absolute(&runs_folder()).join(&id));
+        Self::begin(pipeline, text, engine, choices, &folder, id, created).inspect_err(|_| {
+            // A run that could not be begun leaves nothing.
+            std::fs::remove_dir_all(folder.path()).ok();
+        })
+    }
+
+    fn begin(
+        pipeline: &Pipeline,
+        text: &str,
+        engine: &str,
+        choices: Choices,
+        folder: &RunFolder,
+        id: String,
+        created: f64,
+    ) -> Result<Self, Error> {
         for path in [folder.path().to_owned(), folder.path().join("attempts"), folder.checkpoints()] {
             std::fs::create_dir_all(&path).map_err(|source| Error::Write { path, source })?;
         }
-        let owner = Owner::take(&folder, &id)?;
+        let owner = Owner::take(folder, &id)?;
         write_whole(&folder.pipeline(), text.as_bytes())?;
         write_whole(&folder.resolved(), pipeline.to_yaml().as_bytes())?;
         let state = RunState {
@@ -65,7 +80,7 @@ impl Run {
             no_queue: choices.no_queue,
             attempts: Vec::new(),
         };
-        let run = Self { folder, state, _owner: owner };
+        let run = Self { folder: folder.clone(), state, _owner: owner };
         run.save()?;
         Ok(run)
     }

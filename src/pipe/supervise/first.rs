@@ -60,6 +60,15 @@ impl<E: Engine> Supervisor<'_, E> {
         recorded.last().map(|last| last.event.ts)
     }
 
+    /// Whether the last attempt came as far as a model that is loaded.
+    pub(super) fn was_ready(&self) -> bool {
+        let number = self.run.state.attempts.last().map_or(0, |attempt| attempt.number);
+        let is_ready = |event: &RecordedEvent| {
+            event.attempt == number && matches!(event.event.kind, EventKind::Started(_) | EventKind::Measured(_))
+        };
+        !self.recorded(is_ready).is_empty()
+    }
+
     fn recorded(&self, wanted: impl Fn(&RecordedEvent) -> bool) -> Vec<RecordedEvent> {
         let Ok(file) = File::open(self.run.folder.events()) else { return Vec::new() };
         let lines = BufReader::new(file).lines().map_while(Result::ok);

@@ -8,7 +8,7 @@ mod joblog;
 mod watch;
 
 use pipe_spec::event::{Fitted, Point};
-use pipe_spec::{Attempt, Cause, OomRecord, Outcome, TrainerExit, TrainerSpec};
+use pipe_spec::{Attempt, Cause, OomRecord, Outcome, Phase, TrainerExit, TrainerSpec};
 
 use crate::card::Card;
 use crate::engine::{Ending, Engine, Found, Job};
@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::interrupt::Interrupts;
 use crate::ledger::Diary;
 use crate::outcome::{Evidence, Verdict, judge};
-use crate::plan::{Plan, first_settings};
+use crate::plan::{CONTAINER_RUN_FOLDER, Plan, first_settings};
 use crate::report::Reporter;
 use crate::retry::{Decision, Settings, Situation, decide};
 use crate::run::{EventLog, Run, now, write_json};
@@ -165,7 +165,7 @@ impl<E: Engine> Supervisor<'_, E> {
             settings,
             retries_used: self.retries_used(),
             cause: verdict.cause.unwrap_or(Cause::Capacity),
-            phase: record.as_ref().map(|record| record.phase),
+            phase: record.as_ref().map(|record| record.phase).or_else(|| (!self.was_ready()).then_some(Phase::Load)),
             waited,
             points: &points,
             capacity: record.as_ref().and_then(available),
@@ -293,7 +293,7 @@ impl<E: Engine> Supervisor<'_, E> {
             tail: &ended.tail,
             stop_requested: ended.stop_requested,
         });
-        verdict.reason = verdict.reason.map(|reason| self.plan.with_host_paths(&reason));
+        verdict.reason = verdict.reason.map(|reason| self.with_host_paths(&reason));
         self.close_attempt(Some(&ended.ending), &verdict)?;
         self.remember(spec, record.as_ref(), &ended.ending);
         // Only now: until its end was written down, it could have been asked for again.
@@ -333,6 +333,12 @@ impl<E: Engine> Supervisor<'_, E> {
     fn record(&self, number: u32) -> Option<OomRecord> {
         let text = std::fs::read(self.run.folder.attempt(number).oom()).ok()?;
         serde_json::from_slice(&text).ok()
+    }
+
+    /// What a job said, with paths of the host in place of those that it sees.
+    fn with_host_paths(&self, said: &str) -> String {
+        let own = format!("{}/", self.run.folder.path().display());
+        self.plan.with_host_paths(said).replace(&format!("{CONTAINER_RUN_FOLDER}/"), &own)
     }
 
     fn failure(&self, verdict: Verdict) -> Error {

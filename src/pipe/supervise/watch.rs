@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pipe_spec::Event;
+use tokio::time::MissedTickBehavior;
 
 use super::joblog::JobLog;
 use super::{Supervisor, warn};
@@ -42,6 +43,8 @@ impl<E: Engine> Supervisor<'_, E> {
         let mut tail = Tail::default();
         let mut kept = Instant::now();
         let mut interrupts = 0;
+        let mut ask_again = tokio::time::interval(RHYTHM / 2);
+        ask_again.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 line = job.lines.recv() => match line {
@@ -60,6 +63,8 @@ impl<E: Engine> Supervisor<'_, E> {
                         }
                     }
                 },
+                // A job that has only begun is deaf: the first process of a container has to listen before it hears.
+                _ = ask_again.tick(), if interrupts == 1 => self.engine.stop(&job.handle).await?,
                 () = self.interrupts.next() => {
                     interrupts += 1;
                     if interrupts == 1 {

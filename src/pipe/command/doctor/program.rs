@@ -96,7 +96,9 @@ fn major(driver: &str) -> Option<u32> {
 /// The trainer image.
 pub fn image() -> Check {
     match image::recipe(None) {
-        Ok(recipe) => Check::ok("image", format!("{} ({})", recipe.name, human_bytes(recipe.context.size()))),
+        Ok(recipe) => {
+            Check::ok("image", format!("can be built: {} ({})", recipe.name, human_bytes(recipe.context.size())))
+        }
         Err(error) => Check::failed("image", Status::Missing, &error),
     }
 }

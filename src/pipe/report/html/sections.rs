@@ -101,7 +101,33 @@ pub fn files(run: &Record) -> String {
         let text = escape(text.trim_end());
         format!("<details><summary>{what} <small>{name}</small></summary><pre>{text}</pre></details>")
     };
+    let settings = run.resolved.as_deref().map(without_addresses);
     let (settings, lock) =
-        (file("resolved.yaml", "All settings", &run.resolved), file("lock.json", "What it ran on", &run.lock));
+        (file("resolved.yaml", "All settings", &settings), file("lock.json", "What it ran on", &run.lock));
     format!("<section id=\"files\">{settings}{lock}</section>\n")
+}
+
+/// A page is shown to others, and an address that messages are sent to is often a secret.
+fn without_addresses(settings: &str) -> String {
+    let line = |line: &str| {
+        let key = line.trim_start_matches([' ', '-']);
+        let is_address = ["discord:", "webhook:", "mlflow:"].iter().any(|name| key.starts_with(name));
+        match line.split_once(": ").filter(|(_, value)| is_address && !value.contains("${")) {
+            Some((key, _)) => format!("{key}: (not shown)\n"),
+            None => format!("{line}\n"),
+        }
+    };
+    settings.lines().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_not_shown() {
+        let settings = "name: x\nnotify:\n- discord: https://a/b\n  on: []\n- webhook: \"${HOOK}\"\ntrack:\n  mlflow: http://u:p@h\n";
+        let want = "name: x\nnotify:\n- discord: (not shown)\n  on: []\n- webhook: \"${HOOK}\"\ntrack:\n  mlflow: (not shown)\n";
+        assert_eq!(without_addresses(settings), want);
+    }
 }
