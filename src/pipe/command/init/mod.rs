@@ -54,6 +54,9 @@ pub fn run(options: &Options) -> Result<(), Error> {
     std::fs::write(&file, text).map_err(|source| Error::Write { path: file.clone(), source })?;
     print(&file.display().to_string());
     if !options.quiet {
+        if !Path::new(&draft.train).exists() {
+            eprintln!("note: {} is not there yet: what is said of it is a guess", draft.train);
+        }
         let file = file.display();
         eprintln!(
             "next:\n  pipe check {file}   is everything there\n  pipe plan {file}    what memory it needs\n  pipe run {file}     train"
