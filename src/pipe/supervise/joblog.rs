@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
+use pipe_spec::text::human_bytes;
+
 use crate::error::Error;
 
 pub struct JobLog {
@@ -11,7 +13,13 @@ pub struct JobLog {
     file: File,
     /// Lines that were written by a `pipe` that is gone and that the engine gives again.
     known: u64,
+    /// Bytes, and how many there may be.
+    size: u64,
+    limit: u64,
 }
+
+/// A job that writes without end does not fill the disk with it.
+const LIMIT: u64 = 4 << 30;
 
 impl JobLog {
     pub fn open(path: &Path) -> Result<Self, Error> {
@@ -19,7 +27,7 @@ impl JobLog {
         let mut file = File::options().create(true).read(true).append(true).open(path).map_err(write_error)?;
         let (known, whole) = whole_lines(&mut file).map_err(write_error)?;
         file.set_len(whole).map_err(write_error)?;
-        Ok(Self { path: path.to_owned(), file, known })
+        Ok(Self { path: path.to_owned(), file, known, size: whole, limit: LIMIT })
     }
 
     pub fn write(&mut self, line: &str) -> Result<(), Error> {
@@ -27,7 +35,15 @@ impl JobLog {
             self.known -= 1;
             return Ok(());
         }
-        writeln!(self.file, "{line}").map_err(|source| Error::Write { path: self.path.clone(), source })
+        if self.size >= self.limit {
+            return Ok(());
+        }
+        self.size += line.len() as u64 + 1;
+        let end = match self.size < self.limit {
+            true => String::new(),
+            false => format!("the log is longer than {}: what follows is left out\n", human_bytes(self.limit)),
+        };
+        write!(self.file, "{line}\n{end}").map_err(|source| Error::Write { path: self.path.clone(), source })
     }
 }
 
@@ -63,6 +79,10 @@ mod tests {
             log.write(line).unwrap();
         }
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\n");
+        log.limit = 30;
+        ["five", "six", "seven", "eight"].iter().for_each(|line| log.write(line).unwrap());
+        let end = "five\nsix\nseven\nthe log is longer than 30 B: what follows is left out\n";
+        assert!(std::fs::read_to_string(&path).unwrap().ends_with(end));
         std::fs::remove_file(&path).unwrap();
     }
 }
