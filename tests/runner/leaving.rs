@@ -255,7 +255,6 @@ fn two_drivers() {
     folder.pipe(&["resume"]).exits(1).says("is being driven by another pipe").says("hint: `pipe attach");
     folder.pipe(&["stop", "job"]).exits(0);
     // Two at once: one of them drives.
-    folder.write("job.yaml", folder.read("job.yaml").replace("sleep", "walk 12 100 8"));
     let folder = walk(100);
     folder.pipe(&["run", "job.yaml", "--engine", "process", "-d"]).exits(0);
     folder.wait_for_log(1, "step 2");
@@ -425,7 +424,7 @@ fn damaged() {
     }
 }
 
-/// Compared with the listing of a few, so that no time stands here but a generous one.
+/// The best of five: what is asked for is a tenth of a second, whatever else the machine does.
 fn many_runs() {
     let folder = job::folder("fit 4", "train: {batch: 8}\n");
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);

@@ -139,9 +139,15 @@ fn new_id(name: &str) -> String {
         random.update(&std::process::id().to_le_bytes());
         random.finalize().as_bytes()[..4].iter().map(|byte| char::from(b'a' + byte % 26)).collect()
     };
+    let when = iso(at).replace(['-', ':', 'Z'], "").replace('T', "-");
+    format!("{name}-{when}-{letters}")
+}
+
+/// A time in ISO 8601, to the second.
+pub fn iso(at: OffsetDateTime) -> String {
     let (date, clock) = (at.date(), at.time());
     format!(
-        "{name}-{:04}{:02}{:02}-{:02}{:02}{:02}-{letters}",
+        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
         date.year(),
         u8::from(date.month()),
         date.day(),

@@ -9,6 +9,7 @@ use time::OffsetDateTime;
 use super::message::Message;
 use super::shortened;
 use crate::report::duration;
+use crate::run::iso;
 
 pub fn embed(message: &Message) -> Value {
     let (title, color) = heading(message);
@@ -71,19 +72,8 @@ fn fields(message: &Message) -> Vec<Value> {
     .collect()
 }
 
-/// In ISO 8601.
 fn timestamp(time: f64) -> String {
-    let at = OffsetDateTime::from_unix_timestamp(time as i64).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    let (date, clock) = (at.date(), at.time());
-    format!(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
-        date.year(),
-        u8::from(date.month()),
-        date.day(),
-        clock.hour(),
-        clock.minute(),
-        clock.second()
-    )
+    iso(OffsetDateTime::from_unix_timestamp(time as i64).unwrap_or(OffsetDateTime::UNIX_EPOCH))
 }
 
 #[cfg(test)]
