@@ -6,6 +6,7 @@
 pub mod event;
 pub mod exit;
 pub mod lock;
+pub mod model_folder;
 pub mod pipeline;
 pub mod run;
 pub mod text;
