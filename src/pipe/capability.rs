@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use crate::card::Card;
 use crate::error::Error;
-use crate::image;
+use crate::image::{self, Cuda};
 
 /// A compute capability: 12.0 of an RTX 5090.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,8 +63,11 @@ impl std::fmt::Display for Architecture {
     }
 }
 
-/// Refuses a card that the job's libtorch cannot use. `contained`: the job runs in an image and not as a process.
+/// Refuses a card that the job's libtorch cannot use, or lacks the libraries for. `contained`: the job runs in an image and not as a process.
 pub fn ensure(container: &Container, contained: bool) -> Result<(), Error> {
+    if let Cuda::Missing { folder, libraries } = image::cuda(container.image.as_ref(), contained)? {
+        return Err(Error::NoCuda { folder, libraries });
+    }
     match (Card::read(&container.gpus), image::libtorch_cuda(container.image.as_ref(), contained)) {
         (Some(card), Some(library)) => check(&card, &library),
         _ => Ok(()),

@@ -25,6 +25,8 @@ pub enum Error {
     NoGpu { reasons: Vec<String> },
     #[error("{card} has compute capability {capability}, and the libtorch that would use it was built for {}", built_for.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))]
     Capability { card: String, capability: Capability, built_for: Vec<Architecture> },
+    #[error("a GPU is asked for, and libtorch in {} lacks CUDA libraries: {}", folder.display(), libraries.join(", "))]
+    NoCuda { folder: PathBuf, libraries: Vec<String> },
     #[error("the trainer program was not found: {}", looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))]
     NoTrainer { looked: Vec<PathBuf> },
     #[error("cannot start {program}: {source}", program = program.display())]
@@ -100,6 +102,7 @@ impl Error {
             Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } | Self::Unwell { .. } => {
                 PipeExit::Unavailable
             }
+            Self::NoCuda { .. } => PipeExit::Unavailable,
             Self::NotReproducible { .. } => PipeExit::Invalid,
             Self::NotReproduced { .. } => PipeExit::TrainingFailed,
             Self::MissingLibrary { .. } | Self::NotElf { .. } | Self::ImageBuild { .. } | Self::NoImage { .. } => {
@@ -135,6 +138,9 @@ impl Error {
                  the CPU: --set container.gpus=0"
                     .to_owned(),
             ),
+            Self::NoCuda { folder, .. } => {
+                Some(format!("{}, or train on the CPU: --set container.gpus=0", fetch_cuda(folder)))
+            }
             Self::NotReproducible { .. } => {
                 Some("bring back what has changed, or go on all the same with --anyway".to_owned())
             }
@@ -142,7 +148,7 @@ impl Error {
             Self::NoTrainer { .. } => {
                 Some("build it with `make build`, or name it in the variable PIPE_TRAINER".to_owned())
             }
-            Self::MissingLibrary { .. } => Some("run `make libtorch`, or set LD_LIBRARY_PATH".to_owned()),
+            Self::MissingLibrary { .. } => Some("run `make libtorch` in the source tree of pipe, or install pipe again".to_owned()),
             Self::NoImage { .. } => Some("pull it first, or give a Dockerfile as container.image".to_owned()),
             Self::NoRun { .. } | Self::AmbiguousRun { .. } => Some("`pipe ls` lists the runs".to_owned()),
             Self::Write { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
@@ -184,6 +190,19 @@ impl Error {
             | Self::TrainingFailed { .. }
             | Self::Interrupted => None,
         }
+    }
+}
+
+/// How the CUDA libraries get into `folder`, where libtorch lies.
+pub fn fetch_cuda(folder: &std::path::Path) -> String {
+    let fetched = folder.parent().filter(|libtorch| libtorch.join("packages.json").is_file());
+    match fetched.and_then(|libtorch| libtorch.parent()?.parent()) {
+        // target/libtorch of a source tree.
+        Some(tree) => format!("fetch them: `make -C {} libtorch CUDA=1`", tree.display()),
+        None if folder.ends_with("lib/pipe") => {
+            "install the archive of pipe whose name ends in -cuda (`make dist CUDA=1` makes it)".to_owned()
+        }
+        None => format!("put them into {}", folder.display()),
     }
 }
 

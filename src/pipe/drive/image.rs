@@ -4,8 +4,8 @@ use pipe_spec::pipeline::{Image, Pipeline};
 use serde_json::Value;
 
 use crate::engine::docker::DockerEngine;
-use crate::error::Error;
-use crate::image::{self, Recipe};
+use crate::error::{Error, fetch_cuda};
+use crate::image::{self, Cuda, Recipe};
 use crate::report::Reporter;
 
 /// The name of the image that the pipeline wants, built if need be; the one that the run began with, where it is still there.
@@ -44,6 +44,10 @@ pub async fn ensure(engine: &DockerEngine, recipe: &Recipe, reporter: &mut Repor
     if engine.image_id(&recipe.name).await?.is_some() {
         reporter.note(&format!("image: {} (unchanged)", recipe.name));
         return Ok(false);
+    }
+    if let Cuda::Missing { folder, libraries } = &recipe.cuda {
+        let what = format!("an image for the CPU alone, because {} CUDA libraries are missing", libraries.len());
+        reporter.note(&format!("{what}; for cards {}", fetch_cuda(folder)));
     }
     let mut progress = reporter.image_progress(&recipe.name, recipe.context.size());
     engine.build(&recipe.name, &recipe.context, &mut progress).await?;

@@ -17,37 +17,76 @@ const SYSTEM_FOLDERS: [&str; 6] =
 struct Object {
     needed: Vec<String>,
     /// Folders of its own to look in, with `$ORIGIN` already filled in.
-    run_path: Vec<PathBuf>,
+    run_path: RunPath,
     interpreter: Option<PathBuf>,
+}
+
+#[derive(Clone, Default)]
+struct RunPath {
+    folders: Vec<PathBuf>,
+    /// DT_RUNPATH, which the linker searches after LD_LIBRARY_PATH; DT_RPATH comes before.
+    after_library_path: bool,
+}
+
+impl RunPath {
+    /// The folders in the order in which the linker searches them, those of `LD_LIBRARY_PATH` among them.
+    fn search_order(&self) -> Vec<PathBuf> {
+        match self.after_library_path {
+            true => library_path().into_iter().chain(self.folders.clone()).collect(),
+            false => self.folders.iter().cloned().chain(library_path()).collect(),
+        }
+    }
 }
 
 /// The driver's own library: it belongs to the host, never to an image.
 const DRIVER: &str = "libcuda.so.1";
 
-/// Everything that `root` needs, by name; the program interpreter included, the GPU's driver not.
-pub fn libraries(root: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
-    let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
-    // A program's own run path also serves what its libraries need, as the linker's inherited RPATH would.
-    let inherited = read(root)?.run_path;
-    let mut open = VecDeque::from([root.to_owned()]);
-    while let Some(path) = open.pop_front() {
-        let object = read(&path)?;
-        if let Some(interpreter) = object.interpreter {
-            let name = interpreter.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            found.insert(name, interpreter);
-        }
-        for name in object.needed {
-            if name == DRIVER || found.contains_key(&name) {
-                continue;
+/// All that a program or library needs, by name; the program interpreter included, the GPU's driver not.
+#[derive(Debug, Default)]
+pub struct Libraries {
+    pub found: BTreeMap<String, PathBuf>,
+    /// By name, with the first library that needs it.
+    pub missing: BTreeMap<String, PathBuf>,
+}
+
+impl Libraries {
+    pub fn of(root: &Path) -> Result<Self, Error> {
+        let mut libraries = Self::default();
+        // A program's own run path also serves what its libraries need, as the linker's inherited RPATH would.
+        let inherited = read(root)?.run_path;
+        let mut open = VecDeque::from([root.to_owned()]);
+        while let Some(path) = open.pop_front() {
+            let object = read(&path)?;
+            if let Some(interpreter) = object.interpreter {
+                let name = interpreter.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                libraries.found.insert(name, interpreter);
             }
-            let folders = library_path().into_iter().chain(object.run_path.clone()).chain(inherited.clone());
-            let library = look_in(folders, &name)
-                .ok_or_else(|| Error::MissingLibrary { name: name.clone(), needed_by: path.clone() })?;
-            found.insert(name, library.clone());
-            open.push_back(library);
+            for name in object.needed {
+                if name == DRIVER || libraries.found.contains_key(&name) || libraries.missing.contains_key(&name) {
+                    continue;
+                }
+                let folders = object.run_path.search_order().into_iter().chain(inherited.folders.clone());
+                match look_in(folders, &name) {
+                    Some(library) => {
+                        libraries.found.insert(name, library.clone());
+                        open.push_back(library);
+                    }
+                    None => {
+                        libraries.missing.insert(name, path.clone());
+                    }
+                }
+            }
+        }
+        Ok(libraries)
+    }
+
+    /// What was found, or the first that was not.
+    pub fn all(self) -> Result<BTreeMap<String, PathBuf>, Error> {
+        match self.missing.into_iter().next() {
+            None => Ok(self.found),
+            Some((name, needed_by)) => Err(Error::MissingLibrary { name, needed_by }),
         }
     }
-    Ok(found)
 }
 
 /// A library of the system's, or of `LD_LIBRARY_PATH`.
@@ -78,7 +117,7 @@ fn parse(data: &[u8], path: &Path) -> Result<Object, object::read::Error> {
     let header = FileHeader64::<LE>::parse(data)?;
     let endian = header.endian()?;
     let segments = header.program_headers(endian, data)?;
-    let mut object = Object { needed: Vec::new(), run_path: Vec::new(), interpreter: None };
+    let mut object = Object { needed: Vec::new(), run_path: RunPath::default(), interpreter: None };
     for segment in segments {
         if segment.p_type(endian) == PT_INTERP
             && let Ok(bytes) = segment.data(endian, data)
@@ -102,7 +141,8 @@ fn parse(data: &[u8], path: &Path) -> Result<Object, object::read::Error> {
         } else {
             let folders = text.split(':').filter(|folder| !folder.is_empty());
             let origin = |folder: &str| folder.replace("$ORIGIN", &origin).replace("${ORIGIN}", &origin);
-            object.run_path.extend(folders.map(|folder| PathBuf::from(origin(folder))));
+            object.run_path.folders.extend(folders.map(|folder| PathBuf::from(origin(folder))));
+            object.run_path.after_library_path |= tag == DT_RUNPATH;
         }
     }
     Ok(object)
@@ -114,7 +154,7 @@ mod tests {
 
     #[test]
     fn this_very_program_needs_libc_and_its_interpreter() {
-        let found = libraries(&std::env::current_exe().unwrap()).unwrap();
+        let found = Libraries::of(&std::env::current_exe().unwrap()).unwrap().all().unwrap();
         assert!(found.contains_key("libc.so.6"), "{found:?}");
         assert!(found.keys().any(|name| name.starts_with("ld-linux")), "{found:?}");
         assert!(found.values().all(|path| path.is_file()));
@@ -124,7 +164,7 @@ mod tests {
     fn a_text_is_no_program() {
         let path = std::env::temp_dir().join(format!("pipe-elf-{}", std::process::id()));
         std::fs::write(&path, "hello").unwrap();
-        assert!(matches!(libraries(&path), Err(Error::NotElf { .. })));
+        assert!(matches!(Libraries::of(&path), Err(Error::NotElf { .. })));
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -14,7 +14,7 @@ use crate::error::Error;
 pub use context::Context;
 pub use elf::find_library;
 pub use fatbin::architectures;
-pub use stage::{files as staged, find_trainer};
+pub use stage::{Cuda, Staged, find_trainer, stage};
 
 /// The Dockerfile of the trainer image, used where a pipeline names none.
 const TRAINER_DOCKERFILE: &str = include_str!("../../../docker/trainer.Dockerfile");
@@ -26,6 +26,8 @@ const STAGED: &str = "pipe/";
 pub struct Recipe {
     pub name: String,
     pub context: Context,
+    /// Whether the trainer in it can use a card.
+    pub cuda: Cuda,
 }
 
 /// What has to be built for `image`; the trainer image when there is none.
@@ -44,13 +46,16 @@ pub fn recipe(image: Option<&str>) -> Result<Recipe, Error> {
         context.add_folder(&folder)?;
     }
     // The staged trainer is large: it is part of the context only where the Dockerfile uses it.
+    let mut cuda = Cuda::Unknown;
     if dockerfile.contains(STAGED) {
-        for (name, path) in stage::files()? {
+        let staged = stage()?;
+        for (name, path) in staged.files {
             context.add(&name, &path)?;
         }
+        cuda = staged.cuda;
     }
     let context = context.hashed()?;
-    Ok(Recipe { name: format!("pipe-{stem}:{}", &context.hash()[..16]), context })
+    Ok(Recipe { name: format!("pipe-{stem}:{}", &context.hash()[..16]), context, cuda })
 }
 
 /// The content of the trainer program, as a hash.
@@ -65,7 +70,7 @@ pub fn trainer_digest() -> Result<String, Error> {
 pub fn libraries_digest() -> Option<String> {
     let mut digests = Digests::load();
     let mut hasher = blake3::Hasher::new();
-    let files = stage::files().ok()?;
+    let files = stage().ok()?.files;
     for (name, path) in files.iter().filter(|(name, _)| !name.starts_with("pipe/bin/")) {
         hasher.update(name.as_bytes()).update(digests.of(path).ok()?.as_bytes());
     }
@@ -76,12 +81,20 @@ pub fn libraries_digest() -> Option<String> {
 /// libtorch's CUDA part, as a job will load it: nothing where it is not there, or comes with an image that pipe does not
 /// stage it for. `contained`: the job runs in an image.
 pub fn libtorch_cuda(image: Option<&Image>, contained: bool) -> Option<PathBuf> {
-    let staged = match image.filter(|_| contained) {
+    is_staged(image, contained).then(stage::libtorch_cuda).flatten()
+}
+
+/// Whether a job can use a card. Not known of an image that pipe does not stage the trainer for.
+pub fn cuda(image: Option<&Image>, contained: bool) -> Result<Cuda, Error> {
+    if is_staged(image, contained) { Ok(stage()?.cuda) } else { Ok(Cuda::Unknown) }
+}
+
+fn is_staged(image: Option<&Image>, contained: bool) -> bool {
+    match image.filter(|_| contained) {
         None => true,
         Some(Image::Dockerfile(path)) => std::fs::read_to_string(path).is_ok_and(|text| text.contains(STAGED)),
         Some(Image::Pinned(_)) => false,
-    };
-    staged.then(stage::libtorch_cuda).flatten()
+    }
 }
 
 /// The Dockerfile that is named by a pipeline, if it is one.

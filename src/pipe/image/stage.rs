@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::elf;
+use super::elf::{self, Libraries};
 use crate::error::Error;
 
 /// The trainer: `PIPE_TRAINER`, or the program beside this one.
@@ -23,13 +23,40 @@ pub fn find_trainer() -> Result<PathBuf, Error> {
     looked.iter().find(|path| path.is_file()).cloned().ok_or(Error::NoTrainer { looked })
 }
 
-/// Path in the context and path on the host of every file.
-pub fn files() -> Result<BTreeMap<String, PathBuf>, Error> {
+/// What a build context holds of the trainer.
+pub struct Staged {
+    /// Path in the context and path on the host of every file.
+    pub files: BTreeMap<String, PathBuf>,
+    pub cuda: Cuda,
+}
+
+/// Whether the trainer can use a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cuda {
+    /// It is no trainer with libtorch.
+    Unknown,
+    /// With every library that libtorch needs for it.
+    Ready,
+    /// These are not in `folder`, where libtorch lies.
+    Missing { folder: PathBuf, libraries: Vec<String> },
+}
+
+pub fn stage() -> Result<Staged, Error> {
     let trainer = find_trainer()?;
-    let mut libraries = elf::libraries(&trainer)?;
-    if let Some(torch) = libraries.get("libtorch_cpu.so").and_then(|path| path.parent()).map(Path::to_owned) {
-        add_cuda(&torch, &mut libraries);
-    }
+    let mut libraries = Libraries::of(&trainer)?.all()?;
+    let folder = libraries.get("libtorch_cpu.so").and_then(|path| path.parent()).map(Path::to_owned);
+    let cuda = match folder {
+        None => Cuda::Unknown,
+        Some(folder) => {
+            let Libraries { mut found, missing } = cuda_libraries(&folder)?;
+            if missing.is_empty() {
+                libraries.append(&mut found);
+                Cuda::Ready
+            } else {
+                Cuda::Missing { folder, libraries: missing.into_keys().collect() }
+            }
+        }
+    };
     let mut files = BTreeMap::from([("pipe/bin/pipe-trainer".to_owned(), trainer)]);
     for (name, path) in libraries {
         let place = match system_folder(&path) {
@@ -38,60 +65,79 @@ pub fn files() -> Result<BTreeMap<String, PathBuf>, Error> {
         };
         files.insert(place, path);
     }
-    Ok(files)
+    Ok(Staged { files, cuda })
 }
 
 /// libtorch's CUDA part: beside the rest of libtorch, or where the trainer would find it by its name.
 pub fn libtorch_cuda() -> Option<PathBuf> {
-    let name = "libtorch_cuda.so";
-    let libraries = elf::libraries(&find_trainer().ok()?).ok()?;
+    let name = CUDA_PARTS[0];
+    let libraries = Libraries::of(&find_trainer().ok()?).ok()?.found;
     let beside = libraries.get("libtorch_cpu.so").map(|path| path.with_file_name(name)).filter(|path| path.is_file());
     beside.or_else(|| elf::find_library(name))
 }
 
-/// libtorch's CUDA part, which the trainer loads when it is there: taken along when all that it needs is.
-fn add_cuda(torch: &Path, libraries: &mut BTreeMap<String, PathBuf>) {
-    let mut cuda = BTreeMap::new();
-    for name in ["libtorch_cuda.so", "libtorch_cuda_linalg.so", "libcaffe2_nvrtc.so"] {
-        let path = torch.join(name);
-        if !path.is_file() {
-            return;
-        }
-        if let Err(error) = add(&path, &mut cuda) {
-            return tracing::debug!("an image for the CPU alone: {error}");
+/// libtorch's CUDA part, which the trainer loads at run time.
+const CUDA_PARTS: [&str; 3] = ["libtorch_cuda.so", "libtorch_cuda_linalg.so", "libcaffe2_nvrtc.so"];
+
+/// Libraries that open others by name, which lie beside them and which no library lists as needed.
+const OPENED_BY_NAME: [(&str, &[&str]); 2] = [
+    ("libnvrtc.so.", &["libnvrtc-builtins.so."]),
+    (
+        "libcudnn.so.",
+        &[
+            "libcudnn_adv.so.",
+            "libcudnn_cnn.so.",
+            "libcudnn_engines_precompiled.so.",
+            "libcudnn_engines_runtime_compiled.so.",
+            "libcudnn_graph.so.",
+            "libcudnn_heuristic.so.",
+            "libcudnn_ops.so.",
+        ],
+    ),
+];
+
+/// All that libtorch in `folder` loads for a card.
+fn cuda_libraries(folder: &Path) -> Result<Libraries, Error> {
+    let mut libraries = Libraries::default();
+    for name in CUDA_PARTS {
+        let path = folder.join(name);
+        match path.is_file() {
+            true => add(&path, &mut libraries)?,
+            false => drop(libraries.missing.insert(name.to_owned(), folder.to_owned())),
         }
     }
-    for path in opened_at_run_time(&cuda) {
-        if let Err(error) = add(&path, &mut cuda) {
-            return tracing::debug!("an image for the CPU alone: {error}");
+    let openers = OPENED_BY_NAME.iter().filter_map(|(opener, parts)| {
+        let path = libraries.found.iter().find(|(name, _)| name.starts_with(opener))?.1;
+        Some((path.clone(), *parts))
+    });
+    for (opener, parts) in openers.collect::<Vec<_>>() {
+        for part in parts {
+            match beside(&opener, part) {
+                Some(path) => add(&path, &mut libraries)?,
+                None => drop(libraries.missing.insert(part.trim_end_matches('.').to_owned(), opener.clone())),
+            }
         }
     }
-    libraries.append(&mut cuda);
+    Ok(libraries)
 }
 
-fn add(path: &Path, libraries: &mut BTreeMap<String, PathBuf>) -> Result<(), Error> {
-    libraries.extend(elf::libraries(path)?);
-    libraries.insert(path.file_name().unwrap_or_default().to_string_lossy().into_owned(), path.to_owned());
+fn add(path: &Path, libraries: &mut Libraries) -> Result<(), Error> {
+    let Libraries { mut found, mut missing } = Libraries::of(path)?;
+    libraries.found.append(&mut found);
+    libraries.missing.append(&mut missing);
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    libraries.found.insert(name, path.to_owned());
     Ok(())
 }
 
-/// What no library says that it needs: NVRTC and cuDNN open their other parts by name, and these lie beside them.
-fn opened_at_run_time(libraries: &BTreeMap<String, PathBuf>) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for (opener, part) in [("libnvrtc.so.", "libnvrtc-builtins.so."), ("libcudnn.so.", "libcudnn_")] {
-        let folders =
-            libraries.iter().filter(|(name, _)| name.starts_with(opener)).filter_map(|(_, path)| path.parent());
-        for folder in folders {
-            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-            let named = |path: &PathBuf| {
-                path.file_name()
-                    .and_then(|name| name.to_str())
-                    .is_some_and(|name| name.starts_with(part) && name.contains(".so."))
-            };
-            found.extend(entries.filter(named));
-        }
-    }
-    found
+/// The library in the folder of `opener` whose name begins with `prefix`.
+fn beside(opener: &Path, prefix: &str) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(opener.parent()?).ok()?.flatten().map(|entry| entry.path());
+    let mut found: Vec<PathBuf> = entries
+        .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(prefix)))
+        .collect();
+    found.sort();
+    found.into_iter().next()
 }
 
 /// The folder of a library that belongs to the system.
@@ -106,25 +152,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_that_are_opened_by_name_are_taken_along() {
+    fn what_a_library_opens_lies_beside_it() {
         let folder = std::env::temp_dir().join(format!("pipe-stage-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let names = [
-            "libcudnn.so.9",
-            "libcudnn_adv.so.9",
-            "libcudnn_ops.so.9",
-            "libnvrtc.so.13",
-            "libnvrtc-builtins.so.13.0",
-            "libother.so.1",
-        ];
-        names.iter().for_each(|name| std::fs::write(folder.join(name), "").unwrap());
-        let needed =
-            ["libcudnn.so.9", "libnvrtc.so.13", "libother.so.1"].map(|name| (name.to_owned(), folder.join(name)));
-        let mut opened = opened_at_run_time(&needed.into());
-        opened.sort();
-        let want =
-            ["libcudnn_adv.so.9", "libcudnn_ops.so.9", "libnvrtc-builtins.so.13.0"].map(|name| folder.join(name));
-        assert_eq!(opened, want);
+        for name in ["libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0"] {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
+        let opener = folder.join("libnvrtc.so.13");
+        assert_eq!(beside(&opener, "libnvrtc-builtins.so."), Some(folder.join("libnvrtc-builtins.so.13.0")));
+        assert_eq!(beside(&opener, "libcudnn_ops.so."), None);
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_without_the_cuda_part_lacks_it() {
+        let missing = cuda_libraries(Path::new("/nowhere")).unwrap().missing;
+        assert_eq!(
+            missing.into_keys().collect::<Vec<_>>(),
+            ["libcaffe2_nvrtc.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so"]
+        );
     }
 }

@@ -1,6 +1,5 @@
 //! The card, the trainer, its libtorch, and whether the driver is new enough for it.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pipe_spec::text::human_bytes;
@@ -8,8 +7,8 @@ use pipe_spec::text::human_bytes;
 use super::check::{Check, Status};
 use crate::capability;
 use crate::card::Card;
-use crate::error::Error;
-use crate::image;
+use crate::error::{Error, fetch_cuda};
+use crate::image::{self, Cuda, Staged};
 
 /// What is free on the card, and who holds the rest.
 pub fn card(card: Option<&Card>) -> Check {
@@ -40,27 +39,31 @@ pub fn trainer(found: &Result<PathBuf, Error>) -> Check {
 
 /// What the trainer loads.
 pub fn libtorch(card: Option<&Card>) -> Check {
-    let files = match image::staged() {
-        Ok(files) => files,
-        Err(error) => return Check::failed("libtorch", Status::Missing, &error),
-    };
-    judge(&files, card)
+    match image::stage() {
+        Ok(staged) => judge(&staged, card),
+        Err(error) => Check::failed("libtorch", Status::Missing, &error),
+    }
 }
 
-fn judge(files: &BTreeMap<String, PathBuf>, card: Option<&Card>) -> Check {
-    let names: Vec<&str> = files.keys().filter_map(|path| path.rsplit('/').next()).collect();
-    let torch = files.iter().find(|(name, _)| name.ends_with("/libtorch_cpu.so"));
+fn judge(staged: &Staged, card: Option<&Card>) -> Check {
+    let names: Vec<&str> = staged.files.keys().filter_map(|path| path.rsplit('/').next()).collect();
+    let torch = staged.files.iter().find(|(name, _)| name.ends_with("/libtorch_cpu.so"));
     let place = torch.and_then(|(_, path)| path.parent()).map_or("none".to_owned(), |path| path.display().to_string());
-    let with_cuda = names.contains(&"libtorch_cuda.so");
-    let Some(cuda) = cuda(&names).filter(|_| with_cuda) else {
-        let check = Check::ok("libtorch", format!("{place}, for the CPU alone"));
-        return match card {
-            None => check,
-            Some(card) => Check { status: Status::Note, ..check }
-                .hint(format!("it cannot use {}: run `make libtorch`, and build again", card.name)),
-        };
-    };
-    let found = format!("{place}, CUDA {cuda}");
+    match (&staged.cuda, card) {
+        (Cuda::Ready, card) => {
+            let version = cuda(&names).unwrap_or_else(|| "of an unknown version".to_owned());
+            against_driver(format!("{place}, CUDA {version}"), &version, card)
+        }
+        (Cuda::Missing { folder, libraries }, Some(card)) => {
+            Check::missing("libtorch", format!("{place}, for the CPU alone; missing: {}", libraries.join(", ")))
+                .hint(format!("it cannot use {}: {}", card.name, fetch_cuda(folder)))
+        }
+        (Cuda::Missing { .. }, None) => Check::ok("libtorch", format!("{place}, for the CPU alone")),
+        (Cuda::Unknown, _) => Check::note("libtorch", "the trainer does not load it"),
+    }
+}
+
+fn against_driver(found: String, cuda: &str, card: Option<&Card>) -> Check {
     let least = cuda.split('.').next().and_then(|major| major.parse().ok()).and_then(oldest_driver);
     match (card, least) {
         (None, Some(least)) => Check::ok("libtorch", format!("{found} (a card needs driver {least} or newer)")),
@@ -97,7 +100,9 @@ fn major(driver: &str) -> Option<u32> {
 pub fn image() -> Check {
     match image::recipe(None) {
         Ok(recipe) => {
-            Check::ok("image", format!("can be built: {} ({})", recipe.name, human_bytes(recipe.context.size())))
+            let cpu = if matches!(recipe.cuda, Cuda::Missing { .. }) { ", for the CPU alone" } else { "" };
+            let size = human_bytes(recipe.context.size());
+            Check::ok("image", format!("can be built: {} ({size}{cpu})", recipe.name))
         }
         Err(error) => Check::failed("image", Status::Missing, &error),
     }
@@ -107,8 +112,9 @@ pub fn image() -> Check {
 mod tests {
     use super::*;
 
-    fn files(names: &[&str]) -> BTreeMap<String, PathBuf> {
-        names.iter().map(|name| (format!("pipe/libtorch/lib/{name}"), PathBuf::from("/t/lib").join(name))).collect()
+    fn staged(names: &[&str], cuda: Cuda) -> Staged {
+        let place = |name: &&str| (format!("pipe/libtorch/lib/{name}"), PathBuf::from("/t/lib").join(name));
+        Staged { files: names.iter().map(place).collect(), cuda }
     }
 
     fn card(driver: &str) -> Card {
@@ -124,10 +130,12 @@ mod tests {
 
     #[test]
     fn the_driver_against_libtorch() {
-        let cuda13 = files(&["libtorch_cpu.so", "libtorch_cuda.so", "libcudart.so.13", "libnvrtc-builtins.so.13.0"]);
-        let cuda12 = files(&["libtorch_cpu.so", "libtorch_cuda.so", "libcudart.so.12"]);
-        let cpu = files(&["libtorch_cpu.so"]);
-        for (files, driver, status, words) in [
+        let names = ["libtorch_cpu.so", "libtorch_cuda.so", "libcudart.so.13", "libnvrtc-builtins.so.13.0"];
+        let cuda13 = staged(&names, Cuda::Ready);
+        let cuda12 = staged(&["libtorch_cpu.so", "libtorch_cuda.so", "libcudart.so.12"], Cuda::Ready);
+        let lacks = vec!["libcublas.so.13".to_owned(), "libcudnn.so.9".to_owned()];
+        let cpu = staged(&["libtorch_cpu.so"], Cuda::Missing { folder: "/t/lib".into(), libraries: lacks });
+        for (staged, driver, status, words) in [
             (&cuda13, None, Status::Ok, "CUDA 13.0 (a card needs driver 580 or newer)"),
             (&cuda13, Some("580.65.06"), Status::Ok, "/t/lib, CUDA 13.0"),
             (&cuda13, Some("570.86.10"), Status::Missing, "CUDA 13.0, which needs driver 580; here is 570.86.10"),
@@ -135,10 +143,14 @@ mod tests {
             (&cuda12, Some("470.1"), Status::Missing, "needs driver 525"),
             (&cuda13, Some("strange"), Status::Ok, "CUDA 13.0"),
             (&cpu, None, Status::Ok, "for the CPU alone"),
-            (&cpu, Some("580.1"), Status::Note, "for the CPU alone"),
-            (&files(&[]), None, Status::Ok, "none, for the CPU alone"),
+            (
+                &cpu,
+                Some("580.1"),
+                Status::Missing,
+                "/t/lib, for the CPU alone; missing: libcublas.so.13, libcudnn.so.9",
+            ),
         ] {
-            let check = judge(files, driver.map(card).as_ref());
+            let check = judge(staged, driver.map(card).as_ref());
             assert_eq!(check.status, status, "{driver:?}: {check:?}");
             assert!(check.found.contains(words), "{driver:?}: {check:?}");
             assert_eq!(check.hint.is_some(), status != Status::Ok, "{check:?}");
