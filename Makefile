@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/release/pipe
 TRAINER = target/release/pipe-trainer
 
-.PHONY: build demo test lint bench bench-gpu libtorch minilm mlflow clean
+.PHONY: build demo demo-gpu test install dist lint bench bench-gpu libtorch minilm mlflow clean
 
 build: libtorch
 	$(CARGO) build --release --workspace
@@ -26,12 +26,25 @@ mlflow:
 demo: build data/demo/train.jsonl
 	$(PIPE) run pipelines/demo.yaml --ignore-ledger
 
+# The same on a card, through an out-of-memory of CUDA.
+demo-gpu: build data/demo/train.jsonl
+	$(PIPE) run pipelines/demo-gpu.yaml --ignore-ledger
+
 data/demo/train.jsonl: | build
 	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
 
 # Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must).
 test: build minilm mlflow
 	$(CARGO) test --release --workspace
+
+# Below PREFIX: programs, the libraries they load, completions, manual pages, pipelines. With CUDA=1 the libraries for cards.
+PREFIX ?= /usr/local
+install: build
+	docker/install $(PREFIX)
+
+# The same as one archive that runs on any x86-64 Linux with glibc 2.34 or newer, in target/dist.
+dist: build
+	docker/dist target/dist
 
 lint:
 	$(CARGO) fmt --all --check

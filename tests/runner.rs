@@ -7,6 +7,8 @@ mod bad_input;
 mod capability;
 #[path = "runner/containers.rs"]
 mod containers;
+#[path = "runner/cuda.rs"]
+mod cuda;
 #[path = "runner/engines.rs"]
 mod engines;
 mod harness;
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
     images::tests(&mut suite);
     containers::tests(&mut suite);
     capability::tests(&mut suite);
+    cuda::tests(&mut suite);
     reproducing::tests(&mut suite);
     starting::tests(&mut suite);
     watching::tests(&mut suite);

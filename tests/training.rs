@@ -17,6 +17,8 @@ mod hybrid;
 mod images;
 #[path = "training/inputs.rs"]
 mod inputs;
+#[path = "training/installing.rs"]
+mod installing;
 #[path = "training/kitchen.rs"]
 mod kitchen;
 #[path = "training/leaving.rs"]
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
     inputs::tests(&mut suite);
     hub::tests(&mut suite);
     images::tests(&mut suite);
+    installing::tests(&mut suite);
     checkpoints::tests(&mut suite);
     exactness::tests(&mut suite);
     leaving::tests(&mut suite);

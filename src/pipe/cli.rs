@@ -1,6 +1,6 @@
 //! The command line. The only place that knows clap.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -201,6 +201,9 @@ enum Command {
     Man {
         /// A command
         command: Option<String>,
+        /// Write the pages of pipe and of every command into this folder instead
+        #[arg(long, value_name = "FOLDER", conflicts_with = "command")]
+        out: Option<PathBuf>,
     },
 }
 
@@ -332,6 +335,12 @@ enum ImageCommand {
         #[arg(long)]
         json: bool,
     },
+    /// List what the trainer image is made of: the trainer and the libraries that it loads
+    Files {
+        /// Print files and missing CUDA libraries as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// List the images that pipe built
     Ls {
         /// Print an array of images as JSON
@@ -407,13 +416,14 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Image(ImageCommand::Build { dockerfile, json }) => {
             command::image::build(dockerfile.as_deref(), json, quiet)
         }
+        Command::Image(ImageCommand::Files { json }) => command::image::files(json),
         Command::Image(ImageCommand::Ls { json }) => command::image::ls(json),
         Command::Doctor { json } => command::doctor::run(json),
         Command::Schema => {
             crate::report::print_json(&pipe_spec::pipeline::schema());
             Ok(())
         }
-        Command::Man { command } => man(command.as_deref()),
+        Command::Man { command, out } => man(command.as_deref(), out.as_deref()),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "pipe", &mut text);
@@ -423,8 +433,15 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
     }
 }
 
-fn man(wanted: Option<&str>) -> Result<(), Error> {
+fn man(wanted: Option<&str>, out: Option<&Path>) -> Result<(), Error> {
     let mut whole = Cli::command();
+    if let Some(folder) = out {
+        // `pipe help COMMAND` needs no pages of its own.
+        let whole =
+            whole.disable_help_subcommand(true).mut_subcommands(|command| command.disable_help_subcommand(true));
+        let written = std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(whole, folder));
+        return written.map_err(|source| Error::Write { path: folder.to_owned(), source });
+    }
     whole.build();
     let command = match wanted {
         None => whole,

@@ -27,6 +27,8 @@ pub enum Needs {
     Chromium,
     /// To be root and have `dockerd`, to start a daemon of the test's own.
     OwnDaemon,
+    /// The daemon, and to be root of a Debian, whose packages a base system is made of.
+    BaseSystem,
 }
 
 impl Needs {
@@ -45,6 +47,9 @@ impl Needs {
             }
             Self::Chromium => chromium().is_none().then_some("no Chromium"),
             Self::Root => (!root()).then_some("not root"),
+            Self::BaseSystem => {
+                Self::Docker.missing().or((!root() || !dpkg()).then_some("not root, or no Debian packages"))
+            }
             Self::OwnDaemon => (!root() || !dockerd()).then_some("not root, or no dockerd"),
         }
     }
@@ -80,6 +85,10 @@ pub fn chromium() -> Option<&'static str> {
     *FOUND.get_or_init(|| names.into_iter().find(|name| succeeds(Command::new(name).arg("--version"))))
 }
 
+fn dpkg() -> bool {
+    succeeds(Command::new("dpkg-query").arg("--version"))
+}
+
 fn dockerd() -> bool {
     succeeds(Command::new("dockerd").arg("--version"))
 }
@@ -108,6 +117,7 @@ impl Suite {
             Needs::Transformers | Needs::Mlflow | Needs::Chromium => false,
             Needs::DockerWithoutGpu => !gpu(),
             Needs::Nothing | Needs::Docker | Needs::Root | Needs::MiniLm | Needs::OwnDaemon => true,
+            Needs::BaseSystem => dpkg(),
         };
         let required = about_docker && std::env::var("PIPE_REQUIRE_DOCKER").is_ok_and(|value| value == "1");
         let run = move || match missing {

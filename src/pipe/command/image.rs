@@ -1,14 +1,14 @@
-//! `pipe image`: building the trainer image, or one of the user's own, and listing what was built.
+//! `pipe image`: building the trainer image, or one of the user's own, listing what it is made of and what was built.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use pipe_spec::text::human_bytes;
 use serde_json::json;
 
 use crate::drive::image::ensure;
 use crate::engine::docker::DockerEngine;
-use crate::error::Error;
-use crate::image;
+use crate::error::{Error, fetch_cuda};
+use crate::image::{self, Cuda};
 use crate::interrupt::Interrupts;
 use crate::report::{Reporter, Table, print, print_json};
 
@@ -31,6 +31,33 @@ pub fn build(dockerfile: Option<&Path>, json: bool, quiet: bool) -> Result<(), E
         }
         Ok(())
     })
+}
+
+/// What the trainer image is made of: where each file lies in it and where it comes from.
+pub fn files(json: bool) -> Result<(), Error> {
+    let staged = image::stage()?;
+    let in_image = |name: &str| match name.strip_prefix("pipe/system") {
+        Some(path) => path.to_owned(),
+        None => format!("/opt/{name}"),
+    };
+    let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
+    if json {
+        let file =
+            |(name, path): (&String, &PathBuf)| json!({ "path": in_image(name), "from": path, "size": size(path) });
+        let missing = if let Cuda::Missing { libraries, .. } = staged.cuda { libraries } else { Vec::new() };
+        print_json(&json!({ "files": staged.files.iter().map(file).collect::<Vec<_>>(), "missing": missing }));
+        return Ok(());
+    }
+    let mut table = Table::new(&["in the image", "size", "from"]);
+    for (name, path) in &staged.files {
+        table.row(vec![in_image(name), human_bytes(size(path)), path.display().to_string()]);
+    }
+    print(&table.to_string());
+    if let Cuda::Missing { folder, libraries } = staged.cuda {
+        print(&format!("for the CPU alone; missing: {}", libraries.join(", ")));
+        print(&format!("hint: {}", fetch_cuda(&folder)));
+    }
+    Ok(())
 }
 
 pub fn ls(json: bool) -> Result<(), Error> {

@@ -141,7 +141,8 @@ fn parse(data: &[u8], path: &Path) -> Result<Object, object::read::Error> {
         } else {
             let folders = text.split(':').filter(|folder| !folder.is_empty());
             let origin = |folder: &str| folder.replace("$ORIGIN", &origin).replace("${ORIGIN}", &origin);
-            object.run_path.folders.extend(folders.map(|folder| PathBuf::from(origin(folder))));
+            let real = |folder: PathBuf| folder.canonicalize().unwrap_or(folder);
+            object.run_path.folders.extend(folders.map(|folder| real(PathBuf::from(origin(folder)))));
             object.run_path.after_library_path |= tag == DT_RUNPATH;
         }
     }
