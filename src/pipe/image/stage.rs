@@ -77,7 +77,10 @@ pub fn libtorch_cuda() -> Option<PathBuf> {
 }
 
 /// libtorch's CUDA part, which the trainer loads at run time.
-const CUDA_PARTS: [&str; 3] = ["libtorch_cuda.so", "libtorch_cuda_linalg.so", "libcaffe2_nvrtc.so"];
+const CUDA_PARTS: [&str; 2] = ["libtorch_cuda.so", "libcaffe2_nvrtc.so"];
+
+/// Linear algebra, which no training uses: taken along where it is there.
+const LINEAR_ALGEBRA: &str = "libtorch_cuda_linalg.so";
 
 /// Libraries that open others by name, which lie beside them and which no library lists as needed.
 const OPENED_BY_NAME: [(&str, &[&str]); 2] = [
@@ -105,6 +108,9 @@ fn cuda_libraries(folder: &Path) -> Result<Libraries, Error> {
             true => add(&path, &mut libraries)?,
             false => drop(libraries.missing.insert(name.to_owned(), folder.to_owned())),
         }
+    }
+    if folder.join(LINEAR_ALGEBRA).is_file() {
+        add(&folder.join(LINEAR_ALGEBRA), &mut libraries)?;
     }
     let openers = OPENED_BY_NAME.iter().filter_map(|(opener, parts)| {
         let path = libraries.found.iter().find(|(name, _)| name.starts_with(opener))?.1;
@@ -167,9 +173,6 @@ mod tests {
     #[test]
     fn a_folder_without_the_cuda_part_lacks_it() {
         let missing = cuda_libraries(Path::new("/nowhere")).unwrap().missing;
-        assert_eq!(
-            missing.into_keys().collect::<Vec<_>>(),
-            ["libcaffe2_nvrtc.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so"]
-        );
+        assert_eq!(missing.into_keys().collect::<Vec<_>>(), ["libcaffe2_nvrtc.so", "libtorch_cuda.so"]);
     }
 }
