@@ -65,8 +65,7 @@ def xl(options):
         shutil.copy(TREE / "data/recipes/tokenizer.json", snapshot)
     env = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     ok, _ = run("recipes-t5.yaml, 20 steps at 32g", PIPE, "run", "pipelines/recipes-t5.yaml", "--ignore-ledger",
-                "--set", "memory.limit=32g", "--set", "train.steps=20", "--set", "evaluate.every=10", "--set", "save.export=false",
-                "--set", "track.wandb=null", env=env)
+                "--set", "memory.limit=32g", "--set", "train.epochs=null", "--set", "train.steps=20", "--set", "evaluate.every=10", "--set", "save.export=false", env=env)
     if ok:
         got = steps(newest_run())
         rate = sum(128 for _ in got[5:]) / (sum(step["ms"] for step in got[5:]) / 1000)
