@@ -18,6 +18,7 @@ pub fn tests(suite: &mut Suite) {
     test("doctor_without_docker", without_docker);
     test("doctor_without_anything", without_anything);
     test("doctor_where_nothing_can_be_written", unwritable);
+    test("the_hints_of_the_doctor_help", hints);
     suite.test("starting::doctor_misses_the_way_of_a_card", Needs::DockerWithoutGpu, card_without_a_way);
     suite.test("starting::doctor_of_a_daemon", Needs::Docker, daemon);
 }
@@ -179,11 +180,12 @@ fn without_docker() {
         status == "note" && engine.contains("/nowhere/docker.sock") && engine.contains("--engine process"),
         "{engine}"
     );
-    for name in ["trainer", "libtorch", "shm", "disk", "ledger", "cache"] {
+    for name in ["trainer", "shm", "disk", "ledger", "cache"] {
         assert_eq!(check(&checks, name).0, "ok", "{checks:#}");
     }
     assert!(check(&checks, "shm").1.contains("container.shm"), "{checks:#}");
-    assert!(check(&checks, "libtorch").1.contains("for the CPU alone"), "{checks:#}");
+    let (status, libtorch) = check(&checks, "libtorch");
+    assert!(status == "note" && libtorch.contains("the trainer does not load it"), "{libtorch}");
     for entry in checks.as_array().unwrap() {
         let mut keys: Vec<&String> = entry.as_object().unwrap().keys().collect();
         keys.sort();
@@ -223,8 +225,36 @@ fn card_without_a_way() {
         let (status, found) = check(&checks, name);
         assert!(status == "note" && found.contains(word), "{found}");
     }
-    let (status, libtorch) = check(&checks, "libtorch");
-    assert!(status == "note" && libtorch.contains("cannot use Test Card"), "{libtorch}");
+    // What its hint says: without containers.
+    assert!(gpu.contains("--engine process"), "{gpu}");
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "container.gpus=1"]).exits(0);
+}
+
+/// Each variable that a hint names mends what the hint stands beside.
+fn hints() {
+    let folder = job::folder("fit 1", "").env("DOCKER_HOST", NOWHERE);
+    folder.write("ledger", "this is no database");
+    let trainer = job::program().display().to_string();
+    let broken = [
+        ("disk", "PIPE_RUNS", "job.yaml/runs", "good/runs"),
+        ("cache", "PIPE_CACHE", "job.yaml/cache", "good/cache"),
+        ("ledger", "PIPE_LEDGER", "ledger", "good/ledger"),
+        ("trainer", "PIPE_TRAINER", "/nowhere/trainer", trainer.as_str()),
+    ];
+    let doctor = |changes: &[(&str, &str)]| {
+        let output = folder.command(&["doctor", "--json"]).envs(changes.iter().copied()).output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    for (name, variable, bad, good) in broken {
+        let (status, told) = check(&doctor(&[(variable, bad)]), name);
+        assert!(status != "ok" && told.contains(variable), "{name}: {told}");
+        let (status, told) = check(&doctor(&[(variable, good)]), name);
+        assert_eq!(status, "ok", "{name}: {told}");
+    }
+    // No engine: the hint says that a run can do without.
+    let (_, engine) = check(&doctor(&[]), "engine");
+    assert!(engine.contains("--engine process"), "{engine}");
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--ignore-ledger"]).exits(0);
 }
 
 fn daemon() {
