@@ -38,7 +38,7 @@ def main():
             paths.add(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         for path in sorted(paths | {path for path in ("/bin", "/sbin", "/lib", "/lib64") if os.path.islink(path)}):
-            if path != "/":
+            if path not in ("/", "/tmp"):
                 archive.add(path, arcname=path.lstrip("/"), recursive=False)
         directory = tarfile.TarInfo("tmp")
         directory.type, directory.mode = tarfile.DIRTYPE, 0o1777
