@@ -32,6 +32,8 @@ mod stopping;
 mod telling;
 #[path = "runner/tracking.rs"]
 mod tracking;
+#[path = "runner/wandb.rs"]
+mod wandb;
 #[path = "runner/watching.rs"]
 mod watching;
 
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
     retries::tests(&mut suite);
     memory::tests(&mut suite);
     tracking::tests(&mut suite);
+    wandb::tests(&mut suite);
     telling::tests(&mut suite);
     reports::tests(&mut suite);
     stopping::tests(&mut suite);

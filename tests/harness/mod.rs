@@ -10,6 +10,7 @@ pub mod mlflow;
 pub mod receiver;
 pub mod running;
 pub mod suite;
+pub mod wandb;
 
 pub use answer::Answer;
 pub use folder::Folder;
