@@ -28,6 +28,9 @@ use summary::Summary;
 
 const WHO: &str = "track.wandb";
 
+/// The file that says where the run ran.
+const METADATA: &str = "wandb-metadata.json";
+
 pub struct Wandb {
     folder: RunFolder,
     project: String,
@@ -97,7 +100,7 @@ impl Wandb {
         let folder = identity.folder(self.folder.path());
         std::fs::create_dir_all(folder.join("files"))?;
         write(&labels_file, &identity.labels)?;
-        write(&folder.join("files/wandb-metadata.json"), &metadata(&identity))?;
+        write(&folder.join("files").join(METADATA), &metadata(&identity))?;
 
         let name = format!("run-{}.wandb", identity.id);
         let log = Log::create(&folder.join(&name))?;
@@ -105,7 +108,8 @@ impl Wandb {
         self.config.insert("pipe".to_owned(), about(state));
         open.write(Kind::Header, &record::header())?;
         open.write(Kind::Run, &record::run(&open.identity, &self.config))?;
-        open.write(Kind::Environment, &record::environment(&open.identity))?;
+        // Versions before 0.20 know no record for the machine.
+        open.write(Kind::Files, &record::file(METADATA))?;
         self.open = Some(open);
         if !state.attempts.is_empty() {
             self.recall()?;

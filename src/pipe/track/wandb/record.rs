@@ -11,10 +11,10 @@ pub enum Kind {
     History = 2,
     Summary = 3,
     Config = 5,
+    Files = 6,
     Run = 17,
     Exit = 18,
     Header = 21,
-    Environment = 26,
 }
 
 /// Record number `number` of a file; they count from 1.
@@ -45,12 +45,12 @@ pub fn run(identity: &Identity, config: &Map<String, Value>) -> Message {
     run
 }
 
-/// The machine; `wandb sync` makes `wandb-metadata.json` of it.
-pub fn environment(identity: &Identity) -> Message {
-    let mut environment = Message::default();
-    environment.text(1, &identity.os).message(3, &timestamp(identity.created)).text(6, "pipe");
-    environment.text(12, &identity.host).text(199, &identity.id);
-    environment
+/// A file of the folder `files` that is uploaded with the run, among W&B's own.
+pub fn file(name: &str) -> Message {
+    let (mut item, mut files) = (Message::default(), Message::default());
+    item.text(1, name).number(3, 1);
+    files.message(1, &item);
+    files
 }
 
 /// The values of one step.
