@@ -5,6 +5,8 @@
 mod bad_input;
 #[path = "runner/capability.rs"]
 mod capability;
+#[path = "runner/ci.rs"]
+mod ci;
 #[path = "runner/containers.rs"]
 mod containers;
 #[path = "runner/engines.rs"]
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
     reports::tests(&mut suite);
     stopping::tests(&mut suite);
     leaving::tests(&mut suite);
+    ci::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);
     capability::tests(&mut suite);

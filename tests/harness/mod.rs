@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports)] // Each test program uses its own part of this.
 
 pub mod answer;
+pub mod ci;
 pub mod daemon;
 pub mod folder;
 pub mod job;

@@ -108,7 +108,7 @@ impl Wandb {
         self.config.insert("pipe".to_owned(), about(state));
         open.write(Kind::Header, &record::header())?;
         open.write(Kind::Run, &record::run(&open.identity, &self.config))?;
-        // Versions before 0.20 know no record for the machine.
+        // A record for the machine would be newer than some versions of `wandb sync` that are in use.
         open.write(Kind::Files, &record::file(METADATA))?;
         self.open = Some(open);
         if !state.attempts.is_empty() {
