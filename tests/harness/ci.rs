@@ -27,7 +27,8 @@ fn indent(line: &str) -> usize {
 
 /// The lines below `at` that are indented more, without their indentation.
 fn nested(lines: &[&str], at: usize) -> String {
-    let inner: Vec<&str> = lines[at + 1..].iter().take_while(|line| indent(line) > indent(lines[at])).copied().collect();
+    let inner: Vec<&str> =
+        lines[at + 1..].iter().take_while(|line| indent(line) > indent(lines[at])).copied().collect();
     let margin = inner.iter().map(|line| indent(line)).min().unwrap_or(0);
     inner.iter().map(|line| format!("{}\n", &line[margin..])).collect()
 }

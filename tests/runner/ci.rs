@@ -98,7 +98,11 @@ fn stopped() -> Folder {
 fn differing() {
     let folder = stopped();
     let new = "starting a new run: job-";
-    folder.pipe(&["run", "job.yaml", "--resume", "--set", "train.seed=7"]).exits(0).says(new).says("train.seed is another");
+    folder
+        .pipe(&["run", "job.yaml", "--resume", "--set", "train.seed=7"])
+        .exits(0)
+        .says(new)
+        .says("train.seed is another");
     let folder = stopped();
     folder.write("train.jsonl", "{\"source\": \"other\", \"target\": \"b\"}\n");
     folder.pipe(&["run", "job.yaml", "--resume"]).exits(0).says(new).says("data.train has changed");

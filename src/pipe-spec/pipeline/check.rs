@@ -147,7 +147,10 @@ impl Check<'_> {
         if let Some(project) = &file.track.wandb
             && !variables.expand(project).is_ok_and(|project| Track::is_wandb_project(&project))
         {
-            self.problem("track.wandb", "must be the name of a W&B project: 1 to 128 characters without / \\ # ? % : \"");
+            self.problem(
+                "track.wandb",
+                "must be the name of a W&B project: 1 to 128 characters without / \\ # ? % : \"",
+            );
         }
     }
 

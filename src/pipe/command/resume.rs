@@ -1,7 +1,7 @@
 //! `pipe resume`: a run goes on from where it stands, whoever left it there.
 
-use pipe_spec::pipeline::{EngineKind, Pipeline};
 use pipe_spec::Status;
+use pipe_spec::pipeline::{EngineKind, Pipeline};
 
 use crate::compare::paths_that_differ;
 use crate::detach;

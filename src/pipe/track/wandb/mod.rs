@@ -65,9 +65,8 @@ impl Wandb {
     /// In words why there can be none.
     pub fn new(pipeline: &Pipeline, folder: &RunFolder, variables: &Variables) -> Result<Self, String> {
         let written = pipeline.track.wandb.as_deref().unwrap_or_default();
-        let project = variables
-            .expand(written)
-            .map_err(|name| format!("{WHO}: the variable ${{{name}}} is not set"))?;
+        let project =
+            variables.expand(written).map_err(|name| format!("{WHO}: the variable ${{{name}}} is not set"))?;
         Ok(Self {
             folder: folder.clone(),
             project,
@@ -159,8 +158,12 @@ impl Wandb {
 
     fn write_config(&mut self) -> io::Result<()> {
         let Some(open) = &mut self.open else { return Ok(()) };
-        let changed: Map<String, Value> =
-            self.config.iter().filter(|(key, _)| *key == "pipe").map(|(key, value)| (key.clone(), value.clone())).collect();
+        let changed: Map<String, Value> = self
+            .config
+            .iter()
+            .filter(|(key, _)| *key == "pipe")
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
         open.write(Kind::Config, &record::updates(&changed))?;
         // As W&B writes it: each key with its value under `value`. JSON is YAML.
         let file: Map<String, Value> =

@@ -1,7 +1,7 @@
 //! The summary of a run: last values, the best evaluation, how it went.
 
-use pipe_spec::event::Eval;
 use pipe_spec::RunState;
+use pipe_spec::event::Eval;
 use serde_json::{Map, Value, json};
 
 use crate::track::retry;
@@ -63,6 +63,7 @@ impl Summary {
 
 /// What was changed after each attempt that was followed by another, and why, by its number.
 pub fn retries(state: &RunState) -> Map<String, Value> {
-    let retries = state.attempts.iter().filter_map(|attempt| Some((attempt.number.to_string(), retry(attempt)?.into())));
+    let retries =
+        state.attempts.iter().filter_map(|attempt| Some((attempt.number.to_string(), retry(attempt)?.into())));
     retries.collect()
 }
