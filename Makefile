@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/release/pipe
 TRAINER = target/release/pipe-trainer
 
-.PHONY: build demo demo-gpu test install dist lint bench bench-gpu libtorch minilm mlflow clean
+.PHONY: build demo demo-gpu test install dist lint bench bench-gpu libtorch minilm mlflow wandb clean
 
 build: libtorch
 	$(CARGO) build --release --workspace
@@ -20,7 +20,11 @@ minilm:
 
 # A tracking server and a reader of event files, from PyPI by name, once. Tests that need them are skipped where they cannot be had.
 mlflow:
-	-tests/fetch-mlflow target/mlflow
+	-tests/fetch-packages tests/mlflow.txt target/mlflow "MLflow and TensorBoard (40 MB, once)"
+
+# The program that uploads offline runs of Weights & Biases, from PyPI by name, once. Tests that need it are skipped where it cannot be had.
+wandb:
+	-tests/fetch-packages tests/wandb.txt target/wandb "wandb (26 MB, once)"
 
 # What an earlier demo has shown is not asked for: the retry is what it is for.
 demo: build data/demo/train.jsonl
@@ -34,7 +38,7 @@ data/demo/train.jsonl: | build
 	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
 
 # Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must).
-test: build minilm mlflow
+test: build minilm mlflow wandb
 	$(CARGO) test --release --workspace
 
 # Below PREFIX: programs, the libraries they load, completions, manual pages, pipelines. With CUDA=1 the libraries for cards.

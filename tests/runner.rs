@@ -5,6 +5,8 @@
 mod bad_input;
 #[path = "runner/capability.rs"]
 mod capability;
+#[path = "runner/ci.rs"]
+mod ci;
 #[path = "runner/containers.rs"]
 mod containers;
 #[path = "runner/cuda.rs"]
@@ -34,6 +36,8 @@ mod stopping;
 mod telling;
 #[path = "runner/tracking.rs"]
 mod tracking;
+#[path = "runner/wandb.rs"]
+mod wandb;
 #[path = "runner/watching.rs"]
 mod watching;
 
@@ -47,10 +51,12 @@ fn main() -> ExitCode {
     retries::tests(&mut suite);
     memory::tests(&mut suite);
     tracking::tests(&mut suite);
+    wandb::tests(&mut suite);
     telling::tests(&mut suite);
     reports::tests(&mut suite);
     stopping::tests(&mut suite);
     leaving::tests(&mut suite);
+    ci::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);
     capability::tests(&mut suite);

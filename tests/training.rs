@@ -2,6 +2,8 @@
 
 #[path = "training/checkpoints.rs"]
 mod checkpoints;
+#[path = "training/ci.rs"]
+mod ci;
 #[path = "training/clip.rs"]
 mod clip;
 #[path = "training/exactness.rs"]
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
     checkpoints::tests(&mut suite);
     exactness::tests(&mut suite);
     leaving::tests(&mut suite);
+    ci::tests(&mut suite);
     memory::tests(&mut suite);
     clip::tests(&mut suite);
     reproducing::tests(&mut suite);

@@ -48,6 +48,9 @@ enum Command {
         /// Run in the background: print the run's id and return
         #[arg(short, long, conflicts_with = "dry_run")]
         detach: bool,
+        /// Resume the newest run of this pipeline if it did not finish; else start one
+        #[arg(long, conflicts_with = "dry_run")]
+        resume: bool,
     },
     /// Check a pipeline file and what it names; report every problem at once
     Check {
@@ -274,7 +277,7 @@ struct RunArgs {
 }
 
 impl RunArgs {
-    fn options(self, detach: bool, quiet: bool) -> command::run::Options {
+    fn options(self, detach: bool, resume: bool, quiet: bool) -> command::run::Options {
         command::run::Options {
             job: crate::plan::Job::Train,
             file: self.file,
@@ -285,6 +288,7 @@ impl RunArgs {
             set: self.set,
             name: self.name,
             dry_run: self.dry_run,
+            resume,
             detach,
             choices: Choices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue },
             json: self.json,
@@ -387,8 +391,8 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
             stdout: args.stdout,
             quiet,
         }),
-        Command::Run { args, detach } => command::run::run(args.options(detach, quiet)),
-        Command::Fit(args) => command::fit::run(args.options(false, quiet)),
+        Command::Run { args, detach, resume } => command::run::run(args.options(detach, resume, quiet)),
+        Command::Fit(args) => command::fit::run(args.options(false, false, quiet)),
         Command::Attach { run, json } => command::attach::run(&run, json, quiet),
         Command::Stop { runs, now } => command::stop::run(&runs, now, quiet),
         Command::Resume { run, set, detach, json } => {

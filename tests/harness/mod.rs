@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports)] // Each test program uses its own part of this.
 
 pub mod answer;
+pub mod ci;
 pub mod daemon;
 pub mod folder;
 pub mod job;
@@ -10,6 +11,7 @@ pub mod mlflow;
 pub mod receiver;
 pub mod running;
 pub mod suite;
+pub mod wandb;
 
 pub use answer::Answer;
 pub use folder::Folder;

@@ -17,8 +17,10 @@ pub enum Needs {
     Root,
     /// A python3 with transformers; not what PIPE_REQUIRE_DOCKER asks for.
     Transformers,
-    /// The packages that tests/fetch-mlflow fetches; not what PIPE_REQUIRE_DOCKER asks for.
+    /// The packages of tests/mlflow.txt; not what PIPE_REQUIRE_DOCKER asks for.
     Mlflow,
+    /// The packages of tests/wandb.txt; not what PIPE_REQUIRE_DOCKER asks for.
+    Wandb,
     /// The daemon, on a machine without a GPU; a GPU there is nothing that PIPE_REQUIRE_DOCKER forbids.
     DockerWithoutGpu,
     /// The model that tests/fetch-minilm fetches.
@@ -41,6 +43,9 @@ impl Needs {
             Self::Transformers => (!transformers()).then_some("python3 has no transformers"),
             Self::Mlflow => {
                 (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
+            }
+            Self::Wandb => {
+                (!wandb().join("complete").is_file()).then_some("target/wandb is not there; make wandb fetches it")
             }
             Self::MiniLm => {
                 (!minilm().join("complete").is_file()).then_some("target/minilm is not there; make minilm fetches it")
@@ -68,9 +73,14 @@ fn transformers() -> bool {
     succeeds(Command::new("python3").args(["-c", "import torch, transformers, safetensors"]))
 }
 
-/// Where tests/fetch-mlflow puts its packages.
+/// Where the packages of tests/mlflow.txt lie.
 pub fn mlflow() -> PathBuf {
     repository().join("target/mlflow")
+}
+
+/// Where the packages of tests/wandb.txt lie.
+pub fn wandb() -> PathBuf {
+    repository().join("target/wandb")
 }
 
 /// Where tests/fetch-minilm puts its model.
@@ -114,7 +124,7 @@ impl Suite {
     pub fn test(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
         let missing = needs.missing();
         let about_docker = match needs {
-            Needs::Transformers | Needs::Mlflow | Needs::Chromium => false,
+            Needs::Transformers | Needs::Mlflow | Needs::Wandb | Needs::Chromium => false,
             Needs::DockerWithoutGpu => !gpu(),
             Needs::Nothing | Needs::Docker | Needs::Root | Needs::MiniLm | Needs::OwnDaemon => true,
             Needs::BaseSystem => dpkg(),

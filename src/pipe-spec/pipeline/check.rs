@@ -1,7 +1,7 @@
 //! From a parsed tree to a pipeline: structure first, then what serde cannot know. Every problem is collected.
 
 use super::{
-    BatchSetting, Limit, Pipeline, PipelineFile, Problems, Reduce, Task, Train, TrainFile, availability, schema,
+    BatchSetting, Limit, Pipeline, PipelineFile, Problems, Reduce, Task, Track, Train, TrainFile, availability, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
@@ -143,6 +143,14 @@ impl Check<'_> {
         }
         if let Some(address) = &file.track.mlflow {
             self.address("track.mlflow", address, variables);
+        }
+        if let Some(project) = &file.track.wandb
+            && !variables.expand(project).is_ok_and(|project| Track::is_wandb_project(&project))
+        {
+            self.problem(
+                "track.wandb",
+                "must be the name of a W&B project: 1 to 128 characters without / \\ # ? % : \"",
+            );
         }
     }
 

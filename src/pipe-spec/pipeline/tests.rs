@@ -100,6 +100,8 @@ fn a_table_of_bad_input() {
         ),
         (with("notify: [{webhook: \"file:///a\"}]"), "notify.0.webhook: must be an address that begins with https://"),
         (with("track: {mlflow: ./mlruns}"), "line 5: track.mlflow: must be an address that begins with https://"),
+        (with("track: {wandb: me/recipes}"), "line 5: track.wandb: must be the name of a W&B project"),
+        (with("track: {wandb: \"\"}"), "track.wandb: must be the name of a W&B project"),
         ("version: 1\nname: x\ndata: {train: a}".to_owned(), "model: missing"),
         (
             "version: 1\nname: x\nmodel: {arch: t5}\ndata: {train: a}".to_owned(),

@@ -142,4 +142,20 @@ pub struct Track {
     /// The address of an MLflow server, as in "${MLFLOW_TRACKING_URI}".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mlflow: Option<String>,
+    /// A project of Weights & Biases: the run folder gets an offline run that `wandb sync` uploads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wandb: Option<String>,
+}
+
+impl Track {
+    /// Characters that the name of a W&B project cannot have, and how many it has at most.
+    const NOT_IN_PROJECT: [char; 7] = ['/', '\\', '#', '?', '%', ':', '"'];
+    const PROJECT: usize = 128;
+
+    /// Whether W&B takes a project of this name.
+    pub fn is_wandb_project(name: &str) -> bool {
+        let length = name.chars().count();
+        let allowed = |c: char| !c.is_control() && !Self::NOT_IN_PROJECT.contains(&c);
+        (1..=Self::PROJECT).contains(&length) && name.trim() == name && name.chars().all(allowed)
+    }
 }

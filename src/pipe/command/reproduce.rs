@@ -147,6 +147,7 @@ fn rerun(first: &Listed, engine: EngineKind, options: &Options) -> Result<Listed
         set: Vec::new(),
         name: None,
         dry_run: false,
+        resume: false,
         detach: false,
         choices: Choices { ignore_ledger: true, no_queue: first.state.no_queue },
         json: false,

@@ -1,13 +1,14 @@
 //! `pipe resume`: a run goes on from where it stands, whoever left it there.
 
 use pipe_spec::Status;
-use pipe_spec::pipeline::EngineKind;
+use pipe_spec::pipeline::{EngineKind, Pipeline};
 
+use crate::compare::paths_that_differ;
 use crate::detach;
 use crate::drive::{Chosen, Driver};
 use crate::error::Error;
 use crate::interrupt::Interrupts;
-use crate::load;
+use crate::load::{self, Loaded};
 use crate::lock;
 use crate::report::{Reporter, print};
 use crate::run::{self, Listed, Run, write_whole};
@@ -53,31 +54,98 @@ pub async fn go_on(
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
     let run = Run::take_over(found)?;
+    let loaded = load::load(&run.folder.resolved(), set)?;
+    drive(run, &loaded, !set.is_empty(), reporter, interrupts).await
+}
+
+/// The same with the pipeline as it is now, in the working directory, where it may be another checkout of the same files.
+pub async fn go_on_here(
+    found: &Listed,
+    loaded: &Loaded,
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(), Error> {
+    let run = take_here(found)?;
+    let changed = is_changed(&run, loaded);
+    drive(run, loaded, changed, reporter, interrupts).await
+}
+
+/// The same in the background.
+pub fn go_on_here_detached(found: &Listed, loaded: &Loaded) -> Result<(), Error> {
+    let run = take_here(found)?;
+    let folder = run.folder.clone();
+    if is_changed(&run, loaded) {
+        settle(&run, loaded)?;
+    }
+    run.save()?;
+    drop(run);
+    detach::start(&folder, &[])
+}
+
+fn take_here(found: &Listed) -> Result<Run, Error> {
+    let mut run = Run::take_over(found)?;
+    run.state.cwd = std::env::current_dir().unwrap_or_default();
+    Ok(run)
+}
+
+fn is_changed(run: &Run, loaded: &Loaded) -> bool {
+    std::fs::read(run.folder.resolved()).ok().is_none_or(|before| before != loaded.pipeline.to_yaml().as_bytes())
+}
+
+fn settle(run: &Run, loaded: &Loaded) -> Result<(), Error> {
+    write_whole(&run.folder.resolved(), loaded.pipeline.to_yaml().as_bytes())?;
+    lock::settle(&run.folder, &loaded.pipeline)
+}
+
+async fn drive(
+    run: Run,
+    loaded: &Loaded,
+    changed: bool,
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(), Error> {
     let entry = match run.state.status {
         Status::Finished => return Ok(()),
         Status::Running | Status::Orphaned | Status::Unknown => Entry::GoOn,
-        Status::Failed | Status::Stopped => Entry::Resumed { changed: !set.is_empty() },
+        Status::Failed | Status::Stopped => Entry::Resumed { changed },
     };
-    let loaded = load::load(&run.folder.resolved(), set)?;
     let wanted = if run.state.engine == "process" { EngineKind::Process } else { EngineKind::Docker };
     let engine = Chosen::choose(Some(wanted), reporter).await?;
     engine.check(&loaded.pipeline.container)?;
-    if !set.is_empty() {
-        write_whole(&run.folder.resolved(), loaded.pipeline.to_yaml().as_bytes())?;
-        lock::settle(&run.folder, &loaded.pipeline)?;
+    if changed {
+        settle(&run, loaded)?;
     }
-    let driver = Driver::new(&loaded, run, entry, reporter, interrupts);
+    let driver = Driver::new(loaded, run, entry, reporter, interrupts);
     driver.train(engine).await
+}
+
+/// Why a run cannot go on with this pipeline; nothing where it can.
+pub fn obstacle(found: &Listed, loaded: &Loaded, reporter: &Reporter) -> Result<Option<String>, Error> {
+    let text = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
+    let Ok(then) = Pipeline::parse(&text, &[], &loaded.variables) else {
+        return Ok(Some("its settings cannot be read".to_owned()));
+    };
+    let differing = paths_that_differ(&then, &loaded.pipeline);
+    if let Some(path) = differing.iter().find(|path| !may_change(path)) {
+        return Ok(Some(format!("{path} is another now")));
+    }
+    let inputs = lock::changed_inputs(&found.folder(), &loaded.inputs, reporter)?;
+    Ok(inputs.first().map(|input| format!("{} has changed", input.what)))
 }
 
 fn is_changeable(set: &str) -> Result<(), Error> {
     let key = set.split('=').next().unwrap_or_default().trim();
-    let under =
-        |allowed: &&str| key.strip_prefix(*allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    match CHANGEABLE.iter().any(under) && key != "container.image" {
+    match may_change(key) {
         true => Ok(()),
         false => Err(Error::NotChangeable { key: key.to_owned(), allowed: CHANGEABLE.join(", ") }),
     }
+}
+
+/// Whether the setting of this path may be another when a run goes on.
+fn may_change(path: &str) -> bool {
+    let under =
+        |allowed: &&str| path.strip_prefix(*allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    CHANGEABLE.iter().any(under) && path != "container.image"
 }
 
 #[cfg(test)]

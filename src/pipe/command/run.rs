@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use pipe_spec::Status;
 use pipe_spec::event::Fitted;
 use pipe_spec::pipeline::EngineKind;
 use pipe_spec::text::human_bytes;
 use serde_json::json;
 
+use super::resume;
 use crate::detach;
 use crate::drive::{Chosen, Driver};
 use crate::error::Error;
@@ -14,7 +16,7 @@ use crate::interrupt::Interrupts;
 use crate::load::{self, Loaded};
 use crate::plan::Job;
 use crate::report::{Reporter, print, print_json};
-use crate::run::{Choices, Run};
+use crate::run::{self, Choices, Listed, Run};
 use crate::supervise::Entry;
 
 pub struct Options {
@@ -24,6 +26,8 @@ pub struct Options {
     pub set: Vec<String>,
     pub name: Option<String>,
     pub dry_run: bool,
+    /// To go on with the newest run of the pipeline, where that did not finish.
+    pub resume: bool,
     /// To go on in the background.
     pub detach: bool,
     pub choices: Choices,
@@ -40,6 +44,14 @@ pub fn run(mut options: Options) -> Result<(), Error> {
 async fn start(options: &Options, loaded: &Loaded) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.json, options.quiet);
+    if let Some(found) = unfinished(options, loaded, &reporter)? {
+        if options.detach {
+            resume::go_on_here_detached(&found, loaded)?;
+            say_where(&found.state.id, &found.folder, options.json, options.quiet);
+            return Ok(());
+        }
+        return resume::go_on_here(&found, loaded, &mut reporter, &mut interrupts).await;
+    }
     let engine = Chosen::choose(options.engine.or(loaded.pipeline.engine), &reporter).await?;
     // What cannot be had is said before there is a run.
     engine.check(&loaded.pipeline.container)?;
@@ -66,6 +78,27 @@ async fn start(options: &Options, loaded: &Loaded) -> Result<(), Error> {
                 print(&fitting(&fitted));
             }
             Ok(())
+        }
+    }
+}
+
+/// The newest run of this pipeline, where that is asked for and it can go on.
+fn unfinished(options: &Options, loaded: &Loaded, reporter: &Reporter) -> Result<Option<Listed>, Error> {
+    if !options.resume {
+        return Ok(None);
+    }
+    let name = loaded.pipeline.name.as_str();
+    let newest = run::list()?.into_iter().find(|run| run.state.name == name && run.damage.is_empty());
+    let Some(found) = newest.filter(|run| run.state.status != Status::Finished) else { return Ok(None) };
+    let (id, status) = (&found.state.id, found.state.status.name());
+    match resume::obstacle(&found, loaded, reporter)? {
+        None => {
+            reporter.note(&format!("resuming run {id} ({status})"));
+            Ok(Some(found))
+        }
+        Some(why) => {
+            reporter.note(&format!("starting a new run: {id} ({status}) cannot go on, {why}"));
+            Ok(None)
         }
     }
 }

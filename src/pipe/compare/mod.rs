@@ -15,7 +15,7 @@ use crate::run::Record;
 pub use curves::Curves;
 pub use files::Files;
 pub use results::Results;
-pub use settings::{Setting, flat_settings};
+pub use settings::{Setting, flat_settings, paths_that_differ};
 pub use verdict::{Promise, judge};
 
 #[derive(Clone, Debug, Serialize)]

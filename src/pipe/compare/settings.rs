@@ -32,9 +32,21 @@ pub fn flat_settings(resolved: &str) -> Option<BTreeMap<String, String>> {
     // The names of variables are compared, so that none need be set here.
     let named = variables::names(resolved).map(|name| (name.to_owned(), String::new()));
     let pipeline = Pipeline::parse(resolved, &[], &Variables::new(None, named)).ok()?;
+    Some(flat(&pipeline))
+}
+
+/// Every setting by its dotted path.
+pub fn flat(pipeline: &Pipeline) -> BTreeMap<String, String> {
     let mut flat = BTreeMap::new();
-    flatten("", &serde_json::to_value(pipeline).ok()?, &mut flat);
-    Some(flat)
+    flatten("", &serde_json::to_value(pipeline).unwrap_or_default(), &mut flat);
+    flat
+}
+
+/// The paths of the settings that two pipelines do not share.
+pub fn paths_that_differ(first: &Pipeline, second: &Pipeline) -> Vec<String> {
+    let (first, second) = (flat(first), flat(second));
+    let paths: BTreeSet<&String> = first.keys().chain(second.keys()).collect();
+    paths.into_iter().filter(|path| first.get(*path) != second.get(*path)).cloned().collect()
 }
 
 fn flatten(path: &str, value: &Value, into: &mut BTreeMap<String, String>) {

@@ -19,7 +19,7 @@ use crate::digests::Digests;
 use crate::error::Error;
 use crate::image;
 use crate::plan::Plan;
-use crate::preflight::Input;
+use crate::preflight::{Input, Inputs};
 use crate::report::Reporter;
 use crate::run::write_json;
 pub use difference::{Difference, Effect, differences};
@@ -38,8 +38,6 @@ pub fn collect(on: &Value, folder: &RunFolder, plan: &Plan, reporter: &Reporter)
         on.libraries = image::libraries_digest();
     }
     let (pipeline, inputs) = (plan.pipeline, plan.inputs);
-    let model = inputs.model.iter().flat_map(model_files).collect::<Vec<_>>();
-    let mut hasher = Hasher::new(inputs.all().chain(&model), reporter);
     let resolved = settings(pipeline);
     let names: BTreeSet<String> = variables::names(&resolved).map(str::to_owned).collect();
     let card = (plan.device == Device::Cuda).then(|| Card::read(&pipeline.container.gpus)).flatten();
@@ -50,10 +48,10 @@ pub fn collect(on: &Value, folder: &RunFolder, plan: &Plan, reporter: &Reporter)
         variables: names.into_iter().collect(),
         seed: Some(pipeline.train.seed),
         on,
-        train: hasher.files(&inputs.train)?,
-        eval: hasher.files(&inputs.eval)?,
-        tokenizer: inputs.tokenizer.as_ref().map(|input| hasher.file(input)).transpose()?,
-        model: hasher.files(&model)?,
+        train: Vec::new(),
+        eval: Vec::new(),
+        tokenizer: None,
+        model: Vec::new(),
         commit: commit::of(Path::new(".")),
         libtorch: None,
         device: match (plan.device, &card) {
@@ -67,6 +65,26 @@ pub fn collect(on: &Value, folder: &RunFolder, plan: &Plan, reporter: &Reporter)
         }),
         cpu: cpu(),
         threads: plan.threads(),
+    };
+    with_inputs(lock, inputs, reporter)
+}
+
+/// What of data, tokenizer and model is not what the run in this folder began with. Where nothing was written down, nothing is.
+pub fn changed_inputs(folder: &RunFolder, inputs: &Inputs, reporter: &Reporter) -> Result<Vec<Difference>, Error> {
+    let Some(then) = read(folder) else { return Ok(Vec::new()) };
+    Ok(differences(&then, &with_inputs(then.clone(), inputs, reporter)?))
+}
+
+/// A lock with the hashes of the inputs as they are now.
+fn with_inputs(lock: Lock, inputs: &Inputs, reporter: &Reporter) -> Result<Lock, Error> {
+    let model = inputs.model.iter().flat_map(model_files).collect::<Vec<_>>();
+    let mut hasher = Hasher::new(inputs.all().chain(&model), reporter);
+    let lock = Lock {
+        train: hasher.files(&inputs.train)?,
+        eval: hasher.files(&inputs.eval)?,
+        tokenizer: inputs.tokenizer.as_ref().map(|input| hasher.file(input)).transpose()?,
+        model: hasher.files(&model)?,
+        ..lock
     };
     hasher.digests.save();
     Ok(lock)

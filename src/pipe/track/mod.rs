@@ -7,8 +7,11 @@ mod courier;
 mod discord;
 mod message;
 mod mlflow;
+mod protobuf;
 mod scalars;
+mod settings;
 mod tensorboard;
+mod wandb;
 mod web;
 mod webhook;
 
@@ -16,12 +19,13 @@ use std::time::Instant;
 
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::pipeline::Pipeline;
-use pipe_spec::{RunFolder, RunState, Variables};
+use pipe_spec::{Attempt, RunFolder, RunState, Variables};
 
 use crate::run::now;
 use mlflow::Mlflow;
 use scalars::scalars;
 use tensorboard::TensorBoard;
+use wandb::Wandb;
 use webhook::Receiver;
 
 /// What there is to tell. The last attempt of a run is the one that it is about.
@@ -66,6 +70,12 @@ impl Audience {
             match TensorBoard::create(folder.path(), now()) {
                 Ok(board) => audience.listeners.push(Box::new(board)),
                 Err(error) => missing.push(format!("cannot write for TensorBoard: {error}")),
+            }
+        }
+        if pipeline.track.wandb.is_some() {
+            match Wandb::new(pipeline, folder, variables) {
+                Ok(wandb) => audience.listeners.push(Box::new(wandb)),
+                Err(reason) => missing.push(reason),
             }
         }
         for (index, notify) in pipeline.notify.iter().enumerate() {
@@ -118,6 +128,12 @@ fn laid_open(pipeline: &Pipeline) -> impl Iterator<Item = String> {
             "{place}: a secret stands in the pipeline, and so in the run folder; put it into .env and write ${{{variable}}}"
         )
     })
+}
+
+/// What was changed after an attempt, and why; nothing where no other followed.
+fn retry(attempt: &Attempt) -> Option<String> {
+    let why = attempt.reason.as_deref().unwrap_or("out of memory");
+    attempt.action.as_ref().map(|action| format!("{action}: {why}"))
 }
 
 /// `text`, of at most `most` characters.

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use pipe_spec::Event;
 
+use super::protobuf::Message;
 use super::{Listener, News, scalars};
 
 pub struct TensorBoard {
@@ -24,7 +25,7 @@ impl TensorBoard {
         let mut board = Self { file };
         let mut first = Message::default();
         first.double(1, now).bytes(3, b"brain.Event:2");
-        board.write(&first.0)?;
+        board.write(first.encoded())?;
         Ok(board)
     }
 
@@ -41,11 +42,11 @@ impl TensorBoard {
         for (tag, value) in values {
             let mut one = Message::default();
             one.bytes(1, tag.as_bytes()).float(2, *value as f32);
-            summary.bytes(1, &one.0);
+            summary.message(1, &one);
         }
         let mut event = Message::default();
-        event.double(1, at).number(2, step).bytes(5, &summary.0);
-        self.write(&event.0)
+        event.double(1, at).number(2, step).message(5, &summary);
+        self.write(event.encoded())
     }
 
     fn write(&mut self, record: &[u8]) -> io::Result<()> {
@@ -75,54 +76,9 @@ fn masked(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// A protocol buffer, field by field.
-#[derive(Default)]
-struct Message(Vec<u8>);
-
-impl Message {
-    fn key(&mut self, field: u64, kind: u64) -> &mut Self {
-        self.varint(field << 3 | kind)
-    }
-
-    fn varint(&mut self, mut number: u64) -> &mut Self {
-        while number > 0x7f {
-            self.0.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        self.0.push(number as u8);
-        self
-    }
-
-    fn number(&mut self, field: u64, value: u64) -> &mut Self {
-        self.key(field, 0).varint(value)
-    }
-
-    fn double(&mut self, field: u64, value: f64) -> &mut Self {
-        self.key(field, 1).0.extend_from_slice(&value.to_le_bytes());
-        self
-    }
-
-    fn bytes(&mut self, field: u64, value: &[u8]) -> &mut Self {
-        self.key(field, 2).varint(value.len() as u64).0.extend_from_slice(value);
-        self
-    }
-
-    fn float(&mut self, field: u64, value: f32) -> &mut Self {
-        self.key(field, 5).0.extend_from_slice(&value.to_le_bytes());
-        self
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn messages_are_those_of_protobuf() {
-        let mut message = Message::default();
-        message.number(2, 300).bytes(3, b"ab").float(2, 1.0);
-        assert_eq!(message.0, [0x10, 0xac, 0x02, 0x1a, 2, b'a', b'b', 0x15, 0, 0, 0x80, 0x3f]);
-    }
 
     /// As tensorflow's own record writer masks them.
     #[test]

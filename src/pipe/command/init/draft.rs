@@ -173,7 +173,9 @@ impl Draft {
         let words = if generate.is_empty() { "or a number of steps" } else { "or a number of steps; texts to show" };
         page.line(&format!("{mark}evaluate: {{every: epoch{generate}}}"), words);
         page.line("save: {every: 500, keep: 3}", "steps between checkpoints, and how many stay");
-        page.line("track: {tensorboard: false}", "true: event files for `tensorboard --logdir runs`");
+        let words =
+            "true: event files for `tensorboard --logdir runs`; wandb: PROJECT, an offline run for `wandb sync`";
+        page.line("track: {tensorboard: false}", words);
     }
 }
 

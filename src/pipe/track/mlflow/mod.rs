@@ -12,7 +12,7 @@ use pipe_spec::event::RecordedEvent;
 use pipe_spec::{Attempt, Event, EventKind, Pipeline, RunFolder, RunState, Status, Variables};
 
 use super::courier::Courier;
-use super::{Listener, News, scalars, shortened};
+use super::{Listener, News, retry, scalars, shortened};
 use crate::run::now;
 use address::Address;
 use server::{Metric, Server};
@@ -104,10 +104,7 @@ impl Mlflow {
 
     /// What was changed after an attempt, and why.
     fn retry(&self, attempt: &Attempt) {
-        if let Some(action) = &attempt.action {
-            let why = attempt.reason.as_deref().unwrap_or("out of memory");
-            self.tag(&[(&format!("pipe.retry.{}", attempt.number), Some(&format!("{action}: {why}")))]);
-        }
+        self.tag(&[(&format!("pipe.retry.{}", attempt.number), retry(attempt).as_deref())]);
     }
 
     /// What the attempts run in, once that is locked.

@@ -4,19 +4,13 @@ use pipe_spec::Pipeline;
 use serde_json::Value;
 
 use super::VALUE;
+use crate::track::settings::settings;
 use crate::track::shortened;
-
-/// Sections that are not about the training, or that may hold secrets.
-const LEFT_OUT: [&str; 5] = ["version", "name", "notify", "track", "container"];
 
 /// Every setting with its value. A list is one value.
 pub fn of(pipeline: &Pipeline) -> Vec<(String, String)> {
     let mut parameters = Vec::new();
-    if let Ok(Value::Object(sections)) = serde_json::to_value(pipeline) {
-        for (name, section) in sections.iter().filter(|(name, _)| !LEFT_OUT.contains(&name.as_str())) {
-            flatten(name, section, &mut parameters);
-        }
-    }
+    settings(pipeline).iter().for_each(|(name, section)| flatten(name, section, &mut parameters));
     parameters
 }
 

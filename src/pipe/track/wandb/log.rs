@@ -1,0 +1,154 @@
+//! The file `run-<id>.wandb`: a header of seven bytes, then records in the log format of LevelDB. A record is split where a
+//! block of 32 KiB ends; each piece has a checksum (CRC-32 of IEEE, not masked), a length and a type. A file that ends in the
+//! middle of a record can be read up to the record before.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The name, the magic number and the version of the format.
+const HEADER: [u8; 7] = *b":W&B\xe1\xbe\x00";
+
+const BLOCK: usize = 32 * 1024;
+
+/// Checksum, length and type of a piece.
+const PIECE_HEADER: usize = 7;
+
+/// Types of a piece: the whole record, or its first, a middle or its last piece.
+const WHOLE: u8 = 1;
+const FIRST: u8 = 2;
+const MIDDLE: u8 = 3;
+const LAST: u8 = 4;
+
+/// Bytes that are gathered before they are written.
+const BUFFER: usize = 1 << 20;
+
+pub struct Log {
+    path: PathBuf,
+    file: File,
+    /// Bytes that are in the file.
+    written: u64,
+    buffer: Vec<u8>,
+}
+
+impl Log {
+    /// A new file under a temporary name, until `publish` gives it its own. A file that has that name stays until then.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let file = File::create(temporary(path))?;
+        Ok(Self { path: path.to_owned(), file, written: 0, buffer: HEADER.to_vec() })
+    }
+
+    pub fn publish(&mut self) -> io::Result<()> {
+        self.flush()?;
+        std::fs::rename(temporary(&self.path), &self.path)
+    }
+
+    pub fn append(&mut self, record: &[u8]) -> io::Result<()> {
+        let at = self.written as usize + self.buffer.len();
+        frame(at, record, &mut self.buffer);
+        if self.buffer.len() >= BUFFER { self.flush() } else { Ok(()) }
+    }
+
+    /// Writes whole records. What a full disk took only in part is cut off again.
+    pub fn flush(&mut self) -> io::Result<()> {
+        if let Err(error) = self.file.write_all(&self.buffer) {
+            self.file.set_len(self.written).ok();
+            return Err(error);
+        }
+        self.written += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+fn temporary(path: &Path) -> PathBuf {
+    path.with_extension("wandb.part")
+}
+
+/// Adds the pieces of a record that begins at byte `at` of the file.
+fn frame(mut at: usize, record: &[u8], out: &mut Vec<u8>) {
+    let mut rest = record;
+    let mut first = true;
+    loop {
+        let room = BLOCK - at % BLOCK;
+        if room < PIECE_HEADER {
+            out.resize(out.len() + room, 0);
+            at += room;
+            continue;
+        }
+        let (piece, after) = rest.split_at(rest.len().min(room - PIECE_HEADER));
+        let kind = match (first, after.is_empty()) {
+            (true, true) => WHOLE,
+            (true, false) => FIRST,
+            (false, true) => LAST,
+            (false, false) => MIDDLE,
+        };
+        let mut checksum = flate2::Crc::new();
+        checksum.update(&[kind]);
+        checksum.update(piece);
+        out.extend_from_slice(&checksum.sum().to_le_bytes());
+        out.extend_from_slice(&(piece.len() as u16).to_le_bytes());
+        out.push(kind);
+        out.extend_from_slice(piece);
+        if after.is_empty() {
+            return;
+        }
+        at += PIECE_HEADER + piece.len();
+        (rest, first) = (after, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pieces of a file: type, and length without its header.
+    fn pieces(file: &[u8]) -> Vec<(u8, usize)> {
+        let (mut at, mut found) = (HEADER.len(), Vec::new());
+        while at < file.len() {
+            let room = BLOCK - at % BLOCK;
+            if room < PIECE_HEADER {
+                at += room;
+                continue;
+            }
+            let length = u16::from_le_bytes([file[at + 4], file[at + 5]]) as usize;
+            let mut checksum = flate2::Crc::new();
+            checksum.update(&file[at + 6..at + PIECE_HEADER + length]);
+            assert_eq!(file[at..at + 4], checksum.sum().to_le_bytes());
+            found.push((file[at + 6], length));
+            at += PIECE_HEADER + length;
+        }
+        found
+    }
+
+    #[test]
+    fn records_are_split_where_a_block_ends() {
+        let first = BLOCK - HEADER.len() - PIECE_HEADER;
+        let whole = BLOCK - PIECE_HEADER;
+        let cases: [(&[usize], &[(u8, usize)]); 6] = [
+            (&[0, 10], &[(WHOLE, 0), (WHOLE, 10)]),
+            (&[first], &[(WHOLE, first)]),
+            (&[first + 1], &[(FIRST, first), (LAST, 1)]),
+            (&[first + whole + 5], &[(FIRST, first), (MIDDLE, whole), (LAST, 5)]),
+            // Six bytes are left of the block, which is no room for a header; seven are, for a piece without content.
+            (&[first - 6, 3], &[(WHOLE, first - 6), (WHOLE, 3)]),
+            (&[first - 7, 3], &[(WHOLE, first - 7), (FIRST, 0), (LAST, 3)]),
+        ];
+        for (lengths, want) in cases {
+            let mut file = HEADER.to_vec();
+            for length in lengths {
+                let at = file.len();
+                frame(at, &vec![7; *length], &mut file);
+            }
+            assert_eq!(pieces(&file), want, "{lengths:?}");
+        }
+    }
+
+    /// The standard check value of CRC-32.
+    #[test]
+    fn the_checksum_is_that_of_ieee() {
+        let mut checksum = flate2::Crc::new();
+        checksum.update(b"123456789");
+        assert_eq!(checksum.sum(), 0xcbf4_3926);
+    }
+}

@@ -1,0 +1,272 @@
+//! A run as an offline run of Weights & Biases: `wandb sync` uploads the folder that is written here. Nothing is sent from
+//! here, whether or not there is an API key.
+//!
+//! Everything in the file follows from the pipeline, `run.json` and `events.jsonl`. So a `pipe` that resumes a run or takes it
+//! over writes the file anew, under a temporary name, and then goes on with it: no step is missing, and none is there twice.
+
+mod identity;
+mod log;
+mod record;
+mod summary;
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use pipe_spec::event::RecordedEvent;
+use pipe_spec::{EventKind, Pipeline, RunFolder, RunState, Status, Variables};
+use serde_json::{Map, Value, json};
+
+use super::protobuf::Message;
+use super::settings::settings;
+use super::{Listener, News, scalars};
+use crate::run::{now, write_json};
+use identity::{Identity, Labels};
+use log::Log;
+use record::Kind;
+use summary::Summary;
+
+const WHO: &str = "track.wandb";
+
+/// The file that says where the run ran.
+const METADATA: &str = "wandb-metadata.json";
+
+pub struct Wandb {
+    folder: RunFolder,
+    project: String,
+    /// From W&B's own variables.
+    labels: Option<Labels>,
+    /// The settings, and under `pipe` what the run is.
+    config: Map<String, Value>,
+    /// Once the run has started.
+    open: Option<Open>,
+}
+
+/// The file, and what is to be written to it next.
+struct Open {
+    identity: Identity,
+    log: Log,
+    /// Records so far.
+    count: u64,
+    /// The last step. It is written when the next one comes: until then an evaluation may add to it, and W&B takes a step once.
+    row: Option<Row>,
+    summary: Summary,
+}
+
+struct Row {
+    attempt: u32,
+    step: u64,
+    /// Seconds since the Unix epoch.
+    at: f64,
+    values: Vec<(String, f64)>,
+}
+
+impl Wandb {
+    /// In words why there can be none.
+    pub fn new(pipeline: &Pipeline, folder: &RunFolder, variables: &Variables) -> Result<Self, String> {
+        let written = pipeline.track.wandb.as_deref().unwrap_or_default();
+        let project =
+            variables.expand(written).map_err(|name| format!("{WHO}: the variable ${{{name}}} is not set"))?;
+        Ok(Self {
+            folder: folder.clone(),
+            project,
+            labels: Some(Labels::read(variables)),
+            config: settings(pipeline),
+            open: None,
+        })
+    }
+
+    fn take_in(&mut self, news: &News<'_>) -> io::Result<()> {
+        match news {
+            News::RunStarted(state) => self.begin(state)?,
+            News::Event(recorded) => self.event(recorded)?,
+            News::AttemptEnded(state) | News::Retried(state) => {
+                self.describe(state)?;
+                self.open.as_mut().map_or(Ok(()), Open::write_summary)?;
+            }
+            News::RunEnded(state) => self.end(state)?,
+        }
+        self.open.as_mut().map_or(Ok(()), |open| open.log.flush())
+    }
+
+    /// Writes the file up to where the run stands.
+    fn begin(&mut self, state: &RunState) -> io::Result<()> {
+        let labels_file = self.folder.path().join("wandb/labels.json");
+        let kept: Labels =
+            std::fs::read(&labels_file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+        let labels = self.labels.take().unwrap_or_default().or(kept);
+        let identity = Identity::new(state, self.project.clone(), labels);
+        let folder = identity.folder(self.folder.path());
+        std::fs::create_dir_all(folder.join("files"))?;
+        write(&labels_file, &identity.labels)?;
+        write(&folder.join("files").join(METADATA), &metadata(&identity))?;
+
+        let name = format!("run-{}.wandb", identity.id);
+        let log = Log::create(&folder.join(&name))?;
+        let mut open = Open { identity, log, count: 0, row: None, summary: Summary::default() };
+        self.config.insert("pipe".to_owned(), about(state));
+        open.write(Kind::Header, &record::header())?;
+        open.write(Kind::Run, &record::run(&open.identity, &self.config))?;
+        // A record for the machine would be newer than some versions of `wandb sync` that are in use.
+        open.write(Kind::Files, &record::file(METADATA))?;
+        self.open = Some(open);
+        if !state.attempts.is_empty() {
+            self.recall()?;
+        }
+        self.describe(state)?;
+        // What was uploaded before is not all of it any more.
+        std::fs::remove_file(folder.join(format!("{name}.synced"))).ok();
+        self.open.as_mut().map_or(Ok(()), |open| open.log.publish())
+    }
+
+    /// Writes what every event that is recorded tells.
+    fn recall(&mut self) -> io::Result<()> {
+        let Ok(file) = File::open(self.folder.events()) else { return Ok(()) };
+        for line in BufReader::new(file).split(b'\n') {
+            if let Ok(recorded) = serde_json::from_slice(&line?) {
+                self.event(&recorded)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, recorded: &RecordedEvent) -> io::Result<()> {
+        if let EventKind::Started(started) = &recorded.event.kind {
+            let device = json!({ "device": started.device, "driver": started.driver, "libtorch": started.libtorch,
+                                 "params": started.params });
+            merge(&mut self.config, device);
+            return self.write_config();
+        }
+        let Some(open) = &mut self.open else { return Ok(()) };
+        if let EventKind::Eval(eval) = &recorded.event.kind {
+            open.summary.evaluated(eval);
+        }
+        match scalars(&recorded.event.kind) {
+            Some((step, values)) => open.add(Row { attempt: recorded.attempt, step, at: recorded.event.ts, values }),
+            None => Ok(()),
+        }
+    }
+
+    /// What is known of the run: to config and summary.
+    fn describe(&mut self, state: &RunState) -> io::Result<()> {
+        merge(&mut self.config, about(state));
+        if let Some(open) = &mut self.open {
+            open.summary.describe(state);
+        }
+        self.write_config()
+    }
+
+    fn write_config(&mut self) -> io::Result<()> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        let changed: Map<String, Value> = self
+            .config
+            .iter()
+            .filter(|(key, _)| *key == "pipe")
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        open.write(Kind::Config, &record::updates(&changed))?;
+        // As W&B writes it: each key with its value under `value`. JSON is YAML.
+        let file: Map<String, Value> =
+            self.config.iter().map(|(key, value)| (key.clone(), json!({ "value": value }))).collect();
+        write(&open.file("config.yaml", self.folder.path()), &file)
+    }
+
+    fn end(&mut self, state: &RunState) -> io::Result<()> {
+        self.describe(state)?;
+        let Some(open) = &mut self.open else { return Ok(()) };
+        open.write_row()?;
+        open.write_summary()?;
+        let code = u64::from(state.status != Status::Finished);
+        let seconds = (now() - state.created).max(0.0);
+        open.write(Kind::Exit, &record::exit(code, seconds))?;
+        write(&open.file("wandb-summary.json", self.folder.path()), &open.summary.values())
+    }
+}
+
+impl Open {
+    fn write(&mut self, kind: Kind, content: &Message) -> io::Result<()> {
+        self.count += 1;
+        self.log.append(record::record(self.count, kind, content).encoded())
+    }
+
+    /// A file of the folder `files`.
+    fn file(&self, name: &str, run: &Path) -> PathBuf {
+        self.identity.folder(run).join("files").join(name)
+    }
+
+    /// Adds values to their step. Those of a step that was written before are what an attempt that starts again from a
+    /// checkpoint computes again.
+    fn add(&mut self, row: Row) -> io::Result<()> {
+        match &mut self.row {
+            Some(last) if row.step < last.step => Ok(()),
+            Some(last) if row.step == last.step => {
+                last.values.retain(|(key, _)| row.values.iter().all(|(new, _)| new != key));
+                last.values.extend(row.values);
+                last.at = row.at;
+                Ok(())
+            }
+            _ => {
+                self.write_row()?;
+                self.row = Some(row);
+                Ok(())
+            }
+        }
+    }
+
+    /// The row stays the last one: later values of its step are too late.
+    fn write_row(&mut self) -> io::Result<()> {
+        let Some(row) = &self.row else { return Ok(()) };
+        let (step, at) = (row.step, row.at);
+        let own = [
+            ("pipe/attempt", json!(row.attempt)),
+            ("_step", json!(step)),
+            ("_timestamp", json!(at)),
+            ("_runtime", json!((at - self.identity.created).max(0.0))),
+        ];
+        let own = own.into_iter().map(|(key, value)| (key.to_owned(), value));
+        let values: Map<String, Value> =
+            row.values.iter().map(|(key, value)| (key.clone(), json!(value))).chain(own).collect();
+        let is_evaluated = values.keys().any(|key| key.starts_with("eval/"));
+        self.write(Kind::History, &record::history(step, &values))?;
+        match self.summary.step(at, values) || is_evaluated {
+            true => self.write_summary(),
+            false => Ok(()),
+        }
+    }
+
+    fn write_summary(&mut self) -> io::Result<()> {
+        let values = self.summary.values();
+        self.write(Kind::Summary, &record::updates(&values))
+    }
+}
+
+impl Listener for Wandb {
+    fn hear(&mut self, news: &News<'_>) -> Result<(), String> {
+        self.take_in(news).map_err(|error| format!("{WHO}: cannot write: {error}"))
+    }
+}
+
+/// What the run is, for its config.
+fn about(state: &RunState) -> Value {
+    json!({
+        "run": state.id,
+        "engine": state.engine,
+        "version": env!("CARGO_PKG_VERSION"),
+        "retry": summary::retries(state),
+    })
+}
+
+/// Adds to what the config says under `pipe`.
+fn merge(config: &mut Map<String, Value>, more: Value) {
+    if let (Value::Object(pipe), Value::Object(more)) = (config.entry("pipe").or_insert_with(|| json!({})), more) {
+        pipe.extend(more);
+    }
+}
+
+fn metadata(identity: &Identity) -> Value {
+    json!({ "os": identity.os, "host": identity.host, "program": "pipe", "startedAt": identity.started_at() })
+}
+
+fn write(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
+    write_json(path, value).map_err(|error| io::Error::other(error.to_string()))
+}
