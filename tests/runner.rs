@@ -10,6 +10,10 @@ mod containers;
 #[path = "runner/engines.rs"]
 mod engines;
 mod harness;
+#[path = "runner/hub.rs"]
+mod hub;
+#[path = "harness/hub.rs"]
+mod hub_server;
 #[path = "runner/images.rs"]
 mod images;
 #[path = "runner/leaving.rs"]
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
     capability::tests(&mut suite);
     reproducing::tests(&mut suite);
     starting::tests(&mut suite);
+    hub::tests(&mut suite);
     watching::tests(&mut suite);
     suite.run()
 }

@@ -285,6 +285,7 @@ impl RunArgs {
             detach,
             choices: Choices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue },
             json: self.json,
+            pins: Vec::new(),
             quiet,
         }
     }

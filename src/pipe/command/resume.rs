@@ -6,8 +6,9 @@ use pipe_spec::pipeline::EngineKind;
 use crate::detach;
 use crate::drive::{Chosen, Driver};
 use crate::error::Error;
+use crate::hub::Reach;
 use crate::interrupt::Interrupts;
-use crate::load;
+use crate::load::{self, Request};
 use crate::lock;
 use crate::report::{Reporter, print};
 use crate::run::{self, Listed, Run, write_whole};
@@ -58,7 +59,9 @@ pub async fn go_on(
         Status::Running | Status::Orphaned | Status::Unknown => Entry::GoOn,
         Status::Failed | Status::Stopped => Entry::Resumed { changed: !set.is_empty() },
     };
-    let loaded = load::load(&run.folder.resolved(), set)?;
+    let pins = load::pins(lock::read(&run.folder).as_ref());
+    let request = Request { file: run.folder.resolved(), set: set.to_vec(), reach: Reach::All, pins };
+    let loaded = load::load_interruptibly(request, reporter, interrupts).await?;
     let wanted = if run.state.engine == "process" { EngineKind::Process } else { EngineKind::Docker };
     let engine = Chosen::choose(Some(wanted), reporter).await?;
     engine.check(&loaded.pipeline.container)?;

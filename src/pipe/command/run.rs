@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use pipe_spec::event::Fitted;
+use pipe_spec::lock::LockedRepository;
 use pipe_spec::pipeline::EngineKind;
 use pipe_spec::text::human_bytes;
 use serde_json::json;
@@ -10,8 +11,9 @@ use serde_json::json;
 use crate::detach;
 use crate::drive::{Chosen, Driver};
 use crate::error::Error;
+use crate::hub::Reach;
 use crate::interrupt::Interrupts;
-use crate::load::{self, Loaded};
+use crate::load::{self, Request};
 use crate::plan::Job;
 use crate::report::{Reporter, print, print_json};
 use crate::run::{Choices, Run};
@@ -27,19 +29,27 @@ pub struct Options {
     /// To go on in the background.
     pub detach: bool,
     pub choices: Choices,
+    /// The commits of the hub's repositories, where a branch is not to be followed.
+    pub pins: Vec<LockedRepository>,
     pub json: bool,
     pub quiet: bool,
 }
 
 pub fn run(mut options: Options) -> Result<(), Error> {
     options.set.extend(options.name.take().map(|name| format!("name={name:?}")));
-    let loaded = load::load(&options.file, &options.set)?;
-    super::runtime()?.block_on(start(&options, &loaded))
+    super::runtime()?.block_on(start(&options))
 }
 
-async fn start(options: &Options, loaded: &Loaded) -> Result<(), Error> {
+async fn start(options: &Options) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.json, options.quiet);
+    let request = Request {
+        file: options.file.clone(),
+        set: options.set.clone(),
+        reach: if options.dry_run { Reach::Check } else { Reach::All },
+        pins: options.pins.clone(),
+    };
+    let loaded = &load::load_interruptibly(request, &reporter, &mut interrupts).await?;
     let engine = Chosen::choose(options.engine.or(loaded.pipeline.engine), &reporter).await?;
     // What cannot be had is said before there is a run.
     engine.check(&loaded.pipeline.container)?;

@@ -9,7 +9,7 @@ mod message;
 mod mlflow;
 mod scalars;
 mod tensorboard;
-mod web;
+pub mod web;
 mod webhook;
 
 use std::time::Instant;
