@@ -21,7 +21,9 @@ pub enum Error {
     Hub { host: String, reason: String },
     #[error("{what} is not in the hub cache {cache}, or not all of it, and {variable} forbids to fetch it", cache = cache.display())]
     HubOffline { what: String, cache: PathBuf, variable: &'static str, command: String },
-    #[error("{file} of {repository} is not what the hub says it is: its hash should be {expected}, and is {found}; it was removed")]
+    #[error(
+        "{file} of {repository} is not what the hub says it is: its hash should be {expected}, and is {found}; it was removed"
+    )]
     WrongContent { file: String, repository: String, expected: String, found: String },
     #[error("cannot write {path} of the hub cache: {source}", path = path.display())]
     HubCache { path: PathBuf, source: std::io::Error },
@@ -130,7 +132,9 @@ impl Error {
             Self::RunEnded { code, .. } => *code,
             Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } => PipeExit::Unexpected,
             Self::NoPlan { .. } => PipeExit::Invalid,
-            Self::Read { .. } | Self::Write { .. } | Self::NoSpace { .. } | Self::HubCache { .. } => PipeExit::Unexpected,
+            Self::Read { .. } | Self::Write { .. } | Self::NoSpace { .. } | Self::HubCache { .. } => {
+                PipeExit::Unexpected
+            }
             Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
         }
     }
@@ -143,7 +147,7 @@ impl Error {
                 Some("a setting under `container` is not one that this machine or its engine can give".to_owned())
             }
             Self::Hub { .. } => Some(
-                "try again later, when what was fetched so far is gone on with; behind a proxy set HTTPS_PROXY, for a mirror \
+                "try again later: the next run continues with what was fetched; behind a proxy set HTTPS_PROXY, for a mirror \
                  HF_ENDPOINT"
                     .to_owned(),
             ),

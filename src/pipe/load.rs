@@ -1,5 +1,6 @@
 //! From a pipeline file to a pipeline, with what it names.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::LockedRepository;
@@ -131,9 +132,11 @@ pub fn go_to(folder: &Path) -> Result<(), Error> {
         return Ok(());
     }
     let runs = absolute(&runs_folder());
-    let given = ["PIPE_TRAINER", "PIPE_CACHE", "PIPE_LEDGER", "PIPE_QUEUE"]
+    // A path that begins with ~ begins nowhere else.
+    let is_relative = |value: &OsString| !value.is_empty() && !value.as_encoded_bytes().starts_with(b"~");
+    let given = ["PIPE_TRAINER", "PIPE_CACHE", "PIPE_LEDGER", "PIPE_QUEUE", "HF_HUB_CACHE", "HF_HOME", "HF_TOKEN_PATH"]
         .into_iter()
-        .filter_map(|name| Some((name, std::env::var_os(name).filter(|value| !value.is_empty())?)))
+        .filter_map(|name| Some((name, std::env::var_os(name).filter(is_relative)?)))
         .map(|(name, value)| (name, absolute(Path::new(&value))));
     for (name, value) in given.chain([("PIPE_RUNS", runs)]).collect::<Vec<_>>() {
         // SAFETY: no other thread runs yet.

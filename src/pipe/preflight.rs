@@ -52,7 +52,7 @@ pub struct Inputs {
     /// The repositories of the hub that any of them came from.
     pub hub: Vec<LockedRepository>,
     /// Whether all of them are on this machine. What is only checked is not fetched from the hub.
-    pub are_here: bool,
+    pub all_local: bool,
 }
 
 /// Why the inputs of a pipeline cannot be had.
@@ -78,25 +78,31 @@ impl Inputs {
         let is_text = |input: &Input| input.host.extension().is_none_or(|ending| ending != "safetensors");
         let reads_text = task.reads_text() && train.iter().chain(&eval).any(is_text);
         let own_tokenizer = reads_text && pipeline.data.tokenizer.is_none();
-        let model = pipeline.model.from.as_ref().map(|from| finder.model(from, pipeline.model.arch, own_tokenizer));
-        let coming = finder.coming_tokenizer;
-        let mut tokenizer = (reads_text && coming.is_none())
+        let from = pipeline.model.from.as_ref();
+        let model = from.and_then(|from| finder.model(from, pipeline.model.arch, own_tokenizer));
+        let unfetched = finder.unfetched_tokenizer;
+        // Of a model that is not there nothing more is said.
+        let is_lost = own_tokenizer && from.is_some() && model.is_none();
+        let mut tokenizer = (reads_text && unfetched.is_none() && !is_lost)
             .then(|| finder.tokenizer(pipeline, model.as_ref(), train.first()));
         finder.container(pipeline);
         finder.check()?;
         let missing = std::mem::take(&mut finder.missing);
-        let are_here = missing.is_empty() || hub.reach() == Reach::All;
+        let all_local = missing.is_empty() || hub.reach() == Reach::All;
         if hub.reach() == Reach::All {
-            hub.fetch(&missing).map_err(|failure| finder.not_found("model.from", failure))?;
+            if let Err(unfetched) = hub.fetch(&missing) {
+                finder.failed(if unfetched.is_data { "data" } else { "model.from" }, unfetched.failure);
+                finder.check()?;
+            }
             hub.tell(&finder.repositories);
         }
-        match (coming, &model) {
-            (Some(name), Some(model)) if !are_here => tokenizer = Some(inside(model, name)),
+        match (unfetched, &model) {
+            (Some(name), Some(model)) if !all_local => tokenizer = Some(inside(model, name)),
             (Some(_), model) => tokenizer = Some(finder.tokenizer(pipeline, model.as_ref(), train.first())),
             (None, _) => {}
         }
         finder.check()?;
-        Ok(Self { train, eval, tokenizer, model, hub: finder.repositories, are_here })
+        Ok(Self { train, eval, tokenizer, model, hub: finder.repositories, all_local })
     }
 }
 
@@ -110,13 +116,13 @@ struct Finder<'a> {
     missing: Vec<Wanted>,
     repositories: Vec<LockedRepository>,
     /// The model's own tokenizer, where it is still to be fetched.
-    coming_tokenizer: Option<&'static str>,
+    unfetched_tokenizer: Option<&'static str>,
 }
 
 impl<'a> Finder<'a> {
     fn new(known: &'a Variables, hub: &'a Hub) -> Self {
         let (problems, missing, repositories) = (Problems::default(), Vec::new(), Vec::new());
-        Self { known, hub, problems, error: None, missing, repositories, coming_tokenizer: None }
+        Self { known, hub, problems, error: None, missing, repositories, unfetched_tokenizer: None }
     }
 
     fn problem(&mut self, path: &str, message: String) {
@@ -136,13 +142,6 @@ impl<'a> Finder<'a> {
             return Err(NotFound::Problems(std::mem::take(&mut self.problems)));
         }
         self.error.take().map_or(Ok(()), |error| Err(NotFound::Error(error)))
-    }
-
-    fn not_found(&self, path: &str, failure: Failure) -> NotFound {
-        match failure {
-            Failure::Named(message) => NotFound::Problems(Problems::one(None, path, message)),
-            Failure::Error(error) => NotFound::Error(error),
-        }
     }
 
     /// What is used of a repository of the hub.
@@ -221,28 +220,29 @@ impl<'a> Finder<'a> {
         names.iter().map(file).collect()
     }
 
-    fn model(&mut self, from: &str, arch: Arch, tokenizer: bool) -> Input {
+    fn model(&mut self, from: &str, arch: Arch, tokenizer: bool) -> Option<Input> {
         let folder = self.input(from, "/pipe/model");
-        match Source::of(from, &folder.host) {
+        let address = match Source::of(from, &folder.host) {
             Source::Folder => {
                 self.model_in(&folder, from);
-                folder
+                return Some(folder);
             }
             Source::Nothing(message) => {
                 self.problem("model.from", message);
-                folder
+                return None;
             }
-            Source::Hub(address) => match self.hub.model(&address, arch, tokenizer) {
-                Ok(found) => {
-                    self.take(&found.snapshot);
-                    self.coming_tokenizer = found.coming_tokenizer;
-                    in_repository(&found.snapshot, &remote::names_in(&found.snapshot.folder()))
-                }
-                Err(failure) => {
-                    self.failed("model.from", failure);
-                    folder
-                }
-            },
+            Source::Hub(address) => address,
+        };
+        match self.hub.model(&address, arch, tokenizer) {
+            Ok(found) => {
+                self.take(&found.snapshot);
+                self.unfetched_tokenizer = found.unfetched_tokenizer;
+                Some(in_repository(&found.snapshot, &remote::names_in(&found.snapshot.folder())))
+            }
+            Err(failure) => {
+                self.failed("model.from", failure);
+                None
+            }
         }
     }
 

@@ -216,13 +216,16 @@ impl Answer {
 
     fn send(mut self, mut stream: TcpStream, request: &Request, fault: Option<What>) {
         if let Some(What::Answers(text)) = fault {
-            stream.write_all(format!("HTTP/1.1 {text}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").as_bytes()).ok();
+            stream
+                .write_all(format!("HTTP/1.1 {text}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").as_bytes())
+                .ok();
             return;
         }
         if let (Some(What::Corrupt), Some(last)) = (fault, self.body.last_mut()) {
             *last ^= 1;
         }
-        let range = request.header("range").and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
+        let range =
+            request.header("range").and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
         if let Some(from) = range.filter(|_| self.has_ranges && !matches!(fault, Some(What::NoRange))) {
             let from: usize = from;
             let whole = self.body.len();
@@ -233,7 +236,8 @@ impl Answer {
                 (self.status, self.body) = ("206 Partial Content", self.body.split_off(from));
             }
         }
-        let mut head = format!("HTTP/1.1 {}\r\nContent-Length: {}\r\nConnection: close\r\n", self.status, self.body.len());
+        let mut head =
+            format!("HTTP/1.1 {}\r\nContent-Length: {}\r\nConnection: close\r\n", self.status, self.body.len());
         self.headers.iter().for_each(|(name, value)| head.push_str(&format!("{name}: {value}\r\n")));
         stream.write_all((head + "\r\n").as_bytes()).ok();
         if request.line.starts_with("HEAD ") {

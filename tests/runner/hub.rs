@@ -16,8 +16,8 @@ pub fn tests(suite: &mut Suite) {
     test("a_model_in_another_format", pickled);
     test("at_a_revision", revision);
     test("from_a_mirror_that_tells_less", terse);
-    test("a_break_is_gone_on_from", broken);
-    test("a_break_is_gone_on_from_by_the_next_run", broken_for_good);
+    test("a_break_is_resumed", broken);
+    test("a_break_is_resumed_by_the_next_run", broken_for_good);
     test("an_interrupt_keeps_what_came", interrupted);
     test("a_server_without_ranges", no_ranges);
     test("a_wrong_content_is_removed", corrupt);
@@ -71,11 +71,11 @@ fn folder_with(hub: &Hub, model: &str, job: &str) -> Folder {
     let pipeline = folder.read("job.yaml").replace("config: {}", &format!("from: {model}"));
     folder.write("job.yaml", pipeline);
     std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
-    let (cache, own) = (folder.path().join("hub"), folder.path().join("cache"));
+    let [cache, home, own] = ["hub", "home", "cache"].map(|name| folder.path().join(name));
     folder
         .env("HF_ENDPOINT", hub.address())
         .env("HF_HUB_CACHE", cache.display())
-        .env("HF_HOME", folder.path().join("home").display())
+        .env("HF_HOME", home.display())
         .env("PIPE_CACHE", own.display())
         .env("HF_TOKEN", "")
         .env("HF_HUB_OFFLINE", "")
@@ -106,7 +106,11 @@ fn lock(folder: &Folder) -> Value {
 
 fn fetched() {
     let (hub, folder, commit) = hub_and_folder(&files());
-    folder.pipe(&RUN).exits(0).says("fetching some-org/tiny: 3 files, 2.9 MiB").says("fetched some-org/tiny: 2.9 MiB in ");
+    folder
+        .pipe(&RUN)
+        .exits(0)
+        .says("fetching some-org/tiny: 3 files, 2.9 MiB")
+        .says("fetched some-org/tiny: 2.9 MiB in ");
     assert_eq!(hub.fetched(), ["config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]);
     let repository = repository(&folder);
     assert_eq!(std::fs::read_to_string(repository.join("refs/main")).unwrap(), commit);
@@ -276,12 +280,16 @@ fn config_alone() {
     assert_eq!(hub.fetched(), ["config.json"]);
     folder.pipe(&["check", "job.yaml"]).exits(0).prints("job.yaml is valid");
     folder.pipe(&["run", "job.yaml", "--engine", "process", "--dry-run"]).exits(0).prints("tokenizer.json");
-    let init = ["init", "--arch", "t5", "--data", "train.jsonl", "--model", MODEL, "--gpu-memory", "24g", "--yes", "--stdout"];
+    let init =
+        ["init", "--arch", "t5", "--data", "train.jsonl", "--model", MODEL, "--gpu-memory", "24g", "--yes", "--stdout"];
     folder.pipe(&init).exits(0).prints("from: some-org/tiny");
     assert_eq!(hub.fetched(), ["config.json"]);
     // What the hub lacks is known without fetching.
     let (hub, folder, _) = hub_and_folder(&files()[1..3]);
-    folder.pipe(&["check", "job.yaml"]).exits(3).says("model.from: some-org/tiny has no weights in a format that is known");
+    folder
+        .pipe(&["check", "job.yaml"])
+        .exits(3)
+        .says("model.from: some-org/tiny has no weights in a format that is known");
     assert_eq!(hub.fetched(), ["config.json"]);
 }
 
@@ -304,11 +312,25 @@ fn refusals() {
     hub.push("some-org/bare", "main", &files()[4..5]);
     let page = |name: &str| format!("{}/{name}", hub.address());
     let cases = [
-        ("some-org/nope", "", format!("the hub has no model some-org/nope (looked at {}), or it is private: set HF_TOKEN", page("some-org/nope"))),
+        (
+            "some-org/nope",
+            "",
+            format!(
+                "the hub has no model some-org/nope (looked at {}), or it is private: set HF_TOKEN",
+                page("some-org/nope")
+            ),
+        ),
         ("some-org/nope", "bad", "or it is private and your token (HF_TOKEN) may not read it".to_owned()),
         ("some-org/tiny@v9", "", "the model some-org/tiny has no revision \"v9\"".to_owned()),
         ("some-org/gated", "", format!("is gated: accept its terms at {}, and set HF_TOKEN", page("some-org/gated"))),
-        ("some-org/gated", "bad", format!("the account of your token (HF_TOKEN) has no access: accept its terms at {}", page("some-org/gated"))),
+        (
+            "some-org/gated",
+            "bad",
+            format!(
+                "the account of your token (HF_TOKEN) has no access: accept its terms at {}",
+                page("some-org/gated")
+            ),
+        ),
         ("some-org/bare", "", "some-org/bare has no config.json".to_owned()),
         ("nowhere", "", "no such folder: nowhere; give a folder in Hugging Face layout, or a hub id".to_owned()),
         ("\"${HOME}/x\"", "", "a hub id has no variables in it".to_owned()),
@@ -323,6 +345,10 @@ fn refusals() {
     }
     let folder = folder_with(&hub, "some-org/gated", "fit 9").env("HF_TOKEN", "good");
     folder.pipe(&RUN).exits(0);
+    hub.push("datasets/o/gated", "main", &[("a.jsonl", text(ROW))]);
+    hub.gate("datasets/o/gated", "good");
+    let folder = data_folder(&hub, "hf://datasets/o/gated/a.jsonl", "train.jsonl", "fit 9");
+    folder.pipe(&RUN).exits(3).says("  data: the data set o/gated is gated").says_not("model.from");
 }
 
 fn unavailable() {
@@ -352,7 +378,9 @@ fn offline() {
         folder
             .pipe(command)
             .exits(4)
-            .says(&format!("some-org/tiny is not in the hub cache {cache}, or not all of it, and HF_HUB_OFFLINE forbids"))
+            .says(&format!(
+                "some-org/tiny is not in the hub cache {cache}, or not all of it, and HF_HUB_OFFLINE forbids"
+            ))
             .says("hf download some-org/tiny");
     }
     assert!(hub.requests().is_empty());
@@ -388,10 +416,8 @@ fn token() {
         let pipeline = folder.read("job.yaml").replace("config: {}", &format!("from: {MODEL}"));
         folder.write("job.yaml", pipeline).write(name, content);
         let (home, own) = (folder.path().join("home"), folder.path().join("cache"));
-        let folder = folder
-            .env("HF_ENDPOINT", hub.address())
-            .env("HF_HOME", home.display())
-            .env("PIPE_CACHE", own.display());
+        let folder =
+            folder.env("HF_ENDPOINT", hub.address()).env("HF_HOME", home.display()).env("PIPE_CACHE", own.display());
         let mut command = folder.command(&["plan", "job.yaml"]);
         let output = command.env_remove("HF_TOKEN").env_remove("HF_HUB_CACHE").output().unwrap();
         Answer::new("pipe plan".to_owned(), output).exits(0);
@@ -437,7 +463,8 @@ fn reproduced() {
     let id = run.file_name().unwrap().to_str().unwrap();
     folder.pipe(&["reproduce", id]).exits(0).prints("reproduces");
     for run in std::fs::read_dir(folder.path().join("runs")).unwrap() {
-        let lock: Value = serde_json::from_slice(&std::fs::read(run.unwrap().path().join("lock.json")).unwrap()).unwrap();
+        let lock: Value =
+            serde_json::from_slice(&std::fs::read(run.unwrap().path().join("lock.json")).unwrap()).unwrap();
         assert_eq!(lock["hub"][0]["commit"], first.as_str());
     }
     // A new run has what main names now, and the difference is told.
@@ -520,7 +547,10 @@ fn data() {
 fn no_data() {
     let (hub, _) = data_hub();
     let cases = [
-        ("hf://datasets/o/rows/gone.jsonl", "the data set o/rows has no file, and no folder with data, that is \"gone.jsonl\""),
+        (
+            "hf://datasets/o/rows/gone.jsonl",
+            "the data set o/rows has no file, and no folder with data, that is \"gone.jsonl\"",
+        ),
         ("hf://datasets/o/rows/*.csv", "that is \"*.csv\""),
         ("hf://datasets/o/rows/README.md", "README.md: allowed for text to text: ."),
         ("hf://datasets/o/none/a.jsonl", "the hub has no data set o/none"),
@@ -549,7 +579,9 @@ fn contained() {
     folder.pipe(&["run", "job.yaml", "--engine", "docker"]).exits(0);
     let log = folder.read_run("attempts/01/log.txt");
     let size = |count: usize| count * ROW.len();
-    for (name, bytes) in [("data/train-00000.jsonl", size(2)), ("data/train-00001.jsonl", size(20)), (WEIGHTS, 3_000_000)] {
+    for (name, bytes) in
+        [("data/train-00000.jsonl", size(2)), ("data/train-00001.jsonl", size(20)), (WEIGHTS, 3_000_000)]
+    {
         assert!(log.lines().any(|line| line.ends_with(&format!("{name}: {bytes} bytes"))), "{name}\n{log}");
     }
     assert!(log.contains(&commit), "{log}");
@@ -563,19 +595,41 @@ fn contained() {
     assert!(folder.read_run("attempts/01/log.txt").contains("model.safetensors: 3000000 bytes"));
 }
 
-fn full() {
-    let (_hub, folder, _) = hub_and_folder(&files());
+/// A cache of so many MiB, as long as `test` runs.
+fn in_small_cache(folder: &Folder, size: &str, test: impl FnOnce()) {
     let cache = folder.path().join("hub");
     std::fs::create_dir_all(&cache).unwrap();
-    let mount = |args: &[&str]| assert!(Command::new(args[0]).args(&args[1..]).arg(&cache).status().unwrap().success());
-    mount(&["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs"]);
-    let answer = folder.pipe(&RUN);
-    let weights = incomplete(&folder);
-    let is_begun = weights.exists();
-    mount(&["umount"]);
-    let cache = cache.display();
-    answer.exits(1).says(&format!("2.9 MiB are to be fetched into the hub cache {cache}, and ")).says("HF_HUB_CACHE");
-    assert!(!is_begun && !folder.has_runs());
+    let run = |args: &[&str]| assert!(Command::new(args[0]).args(&args[1..]).arg(&cache).status().unwrap().success());
+    run(&["mount", "-t", "tmpfs", "-o", size, "tmpfs"]);
+    let tested = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
+    run(&["umount"]);
+    tested.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
+fn full() {
+    let (hub, folder, _) = hub_and_folder(&files());
+    let folder = &folder;
+    in_small_cache(folder, "size=1m", || {
+        let said = format!("2.9 MiB are to be fetched into the hub cache {}/hub, and ", folder.path().display());
+        folder.pipe(&RUN).exits(1).says(&said).says("HF_HUB_CACHE");
+        assert!(!incomplete(folder).exists() && !folder.has_runs());
+    });
+    // Others write to the same disk in the meantime.
+    let at = &sha256(&weights());
+    hub.fault(at, 1, What::CutAfter(1_000_000)).fault(at, 1, What::Answers("503 Slow Down\r\nRetry-After: 2"));
+    in_small_cache(folder, "size=4m", || {
+        let running = folder.start(&RUN);
+        let length = || std::fs::metadata(incomplete(folder)).map_or(0, |meta| meta.len());
+        folder.wait_until("the first part", || length() == 1_000_000);
+        let mut filler = std::fs::File::create(folder.path().join("hub/filler")).unwrap();
+        while std::io::Write::write_all(&mut filler, &[0; 4096]).is_ok() {}
+        drop(filler);
+        running.end().exits(1).says("are to be fetched into the hub cache ").says("free some space");
+        assert!(length() >= 1_000_000 && !folder.has_runs());
+        std::fs::remove_file(folder.path().join("hub/filler")).unwrap();
+        folder.pipe(&RUN).exits(0);
+    });
+    let folder = hub_and_folder(&files()).1;
     // Nor can a folder below a file be made by anybody.
     let place = folder.path().join("train.jsonl/hub");
     let folder = folder.env("HF_HUB_CACHE", place.display());
@@ -610,9 +664,9 @@ fn tool_finds() {
         print([(repo.repo_id, len(repo.revisions), repo.nb_files) for repo in scan.repos])\n\
         print(hf_hub_download('some-org/tiny', 'model.safetensors'))\n";
     let snapshot = repository(&folder).join("snapshots").join(commit).display().to_string();
-    python(&folder, &hub, script)
-        .exits(0)
-        .prints(&format!("{snapshot}/model.safetensors\n{snapshot}\n{snapshot}/tokenizer.json\n[('some-org/tiny', 1, 4)]\n"));
+    python(&folder, &hub, script).exits(0).prints(&format!(
+        "{snapshot}/model.safetensors\n{snapshot}\n{snapshot}/tokenizer.json\n[('some-org/tiny', 1, 4)]\n"
+    ));
     assert!(hub.requests().iter().all(|request| !request.is_content), "{:?}", hub.requests());
 }
 
@@ -620,7 +674,8 @@ fn tool_fetched() {
     let (hub, commit) = data_hub();
     let first = hub.push(MODEL, "main", &files());
     let folder = folder_with(&hub, MODEL, "fit 9");
-    let pipeline = folder.read("job.yaml").replace("train: train.jsonl", "train: hf://datasets/o/rows/data/deep/x.jsonl");
+    let pipeline =
+        folder.read("job.yaml").replace("train: train.jsonl", "train: hf://datasets/o/rows/data/deep/x.jsonl");
     folder.write("job.yaml", pipeline);
     let script = "from huggingface_hub import hf_hub_download, snapshot_download\n\
         print(snapshot_download('some-org/tiny', ignore_patterns='tf_*'))\n\

@@ -146,12 +146,7 @@ fn refuse(
 }
 
 /// The same pipeline as a new run, from its first settings: what the ledger has learned since is not asked.
-fn rerun(
-    first: &Listed,
-    engine: EngineKind,
-    pins: Vec<LockedRepository>,
-    options: &Options,
-) -> Result<Listed, Error> {
+fn rerun(first: &Listed, engine: EngineKind, pins: Vec<LockedRepository>, options: &Options) -> Result<Listed, Error> {
     let before: BTreeSet<String> = run::list()?.into_iter().map(|listed| listed.state.id).collect();
     let result = super::run::run(super::run::Options {
         job: Job::Train,

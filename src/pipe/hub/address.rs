@@ -30,8 +30,11 @@ impl Address {
     fn parse(text: &str, is_data: bool) -> Option<Self> {
         let (id, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
         let (owner, name) = id.split_once('/')?;
-        (is_name(owner) && is_name(name) && is_revision(revision))
-            .then(|| Self { id: id.to_owned(), revision: revision.to_owned(), is_data })
+        (is_name(owner) && is_name(name) && is_revision(revision)).then(|| Self {
+            id: id.to_owned(),
+            revision: revision.to_owned(),
+            is_data,
+        })
     }
 
     /// The repository as `hf-hub` knows it, for the names of folders and addresses.

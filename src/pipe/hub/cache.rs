@@ -183,7 +183,8 @@ mod tests {
             let held = cache.lock(address, &hash, || panic!("nobody holds it")).unwrap();
             let (said, says) = std::sync::mpsc::channel();
             let (other, there, content) = (cache.clone(), address.clone(), hash.clone());
-            let waiting = std::thread::spawn(move || drop(other.lock(&there, &content, || said.send(()).unwrap()).unwrap()));
+            let waiting =
+                std::thread::spawn(move || drop(other.lock(&there, &content, || said.send(()).unwrap()).unwrap()));
             says.recv().unwrap();
             drop(held);
             waiting.join().unwrap();

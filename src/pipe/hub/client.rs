@@ -31,7 +31,10 @@ pub struct Client {
 #[derive(Debug)]
 pub enum Trouble {
     /// Another time it may. The hub may have said when.
-    Passing { reason: String, after: Option<Duration> },
+    Passing {
+        reason: String,
+        after: Option<Duration>,
+    },
     Refused(Refusal),
 }
 
@@ -67,7 +70,7 @@ impl Client {
 
     /// The body of an answer that is not a file.
     pub fn text(&self, path: &str) -> Result<Vec<u8>, Trouble> {
-        self.patiently(|| {
+        self.with_retries(|| {
             let mut answer = self.send(&Method::GET, path, 0)?;
             answer.body_mut().with_config().limit(ANSWER_BYTES).read_to_vec().map_err(|error| passing(&error))
         })
@@ -75,7 +78,7 @@ impl Client {
 
     /// What the hub says about a file: the headers of its own answer, before any redirect to where the content lies.
     pub fn head(&self, path: &str) -> Result<HeaderMap, Trouble> {
-        self.patiently(|| Ok(self.send(&Method::HEAD, path, 0)?.into_parts().0.headers))
+        self.with_retries(|| Ok(self.send(&Method::HEAD, path, 0)?.into_parts().0.headers))
     }
 
     /// The content of a file from byte `from` on. `true` where the answer begins there, `false` where it is the whole file.
@@ -107,13 +110,14 @@ impl Client {
                 return Err(refused(&answer));
             }
             let place = answer.headers().get(LOCATION).and_then(|place| place.to_str().ok());
-            address = place.and_then(|place| join(&address, place)).ok_or_else(|| unreadable("a redirect to nowhere"))?;
+            address =
+                place.and_then(|place| join(&address, place)).ok_or_else(|| unreadable("a redirect to nowhere"))?;
         }
         Err(unreadable("too many redirects"))
     }
 
     /// Asks again where that may help.
-    fn patiently<T>(&self, mut ask: impl FnMut() -> Result<T, Trouble>) -> Result<T, Trouble> {
+    fn with_retries<T>(&self, mut ask: impl FnMut() -> Result<T, Trouble>) -> Result<T, Trouble> {
         let mut retries = Retries::of_questions();
         loop {
             match ask() {
@@ -246,10 +250,8 @@ mod tests {
 
     #[test]
     fn waits_grow_and_end_and_follow_the_hub() {
-        let trouble = |after: Option<u64>| Trouble::Passing {
-            reason: String::new(),
-            after: after.map(Duration::from_secs),
-        };
+        let trouble =
+            |after: Option<u64>| Trouble::Passing { reason: String::new(), after: after.map(Duration::from_secs) };
         let mut retries = Retries::of_questions();
         let waits: Vec<_> = std::iter::from_fn(|| retries.wait(&trouble(None))).map(|wait| wait.as_millis()).collect();
         assert_eq!(waits, [500, 1000, 2000]);

@@ -29,7 +29,10 @@ impl Hub {
         let client = self.client(address)?;
         let listing = self.listing(client, address)?;
         let names = expand(&listing, &data.path, &accepts).ok_or_else(|| {
-            Failure::Named(format!("the data set {address} has no file, and no folder with data, that is {:?}", data.path))
+            Failure::Named(format!(
+                "the data set {address} has no file, and no folder with data, that is {:?}",
+                data.path
+            ))
         })?;
         let mut snapshot = self.snapshot(address, &listing.commit);
         snapshot.missing = self.missing(client, address, &listing, &names)?;

@@ -25,9 +25,15 @@ pub struct Wanted {
     pub(super) file: RemoteFile,
 }
 
+/// Why something was not fetched, and whether it is of a data set.
+pub struct Unfetched {
+    pub is_data: bool,
+    pub failure: Failure,
+}
+
 impl Hub {
     /// Fetches files, several at a time. What is left where that fails is gone on with the next time.
-    pub fn fetch(&self, wanted: &[Wanted]) -> Result<(), Failure> {
+    pub fn fetch(&self, wanted: &[Wanted]) -> Result<(), Unfetched> {
         let Some(client) = self.client.get().filter(|_| !wanted.is_empty()) else { return Ok(()) };
         let done = |one: &Wanted| {
             let blob = self.cache.blob(&one.address, &one.file.hash);
@@ -35,7 +41,8 @@ impl Hub {
             length(&blob).max(length(&incomplete(&blob))).min(one.file.size)
         };
         let sizes: Vec<(u64, u64)> = wanted.iter().map(|one| (done(one), one.file.size)).collect();
-        self.check_space(sizes.iter().map(|(done, size)| size - done).sum())?;
+        let needed = sizes.iter().map(|(done, size)| size - done).sum();
+        self.check_space(needed).map_err(|error| Unfetched { is_data: false, failure: error.into() })?;
         let mut names: Vec<String> = wanted.iter().map(|one| one.address.to_string()).collect();
         names.dedup();
         self.progress.begin(&names.join(", "), sizes);
@@ -52,9 +59,15 @@ impl Hub {
     }
 
     /// A small file that decides what else is needed.
-    pub(super) fn fetch_now(&self, client: &Client, address: &Address, listing: &Listing, name: &str) -> Result<(), Failure> {
+    pub(super) fn fetch_now(
+        &self,
+        client: &Client,
+        address: &Address,
+        listing: &Listing,
+        name: &str,
+    ) -> Result<(), Failure> {
         let missing = self.missing(client, address, listing, &[name.to_owned()])?;
-        fetch_together(client, &self.cache, &missing, &self.progress)
+        fetch_together(client, &self.cache, &missing, &self.progress).map_err(|unfetched| unfetched.failure)
     }
 
     /// Those of the files that the cache does not have.
@@ -81,7 +94,7 @@ fn fetch_together(
     cache: &Cache,
     wanted: &[Wanted],
     progress: &FetchProgress,
-) -> Result<(), Failure> {
+) -> Result<(), Unfetched> {
     let (next, stop, failed) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::new(None));
     let work = || {
         while !stop.load(Ordering::Relaxed) {
@@ -89,7 +102,8 @@ fn fetch_together(
             let Some(wanted) = wanted.get(index) else { return };
             if let Err(failure) = (Transfer { client, cache, wanted, progress, index, stop: &stop }).run() {
                 // The others are told only then: theirs is not the first failure.
-                failed.lock().expect("no worker panics with it").get_or_insert(failure);
+                let is_data = wanted.address.is_data;
+                failed.lock().expect("no worker panics with it").get_or_insert(Unfetched { is_data, failure });
                 stop.store(true, Ordering::SeqCst);
             }
         }

@@ -35,8 +35,9 @@ struct Sibling {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Lfs {
-    #[serde(alias = "oid")]
     sha256: Option<String>,
+    /// The same, as other answers of the hub call it.
+    oid: Option<String>,
     size: Option<u64>,
 }
 
@@ -102,7 +103,8 @@ impl Listing {
         match (size, hash) {
             (Some(size), Some(hash)) => Ok(RemoteFile { name: name.to_owned(), size, hash }),
             _ => {
-                let reason = format!("it tells no size and hash of {name} of {address}, so that it could not be checked");
+                let reason =
+                    format!("it tells no size and hash of {name} of {address}, so that it could not be checked");
                 Err(Error::Hub { host: client.host(), reason }.into())
             }
         }
@@ -113,7 +115,7 @@ impl Sibling {
     fn file(&self) -> Option<RemoteFile> {
         let lfs = self.lfs.as_ref();
         let hash = match lfs {
-            Some(lfs) => lfs.sha256.as_deref(),
+            Some(lfs) => lfs.sha256.as_deref().or(lfs.oid.as_deref()),
             None => self.blob_id.as_deref(),
         };
         let size = lfs.and_then(|lfs| lfs.size).or(self.size)?;

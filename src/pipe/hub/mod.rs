@@ -93,11 +93,8 @@ impl Hub {
     }
 
     fn snapshot(&self, address: &Address, commit: &str) -> Snapshot {
-        let locked = LockedRepository {
-            name: address.name(),
-            revision: address.revision.clone(),
-            commit: commit.to_owned(),
-        };
+        let locked =
+            LockedRepository { name: address.name(), revision: address.revision.clone(), commit: commit.to_owned() };
         let repository = self.cache.repository(address);
         let path = Path::new("snapshots").join(commit);
         Snapshot { cache: self.cache.folder.clone(), repository, path, locked, missing: Vec::new() }

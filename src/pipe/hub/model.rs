@@ -14,7 +14,7 @@ use crate::model_files::{self, Weights};
 /// A model, with the tokenizer that the hub has and the cache has not.
 pub struct FoundModel {
     pub snapshot: Snapshot,
-    pub coming_tokenizer: Option<&'static str>,
+    pub unfetched_tokenizer: Option<&'static str>,
 }
 
 impl Hub {
@@ -22,7 +22,7 @@ impl Hub {
     pub fn model(&self, address: &Address, arch: Arch, tokenizer: bool) -> Result<FoundModel, Failure> {
         let known = self.commit(address);
         if let Some(commit) = known.as_ref().filter(|commit| self.has_model(address, commit, arch, tokenizer)) {
-            return Ok(FoundModel { snapshot: self.snapshot(address, commit), coming_tokenizer: None });
+            return Ok(FoundModel { snapshot: self.snapshot(address, commit), unfetched_tokenizer: None });
         }
         let (client, listing) = self.with_config(address)?;
         let mut snapshot = self.snapshot(address, &listing.commit);
@@ -30,8 +30,8 @@ impl Hub {
         let set = model_files::tokenizer(arch, |name| listing.has(name)).filter(|_| tokenizer).unwrap_or_default();
         names.extend(set.iter().chain(&OPTIONAL).filter(|name| listing.has(name)).map(|name| (*name).to_owned()));
         snapshot.missing = self.missing(client, address, &listing, &names)?;
-        let coming_tokenizer = set.first().copied().filter(|name| snapshot.is_missing(name));
-        Ok(FoundModel { snapshot, coming_tokenizer })
+        let unfetched_tokenizer = set.first().copied().filter(|name| snapshot.is_missing(name));
+        Ok(FoundModel { snapshot, unfetched_tokenizer })
     }
 
     /// The folder that has a model's config.json, and need have nothing else.

@@ -51,15 +51,16 @@ fn told(refusal: &Refusal, client: &Client, address: &Address, file: Option<&str
         ("GatedRepo", _) if client.has_token() => format!(
             "the {kind} {id} is gated, and the account of your token (HF_TOKEN) has no access: accept its terms at {page}"
         ),
-        ("GatedRepo", _) => format!(
-            "the {kind} {id} is gated: accept its terms at {page}, and set HF_TOKEN to a token of that account"
-        ),
+        ("GatedRepo", _) => {
+            format!("the {kind} {id} is gated: accept its terms at {page}, and set HF_TOKEN to a token of that account")
+        }
         ("RevisionNotFound", _) => format!(
             "the {kind} {id} has no revision {revision:?}; its branches and tags are listed at {page}/tree/main"
         ),
         ("EntryNotFound", _) => format!("the {kind} {address} has no file {:?}", file.unwrap_or_default()),
         (_, 401) if message.starts_with("Invalid credentials") => {
-            "the hub does not accept your token: make another in the settings of your account, and set HF_TOKEN to it".into()
+            "the hub does not accept your token: make another in the settings of your account, and set HF_TOKEN to it"
+                .into()
         }
         ("RepoNotFound", _) | (_, 401 | 404) => {
             let private = match client.has_token() {

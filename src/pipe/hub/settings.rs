@@ -68,14 +68,16 @@ mod tests {
 
     use super::*;
 
-    fn settings(pairs: &[(&str, &str)]) -> Settings {
+    type Pairs<'a> = &'a [(&'a str, &'a str)];
+
+    fn settings(pairs: Pairs) -> Settings {
         let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         Settings::read(&Variables::new(None, pairs))
     }
 
     #[test]
     fn the_cache_is_where_the_hub_says() {
-        let cases: [(&[(&str, &str)], &str); 6] = [
+        let cases: [(Pairs, &str); 6] = [
             (&[("HF_HUB_CACHE", "/a"), ("HF_HOME", "/b"), ("HOME", "/h")], "/a"),
             (&[("HF_HUB_CACHE", ""), ("HF_HOME", "/b"), ("HOME", "/h")], "/b/hub"),
             (&[("HF_HOME", "/b"), ("XDG_CACHE_HOME", "/x")], "/b/hub"),
@@ -101,10 +103,10 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("pipe-token-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let home = folder.to_str().unwrap();
-        let authorization = |pairs: &[(&str, &str)]| settings(pairs).token.map(|token| token.authorization());
+        let authorization = |pairs: Pairs| settings(pairs).token.map(|token| token.authorization());
         assert_eq!(authorization(&[("HF_HOME", home)]), None);
         std::fs::write(folder.join("token"), " stored\n").unwrap();
-        let cases: [(&[(&str, &str)], Option<&str>); 5] = [
+        let cases: [(Pairs, Option<&str>); 5] = [
             (&[("HF_HOME", home)], Some("Bearer stored")),
             (&[("HF_HOME", home), ("HF_TOKEN", "own")], Some("Bearer own")),
             (&[("HF_HOME", "/nowhere"), ("HF_TOKEN_PATH", &format!("{home}/token"))], Some("Bearer stored")),

@@ -219,7 +219,8 @@ fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
     let config = match &draft.from {
         None => pipeline.model.config.clone()?,
         Some(from) => {
-            let folder = config_folder(from, Reach::Check).inspect_err(|reason| eprintln!("note: no batch computed: {reason}"));
+            let folder =
+                config_folder(from, Reach::Check).inspect_err(|reason| eprintln!("note: no batch computed: {reason}"));
             load::read_config(&folder.ok()?)?
         }
     };

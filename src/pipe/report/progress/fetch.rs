@@ -50,7 +50,8 @@ impl FetchProgress {
         bar.reset_eta();
         bar.enable_steady_tick(Duration::from_millis(250));
         let (done, now) = (sizes.into_iter().map(|file| file.0).collect(), Instant::now());
-        *lock(&self.state) = Some(State { name: name.to_owned(), bar, done, before, total, began: now, last_line: now });
+        *lock(&self.state) =
+            Some(State { name: name.to_owned(), bar, done, before, total, began: now, last_line: now });
     }
 
     /// File number `index` has come so far.
