@@ -18,7 +18,7 @@ libtorch:
 minilm:
 	-tests/fetch-minilm target/minilm
 
-# A tracking server and a reader of event files, from PyPI by name, once. Tests that need them are skipped where they cannot be had.
+# A tracking server, a reader of event files and a client of the hub, from PyPI by name, once. Tests that need them are skipped where they cannot be had.
 mlflow:
 	-tests/fetch-packages tests/mlflow.txt target/mlflow "MLflow and TensorBoard (40 MB, once)"
 

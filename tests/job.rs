@@ -101,6 +101,20 @@ fn main() {
             (0..number).for_each(|_| eprintln!("{line}"));
         }
         "probe" => probe(),
+        // Reads the data and the weights of the model that it was given.
+        "read" => {
+            let list = |rest: &str| rest.split([']', '}']).next().unwrap_or_default().to_owned();
+            let train = spec.split("\"train\":").skip(1).map(list).find(|text| text.contains("/snapshots/")).unwrap_or_default();
+            let from = spec.split("\"from\":").nth(1).and_then(|rest| rest.split('"').nth(1)).unwrap_or_default();
+            let data = train.split('"').filter(|text| text.ends_with(".jsonl")).map(str::to_owned);
+            for path in data.chain([format!("{from}/model.safetensors")]) {
+                match fs::read(&path) {
+                    Ok(bytes) => eprintln!("{path}: {} bytes", bytes.len()),
+                    Err(error) => eprintln!("{path}: {error}"),
+                }
+            }
+            steps(3);
+        }
         other => panic!("JOB is {other:?}"),
     }
 }

@@ -14,6 +14,10 @@ mod cuda;
 #[path = "runner/engines.rs"]
 mod engines;
 mod harness;
+#[path = "runner/hub.rs"]
+mod hub;
+#[path = "harness/hub.rs"]
+mod hub_server;
 #[path = "runner/images.rs"]
 mod images;
 #[path = "runner/leaving.rs"]
@@ -63,6 +67,7 @@ fn main() -> ExitCode {
     cuda::tests(&mut suite);
     reproducing::tests(&mut suite);
     starting::tests(&mut suite);
+    hub::tests(&mut suite);
     watching::tests(&mut suite);
     suite.run()
 }

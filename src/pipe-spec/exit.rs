@@ -9,7 +9,7 @@ pub enum PipeExit {
     Usage = 2,
     /// The pipeline file is invalid, or what it names (data, model, tokenizer) is.
     Invalid = 3,
-    /// No container engine answers, or a GPU was asked for and is not there.
+    /// No container engine answers, a GPU was asked for and is not there, or the hub has to be asked and cannot.
     Unavailable = 4,
     ImageBuild = 5,
     TrainingFailed = 6,

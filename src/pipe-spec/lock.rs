@@ -25,6 +25,8 @@ pub struct Lock {
     pub tokenizer: Option<LockedFile>,
     /// Of `model.from`: what the trainer reads of it.
     pub model: Vec<LockedFile>,
+    /// The repositories of the Hugging Face hub that any of these files came from.
+    pub hub: Vec<LockedRepository>,
     pub commit: Option<Commit>,
     /// Its version, as the trainer tells it.
     pub libtorch: Option<String>,
@@ -58,6 +60,16 @@ pub struct LockedFile {
     pub hash: String,
     /// Bytes.
     pub size: u64,
+}
+
+/// A repository of the hub, and the commit that its revision named when the run began.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockedRepository {
+    /// `owner/name` of a model, `datasets/owner/name` of a data set.
+    pub name: String,
+    /// The branch, tag or commit that the pipeline names.
+    pub revision: String,
+    pub commit: String,
 }
 
 /// Of the work tree that the run was started in.

@@ -30,7 +30,8 @@ struct Cli {
     verbose: u8,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 unexpected, 2 usage, 3 pipeline invalid, 4 engine or GPU unavailable, \
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 unexpected, 2 usage, 3 pipeline invalid, 4 engine, GPU or hub unavailable, \
 5 image build failed, 6 training failed, 7 out of memory and no retry left, 130 interrupted.
 
 Files: runs lie in ./runs, or where PIPE_RUNS says. PIPE_TRAINER names the trainer program, PIPE_CACHE the folder for \
@@ -292,6 +293,7 @@ impl RunArgs {
             detach,
             choices: Choices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue },
             json: self.json,
+            pins: Vec::new(),
             quiet,
         }
     }

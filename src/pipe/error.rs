@@ -17,6 +17,19 @@ pub enum Error {
     #[error("{}", invalid_text(path, problems))]
     Invalid { path: PathBuf, problems: Problems },
 
+    #[error("the Hugging Face hub ({host}) gives no usable answer: {reason}")]
+    Hub { host: String, reason: String },
+    #[error("{what} is not in the hub cache {cache}, or not all of it, and {variable} forbids to fetch it", cache = cache.display())]
+    HubOffline { what: String, cache: PathBuf, variable: &'static str, command: String },
+    #[error(
+        "{file} of {repository} is not what the hub says it is: its hash should be {expected}, and is {found}; it was removed"
+    )]
+    WrongContent { file: String, repository: String, expected: String, found: String },
+    #[error("cannot write {path} of the hub cache: {source}", path = path.display())]
+    HubCache { path: PathBuf, source: std::io::Error },
+    #[error("{needed} are to be fetched into the hub cache {folder}, and {free} are free there", folder = folder.display())]
+    NoSpace { folder: PathBuf, needed: String, free: String },
+
     #[error("no container engine answers: {reason}")]
     NoEngine { reason: String, hint: String },
     #[error("{engine} said: {source}")]
@@ -102,7 +115,9 @@ impl Error {
             Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } | Self::Unwell { .. } => {
                 PipeExit::Unavailable
             }
-            Self::NoCuda { .. } => PipeExit::Unavailable,
+            Self::NoCuda { .. } | Self::Hub { .. } | Self::HubOffline { .. } | Self::WrongContent { .. } => {
+                PipeExit::Unavailable
+            }
             Self::NotReproducible { .. } => PipeExit::Invalid,
             Self::NotReproduced { .. } => PipeExit::TrainingFailed,
             Self::MissingLibrary { .. } | Self::NotElf { .. } | Self::ImageBuild { .. } | Self::NoImage { .. } => {
@@ -121,7 +136,10 @@ impl Error {
             Self::RunEnded { code, .. } => *code,
             Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } => PipeExit::Unexpected,
             Self::NoPlan { .. } => PipeExit::Invalid,
-            Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
+            Self::Read { .. } | Self::Write { .. } | Self::NoSpace { .. } | Self::HubCache { .. } => {
+                PipeExit::Unexpected
+            }
+            Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
         }
     }
 
@@ -132,6 +150,22 @@ impl Error {
             Self::Engine { source, .. } if is_refused(source) => {
                 Some("a setting under `container` is not one that this machine or its engine can give".to_owned())
             }
+            Self::Hub { .. } => Some(
+                "try again later: the next run continues with what was fetched; behind a proxy set HTTPS_PROXY, for a mirror \
+                 HF_ENDPOINT"
+                    .to_owned(),
+            ),
+            Self::HubOffline { variable, command, .. } => {
+                Some(format!("unset {variable}, or fetch it where there is a network: {command}"))
+            }
+            Self::WrongContent { .. } => Some(
+                "try again; if it stays so, what lies between you and the hub (a proxy, a mirror in HF_ENDPOINT) changes files"
+                    .to_owned(),
+            ),
+            Self::NoSpace { .. } => Some(
+                "free some space, or choose another folder with HF_HUB_CACHE; what was fetched so far is kept".to_owned(),
+            ),
+            Self::HubCache { .. } => Some("make it writable, or choose another folder with HF_HUB_CACHE".to_owned()),
             Self::NoGpu { .. } => Some("mend one of these, or set container.gpus to 0 or auto".to_owned()),
             Self::Capability { .. } => Some(
                 "build the trainer with a libtorch for this card and name it in PIPE_TRAINER, take another card, or train on \

@@ -1,12 +1,21 @@
-//! What a pipeline names must be there before anything is started: data, tokenizer, model, Dockerfile.
+//! What a pipeline names must be there before anything is started: data, tokenizer, model, Dockerfile. What lies on the
+//! hub is fetched once everything else is known to be good.
+
+mod remote;
 
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Image, Paths, Pipeline, Problems, Task};
+use pipe_spec::lock::LockedRepository;
+use pipe_spec::model_folder::CONFIG;
+use pipe_spec::pipeline::{Arch, Image, Paths, Pipeline, Problems, Task};
 use pipe_spec::{Variables, variables};
 
-use crate::hub::{self, Hub, Snapshot};
+use crate::error::Error;
+use crate::hub::{DataAddress, Failure, Hub, Reach, Snapshot, Wanted};
+use crate::model_files::Weights;
 use crate::run::absolute;
+pub use remote::config_folder;
+use remote::{Source, in_repository};
 
 /// A file or folder that the job reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +49,18 @@ pub struct Inputs {
     /// Absent where nothing is read as text.
     pub tokenizer: Option<Input>,
     pub model: Option<Input>,
+    /// The repositories of the hub that any of them came from.
+    pub hub: Vec<LockedRepository>,
+    /// Whether all of them are on this machine. What is only checked is not fetched from the hub.
+    pub all_local: bool,
+}
+
+/// Why the inputs of a pipeline cannot be had.
+pub enum NotFound {
+    /// The pipeline names something that is not there, or not what it should be.
+    Problems(Problems),
+    /// Not the pipeline's fault.
+    Error(Error),
 }
 
 impl Inputs {
@@ -47,51 +68,88 @@ impl Inputs {
         self.train.iter().chain(&self.eval).chain(&self.tokenizer).chain(&self.model)
     }
 
-    /// Finds everything, or says all that is missing.
-    pub fn find(pipeline: &Pipeline, known: &Variables) -> Result<Self, Problems> {
-        let mut finder = Finder { known, problems: Problems::default() };
+    /// Finds everything, or says all that is missing. Fetches from the hub what `hub` reaches for, after everything else was
+    /// found.
+    pub fn find(pipeline: &Pipeline, known: &Variables, hub: &Hub) -> Result<Self, NotFound> {
+        let mut finder = Finder::new(known, hub);
         let task = pipeline.model.arch.task();
         let train = finder.data("data.train", &pipeline.data.train, task);
         let eval = pipeline.data.eval.as_ref().map_or(Vec::new(), |paths| finder.data("data.eval", paths, task));
-        let model = pipeline.model.from.as_ref().map(|from| finder.model(from));
         let is_text = |input: &Input| input.host.extension().is_none_or(|ending| ending != "safetensors");
-        let tokenizer = (task.reads_text() && train.iter().chain(&eval).any(is_text))
+        let reads_text = task.reads_text() && train.iter().chain(&eval).any(is_text);
+        let own_tokenizer = reads_text && pipeline.data.tokenizer.is_none();
+        let from = pipeline.model.from.as_ref();
+        let model = from.and_then(|from| finder.model(from, pipeline.model.arch, own_tokenizer));
+        let unfetched = finder.unfetched_tokenizer;
+        // Of a model that is not there nothing more is said.
+        let is_lost = own_tokenizer && from.is_some() && model.is_none();
+        let mut tokenizer = (reads_text && unfetched.is_none() && !is_lost)
             .then(|| finder.tokenizer(pipeline, model.as_ref(), train.first()));
-        if let Some(Image::Dockerfile(path)) = &pipeline.container.image
-            && !Path::new(path).is_file()
-        {
-            finder.problem("container.image", format!("no such file: {path}"));
-        }
-        for (index, mount) in pipeline.container.mounts.iter().enumerate() {
-            let input = finder.input(&mount.host, &mount.container);
-            if !input.host.exists() {
-                let place = format!("container.mounts.{index}.host");
-                finder.problem(&place, format!("no such file or folder: {}", mount.host));
+        finder.container(pipeline);
+        finder.check()?;
+        let missing = std::mem::take(&mut finder.missing);
+        let all_local = missing.is_empty() || hub.reach() == Reach::All;
+        if hub.reach() == Reach::All {
+            if let Err(unfetched) = hub.fetch(&missing) {
+                finder.failed(if unfetched.is_data { "data" } else { "model.from" }, unfetched.failure);
+                finder.check()?;
             }
+            hub.tell(&finder.repositories);
         }
-        if finder.problems.is_empty() { Ok(Self { train, eval, tokenizer, model }) } else { Err(finder.problems) }
-    }
-}
-
-/// Where the model `from` lies, which need have no weights.
-pub fn model_folder(from: &str, known: &Variables) -> Result<PathBuf, String> {
-    let finder = Finder { known, problems: Problems::default() };
-    let folder = finder.input(from, "").host;
-    match finder.snapshot(from, &folder) {
-        None => Ok(folder),
-        Some(Ok(snapshot)) => Ok(in_repository(snapshot).host),
-        Some(Err(message)) => Err(format!("no such folder: {from}; {message}")),
+        match (unfetched, &model) {
+            (Some(name), Some(model)) if !all_local => tokenizer = Some(inside(model, name)),
+            (Some(_), model) => tokenizer = Some(finder.tokenizer(pipeline, model.as_ref(), train.first())),
+            (None, _) => {}
+        }
+        finder.check()?;
+        Ok(Self { train, eval, tokenizer, model, hub: finder.repositories, all_local })
     }
 }
 
 struct Finder<'a> {
     known: &'a Variables,
+    hub: &'a Hub,
     problems: Problems,
+    /// The first that is not the pipeline's fault.
+    error: Option<Error>,
+    /// What is to be fetched.
+    missing: Vec<Wanted>,
+    repositories: Vec<LockedRepository>,
+    /// The model's own tokenizer, where it is still to be fetched.
+    unfetched_tokenizer: Option<&'static str>,
 }
 
-impl Finder<'_> {
+impl<'a> Finder<'a> {
+    fn new(known: &'a Variables, hub: &'a Hub) -> Self {
+        let (problems, missing, repositories) = (Problems::default(), Vec::new(), Vec::new());
+        Self { known, hub, problems, error: None, missing, repositories, unfetched_tokenizer: None }
+    }
+
     fn problem(&mut self, path: &str, message: String) {
         self.problems.push(None, path, message);
+    }
+
+    fn failed(&mut self, path: &str, failure: Failure) {
+        match failure {
+            Failure::Named(message) => self.problem(path, message),
+            Failure::Error(error) => drop(self.error.get_or_insert(error)),
+        }
+    }
+
+    /// What was found so far is good. Problems are told before errors: the user can do something about them.
+    fn check(&mut self) -> Result<(), NotFound> {
+        if !self.problems.is_empty() {
+            return Err(NotFound::Problems(std::mem::take(&mut self.problems)));
+        }
+        self.error.take().map_or(Ok(()), |error| Err(NotFound::Error(error)))
+    }
+
+    /// What is used of a repository of the hub.
+    fn take(&mut self, snapshot: &Snapshot) {
+        self.missing.extend(snapshot.missing.iter().cloned());
+        if !self.repositories.contains(&snapshot.locked) {
+            self.repositories.push(snapshot.locked.clone());
+        }
     }
 
     fn input(&self, text: &str, mounted: impl Into<PathBuf>) -> Input {
@@ -111,6 +169,10 @@ impl Finder<'_> {
         let part = place.trim_start_matches("data.");
         let mut inputs = Vec::new();
         for (index, text) in paths.0.iter().enumerate() {
+            if DataAddress::is_meant(text) {
+                inputs.extend(self.hub_data(place, text, task));
+                continue;
+            }
             let target = PathBuf::from(format!("/pipe/data/{part}/{index}"));
             let name = Path::new(text).file_name().unwrap_or_default();
             let mut input = self.input(text, target.join(name));
@@ -158,39 +220,67 @@ impl Finder<'_> {
         names.iter().map(file).collect()
     }
 
-    fn model(&mut self, from: &str) -> Input {
+    fn model(&mut self, from: &str, arch: Arch, tokenizer: bool) -> Option<Input> {
         let folder = self.input(from, "/pipe/model");
-        let input = match self.snapshot(from, &folder.host) {
-            None => folder,
-            Some(Ok(snapshot)) => in_repository(snapshot),
-            Some(Err(message)) => {
-                self.problem("model.from", format!("no such folder: {from}; {message}"));
-                return folder;
+        let address = match Source::of(from, &folder.host) {
+            Source::Folder => {
+                self.model_in(&folder, from);
+                return Some(folder);
             }
+            Source::Nothing(message) => {
+                self.problem("model.from", message);
+                return None;
+            }
+            Source::Hub(address) => address,
         };
-        let has = |name: &str| input.host.join(name).is_file();
-        if !has("config.json") {
-            let message = format!("{from} has no config.json; it must be a folder in Hugging Face layout");
-            self.problem("model.from", message);
-        } else if !has("model.safetensors") && !has("model.safetensors.index.json") {
-            self.problem("model.from", format!("{from} has no weights: neither model.safetensors nor its index"));
+        match self.hub.model(&address, arch, tokenizer) {
+            Ok(found) => {
+                self.take(&found.snapshot);
+                self.unfetched_tokenizer = found.unfetched_tokenizer;
+                Some(in_repository(&found.snapshot, &remote::names_in(&found.snapshot.folder())))
+            }
+            Err(failure) => {
+                self.failed("model.from", failure);
+                None
+            }
         }
-        input
     }
 
-    /// What the hub cache has for a model that is not a folder.
-    fn snapshot(&self, from: &str, folder: &Path) -> Option<Result<Snapshot, String>> {
-        if folder.is_dir() {
-            return None;
+    fn model_in(&mut self, folder: &Input, from: &str) {
+        let has = |name: &str| folder.host.join(name).is_file();
+        if !has(CONFIG) {
+            let message = format!("{from} has no {CONFIG}; it must be a folder in Hugging Face layout");
+            return self.problem("model.from", message);
         }
-        Some(if hub::is_id(from) {
-            Hub::from_environment(self.known).find(from)
-        } else if variables::names(from).next().is_some() {
-            // The value of a variable is not written to disk, as the path of a snapshot is.
-            Err("a hub id has no variables in it".to_owned())
-        } else {
-            Err("give a folder in Hugging Face layout, or a hub id: owner/name".to_owned())
-        })
+        let Some(weights) = Weights::find(has) else {
+            let expected = Weights::expected();
+            return self.problem("model.from", format!("{from} has no weights in a format that is known: {expected}"));
+        };
+        match weights.files(&folder.host).as_deref() {
+            None => self.problem("model.from", format!("{from}: {} cannot be read", weights.name())),
+            Some(names) => {
+                if let Some(absent) = names.iter().find(|name| !has(name)) {
+                    let message = format!("{from} has no {absent}, which {} names", weights.name());
+                    self.problem("model.from", message);
+                }
+            }
+        }
+    }
+
+    /// What the container is made of.
+    fn container(&mut self, pipeline: &Pipeline) {
+        if let Some(Image::Dockerfile(path)) = &pipeline.container.image
+            && !Path::new(path).is_file()
+        {
+            self.problem("container.image", format!("no such file: {path}"));
+        }
+        for (index, mount) in pipeline.container.mounts.iter().enumerate() {
+            let input = self.input(&mount.host, &mount.container);
+            if !input.host.exists() {
+                let place = format!("container.mounts.{index}.host");
+                self.problem(&place, format!("no such file or folder: {}", mount.host));
+            }
+        }
     }
 
     fn tokenizer(&mut self, pipeline: &Pipeline, model: Option<&Input>, first: Option<&Input>) -> Input {
@@ -217,15 +307,13 @@ impl Finder<'_> {
     }
 }
 
-/// The files of a snapshot are links to others of its repository, so the repository is mounted.
-fn in_repository(snapshot: Snapshot) -> Input {
-    let target = PathBuf::from("/pipe/model-repo");
-    let host = snapshot.repository.join(&snapshot.path);
+/// A file of a folder, which is mounted by itself.
+fn inside(folder: &Input, name: &str) -> Input {
     Input {
-        written: host.clone(),
-        host,
-        mounted: target.join(snapshot.path),
-        mount: Some(Mount { host: snapshot.repository, target }),
+        host: folder.host.join(name),
+        written: folder.written.join(name),
+        mounted: folder.mounted.join(name),
+        mount: None,
     }
 }
 

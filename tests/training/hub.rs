@@ -45,7 +45,7 @@ fn folder(model: &str, files: &[(&str, Vec<u8>)]) -> Folder {
          train: {{steps: 2, batch: 8, optimizer: {{lr: 2.0e-3}}}}\ncontainer: {{gpus: 0, cpus: 1}}\n"
     );
     folder.write("hub.yaml", pipeline).write("train.jsonl", read("train.jsonl"));
-    folder.env("HF_HUB_CACHE", cache.display())
+    folder.env("HF_HUB_CACHE", cache.display()).env("HF_HUB_OFFLINE", "1")
 }
 
 fn whole() -> Vec<(&'static str, Vec<u8>)> {
@@ -86,19 +86,15 @@ fn found(engine: &str, files: fn() -> Vec<(&'static str, Vec<u8>)>) {
 }
 
 fn refused() {
-    let refused = |model: &str, files: &[(&str, Vec<u8>)], text: &str| {
+    let refused = |model: &str, files: &[(&str, Vec<u8>)], code: i32, text: &str| {
         let folder = folder(model, files);
-        folder.pipe(&["run", "hub.yaml"]).exits(3).says(text);
+        folder.pipe(&["run", "hub.yaml"]).exits(code).says(text);
         assert!(!folder.has_runs());
         folder
     };
-    let folder = refused("some-org/other", &whole(), "`hf download some-org/other` would fetch it");
-    let cache = folder.path().join("hub").display().to_string();
-    folder
-        .pipe(&["check", "hub.yaml"])
-        .exits(3)
-        .says(&format!("model.from: no such folder: some-org/other; nor is it in the hub cache {cache}"));
-    refused("some-org/tiny-t5", &[], "is incomplete; `hf download some-org/tiny-t5` mends it");
-    refused("some-org/tiny-t5", &whole()[..2], "some-org/tiny-t5 has no weights");
-    refused("nowhere", &whole(), "no such folder: nowhere; give a folder in Hugging Face layout, or a hub id");
+    let folder = refused("some-org/other", &whole(), 4, "some-org/other is not in the hub cache");
+    folder.pipe(&["check", "hub.yaml"]).exits(4).says("hf download some-org/other");
+    refused("some-org/tiny-t5", &[], 4, "or not all of it, and HF_HUB_OFFLINE forbids to fetch it");
+    refused("some-org/tiny-t5", &whole()[..2], 4, "or not all of it, and HF_HUB_OFFLINE forbids to fetch it");
+    refused("nowhere", &whole(), 3, "no such folder: nowhere; give a folder in Hugging Face layout, or a hub id");
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 #[serde(deny_unknown_fields)]
 pub struct Data {
     /// .jsonl, .csv, .txt, .safetensors (what of these depends on the task), a folder of them, or a list; relative to the
-    /// working directory.
+    /// working directory. On the hub: hf://datasets/owner/name/path, where the path may be a file, a folder or a pattern.
     pub train: Paths,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<Paths>,

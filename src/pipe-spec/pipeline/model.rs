@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 #[serde(deny_unknown_fields)]
 pub struct Model {
     pub arch: Arch,
-    /// A folder in Hugging Face layout, or a hub id found in the local hub cache.
+    /// A folder in Hugging Face layout, or a hub id (owner/name, owner/name@revision), which is fetched where the hub cache
+    /// does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Instead of `from`: train from scratch, keys as in the model's config.json.

@@ -5,11 +5,13 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::error::Error;
-use crate::load;
-use crate::report::{print, print_json};
+use crate::hub::Reach;
+use crate::load::{self, Request};
+use crate::report::{Reporter, print, print_json};
 
 pub fn run(file: &Path, set: &[String], as_json: bool) -> Result<(), Error> {
-    let result = load::load(file, set);
+    let request = Request { file: file.to_owned(), set: set.to_vec(), reach: Reach::Check, pins: Vec::new() };
+    let result = load::load(&request, Reporter::new(as_json, false).fetch_progress());
     if as_json {
         match &result {
             Ok(_) => print_json(&json!({ "valid": true, "problems": [] })),

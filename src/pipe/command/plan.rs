@@ -9,7 +9,7 @@ use crate::card::Card;
 use crate::error::Error;
 use crate::forecast::{Forecast, Forecaster, Target, cards};
 use crate::load;
-use crate::report::{Table, grouped, print, print_json};
+use crate::report::{Reporter, Table, grouped, print, print_json};
 
 pub struct Options {
     pub file: PathBuf,
@@ -21,7 +21,7 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<(), Error> {
     let parsed = load::parse(&options.file, &options.set)?;
-    let config = load::planned_config(&parsed)?;
+    let config = load::planned_config(&parsed, Reporter::new(options.json, false).fetch_progress())?;
     let card = target(options, &parsed.pipeline)?;
     let forecast = Forecaster::new(&parsed.pipeline, &config)
         .forecast(card)

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use pipe_spec::lock::LockedRepository;
 use pipe_spec::pipeline::{EngineKind, Image, Pipeline};
 use pipe_spec::{Lock, RunFolder, Status};
 use serde_json::{Value, json};
@@ -10,8 +11,10 @@ use crate::compare::{Comparison, Promise, judge};
 use crate::drive::Chosen;
 use crate::engine::docker::DockerEngine;
 use crate::error::Error;
+use crate::hub::Reach;
 use crate::image;
-use crate::load::{self, Loaded};
+use crate::interrupt::Interrupts;
+use crate::load::{self, Loaded, Request};
 use crate::lock::{self, Difference, Effect};
 use crate::plan::{Job, Plan};
 use crate::report::{Reporter, print, print_json};
@@ -37,9 +40,14 @@ pub fn run(options: &Options) -> Result<(), Error> {
     load::go_to(&first.state.cwd)?;
     let reporter = Reporter::new(options.json, options.quiet);
     let engine = if first.state.engine == "process" { EngineKind::Process } else { EngineKind::Docker };
-    let loaded = load::load(&folder.resolved(), &[])?;
     let then = lock::read(&folder);
-    let now = super::runtime()?.block_on(lock_now(&loaded, &folder, engine, &reporter))?;
+    let pins = load::pins(then.as_ref());
+    let request = Request { file: folder.resolved(), set: Vec::new(), reach: Reach::All, pins };
+    let (loaded, now) = super::runtime()?.block_on(async {
+        let loaded = load::load_interruptibly(request, &reporter, &mut Interrupts::listen()?).await?;
+        let now = lock_now(&loaded, &folder, engine, &reporter).await?;
+        Ok::<_, Error>((loaded, now))
+    })?;
     if !now.variables.is_empty() {
         let names = now.variables.join(", ");
         reporter.note(&format!("variables are read as they are now, a lock has no values of them: {names}"));
@@ -53,7 +61,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     }
     refused?;
 
-    let again = rerun(&first, engine, options)?;
+    let again = rerun(&first, engine, load::pins(then.as_ref()), options)?;
     let comparison = Comparison::of(&folder, &again.folder());
     let promise = Promise {
         deterministic: loaded.pipeline.train.deterministic,
@@ -138,7 +146,7 @@ fn refuse(
 }
 
 /// The same pipeline as a new run, from its first settings: what the ledger has learned since is not asked.
-fn rerun(first: &Listed, engine: EngineKind, options: &Options) -> Result<Listed, Error> {
+fn rerun(first: &Listed, engine: EngineKind, pins: Vec<LockedRepository>, options: &Options) -> Result<Listed, Error> {
     let before: BTreeSet<String> = run::list()?.into_iter().map(|listed| listed.state.id).collect();
     let result = super::run::run(super::run::Options {
         job: Job::Train,
@@ -150,6 +158,7 @@ fn rerun(first: &Listed, engine: EngineKind, options: &Options) -> Result<Listed
         resume: false,
         detach: false,
         choices: Choices { ignore_ledger: true, no_queue: first.state.no_queue },
+        pins,
         json: false,
         // stdout is for the verdict alone.
         quiet: options.quiet || options.json,

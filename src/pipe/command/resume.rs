@@ -7,8 +7,9 @@ use crate::compare::paths_that_differ;
 use crate::detach;
 use crate::drive::{Chosen, Driver};
 use crate::error::Error;
+use crate::hub::Reach;
 use crate::interrupt::Interrupts;
-use crate::load::{self, Loaded};
+use crate::load::{self, Loaded, Request};
 use crate::lock;
 use crate::report::{Reporter, print};
 use crate::run::{self, Listed, Run, write_whole};
@@ -54,7 +55,9 @@ pub async fn go_on(
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
     let run = Run::take_over(found)?;
-    let loaded = load::load(&run.folder.resolved(), set)?;
+    let pins = load::pins(lock::read(&run.folder).as_ref());
+    let request = Request { file: run.folder.resolved(), set: set.to_vec(), reach: Reach::All, pins };
+    let loaded = load::load_interruptibly(request, reporter, interrupts).await?;
     drive(run, &loaded, !set.is_empty(), reporter, interrupts).await
 }
 

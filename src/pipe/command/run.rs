@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use pipe_spec::Status;
 use pipe_spec::event::Fitted;
+use pipe_spec::lock::LockedRepository;
 use pipe_spec::pipeline::EngineKind;
 use pipe_spec::text::human_bytes;
 use serde_json::json;
@@ -12,8 +13,10 @@ use super::resume;
 use crate::detach;
 use crate::drive::{Chosen, Driver};
 use crate::error::Error;
+use crate::hub::Reach;
 use crate::interrupt::Interrupts;
-use crate::load::{self, Loaded};
+use crate::load::{self, Loaded, Request};
+use crate::lock;
 use crate::plan::Job;
 use crate::report::{Reporter, print, print_json};
 use crate::run::{self, Choices, Listed, Run};
@@ -31,27 +34,45 @@ pub struct Options {
     /// To go on in the background.
     pub detach: bool,
     pub choices: Choices,
+    /// The commits of the hub's repositories, where a branch is not to be followed.
+    pub pins: Vec<LockedRepository>,
     pub json: bool,
     pub quiet: bool,
 }
 
 pub fn run(mut options: Options) -> Result<(), Error> {
     options.set.extend(options.name.take().map(|name| format!("name={name:?}")));
-    let loaded = load::load(&options.file, &options.set)?;
-    super::runtime()?.block_on(start(&options, &loaded))
+    super::runtime()?.block_on(start(&options))
 }
 
-async fn start(options: &Options, loaded: &Loaded) -> Result<(), Error> {
+async fn start(options: &Options) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.json, options.quiet);
-    if let Some(found) = unfinished(options, loaded, &reporter)? {
-        if options.detach {
-            resume::go_on_here_detached(&found, loaded)?;
-            say_where(&found.state.id, &found.folder, options.json, options.quiet);
-            return Ok(());
+    let load = async |pins: Vec<LockedRepository>, interrupts: &mut Interrupts| {
+        let reach = if options.dry_run { Reach::Check } else { Reach::All };
+        let request = Request { file: options.file.clone(), set: options.set.clone(), reach, pins };
+        load::load_interruptibly(request, &reporter, interrupts).await
+    };
+    let mut loaded;
+    match unfinished(options)? {
+        None => loaded = load(options.pins.clone(), &mut interrupts).await?,
+        Some(found) => {
+            // It keeps the commits that it began with.
+            loaded = load(load::pins(lock::read(&found.folder()).as_ref()), &mut interrupts).await?;
+            let (id, status) = (&found.state.id, found.state.status.name());
+            match resume::obstacle(&found, &loaded, &reporter)? {
+                None => {
+                    reporter.note(&format!("resuming run {id} ({status})"));
+                    return go_on(options, &found, &loaded, &mut reporter, &mut interrupts).await;
+                }
+                Some(why) => {
+                    reporter.note(&format!("starting a new run: {id} ({status}) cannot go on, {why}"));
+                    loaded = load(options.pins.clone(), &mut interrupts).await?;
+                }
+            }
         }
-        return resume::go_on_here(&found, loaded, &mut reporter, &mut interrupts).await;
     }
+    let loaded = &loaded;
     let engine = Chosen::choose(options.engine.or(loaded.pipeline.engine), &reporter).await?;
     // What cannot be had is said before there is a run.
     engine.check(&loaded.pipeline.container)?;
@@ -82,25 +103,29 @@ async fn start(options: &Options, loaded: &Loaded) -> Result<(), Error> {
     }
 }
 
-/// The newest run of this pipeline, where that is asked for and it can go on.
-fn unfinished(options: &Options, loaded: &Loaded, reporter: &Reporter) -> Result<Option<Listed>, Error> {
+/// The newest run of this pipeline, where that is asked for and it has not finished.
+fn unfinished(options: &Options) -> Result<Option<Listed>, Error> {
     if !options.resume {
         return Ok(None);
     }
-    let name = loaded.pipeline.name.as_str();
+    let name = load::parse(&options.file, &options.set)?.pipeline.name;
     let newest = run::list()?.into_iter().find(|run| run.state.name == name && run.damage.is_empty());
-    let Some(found) = newest.filter(|run| run.state.status != Status::Finished) else { return Ok(None) };
-    let (id, status) = (&found.state.id, found.state.status.name());
-    match resume::obstacle(&found, loaded, reporter)? {
-        None => {
-            reporter.note(&format!("resuming run {id} ({status})"));
-            Ok(Some(found))
-        }
-        Some(why) => {
-            reporter.note(&format!("starting a new run: {id} ({status}) cannot go on, {why}"));
-            Ok(None)
-        }
+    Ok(newest.filter(|run| run.state.status != Status::Finished))
+}
+
+async fn go_on(
+    options: &Options,
+    found: &Listed,
+    loaded: &Loaded,
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(), Error> {
+    if options.detach {
+        resume::go_on_here_detached(found, loaded)?;
+        say_where(&found.state.id, &found.folder, options.json, options.quiet);
+        return Ok(());
     }
+    resume::go_on_here(found, loaded, reporter, interrupts).await
 }
 
 /// A run goes on in the background: how to come back to it.

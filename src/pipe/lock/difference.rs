@@ -6,7 +6,7 @@
 //! pipeline does nothing to a computation that is otherwise the same: it is told, and that is all.
 
 use pipe_spec::Lock;
-use pipe_spec::lock::{Commit, LockedFile, Program};
+use pipe_spec::lock::{Commit, LockedFile, LockedRepository, Program};
 use serde::Serialize;
 
 /// What a difference does to the result.
@@ -40,6 +40,12 @@ pub fn differences(first: &Lock, second: &Lock) -> Vec<Difference> {
         found.files("data.eval", &first.eval, &second.eval);
         found.files("tokenizer", first.tokenizer.as_slice(), second.tokenizer.as_slice());
         found.files("model", &first.model, &second.model);
+    }
+    for one in &first.hub {
+        let same = |other: &&LockedRepository| other.name == one.name && other.revision == one.revision;
+        let other = second.hub.iter().find(same).map(|other| &other.commit);
+        // What came of it is told by its files.
+        found.known(&one.name, Effect::None, &Some(&one.commit), &other, |commit| short(commit));
     }
     found.program(&first.on, &second.on);
     found.known("libtorch", Effect::Forbids, &first.libtorch, &second.libtorch, Clone::clone);
@@ -173,6 +179,7 @@ mod tests {
             eval: vec![file("/a/eval", "3")],
             tokenizer: Some(file("/a/tokenizer.json", "4")),
             model: vec![file("/m/config.json", "5"), file("/m/model.safetensors", "6")],
+            hub: vec![LockedRepository { name: "o/n".into(), revision: "main".into(), commit: "1".repeat(40) }],
             commit: Some(Commit { id: "c0ffee".to_owned(), dirty: false }),
             libtorch: text("2.11.0"),
             device: text("H200"),
@@ -192,7 +199,7 @@ mod tests {
     fn each_difference_has_its_effect() {
         use Effect::{Forbids, None as Nothing, Rounding};
         type Change = fn(&mut Lock);
-        let cases: [(Change, &str, Effect); 20] = [
+        let cases: [(Change, &str, Effect); 21] = [
             (|lock| lock.resolved = Some("x".into()), "settings", Forbids),
             (|lock| lock.seed = Some(2), "seed", Forbids),
             (|lock| lock.train[1].hash = "x".into(), "data.train", Forbids),
@@ -201,6 +208,7 @@ mod tests {
             (|lock| lock.eval.clear(), "data.eval", Forbids),
             (|lock| lock.tokenizer = None, "tokenizer", Forbids),
             (|lock| lock.model[0].hash = "x".into(), "model", Forbids),
+            (|lock| lock.hub[0].commit = "2".repeat(40), "o/n", Nothing),
             (|lock| lock.on.trainer = Some("x".into()), "trainer", Forbids),
             (|lock| lock.on.libraries = Some("x".into()), "libraries", Forbids),
             (|lock| lock.on.image = Some("x".into()), "program", Forbids),

@@ -18,6 +18,7 @@ use crate::card::Card;
 use crate::digests::Digests;
 use crate::error::Error;
 use crate::image;
+use crate::model_files;
 use crate::plan::Plan;
 use crate::preflight::{Input, Inputs};
 use crate::report::Reporter;
@@ -52,6 +53,7 @@ pub fn collect(on: &Value, folder: &RunFolder, plan: &Plan, reporter: &Reporter)
         eval: Vec::new(),
         tokenizer: None,
         model: Vec::new(),
+        hub: Vec::new(),
         commit: commit::of(Path::new(".")),
         libtorch: None,
         device: match (plan.device, &card) {
@@ -84,6 +86,7 @@ fn with_inputs(lock: Lock, inputs: &Inputs, reporter: &Reporter) -> Result<Lock,
         eval: hasher.files(&inputs.eval)?,
         tokenizer: inputs.tokenizer.as_ref().map(|input| hasher.file(input)).transpose()?,
         model: hasher.files(&model)?,
+        hub: inputs.hub.clone(),
         ..lock
     };
     hasher.digests.save();
@@ -151,30 +154,13 @@ impl Hasher {
 
 /// The files of a model's folder that the trainer reads.
 fn model_files(folder: &Input) -> Vec<Input> {
-    let mut names = ["config.json", "preprocessor_config.json"].map(str::to_owned).to_vec();
-    if folder.host.join(WEIGHTS).exists() {
-        names.push(WEIGHTS.to_owned());
-    } else {
-        names.push(INDEX.to_owned());
-        names.extend(parts(&folder.host.join(INDEX)));
-    }
     let file = |name: String| Input {
         host: folder.host.join(&name),
         written: folder.written.join(&name),
         mounted: folder.mounted.join(&name),
         mount: None,
     };
-    names.into_iter().map(file).filter(|input| input.host.is_file()).collect()
-}
-
-const WEIGHTS: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
-
-/// The files that hold the weights which an index names.
-fn parts(index: &Path) -> BTreeSet<String> {
-    let index: Option<Value> = std::fs::read(index).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let map = index.as_ref().and_then(|index| index.get("weight_map")?.as_object());
-    map.into_iter().flatten().filter_map(|(_, name)| name.as_str()).map(str::to_owned).collect()
+    model_files::of_folder(&folder.host).into_iter().map(file).collect()
 }
 
 fn cpu() -> Option<Cpu> {

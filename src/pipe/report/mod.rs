@@ -6,6 +6,6 @@ mod stdout;
 mod summary;
 mod table;
 
-pub use progress::{Reporter, grouped};
+pub use progress::{FetchProgress, Reporter, grouped};
 pub use stdout::{print, print_bytes, print_json};
 pub use table::{Table, attempts_table, duration};

@@ -12,7 +12,7 @@ mod scalars;
 mod settings;
 mod tensorboard;
 mod wandb;
-mod web;
+pub mod web;
 mod webhook;
 
 use std::time::Instant;

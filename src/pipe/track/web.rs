@@ -72,7 +72,7 @@ impl Web {
 }
 
 /// The authorities of SSL_CERT_FILE, where it names a file with any; else those that browsers trust.
-fn trusted() -> RootCerts {
+pub fn trusted() -> RootCerts {
     let file = std::env::var_os("SSL_CERT_FILE").and_then(|path| std::fs::read(path).ok()).unwrap_or_default();
     let own: Vec<_> = parse_pem(&file)
         .filter_map(|item| match item {
@@ -97,19 +97,27 @@ fn read(mut answer: Response<Body>) -> Result<Vec<u8>, Failure> {
     Err(Failure::Never { reason, body: body.unwrap_or_default() })
 }
 
-fn is_passing(status: StatusCode) -> bool {
+/// Whether another time may bring another answer.
+pub fn is_passing(status: StatusCode) -> bool {
     status.is_server_error()
         || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_EARLY].contains(&status)
 }
 
 /// `Retry-After` in seconds; its other form, a date, is not read.
-fn seconds(value: &str) -> Option<Duration> {
+pub fn seconds(value: &str) -> Option<Duration> {
     value.trim().parse().ok().and_then(|seconds: f64| Duration::try_from_secs_f64(seconds).ok())
 }
 
-/// In words of our own: those of the client may hold the address.
 fn failure(error: &ureq::Error) -> Failure {
-    let reason = match error {
+    match error {
+        ureq::Error::Http(_) | ureq::Error::BadUri(_) => Failure::Never { reason: words(error), body: Vec::new() },
+        _ => Failure::Later { reason: words(error), after: None },
+    }
+}
+
+/// An error in words of our own: those of the client may hold the address.
+pub fn words(error: &ureq::Error) -> String {
+    match error {
         ureq::Error::Timeout(_) => "it did not answer in time".to_owned(),
         ureq::Error::HostNotFound => "its host was not found".to_owned(),
         // What it says of a certificate that is not trusted.
@@ -122,12 +130,9 @@ fn failure(error: &ureq::Error) -> Failure {
         ureq::Error::InvalidProxyUrl | ureq::Error::ConnectProxyFailed(_) => {
             "the proxy does not let it through".to_owned()
         }
-        ureq::Error::Http(_) | ureq::Error::BadUri(_) => {
-            return Failure::Never { reason: "the address is not one".to_owned(), body: Vec::new() };
-        }
+        ureq::Error::Http(_) | ureq::Error::BadUri(_) => "the address is not one".to_owned(),
         _ => "what it answered is not HTTP".to_owned(),
-    };
-    Failure::Later { reason, after: None }
+    }
 }
 
 #[cfg(test)]

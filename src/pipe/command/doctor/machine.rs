@@ -7,6 +7,7 @@ use pipe_spec::text::human_bytes;
 
 use super::check::{Check, Status};
 use crate::digests;
+use crate::disk::{Space, nearest};
 use crate::engine::docker::Info;
 use crate::ledger::Ledger;
 use crate::run::{absolute, runs_folder};
@@ -101,11 +102,6 @@ pub fn cache() -> Check {
     }
 }
 
-/// The path itself, or the first folder above it that is there.
-fn nearest(path: &Path) -> &Path {
-    path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"))
-}
-
 /// Whether it, or what has to be made for it, can be written.
 fn writable(path: &Path) -> bool {
     let place = nearest(path);
@@ -115,25 +111,4 @@ fn writable(path: &Path) -> bool {
     let Ok(path) = CString::new(place.as_os_str().as_encoded_bytes()) else { return false };
     // SAFETY: the path ends in a zero byte and is only read.
     unsafe { libc::access(path.as_ptr(), libc::W_OK) == 0 }
-}
-
-/// Bytes of a file system.
-struct Space {
-    free: u64,
-    total: u64,
-}
-
-impl Space {
-    fn of(path: &Path) -> Option<Self> {
-        let path = CString::new(path.as_os_str().as_encoded_bytes()).ok()?;
-        let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: the path ends in a zero byte and `stat` is large enough; it is read only when the call succeeded.
-        let stat = unsafe {
-            if libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) != 0 {
-                return None;
-            }
-            stat.assume_init()
-        };
-        Some(Self { free: stat.f_bavail * stat.f_frsize, total: stat.f_blocks * stat.f_frsize })
-    }
 }

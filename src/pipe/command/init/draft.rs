@@ -54,7 +54,7 @@ impl Draft {
         if let Some(from) = &self.from {
             page.line(
                 &format!("  from: {}", scalar(from)),
-                "a folder in Hugging Face layout, or a hub id fetched with `hf download`",
+                "a folder in Hugging Face layout, or a hub id: owner/name, owner/name@revision",
             );
             return;
         }

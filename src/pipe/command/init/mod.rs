@@ -8,16 +8,16 @@ mod draft;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::Variables;
 use pipe_spec::pipeline::{Arch, BatchSetting, Gpus, Pipeline, Task};
 use pipe_spec::text::{ByteSize, Name};
 
 use crate::card::Card;
 use crate::error::Error;
 use crate::forecast::{Forecaster, Target};
+use crate::hub::{Failure, Hub, Reach};
 use crate::load;
 use crate::preflight;
-use crate::report::print;
+use crate::report::{Reporter, print};
 use columns::Columns;
 use dialog::Dialog;
 use draft::Draft;
@@ -171,8 +171,7 @@ impl Author<'_> {
             return Ok(self.options.model.clone());
         }
         let Some(hub) = architecture::defaults(arch).hub else { return Ok(None) };
-        let variables = Variables::new(None, std::env::vars());
-        let default = if preflight::model_folder(hub, &variables).is_ok() { hub } else { "scratch" };
+        let default = if config_folder(hub, Reach::Cache).is_ok() { hub } else { "scratch" };
         let question = format!("model: a folder, a hub id such as {hub}, or scratch");
         let answer = self.dialog.ask(&question, default, |text| Ok(text.to_owned()))?;
         Ok(answer.filter(|answer| answer != "scratch"))
@@ -204,13 +203,26 @@ impl Author<'_> {
     }
 }
 
+/// The folder with the config.json of a model, or why there is none.
+fn config_folder(from: &str, reach: Reach) -> Result<PathBuf, String> {
+    let variables = load::variables();
+    let hub = Hub::new(&variables, reach, &[], Reporter::new(false, false).fetch_progress());
+    preflight::config_folder(from, &variables, &hub).map_err(|failure| match failure {
+        Failure::Named(message) => message,
+        Failure::Error(error) => error.to_string(),
+    })
+}
+
 /// The largest batch that divides a step and is expected to fit; nothing where that cannot be told.
 fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
-    let variables = Variables::new(None, std::env::vars());
-    let mut pipeline = Pipeline::parse(&draft.yaml(), &[], &variables).ok()?;
+    let mut pipeline = Pipeline::parse(&draft.yaml(), &[], &load::variables()).ok()?;
     let config = match &draft.from {
         None => pipeline.model.config.clone()?,
-        Some(from) => load::read_config(&preflight::model_folder(from, &variables).ok()?)?,
+        Some(from) => {
+            let folder =
+                config_folder(from, Reach::Check).inspect_err(|reason| eprintln!("note: no batch computed: {reason}"));
+            load::read_config(&folder.ok()?)?
+        }
     };
     let mut batch = pipeline.train.effective_batch;
     loop {

@@ -3,6 +3,7 @@
 
 mod block;
 mod curve;
+mod fetch;
 mod image;
 mod pace;
 mod screen;
@@ -21,6 +22,7 @@ use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
 
 use super::{attempts_table, print, summary};
+pub use fetch::FetchProgress;
 use image::ImageProgress;
 use pace::rhythm;
 use screen::{Screen, lock};
@@ -189,6 +191,11 @@ impl Reporter {
         self.hide();
         let on_terminal = self.mode == Mode::Block;
         ImageProgress::new(self, size, on_terminal)
+    }
+
+    /// For what is fetched before there is a run.
+    pub fn fetch_progress(&self) -> FetchProgress {
+        FetchProgress::new(self.mode)
     }
 
     fn show(&mut self) {

@@ -1,0 +1,171 @@
+//! How a pipeline names a repository of the hub: `owner/name@revision`, `hf://datasets/owner/name@revision/path`.
+
+use hf_hub::{Repo, RepoType};
+
+const DATASETS: &str = "hf://datasets/";
+const DEFAULT_REVISION: &str = "main";
+
+/// A repository of models or of data, at a branch, tag or commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// `owner/name`.
+    pub id: String,
+    pub revision: String,
+    pub is_data: bool,
+}
+
+/// Files of a repository of data: a file, a pattern such as `data/train-*.parquet`, or a folder; the empty path is all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataAddress {
+    pub repository: Address,
+    pub path: String,
+}
+
+impl Address {
+    /// `owner/name` or `owner/name@revision`, of a model. Nothing for any other text, which is the path of a folder.
+    pub fn of_model(text: &str) -> Option<Self> {
+        Self::parse(text, false)
+    }
+
+    fn parse(text: &str, is_data: bool) -> Option<Self> {
+        let (id, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
+        let (owner, name) = id.split_once('/')?;
+        (is_name(owner) && is_name(name) && is_revision(revision)).then(|| Self {
+            id: id.to_owned(),
+            revision: revision.to_owned(),
+            is_data,
+        })
+    }
+
+    /// The repository as `hf-hub` knows it, for the names of folders and addresses.
+    pub fn repo(&self, revision: &str) -> Repo {
+        let kind = if self.is_data { RepoType::Dataset } else { RepoType::Model };
+        Repo::with_revision(self.id.clone(), kind, revision.to_owned())
+    }
+
+    /// Its path on the hub's site: `owner/name`, `datasets/owner/name`.
+    pub fn name(&self) -> String {
+        self.repo(&self.revision).url()
+    }
+
+    pub fn kind(&self) -> &'static str {
+        if self.is_data { "data set" } else { "model" }
+    }
+
+    /// The command that fetches it with the hub's own tool.
+    pub fn download_command(&self) -> String {
+        format!("hf download {}{}", if self.is_data { "--repo-type dataset " } else { "" }, self.id)
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.revision.as_str() {
+            DEFAULT_REVISION => f.write_str(&self.id),
+            revision => write!(f, "{}@{revision}", self.id),
+        }
+    }
+}
+
+impl DataAddress {
+    /// Whether `text` begins as the address of data on the hub does.
+    pub fn is_meant(text: &str) -> bool {
+        text.starts_with("hf://")
+    }
+
+    /// `hf://datasets/owner/name[@revision][/path]`. A slash in the revision is written as `%2F`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let rest = text.strip_prefix(DATASETS)?;
+        let (owner, rest) = rest.split_once('/')?;
+        let (name, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let path = path.trim_end_matches('/');
+        let repository = Address::parse(&format!("{owner}/{}", name.replace("%2F", "/")), true)?;
+        (path.is_empty() || is_inside(path)).then(|| Self { repository, path: path.to_owned() })
+    }
+}
+
+/// Whether a path of a repository stays below the folder that it is put into.
+pub fn is_inside(path: &str) -> bool {
+    !path.contains(['\\', '\0']) && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}
+
+/// Whether `text` is the full name of a commit.
+pub fn is_commit(text: &str) -> bool {
+    text.len() == 40 && is_hex(text)
+}
+
+pub fn is_hex(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn is_name(text: &str) -> bool {
+    let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    text.starts_with(|first: char| first.is_ascii_alphanumeric()) && text.chars().all(allowed)
+}
+
+fn is_revision(text: &str) -> bool {
+    text.split('/').all(|part| is_name(part) && !part.contains(".."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_told_from_paths() {
+        let cases = [
+            ("google/flan-t5-xl", Some(("google/flan-t5-xl", "main"))),
+            ("some-org/tiny_t5.1@v1.0", Some(("some-org/tiny_t5.1", "v1.0"))),
+            ("a/b@refs/pr/1", Some(("a/b", "refs/pr/1"))),
+            ("", None),
+            ("t5", None),
+            ("/model", None),
+            ("./model", None),
+            ("../model", None),
+            ("a/b/c", None),
+            ("a/", None),
+            ("a/..", None),
+            ("a/b c", None),
+            ("${A}/b", None),
+            ("a/b@", None),
+            ("a/b@../c", None),
+            ("a/b@c/../../d", None),
+            ("a/b@c//d", None),
+        ];
+        for (text, want) in cases {
+            let found = Address::of_model(text);
+            let found = found.as_ref().map(|address| (address.id.as_str(), address.revision.as_str()));
+            assert_eq!(found, want, "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_data() {
+        let cases = [
+            ("hf://datasets/o/n/data/train-*.parquet", Some(("datasets/o/n", "main", "data/train-*.parquet"))),
+            ("hf://datasets/o/n@v2/a.jsonl", Some(("datasets/o/n", "v2", "a.jsonl"))),
+            ("hf://datasets/o/n@refs%2Fconvert%2Fparquet/d/", Some(("datasets/o/n", "refs/convert/parquet", "d"))),
+            ("hf://datasets/o/n", Some(("datasets/o/n", "main", ""))),
+            ("hf://datasets/o", None),
+            ("hf://o/n/a.jsonl", None),
+            ("hf://datasets/o/n/../a.jsonl", None),
+            ("hf://datasets/o/n//a.jsonl", None),
+            ("data/train.jsonl", None),
+        ];
+        for (text, want) in cases {
+            let found = DataAddress::parse(text).map(|data| {
+                let name = data.repository.name();
+                (name, data.repository.revision, data.path)
+            });
+            let want = want.map(|(name, revision, path)| (name.to_owned(), revision.to_owned(), path.to_owned()));
+            assert_eq!(found, want, "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_written_as_they_are_read() {
+        for text in ["a/b", "a/b@v1"] {
+            assert_eq!(Address::of_model(text).unwrap().to_string(), text);
+        }
+    }
+}

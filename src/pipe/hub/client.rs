@@ -1,0 +1,264 @@
+//! Requests to the hub. The token goes to the hub's own address and to no other, wherever a redirect leads.
+
+use std::io::Read;
+use std::time::Duration;
+
+use ureq::http::header::{ACCEPT_ENCODING, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER};
+use ureq::http::{HeaderMap, Method, Request, Response, Uri};
+use ureq::tls::TlsConfig;
+use ureq::{Agent, Body};
+
+use super::refusal::Refusal;
+use super::settings::{Settings, Token};
+use crate::track::web;
+
+const CONNECT: Duration = Duration::from_secs(10);
+/// For the head of an answer, and for each piece of its body: a connection that is silent for so long counts as broken.
+const SILENCE: Duration = Duration::from_secs(30);
+const REDIRECTS: usize = 8;
+/// The most that is read of an answer which is not a file: the list of a repository's files can be long.
+const ANSWER_BYTES: u64 = 256 << 20;
+/// The longest wait that the hub may ask for.
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
+
+pub struct Client {
+    agent: Agent,
+    endpoint: String,
+    token: Option<Token>,
+}
+
+/// Why a request did not bring what it was for.
+#[derive(Debug)]
+pub enum Trouble {
+    /// Another time it may. The hub may have said when.
+    Passing {
+        reason: String,
+        after: Option<Duration>,
+    },
+    Refused(Refusal),
+}
+
+impl Client {
+    pub fn new(settings: &Settings) -> Self {
+        let config = Agent::config_builder()
+            .timeout_connect(Some(CONNECT))
+            .timeout_recv_response(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE))
+            .http_status_as_error(false)
+            // Followed here, where it is decided what each address is sent.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .tls_config(TlsConfig::builder().root_certs(web::trusted()).build())
+            .user_agent(concat!("pipe/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Self { agent: config.into(), endpoint: settings.endpoint.clone(), token: settings.token.clone() }
+    }
+
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// The hub's host, for messages: an endpoint may have a password in it.
+    pub fn host(&self) -> String {
+        let host = self.endpoint.parse::<Uri>().ok().and_then(|uri| uri.host().map(str::to_owned));
+        host.unwrap_or_else(|| "HF_ENDPOINT".to_owned())
+    }
+
+    pub fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// The body of an answer that is not a file.
+    pub fn text(&self, path: &str) -> Result<Vec<u8>, Trouble> {
+        self.with_retries(|| {
+            let mut answer = self.send(&Method::GET, path, 0)?;
+            answer.body_mut().with_config().limit(ANSWER_BYTES).read_to_vec().map_err(|error| passing(&error))
+        })
+    }
+
+    /// What the hub says about a file: the headers of its own answer, before any redirect to where the content lies.
+    pub fn head(&self, path: &str) -> Result<HeaderMap, Trouble> {
+        self.with_retries(|| Ok(self.send(&Method::HEAD, path, 0)?.into_parts().0.headers))
+    }
+
+    /// The content of a file from byte `from` on. `true` where the answer begins there, `false` where it is the whole file.
+    pub fn open(&self, path: &str, from: u64) -> Result<(bool, impl Read + use<>), Trouble> {
+        let answer = self.send(&Method::GET, path, from)?;
+        let (head, body) = answer.into_parts();
+        let range = head.headers.get("content-range").and_then(|value| value.to_str().ok());
+        let begins = range.is_some_and(|range| range.trim().starts_with(&format!("bytes {from}-")));
+        Ok((from == 0 || (head.status.as_u16() == 206 && begins), body.into_reader()))
+    }
+
+    fn send(&self, method: &Method, path: &str, from: u64) -> Result<Response<Body>, Trouble> {
+        let mut address = format!("{}/{path}", self.endpoint);
+        for _ in 0..=REDIRECTS {
+            let mut request = Request::builder().method(method).uri(&address).header(ACCEPT_ENCODING, "identity");
+            if from > 0 {
+                request = request.header(RANGE, format!("bytes={from}-"));
+            }
+            if let Some(token) = self.token.as_ref().filter(|_| origin(&address) == origin(&self.endpoint)) {
+                request = request.header(AUTHORIZATION, token.authorization());
+            }
+            let request = request.body(()).map_err(|_| unreadable("the address is not one"))?;
+            let answer = self.agent.run(request).map_err(|error| passing(&error))?;
+            let status = answer.status();
+            if status.is_success() || (status.is_redirection() && method == Method::HEAD && is_about_file(&answer)) {
+                return Ok(answer);
+            }
+            if !status.is_redirection() {
+                return Err(refused(&answer));
+            }
+            let place = answer.headers().get(LOCATION).and_then(|place| place.to_str().ok());
+            address =
+                place.and_then(|place| join(&address, place)).ok_or_else(|| unreadable("a redirect to nowhere"))?;
+        }
+        Err(unreadable("too many redirects"))
+    }
+
+    /// Asks again where that may help.
+    fn with_retries<T>(&self, mut ask: impl FnMut() -> Result<T, Trouble>) -> Result<T, Trouble> {
+        let mut retries = Retries::of_questions();
+        loop {
+            match ask() {
+                Err(trouble) => match retries.wait(&trouble) {
+                    Some(wait) => std::thread::sleep(wait),
+                    None => return Err(trouble),
+                },
+                done => return done,
+            }
+        }
+    }
+}
+
+/// How often something is tried again, and after how long.
+pub struct Retries {
+    done: u32,
+    most: u32,
+}
+
+impl Retries {
+    /// Of short questions.
+    pub fn of_questions() -> Self {
+        Self { done: 0, most: 3 }
+    }
+
+    /// Of transfers that go on from where they broke.
+    pub fn of_transfers() -> Self {
+        Self { done: 0, most: 8 }
+    }
+
+    /// Something came: a new break is a first one.
+    pub fn reset(&mut self) {
+        self.done = 0;
+    }
+
+    /// How long to wait before the next try; nothing where there is none.
+    pub fn wait(&mut self, trouble: &Trouble) -> Option<Duration> {
+        let Trouble::Passing { after, .. } = trouble else { return None };
+        if self.done >= self.most {
+            return None;
+        }
+        self.done += 1;
+        let doubled = Duration::from_millis(250 << self.done.min(7));
+        Some(after.unwrap_or(doubled).min(LONGEST_WAIT))
+    }
+}
+
+pub fn passing(error: &ureq::Error) -> Trouble {
+    Trouble::Passing { reason: web::words(error), after: None }
+}
+
+fn unreadable(reason: &str) -> Trouble {
+    Trouble::Passing { reason: format!("its answer cannot be used: {reason}"), after: None }
+}
+
+fn refused(answer: &Response<Body>) -> Trouble {
+    let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let status = answer.status();
+    if web::is_passing(status) {
+        let after = web::seconds(header(RETRY_AFTER.as_str()));
+        return Trouble::Passing { reason: format!("it answered {status}"), after };
+    }
+    Trouble::Refused(Refusal {
+        status: status.as_u16(),
+        code: header("x-error-code").to_owned(),
+        message: header("x-error-message").to_owned(),
+    })
+}
+
+/// Whether a redirect already tells what there is to know of the file: it leads to where the content lies.
+fn is_about_file(answer: &Response<Body>) -> bool {
+    answer.headers().contains_key("x-linked-etag")
+}
+
+/// Scheme, host and port.
+fn origin(address: &str) -> Option<(String, String, Option<u16>)> {
+    let uri: Uri = address.parse().ok()?;
+    let port = uri.port_u16().or(match uri.scheme_str()? {
+        "https" => Some(443),
+        "http" => Some(80),
+        _ => None,
+    });
+    Some((uri.scheme_str()?.to_owned(), uri.host()?.to_ascii_lowercase(), port))
+}
+
+/// Where a redirect from `address` leads.
+fn join(address: &str, place: &str) -> Option<String> {
+    if place.starts_with("http://") || place.starts_with("https://") {
+        return Some(place.to_owned());
+    }
+    let uri: Uri = address.parse().ok()?;
+    match place.starts_with('/') && !place.starts_with("//") {
+        true => Some(format!("{}://{}{place}", uri.scheme_str()?, uri.authority()?)),
+        false => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_same_scheme_host_and_port_are_the_hub() {
+        let cases = [
+            ("https://hub.example/a", "https://HUB.example:443/b", true),
+            ("https://hub.example", "http://hub.example/", false),
+            ("https://hub.example", "https://cdn.hub.example/", false),
+            ("http://127.0.0.1:80", "http://127.0.0.1:81", false),
+            ("https://hub.example", "https://hub.example@evil.example/", false),
+        ];
+        for (one, other, same) in cases {
+            assert!(origin(one).is_some() && origin(other).is_some(), "{one} {other}");
+            assert_eq!(origin(one) == origin(other), same, "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn redirects() {
+        let cases = [
+            ("/b?c=d", Some("https://hub.example/b?c=d")),
+            ("https://cdn.example/x", Some("https://cdn.example/x")),
+            ("//cdn.example/x", None),
+            ("file:///etc/passwd", None),
+            ("b", None),
+        ];
+        for (place, want) in cases {
+            assert_eq!(join("https://hub.example/a", place).as_deref(), want, "{place}");
+        }
+    }
+
+    #[test]
+    fn waits_grow_and_end_and_follow_the_hub() {
+        let trouble =
+            |after: Option<u64>| Trouble::Passing { reason: String::new(), after: after.map(Duration::from_secs) };
+        let mut retries = Retries::of_questions();
+        let waits: Vec<_> = std::iter::from_fn(|| retries.wait(&trouble(None))).map(|wait| wait.as_millis()).collect();
+        assert_eq!(waits, [500, 1000, 2000]);
+        retries.reset();
+        assert_eq!(retries.wait(&trouble(Some(7))), Some(Duration::from_secs(7)));
+        assert_eq!(retries.wait(&trouble(Some(7200))), Some(LONGEST_WAIT));
+        let refused = Trouble::Refused(Refusal { status: 404, code: String::new(), message: String::new() });
+        assert_eq!(retries.wait(&refused), None);
+    }
+}
