@@ -109,7 +109,7 @@ fn unfinished(options: &Options) -> Result<Option<Listed>, Error> {
         return Ok(None);
     }
     let name = load::parse(&options.file, &options.set)?.pipeline.name;
-    let newest = run::list()?.into_iter().find(|run| run.state.name == name && run.damage.is_empty());
+    let newest = run::list()?.into_iter().find(|run| run.state.name == name.as_str() && run.damage.is_empty());
     Ok(newest.filter(|run| run.state.status != Status::Finished))
 }
 
