@@ -13,6 +13,13 @@ from safetensors.torch import load_file
 model, told = getattr(transformers, name).from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
 missing = [key for key in (*told["missing_keys"], *told["unexpected_keys"])]
 assert not missing, f"keys that do not fit: {missing}"
+if model.config.model_type == "clip":
+    # What the trainer has read, loads as what prepares pictures.
+    processor = transformers.CLIPProcessor.from_pretrained(sys.argv[1])
+    edge = model.config.vision_config.image_size
+    pictures = processor.image_processor
+    assert dict(pictures.crop_size) == {"height": edge, "width": edge} and dict(pictures.size) == {"shortest_edge": edge}, pictures
+    assert pictures.resample == 3 and pictures.do_rescale and pictures.do_normalize, pictures
 batch, ours = load_file(sys.argv[2]), load_file(sys.argv[3])["logits"]
 with torch.no_grad():
     answer = model.eval()(**batch)

@@ -38,6 +38,8 @@ mod starting;
 mod stopping;
 #[path = "runner/telling.rs"]
 mod telling;
+#[path = "runner/tokenizers.rs"]
+mod tokenizers;
 #[path = "runner/tracking.rs"]
 mod tracking;
 #[path = "runner/wandb.rs"]
@@ -50,6 +52,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     bad_input::tests(&mut suite);
+    tokenizers::tests(&mut suite);
     looks::tests(&mut suite);
     engines::tests(&mut suite);
     retries::tests(&mut suite);

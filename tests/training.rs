@@ -33,6 +33,8 @@ mod minilm;
 mod mu_sota;
 #[path = "training/reproducing.rs"]
 mod reproducing;
+#[path = "training/weights.rs"]
+mod weights;
 
 use std::process::ExitCode;
 
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
     hybrid::tests(&mut suite);
     inputs::tests(&mut suite);
     hub::tests(&mut suite);
+    weights::tests(&mut suite);
     images::tests(&mut suite);
     installing::tests(&mut suite);
     checkpoints::tests(&mut suite);

@@ -22,7 +22,11 @@ pub struct Lock {
     /// The pictures that a file names are not hashed themselves.
     pub train: Vec<LockedFile>,
     pub eval: Vec<LockedFile>,
+    /// The file that names it.
     pub tokenizer: Option<LockedFile>,
+    /// The others that define it, where it is no tokenizer.json.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tokenizer_files: Vec<LockedFile>,
     /// Of `model.from`: what the trainer reads of it.
     pub model: Vec<LockedFile>,
     /// The repositories of the Hugging Face hub that any of these files came from.

@@ -1,6 +1,8 @@
 //! The files of a model in Hugging Face layout that a training reads. The runner fetches and mounts them, the trainer
 //! reads them.
 
+use std::path::Path;
+
 use crate::pipeline::Arch;
 
 /// The model's settings.
@@ -33,6 +35,35 @@ pub fn tokenizers(arch: Arch) -> &'static [&'static [&'static str]] {
     }
 }
 
+/// The first of those sets all of whose files are there.
+pub fn tokenizer_set(arch: Arch, has: impl Fn(&str) -> bool) -> Option<&'static [&'static str]> {
+    tokenizers(arch).iter().find(|set| set.iter().all(|name| has(name))).copied()
+}
+
+/// The same for a folder.
+pub fn find_tokenizer(folder: &Path, arch: Arch) -> Option<&'static [&'static str]> {
+    tokenizer_set(arch, |name| folder.join(name).is_file())
+}
+
+/// Files that belong to a tokenizer wherever they lie beside it.
+pub const TOKENIZER_SETTINGS: [&str; 3] = ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"];
+
+/// How CLIP's pictures are prepared.
+pub const PREPROCESSOR: &str = "preprocessor_config.json";
+
 /// Files that are read where a model has them.
 pub const OPTIONAL: [&str; 4] =
     ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "preprocessor_config.json"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tokenizer_is_a_whole_set() {
+        let found = |names: &[&str]| tokenizer_set(Arch::Roberta, |name| names.contains(&name)).map(<[_]>::to_vec);
+        assert_eq!(found(&["vocab.json"]), None);
+        assert_eq!(found(&["vocab.json", "merges.txt"]), Some(vec!["vocab.json", "merges.txt"]));
+        assert_eq!(found(&["vocab.json", "merges.txt", "tokenizer.json"]), Some(vec!["tokenizer.json"]));
+    }
+}

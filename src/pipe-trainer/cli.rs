@@ -110,7 +110,7 @@ pub struct BenchArgs {
 
 #[derive(Args)]
 pub struct GenerateArgs {
-    /// A folder with config.json, model.safetensors and tokenizer.json, such as `model/` of a run
+    /// A folder in Hugging Face layout, with weights and tokenizer, such as `model/` of a run
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     #[arg(long, value_name = "TEXT")]

@@ -93,9 +93,9 @@ impl TrainerError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Variable { .. } => Some("set it in the environment of the trainer"),
-            Self::Tokenizer { .. } => {
-                Some("data.tokenizer names a tokenizer.json; by default it lies with the model or beside the data")
-            }
+            Self::Tokenizer { .. } => Some(
+                "data.tokenizer names a tokenizer.json or another file of the model's tokenizer; by default it lies with the model or beside the data",
+            ),
             Self::Checkpoint { .. } => {
                 Some("a run keeps its seed, effective batch and data; start a new run to change them")
             }

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use pipe_spec::model_folder::{self, TOKENIZER_JSON};
 use tch::Tensor;
 
 use crate::cli::GenerateArgs;
@@ -17,7 +18,11 @@ pub fn generate(args: &GenerateArgs) -> Result<(), TrainerError> {
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &Setup::plain())?;
     let no_writer = || fail(args, "it writes no texts".to_owned());
     let writer = model.writer().ok_or_else(no_writer)?;
-    let tokens = Tokens::whole(&args.model.join("tokenizer.json"))?;
+    let arch = definition.arch();
+    let [file, ..] = model_folder::find_tokenizer(&args.model, arch).unwrap_or(&[TOKENIZER_JSON]) else {
+        return Err(fail(args, "it has no tokenizer".to_owned()));
+    };
+    let tokens = Tokens::whole(&args.model.join(file), arch)?;
     let limits = Generation {
         beams: i64::from(args.beams),
         temperature: args.temperature,

@@ -1,15 +1,18 @@
-//! Reads safetensors: one file, or the files of a model's folder. Mapped into memory, one tensor copied at a time.
+//! Reads tensors by name: of a safetensors file, or of the files of a model's folder, safetensors or pickled. Mapped into memory,
+//! one tensor copied at a time.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
+use pipe_spec::model_folder;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::TrainerError;
+use crate::pickle::{self, Located};
 
 pub struct TensorFiles {
     /// What was opened, for messages.
@@ -22,37 +25,52 @@ struct Entry {
     map: usize,
     kind: Kind,
     shape: Vec<i64>,
+    /// In elements; nothing where the last dimension lies together, and all others around it.
+    strides: Option<Vec<i64>>,
     start: usize,
     end: usize,
 }
 
-/// `model.safetensors.index.json`.
+/// `model.safetensors.index.json` and `pytorch_model.bin.index.json`.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
 impl TensorFiles {
-    /// `model.safetensors` of a folder, or the files that its index names.
+    /// The weights of a folder: the first format that is there, in one file or in those that its index names.
     pub fn open_folder(folder: &Path) -> Result<Self, TrainerError> {
-        let single = folder.join("model.safetensors");
-        let index = folder.join("model.safetensors.index.json");
-        if single.exists() || !index.exists() {
-            return Self::open_file(&single);
+        for format in model_folder::WEIGHTS {
+            let (single, index) = (folder.join(format.single), folder.join(format.index));
+            if single.exists() {
+                return Self::open_file(&single);
+            }
+            if index.exists() {
+                return Self::open_parts(folder, &index);
+            }
         }
-        let fail = |message: String| TrainerError::Model { path: index.clone(), message };
-        let text = fs::read(&index).map_err(|error| fail(error.to_string()))?;
+        let names = model_folder::WEIGHTS.map(|format| format.single).join(" nor ");
+        Err(TrainerError::Model { path: folder.to_owned(), message: format!("it has neither {names}") })
+    }
+
+    fn open_parts(folder: &Path, index: &Path) -> Result<Self, TrainerError> {
+        let fail = |message: String| TrainerError::Model { path: index.to_owned(), message };
+        let text = fs::read(index).map_err(|error| fail(error.to_string()))?;
         let parsed: Index = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
         let mut names: Vec<&String> = parsed.weight_map.values().collect();
         names.sort_unstable();
         names.dedup();
         let mut files = Self::empty(folder);
         for name in names {
+            if Path::new(name).file_name() != Some(name.as_ref()) {
+                return Err(fail(format!("it names {name:?}; allowed: files beside it")));
+            }
             files.add(&folder.join(name))?;
         }
         Ok(files)
     }
 
+    /// Pickled where the name ends in .bin, else safetensors.
     pub fn open_file(path: &Path) -> Result<Self, TrainerError> {
         let mut files = Self::empty(path);
         files.add(path)?;
@@ -68,13 +86,20 @@ impl TensorFiles {
         let file = File::open(path).map_err(|error| fail(error.to_string()))?;
         // SAFETY: weights that somebody else shortens while they are read end the process, as losing them would.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
-        let parsed = SafeTensors::deserialize(&map).map_err(|error| fail(format!("not safetensors: {error}")))?;
-        for (name, view) in parsed.iter() {
-            let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
-            let kind = kind(view.dtype()).ok_or_else(|| fail(format!("tensor {name} is {:?}", view.dtype())))?;
-            let shape = view.shape().iter().map(|size| *size as i64).collect();
-            let entry = Entry { map: self.maps.len(), kind, shape, start, end: start + view.data().len() };
-            self.tensors.insert(name.to_owned(), entry);
+        let number = self.maps.len();
+        if path.extension().is_some_and(|ending| ending == "bin") {
+            let located = pickle::locate(&map).map_err(fail)?;
+            let entries = located.into_iter().map(|(name, tensor)| (name, Entry::pickled(number, tensor)));
+            self.tensors.extend(entries);
+        } else {
+            let parsed = SafeTensors::deserialize(&map).map_err(|error| fail(format!("not safetensors: {error}")))?;
+            for (name, view) in parsed.iter() {
+                let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
+                let kind = kind(view.dtype()).ok_or_else(|| fail(format!("tensor {name} is {:?}", view.dtype())))?;
+                let shape = view.shape().iter().map(|size| *size as i64).collect();
+                let entry = Entry { map: number, kind, shape, strides: None, start, end: start + view.data().len() };
+                self.tensors.insert(name.to_owned(), entry);
+            }
         }
         self.maps.push(map);
         Ok(())
@@ -90,24 +115,58 @@ impl TensorFiles {
 
     /// A tensor as it stands in the file.
     pub fn read(&self, name: &str) -> Result<Tensor, TrainerError> {
-        let entry = self.tensors.get(name).ok_or_else(|| self.fail(name, "missing".to_owned()))?;
-        let bytes = &self.maps[entry.map][entry.start..entry.end];
-        Ok(Tensor::f_from_data_size(bytes, &entry.shape, entry.kind)?)
+        let entry = self.entry(name)?;
+        let map = &self.maps[entry.map];
+        let bytes = &map[entry.start..entry.end];
+        let Some(strides) = &entry.strides else {
+            return Ok(Tensor::f_from_data_size(bytes, &entry.shape, entry.kind)?);
+        };
+        // A pickle can say that one element is a whole tensor, however large.
+        let whole = entry.shape.iter().try_fold(1i64, |whole, size| whole.checked_mul(*size));
+        if whole.is_none_or(|whole| whole as u64 > map.len() as u64) {
+            return Err(self.fail(name, format!("its shape {:?} is larger than its file", entry.shape)));
+        }
+        let span = (bytes.len() / entry.kind.elt_size_in_bytes()) as i64;
+        let span = Tensor::f_from_data_size(bytes, &[span], entry.kind)?;
+        Ok(span.f_as_strided(&entry.shape, strides, None)?.f_contiguous()?)
     }
 
     /// A tensor that must have `shape`, as `kind` on `device`.
     pub fn read_shaped(&self, name: &str, shape: &[i64], kind: Kind, device: Device) -> Result<Tensor, TrainerError> {
-        let tensor = self.read(name)?;
-        if tensor.size() != shape {
-            return Err(self.fail(name, format!("its shape is {:?}, the model has {shape:?}", tensor.size())));
+        let found = &self.entry(name)?.shape;
+        if found != shape {
+            return Err(self.fail(name, format!("its shape is {found:?}, the model has {shape:?}")));
         }
         // Converted before it is moved, so that the device never holds it twice.
-        Ok(tensor.f_to_kind(kind)?.f_to_device(device)?)
+        Ok(self.read(name)?.f_to_kind(kind)?.f_to_device(device)?)
+    }
+
+    fn entry(&self, name: &str) -> Result<&Entry, TrainerError> {
+        self.tensors.get(name).ok_or_else(|| self.fail(name, "missing".to_owned()))
     }
 
     fn fail(&self, name: &str, message: String) -> TrainerError {
         TrainerError::Tensor { path: self.path.clone(), name: name.to_owned(), message }
     }
+}
+
+impl Entry {
+    fn pickled(map: usize, tensor: Located) -> Self {
+        let Located { kind, shape, strides, start, end } = tensor;
+        let strides = Some(strides).filter(|strides| !is_contiguous(&shape, strides));
+        Self { map, kind, shape, strides, start, end }
+    }
+}
+
+/// Whether elements lie one behind the other in the order of their indices. The stride of a single element says nothing.
+fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
+    let mut expected = Some(1i64);
+    shape.contains(&0)
+        || shape.iter().zip(strides).rev().all(|(size, stride)| {
+            let fits = *size == 1 || Some(*stride) == expected;
+            expected = expected.and_then(|expected| expected.checked_mul(*size));
+            fits
+        })
 }
 
 fn kind(dtype: Dtype) -> Option<Kind> {
@@ -118,6 +177,9 @@ fn kind(dtype: Dtype) -> Option<Kind> {
         Dtype::F64 => Some(Kind::Double),
         Dtype::I64 => Some(Kind::Int64),
         Dtype::I32 => Some(Kind::Int),
+        Dtype::I16 => Some(Kind::Int16),
+        Dtype::I8 => Some(Kind::Int8),
+        Dtype::U8 => Some(Kind::Uint8),
         Dtype::BOOL => Some(Kind::Bool),
         _ => None,
     }

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use pipe_spec::model_folder::{CONFIG, OPTIONAL, WEIGHTS, WeightFiles, tokenizers};
-use pipe_spec::pipeline::Arch;
+use pipe_spec::model_folder::{CONFIG, PREPROCESSOR, WEIGHTS, WeightFiles};
 use serde_json::Value;
 
 /// The weights that a folder or repository has.
@@ -48,16 +47,11 @@ impl Weights {
     }
 }
 
-/// The first set of files that define a tokenizer of which all are there.
-pub fn tokenizer(arch: Arch, has: impl Fn(&str) -> bool) -> Option<&'static [&'static str]> {
-    tokenizers(arch).iter().find(|set| set.iter().all(|name| has(name))).copied()
-}
-
 /// The files of a model's folder that a training reads, its tokenizer left out: those that are there.
 pub fn of_folder(folder: &Path) -> Vec<String> {
     let has = |name: &str| folder.join(name).is_file();
     let weights = Weights::find(has).and_then(|weights| weights.files(folder)).unwrap_or_default();
-    let named = [CONFIG].into_iter().chain(OPTIONAL).map(str::to_owned);
+    let named = [CONFIG, PREPROCESSOR].into_iter().map(str::to_owned);
     named.chain(weights).filter(|name| has(name)).collect()
 }
 
@@ -87,14 +81,6 @@ mod tests {
         for (names, want) in cases {
             assert_eq!(Weights::find(|name| names.contains(&name)), want, "{names:?}");
         }
-    }
-
-    #[test]
-    fn a_tokenizer_is_a_whole_set() {
-        let found = |names: &[&str]| tokenizer(Arch::Roberta, |name| names.contains(&name)).map(<[_]>::to_vec);
-        assert_eq!(found(&["vocab.json"]), None);
-        assert_eq!(found(&["vocab.json", "merges.txt"]), Some(vec!["vocab.json", "merges.txt"]));
-        assert_eq!(found(&["vocab.json", "merges.txt", "tokenizer.json"]), Some(vec!["tokenizer.json"]));
     }
 
     #[test]

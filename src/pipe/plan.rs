@@ -81,7 +81,7 @@ impl Plan<'_> {
             device: self.device,
             threads: self.threads(),
             model: pipeline.model.clone(),
-            tokenizer: self.inputs.tokenizer.as_ref().map(place),
+            tokenizer: self.inputs.tokenizer.first().map(place),
             data: pipeline.data.clone(),
             train: pipeline.train.clone(),
             memory: pipeline.memory.clone(),

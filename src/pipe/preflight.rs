@@ -2,6 +2,7 @@
 //! hub is fetched once everything else is known to be good.
 
 mod remote;
+mod tokenizer;
 
 use std::path::{Path, PathBuf};
 
@@ -46,8 +47,8 @@ impl Input {
 pub struct Inputs {
     pub train: Vec<Input>,
     pub eval: Vec<Input>,
-    /// Absent where nothing is read as text.
-    pub tokenizer: Option<Input>,
+    /// The file that names the tokenizer, then those that belong to it; none where nothing is read as text.
+    pub tokenizer: Vec<Input>,
     pub model: Option<Input>,
     /// The repositories of the hub that any of them came from.
     pub hub: Vec<LockedRepository>,
@@ -83,8 +84,10 @@ impl Inputs {
         let unfetched = finder.unfetched_tokenizer;
         // Of a model that is not there nothing more is said.
         let is_lost = own_tokenizer && from.is_some() && model.is_none();
-        let mut tokenizer = (reads_text && unfetched.is_none() && !is_lost)
-            .then(|| finder.tokenizer(pipeline, model.as_ref(), train.first()));
+        let mut tokenizer = Vec::new();
+        if reads_text && unfetched.is_none() && !is_lost {
+            tokenizer = finder.tokenizer(pipeline, model.as_ref(), train.first());
+        }
         finder.container(pipeline);
         finder.check()?;
         let missing = std::mem::take(&mut finder.missing);
@@ -97,8 +100,8 @@ impl Inputs {
             hub.tell(&finder.repositories);
         }
         match (unfetched, &model) {
-            (Some(name), Some(model)) if !all_local => tokenizer = Some(inside(model, name)),
-            (Some(_), model) => tokenizer = Some(finder.tokenizer(pipeline, model.as_ref(), train.first())),
+            (Some(name), Some(model)) if !all_local => tokenizer = vec![inside(model, name)],
+            (Some(_), model) => tokenizer = finder.tokenizer(pipeline, model.as_ref(), train.first()),
             (None, _) => {}
         }
         finder.check()?;
@@ -281,29 +284,6 @@ impl<'a> Finder<'a> {
                 self.problem(&place, format!("no such file or folder: {}", mount.host));
             }
         }
-    }
-
-    fn tokenizer(&mut self, pipeline: &Pipeline, model: Option<&Input>, first: Option<&Input>) -> Input {
-        let name = Path::new("tokenizer.json");
-        let mounted = PathBuf::from("/pipe/data/tokenizer/tokenizer.json");
-        let input = match (&pipeline.data.tokenizer, model, first) {
-            (Some(text), _, _) => self.input(text, mounted),
-            (None, Some(model), _) => {
-                Input { host: model.host.join(name), written: model.written.join(name), mounted, mount: None }
-            }
-            (None, None, first) => {
-                let beside = |path: &Path| path.with_file_name(name);
-                let first = first.cloned().unwrap_or_else(|| self.input("", ""));
-                Input { host: beside(&first.host), written: beside(&first.written), mounted, mount: None }
-            }
-        };
-        if !input.host.is_file() {
-            self.problem(
-                "data.tokenizer",
-                format!("no such file: {}; give the path of a tokenizer.json", input.written.display()),
-            );
-        }
-        input
     }
 }
 

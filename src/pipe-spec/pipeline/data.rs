@@ -19,7 +19,8 @@ pub struct Data {
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.9))]
     pub eval_share: f64,
-    /// Default: tokenizer.json in the folder of `model.from`, else beside the first file of `train`.
+    /// A tokenizer.json or another file that the model's tokenizer is read from, such as spiece.model or vocab.txt. Default: in
+    /// the folder of `model.from`, else beside the first file of `train`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     /// Which column of the data feeds what, per task: source/target, text/text_pair/label, image/text, label/time, text.

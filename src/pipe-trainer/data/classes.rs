@@ -38,7 +38,7 @@ pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerEr
     let tokens = if all().all(holds_tensors) {
         None
     } else {
-        let tokens = Tokens::open(opener.tokenizer()?, "max_length", length)?;
+        let tokens = Tokens::open(opener.tokenizer()?, opener.arch(), "max_length", length)?;
         Some(Arc::new(tokens.check_vocabulary(*vocab_size)?))
     };
     let labelling = Arc::new(Labelling::new(decided.clone()));

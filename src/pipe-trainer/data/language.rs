@@ -26,7 +26,7 @@ pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerEr
     let tokens = if all.iter().all(|paths| ready(paths)) {
         None
     } else {
-        Some(Arc::new(Tokens::whole(opener.tokenizer()?)?.check_vocabulary(vocab_size)?))
+        Some(Arc::new(Tokens::whole(opener.tokenizer()?, opener.arch())?.check_vocabulary(vocab_size)?))
     };
     let mut longest = [0; 2];
     let mut open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {

@@ -121,6 +121,8 @@ fn numbers(tokens: &[u32]) -> Vec<i64> {
 
 #[cfg(test)]
 mod tests {
+    use pipe_spec::pipeline::Arch;
+
     use super::*;
     use crate::data::workers;
 
@@ -144,7 +146,7 @@ mod tests {
         }
 
         fn open(&self, names: &[&str], length: usize, threads: u32) -> Result<PackedRows, TrainerError> {
-            let tokens = Arc::new(Tokens::whole(&self.0.join("tokenizer.json")).unwrap());
+            let tokens = Arc::new(Tokens::whole(&self.0.join("tokenizer.json"), Arch::MuSota).unwrap());
             let paths: Vec<String> = names.iter().map(|name| self.path(name)).collect();
             let shape = RowShape { length, shown: 5 };
             PackedRows::open(&paths, "text", &workers(threads).unwrap(), &tokens, shape)
@@ -167,7 +169,7 @@ mod tests {
     fn every_token_is_read_once_and_said_once() {
         let folder = Folder::new("once");
         let rows = folder.open(&["a.txt"], 4, 2).unwrap();
-        let tokens = Tokens::whole(&folder.0.join("tokenizer.json")).unwrap();
+        let tokens = Tokens::whole(&folder.0.join("tokenizer.json"), Arch::MuSota).unwrap();
         let mut stream: Vec<i64> = Vec::new();
         for document in TEXT.split("\n\n") {
             stream.extend(tokens.encode(document.trim_end()).unwrap()); // ends with </s> by itself

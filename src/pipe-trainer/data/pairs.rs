@@ -50,8 +50,8 @@ pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerEr
             let message = format!("found {num_channels}; allowed where pictures are read: 3");
             return Err(TrainerError::config("vision_config.num_channels", message));
         }
-        let tokens = Tokens::open(opener.tokenizer()?, "max_length", max_length)?.check_vocabulary(vocab_size)?;
-        let tokens = tokens.check_end(eos_token_id)?;
+        let tokens = Tokens::open(opener.tokenizer()?, opener.arch(), "max_length", max_length)?;
+        let tokens = tokens.check_vocabulary(vocab_size)?.check_end(eos_token_id)?;
         let model = opener.spec.model.from.as_deref().map(Path::new);
         let preparation = Preparation::open(image_size as u32, model)?;
         Ok(Arc::new(Pairs::open(paths, data, opener.pool, tokens, preparation, &shape)?))

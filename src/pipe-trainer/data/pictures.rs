@@ -1,50 +1,25 @@
 //! From picture files to what a model sees: decoded, the shorter side scaled to the model's size, the middle cut out, colours
 //! normalised. Bicubic, within rounding of what Pillow makes of them; knows no tensors.
 
-use std::fs;
 use std::path::Path;
 
-use image::imageops::{self, FilterType};
+use image::imageops;
 use image::{ImageReader, RgbImage};
-use serde::Deserialize;
 
+use super::preprocessor::Preprocessor;
 use crate::boundary;
 use crate::error::TrainerError;
 
 pub struct Preparation {
     /// Height and width of what comes out.
     size: u32,
-    mean: [f32; 3],
-    std: [f32; 3],
-}
-
-/// What is read of a model's `preprocessor_config.json`. Its sizes are those of the model.
-#[derive(Deserialize)]
-struct Preprocessor {
-    image_mean: Option<[f32; 3]>,
-    image_std: Option<[f32; 3]>,
+    settings: Preprocessor,
 }
 
 impl Preparation {
-    /// Of the pictures that CLIP was first trained on.
-    const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-    const STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
-
     /// As CLIP does it, unless the model's folder says otherwise.
     pub fn open(size: u32, model: Option<&Path>) -> Result<Self, TrainerError> {
-        let plain = Self { size, mean: Self::MEAN, std: Self::STD };
-        let Some(path) = model.map(|folder| folder.join("preprocessor_config.json")).filter(|path| path.is_file())
-        else {
-            return Ok(plain);
-        };
-        let fail = |message: String| TrainerError::Model { path: path.clone(), message };
-        let text = fs::read(&path).map_err(|error| fail(error.to_string()))?;
-        let found: Preprocessor = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
-        let std = found.image_std.unwrap_or(plain.std);
-        if std.iter().any(|part| *part <= 0.0) {
-            return Err(fail(format!("image_std: found {std:?}; allowed: numbers above 0")));
-        }
-        Ok(Self { mean: found.image_mean.unwrap_or(plain.mean), std, ..plain })
+        Ok(Self { size, settings: Preprocessor::open(size, model)? })
     }
 
     pub fn shape(&self) -> [i64; 3] {
@@ -68,14 +43,16 @@ impl Preparation {
 
     fn values(&self, picture: &RgbImage) -> Vec<f32> {
         let (width, height) = self.scaled(picture.dimensions());
-        let scaled = imageops::resize(picture, width, height, FilterType::CatmullRom);
+        let Preprocessor { resample, scale, mean, std, .. } = self.settings;
+        let scale = scale as f32;
+        let scaled = imageops::resize(picture, width, height, resample);
         let (left, top) = ((width - self.size) / 2, (height - self.size) / 2);
         let mut values = Vec::with_capacity(3 * (self.size * self.size) as usize);
         for channel in 0..3 {
-            let (mean, std) = (self.mean[channel], self.std[channel]);
+            let (mean, std) = (mean[channel], std[channel]);
             for y in top..top + self.size {
                 for x in left..left + self.size {
-                    let level = f32::from(scaled.get_pixel(x, y).0[channel]) / 255.0;
+                    let level = f32::from(scaled.get_pixel(x, y).0[channel]) * scale;
                     values.push((level - mean) / std);
                 }
             }
@@ -83,10 +60,11 @@ impl Preparation {
         values
     }
 
-    /// The shorter side becomes `size`; the longer keeps its share, rounded down as in transformers.
+    /// The shorter side becomes `shortest_edge`; the longer keeps its share, rounded down as in transformers.
     fn scaled(&self, (width, height): (u32, u32)) -> (u32, u32) {
-        let longer = |long: u32, short: u32| (u64::from(self.size) * u64::from(long) / u64::from(short)) as u32;
-        if width <= height { (self.size, longer(height, width)) } else { (longer(width, height), self.size) }
+        let edge = self.settings.shortest_edge;
+        let longer = |long: u32, short: u32| (u64::from(edge) * u64::from(long) / u64::from(short)) as u32;
+        if width <= height { (edge, longer(height, width)) } else { (longer(width, height), edge) }
     }
 }
 
@@ -97,7 +75,8 @@ mod tests {
     use super::*;
 
     fn plain(size: u32) -> Preparation {
-        Preparation { size, mean: [0.0; 3], std: [1.0 / 255.0; 3] }
+        let settings = Preprocessor { mean: [0.0; 3], std: [1.0 / 255.0; 3], ..Preprocessor::clip(size) };
+        Preparation { size, settings }
     }
 
     #[test]
@@ -116,24 +95,46 @@ mod tests {
     #[test]
     fn colours_come_one_after_the_other_and_are_normalised() {
         let picture = RgbImage::from_pixel(4, 4, Rgb([255, 0, 51]));
-        let preparation = Preparation { size: 2, mean: [0.5, 0.0, 0.1], std: [0.25, 1.0, 0.1] };
+        let settings = Preprocessor { mean: [0.5, 0.0, 0.1], std: [0.25, 1.0, 0.1], ..Preprocessor::clip(2) };
+        let preparation = Preparation { size: 2, settings };
         let values = preparation.values(&picture);
         let want = [2.0f32; 4].into_iter().chain([0.0; 4]).chain([1.0; 4]);
         assert!(values.iter().zip(want).all(|(got, want)| (got - want).abs() < 1e-6), "{values:?}");
     }
 
+    /// Against what transformers makes of the same files (`tests/fixtures/make_pictures.py`). A level of 255 is at most
+    /// 0.016 apart in what the model sees.
     #[test]
-    fn a_models_folder_may_say_how_colours_are_normalised() {
-        let folder = std::env::temp_dir().join(format!("pipe-preparation-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        assert_eq!(Preparation::open(8, Some(&folder)).unwrap().mean, Preparation::MEAN);
-        let file = folder.join("preprocessor_config.json");
-        fs::write(&file, r#"{"image_mean": [0.5, 0.5, 0.5], "size": {"shortest_edge": 8}}"#).unwrap();
-        let found = Preparation::open(8, Some(&folder)).unwrap();
-        assert_eq!((found.mean, found.std), ([0.5; 3], Preparation::STD));
-        fs::write(&file, r#"{"image_std": [0.5, 0.5, 0]}"#).unwrap();
-        let error = Preparation::open(8, Some(&folder)).err().unwrap().to_string();
-        assert!(error.contains("preprocessor_config.json: image_std: found [0.5, 0.5, 0.0]"), "{error}");
-        fs::remove_dir_all(folder).unwrap();
+    fn pictures_are_those_of_transformers() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/pictures");
+        let bytes = std::fs::read(fixtures.join("expect.safetensors")).unwrap();
+        let expected = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(expected.len(), 8);
+        for (name, view) in expected.iter() {
+            let (kind, file) = name.split_once('/').unwrap();
+            let folder = std::env::temp_dir().join(format!("pipe-pictures-{}-{kind}", std::process::id()));
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::copy(fixtures.join(format!("{kind}.json")), folder.join("preprocessor_config.json")).unwrap();
+            let got = Preparation::open(24, Some(&folder)).unwrap().read(&fixtures.join(file)).unwrap();
+            std::fs::remove_dir_all(folder).unwrap();
+            let floats = view.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+            let apart: Vec<f32> = got.iter().zip(floats).map(|(a, b)| (a - b).abs()).collect();
+            assert_eq!((view.shape(), apart.len()), ([3, 24, 24].as_slice(), got.len()), "{name}");
+            let (most, sum) = apart.iter().fold((0f32, 0f32), |(most, sum), apart| (most.max(*apart), sum + apart));
+            println!("{name}: at most {most}, {} in the mean", sum / apart.len() as f32);
+            assert!(most < 0.04 && sum / (apart.len() as f32) < 0.008, "{name}: {most}, {sum} in all");
+        }
+    }
+
+    #[test]
+    fn a_larger_edge_leaves_a_margin_that_is_cut_off() {
+        let settings = Preprocessor { shortest_edge: 10, ..plain(8).settings };
+        let preparation = Preparation { size: 8, settings };
+        assert_eq!(preparation.scaled((40, 20)), (20, 10));
+        // White with a black frame, which is what is cut off.
+        let frame = |x: u32, y: u32| [0, 9].contains(&x) || [0, 9].contains(&y);
+        let picture = RgbImage::from_fn(10, 10, |x, y| Rgb([if frame(x, y) { 0 } else { 255 }; 3]));
+        let values = preparation.values(&picture);
+        assert!(values.iter().all(|value| (value - 255.0).abs() < 1e-3), "{values:?}");
     }
 }

@@ -37,7 +37,7 @@ pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerEr
     let data = &opener.spec.data;
     let (max_source, max_target) = (data.max_source.get(), data.max_target.get());
     let tokens = |setting: &str, length: u32| -> Result<Arc<Tokens>, TrainerError> {
-        Tokens::open(opener.tokenizer()?, setting, length)?.check_vocabulary(vocab_size).map(Arc::new)
+        Tokens::open(opener.tokenizer()?, opener.arch(), setting, length)?.check_vocabulary(vocab_size).map(Arc::new)
     };
     let (source, target) = (tokens("max_source", max_source)?, tokens("max_target", max_target)?);
     let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pipe_spec::TrainerSpec;
-use pipe_spec::pipeline::{Pad, Paths};
+use pipe_spec::pipeline::{Arch, Pad, Paths};
 use rayon::ThreadPool;
 use serde_json::{Map, Value};
 
@@ -97,6 +97,10 @@ impl Opener<'_> {
     pub fn tokenizer(&self) -> Result<&Path, TrainerError> {
         let missing = || TrainerError::Tokenizer { path: "".into(), message: "none is given".to_owned() };
         self.spec.tokenizer.as_deref().ok_or_else(missing)
+    }
+
+    pub fn arch(&self) -> Arch {
+        self.spec.model.arch
     }
 
     /// The length of every row, where rows are not to be as short as they can be.

@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use pipe_spec::pipeline::Arch;
 use tokenizers::{Encoding, Tokenizer, TruncationParams};
 
 use crate::error::TrainerError;
+use crate::tokenizer;
 
 /// Of GPT-2, T5 and the like, Llama 3, Gemma, BERT.
 const END_TOKENS: [&str; 7] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]"];
@@ -16,8 +18,8 @@ pub struct Tokens {
 
 impl Tokens {
     /// `setting` is what the pipeline calls `max_length`.
-    pub fn open(path: &Path, setting: &str, max_length: u32) -> Result<Self, TrainerError> {
-        let mut tokens = Self::whole(path)?;
+    pub fn open(path: &Path, arch: Arch, setting: &str, max_length: u32) -> Result<Self, TrainerError> {
+        let mut tokens = Self::whole(path, arch)?;
         let special = tokens.encode("")?.len();
         if (max_length as usize) < special {
             let message = format!("{setting} {max_length} has no room for its {special} special tokens");
@@ -31,9 +33,9 @@ impl Tokens {
     }
 
     /// Without a limit on the length.
-    pub fn whole(path: &Path) -> Result<Self, TrainerError> {
+    pub fn whole(path: &Path, arch: Arch) -> Result<Self, TrainerError> {
         let fail = |message: String| TrainerError::Tokenizer { path: path.to_owned(), message };
-        let mut tokenizer = Tokenizer::from_file(path).map_err(|error| fail(error.to_string()))?;
+        let mut tokenizer = tokenizer::open(path, arch)?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| fail(error.to_string()))?;
         Ok(Self { path: path.to_owned(), tokenizer })

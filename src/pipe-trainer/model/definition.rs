@@ -102,6 +102,10 @@ impl Definition {
         }
     }
 
+    pub fn arch(&self) -> Arch {
+        self.arch
+    }
+
     /// The folder's weights, if there is one.
     pub fn trained(&self) -> Result<Option<TensorFiles>, TrainerError> {
         self.folder.as_deref().map(TensorFiles::open_folder).transpose()

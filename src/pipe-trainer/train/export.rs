@@ -2,14 +2,21 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
+use pipe_model::clip::ClipConfig;
+use pipe_spec::model_folder::{CONFIG, PREPROCESSOR, SAFETENSORS, TOKENIZER_JSON, TOKENIZER_SETTINGS};
+use pipe_spec::pipeline::Arch;
+use serde_json::{Map, Value};
 use tch::TchError;
 
 use super::session::Session;
 use super::state::State;
+use crate::data::Preprocessor;
 use crate::error::TrainerError;
+use crate::model::Expects;
 use crate::staged_folder::StagedFolder;
-use crate::{durable, tensor_writer};
+use crate::{durable, tensor_writer, tokenizer};
 
 pub fn export(session: &Session, state: &State) -> Result<(), TrainerError> {
     write(session, state).map_err(|error| match error.downcast::<TchError>() {
@@ -23,11 +30,35 @@ pub fn export(session: &Session, state: &State) -> Result<(), TrainerError> {
 
 fn write(session: &Session, state: &State) -> io::Result<()> {
     let staged = StagedFolder::create(&session.run.model())?;
-    let config = serde_json::to_vec_pretty(&state.model.config())?;
-    durable::write_synced(&staged.path("config.json"), &config)?;
-    if let Some(tokenizer) = &session.spec.tokenizer {
-        durable::write_synced(&staged.path("tokenizer.json"), &fs::read(tokenizer)?)?;
+    let config = state.model.config();
+    durable::write_synced(&staged.path(CONFIG), &serde_json::to_vec_pretty(&config)?)?;
+    if let Some(path) = &session.spec.tokenizer {
+        let json = tokenizer::json(path, session.spec.model.arch).map_err(io::Error::other)?;
+        durable::write_synced(&staged.path(TOKENIZER_JSON), &json)?;
+        // Without them transformers would take the defaults of the model's tokenizer instead, whatever tokenizer.json says.
+        for name in TOKENIZER_SETTINGS {
+            let settings = path.with_file_name(name);
+            if settings.is_file() {
+                durable::write_synced(&staged.path(name), &fs::read(settings)?)?;
+            }
+        }
     }
-    tensor_writer::write(&staged.path("model.safetensors"), &state.named_weights())?;
+    if let Some(preprocessor) = preprocessor(session, &config)? {
+        durable::write_synced(&staged.path(PREPROCESSOR), &serde_json::to_vec_pretty(&preprocessor)?)?;
+    }
+    tensor_writer::write(&staged.path(SAFETENSORS.single), &state.named_weights())?;
     staged.commit()
+}
+
+/// How pictures were prepared, for a model that sees them.
+fn preprocessor(session: &Session, config: &Map<String, Value>) -> io::Result<Option<Value>> {
+    let model = &session.spec.model;
+    if model.arch != Arch::Clip {
+        return Ok(None);
+    }
+    let Expects::Pairs { image_size, .. } = ClipConfig::read(config).map_err(io::Error::other)?.expects() else {
+        return Ok(None);
+    };
+    let preprocessor = Preprocessor::open(image_size as u32, model.from.as_deref().map(Path::new));
+    Ok(Some(preprocessor.map_err(io::Error::other)?.json()))
 }

@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use pipe_spec::model_folder::{CONFIG, OPTIONAL};
+use pipe_spec::model_folder::{CONFIG, OPTIONAL, tokenizer_set};
 use pipe_spec::pipeline::Arch;
 
 use super::client::Client;
 use super::listing::Listing;
 use super::refusal::Failure;
 use super::{Address, Hub, Reach, Snapshot};
-use crate::model_files::{self, Weights};
+use crate::model_files::Weights;
 
 /// A model, with the tokenizer that the hub has and the cache has not.
 pub struct FoundModel {
@@ -27,7 +27,7 @@ impl Hub {
         let (client, listing) = self.with_config(address)?;
         let mut snapshot = self.snapshot(address, &listing.commit);
         let mut names = self.weights(client, address, &listing, &snapshot)?;
-        let set = model_files::tokenizer(arch, |name| listing.has(name)).filter(|_| tokenizer).unwrap_or_default();
+        let set = tokenizer_set(arch, |name| listing.has(name)).filter(|_| tokenizer).unwrap_or_default();
         names.extend(set.iter().chain(&OPTIONAL).filter(|name| listing.has(name)).map(|name| (*name).to_owned()));
         snapshot.missing = self.missing(client, address, &listing, &names)?;
         let unfetched_tokenizer = set.first().copied().filter(|name| snapshot.is_missing(name));
@@ -62,7 +62,7 @@ impl Hub {
         let has = |name: &str| folder.join(name).is_file();
         let weights = || Weights::find(has).and_then(|weights| weights.files(&folder));
         let is_whole = || weights().is_some_and(|names| names.iter().all(|name| has(name)));
-        let has_tokenizer = || !tokenizer || model_files::tokenizer(arch, has).is_some();
+        let has_tokenizer = || !tokenizer || tokenizer_set(arch, has).is_some();
         has(CONFIG) && is_whole() && has_tokenizer()
     }
 

@@ -191,7 +191,7 @@ fn data_hash(spec: &TrainerSpec, inputs: &Inputs) -> String {
             hasher.update(&meta.mtime_nsec().to_le_bytes());
         }
     };
-    inputs.train.iter().chain(&inputs.tokenizer).for_each(|input| add(&input.host));
+    inputs.train.iter().chain(inputs.tokenizer_definition()).for_each(|input| add(&input.host));
     let data = &spec.data;
     let how = (data.max_source, data.max_target, data.max_length, data.pad, &data.fields);
     hasher.update(serde_json::to_string(&how).expect("it is plain data").as_bytes());

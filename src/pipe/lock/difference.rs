@@ -38,7 +38,8 @@ pub fn differences(first: &Lock, second: &Lock) -> Vec<Difference> {
     if first.resolved.is_some() && second.resolved.is_some() {
         found.files("data.train", &first.train, &second.train);
         found.files("data.eval", &first.eval, &second.eval);
-        found.files("tokenizer", first.tokenizer.as_slice(), second.tokenizer.as_slice());
+        let tokenizer = |lock: &Lock| [lock.tokenizer.as_slice(), &lock.tokenizer_files].concat();
+        found.files("tokenizer", &tokenizer(first), &tokenizer(second));
         found.files("model", &first.model, &second.model);
     }
     for one in &first.hub {
@@ -178,6 +179,7 @@ mod tests {
             train: vec![file("/a/one", "1"), file("/a/two", "2")],
             eval: vec![file("/a/eval", "3")],
             tokenizer: Some(file("/a/tokenizer.json", "4")),
+            tokenizer_files: Vec::new(),
             model: vec![file("/m/config.json", "5"), file("/m/model.safetensors", "6")],
             hub: vec![LockedRepository { name: "o/n".into(), revision: "main".into(), commit: "1".repeat(40) }],
             commit: Some(Commit { id: "c0ffee".to_owned(), dirty: false }),
@@ -207,6 +209,7 @@ mod tests {
             (|lock| drop(lock.train.pop()), "data.train", Forbids),
             (|lock| lock.eval.clear(), "data.eval", Forbids),
             (|lock| lock.tokenizer = None, "tokenizer", Forbids),
+            (|lock| lock.tokenizer_files = vec![file("/a/merges.txt", "9")], "tokenizer", Forbids),
             (|lock| lock.model[0].hash = "x".into(), "model", Forbids),
             (|lock| lock.hub[0].commit = "2".repeat(40), "o/n", Nothing),
             (|lock| lock.on.trainer = Some("x".into()), "trainer", Forbids),

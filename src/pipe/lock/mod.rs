@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::event::Started;
 use pipe_spec::lock::{Cpu, LockedCard, LockedFile, Program};
+use pipe_spec::model_folder;
 use pipe_spec::pipeline::Pipeline;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Device, Lock, RunFolder, variables};
@@ -52,6 +53,7 @@ pub fn collect(on: &Value, folder: &RunFolder, plan: &Plan, reporter: &Reporter)
         train: Vec::new(),
         eval: Vec::new(),
         tokenizer: None,
+        tokenizer_files: Vec::new(),
         model: Vec::new(),
         hub: Vec::new(),
         commit: commit::of(Path::new(".")),
@@ -81,10 +83,12 @@ pub fn changed_inputs(folder: &RunFolder, inputs: &Inputs, reporter: &Reporter) 
 fn with_inputs(lock: Lock, inputs: &Inputs, reporter: &Reporter) -> Result<Lock, Error> {
     let model = inputs.model.iter().flat_map(model_files).collect::<Vec<_>>();
     let mut hasher = Hasher::new(inputs.all().chain(&model), reporter);
+    let mut tokenizer = hasher.files(inputs.tokenizer_definition())?.into_iter();
     let lock = Lock {
         train: hasher.files(&inputs.train)?,
         eval: hasher.files(&inputs.eval)?,
-        tokenizer: inputs.tokenizer.as_ref().map(|input| hasher.file(input)).transpose()?,
+        tokenizer: tokenizer.next(),
+        tokenizer_files: tokenizer.collect(),
         model: hasher.files(&model)?,
         hub: inputs.hub.clone(),
         ..lock

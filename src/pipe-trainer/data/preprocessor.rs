@@ -1,0 +1,177 @@
+//! `preprocessor_config.json`: how pictures become what CLIP sees. Read from a model's folder and written beside a result, so
+//! that transformers prepares pictures as they were in training.
+
+use std::fs;
+use std::path::Path;
+
+use image::imageops::FilterType;
+use pipe_spec::model_folder;
+use serde_json::{Map, Value, json};
+
+use crate::error::TrainerError;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Preprocessor {
+    /// The shorter side of a picture is scaled to this, then the middle is cut out.
+    pub shortest_edge: u32,
+    /// Height and width of what is cut out: those of the model.
+    pub crop: u32,
+    pub resample: FilterType,
+    /// What a level from 0 to 255 is multiplied with.
+    pub scale: f64,
+    pub mean: [f32; 3],
+    pub std: [f32; 3],
+}
+
+/// Filters by the numbers that Pillow gives them.
+const FILTERS: [(u64, FilterType); 4] =
+    [(0, FilterType::Nearest), (1, FilterType::Lanczos3), (2, FilterType::Triangle), (3, FilterType::CatmullRom)];
+
+impl Preprocessor {
+    /// Of the pictures that CLIP was first trained on.
+    const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+    const STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
+
+    /// As CLIP does it.
+    pub fn clip(size: u32) -> Self {
+        let (mean, std) = (Self::MEAN, Self::STD);
+        Self { shortest_edge: size, crop: size, resample: FilterType::CatmullRom, scale: 1.0 / 255.0, mean, std }
+    }
+
+    /// Of a model's folder, for a model that sees pictures of `size`; as CLIP does it where the folder says nothing.
+    pub fn open(size: u32, model: Option<&Path>) -> Result<Self, TrainerError> {
+        let path = model.map(|folder| folder.join(model_folder::PREPROCESSOR)).filter(|path| path.is_file());
+        let Some(path) = path else { return Ok(Self::clip(size)) };
+        let fail = |message: String| TrainerError::Model { path: path.clone(), message };
+        let text = fs::read(&path).map_err(|error| fail(error.to_string()))?;
+        let keys: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
+        Self::read(size, &keys).map_err(fail)
+    }
+
+    fn read(size: u32, keys: &Map<String, Value>) -> Result<Self, String> {
+        for key in ["do_resize", "do_center_crop", "do_rescale"] {
+            if keys.get(key) == Some(&Value::Bool(false)) {
+                return Err(format!("{key}: found false; allowed: true"));
+            }
+        }
+        let mut read = Self::clip(size);
+        read.shortest_edge = edge(keys, "size")?.unwrap_or(size);
+        let crop = edge(keys, "crop_size")?.unwrap_or(size);
+        if crop != size || read.shortest_edge < crop {
+            let found = [read.shortest_edge, crop].map(|edge| edge.to_string()).join(" and crop_size ");
+            return Err(format!(
+                "found size {found}; allowed: crop_size {size}, as the model's image_size, and no smaller size"
+            ));
+        }
+        if let Some(number) = keys.get("resample") {
+            let known = number.as_u64().and_then(|number| FILTERS.iter().find(|(code, _)| *code == number));
+            read.resample = known.ok_or_else(|| format!("resample: found {number}; allowed: 0 to 3"))?.1;
+        }
+        read.scale = keys.get("rescale_factor").and_then(Value::as_f64).unwrap_or(read.scale);
+        if keys.get("do_normalize") == Some(&Value::Bool(false)) {
+            (read.mean, read.std) = ([0.0; 3], [1.0; 3]);
+            return Ok(read);
+        }
+        read.mean = channels(keys, "image_mean")?.unwrap_or(read.mean);
+        read.std = channels(keys, "image_std")?.unwrap_or(read.std);
+        if read.std.iter().any(|part| *part <= 0.0) {
+            return Err(format!("image_std: found {:?}; allowed: numbers above 0", read.std));
+        }
+        Ok(read)
+    }
+
+    /// The file, as transformers reads it.
+    pub fn json(&self) -> Value {
+        let resample = FILTERS.iter().find(|(_, filter)| *filter == self.resample).map(|(number, _)| *number);
+        json!({
+            "image_processor_type": "CLIPImageProcessor",
+            "do_convert_rgb": true,
+            "do_resize": true,
+            "size": { "shortest_edge": self.shortest_edge },
+            "resample": resample,
+            "do_center_crop": true,
+            "crop_size": { "height": self.crop, "width": self.crop },
+            "do_rescale": true,
+            "rescale_factor": self.scale,
+            "do_normalize": true,
+            "image_mean": self.mean,
+            "image_std": self.std,
+        })
+    }
+}
+
+/// A size: a number, or an object that says it of the shorter side or of both.
+fn edge(keys: &Map<String, Value>, key: &str) -> Result<Option<u32>, String> {
+    let number = |value: &Value| value.as_u64().and_then(|edge| u32::try_from(edge).ok()).filter(|edge| *edge > 0);
+    let found = match keys.get(key) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Object(sides)) => match (sides.get("shortest_edge"), sides.get("height"), sides.get("width")) {
+            (Some(edge), _, _) => number(edge),
+            (None, Some(height), Some(width)) if height == width && key == "crop_size" => number(height),
+            _ => None,
+        },
+        Some(value) => number(value),
+    };
+    let wrong = || format!("{key}: found {}; allowed: a shortest_edge above 0, for crop_size a square", keys[key]);
+    found.map(Some).ok_or_else(wrong)
+}
+
+fn channels(keys: &Map<String, Value>, key: &str) -> Result<Option<[f32; 3]>, String> {
+    let Some(value) = keys.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+    serde_json::from_value(value.clone()).map(Some).map_err(|_| format!("{key}: found {value}; allowed: three numbers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(value: Value) -> Result<Preprocessor, String> {
+        Preprocessor::read(8, value.as_object().unwrap())
+    }
+
+    #[test]
+    fn what_the_folder_says_is_kept() {
+        let plain = Preprocessor::clip(8);
+        assert_eq!(read(json!({})), Ok(plain));
+        let cases = [
+            (
+                json!({"image_mean": [0.5, 0.5, 0.5], "size": {"shortest_edge": 8}}),
+                Preprocessor { mean: [0.5; 3], ..plain },
+            ),
+            (
+                json!({"size": 10, "crop_size": 8, "resample": 2}),
+                Preprocessor { shortest_edge: 10, resample: FilterType::Triangle, ..plain },
+            ),
+            (
+                json!({"crop_size": {"height": 8, "width": 8}, "rescale_factor": 0.5}),
+                Preprocessor { scale: 0.5, ..plain },
+            ),
+            (
+                json!({"do_normalize": false, "image_std": [9, 9, 9]}),
+                Preprocessor { mean: [0.0; 3], std: [1.0; 3], ..plain },
+            ),
+        ];
+        for (value, want) in cases {
+            assert_eq!(read(value.clone()), Ok(want), "{value}");
+            // What is written is what is read again.
+            assert_eq!(read(want.json()), Ok(want), "{value}");
+        }
+    }
+
+    #[test]
+    fn what_the_loader_does_not_do_is_refused() {
+        let cases = [
+            (json!({"image_std": [0.5, 0.5, 0]}), "image_std: found [0.5, 0.5, 0.0]"),
+            (json!({"image_mean": [0.5]}), "image_mean: found [0.5]"),
+            (json!({"crop_size": 9}), "allowed: crop_size 8"),
+            (json!({"size": 4}), "found size 4 and crop_size 8"),
+            (json!({"size": {"height": 8, "width": 8}}), "size: found"),
+            (json!({"resample": 5}), "resample: found 5"),
+            (json!({"do_center_crop": false}), "do_center_crop: found false"),
+        ];
+        for (value, text) in cases {
+            let error = read(value).unwrap_err();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+}

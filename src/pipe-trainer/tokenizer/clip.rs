@@ -1,0 +1,37 @@
+//! CLIP's tokenizer, made from `vocab.json` and `merges.txt`.
+
+use std::path::Path;
+
+use serde_json::json;
+use tokenizers::Tokenizer;
+
+use super::Built;
+use super::parts::{decode, normalize, pre_tokenize};
+use super::roberta::{byte_level, files, surround};
+use super::settings::Settings;
+
+const START: &str = "<|startoftext|>";
+const END: &str = "<|endoftext|>";
+
+/// A word is letters, one digit, or what is neither; or the end of a short form.
+const WORDS: &str = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+";
+
+pub fn build(path: &Path, settings: &Settings) -> Built {
+    let unknown = settings.token("unk_token", END);
+    let model = files(path)?.end_of_word_suffix("</w>".to_owned()).unk_token(unknown).build();
+    let mut tokenizer = Tokenizer::new(model.map_err(|error| error.to_string())?);
+    let normalizers = json!([
+        { "type": "NFC" },
+        { "type": "Replace", "pattern": { "Regex": r"\s+" }, "content": " " },
+        { "type": "Lowercase" },
+    ]);
+    normalize(&mut tokenizer, &json!({ "type": "Sequence", "normalizers": normalizers }))?;
+    let words = json!({ "type": "Split", "pattern": { "Regex": WORDS }, "behavior": "Removed", "invert": true });
+    pre_tokenize(&mut tokenizer, &json!({ "type": "Sequence", "pretokenizers": [words, byte_level(false)] }))?;
+    decode(&mut tokenizer, &byte_level(true))?;
+    let names = [("bos_token", START), ("eos_token", END), ("unk_token", END), ("pad_token", END)];
+    settings.add_tokens(&mut tokenizer, &names, settings.additional())?;
+    let (bos, eos) = (settings.token("bos_token", START), settings.token("eos_token", END));
+    surround(&mut tokenizer, &bos, &eos, false, false)?;
+    Ok(tokenizer)
+}

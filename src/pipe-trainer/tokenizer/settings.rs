@@ -1,0 +1,199 @@
+//! What stands beside a vocabulary: `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`. Read and merged in the
+//! order of transformers' `PreTrainedTokenizerBase._from_pretrained`, so that added tokens get the same numbers.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use tokenizers::{AddedToken, Tokenizer};
+
+/// The special tokens that every tokenizer may have, in the order in which they are added.
+const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+#[derive(Debug, Default)]
+pub struct Settings {
+    config: Map<String, Value>,
+    named: BTreeMap<String, Special>,
+    /// Tokens with a name that only this model has.
+    others: Vec<Special>,
+    /// Special tokens without a name; nothing where the files do not speak of them.
+    extra: Option<Vec<Special>>,
+    /// The same by its old name, in special_tokens_map.json.
+    additional: Vec<Special>,
+    /// By the number they had when they were written down.
+    added: BTreeMap<u64, AddedToken>,
+}
+
+/// A token that is given as a text or with all that belongs to it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Special {
+    Plain(String),
+    Token(AddedToken),
+}
+
+impl Special {
+    pub fn content(&self) -> &str {
+        match self {
+            Self::Plain(content) => content,
+            Self::Token(token) => &token.content,
+        }
+    }
+
+    /// Nothing for what is no token.
+    fn read(value: &Value) -> Option<Self> {
+        match value {
+            Value::String(text) => Some(Self::Plain(text.clone())),
+            Value::Object(keys) => added_token(keys, true).map(Self::Token),
+            _ => None,
+        }
+    }
+
+    fn list(value: &Value) -> Vec<Self> {
+        value.as_array().into_iter().flatten().filter_map(Self::read).collect()
+    }
+}
+
+impl Settings {
+    /// Those beside the vocabulary at `path`.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let config = object(path, "tokenizer_config.json")?;
+        let mut settings = Self::of_config(config);
+        if let Some(Value::Object(decoder)) = settings.config.get("added_tokens_decoder") {
+            for (number, token) in decoder {
+                let number = number.parse().map_err(|_| format!("added_tokens_decoder has the number {number:?}"))?;
+                let token = token.as_object().and_then(|keys| added_token(keys, false));
+                settings.added.insert(number, token.ok_or("added_tokens_decoder has an entry that is no token")?);
+            }
+            return Ok(settings);
+        }
+        // Tokens that the config wrote out with all that belongs to them do not count here.
+        let plain = |special: &Special| matches!(special, Special::Plain(_));
+        let mut known: Vec<String> = settings
+            .named
+            .values()
+            .filter(|special| plain(special))
+            .map(|special| special.content().to_owned())
+            .collect();
+        for (name, value) in object(path, "special_tokens_map.json")? {
+            match Special::read(&value) {
+                Some(special) if NAMED.contains(&name.as_str()) => {
+                    known.push(special.content().to_owned());
+                    settings.named.insert(name, special);
+                }
+                None if name == "extra_special_tokens" && value.is_array() => {
+                    let extra = settings.extra.get_or_insert_default();
+                    for special in Special::list(&value) {
+                        if !extra.contains(&special) {
+                            extra.push(special);
+                        }
+                    }
+                }
+                None if name == "additional_special_tokens" => settings.additional = Special::list(&value),
+                _ => {}
+            }
+        }
+        known.extend(settings.extra.iter().flatten().map(|special| special.content().to_owned()));
+        for (content, number) in object(path, "added_tokens.json")? {
+            let number = number.as_u64().ok_or_else(|| format!("added_tokens.json: {content:?} has no number"))?;
+            let special = known.contains(&content);
+            settings.added.insert(number, AddedToken::from(content, special));
+        }
+        Ok(settings)
+    }
+
+    fn of_config(config: Map<String, Value>) -> Self {
+        let mut settings = Self::default();
+        let filled = |key: &str| config.get(key).filter(|value| !value.as_array().is_some_and(Vec::is_empty));
+        let extra = filled("extra_special_tokens").or_else(|| config.get("additional_special_tokens"));
+        settings.extra = extra.filter(|value| value.is_array()).map(Special::list);
+        for (name, value) in &config {
+            match Special::read(value) {
+                Some(special) if NAMED.contains(&name.as_str()) => drop(settings.named.insert(name.clone(), special)),
+                Some(special @ Special::Plain(_)) if name.ends_with("_token") => settings.others.push(special),
+                _ => {}
+            }
+        }
+        let dict = extra.and_then(Value::as_object).into_iter().flatten();
+        settings.others.extend(dict.filter_map(|(_, value)| Special::read(value)));
+        settings.config = config;
+        settings
+    }
+
+    pub fn flag(&self, key: &str) -> Option<bool> {
+        self.config.get(key).and_then(Value::as_bool)
+    }
+
+    pub fn number(&self, key: &str) -> Option<u64> {
+        self.config.get(key).and_then(Value::as_u64)
+    }
+
+    /// The special token `name`, or what the family calls it.
+    pub fn token(&self, name: &str, default: &str) -> String {
+        self.named.get(name).map_or(default, Special::content).to_owned()
+    }
+
+    /// What a vocabulary without special tokens of its own has besides the named ones.
+    pub fn additional(&self) -> Vec<Special> {
+        self.additional.clone()
+    }
+
+    /// Adds every special and every added token. `defaults` are the names of the family's own; `extra` are those without a name,
+    /// where the files do not speak of them.
+    pub fn add_tokens(
+        &self,
+        tokenizer: &mut Tokenizer,
+        defaults: &[(&str, &str)],
+        extra: Vec<Special>,
+    ) -> Result<(), String> {
+        let default = |name: &&str| defaults.iter().find(|(own, _)| own == name);
+        let named = NAMED.iter().filter_map(|name| {
+            let plain = || default(name).map(|(_, content)| Special::Plain((*content).to_owned()));
+            self.named.get(*name).cloned().or_else(plain)
+        });
+        let named: Vec<Special> =
+            named.chain(self.others.iter().cloned()).map(|special| self.as_added(special)).collect();
+        let mut tokens: Vec<Special> = self.added.values().cloned().map(Special::Token).collect();
+        for special in named.iter().cloned().chain(self.extra.clone().unwrap_or(extra)) {
+            let is_added = self.added.values().any(|token| token.content == special.content());
+            if !is_added && !tokens.contains(&special) {
+                tokens.push(special);
+            }
+        }
+        let added = tokens.into_iter().map(|special| match special {
+            Special::Plain(content) => AddedToken::from(content, true),
+            Special::Token(token) => {
+                let special = token.special || named.iter().any(|named| named.content() == token.content);
+                token.special(special)
+            }
+        });
+        tokenizer.add_tokens(added).map(drop).map_err(|error| error.to_string())
+    }
+
+    /// A named token is the added token of the same text, if there is one.
+    fn as_added(&self, special: Special) -> Special {
+        let added = self.added.values().find(|token| token.content == special.content());
+        added.map_or(special, |token| Special::Token(token.clone()))
+    }
+}
+
+/// What a token says of itself; `special` where it does not say.
+fn added_token(keys: &Map<String, Value>, special: bool) -> Option<AddedToken> {
+    let content = keys.get("content")?.as_str()?;
+    let flag = |key: &str| keys.get(key).and_then(Value::as_bool);
+    let special = flag("special").unwrap_or(special);
+    let token = AddedToken::from(content, special);
+    let normalized = flag("normalized").unwrap_or(token.normalized);
+    let off = |key: &str| flag(key).unwrap_or(false);
+    Some(token.normalized(normalized).lstrip(off("lstrip")).rstrip(off("rstrip")).single_word(off("single_word")))
+}
+
+/// The keys of a JSON file beside `path`; none where there is no such file.
+fn object(path: &Path, name: &str) -> Result<Map<String, Value>, String> {
+    let file = super::beside(path, name);
+    if !file.exists() {
+        return Ok(Map::new());
+    }
+    let bytes = fs::read(&file).map_err(|error| format!("{name}: {error}"))?;
+    serde_json::from_slice(&bytes).map_err(|error| format!("{name}: {error}"))
+}
