@@ -13,8 +13,7 @@ pub struct WeightFiles {
     pub index: &'static str,
 }
 
-pub const SAFETENSORS: WeightFiles =
-    WeightFiles { single: "model.safetensors", index: "model.safetensors.index.json" };
+pub const SAFETENSORS: WeightFiles = WeightFiles { single: "model.safetensors", index: "model.safetensors.index.json" };
 pub const PICKLE: WeightFiles = WeightFiles { single: "pytorch_model.bin", index: "pytorch_model.bin.index.json" };
 
 /// Formats of weights in order of preference.

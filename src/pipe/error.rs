@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use pipe_spec::text::human_bytes;
 use pipe_spec::{PipeExit, Problems};
 
 use crate::capability::{Architecture, Capability};
@@ -16,6 +17,15 @@ pub enum Error {
     PipelineTooLarge { path: PathBuf, size: u64, limit: u64 },
     #[error("{}", invalid_text(path, problems))]
     Invalid { path: PathBuf, problems: Problems },
+
+    #[error("{path}: {message}", path = path.display())]
+    Data { path: PathBuf, message: String },
+    #[error("no room to prepare {path}: {}{} free in {folder}, of which some are kept free", needed.map(|bytes| format!("it needs {}, ", human_bytes(bytes))).unwrap_or_default(), human_bytes(*free), path = path.display(), folder = folder.display())]
+    NoRoom { path: PathBuf, folder: PathBuf, needed: Option<u64>, free: u64 },
+    #[error("the data cache {path} cannot be used: {source}", path = path.display())]
+    DataCache { path: PathBuf, source: std::io::Error },
+    #[error("there is no folder for prepared data: neither PIPE_CACHE, XDG_CACHE_HOME nor HOME is set")]
+    NoCache,
 
     #[error("no container engine answers: {reason}")]
     NoEngine { reason: String, hint: String },
@@ -117,7 +127,8 @@ impl Error {
             }
             Self::RunEnded { code, .. } => *code,
             Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } => PipeExit::Unexpected,
-            Self::NoPlan { .. } => PipeExit::Invalid,
+            Self::NoPlan { .. } | Self::Data { .. } | Self::NoRoom { .. } => PipeExit::Invalid,
+            Self::DataCache { .. } | Self::NoCache => PipeExit::Unexpected,
             Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
         }
     }
@@ -151,6 +162,10 @@ impl Error {
             Self::Write { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
                 Some("free some space, or choose another folder for runs with PIPE_RUNS".to_owned())
             }
+            Self::NoRoom { .. } => {
+                Some("free some space, or choose another folder for prepared data with PIPE_CACHE".to_owned())
+            }
+            Self::DataCache { .. } | Self::NoCache => Some("name a folder with PIPE_CACHE".to_owned()),
             Self::EngineLost { .. } => Some("start the engine again; `pipe resume` then goes on".to_owned()),
             Self::RunBusy { id } => Some(format!("`pipe attach {id}` watches it, `pipe stop {id}` stops it")),
             Self::Damaged { id, .. } => Some(format!(
@@ -175,6 +190,7 @@ impl Error {
             | Self::NoPlan { .. }
             | Self::PipelineTooLarge { .. }
             | Self::Invalid { .. }
+            | Self::Data { .. }
             | Self::NotDriven { .. }
             | Self::RunEnded { .. }
             | Self::Engine { .. }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use pipe_spec::pipeline::{Image, Paths, Pipeline, Problems, Task};
 use pipe_spec::{Variables, variables};
 
+use crate::data_cache::{self, Format, Prepared, Wanted};
 use crate::hub::{self, Hub, Snapshot};
 use crate::run::absolute;
 
@@ -19,6 +20,8 @@ pub struct Input {
     pub mounted: PathBuf,
     /// What is mounted for it and where, if it would not be whole by itself.
     pub mount: Option<Mount>,
+    /// What the job reads in its place.
+    pub prepared: Option<Prepared>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +31,23 @@ pub struct Mount {
 }
 
 impl Input {
-    pub fn mount(&self) -> Mount {
-        self.mount.clone().unwrap_or_else(|| Mount { host: self.host.clone(), target: self.mounted.clone() })
+    /// What a container needs of the host for it.
+    pub fn mounts(&self) -> Vec<Mount> {
+        let Some(prepared) = &self.prepared else {
+            let alone = || Mount { host: self.host.clone(), target: self.mounted.clone() };
+            return vec![self.mount.clone().unwrap_or_else(alone)];
+        };
+        let beside = prepared.beside.iter().map(|folder| Mount { host: folder.clone(), target: folder.clone() });
+        let rows = Mount { host: prepared.folder.clone(), target: prepared.mounted.clone() };
+        std::iter::once(rows).chain(beside).collect()
+    }
+
+    /// Where the job reads it: on the host, as that is written to disk, and in a container.
+    pub fn read_at(&self) -> (PathBuf, PathBuf) {
+        match &self.prepared {
+            Some(prepared) => (prepared.folder.join(&prepared.file), prepared.mounted.join(&prepared.file)),
+            None => (self.written.clone(), self.mounted.clone()),
+        }
     }
 }
 
@@ -57,6 +75,9 @@ impl Inputs {
         let is_text = |input: &Input| input.host.extension().is_none_or(|ending| ending != "safetensors");
         let tokenizer = (task.reads_text() && train.iter().chain(&eval).any(is_text))
             .then(|| finder.tokenizer(pipeline, model.as_ref(), train.first()));
+        let wanted = Wanted::of(task, &pipeline.data);
+        finder.check_files("data.train", &train, &wanted);
+        finder.check_files("data.eval", &eval, &wanted);
         if let Some(Image::Dockerfile(path)) = &pipeline.container.image
             && !Path::new(path).is_file()
         {
@@ -103,7 +124,7 @@ impl Finder<'_> {
             Some(_) if Path::new(&value).is_absolute() => PathBuf::from(text),
             Some(_) => absolute(Path::new("")).join(text),
         };
-        Input { host, written, mounted: mounted.into(), mount: None }
+        Input { host, written, mounted: mounted.into(), mount: None, prepared: None }
     }
 
     /// The files of `data.train` or `data.eval`, those of folders in the order of their names.
@@ -154,8 +175,27 @@ impl Finder<'_> {
             written: folder.written.join(name),
             mounted: folder.mounted.join(name),
             mount: Some(mount.clone()),
+            prepared: None,
         };
         names.iter().map(file).collect()
+    }
+
+    /// Whether the files are what their names say, as far as a look at them tells. What is missing was told before.
+    fn check_files(&mut self, place: &str, inputs: &[Input], wanted: &Wanted) {
+        for input in inputs.iter().filter(|input| input.host.metadata().is_ok_and(|meta| meta.len() > 0)) {
+            if let Err(why) = data_cache::check(&input.host, wanted) {
+                self.problem(place, format!("{}: {why}", input.written.display()));
+            }
+            let unpacked = input.host.with_extension("");
+            let is_packed = matches!(Format::of(&input.host), Format::Compressed(_));
+            if is_packed && inputs.iter().any(|other| other.host == unpacked) {
+                let (packed, plain) = (input.written.display(), unpacked.file_name().unwrap_or_default().display());
+                self.problem(
+                    place,
+                    format!("{packed} and {plain} beside it are the same data twice; name one of them"),
+                );
+            }
+        }
     }
 
     fn model(&mut self, from: &str) -> Input {
@@ -199,12 +239,14 @@ impl Finder<'_> {
         let input = match (&pipeline.data.tokenizer, model, first) {
             (Some(text), _, _) => self.input(text, mounted),
             (None, Some(model), _) => {
-                Input { host: model.host.join(name), written: model.written.join(name), mounted, mount: None }
+                let (host, written) = (model.host.join(name), model.written.join(name));
+                Input { host, written, mounted, mount: None, prepared: None }
             }
             (None, None, first) => {
                 let beside = |path: &Path| path.with_file_name(name);
                 let first = first.cloned().unwrap_or_else(|| self.input("", ""));
-                Input { host: beside(&first.host), written: beside(&first.written), mounted, mount: None }
+                let (host, written) = (beside(&first.host), beside(&first.written));
+                Input { host, written, mounted, mount: None, prepared: None }
             }
         };
         if !input.host.is_file() {
@@ -226,11 +268,12 @@ fn in_repository(snapshot: Snapshot) -> Input {
         host,
         mounted: target.join(snapshot.path),
         mount: Some(Mount { host: snapshot.repository, target }),
+        prepared: None,
     }
 }
 
 fn has_ending(path: &Path, task: Task) -> bool {
-    path.extension().and_then(|ending| ending.to_str()).is_some_and(|ending| task.endings().contains(&ending))
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| task.takes(name))
 }
 
 /// An I/O error without its number.

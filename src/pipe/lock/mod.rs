@@ -145,6 +145,7 @@ fn model_files(folder: &Input) -> Vec<Input> {
         written: folder.written.join(&name),
         mounted: folder.mounted.join(&name),
         mount: None,
+        prepared: None,
     };
     names.into_iter().map(file).filter(|input| input.host.is_file()).collect()
 }

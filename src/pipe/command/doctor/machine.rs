@@ -6,7 +6,9 @@ use std::path::Path;
 use pipe_spec::text::human_bytes;
 
 use super::check::{Check, Status};
+use crate::data_cache;
 use crate::digests;
+use crate::disk::Space;
 use crate::engine::docker::Info;
 use crate::ledger::Ledger;
 use crate::run::{absolute, runs_folder};
@@ -89,7 +91,7 @@ pub fn ledger() -> Check {
     }
 }
 
-/// Hashes of files: without them libtorch is read anew for every run.
+/// Hashes of files, without which libtorch is read for every run, and data files that were prepared for the trainer.
 pub fn cache() -> Check {
     match digests::cache_folder() {
         None => Check::note("cache", "no place for it").hint("name a folder with PIPE_CACHE"),
@@ -97,7 +99,13 @@ pub fn cache() -> Check {
             Check::note("cache", format!("{} cannot be written to", folder.display()))
                 .hint("name another with PIPE_CACHE")
         }
-        Some(folder) => Check::ok("cache", folder.display().to_string()),
+        Some(folder) => {
+            let data = match data_cache::size() {
+                (0, _) => String::new(),
+                (files, bytes) => format!(", {} of prepared data ({files} files)", human_bytes(bytes)),
+            };
+            Check::ok("cache", format!("{}{data}", folder.display()))
+        }
     }
 }
 
@@ -115,25 +123,4 @@ fn writable(path: &Path) -> bool {
     let Ok(path) = CString::new(place.as_os_str().as_encoded_bytes()) else { return false };
     // SAFETY: the path ends in a zero byte and is only read.
     unsafe { libc::access(path.as_ptr(), libc::W_OK) == 0 }
-}
-
-/// Bytes of a file system.
-struct Space {
-    free: u64,
-    total: u64,
-}
-
-impl Space {
-    fn of(path: &Path) -> Option<Self> {
-        let path = CString::new(path.as_os_str().as_encoded_bytes()).ok()?;
-        let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: the path ends in a zero byte and `stat` is large enough; it is read only when the call succeeded.
-        let stat = unsafe {
-            if libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) != 0 {
-                return None;
-            }
-            stat.assume_init()
-        };
-        Some(Self { free: stat.f_bavail * stat.f_frsize, total: stat.f_blocks * stat.f_frsize })
-    }
 }

@@ -3,6 +3,7 @@
 
 mod block;
 mod curve;
+mod data;
 mod image;
 mod pace;
 mod screen;
@@ -21,6 +22,7 @@ use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
 
 use super::{attempts_table, print, summary};
+use data::DataProgress;
 use image::ImageProgress;
 use pace::rhythm;
 use screen::{Screen, lock};
@@ -189,6 +191,12 @@ impl Reporter {
         self.hide();
         let on_terminal = self.mode == Mode::Block;
         ImageProgress::new(self, size, on_terminal)
+    }
+
+    /// For data that is prepared. Shows nothing until something is begun.
+    pub fn data_progress(&mut self) -> DataProgress<'_> {
+        let on_terminal = self.mode == Mode::Block;
+        DataProgress::new(self, on_terminal)
     }
 
     fn show(&mut self) {
