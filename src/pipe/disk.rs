@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::path::Path;
 
 /// Bytes of a file system.
+#[derive(Clone, Copy, Debug)]
 pub struct Space {
     pub free: u64,
     pub total: u64,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use pipe_spec::text::human_bytes;
 use pipe_spec::{PipeExit, Problems};
 
 use crate::capability::{Architecture, Capability};
@@ -29,6 +30,14 @@ pub enum Error {
     HubCache { path: PathBuf, source: std::io::Error },
     #[error("{needed} are to be fetched into the hub cache {folder}, and {free} are free there", folder = folder.display())]
     NoSpace { folder: PathBuf, needed: String, free: String },
+    #[error("{path}: {message}", path = path.display())]
+    Data { path: PathBuf, message: String },
+    #[error("no room to prepare {path}: {}{} free in {folder}, of which some are kept free", needed.map(|bytes| format!("it needs {}, ", human_bytes(bytes))).unwrap_or_default(), human_bytes(*free), path = path.display(), folder = folder.display())]
+    NoRoom { path: PathBuf, folder: PathBuf, needed: Option<u64>, free: u64 },
+    #[error("the data cache {path} cannot be used: {source}", path = path.display())]
+    DataCache { path: PathBuf, source: std::io::Error },
+    #[error("there is no folder for prepared data: neither PIPE_CACHE, XDG_CACHE_HOME nor HOME is set")]
+    NoCache,
 
     #[error("no container engine answers: {reason}")]
     NoEngine { reason: String, hint: String },
@@ -135,11 +144,11 @@ impl Error {
             }
             Self::RunEnded { code, .. } => *code,
             Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } => PipeExit::Unexpected,
-            Self::NoPlan { .. } => PipeExit::Invalid,
-            Self::Read { .. } | Self::Write { .. } | Self::NoSpace { .. } | Self::HubCache { .. } => {
+            Self::NoPlan { .. } | Self::Data { .. } | Self::NoRoom { .. } => PipeExit::Invalid,
+            Self::DataCache { .. } | Self::NoCache | Self::NoSpace { .. } | Self::HubCache { .. } => {
                 PipeExit::Unexpected
             }
-            Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
+            Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
         }
     }
 
@@ -191,6 +200,10 @@ impl Error {
             Self::Write { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
                 Some("free some space, or choose another folder for runs with PIPE_RUNS".to_owned())
             }
+            Self::NoRoom { .. } => {
+                Some("free some space, or choose another folder for prepared data with PIPE_CACHE".to_owned())
+            }
+            Self::DataCache { .. } | Self::NoCache => Some("name a folder with PIPE_CACHE".to_owned()),
             Self::EngineLost { .. } => Some("start the engine again; `pipe resume` then goes on".to_owned()),
             Self::RunBusy { id } => Some(format!("`pipe attach {id}` watches it, `pipe stop {id}` stops it")),
             Self::Damaged { id, .. } => Some(format!(
@@ -215,6 +228,7 @@ impl Error {
             | Self::NoPlan { .. }
             | Self::PipelineTooLarge { .. }
             | Self::Invalid { .. }
+            | Self::Data { .. }
             | Self::NotDriven { .. }
             | Self::RunEnded { .. }
             | Self::Engine { .. }

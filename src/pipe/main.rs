@@ -5,6 +5,7 @@ mod card;
 mod cli;
 mod command;
 mod compare;
+mod data_cache;
 mod detach;
 mod digests;
 mod disk;

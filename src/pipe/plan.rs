@@ -70,7 +70,10 @@ pub fn settings_of(spec: &TrainerSpec, changes: usize) -> Settings {
 impl Plan<'_> {
     /// What the trainer is to do in attempt `number`.
     pub fn spec(&self, engine: &impl Engine, folder: &Path, number: u32, settings: &Settings) -> TrainerSpec {
-        let place = |input: &Input| engine.job_path(input.written.clone(), input.mounted.clone());
+        let place = |input: &Input| {
+            let (host, mounted) = input.read_at();
+            engine.job_path(host, mounted)
+        };
         let paths =
             |inputs: &[Input]| Paths(inputs.iter().map(|input| place(input).to_string_lossy().into_owned()).collect());
         let pipeline = self.pipeline;
@@ -129,7 +132,12 @@ impl Plan<'_> {
             (input.mounted.parent() == Some(&mount.target)).then(|| (text(&mount.target) + "/", text(folder) + "/"))
         };
         let replaced = |text: String, (mounted, written): (String, String)| text.replace(&mounted, &written);
-        let said = self.inputs.all().map(given).fold(said.to_owned(), replaced);
+        let original = |said: String, input: &Input| match &input.prepared {
+            Some(prepared) => prepared.with_original(&said, &text(&input.written)),
+            None => said,
+        };
+        let said = self.inputs.all().fold(said.to_owned(), original);
+        let said = self.inputs.all().map(given).fold(said, replaced);
         self.inputs.all().filter_map(beside).fold(said, replaced)
     }
 
@@ -143,11 +151,13 @@ impl Plan<'_> {
         env.extend(container.env.iter().map(|(name, text)| (name.clone(), value(text))));
         // The trainer fills in the variables of the paths it was given, which a container's paths have none of.
         for input in self.inputs.all() {
-            let written = engine.job_path(input.written.clone(), input.mounted.clone());
+            let (host, mounted) = input.read_at();
+            let written = engine.job_path(host, mounted);
             let used = self.variables.used(&written.to_string_lossy()).map(own).collect::<Vec<_>>();
             env.extend(used);
         }
-        let inputs: BTreeSet<_> = self.inputs.all().map(Input::mount).map(|mount| (mount.host, mount.target)).collect();
+        let inputs: BTreeSet<_> =
+            self.inputs.all().flat_map(Input::mounts).map(|mount| (mount.host, mount.target)).collect();
         let given = container.mounts.iter().map(|mount| (value(&mount.host).into(), PathBuf::from(&mount.container)));
         Launch {
             run_id: run_id.to_owned(),

@@ -11,6 +11,7 @@ use pipe_spec::model_folder::CONFIG;
 use pipe_spec::pipeline::{Arch, Image, Paths, Pipeline, Problems, Task};
 use pipe_spec::{Variables, variables};
 
+use crate::data_cache::{self, Format, Prepared, Wanted as Columns};
 use crate::error::Error;
 use crate::hub::{DataAddress, Failure, Hub, Reach, Snapshot, Wanted};
 use crate::model_files::Weights;
@@ -29,6 +30,8 @@ pub struct Input {
     pub mounted: PathBuf,
     /// What is mounted for it and where, if it would not be whole by itself.
     pub mount: Option<Mount>,
+    /// What the job reads in its place.
+    pub prepared: Option<Prepared>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +41,23 @@ pub struct Mount {
 }
 
 impl Input {
-    pub fn mount(&self) -> Mount {
-        self.mount.clone().unwrap_or_else(|| Mount { host: self.host.clone(), target: self.mounted.clone() })
+    /// What a container needs of the host for it.
+    pub fn mounts(&self) -> Vec<Mount> {
+        let Some(prepared) = &self.prepared else {
+            let alone = || Mount { host: self.host.clone(), target: self.mounted.clone() };
+            return vec![self.mount.clone().unwrap_or_else(alone)];
+        };
+        let beside = prepared.beside.iter().map(|folder| Mount { host: folder.clone(), target: folder.clone() });
+        let rows = Mount { host: prepared.folder.clone(), target: prepared.mounted.clone() };
+        std::iter::once(rows).chain(beside).collect()
+    }
+
+    /// Where the job reads it: on the host, as that is written to disk, and in a container.
+    pub fn read_at(&self) -> (PathBuf, PathBuf) {
+        match &self.prepared {
+            Some(prepared) => (prepared.folder.join(&prepared.file), prepared.mounted.join(&prepared.file)),
+            None => (self.written.clone(), self.mounted.clone()),
+        }
     }
 }
 
@@ -88,6 +106,9 @@ impl Inputs {
         if reads_text && unfetched.is_none() && !is_lost {
             tokenizer = finder.tokenizer(pipeline, model.as_ref(), train.first());
         }
+        let wanted = Columns::of(task, &pipeline.data);
+        finder.check_files("data.train", &train, &wanted);
+        finder.check_files("data.eval", &eval, &wanted);
         finder.container(pipeline);
         finder.check()?;
         let missing = std::mem::take(&mut finder.missing);
@@ -98,6 +119,9 @@ impl Inputs {
                 finder.check()?;
             }
             hub.tell(&finder.repositories);
+            // Those that were still to be fetched.
+            finder.check_files("data.train", &train, &wanted);
+            finder.check_files("data.eval", &eval, &wanted);
         }
         match (unfetched, &model) {
             (Some(name), Some(model)) if !all_local => tokenizer = vec![inside(model, name)],
@@ -164,7 +188,7 @@ impl<'a> Finder<'a> {
             Some(_) if Path::new(&value).is_absolute() => PathBuf::from(text),
             Some(_) => absolute(Path::new("")).join(text),
         };
-        Input { host, written, mounted: mounted.into(), mount: None }
+        Input { host, written, mounted: mounted.into(), mount: None, prepared: None }
     }
 
     /// The files of `data.train` or `data.eval`, those of folders in the order of their names.
@@ -219,8 +243,28 @@ impl<'a> Finder<'a> {
             written: folder.written.join(name),
             mounted: folder.mounted.join(name),
             mount: Some(mount.clone()),
+            prepared: None,
         };
         names.iter().map(file).collect()
+    }
+
+    /// Whether the files are what their names say, as far as a look at them tells. What is missing was told before, or is still
+    /// to be fetched.
+    fn check_files(&mut self, place: &str, inputs: &[Input], wanted: &Columns) {
+        for input in inputs.iter().filter(|input| input.host.metadata().is_ok_and(|meta| meta.len() > 0)) {
+            if let Err(why) = data_cache::check(&input.host, wanted) {
+                self.problem(place, format!("{}: {why}", input.written.display()));
+            }
+            let unpacked = input.host.with_extension("");
+            let is_packed = matches!(Format::of(&input.host), Format::Compressed(_));
+            if is_packed && inputs.iter().any(|other| other.host == unpacked) {
+                let (packed, plain) = (input.written.display(), unpacked.file_name().unwrap_or_default().display());
+                self.problem(
+                    place,
+                    format!("{packed} and {plain} beside it are the same data twice; name one of them"),
+                );
+            }
+        }
     }
 
     fn model(&mut self, from: &str, arch: Arch, tokenizer: bool) -> Option<Input> {
@@ -294,11 +338,12 @@ fn inside(folder: &Input, name: &str) -> Input {
         written: folder.written.join(name),
         mounted: folder.mounted.join(name),
         mount: None,
+        prepared: None,
     }
 }
 
 fn has_ending(path: &Path, task: Task) -> bool {
-    path.extension().and_then(|ending| ending.to_str()).is_some_and(|ending| task.endings().contains(&ending))
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| task.takes(name))
 }
 
 /// An I/O error without its number.

@@ -10,8 +10,9 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
-    /// .jsonl, .csv, .txt, .safetensors (what of these depends on the task), a folder of them, or a list; relative to the
-    /// working directory. On the hub: hf://datasets/owner/name/path, where the path may be a file, a folder or a pattern.
+    /// .jsonl, .csv, .txt (also with .gz or .zst behind), .parquet, .safetensors (what of these depends on the task), a folder
+    /// of them, or a list; relative to the working directory. On the hub: hf://datasets/owner/name/path, where the path may be
+    /// a file, a folder or a pattern.
     pub train: Paths,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<Paths>,

@@ -53,10 +53,32 @@ impl Task {
     /// The endings of files that it can be trained on. A file of tensors holds samples that are ready for the model.
     pub fn endings(self) -> &'static [&'static str] {
         match self {
-            Self::Seq2Seq | Self::Classification | Self::Contrastive => &["jsonl", "csv", "safetensors"],
-            Self::TimeSeries => &["csv", "safetensors"],
-            Self::Language => &["txt", "jsonl", "csv", "safetensors"],
+            Self::Seq2Seq | Self::Classification | Self::Contrastive => {
+                &["jsonl", "csv", "parquet", "jsonl.gz", "jsonl.zst", "csv.gz", "csv.zst", "safetensors"]
+            }
+            Self::TimeSeries => &["csv", "parquet", "csv.gz", "csv.zst", "safetensors"],
+            Self::Language => &[
+                "txt",
+                "jsonl",
+                "csv",
+                "parquet",
+                "txt.gz",
+                "txt.zst",
+                "jsonl.gz",
+                "jsonl.zst",
+                "csv.gz",
+                "csv.zst",
+                "safetensors",
+            ],
         }
+    }
+
+    /// Whether a file of this name is one that it can be trained on.
+    pub fn takes(self, name: &str) -> bool {
+        let has = |ending: &&str| {
+            name.strip_suffix(*ending).and_then(|rest| rest.strip_suffix('.')).is_some_and(|stem| !stem.is_empty())
+        };
+        self.endings().iter().any(has)
     }
 
     pub fn reads_text(self) -> bool {

@@ -10,6 +10,7 @@ use pipe_spec::pipeline::Gpus;
 use pipe_spec::{Device, Status};
 use serde_json::{Value, json};
 
+use crate::data_cache::{self, Ready, Wanted};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::interrupt::Interrupts;
@@ -17,6 +18,7 @@ use crate::ledger::{Diary, Ledger};
 use crate::load::{self, Loaded};
 use crate::lock::{self, Difference, Effect};
 use crate::plan::{Job, Plan, first_settings};
+use crate::preflight::Inputs;
 use crate::queue::{self, Place};
 use crate::report::{Reporter, html};
 use crate::run::{Record, Run, write_json, write_whole};
@@ -79,8 +81,9 @@ impl<'a> Driver<'a> {
         if !self.is_open() {
             self.interrupts.check()?;
         }
+        let ready = self.prepare_data().await?;
         match engine {
-            Chosen::Process(engine) => self.with(&engine, json!({ "engine": "process" }), job).await,
+            Chosen::Process(engine) => self.with(&engine, json!({ "engine": "process" }), job, &ready.inputs).await,
             Chosen::Docker(mut engine) => {
                 self.doing("building the image")?;
                 let first = self.first_image();
@@ -92,13 +95,29 @@ impl<'a> Driver<'a> {
                 let id = engine.image_id(&name).await?;
                 let version = &engine.info().version;
                 let on = json!({ "engine": "docker", "engine_version": version, "image": name, "image_id": id });
-                self.with(engine.as_ref(), on, job).await
+                self.with(engine.as_ref(), on, job, &ready.inputs).await
             }
         }
     }
 
-    async fn with<E: Engine>(&mut self, engine: &E, on: Value, job: Job) -> Result<Option<Fitted>, Error> {
-        let Loaded { pipeline, variables, inputs, .. } = self.loaded;
+    /// Data that the trainer cannot read as it is.
+    async fn prepare_data(&mut self) -> Result<Ready, Error> {
+        let Loaded { pipeline, inputs, .. } = self.loaded;
+        if data_cache::needed(inputs) {
+            self.doing("preparing the data")?;
+        }
+        let wanted = Wanted::of(pipeline.model.arch.task(), &pipeline.data);
+        data_cache::ready(inputs, wanted, self.reporter, self.interrupts).await
+    }
+
+    async fn with<E: Engine>(
+        &mut self,
+        engine: &E,
+        on: Value,
+        job: Job,
+        inputs: &Inputs,
+    ) -> Result<Option<Fitted>, Error> {
+        let Loaded { pipeline, variables, .. } = self.loaded;
         let device = device(engine, &pipeline.container.gpus)?;
         let plan = Plan { pipeline, inputs, variables, device, job };
         if let Some(limit) = plan.limit_without_container(engine) {

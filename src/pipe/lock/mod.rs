@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::event::Started;
 use pipe_spec::lock::{Cpu, LockedCard, LockedFile, Program};
-use pipe_spec::model_folder;
 use pipe_spec::pipeline::Pipeline;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Device, Lock, RunFolder, variables};
@@ -163,6 +162,7 @@ fn model_files(folder: &Input) -> Vec<Input> {
         written: folder.written.join(&name),
         mounted: folder.mounted.join(&name),
         mount: None,
+        prepared: None,
     };
     model_files::of_folder(&folder.host).into_iter().map(file).collect()
 }

@@ -89,7 +89,7 @@ pub fn in_repository(snapshot: &Snapshot, names: &[String]) -> Input {
         true => Mount { host: snapshot.cache.clone(), target: target.to_owned() },
         false => Mount { host: snapshot.repository.clone(), target: place.clone() },
     };
-    Input { written: host.clone(), host, mounted: place.join(&snapshot.path), mount: Some(mount) }
+    Input { written: host.clone(), host, mounted: place.join(&snapshot.path), mount: Some(mount), prepared: None }
 }
 
 pub fn names_in(folder: &Path) -> Vec<String> {

@@ -62,6 +62,7 @@ impl Finder<'_> {
             written: first.written.with_file_name(name),
             mounted: first.mounted.with_file_name(name),
             mount: first.mount.clone(),
+            prepared: None,
         };
         let others: Vec<Input> = set.iter().chain(&TOKENIZER_SETTINGS).map(beside).collect();
         for missing in others.iter().take(set.len()).filter(|input| !input.host.is_file()) {
@@ -80,7 +81,8 @@ fn in_model(model: &Input, arch: Arch) -> Option<Input> {
         host: model.host.join(name),
         written: model.written.join(name),
         mounted: model.mounted.join(name),
-        mount: Some(model.mount()),
+        mount: model.mounts().pop(),
+        prepared: None,
     })
 }
 
@@ -91,5 +93,6 @@ fn beside_data(data: &Input, arch: Arch) -> Option<Input> {
         written: data.written.with_file_name(name),
         mounted: Path::new(FOLDER).join(name),
         mount: None,
+        prepared: None,
     })
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use pipe_spec::text::human_bytes;
 
 use super::check::{Check, Status};
+use crate::data_cache;
 use crate::digests;
 use crate::disk::{Space, nearest};
 use crate::engine::docker::Info;
@@ -90,7 +91,7 @@ pub fn ledger() -> Check {
     }
 }
 
-/// Hashes of files: without them libtorch is read anew for every run.
+/// Hashes of files, without which libtorch is read for every run, and data files that were prepared for the trainer.
 pub fn cache() -> Check {
     match digests::cache_folder() {
         None => Check::note("cache", "no place for it").hint("name a folder with PIPE_CACHE"),
@@ -98,7 +99,13 @@ pub fn cache() -> Check {
             Check::note("cache", format!("{} cannot be written to", folder.display()))
                 .hint("name another with PIPE_CACHE")
         }
-        Some(folder) => Check::ok("cache", folder.display().to_string()),
+        Some(folder) => {
+            let data = match data_cache::size() {
+                (0, _) => String::new(),
+                (files, bytes) => format!(", {} of prepared data ({files} files)", human_bytes(bytes)),
+            };
+            Check::ok("cache", format!("{}{data}", folder.display()))
+        }
     }
 }
 

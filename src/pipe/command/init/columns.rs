@@ -1,12 +1,13 @@
 //! What the first lines of a data file tell: its columns, what they could be used for, what could be trained on them.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use pipe_spec::pipeline::{Arch, Task};
 use serde_json::{Map, Value};
+
+use crate::data_cache;
 
 /// Rows that are looked at for their classes.
 const ROWS: usize = 10_000;
@@ -68,8 +69,14 @@ impl Columns {
     /// Of the first file, if there is one that can be read.
     pub fn read(path: &Path) -> Option<Self> {
         let file = if path.is_dir() { first_file(path)? } else { path.to_owned() };
-        let ending = file.extension()?.to_str()?.to_ascii_lowercase();
-        let mut lines = BufReader::new(File::open(&file).ok()?).lines().map_while(Result::ok);
+        let ending = data_cache::full_ending(&file)?.to_ascii_lowercase();
+        if ending == "parquet" {
+            let (names, rows) = data_cache::first_rows(&file, ROWS)?;
+            return Some(Self { names, ending, rows });
+        }
+        // The trainer reads what is inside; how it is compressed says nothing about it.
+        let ending = ending.trim_end_matches(".gz").trim_end_matches(".zst").to_owned();
+        let mut lines = BufReader::new(data_cache::first_lines(&file)?).lines().map_while(Result::ok);
         let first = lines.next()?;
         Some(match ending.as_str() {
             "jsonl" => Self { names: keys(&first), ending, rows: Vec::new() },
@@ -91,7 +98,7 @@ impl Columns {
         match self.ending.as_str() {
             "txt" => Some(Arch::MuSota),
             _ if has("image") && has("text") => Some(Arch::Clip),
-            "csv" if has("label") && self.has_numbers() => Some(Arch::HybridCnnLstm),
+            "csv" | "parquet" if has("label") && self.has_numbers() => Some(Arch::HybridCnnLstm),
             _ if self.names.iter().any(|name| name == "text") && has("label") => Some(Arch::Bert),
             _ if has("source") && has("target") && self.role("source") != self.role("target") => Some(Arch::T5),
             _ if has("text") && has("label") => Some(Arch::Bert),
@@ -141,9 +148,8 @@ impl Columns {
 fn first_file(folder: &Path) -> Option<std::path::PathBuf> {
     let files = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
     let known = |path: &std::path::PathBuf| {
-        path.extension()
-            .and_then(|ending| ending.to_str())
-            .is_some_and(|ending| ["jsonl", "csv", "txt"].contains(&ending))
+        let is_text = path.extension().is_none_or(|ending| ending != "safetensors");
+        is_text && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| Task::Language.takes(name))
     };
     files.filter(known).min()
 }
@@ -180,6 +186,10 @@ mod tests {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("pipe-columns-{}-{number}.{ending}", std::process::id()));
+        let text = match ending.rsplit('.').next() {
+            Some("zst") => zstd::encode_all(text.as_bytes(), 3).unwrap(),
+            _ => text.as_bytes().to_vec(),
+        };
         std::fs::write(&path, text).unwrap();
         let columns = Columns::read(&path).unwrap();
         std::fs::remove_file(path).unwrap();
@@ -213,6 +223,8 @@ mod tests {
             ("csv", "review,sentiment\n\"good, or so\",1\n", Some(Arch::Bert), "text=review label=sentiment"),
             ("txt", "Once upon a time", Some(Arch::MuSota), ""),
             ("jsonl", r#"{"text": "a"}"#, Some(Arch::MuSota), "text=text"),
+            ("jsonl.zst", r#"{"question": "a", "answer": "b"}"#, Some(Arch::T5), "source=question target=answer"),
+            ("txt.zst", "Once upon a time", Some(Arch::MuSota), ""),
             ("jsonl", r#"{"a": 1}"#, None, ""),
             ("jsonl", "no json", None, ""),
         ] {

@@ -12,6 +12,7 @@ use pipe_spec::pipeline::{Arch, BatchSetting, Gpus, Pipeline, Task};
 use pipe_spec::text::{ByteSize, Name};
 
 use crate::card::Card;
+use crate::data_cache;
 use crate::error::Error;
 use crate::forecast::{Forecaster, Target};
 use crate::hub::{Failure, Hub, Reach};
@@ -155,7 +156,7 @@ impl Author<'_> {
         }
         let beside = |name: &str| {
             let place = Path::new(train);
-            let ending = place.extension().unwrap_or_default().to_string_lossy();
+            let ending = data_cache::full_ending(place).unwrap_or_default();
             place.with_file_name(format!("{name}.{ending}"))
         };
         let found = ["eval", "validation", "valid", "dev", "test"].map(beside).into_iter().find(|path| path.is_file());

@@ -3,6 +3,7 @@
 
 mod block;
 mod curve;
+mod data;
 mod fetch;
 mod image;
 mod pace;
@@ -22,6 +23,7 @@ use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
 
 use super::{attempts_table, print, summary};
+use data::DataProgress;
 pub use fetch::FetchProgress;
 use image::ImageProgress;
 use pace::rhythm;
@@ -196,6 +198,12 @@ impl Reporter {
     /// For what is fetched before there is a run.
     pub fn fetch_progress(&self) -> FetchProgress {
         FetchProgress::new(self.mode)
+    }
+
+    /// For data that is prepared. Shows nothing until something is begun.
+    pub fn data_progress(&mut self) -> DataProgress<'_> {
+        let on_terminal = self.mode == Mode::Block;
+        DataProgress::new(self, on_terminal)
     }
 
     fn show(&mut self) {

@@ -1,0 +1,140 @@
+//! From a data file to an entry of the cache.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::entry::{Cache, Held, KEY_LENGTH, Manifest};
+use super::format::{self, Format};
+use super::output::{Job, Output};
+use super::parquet::Table;
+use super::wanted::Wanted;
+use super::watch::Watch;
+use super::{Lines, Prepared, guarded, stream};
+use crate::digests::Digests;
+use crate::error::Error;
+use crate::preflight::Input;
+
+/// Raised whenever other files come out of the same sources.
+const VERSION: u32 = 1;
+
+/// A data file with what it is known by.
+pub struct Source {
+    host: PathBuf,
+    /// As the pipeline names it.
+    named: PathBuf,
+    format: Format,
+    pub key: String,
+    pub size: u64,
+    /// Size, time and inode, which are the same as long as nobody writes to it.
+    state: [i128; 3],
+    /// Where relative paths in it begin.
+    folder: PathBuf,
+}
+
+impl Source {
+    /// Nothing for a file that the trainer can read as it is.
+    pub fn of(input: &Input, wanted: &Wanted, digests: &mut Digests) -> Result<Option<Self>, Error> {
+        let format = Format::of(&input.host);
+        if format == Format::Plain {
+            return Ok(None);
+        }
+        let state = state(&input.host)?;
+        let folder = input.host.parent().unwrap_or(Path::new("/")).to_owned();
+        let digest = digests.of(&input.host)?;
+        // Paths of pictures are written as whole paths, which begin in the folder of the source.
+        let place = wanted.pictures.as_ref().map(|column| format!("{column} in {}", folder.display()));
+        let what = match format {
+            Format::Parquet => wanted.key(),
+            Format::Plain | Format::Compressed(_) => format!("{:?}", format::inner_ending(&input.host)),
+        };
+        let key = blake3::hash(format!("{VERSION}\n{digest}\n{format:?}\n{what}\n{place:?}").as_bytes());
+        Ok(Some(Self {
+            host: input.host.clone(),
+            named: input.written.clone(),
+            format,
+            key: key.to_hex()[..KEY_LENGTH].to_owned(),
+            size: u64::try_from(state[0]).unwrap_or(0),
+            state,
+            folder,
+        }))
+    }
+
+    pub fn name(&self) -> String {
+        self.named.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// The name of the file that is written.
+    fn file(&self, wanted: &Wanted) -> String {
+        let ending = match self.format {
+            Format::Parquet if wanted.as_csv() => "csv",
+            Format::Parquet => "jsonl",
+            Format::Plain | Format::Compressed(_) => format::inner_ending(&self.host).unwrap_or("jsonl"),
+        };
+        format!("data.{ending}")
+    }
+
+    /// Its entry of the cache, written if it is not there. `before` bytes of other sources were prepared already.
+    pub fn prepare(
+        &self,
+        cache: &Cache,
+        wanted: &Wanted,
+        watch: &Watch,
+        before: u64,
+        wait: impl Fn(),
+    ) -> Result<(Prepared, Held), Error> {
+        let job = Job { host: &self.host, named: &self.named, watch, before };
+        let held = cache.get(&self.key, watch, wait, |folder| {
+            guarded(|| self.write(job, wanted, folder)).unwrap_or_else(|damage| Err(job.fail(damage)))
+        })?;
+        let prepared = Prepared {
+            folder: held.folder.clone(),
+            file: held.manifest.file.clone(),
+            mounted: Path::new("/pipe/prepared").join(&self.key),
+            beside: wanted.pictures.is_some().then(|| self.folder.clone()),
+            lines: match self.format {
+                Format::Parquet if wanted.as_csv() => Lines::RowsAfterHeader,
+                Format::Parquet => Lines::Rows,
+                Format::Plain | Format::Compressed(_) => Lines::Lines,
+            },
+        };
+        Ok((prepared, held))
+    }
+
+    fn write(&self, job: Job<'_>, wanted: &Wanted, folder: &Path) -> Result<Manifest, Error> {
+        let file = self.file(wanted);
+        let create = |needed| Output::create(job, folder, &file, needed);
+        let output = match self.format {
+            Format::Parquet => {
+                let table = Table::open(&self.host, wanted).map_err(|why| job.fail(why))?;
+                let mut output = create(Some(table.bytes()))?;
+                table.write(job, wanted, &self.folder, &mut output)?;
+                output
+            }
+            Format::Compressed(compression) => {
+                let mut output = create(match compression {
+                    format::Compression::Zstd => format::content_size(&self.host),
+                    format::Compression::Gzip => None,
+                })?;
+                match &wanted.pictures {
+                    Some(column) => stream::with_pictures(job, compression, &mut output, column, &self.folder)?,
+                    None => stream::decompress(job, compression, &mut output)?,
+                }
+                output
+            }
+            Format::Plain => create(None)?,
+        };
+        let written = output.finish()?;
+        // What was read must be what was hashed.
+        if state(&self.host)? != self.state {
+            return Err(job.fail("it was changed while it was read"));
+        }
+        let source = self.named.display().to_string();
+        Ok(Manifest { source, file, size: written.rows, bytes: written.bytes })
+    }
+}
+
+fn state(path: &Path) -> Result<[i128; 3], Error> {
+    let meta = std::fs::metadata(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let modified = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
+    Ok([i128::from(meta.len()), modified, i128::from(meta.ino())])
+}

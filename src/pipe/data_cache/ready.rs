@@ -1,0 +1,164 @@
+//! All data files of a run, prepared by a thread of their own, while this one reports and hears Ctrl-C.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pipe_spec::text::human_bytes;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+use super::entry::{Cache, Held};
+use super::format::Format;
+use super::prepare::Source;
+use super::wanted::Wanted;
+use super::watch::Watch;
+use crate::digests::Digests;
+use crate::error::Error;
+use crate::interrupt::Interrupts;
+use crate::preflight::Inputs;
+use crate::report::Reporter;
+
+/// How often progress is looked at.
+const TICK: Duration = Duration::from_millis(250);
+/// How long a cancelled preparation may take to clean up. One that only hashes has nothing to clean up.
+const CLEANUP: Duration = Duration::from_secs(10);
+/// From so many bytes on it is said that they are hashed.
+const LONG: u64 = 1 << 30;
+
+/// The inputs of a run with its data prepared; nobody removes that from the cache as long as this lives.
+#[derive(Debug)]
+pub struct Ready {
+    pub inputs: Inputs,
+    _held: Vec<Held>,
+}
+
+/// What the thread tells.
+enum News {
+    Hashing {
+        bytes: u64,
+    },
+    /// These are not in the cache yet.
+    Begun {
+        files: usize,
+        first: String,
+        bytes: u64,
+    },
+    Waiting {
+        name: String,
+    },
+    Ended(Result<Ready, Error>),
+}
+
+/// What was begun.
+struct Begun {
+    what: String,
+    bytes: u64,
+    at: Instant,
+    folder: PathBuf,
+}
+
+/// Whether anything has to be prepared.
+pub fn needed(inputs: &Inputs) -> bool {
+    inputs.train.iter().chain(&inputs.eval).any(|input| Format::of(&input.host) != Format::Plain)
+}
+
+/// Prepares what the trainer cannot read as it is.
+pub async fn ready(
+    inputs: &Inputs,
+    wanted: Wanted,
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<Ready, Error> {
+    let inputs = inputs.clone();
+    if !needed(&inputs) {
+        return Ok(Ready { inputs, _held: Vec::new() });
+    }
+    let cache = Cache::find()?;
+    let folder = cache.folder().to_owned();
+    let watch = Arc::new(Watch::default());
+    let (tell, mut told) = unbounded_channel();
+    {
+        let watch = watch.clone();
+        let work = move || {
+            let result = prepare(inputs, &wanted, &cache, &watch, &tell);
+            tell.send(News::Ended(result)).ok();
+        };
+        let spawned = std::thread::Builder::new().name("prepare".to_owned()).spawn(work);
+        spawned.map_err(|source| Error::DataCache { path: folder.clone(), source })?;
+    }
+    let mut begun: Option<Begun> = None;
+    let mut progress = reporter.data_progress();
+    loop {
+        tokio::select! {
+            news = told.recv() => match news {
+                Some(News::Hashing { bytes }) => progress.note(&format!("hashing {} of data, once", human_bytes(bytes))),
+                Some(News::Begun { files, first, bytes }) => {
+                    let what = if files == 1 { first } else { format!("{files} data files") };
+                    progress.begin(&what, bytes);
+                    begun = Some(Begun { what, bytes, at: Instant::now(), folder: folder.clone() });
+                }
+                Some(News::Waiting { name }) => progress.note(&format!("waiting for another pipe that prepares {name}")),
+                Some(News::Ended(result)) => {
+                    if let (Ok(ready), Some(begun)) = (&result, &begun) {
+                        progress.end(&begun.words(ready));
+                    }
+                    return result;
+                }
+                None => return Err(Error::DataCache { path: folder, source: std::io::Error::other("the thread ended") }),
+            },
+            () = tokio::time::sleep(TICK) => progress.set(watch.done()),
+            () = interrupts.signal() => {
+                watch.cancel();
+                let end = async { while !matches!(told.recv().await, Some(News::Ended(_)) | None) {} };
+                tokio::time::timeout(CLEANUP, end).await.ok();
+                return Err(Error::Interrupted);
+            }
+        }
+    }
+}
+
+impl Begun {
+    fn words(&self, ready: &Ready) -> String {
+        let bytes = ready._held.iter().map(|held| held.manifest.bytes).sum();
+        let Self { what, bytes: from, at, folder } = self;
+        let (from, to, took) = (human_bytes(*from), human_bytes(bytes), at.elapsed().as_secs_f64());
+        format!("prepared {what}: {from} became {to} in {}, {took:.1}s", folder.display())
+    }
+}
+
+fn prepare(
+    mut inputs: Inputs,
+    wanted: &Wanted,
+    cache: &Cache,
+    watch: &Watch,
+    tell: &UnboundedSender<News>,
+) -> Result<Ready, Error> {
+    let say = |news: News| drop(tell.send(news));
+    let mut digests = Digests::load();
+    let to_read: u64 = inputs.train.iter().chain(&inputs.eval).map(|input| digests.to_read(&input.host)).sum();
+    if to_read >= LONG {
+        say(News::Hashing { bytes: to_read });
+    }
+    let mut sources = Vec::new();
+    for input in inputs.train.iter().chain(&inputs.eval) {
+        watch.check()?;
+        sources.push(Source::of(input, wanted, &mut digests)?);
+    }
+    digests.save();
+    let missing: Vec<&Source> = sources.iter().flatten().filter(|source| !cache.has(&source.key)).collect();
+    if let [first, ..] = missing.as_slice() {
+        let bytes = missing.iter().map(|source| source.size).sum();
+        say(News::Begun { files: missing.len(), first: first.name(), bytes });
+    }
+    let (mut held, mut before) = (Vec::new(), 0);
+    for (input, source) in inputs.train.iter_mut().chain(&mut inputs.eval).zip(&sources) {
+        let Some(source) = source else { continue };
+        let is_new = !cache.has(&source.key);
+        let wait = || say(News::Waiting { name: source.name() });
+        let (prepared, entry) = source.prepare(cache, wanted, watch, before, wait)?;
+        before += if is_new { source.size } else { 0 };
+        input.prepared = Some(prepared);
+        held.push(entry);
+    }
+    Ok(Ready { inputs, _held: held })
+}
