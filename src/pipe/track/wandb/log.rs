@@ -125,18 +125,18 @@ mod tests {
     fn records_are_split_where_a_block_ends() {
         let first = BLOCK - HEADER.len() - PIECE_HEADER;
         let whole = BLOCK - PIECE_HEADER;
-        let cases: [(&[usize], &[(u8, usize)]); 6] = [
-            (&[0, 10], &[(WHOLE, 0), (WHOLE, 10)]),
-            (&[first], &[(WHOLE, first)]),
-            (&[first + 1], &[(FIRST, first), (LAST, 1)]),
-            (&[first + whole + 5], &[(FIRST, first), (MIDDLE, whole), (LAST, 5)]),
+        let cases = [
+            (vec![0, 10], vec![(WHOLE, 0), (WHOLE, 10)]),
+            (vec![first], vec![(WHOLE, first)]),
+            (vec![first + 1], vec![(FIRST, first), (LAST, 1)]),
+            (vec![first + whole + 5], vec![(FIRST, first), (MIDDLE, whole), (LAST, 5)]),
             // Six bytes are left of the block, which is no room for a header; seven are, for a piece without content.
-            (&[first - 6, 3], &[(WHOLE, first - 6), (WHOLE, 3)]),
-            (&[first - 7, 3], &[(WHOLE, first - 7), (FIRST, 0), (LAST, 3)]),
+            (vec![first - 6, 3], vec![(WHOLE, first - 6), (WHOLE, 3)]),
+            (vec![first - 7, 3], vec![(WHOLE, first - 7), (FIRST, 0), (LAST, 3)]),
         ];
         for (lengths, want) in cases {
             let mut file = HEADER.to_vec();
-            for length in lengths {
+            for length in &lengths {
                 let at = file.len();
                 frame(at, &vec![7; *length], &mut file);
             }
