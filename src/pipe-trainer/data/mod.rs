@@ -16,6 +16,7 @@ mod pictures;
 mod plan;
 mod preprocessor;
 mod ready;
+mod resample;
 mod rows;
 mod sample;
 mod seq2seq;

@@ -1,12 +1,12 @@
 //! From picture files to what a model sees: decoded, the shorter side scaled to the model's size, the middle cut out, colours
-//! normalised. Bicubic, within rounding of what Pillow makes of them; knows no tensors.
+//! normalised. Knows no tensors.
 
 use std::path::Path;
 
-use image::imageops;
 use image::{ImageReader, RgbImage};
 
 use super::preprocessor::Preprocessor;
+use super::resample;
 use crate::boundary;
 use crate::error::TrainerError;
 
@@ -45,7 +45,7 @@ impl Preparation {
         let (width, height) = self.scaled(picture.dimensions());
         let Preprocessor { resample, scale, mean, std, .. } = self.settings;
         let scale = scale as f32;
-        let scaled = imageops::resize(picture, width, height, resample);
+        let scaled = resample::resize(picture, width, height, resample);
         let (left, top) = ((width - self.size) / 2, (height - self.size) / 2);
         let mut values = Vec::with_capacity(3 * (self.size * self.size) as usize);
         for channel in 0..3 {
@@ -102,8 +102,8 @@ mod tests {
         assert!(values.iter().zip(want).all(|(got, want)| (got - want).abs() < 1e-6), "{values:?}");
     }
 
-    /// Against what transformers makes of the same files (`tests/fixtures/make_pictures.py`). A level of 255 is at most
-    /// 0.016 apart in what the model sees.
+    /// Against what transformers makes of the same files (`tests/fixtures/make_pictures.py`). Decoders of JPEG round
+    /// differently, by up to three levels of 255.
     #[test]
     fn pictures_are_those_of_transformers() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/pictures");
@@ -120,9 +120,9 @@ mod tests {
             let floats = view.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
             let apart: Vec<f32> = got.iter().zip(floats).map(|(a, b)| (a - b).abs()).collect();
             assert_eq!((view.shape(), apart.len()), ([3, 24, 24].as_slice(), got.len()), "{name}");
-            let (most, sum) = apart.iter().fold((0f32, 0f32), |(most, sum), apart| (most.max(*apart), sum + apart));
-            println!("{name}: at most {most}, {} in the mean", sum / apart.len() as f32);
-            assert!(most < 0.04 && sum / (apart.len() as f32) < 0.008, "{name}: {most}, {sum} in all");
+            let most = apart.iter().copied().fold(0.0, f32::max);
+            println!("{name}: at most {most} apart");
+            assert!(most < if file.ends_with("jpg") { 0.05 } else { 1e-6 }, "{name}: {most}");
         }
     }
 

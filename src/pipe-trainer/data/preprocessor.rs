@@ -4,10 +4,10 @@
 use std::fs;
 use std::path::Path;
 
-use image::imageops::FilterType;
 use pipe_spec::model_folder;
 use serde_json::{Map, Value, json};
 
+use super::resample::Filter;
 use crate::error::TrainerError;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,7 +16,7 @@ pub struct Preprocessor {
     pub shortest_edge: u32,
     /// Height and width of what is cut out: those of the model.
     pub crop: u32,
-    pub resample: FilterType,
+    pub resample: Filter,
     /// What a level from 0 to 255 is multiplied with.
     pub scale: f64,
     pub mean: [f32; 3],
@@ -24,8 +24,8 @@ pub struct Preprocessor {
 }
 
 /// Filters by the numbers that Pillow gives them.
-const FILTERS: [(u64, FilterType); 4] =
-    [(0, FilterType::Nearest), (1, FilterType::Lanczos3), (2, FilterType::Triangle), (3, FilterType::CatmullRom)];
+const FILTERS: [(u64, Filter); 4] =
+    [(0, Filter::Nearest), (1, Filter::Lanczos), (2, Filter::Bilinear), (3, Filter::Bicubic)];
 
 impl Preprocessor {
     /// Of the pictures that CLIP was first trained on.
@@ -35,7 +35,7 @@ impl Preprocessor {
     /// As CLIP does it.
     pub fn clip(size: u32) -> Self {
         let (mean, std) = (Self::MEAN, Self::STD);
-        Self { shortest_edge: size, crop: size, resample: FilterType::CatmullRom, scale: 1.0 / 255.0, mean, std }
+        Self { shortest_edge: size, crop: size, resample: Filter::Bicubic, scale: 1.0 / 255.0, mean, std }
     }
 
     /// Of a model's folder, for a model that sees pictures of `size`; as CLIP does it where the folder says nothing.
@@ -140,7 +140,7 @@ mod tests {
             ),
             (
                 json!({"size": 10, "crop_size": 8, "resample": 2}),
-                Preprocessor { shortest_edge: 10, resample: FilterType::Triangle, ..plain },
+                Preprocessor { shortest_edge: 10, resample: Filter::Bilinear, ..plain },
             ),
             (
                 json!({"crop_size": {"height": 8, "width": 8}, "rescale_factor": 0.5}),
