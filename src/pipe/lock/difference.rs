@@ -201,7 +201,7 @@ mod tests {
     fn each_difference_has_its_effect() {
         use Effect::{Forbids, None as Nothing, Rounding};
         type Change = fn(&mut Lock);
-        let cases: [(Change, &str, Effect); 21] = [
+        let cases: [(Change, &str, Effect); 22] = [
             (|lock| lock.resolved = Some("x".into()), "settings", Forbids),
             (|lock| lock.seed = Some(2), "seed", Forbids),
             (|lock| lock.train[1].hash = "x".into(), "data.train", Forbids),
