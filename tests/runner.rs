@@ -7,6 +7,8 @@ mod bad_input;
 mod capability;
 #[path = "runner/containers.rs"]
 mod containers;
+#[path = "runner/data_files.rs"]
+mod data_files;
 #[path = "runner/engines.rs"]
 mod engines;
 mod harness;
@@ -40,6 +42,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     bad_input::tests(&mut suite);
+    data_files::tests(&mut suite);
     looks::tests(&mut suite);
     engines::tests(&mut suite);
     retries::tests(&mut suite);

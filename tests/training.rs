@@ -4,6 +4,8 @@
 mod checkpoints;
 #[path = "training/clip.rs"]
 mod clip;
+#[path = "training/data_files.rs"]
+mod data_files;
 #[path = "training/exactness.rs"]
 mod exactness;
 #[path = "training/golden.rs"]
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
     mu_sota::tests(&mut suite);
     hybrid::tests(&mut suite);
     inputs::tests(&mut suite);
+    data_files::tests(&mut suite);
     hub::tests(&mut suite);
     images::tests(&mut suite);
     checkpoints::tests(&mut suite);
