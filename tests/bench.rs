@@ -1,5 +1,7 @@
 //! What `pipe` adds to a job, measured beside plain Docker in one run, and a training step beside transformers: `make bench`.
 
+#[path = "bench/data.rs"]
+mod data;
 mod harness;
 
 use std::path::Path;
@@ -12,6 +14,10 @@ use harness::{Folder, job};
 const ROUNDS: usize = 15;
 
 fn main() {
+    // cargo bench -p pipe --bench bench -- data
+    if std::env::args().any(|word| word == "data") {
+        return data::formats();
+    }
     println!("median of {ROUNDS} rounds, taken in turn\n");
     println!("{:<58} {:>9}  aim", "", "measured");
     let folder = job::folder("exit 0", "");
@@ -24,6 +30,7 @@ fn main() {
         println!("no Docker daemon answers: the check of an image and the run of a job are not measured");
     }
     training_step();
+    data::formats();
 }
 
 /// One training step of T5-small on the CPU, ours and that of transformers, each in a process of its own.

@@ -11,6 +11,8 @@ mod ci;
 mod containers;
 #[path = "runner/cuda.rs"]
 mod cuda;
+#[path = "runner/data_files.rs"]
+mod data_files;
 #[path = "runner/engines.rs"]
 mod engines;
 mod harness;
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     bad_input::tests(&mut suite);
     tokenizers::tests(&mut suite);
+    data_files::tests(&mut suite);
     looks::tests(&mut suite);
     engines::tests(&mut suite);
     retries::tests(&mut suite);

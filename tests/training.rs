@@ -6,6 +6,8 @@ mod checkpoints;
 mod ci;
 #[path = "training/clip.rs"]
 mod clip;
+#[path = "training/data_files.rs"]
+mod data_files;
 #[path = "training/exactness.rs"]
 mod exactness;
 #[path = "training/golden.rs"]
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
     mu_sota::tests(&mut suite);
     hybrid::tests(&mut suite);
     inputs::tests(&mut suite);
+    data_files::tests(&mut suite);
     hub::tests(&mut suite);
     weights::tests(&mut suite);
     images::tests(&mut suite);

@@ -118,7 +118,7 @@ fn data() {
     let cases = [
         ("gone.jsonl", "data.train: cannot read gone.jsonl: no such file"),
         ("empty.jsonl", "data.train: empty.jsonl is empty"),
-        ("data.txt", "data.train: data.txt: allowed for text to text: .jsonl, .csv, .safetensors"),
+        ("data.txt", "data.train: data.txt: allowed for text to text: .jsonl, .csv, .parquet, .jsonl.gz"),
         ("[train.jsonl, gone.jsonl]", "data.train: cannot read gone.jsonl: no such file"),
     ];
     for (train, text) in cases {

@@ -90,7 +90,8 @@ impl Source {
             folder: held.folder.clone(),
             file: held.manifest.file.clone(),
             mounted: Path::new("/pipe/prepared").join(&self.key),
-            beside: wanted.pictures.is_some().then(|| self.folder.clone()),
+            // The root of the host cannot be the root of a container.
+            beside: Some(self.folder.clone()).filter(|folder| wanted.pictures.is_some() && folder.parent().is_some()),
             lines: match self.format {
                 Format::Parquet if wanted.as_csv() => Lines::RowsAfterHeader,
                 Format::Parquet => Lines::Rows,

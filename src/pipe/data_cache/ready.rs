@@ -29,7 +29,7 @@ const LONG: u64 = 1 << 30;
 #[derive(Debug)]
 pub struct Ready {
     pub inputs: Inputs,
-    _held: Vec<Held>,
+    held: Vec<Held>,
 }
 
 /// What the thread tells.
@@ -71,7 +71,7 @@ pub async fn ready(
 ) -> Result<Ready, Error> {
     let inputs = inputs.clone();
     if !needed(&inputs) {
-        return Ok(Ready { inputs, _held: Vec::new() });
+        return Ok(Ready { inputs, held: Vec::new() });
     }
     let cache = Cache::find()?;
     let folder = cache.folder().to_owned();
@@ -119,7 +119,7 @@ pub async fn ready(
 
 impl Begun {
     fn words(&self, ready: &Ready) -> String {
-        let bytes = ready._held.iter().map(|held| held.manifest.bytes).sum();
+        let bytes = ready.held.iter().map(|held| held.manifest.bytes).sum();
         let Self { what, bytes: from, at, folder } = self;
         let (from, to, took) = (human_bytes(*from), human_bytes(bytes), at.elapsed().as_secs_f64());
         format!("prepared {what}: {from} became {to} in {}, {took:.1}s", folder.display())
@@ -160,5 +160,5 @@ fn prepare(
         input.prepared = Some(prepared);
         held.push(entry);
     }
-    Ok(Ready { inputs, _held: held })
+    Ok(Ready { inputs, held: held })
 }

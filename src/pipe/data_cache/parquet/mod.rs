@@ -168,7 +168,9 @@ impl Failure {
     fn in_group(self, job: Job<'_>, group: usize) -> Error {
         let group = group + 1;
         match self {
-            Self::Parquet(error) => job.fail(format!("row group {group}: {}", words(&error))),
+            Self::Parquet(error) => {
+                job.fail(format!("row group {group}: {}; it is damaged, or its columns are encrypted", words(&error)))
+            }
             Self::Short { column, rows, of } => {
                 job.fail(format!("row group {group}: the column {column:?} ends after {rows} of {of} rows"))
             }

@@ -1,0 +1,245 @@
+//! Parquet and compressed data: what is prepared, when, and what is left where it cannot be.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::harness::folder::repository;
+use crate::harness::{Folder, Needs, Suite, job};
+
+pub fn tests(suite: &mut Suite) {
+    let mut test = |name: &str, test: fn()| suite.test(&format!("data_files::{name}"), Needs::Nothing, test);
+    test("prepared_once_and_locked_by_its_original", prepared_once);
+    test("check_and_dry_run_prepare_nothing", only_looked_at);
+    test("what_a_look_refuses", refused);
+    test("what_is_damaged_leaves_nothing", damaged);
+    test("folders_and_lists_of_all_kinds", mixed);
+    test("ctrl_c", interrupted);
+    test("killed_and_begun_again", killed);
+    test("two_at_once", two_at_once);
+    test("init", init);
+    test("doctor_knows_the_size", doctor);
+    suite.test("data_files::full_disk", Needs::Root, full_disk);
+}
+
+fn fixture(name: &str) -> Vec<u8> {
+    std::fs::read(repository().join("tests/fixtures/data").join(name)).unwrap()
+}
+
+/// A folder whose job does nothing and reads `train`, which is `bytes`; with a cache of its own.
+fn folder(train: &str, bytes: &[u8]) -> Folder {
+    let folder = job::folder("exit 0", "");
+    let fields = "{source: ingredients, target: directions}";
+    let data = format!("{{train: {train}, fields: {fields}, tokenizer: tokenizer.json}}");
+    folder.write("job.yaml", folder.read("job.yaml").replace("{train: train.jsonl}", &data)).write(train, bytes);
+    let cache = folder.path().join("cache");
+    folder.env("PIPE_CACHE", cache.display())
+}
+
+/// What lies in the cache of prepared data.
+fn cached(folder: &Folder) -> Vec<String> {
+    let entries = std::fs::read_dir(folder.path().join("cache/data")).into_iter().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// What the job was given to read.
+fn read_at(run: &Path) -> PathBuf {
+    let spec: Value = serde_json::from_slice(&std::fs::read(run.join("attempts/01/spec.json")).unwrap()).unwrap();
+    PathBuf::from(spec["data"]["train"].as_str().unwrap())
+}
+
+/// Compressed zeros, of which there are far more than anybody writes in a test.
+fn endless() -> Vec<u8> {
+    let frame = zstd::bulk::compress(&vec![0; 64 << 20], 1).unwrap();
+    frame.repeat(400)
+}
+
+fn prepared_once() {
+    let bytes = fixture("snappy.parquet");
+    let folder = folder("train.parquet", &bytes);
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0).says("preparing train.parquet (9.8 KiB), once");
+    let run = folder.run_folder();
+    let read = read_at(&run);
+    assert!(read.starts_with(folder.path().join("cache/data")), "{}", read.display());
+    assert_eq!(std::fs::read_to_string(&read).unwrap().lines().count(), 48);
+    let lock: Value = serde_json::from_str(&folder.read_run("lock.json")).unwrap();
+    let original = folder.path().join("train.parquet");
+    assert_eq!(lock["train"][0]["name"], original.display().to_string());
+    assert_eq!(lock["train"][0]["hash"], blake3::hash(&bytes).to_hex().as_str());
+    // The same content under another name is prepared already.
+    std::fs::rename(&original, folder.path().join("other.parquet")).unwrap();
+    std::fs::remove_dir_all(run).unwrap();
+    folder
+        .pipe(&["run", "job.yaml", "--engine", "process", "--set", "data.train=other.parquet"])
+        .exits(0)
+        .says_not("preparing");
+    assert_eq!(read_at(&folder.run_folder()), read);
+}
+
+fn only_looked_at() {
+    let folder = folder("train.parquet", &fixture("zstd.parquet"));
+    folder.pipe(&["check", "job.yaml"]).exits(0);
+    let answer = folder.pipe(&["run", "job.yaml", "--engine", "process", "--dry-run"]).exits(0);
+    assert!(answer.json()["spec"]["data"]["train"].as_str().unwrap().ends_with("/train.parquet"), "{answer}");
+    assert!(cached(&folder).is_empty());
+}
+
+fn refused() {
+    for (train, bytes, text) in [
+        ("a.parquet", fixture("series.parquet"), "no columns \"ingredients\", \"directions\"; it has: time, f0"),
+        ("a.parquet", fixture("encrypted.parquet"), "it is encrypted"),
+        ("a.parquet", fixture("rows.jsonl"), "by its name a Parquet file, by its first bytes something else"),
+        ("a.parquet", b"PAR1rubbishPAR1".to_vec(), "not a Parquet file that can be read"),
+        ("a.jsonl.gz", fixture("rows.jsonl"), "by its name a gzip file, by its first bytes something else"),
+        ("a.jsonl.gz", fixture("rows.jsonl.zst"), "by its first bytes a zstd file; its name would end in .zst"),
+        ("a.jsonl", fixture("rows.jsonl.gz"), "by its name plain text, by its first bytes a gzip file"),
+        ("a.txt.gz", fixture("rows.jsonl.gz"), "allowed for text to text: .jsonl, .csv, .parquet"),
+    ] {
+        let folder = folder(train, &bytes);
+        for command in [&["check", "job.yaml"][..], &["run", "job.yaml", "--engine", "process"]] {
+            folder.pipe(command).exits(3).says("data.train: ").says(text);
+        }
+        assert!(!folder.has_runs() && cached(&folder).is_empty());
+    }
+}
+
+fn damaged() {
+    let cut = |name: &str, at: usize| fixture(name)[..at].to_vec();
+    let mut page = fixture("snappy.parquet");
+    page[500..600].fill(0xa5);
+    for (train, bytes, text) in [
+        ("a.jsonl.gz", cut("rows.jsonl.gz", 1500), "a.jsonl.gz: it ends in the middle of its compressed data"),
+        ("a.jsonl.zst", cut("rows.jsonl.zst", 1500), "a.jsonl.zst: it ends in the middle of its compressed data"),
+        ("a.parquet", page, "a.parquet: row group 1: "),
+        ("a.parquet", fixture("encrypted-columns.parquet"), "it is damaged, or its columns are encrypted"),
+    ] {
+        let folder = folder(train, &bytes);
+        folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(3).says(text).says_not("panicked");
+        assert_eq!(folder.show()["status"], "failed");
+        assert!(cached(&folder).is_empty(), "{:?}", cached(&folder));
+    }
+}
+
+fn mixed() {
+    let folder = folder("data/b.parquet", &fixture("gzip.parquet"));
+    folder.write("data/a.jsonl", fixture("rows.jsonl")).write("data/c.jsonl.zst", fixture("rows.jsonl.zst"));
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "data.train=data"]).exits(0).says("2 data files");
+    let spec: Value = serde_json::from_str(&folder.read_run("attempts/01/spec.json")).unwrap();
+    let files: Vec<&str> =
+        spec["data"]["train"].as_array().unwrap().iter().map(|path| path.as_str().unwrap()).collect();
+    assert_eq!(files.len(), 3);
+    assert!(files[0].ends_with("/data/a.jsonl") && files[1..].iter().all(|path| path.ends_with("/data.jsonl")));
+    let text = |path: &str| std::fs::read_to_string(path).unwrap();
+    assert!(text(files[1]).lines().count() == 48 && text(files[2]) == text(files[0]));
+    folder.write("data/a.jsonl.gz", fixture("rows.jsonl.gz"));
+    folder
+        .pipe(&["check", "job.yaml", "--set", "data.train=data"])
+        .exits(3)
+        .says("a.jsonl.gz and a.jsonl beside it are the same data twice; name one of them");
+}
+
+/// Waits until something is written, and tells what it is called.
+fn wait_for_bytes(folder: &Folder) -> PathBuf {
+    let mut found = None;
+    folder.wait_until("rows in the cache", || {
+        let names = cached(folder);
+        found =
+            names.iter().find(|name| name.ends_with(".tmp")).map(|name| folder.path().join("cache/data").join(name));
+        let rows = found.as_ref().map(|entry| entry.join("data.jsonl"));
+        rows.is_some_and(|rows| rows.metadata().is_ok_and(|meta| meta.len() > 0))
+    });
+    found.unwrap()
+}
+
+fn interrupted() {
+    let folder = folder("train.jsonl.zst", &endless());
+    for signal in ["INT", "TERM"] {
+        let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+        wait_for_bytes(&folder);
+        running.signal(signal);
+        running.end().exits(130);
+        assert!(cached(&folder).is_empty(), "{:?}", cached(&folder));
+    }
+    assert_eq!(folder.show()["status"], "stopped");
+}
+
+fn killed() {
+    let folder = folder("train.jsonl.zst", &endless());
+    let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+    let left = wait_for_bytes(&folder);
+    running.signal("KILL");
+    running.end();
+    assert!(left.exists());
+    // Whatever is prepared next clears it away.
+    folder.write("train.parquet", fixture("plain.parquet"));
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "data.train=train.parquet"]).exits(0);
+    assert!(!left.exists(), "{:?}", cached(&folder));
+    assert_eq!(cached(&folder).len(), 2, "{:?}", cached(&folder));
+}
+
+fn two_at_once() {
+    let folder = folder("train.parquet", &fixture("lz4.parquet"));
+    let runs: Vec<_> = (0..4).map(|_| folder.start(&["run", "job.yaml", "--engine", "process"])).collect();
+    runs.into_iter().for_each(|running| drop(running.end().exits(0)));
+    assert_eq!(cached(&folder).len(), 2, "an entry and its lock: {:?}", cached(&folder));
+}
+
+fn init() {
+    let folder = Folder::new();
+    for (name, want) in [
+        ("snappy.parquet", ["arch: t5", "source: ingredients", "target: directions"]),
+        ("rows.jsonl.gz", ["arch: t5", "source: ingredients", "target: directions"]),
+        ("rows.jsonl.zst", ["arch: t5", "source: ingredients", "target: directions"]),
+        ("series.parquet", ["arch: hybrid-cnn-lstm", "input_features: 6", "label: label"]),
+        ("series.csv.gz", ["arch: hybrid-cnn-lstm", "input_features: 6", "label: label"]),
+        ("pictures.parquet", ["arch: clip", "image: image", "text: text"]),
+    ] {
+        folder.write(name, fixture(name)).write(&name.replacen(name.split('.').next().unwrap(), "eval", 1), "");
+        let text = folder.pipe(&["init", "--data", name, "--yes", "--stdout"]).exits(0).stdout;
+        want.iter().for_each(|want| assert!(text.contains(want), "{name}: no {want:?} in\n{text}"));
+        let ending = name.split_once('.').unwrap().1;
+        assert!(text.contains(&format!("eval: eval.{ending}")), "{name}: {text}");
+    }
+    folder.write("bomb.jsonl.zst", endless());
+    folder.pipe(&["init", "--data", "bomb.jsonl.zst", "--arch", "t5", "--stdout"]).exits(0);
+}
+
+fn doctor() {
+    let folder = folder("train.parquet", &fixture("polars.parquet"));
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let checks = folder.pipe(&["doctor", "--json"]).json();
+    let cache = checks.as_array().unwrap().iter().find(|check| check["name"] == "cache").unwrap().clone();
+    assert!(cache["found"].as_str().unwrap().contains("of prepared data (1 files)"), "{cache}");
+}
+
+/// What grows beyond a disk is stopped in time, and what is known to be too large is not begun.
+fn full_disk() {
+    let folder = folder("train.jsonl.gz", b"");
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    let zeros = vec![0; 1 << 20];
+    (0..200).for_each(|_| packed.write_all(&zeros).unwrap());
+    folder.write("train.jsonl.gz", packed.finish().unwrap());
+    folder.write("train.jsonl.zst", zstd::bulk::compress(&vec![b' '; 200 << 20], 1).unwrap());
+    let cache = folder.path().join("cache");
+    std::fs::create_dir_all(&cache).unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=48m", "none"]).arg(&cache).status().unwrap();
+    assert!(mounted.success());
+    for (train, text) in [
+        ("train.jsonl.gz", "train.jsonl.gz: 48.0 MiB free in"),
+        ("train.jsonl.zst", "train.jsonl.zst: it needs 200.0 MiB, 48.0 MiB free in"),
+    ] {
+        let set = format!("data.train={train}");
+        let answer = folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", &set]);
+        let left = cached(&folder);
+        if answer.code != Some(3) || !left.is_empty() {
+            Command::new("umount").arg(&cache).status().unwrap();
+        }
+        answer.exits(3).says("no room to prepare ").says(text).says("PIPE_CACHE");
+        assert!(left.is_empty(), "{left:?}");
+    }
+    Command::new("umount").arg(&cache).status().unwrap();
+}
