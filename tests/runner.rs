@@ -16,7 +16,7 @@ mod data_files;
 #[path = "runner/engines.rs"]
 mod engines;
 mod harness;
-#[path = "runner/hub.rs"]
+#[path = "runner/hub/mod.rs"]
 mod hub;
 #[path = "harness/hub.rs"]
 mod hub_server;

@@ -60,6 +60,9 @@ impl Folder {
             .env("PIPE_LEDGER", self.path.join("ledger"))
             .env("PIPE_QUEUE", self.path.join("queue"))
             .env("NO_COLOR", "1")
+            // No test asks a hub that is not its own.
+            .env("HF_HUB_OFFLINE", "1")
+            .env_remove("HF_TOKEN")
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

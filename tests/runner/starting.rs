@@ -57,7 +57,7 @@ fn every_architecture() {
         assert!(comments > 20 && text.lines().all(|line| line.trim_end() == line), "{text}");
         // From trained weights, which the pipeline names and nothing else.
         folder.pipe(&["init", "from.yaml", "--arch", arch, "--data", &path, "--model", "owner/name"]).exits(0);
-        folder.pipe(&["check", "from.yaml"]).exits(3).says("model.from: no such folder: owner/name");
+        folder.pipe(&["check", "from.yaml"]).exits(4).says("owner/name is not in the hub cache");
     }
 }
 

@@ -124,6 +124,10 @@ pub fn words(error: &ureq::Error) -> String {
         ureq::Error::Io(error) if error.kind() == ErrorKind::InvalidData => {
             "no secure connection could be made".to_owned()
         }
+        // The standard library has no kind for it.
+        ureq::Error::Io(error) if error.to_string().starts_with("failed to lookup address") => {
+            "its host was not found".to_owned()
+        }
         ureq::Error::Io(error) => error.kind().to_string(),
         ureq::Error::ConnectionFailed => "it cannot be connected to".to_owned(),
         ureq::Error::Tls(_) | ureq::Error::Rustls(_) => "no secure connection could be made".to_owned(),

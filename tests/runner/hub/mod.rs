@@ -1,0 +1,110 @@
+//! Models and data sets of the hub: fetched, resumed, checked, found again; and what is said where they cannot be had.
+
+mod breaks;
+mod commits;
+mod data;
+mod fetching;
+mod refusals;
+mod tool;
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::harness::{Folder, Needs, Suite, job};
+use crate::hub_server::{Hub, sha256};
+
+pub fn tests(suite: &mut Suite) {
+    let mut test = |name: &str, test: fn()| suite.test(&format!("hub::{name}"), Needs::Nothing, test);
+    test("a_model_is_fetched_and_found_again", fetching::fetched);
+    test("a_model_in_several_files", fetching::sharded);
+    test("a_model_in_another_format", fetching::pickled);
+    test("at_a_revision", fetching::revision);
+    test("from_a_mirror_that_tells_less", fetching::terse);
+    test("a_break_is_resumed", breaks::broken);
+    test("a_break_is_resumed_by_the_next_run", breaks::broken_for_good);
+    test("an_interrupt_keeps_what_came", breaks::interrupted);
+    test("a_server_without_ranges", breaks::no_ranges);
+    test("a_wrong_content_is_removed", breaks::corrupt);
+    test("a_damaged_part_is_fetched_again", breaks::damaged);
+    test("two_at_once_fetch_once", fetching::two_at_once);
+    test("config_alone_for_plan_and_check", fetching::config_alone);
+    test("problems_are_told_before_anything_is_fetched", fetching::problems_first);
+    test("what_the_hub_refuses", refusals::refusals);
+    test("a_hub_that_is_busy_or_down", refusals::unavailable);
+    test("without_a_network", refusals::offline);
+    test("the_token_stays_with_the_hub", refusals::token);
+    test("a_run_keeps_its_commit", commits::commit_is_kept);
+    test("a_run_is_reproduced_at_its_commit", commits::reproduced);
+    test("data_sets", data::data);
+    test("data_sets_that_are_not_there", data::no_data);
+    suite.test("hub::in_a_container", Needs::Docker, data::contained);
+    suite.test("hub::a_cache_that_is_full", Needs::Root, breaks::full);
+    suite.test("hub::the_hubs_own_tool_finds_what_was_fetched", Needs::Mlflow, tool::tool_finds);
+    suite.test("hub::what_the_hubs_own_tool_fetched_is_found", Needs::Mlflow, tool::tool_fetched);
+}
+
+const RUN: [&str; 4] = ["run", "job.yaml", "--engine", "process"];
+const MODEL: &str = "some-org/tiny";
+const WEIGHTS: &str = "model.safetensors";
+const CONFIG: &str = r#"{"vocab_size": 256, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}"#;
+
+/// Large enough to lie where large files do, and to come in several pieces.
+fn weights() -> Vec<u8> {
+    (0..1_000_000_u32).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).take(3_000_000).collect()
+}
+
+fn text(text: &str) -> Vec<u8> {
+    text.as_bytes().to_vec()
+}
+
+fn files() -> Vec<(&'static str, Vec<u8>)> {
+    vec![
+        ("README.md", text("what it is")),
+        ("config.json", text(CONFIG)),
+        ("tokenizer.json", text("{}")),
+        ("tokenizer_config.json", text("{\"a\": 1}")),
+        (WEIGHTS, weights()),
+        ("pytorch_model.bin", text(&"another format".repeat(100))),
+        ("tf_model.h5", text(&"a third".repeat(100))),
+    ]
+}
+
+/// A folder whose pipeline has `model` as its model, with a hub of its own and an empty cache.
+fn folder_with(hub: &Hub, model: &str, job: &str) -> Folder {
+    let folder = job::folder(job, "");
+    let pipeline = folder.read("job.yaml").replace("config: {}", &format!("from: {model}"));
+    folder.write("job.yaml", pipeline);
+    std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+    let [cache, home, own] = ["hub", "home", "cache"].map(|name| folder.path().join(name));
+    folder
+        .env("HF_ENDPOINT", hub.address())
+        .env("HF_HUB_CACHE", cache.display())
+        .env("HF_HOME", home.display())
+        .env("PIPE_CACHE", own.display())
+        .env("HF_TOKEN", "")
+        .env("HF_HUB_OFFLINE", "")
+}
+
+fn hub_and_folder(files: &[(&str, Vec<u8>)]) -> (Hub, Folder, String) {
+    let hub = Hub::start();
+    let commit = hub.push(MODEL, "main", files);
+    let folder = folder_with(&hub, MODEL, "fit 9");
+    (hub, folder, commit)
+}
+
+fn repository(folder: &Folder) -> PathBuf {
+    folder.path().join("hub/models--some-org--tiny")
+}
+
+fn blob(folder: &Folder, bytes: &[u8]) -> PathBuf {
+    repository(folder).join("blobs").join(sha256(bytes))
+}
+
+fn incomplete(folder: &Folder) -> PathBuf {
+    blob(folder, &weights()).with_extension("incomplete")
+}
+
+fn lock(folder: &Folder) -> Value {
+    serde_json::from_str(&folder.read_run("lock.json")).unwrap()
+}
