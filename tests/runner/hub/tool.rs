@@ -2,11 +2,8 @@
 
 use std::process::Command;
 
-use super::{
-    MODEL, RUN,
-    data::{data_hub, given},
-    files, folder_with, hub_and_folder, lock, repository,
-};
+use super::data::{data_hub, given};
+use super::{MODEL, RUN, files, folder_with, hub_and_folder, lock, repository};
 use crate::harness::{Answer, Folder, suite};
 use crate::hub_server::Hub;
 
