@@ -23,7 +23,7 @@ pub fn fetched() {
     assert_eq!(std::fs::read(snapshot.join(WEIGHTS)).unwrap(), weights());
     let lock = lock(&folder);
     assert_eq!(lock["hub"], serde_json::json!([{ "name": MODEL, "revision": "main", "commit": commit }]));
-    assert_eq!(lock["model"].as_array().unwrap().len(), 3, "{lock:#}");
+    assert_eq!(lock["model"].as_array().unwrap().len(), 2, "{lock:#}");
     hub.forget();
     folder.pipe(&RUN).exits(0).says(&format!("hub: some-org/tiny at commit {}", &commit[..12]));
     assert!(hub.requests().is_empty(), "{:?}", hub.requests());
