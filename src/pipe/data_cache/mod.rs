@@ -8,6 +8,7 @@ mod format;
 mod output;
 mod parquet;
 mod pictures;
+mod pieces;
 mod prepare;
 mod ready;
 mod stream;
@@ -38,13 +39,13 @@ pub struct Prepared {
     /// A folder of the host that rows name files of by their whole paths.
     pub beside: Option<PathBuf>,
     /// What lines of the file are in the original.
-    pub lines: Lines,
+    pub numbering: Numbering,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lines {
+pub enum Numbering {
     /// The same lines.
-    Lines,
+    SameLines,
     /// Rows, counted from 1.
     Rows,
     /// Rows, after a line of names.
@@ -70,11 +71,11 @@ impl Prepared {
             let digits =
                 piece.strip_prefix(" line ").map(|rest| (rest, rest.bytes().take_while(u8::is_ascii_digit).count()));
             let line = digits.and_then(|(rest, count)| Some((rest[..count].parse::<u64>().ok()?, &rest[count..])));
-            match (self.lines, line) {
-                (Lines::Rows, Some((line, rest))) => text.push_str(&format!(" row {line}{rest}")),
-                (Lines::RowsAfterHeader, Some((0 | 1, rest))) => text.push_str(rest),
-                (Lines::RowsAfterHeader, Some((line, rest))) => text.push_str(&format!(" row {}{rest}", line - 1)),
-                (Lines::Lines, _) | (_, None) => text.push_str(piece),
+            match (self.numbering, line) {
+                (Numbering::Rows, Some((line, rest))) => text.push_str(&format!(" row {line}{rest}")),
+                (Numbering::RowsAfterHeader, Some((0 | 1, rest))) => text.push_str(rest),
+                (Numbering::RowsAfterHeader, Some((line, rest))) => text.push_str(&format!(" row {}{rest}", line - 1)),
+                (Numbering::SameLines, _) | (_, None) => text.push_str(piece),
             }
         }
         text
@@ -135,11 +136,14 @@ fn guarded<T: Send>(read: impl FnOnce() -> T + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name(THREAD.to_owned()).stack_size(STACK).spawn_scoped(scope, read);
         let ended = thread.map_err(|error| error.to_string())?.join();
-        ended.map_err(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            format!("it is damaged: {}", text.unwrap_or("its reader gave up"))
-        })
+        ended.map_err(|panic| panic_words(panic.as_ref()))
     })
+}
+
+/// What a reader that panicked says of its file.
+fn panic_words(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    format!("it is damaged: {}", text.unwrap_or("its reader gave up"))
 }
 
 /// A panic on such a thread is an error of the file, and told as one.
@@ -163,28 +167,28 @@ mod message_tests {
 
     #[test]
     fn messages_name_the_original() {
-        let prepared = |lines| Prepared {
+        let prepared = |numbering| Prepared {
             folder: "/home/u/.cache/pipe/data/ab".into(),
             file: "data.jsonl".into(),
             mounted: "/pipe/prepared/ab".into(),
             beside: None,
-            lines,
+            numbering,
         };
-        for (lines, said, want) in [
-            (Lines::Rows, "/pipe/prepared/ab/data.jsonl line 17: no field", "t.parquet row 17: no field"),
-            (Lines::Rows, "/home/u/.cache/pipe/data/ab/data.jsonl line 3: x", "t.parquet row 3: x"),
-            (Lines::Rows, "/pipe/prepared/ab/data.jsonl: the file is empty", "t.parquet: the file is empty"),
-            (Lines::Lines, "/pipe/prepared/ab/data.jsonl line 17: no", "t.parquet line 17: no"),
-            (Lines::RowsAfterHeader, "/pipe/prepared/ab/data.jsonl line 17: no", "t.parquet row 16: no"),
-            (Lines::RowsAfterHeader, "/pipe/prepared/ab/data.jsonl line 1: no", "t.parquet: no"),
+        for (numbering, said, want) in [
+            (Numbering::Rows, "/pipe/prepared/ab/data.jsonl line 17: no field", "t.parquet row 17: no field"),
+            (Numbering::Rows, "/home/u/.cache/pipe/data/ab/data.jsonl line 3: x", "t.parquet row 3: x"),
+            (Numbering::Rows, "/pipe/prepared/ab/data.jsonl: the file is empty", "t.parquet: the file is empty"),
+            (Numbering::SameLines, "/pipe/prepared/ab/data.jsonl line 17: no", "t.parquet line 17: no"),
+            (Numbering::RowsAfterHeader, "/pipe/prepared/ab/data.jsonl line 17: no", "t.parquet row 16: no"),
+            (Numbering::RowsAfterHeader, "/pipe/prepared/ab/data.jsonl line 1: no", "t.parquet: no"),
             (
-                Lines::Rows,
+                Numbering::Rows,
                 "/pipe/prepared/ab/data.jsonl line 2: the picture /pipe/prepared/ab/pictures/0000/2.png: bad",
                 "t.parquet row 2: the picture /home/u/.cache/pipe/data/ab/pictures/0000/2.png: bad",
             ),
-            (Lines::Rows, "nothing of it", "nothing of it"),
+            (Numbering::Rows, "nothing of it", "nothing of it"),
         ] {
-            assert_eq!(prepared(lines).with_original(said, "t.parquet"), want);
+            assert_eq!(prepared(numbering).with_original(said, "t.parquet"), want);
         }
     }
 

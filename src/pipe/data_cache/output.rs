@@ -1,17 +1,15 @@
-//! The file that rows are written to: in large pieces, never into the last free space of a disk, and only while nobody has
-//! cancelled.
+//! The file that rows are written to: never into the last free space of a disk, and only while nobody has cancelled.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use super::pieces::Piece;
 use super::watch::Watch;
 use crate::disk::Space;
 use crate::error::Error;
 
-/// Rows are collected up to so many bytes.
-const PIECE: usize = 1 << 20;
 /// Of every disk a twentieth is kept free, and not more than this.
 const RESERVE: u64 = 1 << 30;
 const RESERVE_SHARE: u64 = 20;
@@ -43,11 +41,10 @@ pub struct Output<'a> {
     job: Job<'a>,
     folder: PathBuf,
     file: File,
-    buffer: Vec<u8>,
     /// Bytes on disk, those of pictures included.
     bytes: u64,
     /// Bytes on disk of the rows themselves.
-    flushed: u64,
+    rows: u64,
 }
 
 impl<'a> Output<'a> {
@@ -58,36 +55,23 @@ impl<'a> Output<'a> {
         let output = Self {
             file: file.map_err(|source| Error::DataCache { path, source })?,
             folder: folder.to_owned(),
-            buffer: Vec::with_capacity(2 * PIECE),
             bytes: 0,
-            flushed: 0,
+            rows: 0,
             job,
         };
         output.check_room(needed)?;
         Ok(output)
     }
 
-    /// An error of the source.
-    pub fn fail(&self, message: String) -> Error {
-        self.job.fail(message)
-    }
-
-    /// Where rows are appended; `row_done` writes them.
-    pub fn buffer(&mut self) -> &mut Vec<u8> {
-        &mut self.buffer
-    }
-
-    pub fn row_done(&mut self) -> Result<(), Error> {
-        if self.buffer.len() >= PIECE { self.flush() } else { Ok(()) }
-    }
-
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.buffer.extend_from_slice(bytes);
-        self.row_done()
+    pub fn take(&mut self, piece: Piece) -> Result<(), Error> {
+        match piece {
+            Piece::Rows { bytes, .. } => self.write(&bytes),
+            Piece::File { folder, name, bytes } => self.write_file(&folder, &name, &bytes),
+        }
     }
 
     /// A file beside the rows, in `folder` of the entry.
-    pub fn write_file(&mut self, folder: &str, name: &str, bytes: &[u8]) -> Result<(), Error> {
+    fn write_file(&mut self, folder: &str, name: &str, bytes: &[u8]) -> Result<(), Error> {
         let folder = self.folder.join(folder);
         let path = folder.join(name);
         let create = || File::options().write(true).create_new(true).open(&path);
@@ -103,25 +87,24 @@ impl<'a> Output<'a> {
         self.check_room(None)
     }
 
-    fn flush(&mut self) -> Result<(), Error> {
+    /// Appends rows.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.job.watch.check()?;
-        self.file.write_all(&self.buffer).map_err(|source| self.failure(source))?;
+        self.file.write_all(bytes).map_err(|source| self.failure(source))?;
         // The disk works while the next rows are read; otherwise all of it would be waited for at the end.
         // SAFETY: it takes the descriptor of an open file and touches no memory. That it fails changes nothing.
         unsafe {
-            let (from, length) = (self.flushed as i64, self.buffer.len() as i64);
+            let (from, length) = (self.rows as i64, bytes.len() as i64);
             libc::sync_file_range(self.file.as_raw_fd(), from, length, libc::SYNC_FILE_RANGE_WRITE);
         }
-        self.flushed += self.buffer.len() as u64;
-        self.bytes += self.buffer.len() as u64;
-        self.buffer.clear();
+        self.rows += bytes.len() as u64;
+        self.bytes += bytes.len() as u64;
         self.check_room(None)
     }
 
     /// Everything is on disk. Tells how many bytes the rows have, and all files together.
-    pub fn finish(mut self) -> Result<Written, Error> {
-        self.flush()?;
-        let only_rows = self.bytes == self.flushed;
+    pub fn finish(self) -> Result<Written, Error> {
+        let only_rows = self.bytes == self.rows;
         // Pictures are many small files: one call for all of them is minutes faster than one for each.
         // SAFETY: it takes the descriptor of an open file and touches no memory.
         let synced = match only_rows {
@@ -130,7 +113,7 @@ impl<'a> Output<'a> {
             false => Err(std::io::Error::last_os_error()),
         };
         synced.map_err(|source| self.failure(source))?;
-        Ok(Written { rows: self.flushed, bytes: self.bytes })
+        Ok(Written { rows: self.rows, bytes: self.bytes })
     }
 
     fn failure(&self, source: std::io::Error) -> Error {

@@ -7,9 +7,10 @@ use super::entry::{Cache, Held, KEY_LENGTH, Manifest};
 use super::format::{self, Format};
 use super::output::{Job, Output};
 use super::parquet::Table;
+use super::pieces::{Piece, Pieces};
 use super::wanted::Wanted;
 use super::watch::Watch;
-use super::{Lines, Prepared, guarded, stream};
+use super::{Numbering, Prepared, guarded, pieces, stream};
 use crate::digests::Digests;
 use crate::error::Error;
 use crate::preflight::Input;
@@ -92,10 +93,10 @@ impl Source {
             mounted: Path::new("/pipe/prepared").join(&self.key),
             // The root of the host cannot be the root of a container.
             beside: Some(self.folder.clone()).filter(|folder| wanted.pictures.is_some() && folder.parent().is_some()),
-            lines: match self.format {
-                Format::Parquet if wanted.as_csv() => Lines::RowsAfterHeader,
-                Format::Parquet => Lines::Rows,
-                Format::Plain | Format::Compressed(_) => Lines::Lines,
+            numbering: match self.format {
+                Format::Parquet if wanted.as_csv() => Numbering::RowsAfterHeader,
+                Format::Parquet => Numbering::Rows,
+                Format::Plain | Format::Compressed(_) => Numbering::SameLines,
             },
         };
         Ok((prepared, held))
@@ -103,26 +104,22 @@ impl Source {
 
     fn write(&self, job: Job<'_>, wanted: &Wanted, folder: &Path) -> Result<Manifest, Error> {
         let file = self.file(wanted);
-        let create = |needed| Output::create(job, folder, &file, needed);
         let output = match self.format {
-            Format::Parquet => {
-                let table = Table::open(&self.host, wanted).map_err(|why| job.fail(why))?;
-                let mut output = create(Some(table.bytes()))?;
-                table.write(job, wanted, &self.folder, &mut output)?;
-                output
-            }
+            Format::Parquet => self.write_table(job, wanted, folder, &file)?,
             Format::Compressed(compression) => {
-                let mut output = create(match compression {
+                let needed = match compression {
                     format::Compression::Zstd => format::content_size(&self.host),
                     format::Compression::Gzip => None,
-                })?;
-                match &wanted.pictures {
-                    Some(column) => stream::with_pictures(job, compression, &mut output, column, &self.folder)?,
-                    None => stream::decompress(job, compression, &mut output)?,
-                }
+                };
+                let mut output = Output::create(job, folder, &file, needed)?;
+                let read = |_: usize, pieces: &mut Pieces| match &wanted.pictures {
+                    Some(column) => stream::with_pictures(job, compression, pieces, column, &self.folder),
+                    None => stream::decompress(job, compression, pieces),
+                };
+                pieces::transfer(1, 1, read, |damage| job.fail(damage), |piece| output.take(piece))?;
                 output
             }
-            Format::Plain => create(None)?,
+            Format::Plain => return Err(job.fail("it needs no preparation")),
         };
         let written = output.finish()?;
         // What was read must be what was hashed.
@@ -132,7 +129,27 @@ impl Source {
         let source = self.named.display().to_string();
         Ok(Manifest { source, file, size: written.rows, bytes: written.bytes })
     }
+
+    fn write_table<'a>(&self, job: Job<'a>, wanted: &Wanted, folder: &Path, file: &str) -> Result<Output<'a>, Error> {
+        let table = Table::open(&self.host, wanted).map_err(|why| job.fail(why))?;
+        let mut output = Output::create(job, folder, file, Some(table.bytes()))?;
+        let read = |part: usize, pieces: &mut Pieces| table.read(part, job, wanted, &self.folder, pieces);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let readers = processors.min(READERS).min((AT_ONCE / table.largest_part().max(1)) as usize);
+        let mut done = 0;
+        let write = |piece: Piece| {
+            done += if let Piece::Rows { rows, .. } = &piece { *rows } else { 0 };
+            job.set_done((u128::from(self.size) * u128::from(done) / u128::from(table.rows().max(1))) as u64);
+            output.take(piece)
+        };
+        pieces::transfer(readers, table.parts(), read, |damage| job.fail(damage), write)?;
+        Ok(output)
+    }
 }
+
+/// Threads that read row groups, at most, and what the row groups that they read at once may hold.
+const READERS: usize = 4;
+const AT_ONCE: u64 = 512 << 20;
 
 fn state(path: &Path) -> Result<[i128; 3], Error> {
     let meta = std::fs::metadata(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;

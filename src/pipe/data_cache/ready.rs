@@ -46,7 +46,7 @@ enum News {
     Waiting {
         name: String,
     },
-    Ended(Result<Ready, Error>),
+    Ended(Box<Result<Ready, Error>>),
 }
 
 /// What was begun.
@@ -81,7 +81,7 @@ pub async fn ready(
         let watch = watch.clone();
         let work = move || {
             let result = prepare(inputs, &wanted, &cache, &watch, &tell);
-            tell.send(News::Ended(result)).ok();
+            tell.send(News::Ended(Box::new(result))).ok();
         };
         let spawned = std::thread::Builder::new().name("prepare".to_owned()).spawn(work);
         spawned.map_err(|source| Error::DataCache { path: folder.clone(), source })?;
@@ -99,10 +99,10 @@ pub async fn ready(
                 }
                 Some(News::Waiting { name }) => progress.note(&format!("waiting for another pipe that prepares {name}")),
                 Some(News::Ended(result)) => {
-                    if let (Ok(ready), Some(begun)) = (&result, &begun) {
+                    if let (Ok(ready), Some(begun)) = (result.as_ref(), &begun) {
                         progress.end(&begun.words(ready));
                     }
-                    return result;
+                    return *result;
                 }
                 None => return Err(Error::DataCache { path: folder, source: std::io::Error::other("the thread ended") }),
             },
@@ -160,5 +160,5 @@ fn prepare(
         input.prepared = Some(prepared);
         held.push(entry);
     }
-    Ok(Ready { inputs, held: held })
+    Ok(Ready { inputs, held })
 }

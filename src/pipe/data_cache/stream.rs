@@ -5,21 +5,22 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::format::{self, CHUNK, Compression};
-use super::output::{Job, Output};
+use super::output::Job;
 use super::pictures::{self, Place};
+use super::pieces::Pieces;
 use crate::error::Error;
 
 /// The longest row of a compressed file whose rows are looked into.
 const LONGEST_ROW: u64 = 256 << 20;
 
-/// Writes what `job`'s file holds.
-pub fn decompress(job: Job<'_>, compression: Compression, output: &mut Output<'_>) -> Result<(), Error> {
+/// What `job`'s file holds.
+pub fn decompress(job: Job<'_>, compression: Compression, pieces: &mut Pieces) -> Result<(), Error> {
     let mut stream = open(job, compression)?;
-    let mut chunk = vec![0; CHUNK];
     loop {
-        match stream.read(&mut chunk).map_err(|error| job.fail(format::unreadable(&error)))? {
+        let read = stream.by_ref().take(CHUNK as u64).read_to_end(pieces.buffer());
+        match read.map_err(|error| job.fail(format::unreadable(&error)))? {
             0 => return Ok(()),
-            count => output.write(&chunk[..count])?,
+            _ => pieces.row_done()?,
         }
     }
 }
@@ -28,14 +29,14 @@ pub fn decompress(job: Job<'_>, compression: Compression, output: &mut Output<'_
 pub fn with_pictures(
     job: Job<'_>,
     compression: Compression,
-    output: &mut Output<'_>,
+    pieces: &mut Pieces,
     column: &str,
     folder: &Path,
 ) -> Result<(), Error> {
     let stream = open(job, compression)?;
     match format::inner_ending(job.host) {
-        Some("csv") => csv_rows(job, stream, output, column, folder),
-        _ => json_rows(job, stream, output, column, folder),
+        Some("csv") => csv_rows(job, stream, pieces, column, folder),
+        _ => json_rows(job, stream, pieces, column, folder),
     }
 }
 
@@ -45,13 +46,7 @@ fn open<'a>(job: Job<'a>, compression: Compression) -> Result<Box<dyn Read + 'a>
     format::decompress(compression, counted).map_err(|error| job.fail(format::unreadable(&error)))
 }
 
-fn json_rows(
-    job: Job<'_>,
-    stream: impl Read,
-    output: &mut Output<'_>,
-    column: &str,
-    folder: &Path,
-) -> Result<(), Error> {
+fn json_rows(job: Job<'_>, stream: impl Read, pieces: &mut Pieces, column: &str, folder: &Path) -> Result<(), Error> {
     let mut lines = BufReader::with_capacity(CHUNK, stream);
     let mut line = Vec::new();
     for number in 1.. {
@@ -64,29 +59,23 @@ fn json_rows(
         }
         // What is no row is for the trainer to name, as in a plain file.
         match serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&line) {
-            Err(_) => output.buffer().extend_from_slice(&line),
+            Err(_) => pieces.buffer().extend_from_slice(&line),
             Ok(mut row) => {
                 match row.get_mut(column) {
                     Some(serde_json::Value::String(path)) => *path = pictures::whole_path(folder, path),
                     Some(serde_json::Value::Number(_)) => return Err(by_number(job, number)),
                     _ => {}
                 }
-                serde_json::to_writer(output.buffer(), &row).expect("a row that was read can be written");
-                output.buffer().push(b'\n');
+                serde_json::to_writer(pieces.buffer(), &row).expect("a row that was read can be written");
+                pieces.buffer().push(b'\n');
             }
         }
-        output.row_done()?;
+        pieces.row_done()?;
     }
     Ok(())
 }
 
-fn csv_rows(
-    job: Job<'_>,
-    stream: impl Read,
-    output: &mut Output<'_>,
-    column: &str,
-    folder: &Path,
-) -> Result<(), Error> {
+fn csv_rows(job: Job<'_>, stream: impl Read, pieces: &mut Pieces, column: &str, folder: &Path) -> Result<(), Error> {
     let left = std::cell::Cell::new(LONGEST_ROW);
     let stream = Limited { stream, left: &left };
     let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(stream);
@@ -112,10 +101,10 @@ fn csv_rows(
             let whole = pictures::whole_path(folder, path);
             row = row.iter().enumerate().map(|(at, cell)| if Some(at) == place { &whole } else { cell }).collect();
         }
-        let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(&mut *output.buffer());
+        let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(&mut *pieces.buffer());
         writer.write_record(&row).and_then(|()| Ok(writer.flush()?)).map_err(|error| job.fail(error.to_string()))?;
         drop(writer);
-        output.row_done()?;
+        pieces.row_done()?;
     }
 }
 

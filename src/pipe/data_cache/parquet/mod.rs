@@ -5,6 +5,7 @@
 
 mod calendar;
 mod cursor;
+mod file;
 mod rows;
 mod tree;
 mod value;
@@ -16,9 +17,11 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::Type;
 
-use super::output::{Job, Output};
+use super::output::Job;
+use super::pieces::Pieces;
 use super::wanted::Wanted;
 use crate::error::Error;
+use file::SharedFile;
 use rows::Picked;
 use tree::{Builder, Node};
 use value::{Kind, Style};
@@ -30,7 +33,7 @@ const BATCH_ROWS: u64 = 4096;
 const LOOK_BYTES: u64 = 64 << 20;
 
 pub struct Table {
-    reader: SerializedFileReader<File>,
+    reader: SerializedFileReader<SharedFile>,
     columns: Vec<Column>,
     rows: u64,
 }
@@ -72,37 +75,56 @@ impl Table {
 
     /// About how many bytes its rows will have: what the columns hold, and the names in each row.
     pub fn bytes(&self) -> u64 {
-        let metadata = self.reader.metadata();
-        let of_group = |group: &parquet::file::metadata::RowGroupMetaData| -> u64 {
-            let leaves = self.columns.iter().flat_map(|column| column.leaves.clone());
-            leaves.map(|leaf| u64::try_from(group.column(leaf).uncompressed_size()).unwrap_or(0)).sum()
-        };
         let names: u64 = self.columns.iter().map(|column| column.name.len() as u64 + 4).sum();
-        metadata.row_groups().iter().map(of_group).sum::<u64>() + self.rows * names
+        self.sizes().sum::<u64>() + self.rows * names
     }
 
-    /// Writes all rows. Paths of pictures begin in `folder`.
-    pub fn write(self, job: Job<'_>, wanted: &Wanted, folder: &Path, output: &mut Output<'_>) -> Result<u64, Error> {
-        let size = std::fs::metadata(job.host).map_or(0, |meta| meta.len());
+    /// Bytes of the largest row group, as far as it is read.
+    pub fn largest_part(&self) -> u64 {
+        self.sizes().max().unwrap_or(0)
+    }
+
+    /// Bytes of the columns of each row group, decompressed.
+    fn sizes(&self) -> impl Iterator<Item = u64> {
+        self.reader.metadata().row_groups().iter().map(|group| {
+            let leaves = self.columns.iter().flat_map(|column| column.leaves.clone());
+            leaves.map(|leaf| u64::try_from(group.column(leaf).uncompressed_size()).unwrap_or(0)).sum()
+        })
+    }
+
+    /// Row groups, which can be read independently of each other.
+    pub fn parts(&self) -> usize {
+        self.reader.num_row_groups()
+    }
+
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Reads the row group `part`. Paths of pictures begin in `folder`.
+    pub fn read(
+        &self,
+        part: usize,
+        job: Job<'_>,
+        wanted: &Wanted,
+        folder: &Path,
+        pieces: &mut Pieces,
+    ) -> Result<(), Error> {
         let style = if wanted.as_csv() { Style::Csv } else { Style::Json };
         let pictures = wanted.pictures.as_deref().map(|column| (column, folder));
         let mut picked = Picked::new(&self.columns, style, pictures);
-        picked.header(output.buffer());
-        let mut done = 0;
-        for group in 0..self.reader.num_row_groups() {
-            self.each_batch(group, &mut picked, |picked, rows| {
-                for _ in 0..rows {
-                    done += 1;
-                    picked.row(done, output)?;
-                    output.row_done()?;
-                }
-                job.watch.check()?;
-                job.set_done((u128::from(size) * u128::from(done) / u128::from(self.rows.max(1))) as u64);
-                Ok(())
-            })
-            .map_err(|failure| failure.in_group(job, group))?;
+        if part == 0 {
+            picked.header(pieces.buffer());
         }
-        Ok(done)
+        let groups = &self.reader.metadata().row_groups()[..part];
+        let mut number: u64 = groups.iter().map(|group| u64::try_from(group.num_rows()).unwrap_or(0)).sum();
+        let read = self.each_batch(part, &mut picked, |picked, rows| {
+            (0..rows).try_for_each(|_| {
+                number += 1;
+                picked.row(number, job, pieces)
+            })
+        });
+        read.map_err(|failure| failure.in_group(job, part))
     }
 
     /// Reads a row group in batches, and lets `write` take the rows of each.
@@ -223,15 +245,15 @@ pub fn preview(path: &Path, rows: usize) -> Option<(Vec<String>, Vec<Vec<String>
     Some((names, found))
 }
 
-fn open(path: &Path) -> Result<SerializedFileReader<File>, String> {
-    let file = File::open(path).map_err(|error| error.to_string())?;
+fn open(path: &Path) -> Result<SerializedFileReader<SharedFile>, String> {
+    let file = File::open(path).and_then(SharedFile::new).map_err(|error| error.to_string())?;
     SerializedFileReader::new(file).map_err(|error| match error.to_string().contains("encrypt") {
         true => "it is encrypted, and pipe has no keys; write it without encryption".to_owned(),
         false => format!("not a Parquet file that can be read: {}", words(&error)),
     })
 }
 
-fn rows_of(reader: &SerializedFileReader<File>) -> Result<u64, String> {
+fn rows_of(reader: &SerializedFileReader<SharedFile>) -> Result<u64, String> {
     let mut all = 0u64;
     for group in reader.metadata().row_groups() {
         let rows = u64::try_from(group.num_rows()).map_err(|_| "a row group with fewer than no rows".to_owned())?;
@@ -240,16 +262,16 @@ fn rows_of(reader: &SerializedFileReader<File>) -> Result<u64, String> {
     Ok(all)
 }
 
-fn fields(reader: &SerializedFileReader<File>) -> &[std::sync::Arc<Type>] {
+fn fields(reader: &SerializedFileReader<SharedFile>) -> &[std::sync::Arc<Type>] {
     reader.metadata().file_metadata().schema().get_fields()
 }
 
-fn names(reader: &SerializedFileReader<File>) -> Vec<String> {
+fn names(reader: &SerializedFileReader<SharedFile>) -> Vec<String> {
     fields(reader).iter().map(|field| field.name().to_owned()).collect()
 }
 
 /// The columns that are read, their leaves numbered one after the other.
-fn columns(reader: &SerializedFileReader<File>, reads: impl Fn(&str) -> bool) -> Result<Vec<Column>, String> {
+fn columns(reader: &SerializedFileReader<SharedFile>, reads: impl Fn(&str) -> bool) -> Result<Vec<Column>, String> {
     let schema = reader.metadata().file_metadata().schema_descr();
     let mut columns: Vec<Column> = Vec::new();
     let mut first = 0;

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use parquet::errors::ParquetError;
 
-use super::super::output::Output;
+use super::super::output::Job;
 use super::super::pictures::{self, Place};
+use super::super::pieces::Pieces;
 use super::Column;
 use super::cursor::Cursor;
 use super::tree::{Node, Trouble, key};
@@ -20,11 +21,23 @@ pub struct Picked<'a> {
     /// The column with pictures, and the folder that their paths begin in.
     pictures: Option<(&'a str, &'a Path)>,
     cursors: Vec<Cursor>,
+    /// What stands before the value of each column.
+    before: Vec<Vec<u8>>,
 }
 
 impl<'a> Picked<'a> {
     pub fn new(columns: &'a [Column], style: Style, pictures: Option<(&'a str, &'a Path)>) -> Self {
-        Self { columns, style, pictures, cursors: Vec::new() }
+        let before = |(place, column): (usize, &Column)| match style {
+            Style::Csv if place == 0 => Vec::new(),
+            Style::Csv => vec![b','],
+            Style::Json => {
+                let mut out = if place == 0 { vec![b'{'] } else { Vec::new() };
+                key(&mut out, place, &column.name);
+                out
+            }
+        };
+        let before = columns.iter().enumerate().map(before).collect();
+        Self { columns, style, pictures, cursors: Vec::new(), before }
     }
 
     pub fn set_cursors(&mut self, cursors: Vec<Cursor>) {
@@ -51,43 +64,36 @@ impl<'a> Picked<'a> {
     }
 
     /// The next row, the `number`th of the file.
-    pub fn row(&mut self, number: u64, output: &mut Output<'_>) -> Result<(), Error> {
+    pub fn row(&mut self, number: u64, job: Job<'_>, pieces: &mut Pieces) -> Result<(), Error> {
         for (place, column) in self.columns.iter().enumerate() {
-            let out = output.buffer();
-            match self.style {
-                Style::Json if place == 0 => out.push(b'{'),
-                Style::Csv if place > 0 => out.push(b','),
-                _ => {}
-            }
-            if self.style == Style::Json {
-                key(out, place, &column.name);
-            }
+            pieces.buffer().extend_from_slice(&self.before[place]);
             let written = match self.pictures {
                 Some((name, folder)) if name == column.name => match picture(&column.node, &mut self.cursors, folder) {
                     Ok(Picture::Inside(bytes)) => {
                         let (folder, name) = pictures::file_of(number, &bytes);
-                        output.write_file(&folder, &name, &bytes)?;
-                        json(output.buffer(), &format!("{folder}/{name}"))
+                        let written = json(pieces.buffer(), &format!("{folder}/{name}"));
+                        pieces.file(folder, name, bytes)?;
+                        written
                     }
-                    Ok(Picture::Path(path)) => json(output.buffer(), &path),
+                    Ok(Picture::Path(path)) => json(pieces.buffer(), &path),
                     Ok(Picture::None) => {
-                        output.buffer().extend_from_slice(b"null");
+                        pieces.buffer().extend_from_slice(b"null");
                         Ok(())
                     }
                     Err(trouble) => Err(trouble),
                 },
-                _ => column.node.write(output.buffer(), &mut self.cursors, self.style),
+                _ => column.node.write(pieces.buffer(), &mut self.cursors, self.style),
             };
             written.map_err(|trouble| {
                 let name = &column.name;
-                output.fail(match trouble {
+                job.fail(match trouble {
                     Trouble::Levels => format!("row {number}: the column {name:?} has fewer values than rows"),
                     Trouble::Value(found) => format!("row {number}: the column {name:?} holds {found}"),
                 })
             })?;
         }
-        output.buffer().extend_from_slice(if self.style == Style::Json { b"}\n" } else { b"\n" });
-        Ok(())
+        pieces.buffer().extend_from_slice(if self.style == Style::Json { b"}\n" } else { b"\n" });
+        pieces.row_done()
     }
 
     /// The next row as texts; what cannot be one is empty.
