@@ -1,4 +1,4 @@
-//! What a classifier tells apart.
+//! The labels of a classifier.
 
 use serde_json::{Map, Value, json};
 

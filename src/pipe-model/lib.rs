@@ -2,24 +2,30 @@
 //! tensors, so that a plan needs no libtorch.
 
 mod activation;
+mod architecture;
+pub mod bag_of_words;
 pub mod bert;
 pub mod clip;
 mod config_keys;
 pub mod deberta;
 mod error;
-mod expects;
 pub mod hybrid_cnn_lstm;
 mod labels;
 pub mod memory;
-mod model;
+mod model_config;
 pub mod mu_sota;
 mod parameter;
+mod registry;
+mod starter;
 pub mod t5;
+mod task_data;
 
 pub use activation::Activation;
 pub use config_keys::ConfigKeys;
 pub use error::ConfigError;
-pub use expects::{Expects, Scale};
 pub use labels::Labels;
-pub use model::ModelConfig;
+pub use model_config::ModelConfig;
 pub use parameter::{Init, Parameter};
+pub use registry::{read_config, starter};
+pub use starter::{Starter, StarterSizes};
+pub use task_data::{Scale, TaskData};

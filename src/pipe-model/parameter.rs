@@ -1,16 +1,16 @@
-//! What a model is made of, before it exists.
+//! The parameters of a model: name, shape and initialisation, without tensors.
 
-/// What a model says about one of its parameters before it exists.
+/// One parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
     pub name: String,
     pub shape: Vec<i64>,
     pub init: Init,
-    /// What files may call it instead.
+    /// Other names that checkpoints may have for it.
     pub aliases: Vec<String>,
-    /// Whether it begins anew when a file of trained weights has it not.
+    /// Whether it is newly initialised when it is not in the checkpoint.
     pub may_be_missing: bool,
-    /// Whether it is learned; what a layer merely remembers is not.
+    /// Whether it is trained; state such as the running mean of a batch norm is not.
     pub trained: bool,
 }
 
@@ -26,7 +26,7 @@ impl Parameter {
     }
 }
 
-/// How a parameter begins when nothing was trained before.
+/// How a parameter is initialised.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     Constant(f64),

@@ -76,7 +76,7 @@ pub struct Started {
     /// Tokens of the longest row of the data, such as `480`, or `512+128` of a source and its target.
     #[serde(default)]
     pub longest: Option<String>,
-    /// The step of the checkpoint that this attempt goes on from.
+    /// The step of the checkpoint that this attempt resumed from.
     pub resumed_from: Option<u64>,
 }
 
@@ -137,6 +137,13 @@ pub struct Step {
     pub allocated: u64,
     pub reserved: u64,
     pub peak: u64,
+}
+
+impl Step {
+    /// Target tokens (or samples) per second; not a number where the step has no time.
+    pub fn tokens_per_second(&self) -> f64 {
+        if self.ms > 0.0 { self.tokens as f64 * 1000.0 / self.ms } else { f64::NAN }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -216,7 +223,7 @@ impl Phase {
 /// Whose memory ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Memory {
+pub enum MemoryKind {
     Device,
     Host,
 }
@@ -233,7 +240,10 @@ pub struct Point {
 /// is absent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OomRecord {
-    pub memory: Memory,
+    /// The rank that ran out of memory.
+    #[serde(default, skip_serializing_if = "is_first_rank")]
+    pub rank: u32,
+    pub memory: MemoryKind,
     pub phase: Phase,
     /// The step that was being computed.
     pub step: u64,
@@ -260,6 +270,38 @@ pub struct OomRecord {
     pub points: Vec<Point>,
     /// What torch or the kernel said.
     pub message: String,
+}
+
+impl OomRecord {
+    /// A record of which nothing else is known.
+    pub fn new(memory: MemoryKind, phase: Phase) -> Self {
+        Self {
+            rank: 0,
+            memory,
+            phase,
+            step: 0,
+            batch: 0,
+            longest_sequence: None,
+            requested: None,
+            allocated: None,
+            reserved: None,
+            peak: None,
+            free: None,
+            total: None,
+            card_total: None,
+            card_free: None,
+            own: None,
+            others: None,
+            allocator: None,
+            alloc_retries: None,
+            points: Vec::new(),
+            message: String::new(),
+        }
+    }
+}
+
+fn is_first_rank(rank: &u32) -> bool {
+    *rank == 0
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ pub enum PipeExit {
     Usage = 2,
     /// The pipeline file is invalid, or what it names (data, model, tokenizer) is.
     Invalid = 3,
-    /// No container engine answers, a GPU was asked for and is not there, or the hub has to be asked and cannot.
+    /// No container engine answers, a requested GPU is not available, or the hub does not answer.
     Unavailable = 4,
     ImageBuild = 5,
     TrainingFailed = 6,
@@ -40,7 +40,7 @@ impl PipeExit {
     }
 }
 
-/// How `pipe-trainer` ends when nobody kills it.
+/// How `pipe-trainer` ends unless it is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TrainerExit {

@@ -1,4 +1,4 @@
-//! `lock.json`: all that a run stood on, so that it can be told whether another would stand on the same.
+//! `lock.json`: the inputs and the environment of a run, to compare them with those of another.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,9 @@ pub struct Lock {
     pub pipeline: String,
     /// Hash of the same with every default, without its name.
     pub resolved: Option<String>,
+    /// The same before the last `pipe resume --set`, which may not have come to write the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resolved_before: Option<String>,
     /// The variables that the pipeline names.
     pub variables: Vec<String>,
     pub seed: Option<u64>,
@@ -32,7 +35,7 @@ pub struct Lock {
     /// The repositories of the Hugging Face hub that any of these files came from.
     pub hub: Vec<LockedRepository>,
     pub commit: Option<Commit>,
-    /// Its version, as the trainer tells it.
+    /// Its version, as the trainer reports it.
     pub libtorch: Option<String>,
     /// `cpu`, or the name of the card.
     pub device: Option<String>,
@@ -40,6 +43,9 @@ pub struct Lock {
     pub cpu: Option<Cpu>,
     /// Threads for computation.
     pub threads: Option<u32>,
+    /// Trainer processes that share a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u32>,
 }
 
 /// What computes: an image, or without a container the trainer with what it loads.
@@ -55,6 +61,17 @@ pub struct Program {
     pub trainer: Option<String>,
     /// Hash of all that the trainer loads, libtorch and the system's libraries.
     pub libraries: Option<String>,
+}
+
+impl Program {
+    /// What the ledger knows it by: the image, or without one the engine and the content of the trainer.
+    pub fn identity(&self) -> String {
+        match (&self.image, &self.trainer) {
+            (Some(image), _) => image.clone(),
+            (None, Some(trainer)) => format!("{}:{}", self.engine, &trainer[..trainer.len().min(16)]),
+            (None, None) => self.engine.clone(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,7 +119,7 @@ pub struct Cpu {
 
 impl Lock {
     /// Takes in what only the trainer knows. What it says of the card counts: it is the one that computes there.
-    pub fn learn(&mut self, started: &Started) {
+    pub fn record_started(&mut self, started: &Started) {
         self.libtorch = Some(started.libtorch.clone());
         self.device = Some(started.device.clone());
         if started.device == "cpu" {
@@ -143,7 +160,7 @@ mod tests {
     fn a_lock_reads_back() {
         let mut lock = Lock { pipe: "0.1.0".to_owned(), seed: Some(42), ..Lock::default() };
         lock.train.push(LockedFile { name: "a".to_owned(), hash: "b".to_owned(), size: 3 });
-        lock.learn(&started("H200", Some("580")));
+        lock.record_started(&started("H200", Some("580")));
         let text = serde_json::to_string(&lock).unwrap();
         assert_eq!(serde_json::from_str::<Lock>(&text).unwrap(), lock);
     }
@@ -152,12 +169,12 @@ mod tests {
     fn the_trainer_knows_best() {
         let known = LockedCard { name: "H200".into(), driver: Some("1".into()), capability: Some("9.0".into()) };
         let mut lock = Lock { card: Some(known.clone()), ..Lock::default() };
-        lock.learn(&started("H200", None));
+        lock.record_started(&started("H200", None));
         assert_eq!((lock.card.as_ref(), lock.libtorch.as_deref()), (Some(&known), Some("2.11.0")));
-        lock.learn(&started("RTX 5090", Some("2")));
+        lock.record_started(&started("RTX 5090", Some("2")));
         let other = LockedCard { name: "RTX 5090".into(), driver: Some("2".into()), capability: None };
         assert_eq!((lock.card.as_ref(), lock.device.as_deref()), (Some(&other), Some("RTX 5090")));
-        lock.learn(&started("cpu", None));
+        lock.record_started(&started("cpu", None));
         assert_eq!((lock.card, lock.device.as_deref()), (None, Some("cpu")));
     }
 }

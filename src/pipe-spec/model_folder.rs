@@ -24,20 +24,14 @@ pub const WEIGHTS: [WeightFiles; 2] = [SAFETENSORS, PICKLE];
 pub const TOKENIZER_JSON: &str = "tokenizer.json";
 
 /// Sets of files that each define the tokenizer of an architecture, in order of preference. The first file of a set names it.
-pub fn tokenizers(arch: Arch) -> &'static [&'static [&'static str]] {
-    match arch {
-        Arch::T5 => &[&[TOKENIZER_JSON], &["spiece.model"]],
-        Arch::Bert => &[&[TOKENIZER_JSON], &["vocab.txt"]],
-        Arch::Roberta | Arch::Clip => &[&[TOKENIZER_JSON], &["vocab.json", "merges.txt"]],
-        Arch::XlmRoberta => &[&[TOKENIZER_JSON], &["sentencepiece.bpe.model"]],
-        Arch::DebertaV3 => &[&[TOKENIZER_JSON], &["spm.model"]],
-        Arch::HybridCnnLstm | Arch::MuSota => &[&[TOKENIZER_JSON]],
-    }
+pub fn tokenizers(arch: Arch) -> Vec<&'static [&'static str]> {
+    const JSON: &[&str] = &[TOKENIZER_JSON];
+    [JSON, arch.vocabulary_files()].into_iter().filter(|set| !set.is_empty()).collect()
 }
 
 /// The first of those sets all of whose files are there.
 pub fn tokenizer_set(arch: Arch, has: impl Fn(&str) -> bool) -> Option<&'static [&'static str]> {
-    tokenizers(arch).iter().find(|set| set.iter().all(|name| has(name))).copied()
+    tokenizers(arch).into_iter().find(|set| set.iter().all(|name| has(name)))
 }
 
 /// The same for a folder.

@@ -1,8 +1,13 @@
 //! The run folder: where everything lies, and `run.json`, the file that `pipe ls` reads.
+//!
+//! The job may write `checkpoints/`, `model/` and the `job/` of its attempt. Everything else is the runner's, and in a
+//! container the job cannot see it.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::pipeline::WorkKind;
 
 /// The paths of one run, as the program at hand sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +45,7 @@ impl RunFolder {
         self.0.join("events.jsonl")
     }
 
-    /// Held, with a lock of the kernel's, by the `pipe` that drives the run.
+    /// Locked by the `pipe` process that owns the run.
     pub fn owner(&self) -> PathBuf {
         self.0.join(".owner")
     }
@@ -50,7 +55,7 @@ impl RunFolder {
         self.0.join("pipe.log")
     }
 
-    /// What a `pipe` in the background said where nobody could hear it.
+    /// The stderr of a `pipe` process in the background.
     pub fn driver_log(&self) -> PathBuf {
         self.0.join(".driver.log")
     }
@@ -95,12 +100,42 @@ impl AttemptFolder {
         self.0.join("log.txt")
     }
 
+    /// The record of an out-of-memory, as the runner has read and checked it.
     pub fn oom(&self) -> PathBuf {
         self.0.join("oom.json")
     }
 
+    /// What the job itself writes about this attempt.
+    pub fn job(&self) -> JobFolder {
+        JobFolder(self.0.join("job"))
+    }
+
     pub fn outcome(&self) -> PathBuf {
         self.0.join("outcome.json")
+    }
+}
+
+/// The folder of an attempt that its job may write. The runner trusts nothing in it: it follows no link there, and reads no
+/// more than a bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobFolder(PathBuf);
+
+impl JobFolder {
+    /// The names of the two files.
+    pub const EVENTS: &str = "events.jsonl";
+    pub const OOM: &str = "oom.json";
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Every event of this attempt. No engine rotates or cuts it, unlike the log.
+    pub fn events(&self) -> PathBuf {
+        self.0.join(Self::EVENTS)
+    }
+
+    pub fn oom(&self) -> PathBuf {
+        self.0.join(Self::OOM)
     }
 }
 
@@ -113,12 +148,16 @@ pub struct RunState {
     /// Seconds since the Unix epoch.
     pub created: f64,
     pub engine: String,
+    #[serde(default)]
+    pub work: WorkKind,
+    #[serde(default)]
+    pub job: Job,
     pub effective_batch: u32,
     /// Steps of the whole run, once the trainer has said so.
     pub steps: Option<u64>,
-    /// Why the run failed, in words.
+    /// Why the run failed.
     pub error: Option<String>,
-    /// What a running run is at, in words: building the image, waiting for a card, training.
+    /// The stage of a running run: building the image, waiting for a card, training.
     #[serde(default)]
     pub doing: Option<String>,
     /// The exit code of `pipe`, once the run is over.
@@ -127,7 +166,7 @@ pub struct RunState {
     /// Where `pipe` was started: what the paths of the pipeline begin from.
     #[serde(default)]
     pub cwd: PathBuf,
-    /// Whether the ledger is neither asked nor told.
+    /// Whether the ledger is neither read nor written.
     #[serde(default)]
     pub ignore_ledger: bool,
     /// How often it may run out of memory and be tried again.
@@ -139,8 +178,51 @@ pub struct RunState {
     pub attempts: Vec<Attempt>,
 }
 
+/// What the trainer is started for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Job {
+    #[default]
+    Train,
+    /// To find the largest batch that fits.
+    Fit,
+}
+
+impl Job {
+    /// The subcommand of the trainer.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Fit => "fit",
+        }
+    }
+}
+
 impl RunState {
-    /// How often it ran out of memory since a person last had it go on.
+    /// A run that has just been created.
+    pub fn new(id: impl Into<String>, name: impl Into<String>, engine: impl Into<String>) -> Self {
+        Self {
+            id: id.into(),
+            name: name.into(),
+            status: Status::Running,
+            created: 0.0,
+            engine: engine.into(),
+            work: WorkKind::Training,
+            job: Job::Train,
+            effective_batch: 0,
+            steps: None,
+            error: None,
+            doing: None,
+            exit_code: None,
+            cwd: PathBuf::new(),
+            ignore_ledger: false,
+            retries: 0,
+            no_queue: false,
+            attempts: Vec::new(),
+        }
+    }
+
+    /// How often it ran out of memory since a person last resumed it.
     pub fn times_out_of_memory(&self) -> u32 {
         let since = self.attempts.iter().rposition(|attempt| attempt.resumed).unwrap_or(0);
         self.attempts[since..].iter().filter(|attempt| attempt.outcome == Some(Outcome::Oom)).count() as u32
@@ -160,7 +242,7 @@ pub enum Status {
     Finished,
     Failed,
     Stopped,
-    /// Running, as far as the folder says, but the `pipe` that drove it is gone. Never written down.
+    /// Running according to the folder, but its `pipe` process was killed. Never written to disk.
     Orphaned,
     /// The folder does not say. Never written down.
     Unknown,
@@ -187,14 +269,14 @@ pub struct Attempt {
     pub accum: u32,
     pub outcome: Option<Outcome>,
     pub cause: Option<Cause>,
-    /// The cause in words.
+    /// The cause as text.
     pub reason: Option<String>,
-    /// What was done about it, in words.
+    /// What the next attempt changed, as text.
     pub action: Option<String>,
-    /// Whether a person had it go on, after the run had ended.
+    /// Whether a person resumed the run with this attempt.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resumed: bool,
-    /// What `on_oom.then` had changed about the maths.
+    /// The changes of `on_oom.then` that were in effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<String>,
     /// Seconds since the Unix epoch.
@@ -210,6 +292,26 @@ pub struct Attempt {
     pub exit_code: Option<i64>,
     /// The container's id, while there is one.
     pub container: Option<String>,
+    /// How far `log.txt` has come, while the job runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogPosition>,
+}
+
+/// How much of a job's log was read and written down.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogPosition {
+    /// Bytes of `log.txt`.
+    pub bytes: u64,
+    /// The last lines that were read of the two streams, as the engine stamps them.
+    pub stdout: Option<LogStamp>,
+    pub stderr: Option<LogStamp>,
+}
+
+/// When the engine took a line in, and which of those with the same time it is, counted from 1.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LogStamp {
+    pub time: String,
+    pub count: u32,
 }
 
 impl Attempt {
@@ -233,6 +335,7 @@ impl Attempt {
             peak_memory: None,
             exit_code: None,
             container: None,
+            log: None,
         }
     }
 }
@@ -266,7 +369,7 @@ pub enum Cause {
     Fragmented,
     /// The batch does not fit on the card.
     Capacity,
-    /// Other processes hold what was asked for.
+    /// Other processes hold the requested memory.
     Neighbour,
     /// Only evaluation does not fit on the card.
     EvalOnly,

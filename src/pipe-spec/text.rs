@@ -83,6 +83,17 @@ pub fn human_bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
+/// A number with its noun: `1 step`, `3 steps`, `2 entries`.
+pub fn count(number: impl TryInto<u64>, noun: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    match noun.strip_suffix('y') {
+        _ if number == 1 => format!("1 {noun}"),
+        Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{number} {stem}ies"),
+        _ if noun.ends_with("ch") => format!("{number} {noun}es"),
+        _ => format!("{number} {noun}s"),
+    }
+}
+
 /// Serde and schema for a type that is written as text with a rule.
 macro_rules! written_as_text {
     ($type:ident, $format:literal) => {
@@ -159,5 +170,20 @@ mod tests {
         assert_eq!(human_bytes(12), "12 B");
         assert_eq!(human_bytes(1536), "1.5 KiB");
         assert_eq!(human_bytes(3 << 30), "3.0 GiB");
+    }
+
+    #[test]
+    fn nouns_follow_their_number() {
+        for (number, noun, want) in [
+            (0, "step", "0 steps"),
+            (1, "step", "1 step"),
+            (2, "step", "2 steps"),
+            (1, "retry", "1 retry"),
+            (6, "retry", "6 retries"),
+            (3, "batch", "3 batches"),
+            (2, "day", "2 days"),
+        ] {
+            assert_eq!(count(number, noun), want);
+        }
     }
 }

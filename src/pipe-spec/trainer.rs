@@ -13,7 +13,13 @@ pub struct TrainerSpec {
     pub version: u32,
     pub run: PathBuf,
     pub attempt: u32,
+    /// Which of the processes that share a step this one is.
+    #[serde(default, skip_serializing_if = "Rank::is_only")]
+    pub rank: Rank,
     pub device: Device,
+    /// Which of the cards that the trainer sees, counted from 0.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub device_index: u32,
     /// Threads for computation; absent leaves it to libtorch.
     pub threads: Option<u32>,
     pub model: Model,
@@ -25,9 +31,41 @@ pub struct TrainerSpec {
     pub memory: Memory,
     pub evaluate: Evaluate,
     pub save: Save,
-    /// Whether `on_oom.then` has changed the maths: a checkpoint in another precision or of another optimizer may go on.
+    /// Whether `on_oom.then` has changed the training result: a checkpoint in another precision or of another optimizer may be used.
     #[serde(default)]
     pub maths_changed: bool,
+}
+
+/// One trainer process among those that share a step. Only one is available yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rank {
+    /// From 0.
+    pub index: u32,
+    pub count: u32,
+}
+
+impl Rank {
+    fn is_only(&self) -> bool {
+        self.count == 1
+    }
+}
+
+impl Default for Rank {
+    fn default() -> Self {
+        Self { index: 0, count: 1 }
+    }
+}
+
+/// Set for a trainer that is to end with the program that started it: `LEASE_ON_STDIN`, where its stdin stays open for as long
+/// as that program lives.
+pub const LEASE_VARIABLE: &str = "PIPE_LEASE";
+pub const LEASE_ON_STDIN: &str = "stdin";
+
+/// The text in the trainer's message before the row or file that it was reading when memory ran out.
+pub const WHILE_READING: &str = " while reading ";
+
+fn is_first(index: &u32) -> bool {
+    *index == 0
 }
 
 impl TrainerSpec {

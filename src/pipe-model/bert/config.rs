@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::Activation;
 use crate::ConfigError;
-use crate::{ConfigKeys, Expects, Labels};
+use crate::{ConfigKeys, Labels, TaskData};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertConfig {
@@ -100,12 +100,12 @@ impl BertConfig {
     }
 
     /// `labels` are absent where the data decides.
-    pub fn expects(&self, labels: Option<Labels>) -> Expects {
-        Expects::Classes {
+    pub fn task_data(&self, labels: Option<Labels>) -> TaskData {
+        TaskData::Classification {
             vocab_size: self.vocab_size as u64,
             pad_token_id: self.pad_token_id,
             max_length: (self.max_position_embeddings - self.first_position()) as u32,
-            // RoBERTa's tokenizers tell no types, whatever its config has room for.
+            // RoBERTa's tokenizers give no types, whatever its config has room for.
             token_types: self.family == Family::Bert && self.type_vocab_size > 1,
             labels,
         }
@@ -212,7 +212,8 @@ mod tests {
             (Arch::XlmRoberta, json!({"max_position_embeddings": 514, "pad_token_id": 3}), 510, false),
         ];
         for (arch, given, want, types) in cases {
-            let Expects::Classes { max_length, token_types, .. } = read(arch, given).unwrap().expects(None) else {
+            let TaskData::Classification { max_length, token_types, .. } = read(arch, given).unwrap().task_data(None)
+            else {
                 panic!("{arch:?}")
             };
             assert_eq!((max_length, token_types), (want, types), "{arch:?}");

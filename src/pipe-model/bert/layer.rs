@@ -4,40 +4,40 @@
 use crate::memory::{Stage, Work, column_sums};
 
 /// Up to this many tokens the gradient of embeddings is computed without partial sums.
-const FEW_TOKENS: u64 = 3072;
+const FEW_TOKENS: u128 = 3072;
 
 /// What flows through the layers.
 #[derive(Clone, Copy)]
 pub(crate) struct Flow<'a> {
     pub work: &'a Work,
-    pub width: u64,
-    pub inner: u64,
-    pub heads: u64,
+    pub width: u128,
+    pub inner: u128,
+    pub heads: u128,
 }
 
 impl Flow<'_> {
-    pub fn tokens(&self) -> u64 {
+    pub fn tokens(&self) -> u128 {
         self.work.batch * self.work.source
     }
 
     /// Bytes of one hidden state of each token.
-    pub fn hidden(&self) -> u64 {
+    pub fn hidden(&self) -> u128 {
         self.tokens() * self.width * self.work.compute()
     }
 
     /// Bytes of what a norm keeps beside what it normed: a number for each token, in fp32.
-    fn spreads(&self) -> u64 {
+    fn spreads(&self) -> u128 {
         self.tokens() * 4
     }
 
     /// Bytes of the narrow copy of weights that is made where they are wider than what products take.
-    fn narrow(&self, weights: u64) -> u64 {
+    fn narrow(&self, weights: u128) -> u128 {
         if self.work.mixed() { weights * self.work.compute() } else { 0 }
     }
 
     /// Beside what the stages before it keep, with `parameters` of its own. Where earlier passes have left gradients, those of
     /// this pass are held beside them until they are added.
-    pub fn stage(&self, name: String, [kept, forward, backward]: [u64; 3], parameters: u64) -> Stage {
+    pub fn stage(&self, name: String, [kept, forward, backward]: [u128; 3], parameters: u128) -> Stage {
         let gradients = parameters * self.work.weight();
         let twice = if self.work.accum > 1 { gradients } else { 0 };
         Stage { name, kept, forward: forward.max(kept), backward: backward + twice, gradients, logits: 0 }
@@ -45,11 +45,11 @@ impl Flow<'_> {
 
     /// The norm keeps what it normed. `words` are the rows of the largest table, `tables` how many numbers all of them have, and
     /// `more` is what else the forward pass holds.
-    pub fn embeddings(&self, words: u64, tables: u64, more: u64) -> Stage {
+    pub fn embeddings(&self, words: u128, tables: u128, more: u128) -> Stage {
         let embedded = self.tokens() * self.width * self.work.weight();
         let kept = embedded + self.spreads();
         // Words, their sum with the others, what the norm keeps and gives, and that with some of it dropped.
-        let forward = (4 + u64::from(self.work.drops)) * embedded + self.spreads() + more;
+        let forward = (4 + u128::from(self.work.drops)) * embedded + self.spreads() + more;
         let partial = match self.tokens() {
             few if few <= FEW_TOKENS => 0,
             many => many.min(words + many / 10) * self.width * 4,
@@ -61,19 +61,19 @@ impl Flow<'_> {
     }
 
     /// What attention keeps: its input, queries, keys and values, what it gives and the sums of its weights.
-    pub fn attention_kept(&self) -> u64 {
+    pub fn attention_kept(&self) -> u128 {
         let sums = self.work.batch * self.heads * self.work.source.next_multiple_of(32) * 4;
         5 * self.hidden() + sums
     }
 
     /// What the forward pass of attention holds while queries, keys and values are made: their weights in one piece too.
-    pub fn attention_forward(&self) -> u64 {
+    pub fn attention_forward(&self) -> u128 {
         4 * self.hidden() + self.stacked()
     }
 
     /// What the backward pass of attention holds. `more` is what it holds beside that until the gradients of queries, keys and
     /// values are there.
-    pub fn attention_backward(&self, more: u64) -> u64 {
+    pub fn attention_backward(&self, more: u128) -> u128 {
         // The gradients of the residual, of what it gave, of queries, keys and values, and those of queries in fp32; those of
         // parameters come after them.
         let wide = if self.work.compute() < 4 { self.tokens() * self.width * 4 } else { 0 };
@@ -85,17 +85,17 @@ impl Flow<'_> {
     }
 
     /// The weights of queries, keys and values in one piece.
-    fn stacked(&self) -> u64 {
+    fn stacked(&self) -> u128 {
         3 * self.width * self.width * self.work.compute()
     }
 
-    pub fn attention_parameters(&self) -> u64 {
+    pub fn attention_parameters(&self) -> u128 {
         3 * linear(self.width, self.width)
     }
 
     /// The stages of a layer, or the one that it is where it is computed again. `unrecorded` is what its forward pass holds
     /// where nothing is kept.
-    pub fn layer(&self, number: u64, attention: Stage, unrecorded: u64) -> Vec<Stage> {
+    pub fn layer(&self, number: u128, attention: Stage, unrecorded: u128) -> Vec<Stage> {
         let stages = vec![attention, self.attention_output(number), self.feed_forward(number)];
         if !self.work.checkpointing {
             return stages;
@@ -103,7 +103,7 @@ impl Flow<'_> {
         vec![self.checkpointed(format!("layer {number}"), &stages, unrecorded)]
     }
 
-    fn attention_output(&self, number: u64) -> Stage {
+    fn attention_output(&self, number: u128) -> Stage {
         let hidden = self.hidden();
         let kept = hidden + self.spreads();
         let forward = (hidden + self.narrow(self.width * self.width)).max(2 * hidden + kept);
@@ -113,7 +113,7 @@ impl Flow<'_> {
         self.stage(format!("the attention of layer {number}"), [kept, forward, backward], parameters)
     }
 
-    fn feed_forward(&self, number: u64) -> Stage {
+    fn feed_forward(&self, number: u128) -> Stage {
         let hidden = self.hidden();
         let inner = self.tokens() * self.inner * self.work.compute();
         let weights = self.narrow(self.width * self.inner);
@@ -121,7 +121,7 @@ impl Flow<'_> {
         // What attention gave is still there, and what went into the activation and came out of it.
         let forward = (3 * hidden + 2 * inner + weights).max(2 * hidden + kept);
         // The gradients of the residual and, if some of it was dropped, of the product are no longer the same.
-        let given = (1 + u64::from(self.work.drops)) * hidden;
+        let given = (1 + u128::from(self.work.drops)) * hidden;
         let made = inner + column_sums(self.tokens(), self.inner).max(hidden + weights);
         let backward = hidden + inner + given + made;
         let parameters = linear(self.width, self.inner) + linear(self.inner, self.width) + 2 * self.width;
@@ -130,7 +130,7 @@ impl Flow<'_> {
 
     /// What the forward pass of a layer holds where nothing is kept. In its feed-forward part `others` are still there, beside
     /// what attention gave, its product, the norm of that and what the part gives.
-    pub fn unrecorded(&self, others: u64) -> u64 {
+    pub fn unrecorded(&self, others: u128) -> u128 {
         let inner = self.tokens() * self.inner * self.work.compute();
         let feed_forward = others + 4 * self.hidden() + 2 * inner + self.narrow(self.width * self.inner);
         feed_forward.max(self.attention_forward())
@@ -138,14 +138,14 @@ impl Flow<'_> {
 
     /// Stages that are computed again: of them their input is kept. Their gradients do not exist in all moments of their
     /// backward pass.
-    pub fn checkpointed(&self, name: String, stages: &[Stage], forward: u64) -> Stage {
+    pub fn checkpointed(&self, name: String, stages: &[Stage], forward: u128) -> Stage {
         let hidden = self.hidden();
-        let gradients: u64 = stages.iter().map(|stage| stage.gradients).sum();
-        let made_at_once = |made: u64| if self.work.accum > 1 { 0 } else { made };
+        let gradients: u128 = stages.iter().map(|stage| stage.gradients).sum();
+        let made_at_once = |made: u128| if self.work.accum > 1 { 0 } else { made };
         // What came out and its gradient stay until all is done.
-        let (mut kept, mut worst) = (hidden, 0);
+        let (mut kept, mut highest) = (hidden, 0);
         for stage in stages {
-            worst = worst.max(kept + stage.forward);
+            highest = highest.max(kept + stage.forward);
             kept += stage.kept;
         }
         kept += hidden;
@@ -153,14 +153,14 @@ impl Flow<'_> {
         for stage in stages.iter().rev() {
             kept -= stage.kept;
             made += stage.gradients;
-            worst = worst.max(kept + stage.backward + made_at_once(made));
+            highest = highest.max(kept + stage.backward + made_at_once(made));
         }
-        let backward = worst.saturating_sub(made_at_once(gradients));
+        let backward = highest.saturating_sub(made_at_once(gradients));
         Stage { name, kept: hidden, forward: forward.max(hidden), backward, gradients, logits: 0 }
     }
 
     /// `keeps_last`: the first tokens are a view, which keeps all of what the last layer gave.
-    pub fn head(&self, keeps_last: bool, labels: u64) -> Stage {
+    pub fn head(&self, keeps_last: bool, labels: u128) -> Stage {
         let hidden = self.hidden();
         let kept = if keeps_last { hidden } else { 0 };
         let parameters = linear(self.width, self.width) + linear(self.width, labels);
@@ -168,12 +168,12 @@ impl Flow<'_> {
     }
 
     /// What the gradient of a norm's parameters is summed up from.
-    fn norm_sums(&self) -> u64 {
+    fn norm_sums(&self) -> u128 {
         3 * self.tokens().min(792) * self.width * 4
     }
 }
 
 /// The parameters of a linear layer.
-pub(crate) fn linear(inputs: u64, outputs: u64) -> u64 {
+pub(crate) fn linear(inputs: u128, outputs: u128) -> u128 {
     inputs * outputs + outputs
 }

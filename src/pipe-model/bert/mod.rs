@@ -1,10 +1,11 @@
 //! BERT, RoBERTa and XLM-RoBERTa.
 
+mod architecture;
 mod config;
 pub(crate) mod layer;
 mod memory;
 mod parameters;
 
+pub use architecture::ARCHITECTURE;
 pub use config::{BertConfig, Family};
-pub use memory::stages;
 pub use parameters::parameters;

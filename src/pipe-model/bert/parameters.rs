@@ -3,7 +3,7 @@
 use super::config::{BertConfig, Family};
 use crate::{Init, Parameter};
 
-/// Every parameter in transformers' order. The encoder must be there; what is put on top of it may begin anew.
+/// Every parameter in transformers' order. The encoder must be in a checkpoint; the head may be newly initialised.
 pub fn parameters(config: &BertConfig) -> Vec<Parameter> {
     let BertConfig { hidden_size, intermediate_size, .. } = *config;
     let prefix = config.prefix();

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::Activation;
 use crate::ConfigError;
-use crate::{ConfigKeys, Expects};
+use crate::{ConfigKeys, TaskData};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClipConfig {
@@ -70,9 +70,9 @@ impl ClipConfig {
         })
     }
 
-    pub fn expects(&self) -> Expects {
+    pub fn task_data(&self) -> TaskData {
         let TextConfig { vocab_size, max_position_embeddings, pad_token_id, .. } = self.text_config;
-        Expects::Pairs {
+        TaskData::Contrastive {
             vocab_size: vocab_size as u64,
             pad_token_id,
             eos_token_id: self.text_config.end(),

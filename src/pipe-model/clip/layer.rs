@@ -5,35 +5,35 @@ use crate::memory::column_sums;
 use crate::memory::{Stage, Work};
 
 /// Of what norms and attention keep of each row.
-const FLOAT: u64 = 4;
+const FLOAT: u128 = 4;
 
 /// The layers of one tower, all alike.
 pub struct Layers {
-    pub batch: u64,
-    length: u64,
-    pub tokens: u64,
-    pub width: u64,
-    inner: u64,
-    heads: u64,
-    count: u64,
+    pub batch: u128,
+    length: u128,
+    pub tokens: u128,
+    pub width: u128,
+    inner: u128,
+    heads: u128,
+    count: u128,
     masked: bool,
     /// Bytes of a weight, and of what products take.
-    pub weight: u64,
-    compute: u64,
+    pub weight: u128,
+    compute: u128,
     again: bool,
     accumulates: bool,
 }
 
 impl Layers {
-    pub fn of(tower: &TowerConfig, work: &Work, length: u64, masked: bool) -> Self {
+    pub fn of(tower: &TowerConfig, work: &Work, length: u128, masked: bool) -> Self {
         Self {
             batch: work.batch,
             length,
             tokens: work.batch * length,
-            width: tower.hidden_size as u64,
-            inner: tower.intermediate_size as u64,
-            heads: tower.num_attention_heads as u64,
-            count: tower.num_hidden_layers as u64,
+            width: tower.hidden_size as u128,
+            inner: tower.intermediate_size as u128,
+            heads: tower.num_attention_heads as u128,
+            count: tower.num_hidden_layers as u128,
             masked,
             weight: work.weight(),
             compute: work.compute(),
@@ -44,7 +44,7 @@ impl Layers {
 
     pub fn stages(&self, tower: &str) -> Vec<Stage> {
         let named =
-            |number: u64, stage: Stage| Stage { name: format!("{tower} layer {number}{}", stage.name), ..stage };
+            |number: u128, stage: Stage| Stage { name: format!("{tower} layer {number}{}", stage.name), ..stage };
         let (attention, feed_forward) = (self.attention(), self.feed_forward());
         let layer = if self.again {
             vec![self.computed_again(&attention, &feed_forward)]
@@ -55,26 +55,26 @@ impl Layers {
     }
 
     /// Bytes of what is added up along the layers.
-    pub fn residual(&self) -> u64 {
+    pub fn residual(&self) -> u128 {
         self.tokens * self.width * self.weight
     }
 
     /// The same as products take it.
-    fn state(&self) -> u64 {
+    fn state(&self) -> u128 {
         self.tokens * self.width * self.compute
     }
 
     /// What is added to the scores: [batch, 1, length, length].
-    pub fn mask(&self) -> u64 {
+    pub fn mask(&self) -> u128 {
         if self.masked { self.batch * self.length * self.length * self.compute } else { 0 }
     }
 
     /// Gradients that are held beside those of earlier parts until they are added to them.
-    pub fn made_anew(&self, gradients: u64) -> u64 {
+    pub fn new_gradients(&self, gradients: u128) -> u128 {
         if self.accumulates { gradients } else { 0 }
     }
 
-    fn narrowed(&self, weights: u64) -> u64 {
+    fn narrowed(&self, weights: u128) -> u128 {
         if self.compute < self.weight { weights * self.compute } else { 0 }
     }
 
@@ -101,7 +101,7 @@ impl Layers {
             backward: self.residual()
                 + attending.max(projecting)
                 + self.narrowed(weights)
-                + self.made_anew(weights * self.weight),
+                + self.new_gradients(weights * self.weight),
             gradients,
             logits: 0,
         }
@@ -119,7 +119,12 @@ impl Layers {
             name: ": feed-forward".to_owned(),
             kept,
             forward: kept + inside + state + 2 * self.residual() + self.narrowed(weights / 2),
-            backward: kept + self.residual() + narrow_gradient + inside + last + self.made_anew(weights * self.weight),
+            backward: kept
+                + self.residual()
+                + narrow_gradient
+                + inside
+                + last
+                + self.new_gradients(weights * self.weight),
             gradients,
             logits: 0,
         }

@@ -5,13 +5,13 @@ use super::{ClipConfig, TextConfig, VisionConfig};
 use crate::memory::{Stage, Work};
 
 /// Of embeddings, logits and the pictures that come in.
-const FLOAT: u64 = 4;
+const FLOAT: u128 = 4;
 
 /// In the order of the forward pass.
 pub fn stages(config: &ClipConfig, work: &Work) -> Vec<Stage> {
     let ClipConfig { text_config: text, vision_config: vision, .. } = config;
-    let texts = Layers::of(&text.tower, work, work.source.min(text.max_position_embeddings as u64), work.padded);
-    let pictures = Layers::of(&vision.tower, work, vision.positions() as u64, false);
+    let texts = Layers::of(&text.tower, work, work.source.min(text.max_position_embeddings as u128), work.padded);
+    let pictures = Layers::of(&vision.tower, work, vision.positions() as u128, false);
     let mut stages = vec![input(vision, &texts, work)];
     stages.extend((work.accum > 1).then(|| loss(config, work)));
     stages.push(patches(vision, &pictures, work));
@@ -30,23 +30,23 @@ fn input(vision: &VisionConfig, texts: &Layers, work: &Work) -> Stage {
     Stage { name: "input".to_owned(), kept: bytes, forward: bytes, backward: bytes, ..Stage::default() }
 }
 
-fn pixels(vision: &VisionConfig, work: &Work) -> u64 {
-    work.batch * (vision.num_channels * vision.image_size.pow(2)) as u64
+fn pixels(vision: &VisionConfig, work: &Work) -> u128 {
+    work.batch * (vision.num_channels * vision.image_size.pow(2)) as u128
 }
 
 /// The convolution keeps narrow pictures and weights, the norm what it normed.
 fn patches(vision: &VisionConfig, layers: &Layers, work: &Work) -> Stage {
     let filter = vision.tower.hidden_size * vision.num_channels * vision.patch_size.pow(2);
     let narrow_pixels = if work.compute() < FLOAT { pixels(vision, work) * work.compute() } else { 0 };
-    let narrow_filter = if work.mixed() { filter as u64 * work.compute() } else { 0 };
+    let narrow_filter = if work.mixed() { filter as u128 * work.compute() } else { 0 };
     let kept = narrow_pixels + narrow_filter + layers.residual() + FLOAT * layers.tokens;
     let added = filter + vision.tower.hidden_size * (vision.positions() + 1);
-    let gradients = added as u64 * work.weight();
+    let gradients = added as u128 * work.weight();
     Stage {
         name: "patches".to_owned(),
         kept,
         forward: kept + 3 * layers.residual(),
-        backward: kept + 3 * layers.residual() + layers.made_anew(gradients),
+        backward: kept + 3 * layers.residual() + layers.new_gradients(gradients),
         gradients,
         logits: 0,
     }
@@ -54,13 +54,13 @@ fn patches(vision: &VisionConfig, layers: &Layers, work: &Work) -> Stage {
 
 /// Nothing is kept of tokens but the mask that is made of them.
 fn words(text: &TextConfig, layers: &Layers, work: &Work) -> Stage {
-    let gradients = ((text.vocab_size + text.max_position_embeddings) * text.tower.hidden_size) as u64 * work.weight();
+    let gradients = ((text.vocab_size + text.max_position_embeddings) * text.tower.hidden_size) as u128 * work.weight();
     let kept = layers.mask();
     Stage {
         name: "words".to_owned(),
         kept,
         forward: 2 * kept + 2 * layers.residual(),
-        backward: kept + layers.residual() + layers.made_anew(gradients),
+        backward: kept + layers.residual() + layers.new_gradients(gradients),
         gradients,
         logits: 0,
     }
@@ -68,7 +68,7 @@ fn words(text: &TextConfig, layers: &Layers, work: &Work) -> Stage {
 
 /// Of one position of each sample.
 fn projection(name: &str, config: &ClipConfig, layers: &Layers) -> Stage {
-    let width = config.projection_dim as u64;
+    let width = config.projection_dim as u128;
     let rows = layers.batch * (3 * layers.width + 3 * width) * FLOAT;
     Stage {
         name: name.to_owned(),
@@ -83,7 +83,7 @@ fn projection(name: &str, config: &ClipConfig, layers: &Layers) -> Stage {
 /// Over all samples of a step: in several parts the gradients by embedding stay until each part's turn comes.
 fn loss(config: &ClipConfig, work: &Work) -> Stage {
     let samples = work.batch * work.accum;
-    let embeddings = 2 * samples * config.projection_dim as u64 * FLOAT;
+    let embeddings = 2 * samples * config.projection_dim as u128 * FLOAT;
     let logits = samples * samples * FLOAT;
     // The product, and its log-softmax by rows and by columns.
     let saved = 3 * logits;
@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    fn kept(change: impl FnOnce(&mut Work)) -> u64 {
+    fn kept(change: impl FnOnce(&mut Work)) -> u128 {
         let mut work = Work {
             precision: Precision::Bf16,
             optimizer: OptimizerKind::Adamw,

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::Activation;
 use crate::ConfigError;
-use crate::{ConfigKeys, Expects, Labels};
+use crate::{ConfigKeys, Labels, TaskData};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DebertaConfig {
@@ -46,7 +46,7 @@ pub struct DebertaConfig {
     given: Map<String, Value>,
 }
 
-/// How distances between tokens are told apart.
+/// How distances between tokens are bucketed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Relative {
     /// Absent: every distance by itself.
@@ -82,7 +82,7 @@ impl DebertaConfig {
             cls_dropout: keys.number("cls_dropout")?,
             pooler_hidden_act: activation("pooler_hidden_act", "gelu")?,
             max_position_embeddings,
-            type_vocab_size: keys.whole("type_vocab_size")?.unwrap_or(0),
+            type_vocab_size: keys.count("type_vocab_size")?.unwrap_or(0),
             initializer_range: keys.number("initializer_range")?.unwrap_or(0.02),
             layer_norm_eps: keys.number("layer_norm_eps")?.unwrap_or(1e-7),
             pad_token_id: keys.whole("pad_token_id")?.unwrap_or(0),
@@ -99,7 +99,7 @@ impl DebertaConfig {
                 .unwrap_or("none")
                 .split('|')
                 .any(|word| word.trim().eq_ignore_ascii_case("layer_norm")),
-            conv: match keys.whole("conv_kernel_size")? {
+            conv: match keys.count("conv_kernel_size")? {
                 None | Some(0) => None,
                 Some(kernel_size) => Some(ConvConfig {
                     kernel_size,
@@ -151,8 +151,8 @@ impl DebertaConfig {
     }
 
     /// `labels` are absent where the data decides.
-    pub fn expects(&self, labels: Option<Labels>) -> Expects {
-        Expects::Classes {
+    pub fn task_data(&self, labels: Option<Labels>) -> TaskData {
+        TaskData::Classification {
             vocab_size: self.vocab_size as u64,
             pad_token_id: self.pad_token_id,
             // Distances that are too far count as the farthest; only positions of their own run out.

@@ -7,11 +7,11 @@ use crate::memory::{Stage, Work};
 /// In the order of the forward pass.
 pub fn stages(config: &DebertaConfig, work: &Work) -> Vec<Stage> {
     let [width, inner, heads] =
-        [config.hidden_size, config.intermediate_size, config.num_attention_heads].map(|size| size as u64);
+        [config.hidden_size, config.intermediate_size, config.num_attention_heads].map(|size| size as u128);
     let flow = Flow { work, width, inner, heads };
     let distances = Distances::new(config, flow);
     let mut stages = vec![embeddings(config, &flow), distances.shared(config)];
-    for number in 1..=config.num_hidden_layers as u64 {
+    for number in 1..=config.num_hidden_layers as u128 {
         let attention = distances.attention(number);
         // Queries and keys are gone when the feed-forward part begins.
         stages.extend(flow.layer(number, attention, flow.unrecorded(flow.hidden()).max(distances.unrecorded())));
@@ -20,15 +20,15 @@ pub fn stages(config: &DebertaConfig, work: &Work) -> Vec<Stage> {
         }
     }
     let drops_first = config.pooler_dropout > 0.0 && work.drops;
-    stages.push(flow.head(!drops_first, config.labels.count() as u64));
+    stages.push(flow.head(!drops_first, config.labels.count() as u128));
     stages
 }
 
 fn embeddings(config: &DebertaConfig, flow: &Flow<'_>) -> Stage {
     let work = flow.work;
-    let [words, width] = [config.vocab_size, config.embedding_size].map(|size| size as u64);
+    let [words, width] = [config.vocab_size, config.embedding_size].map(|size| size as u128);
     let positions = if config.position_biased_input { config.max_position_embeddings } else { 0 };
-    let tables = (words + (positions + config.type_vocab_size) as u64) * width;
+    let tables = (words + (positions + config.type_vocab_size) as u128) * width;
     let projection = if width == flow.width { 0 } else { width * flow.width };
     // What was embedded with its padding set to 0.
     let masked = if work.padded { flow.tokens() * flow.width * work.weight() } else { 0 };
@@ -46,12 +46,12 @@ fn embeddings(config: &DebertaConfig, flow: &Flow<'_>) -> Stage {
 struct Distances<'a> {
     flow: Flow<'a>,
     /// How many there are: by the content of the query, by that of the key.
-    parts: u64,
+    parts: u128,
     /// Rows of the embeddings of distances; 0 without any.
-    rows: u64,
+    rows: u128,
     shares_projections: bool,
     /// Bytes of the mask of pairs, for all layers.
-    mask: u64,
+    mask: u128,
 }
 
 impl<'a> Distances<'a> {
@@ -60,36 +60,36 @@ impl<'a> Distances<'a> {
         let is_on = config.relative.is_some();
         Self {
             flow,
-            parts: u64::from(is_on && config.c2p) + u64::from(is_on && config.p2c),
-            rows: 2 * config.relative.map_or(0, Relative::span) as u64,
+            parts: u128::from(is_on && config.c2p) + u128::from(is_on && config.p2c),
+            rows: 2 * config.relative.map_or(0, Relative::span) as u128,
             shares_projections: config.share_att_key,
             mask: if padded { batch * source * source * flow.work.compute() } else { 0 },
         }
     }
 
     /// Bytes of the scores of all pairs of tokens.
-    fn scores(&self) -> u64 {
+    fn scores(&self) -> u128 {
         let Work { batch, source, .. } = *self.flow.work;
         batch * self.flow.heads * source * source.next_multiple_of(8) * self.flow.work.compute()
     }
 
     /// Bytes of the projections of all distances of a row, 2 for each token.
-    fn projected(&self) -> u64 {
+    fn projected(&self) -> u128 {
         2 * self.flow.work.source * self.flow.width * self.flow.work.compute()
     }
 
     /// Bytes of the embeddings that a layer keeps for its projections: each of them makes its own narrow copy.
-    fn kept_embeddings(&self) -> u64 {
+    fn kept_embeddings(&self) -> u128 {
         let copies = match self.flow.work.mixed() {
             true => self.parts,
-            false => u64::from(self.flow.work.drops).min(self.parts),
+            false => u128::from(self.flow.work.drops).min(self.parts),
         };
         copies * self.rows * self.flow.width * self.flow.work.compute()
     }
 
     /// Gradients of projections that distances share with content are new sums, while the values' keeps the one piece of memory
     /// in which those of content were: so many numbers more.
-    fn sums_of_gradients(&self) -> u64 {
+    fn sums_of_gradients(&self) -> u128 {
         if self.shares_projections { self.parts * self.flow.width * self.flow.width } else { 0 }
     }
 
@@ -107,13 +107,13 @@ impl<'a> Distances<'a> {
         }
         // Passes before this one have left it.
         if work.accum > 1 {
-            kept += self.sums_of_gradients() * work.weight() * config.num_hidden_layers as u64;
+            kept += self.sums_of_gradients() * work.weight() * config.num_hidden_layers as u128;
         }
         let parameters = self.rows * width + if config.norms_relative { 2 * width } else { 0 };
         self.flow.stage("the distances".to_owned(), [kept, kept + 2 * self.mask, kept + 2 * table], parameters)
     }
 
-    fn attention(&self, number: u64) -> Stage {
+    fn attention(&self, number: u128) -> Stage {
         let Self { flow, parts, .. } = self;
         if *parts == 0 {
             let held = [flow.attention_kept(), flow.attention_forward(), flow.attention_backward(0)];
@@ -140,7 +140,7 @@ impl<'a> Distances<'a> {
     }
 
     /// What the forward pass of attention holds where nothing is kept.
-    fn unrecorded(&self) -> u64 {
+    fn unrecorded(&self) -> u128 {
         let embeddings = self.rows * self.flow.width * self.flow.work.weight();
         4 * self.flow.hidden() + embeddings + (2 * self.parts + 1) * self.scores()
     }
@@ -148,7 +148,7 @@ impl<'a> Distances<'a> {
 
 /// Beside the first layer: what went into the activation, what was normed, and a narrow copy of the weights.
 fn convolution(config: ConvConfig, flow: &Flow<'_>) -> Stage {
-    let [kernel, groups] = [config.kernel_size, config.groups].map(|size| size as u64);
+    let [kernel, groups] = [config.kernel_size, config.groups].map(|size| size as u128);
     let weights = flow.width * flow.width / groups * kernel;
     let narrow = if flow.work.mixed() { weights * flow.work.compute() } else { 0 };
     let hidden = flow.hidden();
@@ -169,7 +169,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::Parameter;
     use crate::deberta::parameters;
 
     fn config(position_types: &str, changed: Value) -> DebertaConfig {
@@ -193,7 +192,7 @@ mod tests {
         drops: true,
     };
 
-    fn kept(config: &DebertaConfig, work: &Work) -> u64 {
+    fn kept(config: &DebertaConfig, work: &Work) -> u128 {
         stages(config, work).iter().map(|stage| stage.kept).sum()
     }
 
@@ -204,8 +203,8 @@ mod tests {
             let config = config("p2c|c2p", changed);
             for checkpointing in [false, true] {
                 let stages = stages(&config, &Work { checkpointing, ..WORK });
-                let gradients: u64 = stages.iter().map(|stage| stage.gradients).sum();
-                assert_eq!(gradients, 4 * parameters(&config).iter().map(Parameter::count).sum::<u64>());
+                let gradients: u128 = stages.iter().map(|stage| stage.gradients).sum();
+                assert_eq!(gradients, 4 * parameters(&config).iter().map(|one| u128::from(one.count())).sum::<u128>());
             }
         }
     }

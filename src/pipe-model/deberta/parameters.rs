@@ -1,9 +1,9 @@
-//! The parameters of DeBERTa: names and shapes as in Hugging Face's files, beginnings as in its `_init_weights`.
+//! The parameters of DeBERTa: names and shapes as in Hugging Face's files, initialised as in its `_init_weights`.
 
 use super::config::DebertaConfig;
 use crate::{Init, Parameter};
 
-/// Every parameter in transformers' order. The encoder must be there; what is put on top of it may begin anew.
+/// Every parameter in transformers' order. The encoder must be in a checkpoint; the head may be newly initialised.
 pub fn parameters(config: &DebertaConfig) -> Vec<Parameter> {
     let DebertaConfig { hidden_size, intermediate_size, embedding_size, .. } = *config;
     let mut list = List { config, parameters: Vec::new() };

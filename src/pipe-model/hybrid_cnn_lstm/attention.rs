@@ -4,10 +4,10 @@ use super::sizes::{FLOAT, Sizes};
 use crate::memory::{Stage, column_sums, recomputed};
 
 /// Heads beyond this are not for flash attention.
-const FLASH_HEAD: u64 = 256;
+const FLASH_HEAD: u128 = 256;
 /// Queries and keys that a kernel takes at once.
-const QUERIES: u64 = 128;
-const KEYS: u64 = 64;
+const QUERIES: u128 = 128;
+const KEYS: u128 = 64;
 
 pub fn stages(sizes: &Sizes) -> Vec<Stage> {
     let inside = [projection(sizes), attention(sizes)];
@@ -29,7 +29,7 @@ fn projection(sizes: &Sizes) -> Stage {
         kept: 3 * state + copy,
         forward: 4 * state + sizes.narrowed(weights),
         // Gradients of the three one by one and side by side, beside that of what goes around them.
-        backward: (7 * state + copy).max(multiplying + sizes.anew(weights)),
+        backward: (7 * state + copy).max(multiplying + sizes.new_gradients(weights)),
         gradients: (weights + 3 * sizes.width) * sizes.work.weight(),
         logits: 0,
     }
@@ -46,15 +46,15 @@ fn attention(sizes: &Sizes) -> Stage {
         kept,
         forward: kept + 3 * state,
         // What was attended to, its gradient and that of what goes around it, and those of queries, keys and values.
-        backward: 6 * state + sums + accumulated(sizes) + sizes.anew(weights),
+        backward: 6 * state + sums + accumulated(sizes) + sizes.new_gradients(weights),
         gradients: (weights + 3 * sizes.width) * sizes.work.weight(),
         logits: 0,
     }
 }
 
 /// Gradients that the kernels add up in fp32, in whole blocks.
-fn accumulated(sizes: &Sizes) -> u64 {
-    let padded = |block: u64| sizes.work.batch * sizes.length.next_multiple_of(block) * sizes.width * FLOAT;
+fn accumulated(sizes: &Sizes) -> u128 {
+    let padded = |block: u128| sizes.work.batch * sizes.length.next_multiple_of(block) * sizes.width * FLOAT;
     let (half, flash) = (sizes.work.compute() < FLOAT, sizes.width / sizes.heads <= FLASH_HEAD);
     match half {
         true if flash => padded(KEYS),

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::ConfigError;
-use crate::{ConfigKeys, Expects, Scale};
+use crate::{ConfigKeys, Scale, TaskData};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct HybridConfig {
@@ -81,8 +81,8 @@ impl HybridConfig {
         Ok(())
     }
 
-    pub fn expects(&self) -> Expects {
-        Expects::Windows {
+    pub fn task_data(&self) -> TaskData {
+        TaskData::TimeSeries {
             features: self.input_features,
             sequence_length: self.sequence_length,
             classes: self.num_classes,

@@ -4,13 +4,13 @@ use super::sizes::{FLOAT, Sizes};
 use crate::memory::Stage;
 
 /// For the products of each layer and direction, as measured.
-const PRODUCTS: u64 = 8 << 20;
+const PRODUCTS: u128 = 8 << 20;
 /// The same in fp32 up to this many hidden numbers.
-const FEW_HIDDEN: u64 = 128;
-const PRODUCTS_OF_FEW: u64 = 16 << 20;
+const FEW_HIDDEN: u128 = 128;
+const PRODUCTS_OF_FEW: u128 = 16 << 20;
 
 /// The LSTM of a row of weights, behind the making of that row.
-pub fn stages(sizes: &Sizes, channels: u64) -> [Stage; 2] {
+pub fn stages(sizes: &Sizes, channels: u128) -> [Stage; 2] {
     let (input, output) = (sizes.state(channels), sizes.state(sizes.width));
     let weights = weights(sizes, channels);
     let row = weights * sizes.work.compute();
@@ -23,8 +23,8 @@ pub fn stages(sizes: &Sizes, channels: u64) -> [Stage; 2] {
     let making = Stage {
         name: "weights of the LSTM".to_owned(),
         forward: row + sizes.narrowed(weights),
-        // Gradients of the row as the LSTM gives them, and put together anew.
-        backward: input + 2 * row + sizes.anew(weights),
+        // Gradients of the row as the LSTM gives them, and put together again.
+        backward: input + 2 * row + sizes.new_gradients(weights),
         gradients: weights * sizes.work.weight(),
         ..Stage::default()
     };
@@ -41,24 +41,24 @@ pub fn stages(sizes: &Sizes, channels: u64) -> [Stage; 2] {
     [making, lstm]
 }
 
-fn weights(sizes: &Sizes, channels: u64) -> u64 {
-    let layer = |input: u64| 4 * sizes.hidden * (input + sizes.hidden + 2) * sizes.directions;
+fn weights(sizes: &Sizes, channels: u128) -> u128 {
+    let layer = |input: u128| 4 * sizes.hidden * (input + sizes.hidden + 2) * sizes.directions;
     layer(channels) + (sizes.layers - 1) * layer(sizes.width)
 }
 
 /// Hidden numbers of all layers at one time.
-fn ends(sizes: &Sizes) -> u64 {
+fn ends(sizes: &Sizes) -> u128 {
     sizes.work.batch * sizes.layers * sizes.width * sizes.work.compute()
 }
 
 /// What cuDNN keeps of every layer: gates, cells and what goes into the next.
-fn reserve(sizes: &Sizes) -> u64 {
+fn reserve(sizes: &Sizes) -> u128 {
     (6 * sizes.layers - 1) * sizes.state(sizes.width)
 }
 
 /// One and the same for both passes, beside a copy of the weights. The multiples are as measured; with one direction and
 /// several layers it is up to 3 % less.
-fn workspace(sizes: &Sizes, [input, output]: [u64; 2]) -> u64 {
+fn workspace(sizes: &Sizes, [input, output]: [u128; 2]) -> u128 {
     let directions = sizes.directions;
     // Outputs of two directions side by side, for the next layer.
     let joined = if directions > 1 && sizes.layers > 1 { output } else { 0 };

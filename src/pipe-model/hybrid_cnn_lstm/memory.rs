@@ -8,21 +8,21 @@ use crate::memory::{Stage, Work};
 /// much for convolutions in fp32, and does with less where there is none.
 pub fn stages(config: &HybridConfig, work: &Work) -> Vec<Stage> {
     let sizes = Sizes::of(config, work);
-    let mut stages = vec![input(&sizes, config.input_features as u64)];
-    let mut before = config.input_features as u64;
-    for (number, channels) in config.conv_channels.iter().map(|channels| *channels as u64).enumerate() {
-        let taps = config.kernel_size as u64 * before * channels;
+    let mut stages = vec![input(&sizes, config.input_features as u128)];
+    let mut before = config.input_features as u128;
+    for (number, channels) in config.conv_channels.iter().map(|channels| *channels as u128).enumerate() {
+        let taps = config.kernel_size as u128 * before * channels;
         let computed_again = config.norm == NormKind::Layer && work.checkpointing;
         stages.push(convolution(&sizes, number, [before, channels], taps, computed_again));
         before = channels;
     }
     stages.extend(lstm::stages(&sizes, before));
     stages.extend(attention::stages(&sizes));
-    stages.push(head(&sizes, config.num_classes as u64));
+    stages.push(head(&sizes, config.num_classes as u128));
     stages
 }
 
-fn input(sizes: &Sizes, features: u64) -> Stage {
+fn input(sizes: &Sizes, features: u128) -> Stage {
     let bytes = sizes.times * features * FLOAT;
     let narrow = if sizes.work.compute() < FLOAT { sizes.state(features) } else { 0 };
     let kept = bytes + if sizes.work.checkpointing { 0 } else { narrow };
@@ -30,14 +30,14 @@ fn input(sizes: &Sizes, features: u64) -> Stage {
 }
 
 /// A convolution, a norm and gelu: what each gives is kept for the next.
-fn convolution(sizes: &Sizes, number: usize, [before, channels]: [u64; 2], taps: u64, computed_again: bool) -> Stage {
+fn convolution(sizes: &Sizes, number: usize, [before, channels]: [u128; 2], taps: u128, computed_again: bool) -> Stage {
     let (state, input) = (sizes.state(channels), sizes.state(before));
     let weights = taps + 3 * channels;
     let narrowed = sizes.narrowed(weights);
     let inside = 3 * state + narrowed;
     // cuDNN turns in- and output around, channels last.
     let turned = state + input;
-    let convolving = state + input + turned + narrowed + sizes.anew(weights);
+    let convolving = state + input + turned + narrowed + sizes.new_gradients(weights);
     // Both gradients of gelu beside what it and the norm took; those of the convolution.
     let backward = (4 * state + narrowed).max(convolving);
     let stage = Stage {
@@ -56,7 +56,7 @@ fn convolution(sizes: &Sizes, number: usize, [before, channels]: [u64; 2], taps:
 }
 
 /// Of each sample once.
-fn head(sizes: &Sizes, classes: u64) -> Stage {
+fn head(sizes: &Sizes, classes: u128) -> Stage {
     let (width, state) = (sizes.width, sizes.state(sizes.width));
     let rows = sizes.work.batch * 2 * width * sizes.work.compute();
     Stage {
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    fn kept(norm: &str, batch: u64, checkpointing: bool) -> u64 {
+    fn kept(norm: &str, batch: u128, checkpointing: bool) -> u128 {
         let config = json!({"input_features": 8, "num_classes": 3, "conv_channels": [2048, 2048], "norm": norm});
         let config = HybridConfig::read(config.as_object().unwrap()).unwrap();
         let work = Work {

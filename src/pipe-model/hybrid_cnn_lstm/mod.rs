@@ -1,5 +1,6 @@
 //! HybridCNNLSTM.
 
+mod architecture;
 mod attention;
 mod config;
 mod lstm;
@@ -7,6 +8,6 @@ mod memory;
 mod parameters;
 mod sizes;
 
+pub use architecture::ARCHITECTURE;
 pub use config::{HybridConfig, NormKind};
-pub use memory::stages;
 pub use parameters::{lstm_suffixes, parameters};

@@ -1,4 +1,4 @@
-//! Its parameters: names and shapes as torch's modules have them, beginnings as in their `reset_parameters`.
+//! Its parameters: names and shapes as torch's modules have them, initialised as in their `reset_parameters`.
 
 use super::config::{HybridConfig, NormKind};
 use crate::{Init, Parameter};
@@ -94,7 +94,7 @@ mod tests {
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pipelines/hybrid-cnn-lstm.yaml");
         let text = std::fs::read_to_string(file).unwrap();
         let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::iter::empty())).unwrap();
-        let config = HybridConfig::read(&pipeline.model.config.unwrap()).unwrap();
+        let config = HybridConfig::read(&pipeline.training().unwrap().model.config.clone().unwrap()).unwrap();
         let count: i64 = parameters(&config).iter().map(|parameter| parameter.shape.iter().product::<i64>()).sum();
         // 497 MB in fp32.
         assert_eq!(count, 124_259_139);

@@ -1,13 +1,13 @@
 //! What torch takes to add up the rows of a matrix, as for the gradient of a bias.
 
 /// Of an H100 or H200; with fewer it takes less.
-const PROCESSORS: u64 = 132;
+const PROCESSORS: u128 = 132;
 /// Blocks of 128 threads at once on each.
-const BLOCKS: u64 = 16;
+const BLOCKS: u128 = 16;
 
 /// The staging buffer of torch's reduction (`ReduceConfig` in Reduce.cuh), whose blocks take four columns a thread and share
 /// long columns among them. It has room in fp32 for the columns of a whole block for each column of the sum.
-pub fn column_sums(rows: u64, columns: u64) -> u64 {
+pub fn column_sums(rows: u128, columns: u128) -> u128 {
     let (threads, columns_a_thread) = (128, 4);
     let across = power_below(columns / columns_a_thread).min(32);
     let down = threads / across;
@@ -22,7 +22,7 @@ pub fn column_sums(rows: u64, columns: u64) -> u64 {
 }
 
 /// The largest power of two that is not above.
-fn power_below(number: u64) -> u64 {
+fn power_below(number: u128) -> u128 {
     1 << number.max(1).ilog2()
 }
 

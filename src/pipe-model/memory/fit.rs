@@ -32,14 +32,14 @@ pub struct Search {
 }
 
 /// A batch this much larger than the largest that fits is not worth another try.
-const CLOSE: f64 = 0.04;
+const MIN_GAIN: f64 = 0.04;
 
 impl Search {
     pub fn new(most: u32, capacity: Option<u64>) -> Self {
         Self { most, capacity, fitted: Vec::new(), failed: None }
     }
 
-    pub fn saw(&mut self, batch: u32, peak: Option<u64>) {
+    pub fn record(&mut self, batch: u32, peak: Option<u64>) {
         match peak {
             Some(peak) => self.fitted.push(Point { batch, peak }),
             None => self.failed = Some(self.failed.map_or(batch, |failed| failed.min(batch))),
@@ -70,7 +70,7 @@ impl Search {
             (None, Some(_)) => middle,
             (None, None) => end.min(best.batch.saturating_mul(2)),
         };
-        let worth = f64::from(next) > f64::from(best.batch) * (1.0 + CLOSE);
+        let worth = f64::from(next) > f64::from(best.batch) * (1.0 + MIN_GAIN);
         (next > best.batch && (worth || next <= 16)).then_some(next)
     }
 }
@@ -89,7 +89,7 @@ mod tests {
             tries += 1;
             assert!(tries < 20, "it never ends");
             let peak = held(batch);
-            search.saw(batch, (peak <= capacity).then_some(peak));
+            search.record(batch, (peak <= capacity).then_some(peak));
         }
         (search.best().map(|point| point.batch), tries)
     }

@@ -1,18 +1,19 @@
 //! Blocks of which checkpointing keeps only what goes in.
 
-use crate::memory::{Stage, Work};
+use super::stage::Stage;
+use super::work::Work;
 
 /// A block as one stage. `inside` is the block without checkpointing; `hidden` is the size of what goes in, which the inside
 /// counts as its own, and of what comes out.
-pub fn recomputed(name: String, inside: &[Stage], hidden: u64, work: &Work) -> Stage {
+pub fn recomputed(name: String, inside: &[Stage], hidden: u128, work: &Work) -> Stage {
     // Later passes find gradients there already.
     let new = |stage: &Stage| if work.accum > 1 { 0 } else { stage.gradients };
-    let mut kept: u64 = inside.iter().map(|stage| stage.kept).sum();
-    let (mut made, mut worst, mut own) = (0, 0, 0);
+    let mut kept: u128 = inside.iter().map(|stage| stage.kept).sum();
+    let (mut made, mut highest, mut own) = (0, 0, 0);
     for stage in inside.iter().rev() {
         kept -= stage.kept;
         made += new(stage);
-        worst = worst.max(kept + stage.backward + made + own);
+        highest = highest.max(kept + stage.backward + made + own);
         // The gradient of the output belongs to the caller, so that another is made inside.
         own = hidden;
     }
@@ -22,7 +23,7 @@ pub fn recomputed(name: String, inside: &[Stage], hidden: u64, work: &Work) -> S
         name,
         kept: hidden,
         forward: forward.unwrap_or(hidden),
-        backward: (hidden + worst).saturating_sub(inside.iter().map(new).sum()),
+        backward: (hidden + highest).saturating_sub(inside.iter().map(new).sum()),
         gradients: inside.iter().map(|stage| stage.gradients).sum(),
         logits: 0,
     }

@@ -1,23 +1,24 @@
 //! The loss over a vocabulary, computed for a few rows at a time (`LinearCrossEntropy` in the trainer).
 
-use crate::memory::{Stage, Work};
+use super::stage::Stage;
+use super::work::Work;
 
 pub struct WordLoss {
-    pub tokens: u64,
-    pub width: u64,
-    pub vocab: u64,
-    /// How many logits there may be at once.
-    pub at_a_time: u64,
+    pub tokens: u128,
+    pub width: u128,
+    pub vocab: u128,
+    /// Rows whose logits exist at a time.
+    pub rows: u128,
 }
 
 impl WordLoss {
     /// The gradients of hidden states and head, which are there before the backward pass begins, and the logits.
     pub fn stages(&self, work: &Work) -> [Stage; 2] {
-        let Self { tokens, width, vocab, at_a_time } = *self;
+        let Self { tokens, width, vocab, rows } = *self;
         let compute = work.compute();
         let (hidden, head) = (tokens * width * compute, vocab * width * compute);
         let gradient = vocab * width * work.weight();
-        let rows = tokens.min((at_a_time / vocab).max(64));
+        let rows = tokens.min(rows);
         // As they are computed where that is narrow, in fp32, and their logarithms.
         let logits = rows * vocab * (4 + 4 + if compute < 4 { compute } else { 0 });
         // Both gradients are multiplied with that of the loss; that of the head is then widened.

@@ -3,7 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use crate::ConfigError;
-use crate::{ConfigKeys, Expects};
+use crate::config_keys::bounded_width;
+use crate::memory::rows_at_a_time;
+use crate::{ConfigKeys, TaskData};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MuSotaConfig {
@@ -44,6 +46,7 @@ impl MuSotaConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
+        bounded_width("n_blocks x block_dim", self.n_blocks.checked_mul(self.block_dim))?;
         for (key, heads, of, width) in [
             ("block_heads", self.block_heads, "block_dim", self.block_dim),
             ("cross_heads", self.cross_heads, "n_blocks x block_dim", self.width()),
@@ -66,8 +69,18 @@ impl MuSotaConfig {
         self.n_blocks * self.block_dim
     }
 
-    pub fn expects(&self) -> Expects {
-        Expects::Tokens { vocab_size: self.vocab_size as u64, max_length: self.max_seq_len as u32 }
+    /// Rows whose logits exist at a time: 32 MiB in fp32.
+    pub fn loss_rows(&self) -> i64 {
+        rows_at_a_time(1 << 23, self.vocab_size)
+    }
+
+    /// Rows of which the inside of a feed-forward layer exists at a time.
+    pub fn feed_forward_rows(&self) -> i64 {
+        rows_at_a_time(1 << 25, self.ffn_dim)
+    }
+
+    pub fn task_data(&self) -> TaskData {
+        TaskData::Language { vocab_size: self.vocab_size as u64, max_length: self.max_seq_len as u32 }
     }
 
     /// config.json: what was given, with every default filled in.

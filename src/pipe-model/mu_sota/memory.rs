@@ -7,18 +7,14 @@ use crate::memory::column_sums;
 use crate::memory::recomputed;
 use crate::memory::{Stage, Work};
 
-/// As in the trainer.
-const LOGITS_AT_A_TIME: u64 = 1 << 23;
-const INNER_AT_A_TIME: u64 = 1 << 25;
-
 /// In the order of the forward pass.
 pub fn stages(config: &MuSotaConfig, work: &Work) -> Vec<Stage> {
     let sizes = Sizes::new(config, work);
     let loss = WordLoss {
         tokens: sizes.tokens,
         width: sizes.width,
-        vocab: config.vocab_size as u64,
-        at_a_time: LOGITS_AT_A_TIME,
+        vocab: config.vocab_size as u128,
+        rows: config.loss_rows() as u128,
     };
     let mut stages = vec![sizes.embeddings(), sizes.projections()];
     for layer in 0..config.n_layers {
@@ -33,7 +29,7 @@ pub fn stages(config: &MuSotaConfig, work: &Work) -> Vec<Stage> {
 
 impl Sizes<'_> {
     fn embeddings(&self) -> Stage {
-        let positions = self.config.max_seq_len as u64 * self.width * self.weight;
+        let positions = self.config.max_seq_len as u128 * self.width * self.weight;
         Stage {
             name: "embeddings".to_owned(),
             forward: 2 * self.hidden(),
@@ -45,9 +41,9 @@ impl Sizes<'_> {
     }
 
     fn projections(&self) -> Stage {
-        let layers = self.config.n_layers as u64;
+        let layers = self.config.n_layers as u128;
         let all = layers * self.projection();
-        let (n, size) = (self.config.n_blocks as u64, self.config.block_dim as u64);
+        let (n, size) = (self.config.n_blocks as u128, self.config.block_dim as u128);
         Stage {
             name: "projections of blocks".to_owned(),
             kept: all,
@@ -65,12 +61,12 @@ impl Sizes<'_> {
         let MuSotaConfig { n_blocks, block_heads, cross_heads, n_layers, .. } = *self.config;
         let (width, weights) = (self.width, 4 * self.width * self.width + 4 * self.width);
         let mut inside = [
-            self.attention(path(" block attention"), self.blocks_width, (n_blocks * block_heads) as u64, width),
-            self.attention(path(" attention"), width, cross_heads as u64, weights),
+            self.attention(path(" block attention"), self.blocks_width, (n_blocks * block_heads) as u128, width),
+            self.attention(path(" attention"), width, cross_heads as u128, weights),
             self.feed_forward(path(" feed-forward")),
         ];
-        // The gradients of later layers' projections, and the input of a layer that is computed again.
-        let mut waiting = (n_layers - 1 - number) as u64 * self.projection();
+        // The gradients of later layers' projections, and the input of a layer that is recomputed.
+        let mut waiting = (n_layers - 1 - number) as u128 * self.projection();
         if self.work.checkpointing {
             waiting += self.hidden();
         }
@@ -85,7 +81,7 @@ impl Sizes<'_> {
     }
 
     /// `width` is that of all heads together, `weights` how many parameters it has.
-    fn attention(&self, name: String, width: u64, heads: u64, weights: u64) -> Stage {
+    fn attention(&self, name: String, width: u128, heads: u128, weights: u128) -> Stage {
         let projected = self.tokens * width * self.compute;
         let rows = self.tokens * heads;
         let kept = self.normed() + 4 * projected + rows * 4;
@@ -108,7 +104,7 @@ impl Sizes<'_> {
     fn feed_forward(&self, name: String) -> Stage {
         let weights = self.width * self.feed;
         let narrow_weights = if self.work.mixed() { (2 * weights + self.feed) * self.compute } else { 0 };
-        let rows = (INNER_AT_A_TIME / self.feed).max(64);
+        let rows = self.config.feed_forward_rows() as u128;
         let inner = rows.min(self.tokens) * self.feed * self.compute;
         let kept = self.normed() + narrow_weights;
         // Gradients of weights are added up in fp32 where there are several chunks.
@@ -151,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    fn largest(checkpointing: bool, batch: u64) -> u64 {
+    fn largest(checkpointing: bool, batch: u128) -> u128 {
         let config = MuSotaConfig::read(&Map::new()).unwrap();
         let work = Work {
             precision: Precision::Fp16Mixed,

@@ -1,10 +1,11 @@
 //! MU-SOTA.
 
+mod architecture;
 mod config;
 mod memory;
 mod parameters;
 mod sizes;
 
+pub use architecture::ARCHITECTURE;
 pub use config::MuSotaConfig;
-pub use memory::stages;
 pub use parameters::parameters;

@@ -1,4 +1,4 @@
-//! MU-SOTA's parameters: names and shapes as in its files. Matrices begin normal around 0, biases at 0, norms at 1.
+//! MU-SOTA's parameters: names and shapes as in its files. Matrices are initialised normally around 0, biases to 0, norms to 1.
 
 use super::config::MuSotaConfig;
 use crate::{Init, Parameter};

@@ -4,7 +4,9 @@ use serde_json::{Map, Value, json};
 
 use crate::Activation;
 use crate::ConfigError;
-use crate::{ConfigKeys, Expects};
+use crate::config_keys::bounded_width;
+use crate::memory::rows_at_a_time;
+use crate::{ConfigKeys, TaskData};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {
@@ -79,6 +81,7 @@ impl T5Config {
                 return fail(key, format!("found {token}; allowed: below vocab_size, which is {}", self.vocab_size));
             }
         }
+        bounded_width("num_heads x d_kv", self.num_heads.checked_mul(self.d_kv))?;
         if !(0.0..1.0).contains(&self.dropout_rate) {
             return fail("dropout_rate", format!("found {}; allowed: at least 0 and below 1", self.dropout_rate));
         }
@@ -95,8 +98,13 @@ impl T5Config {
         Ok(())
     }
 
-    pub fn expects(&self) -> Expects {
-        Expects::Seq2Seq { vocab_size: self.vocab_size as u64, pad_token_id: self.pad_token_id }
+    /// Rows whose logits exist at a time: 128 MiB in fp32.
+    pub fn loss_rows(&self) -> i64 {
+        rows_at_a_time(1 << 25, self.vocab_size)
+    }
+
+    pub fn task_data(&self) -> TaskData {
+        TaskData::Seq2Seq { vocab_size: self.vocab_size as u64, pad_token_id: self.pad_token_id }
     }
 
     /// The width of all heads together.

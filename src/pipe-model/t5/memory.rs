@@ -6,9 +6,6 @@ use crate::memory::WordLoss;
 use crate::memory::recomputed;
 use crate::memory::{Stage, Work};
 
-/// As in the trainer.
-const LOGITS_AT_A_TIME: u64 = 1 << 25;
-
 /// In the order of the forward pass.
 pub fn stages(config: &T5Config, work: &Work) -> Vec<Stage> {
     let sizes = Sizes::new(config, work);
@@ -19,7 +16,7 @@ pub fn stages(config: &T5Config, work: &Work) -> Vec<Stage> {
         tokens: work.batch * work.target,
         width: sizes.width,
         vocab: sizes.vocab,
-        at_a_time: LOGITS_AT_A_TIME,
+        rows: config.loss_rows() as u128,
     };
     // Both embeddings, and a tied head, share a gradient. It waits for the encoder's, beside that of the passes before.
     let waiting = sizes.beside(sizes.shared());
@@ -32,7 +29,7 @@ pub fn stages(config: &T5Config, work: &Work) -> Vec<Stage> {
 
 struct Stack {
     name: &'static str,
-    length: u64,
+    length: u128,
     layers: i64,
     is_decoder: bool,
 }
@@ -58,7 +55,7 @@ impl Sizes<'_> {
         stages
     }
 
-    fn embedding(&self, name: &str, tokens: u64, is_decoder: bool) -> Stage {
+    fn embedding(&self, name: &str, tokens: u128, is_decoder: bool) -> Stage {
         let hidden = self.hidden(tokens);
         // Of the decoder are the tokens themselves, the labels one to the right.
         let kept = if is_decoder { tokens * 8 } else { 0 };
@@ -70,9 +67,9 @@ impl Sizes<'_> {
         Stage { name, kept, forward: kept + 2 * hidden, backward: kept + hidden + added, gradients, logits: 0 }
     }
 
-    fn bias(&self, name: &str, length: u64) -> Stage {
+    fn bias(&self, name: &str, length: u128) -> Stage {
         let whole = self.scores(length);
-        let (square, buckets) = (length * length, self.config.relative_attention_num_buckets as u64);
+        let (square, buckets) = (length * length, self.config.relative_attention_num_buckets as u128);
         // The bucket of each distance.
         let kept = square * 8 + whole;
         let values = square * self.heads * (self.weight + self.compute);
@@ -115,7 +112,7 @@ impl Sizes<'_> {
     }
 
     /// `gradient` is that of its bias.
-    fn attention(&self, name: String, queries: u64, keys: u64, gradient: u64) -> Stage {
+    fn attention(&self, name: String, queries: u128, keys: u128, gradient: u128) -> Stage {
         let batch = self.work.batch;
         let (rows, tokens, others) = (batch * self.heads, batch * queries, batch * keys);
         let log_sums = rows * queries.next_multiple_of(32) * 4;
@@ -143,7 +140,7 @@ impl Sizes<'_> {
         }
     }
 
-    fn feed_forward(&self, name: String, tokens: u64) -> Stage {
+    fn feed_forward(&self, name: String, tokens: u128) -> Stage {
         let inputs = if self.config.feed_forward.gated { 2 } else { 1 };
         let inner = tokens * self.feed * self.compute;
         let weights = self.width * self.feed;
@@ -163,7 +160,7 @@ impl Sizes<'_> {
     }
 
     /// `output` is kept by those who take it.
-    fn final_norm(&self, name: &str, tokens: u64, output: u64) -> Stage {
+    fn final_norm(&self, name: &str, tokens: u128, output: u128) -> Stage {
         let hidden = self.hidden(tokens);
         let kept = hidden + tokens * 4 + output;
         Stage {
@@ -201,7 +198,7 @@ mod tests {
         stages(&T5Config::read(config.as_object().unwrap()).unwrap(), &work)
     }
 
-    fn kept(work: Work) -> u64 {
+    fn kept(work: Work) -> u128 {
         of(work).iter().map(|stage| stage.kept).sum()
     }
 
@@ -224,6 +221,6 @@ mod tests {
         let logits = |batch| of(Work { batch, ..WORK }).iter().map(|stage| stage.logits).max().unwrap();
         assert!(logits(1) < logits(32));
         assert_eq!(logits(32), logits(512));
-        assert!(logits(512) <= LOGITS_AT_A_TIME * 10);
+        assert!(logits(512) <= (1 << 25) * 10);
     }
 }

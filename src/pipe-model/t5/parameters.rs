@@ -1,4 +1,4 @@
-//! T5's parameters: names and shapes as in Hugging Face's files, beginnings as in its `_init_weights`.
+//! T5's parameters: names and shapes as in Hugging Face's files, initialised as in its `_init_weights`.
 
 use super::config::T5Config;
 use crate::{Init, Parameter};

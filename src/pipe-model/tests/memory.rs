@@ -1,10 +1,12 @@
 //! The estimates of memory beside what was measured on a card (tests/measure_memory.py).
 
-use pipe_model::ModelConfig;
+use std::time::{Duration, Instant};
+
 use pipe_model::memory::{Estimate, Work};
+use pipe_model::{ModelConfig, read_config};
 use pipe_spec::pipeline::Arch;
 use serde::Deserialize;
-use serde_json::{Map, Value, from_value};
+use serde_json::{Map, Value, from_value, json};
 
 #[derive(Deserialize)]
 struct Configuration {
@@ -60,8 +62,8 @@ impl Configuration {
         all
     }
 
-    fn model(&self) -> ModelConfig {
-        ModelConfig::read(self.arch, &self.config).unwrap()
+    fn model(&self) -> Box<dyn ModelConfig> {
+        read_config(self.arch, &self.config).unwrap()
     }
 
     fn work(&self) -> Work {
@@ -69,17 +71,18 @@ impl Configuration {
             precision: from_value(self.precision.clone()).unwrap(),
             optimizer: from_value(self.optimizer.clone()).unwrap(),
             checkpointing: self.checkpointing,
-            batch: self.batch,
-            accum: self.accum,
-            source: self.source,
-            target: self.target,
+            batch: self.batch.into(),
+            accum: self.accum.into(),
+            source: self.source.into(),
+            target: self.target.into(),
             padded: self.padded,
             drops: self.model().drops(),
         }
     }
 
     fn estimate(&self) -> Estimate {
-        self.model().estimate(&self.work())
+        let model = self.model();
+        model.step_memory().unwrap().estimate(&model.parameters(), &self.work())
     }
 }
 
@@ -118,7 +121,7 @@ fn the_peak_is_as_measured() {
 
 /// Predicted and measured, in MiB above what is held between steps: what is kept, the most going forward and going back.
 fn row(one: &Configuration) -> String {
-    let stages = one.model().stages(&one.work());
+    let stages = one.model().step_memory().unwrap().stages(&one.work());
     let (mut kept, mut forward, mut backward) = (0, 0, 0);
     for stage in &stages {
         forward = forward.max(kept + stage.forward);
@@ -131,9 +134,9 @@ fn row(one: &Configuration) -> String {
         backward = backward.max(left + stage.backward + made);
     }
     let measured = &one.measured;
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let above = |held: u64| held.saturating_sub(measured.between);
-    let pair = |got: u64, want: u64| format!("{:8.1} {:8.1}", mib(got), mib(want));
+    let mib = |bytes: u128| bytes as f64 / f64::from(1 << 20);
+    let above = |held: u64| u128::from(held.saturating_sub(measured.between));
+    let pair = |got: u128, want: u128| format!("{:8.1} {:8.1}", mib(got), mib(want));
     format!(
         "{:56} {} {} {} {:8.2} % {}",
         one.name,
@@ -152,4 +155,67 @@ fn reserved_is_little_more_than_allocated() {
         Configuration::all().iter().map(|one| one.measured.reserved as f64 / one.measured.peak as f64 - 1.0).collect();
     shares.sort_by(f64::total_cmp);
     assert!(shares[shares.len() / 2] < 0.05);
+}
+
+/// The deepest and widest model that a config may ask for, with the largest batch of the longest rows.
+#[test]
+fn the_largest_sizes_that_are_allowed_neither_overflow_nor_take_long() {
+    let object = |config: Value| config.as_object().unwrap().clone();
+    let (width, words) = (1 << 20, 1 << 26);
+    let tower = json!({"num_hidden_layers": 4096, "hidden_size": width, "intermediate_size": width,
+        "num_attention_heads": width, "max_position_embeddings": 1 << 24, "vocab_size": words,
+        "num_channels": width, "image_size": 1 << 14, "patch_size": 16});
+    let encoder = object(tower.clone());
+    let cases = [
+        (
+            Arch::T5,
+            object(json!({"num_layers": 4096, "d_model": width, "d_ff": width, "vocab_size": words,
+            "num_heads": width, "d_kv": 1})),
+        ),
+        (Arch::Bert, encoder.clone()),
+        (
+            Arch::DebertaV3,
+            object(json!({"num_hidden_layers": 4096, "hidden_size": width, "intermediate_size": width,
+            "num_attention_heads": width, "max_position_embeddings": 1 << 24, "vocab_size": words,
+            "relative_attention": true, "pos_att_type": "c2p|p2c", "conv_kernel_size": 1023})),
+        ),
+        (Arch::Clip, object(json!({"text_config": tower, "vision_config": tower, "projection_dim": width}))),
+        (
+            Arch::HybridCnnLstm,
+            object(json!({"input_features": width, "sequence_length": 1 << 24,
+            "conv_channels": vec![width; 64], "kernel_size": 1 << 10, "lstm_hidden": width, "lstm_layers": 4096,
+            "num_classes": width})),
+        ),
+        (
+            Arch::MuSota,
+            object(json!({"n_layers": 4096, "n_blocks": width, "block_dim": 1, "block_heads": 1,
+            "cross_heads": width, "ffn_dim": width, "vocab_size": words, "max_seq_len": 1 << 24})),
+        ),
+    ];
+    let (batch, length) = (1 << 24, 1 << 20);
+    for (arch, config) in cases {
+        let model = read_config(arch, &config).unwrap_or_else(|error| panic!("{arch:?}: {error}"));
+        let parameters = model.parameters();
+        let memory = model.step_memory().unwrap();
+        for (accum, checkpointing) in [(1, false), (2, true)] {
+            let work = Work {
+                precision: from_value("fp32".into()).unwrap(),
+                optimizer: from_value("adafactor".into()).unwrap(),
+                checkpointing,
+                batch,
+                accum,
+                source: length,
+                target: length,
+                padded: true,
+                drops: true,
+            };
+            let clock = Instant::now();
+            let estimate = memory.estimate(&parameters, &work);
+            assert!(clock.elapsed() < Duration::from_secs(1), "{arch:?} took {:?}", clock.elapsed());
+            assert_eq!(estimate.allocated(), u64::MAX, "{arch:?}");
+            // A small batch of short rows can be counted, however large the model.
+            let small = memory.estimate(&parameters, &Work { batch: 1, source: 16, target: 16, ..work });
+            assert!(small.params > 1 << 40 && small.weights == small.params * 4, "{arch:?} {small:?}");
+        }
+    }
 }

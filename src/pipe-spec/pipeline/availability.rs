@@ -2,7 +2,7 @@
 
 use super::{EngineKind, Gpus, PipelineFile};
 
-/// The path and the name of each feature that `file` asks for in vain.
+/// The path and the name of each feature in `file` that is not available.
 pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
     let mut missing = Vec::new();
     let mut unless = |available: bool, path: &'static str, feature: String| {
@@ -16,6 +16,7 @@ pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
         Gpus::Count(_) | Gpus::All => false,
     };
     unless(one_gpu, "container.gpus", "training on several GPUs".into());
+    unless(file.train.ranks.count() == 1, "train.ranks", "training with several ranks".into());
     unless(
         !matches!(file.engine, Some(EngineKind::Slurm | EngineKind::Kubernetes)),
         "engine",

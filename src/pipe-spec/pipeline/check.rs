@@ -1,7 +1,9 @@
 //! From a parsed tree to a pipeline: structure first, then what serde cannot know. Every problem is collected.
 
+use super::bounds::MAX_SAMPLES;
 use super::{
-    BatchSetting, Limit, Pipeline, PipelineFile, Problems, Reduce, Task, Track, Train, TrainFile, availability, schema,
+    BatchSetting, Limit, Pipeline, PipelineFile, Problems, Reduce, Task, Track, Train, TrainFile, Training, Work,
+    availability, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
@@ -28,13 +30,15 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
         (Some(model), Some(data), Some(train)) if problems.is_empty() => Ok(Pipeline {
             version: file.version,
             name: file.name,
-            model,
-            data,
-            train,
-            memory: file.memory,
+            work: Work::Training(Box::new(Training {
+                model,
+                data,
+                train,
+                memory: file.memory,
+                evaluate: file.evaluate,
+                save: file.save,
+            })),
             on_oom: file.on_oom,
-            evaluate: file.evaluate,
-            save: file.save,
             container: file.container,
             engine: file.engine,
             notify: file.notify,
@@ -93,7 +97,7 @@ impl Check<'_> {
             if data.eval_share > 0.0 {
                 let task = model.arch.task();
                 if task != Task::TimeSeries {
-                    self.problem("data.eval_share", format!("for time series alone, not for {}", task.name()));
+                    self.problem("data.eval_share", format!("only for time series, not for {}", task.name()));
                 }
                 if data.eval.is_some() {
                     self.problem("data.eval_share", "give `eval` or `eval_share`, not both");
@@ -131,7 +135,7 @@ impl Check<'_> {
         }
     }
 
-    /// Who is told. What stands behind a variable is never part of a message.
+    /// Checks addresses of receivers. The value of a variable is never part of a message.
     fn addresses(&mut self, file: &PipelineFile, variables: &Variables) {
         for (index, notify) in file.notify.iter().enumerate() {
             match notify.receiver() {
@@ -196,6 +200,7 @@ impl Check<'_> {
             steps: file.steps,
             batch: file.batch,
             effective_batch,
+            ranks: file.ranks,
             precision: file.precision,
             optimizer: file.optimizer.clone(),
             schedule: file.schedule.clone(),
@@ -212,9 +217,11 @@ impl Check<'_> {
         match (file.batch, file.accum, file.effective_batch) {
             (_, _, Some(effective)) => Some(effective.get()),
             (BatchSetting::Fixed(batch), accum, None) => {
-                let effective = batch.get().checked_mul(accum.map_or(1, u32::from));
+                let accum = accum.map_or(1, u32::from);
+                let effective = batch.get().checked_mul(accum).filter(|effective| *effective <= MAX_SAMPLES);
                 if effective.is_none() {
-                    self.problem("train.accum", "batch x accum is too large");
+                    let message = format!("batch {batch} x accum {accum} is too large; allowed: at most {MAX_SAMPLES}");
+                    self.problem("train.accum", message);
                 }
                 effective
             }

@@ -1,11 +1,13 @@
 //! `container` and `engine`: where it runs and with how much.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use super::bounds::MAX_CPUS;
 use crate::text::ByteSize;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -22,10 +24,26 @@ pub struct Container {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shm: Option<ByteSize>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = MAX_CPUS))]
     pub cpus: Option<f64>,
+    /// Seconds that a job which is to stop may take to save and end before it is killed; default: 300.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_timeout: Option<NonZeroU32>,
     pub mounts: Vec<Mount>,
+    /// Allows a mount of the engine's socket, or of a folder above it, which is refused otherwise. It gives the job control
+    /// over the daemon, which means root on this machine.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub engine_socket: bool,
     pub env: BTreeMap<String, String>,
+}
+
+impl Container {
+    pub const STOP_TIMEOUT: u32 = 300;
+
+    /// Seconds.
+    pub fn stop_timeout(&self) -> u32 {
+        self.stop_timeout.map_or(Self::STOP_TIMEOUT, u32::from)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -107,8 +125,8 @@ impl<'de> Deserialize<'de> for Gpus {
             other => Err(D::Error::custom(format!("{other} is not a GPU id"))),
         };
         match Value::deserialize(deserializer)? {
-            Value::String(word) if word == "auto" => Ok(Self::Auto),
-            Value::String(word) if word == "all" => Ok(Self::All),
+            Value::String(text) if text == "auto" => Ok(Self::Auto),
+            Value::String(text) if text == "all" => Ok(Self::All),
             Value::Array(ids) => ids.iter().map(id).collect::<Result<_, _>>().map(Self::Ids),
             count => serde_json::from_value(count).map(Self::Count).map_err(D::Error::custom),
         }

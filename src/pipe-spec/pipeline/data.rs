@@ -7,6 +7,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use super::bounds::{MAX_PREFETCHED, MAX_TOKENS, MAX_WORKERS};
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
@@ -28,11 +30,14 @@ pub struct Data {
     #[serde(default)]
     pub fields: BTreeMap<String, String>,
     #[serde(default = "default_length")]
+    #[schemars(range(max = MAX_TOKENS))]
     pub max_source: NonZeroU32,
     #[serde(default = "default_length")]
+    #[schemars(range(max = MAX_TOKENS))]
     pub max_target: NonZeroU32,
     /// For tasks with a single sequence.
     #[serde(default = "default_length")]
+    #[schemars(range(max = MAX_TOKENS))]
     pub max_length: NonZeroU32,
     #[serde(default)]
     pub pad: Pad,
@@ -43,9 +48,11 @@ pub struct Data {
     pub shuffle: bool,
     /// Threads that prepare batches.
     #[serde(default = "default_workers")]
+    #[schemars(range(max = MAX_WORKERS))]
     pub workers: NonZeroU32,
     /// Batches ready ahead.
     #[serde(default = "default_prefetch")]
+    #[schemars(range(max = MAX_PREFETCHED))]
     pub prefetch: u32,
 }
 

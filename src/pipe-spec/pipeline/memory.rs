@@ -6,6 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use super::bounds::{MAX_DIVISIONS, MAX_SPLIT_MB};
 use crate::text::ByteSize;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -72,10 +73,10 @@ impl JsonSchema for Limit {
 pub struct Allocator {
     pub expandable_segments: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 21))]
+    #[schemars(range(min = 21, max = MAX_SPLIT_MB))]
     pub max_split_size_mb: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = MAX_DIVISIONS))]
     pub roundup_power2_divisions: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1.0))]

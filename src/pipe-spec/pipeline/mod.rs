@@ -1,6 +1,7 @@
 //! The pipeline file: parsed, checked as a whole, and turned into types that can be trusted.
 
 mod availability;
+pub mod bounds;
 mod check;
 mod container;
 mod data;
@@ -8,27 +9,27 @@ mod file;
 mod memory;
 mod model;
 mod on_oom;
-mod problem;
 mod task;
 #[cfg(test)]
 mod tests;
 mod train;
 mod watch;
+mod work;
+mod written;
 
+pub use crate::problem::{Problem, Problems};
 pub use container::{Container, EngineKind, Gpus, Image, Mount};
 pub use data::{Data, Pad, Paths};
 pub use file::{PipelineFile, schema};
 pub use memory::{Allocator, Limit, Memory};
 pub use model::{Arch, Model};
 pub use on_oom::{Change, Edit, OnOom, Reduce};
-pub use problem::{Problem, Problems};
 pub use task::Task;
 pub use train::{
-    BatchSetting, Decay, Optimizer, OptimizerKind, Precision, Schedule, ScheduleKind, Train, TrainFile, accum,
+    BatchSetting, Decay, Optimizer, OptimizerKind, Precision, Ranks, Schedule, ScheduleKind, Train, TrainFile, accum,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
-
-use serde::Serialize;
+pub use work::{Training, Work, WorkKind};
 
 use crate::text::Name;
 use crate::variables::Variables;
@@ -37,21 +38,14 @@ use crate::variables::Variables;
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// A pipeline that has passed every check. It serialises to a pipeline file with every default written out.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Pipeline {
     pub version: u32,
     pub name: Name,
-    pub model: Model,
-    pub data: Data,
-    pub train: Train,
-    pub memory: Memory,
+    pub work: Work,
     pub on_oom: OnOom,
-    pub evaluate: Evaluate,
-    pub save: Save,
     pub container: Container,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineKind>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notify: Vec<Notify>,
     pub track: Track,
 }
@@ -64,6 +58,21 @@ impl Pipeline {
             tree.set(pair)?;
         }
         check::pipeline(&tree, variables)
+    }
+
+    /// The training that it holds, unless it holds a command.
+    pub fn training(&self) -> Option<&Training> {
+        match &self.work {
+            Work::Training(training) => Some(training),
+            Work::Command(_) => None,
+        }
+    }
+
+    pub fn training_mut(&mut self) -> Option<&mut Training> {
+        match &mut self.work {
+            Work::Training(training) => Some(training),
+            Work::Command(_) => None,
+        }
     }
 
     pub fn to_yaml(&self) -> String {

@@ -4,6 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::Task;
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
@@ -17,16 +19,75 @@ pub struct Model {
     pub config: Option<Map<String, Value>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Arch {
-    T5,
-    Bert,
-    Roberta,
-    XlmRoberta,
-    #[serde(rename = "deberta-v3")]
-    DebertaV3,
-    Clip,
-    HybridCnnLstm,
-    MuSota,
+macro_rules! architectures {
+    ($($variant:ident: $name:tt, $task:ident, $model_type:tt, [$($file:tt),*];)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+        pub enum Arch {
+            $(#[serde(rename = $name)] $variant,)*
+        }
+
+        impl Arch {
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// As it is written in a pipeline.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+
+            pub fn task(self) -> Task {
+                match self { $(Self::$variant => Task::$task),* }
+            }
+
+            /// `model_type` of its config.json.
+            pub fn model_type(self) -> &'static str {
+                match self { $(Self::$variant => $model_type),* }
+            }
+
+            /// The files that hold its vocabulary where there is no tokenizer.json. The first names the set.
+            pub fn vocabulary_files(self) -> &'static [&'static str] {
+                match self { $(Self::$variant => &[$($file),*]),* }
+            }
+        }
+    };
+}
+
+// The registry of architectures: variant, name in a pipeline, task, `model_type` of config.json, files of the vocabulary.
+architectures! {
+    T5: "t5", Seq2Seq, "t5", ["spiece.model"];
+    Bert: "bert", Classification, "bert", ["vocab.txt"];
+    Roberta: "roberta", Classification, "roberta", ["vocab.json", "merges.txt"];
+    XlmRoberta: "xlm-roberta", Classification, "xlm-roberta", ["sentencepiece.bpe.model"];
+    DebertaV3: "deberta-v3", Classification, "deberta-v2", ["spm.model"];
+    Clip: "clip", Contrastive, "clip", ["vocab.json", "merges.txt"];
+    HybridCnnLstm: "hybrid-cnn-lstm", TimeSeries, "hybrid_cnn_lstm", [];
+    MuSota: "mu-sota", Language, "mu_sota", [];
+    BagOfWords: "bag-of-words", Classification, "bag_of_words", [];
+}
+
+impl Arch {
+    pub fn find(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|arch| arch.name() == name)
+    }
+
+    /// The architecture that a config.json is for. The name in a pipeline counts too.
+    pub fn of_model_type(model_type: &str) -> Option<Self> {
+        let known = Self::ALL.iter().copied().find(|arch| arch.model_type() == model_type);
+        known.or_else(|| Self::find(&model_type.replace('_', "-")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_model_types_find_their_architecture() {
+        for arch in Arch::ALL {
+            assert_eq!(serde_json::to_value(arch).unwrap(), arch.name());
+            assert_eq!(Arch::find(arch.name()), Some(*arch));
+            assert_eq!(Arch::of_model_type(arch.model_type()), Some(*arch));
+            assert_eq!(Arch::of_model_type(&arch.name().replace('-', "_")), Some(*arch));
+        }
+        assert_eq!(Arch::of_model_type("gpt2"), None);
+    }
 }

@@ -6,19 +6,23 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use super::bounds::{MAX_RETRIES, MAX_SAMPLES, MAX_TOKENS, MAX_WAIT};
 use super::{OptimizerKind, Precision};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OnOom {
+    #[schemars(range(max = MAX_RETRIES))]
     pub retries: u32,
     /// `halve`, a falling ladder of batches such as [128, 96, 64, 32], or `fit`: the largest batch that fits, from what was
     /// measured at smaller ones; where nothing was, half.
     pub reduce: Reduce,
+    #[schemars(range(max = MAX_SAMPLES))]
     pub min_batch: NonZeroU32,
     /// Seconds to wait for another process to leave the card.
+    #[schemars(range(max = MAX_WAIT))]
     pub wait: u64,
-    /// What may change the maths once the batch is at its minimum, in order.
+    /// Changes to the training result that are allowed once the batch is at its minimum, in order.
     pub then: Vec<Change>,
 }
 
@@ -48,8 +52,8 @@ impl Serialize for Reduce {
 impl<'de> Deserialize<'de> for Reduce {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Value::deserialize(deserializer)? {
-            Value::String(word) if word == "halve" => Ok(Self::Halve),
-            Value::String(word) if word == "fit" => Ok(Self::Fit),
+            Value::String(text) if text == "halve" => Ok(Self::Halve),
+            Value::String(text) if text == "fit" => Ok(Self::Fit),
             rungs => serde_json::from_value(rungs).map(Self::Ladder).map_err(serde::de::Error::custom),
         }
     }
@@ -66,7 +70,7 @@ impl JsonSchema for Reduce {
                 { "enum": ["halve", "fit"] },
                 {
                     "type": "array",
-                    "items": { "type": "integer", "minimum": 1, "maximum": u32::MAX },
+                    "items": { "type": "integer", "minimum": 1, "maximum": MAX_SAMPLES },
                     "minItems": 1,
                     "description": "a falling list of batches such as [128, 96, 64, 32]"
                 }
@@ -75,7 +79,7 @@ impl JsonSchema for Reduce {
     }
 }
 
-/// A change to the maths, written `checkpointing` or `key=value`.
+/// A change to the training result, written `checkpointing` or `key=value`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Change(pub String);
@@ -100,10 +104,17 @@ impl Change {
         let Some((key, value)) = self.0.split_once('=') else {
             return if self.0 == "checkpointing" { Ok(Edit::Checkpointing) } else { Err(Self::ALLOWED.to_owned()) };
         };
-        let length = || value.parse().map_err(|_| format!("{key}= and a whole number above 0"));
+        let length = || {
+            let length = value.parse().ok().filter(|length: &NonZeroU32| length.get() <= MAX_TOKENS);
+            length.ok_or_else(|| format!("{key}= and a whole number of at least 1 and at most {MAX_TOKENS}"))
+        };
         match key {
-            "precision" => word(value).map(Edit::Precision).ok_or("precision= and one of the precisions".to_owned()),
-            "optimizer" => word(value).map(Edit::Optimizer).ok_or("optimizer=adamw or optimizer=adafactor".to_owned()),
+            "precision" => {
+                parse_name(value).map(Edit::Precision).ok_or("precision= and one of the precisions".to_owned())
+            }
+            "optimizer" => {
+                parse_name(value).map(Edit::Optimizer).ok_or("optimizer=adamw or optimizer=adafactor".to_owned())
+            }
             "max_source" => length().map(Edit::MaxSource),
             "max_target" => length().map(Edit::MaxTarget),
             "max_length" => length().map(Edit::MaxLength),
@@ -112,7 +123,7 @@ impl Change {
     }
 }
 
-fn word<T: for<'de> Deserialize<'de>>(text: &str) -> Option<T> {
+fn parse_name<T: for<'de> Deserialize<'de>>(text: &str) -> Option<T> {
     serde_json::from_value(Value::String(text.to_owned())).ok()
 }
 
@@ -127,9 +138,16 @@ mod tests {
         assert_eq!(edit("precision=bf16"), Ok(Edit::Precision(Precision::Bf16)));
         assert_eq!(edit("optimizer=adafactor"), Ok(Edit::Optimizer(OptimizerKind::Adafactor)));
         assert_eq!(edit("max_source=256"), Ok(Edit::MaxSource(NonZeroU32::new(256).unwrap())));
-        for wrong in
-            ["", "checkpointing=1", "precision=fp8", "max_source=0", "max_length=", "optimizer=sgd", "dropout=0"]
-        {
+        for wrong in [
+            "",
+            "checkpointing=1",
+            "precision=fp8",
+            "max_source=0",
+            "max_source=4294967295",
+            "max_length=",
+            "optimizer=sgd",
+            "dropout=0",
+        ] {
             assert!(edit(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,6 +1,4 @@
-//! What an architecture is trained to do, and what its data must be like for that.
-
-use super::Arch;
+//! What a model is trained to do, and what its data must be like for that.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
@@ -14,18 +12,6 @@ pub enum Task {
     TimeSeries,
     /// The next token of a text.
     Language,
-}
-
-impl Arch {
-    pub fn task(self) -> Task {
-        match self {
-            Self::T5 => Task::Seq2Seq,
-            Self::Bert | Self::Roberta | Self::XlmRoberta | Self::DebertaV3 => Task::Classification,
-            Self::Clip => Task::Contrastive,
-            Self::HybridCnnLstm => Task::TimeSeries,
-            Self::MuSota => Task::Language,
-        }
-    }
 }
 
 impl Task {

@@ -17,8 +17,15 @@ fn problems(text: &str) -> Vec<String> {
 #[test]
 fn defaults_are_filled_in_and_read_back() {
     let pipeline = parse(MINIMAL).unwrap();
-    assert_eq!((pipeline.train.batch(), pipeline.train.effective_batch, pipeline.train.accum()), (8, 8, 1));
-    assert_eq!(pipeline.train.epochs, Some(1.0));
+    assert_eq!(
+        (
+            pipeline.training().unwrap().train.batch(),
+            pipeline.training().unwrap().train.effective_batch,
+            pipeline.training().unwrap().train.accum()
+        ),
+        (8, 8, 1)
+    );
+    assert_eq!(pipeline.training().unwrap().train.epochs, Some(1.0));
     assert_eq!(pipeline.on_oom.retries, 6);
     let again = parse(&pipeline.to_yaml()).unwrap();
     assert_eq!(again, pipeline);
@@ -27,21 +34,27 @@ fn defaults_are_filled_in_and_read_back() {
 #[test]
 fn effective_batch_need_not_be_a_multiple() {
     let pipeline = parse(&format!("{MINIMAL}train: {{batch: 48, effective_batch: 128}}\n")).unwrap();
-    assert_eq!((pipeline.train.effective_batch, pipeline.train.accum()), (128, 3));
+    assert_eq!(
+        (pipeline.training().unwrap().train.effective_batch, pipeline.training().unwrap().train.accum()),
+        (128, 3)
+    );
 }
 
 #[test]
 fn every_problem_is_told_at_once_with_its_line() {
     let text = "version: 1\nname: a/b\nmodell: {arch: t5}\nmodel: {arch: t6, config: {}}\ndata:\n  trian: x\ntrain:\n  batch: 0\n  clip: many\n";
+    let architectures = Arch::ALL.iter().map(|arch| arch.name()).collect::<Vec<_>>().join(", ");
+    let unknown =
+        format!("line 4: model.arch: found the text \"t6\"; allowed: one of {architectures}; did you mean `t5`?");
     assert_eq!(
         problems(text),
         [
             "line 2: name: found the text \"a/b\"; allowed: 1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
             "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, notify, track, command",
-            "line 4: model.arch: found the text \"t6\"; allowed: one of t5, bert, roberta, xlm-roberta, deberta-v3, clip, hybrid-cnn-lstm, mu-sota; did you mean `t5`?",
+            unknown.as_str(),
             "line 6: data.train: missing; allowed: text, or a list of text",
             "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, eval_share, tokenizer, fields, max_source, max_target, max_length, pad, skip_bad, shuffle, workers, prefetch",
-            "line 8: train.batch: found 0; allowed: a whole number of at least 1, or auto",
+            "line 8: train.batch: found 0; allowed: a whole number of at least 1 and at most 16777216, or auto",
             "line 9: train.clip: found the text \"many\"; allowed: a number of at least 0",
         ]
     );
@@ -64,14 +77,17 @@ fn a_table_of_bad_input() {
             with("on_oom: {then: [checkpointing, precision=fp8]}"),
             "on_oom.then.1: found \"precision=fp8\"; allowed: precision=",
         ),
-        (with("train: {batch: -1}"), "found -1; allowed: a whole number of at least 1, or auto"),
+        (with("train: {batch: -1}"), "found -1; allowed: a whole number of at least 1 and at most 16777216, or auto"),
         (with("train: {batch: 99999999999}"), "found 99999999999"),
         (with("train: {batch: \"${HOOK}\"}"), "a variable can stand in a text alone"),
         (with("train: {epochs: 0}"), "allowed: a number of above 0"),
         (with("train: {epochs: 1, steps: 2}"), "give `epochs` or `steps`, not both"),
         (with("train: {accum: 1, effective_batch: 2}"), "give `accum` or `effective_batch`, not both"),
         (with("train: {batch: 9, effective_batch: 8}"), "at most the effective batch, which is 8"),
-        (with("train: {batch: 4000000, accum: 4000000}"), "batch x accum is too large"),
+        (
+            with("train: {batch: 4000000, accum: 4000000}"),
+            "batch 4000000 x accum 4000000 is too large; allowed: at most 16777216",
+        ),
         (with("train: {optimizer: {betas: [0.9]}}"), "found 1 values"),
         (with("train: {optimizer: {betas: [0.9, 1.0]}}"), "train.optimizer.betas.1: found 1"),
         (with("train: {clip: .nan}"), "non-finite"),
@@ -108,7 +124,7 @@ fn a_table_of_bad_input() {
             "give `from` (trained weights) or `config`",
         ),
         (MINIMAL.replace("a.jsonl", "a.jsonl, fields: {sourc: x}"), "did you mean `source`?"),
-        (MINIMAL.replace("a.jsonl", "a.jsonl, eval_share: 0.1"), "for time series alone, not for text to text"),
+        (MINIMAL.replace("a.jsonl", "a.jsonl, eval_share: 0.1"), "only for time series, not for text to text"),
         (MINIMAL.replace("a.jsonl", "a.jsonl, eval_share: 0.95"), "data.eval_share: found 0.95"),
         (
             MINIMAL.replace("t5", "hybrid-cnn-lstm").replace("a.jsonl", "a.csv, eval: b.csv, eval_share: 0.1"),
@@ -118,6 +134,56 @@ fn a_table_of_bad_input() {
     for (text, want) in cases {
         let got = problems(&text);
         assert!(got.iter().any(|line| line.contains(want)), "{text}\n  wanted {want:?}\n  got {got:#?}");
+    }
+}
+
+/// Each number at what its type can hold, one above what is allowed, and at what is allowed.
+#[test]
+fn numbers_have_bounds_and_nothing_overflows() {
+    let bounded = [
+        ("data.max_source", 1 << 20),
+        ("data.max_target", 1 << 20),
+        ("data.max_length", 1 << 20),
+        ("data.workers", 1024),
+        ("data.prefetch", 1024),
+        ("train.effective_batch", 1 << 24),
+        ("train.batch", 1 << 24),
+        ("train.accum", 1 << 24),
+        ("train.steps", 1_000_000_000),
+        ("train.epochs", 1_000_000),
+        ("train.schedule.warmup", 1_000_000_000),
+        ("on_oom.retries", 1000),
+        ("on_oom.min_batch", 1 << 24),
+        ("on_oom.wait", 31_536_000),
+        ("evaluate.batch", 1 << 24),
+        ("evaluate.generate", 1 << 16),
+        ("evaluate.max_tokens", 1 << 20),
+        ("evaluate.beams", 1024),
+        ("container.cpus", 4096),
+        ("memory.allocator.max_split_size_mb", 1 << 24),
+        ("memory.allocator.roundup_power2_divisions", 1 << 16),
+    ];
+    for (key, most) in bounded {
+        for found in [most + 1, u64::from(u32::MAX), u64::from(u32::MAX) + 1, u64::MAX] {
+            let got = Pipeline::parse(MINIMAL, &[format!("{key}={found}")], &variables()).unwrap_err().to_string();
+            let (found, most) = (format!("{key}: found {found}; allowed: "), format!("at most {most}"));
+            assert!(got.contains(&found) && got.contains(&most), "{got}");
+        }
+        // With batch 1 as the others need it.
+        let set = ["train.batch=1".to_owned(), format!("{key}={most}")];
+        let set = if key == "train.batch" {
+            vec![set[1].clone(), "train.effective_batch=16777216".into()]
+        } else {
+            set.into()
+        };
+        if let Err(problems) = Pipeline::parse(MINIMAL, &set, &variables()) {
+            panic!("{key}={most}: {problems}");
+        }
+    }
+    for any in ["train.seed", "save.every", "evaluate.every", "memory.empty_cache_every"] {
+        Pipeline::parse(MINIMAL, &[format!("{any}={}", u64::MAX)], &variables()).unwrap();
+        let beyond = Pipeline::parse(MINIMAL, &[format!("{any}=18446744073709551616")], &variables());
+        assert!(beyond.unwrap_err().to_string().contains("allowed: a whole number"), "{any}");
     }
 }
 
@@ -152,7 +218,14 @@ fn overrides_replace_and_are_checked() {
     };
     let pipeline =
         set(&["train.batch=4", "train.effective_batch=12", "data.shuffle=false", "memory.limit=2g"]).unwrap();
-    assert_eq!((pipeline.train.batch(), pipeline.train.accum(), pipeline.data.shuffle), (4, 3, false));
+    assert_eq!(
+        (
+            pipeline.training().unwrap().train.batch(),
+            pipeline.training().unwrap().train.accum(),
+            pipeline.training().unwrap().data.shuffle
+        ),
+        (4, 3, false)
+    );
     assert_eq!(set(&["on_oom.reduce=[4, 2]"]).unwrap().on_oom.reduce, Reduce::Ladder(vec![4, 2]));
     for (pair, want) in [
         ("train.batch", "--set: found \"train.batch\"; allowed: path=value"),

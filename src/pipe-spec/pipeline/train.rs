@@ -6,21 +6,27 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-/// The section as it stands in a file, where some settings have two spellings.
+use super::bounds::{MAX_EPOCHS, MAX_SAMPLES, MAX_STEPS};
+
+/// The section of the file, where some settings have two spellings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainFile {
     /// Passes over the data. Give this or `steps`.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = MAX_EPOCHS))]
     pub epochs: Option<f64>,
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = MAX_STEPS))]
     pub steps: Option<u64>,
     /// Samples in one forward and backward pass, or `auto`: the largest that fits.
     pub batch: BatchSetting,
     /// Batches in a step. Give this or `effective_batch`.
+    #[schemars(range(max = MAX_SAMPLES))]
     pub accum: Option<NonZeroU32>,
     /// Samples in a step.
+    #[schemars(range(max = MAX_SAMPLES))]
     pub effective_batch: Option<NonZeroU32>,
+    /// Trainer processes, each with a card of its own, that share a step. Default: `auto`, one for each GPU.
+    pub ranks: Ranks,
     pub precision: Precision,
     pub optimizer: Optimizer,
     pub schedule: Schedule,
@@ -45,6 +51,7 @@ impl Default for TrainFile {
             batch: BatchSetting::Fixed(NonZeroU32::new(8).expect("8 is not zero")),
             accum: None,
             effective_batch: None,
+            ranks: Ranks::Auto,
             precision: Precision::Fp32,
             optimizer: Optimizer::default(),
             schedule: Schedule::default(),
@@ -68,6 +75,8 @@ pub struct Train {
     pub steps: Option<u64>,
     pub batch: BatchSetting,
     pub effective_batch: u32,
+    #[serde(default, skip_serializing_if = "Ranks::is_auto")]
+    pub ranks: Ranks,
     pub precision: Precision,
     pub optimizer: Optimizer,
     pub schedule: Schedule,
@@ -88,14 +97,66 @@ impl Train {
         }
     }
 
-    /// Batches in a step; the last of them is smaller where the batch does not divide the effective batch.
+    /// Batches of a rank in a step; the last of them is smaller where they do not divide the effective batch.
     pub fn accum(&self) -> u32 {
-        accum(self.effective_batch, self.batch())
+        accum(self.effective_batch, self.batch(), self.ranks.count())
     }
 }
 
-pub fn accum(effective_batch: u32, batch: u32) -> u32 {
-    effective_batch.div_ceil(batch)
+/// How many batches each of `ranks` computes in a step.
+pub fn accum(effective_batch: u32, batch: u32, ranks: u32) -> u32 {
+    u64::from(effective_batch).div_ceil(u64::from(batch) * u64::from(ranks)) as u32
+}
+
+/// How many trainer processes share a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ranks {
+    /// One for each GPU; on the CPU one.
+    #[default]
+    Auto,
+    Count(NonZeroU32),
+}
+
+impl Ranks {
+    /// One where the number is left to `pipe`: several are not available yet.
+    pub fn count(self) -> u32 {
+        match self {
+            Self::Auto => 1,
+            Self::Count(count) => count.get(),
+        }
+    }
+
+    fn is_auto(&self) -> bool {
+        *self == Self::Auto
+    }
+}
+
+impl Serialize for Ranks {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Count(count) => count.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Ranks {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(text) if text == "auto" => Ok(Self::Auto),
+            number => serde_json::from_value(number).map(Self::Count).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+impl JsonSchema for Ranks {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Ranks".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "type": "integer", "minimum": 1, "maximum": 1024 }, { "const": "auto" }] })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +177,7 @@ impl Serialize for BatchSetting {
 impl<'de> Deserialize<'de> for BatchSetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Value::deserialize(deserializer)? {
-            Value::String(word) if word == "auto" => Ok(Self::Auto),
+            Value::String(text) if text == "auto" => Ok(Self::Auto),
             number => serde_json::from_value(number).map(Self::Fixed).map_err(serde::de::Error::custom),
         }
     }
@@ -129,7 +190,7 @@ impl JsonSchema for BatchSetting {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "anyOf": [{ "type": "integer", "minimum": 1, "maximum": u32::MAX }, { "const": "auto" }]
+            "anyOf": [{ "type": "integer", "minimum": 1, "maximum": MAX_SAMPLES }, { "const": "auto" }]
         })
     }
 }
@@ -192,6 +253,7 @@ pub enum Decay {
 pub struct Schedule {
     pub kind: ScheduleKind,
     /// Steps of linear warm-up.
+    #[schemars(range(max = MAX_STEPS))]
     pub warmup: u64,
 }
 

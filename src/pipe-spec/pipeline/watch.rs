@@ -1,10 +1,12 @@
-//! `evaluate`, `save`, `notify` and `track`: what is looked at, kept and told while training runs.
+//! `evaluate`, `save`, `notify` and `track`: evaluation, checkpoints, messages and trackers.
 
 use std::num::NonZeroU32;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
+
+use super::bounds::{MAX_BEAMS, MAX_SAMPLES, MAX_TEXTS, MAX_TOKENS};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -13,12 +15,16 @@ pub struct Evaluate {
     pub every: Every,
     /// Default: `train.batch`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MAX_SAMPLES))]
     pub batch: Option<NonZeroU32>,
     /// How many sample texts to print.
+    #[schemars(range(max = MAX_TEXTS))]
     pub generate: u32,
     /// Tokens of a text that a language model generates, at most (seq2seq: `data.max_target`).
+    #[schemars(range(max = MAX_TOKENS))]
     pub max_tokens: NonZeroU32,
     /// Beginnings that are kept side by side while a text is generated (seq2seq); 1 takes the most probable token each time.
+    #[schemars(range(max = MAX_BEAMS))]
     pub beams: NonZeroU32,
     /// How freely a language model chooses among probable tokens; 0 takes the most probable one.
     #[schemars(range(min = 0.0))]
@@ -61,7 +67,7 @@ impl Serialize for Every {
 impl<'de> Deserialize<'de> for Every {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Value::deserialize(deserializer)? {
-            Value::String(word) if word == "epoch" => Ok(Self::Epoch),
+            Value::String(text) if text == "epoch" => Ok(Self::Epoch),
             number => serde_json::from_value(number).map(Self::Steps).map_err(serde::de::Error::custom),
         }
     }
@@ -94,7 +100,7 @@ impl Default for Save {
     }
 }
 
-/// Somebody who gets messages about a run: `discord` or `webhook`, one of them.
+/// A receiver of messages about a run: either `discord` or `webhook`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Notify {
@@ -104,7 +110,7 @@ pub struct Notify {
     /// An address that gets each message as a JSON object, by POST.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook: Option<String>,
-    /// What is told; nothing here means everything. That a person stopped a run is told nobody.
+    /// The events that send a message; an empty list means all of them. When a person stops a run, no message is sent.
     #[serde(default)]
     pub on: Vec<NotifyOn>,
 }

@@ -1,4 +1,4 @@
-//! YAML with lines: a tree that remembers where everything stood, and its check against a JSON schema.
+//! YAML as a tree with line numbers, and its check against a JSON schema.
 
 mod node;
 mod structure;

@@ -7,7 +7,7 @@ use serde_json::{Map, Number, Value};
 use serde_saphyr::Spanned;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use crate::pipeline::Problems;
+use crate::problem::Problems;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Node {
@@ -109,7 +109,7 @@ impl Node {
         }
     }
 
-    /// The line of what stands at a dotted path, or of the nearest thing above it.
+    /// The line of the node at a dotted path, or of its nearest parent.
     pub fn line_of(&self, path: &str) -> Option<u64> {
         let mut at = (self.line, self);
         for key in path.split('.') {

@@ -1,11 +1,11 @@
-//! A tree against a JSON schema: unknown keys, missing keys, wrong types and values, all of them, in words.
+//! A tree against a JSON schema: unknown keys, missing keys, wrong types and values, all of them.
 //!
 //! It knows the part of JSON schema that `schemars` writes for the pipeline types, and nothing about pipelines.
 
 use serde_json::Value;
 
 use super::node::{Kind, Node, join};
-use crate::pipeline::Problems;
+use crate::problem::Problems;
 use crate::text::satisfies_format;
 
 pub(crate) struct Structure<'a> {
@@ -91,7 +91,7 @@ impl<'a> Structure<'a> {
         }
     }
 
-    /// A value that may be one of several things. When only one of them is of its type, that one's problems are told.
+    /// A value that may be one of several things. When only one of them is of its type, its problems are reported.
     fn any_of(&self, node: &Node, schema: &Value, variants: &[Value], path: &str, problems: &mut Problems) {
         let mut of_its_type = Vec::new();
         for variant in variants {
@@ -117,16 +117,16 @@ impl<'a> Structure<'a> {
         reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).unwrap_or(schema)
     }
 
-    /// What the schema allows, in words.
+    /// What the schema allows, as text.
     fn describe(&self, schema: &Value) -> String {
         let schema = self.resolve_owned(schema);
         if let Some(variants) = variants(&schema) {
-            let words: Vec<String> =
-                variants.iter().map(|v| self.describe(v)).filter(|words| words != "nothing").collect();
-            return words.join(", or ");
+            let texts: Vec<String> =
+                variants.iter().map(|v| self.describe(v)).filter(|text| text != "nothing").collect();
+            return texts.join(", or ");
         }
-        if let Some(words) = words(&schema) {
-            return if words.len() == 1 { words[0].clone() } else { format!("one of {}", words.join(", ")) };
+        if let Some(values) = enum_values(&schema) {
+            return if values.len() == 1 { values[0].clone() } else { format!("one of {}", values.join(", ")) };
         }
         match types(&schema).first().copied() {
             Some("integer") => format!("a whole number{}", bounds(&schema)),
@@ -160,27 +160,27 @@ impl<'a> Structure<'a> {
         reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).unwrap_or(schema).clone()
     }
 
-    /// The nearest allowed word, or why a variable does not help here.
+    /// The nearest allowed value, or why a variable is not allowed.
     fn hint(&self, node: &Node, schema: &Value) -> String {
         let Kind::Scalar(Value::String(text)) = &node.kind else { return String::new() };
         if text.contains("${") {
             return "; a variable can stand in a text alone, use --set for other values".to_owned();
         }
         let mut allowed = Vec::new();
-        self.collect_words(schema, &mut allowed);
+        self.collect_values(schema, &mut allowed);
         nearest(text, &allowed.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    fn collect_words(&self, schema: &Value, into: &mut Vec<String>) {
+    fn collect_values(&self, schema: &Value, into: &mut Vec<String>) {
         let schema = self.resolve_owned(schema);
-        into.extend(words(&schema).into_iter().flatten());
+        into.extend(enum_values(&schema).into_iter().flatten());
         for variant in variants(&schema).into_iter().flatten() {
-            self.collect_words(variant, into);
+            self.collect_values(variant, into);
         }
     }
 }
 
-/// `; did you mean ...?` for the allowed word that is nearest to `text`, if one is near.
+/// `; did you mean ...?` for the allowed value that is nearest to `text`, if one is near.
 pub(crate) fn nearest(text: &str, allowed: &[&str]) -> String {
     allowed
         .iter()
@@ -194,8 +194,8 @@ fn variants(schema: &Value) -> Option<&[Value]> {
     schema.get("anyOf").or_else(|| schema.get("oneOf")).and_then(Value::as_array).map(Vec::as_slice)
 }
 
-/// The words of an enumeration.
-fn words(schema: &Value) -> Option<Vec<String>> {
+/// The values of an enumeration.
+fn enum_values(schema: &Value) -> Option<Vec<String>> {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     if let Some(one) = schema.get("const") {
         return Some(vec![text(one)]);
@@ -215,7 +215,7 @@ fn types(schema: &Value) -> Vec<&str> {
 fn matches_type(node: &Node, schema: &Value) -> bool {
     let types = types(schema);
     if types.is_empty() {
-        return matches!(node.kind, Kind::Scalar(_)) || words(schema).is_none();
+        return matches!(node.kind, Kind::Scalar(_)) || enum_values(schema).is_none();
     }
     types.iter().any(|name| match (*name, &node.kind) {
         ("null", Kind::Scalar(Value::Null))

@@ -1,26 +1,28 @@
-//! What a model's data must be like.
+//! What a model's data must be like: one variant for each task.
+
+use pipe_spec::pipeline::Task;
 
 use crate::Labels;
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Expects {
+pub enum TaskData {
     Seq2Seq {
         vocab_size: u64,
         pad_token_id: i64,
     },
     /// One text or two, and a class or a number.
-    Classes {
+    Classification {
         vocab_size: u64,
         pad_token_id: i64,
         /// Tokens of a text at most.
         max_length: u32,
-        /// Whether the model is told which of two texts a token belongs to.
+        /// Whether the model takes token types: which of two texts a token belongs to.
         token_types: bool,
         /// Absent when the data decides: the model's head is new.
         labels: Option<Labels>,
     },
     /// A picture and a text.
-    Pairs {
+    Contrastive {
         vocab_size: u64,
         pad_token_id: i64,
         /// What every text must have, if the model looks for it.
@@ -32,24 +34,36 @@ pub enum Expects {
         image_size: i64,
     },
     /// A window of a time series and a class.
-    Windows {
+    TimeSeries {
         features: i64,
         sequence_length: i64,
         classes: i64,
-        /// What a trained model calls its classes; absent when the data decides.
+        /// The class names of a trained model; absent when the data decides.
         names: Option<Vec<String>>,
-        /// How a trained model measures its features; absent when the data decides.
+        /// How a trained model scales its features; absent when the data decides.
         scale: Option<Scale>,
     },
     /// A row of tokens.
-    Tokens {
+    Language {
         vocab_size: u64,
         /// Tokens of a row at most.
         max_length: u32,
     },
 }
 
-/// What features are measured by.
+impl TaskData {
+    pub fn task(&self) -> Task {
+        match self {
+            Self::Seq2Seq { .. } => Task::Seq2Seq,
+            Self::Classification { .. } => Task::Classification,
+            Self::Contrastive { .. } => Task::Contrastive,
+            Self::TimeSeries { .. } => Task::TimeSeries,
+            Self::Language { .. } => Task::Language,
+        }
+    }
+}
+
+/// The mean and standard deviation of features.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scale {
     /// Their names, in order.

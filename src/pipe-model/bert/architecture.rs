@@ -1,0 +1,57 @@
+//! BERT, RoBERTa and XLM-RoBERTa in the registry.
+
+use pipe_spec::pipeline::Arch;
+use serde_json::{Map, Value};
+
+use super::{BertConfig, memory, parameters};
+use crate::architecture::Architecture;
+use crate::memory::{Stage, StepMemory, Work};
+use crate::starter::BASE_ENCODER;
+use crate::{Labels, ModelConfig, Parameter, Starter, StarterSizes, TaskData};
+
+pub const ARCHITECTURE: Architecture = Architecture {
+    read: |arch, config| Ok(Box::new(BertConfig::read(arch, config)?)),
+    starter: |arch| match arch {
+        Arch::Roberta => Starter::classifier("FacebookAI/roberta-base", 50_265, roberta),
+        Arch::XlmRoberta => Starter::classifier("FacebookAI/xlm-roberta-base", 250_002, roberta),
+        _ => Starter::classifier("google-bert/bert-base-uncased", 30_522, |StarterSizes { vocabulary, .. }| {
+            vec![format!("vocab_size: {vocabulary}, max_position_embeddings: 512"), BASE_ENCODER.to_owned()]
+        }),
+    },
+};
+
+fn roberta(StarterSizes { vocabulary, .. }: &StarterSizes) -> Vec<String> {
+    vec![format!("vocab_size: {vocabulary}, max_position_embeddings: 514, type_vocab_size: 1"), BASE_ENCODER.to_owned()]
+}
+
+impl ModelConfig for BertConfig {
+    fn parameters(&self) -> Vec<Parameter> {
+        parameters(self)
+    }
+
+    fn task_data(&self, labels: Option<Labels>) -> TaskData {
+        self.task_data(labels)
+    }
+
+    fn head(&self) -> Option<&'static str> {
+        Some(self.head())
+    }
+
+    fn drops(&self) -> bool {
+        self.hidden_dropout_prob > 0.0
+    }
+
+    fn export(&self) -> Map<String, Value> {
+        self.export()
+    }
+
+    fn step_memory(&self) -> Option<&dyn StepMemory> {
+        Some(self)
+    }
+}
+
+impl StepMemory for BertConfig {
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        memory::stages(self, work)
+    }
+}

@@ -1,0 +1,56 @@
+//! DeBERTa-v2 and -v3 in the registry.
+
+use serde_json::{Map, Value};
+
+use super::{DebertaConfig, memory, parameters};
+use crate::architecture::Architecture;
+use crate::memory::{Stage, StepMemory, Work};
+use crate::starter::BASE_ENCODER;
+use crate::{Labels, ModelConfig, Parameter, Starter, StarterSizes, TaskData};
+
+pub const ARCHITECTURE: Architecture = Architecture {
+    read: |_, config| Ok(Box::new(DebertaConfig::read(config)?)),
+    starter: |_| {
+        Starter::classifier("microsoft/deberta-v3-base", 128_100, |StarterSizes { vocabulary, .. }| {
+            vec![
+                format!("vocab_size: {vocabulary}, max_position_embeddings: 512, type_vocab_size: 0"),
+                BASE_ENCODER.to_owned(),
+                "relative_attention: true, position_buckets: 256, norm_rel_ebd: layer_norm, share_att_key: true"
+                    .to_owned(),
+                "pos_att_type: [p2c, c2p], position_biased_input: false".to_owned(),
+            ]
+        })
+    },
+};
+
+impl ModelConfig for DebertaConfig {
+    fn parameters(&self) -> Vec<Parameter> {
+        parameters(self)
+    }
+
+    fn task_data(&self, labels: Option<Labels>) -> TaskData {
+        self.task_data(labels)
+    }
+
+    fn head(&self) -> Option<&'static str> {
+        Some(self.head())
+    }
+
+    fn drops(&self) -> bool {
+        self.hidden_dropout_prob > 0.0
+    }
+
+    fn export(&self) -> Map<String, Value> {
+        self.export()
+    }
+
+    fn step_memory(&self) -> Option<&dyn StepMemory> {
+        Some(self)
+    }
+}
+
+impl StepMemory for DebertaConfig {
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        memory::stages(self, work)
+    }
+}

@@ -1,0 +1,104 @@
+//! The estimate of what a training holds: the state of the model, computed exactly, and the peak of its passes.
+
+use pipe_spec::pipeline::OptimizerKind;
+
+use super::column_sums::column_sums;
+use super::stage::{Peak, Stage, peak};
+use super::work::Work;
+use crate::{Init, Parameter};
+
+/// What cuBLAS and cuBLASLt keep for their products, on cards that take this much.
+pub const WORKSPACE: u64 = 64 << 20;
+
+/// What a training holds at its peak, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    /// How many numbers are learned.
+    pub params: u64,
+    pub weights: u64,
+    pub gradients: u64,
+    pub optimizer: u64,
+    /// What the passes forward and back hold, without logits.
+    pub activations: u64,
+    /// What the model says about every word, where it says that.
+    pub logits: u64,
+    pub workspace: u64,
+    /// What was going on at that moment.
+    pub moment: String,
+}
+
+impl Estimate {
+    /// All of it together: what torch calls allocated.
+    pub fn allocated(&self) -> u64 {
+        [self.weights, self.gradients, self.optimizer, self.activations, self.logits, self.workspace]
+            .into_iter()
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Of a model with these parameters whose passes go through these stages.
+    pub fn of(parameters: &[Parameter], stages: &[Stage], work: &Work) -> Self {
+        let trained = || parameters.iter().filter(|parameter| parameter.trained);
+        let params: u128 = trained().map(count).sum();
+        let kept: u128 = parameters.iter().filter(|parameter| !parameter.trained).map(remembered).sum();
+        let optimizer = match work.optimizer {
+            OptimizerKind::Adamw => 2 * params * work.weight(),
+            OptimizerKind::Adafactor => trained().map(factored).sum::<u128>() * 4,
+        };
+        let all_gradients = params * work.weight();
+        let mut highest = peak(stages, all_gradients, work);
+        let update = update(trained(), work);
+        if all_gradients + update > highest.bytes() {
+            highest = Peak { moment: "update".to_owned(), activations: update, logits: 0, gradients: all_gradients };
+        }
+        Self {
+            params: bytes(params),
+            weights: bytes(params * work.weight() + kept),
+            gradients: bytes(highest.gradients),
+            optimizer: bytes(optimizer),
+            activations: bytes(highest.activations),
+            logits: bytes(highest.logits),
+            workspace: WORKSPACE,
+            moment: highest.moment,
+        }
+    }
+}
+
+/// More than 64 bits can count is as much as they can: no card has it.
+fn bytes(number: u128) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+fn count(parameter: &Parameter) -> u128 {
+    parameter.count().into()
+}
+
+/// Bytes of what is not learned, whatever the precision: counts are whole numbers.
+fn remembered(parameter: &Parameter) -> u128 {
+    count(parameter) * if parameter.init == Init::Count { 8 } else { 4 }
+}
+
+/// How many numbers Adafactor remembers of a parameter.
+fn factored(parameter: &Parameter) -> u128 {
+    rows_and_columns(parameter).map_or(count(parameter), |[outer, rows, columns]| outer * (rows + columns))
+}
+
+/// How many matrices a parameter is, and their size.
+fn rows_and_columns(parameter: &Parameter) -> Option<[u128; 3]> {
+    let [outer @ .., rows, columns] = parameter.shape.as_slice() else { return None };
+    Some([outer.iter().product::<i64>() as u128, *rows as u128, *columns as u128])
+}
+
+/// What an update holds for a moment beside the gradients.
+fn update<'a>(parameters: impl Iterator<Item = &'a Parameter>, work: &Work) -> u128 {
+    let Some(largest) = parameters.max_by_key(|parameter| parameter.count()) else { return 0 };
+    match work.optimizer {
+        // In place.
+        OptimizerKind::Adamw => 0,
+        OptimizerKind::Adafactor => {
+            // The square of the gradient in fp32, and what adds up its rows; in bf16 the gradient in fp32 as well.
+            let copies = if work.weight() < 4 { 2 } else { 1 };
+            copies * 4 * count(largest)
+                + rows_and_columns(largest).map_or(0, |[_, rows, columns]| column_sums(rows, columns))
+        }
+    }
+}

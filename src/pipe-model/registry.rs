@@ -1,0 +1,29 @@
+//! The registry of models: one line for each architecture.
+
+use pipe_spec::pipeline::Arch;
+use serde_json::{Map, Value};
+
+use crate::architecture::Architecture;
+use crate::{ConfigError, ModelConfig, Starter};
+
+fn find(arch: Arch) -> &'static Architecture {
+    match arch {
+        Arch::T5 => &crate::t5::ARCHITECTURE,
+        Arch::Bert | Arch::Roberta | Arch::XlmRoberta => &crate::bert::ARCHITECTURE,
+        Arch::DebertaV3 => &crate::deberta::ARCHITECTURE,
+        Arch::Clip => &crate::clip::ARCHITECTURE,
+        Arch::HybridCnnLstm => &crate::hybrid_cnn_lstm::ARCHITECTURE,
+        Arch::MuSota => &crate::mu_sota::ARCHITECTURE,
+        Arch::BagOfWords => &crate::bag_of_words::ARCHITECTURE,
+    }
+}
+
+/// Reads the config.json of a model.
+pub fn read_config(arch: Arch, config: &Map<String, Value>) -> Result<Box<dyn ModelConfig>, ConfigError> {
+    (find(arch).read)(arch, config)
+}
+
+/// What a new pipeline for a model starts with.
+pub fn starter(arch: Arch) -> Starter {
+    (find(arch).starter)(arch)
+}

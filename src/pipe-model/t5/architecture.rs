@@ -1,0 +1,60 @@
+//! T5 in the registry.
+
+use serde_json::{Map, Value};
+
+use super::{T5Config, memory, parameters};
+use crate::architecture::Architecture;
+use crate::memory::{Stage, StepMemory, Work};
+use crate::{Labels, ModelConfig, Parameter, Starter, StarterSizes, TaskData};
+
+pub const ARCHITECTURE: Architecture = Architecture {
+    read: |_, config| Ok(Box::new(T5Config::read(config)?)),
+    starter: |_| Starter {
+        epochs: 3,
+        effective_batch: 64,
+        lr: "3.0e-4",
+        schedule: "cosine",
+        warmup: 100,
+        hub: Some("google/flan-t5-small"),
+        vocabulary: 32_128,
+        config: |StarterSizes { vocabulary, .. }| {
+            vec![
+                format!("vocab_size: {vocabulary}, d_model: 512, d_kv: 64, d_ff: 1024, num_layers: 8, num_heads: 6"),
+                "feed_forward_proj: gated-gelu, tie_word_embeddings: false, dropout_rate: 0.1".to_owned(),
+                "pad_token_id: 0, eos_token_id: 1, decoder_start_token_id: 0".to_owned(),
+            ]
+        },
+    },
+};
+
+impl ModelConfig for T5Config {
+    fn parameters(&self) -> Vec<Parameter> {
+        parameters(self, self.tie_word_embeddings)
+    }
+
+    fn task_data(&self, _: Option<Labels>) -> TaskData {
+        self.task_data()
+    }
+
+    fn drops(&self) -> bool {
+        self.dropout_rate > 0.0
+    }
+
+    fn export(&self) -> Map<String, Value> {
+        self.export()
+    }
+
+    fn step_memory(&self) -> Option<&dyn StepMemory> {
+        Some(self)
+    }
+}
+
+impl StepMemory for T5Config {
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        memory::stages(self, work)
+    }
+
+    fn uncounted_when_deterministic(&self) -> Option<&'static str> {
+        Some("deterministic: T5 then keeps all of its attention weights, which are not counted here")
+    }
+}
