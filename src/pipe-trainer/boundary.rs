@@ -4,25 +4,25 @@ use std::any::Any;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 
-use pipe_spec::event::Memory;
+use pipe_spec::event::MemoryKind;
+use pipe_spec::trainer::WHILE_READING;
 use tch::TchError;
 
 use crate::error::TrainerError;
-use crate::host_allocator;
-use crate::host_memory::HostMemory;
+use crate::host::HostMemory;
+use crate::host::allocator;
 
 /// Runs `work`; a panic inside it comes back as an error like any other.
 pub fn guard<T>(work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| Err(from_panic(payload)))
 }
 
-/// An error when Rust's own allocations hit the limit since the last look; they were served beyond it, so that the
-/// program could get here.
+/// An error when Rust's own allocations have hit the limit; they were served from the reserve, so that the
+/// program can report it.
 pub fn check_host_memory() -> Result<(), TrainerError> {
-    if host_allocator::exhausted() {
-        return Err(out_of(Memory::Host, "the memory limit was reached outside of tensors".to_owned()));
-    }
-    Ok(())
+    let Some(activity) = allocator::exhausted() else { return Ok(()) };
+    let place = activity.text().map_or(" outside of tensors".to_owned(), |what| format!("{WHILE_READING}{what}"));
+    Err(out_of(MemoryKind::Host, format!("the memory limit was reached{place}")))
 }
 
 impl From<TchError> for TrainerError {
@@ -38,28 +38,28 @@ impl From<TchError> for TrainerError {
 pub fn from_thread(name: &str, error: &io::Error) -> TrainerError {
     let message = format!("cannot start {name}: {error}");
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => out_of(Memory::Host, message),
+        io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => out_of(MemoryKind::Host, message),
         _ => TrainerError::Panic { message },
     }
 }
 
 /// Models convert errors where they arise, so the graph is still held and the numbers are those of the failure.
-fn out_of(memory: Memory, message: String) -> TrainerError {
+fn out_of(memory: MemoryKind, message: String) -> TrainerError {
     TrainerError::OutOfMemory { memory, message, host: HostMemory::now() }
 }
 
 fn from_torch(message: &str) -> TrainerError {
-    // Behind the first line torch puts a C++ stack.
+    // After the first line comes a C++ stack trace.
     let first = message.lines().next().unwrap_or_default().to_owned();
-    match whose_memory(message) {
+    match exhausted_memory(message) {
         Some(memory) => out_of(memory, first),
         None => TrainerError::Torch { message: first },
     }
 }
 
-/// Whose memory ran out, if `message` says so. oneDNN reports failed allocations as primitives it could not create, and
-/// torch has no words left when there is no memory for them.
-fn whose_memory(message: &str) -> Option<Memory> {
+/// Which memory ran out, if `message` says so. oneDNN reports failed allocations as primitives it could not create, and
+/// torch gives no message when there is no memory for one.
+fn exhausted_memory(message: &str) -> Option<MemoryKind> {
     const DEVICE: [&str; 4] =
         ["CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"];
     const HOST: [&str; 8] = [
@@ -74,9 +74,9 @@ fn whose_memory(message: &str) -> Option<Memory> {
     ];
     let says = |texts: &[&str]| texts.iter().any(|text| message.contains(text));
     if says(&DEVICE) {
-        Some(Memory::Device)
+        Some(MemoryKind::Device)
     } else if says(&HOST) {
-        Some(Memory::Host)
+        Some(MemoryKind::Host)
     } else {
         None
     }
@@ -88,7 +88,7 @@ fn from_panic(payload: Box<dyn Any + Send>) -> TrainerError {
         .map(String::as_str)
         .or_else(|| payload.downcast_ref::<&str>().copied())
         .unwrap_or("a panic without a message");
-    match whose_memory(message) {
+    match exhausted_memory(message) {
         Some(memory) => out_of(memory, message.to_owned()),
         None => TrainerError::Panic { message: message.to_owned() },
     }
@@ -99,26 +99,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_told_from_other_errors() {
+    fn out_of_memory_is_distinguished_from_other_errors() {
         let cases = [
-            ("CUDA out of memory. Tried to allocate 2.00 GiB.", Some(Memory::Device)),
+            ("CUDA out of memory. Tried to allocate 2.00 GiB.", Some(MemoryKind::Device)),
             (
                 "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to \
                  allocate 4096 bytes.",
-                Some(Memory::Host),
+                Some(MemoryKind::Host),
             ),
-            ("std::bad_alloc", Some(Memory::Host)),
-            ("could not create a primitive", Some(Memory::Host)),
+            ("std::bad_alloc", Some(MemoryKind::Host)),
+            ("could not create a primitive", Some(MemoryKind::Host)),
             ("The size of tensor a (3) must match the size of tensor b (4)", None),
         ];
         for (message, want) in cases {
-            assert_eq!(whose_memory(message), want, "{message}");
+            assert_eq!(exhausted_memory(message), want, "{message}");
         }
     }
 
     #[test]
     fn a_panic_is_an_error() {
         let ended = guard(|| -> Result<(), TrainerError> { panic!("Torch(\"std::bad_alloc\")") });
-        assert!(matches!(ended, Err(TrainerError::OutOfMemory { memory: Memory::Host, .. })));
+        assert!(matches!(ended, Err(TrainerError::OutOfMemory { memory: MemoryKind::Host, .. })));
     }
 }

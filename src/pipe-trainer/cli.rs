@@ -11,6 +11,13 @@ pub struct Cli {
     pub command: Command,
 }
 
+impl Cli {
+    /// The command line of this process. Ends the process where it is wrong.
+    pub fn read() -> Self {
+        Self::parse()
+    }
+}
+
 #[derive(Subcommand)]
 pub enum Command {
     /// Train; events go to stdout, one JSON object a line
@@ -33,9 +40,9 @@ pub enum Command {
     Parity(ParityArgs),
     /// Time training steps on random data, and print one line of JSON
     Bench(BenchArgs),
-    /// Write with a trained model: the rest of a text, or the answer to one
+    /// Generate text with a trained model: the continuation of a prompt, or the answer to it
     Generate(GenerateArgs),
-    /// Make data
+    /// Generate synthetic data
     #[command(subcommand)]
     Data(DataCommand),
 }
@@ -45,10 +52,10 @@ pub struct ParityArgs {
     /// A folder in Hugging Face layout
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// What the model is given, by name: input_ids, attention_mask, labels and the like
+    /// The inputs of the model, by name: input_ids, attention_mask, labels and the like
     #[arg(long, value_name = "FILE")]
     pub batch: PathBuf,
-    /// Gets logits, grad.<name> of every parameter, and last_hidden_state of an encoder
+    /// Written: logits, grad.<name> of every parameter, and last_hidden_state of an encoder
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
     #[arg(long, default_value = "fp32")]
@@ -115,19 +122,19 @@ pub struct GenerateArgs {
     pub model: PathBuf,
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
-    /// Tokens to write at most
+    /// Tokens to generate at most
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: u32,
-    /// How freely a language model chooses among probable tokens; 0 takes the most probable one
+    /// Sampling temperature of a language model; 0 takes the most probable token
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = at_least_zero)]
     pub temperature: f64,
-    /// A language model chooses among the most probable tokens that together have this probability
+    /// Nucleus sampling: choose among the most probable tokens that together have this probability
     #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = share)]
     pub top_p: f64,
-    /// What a language model's choices are a function of
+    /// Seed of the sampling
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
-    /// Beginnings that a seq2seq model keeps side by side; 1 takes the most probable token each time
+    /// Beams of a seq2seq model; 1 takes the most probable token each time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub beams: u32,
 }
@@ -148,9 +155,9 @@ fn number(text: &str, allowed: &str, is_allowed: impl Fn(f64) -> bool) -> Result
 #[derive(Subcommand)]
 pub enum DataCommand {
     /// Cooking recipes whose directions follow from their ingredients
-    Recipes(MadeArgs),
-    /// Descriptions of dishes with what they are: soup, salad or cake
-    Texts(MadeArgs),
+    Recipes(RowsArgs),
+    /// Descriptions of dishes with their class: soup, salad or cake
+    Texts(RowsArgs),
     /// Small pictures of cars with captions
     Pictures(PicturesArgs),
     /// Short stories as plain text, for a language model
@@ -166,7 +173,7 @@ pub struct StoriesArgs {
     pub rows: u64,
     #[arg(long)]
     pub seed: u64,
-    /// Gets train.txt, eval.txt and tokenizer.json
+    /// Write train.txt, eval.txt and tokenizer.json there
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
     /// Stories of eval.txt; default: a twentieth of --rows
@@ -175,7 +182,7 @@ pub struct StoriesArgs {
 }
 
 #[derive(Args)]
-pub struct MadeArgs {
+pub struct RowsArgs {
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub rows: u64,
     #[arg(long)]

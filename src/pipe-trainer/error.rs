@@ -1,14 +1,14 @@
-//! What can go wrong, in words and as an exit code. All wording stands here or in the messages the variants carry.
+//! Errors: their messages, hints and exit codes. All wording is here or in the messages that the variants carry.
 
 use std::io;
 use std::path::PathBuf;
 
 use pipe_model::ConfigError;
-use pipe_spec::event::Memory;
+use pipe_spec::event::MemoryKind;
 use pipe_spec::{Device, TrainerExit};
 use thiserror::Error;
 
-use crate::host_memory::HostMemory;
+use crate::host::HostMemory;
 
 #[derive(Debug, Error)]
 pub enum TrainerError {
@@ -31,12 +31,14 @@ pub enum TrainerError {
     #[error("the checkpoint {}: {message}", path.display())]
     Checkpoint { path: PathBuf, message: String },
     /// `host` is the process' memory where the allocation failed, before anything was given back.
-    #[error("out of {} memory: {message}", match memory { Memory::Device => "device", Memory::Host => "host" })]
-    OutOfMemory { memory: Memory, message: String, host: HostMemory },
+    #[error("out of {} memory: {message}", match memory { MemoryKind::Device => "device", MemoryKind::Host => "host" })]
+    OutOfMemory { memory: MemoryKind, message: String, host: HostMemory },
     #[error("not even a batch of 1 fits in the {} memory", match device { Device::Cuda => "card's", Device::Cpu => "host's" })]
     NothingFits { device: Device },
     #[error("step {step}: the {what} is {value}")]
     NotFinite { step: u64, what: &'static str, value: f64 },
+    #[error("step {step}: {tensor} is not finite, so nothing of this step was saved; {}", last_complete(last))]
+    WeightsNotFinite { step: u64, tensor: String, last: Option<PathBuf> },
     #[error("stopped on request after step {step}")]
     Stopped { step: u64 },
     #[error("cannot save {}: {source}; {}", path.display(), last_complete(last))]
@@ -64,6 +66,11 @@ impl TrainerError {
         ConfigError { key: key.to_owned(), message }.into()
     }
 
+    /// The handlers of signals could not be set.
+    pub fn signals(source: io::Error) -> Self {
+        Self::Io { path: PathBuf::from("signals"), source }
+    }
+
     pub fn exit_code(&self) -> TrainerExit {
         match self {
             Self::Spec { .. }
@@ -75,13 +82,13 @@ impl TrainerError {
             | Self::Data { .. }
             | Self::Tokenizer { .. }
             | Self::Checkpoint { .. } => TrainerExit::BadInput,
-            Self::OutOfMemory { memory: Memory::Device, .. } | Self::NothingFits { device: Device::Cuda } => {
+            Self::OutOfMemory { memory: MemoryKind::Device, .. } | Self::NothingFits { device: Device::Cuda } => {
                 TrainerExit::DeviceOutOfMemory
             }
-            Self::OutOfMemory { memory: Memory::Host, .. } | Self::NothingFits { device: Device::Cpu } => {
+            Self::OutOfMemory { memory: MemoryKind::Host, .. } | Self::NothingFits { device: Device::Cpu } => {
                 TrainerExit::HostOutOfMemory
             }
-            Self::NotFinite { .. } => TrainerExit::NotFinite,
+            Self::NotFinite { .. } | Self::WeightsNotFinite { .. } => TrainerExit::NotFinite,
             Self::Stopped { .. } => TrainerExit::Stopped,
             Self::Save { .. } | Self::Cuda { .. } | Self::Io { .. } | Self::Torch { .. } | Self::Panic { .. } => {
                 TrainerExit::Unexpected
@@ -100,7 +107,9 @@ impl TrainerError {
                 Some("a run keeps its seed, effective batch and data; start a new run to change them")
             }
             Self::NothingFits { .. } => Some("`pipe plan` says what would make it fit"),
-            Self::NotFinite { .. } => Some("lower train.optimizer.lr, lengthen the warm-up, or clip the gradient"),
+            Self::NotFinite { .. } | Self::WeightsNotFinite { .. } => {
+                Some("lower train.optimizer.lr, lengthen the warm-up, or clip the gradient")
+            }
             Self::Save { .. } => Some("free space on the disk that holds the run folder, then resume"),
             Self::Cuda { .. } => Some("train on the CPU, or run where the driver and a CUDA build of libtorch are"),
             Self::Spec { .. }

@@ -1,38 +1,104 @@
-//! The event lines on stdout.
+//! The events: one JSON object a line, in the file of the attempt and on stdout.
+//!
+//! The file is what the runner relies on: no engine rotates it. Stdout shows the same lines in the log.
 
+use std::fs::File;
 use std::io::{self, Write};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use pipe_spec::event::Warning;
+use pipe_spec::run::JobFolder;
 use pipe_spec::{Event, EventKind};
 
-use crate::stop::Stop;
+use crate::host::Stop;
+
+/// Bytes of events that may wait for room on a full disk before the training is stopped.
+const MAX_UNWRITTEN: usize = 16 << 20;
 
 pub struct Events {
     seq: u64,
     stop: Stop,
+    file: Option<EventFile>,
 }
 
 impl Events {
+    /// On stdout alone.
     pub fn new(stop: Stop) -> Self {
-        Self { seq: 0, stop }
+        Self { seq: 0, stop, file: None }
     }
 
-    /// Writes one line. When nobody reads them any more the training is stopped: whoever comes back for it will resume it.
+    /// In the folder of an attempt too. Where its file cannot be created, events go to stdout alone.
+    pub fn in_folder(folder: &JobFolder, stop: Stop) -> Self {
+        let file = EventFile::create(&folder.events());
+        let file = file.inspect_err(|error| tracing::warn!("cannot write {}: {error}", folder.events().display()));
+        Self { seq: 0, stop, file: file.ok() }
+    }
+
+    /// Writes one line. When neither the file nor stdout takes it, the training stops: a later attempt resumes it.
     pub fn emit(&mut self, kind: EventKind) {
         self.seq += 1;
         let ts = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let event = Event { seq: self.seq, ts, kind };
-        let line = serde_json::to_string(&event).expect("an event is plain data");
+        let mut line = serde_json::to_vec(&event).expect("an event is plain data");
+        line.push(b'\n');
+        // The file first: an event that was seen on stdout is in the file.
+        if let Some(file) = &mut self.file
+            && !file.append(&line)
+        {
+            self.stop.request();
+        }
         let mut stdout = io::stdout().lock();
-        if let Err(error) = writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
+        if let Err(error) = stdout.write_all(&line).and_then(|()| stdout.flush()) {
             tracing::error!("cannot write events: {error}; stopping");
             self.stop.request();
+        }
+    }
+
+    /// Waits until the disk has the events, so that none before a checkpoint is missing after a crash of the machine.
+    pub fn sync(&self) {
+        if let Some(file) = &self.file {
+            file.file.sync_data().unwrap_or_else(|error| tracing::warn!("cannot sync the events: {error}"));
         }
     }
 
     pub fn warn(&mut self, message: String) {
         tracing::warn!("{message}");
         self.emit(EventKind::Warning(Warning { message }));
+    }
+}
+
+struct EventFile {
+    file: File,
+    /// Bytes that could not be written yet, because the disk is full.
+    unwritten: Vec<u8>,
+}
+
+impl EventFile {
+    fn create(path: &Path) -> io::Result<Self> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        Ok(Self { file: File::create(path)?, unwritten: Vec::new() })
+    }
+
+    /// Appends a line, after those that could not be written before; whether the training may go on.
+    fn append(&mut self, line: &[u8]) -> bool {
+        self.unwritten.extend_from_slice(line);
+        let had_room = self.unwritten.len() == line.len();
+        while !self.unwritten.is_empty() {
+            match self.file.write(&self.unwritten) {
+                Ok(count @ 1..) => drop(self.unwritten.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(_) => break,
+                Err(error) => {
+                    if had_room {
+                        tracing::warn!("cannot write events: {error}; trying again with the next");
+                    }
+                    break;
+                }
+            }
+        }
+        self.unwritten.len() < MAX_UNWRITTEN
     }
 }

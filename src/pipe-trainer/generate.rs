@@ -2,22 +2,23 @@
 
 use std::io::{self, Write};
 
+use pipe_model::TaskData;
 use pipe_spec::model_folder::{self, TOKENIZER_JSON};
 use tch::Tensor;
 
 use crate::cli::GenerateArgs;
 use crate::data::{Part, Tokens};
 use crate::error::TrainerError;
-use crate::model::{Definition, Expects, Generation, Setup, Start};
-use crate::tensor_files::TensorFiles;
+use crate::model::{Definition, Generation, Setup, Start};
+use crate::storage::TensorFiles;
 
 pub fn generate(args: &GenerateArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?;
-    let expects = definition.expects()?;
+    let task_data = definition.task_data()?;
     let files = TensorFiles::open_folder(&args.model)?;
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &Setup::plain())?;
-    let no_writer = || fail(args, "it writes no texts".to_owned());
-    let writer = model.writer().ok_or_else(no_writer)?;
+    let no_generator = || fail(args, "it writes no texts".to_owned());
+    let generator = model.text_generator().ok_or_else(no_generator)?;
     let arch = definition.arch();
     let [file, ..] = model_folder::find_tokenizer(&args.model, arch).unwrap_or(&[TOKENIZER_JSON]) else {
         return Err(fail(args, "it has no tokenizer".to_owned()));
@@ -31,22 +32,24 @@ pub fn generate(args: &GenerateArgs) -> Result<(), TrainerError> {
         end_token: tokens.end_token().map(i64::from),
         ..Generation::greedy(i64::from(args.tokens))
     };
-    let text = match expects {
-        Expects::Seq2Seq { vocab_size, .. } => {
+    let text = match task_data {
+        TaskData::Seq2Seq { vocab_size, .. } => {
             let tokens = tokens.check_vocabulary(vocab_size)?;
             let source = row(&tokens.encode(&args.prompt)?)?;
             let part = Part::default().with("attention_mask", source.f_ones_like()?).with("input_ids", source);
-            let answer = writer.generate(&part, &limits)?.concat();
+            let answer = generator.generate(&part, &limits)?.concat();
             tokens.decode(&answer)?
         }
-        Expects::Tokens { vocab_size, max_length } => {
+        TaskData::Language { vocab_size, max_length } => {
             let tokens = tokens.check_vocabulary(vocab_size)?;
             let prompt = beginning(&tokens, args, max_length)?;
-            let rest = writer.generate(&Part::default().with("prompt", row(&prompt)?), &limits)?.concat();
+            let rest = generator.generate(&Part::default().with("prompt", row(&prompt)?), &limits)?.concat();
             // Together, so that the space between the two is right.
             tokens.decode(&[prompt, rest].concat())?
         }
-        Expects::Classes { .. } | Expects::Pairs { .. } | Expects::Windows { .. } => return Err(no_writer()),
+        TaskData::Classification { .. } | TaskData::Contrastive { .. } | TaskData::TimeSeries { .. } => {
+            return Err(no_generator());
+        }
     };
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -1,64 +1,50 @@
 //! The trainer of pipe: runs inside the container, knows tensors and never Docker.
 
-mod adafactor;
-mod adamw;
 mod bench;
 mod boundary;
-mod cars;
 mod checkpoint;
 mod cli;
 mod data;
 mod device;
-mod dishes;
-mod durable;
 mod error;
 mod events;
 mod generate;
-mod host_allocator;
-mod host_limit;
-mod host_memory;
-mod loss_scale;
-mod made;
+mod host;
 mod metrics;
 mod model;
 mod oom;
-mod optimizer;
+mod optim;
 mod parity;
-mod pickle;
 mod precision;
+mod progress;
 mod random;
-mod recipes;
-mod schedule;
-mod series;
-mod situation;
 mod spec;
-mod staged_folder;
-mod stop;
-mod stories;
-mod tensor_files;
-mod tensor_writer;
+mod storage;
+mod synthetic;
 mod tokenizer;
 mod torch;
 mod train;
-mod unigram;
-mod weights;
 
 use std::io::{self, Write};
 
-use clap::Parser;
 use pipe_spec::TrainerExit;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command, DataCommand};
 use crate::error::TrainerError;
-use crate::host_allocator::HostAllocator;
+use crate::host::allocator::HostAllocator;
+use crate::host::lease;
 
 #[global_allocator]
 static ALLOCATOR: HostAllocator = HostAllocator;
 
 fn main() {
-    let cli = Cli::parse();
+    let watched = lease::watch();
+    let cli = Cli::read();
     log_to_stderr();
+    if let Err(error) = watched {
+        tracing::warn!("cannot watch whether pipe is still there: {error}");
+    }
     let ended = match &cli.command {
         Command::Train { spec } => train::train(spec),
         Command::Fit { spec } => boundary::guard(|| train::fit(spec)),
@@ -66,11 +52,11 @@ fn main() {
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
         Command::Generate(args) => boundary::guard(|| generate::generate(args)),
-        Command::Data(DataCommand::Recipes(args)) => recipes::RECIPES.generate(args),
-        Command::Data(DataCommand::Texts(args)) => dishes::DISHES.generate(args),
-        Command::Data(DataCommand::Pictures(args)) => cars::generate(args),
-        Command::Data(DataCommand::Stories(args)) => stories::generate(args),
-        Command::Data(DataCommand::Series(args)) => series::generate(args),
+        Command::Data(DataCommand::Recipes(args)) => synthetic::RECIPES.generate(args),
+        Command::Data(DataCommand::Texts(args)) => synthetic::DISHES.generate(args),
+        Command::Data(DataCommand::Pictures(args)) => synthetic::cars::generate(args),
+        Command::Data(DataCommand::Stories(args)) => synthetic::stories::generate(args),
+        Command::Data(DataCommand::Series(args)) => synthetic::series::generate(args),
     };
     std::process::exit(report(ended).code());
 }
@@ -78,7 +64,7 @@ fn main() {
 fn report(ended: Result<(), TrainerError>) -> TrainerExit {
     let Err(error) = ended else { return TrainerExit::Done };
     let mut stderr = io::stderr().lock();
-    // Nobody may be listening; the exit code still speaks.
+    // Stderr may be closed; the exit code is still set.
     let _ = match error {
         TrainerError::Stopped { .. } => writeln!(stderr, "{error}"),
         _ => writeln!(stderr, "error: {error}"),

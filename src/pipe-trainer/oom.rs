@@ -1,45 +1,32 @@
-//! The record of an out-of-memory: what was going on, and what torch and the kernel said.
+//! The record of an out-of-memory: phase and step, and what torch and the kernel reported.
 
 use pipe_spec::OomRecord;
-use pipe_spec::event::Memory;
+use pipe_spec::event::MemoryKind;
 
 use crate::device::{Hardware, Usage};
-use crate::host_memory::{self, HostMemory};
-use crate::situation::Situation;
-use crate::torch;
+use crate::host::{HostMemory, memory};
+use crate::progress::Progress;
 
 pub fn record(
-    memory: Memory,
+    memory: MemoryKind,
     message: &str,
     host: HostMemory,
-    situation: &Situation,
+    progress: &Progress,
     hardware: &Hardware,
     allocator: String,
 ) -> OomRecord {
     let mut record = OomRecord {
-        memory,
-        phase: situation.phase(),
-        step: situation.step(),
-        batch: situation.batch(),
-        longest_sequence: situation.longest_sequence(),
+        step: progress.step(),
+        batch: progress.batch(),
+        longest_sequence: progress.longest_sequence(),
         requested: requested(message),
-        allocated: None,
-        reserved: None,
-        peak: None,
-        free: None,
-        total: None,
-        card_total: None,
-        card_free: None,
-        own: None,
-        others: None,
         allocator: (!allocator.is_empty()).then_some(allocator),
-        alloc_retries: None,
-        points: Vec::new(),
         message: message.to_owned(),
+        ..OomRecord::new(memory, progress.phase())
     };
     match memory {
-        Memory::Host => fill_from_host(&mut record, host, hardware),
-        Memory::Device => fill_from_device(&mut record, hardware),
+        MemoryKind::Host => fill_from_host(&mut record, host, hardware),
+        MemoryKind::Device => fill_from_device(&mut record, hardware),
     }
     record
 }
@@ -49,7 +36,7 @@ fn fill_from_host(record: &mut OomRecord, host: HostMemory, hardware: &Hardware)
     record.allocated = Some(host.resident);
     record.reserved = Some(host.data);
     record.peak = Some(host.peak);
-    record.total = if on_cpu { hardware.capacity } else { host_memory::total() };
+    record.total = if on_cpu { hardware.capacity } else { memory::total() };
     record.free = record.total.map(|total| total.saturating_sub(host.data));
 }
 
@@ -74,7 +61,7 @@ fn fill_from_device(record: &mut OomRecord, hardware: &Hardware) {
     record.own = size_after(&message, "this process has ");
     let held = record.card_total.zip(record.card_free).map(|(total, free)| total.saturating_sub(free));
     record.others = others(&message).or(held.zip(record.own).map(|(held, own)| held.saturating_sub(own)));
-    record.alloc_retries = torch::card_memory().ok().map(|card| card.retries);
+    record.alloc_retries = hardware.card_memory().ok().map(|card| card.retries);
 }
 
 /// "Process 12 has 3.00 GiB memory in use." for each other process on the card.

@@ -1,4 +1,4 @@
-//! One batch through a model, without dropout: what `transformers` is compared with.
+//! One batch through a model, without dropout, to compare with `transformers`.
 
 use std::path::Path;
 
@@ -12,8 +12,9 @@ use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::{Definition, Mode, Model, Setup, Start};
 use crate::precision::Kinds;
-use crate::tensor_files::TensorFiles;
-use crate::{tensor_writer, torch};
+use crate::storage::TensorFiles;
+use crate::storage::tensor_writer;
+use crate::torch;
 
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?;
@@ -33,8 +34,8 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
 fn setup(args: &ParityArgs) -> Result<Setup, TrainerError> {
     let fail = |error: serde_json::Error| TrainerError::config("--precision", error.to_string());
     let precision = serde_json::from_value(args.precision.as_str().into()).map_err(fail)?;
-    let device = if args.cuda { Hardware::cuda(&Memory::default())?.device } else { Device::Cpu };
-    torch::allow_tf32(precision == Precision::Tf32);
+    let device = if args.cuda { Hardware::cuda(0, &Memory::default())?.device } else { Device::Cpu };
+    torch::allow_tf32(precision == Precision::Tf32)?;
     Ok(Setup { device, kinds: Kinds::of(precision), checkpointing: args.checkpointing, dropout: Some(0.0) })
 }
 
@@ -49,8 +50,8 @@ struct Compared {
 
 impl Compared {
     fn compute(model: &dyn Model, part: &Part, mode: Mode) -> Result<Self, TrainerError> {
-        let loss = match model.contrast() {
-            Some(contrast) => contrast.loss(&contrast.embed(part, mode)?)?,
+        let loss = match model.contrastive() {
+            Some(contrastive) => contrastive.loss(&contrastive.embed(part, mode)?)?,
             None => model.loss_sum(part, mode)?.f_div_scalar(model.targets(part)?)?,
         };
         loss.f_backward()?;
@@ -60,7 +61,7 @@ impl Compared {
         if let Some(encoder) = model.encoder() {
             others.push(("last_hidden_state".to_owned(), tch::no_grad(|| encoder.last_hidden_state(part))?));
         }
-        if model.contrast().is_some() {
+        if model.contrastive().is_some() {
             others.push(("logits_per_image".to_owned(), logits.shallow_clone()));
             others.push(("logits_per_text".to_owned(), logits.f_transpose(0, 1)?.f_contiguous()?));
         }

@@ -1,9 +1,9 @@
-//! Random numbers as functions of what they are for, so that nothing but a step's number is needed to go on.
+//! Random numbers as functions of purpose, seed and numbers such as the step: a resumed run needs no saved generator state.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// What a stream of random numbers is for. Streams of different purposes never meet.
+/// What a stream of random numbers is for. Streams of different purposes share no numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
     Order,

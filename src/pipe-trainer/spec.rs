@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Limit, Paths};
+use pipe_spec::pipeline::{Limit, Paths, bounds};
 use pipe_spec::{Device, TrainerSpec, Variables};
 
 use crate::error::TrainerError;
@@ -31,11 +31,26 @@ fn problem(spec: &TrainerSpec) -> Option<String> {
             train.effective_batch
         ));
     }
+    for (key, found, most) in [
+        ("train.effective_batch", train.effective_batch, bounds::MAX_SAMPLES),
+        ("data.max_source", spec.data.max_source.get(), bounds::MAX_TOKENS),
+        ("data.max_target", spec.data.max_target.get(), bounds::MAX_TOKENS),
+        ("data.max_length", spec.data.max_length.get(), bounds::MAX_TOKENS),
+        ("data.workers", spec.data.workers.get(), bounds::MAX_WORKERS),
+        ("data.prefetch", spec.data.prefetch, bounds::MAX_PREFETCHED),
+    ] {
+        if found > most {
+            return Some(format!("{key}: found {found}; allowed: at most {most}"));
+        }
+    }
     if train.steps == Some(0) || (train.steps.is_none() && !train.epochs.is_some_and(|epochs| epochs > 0.0)) {
         return Some("train: give steps or epochs above 0".to_owned());
     }
     if spec.model.from.is_some() == spec.model.config.is_some() {
         return Some("model: give either from or config".to_owned());
+    }
+    if spec.device == Device::Cpu && spec.device_index > 0 {
+        return Some(format!("device_index: found {}; allowed: 0 on the CPU", spec.device_index));
     }
     if spec.device == Device::Cpu && matches!(spec.memory.limit, Some(Limit::Share(_))) {
         return Some("memory.limit: on the CPU give a size".to_owned());

@@ -1,8 +1,8 @@
 //! Training steps on random data, timed and measured: `pipe-trainer bench`. The steps are those of a training, without its
 //! data.
 
-mod made;
 mod models;
+mod random_data;
 
 use std::time::Instant;
 
@@ -10,15 +10,15 @@ use pipe_spec::TrainerSpec;
 use serde_json::json;
 use tch::Tensor;
 
-use self::made::Repeated;
 use self::models::Bench;
+use self::random_data::Repeated;
 use crate::cli::BenchArgs;
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::{Definition, Mode, Model, Setup, Start};
-use crate::optimizer::Optimizer;
-use crate::torch::{self, CardMemory};
+use crate::optim::Optimizer;
+use crate::torch;
 use crate::train::{clip_factor, contrastive_backward};
 
 const WARM_UP: usize = 5;
@@ -31,7 +31,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_spec(&spec.model)?;
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
     let optimizer = Optimizer::new(&spec.train, model.weights())?;
-    let part = made::part(args, &definition.expects()?, device)?;
+    let part = random_data::part(args, &definition.task_data()?, device)?;
     let mut steps = Steps { model: model.as_ref(), optimizer, part, spec: &spec };
 
     let mut times = Vec::new();
@@ -43,10 +43,10 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
         }
         times.push(clock.elapsed().as_secs_f64() * 1000.0);
     }
-    let whole = if device.is_cuda() { torch::card_memory()? } else { CardMemory::default() };
+    let whole = hardware.card_memory()?;
     // Once more with a wait after each phase, to see where time and memory go.
     model.weights().forget_gradients()?;
-    let mut phases = Phases::begin(device.is_cuda())?;
+    let mut phases = Phases::begin(&hardware)?;
     steps.one(1, &mut |phase| phases.ended(phase))?;
     if let Some(path) = &args.trace {
         torch::trace_begin()?;
@@ -107,7 +107,7 @@ const BACKWARD: usize = 1;
 const UPDATE: usize = 2;
 
 impl Steps<'_> {
-    /// One step, which tells `after` whenever a phase has ended.
+    /// One step, which calls `after` at the end of each phase.
     fn one(
         &mut self,
         step: u64,
@@ -119,9 +119,9 @@ impl Steps<'_> {
         let mode = Mode::Train { seed: step };
         let parts = Repeated { part, count: train.accum() as usize, mode };
         let mut loss = 0.0;
-        match model.contrast() {
-            Some(contrast) => {
-                let mean = contrastive_backward(contrast, &parts, 1.0)?;
+        match model.contrastive() {
+            Some(contrastive) => {
+                let mean = contrastive_backward(contrastive, &parts, 1.0)?;
                 after(BACKWARD)?;
                 loss = mean.f_double_value(&[])?;
             }
@@ -146,41 +146,41 @@ impl Steps<'_> {
 }
 
 /// What the phases of one step took.
-struct Phases {
-    on_card: bool,
+struct Phases<'a> {
+    hardware: &'a Hardware,
     clock: Instant,
     between: u64,
-    all: [Taken; 3],
+    all: [PhaseCost; 3],
 }
 
 #[derive(Clone, Copy, Default)]
-struct Taken {
+struct PhaseCost {
     ms: f64,
     held: u64,
     peak: u64,
 }
 
-impl Phases {
-    fn begin(on_card: bool) -> Result<Self, TrainerError> {
-        let mut begun = Self { on_card, clock: Instant::now(), between: 0, all: [Taken::default(); 3] };
-        if on_card {
-            tch::Cuda::synchronize(0);
-            begun.between = torch::card_memory()?.allocated;
-            torch::reset_peaks()?;
+impl<'a> Phases<'a> {
+    fn begin(hardware: &'a Hardware) -> Result<Self, TrainerError> {
+        let mut begun = Self { hardware, clock: Instant::now(), between: 0, all: [PhaseCost::default(); 3] };
+        if hardware.device.is_cuda() {
+            hardware.synchronize();
+            begun.between = hardware.card_memory()?.allocated;
+            hardware.reset_peaks()?;
         }
         Ok(begun)
     }
 
     fn ended(&mut self, phase: usize) -> Result<(), TrainerError> {
-        let taken = &mut self.all[phase];
-        if self.on_card {
-            tch::Cuda::synchronize(0);
-            let card = torch::card_memory()?;
-            taken.held = card.allocated;
-            taken.peak = taken.peak.max(card.peak_allocated);
-            torch::reset_peaks()?;
+        let cost = &mut self.all[phase];
+        if self.hardware.device.is_cuda() {
+            self.hardware.synchronize();
+            let card = self.hardware.card_memory()?;
+            cost.held = card.allocated;
+            cost.peak = cost.peak.max(card.peak_allocated);
+            self.hardware.reset_peaks()?;
         }
-        taken.ms += self.clock.elapsed().as_secs_f64() * 1000.0;
+        cost.ms += self.clock.elapsed().as_secs_f64() * 1000.0;
         self.clock = Instant::now();
         Ok(())
     }

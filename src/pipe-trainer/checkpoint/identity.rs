@@ -1,9 +1,9 @@
-//! What a checkpoint belongs to: going on from it is only the same training when these agree.
+//! Which training a checkpoint belongs to: resuming from it is the same training only when these agree.
 
 use pipe_spec::pipeline::{OptimizerKind, Precision};
 use serde::{Deserialize, Serialize};
 
-use crate::loss_scale::LossScale;
+use crate::optim::LossScale;
 
 /// What must not change within a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// How `self`, found in a checkpoint, differs from what the run asks for. Where the maths were changed on purpose,
+    /// How `self`, found in a checkpoint, differs from what the run asks for. Where `on_oom.then` changed settings on purpose,
     /// precision and optimizer may differ.
     pub fn difference(&self, run: &Self, maths_changed: bool) -> Option<String> {
         let differs = |what: &str, saved: String, asked: String| {
@@ -49,7 +49,7 @@ pub struct SavedState {
     pub evaluated: u64,
     pub samples: u64,
     pub total_steps: u64,
-    /// The batch it was made with; another one may go on.
+    /// The batch it was made with; a resumed run may have another one.
     pub batch: u32,
     pub loss_scale: Option<LossScale>,
     pub identity: Identity,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::tensor_writer::Written;
+use crate::storage::tensor_writer::Written;
 
 pub const NAME: &str = "manifest.json";
 

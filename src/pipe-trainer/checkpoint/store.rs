@@ -10,11 +10,11 @@ use tch::{TchError, Tensor};
 
 use super::identity::{Identity, SavedState};
 use super::manifest::{self, Manifest};
-use crate::durable;
 use crate::error::TrainerError;
-use crate::staged_folder::{self, StagedFolder};
-use crate::tensor_files::TensorFiles;
-use crate::tensor_writer::{self, Written};
+use crate::storage::TensorFiles;
+use crate::storage::durable;
+use crate::storage::staged_folder::{self, StagedFolder};
+use crate::storage::tensor_writer::{self, Written};
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -33,7 +33,7 @@ pub struct Checkpoint {
 }
 
 impl Store {
-    /// Removes what a killed trainer may have left half written.
+    /// Removes incomplete folders of a killed trainer.
     pub fn open(run: &RunFolder, keep: u32) -> Result<Self, TrainerError> {
         let folder = run.checkpoints();
         let fail = |source| TrainerError::Io { path: folder.clone(), source };
@@ -51,6 +51,11 @@ impl Store {
         self.folder.join(checkpoint_name(step))
     }
 
+    /// The newest checkpoint that is there.
+    pub fn newest_path(&self) -> Option<PathBuf> {
+        self.steps().last().map(|step| self.path(*step))
+    }
+
     /// Steps of the checkpoints that are there, oldest first.
     fn steps(&self) -> Vec<u64> {
         let step =
@@ -60,8 +65,8 @@ impl Store {
         steps
     }
 
-    /// The newest checkpoint that is whole; `warn` hears of those that are not. One of another training is an error, unless
-    /// it is the maths that were changed.
+    /// The newest checkpoint that is whole; `warn` is called for damaged ones. A checkpoint of another training is an
+    /// error, unless `on_oom.then` changed the settings.
     pub fn newest(
         &self,
         run: &Identity,
@@ -131,14 +136,11 @@ impl Store {
     fn save_error(&self, path: &Path, error: io::Error) -> TrainerError {
         match error.downcast::<TchError>() {
             Ok(torch) => torch.into(),
-            Err(source) => {
-                let last = self.steps().last().map(|step| self.path(*step));
-                TrainerError::Save { path: path.to_owned(), source, last }
-            }
+            Err(source) => TrainerError::Save { path: path.to_owned(), source, last: self.newest_path() },
         }
     }
 
-    /// An old checkpoint that cannot be removed is no reason to end a training.
+    /// An old checkpoint that cannot be removed does not stop the training.
     fn prune(&self, newest: u64) {
         let older: Vec<u64> = self.steps().into_iter().filter(|step| *step <= newest).collect();
         for step in older.iter().rev().skip(self.keep) {

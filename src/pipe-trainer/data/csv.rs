@@ -1,4 +1,4 @@
-//! One file of comma-separated values with a line of names, read whole; numbers in it stay texts until somebody asks.
+//! One file of comma-separated values with a line of names, read whole; numbers in it stay texts until they are parsed.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::csv_records::CsvRecords;
 use crate::error::TrainerError;
 
 pub struct CsvFile {
     path: PathBuf,
     names: Vec<String>,
-    /// Of each column that is used its place in the file.
+    /// The index of each column that is used.
     places: Vec<Option<usize>>,
     rows: Vec<csv::StringRecord>,
 }
@@ -19,10 +20,9 @@ pub struct CsvFile {
 impl CsvFile {
     pub fn open(path: &Path, columns: &[String]) -> Result<Self, TrainerError> {
         let fail = |line: Option<u64>, message: String| TrainerError::Data { path: path.to_owned(), line, message };
-        let wrong = |error: csv::Error| fail(error.position().map(csv::Position::line), error.to_string());
-        let mut reader = csv::Reader::from_path(path).map_err(wrong)?;
-        let names: Vec<String> = reader.headers().map_err(wrong)?.iter().map(|name| name.trim().to_owned()).collect();
-        let rows = reader.records().collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+        let mut records = CsvRecords::open(path, &csv::ReaderBuilder::new())?;
+        let names: Vec<String> = records.headers()?.iter().map(|name| name.trim().to_owned()).collect();
+        let rows = records.collect::<Result<Vec<_>, _>>()?;
         if rows.is_empty() {
             return Err(fail(None, "the file has no rows".to_owned()));
         }

@@ -1,4 +1,4 @@
-//! Texts of any length: the rows of a table, or a plain text in which blank lines part one from the next.
+//! Texts of any length: the rows of a table, or a plain text with blank lines between documents.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -7,9 +7,15 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use pipe_spec::pipeline::Paths;
+use pipe_spec::text::human_bytes;
 
 use super::rows::Rows;
+use crate::boundary;
 use crate::error::TrainerError;
+use crate::host::activity;
+
+/// A plain text without a blank line in it has no more bytes: it is tokenised in one piece.
+const LONGEST_DOCUMENT: usize = 256 << 20;
 
 pub enum Documents {
     Plain(PlainText),
@@ -29,6 +35,19 @@ impl Documents {
         match self {
             Self::Plain(text) => text.documents.len(),
             Self::Rows(rows) => rows.len(),
+        }
+    }
+
+    /// Does `work` on a document, which an out-of-memory error names.
+    pub fn during<T>(&self, index: usize, work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
+        match self {
+            Self::Plain(text) => {
+                activity::during(format_args!("text {} of {}", index + 1, text.path.display()), || {
+                    let done = work()?;
+                    boundary::check_host_memory().map(|()| done)
+                })
+            }
+            Self::Rows(rows) => rows.during(index, work),
         }
     }
 
@@ -54,11 +73,18 @@ impl PlainText {
         if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
             return Err(fail("the file is empty".to_owned()));
         }
-        // SAFETY: a data set that somebody else shortens while it is trained on ends the process, as losing it would.
+        // SAFETY: a data set that another program shortens while it is trained on ends the process, as losing it would.
         let bytes = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
         let documents = documents(&bytes);
         if documents.is_empty() {
             return Err(fail("the file has no text".to_owned()));
+        }
+        if let Some(long) = documents.iter().find(|text| text.len() > LONGEST_DOCUMENT) {
+            let line = bytes[..long.start].iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+            let (found, most) = (human_bytes(long.len() as u64), human_bytes(LONGEST_DOCUMENT as u64));
+            let message =
+                format!("the text that begins here has {found}; allowed: at most {most}, blank lines part texts");
+            return Err(TrainerError::Data { path: path.to_owned(), line: Some(line), message });
         }
         Ok(Self { path: path.to_owned(), bytes, documents })
     }

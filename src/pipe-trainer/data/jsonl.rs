@@ -5,11 +5,12 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
+use pipe_spec::text::human_bytes;
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::rows::kind;
+use super::row::{LONGEST_ROW, kind};
 use crate::error::TrainerError;
 
 pub struct JsonlFile {
@@ -26,9 +27,12 @@ impl JsonlFile {
         if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
             return Err(fail("the file is empty".to_owned()));
         }
-        // SAFETY: a data set that somebody else shortens while it is trained on ends the process, as losing it would.
+        // SAFETY: a data set that another program shortens while it is trained on ends the process, as losing it would.
         let bytes = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
-        let starts = row_starts(&bytes);
+        let starts = row_starts(&bytes, LONGEST_ROW).map_err(|(line, length)| {
+            let message = format!("the row has {}; allowed: at most {}", human_bytes(length), human_bytes(LONGEST_ROW));
+            TrainerError::Data { path: path.to_owned(), line: Some(line), message }
+        })?;
         if starts.is_empty() {
             return Err(fail("the file has no rows".to_owned()));
         }
@@ -75,16 +79,20 @@ impl JsonlFile {
     }
 }
 
-fn row_starts(bytes: &[u8]) -> Vec<u64> {
+/// Or the number of the first line that has more bytes than `longest`, and how many.
+fn row_starts(bytes: &[u8], longest: u64) -> Result<Vec<u64>, (u64, u64)> {
     let mut starts = Vec::new();
     let mut start = 0;
-    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+    for (line, number) in bytes.split_inclusive(|byte| *byte == b'\n').zip(1..) {
+        if line.len() as u64 > longest {
+            return Err((number, line.len() as u64));
+        }
         if !line.iter().all(u8::is_ascii_whitespace) {
             starts.push(start);
         }
         start += line.len() as u64;
     }
-    starts
+    Ok(starts)
 }
 
 /// Why `line` is not a row, in words.
@@ -140,8 +148,9 @@ mod tests {
 
     #[test]
     fn blank_lines_are_no_rows() {
-        assert_eq!(row_starts(b"{}\n\n  \n{}"), [0, 7]);
-        assert!(row_starts(b"\n \n").is_empty());
+        assert_eq!(row_starts(b"{}\n\n  \n{}", 4).unwrap(), [0, 7]);
+        assert!(row_starts(b"\n \n", 4).unwrap().is_empty());
+        assert_eq!(row_starts(b"{}\n\n{    }\n{}", 6), Err((3, 7)));
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! From what rows call their classes to what a loss is taken of.
+//! From the labels in the data to the numbers that the loss takes.
 
 use std::collections::{BTreeMap, HashMap};
 
+use pipe_model::Labels;
 use serde_json::Value;
 
 use super::Column;
-use crate::model::Labels;
 
 /// Names of classes that a message lists at most.
 const LISTED: usize = 20;
@@ -90,7 +90,7 @@ impl Given {
     }
 }
 
-/// The labels of data that is to decide what there is to tell apart; of each kind the first row that has it.
+/// The labels that were found in the data; of each kind the first row that has it.
 #[derive(Default)]
 pub struct Seen {
     rows: usize,
@@ -137,7 +137,7 @@ impl Seen {
         }
     }
 
-    /// What there is to tell apart; otherwise the row that leaves it open, and why.
+    /// The labels that follow from the data; otherwise the row that leaves them open, and why.
     pub fn decide(self) -> Result<Labels, (usize, String)> {
         let one = |row| Err((row, "every row has this label; a classifier needs two classes".to_owned()));
         match (self.name, self.number) {

@@ -5,17 +5,20 @@
 
 use std::sync::Arc;
 
+use pipe_model::TaskData;
 use pipe_spec::pipeline::Paths;
 
+use super::opener::Opener;
 use super::packed::{PackedRows, RowShape};
 use super::ready::ReadyRows;
-use super::source::{Opener, Sources};
+use super::sources::Sources;
 use super::{IGNORED, Padding, Source, Tokens};
 use crate::error::TrainerError;
-use crate::model::Expects;
 
-pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerError> {
-    let Expects::Tokens { vocab_size, max_length } = *expects else { panic!("not for rows of tokens: {expects:?}") };
+pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
+    let TaskData::Language { vocab_size, max_length } = *task_data else {
+        panic!("not for rows of tokens: {task_data:?}")
+    };
     let data = &opener.spec.data;
     let shape = RowShape {
         length: data.max_length.get().min(max_length) as usize,

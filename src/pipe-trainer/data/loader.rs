@@ -7,17 +7,24 @@ use std::thread;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
-use super::{Plan, Sample, Source};
+use super::{Sample, SampleOrder, Source};
 use crate::boundary;
 use crate::error::TrainerError;
 
 /// Small, because stacks count against the memory limit.
 const STACK_BYTES: usize = 1 << 20;
 
-/// Threads that read and tokenise rows.
+/// More threads than this, or than four for each core where that is more, only waste memory.
+const USEFUL_WORKERS: usize = 64;
+
+fn most_workers() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).saturating_mul(4).max(USEFUL_WORKERS)
+}
+
+/// Threads that read and tokenise rows: `count`, or as many as are useful.
 pub fn workers(count: u32) -> Result<Arc<ThreadPool>, TrainerError> {
     rayon::ThreadPoolBuilder::new()
-        .num_threads(count as usize)
+        .num_threads((count as usize).min(most_workers()))
         .stack_size(STACK_BYTES)
         .thread_name(|index| format!("data-{index}"))
         .build()
@@ -37,9 +44,9 @@ impl Reader {
         self.each(indices, |index| self.source.sample(index))
     }
 
-    /// The same, for a look that does not count.
-    pub fn look(&self, indices: &[usize]) -> Result<Vec<Sample>, TrainerError> {
-        self.each(indices, |index| self.source.look(index))
+    /// The same, without counting skipped samples.
+    pub fn peek(&self, indices: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        self.each(indices, |index| self.source.peek(index))
     }
 
     fn each(
@@ -47,8 +54,11 @@ impl Reader {
         indices: &[usize],
         read: impl Fn(usize) -> Result<Option<Sample>, TrainerError> + Sync,
     ) -> Result<Vec<Sample>, TrainerError> {
-        let read: Result<Vec<Option<Sample>>, _> =
-            self.pool.install(|| indices.par_iter().map(|index| read(*index)).collect());
+        let read = |index: &usize| {
+            let sample = read(*index)?;
+            boundary::check_host_memory().map(|()| sample)
+        };
+        let read: Result<Vec<Option<Sample>>, _> = self.pool.install(|| indices.par_iter().map(read).collect());
         Ok(read?.into_iter().flatten().collect())
     }
 }
@@ -63,13 +73,13 @@ pub struct Loaded {
 pub struct Loader(Receiver<Result<Loaded, TrainerError>>);
 
 impl Loader {
-    /// Begins with step `first`, which counts from 0; holds at most `prefetch` steps that nobody has taken yet.
-    pub fn start(reader: Reader, plan: Plan, first: u64, prefetch: u32) -> Result<Self, TrainerError> {
+    /// Begins with step `first`, which counts from 0; holds at most `prefetch` steps that are not taken yet.
+    pub fn start(reader: Reader, order: SampleOrder, first: u64, prefetch: u32) -> Result<Self, TrainerError> {
         let (sender, receiver) = sync_channel(prefetch as usize);
         thread::Builder::new()
             .name("loader".to_owned())
             .stack_size(STACK_BYTES)
-            .spawn(move || prepare(&reader, plan, first, &sender))
+            .spawn(move || prepare(&reader, order, first, &sender))
             .map_err(|error| boundary::from_thread("the loader", &error))?;
         Ok(Self(receiver))
     }
@@ -80,13 +90,24 @@ impl Loader {
     }
 }
 
-fn prepare(reader: &Reader, mut plan: Plan, first: u64, sender: &SyncSender<Result<Loaded, TrainerError>>) {
-    for step in first..plan.steps() {
-        let samples = reader.read(&plan.step(step));
+fn prepare(reader: &Reader, mut order: SampleOrder, first: u64, sender: &SyncSender<Result<Loaded, TrainerError>>) {
+    for step in first..order.steps() {
+        let samples = reader.read(&order.step(step));
         let loaded = samples.map(|samples| Loaded { samples, skipped: reader.source.skipped() });
         let failed = loaded.is_err();
         if sender.send(loaded).is_err() || failed {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_threads_than_are_useful() {
+        assert_eq!(workers(3).unwrap().current_num_threads(), 3);
+        assert_eq!(workers(1_000_000).unwrap().current_num_threads(), most_workers());
     }
 }

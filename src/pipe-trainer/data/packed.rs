@@ -1,4 +1,4 @@
-//! Texts one behind the other, cut into rows of equal length: no padding, no token lost but at the very end.
+//! Texts concatenated and cut into rows of equal length: no padding, and no token is lost except at the end.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use super::{Column, Sample, Source, Tokens};
 use crate::error::TrainerError;
 
 /// Documents that are tokenised before their tokens are joined.
-const AT_A_TIME: usize = 4096;
+const DOCUMENTS_AT_A_TIME: usize = 4096;
 
-/// A row's beginning that a model goes on from: so many tokens at most, and half of the row at most.
+/// The length of a prompt: at most so many tokens, and at most half of the row.
 const PROMPT: usize = 32;
 
-/// Row `i` reads tokens `i * length` and on, and says the ones after them: every token is read once, and said once.
+/// Row `i` reads tokens `i * length` and on, and predicts the ones after them: every token is read once and predicted once.
 pub struct PackedRows {
     stream: Vec<u32>,
     length: usize,
     tokens: Arc<Tokens>,
-    /// What stands behind each document.
+    /// The end token after each document.
     end: Option<u32>,
-    /// Tokens that are shown of what follows a prompt.
+    /// Tokens after the prompt that are shown.
     shown: usize,
 }
 
@@ -51,9 +51,9 @@ impl PackedRows {
         let mut stream = Vec::new();
         for path in paths {
             let documents = Documents::open(path, column)?;
-            for start in (0..documents.len()).step_by(AT_A_TIME) {
-                let range = start..documents.len().min(start + AT_A_TIME);
-                let read = |index| documents.text(index).and_then(|text| tokens.encode_plain(&text));
+            for start in (0..documents.len()).step_by(DOCUMENTS_AT_A_TIME) {
+                let range = start..documents.len().min(start + DOCUMENTS_AT_A_TIME);
+                let read = |index| documents.during(index, || tokens.encode_plain(&documents.text(index)?));
                 let read: Vec<_> = pool.install(|| range.into_par_iter().map(read).collect());
                 for document in read {
                     join(&mut stream, &document?, end);
@@ -107,7 +107,7 @@ impl Source for PackedRows {
     }
 
     /// The prompt, and what follows it up to the end of its document.
-    fn words(&self, index: usize) -> Result<(String, String), TrainerError> {
+    fn reference_texts(&self, index: usize) -> Result<(String, String), TrainerError> {
         let (prompt, rest) = self.row(index).split_at(self.shape().prompt());
         let rest = &rest[..rest.len().min(self.shown)];
         let ends = rest.iter().position(|token| Some(*token) == self.end).unwrap_or(rest.len());
@@ -136,7 +136,7 @@ mod tests {
         fn new(name: &str) -> Self {
             let folder = std::env::temp_dir().join(format!("pipe-packed-{name}-{}", std::process::id()));
             std::fs::create_dir_all(&folder).unwrap();
-            std::fs::write(folder.join("tokenizer.json"), crate::recipes::tokenizer()).unwrap();
+            std::fs::write(folder.join("tokenizer.json"), (crate::synthetic::RECIPES.tokenizer)()).unwrap();
             std::fs::write(folder.join("a.txt"), TEXT).unwrap();
             Self(folder)
         }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn every_token_is_read_once_and_said_once() {
+    fn every_token_is_read_once_and_predicted_once() {
         let folder = Folder::new("once");
         let rows = folder.open(&["a.txt"], 4, 2).unwrap();
         let tokens = Tokens::whole(&folder.0.join("tokenizer.json"), Arch::MuSota).unwrap();
@@ -174,16 +174,16 @@ mod tests {
         for document in TEXT.split("\n\n") {
             stream.extend(tokens.encode(document.trim_end()).unwrap()); // ends with </s> by itself
         }
-        let (mut read, mut said) = (Vec::<i64>::new(), Vec::<i64>::new());
+        let (mut read, mut predicted) = (Vec::<i64>::new(), Vec::<i64>::new());
         for index in 0..rows.len() {
             let sample = rows.sample(index).unwrap().unwrap();
             let (ids, labels) = (column(&sample, "ids"), column(&sample, "labels"));
             assert_eq!((ids.len(), labels.len(), sample.targets, &labels[..4]), (4, 5, 4, &ids[..]));
             read.extend(ids);
-            said.extend(&labels[1..]);
+            predicted.extend(&labels[1..]);
         }
         assert_eq!(read, stream[..read.len()]);
-        assert_eq!(said, stream[1..=said.len()]);
+        assert_eq!(predicted, stream[1..=predicted.len()]);
         assert!(read.len() + 4 >= stream.len() && read.len() < stream.len(), "{} of {}", read.len(), stream.len());
     }
 
@@ -206,10 +206,10 @@ mod tests {
         let folder = Folder::new("words");
         let rows = folder.open(&["a.txt"], 8, 1).unwrap();
         // chop the salt . </s> stir the egg: half of them are the prompt.
-        assert_eq!(rows.words(0).unwrap(), ("chop the salt.".to_owned(), String::new()));
+        assert_eq!(rows.reference_texts(0).unwrap(), ("chop the salt.".to_owned(), String::new()));
         let prompt = rows.prompt(0).unwrap().unwrap();
         assert_eq!(column(&prompt, "prompt"), column(&rows.sample(0).unwrap().unwrap(), "ids")[..4]);
-        assert_eq!(rows.words(1).unwrap(), ("for 2 minutes.".to_owned(), String::new()));
+        assert_eq!(rows.reference_texts(1).unwrap(), ("for 2 minutes.".to_owned(), String::new()));
     }
 
     #[test]

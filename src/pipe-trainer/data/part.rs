@@ -7,14 +7,14 @@ use tch::{Device, TchError, Tensor};
 use super::{Column, Sample};
 use crate::error::TrainerError;
 
-/// The label that no loss is taken of.
+/// The label that the loss ignores.
 pub const IGNORED: i64 = -100;
 
 /// 1 where there is a token, 0 where there is padding.
 const MASK: &str = "attention_mask";
 
-/// Columns that are as long as the tokens they stand beside.
-pub const BESIDE: [&str; 2] = [MASK, "token_type_ids"];
+/// Columns with one number for each token of `input_ids`.
+pub const ALIGNED_COLUMNS: [&str; 2] = [MASK, "token_type_ids"];
 
 /// What a model is given: tensors by name, the first dimension of each being the samples.
 #[derive(Debug, Default)]
@@ -69,14 +69,14 @@ impl PartShape {
     /// The lengths that a part of these samples has, as `Started::longest` writes them.
     pub fn lengths(&self, samples: &[Sample]) -> String {
         let Some(first) = samples.first() else { return String::new() };
-        let told = |(_, (name, column)): &(usize, &(&str, Column))| {
-            matches!(column, Column::Tokens(_)) && !BESIDE.contains(name)
+        let is_counted = |(_, (name, column)): &(usize, &(&str, Column))| {
+            matches!(column, Column::Tokens(_)) && !ALIGNED_COLUMNS.contains(name)
         };
         let length = |(place, (name, _)): (usize, &(&str, Column))| {
             let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[place].1).collect();
             self.length(name, &columns).to_string()
         };
-        first.columns.iter().enumerate().filter(told).map(length).collect::<Vec<_>>().join("+")
+        first.columns.iter().enumerate().filter(is_counted).map(length).collect::<Vec<_>>().join("+")
     }
 
     pub fn collate(&self, samples: &[Sample]) -> Result<Part, TchError> {

@@ -24,7 +24,7 @@ impl PictureTable {
     pub fn open(path: &Path, shape: &[i64]) -> Result<Self, TrainerError> {
         let fail = |message: String| TrainerError::Data { path: path.to_owned(), line: None, message };
         let file = File::open(path).map_err(|error| fail(error.to_string()))?;
-        // SAFETY: a data set that somebody else shortens while it is trained on ends the process, as losing it would.
+        // SAFETY: a data set that another program shortens while it is trained on ends the process, as losing it would.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
         let parsed = SafeTensors::deserialize(&map).map_err(|error| fail(format!("not safetensors: {error}")))?;
         let view = parsed.tensor("pixel_values").map_err(|_| fail("it has no tensor pixel_values".to_owned()))?;

@@ -1,14 +1,19 @@
 //! From picture files to what a model sees: decoded, the shorter side scaled to the model's size, the middle cut out, colours
 //! normalised. Knows no tensors.
 
+use std::fs::File;
+use std::io::BufReader;
 use std::path::Path;
 
-use image::{ImageReader, RgbImage};
+use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImage};
 
 use super::preprocessor::Preprocessor;
 use super::resample;
 use crate::boundary;
 use crate::error::TrainerError;
+
+/// A picture has no more, neither in its file nor scaled to the model's size.
+const MOST_PIXELS: u64 = 100_000_000;
 
 pub struct Preparation {
     /// Height and width of what comes out.
@@ -31,18 +36,32 @@ impl Preparation {
         // A decoder that panics has met a file that it cannot read.
         let decode = || {
             let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format);
-            let decoded = reader.map_err(|error| error.to_string()).and_then(|reader| {
-                let picture = reader.decode().map_err(|error| error.to_string())?;
-                Ok(picture.to_rgb8())
-            });
-            Ok(decoded)
+            Ok(reader.map_err(|error| error.to_string()).and_then(|reader| self.decode(reader)))
         };
         let picture = boundary::guard(decode).map_err(|error| error.to_string())??;
         Ok(self.values(&picture))
     }
 
+    /// A file of a few bytes can say that it is a picture of any size: that is looked at before it is decoded.
+    fn decode(&self, reader: ImageReader<BufReader<File>>) -> Result<RgbImage, String> {
+        let fail = |error: ImageError| error.to_string();
+        let decoder = reader.into_decoder().map_err(fail)?;
+        let (width, height) = decoder.dimensions();
+        let pixels = |(width, height): (u32, u32)| u64::from(width) * u64::from(height);
+        if pixels((width, height)) > MOST_PIXELS {
+            return Err(format!("it is {width} x {height}; allowed: at most {MOST_PIXELS} pixels"));
+        }
+        // What is decoded is scaled whole before its middle is taken.
+        if width > 0 && height > 0 && self.scaled((width, height)).is_none_or(|scaled| pixels(scaled) > MOST_PIXELS) {
+            return Err(format!("it is {width} x {height}: too long for its width to be scaled"));
+        }
+        let mut limits = Limits::default();
+        limits.reserve(decoder.total_bytes()).map_err(fail)?;
+        Ok(DynamicImage::from_decoder(decoder).map_err(fail)?.to_rgb8())
+    }
+
     fn values(&self, picture: &RgbImage) -> Vec<f32> {
-        let (width, height) = self.scaled(picture.dimensions());
+        let (width, height) = self.scaled(picture.dimensions()).expect("what was decoded can be scaled");
         let Preprocessor { resample, scale, mean, std, .. } = self.settings;
         let scale = scale as f32;
         let scaled = resample::resize(picture, width, height, resample);
@@ -61,10 +80,14 @@ impl Preparation {
     }
 
     /// The shorter side becomes `shortest_edge`; the longer keeps its share, rounded down as in transformers.
-    fn scaled(&self, (width, height): (u32, u32)) -> (u32, u32) {
+    /// Nothing where that cannot be counted.
+    fn scaled(&self, (width, height): (u32, u32)) -> Option<(u32, u32)> {
         let edge = self.settings.shortest_edge;
-        let longer = |long: u32, short: u32| (u64::from(edge) * u64::from(long) / u64::from(short)) as u32;
-        if width <= height { (edge, longer(height, width)) } else { (longer(width, height), edge) }
+        let longer = |long: u32, short: u32| {
+            let scaled = (u64::from(edge) * u64::from(long)).checked_div(u64::from(short));
+            scaled.and_then(|scaled| u32::try_from(scaled).ok())
+        };
+        Some(if width <= height { (edge, longer(height, width)?) } else { (longer(width, height)?, edge) })
     }
 }
 
@@ -83,7 +106,7 @@ mod tests {
     fn the_shorter_side_is_scaled_and_the_middle_taken() {
         let cases = [((40, 20), (16, 8)), ((20, 41), (8, 16)), ((3, 3), (8, 8)), ((100, 99), (8, 8))];
         for (from, to) in cases {
-            assert_eq!(plain(8).scaled(from), to, "{from:?}");
+            assert_eq!(plain(8).scaled(from), Some(to), "{from:?}");
         }
         // Black, then grey in the middle square, then white.
         let picture = RgbImage::from_fn(24, 8, |x, _| Rgb([[0, 100, 255][x as usize / 8]; 3]));
@@ -130,11 +153,37 @@ mod tests {
     fn a_larger_edge_leaves_a_margin_that_is_cut_off() {
         let settings = Preprocessor { shortest_edge: 10, ..plain(8).settings };
         let preparation = Preparation { size: 8, settings };
-        assert_eq!(preparation.scaled((40, 20)), (20, 10));
+        assert_eq!(preparation.scaled((40, 20)), Some((20, 10)));
         // White with a black frame, which is what is cut off.
         let frame = |x: u32, y: u32| [0, 9].contains(&x) || [0, 9].contains(&y);
         let picture = RgbImage::from_fn(10, 10, |x, y| Rgb([if frame(x, y) { 0 } else { 255 }; 3]));
         let values = preparation.values(&picture);
         assert!(values.iter().all(|value| (value - 255.0).abs() < 1e-3), "{values:?}");
+    }
+
+    /// The beginning of a picture of any size: its header, and that its data follows.
+    fn png(width: u32, height: u32) -> Vec<u8> {
+        let chunk = |name: &[u8; 4], data: &[u8]| {
+            let mut crc = flate2::Crc::new();
+            crc.update(name);
+            crc.update(data);
+            let length = (data.len() as u32).to_be_bytes();
+            [&length[..], name, data, &crc.sum().to_be_bytes()].concat()
+        };
+        let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
+        [b"\x89PNG\r\n\x1a\n".to_vec(), chunk(b"IHDR", &header), chunk(b"IDAT", &[0x78, 1, 3, 0, 0, 0, 0, 1])].concat()
+    }
+
+    #[test]
+    fn a_picture_that_would_fill_the_memory_is_refused_by_its_header() {
+        let path = std::env::temp_dir().join(format!("pipe-bomb-{}.png", std::process::id()));
+        for (width, height, want) in [
+            (60_000, 60_000, "it is 60000 x 60000; allowed: at most 100000000 pixels"),
+            (60_000, 1, "it is 60000 x 1: too long for its width to be scaled"),
+        ] {
+            std::fs::write(&path, png(width, height)).unwrap();
+            assert_eq!(plain(224).read(&path).unwrap_err(), want);
+        }
+        std::fs::remove_file(path).unwrap();
     }
 }

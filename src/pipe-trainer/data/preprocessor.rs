@@ -1,7 +1,6 @@
 //! `preprocessor_config.json`: how pictures become what CLIP sees. Read from a model's folder and written beside a result, so
 //! that transformers prepares pictures as they were in training.
 
-use std::fs;
 use std::path::Path;
 
 use pipe_spec::model_folder;
@@ -9,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::resample::Filter;
 use crate::error::TrainerError;
+use crate::storage::bounded_file::{self, LARGEST_CONFIG};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Preprocessor {
@@ -43,7 +43,7 @@ impl Preprocessor {
         let path = model.map(|folder| folder.join(model_folder::PREPROCESSOR)).filter(|path| path.is_file());
         let Some(path) = path else { return Ok(Self::clip(size)) };
         let fail = |message: String| TrainerError::Model { path: path.clone(), message };
-        let text = fs::read(&path).map_err(|error| fail(error.to_string()))?;
+        let text = bounded_file::read(&path, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
         let keys: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
         Self::read(size, &keys).map_err(fail)
     }

@@ -76,7 +76,7 @@ impl Source for ReadyRows {
         self.files.iter().map(Source::len).sum()
     }
 
-    /// A position says the label after its own, so the first label is nobody's.
+    /// A position predicts the label after its own, so the first label is not predicted.
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
         let mut index = index;
         let file = self.files.iter().find(|file| {
@@ -86,9 +86,9 @@ impl Source for ReadyRows {
         });
         let Some(sample) = file.map(|file| file.sample(index)).transpose()?.flatten() else { return Ok(None) };
         let (ids, labels) = ids_and_labels(sample).map_err(|message| TrainerError::Panic { message })?;
-        let said = labels.iter().skip(1).take(ids.len()).filter(|label| **label != IGNORED).count() as u64;
+        let predicted = labels.iter().skip(1).take(ids.len()).filter(|label| **label != IGNORED).count() as u64;
         Ok(Some(Sample {
-            targets: said,
+            targets: predicted,
             columns: vec![("ids", Column::Tokens(ids)), ("labels", Column::Tokens(labels))],
         }))
     }

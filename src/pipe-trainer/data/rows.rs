@@ -3,14 +3,22 @@
 use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::Paths;
+use pipe_spec::text::human_bytes;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
 use super::csv::CsvFile;
 use super::jsonl::JsonlFile;
-use super::longest::Longest;
+use super::longest_rows::LongestRows;
+use super::row::kind;
+use crate::boundary;
 use crate::error::TrainerError;
+use crate::host::activity;
+
+/// A text of a row has no more bytes. A novel has one or two million; what a tokenizer makes of a text takes some 60 times as
+/// much memory.
+const LONGEST_TEXT: usize = 16 << 20;
 
 pub struct Rows {
     files: Vec<File>,
@@ -39,24 +47,48 @@ impl Rows {
         &self,
         pool: &ThreadPool,
         read: impl Fn(usize) -> Result<[usize; N], TrainerError> + Sync,
-    ) -> Result<Longest, TrainerError> {
-        let see = |longest: Longest, index: usize| read(index).map(|lengths| longest.see(index, &lengths));
-        let merge = |one: Longest, other: Longest| Ok(one.merge(other));
-        // The threads find some bad row; people want the first.
+    ) -> Result<LongestRows, TrainerError> {
+        let read = |index: usize| self.during(index, || read(index));
+        let see = |longest: LongestRows, index: usize| read(index).map(|lengths| longest.see(index, &lengths));
+        let merge = |one: LongestRows, other: LongestRows| Ok(one.merge(other));
+        // The threads find any bad row; the error names the first.
         pool.install(|| {
             let rows = (0..self.len()).into_par_iter();
-            rows.try_fold(Longest::default, see).try_reduce(Longest::default, merge)
+            rows.try_fold(LongestRows::default, see).try_reduce(LongestRows::default, merge)
         })
-        .map_err(|found| (0..self.len()).find_map(|index| read(index).err()).unwrap_or(found))
+        .map_err(|found| match found {
+            // The error already says where memory ran out.
+            TrainerError::OutOfMemory { .. } => found,
+            _ => (0..self.len()).find_map(|index| read(index).err()).unwrap_or(found),
+        })
+    }
+
+    /// Does `work` on a row, which an out-of-memory error names.
+    pub fn during<T>(&self, index: usize, work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
+        let (file, place) = self.place(index);
+        activity::during(format_args!("row {} of {}", place + 1, file.path().display()), || {
+            let done = work()?;
+            boundary::check_host_memory().map(|()| done)
+        })
     }
 
     /// The columns of a row, each absent where the row has none.
     pub fn values(&self, index: usize) -> Result<Vec<Option<Value>>, TrainerError> {
-        let (file, index) = self.place(index);
-        match file {
-            File::Jsonl(file) => file.row(index, &self.columns),
-            File::Csv(file) => file.row(index),
+        let (file, place) = self.place(index);
+        let values = match file {
+            File::Jsonl(file) => file.row(place, &self.columns)?,
+            File::Csv(file) => file.row(place)?,
+        };
+        for (column, value) in values.iter().enumerate() {
+            if let Some(Value::String(text)) = value
+                && text.len() > LONGEST_TEXT
+            {
+                let (found, most) = (human_bytes(text.len() as u64), human_bytes(LONGEST_TEXT as u64));
+                let message = format!("field {:?} has {found} of text; allowed: at most {most}", self.columns[column]);
+                return Err(self.fail(index, message));
+            }
         }
+        Ok(values)
     }
 
     /// The columns of a row, all of which must be texts.
@@ -94,10 +126,7 @@ impl Rows {
 
     /// The file of a row.
     pub fn path(&self, index: usize) -> &Path {
-        match self.place(index).0 {
-            File::Jsonl(file) => file.path(),
-            File::Csv(file) => file.path(),
-        }
+        self.place(index).0.path()
     }
 
     /// The file of a row and its line there, counted from 1.
@@ -141,22 +170,17 @@ impl File {
         }
     }
 
+    fn path(&self) -> &Path {
+        match self {
+            Self::Jsonl(file) => file.path(),
+            Self::Csv(file) => file.path(),
+        }
+    }
+
     fn len(&self) -> usize {
         match self {
             Self::Jsonl(file) => file.len(),
             Self::Csv(file) => file.len(),
         }
-    }
-}
-
-/// What a JSON value is, in words.
-pub fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a truth value",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
     }
 }

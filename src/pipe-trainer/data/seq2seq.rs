@@ -1,15 +1,16 @@
-//! Pairs of texts: one is read, the other is to be written.
+//! Pairs of texts: a source, and a target to be generated.
 
 use std::sync::Arc;
 
+use pipe_model::TaskData;
 use pipe_spec::pipeline::{Data, Paths};
 use rayon::ThreadPool;
 
+use super::opener::Opener;
 use super::rows::Rows;
-use super::source::{Opener, Sources};
+use super::sources::Sources;
 use super::{Column, IGNORED, Padding, Sample, Source, Tokens};
 use crate::error::TrainerError;
-use crate::model::Expects;
 
 pub struct Seq2Seq {
     rows: Rows,
@@ -32,8 +33,10 @@ impl Seq2Seq {
     }
 }
 
-pub fn open(opener: &Opener<'_>, expects: &Expects) -> Result<Sources, TrainerError> {
-    let Expects::Seq2Seq { vocab_size, pad_token_id } = *expects else { panic!("not for pairs of texts: {expects:?}") };
+pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
+    let TaskData::Seq2Seq { vocab_size, pad_token_id } = *task_data else {
+        panic!("not for pairs of texts: {task_data:?}")
+    };
     let data = &opener.spec.data;
     let (max_source, max_target) = (data.max_source.get(), data.max_target.get());
     let tokens = |setting: &str, length: u32| -> Result<Arc<Tokens>, TrainerError> {
@@ -63,8 +66,10 @@ impl Source for Seq2Seq {
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        let [source, target] = self.rows.texts(index)?;
-        let (source, target) = (self.source.encode(&source)?, self.target.encode(&target)?);
+        let (source, target) = self.rows.during(index, || {
+            let [source, target] = self.rows.texts(index)?;
+            Ok((self.source.encode(&source)?, self.target.encode(&target)?))
+        })?;
         Ok(Some(Sample {
             targets: target.len() as u64,
             columns: vec![
@@ -79,7 +84,7 @@ impl Source for Seq2Seq {
         self.longest.clone()
     }
 
-    fn words(&self, index: usize) -> Result<(String, String), TrainerError> {
+    fn reference_texts(&self, index: usize) -> Result<(String, String), TrainerError> {
         self.rows.texts(index).map(|[source, target]| (source, target))
     }
 }

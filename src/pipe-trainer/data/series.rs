@@ -7,6 +7,7 @@ use csv::StringRecord;
 use pipe_spec::pipeline::Data;
 
 use super::csv::line_of;
+use super::csv_records::CsvRecords;
 use crate::error::TrainerError;
 
 /// One file.
@@ -30,7 +31,7 @@ pub struct SeriesReader<'a> {
     data: &'a Data,
     /// How many features the model has.
     count: usize,
-    /// What they are called, in order; if nobody knows, as the first file has them.
+    /// What they are called, in order; if unknown, as in the first file.
     pub features: Vec<String>,
     pub found: Found,
 }
@@ -49,20 +50,13 @@ impl<'a> SeriesReader<'a> {
     }
 
     pub fn read(&mut self, path: &Path) -> Result<Series, TrainerError> {
-        let mut reader =
-            csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).from_path(path).map_err(|error| {
-                TrainerError::Data { path: path.to_owned(), line: None, message: error.to_string() }
-            })?;
-        let wrong = |error: csv::Error| {
-            let line = error.position().map(csv::Position::line);
-            TrainerError::Data { path: path.to_owned(), line, message: error.to_string() }
-        };
-        let header = reader.headers().map_err(wrong)?.clone();
+        let mut records = CsvRecords::open(path, csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true))?;
+        let header = records.headers()?;
         let places = self.places(path, &header)?;
         let mut series = Series { path: path.to_owned(), values: Vec::new(), labels: Vec::new() };
         let mut before: Option<String> = None;
-        for row in reader.records() {
-            let row = row.map_err(wrong)?;
+        for row in records {
+            let row = row?;
             let fail = |message: String| TrainerError::Data {
                 path: path.to_owned(),
                 line: Some(line_of(path, &row)),

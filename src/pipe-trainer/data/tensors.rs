@@ -7,7 +7,7 @@ use tch::Kind;
 
 use super::{Column, IGNORED, Sample, Source};
 use crate::error::TrainerError;
-use crate::tensor_files::TensorFiles;
+use crate::storage::TensorFiles;
 
 pub struct TensorRows(Vec<Table>);
 

@@ -41,7 +41,7 @@ impl Tokens {
         Ok(Self { path: path.to_owned(), tokenizer })
     }
 
-    /// A token beyond the vocabulary would be read from memory that is no embedding.
+    /// A token beyond the vocabulary would be an index out of bounds.
     pub fn check_vocabulary(self, room: u64) -> Result<Self, TrainerError> {
         let largest = self.tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let tokens = u64::from(largest) + 1;
@@ -62,17 +62,17 @@ impl Tokens {
     }
 
     pub fn encode(&self, text: &str) -> Result<Vec<i64>, TrainerError> {
-        let encoding = self.tokenizer.encode_fast(text, true).map_err(|error| self.fail(error.to_string()))?;
+        let encoding = self.guarded(|| self.tokenizer.encode_fast(text, true))?;
         Ok(numbers(encoding.get_ids()))
     }
 
     /// Without the special tokens that the tokenizer puts around a text.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TrainerError> {
-        let encoding = self.tokenizer.encode_fast(text, false).map_err(|error| self.fail(error.to_string()))?;
+        let encoding = self.guarded(|| self.tokenizer.encode_fast(text, false))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The token that stands behind a text, by the names that tokenizers have for it.
+    /// The end token, by the names that tokenizers have for it.
     pub fn end_token(&self) -> Option<u32> {
         let special = self.tokenizer.get_added_tokens_decoder();
         let named = |name: &&str| special.iter().find(|(_, token)| token.special && token.content == **name);
@@ -81,15 +81,19 @@ impl Tokens {
 
     /// The tokens of two texts, and which of the two each belongs to.
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<i64>, Vec<i64>), TrainerError> {
-        let encoding: Encoding =
-            self.tokenizer.encode_fast((first, second), true).map_err(|error| self.fail(error.to_string()))?;
+        let encoding: Encoding = self.guarded(|| self.tokenizer.encode_fast((first, second), true))?;
         Ok((numbers(encoding.get_ids()), numbers(encoding.get_type_ids())))
     }
 
     /// Without the special tokens.
     pub fn decode(&self, tokens: &[i64]) -> Result<String, TrainerError> {
         let tokens: Vec<u32> = tokens.iter().filter_map(|token| u32::try_from(*token).ok()).collect();
-        self.tokenizer.decode(&tokens, true).map_err(|error| self.fail(error.to_string()))
+        self.guarded(|| self.tokenizer.decode(&tokens, true))
+    }
+
+    /// A panic of the tokenizer is an error of its file.
+    fn guarded<T>(&self, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TrainerError> {
+        tokenizer::guarded(|| work().map_err(|error| error.to_string())).map_err(|message| self.fail(message))
     }
 
     fn fail(&self, message: String) -> TrainerError {

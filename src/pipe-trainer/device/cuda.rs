@@ -14,6 +14,7 @@ pub struct Card {
 }
 
 type CuInit = unsafe extern "C" fn(c_uint) -> c_int;
+type CuDeviceGetCount = unsafe extern "C" fn(*mut c_int) -> c_int;
 type CuDeviceGet = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
 type CuDeviceGetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
 type CuDeviceTotalMem = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
@@ -21,18 +22,21 @@ type CuMemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
 type CuDriverGetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 
 impl Card {
-    /// The first card that the driver shows.
-    pub fn first() -> Result<Self, TrainerError> {
-        Self::open().map_err(|message| TrainerError::Cuda { message: format!("driver: {message}") })
+    /// The card with this number, counted from 0, among those that the driver shows.
+    pub fn open(index: u32) -> Result<Self, TrainerError> {
+        Self::ask(index).map_err(|message| TrainerError::Cuda { message: format!("driver: {message}") })
     }
 
-    fn open() -> Result<Self, String> {
+    fn ask(index: u32) -> Result<Self, String> {
         let driver = Library::open("libcuda.so.1")?;
-        let (mut device, mut total, mut name) = (0, 0, [0; 256]);
+        let (mut count, mut device, mut total, mut name) = (0, 0, 0, [0; 256]);
         // SAFETY: the types are those of cuda.h, and every pointer is valid for the write it is there for.
         unsafe {
             check("cuInit", driver.function::<CuInit>(c"cuInit")?(0))?;
-            check("cuDeviceGet", driver.function::<CuDeviceGet>(c"cuDeviceGet")?(&raw mut device, 0))?;
+            check("cuDeviceGetCount", driver.function::<CuDeviceGetCount>(c"cuDeviceGetCount")?(&raw mut count))?;
+            let number = c_int::try_from(index).ok().filter(|number| *number < count);
+            let number = number.ok_or_else(|| format!("there is no card {index}; it shows {count}"))?;
+            check("cuDeviceGet", driver.function::<CuDeviceGet>(c"cuDeviceGet")?(&raw mut device, number))?;
             let get_name = driver.function::<CuDeviceGetName>(c"cuDeviceGetName")?;
             check("cuDeviceGetName", get_name(name.as_mut_ptr(), 255, device))?;
             let total_memory = driver.function::<CuDeviceTotalMem>(c"cuDeviceTotalMem_v2")?;
@@ -43,7 +47,7 @@ impl Card {
         Ok(Self { driver, name, total: total as u64 })
     }
 
-    /// Bytes that nobody holds, once torch has begun to use the card.
+    /// Bytes that are free, once torch uses the card in this thread.
     pub fn free(&self) -> Option<u64> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: as above.

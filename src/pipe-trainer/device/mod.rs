@@ -1,4 +1,4 @@
-//! The device that is trained on: made ready before torch is first called, and asked about its memory.
+//! The device: prepared before the first call of torch, and its memory.
 
 mod cuda;
 mod library;
@@ -12,15 +12,16 @@ use tch::{Kind, Tensor};
 use self::cuda::Card;
 use self::library::Library;
 use crate::error::TrainerError;
-use crate::host_limit;
-use crate::host_memory::{self, HostMemory};
-use crate::torch;
+use crate::host::limit;
+use crate::host::{HostMemory, memory};
+use crate::torch::{self, CardMemory};
 
 /// The libtorch that tch is made for.
 pub const LIBTORCH: &str = "2.11.0";
 
-/// What the host's memory must have beyond what the program holds when it begins: below that not even an error can be told.
-const LEAST: u64 = 16 << 20;
+/// The least memory that a limit must leave beyond what the program holds at its start: with less not even an error can be
+/// reported.
+const MIN_HEADROOM: u64 = 16 << 20;
 
 pub struct Hardware {
     pub device: tch::Device,
@@ -47,14 +48,14 @@ impl Hardware {
         }
         let hardware = match spec.device {
             Device::Cpu => Self::cpu(&spec.memory),
-            Device::Cuda => Self::cuda(&spec.memory)?,
+            Device::Cuda => Self::cuda(spec.device_index, &spec.memory)?,
         };
         if let Some(threads) = spec.threads {
             tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
         }
         torch::flush_denormals();
-        // Some processors have something like it as well, which nobody means by it.
-        torch::allow_tf32(spec.train.precision == Precision::Tf32 && spec.device == Device::Cuda);
+        // Some CPUs have a similar mode, which is not what the pipeline asks for.
+        torch::allow_tf32(spec.train.precision == Precision::Tf32 && spec.device == Device::Cuda)?;
         torch::deterministic(spec.train.deterministic)?;
         hardware.warm_up()?;
         Ok(hardware)
@@ -64,15 +65,15 @@ impl Hardware {
         Self {
             device: tch::Device::Cpu,
             name: "cpu".to_owned(),
-            capacity: size_limit(memory).or_else(host_memory::total),
+            capacity: size_limit(memory).or_else(memory::total),
             driver: None,
             card: None,
         }
     }
 
     /// Settings go into the environment and the library is loaded before torch looks for either.
-    pub fn cuda(memory: &Memory) -> Result<Self, TrainerError> {
-        let card = Card::first()?;
+    pub fn cuda(index: u32, memory: &Memory) -> Result<Self, TrainerError> {
+        let card = Card::open(index)?;
         let share = match memory.limit {
             None => None,
             Some(Limit::Share(share)) => Some(share),
@@ -91,13 +92,14 @@ impl Hardware {
         }
         Library::open("libtorch_cuda.so")
             .map_err(|message| TrainerError::Cuda { message: format!("libtorch: {message}") })?;
-        torch::prepare_kernels();
+        torch::prepare_kernels()?;
         if !tch::Cuda::is_available() {
             let message = "the driver is there, but libtorch finds no card it can use".to_owned();
             return Err(TrainerError::Cuda { message });
         }
+        torch::use_card(index)?;
         Ok(Self {
-            device: tch::Device::Cuda(0),
+            device: tch::Device::Cuda(index as usize),
             name: card.name.clone(),
             capacity: Some(share.map_or(card.total, |share| (card.total as f64 * share) as u64)),
             driver: card.driver_version(),
@@ -112,14 +114,14 @@ impl Hardware {
         Ok(())
     }
 
-    /// On the CPU, holds this process to `memory.limit` from now on. A card's limit is the allocator's business.
-    pub fn enforce_limit(&self, memory: &Memory) -> Result<(), TrainerError> {
-        match size_limit(memory) {
-            Some(bytes) if self.card.is_none() && bytes < HostMemory::now().data + LEAST => {
+    /// On the CPU, holds this process to `usable` of `memory.limit` from now on. On a card the allocator enforces the limit.
+    pub fn enforce_limit(&self, memory: &Memory, usable: impl Fn(u64) -> u64) -> Result<(), TrainerError> {
+        match size_limit(memory).map(usable) {
+            Some(bytes) if self.card.is_none() && bytes < HostMemory::now().data + MIN_HEADROOM => {
                 let message = format!("a limit of {} is less than the program itself needs", human_bytes(bytes));
-                Err(TrainerError::OutOfMemory { memory: event::Memory::Host, message, host: HostMemory::now() })
+                Err(TrainerError::OutOfMemory { memory: event::MemoryKind::Host, message, host: HostMemory::now() })
             }
-            Some(bytes) if self.card.is_none() => host_limit::set(bytes).map_err(|error| TrainerError::Panic {
+            Some(bytes) if self.card.is_none() => limit::set(bytes).map_err(|error| TrainerError::Panic {
                 message: format!("cannot limit the memory of this process: {error}"),
             }),
             _ => Ok(()),
@@ -129,7 +131,7 @@ impl Hardware {
     /// Bytes that this process could hold now: others may hold some of the card.
     pub fn available(&self) -> Result<Option<u64>, TrainerError> {
         let Some(card) = &self.card else { return Ok(self.capacity) };
-        let own = torch::card_memory()?.reserved;
+        let own = self.card_memory()?.reserved;
         Ok(self.capacity.map(|capacity| card.free().map_or(capacity, |free| capacity.min(free + own))))
     }
 
@@ -140,7 +142,30 @@ impl Hardware {
 
     /// The most that torch has held on the card so far.
     pub fn card_peak(&self) -> Option<u64> {
-        self.card.as_ref().and_then(|_| torch::card_memory().ok()).map(|card| card.peak_allocated)
+        self.card.as_ref().and_then(|_| self.card_memory().ok()).map(|card| card.peak_allocated)
+    }
+
+    /// What torch's allocator holds on the card; nothing on the CPU.
+    pub fn card_memory(&self) -> Result<CardMemory, TrainerError> {
+        match self.device {
+            tch::Device::Cuda(index) => Ok(torch::card_memory(index)?),
+            _ => Ok(CardMemory::default()),
+        }
+    }
+
+    /// From now on peaks on the card count from what is held now.
+    pub fn reset_peaks(&self) -> Result<(), TrainerError> {
+        match self.device {
+            tch::Device::Cuda(index) => Ok(torch::reset_peaks(index)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the card has done what it was given.
+    pub fn synchronize(&self) {
+        if let tch::Device::Cuda(index) = self.device {
+            tch::Cuda::synchronize(index as i64);
+        }
     }
 
     pub fn usage(&self) -> Usage {
@@ -150,7 +175,7 @@ impl Hardware {
                 Usage { allocated: host.resident, reserved: host.data, peak: host.peak }
             }
             Some(_) => {
-                let card = torch::card_memory().unwrap_or_default();
+                let card = self.card_memory().unwrap_or_default();
                 Usage { allocated: card.allocated, reserved: card.reserved, peak: card.peak_allocated }
             }
         }

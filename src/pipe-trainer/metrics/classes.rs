@@ -1,4 +1,4 @@
-//! How well classes are told apart: counts of what was wanted against what was said.
+//! How well classes are predicted: counts of wanted against predicted classes.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ pub struct Confusion(BTreeMap<(i64, i64), u64>);
 #[derive(Clone, Copy, Default)]
 struct Tally {
     wanted: u64,
-    said: u64,
+    predicted: u64,
     right: u64,
 }
 
 impl Confusion {
-    pub fn add(&mut self, wanted: i64, said: i64) {
-        *self.0.entry((wanted, said)).or_default() += 1;
+    pub fn add(&mut self, wanted: i64, predicted: i64) {
+        *self.0.entry((wanted, predicted)).or_default() += 1;
     }
 
     /// The share of samples whose class was right.
@@ -25,11 +25,11 @@ impl Confusion {
         share(right as f64, self.total() as f64)
     }
 
-    /// The harmonic mean of precision and recall, averaged over the classes that were wanted or said, as scikit-learn's
+    /// The harmonic mean of precision and recall, averaged over the classes that were wanted or predicted, as scikit-learn's
     /// `f1_score(average="macro")`.
     pub fn macro_f1(&self) -> f64 {
         let tallies = self.tallies();
-        let f1 = |tally: &Tally| share(2.0 * tally.right as f64, (tally.wanted + tally.said) as f64);
+        let f1 = |tally: &Tally| share(2.0 * tally.right as f64, (tally.wanted + tally.predicted) as f64);
         share(tallies.values().map(f1).sum(), tallies.len() as f64)
     }
 
@@ -40,10 +40,10 @@ impl Confusion {
         let sum = |of: &dyn Fn(&Tally) -> f64| tallies.values().map(of).sum::<f64>();
         let total = self.total() as f64;
         let right = sum(&|tally| tally.right as f64);
-        let both = sum(&|tally| tally.wanted as f64 * tally.said as f64);
+        let both = sum(&|tally| tally.wanted as f64 * tally.predicted as f64);
         let wanted = sum(&|tally| (tally.wanted as f64).powi(2));
-        let said = sum(&|tally| (tally.said as f64).powi(2));
-        let scale = ((total * total - wanted) * (total * total - said)).sqrt();
+        let predicted = sum(&|tally| (tally.predicted as f64).powi(2));
+        let scale = ((total * total - wanted) * (total * total - predicted)).sqrt();
         share(right * total - both, scale)
     }
 
@@ -53,10 +53,10 @@ impl Confusion {
 
     fn tallies(&self) -> BTreeMap<i64, Tally> {
         let mut tallies: BTreeMap<i64, Tally> = BTreeMap::new();
-        for ((wanted, said), count) in &self.0 {
+        for ((wanted, predicted), count) in &self.0 {
             tallies.entry(*wanted).or_default().wanted += count;
-            tallies.entry(*said).or_default().said += count;
-            if wanted == said {
+            tallies.entry(*predicted).or_default().predicted += count;
+            if wanted == predicted {
                 tallies.entry(*wanted).or_default().right += count;
             }
         }
@@ -83,15 +83,18 @@ mod tests {
             (&[1, 1, 1, 0], &[1, 0, 1, 1], [0.5, (4.0 / 6.0) / 2.0, -1.0 / 3.0]),
             (&[0, 1, 2], &[0, 1, 2], [1.0, 1.0, 1.0]),
             (&[0, 1, 0, 1], &[1, 0, 1, 0], [0.0, 0.0, -1.0]),
-            // One class alone is said; a class that nobody has seen does not count.
+            // Only one class is predicted; a class that never occurs does not count.
             (&[0, 0, 5, 5], &[0, 0, 0, 0], [0.5, (4.0 / 6.0) / 2.0, 0.0]),
             (&[], &[], [0.0, 0.0, 0.0]),
         ];
-        for (wanted, said, want) in cases {
+        for (wanted, predicted, want) in cases {
             let mut table = Confusion::default();
-            wanted.iter().zip(said).for_each(|(wanted, said)| table.add(*wanted, *said));
+            wanted.iter().zip(predicted).for_each(|(wanted, predicted)| table.add(*wanted, *predicted));
             let got = [table.accuracy(), table.macro_f1(), table.matthews()];
-            assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-12), "{wanted:?} {said:?}: {got:?} {want:?}");
+            assert!(
+                got.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-12),
+                "{wanted:?} {predicted:?}: {got:?} {want:?}"
+            );
         }
     }
 }

@@ -1,19 +1,19 @@
 //! How near predicted numbers are to those that were wanted.
 
-pub fn mean_squared_error(wanted: &[f64], said: &[f64]) -> f64 {
-    mean(&wanted.iter().zip(said).map(|(wanted, said)| (wanted - said).powi(2)).collect::<Vec<_>>())
+pub fn mean_squared_error(wanted: &[f64], predicted: &[f64]) -> f64 {
+    mean(&wanted.iter().zip(predicted).map(|(wanted, predicted)| (wanted - predicted).powi(2)).collect::<Vec<_>>())
 }
 
 /// Pearson's correlation coefficient; there is none where one of the two is always the same.
-pub fn pearson(wanted: &[f64], said: &[f64]) -> Option<f64> {
+pub fn pearson(wanted: &[f64], predicted: &[f64]) -> Option<f64> {
     let centred = |values: &[f64]| -> Vec<f64> {
         let mean = mean(values);
         values.iter().map(|value| value - mean).collect()
     };
-    let (wanted, said) = (centred(wanted), centred(said));
+    let (wanted, predicted) = (centred(wanted), centred(predicted));
     let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let scale = (product(&wanted, &wanted) * product(&said, &said)).sqrt();
-    (scale > 0.0).then(|| product(&wanted, &said) / scale)
+    let scale = (product(&wanted, &wanted) * product(&predicted, &predicted)).sqrt();
+    (scale > 0.0).then(|| product(&wanted, &predicted) / scale)
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -35,8 +35,8 @@ mod tests {
             (&[1.0, 2.0], &[5.0, 5.0], 12.5, None),
             (&[], &[], 0.0, None),
         ];
-        for (wanted, said, error, correlation) in cases {
-            let got = (mean_squared_error(wanted, said), pearson(wanted, said));
+        for (wanted, predicted, error, correlation) in cases {
+            let got = (mean_squared_error(wanted, predicted), pearson(wanted, predicted));
             assert!((got.0 - error).abs() < 1e-12, "{got:?}");
             match (got.1, correlation) {
                 (Some(got), Some(want)) => assert!((got - want).abs() < 1e-12, "{got} {want}"),

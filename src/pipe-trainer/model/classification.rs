@@ -1,4 +1,4 @@
-//! The loss of models that tell classes apart or predict a number.
+//! The loss of models that predict classes or a number.
 
 use tch::{Kind, Reduction, Tensor};
 

@@ -5,10 +5,10 @@ use tch::{Kind, Tensor};
 
 use super::activation::activate;
 use super::pass::Pass;
+use super::weights::Weights;
 use crate::error::TrainerError;
 use crate::precision;
 use crate::torch;
-use crate::weights::Weights;
 
 pub struct Linear {
     pub weight: Tensor,
@@ -117,7 +117,7 @@ impl LayerNorm {
     }
 }
 
-/// What a layer gave before its bias is added, so that whoever comes next can add it in passing.
+/// What a layer gave before its bias is added, so that the next operation can add it.
 pub struct Product<'a> {
     pub output: Tensor,
     pub bias: Option<&'a Tensor>,

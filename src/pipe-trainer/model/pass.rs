@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::{Mode, Setup};
+use super::interface::Mode;
+use super::setup::Setup;
 use crate::error::TrainerError;
 use crate::random::{self, Purpose};
 use crate::torch::{self, Dropped};
@@ -43,7 +44,7 @@ impl Pass {
         Self { dropout: 0.0, seed: None, compute: kind, checkpointing: false, block: 0 }
     }
 
-    /// Random numbers begin anew in each block, so that one that is computed again drops the same.
+    /// Random numbers are seeded for each block, so that a block that is recomputed drops the same values.
     pub fn for_block(self, block: u64) -> Self {
         if let Some(seed) = self.seed {
             random::seed_torch(Purpose::Dropout, seed, &[block]);
@@ -101,14 +102,14 @@ impl Pass {
     }
 
     /// `block` number `number` of `inputs`, the first of which is what flows through the model. With checkpointing what it
-    /// computes inside is thrown away, and computed again for its gradient.
+    /// computes inside is discarded, and recomputed for its gradient.
     pub fn block<B: Block + 'static>(
         self,
         block: &Arc<B>,
         number: u64,
         inputs: &[&Tensor],
     ) -> Result<Tensor, TrainerError> {
-        // Where nothing that goes in has a gradient, computing again would not be asked for.
+        // Where nothing that goes in has a gradient, recomputing would not be asked for.
         if !self.checkpointing || inputs.iter().all(|input| !input.requires_grad()) {
             return block.forward(inputs, self.for_block(number));
         }
@@ -118,7 +119,7 @@ impl Pass {
     }
 }
 
-/// A piece of a model that can be computed a second time.
-pub trait Block {
+/// A piece of a model that can be computed a second time, on the thread of the backward pass.
+pub trait Block: Send + Sync {
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError>;
 }

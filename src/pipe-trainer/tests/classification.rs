@@ -1,4 +1,4 @@
-//! Models that tell classes apart or predict a number: that they learn, in every precision, and go on where they were.
+//! Models that predict classes or a number: that they learn, in every precision, and resume.
 
 #[allow(dead_code)]
 mod support;
@@ -10,7 +10,7 @@ use pipe_spec::event::{Eval, EventKind};
 use serde_json::{Value, json};
 use support::{Bench, Ended, furthest, losses};
 
-/// A small BERT from scratch, with dropout, on generated texts; the data decides what there is to tell apart.
+/// A small BERT from scratch, with dropout, on generated texts; the data decides the labels.
 fn dishes() -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
@@ -161,7 +161,7 @@ fn names_of_classes_stay_with_the_model() {
 #[test]
 fn an_encoder_gets_a_new_head() {
     let fixtures = support::fixture().join("..");
-    for (arch, begun) in [
+    for (arch, names) in [
         ("bert", "bert.pooler.dense.weight, bert.pooler.dense.bias, classifier.weight, classifier.bias"),
         (
             "roberta",
@@ -178,7 +178,7 @@ fn an_encoder_gets_a_new_head() {
             json!(vocabulary.into_iter().filter(|(_, id)| *id < 83).collect::<BTreeMap<_, _>>());
         fs::write(bench.path("data/tokenizer.json"), tokenizer.to_string()).unwrap();
         let ended = bench.train().expect(0);
-        assert!(warnings(&ended).contains(begun), "{}", warnings(&ended));
+        assert!(warnings(&ended).contains(names), "{}", warnings(&ended));
         assert_eq!(exported(&bench)["id2label"]["2"], "soup");
     }
 }

@@ -110,9 +110,10 @@ fn an_encoder_gets_a_new_head_and_the_data_decides_its_classes() {
     bench.set("/model", json!({ "arch": "deberta-v3", "from": encoder })).set("/tokenizer", json!(null));
     bench.set("/data", json!({ "train": encoder.join("batch.safetensors") }));
     let ended = bench.set("/train/batch", json!(4)).set("/train/effective_batch", json!(4)).train().expect(0);
-    let begun = "pooler.dense.weight, pooler.dense.bias, classifier.weight, classifier.bias";
-    let told = |event: &EventKind| matches!(event, EventKind::Warning(warning) if warning.message.contains(begun));
-    assert!(ended.events.iter().any(told), "{:?}", ended.events);
+    let names = "pooler.dense.weight, pooler.dense.bias, classifier.weight, classifier.bias";
+    let is_reported =
+        |event: &EventKind| matches!(event, EventKind::Warning(warning) if warning.message.contains(names));
+    assert!(ended.events.iter().any(is_reported), "{:?}", ended.events);
     let config: Value =
         serde_json::from_slice(&fs::read(bench.run_folder().model().join("config.json")).unwrap()).unwrap();
     assert_eq!((&config["model_type"], &config["id2label"]["1"]), (&json!("deberta-v2"), &json!("LABEL_1")));

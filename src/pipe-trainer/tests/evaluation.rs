@@ -1,4 +1,4 @@
-//! Evaluation looks on: it tells how good the model is and what it writes, and changes nothing.
+//! Evaluation measures the model and shows what it writes, and changes nothing.
 
 #[allow(dead_code)]
 mod support;

@@ -5,7 +5,7 @@ mod support;
 
 use std::fs;
 
-use pipe_spec::event::{EventKind, Memory, OomRecord, Phase};
+use pipe_spec::event::{EventKind, MemoryKind, OomRecord, Phase};
 use serde_json::json;
 use support::Bench;
 
@@ -21,10 +21,10 @@ fn large() -> Bench {
 fn a_batch_that_does_not_fit_leaves_a_record() {
     let mut bench = large();
     let ended = bench.set("/memory/limit", json!("200m")).train().expect(43);
-    let file = fs::read(bench.run_folder().attempt(1).oom()).unwrap();
+    let file = fs::read(bench.run_folder().attempt(1).job().oom()).unwrap();
     let record: OomRecord = serde_json::from_slice(&file).unwrap();
     assert!(matches!(record.phase, Phase::Forward | Phase::Backward), "{record:?}");
-    assert_eq!((record.memory, record.step, record.batch), (Memory::Host, 1, 64));
+    assert_eq!((record.memory, record.step, record.batch), (MemoryKind::Host, 1, 64));
     assert_eq!((record.longest_sequence, record.total), (Some(128), Some(200 << 20)));
     assert!(record.requested.unwrap() > record.free.unwrap() / 2, "{record:?}");
     assert_eq!(ended.events.last(), Some(&EventKind::Oom(record)));
@@ -41,7 +41,7 @@ fn the_last_completed_step_is_saved_when_memory_runs_out() {
     let row = fs::read_to_string(bench.path("data/eval.jsonl")).unwrap();
     fs::write(&data, row.repeat(40)).unwrap();
     bench.set("/data/eval", json!(data)).set("/memory/limit", json!("150m")).train().expect(43);
-    let file = fs::read(bench.run_folder().attempt(1).oom()).unwrap();
+    let file = fs::read(bench.run_folder().attempt(1).job().oom()).unwrap();
     let record: OomRecord = serde_json::from_slice(&file).unwrap();
     assert_eq!((record.phase, record.batch), (Phase::Eval, 400));
 
@@ -58,7 +58,7 @@ fn the_last_completed_step_is_saved_when_memory_runs_out() {
 fn a_model_that_does_not_fit_says_that_it_was_loading() {
     let mut bench = Bench::recipes();
     bench.set("/model/config/d_ff", json!(100_000)).set("/memory/limit", json!("150m")).train().expect(43);
-    let file = fs::read(bench.run_folder().attempt(1).oom()).unwrap();
+    let file = fs::read(bench.run_folder().attempt(1).job().oom()).unwrap();
     let record: OomRecord = serde_json::from_slice(&file).unwrap();
     assert!(matches!(record.phase, Phase::Load | Phase::Optimizer), "{record:?}");
 }

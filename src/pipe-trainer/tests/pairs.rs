@@ -215,15 +215,15 @@ fn broken_pictures_are_named() {
         bench.set("/data/skip_bad", json!(true)).set("/train/steps", json!(null)).set("/train/epochs", json!(3));
         bench.set("/data/eval", json!(folder.join("train.jsonl")));
         let ended = bench.train().expect(0);
-        assert_eq!(warnings(&ended), ["1 samples could not be read so far, and were left out"]);
+        assert_eq!(warnings(&ended), ["1 sample could not be read so far, and was left out"]);
         assert_eq!(evals(&ended)[0].samples, 19);
     }
 }
 
 /// However many threads read, and however far ahead.
 #[test]
-fn what_is_left_out_is_told_at_the_same_step_every_time() {
-    let told = |workers: u32, prefetch: u32| {
+fn skipped_samples_are_reported_at_the_same_step_every_time() {
+    let run = |workers: u32, prefetch: u32| {
         let mut bench = bench(48, 1);
         for row in [2, 14, 40] {
             let path = bench.path(&format!("data/pictures/train-{row:06}.png"));
@@ -238,10 +238,10 @@ fn what_is_left_out_is_told_at_the_same_step_every_time() {
         };
         bench.train().expect(0).events.iter().filter_map(story).collect::<Vec<String>>()
     };
-    let first = told(1, 0);
+    let first = run(1, 0);
     let count = |text: &str| first.iter().position(|line| line.starts_with(text)).unwrap();
-    assert_eq!((count("1 samples"), count("2 samples"), count("3 samples")), (0, 2, 5), "{first:?}");
-    assert_eq!(first, told(3, 4));
+    assert_eq!((count("1 sample "), count("2 samples"), count("3 samples")), (0, 2, 5), "{first:?}");
+    assert_eq!(first, run(3, 4));
 }
 
 #[test]

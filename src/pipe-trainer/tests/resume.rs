@@ -18,7 +18,7 @@ fn signal_at(bench: &Bench, step: u64, signal: i32) -> Option<i32> {
     lines.find(|line| line.as_ref().unwrap().contains(&reached)).expect("the step is reached").unwrap();
     // SAFETY: the child has not been waited for, so its number is still its own.
     unsafe { libc::kill(child.id().cast_signed(), signal) };
-    // Kept open to the end: a trainer that nobody listens to would stop by itself.
+    // Kept open to the end: a trainer whose stdout is closed stops by itself.
     let rest = std::thread::spawn(move || lines.for_each(drop));
     let status = child.wait().unwrap();
     rest.join().unwrap();

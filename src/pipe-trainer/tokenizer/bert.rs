@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 use tokenizers::models::wordpiece::WordPiece;
 
-use super::Built;
-use super::parts::{classify, decode, normalize, pre_tokenize};
+use super::parts::{Built, classify, decode, normalize, pre_tokenize};
 use super::settings::Settings;
 
 const NAMES: [(&str, &str); 5] = [

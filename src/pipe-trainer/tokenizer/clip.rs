@@ -5,8 +5,7 @@ use std::path::Path;
 use serde_json::json;
 use tokenizers::Tokenizer;
 
-use super::Built;
-use super::parts::{decode, normalize, pre_tokenize};
+use super::parts::{Built, decode, normalize, pre_tokenize};
 use super::roberta::{byte_level, files, surround};
 use super::settings::Settings;
 

@@ -4,7 +4,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer};
 
-use super::number;
+/// A tokenizer, or what is wrong with its files, in words.
+pub type Built = Result<Tokenizer, String>;
 
 fn part<T: DeserializeOwned>(value: &Value) -> Result<T, String> {
     T::deserialize(value).map_err(|error| error.to_string())
@@ -55,4 +56,9 @@ pub fn classify(tokenizer: &mut Tokenizer, cls: &str, sep: &str) -> Result<(), S
     let text = |id: &str, kind: u32| json!({ "Sequence": { "id": id, "type_id": kind } });
     let known = [(cls, number(tokenizer, cls)?), (sep, number(tokenizer, sep)?)];
     surround(tokenizer, &[token(cls, 0), text("A", 0), token(sep, 0)], &[text("B", 1), token(sep, 1)], &known)
+}
+
+/// The number of a token that the tokenizer was given.
+pub fn number(tokenizer: &Tokenizer, token: &str) -> Result<u32, String> {
+    tokenizer.token_to_id(token).ok_or_else(|| format!("it has no token {token:?}"))
 }

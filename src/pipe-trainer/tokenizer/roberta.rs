@@ -6,9 +6,8 @@ use serde_json::json;
 use tokenizers::Tokenizer;
 use tokenizers::models::bpe::{BPE, BpeBuilder};
 
-use super::parts::{decode, post_process, pre_tokenize};
+use super::parts::{Built, decode, number, post_process, pre_tokenize};
 use super::settings::Settings;
-use super::{Built, beside, number};
 
 const NAMES: [(&str, &str); 7] = [
     ("bos_token", "<s>"),
@@ -35,7 +34,7 @@ pub fn build(path: &Path, settings: &Settings) -> Built {
 
 /// The vocabulary with the merges that lie beside it.
 pub fn files(path: &Path) -> Result<BpeBuilder, String> {
-    let merges = beside(path, "merges.txt");
+    let merges = path.with_file_name("merges.txt");
     if !merges.is_file() {
         return Err("merges.txt is not beside it".to_owned());
     }

@@ -3,7 +3,6 @@
 //! They follow transformers where it differs from sentencepiece itself: DeBERTa-v3 is normalized to NFC and not by the
 //! model's own rules, and what no piece fits is unknown also where the model would fall back to bytes.
 
-use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -11,10 +10,10 @@ use tokenizers::models::unigram::Unigram;
 use tokenizers::normalizers::precompiled::Precompiled;
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::parts::{classify, decode, normalize, pre_tokenize, surround};
+use super::parts::{Built, classify, decode, normalize, number, pre_tokenize, surround};
 use super::pieces::{PieceKind, Pieces};
 use super::settings::{Settings, Special};
-use super::{Built, number};
+use crate::storage::bounded_file::{self, LARGEST_TOKENIZER};
 
 pub fn t5(path: &Path, settings: &Settings) -> Built {
     const EXTRA_IDS: u64 = 100;
@@ -106,7 +105,7 @@ pub fn deberta_v3(path: &Path, settings: &Settings) -> Built {
 }
 
 fn read(path: &Path) -> Result<Pieces, String> {
-    Pieces::read(&fs::read(path).map_err(|error| error.to_string())?)
+    Pieces::read(&bounded_file::read(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?)
 }
 
 fn unigram(vocabulary: Vec<(String, f64)>, unknown: usize) -> Built {

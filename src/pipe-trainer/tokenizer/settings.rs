@@ -2,11 +2,12 @@
 //! order of transformers' `PreTrainedTokenizerBase._from_pretrained`, so that added tokens get the same numbers.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer};
+
+use crate::storage::bounded_file::{self, LARGEST_TOKENIZER};
 
 /// The special tokens that every tokenizer may have, in the order in which they are added.
 const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -17,7 +18,7 @@ pub struct Settings {
     named: BTreeMap<String, Special>,
     /// Tokens with a name that only this model has.
     others: Vec<Special>,
-    /// Special tokens without a name; nothing where the files do not speak of them.
+    /// Special tokens without a name; absent where the files do not name any.
     extra: Option<Vec<Special>>,
     /// The same by its old name, in special_tokens_map.json.
     additional: Vec<Special>,
@@ -139,7 +140,7 @@ impl Settings {
     }
 
     /// Adds every special and every added token. `defaults` are the names of the family's own; `extra` are those without a name,
-    /// where the files do not speak of them.
+    /// where the files do not name any.
     pub fn add_tokens(
         &self,
         tokenizer: &mut Tokenizer,
@@ -190,10 +191,10 @@ fn added_token(keys: &Map<String, Value>, special: bool) -> Option<AddedToken> {
 
 /// The keys of a JSON file beside `path`; none where there is no such file.
 fn object(path: &Path, name: &str) -> Result<Map<String, Value>, String> {
-    let file = super::beside(path, name);
+    let file = path.with_file_name(name);
     if !file.exists() {
         return Ok(Map::new());
     }
-    let bytes = fs::read(&file).map_err(|error| format!("{name}: {error}"))?;
+    let bytes = bounded_file::read(&file, LARGEST_TOKENIZER).map_err(|error| format!("{name}: {error}"))?;
     serde_json::from_slice(&bytes).map_err(|error| format!("{name}: {error}"))
 }

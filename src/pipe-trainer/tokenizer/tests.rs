@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
+use pipe_spec::TrainerExit;
 use pipe_spec::model_folder::{self, TOKENIZER_JSON};
 use pipe_spec::pipeline::Arch;
 use rayon::prelude::*;
@@ -13,6 +14,7 @@ use serde::Deserialize;
 use tokenizers::Tokenizer;
 
 use super::pieces::Pieces;
+use crate::data::Tokens;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers")
@@ -157,4 +159,19 @@ fn a_broken_model_of_sentencepiece_is_an_error() {
     // A BPE model, which has the same pieces with another meaning.
     let bpe = [&whole[..], &[0x12, 2, 3 << 3, 2]].concat();
     assert!(Pieces::read(&bpe).unwrap_err().contains("model_type is not unigram"));
+}
+
+#[test]
+fn a_damaged_charsmap_is_an_error_of_its_file() {
+    let folder = Folder::of("t5");
+    let path = folder.0.join("spiece.model");
+    // A trie of one node that points far behind its end, and no replacements: a second normalizer_spec replaces the first.
+    let charsmap = [4, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f];
+    let field = [&[0x1a, 2 + charsmap.len() as u8, 0x12, charsmap.len() as u8][..], &charsmap].concat();
+    fs::write(&path, [fs::read(&path).unwrap(), field].concat()).unwrap();
+    let encoded = Tokens::whole(&path, Arch::T5).and_then(|tokens| tokens.encode("chop the salt"));
+    let error = encoded.unwrap_err();
+    assert_eq!(error.exit_code(), TrainerExit::BadInput);
+    let text = error.to_string();
+    assert!(text.contains("spiece.model: it is damaged: "), "{text}");
 }

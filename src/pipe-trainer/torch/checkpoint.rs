@@ -1,4 +1,4 @@
-//! Gradient checkpointing (Chen et al., 2016): what a block computes inside is thrown away and computed again when its
+//! Gradient checkpointing (Chen et al., 2016): what a block computes inside is thrown away and recomputed when its
 //! gradient is wanted.
 
 use std::ffi::{CString, c_char, c_void};
@@ -6,10 +6,11 @@ use std::ffi::{CString, c_char, c_void};
 use tch::{TchError, Tensor};
 use torch_sys::C_tensor;
 
-use super::returned;
+use super::call::{pointers, returned};
 use crate::error::TrainerError;
 
-type Block = dyn Fn(&[&Tensor]) -> Result<Tensor, TrainerError>;
+/// Called on the thread of the backward pass, and dropped on any.
+type Block = dyn Fn(&[&Tensor]) -> Result<Tensor, TrainerError> + Send + Sync;
 
 unsafe extern "C" {
     fn strdup(text: *const c_char) -> *mut c_char;
@@ -27,10 +28,10 @@ unsafe extern "C" {
 /// times, its random numbers included.
 pub fn checkpoint(
     inputs: &[&Tensor],
-    block: impl Fn(&[&Tensor]) -> Result<Tensor, TrainerError> + 'static,
+    block: impl Fn(&[&Tensor]) -> Result<Tensor, TrainerError> + Send + Sync + 'static,
 ) -> Result<Tensor, TchError> {
     let block: Box<Box<Block>> = Box::new(Box::new(block));
-    let inputs = super::pointers(inputs);
+    let inputs = pointers(inputs);
     // SAFETY: the other side owns the box from here on and gives it back to `drop_block` once.
     returned(|out| unsafe {
         pipe_checkpoint(call_block, Box::into_raw(block).cast(), drop_block, inputs.as_ptr(), inputs.len(), out)
@@ -62,6 +63,7 @@ unsafe extern "C" fn call_block(
         }
         Err(error) => {
             let message = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
+            // Where there is no memory for the copy the other side sees neither an error nor a tensor, and knows why.
             // SAFETY: it is a C string; the other side frees the copy.
             unsafe { strdup(message.as_ptr()) }
         }
@@ -71,4 +73,17 @@ unsafe extern "C" fn call_block(
 unsafe extern "C" fn drop_block(data: *mut c_void) {
     // SAFETY: it is the box of `checkpoint`, given back once.
     drop(unsafe { Box::from_raw(data.cast::<Box<Block>>()) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_without_an_answer_is_an_error() {
+        let input = Tensor::from_slice(&[1.0f32]).set_requires_grad(true);
+        let fails = |_: &[&Tensor]| Err(TrainerError::Panic { message: "on purpose".to_owned() });
+        let error = checkpoint(&[&input], fails).unwrap_err().to_string();
+        assert!(error.contains("on purpose"), "{error}");
+    }
 }

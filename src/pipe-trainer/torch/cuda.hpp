@@ -5,11 +5,13 @@
 
 #include <dlfcn.h>
 
+#include <map>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include <c10/core/DeviceGuard.h>
 #include <torch/torch.h>
 
 namespace cuda {
@@ -80,6 +82,7 @@ inline std::string& source() {
   return text;
 }
 
+// For the current device.
 inline void* compiled(const std::string& expression) {
   const auto& f = functions();
   int device = 0, major = 0, minor = 0;
@@ -111,21 +114,25 @@ inline void* compiled(const std::string& expression) {
   return function;
 }
 
-// The kernel that `expression` names, for example drop_add<BF16, float, float>. Compiled once.
-inline void* kernel(const std::string& expression) {
+// The kernel that `expression` names, for example drop_add<BF16, float, float>. Compiled once for each device, which must be
+// the current one.
+inline void* kernel(c10::DeviceIndex device, const std::string& expression) {
   static std::mutex mutex;
-  static std::unordered_map<std::string, void*> known;
+  static std::map<c10::DeviceIndex, std::unordered_map<std::string, void*>> known;
   std::lock_guard<std::mutex> guard(mutex);
-  auto found = known.find(expression);
-  if (found == known.end()) found = known.emplace(expression, compiled(expression)).first;
+  auto& of_device = known[device];
+  auto found = of_device.find(expression);
+  if (found == of_device.end()) found = of_device.emplace(expression, compiled(expression)).first;
   return found->second;
 }
 
-// On the stream that all of libtorch uses here: the default one. The types of the arguments must be the kernel's own.
+// On `device` and the stream that all of libtorch uses there: the default one. The types of the arguments must be the kernel's
+// own.
 template <typename... Arguments>
-void launch(const std::string& expression, int64_t blocks, unsigned threads, Arguments... arguments) {
+void launch(c10::Device device, const std::string& expression, int64_t blocks, unsigned threads, Arguments... arguments) {
+  c10::DeviceGuard guard(device);
   void* all[] = {&arguments...};
-  auto* function = kernel(expression);
+  auto* function = kernel(device.index(), expression);
   check(functions().launch(function, unsigned(blocks), 1, 1, threads, 1, 1, 0, nullptr, all, nullptr), expression.c_str());
 }
 

@@ -33,7 +33,7 @@ inline Tensor drop_add(const Tensor& in, const Tensor& residual, at::ScalarType 
   auto type = [](at::ScalarType t) { return std::string(cuda::type_name(t)); };
   auto name = "drop_add<" + type(x.scalar_type()) + ", " + type(out_type) + ", " + type(out_type) + ">";
   const void *px = x.data_ptr(), *pr = r.defined() ? r.data_ptr() : nullptr;
-  cuda::launch(name, cuda::blocks_for(x.numel(), 256), 256, px, pr, out.data_ptr(), uint64_t(x.numel()), dropout);
+  cuda::launch(x.device(), name, cuda::blocks_for(x.numel(), 256), 256, px, pr, out.data_ptr(), uint64_t(x.numel()), dropout);
   return out;
 }
 
@@ -87,7 +87,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
     auto sum = keeps ? at::empty_like(residual) : Tensor();
     auto out = at::empty(residual.sizes(), residual.options().dtype(kind)), hat = at::empty_like(out);
     auto inverse = at::empty({int64_t(rows)}, residual.options().dtype(at::kFloat));
-    cuda::launch(name("add_norm", kind, residual.scalar_type(), weight), std::min<int64_t>(rows, 65536), 128, pointer(in),
+    cuda::launch(residual.device(), name("add_norm", kind, residual.scalar_type(), weight), std::min<int64_t>(rows, 65536), 128, pointer(in),
                  pointer(in_bias), pointer(residual), pointer(weight), pointer(bias), pointer(sum), pointer(hat), pointer(out),
                  pointer(inverse), rows, width, float(eps), Dropout::of(share, uint64_t(seed)));
     ctx->save_for_backward({hat, inverse, weight});
@@ -115,7 +115,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
     bool same = dropout.threshold == 0 && kind == type;
     auto d_in = adds && !same ? at::empty_like(d_out) : Tensor();
     auto columns = at::empty({3, blocks, int64_t(width)}, inverse.options());
-    cuda::launch(name("add_norm_backward", kind, type, weight), blocks, 128, pointer(d_out), pointer(more), pointer(hat),
+    cuda::launch(hat.device(), name("add_norm_backward", kind, type, weight), blocks, 128, pointer(d_out), pointer(more), pointer(hat),
                  pointer(inverse), pointer(weight), pointer(d_sum), pointer(d_in), pointer(columns), rows, width, dropout);
     auto totals = columns.sum(1).to(weight.scalar_type());
     return {adds ? (same ? d_sum : d_in) : Tensor(), biased ? totals[2] : Tensor(), d_sum, totals[0], totals[1],
@@ -124,7 +124,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
 };
 
 // --- x w^T + b where the weights are wider than what is computed in ----------------------------------------------------
-// The narrow copy of the weights is made anew for the backward pass instead of being kept.
+// The narrow copy of the weights is made again for the backward pass instead of being kept.
 
 inline Tensor rows_of(const Tensor& t) {
   return t.reshape({-1, t.size(-1)});
@@ -231,7 +231,7 @@ struct Activation {
   Tensor forward(const Tensor& a, const Tensor& gate, const Tensor& bias) const {
     auto out = at::empty_like(a);
     const void *pa = a.data_ptr(), *pg = pointer(gate), *pb = pointer(bias);
-    cuda::launch(name("activate", a, bias), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)),
+    cuda::launch(a.device(), name("activate", a, bias), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)),
                  out.data_ptr(), uint64_t(a.numel()), dropout);
     return out;
   }
@@ -241,7 +241,7 @@ struct Activation {
     auto d_gate = gate.defined() ? at::empty_like(gate) : Tensor();
     const void *pa = a.data_ptr(), *pg = pointer(gate), *pb = pointer(bias), *pd = d_out.data_ptr();
     void* to = d_gate.defined() ? d_gate.data_ptr() : nullptr;
-    cuda::launch(name("activate_backward", a, bias), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)), pd,
+    cuda::launch(a.device(), name("activate_backward", a, bias), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)), pd,
                  d_out.data_ptr(), to, uint64_t(a.numel()), dropout);
     return d_gate;
   }
@@ -369,7 +369,7 @@ inline void adamw_bf16_cuda(const std::vector<Tensor>& p, const std::vector<Tens
   }
   auto there = table.to(p[0].device());
   const void *pt = there.data_ptr(), *ps = scale.data_ptr();
-  cuda::launch("adamw_bf16", blocks, 256, pt, uint32_t(p.size()), chunk, ps, s);
+  cuda::launch(p[0].device(), "adamw_bf16", blocks, 256, pt, uint32_t(p.size()), chunk, ps, s);
 }
 
 // --- Stochastic rounding to bf16 --------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ inline void round_to_bf16(const Tensor& into, const Tensor& wide, uint32_t seed)
   auto from = wide.contiguous();
   if (into.is_cuda()) {
     const void* pf = from.data_ptr();
-    cuda::launch("round_to_bf16", cuda::blocks_for(from.numel(), 256), 256, pf, into.data_ptr(), uint64_t(from.numel()), seed);
+    cuda::launch(into.device(), "round_to_bf16", cuda::blocks_for(from.numel(), 256), 256, pf, into.data_ptr(), uint64_t(from.numel()), seed);
     return;
   }
   auto* pi = into.data_ptr<at::BFloat16>();

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int};
 use tch::{Kind, TchError, Tensor};
 use torch_sys::C_tensor;
 
-use super::{checked, returned};
+use super::call::{checked, returned};
 
 unsafe extern "C" {
     fn pipe_drop_add(
@@ -70,7 +70,7 @@ pub fn drop_add(input: &Tensor, residual: Option<&Tensor>, dropped: Dropped) -> 
 
 /// The norm of `residual` plus what a layer gave, some of it dropped.
 pub struct AddNorm<'a> {
-    /// What the layer gave, and the bias that it has not added yet. Absent, the residual itself is normed.
+    /// What the layer gave, and the bias that is still to be added. Absent, the residual itself is normed.
     pub input: Option<(&'a Tensor, Option<&'a Tensor>)>,
     pub residual: &'a Tensor,
     pub weight: &'a Tensor,
@@ -91,7 +91,7 @@ impl AddNorm<'_> {
     pub fn forward_with_sum(&self) -> Result<Option<(Tensor, Tensor)>, TchError> {
         let mut sum = std::ptr::null_mut();
         let normed = self.compute(Some(&mut sum))?;
-        // SAFETY: where there is a norm there is a sum, a new tensor that nobody else owns.
+        // SAFETY: where there is a norm there is a sum, a new tensor that no one else owns.
         Ok(normed.map(|normed| (normed, unsafe { Tensor::from_ptr(sum) })))
     }
 
@@ -115,7 +115,7 @@ impl AddNorm<'_> {
                 sum.map_or(std::ptr::null_mut(), |sum| sum),
             )
         })?;
-        // SAFETY: without an error it is null, or a new tensor that nobody else owns.
+        // SAFETY: without an error it is null, or a new tensor that no one else owns.
         Ok((!out.is_null()).then(|| unsafe { Tensor::from_ptr(out) }))
     }
 }
@@ -130,7 +130,7 @@ pub fn linears<const N: usize>(
     let mut outs = [std::ptr::null_mut(); N];
     // SAFETY: the pointers are of living tensors, there are N weights among them, and N results have room.
     checked(unsafe { pipe_linears(pointer(input), layers.as_ptr(), layers.len(), N, outs.as_mut_ptr()) })?;
-    // SAFETY: without an error each is a new tensor that nobody else owns.
+    // SAFETY: without an error each is a new tensor that no one else owns.
     Ok(outs.map(|out| unsafe { Tensor::from_ptr(out) }))
 }
 

@@ -424,7 +424,7 @@ __global__ void adamw_bf16(const Parameter* parameters, u32 count, u64 chunk, co
   }
 }
 
-// Stochastic rounding, with a hash of the value, its place and the seed. The caller draws the seed anew for each step.
+// Stochastic rounding, with a hash of the value, its place and the seed. The caller draws a new seed for each step.
 __global__ void round_to_bf16(const float* in, BF16* out, u64 n, u32 seed) {
   u64 stride = u64(gridDim.x) * blockDim.x;
   for (u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x; at < n; at += stride) {

@@ -5,10 +5,13 @@
 // Tensors come and go as torch-sys hands them around: pointers to at::Tensor. A function returns nullptr, or what went wrong.
 
 #include <cstring>
+#include <memory>
+#include <new>
 #include <string>
 
 #include <ATen/Parallel.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
 
@@ -16,17 +19,32 @@
 
 namespace {
 
+// What is returned where there is no memory for a message. pipe_free_message knows it.
+char no_memory[] = "std::bad_alloc";
+
+char* message_of(const char* text) {
+  char* copy = strdup(text);
+  return copy ? copy : no_memory;
+}
+
+// Nothing that is thrown goes beyond this, also where it cannot be put into words.
 template <typename F>
-char* guarded(F&& f) {
+char* guarded(F&& f) noexcept {
   try {
-    f();
-    return nullptr;
-  } catch (const c10::Error& error) {
-    return strdup(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return strdup(error.what());
+    try {
+      f();
+      return nullptr;
+    } catch (const std::bad_alloc&) {
+      return no_memory;
+    } catch (const c10::Error& error) {
+      return message_of(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      return message_of(error.what());
+    } catch (...) {
+      return message_of("an error without a name");
+    }
   } catch (...) {
-    return strdup("an error without a name");
+    return no_memory;
   }
 }
 
@@ -55,10 +73,11 @@ struct Closure : torch::CustomClassHolder {
     for (auto& input : inputs) pointers.push_back(&input);
     Tensor* output = nullptr;
     if (char* error = block(data, pointers.data(), pointers.size(), &output)) {
-      std::string message = error;
-      free(error);
-      throw std::runtime_error(message);
+      auto freed = std::unique_ptr<char, decltype(&free)>(error, &free);
+      throw std::runtime_error(error);
     }
+    // There was an error, and no memory to say which.
+    if (!output) throw std::bad_alloc();
     Tensor result = *output;
     delete output;
     return result;
@@ -141,7 +160,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 };
 
 // --- A feed-forward layer that keeps nothing of its inside --------------------------------------------------------------
-// gelu(x w1^T + b1) w2^T + b2. Rows are taken a chunk at a time, and what is inside is computed again for the gradient: where
+// gelu(x w1^T + b1) w2^T + b2. Rows are taken a chunk at a time, and what is inside is recomputed for the gradient: where
 // the inner width is many times the outer, that costs little beside moving it through memory, and keeping it costs most of all.
 
 struct GeluFeedForward : torch::autograd::Function<GeluFeedForward> {
@@ -237,9 +256,13 @@ char* pipe_round_to_bf16(Tensor* into, Tensor* wide, uint64_t seed) {
   });
 }
 
+void pipe_free_message(char* message) {
+  if (message != no_memory) free(message);
+}
+
 // The source of the kernels, before the first is needed.
-void pipe_kernels(const char* text) {
-  cuda::source() = text;
+char* pipe_kernels(const char* text) {
+  return guarded([&] { cuda::source() = text; });
 }
 
 // `residual` may be null.
@@ -298,9 +321,15 @@ char* pipe_forget_gradient(Tensor* tensor) {
 }
 
 char* pipe_checkpoint(Block block, void* data, void (*drop)(void*), Tensor** inputs, size_t count, Tensor** out) {
-  // Owned from here on, whatever happens.
-  auto closure = c10::make_intrusive<Closure>(block, data, drop);
   return guarded([&] {
+    c10::intrusive_ptr<Closure> closure;
+    try {
+      closure = c10::make_intrusive<Closure>(block, data, drop);
+    } catch (...) {
+      // No one else owns it yet.
+      drop(data);
+      throw;
+    }
     auto all = list(inputs, count);
     *out = new Tensor(Checkpoint::apply(closure, at::TensorList(all)));
   });
@@ -317,10 +346,17 @@ char* pipe_gelu_feed_forward(Tensor* x, Tensor* w1, Tensor* b1, Tensor* w2, Tens
   return guarded([&] { *out = new Tensor(GeluFeedForward::apply(*x, *w1, *b1, *w2, *b2, rows)); });
 }
 
-// Bytes allocated, reserved, most allocated, most reserved; retries of allocations. For the card 0.
-char* pipe_card_memory(uint64_t* out) {
+// The card that this thread uses for whatever names no other.
+char* pipe_use_card(int64_t index) {
   return guarded([&] {
-    auto stats = c10::getDeviceAllocator(c10::DeviceType::CUDA)->getDeviceStats(0);
+    c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).setDevice({c10::DeviceType::CUDA, c10::DeviceIndex(index)});
+  });
+}
+
+// Of one card: bytes allocated, reserved, most allocated, most reserved; retries of allocations.
+char* pipe_card_memory(int64_t index, uint64_t* out) {
+  return guarded([&] {
+    auto stats = c10::getDeviceAllocator(c10::DeviceType::CUDA)->getDeviceStats(c10::DeviceIndex(index));
     out[0] = uint64_t(stats.allocated_bytes[0].current);
     out[1] = uint64_t(stats.reserved_bytes[0].current);
     out[2] = uint64_t(stats.allocated_bytes[0].peak);
@@ -329,9 +365,9 @@ char* pipe_card_memory(uint64_t* out) {
   });
 }
 
-// The peaks begin anew with what is held now.
-char* pipe_reset_peaks() {
-  return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(0); });
+// The peaks of one card count from what is held now.
+char* pipe_reset_peaks(int64_t index) {
+  return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(c10::DeviceIndex(index)); });
 }
 
 char* pipe_empty_cache() {
@@ -358,9 +394,11 @@ void pipe_flush_denormals() {
   at::globalContext().setFlushDenormal(true);
 }
 
-void pipe_allow_tf32(bool allow) {
-  at::globalContext().setFloat32MatmulPrecision(allow ? "high" : "highest");
-  at::globalContext().setAllowTF32CuDNN(allow);
+char* pipe_allow_tf32(bool allow) {
+  return guarded([&] {
+    at::globalContext().setFloat32MatmulPrecision(allow ? "high" : "highest");
+    at::globalContext().setAllowTF32CuDNN(allow);
+  });
 }
 
 char* pipe_deterministic(bool on) {

@@ -8,7 +8,7 @@ use super::session::Session;
 use super::state::State;
 use crate::data::{Part, PartShape, Sample};
 use crate::error::TrainerError;
-use crate::model::{Contrast, Mode};
+use crate::model::{Contrastive, Mode};
 use crate::random::{self, Purpose};
 
 /// What the parts of a step gave.
@@ -29,12 +29,12 @@ pub struct Accumulation<'a> {
 
 impl Accumulation<'_> {
     pub fn of(&self, samples: &[Sample]) -> Result<Accumulated, TrainerError> {
-        self.session.situation.set_step(self.state.step + 1);
+        self.session.progress.set_step(self.state.step + 1);
         self.state.model.weights().forget_gradients()?;
         let parts: Vec<&[Sample]> = samples.chunks(self.batch as usize).collect();
-        match self.state.model.contrast() {
+        match self.state.model.contrastive() {
             None => self.sums(&parts),
-            Some(contrast) => self.contrast(contrast, &parts),
+            Some(contrastive) => self.contrast(contrastive, &parts),
         }
     }
 
@@ -54,14 +54,14 @@ impl Accumulation<'_> {
     }
 
     /// A loss over the whole step at once.
-    fn contrast(&self, contrast: &dyn Contrast, parts: &[&[Sample]]) -> Result<Accumulated, TrainerError> {
+    fn contrast(&self, contrastive: &dyn Contrastive, parts: &[&[Sample]]) -> Result<Accumulated, TrainerError> {
         let targets = parts.iter().map(|part| part.len() as u64).sum::<u64>();
-        let loss = gradient_cache::backward(contrast, &StepParts { work: self, parts }, self.loss_scale())?;
+        let loss = gradient_cache::backward(contrastive, &StepParts { work: self, parts }, self.loss_scale())?;
         Ok(Accumulated { loss: loss.f_to_kind(Kind::Double)?.f_mul_scalar(targets as f64)?, targets })
     }
 
     fn enter(&self, phase: Phase, samples: &[Sample]) -> Result<(), TrainerError> {
-        self.session.situation.set_part(samples.len() as u32, self.shape.longest(samples) as u32);
+        self.session.progress.set_part(samples.len() as u32, self.shape.longest(samples) as u32);
         self.session.enter(phase, self.state.step)
     }
 

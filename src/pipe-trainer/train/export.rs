@@ -4,9 +4,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use pipe_model::clip::ClipConfig;
+use pipe_model::{TaskData, read_config};
 use pipe_spec::model_folder::{CONFIG, PREPROCESSOR, SAFETENSORS, TOKENIZER_JSON, TOKENIZER_SETTINGS};
-use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::TchError;
 
@@ -14,9 +13,10 @@ use super::session::Session;
 use super::state::State;
 use crate::data::Preprocessor;
 use crate::error::TrainerError;
-use crate::model::Expects;
-use crate::staged_folder::StagedFolder;
-use crate::{durable, tensor_writer, tokenizer};
+use crate::storage::ExportedFolder;
+use crate::storage::durable;
+use crate::storage::tensor_writer;
+use crate::tokenizer;
 
 pub fn export(session: &Session, state: &State) -> Result<(), TrainerError> {
     write(session, state).map_err(|error| match error.downcast::<TchError>() {
@@ -29,7 +29,7 @@ pub fn export(session: &Session, state: &State) -> Result<(), TrainerError> {
 }
 
 fn write(session: &Session, state: &State) -> io::Result<()> {
-    let staged = StagedFolder::create(&session.run.model())?;
+    let staged = ExportedFolder::create(&session.run.model())?;
     let config = state.model.config();
     durable::write_synced(&staged.path(CONFIG), &serde_json::to_vec_pretty(&config)?)?;
     if let Some(path) = &session.spec.tokenizer {
@@ -53,12 +53,8 @@ fn write(session: &Session, state: &State) -> io::Result<()> {
 /// How pictures were prepared, for a model that sees them.
 fn preprocessor(session: &Session, config: &Map<String, Value>) -> io::Result<Option<Value>> {
     let model = &session.spec.model;
-    if model.arch != Arch::Clip {
-        return Ok(None);
-    }
-    let Expects::Pairs { image_size, .. } = ClipConfig::read(config).map_err(io::Error::other)?.expects() else {
-        return Ok(None);
-    };
+    let task_data = read_config(model.arch, config).map_err(io::Error::other)?.task_data(None);
+    let TaskData::Contrastive { image_size, .. } = task_data else { return Ok(None) };
     let preprocessor = Preprocessor::open(image_size as u32, model.from.as_deref().map(Path::new));
     Ok(Some(preprocessor.map_err(io::Error::other)?.json()))
 }

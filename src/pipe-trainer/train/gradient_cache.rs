@@ -4,16 +4,16 @@ use tch::Tensor;
 
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::model::{Contrast, Embeddings, Mode};
+use crate::model::{Contrastive, Embeddings, Mode};
 
-/// The parts of a step, each of which is asked for twice and must be the same both times, its dropout included.
+/// The parts of a step. Each is loaded twice and must be the same both times, its dropout included.
 pub trait Parts {
     fn count(&self) -> usize;
 
-    /// A part that is to go through the model.
+    /// A part for a forward pass.
     fn load(&self, index: usize) -> Result<(Part, Mode), TrainerError>;
 
-    /// Its gradient is next.
+    /// Called before the backward pass of a part.
     fn before_backward(&self) -> Result<(), TrainerError>;
 }
 
@@ -21,18 +21,18 @@ pub trait Parts {
 ///
 /// Gradient caching (Gao et al., 2021): embeddings of all parts without a graph, the loss over all of them and its gradient
 /// by embedding, and then each part again, to send its share of that gradient back.
-pub fn backward(contrast: &dyn Contrast, parts: &dyn Parts, scale: f64) -> Result<Tensor, TrainerError> {
+pub fn backward(contrastive: &dyn Contrastive, parts: &dyn Parts, scale: f64) -> Result<Tensor, TrainerError> {
     if parts.count() == 1 {
-        let loss = contrast.loss(&embed(contrast, parts, 0)?)?;
+        let loss = contrastive.loss(&embed(contrastive, parts, 0)?)?;
         parts.before_backward()?;
         loss.f_mul_scalar(scale)?.f_backward()?;
         return Ok(loss.f_detach()?);
     }
-    let (sizes, all) = tch::no_grad(|| embed_all(contrast, parts))?;
-    let (loss, gradient) = loss_and_gradient(contrast, all, scale)?;
+    let (sizes, all) = tch::no_grad(|| embed_all(contrastive, parts))?;
+    let (loss, gradient) = loss_and_gradient(contrastive, all, scale)?;
     let mut start = 0;
     for (index, size) in sizes.into_iter().enumerate() {
-        let part = embed(contrast, parts, index)?;
+        let part = embed(contrastive, parts, index)?;
         parts.before_backward()?;
         // A sum whose gradient by each embedding is the one that was kept.
         let share = |of: &Tensor, gradient: &Tensor| of.f_mul(&gradient.f_narrow(0, start, size)?)?.f_sum(of.kind());
@@ -43,16 +43,16 @@ pub fn backward(contrast: &dyn Contrast, parts: &dyn Parts, scale: f64) -> Resul
     Ok(loss)
 }
 
-fn embed(contrast: &dyn Contrast, parts: &dyn Parts, index: usize) -> Result<Embeddings, TrainerError> {
+fn embed(contrastive: &dyn Contrastive, parts: &dyn Parts, index: usize) -> Result<Embeddings, TrainerError> {
     let (part, mode) = parts.load(index)?;
-    contrast.embed(&part, mode)
+    contrastive.embed(&part, mode)
 }
 
-/// The samples of each part, and all embeddings one behind the other.
-fn embed_all(contrast: &dyn Contrast, parts: &dyn Parts) -> Result<(Vec<i64>, Embeddings), TrainerError> {
+/// The samples of each part, and all embeddings concatenated.
+fn embed_all(contrastive: &dyn Contrastive, parts: &dyn Parts) -> Result<(Vec<i64>, Embeddings), TrainerError> {
     let (mut sizes, mut images, mut texts) = (Vec::new(), Vec::new(), Vec::new());
     for index in 0..parts.count() {
-        let part = embed(contrast, parts, index)?;
+        let part = embed(contrastive, parts, index)?;
         sizes.push(part.images.size()[0]);
         images.push(part.images);
         texts.push(part.texts);
@@ -62,12 +62,12 @@ fn embed_all(contrast: &dyn Contrast, parts: &dyn Parts) -> Result<(Vec<i64>, Em
 
 /// The gradient by embedding. What else the loss depends on gets its gradient here too.
 fn loss_and_gradient(
-    contrast: &dyn Contrast,
+    contrastive: &dyn Contrastive,
     all: Embeddings,
     scale: f64,
 ) -> Result<(Tensor, Embeddings), TrainerError> {
     let all = Embeddings { images: all.images.f_set_requires_grad(true)?, texts: all.texts.f_set_requires_grad(true)? };
-    let loss = contrast.loss(&all)?;
+    let loss = contrastive.loss(&all)?;
     loss.f_mul_scalar(scale)?.f_backward()?;
     Ok((loss.f_detach()?, Embeddings { images: all.images.f_grad()?, texts: all.texts.f_grad()? }))
 }
@@ -85,13 +85,13 @@ mod tests {
     use crate::precision::Kinds;
 
     /// Random samples, in parts.
-    struct Made {
+    struct RandomParts {
         pixels: Tensor,
         ids: Tensor,
         part: i64,
     }
 
-    impl Made {
+    impl RandomParts {
         fn new(samples: i64, part: i64) -> Self {
             let pixels = Tensor::randn([samples, 3, 8, 8], (Kind::Float, Device::Cpu));
             let ids = Tensor::randint(30, [samples, 7], (Kind::Int64, Device::Cpu)).narrow(1, 0, 6) + 2;
@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    impl Parts for Made {
+    impl Parts for RandomParts {
         fn count(&self) -> usize {
             (self.ids.size()[0] as usize).div_ceil(self.part as usize)
         }
@@ -135,22 +135,22 @@ mod tests {
     }
 
     /// What `work` leaves as the gradient of all weights, and the loss.
-    fn gradient(model: &dyn Model, work: impl FnOnce(&dyn Contrast) -> Tensor) -> (Tensor, f64) {
+    fn gradient(model: &dyn Model, work: impl FnOnce(&dyn Contrastive) -> Tensor) -> (Tensor, f64) {
         model.weights().forget_gradients().unwrap();
-        let loss = work(model.contrast().unwrap()).double_value(&[]);
+        let loss = work(model.contrastive().unwrap()).double_value(&[]);
         let all: Vec<Tensor> = model.weights().gradients().unwrap().iter().map(|part| part.reshape([-1])).collect();
         (Tensor::cat(&all, 0), loss)
     }
 
-    fn cached(model: &dyn Model, parts: &Made, scale: f64) -> (Tensor, f64) {
-        gradient(model, |contrast| backward(contrast, parts, scale).unwrap())
+    fn cached(model: &dyn Model, parts: &RandomParts, scale: f64) -> (Tensor, f64) {
+        gradient(model, |contrastive| backward(contrastive, parts, scale).unwrap())
     }
 
     /// The graphs of all parts held at once.
-    fn held(model: &dyn Model, parts: &Made) -> (Tensor, f64) {
-        gradient(model, |contrast| {
-            let (_, all) = embed_all(contrast, parts).unwrap();
-            let loss = contrast.loss(&all).unwrap();
+    fn held(model: &dyn Model, parts: &RandomParts) -> (Tensor, f64) {
+        gradient(model, |contrastive| {
+            let (_, all) = embed_all(contrastive, parts).unwrap();
+            let loss = contrastive.loss(&all).unwrap();
             loss.backward();
             loss.detach()
         })
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn parts_give_the_gradient_of_the_whole() {
-        let (model, whole) = (model(0.0, Setup::plain()), Made::new(128, 128));
+        let (model, whole) = (model(0.0, Setup::plain()), RandomParts::new(128, 128));
         let (want, loss) = cached(model.as_ref(), &whole, 1.0);
         for part in [16, 50, 1] {
             let (got, other) = cached(model.as_ref(), &whole.split(part), 1.0);
@@ -173,12 +173,12 @@ mod tests {
 
     #[test]
     fn adding_up_the_losses_of_parts_would_be_another_training() {
-        let (model, whole) = (model(0.0, Setup::plain()), Made::new(128, 128));
+        let (model, whole) = (model(0.0, Setup::plain()), RandomParts::new(128, 128));
         let (want, loss) = cached(model.as_ref(), &whole, 1.0);
         let parts = whole.split(16);
-        let (got, other) = gradient(model.as_ref(), |contrast| {
+        let (got, other) = gradient(model.as_ref(), |contrastive| {
             let losses: Vec<Tensor> = (0..parts.count())
-                .map(|index| contrast.loss(&embed(contrast, &parts, index).unwrap()).unwrap())
+                .map(|index| contrastive.loss(&embed(contrastive, &parts, index).unwrap()).unwrap())
                 .collect();
             let loss = Tensor::stack(&losses, 0).mean(Kind::Float);
             loss.backward();
@@ -191,7 +191,7 @@ mod tests {
     fn the_scale_of_fp16_is_in_every_gradient_once() {
         let kinds = Kinds { weights: Kind::Float, compute: Kind::Half };
         for setup in [Setup::plain(), Setup { kinds, ..Setup::plain() }] {
-            let (model, whole) = (model(0.0, setup), Made::new(24, 24));
+            let (model, whole) = (model(0.0, setup), RandomParts::new(24, 24));
             for part in [24, 7] {
                 let ((plain, loss), (scaled, other)) = (
                     cached(model.as_ref(), &whole.split(part), 1.0),
@@ -217,7 +217,7 @@ mod tests {
         }
         for checkpointing in [false, true] {
             let model = model(0.3, Setup { checkpointing, ..Setup::plain() });
-            let parts = Made::new(30, 8);
+            let parts = RandomParts::new(30, 8);
             let (want, loss) = held(model.as_ref(), &parts);
             let (got, other) = cached(model.as_ref(), &parts, 1.0);
             assert!(apart(&got, &want) < 1e-5 && loss == other, "{} {loss} {other}", apart(&got, &want));
@@ -226,14 +226,14 @@ mod tests {
         }
     }
 
-    /// One number for everything; remembers what it was asked.
-    struct Spy {
+    /// Returns one number for everything and records the calls.
+    struct Recorder {
         weight: Tensor,
         asked: RefCell<Vec<(Mode, bool)>>,
         losses: Cell<u32>,
     }
 
-    impl Contrast for Spy {
+    impl Contrastive for Recorder {
         fn embed(&self, part: &Part, mode: Mode) -> Result<Embeddings, TrainerError> {
             let images = part.get("pixel_values")?.f_flatten(1, 3)?.f_mul(&self.weight)?;
             self.asked.borrow_mut().push((mode, images.requires_grad()));
@@ -250,12 +250,12 @@ mod tests {
     #[test]
     fn no_graph_is_held_until_a_parts_turn_comes() {
         let weight = Tensor::from(2.0f32).set_requires_grad(true);
-        let spy = Spy { weight, asked: RefCell::default(), losses: Cell::new(0) };
-        let _ = backward(&spy, &Made::new(5, 2), 1.0).unwrap();
+        let recorder = Recorder { weight, asked: RefCell::default(), losses: Cell::new(0) };
+        let _ = backward(&recorder, &RandomParts::new(5, 2), 1.0).unwrap();
         let mode = |part: u64| Mode::Train { seed: 100 + part };
         let want: Vec<(Mode, bool)> =
             [false, true].into_iter().flat_map(|graph| [0, 1, 2].map(|part| (mode(part), graph))).collect();
-        assert_eq!((spy.asked.into_inner(), spy.losses.get()), (want, 1));
-        assert!(spy.weight.grad().defined());
+        assert_eq!((recorder.asked.into_inner(), recorder.losses.get()), (want, 1));
+        assert!(recorder.weight.grad().defined());
     }
 }

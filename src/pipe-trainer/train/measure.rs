@@ -1,5 +1,5 @@
-//! `pipe-trainer measure`: whole steps at batches that are asked for, on the longest samples, for their memory alone. What is
-//! trained is thrown away. It answers on stdout, one line for each batch that it reads from stdin.
+//! `pipe-trainer measure`: whole steps on the longest samples, to measure their memory. The trained weights are discarded. It
+//! reads batches from stdin and writes one line for each to stdout.
 
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
@@ -9,19 +9,22 @@ use std::time::Instant;
 use pipe_spec::event::Measured;
 use serde::{Deserialize, Serialize};
 
-use super::evaluation::Evaluation;
-use super::rehearsal::{Rehearsal, Worst};
+use super::capacity::usable;
+use super::evaluation::Evaluator;
+use super::longest_samples::LongestSamples;
+use super::rehearsal::Rehearsal;
 use super::session::Session;
 use super::state::{State, milliseconds};
-use super::training::LOOKED_AT;
-use crate::data::{PartShape, Plan, Reader, Sources};
+use super::training::LONGEST_SAMPLE_COUNT;
+use crate::data::{self, PartShape, Reader, SampleOrder};
 use crate::error::TrainerError;
 use crate::events::Events;
+use crate::host::Stop;
 use crate::model::Definition;
-use crate::stop::Stop;
-use crate::{boundary, spec, tensor_writer, torch};
+use crate::storage::tensor_writer;
+use crate::{boundary, spec, torch};
 
-/// The first line: what is measured on.
+/// The first line: the device.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ready {
     pub device: String,
@@ -33,19 +36,21 @@ pub struct Ready {
 }
 
 pub fn measure(spec_file: &Path) -> Result<(), TrainerError> {
-    let stop = Stop::listen()?;
+    let stop = Stop::on_signals().map_err(TrainerError::signals)?;
     let session = Session::open(spec::read(spec_file)?, Events::new(stop.clone()), stop)?;
+    // A training holds a little more than its steps do: a batch that fits here must fit there.
+    session.hardware.enforce_limit(&session.spec.memory, |bytes| usable(session.spec.device, bytes))?;
     let mut measuring = Measuring::prepare(&session)?;
-    say(&measuring.ready()?)?;
+    print_line(&measuring.ready()?)?;
     for line in io::stdin().lock().lines() {
         let batch = line.ok().and_then(|line| line.trim().parse().ok());
         let Some(batch) = batch.filter(|batch| *batch > 0) else { break };
-        say(&measuring.of(batch)?)?;
+        print_line(&measuring.of(batch)?)?;
     }
     Ok(())
 }
 
-fn say(line: &impl Serialize) -> Result<(), TrainerError> {
+fn print_line(line: &impl Serialize) -> Result<(), TrainerError> {
     let fail = |source| TrainerError::Io { path: PathBuf::from("stdout"), source };
     let line = serde_json::to_string(line).expect("it is plain data");
     let mut stdout = io::stdout().lock();
@@ -56,8 +61,8 @@ struct Measuring<'a> {
     session: &'a Session,
     state: State,
     shape: PartShape,
-    worst: Worst,
-    evaluation: Option<(Evaluation, Worst)>,
+    longest_samples: LongestSamples,
+    evaluation: Option<(Evaluator, LongestSamples)>,
 }
 
 impl<'a> Measuring<'a> {
@@ -65,39 +70,44 @@ impl<'a> Measuring<'a> {
     fn prepare(session: &'a Session) -> Result<Self, TrainerError> {
         let spec = &session.spec;
         let definition = Definition::from_spec(&spec.model)?;
-        let sources = Sources::open(spec, &definition.expects()?, &session.pool)?;
-        let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.learned());
-        let plan = Plan::new(sources.train.len(), spec.data.shuffle, &spec.train);
-        let state = State::begin(session, &plan, &definition)?;
+        let sources = data::open(spec, &definition.task_data()?, &session.pool)?;
+        let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
+        let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
+        let state = State::begin(session, &order, &definition)?;
         let reader = |source| Reader { source, pool: Arc::clone(&session.pool) };
-        let evaluation = match (Evaluation::open(session, &sources), &sources.eval) {
-            (Some(evaluation), Some(source)) => Some((evaluation, Worst::find(&reader(Arc::clone(source)))?)),
+        let evaluation = match (Evaluator::open(session, &sources), &sources.eval) {
+            (Some(evaluation), Some(source)) => Some((evaluation, LongestSamples::find(&reader(Arc::clone(source)))?)),
             _ => None,
         };
-        let worst = Worst::find(&reader(sources.train))?;
+        let longest_samples = LongestSamples::find(&reader(sources.train))?;
         let shape = PartShape::new(&sources.paddings, session.hardware.device);
-        Ok(Self { session, state, shape, worst, evaluation })
+        Ok(Self { session, state, shape, longest_samples, evaluation })
     }
 
     fn ready(&self) -> Result<Ready, TrainerError> {
         let hardware = &self.session.hardware;
-        let longest = self.shape.lengths(&self.worst.part(LOOKED_AT));
+        let longest = self.shape.lengths(&self.longest_samples.part(LONGEST_SAMPLE_COUNT));
         let capacity = hardware.available()?;
         Ok(Ready { device: hardware.name.clone(), driver: hardware.driver.clone(), capacity, longest })
     }
 
     fn rehearsal(&self) -> Rehearsal<'_> {
-        Rehearsal { session: self.session, state: &self.state, shape: &self.shape, worst: &self.worst }
+        Rehearsal {
+            session: self.session,
+            state: &self.state,
+            shape: &self.shape,
+            longest_samples: &self.longest_samples,
+        }
     }
 
-    /// A batch that does not fit is an answer; what else goes wrong is an error.
+    /// A batch that does not fit is a result; any other failure is an error.
     fn of(&mut self, batch: u32) -> Result<Measured, TrainerError> {
         let clock = Instant::now();
         let on_card = self.session.hardware.device.is_cuda();
         self.state.model.weights().forget_gradients()?;
         if on_card {
             torch::empty_cache()?;
-            torch::reset_peaks()?;
+            self.session.hardware.reset_peaks()?;
         }
         let done = boundary::guard(|| self.steps(batch));
         let fits = match done {
@@ -106,7 +116,7 @@ impl<'a> Measuring<'a> {
             Err(other) => return Err(other),
         };
         let usage = self.session.hardware.usage();
-        let longest = self.shape.lengths(&self.worst.part(LOOKED_AT));
+        let longest = self.shape.lengths(&self.longest_samples.part(LONGEST_SAMPLE_COUNT));
         Ok(Measured {
             batch,
             fits,
@@ -117,7 +127,7 @@ impl<'a> Measuring<'a> {
         })
     }
 
-    /// Two steps, an evaluation, and a save that goes nowhere.
+    /// Two steps, an evaluation, and a save that writes nothing.
     fn steps(&mut self, batch: u32) -> Result<(), TrainerError> {
         for _ in 0..2 {
             let rehearsal = self.rehearsal();
@@ -127,12 +137,13 @@ impl<'a> Measuring<'a> {
             self.state.model.step_ended(true)?;
             norm.f_double_value(&[])?;
         }
-        if let Some((evaluation, worst)) = &self.evaluation {
+        if let Some((evaluation, longest_samples)) = &self.evaluation {
             let batch = self.session.spec.evaluate.batch.map_or(batch, u32::from);
-            evaluation.rehearse(self.session, &self.state, &self.shape, &worst.part(batch))?;
+            evaluation.rehearse(self.session, &self.state, &self.shape, &longest_samples.part(batch))?;
         }
         tensor_writer::read_all(&self.state.named_weights())?;
         tensor_writer::read_all(&self.state.optimizer.tensors())?;
-        Ok(())
+        // What was served from the reserve did not fit.
+        boundary::check_host_memory()
     }
 }

@@ -1,4 +1,4 @@
-//! Steps on the longest samples whose update is discarded: they hold what the worst step of the training will hold.
+//! Steps on the longest samples whose update is discarded: they need as much memory as the largest step of the training.
 
 use std::time::Instant;
 
@@ -6,71 +6,19 @@ use pipe_spec::event::{Point, Rehearsed};
 use pipe_spec::pipeline;
 
 use super::accumulation::Accumulation;
+use super::longest_samples::LongestSamples;
 use super::session::Session;
 use super::state::{State, milliseconds};
-use crate::data::{BESIDE, Column, PartShape, Reader, Sample};
+use crate::data::{PartShape, Sample};
 use crate::error::TrainerError;
 use crate::{boundary, torch};
-
-/// The samples that hold most, those that are longest in some column first.
-pub struct Worst(Vec<Sample>);
-
-impl Worst {
-    pub fn find(reader: &Reader) -> Result<Self, TrainerError> {
-        let mut samples = reader.look(&reader.source.longest())?;
-        samples.sort_by_key(|sample| std::cmp::Reverse(lengths(sample).sum::<usize>()));
-        // A part is as long as its longest row in each column: behind the longest sample come those.
-        for column in 0..samples.first().map_or(0, |sample| sample.columns.len()) {
-            let length = |place: usize| lengths(&samples[place]).nth(column).unwrap_or(0);
-            let longest = (0..samples.len()).rev().max_by_key(|place| length(*place)).unwrap_or(0);
-            if length(longest) > length(0) {
-                let sample = samples.remove(longest);
-                samples.insert(1, sample);
-            }
-        }
-        Ok(Self(samples))
-    }
-
-    /// Whether no sample could be read.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// As many samples as a pass has, over and over where there are fewer. One of them is a little shorter, so that there is
-    /// padding as there is in the training.
-    pub fn part(&self, batch: u32) -> Vec<Sample> {
-        let mut part: Vec<Sample> = self.0.iter().cycle().take(batch as usize).cloned().collect();
-        if let [_, .., last] = part.as_mut_slice() {
-            shorten(last);
-        }
-        part
-    }
-}
-
-/// Of each column, those apart that are as long as another.
-fn lengths(sample: &Sample) -> impl Iterator<Item = usize> {
-    sample.columns.iter().map(|(name, column)| match column {
-        Column::Tokens(tokens) if !BESIDE.contains(name) => tokens.len(),
-        _ => 0,
-    })
-}
-
-fn shorten(sample: &mut Sample) {
-    for (name, column) in &mut sample.columns {
-        if let (Column::Tokens(tokens), true) = (column, *name != "labels")
-            && tokens.len() > 1
-        {
-            tokens.pop();
-        }
-    }
-}
 
 /// What a rehearsal works on. It leaves everything as it was.
 pub struct Rehearsal<'a> {
     pub session: &'a Session,
     pub state: &'a State,
     pub shape: &'a PartShape,
-    pub worst: &'a Worst,
+    pub longest_samples: &'a LongestSamples,
 }
 
 impl Rehearsal<'_> {
@@ -81,7 +29,7 @@ impl Rehearsal<'_> {
         let clock = Instant::now();
         let samples = self.samples(batch);
         let gradients = self.gradients(&samples, batch)?;
-        // Only what waits for the device can tell that all of it fitted.
+        // Only after waiting for the device is it known that all of it fitted.
         torch::total_norm(&gradients)?.f_double_value(&[])?;
         state.optimizer.rehearse(state.model.weights())?;
         drop(gradients);
@@ -94,8 +42,9 @@ impl Rehearsal<'_> {
 
     /// The samples of a step, two passes of it at most.
     pub fn samples(&self, batch: u32) -> Vec<Sample> {
-        let passes = pipeline::accum(self.session.spec.train.effective_batch, batch).min(2);
-        (0..passes).flat_map(|_| self.worst.part(batch)).collect()
+        let spec = &self.session.spec;
+        let passes = pipeline::accum(spec.train.effective_batch, batch, spec.rank.count).min(2);
+        (0..passes).flat_map(|_| self.longest_samples.part(batch)).collect()
     }
 
     pub fn gradients(&self, samples: &[Sample], batch: u32) -> Result<Vec<tch::Tensor>, TrainerError> {
@@ -104,8 +53,8 @@ impl Rehearsal<'_> {
         Ok(state.model.weights().gradients()?)
     }
 
-    /// What an eighth and a quarter of the batch that did not fit hold, as far as they do. On a card alone: what a process
-    /// holds of the host's memory it does not give back.
+    /// The peaks of an eighth and a quarter of the batch that did not fit, as far as they fit. On a card alone: a process does
+    /// not give host memory back.
     pub fn smaller(&self, failed: u32) -> Vec<Point> {
         let mut batches: Vec<u32> = [failed / 8, failed / 4].into_iter().filter(|batch| *batch > 0).collect();
         batches.dedup();
@@ -113,50 +62,11 @@ impl Rehearsal<'_> {
             let measured = boundary::guard(|| {
                 self.state.model.weights().forget_gradients()?;
                 torch::empty_cache()?;
-                torch::reset_peaks()?;
+                self.session.hardware.reset_peaks()?;
                 self.run(batch)
             });
             measured.ok().map(|measured| Point { batch, peak: measured.peak })
         };
         batches.into_iter().map_while(point).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sample(source: usize, target: usize) -> Sample {
-        let tokens = |length| Column::Tokens(vec![1; length]);
-        let columns =
-            vec![("input_ids", tokens(source)), ("attention_mask", tokens(source)), ("labels", tokens(target))];
-        Sample { columns, targets: 1 }
-    }
-
-    struct Rows(Vec<(usize, usize)>);
-
-    impl crate::data::Source for Rows {
-        fn len(&self) -> usize {
-            self.0.len()
-        }
-
-        fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-            Ok(Some(sample(self.0[index].0, self.0[index].1)))
-        }
-    }
-
-    #[test]
-    fn a_part_is_as_long_as_any_can_be() {
-        let rows = Rows(vec![(9, 9), (30, 2), (29, 4), (31, 1), (3, 12), (2, 2)]);
-        let reader = Reader { source: std::sync::Arc::new(rows), pool: crate::data::workers(1).unwrap() };
-        let worst = Worst::find(&reader).unwrap();
-        let longest = |batch: u32, column: usize| {
-            worst.part(batch).iter().map(|sample| lengths(sample).nth(column).unwrap()).max().unwrap()
-        };
-        assert_eq!((longest(1, 0), longest(1, 2)), (29, 4), "one sample is the longest in all");
-        assert_eq!((longest(4, 0), longest(4, 2)), (31, 12), "several have the longest of each column");
-        assert_eq!(worst.part(20).len(), 20);
-        let part = worst.part(4);
-        assert!(lengths(&part[3]).next() < Some(31), "there is padding");
     }
 }

@@ -1,4 +1,4 @@
-//! What surrounds a training: its spec and folder, the device, the events, and the wish to stop.
+//! What a training runs with: its spec and folder, the device, the events, and requests to stop.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::data;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::events::Events;
-use crate::situation::Situation;
-use crate::stop::Stop;
+use crate::host::Stop;
+use crate::progress::Progress;
 
 pub struct Session {
     pub spec: TrainerSpec,
     pub run: RunFolder,
     pub hardware: Hardware,
     pub store: Store,
-    pub situation: Situation,
+    pub progress: Progress,
     pub pool: Arc<ThreadPool>,
     pub began: Instant,
     events: RefCell<Events>,
@@ -37,12 +37,12 @@ impl Session {
         let pool = data::workers(spec.data.workers.get())?;
         let run = RunFolder::new(&spec.run);
         let store = Store::open(&run, spec.save.keep.get())?;
-        hardware.enforce_limit(&spec.memory)?;
+        hardware.enforce_limit(&spec.memory, |bytes| bytes)?;
         Ok(Self {
             run,
             hardware,
             store,
-            situation: Situation::new(spec.train.batch()),
+            progress: Progress::new(spec.train.batch()),
             pool,
             began,
             events: RefCell::new(events),
@@ -53,6 +53,11 @@ impl Session {
 
     pub fn emit(&self, kind: EventKind) {
         self.events.borrow_mut().emit(kind);
+    }
+
+    /// Waits until the disk has all events so far.
+    pub fn sync_events(&self) {
+        self.events.borrow().sync();
     }
 
     pub fn warn(&self, message: String) {
@@ -67,12 +72,12 @@ impl Session {
         }
     }
 
-    /// Begins a phase, unless the training is to stop after `step` completed steps or the host's memory is gone.
+    /// Enters a phase; an error where a stop is requested after `step` completed steps or host memory is exhausted.
     pub fn enter(&self, phase: Phase, step: u64) -> Result<(), TrainerError> {
         if self.stop.requested() {
             return Err(TrainerError::Stopped { step });
         }
-        self.situation.enter(phase);
+        self.progress.enter(phase);
         boundary::check_host_memory()
     }
 }

@@ -10,54 +10,55 @@ use tch::Tensor;
 
 use super::session::Session;
 use crate::checkpoint::{Checkpoint, Identity, SavedState};
-use crate::data::Plan;
+use crate::data::SampleOrder;
 use crate::error::TrainerError;
-use crate::loss_scale::LossScale;
 use crate::model::{Definition, Model, Setup, Start};
-use crate::optimizer::Optimizer;
+use crate::optim::LossScale;
+use crate::optim::Optimizer;
+use crate::storage::finite;
 
 pub struct State {
     pub model: Box<dyn Model>,
     pub optimizer: Optimizer,
     /// In fp16 alone.
     pub loss_scale: Option<LossScale>,
-    /// The most that the device held while the weights were loaded, where it can tell.
+    /// The most that the device held while the weights were loaded, where it is known.
     pub load_peak: Option<u64>,
     /// Completed steps.
     pub step: u64,
     /// The last step after which the model was evaluated.
     pub evaluated: u64,
-    /// The step of the checkpoint that this attempt went on from.
+    /// The step of the checkpoint that this attempt resumed from.
     pub resumed_from: Option<u64>,
     /// The last step that this attempt has loaded or saved. A folder of that name alone may be a damaged one.
     saved: Cell<u64>,
-    plan: Plan,
+    order: SampleOrder,
 }
 
 impl State {
-    /// Goes on from the newest whole checkpoint, or begins.
-    pub fn open(session: &Session, plan: &Plan, definition: &Definition) -> Result<Self, TrainerError> {
-        let identity = identity(session, plan);
-        session.situation.enter(Phase::Resume);
+    /// Resumes from the newest whole checkpoint, or starts.
+    pub fn open(session: &Session, order: &SampleOrder, definition: &Definition) -> Result<Self, TrainerError> {
+        let identity = identity(session, order);
+        session.progress.enter(Phase::Resume);
         match session.store.newest(&identity, session.spec.maths_changed, |damage| session.warn(damage))? {
-            Some(checkpoint) => Self::resume(session, plan, definition, &checkpoint),
-            None => Self::begin(session, plan, definition),
+            Some(checkpoint) => Self::resume(session, order, definition, &checkpoint),
+            None => Self::begin(session, order, definition),
         }
     }
 
-    pub fn begin(session: &Session, plan: &Plan, definition: &Definition) -> Result<Self, TrainerError> {
+    pub fn begin(session: &Session, order: &SampleOrder, definition: &Definition) -> Result<Self, TrainerError> {
         let train = &session.spec.train;
-        session.situation.enter(Phase::Load);
+        session.progress.enter(Phase::Load);
         let trained = definition.trained()?;
         let seed = train.seed;
         let start = trained.as_ref().map_or(Start::Random { seed }, |files| Start::Tensors { files, seed });
         let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
-        if !model.weights().begun().is_empty() {
-            let names = model.weights().begun().join(", ");
-            session.warn(format!("the model's file has not: {names}; these parameters begin anew"));
+        if !model.weights().newly_initialised().is_empty() {
+            let names = model.weights().newly_initialised().join(", ");
+            session.warn(format!("not in the checkpoint, newly initialised: {names}"));
         }
         let load_peak = session.hardware.card_peak();
-        session.situation.enter(Phase::Optimizer);
+        session.progress.enter(Phase::Optimizer);
         let optimizer = Optimizer::new(train, model.weights())?;
         Ok(Self {
             load_peak,
@@ -68,13 +69,13 @@ impl State {
             evaluated: 0,
             resumed_from: None,
             saved: Cell::new(0),
-            plan: plan.clone(),
+            order: order.clone(),
         })
     }
 
     fn resume(
         session: &Session,
-        plan: &Plan,
+        order: &SampleOrder,
         definition: &Definition,
         checkpoint: &Checkpoint,
     ) -> Result<Self, TrainerError> {
@@ -87,8 +88,7 @@ impl State {
         let optimizer = if identity.optimizer == train.optimizer.kind {
             Optimizer::load(train, model.weights(), &checkpoint.optimizer)?
         } else {
-            session
-                .warn(format!("the optimizer is another one from step {step} on: it begins with nothing remembered"));
+            session.warn(format!("the optimizer changes at step {step}: its state is newly initialised"));
             Optimizer::new(train, model.weights())?
         };
         let loss_scale =
@@ -102,7 +102,7 @@ impl State {
             evaluated,
             resumed_from: Some(step),
             saved: Cell::new(step),
-            plan: plan.clone(),
+            order: order.clone(),
         })
     }
 
@@ -112,17 +112,21 @@ impl State {
             return Ok(());
         }
         let clock = Instant::now();
+        let (weights, optimizer) = (self.named_weights(), self.optimizer.tensors());
+        self.check_finite(session, &weights)?;
+        self.check_finite(session, &optimizer)?;
         let state = SavedState {
             version: SavedState::VERSION,
             step: self.step,
             evaluated: self.evaluated,
-            samples: self.plan.samples_after(self.step),
-            total_steps: self.plan.steps(),
+            samples: self.order.samples_after(self.step),
+            total_steps: self.order.steps(),
             batch: session.spec.train.batch(),
             loss_scale: self.loss_scale,
-            identity: identity(session, &self.plan),
+            identity: identity(session, &self.order),
         };
-        let bytes = session.store.save(&state, &self.named_weights(), &self.optimizer.tensors())?;
+        session.sync_events();
+        let bytes = session.store.save(&state, &weights, &optimizer)?;
         self.saved.set(self.step);
         session.emit(EventKind::Checkpoint(event::Checkpoint {
             step: self.step,
@@ -133,19 +137,31 @@ impl State {
         Ok(())
     }
 
+    /// Refuses to write tensors that are not finite: a checkpoint of them would replace the last good one.
+    pub fn check_finite(&self, session: &Session, tensors: &[(String, &Tensor)]) -> Result<(), TrainerError> {
+        match finite::first_not_finite(tensors)? {
+            None => Ok(()),
+            Some(name) => Err(TrainerError::WeightsNotFinite {
+                step: self.step,
+                tensor: name.to_owned(),
+                last: session.store.newest_path(),
+            }),
+        }
+    }
+
     pub fn named_weights(&self) -> Vec<(String, &Tensor)> {
         self.model.weights().iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect()
     }
 }
 
-fn identity(session: &Session, plan: &Plan) -> Identity {
+fn identity(session: &Session, order: &SampleOrder) -> Identity {
     Identity {
         seed: session.spec.train.seed,
         effective_batch: session.spec.train.effective_batch,
         shuffle: session.spec.data.shuffle,
         precision: session.spec.train.precision,
         optimizer: session.spec.train.optimizer.kind,
-        rows: plan.rows(),
+        rows: order.rows(),
     }
 }
 

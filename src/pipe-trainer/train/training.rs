@@ -8,29 +8,32 @@ use pipe_spec::event::{self, EventKind};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
-use super::evaluation::Evaluation;
+use super::evaluation::Evaluator;
 use super::export;
-use super::rehearsal::{Rehearsal, Worst};
+use super::longest_samples::LongestSamples;
+use super::rehearsal::Rehearsal;
 use super::session::Session;
 use super::state::{State, milliseconds};
-use crate::data::{Loaded, Loader, PartShape, Plan, Reader, Sources};
+use crate::data::{self, Loaded, Loader, PartShape, Reader, SampleOrder};
 use crate::device::LIBTORCH;
 use crate::error::TrainerError;
+use crate::host::lease;
 use crate::model::Definition;
-use crate::{schedule, torch};
+use crate::optim::schedule;
+use crate::torch;
 
-/// Of the longest samples so many are enough to have the longest row of every column.
-pub const LOOKED_AT: u32 = 16;
+/// So many of the longest samples contain the longest row of every column.
+pub const LONGEST_SAMPLE_COUNT: u32 = 16;
 
 pub struct Training<'a> {
     session: &'a Session,
-    plan: Plan,
+    order: SampleOrder,
     loader: Loader,
-    /// Samples that could not be read and were told of.
+    /// Samples that could not be read and were reported.
     skipped: u64,
     shape: PartShape,
-    evaluation: Option<Evaluation>,
-    worst: Worst,
+    evaluation: Option<Evaluator>,
+    longest_samples: LongestSamples,
     pub state: State,
 }
 
@@ -38,46 +41,52 @@ impl<'a> Training<'a> {
     pub fn prepare(session: &'a Session) -> Result<Self, TrainerError> {
         let spec = &session.spec;
         let definition = Definition::from_spec(&spec.model)?;
-        let sources = Sources::open(spec, &definition.expects()?, &session.pool)?;
-        let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.learned());
-        let plan = Plan::new(sources.train.len(), spec.data.shuffle, &spec.train);
-        let evaluation = Evaluation::open(session, &sources);
+        let sources = data::open(spec, &definition.task_data()?, &session.pool)?;
+        let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
+        let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
+        let evaluation = Evaluator::open(session, &sources);
         session.enter(Phase::Load, 0)?;
-        let state = State::open(session, &plan, &definition)?;
+        let state = State::open(session, &order, &definition)?;
         session.enter(Phase::Load, state.step)?;
         if let Some(why) = state.model.depends_on_batch().filter(|_| spec.train.batch() < spec.train.effective_batch) {
             let (batch, effective) = (spec.train.batch(), spec.train.effective_batch);
             session.warn(format!("{why}: with batch {batch} it is not the training of {effective} samples at once"));
         }
         let reader = Reader { source: sources.train, pool: Arc::clone(&session.pool) };
-        let worst = Worst::find(&reader)?;
-        let loader = Loader::start(reader, plan.clone(), state.step, spec.data.prefetch)?;
+        let longest_samples = LongestSamples::find(&reader)?;
+        let loader = Loader::start(reader, order.clone(), state.step, spec.data.prefetch)?;
         let shape = PartShape::new(&sources.paddings, session.hardware.device);
-        Ok(Self { session, plan, loader, skipped: 0, shape, evaluation, worst, state })
+        Ok(Self { session, order, loader, skipped: 0, shape, evaluation, longest_samples, state })
     }
 
     pub fn rehearsal(&self) -> Rehearsal<'_> {
-        Rehearsal { session: self.session, state: &self.state, shape: &self.shape, worst: &self.worst }
+        Rehearsal {
+            session: self.session,
+            state: &self.state,
+            shape: &self.shape,
+            longest_samples: &self.longest_samples,
+        }
     }
 
-    /// Each turn does what is due after the steps so far, then one more step; so does the first turn after a resume.
+    /// Each iteration evaluates and saves where that is due, then takes one step; so does the first one after a resume.
     pub fn run(&mut self) -> Result<(), TrainerError> {
+        lease::training_started();
         self.announce();
         self.rehearse_if_wanted()?;
         loop {
             self.evaluate_if_due()?;
             self.save_if_due()?;
-            if self.state.step >= self.plan.steps() {
+            if self.state.step >= self.order.steps() {
                 return self.finish();
             }
             self.step()?;
         }
     }
 
-    /// What will not fit is to fail now and not in an hour.
+    /// A batch that does not fit fails now and not in an hour.
     fn rehearse_if_wanted(&self) -> Result<(), TrainerError> {
-        let wanted = self.session.spec.memory.worst_first && !self.worst.is_empty();
-        if wanted && self.state.step < self.plan.steps() {
+        let wanted = self.session.spec.memory.worst_first && !self.longest_samples.is_empty();
+        if wanted && self.state.step < self.order.steps() {
             let rehearsed = self.rehearsal().run(self.session.spec.train.batch())?;
             self.session.emit(EventKind::Rehearsed(rehearsed));
         }
@@ -87,7 +96,7 @@ impl<'a> Training<'a> {
     fn step(&mut self) -> Result<(), TrainerError> {
         let clock = Instant::now();
         let loaded = self.loader.next()?;
-        self.tell_skipped(&loaded)?;
+        self.report_skipped(&loaded)?;
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, grad_norm) = loop {
@@ -100,7 +109,7 @@ impl<'a> Training<'a> {
                 break (accumulated, norm);
             }
         };
-        // The one place of a step that waits for the device: by now everything is under way.
+        // The one place of a step that waits for the device: everything is queued by now.
         let Accumulated { loss, targets } = accumulated;
         let (loss, grad_norm) = (loss.f_double_value(&[])? / targets.max(1) as f64, grad_norm.f_double_value(&[])?);
         self.finite("loss", loss)?;
@@ -110,11 +119,11 @@ impl<'a> Training<'a> {
 
         let step = self.state.step;
         let usage = self.session.hardware.usage();
-        tracing::info!("step {step}/{} loss {loss:.4} lr {lr:.3e} grad norm {grad_norm:.3}", self.plan.steps());
+        tracing::info!("step {step}/{} loss {loss:.4} lr {lr:.3e} grad norm {grad_norm:.3}", self.order.steps());
         self.session.emit(EventKind::Step(event::Step {
             step,
-            epoch: self.plan.epochs_after(step),
-            samples: self.plan.samples_after(step),
+            epoch: self.order.epochs_after(step),
+            samples: self.order.samples_after(step),
             loss,
             lr,
             grad_norm,
@@ -129,10 +138,12 @@ impl<'a> Training<'a> {
     }
 
     /// Says how many samples could not be read, whenever there are more.
-    fn tell_skipped(&mut self, loaded: &Loaded) -> Result<(), TrainerError> {
+    fn report_skipped(&mut self, loaded: &Loaded) -> Result<(), TrainerError> {
         if loaded.skipped > self.skipped {
             self.skipped = loaded.skipped;
-            self.session.warn(format!("{} samples could not be read so far, and were left out", loaded.skipped));
+            let (samples, were) = if loaded.skipped == 1 { ("sample", "was") } else { ("samples", "were") };
+            let message = format!("{} {samples} could not be read so far, and {were} left out", loaded.skipped);
+            self.session.warn(message);
         }
         if loaded.samples.is_empty() {
             let message = format!("no sample of step {} could be read", self.state.step + 1);
@@ -142,7 +153,7 @@ impl<'a> Training<'a> {
     }
 
     /// Clips the gradient and updates the weights; returns the norm before clipping, or nothing when fp16 could not hold
-    /// the gradient and the step is to be done over with a smaller scale. Nothing but that look waits for the device.
+    /// the gradient and the step is repeated with a smaller scale. Only that check waits for the device.
     fn update(&mut self, lr: f64, accumulated: &Accumulated) -> Result<Option<Tensor>, TrainerError> {
         self.session.enter(Phase::Optimizer, self.state.step)?;
         let gradients = self.state.model.weights().gradients()?;
@@ -173,7 +184,7 @@ impl<'a> Training<'a> {
 
     fn learning_rate(&self) -> f64 {
         let train = &self.session.spec.train;
-        train.optimizer.lr * schedule::factor(&train.schedule, self.state.step, self.plan.steps())
+        train.optimizer.lr * schedule::factor(&train.schedule, self.state.step, self.order.steps())
     }
 
     fn finite(&self, what: &'static str, value: f64) -> Result<(), TrainerError> {
@@ -182,7 +193,7 @@ impl<'a> Training<'a> {
 
     fn evaluate_if_due(&mut self) -> Result<(), TrainerError> {
         let step = self.state.step;
-        let due = |evaluation: &&Evaluation| evaluation.is_due(step, &self.plan) && self.state.evaluated != step;
+        let due = |evaluation: &&Evaluator| evaluation.is_due(step, &self.order) && self.state.evaluated != step;
         let Some(evaluation) = self.evaluation.as_ref().filter(due) else { return Ok(()) };
         let result = evaluation.run(self.session, &self.state, &self.shape)?;
         self.state.evaluated = step;
@@ -193,8 +204,8 @@ impl<'a> Training<'a> {
 
     fn save_if_due(&self) -> Result<(), TrainerError> {
         let (step, every) = (self.state.step, self.session.spec.save.every);
-        if step == self.plan.steps() || (every > 0 && step.is_multiple_of(every)) {
-            self.session.situation.enter(Phase::Checkpoint);
+        if step == self.order.steps() || (every > 0 && step.is_multiple_of(every)) {
+            self.session.progress.enter(Phase::Checkpoint);
             self.state.save_if_new(self.session)?;
         }
         Ok(())
@@ -203,7 +214,7 @@ impl<'a> Training<'a> {
     fn announce(&self) {
         let Session { spec, hardware, .. } = self.session;
         let params = self.state.model.weights().count();
-        tracing::info!("{params} parameters on {}, {} steps", hardware.name, self.plan.steps());
+        tracing::info!("{params} parameters on {}, {} steps", hardware.name, self.order.steps());
         self.session.emit(EventKind::Started(event::Started {
             device: hardware.name.clone(),
             capacity: hardware.capacity,
@@ -213,12 +224,12 @@ impl<'a> Training<'a> {
             batch: spec.train.batch(),
             accum: spec.train.accum(),
             effective_batch: spec.train.effective_batch,
-            steps: self.plan.steps(),
-            samples: self.plan.samples_after(self.plan.steps()),
+            steps: self.order.steps(),
+            samples: self.order.samples_after(self.order.steps()),
             weights: Some(self.state.model.weights().bytes()),
             load_peak: self.state.load_peak,
             ready_ms: milliseconds(self.session.began),
-            longest: Some(self.shape.lengths(&self.worst.part(LOOKED_AT))),
+            longest: Some(self.shape.lengths(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))),
             resumed_from: self.state.resumed_from,
         }));
     }
@@ -226,11 +237,12 @@ impl<'a> Training<'a> {
     fn finish(&self) -> Result<(), TrainerError> {
         let exported = self.session.spec.save.export;
         if exported {
+            self.state.check_finite(self.session, &self.state.named_weights())?;
             export::export(self.session, &self.state)?;
         }
         self.session.emit(EventKind::Finished(event::Finished {
             step: self.state.step,
-            samples: self.plan.samples_after(self.state.step),
+            samples: self.order.samples_after(self.state.step),
             model: exported.then(|| "model".to_owned()),
         }));
         Ok(())

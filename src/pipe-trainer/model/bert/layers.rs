@@ -1,5 +1,5 @@
-//! The layers of BERT and RoBERTa: embeddings, and layers of self-attention and a feed-forward part, each added to what came in
-//! and normed after that.
+//! The layers of BERT and RoBERTa: embeddings, and layers of self-attention and a feed-forward part, each with a residual
+//! connection and a norm after it.
 
 use pipe_model::bert::{BertConfig, Family};
 use tch::{Kind, Tensor};
@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use crate::error::TrainerError;
 use crate::model::layers::{FeedForward, LayerNorm, Linear, attend, merge_heads, split_heads, together};
 use crate::model::pass::{self, Pass};
-use crate::weights::Weights;
+use crate::model::weights::Weights;
 
 pub struct Embeddings {
     word_embeddings: Tensor,
@@ -54,7 +54,7 @@ impl Embeddings {
         match self.family {
             Family::Bert => {
                 let (last, length) = (table.size()[0] - 1, input_ids.size2()?.1);
-                // Padding may reach beyond the last position; nobody looks at it.
+                // Padding may reach beyond the last position; it is masked.
                 let counted = Tensor::f_arange(length, (Kind::Int64, input_ids.device()))?.f_clamp_max(last)?;
                 Ok(Tensor::f_embedding(table, &counted, -1, false, false)?)
             }
@@ -80,7 +80,7 @@ pub struct Layer {
 }
 
 // SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed layer is computed again on the thread of the backward pass.
+// a checkpointed layer is recomputed on the thread of the backward pass.
 unsafe impl Sync for Layer {}
 
 impl Layer {

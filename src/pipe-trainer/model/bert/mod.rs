@@ -1,21 +1,33 @@
-//! BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019) and XLM-RoBERTa (Conneau et al., 2020) with a head that tells classes
-//! apart or predicts a number, as transformers' `...ForSequenceClassification` compute it.
+//! BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019) and XLM-RoBERTa (Conneau et al., 2020) with a head that predicts
+//! classes or a number, as transformers' `...ForSequenceClassification` compute it.
 
 mod layers;
 
 use std::sync::Arc;
 
 use pipe_model::bert::{BertConfig, parameters};
+use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::Tensor;
 
 use self::layers::{Embeddings, Head, Layer};
+use super::classification;
+use super::interface::{Encoder, Mode, Model};
 use super::layers::padding_mask;
 use super::pass::Pass;
-use super::{Encoder, Mode, Model, Setup, Start, classification};
+use super::setup::{Setup, Start};
+use super::weights::Weights;
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::weights::Weights;
+
+pub fn build(
+    arch: Arch,
+    config: &Map<String, Value>,
+    start: &Start<'_>,
+    setup: &Setup,
+) -> Result<Box<dyn Model>, TrainerError> {
+    Ok(Box::new(Bert::build(BertConfig::read(arch, config)?, start, setup)?))
+}
 
 pub struct Bert {
     config: BertConfig,

@@ -1,5 +1,5 @@
-//! The stack of layers that both towers have: self-attention and a feed-forward layer, each behind a norm and added to what
-//! came in.
+//! The stack of layers that both towers have: self-attention and a feed-forward layer, each with a norm before it and a
+//! residual connection.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tch::Tensor;
 use crate::error::TrainerError;
 use crate::model::layers::{FeedForward, LayerNorm, Linear, Product, attend, merge_heads, split_heads, together};
 use crate::model::pass::{Block, Pass};
-use crate::weights::Weights;
+use crate::model::weights::Weights;
 
 pub struct Encoder {
     layers: Vec<Arc<Layer>>,
@@ -49,7 +49,7 @@ struct Layer {
 }
 
 // SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed layer is computed again on the thread of the backward pass.
+// a checkpointed layer is recomputed on the thread of the backward pass.
 unsafe impl Sync for Layer {}
 
 impl Layer {

@@ -5,17 +5,28 @@ mod text;
 mod vision;
 
 use pipe_model::clip::{ClipConfig, parameters};
+use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Reduction, Tensor};
 
 use self::text::TextTower;
 use self::vision::VisionTower;
+use super::interface::{Contrastive, Embeddings, Mode, Model};
 use super::layers::Linear;
 use super::pass::Pass;
-use super::{Contrast, Embeddings, Mode, Model, Setup, Start};
+use super::setup::{Setup, Start};
+use super::weights::Weights;
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::weights::Weights;
+
+pub fn build(
+    _: Arch,
+    config: &Map<String, Value>,
+    start: &Start<'_>,
+    setup: &Setup,
+) -> Result<Box<dyn Model>, TrainerError> {
+    Ok(Box::new(Clip::build(ClipConfig::read(config)?, start, setup)?))
+}
 
 pub struct Clip {
     config: ClipConfig,
@@ -78,7 +89,7 @@ impl Model for Clip {
         self.logits_per_image(&self.embed(part, mode)?)
     }
 
-    /// Of a part that is looked at alone: its samples are compared with each other only.
+    /// Of one part: its samples are compared only with each other.
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let all = self.embed(part, mode)?;
         Ok(self.loss(&all)?.f_mul_scalar(all.images.size()[0])?)
@@ -88,12 +99,12 @@ impl Model for Clip {
         self.config.export()
     }
 
-    fn contrast(&self) -> Option<&dyn Contrast> {
+    fn contrastive(&self) -> Option<&dyn Contrastive> {
         Some(self)
     }
 }
 
-impl Contrast for Clip {
+impl Contrastive for Clip {
     /// In fp32 in every precision.
     fn embed(&self, part: &Part, mode: Mode) -> Result<Embeddings, TrainerError> {
         Ok(Embeddings { images: self.image_embeds(part, mode)?, texts: self.text_embeds(part, mode)? })

@@ -7,8 +7,8 @@ use super::encoder::Encoder;
 use crate::error::TrainerError;
 use crate::model::layers::LayerNorm;
 use crate::model::pass::Pass;
+use crate::model::weights::Weights;
 use crate::precision::hidden_score;
-use crate::weights::Weights;
 
 pub struct TextTower {
     token_embedding: Tensor,

@@ -7,7 +7,7 @@ use super::encoder::Encoder;
 use crate::error::TrainerError;
 use crate::model::layers::LayerNorm;
 use crate::model::pass::Pass;
-use crate::weights::Weights;
+use crate::model::weights::Weights;
 
 pub struct VisionTower {
     class_embedding: Tensor,

@@ -8,7 +8,7 @@ use super::position::by_token;
 use crate::error::TrainerError;
 use crate::model::layers::{Linear, attend_scaled, merge_heads, split_heads, together};
 use crate::model::pass::Pass;
-use crate::weights::Weights;
+use crate::model::weights::Weights;
 
 pub struct Attention {
     query: Linear,

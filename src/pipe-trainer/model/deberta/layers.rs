@@ -1,5 +1,5 @@
-//! The layers of DeBERTa: embeddings, layers of attention and a feed-forward part, each added to what came in and normed after
-//! that, a convolution beside the first of them in some, and a head.
+//! The layers of DeBERTa: embeddings, layers of attention and a feed-forward part, each with a residual connection and a
+//! norm after it, a convolution beside the first of them in some, and a head.
 
 use pipe_model::Activation;
 use pipe_model::deberta::{ConvConfig, DebertaConfig};
@@ -10,7 +10,7 @@ use crate::error::TrainerError;
 use crate::model::activation::activate;
 use crate::model::layers::{FeedForward, LayerNorm, Linear};
 use crate::model::pass::{self, Pass};
-use crate::weights::Weights;
+use crate::model::weights::Weights;
 
 pub struct Embeddings {
     word_embeddings: Tensor,
@@ -46,7 +46,7 @@ impl Embeddings {
         let mut embedded = Tensor::f_embedding(&self.word_embeddings, input_ids, self.pad_token_id, false, false)?;
         if let Some(table) = &self.position_embeddings {
             let (last, length) = (table.size()[0] - 1, input_ids.size2()?.1);
-            // Padding may reach beyond the last position; nobody looks at it.
+            // Padding may reach beyond the last position; it is masked.
             let counted = Tensor::f_arange(length, (Kind::Int64, input_ids.device()))?.f_clamp_max(last)?;
             embedded = embedded.f_add(&Tensor::f_embedding(table, &counted, -1, false, false)?)?;
         }
@@ -78,7 +78,7 @@ pub struct Layer {
 }
 
 // SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed layer is computed again on the thread of the backward pass.
+// a checkpointed layer is recomputed on the thread of the backward pass.
 unsafe impl Sync for Layer {}
 
 impl Layer {

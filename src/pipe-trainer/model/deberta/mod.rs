@@ -1,4 +1,4 @@
-//! DeBERTa-v2 and -v3 (He et al., 2021 and 2023) with a head that tells classes apart or predicts a number, as transformers'
+//! DeBERTa-v2 and -v3 (He et al., 2021 and 2023) with a head that predicts classes or a number, as transformers'
 //! `DebertaV2ForSequenceClassification` computes it.
 
 mod attention;
@@ -8,17 +8,29 @@ mod position;
 use std::sync::Arc;
 
 use pipe_model::deberta::{DebertaConfig, parameters};
+use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use self::layers::{Conv, Embeddings, Head, Layer};
+use super::classification;
+use super::interface::{Encoder, Mode, Model};
 use super::layers::LayerNorm;
 use super::pass::Pass;
-use super::{Encoder, Mode, Model, Setup, Start, classification};
+use super::setup::{Setup, Start};
+use super::weights::Weights;
 use crate::data::Part;
 use crate::error::TrainerError;
 use crate::precision::hidden_score;
-use crate::weights::Weights;
+
+pub fn build(
+    _: Arch,
+    config: &Map<String, Value>,
+    start: &Start<'_>,
+    setup: &Setup,
+) -> Result<Box<dyn Model>, TrainerError> {
+    Ok(Box::new(Deberta::build(DebertaConfig::read(config)?, start, setup)?))
+}
 
 pub struct Deberta {
     config: DebertaConfig,

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 use crate::error::TrainerError;
 
 /// Which of the trained rows stands for each distance of a query from a key, [2, 2 * length]: first for distances that
-/// fall from length - 1, then for those that rise from -(length - 1). The last of either nobody looks at: it makes their
+/// fall from length - 1, then for those that rise from -(length - 1). The last of either is never used: it makes their
 /// count even, and a multiple of what matrix products want where the length is one. On the CPU, so that rounding is the
 /// same everywhere.
 pub fn rows(relative: Relative, length: i64) -> Result<Tensor, TrainerError> {

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use tch::{Kind, Tensor};
 
 use crate::error::TrainerError;
-use crate::weights::Weights;
+use crate::model::weights::Weights;
 
 const EPSILON: f64 = 1e-5;
 const MOMENTUM: f64 = 0.1;

@@ -9,12 +9,12 @@ use super::batch_norm::BatchNorm;
 use crate::error::TrainerError;
 use crate::model::layers::{LayerNorm, Linear, attend, merge_heads, split_heads};
 use crate::model::pass::{Block, Pass};
-use crate::weights::Weights;
+use crate::model::weights::Weights;
 
 /// Of torch's norms.
 const EPSILON: f64 = 1e-5;
 
-/// A convolution, a norm and gelu. What batch norm remembers must be seen once, so only the other kind is computed again.
+/// A convolution, a norm and gelu. What batch norm remembers must be seen once, so only the other kind is recomputed.
 pub enum Stage {
     Layer(Arc<LayerStage>),
     Batch(Conv, BatchNorm),
@@ -72,7 +72,7 @@ pub struct LayerStage {
 }
 
 // SAFETY: the tensors of a block are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed block is computed again on the thread of the backward pass.
+// a checkpointed block is recomputed on the thread of the backward pass.
 unsafe impl Sync for LayerStage {}
 
 impl Block for LayerStage {

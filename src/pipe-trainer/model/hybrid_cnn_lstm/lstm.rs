@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use crate::error::TrainerError;
 use crate::model::pass::{Block, Pass};
-use crate::weights::Weights;
+use crate::model::weights::Weights;
 
 pub struct Lstm {
     /// For each layer and direction weight_ih, weight_hh, bias_ih and bias_hh.
@@ -17,7 +17,7 @@ pub struct Lstm {
 }
 
 // SAFETY: the tensors of a block are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed block is computed again on the thread of the backward pass.
+// a checkpointed block is recomputed on the thread of the backward pass.
 unsafe impl Sync for Lstm {}
 
 impl Lstm {

@@ -7,16 +7,28 @@ mod lstm;
 use std::sync::Arc;
 
 use pipe_model::hybrid_cnn_lstm::{HybridConfig, NormKind, parameters};
+use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use self::layers::{Attention, Head, Stage};
 use self::lstm::Lstm;
+use super::classification;
+use super::interface::{Mode, Model};
 use super::pass::Pass;
-use super::{Mode, Model, Setup, Start, classification};
+use super::setup::{Setup, Start};
+use super::weights::Weights;
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::weights::Weights;
+
+pub fn build(
+    _: Arch,
+    config: &Map<String, Value>,
+    start: &Start<'_>,
+    setup: &Setup,
+) -> Result<Box<dyn Model>, TrainerError> {
+    Ok(Box::new(HybridCnnLstm::build(HybridConfig::read(config)?, start, setup)?))
+}
 
 pub struct HybridCnnLstm {
     config: HybridConfig,
@@ -69,7 +81,7 @@ impl Model for HybridCnnLstm {
         let training = matches!(mode, Mode::Train { .. });
         let mut hidden = self.input(part)?.f_transpose(1, 2)?;
         if pass.checkpointing && !matches!(self.stages.first(), Some(Stage::Batch(..))) {
-            // What is computed again must hang on something that has a gradient; the data has none by itself.
+            // What is recomputed must hang on something that has a gradient; the data has none by itself.
             hidden = hidden.f_detach()?.f_set_requires_grad(true)?;
         }
         for (number, stage) in self.stages.iter().enumerate() {

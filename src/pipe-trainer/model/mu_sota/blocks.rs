@@ -8,7 +8,7 @@ use pipe_model::mu_sota::MuSotaConfig;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::TrainerError;
-use crate::weights::Weights;
+use crate::model::weights::Weights;
 
 pub struct Blocks {
     qkv_weight: Vec<Tensor>,

@@ -1,6 +1,6 @@
 //! The choice of a token: the most probable one, or one drawn from the most probable ones.
 
-use crate::model::Generation;
+use crate::model::generation::Generation;
 use crate::random::Random;
 
 /// A token by its scores. The same scores and the same random numbers choose the same.

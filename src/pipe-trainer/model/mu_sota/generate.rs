@@ -1,4 +1,4 @@
-//! How a text goes on: a token at a time, the keys and values of the tokens before are kept.
+//! Text generation, one token at a time, with cached keys and values.
 
 use tch::{Kind, Tensor};
 
@@ -8,44 +8,48 @@ use super::choice::choose;
 use super::layers::Past;
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::model::Generation;
+use crate::model::generation::Generation;
+use crate::model::interface::TextGenerator;
 use crate::model::pass::Pass;
 use crate::random::{Purpose, Random};
 
-/// The tokens that follow each row of `prompt` [rows, length], an end token included unless the limit or `max_seq_len` came
-/// first. A row's choices are a function of the seed and its number alone.
-pub fn generate(model: &MuSota, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
-    let _guard = tch::no_grad_guard();
-    let prompt = part.get("prompt")?;
-    let (rows, length) = prompt.size2()?;
-    let most = limits.max_length.min(model.config.max_seq_len - length).max(0);
-    let mut randoms: Vec<Random> =
-        (0..rows as u64).map(|row| Random::new(Purpose::Text, limits.seed, &[limits.first_row + row])).collect();
-    let mut texts = vec![Vec::new(); rows as usize];
-    let mut reader = Reader::new(model)?;
-    let mut tokens = prompt.shallow_clone();
-    for _ in 0..most {
-        let scores = Vec::<f32>::try_from(reader.read(&tokens)?.f_reshape([-1])?)?;
-        let scores = scores.chunks(model.config.vocab_size as usize);
-        let next: Vec<i64> = scores.zip(&mut randoms).map(|(scores, random)| choose(scores, limits, random)).collect();
-        for (text, token) in texts.iter_mut().zip(&next) {
-            if !has_ended(text, limits) {
-                text.push(*token);
+impl TextGenerator for MuSota {
+    /// The tokens that follow each row of `prompt` [rows, length], an end token included unless the limit or `max_seq_len` came
+    /// first. A row's choices are a function of the seed and its number alone.
+    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
+        let _guard = tch::no_grad_guard();
+        let prompt = part.get("prompt")?;
+        let (rows, length) = prompt.size2()?;
+        let most = limits.max_length.min(self.config.max_seq_len - length).max(0);
+        let mut randoms: Vec<Random> =
+            (0..rows as u64).map(|row| Random::new(Purpose::Text, limits.seed, &[limits.first_row + row])).collect();
+        let mut texts = vec![Vec::new(); rows as usize];
+        let mut reader = Reader::new(self)?;
+        let mut tokens = prompt.shallow_clone();
+        for _ in 0..most {
+            let scores = Vec::<f32>::try_from(reader.read(&tokens)?.f_reshape([-1])?)?;
+            let scores = scores.chunks(self.config.vocab_size as usize);
+            let next: Vec<i64> =
+                scores.zip(&mut randoms).map(|(scores, random)| choose(scores, limits, random)).collect();
+            for (text, token) in texts.iter_mut().zip(&next) {
+                if !has_ended(text, limits) {
+                    text.push(*token);
+                }
             }
+            if texts.iter().all(|text| has_ended(text, limits)) {
+                break;
+            }
+            tokens = Tensor::f_from_slice(&next)?.f_unsqueeze(1)?.f_to_device(prompt.device())?;
         }
-        if texts.iter().all(|text| has_ended(text, limits)) {
-            break;
-        }
-        tokens = Tensor::f_from_slice(&next)?.f_unsqueeze(1)?.f_to_device(prompt.device())?;
+        Ok(texts)
     }
-    Ok(texts)
 }
 
 fn has_ended(text: &[i64], limits: &Generation) -> bool {
     limits.end_token.is_some() && text.last() == limits.end_token.as_ref()
 }
 
-/// Reads on, remembering what it has read.
+/// Reads tokens, with cached keys and values.
 struct Reader<'a> {
     model: &'a MuSota,
     projections: Vec<Projections>,
@@ -81,7 +85,7 @@ mod tests {
 
     use super::*;
     use crate::model::mu_sota::MuSotaConfig;
-    use crate::model::{Mode, Model, Setup, Start, Writer};
+    use crate::model::{Mode, Model, Setup, Start};
     use crate::precision::Kinds;
 
     /// Large weights make its texts differ.

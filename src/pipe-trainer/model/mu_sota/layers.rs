@@ -1,5 +1,5 @@
-//! A layer of MU-SOTA: block attentions, an attention across the blocks and a feed-forward layer, each behind a norm and
-//! added to what came in.
+//! A layer of MU-SOTA: block attentions, an attention across the blocks and a feed-forward layer, each with a norm before
+//! it and a residual connection.
 
 use pipe_model::mu_sota::MuSotaConfig;
 use tch::Tensor;
@@ -8,14 +8,11 @@ use super::blocks::Projections;
 use crate::error::TrainerError;
 use crate::model::layers::{LayerNorm, Linear, attend_scaled, merge_heads};
 use crate::model::pass::{self, Pass};
+use crate::model::weights::Weights;
 use crate::torch;
-use crate::weights::Weights;
 
 /// The epsilon of torch's norms.
 pub const EPSILON: f64 = 1e-5;
-
-/// 128 MiB in fp32. The inner width is more than a hundred times the outer: kept whole, it would be most of the memory.
-const INNER_AT_A_TIME: i64 = 1 << 25;
 
 pub(super) struct Layer {
     ln1: LayerNorm,
@@ -27,12 +24,15 @@ pub(super) struct Layer {
     cross_out: Linear,
     cross_heads: Heads,
     ln3: LayerNorm,
+    /// Rows of which the inside of the feed-forward layer exists at a time. The inner width is more than a hundred times the
+    /// outer: kept whole, it would be most of the memory.
+    feed_forward_rows: i64,
     /// Weight and bias of fc1 and of fc2.
     ffn: [Tensor; 4],
 }
 
 // SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed layer is computed again on the thread of the backward pass.
+// a checkpointed layer is recomputed on the thread of the backward pass.
 unsafe impl Sync for Layer {}
 
 impl Layer {
@@ -51,6 +51,7 @@ impl Layer {
             cross_out: linear("cross.out"),
             cross_heads: Heads::new(config.cross_heads, config.width() / config.cross_heads),
             ln3: norm("ln3"),
+            feed_forward_rows: config.feed_forward_rows(),
             ffn: ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
                 .map(|name| weights.get(&path(&format!("ffn.{name}")))),
         }
@@ -82,10 +83,9 @@ impl Layer {
     fn feed_forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let [w1, b1, w2, b2] = self.ffn.each_ref().map(|tensor| tensor.f_to_kind(pass.compute));
         let w1 = w1?;
-        let (inner, width) = w1.size2()?;
+        let width = w1.size2()?.1;
         let rows = input.f_reshape([-1, width])?;
-        let at_a_time = (INNER_AT_A_TIME / inner).max(64);
-        let output = torch::gelu_feed_forward(&rows, [&w1, &b1?, &w2?, &b2?], at_a_time)?;
+        let output = torch::gelu_feed_forward(&rows, [&w1, &b1?, &w2?, &b2?], self.feed_forward_rows)?;
         Ok(output.f_view(input.size().as_slice())?)
     }
 }

@@ -8,21 +8,29 @@ mod layers;
 use std::sync::Arc;
 
 use pipe_model::mu_sota::{MuSotaConfig, parameters};
+use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use self::blocks::Blocks;
 use self::layers::{EPSILON, Layer};
+use super::interface::{Mode, Model, TextGenerator};
 use super::layers::LayerNorm;
 use super::pass::Pass;
-use super::{Generation, Mode, Model, Setup, Start, Writer};
+use super::setup::{Setup, Start};
+use super::weights::Weights;
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::torch;
-use crate::weights::Weights;
 
-/// 32 MiB in fp32.
-const LOGITS_AT_A_TIME: i64 = 1 << 23;
+pub fn build(
+    _: Arch,
+    config: &Map<String, Value>,
+    start: &Start<'_>,
+    setup: &Setup,
+) -> Result<Box<dyn Model>, TrainerError> {
+    Ok(Box::new(MuSota::build(MuSotaConfig::read(config)?, start, setup)?))
+}
 
 pub struct MuSota {
     config: MuSotaConfig,
@@ -94,8 +102,7 @@ impl Model for MuSota {
         let ids = part.get("ids")?;
         let hidden = self.read(ids, mode)?.f_reshape([-1, self.config.width()])?;
         let labels = next_tokens(part.get("labels")?, ids.size2()?.1)?.f_reshape([-1])?;
-        let rows = (LOGITS_AT_A_TIME / self.config.vocab_size).max(64);
-        Ok(torch::linear_cross_entropy(&hidden, &self.head()?, &labels, IGNORED, rows)?)
+        Ok(torch::linear_cross_entropy(&hidden, &self.head()?, &labels, IGNORED, self.config.loss_rows())?)
     }
 
     fn targets(&self, part: &Part) -> Result<i64, TrainerError> {
@@ -107,19 +114,13 @@ impl Model for MuSota {
         self.config.export()
     }
 
-    fn writer(&self) -> Option<&dyn Writer> {
+    fn text_generator(&self) -> Option<&dyn TextGenerator> {
         Some(self)
     }
 }
 
-impl Writer for MuSota {
-    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
-        generate::generate(self, part, limits)
-    }
-}
-
-/// What each of `length` positions is to say: the label after its own. Labels are a row's tokens themselves, and may be one
-/// more than its ids; where there is none after the last position, it has nothing to say.
+/// What each of `length` positions is to predict: the label after its own. Labels are the tokens of the row, and may be one
+/// more than its ids; where there is none after the last position, it is ignored.
 fn next_tokens(labels: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
     let (batch, count) = labels.size2()?;
     let known = (count - 1).min(length);
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn every_position_says_the_token_after_it() {
+    fn every_position_predicts_the_next_token() {
         let labels = Tensor::from_slice(&[5i64, 6, 7, 8]).unsqueeze(0);
         let cases: [(i64, &[i64]); 3] = [(3, &[6, 7, 8]), (4, &[6, 7, 8, IGNORED]), (2, &[6, 7])];
         for (length, want) in cases {

@@ -1,11 +1,11 @@
-//! Beam search: of each answer the most probable beginnings are kept side by side. The best answer is the one with the
+//! Beam search. The best answer is the one with the
 //! highest mean log probability of its tokens, as in transformers with a length penalty of 1.
 
 use tch::{Kind, Tensor};
 
 use super::decode::Decoder;
 use crate::error::TrainerError;
-use crate::model::Generation;
+use crate::model::generation::Generation;
 
 pub fn search(decoder: &mut Decoder<'_>, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
     let (beams, end) = (limits.beams, decoder.end_token());
@@ -30,7 +30,7 @@ pub fn search(decoder: &mut Decoder<'_>, limits: &Generation) -> Result<Vec<Vec<
     Ok(searches.into_iter().map(Search::best).collect())
 }
 
-/// A token that could follow one of the beginnings.
+/// A token that could follow one of the beams.
 struct Candidate {
     parent: i64,
     token: i64,
@@ -38,7 +38,7 @@ struct Candidate {
     sum: f64,
 }
 
-/// For each source the best ways to go on, best first: twice as many as beams, so that enough are left when some end.
+/// For each source the best continuations, best first: twice as many as beams, so that enough are left when some end.
 fn candidates(logits: &Tensor, searches: &[Search], beams: i64) -> Result<Vec<Vec<Candidate>>, TrainerError> {
     let vocabulary = logits.size()[1];
     let sums: Vec<f32> = searches.iter().flat_map(|search| &search.beginnings).map(|beam| beam.sum as f32).collect();
@@ -58,11 +58,11 @@ fn candidates(logits: &Tensor, searches: &[Search], beams: i64) -> Result<Vec<Ve
 /// The search for the answer to one source.
 struct Search {
     beams: usize,
-    /// Those that go on, as many as beams.
+    /// Those that have not ended, as many as beams.
     beginnings: Vec<Beginning>,
     /// The best that have ended, each with its score, best first.
     answers: Vec<(f64, Vec<i64>)>,
-    /// Whether nothing that goes on can become better than the answers.
+    /// Whether no open beam can become better than the answers.
     done: bool,
 }
 
@@ -70,7 +70,7 @@ struct Search {
 struct Beginning {
     tokens: Vec<i64>,
     sum: f64,
-    /// Which beginning of the step before it goes on from.
+    /// Which beam of the previous step it continues.
     parent: i64,
 }
 
@@ -82,7 +82,7 @@ impl Beginning {
 
 impl Search {
     fn new(beams: usize) -> Self {
-        // All begin alike: only the first may be gone on from, or all would stay alike.
+        // All beams start equal: only the first is continued, or all would stay equal.
         let beginning = |beam| Beginning { tokens: Vec::new(), sum: if beam == 0 { 0.0 } else { -1e9 }, parent: 0 };
         Self { beams, beginnings: (0..beams).map(beginning).collect(), answers: Vec::new(), done: false }
     }

@@ -1,19 +1,22 @@
-//! Answers to sources: the most probable token each time, or a search among several beginnings.
+//! Text generation: greedy, or by beam search.
 
 use super::T5;
 use super::beams;
 use super::decode::Decoder;
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::model::Generation;
+use crate::model::generation::Generation;
+use crate::model::interface::TextGenerator;
 
-/// The tokens of an answer to each source, its end token included unless `max_length` came first.
-pub fn generate(model: &T5, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
-    let _guard = tch::no_grad_guard();
-    let mut decoder = Decoder::begin(model, part, limits.max_length)?;
-    match limits.beams {
-        0 | 1 => greedy(&mut decoder, limits.max_length),
-        _ => beams::search(&mut decoder, limits),
+impl TextGenerator for T5 {
+    /// The tokens of an answer to each source, its end token included unless `max_length` came first.
+    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
+        let _guard = tch::no_grad_guard();
+        let mut decoder = Decoder::begin(self, part, limits.max_length)?;
+        match limits.beams {
+            0 | 1 => greedy(&mut decoder, limits.max_length),
+            _ => beams::search(&mut decoder, limits),
+        }
     }
 }
 
@@ -46,9 +49,9 @@ mod tests {
 
     use super::*;
     use crate::model::t5::T5Config;
-    use crate::model::{Mode, Model, Setup, Start, Writer};
+    use crate::model::{Mode, Model, Setup, Start};
     use crate::precision::Kinds;
-    use crate::tensor_files::TensorFiles;
+    use crate::storage::TensorFiles;
 
     const LIMITS: Generation = Generation::greedy(24);
 
@@ -168,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Near ties fall differently, so the answers are judged in fp32.
+    /// Near ties fall differently, so the answers are compared in fp32.
     #[test]
     fn narrow_weights_answer_as_well() {
         let mean = |answers: &[Vec<i64>]| scores(&golden(), answers).iter().sum::<f64>() / answers.len() as f64;

@@ -10,7 +10,7 @@ use super::position;
 use crate::error::TrainerError;
 use crate::model::layers::{self, Linear};
 use crate::model::pass::{self, Pass};
-use crate::weights::Weights;
+use crate::model::weights::Weights;
 
 pub struct Stack {
     pub(super) blocks: Vec<Arc<Block>>,
@@ -82,7 +82,7 @@ pub(super) struct Block {
 }
 
 // SAFETY: the tensors of a block are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed block is computed again on the thread of the backward pass.
+// a checkpointed block is recomputed on the thread of the backward pass.
 unsafe impl Sync for Block {}
 
 impl Block {

@@ -7,20 +7,28 @@ mod layers;
 mod position;
 
 use pipe_model::t5::{T5Config, parameters};
+use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use self::layers::Stack;
+use super::interface::{Mode, Model, TextGenerator};
 use super::layers::padding_mask;
 use super::pass::Pass;
-use super::{Generation, Mode, Model, Setup, Start, Writer};
+use super::setup::{Setup, Start};
+use super::weights::Weights;
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::torch;
-use crate::weights::Weights;
 
-/// 128 MiB in fp32.
-const LOGITS_AT_A_TIME: i64 = 1 << 25;
+pub fn build(
+    _: Arch,
+    config: &Map<String, Value>,
+    start: &Start<'_>,
+    setup: &Setup,
+) -> Result<Box<dyn Model>, TrainerError> {
+    Ok(Box::new(T5::build(T5Config::read(config)?, start, setup)?))
+}
 
 pub struct T5 {
     config: T5Config,
@@ -113,21 +121,14 @@ impl Model for T5 {
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let hidden = self.decoded(part, mode)?.f_reshape([-1, self.config.d_model])?;
         let labels = part.get("labels")?.f_reshape([-1])?;
-        let rows = (LOGITS_AT_A_TIME / self.config.vocab_size).max(64);
-        Ok(torch::linear_cross_entropy(&hidden, &self.head()?, &labels, IGNORED, rows)?)
+        Ok(torch::linear_cross_entropy(&hidden, &self.head()?, &labels, IGNORED, self.config.loss_rows())?)
     }
 
     fn config(&self) -> Map<String, Value> {
         self.config.export()
     }
 
-    fn writer(&self) -> Option<&dyn Writer> {
+    fn text_generator(&self) -> Option<&dyn TextGenerator> {
         Some(self)
-    }
-}
-
-impl Writer for T5 {
-    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError> {
-        generate::generate(self, part, limits)
     }
 }

@@ -9,7 +9,7 @@ use crate::precision::hidden_score;
 pub struct Buckets {
     pub count: i64,
     pub max_distance: i64,
-    /// Whether positions behind are told from positions ahead; otherwise those ahead count as 0.
+    /// Whether positions behind are distinguished from positions ahead; otherwise those ahead count as 0.
     pub bidirectional: bool,
 }
 

@@ -1,0 +1,230 @@
+//! Texts, or pairs of them, with a class or a number.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pipe_model::{Labels, TaskData};
+use pipe_spec::pipeline::Paths;
+use rayon::ThreadPool;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use serde_json::Value;
+
+use super::labelling::{Labelling, Seen};
+use super::longest_rows::LongestRows;
+use super::opener::{Opener, holds_tensors};
+use super::rows::Rows;
+use super::sources::Sources;
+use super::tensors::TensorRows;
+use super::{Column, Padding, Sample, Source, Tokens};
+use crate::error::TrainerError;
+
+const TEXT: usize = 0;
+const TEXT_PAIR: usize = 1;
+const LABEL: usize = 2;
+
+/// What a row must have as its label.
+const A_LABEL: &str = "a class or a number";
+
+pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
+    let TaskData::Classification { vocab_size, pad_token_id, max_length, token_types, labels } = task_data else {
+        panic!("not for classes: {task_data:?}")
+    };
+    let data = &opener.spec.data;
+    let length = data.max_length.get().min(*max_length);
+    let decided = match labels {
+        Some(labels) => labels.clone(),
+        None => decide(opener)?,
+    };
+    let all = || std::iter::once(&data.train).chain(&data.eval);
+    let tokens = if all().all(holds_tensors) {
+        None
+    } else {
+        let tokens = Tokens::open(opener.tokenizer()?, opener.arch(), "max_length", length)?;
+        Some(Arc::new(tokens.check_vocabulary(*vocab_size)?))
+    };
+    let labelling = Arc::new(Labelling::new(decided.clone()));
+    let open_rows = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
+        let tokens = tokens.clone().unwrap_or_else(|| panic!("rows without a tokenizer"));
+        let mut classes = Classes {
+            rows: rows(opener, paths)?,
+            longest: Vec::new(),
+            tokens,
+            labelling: Arc::clone(&labelling),
+            token_types: *token_types,
+        };
+        classes.longest = classes.check(opener.pool, data.fields.contains_key("text_pair"))?.rows();
+        Ok(Arc::new(classes))
+    };
+    let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
+        let source = opener.part(paths, &open_rows)?;
+        if holds_tensors(paths) {
+            check_tensors(paths, source.as_ref(), &decided, length)?;
+        }
+        Ok(source)
+    };
+    let padding = |column, with| Padding { column, with, length: opener.fixed(length) };
+    Ok(Sources {
+        train: open(&data.train)?,
+        eval: data.eval.as_ref().map(open).transpose()?,
+        paddings: vec![padding("input_ids", *pad_token_id), padding("attention_mask", 0), padding("token_type_ids", 0)],
+        tokens: None,
+        labels: labels.is_none().then_some(decided),
+    })
+}
+
+struct Classes {
+    rows: Rows,
+    longest: Vec<usize>,
+    tokens: Arc<Tokens>,
+    labelling: Arc<Labelling>,
+    token_types: bool,
+}
+
+fn rows(opener: &Opener<'_>, paths: &Paths) -> Result<Rows, TrainerError> {
+    Rows::open(paths, &["text", "text_pair", "label"].map(|role| opener.spec.data.field(role)))
+}
+
+/// What a row says.
+struct Row {
+    text: String,
+    text_pair: Option<String>,
+    label: Column,
+}
+
+impl Classes {
+    /// Where the pipeline names a column for it, the second text must be there.
+    fn check(&self, pool: &ThreadPool, pairs: bool) -> Result<LongestRows, TrainerError> {
+        self.rows.check(pool, |index| match self.row(index)? {
+            Row { text_pair: None, .. } if pairs => Err(self.rows.not_a_text(index, TEXT_PAIR, None)),
+            Row { text, text_pair, .. } => Ok([text.len() + text_pair.map_or(0, |text| text.len())]),
+        })
+    }
+
+    fn row(&self, index: usize) -> Result<Row, TrainerError> {
+        let mut values = self.rows.values(index)?;
+        let (text, pair, label) = (values[TEXT].take(), values[TEXT_PAIR].take(), values[LABEL].take());
+        Ok(Row {
+            text: match text {
+                Some(Value::String(text)) => text,
+                other => return Err(self.rows.not_a_text(index, TEXT, other.as_ref())),
+            },
+            text_pair: match pair {
+                Some(Value::String(text)) => Some(text),
+                None | Some(Value::Null) => None,
+                other => return Err(self.rows.not_a_text(index, TEXT_PAIR, other.as_ref())),
+            },
+            label: self
+                .labelling
+                .column(label_of(&self.rows, index, LABEL, label.as_ref())?)
+                .map_err(|message| self.rows.fail(index, message))?,
+        })
+    }
+}
+
+impl Source for Classes {
+    fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn longest(&self) -> Vec<usize> {
+        self.longest.clone()
+    }
+
+    fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        let (ids, types, label) = self.rows.during(index, || {
+            let Row { text, text_pair, label } = self.row(index)?;
+            let (ids, types) = match text_pair {
+                Some(pair) => self.tokens.encode_pair(&text, &pair)?,
+                None => {
+                    let ids = self.tokens.encode(&text)?;
+                    let types = vec![0; ids.len()];
+                    (ids, types)
+                }
+            };
+            Ok((ids, types, label))
+        })?;
+        let mut columns = vec![
+            ("attention_mask", Column::Tokens(vec![1; ids.len()])),
+            ("input_ids", Column::Tokens(ids)),
+            ("labels", label),
+        ];
+        if self.token_types {
+            columns.push(("token_type_ids", Column::Tokens(types)));
+        }
+        Ok(Some(Sample { columns, targets: 1 }))
+    }
+}
+
+fn label_of<'a>(rows: &Rows, index: usize, column: usize, label: Option<&'a Value>) -> Result<&'a Value, TrainerError> {
+    match label {
+        Some(Value::String(name)) if name.trim().is_empty() => Err(rows.fail(index, "the label is empty".to_owned())),
+        Some(value @ (Value::String(_) | Value::Number(_))) => Ok(value),
+        other => Err(rows.problem(index, column, other, A_LABEL)),
+    }
+}
+
+/// The labels of the training data.
+fn decide(opener: &Opener<'_>) -> Result<Labels, TrainerError> {
+    let data = &opener.spec.data;
+    if holds_tensors(&data.train) {
+        return decide_tensors(&data.train);
+    }
+    let rows = Rows::open(&data.train, &[data.field("label")])?;
+    let read = |index: usize| -> Result<Seen, TrainerError> {
+        let label = rows.values(index)?.swap_remove(0);
+        Ok(Seen::of(index, label_of(&rows, index, 0, label.as_ref())?))
+    };
+    rows.check(opener.pool, |index| read(index).map(|_| []))?;
+    let all = (0..rows.len()).into_par_iter().map(read);
+    let seen = opener.pool.install(|| all.try_reduce(Seen::default, |a, b| Ok(a.and(b))))?;
+    seen.decide().map_err(|(row, message)| rows.fail(row, message))
+}
+
+fn decide_tensors(paths: &Paths) -> Result<Labels, TrainerError> {
+    let source = TensorRows::open(paths)?;
+    let mut seen = Seen::default();
+    for index in 0..source.len() {
+        let label = match label(paths, &source, index)? {
+            Column::Real(number) => Value::from(f64::from(number)),
+            Column::Whole(class) => Value::from(class),
+            Column::Tokens(_) | Column::Values { .. } => {
+                return Err(fail(paths, index, "labels are no classes".into()));
+            }
+        };
+        seen = seen.and(Seen::of(index, &label));
+    }
+    seen.decide().map_err(|(row, message)| fail(paths, row, message))
+}
+
+/// A class or a position beyond those of the model would be an index out of bounds.
+fn check_tensors(paths: &Paths, source: &dyn Source, labels: &Labels, max_length: u32) -> Result<(), TrainerError> {
+    for index in 0..source.len() {
+        let length = source.sample(index)?.map_or(0, |sample| sample.length());
+        if length > max_length as usize {
+            return Err(fail(paths, index, format!("it has {length} tokens; allowed: {max_length}")));
+        }
+        match (label(paths, source, index)?, labels) {
+            (Column::Whole(class), _) if (0..labels.count()).contains(&class) => {}
+            (Column::Whole(_) | Column::Real(_), Labels::Number) => {}
+            (Column::Whole(class), Labels::Classes(_)) => {
+                return Err(fail(paths, index, format!("its label is {class}; allowed: 0 to {}", labels.count() - 1)));
+            }
+            _ => return Err(fail(paths, index, "its label is no class of the model".to_owned())),
+        }
+    }
+    Ok(())
+}
+
+fn label(paths: &Paths, source: &dyn Source, index: usize) -> Result<Column, TrainerError> {
+    let columns = source.sample(index)?.map_or(Vec::new(), |sample| sample.columns);
+    let label = columns.into_iter().find(|(name, _)| *name == "labels").map(|(_, column)| column);
+    label.ok_or_else(|| fail(paths, index, "it has no labels".to_owned()))
+}
+
+fn fail(paths: &Paths, index: usize, message: String) -> TrainerError {
+    TrainerError::Data {
+        path: PathBuf::from(paths.0.join(", ")),
+        line: None,
+        message: format!("sample {index}: {message}"),
+    }
+}

@@ -1,0 +1,51 @@
+//! What the data of every task is opened with: the spec and the worker threads.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pipe_spec::TrainerSpec;
+use pipe_spec::pipeline::{Arch, Pad, Paths};
+use rayon::ThreadPool;
+
+use super::source::Source;
+use super::tensors::TensorRows;
+use crate::error::TrainerError;
+
+pub type Opened = Result<Arc<dyn Source>, TrainerError>;
+
+pub struct Opener<'a> {
+    pub spec: &'a TrainerSpec,
+    pub pool: &'a ThreadPool,
+}
+
+impl Opener<'_> {
+    /// Files of tensors need nothing more; others are for the task to open.
+    pub fn part(&self, paths: &Paths, open: &dyn Fn(&Paths) -> Opened) -> Result<Arc<dyn Source>, TrainerError> {
+        if holds_tensors(paths) {
+            return Ok(Arc::new(TensorRows::open(paths)?));
+        }
+        open(paths)
+    }
+
+    pub fn tokenizer(&self) -> Result<&Path, TrainerError> {
+        let missing = || TrainerError::Tokenizer { path: "".into(), message: "none is given".to_owned() };
+        self.spec.tokenizer.as_deref().ok_or_else(missing)
+    }
+
+    pub fn arch(&self) -> Arch {
+        self.spec.model.arch
+    }
+
+    /// The length of every row with `pad: max`; absent with `pad: longest`.
+    pub fn fixed(&self, length: u32) -> Option<usize> {
+        match self.spec.data.pad {
+            Pad::Longest => None,
+            Pad::Max => Some(length as usize),
+        }
+    }
+}
+
+/// Whether samples are ready for the model.
+pub fn holds_tensors(paths: &Paths) -> bool {
+    paths.0.iter().all(|path| path.ends_with(".safetensors"))
+}

@@ -1,0 +1,315 @@
+//! Windows of time series: consecutive rows, with the class of the last.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pipe_model::{Labels, TaskData};
+use pipe_spec::pipeline::Paths;
+use serde_json::{Map, Value, json};
+
+use super::opener::{Opener, holds_tensors};
+use super::series::{Found, Series, SeriesReader};
+use super::sources::Sources;
+use super::standard::Standard;
+use super::{Column, Sample, Source};
+use crate::error::TrainerError;
+
+pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
+    let TaskData::TimeSeries { features, sequence_length, classes, names, scale } = task_data else {
+        panic!("not for time series: {task_data:?}")
+    };
+    let data = &opener.spec.data;
+    if holds_tensors(&data.train) {
+        return ready_made(opener);
+    }
+    let cutter = Cutter { length: *sequence_length as usize, width: *features as usize };
+    let mut reader = SeriesReader::new(data, *features);
+    reader.features = scale.as_ref().map(|scale| scale.names.clone()).unwrap_or_default();
+    let all = read(&mut reader, &data.train)?;
+    let naming = Naming::decide(&reader.found, names.as_deref(), *classes)?;
+    let numbers = naming.numbers(&reader.found)?;
+    let (train, kept) = cutter.split(&all, data.eval_share);
+    let standard = match scale {
+        Some(scale) => Standard { mean: scale.mean.clone(), std: scale.std.clone() },
+        None => Standard::of(&train.iter().map(|stretch| stretch.values).collect::<Vec<_>>(), cutter.width),
+    };
+    let windows =
+        |stretches: &[Stretch<'_>], numbers: &[i64]| cutter.cut(stretches, numbers, &standard, &reader.features);
+    let train = Arc::new(windows(&train, &numbers)?);
+    let eval: Option<Arc<dyn Source>> = match &data.eval {
+        Some(paths) => {
+            let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
+                let mut again = SeriesReader::new(data, *features);
+                again.features.clone_from(&reader.features);
+                let all = read(&mut again, paths)?;
+                let numbers = naming.numbers(&again.found)?;
+                Ok(Arc::new(windows(&cutter.split(&all, 0.0).0, &numbers)?))
+            };
+            Some(opener.part(paths, &open)?)
+        }
+        None if data.eval_share > 0.0 => Some(Arc::new(windows(&kept, &numbers)?)),
+        None => None,
+    };
+    Ok(Sources { train, eval, paddings: Vec::new(), tokens: None, labels: naming.labels() })
+}
+
+/// Windows that were cut before.
+fn ready_made(opener: &Opener<'_>) -> Result<Sources, TrainerError> {
+    let data = &opener.spec.data;
+    let refuse = |key: &str, message: &str| TrainerError::Data {
+        path: PathBuf::from(key),
+        line: None,
+        message: message.to_owned(),
+    };
+    if data.eval_share > 0.0 {
+        return Err(refuse("data.eval_share", "for .csv alone; which ready-made windows overlap is not known"));
+    }
+    let open = |_: &Paths| {
+        Err(refuse("data.eval", "allowed: .safetensors, as data.train; the scale of ready-made windows is not known"))
+    };
+    Ok(Sources {
+        train: opener.part(&data.train, &open)?,
+        eval: data.eval.as_ref().map(|paths| opener.part(paths, &open)).transpose()?,
+        paddings: Vec::new(),
+        tokens: None,
+        labels: None,
+    })
+}
+
+fn read(reader: &mut SeriesReader<'_>, paths: &Paths) -> Result<Vec<Series>, TrainerError> {
+    paths.0.iter().map(|path| reader.read(Path::new(path))).collect()
+}
+
+/// What the column of labels holds.
+enum Naming {
+    /// The numbers of classes.
+    Numbers { classes: i64 },
+    /// Their names, in the order of their numbers.
+    Names(Vec<String>),
+}
+
+impl Naming {
+    /// `known` are the names that a trained model has.
+    fn decide(found: &Found, known: Option<&[String]>, classes: i64) -> Result<Self, TrainerError> {
+        let labels = || found.labels.iter().map(|(label, _, _)| label);
+        if let Some(known) = known.filter(|known| labels().all(|label| known.contains(label))) {
+            return Ok(Self::Names(known.to_vec()));
+        }
+        if labels().all(|label| label.bytes().all(|byte| byte.is_ascii_digit())) {
+            return Ok(Self::Numbers { classes });
+        }
+        if let Some(known) = known {
+            return Ok(Self::Names(known.to_vec()));
+        }
+        let mut names: Vec<String> = labels().cloned().collect();
+        names.sort_unstable();
+        if names.len() as i64 > classes {
+            let (path, shown) = (found.labels[0].1.clone(), names[..names.len().min(8)].join(", "));
+            let message = format!("{} classes ({shown}), the model's num_classes is {classes}", names.len());
+            return Err(TrainerError::Data { path, line: None, message });
+        }
+        Ok(Self::Names(names))
+    }
+
+    /// The class of each label that was found.
+    fn numbers(&self, found: &Found) -> Result<Vec<i64>, TrainerError> {
+        let number = |(label, path, line): &(String, PathBuf, u64)| {
+            let (number, allowed) = match self {
+                Self::Numbers { classes } => {
+                    (label.parse().ok().filter(|number| number < classes), format!("0 to {}", classes - 1))
+                }
+                Self::Names(names) => {
+                    (names.iter().position(|name| name == label).map(|place| place as i64), names.join(", "))
+                }
+            };
+            let message = || format!("found the label {label:?}; allowed: {allowed}");
+            number.ok_or_else(|| TrainerError::Data { path: path.clone(), line: Some(*line), message: message() })
+        };
+        found.labels.iter().map(number).collect()
+    }
+
+    fn labels(self) -> Option<Labels> {
+        match self {
+            Self::Numbers { .. } => None,
+            Self::Names(names) => Some(Labels::Classes(names)),
+        }
+    }
+}
+
+/// Rows of one series, one after the other.
+struct Stretch<'a> {
+    path: &'a Path,
+    /// Which part of the series, in words.
+    part: &'static str,
+    values: &'a [f64],
+    labels: &'a [usize],
+}
+
+struct Cutter {
+    length: usize,
+    width: usize,
+}
+
+impl Cutter {
+    /// The rows to train on, and the end of each series for evaluation. No window lies in both.
+    fn split<'a>(&self, all: &'a [Series], share: f64) -> (Vec<Stretch<'a>>, Vec<Stretch<'a>>) {
+        let halves = |series: &'a Series| {
+            let rows = series.labels.len();
+            let first = rows - (rows as f64 * share).round() as usize;
+            let (values, kept_values) = series.values.split_at(first * self.width);
+            let (labels, kept_labels) = series.labels.split_at(first);
+            let stretch = |part, values, labels| Stretch { path: &series.path, part, values, labels };
+            let [train, kept] = if share > 0.0 { [" to train on", " kept for evaluation"] } else { [""; 2] };
+            (stretch(train, values, labels), stretch(kept, kept_values, kept_labels))
+        };
+        all.iter().map(halves).unzip()
+    }
+
+    fn cut(
+        &self,
+        stretches: &[Stretch<'_>],
+        numbers: &[i64],
+        standard: &Standard,
+        names: &[String],
+    ) -> Result<Windows, TrainerError> {
+        let Self { length, width } = *self;
+        let mut windows = Windows { length, width, rows: Vec::new(), ends: Vec::new(), learned: Map::new() };
+        let mut end = 0;
+        for Stretch { path, part, values, labels } in stretches {
+            let rows = labels.len();
+            if rows < length {
+                let message = format!("{rows} rows{part}, a window takes {length}");
+                return Err(TrainerError::Data { path: path.to_path_buf(), line: None, message });
+            }
+            end += rows - length + 1;
+            windows.ends.push(end);
+            let labels = labels.iter().map(|place| numbers[*place]).collect();
+            windows.rows.push((standard.apply(values), labels));
+        }
+        windows.learned = Map::from_iter([
+            ("feature_names".to_owned(), json!(names)),
+            ("feature_mean".to_owned(), json!(standard.mean)),
+            ("feature_std".to_owned(), json!(standard.std)),
+        ]);
+        Ok(windows)
+    }
+}
+
+struct Windows {
+    /// Rows of a window.
+    length: usize,
+    /// Features of a row.
+    width: usize,
+    /// Of each series the features, standardised, and the classes.
+    rows: Vec<(Vec<f32>, Vec<i64>)>,
+    /// How many windows there are up to the end of each series.
+    ends: Vec<usize>,
+    learned: Map<String, Value>,
+}
+
+impl Source for Windows {
+    fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        let series = self.ends.partition_point(|end| *end <= index);
+        let start = if series == 0 { index } else { index - self.ends[series - 1] };
+        let (values, labels) = &self.rows[series];
+        let values = values[start * self.width..(start + self.length) * self.width].to_vec();
+        let shape = vec![self.length as i64, self.width as i64];
+        Ok(Some(Sample {
+            columns: vec![
+                ("x", Column::Values { shape, values }),
+                ("labels", Column::Whole(labels[start + self.length - 1])),
+            ],
+            targets: 1,
+        }))
+    }
+
+    fn config_keys(&self) -> Map<String, Value> {
+        self.learned.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(rows: usize, from: f64) -> Series {
+        let values = (0..rows).map(|row| from + row as f64).collect();
+        Series { path: "a.csv".into(), values, labels: (0..rows).map(|row| row % 2).collect() }
+    }
+
+    fn found(labels: &[&str]) -> Found {
+        let mut found = Found::default();
+        let place = |(line, label): (usize, &&str)| ((*label).to_owned(), PathBuf::from("a.csv"), line as u64 + 2);
+        found.labels = labels.iter().enumerate().map(place).collect();
+        found
+    }
+
+    fn window(windows: &Windows, index: usize) -> (Vec<f32>, i64) {
+        let sample = windows.sample(index).unwrap().unwrap();
+        let [(_, Column::Values { shape, values }), (_, Column::Whole(label))] = &sample.columns[..] else { panic!() };
+        assert_eq!(shape, &[3, 1]);
+        (values.clone(), *label)
+    }
+
+    #[test]
+    fn windows_lie_within_a_series_and_have_the_class_of_their_last_row() {
+        let all = [series(5, 0.0), series(3, 10.0)];
+        let cutter = Cutter { length: 3, width: 1 };
+        let plain = Standard { mean: vec![0.0], std: vec![1.0] };
+        let windows = cutter.cut(&cutter.split(&all, 0.0).0, &[7, 8], &plain, &[]).unwrap();
+        assert_eq!(windows.len(), 4);
+        assert_eq!(window(&windows, 0), (vec![0.0, 1.0, 2.0], 7));
+        assert_eq!(window(&windows, 2), (vec![2.0, 3.0, 4.0], 7));
+        assert_eq!(window(&windows, 3), (vec![10.0, 11.0, 12.0], 7));
+        let error = cutter.cut(&cutter.split(&[series(2, 0.0)], 0.0).0, &[7, 8], &plain, &[]).err().unwrap();
+        assert!(error.to_string().starts_with("a.csv: 2 rows"), "{error}");
+    }
+
+    #[test]
+    fn the_end_of_each_series_is_kept_and_its_rows_are_in_no_window_that_is_trained_on() {
+        let all = [series(20, 0.0), series(10, 100.0)];
+        let cutter = Cutter { length: 3, width: 1 };
+        let (train, kept) = cutter.split(&all, 0.3);
+        let standard = Standard::of(&train.iter().map(|stretch| stretch.values).collect::<Vec<_>>(), 1);
+        // 0 to 13 and 100 to 106.
+        assert_eq!(standard.mean[0], (91.0 + 721.0) / 21.0);
+        let plain = Standard { mean: vec![0.0], std: vec![1.0] };
+        let rows = |stretches| {
+            let windows = cutter.cut(stretches, &[0, 1], &plain, &[]).unwrap();
+            let mut rows: Vec<i64> =
+                (0..windows.len()).flat_map(|index| window(&windows, index).0).map(|value| value as i64).collect();
+            rows.sort_unstable();
+            rows.dedup();
+            rows
+        };
+        assert_eq!(rows(&train), (0..14).chain(100..107).collect::<Vec<_>>());
+        assert_eq!(rows(&kept), (14..20).chain(107..110).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn labels_are_numbers_or_names() {
+        let numbers = |labels: &[&str], known: Option<&[String]>| {
+            let found = found(labels);
+            Naming::decide(&found, known, 3)
+                .and_then(|naming| naming.numbers(&found))
+                .map_err(|error| error.to_string())
+        };
+        let known = ["up".to_owned(), "down".to_owned()];
+        assert_eq!(numbers(&["2", "0"], None), Ok(vec![2, 0]));
+        assert_eq!(numbers(&["up", "flat", "down"], None), Ok(vec![2, 1, 0]));
+        assert_eq!(numbers(&["1", "0", "-1"], None), Ok(vec![2, 1, 0]));
+        assert_eq!(numbers(&["down", "up"], Some(&known)), Ok(vec![1, 0]));
+        assert_eq!(numbers(&["1", "0"], Some(&known)), Ok(vec![1, 0]));
+        for (labels, known, want) in [
+            (vec!["1", "3"], None, "a.csv line 3: found the label \"3\"; allowed: 0 to 2"),
+            (vec!["a", "b", "c", "d"], None, "a.csv: 4 classes (a, b, c, d), the model's num_classes is 3"),
+            (vec!["up", "flat"], Some(&known[..]), "a.csv line 3: found the label \"flat\"; allowed: up, down"),
+        ] {
+            assert_eq!(numbers(&labels, known), Err(want.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What every model can do, whatever its architecture.
+
+use serde_json::{Map, Value};
+use tch::{Kind, Tensor};
+
+use super::generation::Generation;
+use super::weights::Weights;
+use crate::data::{IGNORED, Part};
+use crate::error::TrainerError;
+
+pub trait Model {
+    fn weights(&self) -> &Weights;
+
+    fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
+
+    /// The losses of a part, summed over its targets and not averaged: a step divides by the count of all its parts.
+    fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
+
+    /// How many targets a part has: what its losses are the sum of.
+    fn targets(&self, part: &Part) -> Result<i64, TrainerError> {
+        Ok(part.get("labels")?.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?)
+    }
+
+    /// The keys of `config.json`, as transformers reads them.
+    fn config(&self) -> Map<String, Value>;
+
+    /// For a model that writes texts.
+    fn text_generator(&self) -> Option<&dyn TextGenerator> {
+        None
+    }
+
+    /// For a model that encodes texts.
+    fn encoder(&self) -> Option<&dyn Encoder> {
+        None
+    }
+
+    /// For a model whose loss compares the samples of a step with each other.
+    fn contrastive(&self) -> Option<&dyn Contrastive> {
+        None
+    }
+
+    /// Why its training is not the same with another batch, if it is not.
+    fn depends_on_batch(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Called after each step, for a model with state that is not trained, such as batch norm. The state of a step counts when
+    /// the step was `done`, and not when the step is repeated.
+    fn step_ended(&self, _done: bool) -> Result<(), TrainerError> {
+        Ok(())
+    }
+}
+
+pub trait TextGenerator {
+    /// What the model writes after each row of a part, without dropout and without gradients. Labels are ignored.
+    fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError>;
+}
+
+pub trait Encoder {
+    /// What its last layer gives, [samples, length, width], without dropout.
+    fn last_hidden_state(&self, part: &Part) -> Result<Tensor, TrainerError>;
+}
+
+/// A loss over all samples of a step by their embeddings, which are computed part by part.
+pub trait Contrastive {
+    /// Each [samples, width], normalised to length 1.
+    fn embed(&self, part: &Part, mode: Mode) -> Result<Embeddings, TrainerError>;
+
+    /// The mean loss over all samples.
+    fn loss(&self, all: &Embeddings) -> Result<Tensor, TrainerError>;
+}
+
+/// Sample by sample, the two sides that belong together.
+pub struct Embeddings {
+    pub images: Tensor,
+    pub texts: Tensor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// With dropout, which is a function of this seed.
+    Train { seed: u64 },
+    /// Without.
+    Eval,
+}

@@ -1,0 +1,65 @@
+//! The optimizer that a training asks for.
+
+use pipe_spec::pipeline::{OptimizerKind, Train};
+use tch::{TchError, Tensor};
+
+use super::adafactor::Adafactor;
+use super::adamw::AdamW;
+use crate::error::TrainerError;
+use crate::model::Weights;
+use crate::storage::TensorFiles;
+
+pub enum Optimizer {
+    AdamW(AdamW),
+    Adafactor(Adafactor),
+}
+
+impl Optimizer {
+    pub fn new(train: &Train, weights: &Weights) -> Result<Self, TrainerError> {
+        match train.optimizer.kind {
+            OptimizerKind::Adamw => AdamW::new(train, weights).map(Self::AdamW),
+            OptimizerKind::Adafactor => Adafactor::new(train, weights).map(Self::Adafactor),
+        }
+    }
+
+    /// What `tensors` wrote.
+    pub fn load(train: &Train, weights: &Weights, files: &TensorFiles) -> Result<Self, TrainerError> {
+        match train.optimizer.kind {
+            OptimizerKind::Adamw => AdamW::load(train, weights, files).map(Self::AdamW),
+            OptimizerKind::Adafactor => Adafactor::load(train, weights, files).map(Self::Adafactor),
+        }
+    }
+
+    /// All that it remembers between updates, by name.
+    pub fn tensors(&self) -> Vec<(String, &Tensor)> {
+        match self {
+            Self::AdamW(adamw) => adamw.tensors(),
+            Self::Adafactor(adafactor) => adafactor.tensors(),
+        }
+    }
+
+    /// Allocates for a moment what an update allocates, and changes nothing.
+    pub fn rehearse(&self, weights: &Weights) -> Result<(), TchError> {
+        match self {
+            // In place.
+            Self::AdamW(_) => Ok(()),
+            Self::Adafactor(_) => Adafactor::rehearse(weights),
+        }
+    }
+
+    /// One update, the `step`th, counted from 1, with the gradients times `scale`. An error leaves some parameters updated
+    /// and others not.
+    pub fn update(
+        &mut self,
+        weights: &Weights,
+        gradients: &[Tensor],
+        scale: &Tensor,
+        lr: f64,
+        step: u64,
+    ) -> Result<(), TchError> {
+        match self {
+            Self::AdamW(adamw) => adamw.update(weights, gradients, scale, lr, step),
+            Self::Adafactor(adafactor) => adafactor.update(weights, gradients, scale, lr, step),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! How far the trainer is: phase, step and part. The record of an out-of-memory reads it.
+
+use std::cell::Cell;
+
+use pipe_spec::Phase;
+
+pub struct Progress {
+    phase: Cell<Phase>,
+    step: Cell<u64>,
+    batch: Cell<u32>,
+    longest_sequence: Cell<Option<u32>>,
+}
+
+impl Progress {
+    pub fn new(batch: u32) -> Self {
+        Self {
+            phase: Cell::new(Phase::Load),
+            step: Cell::new(0),
+            batch: Cell::new(batch),
+            longest_sequence: Cell::new(None),
+        }
+    }
+
+    pub fn enter(&self, phase: Phase) {
+        self.phase.set(phase);
+    }
+
+    /// The step that is being computed, counted from 1.
+    pub fn set_step(&self, step: u64) {
+        self.step.set(step);
+    }
+
+    pub fn set_part(&self, batch: u32, longest_sequence: u32) {
+        self.batch.set(batch);
+        self.longest_sequence.set(Some(longest_sequence));
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.phase.get()
+    }
+
+    pub fn step(&self) -> u64 {
+        self.step.get()
+    }
+
+    pub fn batch(&self) -> u32 {
+        self.batch.get()
+    }
+
+    pub fn longest_sequence(&self) -> Option<u32> {
+        self.longest_sequence.get()
+    }
+}

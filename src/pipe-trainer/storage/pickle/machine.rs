@@ -1,0 +1,294 @@
+//! Runs the opcodes of one pickle, protocols 2 to 5, as far as `torch.save` writes them. There is nothing here that could be
+//! called: REDUCE knows the few functions by which torch rebuilds tensors, and they only write down where a tensor lies.
+
+use std::collections::HashMap;
+
+use super::bytes::Bytes;
+use super::class::Class;
+use super::opcode as op;
+use super::value::{Object, Objects, Value};
+use super::weights;
+
+/// Of one pickle at most; a tensor takes about 50. Each opcode makes at most one object and one entry of stack or memo, so
+/// this bounds the memory as well.
+const MOST_OPCODES: u32 = 1 << 22;
+/// Bytes of a module or a class at most.
+const LONGEST_NAME: usize = 256;
+
+/// What a pickle says.
+pub struct Unpickled<'a> {
+    pub value: Value<'a>,
+    pub objects: Objects<'a>,
+    /// Bytes that it took.
+    pub length: usize,
+}
+
+pub fn unpickle(bytes: &[u8]) -> Result<Unpickled<'_>, String> {
+    let mut machine = Machine {
+        bytes: Bytes::new(bytes),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: HashMap::new(),
+        objects: Objects::default(),
+    };
+    for _ in 0..MOST_OPCODES {
+        if let Some(value) = machine.step()? {
+            return Ok(Unpickled { value, objects: machine.objects, length: machine.bytes.position() });
+        }
+    }
+    Err(format!("refused: a pickle of more than {MOST_OPCODES} opcodes"))
+}
+
+struct Machine<'a> {
+    bytes: Bytes<'a>,
+    stack: Vec<Value<'a>>,
+    /// Where the stack was at each open MARK.
+    marks: Vec<usize>,
+    memo: HashMap<u32, Value<'a>>,
+    objects: Objects<'a>,
+}
+
+impl<'a> Machine<'a> {
+    /// One opcode. The value of the pickle, if it was the last.
+    fn step(&mut self) -> Result<Option<Value<'a>>, String> {
+        let opcode = self.bytes.u8()?;
+        match opcode {
+            op::STOP => return self.pop().map(Some),
+            op::PROTO => match self.bytes.u8()? {
+                2..=5 => {}
+                other => return Err(format!("refused: protocol {other} of pickle; allowed: 2 to 5")),
+            },
+            op::FRAME => drop(self.bytes.u64()?),
+            op::MARK => self.marks.push(self.stack.len()),
+            op::POP => drop(self.pop()?),
+            op::POP_MARK => drop(self.marked()?),
+            op::DUP => {
+                let top = self.top()?;
+                self.stack.push(top);
+            }
+            op::BINPUT | op::LONG_BINPUT | op::MEMOIZE | op::BINGET | op::LONG_BINGET => self.remember(opcode)?,
+            op::GLOBAL => {
+                let (module, name) = (self.bytes.line(LONGEST_NAME)?, self.bytes.line(LONGEST_NAME)?);
+                self.stack.push(Value::Class(Class::find(module, name)?));
+            }
+            op::STACK_GLOBAL => match (self.pop()?, self.pop()?) {
+                (Value::Text(name), Value::Text(module)) => self.stack.push(Value::Class(Class::find(module, name)?)),
+                _ => return Err("STACK_GLOBAL without two names".to_owned()),
+            },
+            op::REDUCE | op::NEWOBJ => self.call()?,
+            op::BUILD => self.build()?,
+            op::BINPERSID => {
+                let id = self.pop()?;
+                let storage = weights::storage(&self.objects, id)?;
+                self.push_object(Object::Storage(storage));
+            }
+            op::EMPTY_TUPLE
+            | op::TUPLE
+            | op::TUPLE1
+            | op::TUPLE2
+            | op::TUPLE3
+            | op::EMPTY_LIST
+            | op::LIST
+            | op::APPEND
+            | op::APPENDS
+            | op::EMPTY_DICT
+            | op::DICT
+            | op::SETITEM
+            | op::SETITEMS => self.collect(opcode)?,
+            _ => {
+                let value = self.literal(opcode)?;
+                self.stack.push(value);
+            }
+        }
+        Ok(None)
+    }
+
+    fn literal(&mut self, opcode: u8) -> Result<Value<'a>, String> {
+        let bytes = &mut self.bytes;
+        Ok(match opcode {
+            op::NONE => Value::None,
+            op::NEWTRUE => Value::Bool(true),
+            op::NEWFALSE => Value::Bool(false),
+            op::BININT => Value::Int(bytes.i32()?.into()),
+            op::BININT1 => Value::Int(bytes.u8()?.into()),
+            op::BININT2 => Value::Int(bytes.u16()?.into()),
+            op::LONG1 => {
+                let length = bytes.u8()?.into();
+                long(bytes.take(length)?)
+            }
+            op::LONG4 => {
+                let length = bytes.u32()?.into();
+                long(bytes.take(length)?)
+            }
+            op::BINFLOAT => bytes.u64().map(|_| Value::Opaque)?,
+            op::BINSTRING | op::BINUNICODE => {
+                let length = bytes.u32()?.into();
+                Value::Text(bytes.text(length)?)
+            }
+            op::SHORT_BINSTRING | op::SHORT_BINUNICODE => {
+                let length = bytes.u8()?.into();
+                Value::Text(bytes.text(length)?)
+            }
+            op::BINUNICODE8 => {
+                let length = bytes.u64()?;
+                Value::Text(bytes.text(length)?)
+            }
+            op::BINBYTES | op::SHORT_BINBYTES | op::BINBYTES8 => {
+                let length = match opcode {
+                    op::BINBYTES => bytes.u32()?.into(),
+                    op::SHORT_BINBYTES => bytes.u8()?.into(),
+                    _ => bytes.u64()?,
+                };
+                bytes.take(length).map(|_| Value::Opaque)?
+            }
+            other => return Err(format!("refused: the opcode {}", op::refused(other))),
+        })
+    }
+
+    fn remember(&mut self, opcode: u8) -> Result<(), String> {
+        let number = match opcode {
+            op::BINPUT | op::BINGET => self.bytes.u8()?.into(),
+            op::MEMOIZE => self.memo.len() as u32,
+            _ => self.bytes.u32()?,
+        };
+        if matches!(opcode, op::BINGET | op::LONG_BINGET) {
+            let value = self.memo.get(&number).ok_or_else(|| format!("entry {number} of the memo is missing"))?;
+            self.stack.push(*value);
+        } else {
+            let top = self.top()?;
+            self.memo.insert(number, top);
+        }
+        Ok(())
+    }
+
+    /// Tuples, lists and dicts.
+    fn collect(&mut self, opcode: u8) -> Result<(), String> {
+        match opcode {
+            op::EMPTY_TUPLE => self.push_object(Object::Tuple(Vec::new())),
+            op::EMPTY_LIST => self.push_object(Object::List(Vec::new())),
+            op::EMPTY_DICT => self.push_object(Object::Dict(Vec::new())),
+            op::TUPLE => {
+                let items = self.marked()?;
+                self.push_object(Object::Tuple(items));
+            }
+            op::LIST => {
+                let items = self.marked()?;
+                self.push_object(Object::List(items));
+            }
+            op::DICT => {
+                let items = self.marked()?;
+                self.push_object(Object::Dict(pairs(&items)?));
+            }
+            op::TUPLE1 | op::TUPLE2 | op::TUPLE3 => {
+                let items = self.split_off(self.stack.len().checked_sub(usize::from(opcode - op::TUPLE1) + 1))?;
+                self.push_object(Object::Tuple(items));
+            }
+            op::APPEND => {
+                let item = self.pop()?;
+                self.extend_list(vec![item])?;
+            }
+            op::APPENDS => {
+                let items = self.marked()?;
+                self.extend_list(items)?;
+            }
+            op::SETITEM => {
+                let items = self.split_off(self.stack.len().checked_sub(2))?;
+                self.extend_dict(&items)?;
+            }
+            _ => {
+                let items = self.marked()?;
+                self.extend_dict(&items)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn extend_list(&mut self, more: Vec<Value<'a>>) -> Result<(), String> {
+        let top = self.top()?;
+        match self.objects.get_mut(top) {
+            Some(Object::List(items)) => items.extend(more),
+            _ => return Err("items are added to what is no list".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn extend_dict(&mut self, more: &[Value<'a>]) -> Result<(), String> {
+        let (top, more) = (self.top()?, pairs(more)?);
+        match self.objects.get_mut(top) {
+            Some(Object::Dict(items)) => items.extend(more),
+            _ => return Err("items are set in what is no dict".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn call(&mut self) -> Result<(), String> {
+        let (args, called) = (self.pop()?, self.pop()?);
+        let Value::Class(class) = called else {
+            return Err("refused: a call of what is no known class".to_owned());
+        };
+        let object = weights::call(&mut self.objects, class, args)?;
+        self.stack.push(object);
+        Ok(())
+    }
+
+    /// The state of a dict is its `_metadata`, which says nothing about its tensors.
+    fn build(&mut self) -> Result<(), String> {
+        self.pop()?;
+        let top = self.top()?;
+        match self.objects.get(top) {
+            Some(Object::Dict(_) | Object::Tensor(_)) => Ok(()),
+            _ => Err("refused: BUILD of what is neither a dict nor a tensor".to_owned()),
+        }
+    }
+
+    fn push_object(&mut self, object: Object<'a>) {
+        let value = self.objects.add(object);
+        self.stack.push(value);
+    }
+
+    fn top(&self) -> Result<Value<'a>, String> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        if self.stack.len() > floor { Ok(self.stack[self.stack.len() - 1]) } else { Err(empty()) }
+    }
+
+    fn pop(&mut self) -> Result<Value<'a>, String> {
+        let top = self.top()?;
+        self.stack.pop();
+        Ok(top)
+    }
+
+    /// What was pushed since the last MARK.
+    fn marked(&mut self) -> Result<Vec<Value<'a>>, String> {
+        let mark = self.marks.pop().ok_or("an opcode looks for a MARK that is not there")?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn split_off(&mut self, place: Option<usize>) -> Result<Vec<Value<'a>>, String> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        let place = place.filter(|place| *place >= floor).ok_or_else(empty)?;
+        Ok(self.stack.split_off(place))
+    }
+}
+
+fn empty() -> String {
+    "an opcode takes more from the stack than is there".to_owned()
+}
+
+fn pairs<'a>(items: &[Value<'a>]) -> Result<Vec<(Value<'a>, Value<'a>)>, String> {
+    let (pairs, rest) = items.as_chunks::<2>();
+    if !rest.is_empty() {
+        return Err("a dict has a key without a value".to_owned());
+    }
+    Ok(pairs.iter().map(|[key, value]| (*key, *value)).collect())
+}
+
+/// Two's complement, little-endian.
+fn long(bytes: &[u8]) -> Value<'_> {
+    if bytes.len() > 8 {
+        return Value::Long(bytes);
+    }
+    let fill = if bytes.last().is_some_and(|last| *last >= 0x80) { 0xff } else { 0 };
+    let mut whole = [fill; 8];
+    whole[..bytes.len()].copy_from_slice(bytes);
+    Value::Int(i64::from_le_bytes(whole))
+}

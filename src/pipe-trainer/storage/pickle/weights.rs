@@ -1,0 +1,135 @@
+//! What the calls in a file of weights make: storages, tensors as views of them, and the dict that names them.
+
+use std::collections::BTreeMap;
+
+use tch::Kind;
+
+use super::class::Class;
+use super::located::Located;
+use super::storage::{Storage, Tensor};
+use super::value::{Object, Objects, Value};
+
+/// Dimensions of a tensor at most, as in torch.
+const MOST_DIMENSIONS: usize = 64;
+
+/// The storage that a persistent id names: ("storage", class, key, location, elements[, view]).
+pub fn storage<'a>(objects: &Objects<'a>, id: Value<'a>) -> Result<Storage<'a>, String> {
+    let wrong = || "a storage is described in an unknown way".to_owned();
+    let (&[Value::Text("storage"), Value::Class(class), Value::Text(key), _, Value::Int(elements)], view) =
+        objects.items(id).and_then(|items| items.split_first_chunk()).ok_or_else(wrong)?
+    else {
+        return Err(wrong());
+    };
+    let kind = match class {
+        Class::Storage(kind) => Some(kind),
+        Class::UntypedStorage => None,
+        _ => return Err(wrong()),
+    };
+    let natural = |value: Value<'_>| match value {
+        Value::Int(value) => u64::try_from(value).map_err(|_| wrong()),
+        _ => Err(wrong()),
+    };
+    let (offset, elements) = match view {
+        [] | [Value::None] => (0, natural(Value::Int(elements))?),
+        [view] => match objects.items(*view) {
+            Some([_, offset, size]) => (natural(*offset)?, natural(*size)?),
+            _ => return Err(wrong()),
+        },
+        _ => return Err(wrong()),
+    };
+    Ok(Storage { key, kind, elements, offset })
+}
+
+/// What a call of `class` with the tuple `args` makes.
+pub fn call<'a>(objects: &mut Objects<'a>, class: Class, args: Value<'a>) -> Result<Value<'a>, String> {
+    let wrong = || format!("{class:?} is called in an unknown way");
+    let given = objects.items(args).ok_or_else(wrong)?;
+    match (class, given) {
+        (Class::OrderedDict, []) => Ok(objects.add(Object::Dict(Vec::new()))),
+        // As Python 2 writes it: a list of pairs.
+        (Class::OrderedDict, &[list]) => {
+            let pair = |item: &Value<'a>| match objects.items(*item) {
+                Some(&[key, value]) => Ok((key, value)),
+                _ => Err(wrong()),
+            };
+            let pairs = objects.items(list).ok_or_else(wrong)?.iter().map(pair).collect::<Result<_, _>>()?;
+            Ok(objects.add(Object::Dict(pairs)))
+        }
+        (Class::Size, &[sizes]) if objects.items(sizes).is_some() => Ok(sizes),
+        (Class::RebuildParameter, &[data, ..]) if matches!(objects.get(data), Some(Object::Tensor(_))) => Ok(data),
+        (Class::RebuildTensor, &[storage, offset, sizes, strides, ref more @ ..]) => {
+            let kind = more.iter().find_map(|value| match value {
+                Value::Class(Class::Dtype(kind)) => Some(*kind),
+                _ => None,
+            });
+            let tensor = tensor(objects, storage, kind, [offset, sizes, strides])?;
+            Ok(objects.add(Object::Tensor(tensor)))
+        }
+        _ => Err(wrong()),
+    }
+}
+
+fn tensor<'a>(
+    objects: &Objects<'a>,
+    storage: Value<'a>,
+    dtype: Option<Kind>,
+    [offset, sizes, strides]: [Value<'a>; 3],
+) -> Result<Tensor, String> {
+    let (Value::Object(number), Some(Object::Storage(found))) = (storage, objects.get(storage)) else {
+        return Err("a tensor has no storage".to_owned());
+    };
+    let kind = dtype.or(found.kind).ok_or("a tensor of an untyped storage has no dtype")?;
+    let (shape, strides) = (naturals(objects, sizes)?, naturals(objects, strides)?);
+    let Value::Int(offset @ 0..) = offset else { return Err("a tensor begins nowhere in its storage".to_owned()) };
+    if shape.len() != strides.len() || shape.len() > MOST_DIMENSIONS {
+        return Err(format!("a tensor has {} dimensions and {} strides", shape.len(), strides.len()));
+    }
+    // The place of the last element; nothing where there is none, or it is beyond all memory.
+    let last = || {
+        let steps = shape.iter().zip(&strides);
+        steps.into_iter().try_fold(offset, |place, (size, stride)| place.checked_add((size - 1).checked_mul(*stride)?))
+    };
+    let elements = if shape.contains(&0) { Some(offset) } else { last().and_then(|last| last.checked_add(1)) };
+    let size = kind.elt_size_in_bytes() as u64;
+    let bytes = |elements: i64| (elements as u64).checked_mul(size);
+    let room = found.elements.checked_mul(found.element_size());
+    match (bytes(offset), elements.and_then(bytes), room) {
+        (Some(start), Some(end), Some(room)) if end <= room => {
+            Ok(Tensor { storage: number, kind, shape, strides, start, end })
+        }
+        _ => Err(format!("a tensor of shape {shape:?} does not fit in its storage of {} elements", found.elements)),
+    }
+}
+
+fn naturals<'a>(objects: &Objects<'a>, value: Value<'a>) -> Result<Vec<i64>, String> {
+    let natural = |item: &Value<'a>| match item {
+        Value::Int(size @ 0..) => Some(*size),
+        _ => None,
+    };
+    let numbers = objects.items(value).and_then(|items| items.iter().map(natural).collect());
+    numbers.ok_or_else(|| "the shape of a tensor is not a list of sizes".to_owned())
+}
+
+/// The tensors of a state dict, which is all of the file or its entry `state_dict`. `place` says where in the file the bytes of
+/// a storage begin.
+pub fn locate<'a>(
+    objects: &Objects<'a>,
+    root: Value<'a>,
+    mut place: impl FnMut(&Storage<'a>) -> Result<usize, String>,
+) -> Result<BTreeMap<String, Located>, String> {
+    let entries = objects.dict(root).ok_or("it holds no dict of tensors")?;
+    let nested = entries.iter().find(|(key, _)| *key == Value::Text("state_dict"));
+    let entries = nested.and_then(|(_, value)| objects.dict(*value)).unwrap_or(entries);
+    let mut tensors = BTreeMap::new();
+    for (key, value) in entries {
+        let (Value::Text(name), Some(Object::Tensor(tensor))) = (key, objects.get(*value)) else { continue };
+        let Some(Object::Storage(storage)) = objects.get(Value::Object(tensor.storage)) else { continue };
+        let start = place(storage).map_err(|message| format!("tensor {}: {message}", name.escape_debug()))?;
+        let Tensor { kind, ref shape, ref strides, .. } = *tensor;
+        let (shape, strides) = (shape.clone(), strides.clone());
+        // Both lie within the storage, and the storage within the file.
+        let (start, end) = (start + tensor.start as usize, start + tensor.end as usize);
+        tensors.insert((*name).to_owned(), Located { kind, shape, strides, start, end });
+    }
+    if tensors.is_empty() { Err("it holds no tensors".to_owned()) } else { Ok(tensors) }
+}

@@ -1,0 +1,13 @@
+//! Synthetic data to train on: rows without end, each a function of the seed and its number, and tokenizers for them.
+
+pub mod cars;
+mod dishes;
+mod recipes;
+mod rows;
+pub mod series;
+mod split;
+pub mod stories;
+mod unigram;
+
+pub use dishes::DISHES;
+pub use recipes::RECIPES;

@@ -1,0 +1,36 @@
+//! Calls of `shim.cpp`: tensors in and out, and errors as results.
+
+use std::ffi::{CStr, c_char};
+
+use tch::{TchError, Tensor};
+use torch_sys::C_tensor;
+
+unsafe extern "C" {
+    fn pipe_free_message(message: *mut c_char);
+}
+
+pub fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
+    tensors.iter().map(|tensor| tensor.as_ptr().cast_mut()).collect()
+}
+
+/// A tensor that the other side makes.
+pub fn returned(call: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> Result<Tensor, TchError> {
+    let mut out = std::ptr::null_mut();
+    checked(call(&raw mut out))?;
+    if out.is_null() {
+        return Err(TchError::Torch("libtorch returned no tensor".to_owned()));
+    }
+    // SAFETY: without an error it is a new tensor that no one else owns.
+    Ok(unsafe { Tensor::from_ptr(out) })
+}
+
+/// The error that the other side returned, if any.
+pub fn checked(error: *mut c_char) -> Result<(), TchError> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: it is a C string of the other side, given back once.
+    let message = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
+    unsafe { pipe_free_message(error) };
+    Err(TchError::Torch(message))
+}

@@ -1,0 +1,103 @@
+//! Contrastive models: the loss, and recall among all of the evaluation data.
+
+use pipe_spec::event::Scores;
+use tch::{Kind, Tensor};
+
+use super::pass::Pass;
+use crate::error::TrainerError;
+use crate::model::{Contrastive, Embeddings, Mode};
+
+/// Similarities that are computed at a time: 64 MiB in fp32.
+const SIMILARITIES_AT_A_TIME: i64 = 1 << 24;
+
+/// Besides the loss, `text_recall_k`: for how many pictures their own text is among the `k` most similar of all, and
+/// `image_recall_k`: for how many texts their own picture is.
+pub fn evaluate(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<(f64, Scores), TrainerError> {
+    let all = embed(pass, contrastive)?;
+    let mut scores = Scores::new();
+    for (name, own, others) in [("text", &all.images, &all.texts), ("image", &all.texts, &all.images)] {
+        let places = places(own, others)?;
+        for among in [1, 5] {
+            scores.insert(format!("{name}_recall_{among}"), share_below(&places, among)?);
+        }
+    }
+    Ok((loss(pass, contrastive, &all)?, scores))
+}
+
+/// Every sample of the data, part by part.
+fn embed(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<Embeddings, TrainerError> {
+    let indices: Vec<usize> = (0..pass.reader.source.len()).collect();
+    let (mut images, mut texts) = (Vec::new(), Vec::new());
+    for part in indices.chunks(pass.batch) {
+        let samples = pass.samples(part)?;
+        if !samples.is_empty() {
+            let part = contrastive.embed(&pass.shape.collate(&samples)?, Mode::Eval)?;
+            images.push(part.images);
+            texts.push(part.texts);
+        }
+    }
+    if images.is_empty() {
+        let message = "no sample could be read".to_owned();
+        return Err(TrainerError::Data { path: "data.eval".into(), line: None, message });
+    }
+    Ok(Embeddings { images: Tensor::f_cat(&images, 0)?, texts: Tensor::f_cat(&texts, 0)? })
+}
+
+/// The mean over the samples of losses of the effective batch each, in order, so that it can be compared with the training's:
+/// the more samples are compared, the greater it is. The last may be of fewer; so is the only one of a small data set.
+fn loss(pass: &Pass<'_>, contrastive: &dyn Contrastive, all: &Embeddings) -> Result<f64, TrainerError> {
+    let (samples, together) = (all.images.size()[0], i64::from(pass.session.spec.train.effective_batch));
+    let mut sum = 0.0;
+    for start in (0..samples).step_by(together as usize) {
+        let size = together.min(samples - start);
+        let of = |tensor: &Tensor| tensor.f_narrow(0, start, size);
+        let loss = contrastive.loss(&Embeddings { images: of(&all.images)?, texts: of(&all.texts)? })?;
+        sum += loss.f_double_value(&[])? * size as f64;
+    }
+    Ok(sum / samples as f64)
+}
+
+/// For each row of `own`, how many rows of `others` are nearer to it than the one that belongs to it. Of equals the earlier
+/// counts as nearer, so that a model that separates nothing finds one of all.
+fn places(own: &Tensor, others: &Tensor) -> Result<Tensor, TrainerError> {
+    let samples = own.size()[0];
+    let numbers = Tensor::f_arange(samples, (Kind::Int64, own.device()))?;
+    let rows = (SIMILARITIES_AT_A_TIME / samples).clamp(1, samples);
+    let mut places = Vec::new();
+    for start in (0..samples).step_by(rows as usize) {
+        let size = rows.min(samples - start);
+        let similar = own.f_narrow(0, start, size)?.f_matmul(&others.f_transpose(0, 1)?)?;
+        let number = numbers.f_narrow(0, start, size)?.f_unsqueeze(1)?;
+        let belonging = similar.f_gather(1, &number, false)?;
+        let equal = similar.f_eq_tensor(&belonging)?.f_logical_and(&numbers.f_lt_tensor(&number)?)?;
+        let nearer = similar.f_gt_tensor(&belonging)?.f_logical_or(&equal)?;
+        places.push(nearer.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Int64)?);
+    }
+    Ok(Tensor::f_cat(&places, 0)?)
+}
+
+fn share_below(places: &Tensor, bound: i64) -> Result<f64, TrainerError> {
+    Ok(places.f_lt(bound)?.f_mean(Kind::Double)?.f_double_value(&[])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_count_what_is_nearer() {
+        let own = Tensor::from_slice(&[1.0f32, 0.0, 0.0, 1.0, 0.6, 0.8]).reshape([3, 2]);
+        let others = Tensor::from_slice(&[0.8f32, 0.6, 0.6, 0.8, 1.0, 0.0]).reshape([3, 2]);
+        // Rows of similarities: .8 .6 1, .6 .8 0, .96 1 .6
+        assert_eq!(Vec::<i64>::try_from(places(&own, &others).unwrap()).unwrap(), [1, 0, 2]);
+        let places = Tensor::from_slice(&[0i64, 4, 5, 9]);
+        assert_eq!((share_below(&places, 1).unwrap(), share_below(&places, 5).unwrap()), (0.25, 0.5));
+    }
+
+    #[test]
+    fn a_model_that_separates_nothing_finds_by_chance() {
+        let same = Tensor::ones([50, 4], (Kind::Float, tch::Device::Cpu));
+        let places = places(&same, &same).unwrap();
+        assert_eq!((share_below(&places, 1).unwrap(), share_below(&places, 5).unwrap()), (0.02, 0.1));
+    }
+}

@@ -1,0 +1,90 @@
+//! When the model is evaluated, and how: the mean loss over the evaluation data and the scores of its task. Changes nothing.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pipe_spec::Phase;
+use pipe_spec::event::{self, Scores};
+use pipe_spec::pipeline::{Every, Task};
+use tch::Kind;
+
+use super::pass::Pass;
+use super::{classification, contrastive, generation};
+use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources, Tokens};
+use crate::error::TrainerError;
+use crate::model::Mode;
+use crate::train::session::Session;
+use crate::train::state::{State, milliseconds};
+
+pub struct Evaluator {
+    reader: Reader,
+    tokens: Option<Arc<Tokens>>,
+    task: Task,
+    batch: usize,
+    every: Every,
+}
+
+impl Evaluator {
+    /// Absent when the spec names no data for it.
+    pub fn open(session: &Session, sources: &Sources) -> Option<Self> {
+        let spec = &session.spec;
+        let source = Arc::clone(sources.eval.as_ref()?);
+        Some(Self {
+            reader: Reader { source, pool: Arc::clone(&session.pool) },
+            tokens: sources.tokens.clone(),
+            task: spec.model.arch.task(),
+            batch: spec.evaluate.batch.map_or(spec.train.batch(), u32::from) as usize,
+            every: spec.evaluate.every,
+        })
+    }
+
+    pub fn is_due(&self, step: u64, order: &SampleOrder) -> bool {
+        let due = match self.every {
+            Every::Steps(every) => every > 0 && step.is_multiple_of(every),
+            Every::Epoch => order.ends_epoch(step),
+        };
+        step == order.steps() || (step > 0 && due)
+    }
+
+    /// One part through the model, to measure its memory.
+    pub fn rehearse(
+        &self,
+        session: &Session,
+        state: &State,
+        shape: &PartShape,
+        samples: &[Sample],
+    ) -> Result<(), TrainerError> {
+        let _guard = tch::no_grad_guard();
+        session.enter(Phase::Eval, state.step)?;
+        let part = shape.collate(samples)?;
+        let computed = match state.model.contrastive() {
+            Some(contrastive) => contrastive.embed(&part, Mode::Eval)?.images.f_sum(Kind::Float)?,
+            None => state.model.loss_sum(&part, Mode::Eval)?,
+        };
+        computed.f_double_value(&[])?;
+        Ok(())
+    }
+
+    /// Events of single texts are sent when all is computed.
+    pub fn run(&self, session: &Session, state: &State, shape: &PartShape) -> Result<event::Eval, TrainerError> {
+        let clock = Instant::now();
+        let _guard = tch::no_grad_guard();
+        let pass = Pass {
+            reader: &self.reader,
+            tokens: self.tokens.as_deref(),
+            task: self.task,
+            batch: self.batch,
+            session,
+            state,
+            shape,
+        };
+        let (loss, scores) = match (self.task, state.model.contrastive()) {
+            (_, Some(model)) => contrastive::evaluate(&pass, model)?,
+            (Task::Seq2Seq | Task::Language, None) => generation::evaluate(&pass)?,
+            (Task::Classification | Task::TimeSeries, None) => classification::evaluate(&pass)?,
+            (Task::Contrastive, None) => (pass.loss()?, Scores::new()),
+        };
+        let samples = self.reader.source.len() as u64 - self.reader.source.skipped();
+        Ok(event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), scores })
+    }
+}

@@ -1,0 +1,54 @@
+//! One evaluation: what it reads and what it computes with.
+
+use pipe_spec::Phase;
+use pipe_spec::pipeline::Task;
+use tch::Kind;
+
+use crate::data::{PartShape, Reader, Sample, Tokens};
+use crate::error::TrainerError;
+use crate::model::Mode;
+use crate::train::session::Session;
+use crate::train::state::State;
+
+/// One pass over the evaluation data.
+pub struct Pass<'a> {
+    pub reader: &'a Reader,
+    pub tokens: Option<&'a Tokens>,
+    pub task: Task,
+    pub batch: usize,
+    pub session: &'a Session,
+    pub state: &'a State,
+    pub shape: &'a PartShape,
+}
+
+impl Pass<'_> {
+    /// The mean over all targets.
+    pub fn loss(&self) -> Result<f64, TrainerError> {
+        let indices: Vec<usize> = (0..self.reader.source.len()).collect();
+        let (mut loss, mut targets) = (0.0, 0);
+        for part in indices.chunks(self.batch) {
+            let samples = self.samples(part)?;
+            let sum = self.state.model.loss_sum(&self.shape.collate(&samples)?, Mode::Eval)?;
+            loss += sum.f_to_kind(Kind::Double)?.f_double_value(&[])?;
+            targets += samples.iter().map(|sample| sample.targets).sum::<u64>();
+        }
+        Ok(loss / targets.max(1) as f64)
+    }
+
+    pub fn samples(&self, part: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        self.read(|| self.reader.read(part))
+    }
+
+    /// The prompts of the samples, for a model that generates text.
+    pub fn prompts(&self, part: &[usize]) -> Result<Vec<Sample>, TrainerError> {
+        let prompt = |index: &usize| self.reader.source.prompt(*index).transpose();
+        self.read(|| part.iter().filter_map(prompt).collect())
+    }
+
+    fn read(&self, read: impl FnOnce() -> Result<Vec<Sample>, TrainerError>) -> Result<Vec<Sample>, TrainerError> {
+        self.session.enter(Phase::Eval, self.state.step)?;
+        let samples = read()?;
+        self.session.progress.set_part(samples.len() as u32, self.shape.longest(&samples) as u32);
+        Ok(samples)
+    }
+}
