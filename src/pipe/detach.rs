@@ -1,4 +1,4 @@
-//! A `pipe` of its own for a run, which stays when this one and its terminal are gone.
+//! A `pipe` process in the background that runs a run after this process and its terminal end.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -9,10 +9,10 @@ use pipe_spec::RunFolder;
 use crate::error::Error;
 use crate::run::{self, Owner};
 
-/// How long the other one may take until it drives.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the background process may take until it owns the run.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Starts `pipe resume` in the background, and returns when it drives the run or has ended.
+/// Starts `pipe resume` in the background, and returns when it owns the run or has ended.
 pub fn start(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
     let program = std::env::current_exe().map_err(|source| Error::Read { path: "this program".into(), source })?;
     let fail = |source| Error::Spawn { program: program.clone(), source };
@@ -26,7 +26,7 @@ pub fn start(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
         .env("PIPE_RUNS", folder.path().parent().unwrap_or(folder.path()))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        // What it says is in the journal; this is for what it did not mean to say.
+        // Its messages are in the journal. This log gets panics and the like.
         .stderr(log);
     // SAFETY: setsid is async-signal-safe and touches nothing of ours.
     unsafe {
@@ -37,7 +37,7 @@ pub fn start(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
     }
     let mut child = command.spawn().map_err(fail)?;
     let began = Instant::now();
-    while !Owner::exists(folder) && began.elapsed() < PATIENCE {
+    while !Owner::exists(folder) && began.elapsed() < START_TIMEOUT {
         if child.try_wait().map_err(fail)?.is_some() {
             return ended(folder);
         }
@@ -46,7 +46,7 @@ pub fn start(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
-/// It has ended at once: with the run, or because it could not drive it.
+/// The background process has ended already: the run is over, or it could not start.
 fn ended(folder: &RunFolder) -> Result<(), Error> {
     let status = run::Listed::read(folder.path()).map(|found| found.state.status);
     match status {

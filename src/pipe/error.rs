@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use pipe_spec::text::human_bytes;
+use pipe_spec::text::{count, human_bytes};
 use pipe_spec::{PipeExit, Problems};
 
-use crate::capability::{Architecture, Capability};
+use crate::gpu::{Architecture, Capability};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -13,26 +13,28 @@ pub enum Error {
     Read { path: PathBuf, source: std::io::Error },
     #[error("cannot write {path}: {source}", path = path.display())]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("{path} is {size} bytes; a pipeline file holds at most {limit}", path = path.display())]
-    PipelineTooLarge { path: PathBuf, size: u64, limit: u64 },
+    #[error("{path} is {size} bytes; the limit for such a file is {limit} bytes", path = path.display())]
+    TooLarge { path: PathBuf, size: u64, limit: u64 },
+    #[error("{path} is {what}, not a file", path = path.display())]
+    NotAFile { path: PathBuf, what: &'static str },
     #[error("{}", invalid_text(path, problems))]
     Invalid { path: PathBuf, problems: Problems },
 
-    #[error("the Hugging Face hub ({host}) gives no usable answer: {reason}")]
+    #[error("the Hugging Face hub ({host}) is not available: {reason}")]
     Hub { host: String, reason: String },
-    #[error("{what} is not in the hub cache {cache}, or not all of it, and {variable} forbids to fetch it", cache = cache.display())]
+    #[error("{what} is not in the hub cache {cache}, or is incomplete there, and {variable} forbids downloads", cache = cache.display())]
     HubOffline { what: String, cache: PathBuf, variable: &'static str, command: String },
     #[error(
-        "{file} of {repository} is not what the hub says it is: its hash should be {expected}, and is {found}; it was removed"
+        "{file} of {repository} does not match the hash of the hub: expected {expected}, found {found}; it was removed"
     )]
     WrongContent { file: String, repository: String, expected: String, found: String },
     #[error("cannot write {path} of the hub cache: {source}", path = path.display())]
     HubCache { path: PathBuf, source: std::io::Error },
-    #[error("{needed} are to be fetched into the hub cache {folder}, and {free} are free there", folder = folder.display())]
+    #[error("{needed} have to be fetched into the hub cache {folder}, but only {free} are free", folder = folder.display())]
     NoSpace { folder: PathBuf, needed: String, free: String },
     #[error("{path}: {message}", path = path.display())]
     Data { path: PathBuf, message: String },
-    #[error("no room to prepare {path}: {}{} free in {folder}, of which some are kept free", needed.map(|bytes| format!("it needs {}, ", human_bytes(bytes))).unwrap_or_default(), human_bytes(*free), path = path.display(), folder = folder.display())]
+    #[error("not enough disk space to prepare {path}: {}{} free in {folder}, of which a reserve is kept", needed.map(|bytes| format!("it needs {}, ", human_bytes(bytes))).unwrap_or_default(), human_bytes(*free), path = path.display(), folder = folder.display())]
     NoRoom { path: PathBuf, folder: PathBuf, needed: Option<u64>, free: u64 },
     #[error("the data cache {path} cannot be used: {source}", path = path.display())]
     DataCache { path: PathBuf, source: std::io::Error },
@@ -42,12 +44,19 @@ pub enum Error {
     #[error("no container engine answers: {reason}")]
     NoEngine { reason: String, hint: String },
     #[error("{engine} said: {source}")]
-    Engine { engine: &'static str, source: Box<bollard::errors::Error> },
-    #[error("a GPU was asked for and cannot be passed through:\n{}", reasons.join("\n"))]
+    Engine {
+        engine: &'static str,
+        /// Whether the engine refused a setting.
+        refused: bool,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    #[error("unknown engine {name:?}")]
+    UnknownEngine { name: String, known: Vec<String> },
+    #[error("a GPU was requested, but none is available:\n{}", reasons.join("\n"))]
     NoGpu { reasons: Vec<String> },
-    #[error("{card} has compute capability {capability}, and the libtorch that would use it was built for {}", built_for.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))]
+    #[error("{card} has compute capability {capability}, but this libtorch was built for {}", built_for.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))]
     Capability { card: String, capability: Capability, built_for: Vec<Architecture> },
-    #[error("a GPU is asked for, and libtorch in {} lacks CUDA libraries: {}", folder.display(), libraries.join(", "))]
+    #[error("a GPU was requested, but libtorch in {} lacks CUDA libraries: {}", folder.display(), libraries.join(", "))]
     NoCuda { folder: PathBuf, libraries: Vec<String> },
     #[error("the trainer program was not found: {}", looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))]
     NoTrainer { looked: Vec<PathBuf> },
@@ -67,17 +76,25 @@ pub enum Error {
     NoRun { wanted: String, runs: PathBuf },
     #[error("{wanted:?} names several runs: {}", matches.join(", "))]
     AmbiguousRun { wanted: String, matches: Vec<String> },
-    #[error("the run {id} is being driven by another pipe")]
+    #[error("the run {id} was not removed: its engine does not answer and may still have a container of it: {reason}")]
+    ContainersUnknown { id: String, reason: String },
+    #[error("the run {id} is still running")]
     RunBusy { id: String },
-    #[error("the run {id} cannot go on: {}", damage.join(", "))]
+    #[error("the run {id} is still running, as process {pid} on the host {host}")]
+    RunElsewhere { id: String, host: String, pid: i32 },
+    #[error("this pipeline runs a command, not a training")]
+    NotATraining,
+    #[error("the pipe process {pid} of the run {id} does not stop")]
+    DriverStuck { id: String, pid: i32 },
+    #[error("the run {id} cannot continue: {}", damage.join(", "))]
     Damaged { id: String, damage: Vec<String> },
-    #[error("no pipe could be started that drives the run; see {log}", log = log.display())]
+    #[error("could not start a pipe process for the run; see {log}", log = log.display())]
     NotDriven { log: PathBuf },
-    #[error("the trainer of the pipe that was killed still runs, as process {pid}")]
+    #[error("the trainer of the killed pipe process is still running, as process {pid}")]
     StillRuns { pid: String },
-    #[error("what the run was begun with has changed:\n{}", changes.iter().map(|change| format!("  {change}")).collect::<Vec<_>>().join("\n"))]
+    #[error("inputs of the run have changed since it started:\n{}", changes.iter().map(|change| format!("  {change}")).collect::<Vec<_>>().join("\n"))]
     InputsChanged { changes: Vec<String> },
-    #[error("a run that goes on keeps its {key}")]
+    #[error("{key} cannot change when a run is resumed")]
     NotChangeable { key: String, allowed: String },
     #[error("{reason}")]
     RunEnded { reason: String, code: PipeExit },
@@ -87,20 +104,22 @@ pub enum Error {
     #[error("the run {again} does not reproduce {id}:\n{}", indented(reasons))]
     NotReproduced { id: String, again: String, reasons: Vec<String> },
 
+    #[error("cannot use the queue for cards in {folder}: {reason}", folder = folder.display())]
+    NoQueue { folder: PathBuf, reason: String },
     #[error("the ledger {path} cannot be used: {reason}", path = path.display())]
     Ledger { path: PathBuf, reason: String },
-    #[error("nothing in the ledger is called {wanted:?}")]
+    #[error("the ledger has no entry {wanted:?}")]
     NoEntry { wanted: String },
     #[error("{reason}")]
     NoPlan { reason: String },
-    #[error("a report of several runs belongs to none of their folders")]
-    NoPlace,
-    #[error("{path} is there already", path = path.display())]
+    #[error("a report of several runs needs an output file")]
+    NoReportPath,
+    #[error("{path} already exists", path = path.display())]
     Exists { path: PathBuf },
-    #[error("there is no terminal to ask on, and {} not given", missing.join(" and "))]
-    NobodyToAsk { missing: Vec<&'static str> },
+    #[error("stdin is not a terminal, and {} not given", missing.join(" and "))]
+    NoTerminal { missing: Vec<&'static str> },
     #[error("missing: {}", missing.join(", "))]
-    Unwell { missing: Vec<String> },
+    DoctorFailed { missing: Vec<String> },
     #[error("pipe has no command {wanted:?}")]
     NoCommand { wanted: String },
 
@@ -108,7 +127,7 @@ pub enum Error {
     TrainingFailed { reason: String, bad_input: bool },
     #[error("out of memory, and nothing left to try: {reason}")]
     OutOfMemory { reason: String, hint: String },
-    #[error("the engine was lost while the job ran: {reason}")]
+    #[error("the connection to the engine was lost while the job was running: {reason}")]
     EngineLost { reason: String },
     #[error("stopped on request")]
     Interrupted,
@@ -117,16 +136,20 @@ pub enum Error {
 impl Error {
     pub fn exit_code(&self) -> PipeExit {
         match self {
-            Self::Invalid { .. } | Self::PipelineTooLarge { .. } | Self::InputsChanged { .. } => PipeExit::Invalid,
-            Self::NoEngine { .. } | Self::Engine { .. } | Self::NoGpu { .. } | Self::EngineLost { .. } => {
+            Self::Invalid { .. } | Self::TooLarge { .. } | Self::NotAFile { .. } | Self::InputsChanged { .. } => {
+                PipeExit::Invalid
+            }
+            Self::NoEngine { .. } | Self::Engine { .. } | Self::UnknownEngine { .. } | Self::NoGpu { .. } => {
                 PipeExit::Unavailable
             }
-            Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } | Self::Unwell { .. } => {
+            Self::EngineLost { .. } => PipeExit::Unavailable,
+            Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } | Self::DoctorFailed { .. } => {
                 PipeExit::Unavailable
             }
             Self::NoCuda { .. } | Self::Hub { .. } | Self::HubOffline { .. } | Self::WrongContent { .. } => {
                 PipeExit::Unavailable
             }
+            Self::ContainersUnknown { .. } => PipeExit::Unavailable,
             Self::NotReproducible { .. } => PipeExit::Invalid,
             Self::NotReproduced { .. } => PipeExit::TrainingFailed,
             Self::MissingLibrary { .. } | Self::NotElf { .. } | Self::ImageBuild { .. } | Self::NoImage { .. } => {
@@ -139,16 +162,23 @@ impl Error {
             Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } | Self::NoCommand { .. } => {
                 PipeExit::Usage
             }
-            Self::NoPlace | Self::NotChangeable { .. } | Self::Exists { .. } | Self::NobodyToAsk { .. } => {
+            Self::NoReportPath | Self::NotChangeable { .. } | Self::Exists { .. } | Self::NoTerminal { .. } => {
                 PipeExit::Usage
             }
             Self::RunEnded { code, .. } => *code,
-            Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } => PipeExit::Unexpected,
-            Self::NoPlan { .. } | Self::Data { .. } | Self::NoRoom { .. } => PipeExit::Invalid,
+            Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } | Self::NoQueue { .. } => {
+                PipeExit::Unexpected
+            }
+            Self::NotATraining | Self::NoPlan { .. } | Self::Data { .. } | Self::NoRoom { .. } => PipeExit::Invalid,
             Self::DataCache { .. } | Self::NoCache | Self::NoSpace { .. } | Self::HubCache { .. } => {
                 PipeExit::Unexpected
             }
-            Self::Read { .. } | Self::Write { .. } | Self::RunBusy { .. } | Self::Ledger { .. } => PipeExit::Unexpected,
+            Self::Read { .. }
+            | Self::Write { .. }
+            | Self::RunBusy { .. }
+            | Self::RunElsewhere { .. }
+            | Self::DriverStuck { .. }
+            | Self::Ledger { .. } => PipeExit::Unexpected,
         }
     }
 
@@ -156,8 +186,8 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::NoEngine { hint, .. } | Self::OutOfMemory { hint, .. } => Some(hint.clone()),
-            Self::Engine { source, .. } if is_refused(source) => {
-                Some("a setting under `container` is not one that this machine or its engine can give".to_owned())
+            Self::Engine { refused: true, .. } => {
+                Some("this machine or its engine cannot provide a setting of `container`".to_owned())
             }
             Self::Hub { .. } => Some(
                 "try again later: the next run continues with what was fetched; behind a proxy set HTTPS_PROXY, for a mirror \
@@ -168,16 +198,16 @@ impl Error {
                 Some(format!("unset {variable}, or fetch it where there is a network: {command}"))
             }
             Self::WrongContent { .. } => Some(
-                "try again; if it stays so, what lies between you and the hub (a proxy, a mirror in HF_ENDPOINT) changes files"
+                "try again; if it happens again, a proxy or a mirror in HF_ENDPOINT changes the files"
                     .to_owned(),
             ),
             Self::NoSpace { .. } => Some(
                 "free some space, or choose another folder with HF_HUB_CACHE; what was fetched so far is kept".to_owned(),
             ),
             Self::HubCache { .. } => Some("make it writable, or choose another folder with HF_HUB_CACHE".to_owned()),
-            Self::NoGpu { .. } => Some("mend one of these, or set container.gpus to 0 or auto".to_owned()),
+            Self::NoGpu { .. } => Some("fix one of these, or set container.gpus to 0 or auto".to_owned()),
             Self::Capability { .. } => Some(
-                "build the trainer with a libtorch for this card and name it in PIPE_TRAINER, take another card, or train on \
+                "build the trainer with a libtorch for this card and name it in PIPE_TRAINER, use another card, or train on \
                  the CPU: --set container.gpus=0"
                     .to_owned(),
             ),
@@ -185,7 +215,7 @@ impl Error {
                 Some(format!("{}, or train on the CPU: --set container.gpus=0", fetch_cuda(folder)))
             }
             Self::NotReproducible { .. } => {
-                Some("bring back what has changed, or go on all the same with --anyway".to_owned())
+                Some("restore what has changed, or run it with --anyway".to_owned())
             }
             Self::NotReproduced { id, again, .. } => Some(format!("`pipe diff {id} {again}` shows all that differs")),
             Self::NoTrainer { .. } => {
@@ -203,30 +233,41 @@ impl Error {
             Self::NoRoom { .. } => {
                 Some("free some space, or choose another folder for prepared data with PIPE_CACHE".to_owned())
             }
-            Self::DataCache { .. } | Self::NoCache => Some("name a folder with PIPE_CACHE".to_owned()),
-            Self::EngineLost { .. } => Some("start the engine again; `pipe resume` then goes on".to_owned()),
+            Self::DataCache { .. } | Self::NoCache => Some("choose a folder with PIPE_CACHE".to_owned()),
+            Self::EngineLost { .. } => Some("start the engine again, then continue with `pipe resume`".to_owned()),
+            Self::DriverStuck { id, pid } => Some(format!(
+                "if the process is suspended, `kill -CONT {pid}` continues it; `kill -9 {pid}` and then `pipe stop {id}` end the run"
+            )),
+            Self::RunElsewhere { id, host, .. } => Some(format!("on {host}: `pipe stop {id}`")),
             Self::RunBusy { id } => Some(format!("`pipe attach {id}` watches it, `pipe stop {id}` stops it")),
             Self::Damaged { id, .. } => Some(format!(
-                "its checkpoints and logs are still there; start it anew with `pipe run` and its pipeline.yaml, or `pipe rm {id}`"
+                "its checkpoints and logs are kept; start a new run from its pipeline.yaml with `pipe run`, or remove it with `pipe rm {id}`"
             )),
-            Self::InputsChanged { .. } => Some("put it back as it was, or start a new run with `pipe run`".to_owned()),
+            Self::InputsChanged { .. } => Some("restore them, or start a new run with `pipe run`".to_owned()),
             Self::StillRuns { pid } => Some(format!("wait for it to save and end, or end it: kill {pid}")),
             Self::NotChangeable { allowed, .. } => {
-                Some(format!("what may change: {allowed}; for anything else start a new run"))
+                Some(format!("these settings may change: {allowed}; for others start a new run"))
             }
             Self::Ledger { .. } => {
-                Some("move it away, name another with PIPE_LEDGER, or go on without: --ignore-ledger".to_owned())
+                Some("move it, choose another file with PIPE_LEDGER, or run without it: --ignore-ledger".to_owned())
             }
-            Self::NoPlace => Some("say where to write it: --out FILE, or --out - to print it".to_owned()),
+            Self::NoReportPath => Some("use --out FILE to write it, or --out - to print it".to_owned()),
             Self::NoCommand { .. } => Some("`pipe help` lists them".to_owned()),
-            Self::Exists { .. } => Some("choose another name, or write over it: --force".to_owned()),
-            Self::NobodyToAsk { .. } => Some("give them, or take all defaults: --yes".to_owned()),
-            Self::Unwell { .. } => Some("what to do is said beside each of them".to_owned()),
+            Self::Exists { .. } => Some("choose another name, or overwrite it with --force".to_owned()),
+            Self::NoTerminal { .. } => Some("give them, or use all defaults with --yes".to_owned()),
+            Self::DoctorFailed { .. } => Some("see the hint of each check above".to_owned()),
+            Self::ContainersUnknown { id, .. } => Some(format!(
+                "start the engine and try again; if it is gone for good: `pipe rm --force {id}`"
+            )),
+            Self::UnknownEngine { known, .. } => Some(format!("engines of this version of pipe: {}", known.join(", "))),
+            Self::NoQueue { .. } => Some("choose another folder with PIPE_QUEUE".to_owned()),
             Self::NoEntry { .. } => Some("`pipe ledger ls` lists what there is".to_owned()),
             Self::Read { .. }
             | Self::Write { .. }
+            | Self::NotATraining
             | Self::NoPlan { .. }
-            | Self::PipelineTooLarge { .. }
+            | Self::TooLarge { .. }
+            | Self::NotAFile { .. }
             | Self::Invalid { .. }
             | Self::Data { .. }
             | Self::NotDriven { .. }
@@ -262,17 +303,10 @@ fn no_run_text(wanted: &str, runs: &std::path::Path) -> String {
 }
 
 fn invalid_text(path: &std::path::Path, problems: &Problems) -> String {
-    let count = problems.0.len();
-    let noun = if count == 1 { "problem" } else { "problems" };
     let lines: Vec<String> = problems.0.iter().map(|problem| format!("  {problem}")).collect();
-    format!("{} has {count} {noun}\n{}", path.display(), lines.join("\n"))
+    format!("{} has {}\n{}", path.display(), count(lines.len(), "problem"), lines.join("\n"))
 }
 
 fn indented(lines: &[String]) -> String {
     lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
-}
-
-/// Whether the engine says that it was asked for something that cannot be.
-fn is_refused(source: &bollard::errors::Error) -> bool {
-    matches!(source, bollard::errors::Error::DockerResponseServerError { status_code: 400, .. })
 }

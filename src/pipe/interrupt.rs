@@ -1,47 +1,80 @@
-//! Ctrl-C and SIGTERM: the first asks for a graceful stop, the second for a hard one.
+//! Signals: SIGTERM asks for a graceful stop, however often it comes; Ctrl-C asks for one and a second Ctrl-C for a hard one;
+//! SIGQUIT asks for a hard one at once.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::Error;
 
+/// What a person or a program asks of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopRequest {
+    /// Save and end.
+    Graceful,
+    /// End at once.
+    Hard,
+}
+
+/// What asks a `pipe` to stop so.
+pub fn signal_for(request: StopRequest) -> i32 {
+    match request {
+        StopRequest::Graceful => libc::SIGTERM,
+        StopRequest::Hard => libc::SIGQUIT,
+    }
+}
+
 pub struct Interrupts {
     sigint: Signal,
     sigterm: Signal,
-    /// How many are due that no signal brought.
-    due: u32,
+    sigquit: Signal,
+    /// A request that no signal brought.
+    pending: Option<StopRequest>,
+    /// Whether a stop was requested before.
+    asked: bool,
 }
 
 impl Interrupts {
     /// Takes the signals over from their default, which would end `pipe` at once. Needs a running tokio runtime.
     pub fn listen() -> Result<Self, Error> {
         let listen = |kind| signal(kind).map_err(|source| Error::Read { path: "signals".into(), source });
-        Ok(Self { sigint: listen(SignalKind::interrupt())?, sigterm: listen(SignalKind::terminate())?, due: 0 })
+        Ok(Self {
+            sigint: listen(SignalKind::interrupt())?,
+            sigterm: listen(SignalKind::terminate())?,
+            sigquit: listen(SignalKind::quit())?,
+            pending: None,
+            asked: false,
+        })
     }
 
-    /// As if so many had come already.
-    pub fn due(self, due: u32) -> Self {
-        Self { due, ..self }
+    /// With a request that counts as the first.
+    pub fn with_pending(self, pending: StopRequest) -> Self {
+        Self { pending: Some(pending), ..self }
     }
 
-    /// Nothing is to be begun where a stop is due.
+    /// Fails if a stop is pending.
     pub fn check(&self) -> Result<(), Error> {
-        if self.due > 0 { Err(Error::Interrupted) } else { Ok(()) }
+        if self.pending.is_some() { Err(Error::Interrupted) } else { Ok(()) }
     }
 
-    /// Waits for the next one. Can be dropped and called again without losing any.
-    pub async fn next(&mut self) {
-        if self.due > 0 {
-            self.due -= 1;
-            return;
-        }
-        self.signal().await;
+    /// Waits for the next request. Can be dropped and called again without losing any.
+    pub async fn next(&mut self) -> StopRequest {
+        let request = match self.pending.take() {
+            Some(pending) => pending,
+            None => tokio::select! {
+                _ = self.sigint.recv() => if self.asked { StopRequest::Hard } else { StopRequest::Graceful },
+                _ = self.sigterm.recv() => StopRequest::Graceful,
+                _ = self.sigquit.recv() => StopRequest::Hard,
+            },
+        };
+        self.asked = true;
+        request
     }
 
-    /// Waits for a signal, whatever is due.
+    /// Waits for a signal, whatever is pending.
     pub async fn signal(&mut self) {
         tokio::select! {
             _ = self.sigint.recv() => {}
             _ = self.sigterm.recv() => {}
+            _ = self.sigquit.recv() => {}
         }
     }
 }

@@ -1,31 +1,31 @@
 //! `pipe`: runs training pipelines in containers and brings them through out-of-memory.
 
-mod capability;
-mod card;
+// Text for people goes through `report`, which makes control characters visible.
+#![deny(clippy::print_stderr, clippy::print_stdout)]
+
+mod attempt;
+mod background;
 mod cli;
+mod clock;
 mod command;
 mod compare;
-mod data_cache;
 mod detach;
-mod digests;
-mod disk;
 mod drive;
 mod engine;
 mod error;
+mod files;
 mod forecast;
+mod gpu;
+mod html_report;
+mod http;
 mod hub;
 mod image;
+mod input;
 mod interrupt;
 mod ledger;
-mod load;
 mod lock;
-mod model_files;
-mod outcome;
-mod plan;
-mod preflight;
 mod queue;
 mod report;
-mod retry;
 mod run;
 mod supervise;
 mod track;

@@ -1,4 +1,4 @@
-//! `pipe attach`: watching a run that another `pipe` drives; where none does any more, one is started that does.
+//! `pipe attach`: watches a run in the background; if its `pipe` process was killed, it starts another one.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use pipe_spec::{PipeExit, RunState, Status};
 use crate::detach;
 use crate::error::Error;
 use crate::interrupt::Interrupts;
-use crate::report::Reporter;
+use crate::report::{Reporter, say};
 use crate::run::{self, Follow, Listed};
 
-/// How often the folder is looked at.
-const LOOK: Duration = Duration::from_millis(150);
+/// How often the run folder is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(150);
 
 pub fn run(wanted: &str, json: bool, quiet: bool) -> Result<(), Error> {
     let found = run::find(wanted)?;
@@ -24,9 +24,9 @@ pub fn run(wanted: &str, json: bool, quiet: bool) -> Result<(), Error> {
         let watcher = Watcher::new(&found, Reporter::new(json, quiet), json);
         tokio::select! {
             ended = watcher.watch() => ended,
-            () = interrupts.next() => {
+            _ = interrupts.next() => {
                 if !quiet {
-                    eprintln!("the run goes on: `pipe attach {0}` watches it again, `pipe stop {0}` stops it", found.state.id);
+                    say(&format!("the run continues: `pipe attach {0}` watches it again, `pipe stop {0}` stops it", found.state.id));
                 }
                 Ok(())
             }
@@ -66,7 +66,7 @@ impl Watcher {
         loop {
             let state = self.look()?;
             if state.status == Status::Orphaned {
-                self.reporter.note("nobody drives this run: starting a pipe in the background that does");
+                self.reporter.note("no pipe process is running this run: starting one in the background");
                 detach::start(&self.found.folder(), &[])?;
                 continue;
             }
@@ -74,7 +74,7 @@ impl Watcher {
             if state.status != Status::Running {
                 return self.over(&state);
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -86,7 +86,7 @@ impl Watcher {
         }
     }
 
-    /// What was before, as far as it is needed to show what comes; a script is told all of it.
+    /// Replays past events, as far as the display needs them. A script gets all of them.
     fn catch_up(&mut self) -> Result<(), Error> {
         let state = self.look()?;
         let live = matches!(state.status, Status::Running | Status::Orphaned);

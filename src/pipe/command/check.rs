@@ -5,12 +5,12 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::error::Error;
-use crate::hub::Reach;
-use crate::load::{self, Request};
+use crate::hub::HubAccess;
+use crate::input::load::{self, Request};
 use crate::report::{Reporter, print, print_json};
 
 pub fn run(file: &Path, set: &[String], as_json: bool) -> Result<(), Error> {
-    let request = Request { file: file.to_owned(), set: set.to_vec(), reach: Reach::Check, pins: Vec::new() };
+    let request = Request { file: file.to_owned(), set: set.to_vec(), access: HubAccess::Check, pins: Vec::new() };
     let result = load::load(&request, Reporter::new(as_json, false).fetch_progress());
     if as_json {
         match &result {
@@ -28,7 +28,7 @@ pub fn run(file: &Path, set: &[String], as_json: bool) -> Result<(), Error> {
     }
     let loaded = result?;
     if !as_json {
-        let train = &loaded.pipeline.train;
+        let train = &loaded.training()?.train;
         print(&format!(
             "{} is valid: batch {} x accum {} = effective batch {}",
             file.display(),

@@ -1,5 +1,7 @@
 //! `pipe diff`: two runs beside each other. That they differ is an answer and no error.
 
+use pipe_spec::text::count;
+
 use crate::compare::{Comparison, Curves, Files};
 use crate::error::Error;
 use crate::lock::Effect;
@@ -7,7 +9,7 @@ use crate::report::{Table, print, print_json};
 use crate::run;
 
 pub fn run(first: &str, second: &str, json: bool) -> Result<(), Error> {
-    let comparison = Comparison::of(&run::find(first)?.folder(), &run::find(second)?.folder());
+    let comparison = Comparison::read(&run::find(first)?.folder(), &run::find(second)?.folder());
     if json {
         print_json(&comparison);
         return Ok(());
@@ -48,7 +50,7 @@ pub fn run(first: &str, second: &str, json: bool) -> Result<(), Error> {
 /// A table of what differs, or a line that nothing does.
 fn section<T>(name: &str, missing: &str, found: Option<&Vec<T>>, table: impl Fn(&[T]) -> Table) {
     match found {
-        None => print(&format!("{name}: not known, there is {missing}\n")),
+        None => print(&format!("{name}: unknown, because there is {missing}\n")),
         Some(none) if none.is_empty() => print(&format!("{name}: the same\n")),
         Some(some) => print(&format!("{}\n", table(some))),
     }
@@ -72,21 +74,28 @@ fn results(comparison: &Comparison) -> Vec<Vec<String>> {
 
 fn curves(curves: &Curves) -> String {
     let Curves { steps: [first, second], compared, .. } = curves;
-    let counts = if first == second { String::new() } else { format!(" ({first} steps and {second})") };
+    let counts = if first == second { String::new() } else { format!(" ({} and {second})", count(*first, "step")) };
     match (curves.first_difference, curves.largest) {
         _ if *compared == 0 => format!("curves: no step in common{counts}"),
         (Some(gap), Some(largest)) => format!(
-            "curves: {compared} steps in common{counts}; the losses differ from step {} on, most at step {}: by {:.1e}",
-            gap.step, largest.step, largest.difference
+            "curves: {} in common{counts}; the losses differ from step {} on, most at step {}: by {:.1e}",
+            count(*compared, "step"),
+            gap.step,
+            largest.step,
+            largest.difference
         ),
-        _ => format!("curves: the losses of {compared} steps are the same bit for bit{counts}"),
+        _ => format!("curves: the losses of {} are the same bit for bit{counts}", count(*compared, "step")),
     }
 }
 
 fn model(files: Option<&Files>) -> String {
     match files {
         None => "model: not exported by both".to_owned(),
-        Some(files) if files.differ.is_empty() => format!("model: {}, the same bit for bit", files.words()),
-        Some(files) => format!("model: of {} differ {}", files.words(), files.differ.join(", ")),
+        Some(files) if files.differ.is_empty() => {
+            format!("model: {}, the same bit for bit", count(files.count, "file"))
+        }
+        Some(files) => {
+            format!("model: different files: {} (of {})", files.differ.join(", "), count(files.count, "file"))
+        }
     }
 }

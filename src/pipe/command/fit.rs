@@ -1,10 +1,13 @@
 //! `pipe fit`: the largest batch that fits, measured where the training would run.
 
+use pipe_spec::Job;
+
 use crate::error::Error;
-use crate::plan::Job;
+use crate::run::Choices;
 
 use super::run::Options;
 
 pub fn run(options: Options) -> Result<(), Error> {
-    super::run::run(Options { job: Job::Fit, ..options })
+    let choices = Choices { job: Job::Fit, ..options.choices };
+    super::run::run(Options { choices, ..options })
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use pipe_spec::text::human_bytes;
 use serde_json::json;
 
-use crate::drive::image::ensure;
-use crate::engine::docker::DockerEngine;
+use crate::background;
+use crate::engine::{Engine, ImageStore, registry};
 use crate::error::{Error, fetch_cuda};
 use crate::image::{self, Cuda};
 use crate::interrupt::Interrupts;
@@ -15,16 +15,17 @@ use crate::report::{Reporter, Table, print, print_json};
 pub fn build(dockerfile: Option<&Path>, json: bool, quiet: bool) -> Result<(), Error> {
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?;
-        let engine = DockerEngine::connect().await?;
+        let engine = registry::connect_for_images().await?;
+        let images = image_store(engine.as_ref())?;
         let path = dockerfile.map(|path| path.to_string_lossy().into_owned());
-        let recipe = image::recipe(path.as_deref())?;
+        let recipe = background::run_interruptibly(&mut interrupts, move || image::recipe(path.as_deref())).await?;
         let mut reporter = Reporter::new(json, quiet);
         let built = tokio::select! {
-            built = ensure(&engine, &recipe, &mut reporter) => built?,
-            () = interrupts.next() => return Err(Error::Interrupted),
+            built = images.ensure(&recipe, &mut reporter) => built?,
+            _ = interrupts.next() => return Err(Error::Interrupted),
         };
         if json {
-            let id = engine.image_id(&recipe.name).await?;
+            let id = images.image_id(&recipe.name).await?;
             print_json(&json!({ "image": recipe.name, "id": id, "hash": recipe.context.hash(), "built": built }));
         } else {
             print(&recipe.name);
@@ -54,14 +55,17 @@ pub fn files(json: bool) -> Result<(), Error> {
     }
     print(&table.to_string());
     if let Cuda::Missing { folder, libraries } = staged.cuda {
-        print(&format!("for the CPU alone; missing: {}", libraries.join(", ")));
+        print(&format!("CPU only; missing: {}", libraries.join(", ")));
         print(&format!("hint: {}", fetch_cuda(&folder)));
     }
     Ok(())
 }
 
 pub fn ls(json: bool) -> Result<(), Error> {
-    let images = super::runtime()?.block_on(async { DockerEngine::connect().await?.images().await })?;
+    let images = super::runtime()?.block_on(async {
+        let engine = registry::connect_for_images().await?;
+        image_store(engine.as_ref())?.built_images().await
+    })?;
     if json {
         print_json(&images);
         return Ok(());
@@ -73,4 +77,9 @@ pub fn ls(json: bool) -> Result<(), Error> {
     }
     print(&table.to_string());
     Ok(())
+}
+
+fn image_store(engine: &dyn Engine) -> Result<&dyn ImageStore, Error> {
+    let reason = || format!("the engine {} has no images", engine.name());
+    engine.images().ok_or_else(|| Error::NoEngine { reason: reason(), hint: String::new() })
 }

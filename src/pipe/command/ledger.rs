@@ -1,8 +1,10 @@
 //! `pipe ledger`: what is known about what fits where.
 
+use pipe_spec::text::count;
+
 use crate::error::Error;
-use crate::ledger::{Entry, Ledger};
-use crate::report::{Table, print, print_json};
+use crate::ledger::{Ledger, LedgerEntry};
+use crate::report::{Table, print, print_json, print_json_line, say};
 
 pub fn ls(json: bool) -> Result<(), Error> {
     let entries = entries()?;
@@ -17,8 +19,8 @@ pub fn ls(json: bool) -> Result<(), Error> {
         table.row(vec![
             key.id(),
             key.arch.clone(),
-            format!("{}{checkpointing}", word(&key.precision)),
-            word(&key.optimizer),
+            format!("{}{checkpointing}", text(&key.precision)),
+            text(&key.optimizer),
             if key.longest.is_empty() { "-".to_owned() } else { key.longest.clone() },
             key.gpu.clone(),
             entry.summary(),
@@ -45,32 +47,40 @@ pub fn forget(ids: &[String], all: bool) -> Result<(), Error> {
     }
     if let Some(ledger) = Ledger::find().filter(|_| !names.is_empty()) {
         ledger.forget(&names)?;
+        warn(&ledger);
     }
-    print(&format!("forgot {} of the ledger's entries", names.len()));
+    print(&format!("removed {}", count(names.len(), "entry")));
     Ok(())
 }
 
 /// Every entry as a line of JSON.
 pub fn export() -> Result<(), Error> {
     for entry in entries()? {
-        print(&named(&entry).to_string());
+        print_json_line(&named(&entry));
     }
     Ok(())
 }
 
-fn entries() -> Result<Vec<Entry>, Error> {
-    Ledger::find().map_or(Ok(Vec::new()), |ledger| ledger.entries())
+fn entries() -> Result<Vec<LedgerEntry>, Error> {
+    let Some(ledger) = Ledger::find() else { return Ok(Vec::new()) };
+    let entries = ledger.entries();
+    warn(&ledger);
+    entries
 }
 
-fn matching(id: &str) -> Result<Vec<Entry>, Error> {
-    let found: Vec<Entry> = entries()?.into_iter().filter(|entry| entry.key.id().starts_with(id)).collect();
+fn warn(ledger: &Ledger) {
+    ledger.take_warnings().iter().for_each(|warning| say(&format!("warning: {warning}")));
+}
+
+fn matching(id: &str) -> Result<Vec<LedgerEntry>, Error> {
+    let found: Vec<LedgerEntry> = entries()?.into_iter().filter(|entry| entry.key.id().starts_with(id)).collect();
     if found.is_empty() { Err(Error::NoEntry { wanted: id.to_owned() }) } else { Ok(found) }
 }
 
-fn named(entry: &Entry) -> serde_json::Value {
+fn named(entry: &LedgerEntry) -> serde_json::Value {
     serde_json::json!({ "id": entry.key.id(), "key": entry.key, "facts": entry.facts })
 }
 
-fn word(value: &impl serde::Serialize) -> String {
+fn text(value: &impl serde::Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }

@@ -1,15 +1,15 @@
-//! `pipe logs`: what the trainer wrote, and what it goes on to write.
+//! `pipe logs`: prints the log of an attempt, and follows it.
 
 use std::time::Duration;
 
 use pipe_spec::Status;
 
 use crate::error::Error;
-use crate::report::print_bytes;
+use crate::report::{print_data, say};
 use crate::run::{self, Follow, Listed};
 
-/// How often is looked for more.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often the file is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub struct Options {
     pub run: String,
@@ -31,15 +31,26 @@ pub fn run(options: &Options) -> Result<(), Error> {
         return Err(Error::Read { path: path(number), source });
     }
     let mut file = Follow::new(path(number));
+    let mut rest = Vec::new();
     loop {
         // Asked before the file is read: what was written before its end is then all there.
         let now = Listed::read(folder.path());
         let bytes = file.bytes()?;
         if !bytes.is_empty() {
-            print_bytes(&bytes);
+            rest.extend(bytes);
+            // A character whose end is not there yet is printed with what comes.
+            let whole = match std::str::from_utf8(&rest) {
+                Err(error) if error.error_len().is_none() => error.valid_up_to(),
+                _ => rest.len(),
+            };
+            print_data(&rest[..whole]);
+            rest.drain(..whole);
             continue;
         }
-        let Some(now) = now.filter(|_| options.follow) else { return Ok(()) };
+        let Some(now) = now.filter(|_| options.follow) else {
+            print_data(&rest);
+            return Ok(());
+        };
         let more = now.state.attempts.iter().any(|attempt| attempt.number > number);
         if more && !options.events && options.attempt.is_none() {
             number += 1;
@@ -47,9 +58,11 @@ pub fn run(options: &Options) -> Result<(), Error> {
             continue;
         }
         match now.state.status {
-            Status::Running if options.attempt.is_none() || !has_ended(&now, number) => std::thread::sleep(LOOK),
+            Status::Running if options.attempt.is_none() || !has_ended(&now, number) => {
+                std::thread::sleep(POLL_INTERVAL)
+            }
             Status::Orphaned => {
-                eprintln!("nobody drives this run any more: `pipe attach {}` takes it over", now.state.id);
+                say(&format!("no pipe process is running this run: `pipe attach {}` continues it", now.state.id));
                 return Ok(());
             }
             _ => return Ok(()),

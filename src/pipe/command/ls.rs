@@ -1,8 +1,10 @@
 //! `pipe ls`: the runs, newest first, with what a killed `pipe` left behind.
 
+use std::collections::BTreeSet;
+
 use pipe_spec::Status;
 
-use crate::engine::docker::DockerEngine;
+use crate::engine::{EngineJob, registry};
 use crate::error::Error;
 use crate::report::{Table, duration, print, print_json};
 use crate::run::{self, Listed};
@@ -37,30 +39,39 @@ pub fn run(json: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// What there is to say about a run beyond its figures.
+/// The last column: damage, stage, or what to do.
 fn remark(run: &Listed) -> String {
     if let Some(damage) = run.damage.first() {
         return damage.clone();
     }
     match run.state.status {
         Status::Running => run.state.doing.clone().unwrap_or_default(),
-        Status::Orphaned if run.left_behind.is_empty() => "`pipe resume` goes on".to_owned(),
-        _ if !run.left_behind.is_empty() => "its container goes on; `pipe attach` takes it over".to_owned(),
+        Status::Orphaned if run.left_behind.is_empty() => "`pipe resume` continues it".to_owned(),
+        _ if !run.left_behind.is_empty() => {
+            "its container is still running; `pipe attach` continues the run".to_owned()
+        }
         _ => String::new(),
     }
 }
 
-/// The containers of runs that nobody drives. Where no daemon answers there is nothing to say about containers.
+/// The jobs of all runs that an engine has.
+pub fn jobs(engine: &str) -> Result<Vec<EngineJob>, Error> {
+    super::runtime()?.block_on(async { registry::connect(engine).await?.jobs().await })
+}
+
+/// Finds the jobs of runs without a `pipe` process. The jobs of an engine that does not answer stay unknown.
 pub fn find_left_behind(runs: &mut [Listed]) -> Result<(), Error> {
-    let unfinished = |run: &Listed| run.state.status != Status::Finished && run.state.engine == "docker";
-    if !runs.iter().any(|run| unfinished(run) && !run.is_owned()) {
-        return Ok(());
-    }
-    let containers = super::runtime()?.block_on(async { DockerEngine::connect().await?.containers().await });
-    let Ok(containers) = containers else { return Ok(()) };
-    for run in runs.iter_mut().filter(|run| !run.is_owned()) {
-        let ours = containers.iter().filter(|container| container.run == run.state.id);
-        run.left_behind = ours.map(|container| container.id.clone()).collect();
+    let may_have_left = |run: &Listed| {
+        run.state.status != Status::Finished && registry::keeps_jobs(&run.state.engine) && !run.is_owned()
+    };
+    let engines: BTreeSet<String> =
+        runs.iter().filter(|run| may_have_left(run)).map(|run| run.state.engine.clone()).collect();
+    for engine in engines {
+        let Ok(jobs) = jobs(&engine) else { continue };
+        for run in runs.iter_mut().filter(|run| run.state.engine == engine && !run.is_owned()) {
+            let left = jobs.iter().filter(|job| job.run == run.state.id);
+            run.left_behind = left.map(|job| job.id.clone()).collect();
+        }
     }
     Ok(())
 }

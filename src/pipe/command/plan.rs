@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use pipe_spec::pipeline::Pipeline;
 use pipe_spec::text::{ByteSize, human_bytes};
+use serde_json::json;
 
-use crate::card::Card;
 use crate::error::Error;
-use crate::forecast::{Forecast, Forecaster, Target, cards};
-use crate::load;
+use crate::forecast::{Forecast, Forecaster, NoForecast, Target, cards};
+use crate::gpu::Card;
+use crate::input::load;
 use crate::report::{Reporter, Table, grouped, print, print_json};
 
 pub struct Options {
@@ -23,9 +24,20 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let parsed = load::parse(&options.file, &options.set)?;
     let config = load::planned_config(&parsed, Reporter::new(options.json, false).fetch_progress())?;
     let card = target(options, &parsed.pipeline)?;
-    let forecast = Forecaster::new(&parsed.pipeline, &config)
-        .forecast(card)
-        .map_err(|error| Error::NoPlan { reason: error.to_string() })?;
+    let training = parsed.pipeline.training().ok_or(Error::NotATraining)?;
+    let forecast = match Forecaster::new(training, &config).forecast(card) {
+        Ok(forecast) => forecast,
+        Err(NoForecast::Config(error)) => return Err(Error::NoPlan { reason: error.to_string() }),
+        Err(none @ NoForecast::NoEstimate { .. }) => {
+            let text = none.to_string();
+            if options.json {
+                print_json(&json!({ "estimate": null, "reason": text }))
+            } else {
+                print(&text)
+            }
+            return Ok(());
+        }
+    };
     if options.json {
         print_json(&forecast);
     } else {
@@ -39,21 +51,24 @@ fn target(options: &Options, pipeline: &Pipeline) -> Result<Option<Target>, Erro
     let named = match &options.gpu {
         None => None,
         Some(name) => Some(cards::find(name).ok_or_else(|| Error::NoPlan {
-            reason: format!("no card {name:?} is known; known are {}; --memory takes any size", cards::names()),
+            reason: format!("unknown card {name:?}; known cards: {}; --memory takes any size", cards::names()),
         })?),
     };
     Ok(match (named, options.memory) {
         (Some((name, _)), Some(size)) => Some(Target { name: name.to_owned(), total: size.0 }),
         (Some((name, total)), None) => Some(Target { name: name.to_owned(), total }),
         (None, Some(size)) => Some(Target { name: format!("a card of {}", human_bytes(size.0)), total: size.0 }),
-        (None, None) => Card::read(&pipeline.container.gpus).map(|card| Target { name: card.name, total: card.total }),
+        (None, None) => Card::read(&pipeline.container.gpus)
+            .into_iter()
+            .next()
+            .map(|card| Target { name: card.name, total: card.total }),
     })
 }
 
 fn show(pipeline: &Pipeline, forecast: &Forecast) {
     let Forecast { params, batch, accum, peak, breakdown, .. } = forecast;
     print(&format!("{}: {} parameters, batch {batch} x accum {accum}", pipeline.name, grouped(*params)));
-    let mut parts = Table::new(&["part", "holds"]);
+    let mut parts = Table::new(&["part", "memory"]);
     for (name, bytes) in [
         ("weights", breakdown.weights),
         ("gradients", breakdown.gradients),
@@ -66,12 +81,12 @@ fn show(pipeline: &Pipeline, forecast: &Forecast) {
     ] {
         parts.row(vec![name.to_owned(), human_bytes(bytes)]);
     }
-    print(&format!("\n{parts}\n\nmost is held in the {}", forecast.moment));
+    print(&format!("\n{parts}\n\npeak memory is in the {}", forecast.moment));
     print(&verdict(forecast));
     for change in &forecast.changes {
-        let accum = pipe_spec::pipeline::accum(forecast.effective_batch, change.batch);
+        let accum = pipe_spec::pipeline::accum(forecast.effective_batch, change.batch, 1);
         let what = format!("batch {} x accum {accum}, peak {}", change.batch, human_bytes(change.peak));
-        print(&format!("  it would with {} ({what})", change.change));
+        print(&format!("  it would fit with {} ({what})", change.change));
     }
     forecast.notes.iter().for_each(|note| print(&format!("note: {note}")));
     let mut table = Table::new(&["card", "batch", "accum", "peak"]);
@@ -88,7 +103,7 @@ fn show(pipeline: &Pipeline, forecast: &Forecast) {
 
 fn verdict(forecast: &Forecast) -> String {
     let (Some(capacity), Some(fits)) = (forecast.capacity, forecast.fits) else {
-        return "no card is here: --gpu or --memory says what it is to fit".to_owned();
+        return "No GPU found. Use --gpu or --memory to test a size.".to_owned();
     };
     let limited = |total: u64| if capacity < total { ", by memory.limit" } else { "" };
     let card = forecast

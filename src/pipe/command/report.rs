@@ -5,8 +5,10 @@ use std::path::Path;
 use pipe_spec::{RunFolder, Variables};
 
 use crate::error::Error;
-use crate::report::{html, print};
-use crate::run::{self, Listed, Record, absolute, write_whole};
+use crate::files::{absolute, write_whole};
+use crate::html_report;
+use crate::report::{print, print_data};
+use crate::run::{self, Listed, Record};
 
 pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
     let mut folders: Vec<RunFolder> = Vec::new();
@@ -19,12 +21,12 @@ pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
     let out = match (out, folders.as_slice()) {
         (Some(out), _) => out.to_owned(),
         (None, [folder]) => folder.report(),
-        (None, _) => return Err(Error::NoPlace),
+        (None, _) => return Err(Error::NoReportPath),
     };
     let records: Vec<Record> = folders.iter().map(Record::read).collect();
-    let page = html::page(&records, &Variables::new(None, std::env::vars()));
+    let page = html_report::page(&records, &Variables::new(None, std::env::vars()));
     if out == Path::new("-") {
-        print(page.trim_end());
+        print_data(format!("{}\n", page.trim_end()).as_bytes());
         return Ok(());
     }
     write(&out, &page)?;

@@ -1,22 +1,17 @@
-//! `pipe reproduce`: a run once more, where all that it stood on is the same, and whether the same comes of it.
-
-use std::collections::BTreeSet;
+//! `pipe reproduce`: runs the pipeline of a run again with the same inputs, and compares the results.
 
 use pipe_spec::lock::LockedRepository;
-use pipe_spec::pipeline::{EngineKind, Image, Pipeline};
-use pipe_spec::{Lock, RunFolder, Status};
-use serde_json::{Value, json};
+use pipe_spec::{Job, Lock, RunFolder, Status};
+use serde_json::json;
 
-use crate::compare::{Comparison, Promise, judge};
-use crate::drive::Chosen;
-use crate::engine::docker::DockerEngine;
+use crate::attempt::template::JobTemplate;
+use crate::compare::{Comparison, ComputeMode, judge};
+use crate::engine::registry;
 use crate::error::Error;
-use crate::hub::Reach;
-use crate::image;
+use crate::hub::HubAccess;
+use crate::input::load::{self, Loaded, Request};
 use crate::interrupt::Interrupts;
-use crate::load::{self, Loaded, Request};
 use crate::lock::{self, Difference, Effect};
-use crate::plan::{Job, Plan};
 use crate::report::{Reporter, print, print_json};
 use crate::run::{self, Choices, Listed, Record};
 
@@ -37,20 +32,21 @@ pub fn run(options: &Options) -> Result<(), Error> {
     }
     let folder = first.folder();
     let record = Record::read(&folder);
-    load::go_to(&first.state.cwd)?;
+    load::enter_folder(&first.state.cwd)?;
     let reporter = Reporter::new(options.json, options.quiet);
-    let engine = if first.state.engine == "process" { EngineKind::Process } else { EngineKind::Docker };
+    let engine = first.state.engine.as_str();
     let then = lock::read(&folder);
     let pins = load::pins(then.as_ref());
-    let request = Request { file: folder.resolved(), set: Vec::new(), reach: Reach::All, pins };
+    let request = Request { file: folder.resolved(), set: Vec::new(), access: HubAccess::Fetch, pins };
     let (loaded, now) = super::runtime()?.block_on(async {
-        let loaded = load::load_interruptibly(request, &reporter, &mut Interrupts::listen()?).await?;
-        let now = lock_now(&loaded, &folder, engine, &reporter).await?;
+        let mut interrupts = Interrupts::listen()?;
+        let loaded = load::load_interruptibly(request, &reporter, &mut interrupts).await?;
+        let now = lock_now(&loaded, &folder, engine, &reporter, &mut interrupts).await?;
         Ok::<_, Error>((loaded, now))
     })?;
     if !now.variables.is_empty() {
         let names = now.variables.join(", ");
-        reporter.note(&format!("variables are read as they are now, a lock has no values of them: {names}"));
+        reporter.note(&format!("variables have their current values, because a lock does not store them: {names}"));
     }
     let differences = then.as_ref().map(|then| lock::differences(then, &now));
     let refused = refuse(&first, &record, then.as_ref(), differences.as_deref(), options.anyway, &reporter);
@@ -62,19 +58,19 @@ pub fn run(options: &Options) -> Result<(), Error> {
     refused?;
 
     let again = rerun(&first, engine, load::pins(then.as_ref()), options)?;
-    let comparison = Comparison::of(&folder, &again.folder());
-    let promise = Promise {
-        deterministic: loaded.pipeline.train.deterministic,
+    let comparison = Comparison::read(&folder, &again.folder());
+    let mode = ComputeMode {
+        deterministic: loaded.training()?.train.deterministic,
         on_card: record.history.started.last().is_some_and(|(_, started)| started.device != "cpu"),
     };
-    let mut verdict = judge(&comparison, promise);
-    // What only the trainer could tell.
+    let mut verdict = judge(&comparison, mode);
+    // Differences that only the trainer reports.
     if !options.anyway {
         let late = comparison.lock.iter().flatten().filter(|difference| difference.effect == Effect::Forbids);
         verdict.reasons.extend(late.map(ToString::to_string));
         verdict.reproduced = verdict.reasons.is_empty();
     }
-    let words = verdict.words(&comparison);
+    let summary = verdict.summary(&comparison);
     if options.json {
         let [id, new] = &comparison.runs;
         print_json(&json!({
@@ -82,7 +78,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
             "model": comparison.model,
         }));
     } else if verdict.reproduced {
-        print(&format!("{} reproduces {}: {words}", again.state.id, first.state.id));
+        print(&format!("{} reproduces {}: {summary}", again.state.id, first.state.id));
     }
     if verdict.reproduced {
         return Ok(());
@@ -91,29 +87,24 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 /// The lock that the run would have if it were started now. Builds nothing.
-async fn lock_now(loaded: &Loaded, folder: &RunFolder, wanted: EngineKind, reporter: &Reporter) -> Result<Lock, Error> {
-    let Loaded { pipeline, variables, inputs, .. } = loaded;
-    // The run itself says which engine it has.
-    let engine = Chosen::choose(Some(wanted), &Reporter::new(false, true)).await?;
-    let device = engine.device(&pipeline.container.gpus)?;
-    let on = match &engine {
-        Chosen::Process(_) => json!({ "engine": "process" }),
-        Chosen::Docker(engine) => in_docker(engine, pipeline).await?,
+async fn lock_now(
+    loaded: &Loaded,
+    folder: &RunFolder,
+    engine: &str,
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<Lock, Error> {
+    let Loaded { pipeline, inputs, .. } = loaded;
+    let engine = registry::connect(engine).await?;
+    let program = tokio::select! {
+        program = engine.program(pipeline.container.image.as_ref()) => program?,
+        () = interrupts.signal() => return Err(Error::Interrupted),
     };
-    let plan = Plan { pipeline, inputs, variables, device, job: Job::Train };
-    lock::collect(&on, folder, &plan, reporter)
+    let template = JobTemplate::new(loaded, inputs, engine.as_ref(), &program, Job::Train)?;
+    lock::collect(program, engine.as_ref(), folder, &template, reporter, interrupts).await
 }
 
-async fn in_docker(engine: &DockerEngine, pipeline: &Pipeline) -> Result<Value, Error> {
-    let name = match &pipeline.container.image {
-        Some(Image::Pinned(name)) => name.clone(),
-        image => image::recipe(image::dockerfile(image.as_ref()))?.name,
-    };
-    let id = engine.image_id(&name).await?;
-    Ok(json!({ "engine": "docker", "engine_version": engine.info().version, "image": name, "image_id": id }))
-}
-
-/// Says what differs, and refuses where the same cannot come of it.
+/// Prints the differences, and refuses those that change the computation.
 fn refuse(
     first: &Listed,
     record: &Record,
@@ -126,10 +117,10 @@ fn refuse(
     let of = |effect: Effect| found.iter().filter(move |difference| difference.effect == effect);
     let mut reasons: Vec<String> = of(Effect::Forbids).map(ToString::to_string).collect();
     match then {
-        None => reasons.push("its lock.json is missing or damaged: what it stood on is not known".to_owned()),
+        None => reasons.push("its lock.json is missing or damaged: its inputs are not known".to_owned()),
         Some(then) if then.resolved.is_none() => {
             reporter
-                .note("its lock.json is of an earlier pipe, without data, tokenizer and model: these may be others");
+                .note("its lock.json was written by an earlier pipe, without data, tokenizer and model: these may have changed");
         }
         Some(_) => {}
     }
@@ -141,30 +132,29 @@ fn refuse(
     if !anyway && !reasons.is_empty() {
         return Err(Error::NotReproducible { id: first.state.id.clone(), reasons });
     }
-    reasons.iter().for_each(|reason| reporter.note(&format!("going on although {reason}")));
+    reasons.iter().for_each(|reason| reporter.note(&format!("continuing although {reason}")));
     Ok(())
 }
 
 /// The same pipeline as a new run, from its first settings: what the ledger has learned since is not asked.
-fn rerun(first: &Listed, engine: EngineKind, pins: Vec<LockedRepository>, options: &Options) -> Result<Listed, Error> {
-    let before: BTreeSet<String> = run::list()?.into_iter().map(|listed| listed.state.id).collect();
-    let result = super::run::run(super::run::Options {
-        job: Job::Train,
+fn rerun(first: &Listed, engine: &str, pins: Vec<LockedRepository>, options: &Options) -> Result<Listed, Error> {
+    let mut created = None;
+    let options = super::run::Options {
         file: first.folder().resolved(),
-        engine: Some(engine),
+        engine: Some(engine.to_owned()),
         set: Vec::new(),
         name: None,
         dry_run: false,
         resume: false,
         detach: false,
-        choices: Choices { ignore_ledger: true, no_queue: first.state.no_queue },
+        choices: Choices { job: Job::Train, ignore_ledger: true, no_queue: first.state.no_queue },
         pins,
         json: false,
         // stdout is for the verdict alone.
         quiet: options.quiet || options.json,
-    });
-    let is_new = |listed: &Listed| listed.state.name == first.state.name && !before.contains(&listed.state.id);
-    let again = run::list()?.into_iter().find(is_new);
+    };
+    let result = super::run::run_and_name(options, &mut created);
+    let again = created.map(|id| run::find(&id)).transpose()?;
     match (result, again) {
         (Ok(()), Some(again)) => Ok(again),
         (Ok(()), None) => Err(Error::NoRun { wanted: first.state.name.clone(), runs: run::runs_folder() }),

@@ -1,19 +1,21 @@
-//! `pipe resume`: a run goes on from where it stands, whoever left it there.
+//! `pipe resume`: continues a run from its last checkpoint.
 
-use pipe_spec::Status;
-use pipe_spec::pipeline::{EngineKind, Pipeline};
+use pipe_spec::pipeline::Pipeline;
+use pipe_spec::{Outcome, Status};
 
 use crate::compare::paths_that_differ;
 use crate::detach;
-use crate::drive::{Chosen, Driver};
+use crate::drive::Driver;
+use crate::engine::registry;
 use crate::error::Error;
-use crate::hub::Reach;
+use crate::files::write_whole;
+use crate::hub::HubAccess;
+use crate::input::load::{self, Loaded, Request};
 use crate::interrupt::Interrupts;
-use crate::load::{self, Loaded, Request};
 use crate::lock;
 use crate::report::{Reporter, print};
-use crate::run::{self, Listed, Run, write_whole};
-use crate::supervise::Entry;
+use crate::run::{self, Listed, Run};
+use crate::supervise::StartMode;
 
 pub struct Options {
     pub run: String,
@@ -23,7 +25,7 @@ pub struct Options {
     pub quiet: bool,
 }
 
-/// What may be said anew about a run that goes on: nothing that changes what is computed.
+/// The settings that may change on resume. None of them changes the training result.
 const CHANGEABLE: [&str; 8] =
     ["container", "data.prefetch", "data.workers", "evaluate.batch", "memory", "notify", "on_oom", "track"];
 
@@ -36,33 +38,37 @@ pub fn run(options: &Options) -> Result<(), Error> {
     options.set.iter().try_for_each(|set| is_changeable(set))?;
     if options.detach {
         detach::start(&found.folder(), &options.set)?;
-        super::run::say_where(&found.state.id, &found.folder, options.json, options.quiet);
+        super::run::print_detached(&found.state.id, &found.folder, options.json, options.quiet);
         return Ok(());
     }
-    load::go_to(&found.state.cwd)?;
+    load::enter_folder(&found.state.cwd)?;
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?;
         let mut reporter = Reporter::new(options.json, options.quiet);
-        go_on(&found, &options.set, &mut reporter, &mut interrupts).await
+        resume_run(&found, &options.set, &mut reporter, &mut interrupts).await
     })
 }
 
-/// Takes a run over that nobody drives, and drives it to its end; in the folder that it was started in.
-pub async fn go_on(
+/// Takes over a run without a `pipe` process and runs it to its end, in the folder that it was started in.
+pub async fn resume_run(
     found: &Listed,
     set: &[String],
     reporter: &mut Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
     let run = Run::take_over(found)?;
+    if !lock::has_own_settings(&run.folder) {
+        let change = "settings: resolved.yaml was changed after pipe wrote it".to_owned();
+        return Err(Error::InputsChanged { changes: vec![change] });
+    }
     let pins = load::pins(lock::read(&run.folder).as_ref());
-    let request = Request { file: run.folder.resolved(), set: set.to_vec(), reach: Reach::All, pins };
+    let request = Request { file: run.folder.resolved(), set: set.to_vec(), access: HubAccess::Fetch, pins };
     let loaded = load::load_interruptibly(request, reporter, interrupts).await?;
     drive(run, &loaded, !set.is_empty(), reporter, interrupts).await
 }
 
 /// The same with the pipeline as it is now, in the working directory, where it may be another checkout of the same files.
-pub async fn go_on_here(
+pub async fn resume_here(
     found: &Listed,
     loaded: &Loaded,
     reporter: &mut Reporter,
@@ -74,11 +80,11 @@ pub async fn go_on_here(
 }
 
 /// The same in the background.
-pub fn go_on_here_detached(found: &Listed, loaded: &Loaded) -> Result<(), Error> {
+pub fn resume_here_detached(found: &Listed, loaded: &Loaded) -> Result<(), Error> {
     let run = take_here(found)?;
     let folder = run.folder.clone();
     if is_changed(&run, loaded) {
-        settle(&run, loaded)?;
+        write_settings(&run, loaded)?;
     }
     run.save()?;
     drop(run);
@@ -95,9 +101,9 @@ fn is_changed(run: &Run, loaded: &Loaded) -> bool {
     std::fs::read(run.folder.resolved()).ok().is_none_or(|before| before != loaded.pipeline.to_yaml().as_bytes())
 }
 
-fn settle(run: &Run, loaded: &Loaded) -> Result<(), Error> {
-    write_whole(&run.folder.resolved(), loaded.pipeline.to_yaml().as_bytes())?;
-    lock::settle(&run.folder, &loaded.pipeline)
+fn write_settings(run: &Run, loaded: &Loaded) -> Result<(), Error> {
+    lock::record_settings(&run.folder, &loaded.pipeline)?;
+    write_whole(&run.folder.resolved(), loaded.pipeline.to_yaml().as_bytes())
 }
 
 async fn drive(
@@ -107,32 +113,45 @@ async fn drive(
     reporter: &mut Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
-    let entry = match run.state.status {
+    let start_mode = match run.state.status {
         Status::Finished => return Ok(()),
-        Status::Running | Status::Orphaned | Status::Unknown => Entry::GoOn,
-        Status::Failed | Status::Stopped => Entry::Resumed { changed },
+        // A run that had failed before its end was recorded must not fail the same way again by itself.
+        Status::Running | Status::Orphaned if has_failed(&run) => StartMode::Resumed { changed },
+        Status::Running | Status::Orphaned | Status::Unknown => StartMode::Continue,
+        Status::Failed | Status::Stopped => StartMode::Resumed { changed },
     };
-    let wanted = if run.state.engine == "process" { EngineKind::Process } else { EngineKind::Docker };
-    let engine = Chosen::choose(Some(wanted), reporter).await?;
+    let engine = registry::choose(Some(&run.state.engine), reporter).await?;
     engine.check(&loaded.pipeline.container)?;
     if changed {
-        settle(&run, loaded)?;
+        write_settings(&run, loaded)?;
     }
-    let driver = Driver::new(loaded, run, entry, reporter, interrupts);
-    driver.train(engine).await
+    let prints_json = reporter.prints_json();
+    let driver = Driver::new(loaded, run, start_mode, reporter, interrupts);
+    let fitted = driver.run(engine.as_ref()).await?;
+    super::run::print_fitted(fitted.as_ref(), prints_json);
+    Ok(())
 }
 
-/// Why a run cannot go on with this pipeline; nothing where it can.
-pub fn obstacle(found: &Listed, loaded: &Loaded, reporter: &Reporter) -> Result<Option<String>, Error> {
+fn has_failed(run: &Run) -> bool {
+    run.state.attempts.last().is_some_and(|attempt| attempt.outcome == Some(Outcome::Failed))
+}
+
+/// Why a run cannot be resumed with this pipeline; nothing if it can.
+pub async fn obstacle(
+    found: &Listed,
+    loaded: &Loaded,
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<Option<String>, Error> {
     let text = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
     let Ok(then) = Pipeline::parse(&text, &[], &loaded.variables) else {
         return Ok(Some("its settings cannot be read".to_owned()));
     };
     let differing = paths_that_differ(&then, &loaded.pipeline);
     if let Some(path) = differing.iter().find(|path| !may_change(path)) {
-        return Ok(Some(format!("{path} is another now")));
+        return Ok(Some(format!("{path} has changed")));
     }
-    let inputs = lock::changed_inputs(&found.folder(), &loaded.inputs, reporter)?;
+    let inputs = lock::changed_inputs(&found.folder(), &loaded.inputs, reporter, interrupts).await?;
     Ok(inputs.first().map(|input| format!("{} has changed", input.what)))
 }
 
@@ -144,7 +163,7 @@ fn is_changeable(set: &str) -> Result<(), Error> {
     }
 }
 
-/// Whether the setting of this path may be another when a run goes on.
+/// Whether the setting at this path may change on resume.
 fn may_change(path: &str) -> bool {
     let under =
         |allowed: &&str| path.strip_prefix(*allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
@@ -156,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_the_maths_is_refused() {
+    fn settings_that_change_the_result_are_refused() {
         for set in [
             "on_oom.retries=9",
             "container.memory=8g",

@@ -1,42 +1,62 @@
 //! `pipe rm`: runs with all that belongs to them, or the containers that a killed `pipe` left.
 
-use crate::engine::docker::DockerEngine;
-use crate::error::Error;
-use crate::report::print;
-use crate::run::{self, Listed};
+use pipe_spec::Status;
 
-pub fn run(wanted: &[String], left_behind: bool) -> Result<(), Error> {
+use crate::engine::registry;
+use crate::error::Error;
+use crate::lock;
+use crate::report::{print, say};
+use crate::run::{self, Listed, Owner};
+
+pub fn run(wanted: &[String], left_behind: bool, force: bool) -> Result<(), Error> {
     if left_behind {
         let mut runs = run::list()?;
         super::ls::find_left_behind(&mut runs)?;
-        let ids: Vec<&String> = runs.iter().flat_map(|run| &run.left_behind).collect();
-        for id in &ids {
-            remove_container(id)?;
-            print(&format!("removed container {id}"));
+        for run in &runs {
+            for id in &run.left_behind {
+                remove_job(engine_name(run).as_str(), id)?;
+                print(&format!("removed container {id}"));
+            }
         }
         return Ok(());
     }
-    // All are found before any is removed, so that a misspelt one loses nothing.
-    let found = wanted.iter().map(|wanted| run::find(wanted)).collect::<Result<Vec<_>, _>>()?;
-    if let Some(busy) = found.iter().find(|run| run.is_owned()) {
-        return Err(Error::RunBusy { id: busy.state.id.clone() });
-    }
-    found.into_iter().try_for_each(remove)
+    // All are found and owned before any is removed, so that a misspelt or busy one loses nothing.
+    let mut found = wanted.iter().map(|wanted| run::find(wanted)).collect::<Result<Vec<_>, _>>()?;
+    found.sort_by(|a, b| a.state.id.cmp(&b.state.id));
+    found.dedup_by(|a, b| a.state.id == b.state.id);
+    let owners = found.iter().map(|run| Owner::take(&run.folder(), &run.state.id)).collect::<Result<Vec<_>, _>>()?;
+    found.iter().zip(owners).try_for_each(|(run, owner)| remove(run, &owner, force))
 }
 
-fn remove(run: Listed) -> Result<(), Error> {
-    let mut runs = [run];
-    super::ls::find_left_behind(&mut runs)?;
-    let [run] = runs;
-    for id in &run.left_behind {
-        remove_container(id)?;
+/// Removes a run that this process owns.
+fn remove(run: &Listed, _owner: &Owner, force: bool) -> Result<(), Error> {
+    let (id, folder) = (&run.state.id, run.folder());
+    let engine = engine_name(run);
+    if run.state.status != Status::Finished && registry::keeps_jobs(&engine) {
+        match super::ls::jobs(&engine) {
+            Ok(jobs) => {
+                for job in jobs.iter().filter(|job| job.run == *id) {
+                    remove_job(&engine, &job.id)?;
+                }
+            }
+            Err(error) if force => say(&format!("warning: if {id} has left a container, it stays: {error}")),
+            Err(error) => return Err(Error::ContainersUnknown { id: id.clone(), reason: error.to_string() }),
+        }
     }
-    let path = run.folder().path().to_owned();
+    let path = folder.path().to_owned();
     std::fs::remove_dir_all(&path).map_err(|source| Error::Write { path, source })?;
-    print(&format!("removed {}", run.state.id));
+    print(&format!("removed {id}"));
     Ok(())
 }
 
-fn remove_container(id: &str) -> Result<(), Error> {
-    super::runtime()?.block_on(async { DockerEngine::connect().await?.remove(id).await })
+/// The engine of a run. A damaged folder may say it only in its lock.
+fn engine_name(run: &Listed) -> String {
+    match run.state.engine.as_str() {
+        "" => lock::read(&run.folder()).map(|lock| lock.on.engine).unwrap_or_default(),
+        engine => engine.to_owned(),
+    }
+}
+
+fn remove_job(engine: &str, id: &str) -> Result<(), Error> {
+    super::runtime()?.block_on(async { registry::connect(engine).await?.remove(id).await })
 }

@@ -2,36 +2,37 @@
 
 use std::path::PathBuf;
 
-use pipe_spec::Status;
 use pipe_spec::event::Fitted;
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::pipeline::EngineKind;
 use pipe_spec::text::human_bytes;
-use serde_json::json;
+use pipe_spec::{Job, Status};
+use serde_json::{Value, json};
 
 use super::resume;
+use crate::attempt::template::{JobTemplate, first_settings};
 use crate::detach;
-use crate::drive::{Chosen, Driver};
+use crate::drive::Driver;
+use crate::engine::{Engine, registry};
 use crate::error::Error;
-use crate::hub::Reach;
+use crate::files::absolute;
+use crate::hub::HubAccess;
+use crate::input::load::{self, Loaded, Request};
 use crate::interrupt::Interrupts;
-use crate::load::{self, Loaded, Request};
 use crate::lock;
-use crate::plan::Job;
-use crate::report::{Reporter, print, print_json};
+use crate::report::{Reporter, print, print_json, say};
 use crate::run::{self, Choices, Listed, Run};
-use crate::supervise::Entry;
+use crate::supervise::StartMode;
 
 pub struct Options {
-    pub job: Job,
     pub file: PathBuf,
-    pub engine: Option<EngineKind>,
+    pub engine: Option<String>,
     pub set: Vec<String>,
     pub name: Option<String>,
     pub dry_run: bool,
-    /// To go on with the newest run of the pipeline, where that did not finish.
+    /// Resume the newest run of the pipeline if it did not finish.
     pub resume: bool,
-    /// To go on in the background.
+    /// Run in the background.
     pub detach: bool,
     pub choices: Choices,
     /// The commits of the hub's repositories, where a branch is not to be followed.
@@ -40,17 +41,22 @@ pub struct Options {
     pub quiet: bool,
 }
 
-pub fn run(mut options: Options) -> Result<(), Error> {
-    options.set.extend(options.name.take().map(|name| format!("name={name:?}")));
-    super::runtime()?.block_on(start(&options))
+pub fn run(options: Options) -> Result<(), Error> {
+    run_and_name(options, &mut None)
 }
 
-async fn start(options: &Options) -> Result<(), Error> {
+/// The same; `created` is the id of the run, once there is one.
+pub fn run_and_name(mut options: Options, created: &mut Option<String>) -> Result<(), Error> {
+    options.set.extend(options.name.take().map(|name| format!("name={name:?}")));
+    super::runtime()?.block_on(start(&options, created))
+}
+
+async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.json, options.quiet);
     let load = async |pins: Vec<LockedRepository>, interrupts: &mut Interrupts| {
-        let reach = if options.dry_run { Reach::Check } else { Reach::All };
-        let request = Request { file: options.file.clone(), set: options.set.clone(), reach, pins };
+        let access = if options.dry_run { HubAccess::Check } else { HubAccess::Fetch };
+        let request = Request { file: options.file.clone(), set: options.set.clone(), access, pins };
         load::load_interruptibly(request, &reporter, interrupts).await
     };
     let mut loaded;
@@ -60,50 +66,67 @@ async fn start(options: &Options) -> Result<(), Error> {
             // It keeps the commits that it began with.
             loaded = load(load::pins(lock::read(&found.folder()).as_ref()), &mut interrupts).await?;
             let (id, status) = (&found.state.id, found.state.status.name());
-            match resume::obstacle(&found, &loaded, &reporter)? {
+            match resume::obstacle(&found, &loaded, &reporter, &mut interrupts).await? {
                 None => {
                     reporter.note(&format!("resuming run {id} ({status})"));
-                    return go_on(options, &found, &loaded, &mut reporter, &mut interrupts).await;
+                    return resume_found(options, &found, &loaded, &mut reporter, &mut interrupts).await;
                 }
                 Some(why) => {
-                    reporter.note(&format!("starting a new run: {id} ({status}) cannot go on, {why}"));
+                    reporter.note(&format!("starting a new run: {id} ({status}) cannot continue, {why}"));
                     loaded = load(options.pins.clone(), &mut interrupts).await?;
                 }
             }
         }
     }
     let loaded = &loaded;
-    let engine = Chosen::choose(options.engine.or(loaded.pipeline.engine), &reporter).await?;
+    let wanted = options.engine.as_deref().or(loaded.pipeline.engine.map(EngineKind::name));
+    let engine = registry::choose(wanted, &reporter).await?;
+    let engine = engine.as_ref();
     // What cannot be had is said before there is a run.
     engine.check(&loaded.pipeline.container)?;
     if options.dry_run {
-        print_json(&engine.describe(loaded, options.job)?);
+        let description = tokio::select! {
+            description = describe(engine, loaded, options.choices.job) => description?,
+            () = interrupts.signal() => return Err(Error::Interrupted),
+        };
+        print_json(&description);
         return Ok(());
     }
-    let run = Run::create(&loaded.pipeline, &loaded.text, engine.kind(), options.choices)?;
+    let run = Run::create(&loaded.pipeline, &loaded.text, engine.name(), options.choices)?;
+    *created = Some(run.state.id.clone());
     if options.detach {
         let (folder, id) = (run.folder.clone(), run.state.id.clone());
         drop(run);
         detach::start(&folder, &[])?;
-        say_where(&id, &folder.path().display().to_string(), options.json, options.quiet);
+        print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
     let id = run.state.id.clone();
-    let driver = Driver::new(loaded, run, Entry::GoOn, &mut reporter, &mut interrupts);
+    let driver = Driver::new(loaded, run, StartMode::Continue, &mut reporter, &mut interrupts);
     driver.reporter.note(&format!("run {id}"));
-    match options.job {
-        Job::Train => driver.train(engine).await,
-        Job::Fit => {
-            let fitted = driver.fit(engine).await?;
-            if !options.json {
-                print(&fitting(&fitted));
-            }
-            Ok(())
-        }
+    let fitted = driver.run(engine).await?;
+    print_fitted(fitted.as_ref(), options.json);
+    Ok(())
+}
+
+/// Prints the largest batch that a search found; nothing after a training.
+pub fn print_fitted(fitted: Option<&Fitted>, json: bool) {
+    if let Some(fitted) = fitted.filter(|_| !json) {
+        print(&fitted_line(fitted));
     }
 }
 
-/// The newest run of this pipeline, where that is asked for and it has not finished.
+/// What would be started, for a run that is not.
+async fn describe(engine: &dyn Engine, loaded: &Loaded, job: Job) -> Result<Value, Error> {
+    let pipeline = &loaded.pipeline;
+    let program = engine.program(pipeline.container.image.as_ref()).await?;
+    let template = JobTemplate::new(loaded, &loaded.inputs, engine, &program, job)?;
+    let folder = absolute(&run::runs_folder()).join(format!("{}-...", pipeline.name));
+    let spec = template.spec(engine, &folder, 1, &first_settings(template.training));
+    Ok(json!({ "on": program, "spec": spec }))
+}
+
+/// The newest run of this pipeline, with `--resume` and if it has not finished.
 fn unfinished(options: &Options) -> Result<Option<Listed>, Error> {
     if !options.resume {
         return Ok(None);
@@ -113,7 +136,7 @@ fn unfinished(options: &Options) -> Result<Option<Listed>, Error> {
     Ok(newest.filter(|run| run.state.status != Status::Finished))
 }
 
-async fn go_on(
+async fn resume_found(
     options: &Options,
     found: &Listed,
     loaded: &Loaded,
@@ -121,15 +144,15 @@ async fn go_on(
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
     if options.detach {
-        resume::go_on_here_detached(found, loaded)?;
-        say_where(&found.state.id, &found.folder, options.json, options.quiet);
+        resume::resume_here_detached(found, loaded)?;
+        print_detached(&found.state.id, &found.folder, options.json, options.quiet);
         return Ok(());
     }
-    resume::go_on_here(found, loaded, reporter, interrupts).await
+    resume::resume_here(found, loaded, reporter, interrupts).await
 }
 
-/// A run goes on in the background: how to come back to it.
-pub fn say_where(id: &str, folder: &str, json: bool, quiet: bool) {
+/// Prints the id of a run in the background, and the commands for it.
+pub fn print_detached(id: &str, folder: &str, json: bool, quiet: bool) {
     if json {
         print_json(&json!({ "id": id, "folder": folder }));
         return;
@@ -138,11 +161,11 @@ pub fn say_where(id: &str, folder: &str, json: bool, quiet: bool) {
     if quiet {
         return;
     }
-    eprintln!("it runs in the background: `pipe attach {id}` watches it, `pipe stop {id}` stops it");
+    say(&format!("it runs in the background: `pipe attach {id}` watches it, `pipe stop {id}` stops it"));
 }
 
-/// What was found, in words.
-fn fitting(fitted: &Fitted) -> String {
+/// The result as a line of YAML.
+fn fitted_line(fitted: &Fitted) -> String {
     let Fitted { batch, accum, effective_batch, peak, .. } = fitted;
     let of = fitted.capacity.map_or(String::new(), |capacity| format!(" of {}", human_bytes(capacity)));
     format!(

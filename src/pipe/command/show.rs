@@ -26,7 +26,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     print(&format!("engine   {}", state.engine));
     print(&format!("folder   {}", found.folder));
     if !found.left_behind.is_empty() {
-        print(&format!("left     {} (pipe attach takes it over)", found.left_behind.join(", ")));
+        print(&format!("left     {} (`pipe attach` continues the run)", found.left_behind.join(", ")));
     }
     if !state.attempts.is_empty() {
         print(&format!("\n{}", attempts_table(&state.attempts)));

@@ -1,69 +1,95 @@
-//! `pipe stop`: a run saves and ends, whoever drives it.
+//! `pipe stop`: a run saves a checkpoint and ends.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use pipe_spec::Status;
+use pipe_spec::pipeline::Container;
+use pipe_spec::{Pipeline, RunFolder, Status, Variables};
 
 use super::resume;
 use crate::error::Error;
-use crate::interrupt::Interrupts;
-use crate::load;
-use crate::report::{Reporter, print};
+use crate::input::load;
+use crate::interrupt::{Interrupts, StopRequest, signal_for};
+use crate::report::{Reporter, print, say};
 use crate::run::{self, Listed, Owner};
 
-/// Between asking and asking again, or the two would be taken for one.
-const PAUSE: Duration = Duration::from_millis(500);
+/// How long a `pipe` that was asked to stop may take, beyond what its job may, before it is taken to be stuck.
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(90);
 
 pub fn run(wanted: &[String], at_once: bool, quiet: bool) -> Result<(), Error> {
+    let request = if at_once { StopRequest::Hard } else { StopRequest::Graceful };
     // All are found before any is stopped, so that a misspelt one stops nothing.
     let found = wanted.iter().map(|wanted| run::find(wanted)).collect::<Result<Vec<_>, _>>()?;
-    found.iter().try_for_each(|found| stop(found, at_once, quiet))
+    found.iter().try_for_each(|found| stop(found, request, quiet))
 }
 
-fn stop(found: &Listed, at_once: bool, quiet: bool) -> Result<(), Error> {
+fn stop(found: &Listed, request: StopRequest, quiet: bool) -> Result<(), Error> {
     let id = &found.state.id;
     match found.state.status {
-        Status::Running => ask_its_owner(found, at_once, quiet),
-        Status::Orphaned => take_over_and_stop(found, at_once, quiet)?,
+        Status::Running => signal_owner(found, request, quiet)?,
+        Status::Orphaned => {}
         Status::Finished | Status::Failed | Status::Stopped | Status::Unknown => {
             print(&format!("{id} is not running: {}", found.state.status.name()));
             return Ok(());
         }
+    }
+    // Its `pipe` was killed, now or before: the job has not been stopped.
+    let orphaned = Listed::read(found.folder().path()).filter(|now| now.state.status == Status::Orphaned);
+    if let Some(now) = orphaned {
+        take_over_and_stop(&now, request, quiet)?;
     }
     let status = Listed::read(found.folder().path()).map_or("gone", |now| now.state.status.name());
     print(&format!("{id}: {status}"));
     Ok(())
 }
 
-fn ask_its_owner(found: &Listed, at_once: bool, quiet: bool) {
+fn signal_owner(found: &Listed, request: StopRequest, quiet: bool) -> Result<(), Error> {
     let folder = found.folder();
-    let ask = || {
-        if let Some(pid) = Owner::pid(&folder) {
-            // SAFETY: kill takes two integers and has no memory effects.
-            unsafe { libc::kill(pid, libc::SIGTERM) };
-        }
-    };
-    ask();
-    if at_once {
-        std::thread::sleep(PAUSE);
-        ask();
+    let Some(owner) = Owner::process(&folder) else { return Ok(()) };
+    if !owner.is_here() {
+        return Err(Error::RunElsewhere { id: found.state.id.clone(), host: owner.host, pid: owner.pid });
     }
+    let pid = owner.pid;
+    // SAFETY: kill takes two integers and has no memory effects.
+    unsafe { libc::kill(pid, signal_for(request)) };
+    let timeout = stop_timeout(&folder);
     if !quiet {
-        let how = if at_once { "the trainer is ended" } else { "the trainer saves and ends" };
-        eprintln!("stopping {}: {how}", found.state.id);
+        let how = match request {
+            StopRequest::Graceful => format!(
+                "the trainer saves and ends, within {} s at most (`pipe stop --now` ends it at once)",
+                timeout.as_secs()
+            ),
+            StopRequest::Hard => "the trainer is ended".to_owned(),
+        };
+        say(&format!("stopping {}: {how}", found.state.id));
     }
+    let wait = match request {
+        StopRequest::Graceful => timeout + DRIVER_TIMEOUT,
+        StopRequest::Hard => DRIVER_TIMEOUT,
+    };
+    let began = Instant::now();
     while Owner::exists(&folder) {
+        if began.elapsed() > wait {
+            return Err(Error::DriverStuck { id: found.state.id.clone(), pid });
+        }
         std::thread::sleep(Duration::from_millis(50));
     }
+    Ok(())
 }
 
-/// Nobody drives it, so this one does, to the end that is asked for.
-fn take_over_and_stop(found: &Listed, at_once: bool, quiet: bool) -> Result<(), Error> {
-    load::go_to(&found.state.cwd)?;
+/// How long the run's job may take to save and end.
+fn stop_timeout(folder: &RunFolder) -> Duration {
+    let text = std::fs::read_to_string(folder.resolved()).unwrap_or_default();
+    let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::env::vars()));
+    Duration::from_secs(pipeline.map_or(Container::STOP_TIMEOUT, |pipeline| pipeline.container.stop_timeout()).into())
+}
+
+/// The run has no `pipe` process: this process takes it over and stops it.
+fn take_over_and_stop(found: &Listed, request: StopRequest, quiet: bool) -> Result<(), Error> {
+    load::enter_folder(&found.state.cwd)?;
     super::runtime()?.block_on(async {
-        let mut interrupts = Interrupts::listen()?.due(if at_once { 2 } else { 1 });
+        let mut interrupts = Interrupts::listen()?.with_pending(request);
         let mut reporter = Reporter::new(false, quiet);
-        match resume::go_on(found, &[], &mut reporter, &mut interrupts).await {
+        match resume::resume_run(found, &[], &mut reporter, &mut interrupts).await {
             Err(Error::Interrupted) => Ok(()),
             other => other,
         }

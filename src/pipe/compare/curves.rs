@@ -38,7 +38,7 @@ pub struct Gap {
 }
 
 impl Curves {
-    pub fn of(first: &Record, second: &Record) -> Self {
+    pub fn compare(first: &Record, second: &Record) -> Self {
         let (first, second) = (&first.history, &second.history);
         let (one, other) = (by_step(&first.steps), by_step(&second.steps));
         let gaps: Vec<Gap> =
@@ -114,7 +114,7 @@ mod tests {
     }
 
     fn curves(first: &[f64], second: &[f64]) -> Curves {
-        Curves::of(&run(first), &run(second))
+        Curves::compare(&run(first), &run(second))
     }
 
     #[test]

@@ -5,7 +5,11 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::digests::Digests;
+use crate::files::digests::Digests;
+use crate::run::job_file;
+
+/// Files of a model that are compared, at most.
+const MAX_FILES: usize = 10_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Files {
@@ -17,7 +21,7 @@ pub struct Files {
 
 impl Files {
     /// Nothing where one of the folders has no files.
-    pub fn of(first: &Path, second: &Path) -> Option<Self> {
+    pub fn compare(first: &Path, second: &Path) -> Option<Self> {
         let mut digests = Digests::load();
         let (one, other) = (hashes(first, &mut digests)?, hashes(second, &mut digests)?);
         digests.save();
@@ -27,17 +31,9 @@ impl Files {
     }
 }
 
-impl Files {
-    /// How many there are.
-    pub fn words(&self) -> String {
-        if self.count == 1 { "1 file".to_owned() } else { format!("{} files", self.count) }
-    }
-}
-
 fn hashes(folder: &Path, digests: &mut Digests) -> Option<BTreeMap<String, String>> {
-    let paths = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_file());
-    let hash =
-        |path: std::path::PathBuf| Some((path.file_name()?.to_string_lossy().into_owned(), digests.of(&path).ok()?));
-    let found: BTreeMap<String, String> = paths.filter_map(hash).collect();
+    let names = job_file::names(folder, MAX_FILES).ok()?.into_iter();
+    let found: BTreeMap<String, String> =
+        names.filter_map(|name| Some((name.clone(), digests.hash(&folder.join(name)).ok()?))).collect();
     (!found.is_empty()).then_some(found)
 }

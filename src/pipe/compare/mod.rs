@@ -1,5 +1,4 @@
-//! Two runs beside each other: what they were told, what they stood on, what came of them. Reads their folders, changes
-//! nothing.
+//! Compares two runs: settings, locks, results. Reads their folders and changes nothing.
 
 mod curves;
 mod files;
@@ -16,7 +15,7 @@ pub use curves::Curves;
 pub use files::Files;
 pub use results::Results;
 pub use settings::{Setting, flat_settings, paths_that_differ};
-pub use verdict::{Promise, judge};
+pub use verdict::{ComputeMode, judge};
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
@@ -33,16 +32,16 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    pub fn of(first: &RunFolder, second: &RunFolder) -> Self {
+    pub fn read(first: &RunFolder, second: &RunFolder) -> Self {
         let records = [Record::read(first), Record::read(second)];
         let locks = lock::read(first).zip(lock::read(second));
         let [one, other] = &records;
         Self {
             settings: settings::differing(one.resolved.as_deref(), other.resolved.as_deref()),
             lock: locks.map(|(one, other)| differences(&one, &other)),
-            results: [Results::of(one), Results::of(other)],
-            curves: Curves::of(one, other),
-            model: Files::of(&first.model(), &second.model()),
+            results: [Results::from_record(one), Results::from_record(other)],
+            curves: Curves::compare(one, other),
+            model: Files::compare(&first.model(), &second.model()),
             runs: records.map(|record| record.id),
         }
     }

@@ -1,4 +1,4 @@
-//! What came of a run, as figures that can be held against those of another.
+//! The results of a run, as figures that can be compared.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,13 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::report::duration;
-use crate::report::html::results;
 use crate::run::Record;
 
 /// What is not known is absent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Results {
     pub status: Option<&'static str>,
-    pub attempts: Vec<Tried>,
+    pub attempts: Vec<AttemptResult>,
     /// Steps that were done.
     pub steps: u64,
     /// Of the last step.
@@ -30,7 +29,7 @@ pub struct Results {
 
 /// An attempt, as far as it says how the run was done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Tried {
+pub struct AttemptResult {
     pub batch: u32,
     pub accum: u32,
     pub outcome: Option<Outcome>,
@@ -41,18 +40,18 @@ pub struct Tried {
 }
 
 impl Results {
-    pub fn of(run: &Record) -> Self {
+    pub fn from_record(run: &Record) -> Self {
         let eval = run.history.evals.last();
         let scores = eval.into_iter().flat_map(|eval| eval.scores.iter().map(|(name, score)| (name.clone(), *score)));
         Self {
             status: run.state.as_ref().map(|state| state.status.name()),
-            attempts: run.state.iter().flat_map(|state| &state.attempts).map(Tried::of).collect(),
+            attempts: run.state.iter().flat_map(|state| &state.attempts).map(AttemptResult::new).collect(),
             steps: run.history.steps.len() as u64,
             loss: run.history.steps.last().map(|step| step.loss),
             eval: eval.map(|eval| ("loss".to_owned(), eval.loss)).into_iter().chain(scores).collect(),
-            seconds: results::took(run),
-            peak_memory: results::peak(run),
-            tokens_per_second: results::median(run),
+            seconds: run.seconds(),
+            peak_memory: run.peak_memory(),
+            tokens_per_second: run.tokens_per_second(),
         }
     }
 
@@ -76,17 +75,17 @@ impl Results {
     }
 }
 
-impl Tried {
-    fn of(attempt: &Attempt) -> Self {
+impl AttemptResult {
+    fn new(attempt: &Attempt) -> Self {
         let Attempt { batch, accum, outcome, cause, first_step, last_step, .. } = *attempt;
         Self { batch, accum, outcome, cause, changes: attempt.changes.clone(), first_step, last_step }
     }
 }
 
-impl std::fmt::Display for Tried {
+impl std::fmt::Display for AttemptResult {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} x {} {}", self.batch, self.accum, self.outcome.map_or("running", Outcome::name))?;
-        // A cause is written as it stands in run.json.
+        // A cause is written as in run.json.
         if let Some(Ok(Value::String(cause))) = self.cause.map(serde_json::to_value) {
             write!(f, " ({})", cause.replace('_', " "))?;
         }

@@ -1,12 +1,13 @@
-//! Whether a run reproduces another: what may be asked of it, and what it falls short of. Pure.
+//! Whether a run reproduces another: what is required, and what it does not meet. Pure.
 
 use pipe_spec::Status;
+use pipe_spec::text::count;
 use serde::Serialize;
 
 use super::{Comparison, Results};
 use crate::lock::Effect;
 
-/// What is asked of the losses.
+/// What is required of the losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standard {
@@ -14,7 +15,7 @@ pub enum Standard {
     Bits,
     /// The same up to rounding, as the exactness contract has it.
     Tolerance,
-    /// Nothing: what was seen is told.
+    /// Nothing: differences are only reported.
     None,
 }
 
@@ -22,32 +23,32 @@ pub enum Standard {
 pub struct Verdict {
     pub standard: Standard,
     pub reproduced: bool,
-    /// What it falls short of, in words.
+    /// The requirements that it does not meet.
     pub reasons: Vec<String>,
 }
 
 /// How the first run was computed.
 #[derive(Clone, Copy, Debug)]
-pub struct Promise {
+pub struct ComputeMode {
     /// `train.deterministic`.
     pub deterministic: bool,
     pub on_card: bool,
 }
 
 /// Judges the second run of `comparison` as a reproduction of the first.
-pub fn judge(comparison: &Comparison, promise: Promise) -> Verdict {
-    let standard = standard(comparison, promise);
+pub fn judge(comparison: &Comparison, mode: ComputeMode) -> Verdict {
+    let standard = standard(comparison, mode);
     let curves = &comparison.curves;
     let [first, second] = &comparison.results;
     let mut reasons = Vec::new();
     if first.status != second.status {
-        let word = |results: &Results| results.status.unwrap_or("unknown");
-        reasons.push(format!("it is {}, and the first one was {}", word(second), word(first)));
+        let status = |results: &Results| results.status.unwrap_or("unknown");
+        reasons.push(format!("it is {}, and the first one was {}", status(second), status(first)));
     }
     // One that was stopped may have been stopped at any step.
     let cut_off = first.status == Some(Status::Stopped.name());
     if first.steps != second.steps && !cut_off {
-        reasons.push(format!("it has {} steps, and the first one had {}", second.steps, first.steps));
+        reasons.push(format!("it has {}, and the first one had {}", count(second.steps, "step"), first.steps));
     }
     if curves.compared == 0 {
         reasons.push("there are no losses to compare".to_owned());
@@ -74,16 +75,16 @@ pub fn judge(comparison: &Comparison, promise: Promise) -> Verdict {
     Verdict { standard, reproduced: reasons.is_empty(), reasons }
 }
 
-fn standard(comparison: &Comparison, promise: Promise) -> Standard {
-    let same_ground = comparison
+fn standard(comparison: &Comparison, mode: ComputeMode) -> Standard {
+    let same_lock = comparison
         .lock
         .as_ref()
         .is_some_and(|differences| differences.iter().all(|difference| difference.effect == Effect::None));
     let [first, second] = &comparison.results;
-    match promise {
-        Promise { deterministic: true, .. } if same_ground && work(first).eq(work(second)) => Standard::Bits,
-        Promise { deterministic: false, on_card: true } => Standard::None,
-        Promise { .. } => Standard::Tolerance,
+    match mode {
+        ComputeMode { deterministic: true, .. } if same_lock && work(first).eq(work(second)) => Standard::Bits,
+        ComputeMode { deterministic: false, on_card: true } => Standard::None,
+        ComputeMode { .. } => Standard::Tolerance,
     }
 }
 
@@ -94,31 +95,33 @@ fn work(results: &Results) -> impl Iterator<Item = (u32, [Option<u64>; 2], &[Str
 }
 
 impl Verdict {
-    /// A sentence on what was asked and what was seen.
-    pub fn words(&self, comparison: &Comparison) -> String {
+    /// A sentence on the comparison and the requirement.
+    pub fn summary(&self, comparison: &Comparison) -> String {
         let curves = &comparison.curves;
         let seen = match curves.largest {
-            None => format!("the losses of {} steps are the same bit for bit", curves.compared),
+            None => format!("the losses of {} are the same bit for bit", count(curves.compared, "step")),
             Some(gap) => format!(
-                "over {} steps the losses differ by {:.1e} at most, at step {}",
-                curves.compared, gap.difference, gap.step
+                "over {} the losses differ by {:.1e} at most, at step {}",
+                count(curves.compared, "step"),
+                gap.difference,
+                gap.step
             ),
         };
         let model = comparison.model.as_ref().map_or(String::new(), |model| match model.differ.len() {
-            0 => format!(", and so is the model: {}", model.words()),
-            _ => format!("; of the model {} differ", model.differ.join(", ")),
+            0 => format!(", and so is the model: {}", count(model.count, "file")),
+            _ => format!("; model files that differ: {}", model.differ.join(", ")),
         });
-        let asked = match self.standard {
+        let required = match self.standard {
             Standard::Bits => "",
-            Standard::Tolerance => "; asked was the same up to rounding: 1e-5 to step 30, 1e-3 to step 100",
-            Standard::None => "; nothing was asked, as a card without train.deterministic adds up in any order",
+            Standard::Tolerance => "; required: equal up to rounding: 1e-5 to step 30, 1e-3 to step 100",
+            Standard::None => "; required: nothing, because a card without train.deterministic sums in any order",
         };
         let model = if curves.largest.is_some() {
             model.replace(", and so is the model", "; the model is the same")
         } else {
             model
         };
-        format!("{seen}{model}{asked}")
+        format!("{seen}{model}{required}")
     }
 }
 
@@ -127,13 +130,13 @@ mod tests {
     use pipe_spec::Outcome;
 
     use super::super::curves::{Curves, Gap};
-    use super::super::results::Tried;
+    use super::super::results::AttemptResult;
     use super::super::{Files, Results};
     use super::*;
     use crate::lock::Difference;
 
     fn results(batch: u32, steps: u64) -> Results {
-        let tried = Tried {
+        let attempt = AttemptResult {
             batch,
             accum: 1,
             outcome: Some(Outcome::Finished),
@@ -144,7 +147,7 @@ mod tests {
         };
         Results {
             status: Some("finished"),
-            attempts: vec![tried],
+            attempts: vec![attempt],
             steps,
             loss: None,
             eval: Default::default(),
@@ -168,7 +171,7 @@ mod tests {
     fn judged(change: impl Fn(&mut Comparison), deterministic: bool, on_card: bool) -> (Standard, bool) {
         let mut comparison = comparison();
         change(&mut comparison);
-        let verdict = judge(&comparison, Promise { deterministic, on_card });
+        let verdict = judge(&comparison, ComputeMode { deterministic, on_card });
         (verdict.standard, verdict.reproduced)
     }
 
@@ -185,8 +188,8 @@ mod tests {
     }
 
     fn elsewhere(comparison: &mut Comparison, effect: Effect) {
-        let word = || "x".to_owned();
-        comparison.lock = Some(vec![Difference { what: word(), first: word(), second: word(), effect }]);
+        let text = || "x".to_owned();
+        comparison.lock = Some(vec![Difference { what: text(), first: text(), second: text(), effect }]);
     }
 
     #[test]

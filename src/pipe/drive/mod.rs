@@ -1,70 +1,77 @@
-//! One run, from where it stands on disk to its end: engine, image, lock, card, attempts, report.
+//! Runs one run from its state on disk to its end: engine, image, lock, card, attempts, report.
 
 use std::time::Duration;
 
-mod chosen;
-pub mod image;
-
 use pipe_spec::event::Fitted;
+use pipe_spec::lock::Program;
 use pipe_spec::pipeline::Gpus;
-use pipe_spec::{Device, Status};
-use serde_json::{Value, json};
+use pipe_spec::{Device, Job, Status};
 
-use crate::data_cache::{self, Ready, Wanted};
+use crate::attempt::template::{JobTemplate, first_settings};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::files::{write_json, write_whole};
+use crate::html_report;
+use crate::input::Inputs;
+use crate::input::data_cache::{self, ColumnSelection, PreparedInputs};
+use crate::input::load::Loaded;
+use crate::input::model_config;
 use crate::interrupt::Interrupts;
-use crate::ledger::{Diary, Ledger};
-use crate::load::{self, Loaded};
+use crate::ledger::{Ledger, LedgerSession};
 use crate::lock::{self, Difference, Effect};
-use crate::plan::{Job, Plan, first_settings};
-use crate::preflight::Inputs;
-use crate::queue::{self, Place};
-use crate::report::{Reporter, html};
-use crate::run::{Record, Run, write_json, write_whole};
-use crate::supervise::{Entry, Supervisor, warn};
-use crate::track::{Audience, News};
-pub use chosen::Chosen;
-use chosen::device;
+use crate::queue::{self, Ticket};
+use crate::report::Reporter;
+use crate::run::{Record, Run};
+use crate::supervise::{StartMode, Supervisor, warn};
+use crate::track::{Listeners, Notice};
 
 pub struct Driver<'a> {
     pub loaded: &'a Loaded,
     pub run: Run,
-    pub entry: Entry,
+    pub start_mode: StartMode,
     pub reporter: &'a mut Reporter,
     pub interrupts: &'a mut Interrupts,
-    pub audience: Audience,
+    pub listeners: Listeners,
 }
 
 impl<'a> Driver<'a> {
     pub fn new(
         loaded: &'a Loaded,
         run: Run,
-        entry: Entry,
+        start_mode: StartMode,
         reporter: &'a mut Reporter,
         interrupts: &'a mut Interrupts,
     ) -> Self {
         reporter.keep_journal(&run.folder.journal());
-        Self { loaded, run, entry, reporter, interrupts, audience: Audience::default() }
+        Self { loaded, run, start_mode, reporter, interrupts, listeners: Listeners::default() }
     }
 
-    /// Trains to the end, and leaves the run's state on disk whatever happens.
-    pub async fn train(mut self, engine: Chosen) -> Result<(), Error> {
-        self.run.state.status = Status::Running;
-        (self.run.state.error, self.run.state.exit_code) = (None, None);
+    /// Does the job of the run to its end, and leaves the run's state on disk whatever happens. Returns what a search found.
+    pub async fn run(self, engine: &dyn Engine) -> Result<Option<Fitted>, Error> {
+        match self.run.state.job {
+            Job::Train => self.train(engine).await.map(|()| None),
+            Job::Fit => self.fit(engine).await.map(Some),
+        }
+    }
+
+    async fn train(mut self, engine: &dyn Engine) -> Result<(), Error> {
+        self.note_start();
         self.run.state.retries = self.loaded.pipeline.on_oom.retries;
         self.doing("preparing")?;
-        let (audience, missing) = Audience::of(&self.loaded.pipeline, &self.run.folder, &self.loaded.variables);
-        self.audience = audience;
+        let (listeners, missing) =
+            Listeners::from_pipeline(&self.loaded.pipeline, &self.run.folder, &self.loaded.variables);
+        self.listeners = listeners;
         warn(self.reporter, missing);
-        warn(self.reporter, self.audience.tell(&News::RunStarted(&self.run.state)));
+        warn(self.reporter, self.listeners.notify(&Notice::RunStarted(&self.run.state)));
         let result = self.on(engine, Job::Train).await.map(drop);
         let saved = self.end(result.as_ref().err());
         result.and(saved)
     }
 
-    /// Looks for the largest batch. Where that fails, the run stays to be looked at.
-    pub async fn fit(mut self, engine: Chosen) -> Result<Fitted, Error> {
+    /// Searches for the largest batch. If that fails, the run stays for `pipe show` and `pipe resume`.
+    async fn fit(mut self, engine: &dyn Engine) -> Result<Fitted, Error> {
+        self.note_start();
+        self.doing("preparing")?;
         let found = self.on(engine, Job::Fit).await;
         if let Err(error) = &found {
             self.note_end(Some(error));
@@ -77,149 +84,186 @@ impl<'a> Driver<'a> {
         Ok(found)
     }
 
-    async fn on(&mut self, engine: Chosen, job: Job) -> Result<Option<Fitted>, Error> {
+    fn note_start(&mut self) {
+        let state = &mut self.run.state;
+        state.status = Status::Running;
+        (state.error, state.exit_code) = (None, None);
+    }
+
+    async fn on(&mut self, engine: &dyn Engine, job: Job) -> Result<Option<Fitted>, Error> {
         if !self.is_open() {
             self.interrupts.check()?;
         }
-        let ready = self.prepare_data().await?;
-        match engine {
-            Chosen::Process(engine) => self.with(&engine, json!({ "engine": "process" }), job, &ready.inputs).await,
-            Chosen::Docker(mut engine) => {
-                self.doing("building the image")?;
-                let first = self.first_image();
-                let name = tokio::select! {
-                    name = image::ready(&engine, &self.loaded.pipeline, self.reporter, first) => name?,
-                    () = self.interrupts.signal() => return Err(Error::Interrupted),
-                };
-                engine.set_image(name.clone());
-                let id = engine.image_id(&name).await?;
-                let version = &engine.info().version;
-                let on = json!({ "engine": "docker", "engine_version": version, "image": name, "image_id": id });
-                self.with(engine.as_ref(), on, job, &ready.inputs).await
-            }
-        }
+        let prepared = self.prepare_data().await?;
+        self.doing(engine.preparation())?;
+        let image = self.loaded.pipeline.container.image.as_ref();
+        let first = lock::read(&self.run.folder).map(|lock| lock.on);
+        let program = tokio::select! {
+            program = engine.prepare(image, first.as_ref(), self.reporter) => program?,
+            () = self.interrupts.signal() => return Err(Error::Interrupted),
+        };
+        self.supervise(engine, program, job, &prepared.inputs).await
     }
 
     /// Data that the trainer cannot read as it is.
-    async fn prepare_data(&mut self) -> Result<Ready, Error> {
-        let Loaded { pipeline, inputs, .. } = self.loaded;
-        if data_cache::needed(inputs) {
+    async fn prepare_data(&mut self) -> Result<PreparedInputs, Error> {
+        let inputs = &self.loaded.inputs;
+        if data_cache::needs_preparation(inputs) {
             self.doing("preparing the data")?;
         }
-        let wanted = Wanted::of(pipeline.model.arch.task(), &pipeline.data);
-        data_cache::ready(inputs, wanted, self.reporter, self.interrupts).await
+        let training = self.loaded.training()?;
+        let columns = ColumnSelection::new(training.model.arch.task(), &training.data);
+        data_cache::prepare_inputs(inputs, columns, self.reporter, self.interrupts).await
     }
 
-    async fn with<E: Engine>(
+    async fn supervise(
         &mut self,
-        engine: &E,
-        on: Value,
+        engine: &dyn Engine,
+        program: Program,
         job: Job,
         inputs: &Inputs,
     ) -> Result<Option<Fitted>, Error> {
-        let Loaded { pipeline, variables, .. } = self.loaded;
-        let device = device(engine, &pipeline.container.gpus)?;
-        let plan = Plan { pipeline, inputs, variables, device, job };
-        if let Some(limit) = plan.limit_without_container(engine) {
-            self.reporter.note(&format!("no container: the trainer keeps itself to container.memory ({limit})"));
+        let loaded = self.loaded;
+        let template = JobTemplate::new(loaded, inputs, engine, &program, job)?;
+        let (training, gpus) = (template.training, &loaded.pipeline.container.gpus);
+        if let Some(limit) = template.limit_without_container(engine) {
+            self.reporter.note(&format!(
+                "the engine {} does not limit memory: the trainer limits its own allocations to container.memory ({limit}); \
+                 libraries and mapped files are not counted",
+                self.run.state.engine
+            ));
         }
-        let image = image::word(&on)?;
-        self.hold_to_lock(&on, &plan)?;
-        let _place = self.queue(device, &pipeline.container.gpus).await?;
+        self.check_lock(&program, engine, &template).await?;
+        let _tickets = self.queue(engine, template.device, gpus).await?;
         let ledger = Ledger::find().filter(|_| !self.run.state.ignore_ledger);
-        let diary = ledger.map(|ledger| {
-            let spec = plan.spec(engine, self.run.folder.path(), 1, &first_settings(pipeline));
-            let config = load::model_config(pipeline, inputs).unwrap_or_default();
-            Diary::open(ledger, &self.run.state.id, image, config, &spec, inputs)
+        self.check_ledger(ledger.as_ref());
+        let session = ledger.clone().map(|ledger| {
+            let spec = template.spec(engine, self.run.folder.path(), 1, &first_settings(training));
+            let config = model_config(training, inputs).unwrap_or_default();
+            LedgerSession::open(ledger, &self.run.state.id, program.identity(), config, &spec, inputs)
         });
         let supervisor = Supervisor {
             engine,
-            plan: &plan,
+            template: &template,
             run: &mut self.run,
             reporter: self.reporter,
             interrupts: self.interrupts,
-            audience: &mut self.audience,
-            entry: self.entry,
-            diary,
+            listeners: &mut self.listeners,
+            start_mode: self.start_mode,
+            session,
             points: Vec::new(),
             fitted: None,
+            oom: None,
         };
-        match job {
+        let result = match job {
             Job::Train => supervisor.run().await.map(|()| None),
             Job::Fit => supervisor.fit().await.map(Some),
-        }
+        };
+        self.warn_of(ledger.as_ref());
+        result
     }
 
-    /// What it stands on is written down when it begins, and must be the same when it goes on.
-    fn hold_to_lock(&self, on: &Value, plan: &Plan<'_>) -> Result<(), Error> {
+    /// A damaged ledger is set aside before the run asks it.
+    fn check_ledger(&self, ledger: Option<&Ledger>) {
+        // Where it cannot be read, the run says so when it asks.
+        ledger.map(Ledger::entries);
+        self.warn_of(ledger);
+    }
+
+    fn warn_of(&self, ledger: Option<&Ledger>) {
+        warn(self.reporter, ledger.map(Ledger::take_warnings).unwrap_or_default());
+    }
+
+    /// Writes the lock of a new run. The inputs of a resumed run must match its lock.
+    async fn check_lock(
+        &mut self,
+        program: &Program,
+        engine: &dyn Engine,
+        template: &JobTemplate<'_>,
+    ) -> Result<(), Error> {
         // A job that runs has what it has.
         if self.is_open() {
             return Ok(());
         }
-        let now = lock::collect(on, &self.run.folder, plan, self.reporter)?;
+        let now =
+            lock::collect(program.clone(), engine, &self.run.folder, template, self.reporter, self.interrupts).await?;
         let then = lock::read(&self.run.folder).filter(|_| !self.run.state.attempts.is_empty());
         let Some(then) = then else { return write_json(&self.run.folder.lock(), &now) };
         let of_inputs = |difference: &Difference| INPUTS.contains(&difference.what.as_str());
         let differences = lock::differences(&then, &now);
         let (inputs, others): (Vec<_>, Vec<_>) = differences
             .iter()
-            .filter(|difference| difference.effect != Effect::None)
+            // The settings were compared as a file: a newer pipe may write the same settings differently.
+            .filter(|difference| difference.effect != Effect::None && difference.what != "settings")
             .partition(|difference| of_inputs(difference));
-        others.iter().for_each(|other| self.reporter.note(&format!("since it began: {other}")));
+        others.iter().for_each(|other| self.reporter.note(&format!("changed since the run started: {other}")));
         match inputs.is_empty() {
             true => Ok(()),
             false => Err(Error::InputsChanged { changes: inputs.iter().map(ToString::to_string).collect() }),
         }
     }
 
-    /// Whether there is an attempt that nobody has seen the end of.
+    /// Whether the last attempt has no recorded end.
     fn is_open(&self) -> bool {
         self.run.state.attempts.last().is_some_and(|attempt| attempt.outcome.is_none())
     }
 
-    /// The image that earlier attempts had.
-    fn first_image(&self) -> Option<String> {
-        let text = std::fs::read(self.run.folder.lock()).ok()?;
-        let lock: Value = serde_json::from_slice(&text).ok()?;
-        Some(lock["on"]["image"].as_str()?.to_owned())
+    /// Waits until no other run has the cards. They are queued for one after the other, in one order for all runs, so that
+    /// no two runs wait for each other.
+    async fn queue(&mut self, engine: &dyn Engine, device: Device, gpus: &Gpus) -> Result<Vec<Ticket>, Error> {
+        let mut tickets = Vec::new();
+        if device == Device::Cpu || self.run.state.no_queue || engine.has_queue() {
+            return Ok(tickets);
+        }
+        for card in queue::card_names(gpus) {
+            match self.queue_for(&card).await? {
+                Some(ticket) => tickets.push(ticket),
+                None => break,
+            }
+        }
+        Ok(tickets)
     }
 
-    /// Waits until no other run has the card.
-    async fn queue(&mut self, device: Device, gpus: &Gpus) -> Result<Option<Place>, Error> {
-        if device == Device::Cpu || self.run.state.no_queue {
-            return Ok(None);
-        }
-        let place = match Place::draw(gpus, &self.run.state.id) {
-            Ok(place) => place,
-            Err(error) => {
-                // Where there can be no queue, a run does not wait for others.
-                self.reporter.note(&format!("warning: no queue for the card: {error}"));
-                return Ok(None);
+    async fn queue_for(&mut self, card: &str) -> Result<Option<Ticket>, Error> {
+        let ticket = match Ticket::take(card, &self.run.state.id) {
+            Ok((ticket, warning)) => {
+                warning.iter().for_each(|warning| self.reporter.note(warning));
+                ticket
             }
+            Err(error) => return Ok(self.without_queue(&error)),
         };
-        // What is on the card already does not wait for it.
+        // A job that is on the card already does not wait for it.
         if self.is_open() {
-            return Ok(Some(place));
+            return Ok(Some(ticket));
         }
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         loop {
-            let before = place.before();
-            let Some(first) = before.first() else { return Ok(Some(place)) };
-            if before != told {
-                let more = match before.len() {
+            let ahead = match ticket.ahead() {
+                Ok(ahead) => ahead,
+                Err(error) => return Ok(self.without_queue(&error)),
+            };
+            let Some(first) = ahead.first() else { return Ok(Some(ticket)) };
+            if ahead != reported {
+                let more = match ahead.len() {
                     1 => String::new(),
-                    count => format!(", {} more before this one", count - 1),
+                    count => format!(", {} more ahead of this run", count - 1),
                 };
-                let waiting = format!("waiting for {}: run {} has it{more}", queue::card_name(gpus), first.run);
+                let waiting = format!("waiting for {card}: {first} has it{more}");
                 self.reporter.note(&waiting);
                 self.doing(&waiting)?;
-                told = before;
+                reported = ahead;
             }
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
                 () = self.interrupts.signal() => return Err(Error::Interrupted),
             }
         }
+    }
+
+    /// Where there can be no queue, a run does not wait for others.
+    fn without_queue(&self, error: &Error) -> Option<Ticket> {
+        self.reporter.note(&format!("warning: {error}; the run does not wait for others"));
+        None
     }
 
     fn doing(&mut self, what: &str) -> Result<(), Error> {
@@ -239,13 +283,13 @@ impl<'a> Driver<'a> {
         state.doing = None;
     }
 
-    /// Everything that belongs to the end of a run. Its state is written last: where `pipe` is killed before that, whoever
-    /// goes on does all of it again.
+    /// Everything that belongs to the end of a run. Its state is written last: if `pipe` is killed before that,
+    /// the next process does all of it again.
     fn end(&mut self, error: Option<&Error>) -> Result<(), Error> {
         self.doing("reporting").ok();
         self.note_end(error);
         self.write_report();
-        warn(self.reporter, self.audience.tell(&News::RunEnded(&self.run.state)));
+        warn(self.reporter, self.listeners.notify(&Notice::RunEnded(&self.run.state)));
         let saved = self.run.save();
         self.reporter.run_ended(&self.run.state, &self.run.folder.path().display().to_string());
         saved
@@ -255,15 +299,15 @@ impl<'a> Driver<'a> {
     fn write_report(&self) {
         let mut record = Record::read(&self.run.folder);
         record.state = Some(self.run.state.clone());
-        let page = html::page(&[record], &self.loaded.variables);
+        let page = html_report::page(&[record], &self.loaded.variables);
         if let Err(error) = write_whole(&self.run.folder.report(), page.as_bytes()) {
             self.reporter.note(&format!("warning: {error}"));
         }
     }
 }
 
-/// What a run that goes on cannot have other than it was.
+/// The inputs that must not change when a run is resumed.
 const INPUTS: [&str; 4] = ["data.train", "data.eval", "tokenizer", "model"];
 
-/// How often the queue is looked at.
-const LOOK: Duration = Duration::from_millis(500);
+/// How often the queue is read while a run waits.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);

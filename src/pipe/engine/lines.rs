@@ -1,5 +1,7 @@
 //! From the bytes a job writes to its lines.
 
+use pipe_spec::run::LogStamp;
+
 /// Where a line was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -13,9 +15,11 @@ pub enum Source {
 pub struct Line {
     pub source: Source,
     pub text: String,
+    /// When the engine received it, for engines that can read their logs again.
+    pub stamp: Option<LogStamp>,
 }
 
-/// Cuts a stream of bytes into lines. A line longer than `LONGEST` is cut, so that a job that never ends its line cannot
+/// Cuts a stream of bytes into lines. A line longer than `MAX_LINE` is cut, so that a job that never ends its line cannot
 /// fill the memory of `pipe`.
 pub struct LineSplitter {
     source: Source,
@@ -23,7 +27,7 @@ pub struct LineSplitter {
 }
 
 impl LineSplitter {
-    const LONGEST: usize = 1 << 20;
+    const MAX_LINE: usize = 1 << 20;
 
     pub fn new(source: Source) -> Self {
         Self { source, partial: Vec::new() }
@@ -33,11 +37,16 @@ impl LineSplitter {
         let mut lines = Vec::new();
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.partial.extend_from_slice(piece);
-            if piece.ends_with(b"\n") || self.partial.len() >= Self::LONGEST {
+            if piece.ends_with(b"\n") || self.partial.len() >= Self::MAX_LINE {
                 lines.extend(self.end());
             }
         }
         lines
+    }
+
+    /// Drops an incomplete line.
+    pub fn clear(&mut self) {
+        self.partial.clear();
     }
 
     /// What is left when the stream ends.
@@ -47,7 +56,7 @@ impl LineSplitter {
         }
         let bytes = std::mem::take(&mut self.partial);
         let text = String::from_utf8_lossy(&bytes);
-        Some(Line { source: self.source, text: text.trim_end_matches(['\n', '\r']).to_owned() })
+        Some(Line { source: self.source, text: text.trim_end_matches(['\n', '\r']).to_owned(), stamp: None })
     }
 }
 
@@ -70,7 +79,7 @@ mod tests {
     #[test]
     fn an_endless_line_is_cut() {
         let mut splitter = LineSplitter::new(Source::Stderr);
-        let lines: Vec<Line> = (0..5).flat_map(|_| splitter.push(&[b'x'; LineSplitter::LONGEST / 2])).collect();
+        let lines: Vec<Line> = (0..5).flat_map(|_| splitter.push(&[b'x'; LineSplitter::MAX_LINE / 2])).collect();
         assert_eq!(lines.len(), 2);
     }
 }

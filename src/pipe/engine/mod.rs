@@ -1,33 +1,138 @@
 //! What starts jobs. An engine knows containers or processes; it never knows what is trained.
+//!
+//! Everything that differs between engines is behind `Engine`, and `registry` lists them: no file outside this folder names
+//! an engine. `docs/adding-an-engine.md` walks through a new one.
 
-pub mod docker;
+mod docker;
+mod launch;
 mod lines;
-pub mod process;
+mod process;
+pub mod registry;
+mod sockets;
+#[cfg(test)]
+mod toy;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use pipe_spec::pipeline::Gpus;
+use async_trait::async_trait;
+use pipe_spec::Device;
+use pipe_spec::lock::Program;
+use pipe_spec::pipeline::{Container, Gpus, Image};
+use pipe_spec::run::LogPosition;
 use tokio::sync::mpsc;
 
 use crate::error::Error;
+use crate::gpu::Card;
+use crate::image::Recipe;
+use crate::report::Reporter;
+pub use launch::{JobProgram, Launch};
 pub use lines::{Line, LineSplitter, Source};
+pub use sockets::EngineSockets;
 
-/// What to start.
-#[derive(Clone, Debug)]
-pub struct Launch {
-    pub run_id: String,
-    pub attempt: u32,
-    /// The run folder on the host: the one thing the job may write to.
-    pub run_folder: PathBuf,
-    /// The arguments of the trainer.
-    pub args: Vec<String>,
-    pub env: BTreeMap<String, String>,
-    /// Read-only, host path and path for the job.
-    pub mounts: Vec<(PathBuf, PathBuf)>,
-    pub memory: Option<u64>,
-    pub shm: Option<u64>,
-    pub cpus: Option<f64>,
+#[async_trait(?Send)]
+pub trait Engine {
+    /// As pipelines, `--engine` and run folders name it.
+    fn name(&self) -> &'static str;
+
+    /// Name, version and address, for people.
+    fn describe(&self) -> String;
+
+    /// What a job will compute on, for what the pipeline asks.
+    fn device(&self, gpus: &Gpus) -> Result<Device, Error>;
+
+    /// The cards that a job will see, as far as the engine can tell before the job runs.
+    fn cards(&self, gpus: &Gpus) -> Vec<Card>;
+
+    /// Refuses what this engine cannot give a job. Called before there is a run.
+    fn check(&self, container: &Container) -> Result<(), Error>;
+
+    /// Whether the engine holds the job to `container.memory`.
+    fn limits_memory(&self) -> bool;
+
+    /// Whether the engine itself queues jobs for cards. Else runs queue in the queue of `pipe`.
+    fn has_queue(&self) -> bool {
+        false
+    }
+
+    /// Where the job will find a path of the host, given the path that it is mounted at.
+    fn job_path(&self, host: PathBuf, mounted: PathBuf) -> PathBuf;
+
+    /// The program that jobs would run now, for `container.image`. Builds nothing.
+    async fn program(&self, image: Option<&Image>) -> Result<Program, Error>;
+
+    /// What `prepare` does, for people.
+    fn preparation(&self) -> &'static str;
+
+    /// Makes the program ready: builds or finds the image. `first` is what earlier attempts of the run had, which it keeps.
+    async fn prepare(
+        &self,
+        image: Option<&Image>,
+        first: Option<&Program>,
+        reporter: &mut Reporter,
+    ) -> Result<Program, Error>;
+
+    async fn start(&self, launch: &Launch) -> Result<StartedJob, Error>;
+
+    /// The job that another `pipe` has started for `launch`; `id` as it was then, if it was written down, and how far its
+    /// log was read.
+    async fn find(&self, launch: &Launch, id: Option<&str>, read: Option<&LogPosition>) -> Result<FoundJob, Error>;
+
+    /// The jobs of all runs that the engine still has, running or ended.
+    async fn jobs(&self) -> Result<Vec<EngineJob>, Error>;
+
+    /// Ends and removes a job of `jobs`. One that is gone already is fine.
+    async fn remove(&self, id: &str) -> Result<(), Error>;
+
+    /// The images of this engine, where it has any.
+    fn images(&self) -> Option<&dyn ImageStore> {
+        None
+    }
+}
+
+/// A job that was started.
+#[async_trait(?Send)]
+pub trait JobHandle {
+    /// Asks the job to save and end.
+    async fn stop(&self) -> Result<(), Error>;
+
+    /// Ends the job at once.
+    async fn kill(&self) -> Result<(), Error>;
+
+    /// How a job whose lines have ended came to its end.
+    async fn ending(&mut self) -> Result<Ending, Error>;
+
+    /// Removes what is left of a job that has ended.
+    async fn remove(&mut self) -> Result<(), Error>;
+}
+
+/// The images that an engine has.
+#[async_trait(?Send)]
+pub trait ImageStore {
+    /// Builds the image unless it is there under the name that its content gives it. Returns whether it built.
+    async fn ensure(&self, recipe: &Recipe, reporter: &mut Reporter) -> Result<bool, Error>;
+
+    /// The id of an image, or `None` when the engine does not have it.
+    async fn image_id(&self, name: &str) -> Result<Option<String>, Error>;
+
+    /// Those that were built by `pipe`.
+    async fn built_images(&self) -> Result<Vec<BuiltImage>, Error>;
+}
+
+/// An image that was built by `pipe`.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct BuiltImage {
+    pub name: String,
+    pub id: String,
+    pub size: i64,
+    pub created: i64,
+}
+
+/// `lines` ends when the job has.
+pub struct StartedJob {
+    pub handle: Box<dyn JobHandle>,
+    /// The id of the container or process.
+    pub id: String,
+    pub lines: mpsc::Receiver<Line>,
 }
 
 /// How a job ended.
@@ -43,53 +148,36 @@ pub struct Ending {
     pub outage: bool,
 }
 
-/// What is found of a job that was started by a `pipe` that is gone.
-pub enum Found<H> {
-    /// It runs, or has ended and nobody has asked how: its lines come from the first on.
-    Job(Job<H>),
-    /// It was never started.
-    Nothing,
-    /// It was started, and how it ended nobody can tell.
+impl Ending {
+    /// A job that ended by itself, without a limit on its memory.
+    pub fn exited(exit_code: Option<i64>) -> Self {
+        Self { exit_code, oom_killed: false, memory_limit: None, lost: None, outage: false }
+    }
+}
+
+/// A job that another `pipe` process started.
+pub enum FoundJob {
+    /// It runs, or its end was not read yet. Its lines start at the given position.
+    Job(StartedJob),
+    NotStarted,
+    /// It was started, and how it ended cannot be known.
     Gone,
 }
 
-/// A job that was started. `lines` ends when the job has.
-pub struct Job<H> {
-    pub handle: H,
-    /// The container's id or the process's.
+/// A job of some run, as the engine lists it.
+#[derive(Clone, Debug)]
+pub struct EngineJob {
     pub id: String,
-    pub lines: mpsc::Receiver<Line>,
+    pub run: String,
+    pub attempt: Option<u32>,
 }
 
-pub trait Engine {
-    type Handle;
-
-    /// Whether the job will see a GPU, for what the pipeline asks.
-    fn gpu(&self, gpus: &Gpus) -> Result<bool, Error>;
-
-    /// Whether the engine keeps the job to `container.memory`.
-    fn limits_memory(&self) -> bool;
-
-    /// Where the job will find a path of the host's, given the one it is mounted at.
-    fn job_path(&self, host: PathBuf, mounted: PathBuf) -> PathBuf;
-
-    async fn launch(&self, launch: &Launch, gpus: &Gpus) -> Result<Job<Self::Handle>, Error>;
-
-    /// The job that another `pipe` has launched so; `id` as it was told then, if it was.
-    async fn find(&self, launch: &Launch, id: Option<&str>) -> Result<Found<Self::Handle>, Error>;
-
-    /// Asks the job to save and end.
-    async fn stop(&self, handle: &Self::Handle) -> Result<(), Error>;
-
-    /// Ends the job at once.
-    async fn kill(&self, handle: &Self::Handle) -> Result<(), Error>;
-
-    /// How a job whose lines have ended came to its end.
-    async fn ending(&self, handle: &mut Self::Handle) -> Result<Ending, Error>;
-
-    /// Leaves nothing behind of a job that has ended.
-    async fn clear(&self, handle: Self::Handle) -> Result<(), Error>;
-
-    /// Leaves nothing behind of what a `pipe` that is gone had started for a run, except for one attempt.
-    async fn clear_run(&self, run_id: &str, except: Option<u32>) -> Result<(), Error>;
+/// Removes the jobs of a run that a `pipe` that is gone has left, except for one attempt.
+pub async fn remove_jobs_of(engine: &dyn Engine, run_id: &str, except: Option<u32>) -> Result<(), Error> {
+    for job in engine.jobs().await? {
+        if job.run == run_id && (except.is_none() || job.attempt != except) {
+            engine.remove(&job.id).await?;
+        }
+    }
+    Ok(())
 }

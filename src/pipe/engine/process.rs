@@ -5,47 +5,86 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use pipe_spec::pipeline::Gpus;
+use async_trait::async_trait;
+use futures_util::FutureExt;
+use pipe_spec::Device;
+use pipe_spec::lock::Program;
+use pipe_spec::pipeline::{Container, Gpus, Image};
+use pipe_spec::run::LogPosition;
+use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE};
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::mpsc;
 
-use super::{Ending, Engine, Found, Job, Launch, Line, LineSplitter, Source};
-use crate::card::Card;
+use super::registry::Registration;
+use super::{
+    Ending, Engine, EngineJob, FoundJob, JobHandle, JobProgram, Launch, Line, LineSplitter, Source, StartedJob,
+};
+use crate::background;
 use crate::error::Error;
+use crate::gpu::Card;
+use crate::image::{self, check_cards};
+use crate::report::Reporter;
 
-/// How long a trainer whose `pipe` is gone may take to save and end.
-const SAVING: Duration = Duration::from_secs(600);
+/// How long a trainer whose `pipe` is gone may take to save and end. Ours takes 120 s at most.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(600);
 
-pub struct ProcessEngine {
+const NAME: &str = "process";
+
+pub const REGISTRATION: Registration = Registration {
+    name: NAME,
+    connect: || {
+        async { Ok(Box::new(ProcessEngine { trainer: image::find_trainer()? }) as Box<dyn Engine>) }.boxed_local()
+    },
+    keeps_jobs: false,
+    has_images: false,
+    doctor: |_| async { Vec::new() }.boxed_local(),
+};
+
+struct ProcessEngine {
     trainer: PathBuf,
 }
 
-pub struct Process {
+struct Process {
     child: Child,
+    program: PathBuf,
+    /// Open for as long as this `pipe` lives: the trainer ends when it closes.
+    _lease: Option<ChildStdin>,
     /// How often the kernel had killed for memory in our own control group when the child started.
     oom_kills_before: Option<u64>,
 }
 
-impl ProcessEngine {
-    pub fn new(trainer: PathBuf) -> Self {
-        Self { trainer }
-    }
-}
-
+#[async_trait(?Send)]
 impl Engine for ProcessEngine {
-    type Handle = Process;
+    fn name(&self) -> &'static str {
+        NAME
+    }
 
-    fn gpu(&self, gpus: &Gpus) -> Result<bool, Error> {
+    fn describe(&self) -> String {
+        NAME.to_owned()
+    }
+
+    fn device(&self, gpus: &Gpus) -> Result<Device, Error> {
         // Not every system that has a driver has its devices there.
-        let present = Path::new("/dev/nvidiactl").exists() || Card::read(gpus).is_some();
+        let present = || Path::new("/dev/nvidiactl").exists() || !Card::read(gpus).is_empty();
         match gpus {
-            Gpus::Count(0) => Ok(false),
-            Gpus::Auto => Ok(present),
-            Gpus::Count(_) | Gpus::All | Gpus::Ids(_) if present => Ok(true),
+            Gpus::Count(0) => Ok(Device::Cpu),
+            _ if present() => Ok(Device::Cuda),
+            Gpus::Auto => Ok(Device::Cpu),
             Gpus::Count(_) | Gpus::All | Gpus::Ids(_) => Err(Error::NoGpu {
                 reasons: vec!["  /dev/nvidiactl: not there, is the NVIDIA driver loaded?".to_owned()],
             }),
+        }
+    }
+
+    fn cards(&self, gpus: &Gpus) -> Vec<Card> {
+        Card::read(gpus)
+    }
+
+    fn check(&self, container: &Container) -> Result<(), Error> {
+        match self.device(&container.gpus)? {
+            Device::Cpu => Ok(()),
+            Device::Cuda => check_cards(container.image.as_ref(), false, &self.cards(&container.gpus)),
         }
     }
 
@@ -57,29 +96,46 @@ impl Engine for ProcessEngine {
         host
     }
 
-    async fn launch(&self, launch: &Launch, gpus: &Gpus) -> Result<Job<Process>, Error> {
-        let mut command = Command::new(&self.trainer);
+    async fn program(&self, _image: Option<&Image>) -> Result<Program, Error> {
+        let digests = || Ok((image::trainer_digest()?, image::libraries_digest()));
+        let (trainer, libraries) = background::run(digests).await?;
+        Ok(Program { engine: NAME.to_owned(), trainer: Some(trainer), libraries, ..Program::default() })
+    }
+
+    fn preparation(&self) -> &'static str {
+        "preparing"
+    }
+
+    async fn prepare(
+        &self,
+        image: Option<&Image>,
+        _first: Option<&Program>,
+        _reporter: &mut Reporter,
+    ) -> Result<Program, Error> {
+        self.program(image).await
+    }
+
+    async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {
+        let program = match &launch.program {
+            JobProgram::Trainer => self.trainer.clone(),
+            JobProgram::Command(program) => PathBuf::from(program),
+        };
+        let mut command = Command::new(&program);
         command
             .args(&launch.args)
             .envs(&launch.env)
-            .stdin(Stdio::null())
+            .env(LEASE_VARIABLE, LEASE_ON_STDIN)
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // A Ctrl-C in the terminal is for pipe alone, which then asks the trainer to stop.
             .process_group(0);
-        if let Gpus::Ids(ids) = gpus {
+        if let Gpus::Ids(ids) = &launch.gpus {
             command.env("CUDA_VISIBLE_DEVICES", ids.join(","));
         }
-        // Should pipe itself be killed, the trainer saves and ends instead of training on unseen.
-        // SAFETY: prctl is async-signal-safe and touches nothing of ours.
-        unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            });
-        }
+        ask_to_end_with_this_process(&mut command);
         let oom_kills_before = cgroup_oom_kills();
-        let mut child = command.spawn().map_err(|source| Error::Spawn { program: self.trainer.clone(), source })?;
+        let mut child = command.spawn().map_err(|source| Error::Spawn { program: program.clone(), source })?;
         let (sender, lines) = mpsc::channel(1024);
         if let Some(stdout) = child.stdout.take() {
             tokio::spawn(forward(stdout, Source::Stdout, sender.clone()));
@@ -88,59 +144,88 @@ impl Engine for ProcessEngine {
             tokio::spawn(forward(stderr, Source::Stderr, sender));
         }
         let id = child.id().map_or(String::new(), |id| id.to_string());
-        Ok(Job { handle: Process { child, oom_kills_before }, id, lines })
+        let lease = child.stdin.take();
+        Ok(StartedJob { handle: Box::new(Process { child, program, _lease: lease, oom_kills_before }), id, lines })
     }
 
-    /// A child ends with the `pipe` that started it, after saving, which is waited for.
-    async fn find(&self, launch: &Launch, id: Option<&str>) -> Result<Found<Process>, Error> {
-        let Some(id) = id else { return Ok(Found::Nothing) };
+    /// A child ends with the `pipe` that started it, after saving. This waits for its end.
+    async fn find(&self, launch: &Launch, id: Option<&str>, _read: Option<&LogPosition>) -> Result<FoundJob, Error> {
+        let Some(id) = id else { return Ok(FoundJob::NotStarted) };
         let spec = launch.args.last().map_or("", String::as_str);
         let runs = || {
             let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&line).split('\0').any(|word| word == spec)
+            String::from_utf8_lossy(&line).split('\0').any(|arg| arg == spec)
         };
         let began = Instant::now();
         while runs() {
-            if began.elapsed() > SAVING {
+            if began.elapsed() > SAVE_TIMEOUT {
                 return Err(Error::StillRuns { pid: id.to_owned() });
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        Ok(Found::Gone)
+        Ok(FoundJob::Gone)
     }
 
-    async fn stop(&self, handle: &Process) -> Result<(), Error> {
-        signal(handle, libc::SIGTERM);
-        Ok(())
+    async fn jobs(&self) -> Result<Vec<EngineJob>, Error> {
+        Ok(Vec::new())
     }
 
-    async fn kill(&self, handle: &Process) -> Result<(), Error> {
-        signal(handle, libc::SIGKILL);
-        Ok(())
-    }
-
-    async fn ending(&self, handle: &mut Process) -> Result<Ending, Error> {
-        let status =
-            handle.child.wait().await.map_err(|source| Error::Spawn { program: self.trainer.clone(), source })?;
-        let exit_code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).map(i64::from);
-        let oom_killed = status.signal() == Some(libc::SIGKILL) && cgroup_oom_kills() > handle.oom_kills_before;
-        Ok(Ending { exit_code, oom_killed, memory_limit: None, lost: None, outage: false })
-    }
-
-    async fn clear(&self, _handle: Process) -> Result<(), Error> {
-        Ok(())
-    }
-
-    async fn clear_run(&self, _run_id: &str, _except: Option<u32>) -> Result<(), Error> {
+    async fn remove(&self, _id: &str) -> Result<(), Error> {
         Ok(())
     }
 }
 
-fn signal(handle: &Process, signal: i32) {
-    // A child that has ended has no id any more, so this cannot hit a stranger.
-    if let Some(id) = handle.child.id().and_then(|id| i32::try_from(id).ok()) {
-        // SAFETY: kill takes two integers and has no memory effects.
-        unsafe { libc::kill(id, signal) };
+#[async_trait(?Send)]
+impl JobHandle for Process {
+    async fn stop(&self) -> Result<(), Error> {
+        self.signal(libc::SIGTERM);
+        Ok(())
+    }
+
+    async fn kill(&self) -> Result<(), Error> {
+        self.signal(libc::SIGKILL);
+        Ok(())
+    }
+
+    async fn ending(&mut self) -> Result<Ending, Error> {
+        let failed = |source| Error::Spawn { program: self.program.clone(), source };
+        let status = self.child.wait().await.map_err(failed)?;
+        let exit_code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).map(i64::from);
+        let oom_killed = status.signal() == Some(libc::SIGKILL) && cgroup_oom_kills() > self.oom_kills_before;
+        Ok(Ending { oom_killed, ..Ending::exited(exit_code) })
+    }
+
+    async fn remove(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+impl Process {
+    fn signal(&self, signal: i32) {
+        // A child that has ended has no id any more, so this cannot hit a stranger.
+        if let Some(id) = self.child.id().and_then(|id| i32::try_from(id).ok()) {
+            // SAFETY: kill takes two integers and has no memory effects.
+            unsafe { libc::kill(id, signal) };
+        }
+    }
+}
+
+/// Should `pipe` itself be killed, the trainer saves and ends instead of training on unseen. The kernel asks a trainer that
+/// does not watch its lease.
+fn ask_to_end_with_this_process(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: prctl and getppid are async-signal-safe and touch nothing of ours.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            // pipe may have been killed before the kernel was asked.
+            if libc::getppid().cast_unsigned() != parent {
+                return Err(std::io::ErrorKind::BrokenPipe.into());
+            }
+            Ok(())
+        });
     }
 }
 

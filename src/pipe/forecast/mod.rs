@@ -4,13 +4,14 @@ pub mod cards;
 
 use std::num::NonZeroU32;
 
-use pipe_model::memory::{Estimate, MARGIN, Work};
-use pipe_model::{ConfigError, Expects, ModelConfig};
+use pipe_model::memory::{Estimate, MARGIN, StepMemory, Work};
+use pipe_model::{ConfigError, ModelConfig, Parameter, TaskData};
 use pipe_spec::pipeline::{
-    Arch, BatchSetting, Data, Limit, Memory, OptimizerKind, Pad, Pipeline, Precision, Train, accum,
+    Arch, BatchSetting, Data, Limit, Memory, OptimizerKind, Pad, Precision, Train, Training, accum,
 };
 use serde::Serialize;
 use serde_json::{Map, Value};
+use thiserror::Error;
 
 /// What a process holds on a card before it has allocated anything: measured on an H200 with driver 580.
 pub const CONTEXT: u64 = 768 << 20;
@@ -45,7 +46,7 @@ pub struct Forecast {
     pub peak: u64,
     /// What of it torch's allocator will call its peak.
     pub allocated: u64,
-    /// What was going on at that moment.
+    /// The phase at that moment.
     pub moment: String,
     pub card: Option<Target>,
     /// Bytes that there are: of the card, or of `memory.limit` and the context beside it.
@@ -93,18 +94,37 @@ struct ModelFacts {
     config: Map<String, Value>,
 }
 
+/// Why there is no forecast.
+#[derive(Debug, Error)]
+pub enum NoForecast {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("{} has no estimate of memory; `pipe fit` measures the largest batch that fits", arch.name())]
+    NoEstimate { arch: Arch },
+}
+
+/// A model's config as it was read, with what every estimate of it needs.
+struct Model<'a> {
+    config: &'a dyn ModelConfig,
+    memory: &'a dyn StepMemory,
+    parameters: Vec<Parameter>,
+}
+
 impl Forecaster {
-    pub fn new(pipeline: &Pipeline, config: &Map<String, Value>) -> Self {
+    pub fn new(training: &Training, config: &Map<String, Value>) -> Self {
         Self {
-            model: ModelFacts { arch: pipeline.model.arch, config: config.clone() },
-            train: pipeline.train.clone(),
-            data: pipeline.data.clone(),
-            memory: pipeline.memory.clone(),
+            model: ModelFacts { arch: training.model.arch, config: config.clone() },
+            train: training.train.clone(),
+            data: training.data.clone(),
+            memory: training.memory.clone(),
         }
     }
 
-    pub fn forecast(&self, card: Option<Target>) -> Result<Forecast, ConfigError> {
-        let model = ModelConfig::read(self.model.arch, &self.model.config)?;
+    pub fn forecast(&self, card: Option<Target>) -> Result<Forecast, NoForecast> {
+        let arch = self.model.arch;
+        let config = pipe_model::read_config(arch, &self.model.config)?;
+        let memory = config.step_memory().ok_or(NoForecast::NoEstimate { arch })?;
+        let model = Model { config: config.as_ref(), memory, parameters: config.parameters() };
         let capacity = self.capacity(card.as_ref().map(|card| card.total));
         let effective_batch = self.train.effective_batch;
         let automatic = capacity.and_then(|capacity| self.largest(&model, capacity));
@@ -123,7 +143,7 @@ impl Forecaster {
         Ok(Forecast {
             params: estimate.params,
             batch,
-            accum: accum(effective_batch, batch),
+            accum: accum(effective_batch, batch, self.train.ranks.count()),
             effective_batch,
             peak,
             allocated: peak - CONTEXT,
@@ -134,14 +154,14 @@ impl Forecaster {
             breakdown,
             table: cards::SIZES.iter().map(|gib| self.row(&model, *gib)).collect(),
             changes,
-            notes: self.notes(),
+            notes: self.notes(&model),
         })
     }
 
-    fn notes(&self) -> Vec<&'static str> {
+    fn notes(&self, model: &Model<'_>) -> Vec<&'static str> {
         let mut notes = Vec::new();
-        if self.train.deterministic && self.model.arch == Arch::T5 {
-            notes.push("deterministic: T5 then keeps all of its attention weights, which are not counted here");
+        if self.train.deterministic {
+            notes.extend(model.memory.uncounted_when_deterministic());
         }
         if self.memory.allocator.roundup_power2_divisions.is_some() {
             notes.push("roundup_power2_divisions: what sizes are rounded up by is not counted here");
@@ -153,7 +173,7 @@ impl Forecaster {
     fn capacity(&self, card: Option<u64>) -> Option<u64> {
         match (self.memory.limit, card) {
             (Some(Limit::Size(size)), card) => {
-                let limited = size.0 + CONTEXT;
+                let limited = size.0.saturating_add(CONTEXT);
                 Some(card.map_or(limited, |card| card.min(limited)))
             }
             (Some(Limit::Share(share)), Some(card)) => Some(card.min((card as f64 * share) as u64 + CONTEXT)),
@@ -161,22 +181,25 @@ impl Forecaster {
         }
     }
 
-    fn row(&self, model: &ModelConfig, gib: u64) -> Row {
+    fn row(&self, model: &Model<'_>, gib: u64) -> Row {
         match self.largest(model, cards::bytes(gib)) {
-            Some((batch, peak)) => {
-                Row { gib, batch: Some(batch), accum: Some(accum(self.train.effective_batch, batch)), peak }
-            }
+            Some((batch, peak)) => Row {
+                gib,
+                batch: Some(batch),
+                accum: Some(accum(self.train.effective_batch, batch, self.train.ranks.count())),
+                peak,
+            },
             None => Row { gib, batch: None, accum: None, peak: self.peak(model, 1) },
         }
     }
 
     /// The largest batch that has room, with its peak.
-    fn largest(&self, model: &ModelConfig, capacity: u64) -> Option<(u32, u64)> {
+    fn largest(&self, model: &Model<'_>, capacity: u64) -> Option<(u32, u64)> {
         let fits = |batch: u32| has_room(self.peak(model, batch), capacity);
         if !fits(1) {
             return None;
         }
-        let (mut fitting, mut beyond) = (1, self.train.effective_batch + 1);
+        let (mut fitting, mut beyond) = (1, self.train.effective_batch.saturating_add(1));
         while beyond - fitting > 1 {
             let middle = fitting + (beyond - fitting) / 2;
             if fits(middle) { fitting = middle } else { beyond = middle }
@@ -184,43 +207,46 @@ impl Forecaster {
         Some((fitting, self.peak(model, fitting)))
     }
 
-    fn peak(&self, model: &ModelConfig, batch: u32) -> u64 {
+    fn peak(&self, model: &Model<'_>, batch: u32) -> u64 {
         total(&breakdown(&self.estimate(model, batch)))
     }
 
-    fn estimate(&self, model: &ModelConfig, batch: u32) -> Estimate {
+    fn estimate(&self, model: &Model<'_>, batch: u32) -> Estimate {
         let [source, target] = self.lengths(model);
-        model.estimate(&Work {
+        let work = Work {
             precision: self.train.precision,
             optimizer: self.train.optimizer.kind,
             checkpointing: self.train.checkpointing,
-            batch: u64::from(batch),
-            accum: u64::from(accum(self.train.effective_batch, batch)),
-            source,
-            target,
+            batch: batch.into(),
+            accum: accum(self.train.effective_batch, batch, self.train.ranks.count()).into(),
+            source: source.into(),
+            target: target.into(),
             padded: true,
-            drops: self.train.dropout.map_or(model.drops(), |share| share > 0.0),
-        })
+            drops: self.train.dropout.map_or(model.config.drops(), |share| share > 0.0),
+        };
+        model.memory.estimate(&model.parameters, &work)
     }
 
     /// Tokens of the longest row that there may be, as a card is given them.
-    fn lengths(&self, model: &ModelConfig) -> [u64; 2] {
+    fn lengths(&self, model: &Model<'_>) -> [u64; 2] {
         let padded = |length: NonZeroU32| match self.data.pad {
             Pad::Longest => u64::from(length.get()).next_multiple_of(16),
             Pad::Max => u64::from(length.get()),
         };
         let at_most = |most: u32| self.data.max_length.min(NonZeroU32::new(most).unwrap_or(NonZeroU32::MIN));
-        match model.expects() {
-            Expects::Seq2Seq { .. } => [padded(self.data.max_source), padded(self.data.max_target)],
-            Expects::Classes { max_length, .. } | Expects::Pairs { max_length, .. } => [padded(at_most(max_length)), 0],
-            Expects::Tokens { max_length, .. } => [u64::from(at_most(max_length).get()), 0],
-            Expects::Windows { sequence_length, .. } => [sequence_length as u64, 0],
+        match model.config.task_data(None) {
+            TaskData::Seq2Seq { .. } => [padded(self.data.max_source), padded(self.data.max_target)],
+            TaskData::Classification { max_length, .. } | TaskData::Contrastive { max_length, .. } => {
+                [padded(at_most(max_length)), 0]
+            }
+            TaskData::Language { max_length, .. } => [u64::from(at_most(max_length).get()), 0],
+            TaskData::TimeSeries { sequence_length, .. } => [sequence_length as u64, 0],
         }
     }
 
-    /// Single changes with which it fits, a smaller batch first, which leaves the maths as they are. Where one would do, the
+    /// Single changes with which it fits, a smaller batch first, which keeps the training result. Where one would do, the
     /// others are worth it only if the batch can stay.
-    fn changes(&self, model: &ModelConfig, asked: u32, capacity: u64) -> Vec<Suggestion> {
+    fn changes(&self, model: &Model<'_>, asked: u32, capacity: u64) -> Vec<Suggestion> {
         let mut changes = Vec::new();
         let smaller = self.largest(model, capacity);
         if let Some((batch, peak)) = smaller {
@@ -276,7 +302,7 @@ const SEGMENTS: u64 = 112 << 20;
 /// The margin is of what the allocator holds.
 fn has_room(peak: u64, capacity: u64) -> bool {
     let (allocated, room) = (peak.saturating_sub(CONTEXT), capacity.saturating_sub(CONTEXT));
-    allocated + SEGMENTS.max((room as f64 * MARGIN) as u64) <= room
+    allocated.saturating_add(SEGMENTS.max((room as f64 * MARGIN) as u64)) <= room
 }
 
 fn breakdown(estimate: &Estimate) -> Breakdown {
@@ -293,5 +319,7 @@ fn breakdown(estimate: &Estimate) -> Breakdown {
 
 fn total(parts: &Breakdown) -> u64 {
     let Breakdown { weights, gradients, optimizer, activations, logits, workspace, context } = parts;
-    weights + gradients + optimizer + activations + logits + workspace + context
+    [weights, gradients, optimizer, activations, logits, workspace, context]
+        .into_iter()
+        .fold(0, |sum, part| sum.saturating_add(*part))
 }

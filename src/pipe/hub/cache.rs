@@ -17,9 +17,9 @@ use hf_hub::CacheRepo;
 use super::address::{Address, is_commit};
 use super::content::ContentHash;
 use crate::error::Error;
-use crate::run::write_whole;
+use crate::files::write_whole;
 
-/// How often it is looked whether another process has fetched what this one waits for.
+/// How often to try a lock that another process holds.
 const LOCK_POLL: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
@@ -94,7 +94,7 @@ impl Cache {
         let path = self.folder.join(".locks").join(name).join(format!("{}.lock", hash.as_str()));
         make_parent(&path)?;
         let fail = |source| cannot_write(&path, source);
-        let mut told = false;
+        let mut reported = false;
         loop {
             // Others of the same group may wait on it as well.
             let file = File::options().create(true).append(true).mode(0o664).open(&path).map_err(fail)?;
@@ -103,9 +103,9 @@ impl Cache {
                 Ok(()) if file.metadata().is_ok_and(|meta| meta.nlink() > 0) => return Ok(Lock(Some(file))),
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    if !told {
+                    if !reported {
                         waits();
-                        told = true;
+                        reported = true;
                     }
                     std::thread::sleep(LOCK_POLL);
                 }
@@ -180,7 +180,7 @@ mod tests {
     fn one_at_a_time() {
         with_cache("locks", |cache, address| {
             let hash = ContentHash::parse(&"b".repeat(64)).unwrap();
-            let held = cache.lock(address, &hash, || panic!("nobody holds it")).unwrap();
+            let held = cache.lock(address, &hash, || panic!("the lock is free")).unwrap();
             let (said, says) = std::sync::mpsc::channel();
             let (other, there, content) = (cache.clone(), address.clone(), hash.clone());
             let waiting =

@@ -10,12 +10,12 @@ use ureq::{Agent, Body};
 
 use super::refusal::Refusal;
 use super::settings::{Settings, Token};
-use crate::track::web;
+use crate::http;
 
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// For the head of an answer, and for each piece of its body: a connection that is silent for so long counts as broken.
-const SILENCE: Duration = Duration::from_secs(30);
-const REDIRECTS: usize = 8;
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_REDIRECTS: usize = 8;
 /// The most that is read of an answer which is not a file: the list of a repository's files can be long.
 const ANSWER_BYTES: u64 = 256 << 20;
 /// The longest wait that the hub may ask for.
@@ -27,11 +27,11 @@ pub struct Client {
     token: Option<Token>,
 }
 
-/// Why a request did not bring what it was for.
+/// Why a request failed.
 #[derive(Debug)]
-pub enum Trouble {
-    /// Another time it may. The hub may have said when.
-    Passing {
+pub enum RequestError {
+    /// It may succeed later, after the given time if the hub sent one.
+    Transient {
         reason: String,
         after: Option<Duration>,
     },
@@ -41,14 +41,14 @@ pub enum Trouble {
 impl Client {
     pub fn new(settings: &Settings) -> Self {
         let config = Agent::config_builder()
-            .timeout_connect(Some(CONNECT))
-            .timeout_recv_response(Some(SILENCE))
-            .timeout_per_read(Some(SILENCE))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_recv_response(Some(READ_TIMEOUT))
+            .timeout_per_read(Some(READ_TIMEOUT))
             .http_status_as_error(false)
             // Followed here, where it is decided what each address is sent.
             .max_redirects(0)
             .max_redirects_will_error(false)
-            .tls_config(TlsConfig::builder().root_certs(web::trusted()).build())
+            .tls_config(TlsConfig::builder().root_certs(http::trusted()).build())
             .user_agent(concat!("pipe/", env!("CARGO_PKG_VERSION")))
             .build();
         Self { agent: config.into(), endpoint: settings.endpoint.clone(), token: settings.token.clone() }
@@ -69,20 +69,20 @@ impl Client {
     }
 
     /// The body of an answer that is not a file.
-    pub fn text(&self, path: &str) -> Result<Vec<u8>, Trouble> {
+    pub fn text(&self, path: &str) -> Result<Vec<u8>, RequestError> {
         self.with_retries(|| {
             let mut answer = self.send(&Method::GET, path, 0)?;
-            answer.body_mut().with_config().limit(ANSWER_BYTES).read_to_vec().map_err(|error| passing(&error))
+            answer.body_mut().with_config().limit(ANSWER_BYTES).read_to_vec().map_err(|error| transient(&error))
         })
     }
 
     /// What the hub says about a file: the headers of its own answer, before any redirect to where the content lies.
-    pub fn head(&self, path: &str) -> Result<HeaderMap, Trouble> {
+    pub fn head(&self, path: &str) -> Result<HeaderMap, RequestError> {
         self.with_retries(|| Ok(self.send(&Method::HEAD, path, 0)?.into_parts().0.headers))
     }
 
     /// The content of a file from byte `from` on. `true` where the answer begins there, `false` where it is the whole file.
-    pub fn open(&self, path: &str, from: u64) -> Result<(bool, impl Read + use<>), Trouble> {
+    pub fn open(&self, path: &str, from: u64) -> Result<(bool, impl Read + use<>), RequestError> {
         let answer = self.send(&Method::GET, path, from)?;
         let (head, body) = answer.into_parts();
         let range = head.headers.get("content-range").and_then(|value| value.to_str().ok());
@@ -90,9 +90,9 @@ impl Client {
         Ok((from == 0 || (head.status.as_u16() == 206 && begins), body.into_reader()))
     }
 
-    fn send(&self, method: &Method, path: &str, from: u64) -> Result<Response<Body>, Trouble> {
+    fn send(&self, method: &Method, path: &str, from: u64) -> Result<Response<Body>, RequestError> {
         let mut address = format!("{}/{path}", self.endpoint);
-        for _ in 0..=REDIRECTS {
+        for _ in 0..=MAX_REDIRECTS {
             let mut request = Request::builder().method(method).uri(&address).header(ACCEPT_ENCODING, "identity");
             if from > 0 {
                 request = request.header(RANGE, format!("bytes={from}-"));
@@ -100,8 +100,8 @@ impl Client {
             if let Some(token) = self.token.as_ref().filter(|_| origin(&address) == origin(&self.endpoint)) {
                 request = request.header(AUTHORIZATION, token.authorization());
             }
-            let request = request.body(()).map_err(|_| unreadable("the address is not one"))?;
-            let answer = self.agent.run(request).map_err(|error| passing(&error))?;
+            let request = request.body(()).map_err(|_| unreadable("the address is not valid"))?;
+            let answer = self.agent.run(request).map_err(|error| transient(&error))?;
             let status = answer.status();
             if status.is_success() || (status.is_redirection() && method == Method::HEAD && is_about_file(&answer)) {
                 return Ok(answer);
@@ -109,21 +109,22 @@ impl Client {
             if !status.is_redirection() {
                 return Err(refused(&answer));
             }
-            let place = answer.headers().get(LOCATION).and_then(|place| place.to_str().ok());
-            address =
-                place.and_then(|place| join(&address, place)).ok_or_else(|| unreadable("a redirect to nowhere"))?;
+            let location = answer.headers().get(LOCATION).and_then(|location| location.to_str().ok());
+            address = location
+                .and_then(|location| join(&address, location))
+                .ok_or_else(|| unreadable("a redirect to nowhere"))?;
         }
         Err(unreadable("too many redirects"))
     }
 
     /// Asks again where that may help.
-    fn with_retries<T>(&self, mut ask: impl FnMut() -> Result<T, Trouble>) -> Result<T, Trouble> {
+    fn with_retries<T>(&self, mut ask: impl FnMut() -> Result<T, RequestError>) -> Result<T, RequestError> {
         let mut retries = Retries::of_questions();
         loop {
             match ask() {
-                Err(trouble) => match retries.wait(&trouble) {
+                Err(error) => match retries.wait(&error) {
                     Some(wait) => std::thread::sleep(wait),
-                    None => return Err(trouble),
+                    None => return Err(error),
                 },
                 done => return done,
             }
@@ -143,7 +144,7 @@ impl Retries {
         Self { done: 0, most: 3 }
     }
 
-    /// Of transfers that go on from where they broke.
+    /// For transfers, which continue at the byte where they broke.
     pub fn of_transfers() -> Self {
         Self { done: 0, most: 8 }
     }
@@ -154,8 +155,8 @@ impl Retries {
     }
 
     /// How long to wait before the next try; nothing where there is none.
-    pub fn wait(&mut self, trouble: &Trouble) -> Option<Duration> {
-        let Trouble::Passing { after, .. } = trouble else { return None };
+    pub fn wait(&mut self, error: &RequestError) -> Option<Duration> {
+        let RequestError::Transient { after, .. } = error else { return None };
         if self.done >= self.most {
             return None;
         }
@@ -165,29 +166,29 @@ impl Retries {
     }
 }
 
-pub fn passing(error: &ureq::Error) -> Trouble {
-    Trouble::Passing { reason: web::words(error), after: None }
+pub fn transient(error: &ureq::Error) -> RequestError {
+    RequestError::Transient { reason: http::describe(error), after: None }
 }
 
-fn unreadable(reason: &str) -> Trouble {
-    Trouble::Passing { reason: format!("its answer cannot be used: {reason}"), after: None }
+fn unreadable(reason: &str) -> RequestError {
+    RequestError::Transient { reason: format!("its answer cannot be used: {reason}"), after: None }
 }
 
-fn refused(answer: &Response<Body>) -> Trouble {
+fn refused(answer: &Response<Body>) -> RequestError {
     let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let status = answer.status();
-    if web::is_passing(status) {
-        let after = web::seconds(header(RETRY_AFTER.as_str()));
-        return Trouble::Passing { reason: format!("it answered {status}"), after };
+    if http::is_transient(status) {
+        let after = http::seconds(header(RETRY_AFTER.as_str()));
+        return RequestError::Transient { reason: format!("it answered {status}"), after };
     }
-    Trouble::Refused(Refusal {
+    RequestError::Refused(Refusal {
         status: status.as_u16(),
         code: header("x-error-code").to_owned(),
         message: header("x-error-message").to_owned(),
     })
 }
 
-/// Whether a redirect already tells what there is to know of the file: it leads to where the content lies.
+/// Whether a redirect has the size and hash of the file: it leads to the content.
 fn is_about_file(answer: &Response<Body>) -> bool {
     answer.headers().contains_key("x-linked-etag")
 }
@@ -204,13 +205,13 @@ fn origin(address: &str) -> Option<(String, String, Option<u16>)> {
 }
 
 /// Where a redirect from `address` leads.
-fn join(address: &str, place: &str) -> Option<String> {
-    if place.starts_with("http://") || place.starts_with("https://") {
-        return Some(place.to_owned());
+fn join(address: &str, location: &str) -> Option<String> {
+    if location.starts_with("http://") || location.starts_with("https://") {
+        return Some(location.to_owned());
     }
     let uri: Uri = address.parse().ok()?;
-    match place.starts_with('/') && !place.starts_with("//") {
-        true => Some(format!("{}://{}{place}", uri.scheme_str()?, uri.authority()?)),
+    match location.starts_with('/') && !location.starts_with("//") {
+        true => Some(format!("{}://{}{location}", uri.scheme_str()?, uri.authority()?)),
         false => None,
     }
 }
@@ -243,22 +244,24 @@ mod tests {
             ("file:///etc/passwd", None),
             ("b", None),
         ];
-        for (place, want) in cases {
-            assert_eq!(join("https://hub.example/a", place).as_deref(), want, "{place}");
+        for (location, want) in cases {
+            assert_eq!(join("https://hub.example/a", location).as_deref(), want, "{location}");
         }
     }
 
     #[test]
     fn waits_grow_and_end_and_follow_the_hub() {
-        let trouble =
-            |after: Option<u64>| Trouble::Passing { reason: String::new(), after: after.map(Duration::from_secs) };
+        let error = |after: Option<u64>| RequestError::Transient {
+            reason: String::new(),
+            after: after.map(Duration::from_secs),
+        };
         let mut retries = Retries::of_questions();
-        let waits: Vec<_> = std::iter::from_fn(|| retries.wait(&trouble(None))).map(|wait| wait.as_millis()).collect();
+        let waits: Vec<_> = std::iter::from_fn(|| retries.wait(&error(None))).map(|wait| wait.as_millis()).collect();
         assert_eq!(waits, [500, 1000, 2000]);
         retries.reset();
-        assert_eq!(retries.wait(&trouble(Some(7))), Some(Duration::from_secs(7)));
-        assert_eq!(retries.wait(&trouble(Some(7200))), Some(LONGEST_WAIT));
-        let refused = Trouble::Refused(Refusal { status: 404, code: String::new(), message: String::new() });
+        assert_eq!(retries.wait(&error(Some(7))), Some(Duration::from_secs(7)));
+        assert_eq!(retries.wait(&error(Some(7200))), Some(LONGEST_WAIT));
+        let refused = RequestError::Refused(Refusal { status: 404, code: String::new(), message: String::new() });
         assert_eq!(retries.wait(&refused), None);
     }
 }

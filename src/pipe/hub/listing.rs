@@ -9,9 +9,9 @@ use super::address::{Address, is_commit, is_inside};
 use super::client::Client;
 use super::content::ContentHash;
 use super::refusal::{Failure, failure};
-use crate::digests::cache_folder;
 use crate::error::Error;
-use crate::run::write_whole;
+use crate::files::digests::cache_folder;
+use crate::files::write_whole;
 
 /// Of a path of a repository in an address.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~');
@@ -53,7 +53,7 @@ impl Listing {
     /// Asks the hub for the files at `revision`.
     pub fn ask(client: &Client, address: &Address, revision: &str) -> Result<Self, Failure> {
         let path = format!("api/{}?blobs=true", address.repo(revision).api_url());
-        let body = client.text(&path).map_err(|trouble| failure(trouble, client, address, None))?;
+        let body = client.text(&path).map_err(|error| failure(error, client, address, None))?;
         let unusable = || Error::Hub { host: client.host(), reason: format!("its list of {address} cannot be read") };
         let mut listing: Self = serde_json::from_slice(&body).map_err(|_| unusable())?;
         if !is_commit(&listing.commit) {
@@ -65,19 +65,19 @@ impl Listing {
         Ok(listing)
     }
 
-    /// The list that an earlier question brought.
+    /// The cached list.
     pub fn kept(address: &Address, commit: &str) -> Option<Self> {
-        let listing: Self = serde_json::from_slice(&std::fs::read(place(address, commit)?).ok()?).ok()?;
+        let listing: Self = serde_json::from_slice(&std::fs::read(listing_path(address, commit)?).ok()?).ok()?;
         (listing.commit == commit).then_some(listing)
     }
 
-    /// Not being able to is no error: the hub is asked again.
+    /// Caches the list. A failure is no error: the next run requests it again.
     fn keep(&self, address: &Address) {
-        let Some(place) = place(address, &self.commit) else { return };
-        let kept = place.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok())
-            && serde_json::to_vec(self).is_ok_and(|bytes| write_whole(&place, &bytes).is_ok());
+        let Some(path) = listing_path(address, &self.commit) else { return };
+        let kept = path.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok())
+            && serde_json::to_vec(self).is_ok_and(|bytes| write_whole(&path, &bytes).is_ok());
         if !kept {
-            tracing::debug!("cannot keep the list of {address} in {}", place.display());
+            tracing::debug!("cannot keep the list of {address} in {}", path.display());
         }
     }
 
@@ -96,7 +96,7 @@ impl Listing {
             return Ok(file);
         }
         let path = resolve_path(address, &self.commit, name);
-        let headers = client.head(&path).map_err(|trouble| failure(trouble, client, address, Some(name)))?;
+        let headers = client.head(&path).map_err(|error| failure(error, client, address, Some(name)))?;
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let size = header("x-linked-size").or_else(|| header("content-length")).and_then(|size| size.parse().ok());
         let hash = header("x-linked-etag").or_else(|| header("etag")).and_then(ContentHash::parse);
@@ -128,7 +128,7 @@ pub fn resolve_path(address: &Address, commit: &str, name: &str) -> String {
     format!("{}/resolve/{commit}/{}", address.name(), utf8_percent_encode(name, ESCAPED))
 }
 
-fn place(address: &Address, commit: &str) -> Option<PathBuf> {
+fn listing_path(address: &Address, commit: &str) -> Option<PathBuf> {
     Some(cache_folder()?.join("hub").join(address.repo(commit).folder_name()).join(format!("{commit}.json")))
 }
 

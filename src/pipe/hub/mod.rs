@@ -1,7 +1,7 @@
 //! Models and data sets of the Hugging Face hub, in the cache that its own tools fill, fetched where they are missing.
 //!
 //! The crate `hf-hub` knows the hub's names: which folder of the cache and which address a repository has (`Repo`,
-//! `CacheRepo`). The transfer is our own: `hf-hub` neither checks hashes, nor goes on with what an earlier process left,
+//! `CacheRepo`). The transfer is our own: `hf-hub` neither checks hashes, nor continues what an earlier process left,
 //! nor knows HF_HUB_OFFLINE, nor says why the hub refuses something. So `client` asks (with `ureq`), `listing` reads what
 //! a repository has, `transfer` fetches and checks one file, and `cache` writes in the layout of `huggingface_hub`.
 //!
@@ -31,27 +31,27 @@ use crate::report::FetchProgress;
 pub use address::{Address, DataAddress};
 use cache::Cache;
 use client::Client;
-pub use fetch::Wanted;
+pub use fetch::MissingFile;
 use listing::Listing;
 pub use refusal::Failure;
 use settings::Settings;
 
-/// How much of the hub is needed.
+/// How much is fetched from the hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum HubAccess {
     /// What is in the cache; the network is not used.
-    Cache,
+    CacheOnly,
     /// A model's config.json, and whether the hub has all the rest.
     Check,
     /// Everything that a training reads.
-    All,
+    Fetch,
 }
 
 pub struct Hub {
     settings: Settings,
     cache: Cache,
     client: OnceCell<Client>,
-    reach: Reach,
+    access: HubAccess,
     /// The commits that a run began with.
     pins: Vec<LockedRepository>,
     progress: FetchProgress,
@@ -68,7 +68,7 @@ pub struct Snapshot {
     pub path: PathBuf,
     pub locked: LockedRepository,
     /// Files that are not in the cache yet.
-    pub missing: Vec<Wanted>,
+    pub missing: Vec<MissingFile>,
 }
 
 impl Snapshot {
@@ -77,19 +77,19 @@ impl Snapshot {
     }
 
     fn is_missing(&self, name: &str) -> bool {
-        self.missing.iter().any(|wanted| wanted.file.name == name)
+        self.missing.iter().any(|missing| missing.file.name == name)
     }
 }
 
 impl Hub {
-    pub fn new(known: &Variables, reach: Reach, pins: &[LockedRepository], progress: FetchProgress) -> Self {
+    pub fn new(known: &Variables, access: HubAccess, pins: &[LockedRepository], progress: FetchProgress) -> Self {
         let settings = Settings::read(known);
         let cache = Cache { folder: settings.cache.clone() };
-        Self { settings, cache, client: OnceCell::new(), reach, pins: pins.to_vec(), progress }
+        Self { settings, cache, client: OnceCell::new(), access, pins: pins.to_vec(), progress }
     }
 
-    pub fn reach(&self) -> Reach {
-        self.reach
+    pub fn access(&self) -> HubAccess {
+        self.access
     }
 
     fn snapshot(&self, address: &Address, commit: &str) -> Snapshot {
@@ -126,17 +126,17 @@ impl Hub {
         Ok(listing)
     }
 
-    /// Says which commits a run has.
-    pub fn tell(&self, repositories: &[LockedRepository]) {
+    /// Prints the commits that a run uses.
+    pub fn announce(&self, repositories: &[LockedRepository]) {
         for LockedRepository { name, commit, .. } in repositories {
             self.progress.note(&format!("hub: {name} at commit {}", &commit[..commit.len().min(12)]));
         }
     }
 
-    /// Who asks the hub for something that the cache does not have.
+    /// The client for files that the cache does not have.
     fn client(&self, address: &Address) -> Result<&Client, Failure> {
         let cache = self.cache.folder.clone();
-        if self.reach == Reach::Cache {
+        if self.access == HubAccess::CacheOnly {
             return Err(Failure::Named(format!("{address} is not in the hub cache {}", cache.display())));
         }
         if let Some(variable) = self.settings.offline {

@@ -8,8 +8,8 @@ use pipe_spec::pipeline::Arch;
 use super::client::Client;
 use super::listing::Listing;
 use super::refusal::Failure;
-use super::{Address, Hub, Reach, Snapshot};
-use crate::model_files::Weights;
+use super::{Address, Hub, HubAccess, Snapshot};
+use crate::files::model_files::Weights;
 
 /// A model, with the tokenizer that the hub has and the cache has not.
 pub struct FoundModel {
@@ -75,10 +75,10 @@ impl Hub {
         snapshot: &Snapshot,
     ) -> Result<Vec<String>, Failure> {
         let found = Weights::find(|name| listing.has(name)).ok_or_else(|| {
-            Failure::Named(format!("{address} has no weights in a format that is known: {}", Weights::expected()))
+            Failure::Named(format!("{address} has no weights in a known format: {}", Weights::expected()))
         })?;
         if matches!(found, Weights::Index(_)) {
-            if self.reach != Reach::All {
+            if self.access != HubAccess::Fetch {
                 return Ok(vec![found.name().to_owned()]);
             }
             self.fetch_now(client, address, listing, found.name())?;

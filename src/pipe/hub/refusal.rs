@@ -1,12 +1,12 @@
-//! What the hub answers when it does not give something, in words that say what to do.
+//! Refusals of the hub as messages that say what to do.
 
 use pipe_spec::text::human_bytes;
 
 use super::address::Address;
-use super::client::{Client, Trouble};
+use super::client::{Client, RequestError};
 use crate::error::Error;
 
-/// Why something of the hub cannot be had.
+/// Why something cannot be read from the hub.
 #[derive(Debug)]
 pub enum Failure {
     /// The pipeline names what the hub does not have or does not give: a problem of the file.
@@ -32,10 +32,10 @@ pub struct Refusal {
 }
 
 /// What went wrong with `file` of a repository, or with the repository itself.
-pub fn failure(trouble: Trouble, client: &Client, address: &Address, file: Option<&str>) -> Failure {
-    match trouble {
-        Trouble::Passing { reason, .. } => unavailable(client, &reason),
-        Trouble::Refused(refusal) => told(&refusal, client, address, file),
+pub fn failure(error: RequestError, client: &Client, address: &Address, file: Option<&str>) -> Failure {
+    match error {
+        RequestError::Transient { reason, .. } => unavailable(client, &reason),
+        RequestError::Refused(refusal) => refused(&refusal, client, address, file),
     }
 }
 
@@ -43,11 +43,11 @@ fn unavailable(client: &Client, reason: &str) -> Failure {
     Failure::Error(Error::Hub { host: client.host(), reason: reason.to_owned() })
 }
 
-fn told(refusal: &Refusal, client: &Client, address: &Address, file: Option<&str>) -> Failure {
+fn refused(refusal: &Refusal, client: &Client, address: &Address, file: Option<&str>) -> Failure {
     let (kind, id, revision) = (address.kind(), &address.id, &address.revision);
     let page = format!("{}/{}", client.endpoint(), address.name());
     let Refusal { status, code, message } = refusal;
-    let words = match (code.as_str(), status) {
+    let text = match (code.as_str(), status) {
         ("GatedRepo", _) if client.has_token() => format!(
             "the {kind} {id} is gated, and the account of your token (HF_TOKEN) has no access: accept its terms at {page}"
         ),
@@ -72,7 +72,7 @@ fn told(refusal: &Refusal, client: &Client, address: &Address, file: Option<&str
         (_, 403) => format!("the hub does not let you read the {kind} {id}: {}", plain(message)),
         _ => return unavailable(client, &format!("it answered {status} for the {kind} {id}")),
     };
-    Failure::Named(words)
+    Failure::Named(text)
 }
 
 /// A message of the hub without what a terminal would obey.

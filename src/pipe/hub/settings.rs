@@ -1,10 +1,10 @@
-//! The variables of the hub's own tools: where the cache is, which hub is asked, and by whom.
+//! The environment variables of the hub's own tools: cache, endpoint and token.
 
 use std::path::PathBuf;
 
 use pipe_spec::Variables;
 
-use crate::run::absolute;
+use crate::files::absolute;
 
 const ENDPOINT: &str = "https://huggingface.co";
 
@@ -46,7 +46,7 @@ impl Settings {
             let stored = || std::fs::read_to_string(file).ok().filter(|_| !is_on(&"HF_HUB_DISABLE_IMPLICIT_TOKEN"));
             set("HF_TOKEN").or_else(|| set("HUGGING_FACE_HUB_TOKEN")).map(str::to_owned).or_else(stored)
         };
-        // What cannot stand in a header is no token.
+        // A token must be valid in a header.
         let token = token().map(|token| token.trim().to_owned());
         let token = token.filter(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()));
         Self {

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::cache::{Cache, cannot_write, make_parent};
-use super::client::{Client, Retries, Trouble};
+use super::client::{Client, RequestError, Retries};
 use super::content::{ContentHash, Hasher};
-use super::fetch::Wanted;
+use super::fetch::MissingFile;
 use super::listing::resolve_path;
 use super::refusal::{Failure, failure, no_space};
-use crate::disk::Space;
 use crate::error::Error;
+use crate::files::disk::Space;
 use crate::report::FetchProgress;
 
 const PIECE: usize = 256 << 10;
@@ -21,7 +21,7 @@ const PIECE: usize = 256 << 10;
 pub struct Transfer<'a> {
     pub client: &'a Client,
     pub cache: &'a Cache,
-    pub wanted: &'a Wanted,
+    pub missing: &'a MissingFile,
     pub progress: &'a FetchProgress,
     /// Which of the files that are fetched together it is.
     pub index: usize,
@@ -41,7 +41,7 @@ struct Partial {
 
 impl Transfer<'_> {
     pub fn run(&self) -> Result<(), Failure> {
-        let Wanted { address, commit, file } = self.wanted;
+        let MissingFile { address, commit, file } = self.missing;
         let waits = || self.progress.note(&format!("waiting: another process fetches {} of {address}", file.name));
         let _lock = self.cache.lock(address, &file.hash, waits)?;
         let blob = self.cache.blob(address, &file.hash);
@@ -53,7 +53,7 @@ impl Transfer<'_> {
     }
 
     fn fetch(&self, blob: &Path) -> Result<(), Failure> {
-        let file = &self.wanted.file;
+        let file = &self.missing.file;
         make_parent(blob)?;
         loop {
             let mut partial = Partial::open(incomplete(blob), &file.hash, file.size)?;
@@ -76,23 +76,23 @@ impl Transfer<'_> {
 
     /// Receives what is missing. A break is followed by another try, from where it broke.
     fn receive(&self, partial: &mut Partial) -> Result<(), Failure> {
-        let Wanted { address, commit, file } = self.wanted;
+        let MissingFile { address, commit, file } = self.missing;
         let path = resolve_path(address, commit, &file.name);
         let mut retries = Retries::of_transfers();
         while partial.size < file.size {
             let before = partial.size;
             let Err(broken) = self.receive_some(&path, partial) else { continue };
-            let trouble = match broken {
-                Broken::Trouble(trouble) => trouble,
-                Broken::Error(error) => return Err(error.into()),
+            let error = match broken {
+                TransferError::Request(error) => error,
+                TransferError::Error(error) => return Err(error.into()),
             };
             if partial.size > before {
                 retries.reset();
             }
-            let Some(wait) = retries.wait(&trouble) else {
-                return Err(failure(trouble, self.client, address, Some(&file.name)));
+            let Some(wait) = retries.wait(&error) else {
+                return Err(failure(error, self.client, address, Some(&file.name)));
             };
-            if let Trouble::Passing { reason, .. } = &trouble {
+            if let RequestError::Transient { reason, .. } = &error {
                 let (name, seconds) = (&file.name, wait.as_secs_f64());
                 self.progress.note(&format!("{name}: {reason}; trying again in {seconds:.1} s"));
             }
@@ -101,18 +101,18 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    fn receive_some(&self, path: &str, partial: &mut Partial) -> Result<(), Broken> {
-        let whole = self.wanted.file.size;
-        let (continues, mut body) = self.client.open(path, partial.size).map_err(Broken::Trouble)?;
+    fn receive_some(&self, path: &str, partial: &mut Partial) -> Result<(), TransferError> {
+        let whole = self.missing.file.size;
+        let (continues, mut body) = self.client.open(path, partial.size).map_err(TransferError::Request)?;
         if !continues {
-            partial.clear(&self.wanted.file.hash, whole)?;
+            partial.clear(&self.missing.file.hash, whole)?;
         }
         let mut piece = vec![0; PIECE];
         while partial.size < whole {
             if self.stop.load(Ordering::Relaxed) {
-                return Err(Broken::Error(Error::Interrupted));
+                return Err(TransferError::Error(Error::Interrupted));
             }
-            let broken = |reason: String| Broken::Trouble(Trouble::Passing { reason, after: None });
+            let broken = |reason: String| TransferError::Request(RequestError::Transient { reason, after: None });
             let count = match body.read(&mut piece) {
                 Ok(0) => return Err(broken("the connection ended too early".to_owned())),
                 Ok(count) => count,
@@ -124,7 +124,7 @@ impl Transfer<'_> {
             };
             if partial.size + count as u64 > whole {
                 partial.remove();
-                return Err(Broken::Error(self.wrong("a longer content")));
+                return Err(TransferError::Error(self.wrong("a longer content")));
             }
             partial.append(&piece[..count], whole)?;
             self.progress.at(self.index, partial.size);
@@ -133,7 +133,7 @@ impl Transfer<'_> {
     }
 
     fn wrong(&self, found: &str) -> Error {
-        let Wanted { address, file, .. } = self.wanted;
+        let MissingFile { address, file, .. } = self.missing;
         Error::WrongContent {
             file: file.name.clone(),
             repository: address.to_string(),
@@ -144,13 +144,13 @@ impl Transfer<'_> {
 }
 
 /// Why the receiving ended.
-enum Broken {
-    Trouble(Trouble),
+enum TransferError {
+    Request(RequestError),
     /// Another try would not help.
     Error(Error),
 }
 
-impl From<Error> for Broken {
+impl From<Error> for TransferError {
     fn from(error: Error) -> Self {
         Self::Error(error)
     }
@@ -181,7 +181,7 @@ impl Partial {
         self.file.write_all(bytes).map_err(|source| match source.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
                 let folder = self.path.parent().unwrap_or(&self.path);
-                no_space(folder, whole - self.size, Space::of(folder).map_or(0, |space| space.free))
+                no_space(folder, whole - self.size, Space::at(folder).map_or(0, |space| space.free))
             }
             _ => cannot_write(&self.path, source),
         })?;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use crate::digests::Digests;
 use crate::error::Error;
+use crate::files::digests::Digests;
 
 #[derive(Clone, Debug)]
 pub struct Context {
@@ -77,7 +77,7 @@ impl Context {
         for (name, file) in &self.files {
             part(name.as_bytes());
             part(&[u8::from(file.executable)]);
-            part(digests.of(&file.path)?.as_bytes());
+            part(digests.hash(&file.path)?.as_bytes());
         }
         digests.save();
         self.hash = hasher.finalize().to_hex().to_string();

@@ -50,7 +50,7 @@ pub struct Libraries {
 }
 
 impl Libraries {
-    pub fn of(root: &Path) -> Result<Self, Error> {
+    pub fn find(root: &Path) -> Result<Self, Error> {
         let mut libraries = Self::default();
         // A program's own run path also serves what its libraries need, as the linker's inherited RPATH would.
         let inherited = read(root)?.run_path;
@@ -91,7 +91,7 @@ impl Libraries {
 
 /// A library of the system's, or of `LD_LIBRARY_PATH`.
 pub fn find_library(name: &str) -> Option<PathBuf> {
-    // Where GPU hosts put the driver's libraries without telling the linker.
+    // Folders of the driver that the linker does not search.
     let driver = ["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from);
     look_in(library_path().into_iter().chain(driver), name)
 }
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn this_very_program_needs_libc_and_its_interpreter() {
-        let found = Libraries::of(&std::env::current_exe().unwrap()).unwrap().all().unwrap();
+        let found = Libraries::find(&std::env::current_exe().unwrap()).unwrap().all().unwrap();
         assert!(found.contains_key("libc.so.6"), "{found:?}");
         assert!(found.keys().any(|name| name.starts_with("ld-linux")), "{found:?}");
         assert!(found.values().all(|path| path.is_file()));
@@ -165,7 +165,7 @@ mod tests {
     fn a_text_is_no_program() {
         let path = std::env::temp_dir().join(format!("pipe-elf-{}", std::process::id()));
         std::fs::write(&path, "hello").unwrap();
-        assert!(matches!(Libraries::of(&path), Err(Error::NotElf { .. })));
+        assert!(matches!(Libraries::find(&path), Err(Error::NotElf { .. })));
         std::fs::remove_file(&path).unwrap();
     }
 }

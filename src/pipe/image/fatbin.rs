@@ -11,13 +11,13 @@ use object::LittleEndian as LE;
 use object::elf::FileHeader64;
 use object::read::elf::{FileHeader, SectionHeader};
 
-use crate::capability::{Architecture, Capability};
+use crate::gpu::{Architecture, Capability};
 
 const MAGIC: u32 = 0xba55_ed50;
 const PTX: u16 = 1;
 const MACHINE: u16 = 2;
 /// Code for one card and no later one of its generation: sm_90a.
-const ONE_CARD_ALONE: u64 = 1 << 20;
+const ARCH_SPECIFIC: u64 = 1 << 20;
 
 /// The architectures of `library`; none where it has no such code or cannot be read.
 pub fn architectures(library: &Path) -> Vec<Architecture> {
@@ -69,8 +69,8 @@ fn of_part(part: &[u8]) -> Vec<Architecture> {
     ) {
         let capability = Capability::from_number(built as u32);
         match kind as u16 {
-            MACHINE if flags & ONE_CARD_ALONE == 0 => found.push(Architecture::Machine(capability)),
-            PTX if flags & ONE_CARD_ALONE == 0 => found.push(Architecture::Ptx(capability)),
+            MACHINE if flags & ARCH_SPECIFIC == 0 => found.push(Architecture::Machine(capability)),
+            PTX if flags & ARCH_SPECIFIC == 0 => found.push(Architecture::Ptx(capability)),
             _ => {}
         }
         at = at.saturating_add(head.max(1) as usize).saturating_add(size as usize);
@@ -106,7 +106,7 @@ mod tests {
         part
     }
 
-    fn words(section: &[u8]) -> String {
+    fn text(section: &[u8]) -> String {
         of_most_parts(section).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
     }
 
@@ -115,25 +115,25 @@ mod tests {
         let plain = || vec![entry(2, 75, 0x11, 24), entry(2, 120, 0x11, 7), entry(1, 120, 0x11, 40)];
         let more = [plain(), vec![entry(2, 103, 0x11, 8), entry(2, 90, 0x0010_0011, 8)]].concat();
         let section = [part(&plain()), vec![0; 16], part(&more), part(&plain())].concat();
-        assert_eq!(words(&section), "sm_75 sm_120 compute_120");
+        assert_eq!(text(&section), "sm_75 sm_120 compute_120");
     }
 
     #[test]
     fn code_for_one_card_alone_says_nothing_of_others() {
-        assert_eq!(words(&part(&[entry(2, 90, ONE_CARD_ALONE, 8)])), "");
+        assert_eq!(text(&part(&[entry(2, 90, ARCH_SPECIFIC, 8)])), "");
     }
 
     #[test]
     fn what_is_broken_off_is_read_as_far_as_it_goes() {
         let whole = [part(&[entry(2, 80, 0, 8)]), part(&[entry(2, 80, 0, 8)])].concat();
         for end in 0..whole.len() {
-            let words = words(&whole[..end]);
+            let words = text(&whole[..end]);
             assert!(words.is_empty() || words == "sm_80", "{end}: {words}");
         }
         let endless = part(&[entry(2, 80, 0, 8)]);
         let mut endless = endless.clone();
         endless[8..16].fill(0xff);
         endless[16 + 8..16 + 16].fill(0xff);
-        assert_eq!(self::words(&endless), "sm_80");
+        assert_eq!(self::text(&endless), "sm_80");
     }
 }

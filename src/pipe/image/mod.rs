@@ -1,5 +1,6 @@
 //! What images are made of: the files that go in, their hash, the context that is sent. Knows no engine.
 
+mod card_support;
 mod context;
 mod elf;
 mod fatbin;
@@ -9,8 +10,10 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::Image;
 
-use crate::digests::Digests;
 use crate::error::Error;
+use crate::files::bounded;
+use crate::files::digests::Digests;
+pub use card_support::{check_card, check_cards};
 pub use context::Context;
 pub use elf::find_library;
 pub use fatbin::architectures;
@@ -19,8 +22,18 @@ pub use stage::{Cuda, Staged, find_trainer, stage};
 /// The Dockerfile of the trainer image, used where a pipeline names none.
 const TRAINER_DOCKERFILE: &str = include_str!("../../../docker/trainer.Dockerfile");
 
+const MAX_DOCKERFILE_BYTES: u64 = 1 << 20;
+
 /// Where the staged trainer lies in a build context.
 const STAGED: &str = "pipe/";
+
+/// Follows the build of an image.
+pub trait BuildWatcher {
+    /// Bytes of the context that were sent.
+    fn sent(&mut self, bytes: u64);
+    /// A line of the build's log.
+    fn line(&mut self, line: &str);
+}
 
 /// An image to be built, under the name that its content gives it.
 pub struct Recipe {
@@ -36,12 +49,12 @@ pub fn recipe(image: Option<&str>) -> Result<Recipe, Error> {
         None => ("trainer".to_owned(), TRAINER_DOCKERFILE.to_owned(), None),
         Some(path) => {
             let path = Path::new(path);
-            let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+            let text = read_dockerfile(path)?;
             (stem(path), text, Some(folder(path).to_owned()))
         }
     };
     let mut context = Context::new(&dockerfile);
-    // pipe's own Dockerfile, word for word, uses nothing of the folder it lies in.
+    // pipe's own Dockerfile uses no other file of its folder.
     if let Some(folder) = folder.filter(|_| dockerfile != TRAINER_DOCKERFILE) {
         context.add_folder(&folder)?;
     }
@@ -61,7 +74,7 @@ pub fn recipe(image: Option<&str>) -> Result<Recipe, Error> {
 /// The content of the trainer program, as a hash.
 pub fn trainer_digest() -> Result<String, Error> {
     let mut digests = Digests::load();
-    let digest = digests.of(&find_trainer()?)?;
+    let digest = digests.hash(&find_trainer()?)?;
     digests.save();
     Ok(digest)
 }
@@ -72,7 +85,7 @@ pub fn libraries_digest() -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     let files = stage().ok()?.files;
     for (name, path) in files.iter().filter(|(name, _)| !name.starts_with("pipe/bin/")) {
-        hasher.update(name.as_bytes()).update(digests.of(path).ok()?.as_bytes());
+        hasher.update(name.as_bytes()).update(digests.hash(path).ok()?.as_bytes());
     }
     digests.save();
     Some(hasher.finalize().to_hex().to_string())
@@ -92,9 +105,15 @@ pub fn cuda(image: Option<&Image>, contained: bool) -> Result<Cuda, Error> {
 fn is_staged(image: Option<&Image>, contained: bool) -> bool {
     match image.filter(|_| contained) {
         None => true,
-        Some(Image::Dockerfile(path)) => std::fs::read_to_string(path).is_ok_and(|text| text.contains(STAGED)),
+        Some(Image::Dockerfile(path)) => read_dockerfile(Path::new(path)).is_ok_and(|text| text.contains(STAGED)),
         Some(Image::Pinned(_)) => false,
     }
+}
+
+fn read_dockerfile(path: &Path) -> Result<String, Error> {
+    let bytes = bounded::read(path, MAX_DOCKERFILE_BYTES)?;
+    let not_text = |_| std::io::Error::other("it is not text in UTF-8");
+    String::from_utf8(bytes).map_err(not_text).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
 
 /// The Dockerfile that is named by a pipeline, if it is one.

@@ -43,7 +43,7 @@ pub enum Cuda {
 
 pub fn stage() -> Result<Staged, Error> {
     let trainer = find_trainer()?;
-    let mut libraries = Libraries::of(&trainer)?.all()?;
+    let mut libraries = Libraries::find(&trainer)?.all()?;
     let folder = libraries.get("libtorch_cpu.so").and_then(|path| path.parent()).map(Path::to_owned);
     let cuda = match folder {
         None => Cuda::Unknown,
@@ -71,7 +71,7 @@ pub fn stage() -> Result<Staged, Error> {
 /// libtorch's CUDA part: beside the rest of libtorch, or where the trainer would find it by its name.
 pub fn libtorch_cuda() -> Option<PathBuf> {
     let name = CUDA_PARTS[0];
-    let libraries = Libraries::of(&find_trainer().ok()?).ok()?.found;
+    let libraries = Libraries::find(&find_trainer().ok()?).ok()?.found;
     let beside = libraries.get("libtorch_cpu.so").map(|path| path.with_file_name(name)).filter(|path| path.is_file());
     beside.or_else(|| elf::find_library(name))
 }
@@ -128,7 +128,7 @@ fn cuda_libraries(folder: &Path) -> Result<Libraries, Error> {
 }
 
 fn add(path: &Path, libraries: &mut Libraries) -> Result<(), Error> {
-    let Libraries { mut found, mut missing } = Libraries::of(path)?;
+    let Libraries { mut found, mut missing } = Libraries::find(path)?;
     libraries.found.append(&mut found);
     libraries.missing.append(&mut missing);
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

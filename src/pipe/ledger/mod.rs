@@ -1,11 +1,12 @@
-//! What is known, from every earlier run, about what fits where. Never trusted across cards, drivers or images.
+//! The measurements of earlier runs: which batch fits where. They are valid only for the same card, driver and image.
 
 mod advice;
-mod diary;
+mod lines;
+mod session;
 mod store;
 
 pub use advice::Advice;
-pub use diary::{Diary, advise, capacity, found};
+pub use session::{LedgerSession, advise, capacity, known_largest};
 pub use store::Ledger;
 
 use pipe_spec::event::Point;
@@ -24,6 +25,9 @@ pub struct Key {
     pub precision: Precision,
     pub optimizer: OptimizerKind,
     pub checkpointing: bool,
+    /// Trainer processes that share a step.
+    #[serde(default = "one_rank", skip_serializing_if = "is_one_rank")]
+    pub ranks: u32,
     /// Tokens of the longest row, such as `480` or `512+128`.
     pub longest: String,
     pub allocator: String,
@@ -31,6 +35,14 @@ pub struct Key {
     pub gpu: String,
     pub driver: String,
     pub image: String,
+}
+
+fn one_rank() -> u32 {
+    1
+}
+
+fn is_one_rank(ranks: &u32) -> bool {
+    *ranks == 1
 }
 
 impl Key {
@@ -54,10 +66,10 @@ pub fn model_hash(model: &Model, config: &serde_json::Map<String, Value>) -> Str
     blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()
 }
 
-/// The allocator's settings, in one word.
-pub fn allocator_word(allocator: &Allocator) -> String {
-    let word = allocator.to_string();
-    if word.is_empty() { "default".to_owned() } else { word }
+/// The allocator's settings as text.
+pub fn allocator_text(allocator: &Allocator) -> String {
+    let text = allocator.to_string();
+    if text.is_empty() { "default".to_owned() } else { text }
 }
 
 /// One batch that was tried.
@@ -81,14 +93,14 @@ pub struct Fact {
 
 /// What is known under one key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct LedgerEntry {
     pub key: Key,
     pub facts: Vec<Fact>,
 }
 
-impl Entry {
-    /// Takes a fact in; an older one about the same goes, but what was found to be the largest stays it.
-    pub fn learn(&mut self, mut fact: Fact) {
+impl LedgerEntry {
+    /// Adds a fact. It replaces an older fact about the same batch, but keeps its `largest`.
+    pub fn add(&mut self, mut fact: Fact) {
         let same = |old: &Fact| {
             (old.batch, old.accumulates, old.fits, old.capacity)
                 == (fact.batch, fact.accumulates, fact.fits, fact.capacity)
@@ -105,7 +117,7 @@ impl Entry {
         fitted.filter_map(|fact| fact.peak.map(|peak| Point { batch: fact.batch, peak })).collect()
     }
 
-    /// The largest batch that fitted and the smallest that did not, in words.
+    /// The largest batch that fitted and the smallest that did not, as text.
     pub fn summary(&self) -> String {
         let fits = self.facts.iter().rfind(|fact| fact.fits);
         let fails = self.facts.iter().find(|fact| !fact.fits);
@@ -113,8 +125,8 @@ impl Entry {
             let peak = fact.peak.map_or(String::new(), |peak| format!(" (peak {})", human_bytes(peak)));
             format!("{} fits{peak}", fact.batch)
         });
-        let fails =
-            fails.map_or(String::new(), |fact| format!(", {} does not in {}", fact.batch, human_bytes(fact.capacity)));
+        let fails = fails
+            .map_or(String::new(), |fact| format!(", {} does not fit in {}", fact.batch, human_bytes(fact.capacity)));
         format!("batch {fits}{fails}")
     }
 }
@@ -128,9 +140,9 @@ mod tests {
         Fact { batch, accumulates: true, fits, largest: false, peak, capacity, when: 0.0, run: "a-run".to_owned() }
     }
 
-    pub fn entry(facts: &[Fact]) -> Entry {
-        let mut entry = Entry { key: key("cpu"), facts: Vec::new() };
-        facts.iter().for_each(|fact| entry.learn(fact.clone()));
+    pub fn entry(facts: &[Fact]) -> LedgerEntry {
+        let mut entry = LedgerEntry { key: key("cpu"), facts: Vec::new() };
+        facts.iter().for_each(|fact| entry.add(fact.clone()));
         entry
     }
 
@@ -141,6 +153,7 @@ mod tests {
             precision: Precision::Fp32,
             optimizer: OptimizerKind::Adamw,
             checkpointing: false,
+            ranks: 1,
             longest: "64".to_owned(),
             allocator: "default".to_owned(),
             gpu: gpu.to_owned(),
@@ -163,6 +176,6 @@ mod tests {
         let first = Fact { largest: true, ..fact(8, true, 12) };
         let entry = entry(&[first, fact(16, false, 12), newer.clone()]);
         assert_eq!(entry.facts, [Fact { largest: true, ..newer }, fact(16, false, 12)]);
-        assert_eq!(entry.summary(), "batch 8 fits (peak 7 B), 16 does not in 12 B");
+        assert_eq!(entry.summary(), "batch 8 fits (peak 7 B), 16 does not fit in 12 B");
     }
 }

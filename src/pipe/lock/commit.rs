@@ -7,7 +7,7 @@ use pipe_spec::lock::Commit;
 
 /// Nothing where there is no git, no work tree, or no commit yet. Files that git does not know say nothing: data and runs
 /// lie about in most work trees.
-pub fn of(folder: &Path) -> Option<Commit> {
+pub fn read(folder: &Path) -> Option<Commit> {
     let id = ask(folder, &["rev-parse", "--verify", "HEAD"])?;
     let changed = ask(folder, &["status", "--porcelain", "--untracked-files=no"])?;
     Some(Commit { id, dirty: !changed.is_empty() })
@@ -18,7 +18,7 @@ fn ask(folder: &Path, question: &[&str]) -> Option<String> {
         .arg("-C")
         .arg(folder)
         .args(question)
-        // A question changes nothing: no index is written anew.
+        // Do not rewrite the index.
         .env("GIT_OPTIONAL_LOCKS", "0")
         .stdin(Stdio::null())
         .stderr(Stdio::null())

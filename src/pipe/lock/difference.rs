@@ -1,12 +1,13 @@
 //! What differs between two locks, and what it does to the result.
 //!
-//! Another pipeline, seed, data, tokenizer, model, program or libtorch is another computation, and nothing can be said of what
-//! comes of it. Another processor, card, driver or number of threads does the same computation and rounds it differently,
+//! Another pipeline, seed, data, tokenizer, model, program or libtorch is another computation, and its result can be
+//! anything. Another processor, card, driver or number of threads does the same computation and rounds it differently,
 //! so that curves agree only within a tolerance. Another version of `pipe`, another commit or another text of the same
-//! pipeline does nothing to a computation that is otherwise the same: it is told, and that is all.
+//! pipeline does nothing to a computation that is otherwise the same: it is only reported.
 
 use pipe_spec::Lock;
 use pipe_spec::lock::{Commit, LockedFile, LockedRepository, Program};
+use pipe_spec::text::count;
 use serde::Serialize;
 
 /// What a difference does to the result.
@@ -31,7 +32,7 @@ pub struct Difference {
 
 /// What differs, the gravest first. What one of the two does not hold is not compared.
 pub fn differences(first: &Lock, second: &Lock) -> Vec<Difference> {
-    let mut found = Found(Vec::new());
+    let mut found = Differences(Vec::new());
     found.known("settings", Effect::Forbids, &first.resolved, &second.resolved, |hash| short(hash));
     found.known("seed", Effect::Forbids, &first.seed, &second.seed, ToString::to_string);
     // An earlier version of pipe did not write down which files there were.
@@ -45,7 +46,7 @@ pub fn differences(first: &Lock, second: &Lock) -> Vec<Difference> {
     for one in &first.hub {
         let same = |other: &&LockedRepository| other.name == one.name && other.revision == one.revision;
         let other = second.hub.iter().find(same).map(|other| &other.commit);
-        // What came of it is told by its files.
+        // Its files are compared by content.
         found.known(&one.name, Effect::None, &Some(&one.commit), &other, |commit| short(commit));
     }
     found.program(&first.on, &second.on);
@@ -57,8 +58,9 @@ pub fn differences(first: &Lock, second: &Lock) -> Vec<Difference> {
     }
     found.known("cpu", Effect::Rounding, &first.cpu, &second.cpu, |cpu| format!("{} x {}", cpu.count, cpu.model));
     let threads = |lock: &Lock| lock.resolved.is_some().then_some(lock.threads);
-    let number = |threads: &Option<u32>| threads.map_or("as libtorch likes".to_owned(), |count| count.to_string());
+    let number = |threads: &Option<u32>| threads.map_or("default of libtorch".to_owned(), |count| count.to_string());
     found.known("threads", Effect::Rounding, &threads(first), &threads(second), number);
+    found.known("ranks", Effect::Rounding, &first.ranks, &second.ranks, ToString::to_string);
     found.known("pipe", Effect::None, &Some(&first.pipe), &Some(&second.pipe), ToString::to_string);
     found.known("pipeline file", Effect::None, &Some(&first.pipeline), &Some(&second.pipeline), |hash| short(hash));
     let commit = |commit: &Commit| format!("{}{}", short(&commit.id), if commit.dirty { " with changes" } else { "" });
@@ -67,9 +69,9 @@ pub fn differences(first: &Lock, second: &Lock) -> Vec<Difference> {
     found.0
 }
 
-struct Found(Vec<Difference>);
+struct Differences(Vec<Difference>);
 
-impl Found {
+impl Differences {
     fn add(&mut self, what: &str, effect: Effect, first: String, second: String) {
         self.0.push(Difference { what: what.to_owned(), first, second, effect });
     }
@@ -81,28 +83,28 @@ impl Found {
         effect: Effect,
         first: &Option<T>,
         second: &Option<T>,
-        word: impl Fn(&T) -> String,
+        text: impl Fn(&T) -> String,
     ) {
         if let (Some(first), Some(second)) = (first, second)
             && first != second
         {
-            self.add(what, effect, word(first), word(second));
+            self.add(what, effect, text(first), text(second));
         }
     }
 
     /// Files count by their content and their order, wherever they lie.
     fn files(&mut self, what: &str, first: &[LockedFile], second: &[LockedFile]) {
         if first.len() != second.len() {
-            let count = |files: &[LockedFile]| match files {
+            let describe = |files: &[LockedFile]| match files {
                 [] => "none".to_owned(),
                 [one] => one.name.clone(),
-                many => format!("{} files", many.len()),
+                many => count(many.len(), "file"),
             };
-            return self.add(what, Effect::Forbids, count(first), count(second));
+            return self.add(what, Effect::Forbids, describe(first), describe(second));
         }
         for (one, other) in first.iter().zip(second).filter(|(one, other)| one.hash != other.hash) {
-            let second = if one.name == other.name { short(&other.hash) } else { word(other) };
-            self.add(what, Effect::Forbids, word(one), second);
+            let second = if one.name == other.name { short(&other.hash) } else { file_text(other) };
+            self.add(what, Effect::Forbids, file_text(one), second);
         }
     }
 
@@ -119,7 +121,7 @@ impl Found {
                 self.known("trainer", Effect::Forbids, &first.trainer, &second.trainer, |hash| short(hash));
                 self.known("libraries", Effect::Forbids, &first.libraries, &second.libraries, |hash| short(hash));
             }
-            _ => self.add("program", Effect::Forbids, program_word(first), program_word(second)),
+            _ => self.add("program", Effect::Forbids, program_text(first), program_text(second)),
         }
         let engine = |program: &Program| {
             let version = program.engine_version.as_deref().unwrap_or_default();
@@ -129,7 +131,7 @@ impl Found {
     }
 }
 
-fn program_word(program: &Program) -> String {
+fn program_text(program: &Program) -> String {
     match (&program.image, &program.trainer) {
         (Some(image), _) => image.clone(),
         (None, Some(trainer)) => format!("trainer {}", short(trainer)),
@@ -137,7 +139,7 @@ fn program_word(program: &Program) -> String {
     }
 }
 
-fn word(file: &LockedFile) -> String {
+fn file_text(file: &LockedFile) -> String {
     format!("{} {}", file.name, short(&file.hash))
 }
 
@@ -170,16 +172,10 @@ mod tests {
             resolved: text("resolved"),
             variables: vec!["A".to_owned()],
             seed: Some(1),
-            on: Program {
-                engine: "process".to_owned(),
-                trainer: text("t"),
-                libraries: text("l"),
-                ..Program::default()
-            },
+            on: Program { engine: "test".to_owned(), trainer: text("t"), libraries: text("l"), ..Program::default() },
             train: vec![file("/a/one", "1"), file("/a/two", "2")],
             eval: vec![file("/a/eval", "3")],
             tokenizer: Some(file("/a/tokenizer.json", "4")),
-            tokenizer_files: Vec::new(),
             model: vec![file("/m/config.json", "5"), file("/m/model.safetensors", "6")],
             hub: vec![LockedRepository { name: "o/n".into(), revision: "main".into(), commit: "1".repeat(40) }],
             commit: Some(Commit { id: "c0ffee".to_owned(), dirty: false }),
@@ -188,6 +184,8 @@ mod tests {
             card: Some(LockedCard { name: "H200".to_owned(), driver: text("580"), capability: text("9.0") }),
             cpu: Some(Cpu { model: "Abacus".to_owned(), count: 4 }),
             threads: Some(2),
+            ranks: Some(1),
+            ..Lock::default()
         }
     }
 
@@ -201,7 +199,8 @@ mod tests {
     fn each_difference_has_its_effect() {
         use Effect::{Forbids, None as Nothing, Rounding};
         type Change = fn(&mut Lock);
-        let cases: [(Change, &str, Effect); 22] = [
+        let cases: [(Change, &str, Effect); 23] = [
+            (|lock| lock.ranks = Some(2), "ranks", Rounding),
             (|lock| lock.resolved = Some("x".into()), "settings", Forbids),
             (|lock| lock.seed = Some(2), "seed", Forbids),
             (|lock| lock.train[1].hash = "x".into(), "data.train", Forbids),

@@ -1,4 +1,5 @@
-//! What a run stands on, collected before it starts, and what differs between two of them. Starts nothing.
+//! The lock of a run: its inputs and its environment, collected before it starts, and the differences of two locks. Starts
+//! nothing.
 
 mod commit;
 mod difference;
@@ -11,43 +12,46 @@ use pipe_spec::lock::{Cpu, LockedCard, LockedFile, Program};
 use pipe_spec::pipeline::Pipeline;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Device, Lock, RunFolder, variables};
-use serde::Deserialize;
-use serde_json::Value;
 
-use crate::card::Card;
-use crate::digests::Digests;
+use crate::attempt::template::JobTemplate;
+use crate::background;
+use crate::engine::Engine;
 use crate::error::Error;
-use crate::image;
-use crate::model_files;
-use crate::plan::Plan;
-use crate::preflight::{Input, Inputs};
+use crate::files::digests::Digests;
+use crate::files::model_files;
+use crate::files::write_json;
+use crate::input::{Input, Inputs};
+use crate::interrupt::Interrupts;
 use crate::report::Reporter;
-use crate::run::write_json;
 pub use difference::{Difference, Effect, differences};
 
-/// From so many bytes on it is said that they are read.
-const LONG: u64 = 1 << 30;
+/// From this size on, hashing is reported.
+const LARGE_BYTES: u64 = 1 << 30;
 
-/// All that can be known of `plan` before it starts, in the folder that it starts in. `on` is the engine with its image; what
+/// All that can be known of a run before it starts, in the folder that it starts in. `on` is what the engine will run; what
 /// the user wrote is in the folder of the run.
-pub fn collect(on: &Value, folder: &RunFolder, plan: &Plan, reporter: &Reporter) -> Result<Lock, Error> {
+pub async fn collect(
+    on: Program,
+    engine: &dyn Engine,
+    folder: &RunFolder,
+    template: &JobTemplate<'_>,
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<Lock, Error> {
     let path = folder.pipeline();
     let text = std::fs::read(&path).map_err(|source| Error::Read { path, source })?;
-    let mut on = Program::deserialize(on).unwrap_or_default();
-    if on.image.is_none() {
-        on.trainer = Some(image::trainer_digest()?);
-        on.libraries = image::libraries_digest();
-    }
-    let (pipeline, inputs) = (plan.pipeline, plan.inputs);
+    let (pipeline, inputs) = (template.pipeline, template.inputs);
     let resolved = settings(pipeline);
     let names: BTreeSet<String> = variables::names(&resolved).map(str::to_owned).collect();
-    let card = (plan.device == Device::Cuda).then(|| Card::read(&pipeline.container.gpus)).flatten();
+    let cards = if template.device == Device::Cuda { engine.cards(&pipeline.container.gpus) } else { Vec::new() };
+    let card = cards.into_iter().next();
     let lock = Lock {
         pipe: env!("CARGO_PKG_VERSION").to_owned(),
         pipeline: hash(&text),
         resolved: Some(hash(resolved.as_bytes())),
+        resolved_before: None,
         variables: names.into_iter().collect(),
-        seed: Some(pipeline.train.seed),
+        seed: Some(template.training.train.seed),
         on,
         train: Vec::new(),
         eval: Vec::new(),
@@ -55,9 +59,9 @@ pub fn collect(on: &Value, folder: &RunFolder, plan: &Plan, reporter: &Reporter)
         tokenizer_files: Vec::new(),
         model: Vec::new(),
         hub: Vec::new(),
-        commit: commit::of(Path::new(".")),
+        commit: commit::read(Path::new(".")),
         libtorch: None,
-        device: match (plan.device, &card) {
+        device: match (template.device, &card) {
             (Device::Cpu, _) => Some("cpu".to_owned()),
             (Device::Cuda, card) => card.as_ref().map(|card| card.name.clone()),
         },
@@ -67,28 +71,44 @@ pub fn collect(on: &Value, folder: &RunFolder, plan: &Plan, reporter: &Reporter)
             capability: card.capability.map(|capability| capability.to_string()),
         }),
         cpu: cpu(),
-        threads: plan.threads(),
+        threads: template.threads(),
+        ranks: Some(template.training.train.ranks.count()),
     };
-    with_inputs(lock, inputs, reporter)
+    with_inputs(lock, inputs, reporter, interrupts).await
 }
 
 /// What of data, tokenizer and model is not what the run in this folder began with. Where nothing was written down, nothing is.
-pub fn changed_inputs(folder: &RunFolder, inputs: &Inputs, reporter: &Reporter) -> Result<Vec<Difference>, Error> {
+pub async fn changed_inputs(
+    folder: &RunFolder,
+    inputs: &Inputs,
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<Vec<Difference>, Error> {
     let Some(then) = read(folder) else { return Ok(Vec::new()) };
-    Ok(differences(&then, &with_inputs(then.clone(), inputs, reporter)?))
+    Ok(differences(&then, &with_inputs(then.clone(), inputs, reporter, interrupts).await?))
 }
 
 /// A lock with the hashes of the inputs as they are now.
-fn with_inputs(lock: Lock, inputs: &Inputs, reporter: &Reporter) -> Result<Lock, Error> {
+async fn with_inputs(
+    lock: Lock,
+    inputs: &Inputs,
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<Lock, Error> {
     let model = inputs.model.iter().flat_map(model_files).collect::<Vec<_>>();
-    let mut hasher = Hasher::new(inputs.all().chain(&model), reporter);
+    let hasher = Hasher::new(inputs.all().chain(&model), reporter);
+    let inputs = inputs.clone();
+    background::run_interruptibly(interrupts, move || hash_inputs(lock, &inputs, &model, hasher)).await
+}
+
+fn hash_inputs(lock: Lock, inputs: &Inputs, model: &[Input], mut hasher: Hasher) -> Result<Lock, Error> {
     let mut tokenizer = hasher.files(inputs.tokenizer_definition())?.into_iter();
     let lock = Lock {
         train: hasher.files(&inputs.train)?,
         eval: hasher.files(&inputs.eval)?,
         tokenizer: tokenizer.next(),
         tokenizer_files: tokenizer.collect(),
-        model: hasher.files(&model)?,
+        model: hasher.files(model)?,
         hub: inputs.hub.clone(),
         ..lock
     };
@@ -101,14 +121,27 @@ pub fn read(folder: &RunFolder) -> Option<Lock> {
     serde_json::from_slice(&std::fs::read(folder.lock()).ok()?).ok()
 }
 
-/// Adds to the lock of a run what its trainer tells. Not being able to is no reason not to train.
-pub fn learn(folder: &RunFolder, started: &Started) {
-    change(folder, |lock| lock.learn(started)).unwrap_or_else(|error| tracing::debug!("{error}"));
+/// Adds what the trainer reports to the lock of a run. A failure does not stop the training.
+pub fn record_started(folder: &RunFolder, started: &Started) {
+    change(folder, |lock| lock.record_started(started)).unwrap_or_else(|error| tracing::debug!("{error}"));
 }
 
-/// Adds to the lock of a run that it goes on with other settings, none of which changes what is computed.
-pub fn settle(folder: &RunFolder, pipeline: &Pipeline) -> Result<(), Error> {
-    change(folder, |lock| lock.resolved = Some(hash(settings(pipeline).as_bytes())))
+/// Records that a run is resumed with other settings, none of which changes the training result.
+pub fn record_settings(folder: &RunFolder, pipeline: &Pipeline) -> Result<(), Error> {
+    change(folder, |lock| {
+        let now = Some(hash(settings(pipeline).as_bytes()));
+        if lock.resolved != now {
+            lock.resolved_before = std::mem::replace(&mut lock.resolved, now);
+        }
+    })
+}
+
+/// Whether `resolved.yaml` is as `pipe` has written it. Where nothing was written down, nothing can be said against it.
+pub fn has_own_settings(folder: &RunFolder) -> bool {
+    let Some(lock) = read(folder).filter(|lock| lock.resolved.is_some()) else { return true };
+    let text = std::fs::read_to_string(folder.resolved()).unwrap_or_default();
+    let found = Some(hash(without_name(&text).as_bytes()));
+    found == lock.resolved || found == lock.resolved_before
 }
 
 fn change(folder: &RunFolder, change: impl FnOnce(&mut Lock)) -> Result<(), Error> {
@@ -120,7 +153,10 @@ fn change(folder: &RunFolder, change: impl FnOnce(&mut Lock)) -> Result<(), Erro
 
 /// Every setting. What a run is called is none.
 fn settings(pipeline: &Pipeline) -> String {
-    let yaml = pipeline.to_yaml();
+    without_name(&pipeline.to_yaml())
+}
+
+fn without_name(yaml: &str) -> String {
     yaml.lines().filter(|line| !line.starts_with("name:")).map(|line| format!("{line}\n")).collect()
 }
 
@@ -138,7 +174,7 @@ impl Hasher {
         let digests = Digests::load();
         let files: BTreeSet<&PathBuf> = inputs.map(|input| &input.host).collect();
         let bytes: u64 = files.into_iter().filter(|path| path.is_file()).map(|path| digests.to_read(path)).sum();
-        if bytes >= LONG {
+        if bytes >= LARGE_BYTES {
             reporter.note(&format!("hashing {} of data and model, once", human_bytes(bytes)));
         }
         Self { digests }
@@ -151,7 +187,7 @@ impl Hasher {
     fn file(&mut self, input: &Input) -> Result<LockedFile, Error> {
         let path = &input.host;
         let size = std::fs::metadata(path).map_err(|source| Error::Read { path: path.clone(), source })?.len();
-        Ok(LockedFile { name: input.written.display().to_string(), hash: self.digests.of(path)?, size })
+        Ok(LockedFile { name: input.written.display().to_string(), hash: self.digests.hash(path)?, size })
     }
 }
 
@@ -164,7 +200,7 @@ fn model_files(folder: &Input) -> Vec<Input> {
         mount: None,
         prepared: None,
     };
-    model_files::of_folder(&folder.host).into_iter().map(file).collect()
+    model_files::list(&folder.host).into_iter().map(file).collect()
 }
 
 fn cpu() -> Option<Cpu> {

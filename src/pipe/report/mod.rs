@@ -1,11 +1,18 @@
 //! What people and scripts see: progress, tables, JSON. stdout is data, stderr is everything else.
 
-pub mod html;
+mod check;
+mod number;
 mod progress;
+mod stderr;
 mod stdout;
 mod summary;
 mod table;
+mod visible;
 
-pub use progress::{FetchProgress, Reporter, grouped};
-pub use stdout::{print, print_bytes, print_json};
-pub use table::{Table, attempts_table, duration};
+pub use check::{Check, CheckStatus};
+pub use number::{figure, grouped};
+pub use progress::{FetchProgress, Reporter};
+pub use stderr::{ask, say};
+pub use stdout::{print, print_data, print_json, print_json_line};
+pub use table::{Table, attempts_table, duration, steps};
+pub use visible::visible;

@@ -67,21 +67,10 @@ mod tests {
         (done.first_step, done.last_step, done.first_loss, done.last_loss) = (Some(1), Some(9), Some(2.0), Some(0.5));
         done.peak_memory = Some(3 << 30);
         let state = RunState {
-            id: "demo-1".to_owned(),
-            name: "demo".to_owned(),
             status: Status::Finished,
-            created: 0.0,
-            engine: "docker".to_owned(),
-            effective_batch: 128,
             steps: Some(9),
-            error: None,
-            doing: None,
-            exit_code: Some(0),
-            cwd: "/work".into(),
-            ignore_ledger: false,
-            retries: 6,
-            no_queue: false,
             attempts: vec![failed, done],
+            ..RunState::new("demo-1", "demo", "test")
         };
         let want = "### pipe: demo-1 finished\n\n\
             | attempt | batch x accum | outcome | steps | loss | peak | time | why |\n|---|---|---|---|---|---|---|---|\n\

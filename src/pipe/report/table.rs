@@ -3,6 +3,11 @@
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, Outcome};
 
+use super::visible::visible_line;
+
+/// Characters of a cell.
+const LONGEST_CELL: usize = 1000;
+
 /// Rows under a head, each column as wide as its widest cell; the last one is not padded.
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -14,7 +19,7 @@ impl Table {
     }
 
     pub fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
+        self.rows.push(cells.iter().map(|cell| cut(&visible_line(cell))).collect());
     }
 }
 
@@ -29,12 +34,23 @@ impl std::fmt::Display for Table {
             .rows
             .iter()
             .map(|row| {
-                let cells: Vec<String> =
-                    row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+                let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| padded(cell, *width)).collect();
                 cells.join("  ").trim_end().to_owned()
             })
             .collect();
         f.write_str(&lines.join("\n"))
+    }
+}
+
+fn padded(cell: &str, width: usize) -> String {
+    format!("{cell}{}", " ".repeat(width.saturating_sub(cell.chars().count())))
+}
+
+/// A cell that is too long, with a count of what is left out.
+fn cut(cell: &str) -> String {
+    match cell.char_indices().nth(LONGEST_CELL) {
+        None => cell.to_owned(),
+        Some((end, _)) => format!("{}... ({} more characters)", &cell[..end], cell[end..].chars().count()),
     }
 }
 
@@ -94,6 +110,16 @@ mod tests {
         let mut table = Table::new(&["a", "long head", "c"]);
         table.row(vec!["wide cell".into(), "x".into(), "y".into()]);
         assert_eq!(table.to_string(), "a          long head  c\nwide cell  x          y");
+    }
+
+    #[test]
+    fn a_long_cell_is_cut() {
+        let mut table = Table::new(&["a", "b"]);
+        table.row(vec!["ä".repeat(70_000), "x".into()]);
+        table.row(vec!["\u{1b}[2J\n".into(), "y".repeat(70_000)]);
+        let text = table.to_string();
+        assert!(text.contains(&format!("{}... (69000 more characters)  x\n", "ä".repeat(1000))));
+        assert!(text.contains("\\x1b[2J\\n  ") && text.ends_with("y... (69000 more characters)"));
     }
 
     #[test]

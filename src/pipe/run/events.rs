@@ -57,10 +57,25 @@ impl EventLog {
         }
     }
 
+    /// The last event of this attempt that was taken.
+    pub fn last_seq(&self) -> u64 {
+        self.last_seq
+    }
+
+    /// Whether it is none that was recorded before.
+    pub fn is_new(&self, event: &Event) -> bool {
+        event.seq > self.last_seq
+    }
+
+    /// How many events of this attempt lie between the last that was recorded and this one.
+    pub fn gap_before(&self, event: &Event) -> u64 {
+        event.seq.saturating_sub(self.last_seq.saturating_add(1))
+    }
+
     /// Records an event. `None` when it was recorded before: the same line read again, or a step that an attempt before
     /// this one had done after its last checkpoint and that is now done over.
     pub fn record(&mut self, event: Event) -> Result<Option<RecordedEvent>, Error> {
-        if event.seq <= self.last_seq {
+        if !self.is_new(&event) {
             return Ok(None);
         }
         self.last_seq = event.seq;

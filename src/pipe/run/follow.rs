@@ -1,23 +1,41 @@
 //! Reading a file along while another process writes it, in little memory.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
+use super::job_file;
 use crate::error::Error;
 
 pub struct Follow {
     path: PathBuf,
+    written_by: Writer,
     offset: u64,
     partial: Vec<u8>,
+    /// Whether the line that is being read was too long, so that the rest of it is passed over.
+    too_long: bool,
+}
+
+/// Who writes the file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Writer {
+    Runner,
+    Job,
 }
 
 impl Follow {
     /// As much as is read at once.
-    const PART: u64 = 1 << 20;
+    const CHUNK: u64 = 1 << 20;
+    /// A line longer than this is left out.
+    const MAX_LINE: usize = 8 << 20;
 
     pub fn new(path: PathBuf) -> Self {
-        Self { path, offset: 0, partial: Vec::new() }
+        Self { path, written_by: Writer::Runner, offset: 0, partial: Vec::new(), too_long: false }
+    }
+
+    /// A file that a job writes, and that is not to be trusted.
+    pub fn of_job(path: PathBuf) -> Self {
+        Self { written_by: Writer::Job, ..Self::new(path) }
     }
 
     /// Passes over what is there.
@@ -33,11 +51,11 @@ impl Follow {
     /// The next bytes, some at a time; none where nothing was added. A file that is not there yet is an empty one.
     pub fn bytes(&mut self) -> Result<Vec<u8>, Error> {
         let read = || {
-            let mut file = File::open(&self.path)?;
+            let mut file = self.open()?;
             file.seek(SeekFrom::Start(self.offset))?;
             let mut bytes = Vec::new();
-            file.take(Self::PART).read_to_end(&mut bytes)?;
-            std::io::Result::Ok(bytes)
+            file.take(Self::CHUNK).read_to_end(&mut bytes)?;
+            io::Result::Ok(bytes)
         };
         match read() {
             Ok(bytes) => {
@@ -56,11 +74,38 @@ impl Follow {
             if bytes.is_empty() {
                 return Ok(Vec::new());
             }
-            self.partial.extend_from_slice(&bytes);
-            let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { continue };
-            let rest = self.partial.split_off(end + 1);
-            let whole = std::mem::replace(&mut self.partial, rest);
-            return Ok(String::from_utf8_lossy(&whole).lines().map(str::to_owned).collect());
+            let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else {
+                self.keep(&bytes);
+                continue;
+            };
+            let (whole, rest) = bytes.split_at(end + 1);
+            let mut text = std::mem::take(&mut self.partial);
+            let whole = match std::mem::take(&mut self.too_long) {
+                false => whole,
+                true => &whole[whole.iter().position(|byte| *byte == b'\n').map_or(0, |first| first + 1)..],
+            };
+            text.extend_from_slice(whole);
+            self.keep(rest);
+            return Ok(String::from_utf8_lossy(&text).lines().map(str::to_owned).collect());
+        }
+    }
+
+    /// Keeps the beginning of a line whose end was not written yet.
+    fn keep(&mut self, bytes: &[u8]) {
+        self.partial.extend_from_slice(bytes);
+        if self.partial.len() > Self::MAX_LINE {
+            self.partial = Vec::new();
+            self.too_long = true;
+        }
+        if self.too_long {
+            self.partial.clear();
+        }
+    }
+
+    fn open(&self) -> io::Result<File> {
+        match (self.written_by, self.path.parent(), self.path.file_name().and_then(|name| name.to_str())) {
+            (Writer::Job, Some(folder), Some(name)) => job_file::open(folder, name),
+            _ => File::open(&self.path),
         }
     }
 }
@@ -78,6 +123,25 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             assert_eq!(follow.lines().unwrap(), want);
         }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn an_endless_line_is_left_out() {
+        let path = std::env::temp_dir().join(format!("pipe-follow-endless-{}", std::process::id()));
+        let endless = "x".repeat(Follow::MAX_LINE + Follow::MAX_LINE / 2);
+        std::fs::write(&path, format!("first\n{endless}\nlast\n")).unwrap();
+        let mut follow = Follow::of_job(path.clone());
+        let mut lines = Vec::new();
+        loop {
+            let more = follow.lines().unwrap();
+            assert!(follow.partial.len() <= Follow::MAX_LINE);
+            if more.is_empty() {
+                break;
+            }
+            lines.extend(more);
+        }
+        assert_eq!(lines, ["first", "last"]);
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! Finding runs again.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use pipe_spec::{Attempt, RunFolder, RunState, Status};
@@ -18,7 +18,7 @@ pub struct Listed {
     pub folder: String,
     /// The containers that a killed `pipe` left behind.
     pub left_behind: Vec<String>,
-    /// What of its folder cannot be read, in words.
+    /// What cannot be read in its folder.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub damage: Vec<String>,
 }
@@ -29,14 +29,14 @@ impl Listed {
         let folder = RunFolder::new(path);
         let (mut state, damage) = match read_state(&folder) {
             Ok(state) => (state, Vec::new()),
-            Err(damage) if looks_like_a_run(&folder) => (pieced_together(&folder, &damage), vec![damage]),
+            Err(damage) if looks_like_a_run(&folder) => (reconstruct_state(&folder, &damage), vec![damage]),
             Err(_) => return None,
         };
         if state.status == Status::Running && !Owner::exists(&folder) {
             state.status = Status::Orphaned;
-            state.error = Some("the pipe that drove it was killed".to_owned());
+            state.error = Some("the pipe process of the run was killed".to_owned());
         }
-        // What it has taken until now is written down at its end.
+        // The time of a running attempt is recorded at its end.
         if let Some(attempt) = state.attempts.last_mut().filter(|attempt| attempt.outcome.is_none())
             && state.status == Status::Running
         {
@@ -49,13 +49,13 @@ impl Listed {
         RunFolder::new(&self.folder)
     }
 
-    /// Whether some living process drives it.
+    /// Whether a live process owns it.
     pub fn is_owned(&self) -> bool {
         Owner::exists(&self.folder())
     }
 }
 
-/// `run.json`, or in words what is the matter with it.
+/// `run.json`, or why it cannot be read.
 pub fn read_state(folder: &RunFolder) -> Result<RunState, String> {
     match std::fs::read(folder.state()) {
         Ok(text) => serde_json::from_slice(&text).map_err(|error| format!("run.json is damaged: {error}")),
@@ -68,29 +68,21 @@ fn looks_like_a_run(folder: &RunFolder) -> bool {
     [folder.state(), folder.events(), folder.resolved(), folder.pipeline()].iter().any(|file| file.is_file())
 }
 
-/// What the rest of the folder tells of a run whose state cannot be read.
-fn pieced_together(folder: &RunFolder, damage: &str) -> RunState {
+/// The state of a run without a readable `run.json`, from the other files of its folder.
+fn reconstruct_state(folder: &RunFolder, damage: &str) -> RunState {
     let id = folder.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let outcome = |number: u32| serde_json::from_slice(&std::fs::read(folder.attempt(number).outcome()).ok()?).ok();
     let attempts: Vec<Attempt> = (1..).map_while(outcome).collect();
     let modified = std::fs::metadata(folder.path()).and_then(|found| found.modified()).ok();
     let created = modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0.0, |since| since.as_secs_f64());
+    let name = id.rsplitn(4, '-').last().unwrap_or_default().to_owned();
     RunState {
-        name: id.rsplitn(4, '-').last().unwrap_or_default().to_owned(),
-        id,
         status: Status::Unknown,
         created,
-        engine: String::new(),
         effective_batch: attempts.first().map_or(0, |attempt| attempt.batch * attempt.accum),
-        steps: None,
-        error: Some(format!("{damage}; what the rest of the folder tells is shown")),
-        doing: None,
-        exit_code: None,
-        cwd: PathBuf::new(),
-        ignore_ledger: false,
-        retries: 0,
-        no_queue: false,
+        error: Some(format!("{damage}; the rest is read from other files of the run folder")),
         attempts,
+        ..RunState::new(id, name, "")
     }
 }
 

@@ -1,37 +1,42 @@
-//! Runs on disk: their folders, their state, who drives them. Whatever is killed, a folder can be read.
+//! Runs on disk: folder, state, owner. A folder stays readable whatever is killed.
 
 mod events;
 mod follow;
+pub mod job_file;
 mod list;
 mod owner;
 mod record;
-mod write;
+mod reserve;
 
+use std::io::ErrorKind::StorageFull;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use pipe_spec::pipeline::Pipeline;
-use pipe_spec::{RunFolder, RunState, Status};
+use pipe_spec::{Job, RunFolder, RunState};
 use time::OffsetDateTime;
 
+use crate::clock::{iso, now};
 use crate::error::Error;
+use crate::files::{absolute, write_json, write_whole};
 pub use events::EventLog;
 pub use follow::Follow;
 pub use list::{Listed, find, list};
 pub use owner::Owner;
 pub use record::Record;
-pub use write::write_whole;
+use reserve::Reserve;
 
-/// A run that this process drives.
+/// A run that this process owns.
 pub struct Run {
     pub folder: RunFolder,
     pub state: RunState,
+    reserve: Reserve,
     _owner: Owner,
 }
 
 /// What a run is started with, beside its pipeline.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Choices {
+    pub job: Job,
     pub ignore_ledger: bool,
     pub no_queue: bool,
 }
@@ -39,11 +44,22 @@ pub struct Choices {
 impl Run {
     /// A new folder for a run of `pipeline`, whose file said `text`.
     pub fn create(pipeline: &Pipeline, text: &str, engine: &str, choices: Choices) -> Result<Self, Error> {
+        Self::create_in(&absolute(&runs_folder()), pipeline, text, engine, choices)
+    }
+
+    /// The same in the folder `runs`.
+    pub fn create_in(
+        runs: &Path,
+        pipeline: &Pipeline,
+        text: &str,
+        engine: &str,
+        choices: Choices,
+    ) -> Result<Self, Error> {
         let created = now();
         let id = new_id(pipeline.name.as_str());
-        let folder = RunFolder::new(absolute(&runs_folder()).join(&id));
+        let folder = RunFolder::new(runs.join(&id));
         Self::begin(pipeline, text, engine, choices, &folder, id, created).inspect_err(|_| {
-            // A run that could not be begun leaves nothing.
+            // A run that could not start leaves nothing.
             std::fs::remove_dir_all(folder.path()).ok();
         })
     }
@@ -64,70 +80,54 @@ impl Run {
         write_whole(&folder.pipeline(), text.as_bytes())?;
         write_whole(&folder.resolved(), pipeline.to_yaml().as_bytes())?;
         let state = RunState {
-            id,
-            name: pipeline.name.to_string(),
-            status: Status::Running,
             created,
-            engine: engine.to_owned(),
-            effective_batch: pipeline.train.effective_batch,
-            steps: None,
-            error: None,
-            doing: None,
+            work: pipeline.work.kind(),
+            job: choices.job,
+            effective_batch: pipeline.training().map_or(0, |training| training.train.effective_batch),
             cwd: std::env::current_dir().unwrap_or_default(),
-            exit_code: None,
             ignore_ledger: choices.ignore_ledger,
             retries: pipeline.on_oom.retries,
             no_queue: choices.no_queue,
-            attempts: Vec::new(),
+            ..RunState::new(id, pipeline.name.to_string(), engine)
         };
-        let run = Self { folder: folder.clone(), state, _owner: owner };
+        let run = Self { folder: folder.clone(), state, reserve: Reserve::take(folder.path()), _owner: owner };
         run.save()?;
         Ok(run)
     }
 
-    /// A run that was there before, and that nobody drives.
+    /// Takes over an existing run that no process owns.
     pub fn take_over(found: &Listed) -> Result<Self, Error> {
         let folder = found.folder();
         if !found.damage.is_empty() {
             return Err(Error::Damaged { id: found.state.id.clone(), damage: found.damage.clone() });
         }
         let owner = Owner::take(&folder, &found.state.id)?;
-        // Whoever drove it until now may have gone on since it was found.
+        // Its last owner may have changed it since it was found.
         let state = list::read_state(&folder)
             .map_err(|damage| Error::Damaged { id: found.state.id.clone(), damage: vec![damage] })?;
-        Ok(Self { folder, state, _owner: owner })
+        let reserve = Reserve::take(folder.path());
+        Ok(Self { folder, state, reserve, _owner: owner })
     }
 
-    /// What it is at, for those who look from outside.
+    /// Sets the stage that other processes see.
     pub fn set_doing(&mut self, doing: &str) -> Result<(), Error> {
         self.state.doing = Some(doing.to_owned());
         self.save()
     }
 
     pub fn save(&self) -> Result<(), Error> {
-        write_json(&self.folder.state(), &self.state)
+        match write_json(&self.folder.state(), &self.state) {
+            Err(Error::Write { source, .. }) if source.kind() == StorageFull && self.reserve.give_up() => {
+                write_json(&self.folder.state(), &self.state)
+            }
+            saved => saved,
+        }
     }
-}
-
-/// Writes a JSON file, whole.
-pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), Error> {
-    let mut text = serde_json::to_string_pretty(value)
-        .map_err(|error| Error::Write { path: path.to_owned(), source: error.into() })?;
-    text.push('\n');
-    write_whole(path, text.as_bytes())
 }
 
 /// `PIPE_RUNS`, or `runs` in the working directory.
 pub fn runs_folder() -> PathBuf {
     std::env::var_os("PIPE_RUNS").filter(|path| !path.is_empty()).map_or_else(|| PathBuf::from("runs"), PathBuf::from)
-}
-
-pub fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
-}
-
-pub fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
 /// `<name>-<date>-<time>-<4 letters>`, in UTC.
@@ -141,20 +141,6 @@ fn new_id(name: &str) -> String {
     };
     let when = iso(at).replace(['-', ':', 'Z'], "").replace('T', "-");
     format!("{name}-{when}-{letters}")
-}
-
-/// A time in ISO 8601, to the second.
-pub fn iso(at: OffsetDateTime) -> String {
-    let (date, clock) = (at.date(), at.time());
-    format!(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
-        date.year(),
-        u8::from(date.month()),
-        date.day(),
-        clock.hour(),
-        clock.minute(),
-        clock.second()
-    )
 }
 
 #[cfg(test)]

@@ -1,14 +1,18 @@
-//! All that a run's folder tells of it, as far as it can be read: what is damaged or missing is named, and no error.
+//! The content of a run folder, as far as it can be read. Damaged and missing files are listed and are no error.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 
 use pipe_spec::event::{Eval, RecordedEvent, Sample, Started, Step};
+use pipe_spec::text::count;
 use pipe_spec::{EventKind, RunFolder, RunState};
 use serde_json::{Map, Value};
 
-use super::Listed;
+use super::{Listed, job_file};
+
+/// Bytes of a config.json, which the job has written, that are read at most.
+const CONFIG_LIMIT: u64 = 16 << 20;
 
 #[derive(Clone, Debug, Default)]
 pub struct Record {
@@ -22,7 +26,7 @@ pub struct Record {
     pub lock: Option<String>,
     /// The config.json of the exported model.
     pub config: Option<Map<String, Value>>,
-    /// What could not be read, in words.
+    /// What could not be read.
     pub missing: Vec<String>,
 }
 
@@ -50,9 +54,35 @@ impl Record {
         record.read_events(&folder.events());
         record.resolved = record.text(&folder.resolved());
         record.lock = record.text(&folder.lock());
-        let config = std::fs::read(folder.model().join("config.json")).ok();
+        record.missing.extend(record.history.missing_steps());
+        let config = job_file::read(&folder.model(), "config.json", CONFIG_LIMIT).ok();
         record.config = config.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         record
+    }
+
+    /// Tokens per second of the median step.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        let mut rates: Vec<f64> =
+            self.history.steps.iter().map(Step::tokens_per_second).filter(|rate| rate.is_finite()).collect();
+        rates.sort_by(f64::total_cmp);
+        rates.get(rates.len() / 2).copied()
+    }
+
+    /// Bytes, of the last attempt that did a step.
+    pub fn peak_memory(&self) -> Option<u64> {
+        let attempts = self.state.iter().flat_map(|state| state.attempts.iter().rev());
+        let recorded = attempts.filter(|attempt| attempt.last_step.is_some()).find_map(|attempt| attempt.peak_memory);
+        recorded.or_else(|| self.history.steps.iter().map(|step| step.peak).max())
+    }
+
+    /// Seconds from the start of the run to the end of its last attempt.
+    pub fn seconds(&self) -> Option<f64> {
+        let state = self.state.as_ref()?;
+        let last = state.attempts.last()?;
+        if last.began > 0.0 {
+            return Some((last.began + last.seconds - state.created).max(0.0));
+        }
+        Some(state.attempts.iter().map(|attempt| attempt.seconds).sum())
     }
 
     fn text(&mut self, path: &Path) -> Option<String> {
@@ -82,10 +112,8 @@ impl Record {
                 Err(_) => damaged += 1,
             }
         }
-        match damaged {
-            0 => {}
-            1 => self.missing.push("events.jsonl: one line cannot be read and was left out".to_owned()),
-            _ => self.missing.push(format!("events.jsonl: {damaged} lines cannot be read and were left out")),
+        if damaged > 0 {
+            self.missing.push(format!("events.jsonl: skipped {} that cannot be read", count(damaged, "line")));
         }
     }
 }
@@ -106,6 +134,24 @@ impl History {
             | EventKind::Oom(_)
             | EventKind::Finished(_) => {}
         }
+    }
+
+    /// The steps whose events are missing, as text.
+    fn missing_steps(&self) -> Option<String> {
+        let mut gaps = Vec::new();
+        let mut next = 1;
+        for step in &self.steps {
+            if step.step > next {
+                gaps.push((next, step.step - 1));
+            }
+            next = step.step.saturating_add(1).max(next);
+        }
+        let missing: u64 = gaps.iter().map(|(first, last)| last - first + 1).sum();
+        let (first, last) = (gaps.first()?.0, gaps.last()?.1);
+        Some(match missing {
+            1 => format!("events.jsonl: step {first} is missing"),
+            _ => format!("events.jsonl: {missing} of the steps {first} to {last} are missing"),
+        })
     }
 
     /// Bytes that the device may hold, as the last attempt saw it.

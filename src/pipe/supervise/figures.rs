@@ -4,15 +4,22 @@ use pipe_spec::event::{Measured, Point};
 use pipe_spec::{Event, EventKind};
 
 use super::Supervisor;
-use crate::engine::Engine;
 use crate::lock;
 
-impl<E: Engine> Supervisor<'_, E> {
-    pub(super) fn note_figures(&mut self, event: &Event) {
+impl Supervisor<'_> {
+    /// Takes in what an event says of the attempt, for `run.json` and the ledger.
+    pub(super) fn note_event(&mut self, event: &Event) {
+        self.note_figures(event);
+        if let Some(session) = &mut self.session {
+            session.observe(&event.kind);
+        }
+    }
+
+    fn note_figures(&mut self, event: &Event) {
         let state = &mut self.run.state;
         match &event.kind {
             EventKind::Started(started) => {
-                lock::learn(&self.run.folder, started);
+                lock::record_started(&self.run.folder, started);
                 state.steps = Some(started.steps);
                 if let Some(attempt) = state.attempts.last_mut() {
                     (attempt.batch, attempt.accum) = (started.batch, started.accum);
@@ -40,6 +47,7 @@ impl<E: Engine> Supervisor<'_, E> {
                 if let Some(attempt) = state.attempts.last_mut() {
                     attempt.peak_memory = attempt.peak_memory.max(record.peak);
                 }
+                self.oom = Some(record.clone());
             }
             EventKind::Fitted(fitted) => self.fitted = Some(fitted.clone()),
             EventKind::Measured(_)

@@ -1,34 +1,32 @@
-//! What a run begins with: the pipeline's settings, as far as nothing speaks against them, or what a `pipe` that is gone
-//! had come to.
+//! The state that the attempt loop starts with: the settings of the pipeline, corrected by the ledger, or the last attempt
+//! of a `pipe` process that was killed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use pipe_spec::event::{Measured, Point, RecordedEvent};
-use pipe_spec::{Attempt, Device, EventKind, Outcome, TrainerSpec};
+use pipe_spec::{Attempt, EventKind, Outcome, TrainerSpec};
 
-use super::{Entry, Supervisor, Turn};
-use crate::card::Card;
-use crate::engine::Engine;
+use super::{LoopState, StartMode, Supervisor};
+use crate::attempt::outcome::Diagnosis;
+use crate::attempt::retry::Settings;
+use crate::attempt::template::{first_settings, settings_of};
 use crate::error::Error;
 use crate::ledger::{self, Advice};
-use crate::outcome::Verdict;
-use crate::plan::{first_settings, settings_of};
-use crate::retry::Settings;
 
-impl<E: Engine> Supervisor<'_, E> {
-    pub(super) fn first_turn(&mut self) -> Result<Turn, Error> {
+impl Supervisor<'_> {
+    pub(super) fn first_state(&mut self) -> Result<LoopState, Error> {
         let Some(last) = self.run.state.attempts.last().cloned() else {
-            return Ok(Turn::Start(self.informed(first_settings(self.plan.pipeline))));
+            return Ok(LoopState::Start(self.with_ledger_advice(first_settings(self.template.training))));
         };
         let settings = self.settings_of(&last);
-        self.remember_points(&last);
-        let Some(outcome) = last.outcome else { return Ok(Turn::Adopt(settings)) };
-        let verdict = Verdict { outcome, cause: last.cause, reason: last.reason };
-        Ok(match (self.entry, outcome) {
-            (Entry::GoOn, _) | (_, Outcome::Finished) => Turn::Judge(settings, verdict),
-            (Entry::Resumed { changed: false }, Outcome::Oom) => Turn::Judge(settings, verdict),
-            (Entry::Resumed { .. }, _) => Turn::Start(settings),
+        self.collect_points(&last);
+        let Some(outcome) = last.outcome else { return Ok(LoopState::Adopt(settings)) };
+        let diagnosis = Diagnosis { outcome, cause: last.cause, reason: last.reason };
+        Ok(match (self.start_mode, outcome) {
+            (StartMode::Continue, _) | (_, Outcome::Finished) => LoopState::Ended(settings, diagnosis),
+            (StartMode::Resumed { changed: false }, Outcome::Oom) => LoopState::Ended(settings, diagnosis),
+            (StartMode::Resumed { .. }, _) => LoopState::Start(settings),
         })
     }
 
@@ -37,14 +35,14 @@ impl<E: Engine> Supervisor<'_, E> {
         let changes = attempt.changes.len();
         let mut settings = match self.spec_of(attempt.number) {
             Some(spec) => settings_of(&spec, changes),
-            None => Settings { batch: attempt.batch, auto: false, changes, ..first_settings(self.plan.pipeline) },
+            None => Settings { batch: attempt.batch, auto: false, changes, ..first_settings(self.template.training) },
         };
-        // Where it had found a batch, that one is known; where not, it is to look again.
+        // A batch that it had found is kept. Without one it searches again.
         if settings.auto && attempt.first_step.is_some() {
-            let eval_batch = self.plan.pipeline.evaluate.batch.map_or(attempt.batch, u32::from);
+            let eval_batch = self.template.training.evaluate.batch.map_or(attempt.batch, u32::from);
             settings = Settings { batch: attempt.batch, auto: false, eval_batch, ..settings };
         }
-        settings.expandable_segments |= self.plan.pipeline.memory.allocator.expandable_segments;
+        settings.expandable_segments |= self.template.training.memory.allocator.expandable_segments;
         settings
     }
 
@@ -52,12 +50,20 @@ impl<E: Engine> Supervisor<'_, E> {
         serde_json::from_slice(&std::fs::read(self.run.folder.attempt(number).spec()).ok()?).ok()
     }
 
-    /// What was recorded of the last attempt before its `pipe` was killed; when that was.
-    pub(super) fn recall(&mut self) -> Option<f64> {
-        let number = self.run.state.attempts.last()?.number;
-        let recorded = self.recorded(|event| event.attempt == number);
-        recorded.iter().for_each(|recorded| self.note_figures(&recorded.event));
-        recorded.last().map(|last| last.event.ts)
+    /// Replays the recorded events of the last attempt.
+    pub(super) fn replay_recorded(&mut self) {
+        let recorded = self.recorded_of_last();
+        recorded.iter().for_each(|recorded| self.note_event(&recorded.event));
+    }
+
+    /// When the last event of the last attempt was.
+    pub(super) fn last_event_time(&self) -> Option<f64> {
+        self.recorded_of_last().last().map(|last| last.event.ts)
+    }
+
+    fn recorded_of_last(&self) -> Vec<RecordedEvent> {
+        let number = self.run.state.attempts.last().map_or(0, |attempt| attempt.number);
+        self.recorded(|event| event.attempt == number)
     }
 
     /// Whether the last attempt came as far as a model that is loaded.
@@ -69,19 +75,19 @@ impl<E: Engine> Supervisor<'_, E> {
         !self.recorded(is_ready).is_empty()
     }
 
-    fn recorded(&self, wanted: impl Fn(&RecordedEvent) -> bool) -> Vec<RecordedEvent> {
+    fn recorded(&self, keep: impl Fn(&RecordedEvent) -> bool) -> Vec<RecordedEvent> {
         let Ok(file) = File::open(self.run.folder.events()) else { return Vec::new() };
         let lines = BufReader::new(file).lines().map_while(Result::ok);
-        lines.filter_map(|line| serde_json::from_str(&line).ok()).filter(wanted).collect()
+        lines.filter_map(|line| serde_json::from_str(&line).ok()).filter(keep).collect()
     }
 
-    /// What batches held, in attempts with the same maths.
-    fn remember_points(&mut self, last: &Attempt) {
+    /// Measured batches of attempts with the same changes.
+    fn collect_points(&mut self, last: &Attempt) {
         let same = |number: u32| {
             let attempts = &self.run.state.attempts;
             attempts.iter().any(|attempt| attempt.number == number && attempt.changes == last.changes)
         };
-        // An attempt that is found again tells of its own.
+        // An attempt that is still running reports its own.
         let closed = |number: u32| number != last.number || last.outcome.is_some();
         let recorded = self.recorded(|event| {
             let tells = matches!(event.event.kind, EventKind::Rehearsed(_) | EventKind::Measured(_));
@@ -95,18 +101,17 @@ impl<E: Engine> Supervisor<'_, E> {
         self.points = points.collect();
     }
 
-    /// The first settings, as far as what is known of earlier runs speaks against them. A ledger that cannot be read is no
-    /// reason not to train.
-    fn informed(&mut self, settings: Settings) -> Settings {
-        let Some(diary) = &self.diary else { return settings };
-        let pipeline = self.plan.pipeline;
-        let spec = self.plan.spec(self.engine, self.run.folder.path(), 1, &settings);
-        let card = (spec.device == Device::Cuda).then(|| Card::read(&pipeline.container.gpus)).flatten();
-        let (entry, hints) = match diary.ask(&spec, card.as_ref()) {
+    /// The first settings, with the batch that the ledger advises. A ledger that cannot be read does not stop the training.
+    fn with_ledger_advice(&mut self, settings: Settings) -> Settings {
+        let Some(session) = &self.session else { return settings };
+        let pipeline = self.template.pipeline;
+        let spec = self.template.spec(self.engine, self.run.folder.path(), 1, &settings);
+        let card = self.card(spec.device);
+        let (entry, hints) = match session.ask(&spec, card.as_ref()) {
             Ok(known) => known,
             Err(error) => {
                 self.reporter.note(&format!("warning: {error}"));
-                self.diary = None;
+                self.session = None;
                 return settings;
             }
         };
@@ -114,20 +119,20 @@ impl<E: Engine> Supervisor<'_, E> {
         let Some(entry) = entry else { return settings };
         let memory = pipeline.container.memory.map(|size| size.0);
         let capacity = ledger::capacity(&spec, card.as_ref(), memory);
-        let found = ledger::found(&entry, &spec, capacity).filter(|_| settings.auto);
+        let found = ledger::known_largest(&entry, &spec, capacity).filter(|_| settings.auto);
         let (batch, why) = match found {
             Some(batch) => (batch, format!("batch {batch} was found to be the largest that fits")),
             None if settings.auto => return settings,
             None => {
                 let least = pipeline.on_oom.min_batch.get();
                 match ledger::advise(&entry, &spec, settings.batch, least, capacity) {
-                    Advice::Go => return settings,
+                    Advice::Keep => return settings,
                     Advice::Instead { batch, why } => (batch, why),
                 }
             }
         };
         self.reporter.note(&format!("ledger: {why}"));
-        let eval_batch = pipeline.evaluate.batch.map_or(batch, u32::from);
+        let eval_batch = self.template.training.evaluate.batch.map_or(batch, u32::from);
         Settings { batch, auto: false, eval_batch, ..settings }
     }
 }

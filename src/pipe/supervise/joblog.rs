@@ -1,68 +1,88 @@
 //! `log.txt` of an attempt: everything that its job wrote, each line once.
 
+use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use pipe_spec::run::LogPosition;
 use pipe_spec::text::human_bytes;
 
+use crate::engine::{Line, Source};
 use crate::error::Error;
 
 pub struct JobLog {
     path: PathBuf,
     file: File,
-    /// Lines that were written by a `pipe` that is gone and that the engine gives again.
-    known: u64,
-    /// Bytes, and how many there may be.
-    size: u64,
+    /// Lines that were written after the position that was kept, and that the engine gives again.
+    known: VecDeque<String>,
+    position: LogPosition,
+    /// Bytes that there may be.
     limit: u64,
 }
 
 /// A job that writes without end does not fill the disk with it.
 const LIMIT: u64 = 4 << 30;
 
+/// Bytes after the position that was kept which are compared with what the engine gives again.
+const COMPARED: u64 = 64 << 20;
+
 impl JobLog {
-    pub fn open(path: &Path) -> Result<Self, Error> {
-        let write_error = |source| Error::Write { path: path.to_owned(), source };
-        let mut file = File::options().create(true).read(true).append(true).open(path).map_err(write_error)?;
-        let (known, whole) = whole_lines(&mut file).map_err(write_error)?;
-        file.set_len(whole).map_err(write_error)?;
-        Ok(Self { path: path.to_owned(), file, known, size: whole, limit: LIMIT })
+    /// The log with what it holds already; `kept` is how far it had come when that was last written down.
+    pub fn open(path: &Path, kept: Option<LogPosition>) -> Result<Self, Error> {
+        let open = || {
+            let mut file = File::options().create(true).read(true).append(true).open(path)?;
+            let mut position = kept.clone().unwrap_or_default();
+            let length = file.metadata()?.len();
+            position.bytes = position.bytes.min(length);
+            file.seek(SeekFrom::Start(position.bytes))?;
+            let mut after = Vec::new();
+            (&file).take(COMPARED).read_to_end(&mut after)?;
+            // Half a line is all that a killed `pipe` can have left; it comes again.
+            let whole = after.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+            after.truncate(whole);
+            if position.bytes + COMPARED > length {
+                file.set_len(position.bytes + whole as u64)?;
+                position.bytes += whole as u64;
+            } else {
+                position.bytes = length;
+            }
+            let known = String::from_utf8_lossy(&after).lines().map(str::to_owned).collect();
+            io::Result::Ok(Self { path: path.to_owned(), file, known, position, limit: LIMIT })
+        };
+        open().map_err(|source| Error::Write { path: path.to_owned(), source })
     }
 
-    pub fn write(&mut self, line: &str) -> Result<(), Error> {
-        if self.known > 0 {
-            self.known -= 1;
+    /// How far it has come.
+    pub fn position(&self) -> &LogPosition {
+        &self.position
+    }
+
+    pub fn write(&mut self, line: &Line) -> Result<(), Error> {
+        self.append(&line.text)?;
+        match line.source {
+            Source::Stdout => self.position.stdout.clone_from(&line.stamp),
+            Source::Stderr => self.position.stderr.clone_from(&line.stamp),
+            Source::Engine => {}
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, text: &str) -> Result<(), Error> {
+        // Where the engine has lost lines, those before the one that it gives are not waited for.
+        if let Some(at) = self.known.iter().position(|known| known == text) {
+            self.known.drain(..=at);
             return Ok(());
         }
-        if self.size >= self.limit {
+        if self.position.bytes >= self.limit {
             return Ok(());
         }
-        self.size += line.len() as u64 + 1;
-        let end = match self.size < self.limit {
+        self.position.bytes += text.len() as u64 + 1;
+        let end = match self.position.bytes < self.limit {
             true => String::new(),
             false => format!("the log is longer than {}: what follows is left out\n", human_bytes(self.limit)),
         };
-        write!(self.file, "{line}\n{end}").map_err(|source| Error::Write { path: self.path.clone(), source })
-    }
-}
-
-/// How many lines a file has, and how many bytes they are, without one that was cut off.
-fn whole_lines(file: &mut File) -> std::io::Result<(u64, u64)> {
-    let mut reader = BufReader::new(file);
-    let (mut lines, mut bytes, mut read) = (0, 0, 0);
-    loop {
-        let buffer = reader.fill_buf()?;
-        if buffer.is_empty() {
-            return Ok((lines, bytes));
-        }
-        for (index, _) in buffer.iter().enumerate().filter(|(_, byte)| **byte == b'\n') {
-            lines += 1;
-            bytes = read + index as u64 + 1;
-        }
-        let length = buffer.len();
-        read += length as u64;
-        reader.consume(length);
+        write!(self.file, "{text}\n{end}").map_err(|source| Error::Write { path: self.path.clone(), source })
     }
 }
 
@@ -70,18 +90,30 @@ fn whole_lines(file: &mut File) -> std::io::Result<(u64, u64)> {
 mod tests {
     use super::*;
 
+    fn write(log: &mut JobLog, lines: &[&str]) {
+        for text in lines {
+            log.write(&Line { source: Source::Stdout, text: (*text).to_owned(), stamp: None }).unwrap();
+        }
+    }
+
     #[test]
     fn what_is_read_again_is_written_once() {
         let path = std::env::temp_dir().join(format!("pipe-joblog-{}", std::process::id()));
         std::fs::write(&path, "one\ntwo\nthr").unwrap();
-        let mut log = JobLog::open(&path).unwrap();
-        for line in ["one", "two", "three", "four"] {
-            log.write(line).unwrap();
-        }
+        let mut log = JobLog::open(&path, None).unwrap();
+        write(&mut log, &["one", "two", "three", "four"]);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\n");
-        log.limit = 30;
-        ["five", "six", "seven", "eight"].iter().for_each(|line| log.write(line).unwrap());
-        let end = "five\nsix\nseven\nthe log is longer than 30 B: what follows is left out\n";
+        assert_eq!(log.position().bytes, 19);
+
+        // From the position that was kept on, and where the engine has lost `three`.
+        let kept = LogPosition { bytes: 4, ..LogPosition::default() };
+        let mut log = JobLog::open(&path, Some(kept)).unwrap();
+        write(&mut log, &["two", "four", "one"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\none\n");
+
+        log.limit = 34;
+        write(&mut log, &["five", "six", "seven", "eight"]);
+        let end = "five\nsix\nseven\nthe log is longer than 34 B: what follows is left out\n";
         assert!(std::fs::read_to_string(&path).unwrap().ends_with(end));
         std::fs::remove_file(&path).unwrap();
     }

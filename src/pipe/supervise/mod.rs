@@ -1,79 +1,94 @@
-//! The attempt loop: start, watch, judge, decide, start again, until the run is done or nothing is left to try. It goes on
-//! from wherever the run's folder says that it stands.
+//! The attempt loop: start, watch, diagnose, decide, start again, until the run is done or nothing is left to try. It starts
+//! from the state in the run folder.
 
 mod card_wait;
 mod figures;
 mod first;
+mod job_events;
 mod joblog;
 mod watch;
 
 use pipe_spec::event::{Fitted, Point};
-use pipe_spec::{Attempt, Cause, OomRecord, Outcome, Phase, TrainerExit, TrainerSpec};
+use pipe_spec::run::JobFolder;
+use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerExit, TrainerSpec};
 
-use crate::card::Card;
-use crate::engine::{Ending, Engine, Found, Job};
+use crate::attempt::outcome::{Diagnosis, Evidence, diagnose};
+use crate::attempt::retry::{Decision, OomContext, Settings, decide};
+use crate::attempt::template::{CONTAINER_RUN_FOLDER, JobTemplate, first_settings};
+use crate::clock::now;
+use crate::engine::{Ending, Engine, FoundJob, StartedJob, remove_jobs_of};
 use crate::error::Error;
+use crate::files::write_json;
+use crate::gpu::Card;
 use crate::interrupt::Interrupts;
-use crate::ledger::Diary;
-use crate::outcome::{Evidence, Verdict, judge};
-use crate::plan::{CONTAINER_RUN_FOLDER, Plan, first_settings};
+use crate::ledger::LedgerSession;
 use crate::report::Reporter;
-use crate::retry::{Decision, Settings, Situation, decide};
-use crate::run::{EventLog, Run, now, write_json};
-use crate::track::{Audience, News};
+use crate::run::{EventLog, Run, job_file};
+use crate::track::{Listeners, Notice};
+use job_events::JobEvents;
 use joblog::JobLog;
 
 /// How often in a row a job may be cut off from outside before it has done a step.
-const PATIENCE: usize = 3;
+const MAX_INTERRUPTIONS: usize = 3;
 
-pub struct Supervisor<'a, E: Engine> {
-    pub engine: &'a E,
-    pub plan: &'a Plan<'a>,
+/// Bytes of a job's out-of-memory record that are read at most.
+const OOM_LIMIT: u64 = 1 << 20;
+
+pub struct Supervisor<'a> {
+    pub engine: &'a dyn Engine,
+    pub template: &'a JobTemplate<'a>,
     pub run: &'a mut Run,
     pub reporter: &'a mut Reporter,
     pub interrupts: &'a mut Interrupts,
-    pub audience: &'a mut Audience,
-    pub entry: Entry,
-    /// What earlier runs have shown, and this one will; absent where it is not to be asked.
-    pub diary: Option<Diary>,
+    pub listeners: &'a mut Listeners,
+    pub start_mode: StartMode,
+    /// The ledger; absent with `--ignore-ledger`.
+    pub session: Option<LedgerSession>,
     /// What batches of this run held that fitted.
     pub points: Vec<Point>,
     /// What a search for the largest batch has found.
     pub fitted: Option<Fitted>,
+    /// The last out-of-memory event of the job.
+    pub oom: Option<OomRecord>,
 }
 
-/// How this `pipe` comes to a run.
+/// How this process starts with a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
-    /// It is new, or the `pipe` that drove it is gone: everything as if nothing had happened.
-    GoOn,
-    /// It had ended, and a person has it go on; `changed` where he says something new about it.
+pub enum StartMode {
+    /// The run is new, or its `pipe` process was killed: it continues as if nothing had happened.
+    Continue,
+    /// The run had ended and a person resumes it; `changed` if settings were changed.
     Resumed { changed: bool },
 }
 
-/// What comes next.
-enum Turn {
+/// Where the attempt loop stands.
+enum LoopState {
     Start(Settings),
-    /// An attempt that another `pipe` has started and not seen the end of.
+    /// An attempt that another `pipe` process started and that has no recorded end.
     Adopt(Settings),
-    /// An attempt has ended so.
-    Judge(Settings, Verdict),
+    /// An attempt has ended with this diagnosis.
+    Ended(Settings, Diagnosis),
 }
 
-impl<E: Engine> Supervisor<'_, E> {
+impl Supervisor<'_> {
     /// Runs one attempt that looks for the largest batch.
     pub async fn fit(mut self) -> Result<Fitted, Error> {
         let mut events = EventLog::open(&self.run.folder)?;
-        let settings = Settings { auto: true, ..first_settings(self.plan.pipeline) };
-        let verdict = self.attempt(&settings, &mut events).await?;
-        match (verdict.outcome, self.fitted.take()) {
+        // A search that was interrupted has shown nothing: it starts again.
+        remove_jobs_of(self.engine, &self.run.state.id, None).await?;
+        if self.run.state.attempts.last().is_some_and(|attempt| attempt.outcome.is_none()) {
+            self.close_attempt(None, &interrupted())?;
+        }
+        let settings = Settings { auto: true, ..first_settings(self.template.training) };
+        let diagnosis = self.attempt(&settings, &mut events).await?;
+        match (diagnosis.outcome, self.fitted.take()) {
             (Outcome::Finished, Some(fitted)) => Ok(fitted),
             (Outcome::Stopped, _) => Err(Error::Interrupted),
             (Outcome::Oom, _) => Err(Error::OutOfMemory {
-                reason: verdict.reason.unwrap_or_default(),
+                reason: diagnosis.reason.unwrap_or_default(),
                 hint: "`pipe plan` says what would make it fit".to_owned(),
             }),
-            _ => Err(self.failure(verdict)),
+            _ => Err(self.failure(diagnosis)),
         }
     }
 
@@ -82,46 +97,46 @@ impl<E: Engine> Supervisor<'_, E> {
         let mut events = EventLog::open(&self.run.folder)?;
         if let Some(last) = self.run.state.attempts.last() {
             let open = last.outcome.is_none().then_some(last.number);
-            self.engine.clear_run(&self.run.state.id, open).await?;
+            remove_jobs_of(self.engine, &self.run.state.id, open).await?;
         }
-        let mut turn = self.first_turn()?;
+        let mut state = self.first_state()?;
         let mut waited = false;
         loop {
-            let (mut settings, verdict) = match turn {
-                Turn::Judge(settings, verdict) => (settings, verdict),
-                Turn::Start(settings) => {
-                    let verdict = self.attempt(&settings, &mut events).await?;
-                    (settings, verdict)
+            let (mut settings, diagnosis) = match state {
+                LoopState::Ended(settings, diagnosis) => (settings, diagnosis),
+                LoopState::Start(settings) => {
+                    let diagnosis = self.attempt(&settings, &mut events).await?;
+                    (settings, diagnosis)
                 }
-                Turn::Adopt(settings) => {
-                    let verdict = self.adopt(&settings, &mut events).await?;
-                    (settings, verdict)
+                LoopState::Adopt(settings) => {
+                    let diagnosis = self.adopt(&settings, &mut events).await?;
+                    (settings, diagnosis)
                 }
             };
-            match verdict.outcome {
+            match diagnosis.outcome {
                 Outcome::Finished => return Ok(()),
-                Outcome::Stopped if verdict.cause == Some(Cause::Interrupted) => {
-                    turn = Turn::Start(self.after_interruption(settings, verdict)?);
+                Outcome::Stopped if diagnosis.cause == Some(Cause::Interrupted) => {
+                    state = LoopState::Start(self.after_interruption(settings, diagnosis)?);
                     continue;
                 }
                 Outcome::Stopped => return Err(Error::Interrupted),
-                Outcome::Failed => return Err(self.failure(verdict)),
+                Outcome::Failed => return Err(self.failure(diagnosis)),
                 Outcome::Oom => {}
             }
             // A trainer that searched for the batch has found one.
             if let Some(attempt) = self.run.state.attempts.last().filter(|_| settings.auto) {
-                let eval_batch = self.plan.pipeline.evaluate.batch.map_or(attempt.batch, u32::from);
+                let eval_batch = self.template.training.evaluate.batch.map_or(attempt.batch, u32::from);
                 settings = Settings { batch: attempt.batch, auto: false, eval_batch, ..settings };
             }
-            turn = Turn::Start(match self.after_oom(&settings, &verdict, waited)? {
+            state = LoopState::Start(match self.after_oom(&settings, &diagnosis, waited)? {
                 Some(next) => {
-                    // With other maths a batch holds something else.
+                    // After such a change a batch needs another amount of memory.
                     if next.changes != settings.changes {
                         self.points.clear();
                     }
                     next
                 }
-                // One that was waited for in vain is not waited for again.
+                // The second wait for the same card would not help.
                 None => {
                     waited = !self.wait_for_card().await?;
                     settings
@@ -131,40 +146,45 @@ impl<E: Engine> Supervisor<'_, E> {
     }
 
     /// The same again, from the last checkpoint, unless it is cut off over and over.
-    fn after_interruption(&mut self, settings: Settings, verdict: Verdict) -> Result<Settings, Error> {
+    fn after_interruption(&mut self, settings: Settings, diagnosis: Diagnosis) -> Result<Settings, Error> {
         let cut_off = |attempt: &&Attempt| attempt.cause == Some(Cause::Interrupted) && attempt.last_step.is_none();
         let in_a_row = self.run.state.attempts.iter().rev().take_while(cut_off).count();
-        let reason = verdict.reason.unwrap_or_default();
-        if in_a_row >= PATIENCE {
+        let reason = diagnosis.reason.unwrap_or_default();
+        if in_a_row >= MAX_INTERRUPTIONS {
             return Err(Error::EngineLost { reason: format!("{reason}, {in_a_row} times in a row") });
         }
-        self.reporter.note(&format!("going on: {reason}"));
-        self.note_action("the same again".to_owned())?;
+        self.reporter.note(&format!("continuing: {reason}"));
+        self.note_action("same settings".to_owned())?;
         Ok(settings)
     }
 
-    /// Retries made before the last attempt ran out of memory, since a person last had the run go on.
+    /// Retries made before the last attempt ran out of memory, since a person last resumed the run.
     fn retries_used(&self) -> u32 {
-        match self.entry {
-            Entry::GoOn => self.run.state.times_out_of_memory().saturating_sub(1),
-            Entry::Resumed { .. } => 0,
+        match self.start_mode {
+            StartMode::Continue => self.run.state.times_out_of_memory().saturating_sub(1),
+            StartMode::Resumed { .. } => 0,
         }
     }
 
     /// The settings of the next attempt, announced, or the end of the run; nothing when the same are to be tried again once
     /// the card is free.
-    fn after_oom(&mut self, settings: &Settings, verdict: &Verdict, waited: bool) -> Result<Option<Settings>, Error> {
-        let policy = &self.plan.pipeline.on_oom;
+    fn after_oom(
+        &mut self,
+        settings: &Settings,
+        diagnosis: &Diagnosis,
+        waited: bool,
+    ) -> Result<Option<Settings>, Error> {
+        let policy = &self.template.pipeline.on_oom;
         let number = self.run.state.attempts.len() as u32;
-        let record = self.record(number);
+        let record = self.oom_record(number);
         let mut points = record.as_ref().map_or(Vec::new(), |record| record.points.clone());
         points.extend(self.points.iter().copied());
-        let decision = decide(&Situation {
+        let decision = decide(&OomContext {
             policy,
-            device: self.plan.device,
+            device: self.template.device,
             settings,
             retries_used: self.retries_used(),
-            cause: verdict.cause.unwrap_or(Cause::Capacity),
+            cause: diagnosis.cause.unwrap_or(Cause::Capacity),
             phase: record.as_ref().map(|record| record.phase).or_else(|| (!self.was_ready()).then_some(Phase::Load)),
             waited,
             points: &points,
@@ -177,12 +197,13 @@ impl<E: Engine> Supervisor<'_, E> {
             }
             Decision::Stop { reason, hint } => Err(Error::OutOfMemory { reason, hint }),
             Decision::Retry { settings, action } => {
-                let effective = self.plan.pipeline.train.effective_batch;
-                let accum = pipe_spec::pipeline::accum(effective, settings.batch);
+                let effective = self.template.training.train.effective_batch;
+                let accum =
+                    pipe_spec::pipeline::accum(effective, settings.batch, self.template.training.train.ranks.count());
                 self.reporter
                     .note(&format!("retrying: {action} (accum {accum}, effective batch {effective} as before)"));
                 self.note_action(action)?;
-                warn(self.reporter, self.audience.tell(&News::Retried(&self.run.state)));
+                warn(self.reporter, self.listeners.notify(&Notice::Retried(&self.run.state)));
                 Ok(Some(settings))
             }
         }
@@ -195,58 +216,66 @@ impl<E: Engine> Supervisor<'_, E> {
         self.run.save()
     }
 
-    /// A new attempt from its spec to its verdict.
-    async fn attempt(&mut self, settings: &Settings, events: &mut EventLog) -> Result<Verdict, Error> {
+    /// A new attempt from its spec to its diagnosis.
+    async fn attempt(&mut self, settings: &Settings, events: &mut EventLog) -> Result<Diagnosis, Error> {
         self.interrupts.check()?;
         let number = self.run.state.attempts.len() as u32 + 1;
         let folder = self.run.folder.attempt(number);
         std::fs::create_dir_all(folder.path())
             .map_err(|source| Error::Write { path: folder.path().to_owned(), source })?;
-        let spec = self.plan.spec(self.engine, self.run.folder.path(), number, settings);
+        let spec = self.template.spec(self.engine, self.run.folder.path(), number, settings);
         write_json(&folder.spec(), &spec)?;
-        let log = JobLog::open(&folder.log())?;
+        let log = JobLog::open(&folder.log(), None)?;
+        self.oom = None;
 
         let mut attempt = Attempt::new(number, settings.batch, spec.train.accum());
         attempt.changes =
-            self.plan.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect();
+            self.template.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect();
         attempt.began = now();
-        attempt.resumed = std::mem::replace(&mut self.entry, Entry::GoOn) != Entry::GoOn;
+        attempt.resumed = std::mem::replace(&mut self.start_mode, StartMode::Continue) != StartMode::Continue;
         self.run.state.attempts.push(attempt);
         self.run.set_doing("starting")?;
         self.announce(settings);
         let launched = self.launch(number).await;
-        self.see_through(launched, log, &spec, events).await
+        self.watch_to_end(launched, log, &spec, events).await
     }
 
-    /// The attempt that another `pipe` has begun, from wherever it stands to its verdict.
-    async fn adopt(&mut self, settings: &Settings, events: &mut EventLog) -> Result<Verdict, Error> {
+    /// The attempt that another `pipe` process started, from its current state to its diagnosis.
+    async fn adopt(&mut self, settings: &Settings, events: &mut EventLog) -> Result<Diagnosis, Error> {
         let Some(attempt) = self.run.state.attempts.last().cloned() else { return Err(Error::Interrupted) };
         let number = attempt.number;
         let spec = self
             .spec_of(number)
-            .unwrap_or_else(|| self.plan.spec(self.engine, self.run.folder.path(), number, settings));
-        let launch = self.plan.launch(self.engine, &self.run.state.id, &self.run.folder, number);
-        let log = JobLog::open(&self.run.folder.attempt(number).log())?;
-        let job = match self.engine.find(&launch, attempt.container.as_deref()).await? {
-            Found::Job(job) => Ok(job),
-            Found::Nothing => {
+            .unwrap_or_else(|| self.template.spec(self.engine, self.run.folder.path(), number, settings));
+        let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number);
+        let log = JobLog::open(&self.run.folder.attempt(number).log(), attempt.log.clone())?;
+        events.begin_attempt(number);
+        let job = match self.engine.find(&launch, attempt.container.as_deref(), attempt.log.as_ref()).await? {
+            FoundJob::Job(job) => {
+                self.replay_recorded();
+                Ok(job)
+            }
+            FoundJob::NotStarted => {
                 self.interrupts.check()?;
                 write_json(&self.run.folder.attempt(number).spec(), &spec)?;
                 self.launch(number).await
             }
-            Found::Gone => {
-                let verdict = interrupted();
-                let last = self.recall();
-                self.close_attempt(None, &verdict)?;
+            FoundJob::Gone => {
+                let diagnosis = interrupted();
+                self.replay_recorded();
+                // What it did after its `pipe` was gone is in its own file.
+                self.drain(&mut JobEvents::open(&self.run.folder.attempt(number), events.last_seq()), events)?;
+                let last = self.last_event_time();
+                self.close_attempt(None, &diagnosis)?;
                 if let Some((attempt, last)) = self.run.state.attempts.last_mut().zip(last) {
                     attempt.seconds = (last - attempt.began).max(0.0);
                 }
-                return Ok(verdict);
+                return Ok(diagnosis);
             }
         };
         self.reporter.note(&format!("taking over attempt {number}"));
         self.announce(settings);
-        self.see_through(job, log, &spec, events).await
+        self.watch_to_end(job, log, &spec, events).await
     }
 
     fn announce(&mut self, settings: &Settings) {
@@ -255,69 +284,82 @@ impl<E: Engine> Supervisor<'_, E> {
         }
     }
 
-    async fn launch(&self, number: u32) -> Result<Job<E::Handle>, Error> {
-        let launch = self.plan.launch(self.engine, &self.run.state.id, &self.run.folder, number);
-        self.engine.launch(&launch, &self.plan.pipeline.container.gpus).await
+    async fn launch(&self, number: u32) -> Result<StartedJob, Error> {
+        let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number);
+        for (path, _) in &launch.writable {
+            std::fs::create_dir_all(path).map_err(|source| Error::Write { path: path.clone(), source })?;
+        }
+        self.engine.start(&launch).await
     }
 
-    /// Stays with a job until it ends, and judges its end.
-    async fn see_through(
+    /// The card that the job computes on, as far as the engine can tell.
+    fn card(&self, device: Device) -> Option<Card> {
+        match device {
+            Device::Cpu => None,
+            Device::Cuda => self.engine.cards(&self.template.pipeline.container.gpus).into_iter().next(),
+        }
+    }
+
+    /// Stays with a job until it ends, and diagnoses its end.
+    async fn watch_to_end(
         &mut self,
-        job: Result<Job<E::Handle>, Error>,
+        job: Result<StartedJob, Error>,
         mut log: JobLog,
         spec: &TrainerSpec,
         events: &mut EventLog,
-    ) -> Result<Verdict, Error> {
+    ) -> Result<Diagnosis, Error> {
         let number = self.run.state.attempts.last().map_or(1, |attempt| attempt.number);
         events.begin_attempt(number);
         let watched = match job {
             Ok(job) => self.watch(job, &mut log, events).await,
             Err(error) => Err(error),
         };
-        let ended = match watched {
+        let mut ended = match watched {
             Ok(watched) => watched,
-            // Whatever has become of it is found out by who goes on.
+            // The next process that resumes the run finds out how the job ended.
             Err(error @ Error::EngineLost { .. }) => return Err(error),
             Err(error) => {
                 self.close_attempt(None, &failed_to_run(error.to_string()))?;
                 return Err(error);
             }
         };
-        let record = self.record(number);
+        let record = self.take_oom_record(number)?;
         let ran_out = ended.ending.exit_code == Some(i64::from(TrainerExit::DeviceOutOfMemory.code()));
-        let card = ran_out.then(|| Card::read(&self.plan.pipeline.container.gpus)).flatten();
-        let mut verdict = judge(&Evidence {
+        let card = ran_out.then(|| self.card(Device::Cuda)).flatten();
+        let mut diagnosis = diagnose(&Evidence {
             ending: &ended.ending,
             record: record.as_ref(),
             card: card.as_ref(),
             tail: &ended.tail,
             stop_requested: ended.stop_requested,
         });
-        verdict.reason = verdict.reason.map(|reason| self.with_host_paths(&reason));
-        self.close_attempt(Some(&ended.ending), &verdict)?;
-        self.remember(spec, record.as_ref(), &ended.ending);
-        // Only now: until its end was written down, it could have been asked for again.
-        self.engine.clear(ended.handle).await?;
-        Ok(verdict)
+        diagnosis.reason = diagnosis.reason.map(|reason| self.with_host_paths(&reason));
+        self.close_attempt(Some(&ended.ending), &diagnosis)?;
+        self.update_ledger(spec, record.as_ref(), &ended.ending);
+        // Only now: until its end is recorded, the job may be needed again.
+        ended.handle.remove().await?;
+        // An empty folder would look like a model.
+        std::fs::remove_dir(self.run.folder.model()).ok();
+        Ok(diagnosis)
     }
 
-    /// Tells the ledger what the attempt has shown. That it cannot be told is no reason not to train.
-    fn remember(&mut self, spec: &TrainerSpec, record: Option<&OomRecord>, ending: &Ending) {
-        let (Some(diary), Some(attempt)) = (&mut self.diary, self.run.state.attempts.last()) else { return };
-        if let Err(error) = diary.attempt_ended(spec, attempt, record, ending.memory_limit) {
+    /// Adds the measurements of the attempt to the ledger. A failure does not stop the training.
+    fn update_ledger(&mut self, spec: &TrainerSpec, record: Option<&OomRecord>, ending: &Ending) {
+        let (Some(session), Some(attempt)) = (&mut self.session, self.run.state.attempts.last()) else { return };
+        if let Err(error) = session.attempt_ended(spec, attempt, record, ending.memory_limit) {
             self.reporter.note(&format!("warning: {error}"));
-            self.diary = None;
+            self.session = None;
         }
     }
 
-    fn close_attempt(&mut self, ending: Option<&Ending>, verdict: &Verdict) -> Result<(), Error> {
+    fn close_attempt(&mut self, ending: Option<&Ending>, diagnosis: &Diagnosis) -> Result<(), Error> {
         let Some(attempt) = self.run.state.attempts.last_mut() else { return Ok(()) };
-        attempt.outcome = Some(verdict.outcome);
-        attempt.cause = verdict.cause;
-        attempt.reason = verdict.reason.clone();
+        attempt.outcome = Some(diagnosis.outcome);
+        attempt.cause = diagnosis.cause;
+        attempt.reason = diagnosis.reason.clone();
         attempt.seconds = (now() - attempt.began).max(0.0);
         attempt.exit_code = ending.and_then(|ending| ending.exit_code);
-        attempt.container = None;
+        (attempt.container, attempt.log) = (None, None);
         // The kernel kills at the limit, so the limit was reached.
         if let Some(ending) = ending.filter(|ending| ending.oom_killed) {
             attempt.peak_memory = attempt.peak_memory.max(ending.memory_limit);
@@ -326,11 +368,24 @@ impl<E: Engine> Supervisor<'_, E> {
         write_json(&self.run.folder.attempt(attempt.number).outcome(), &attempt)?;
         self.reporter.attempt_ended(&attempt);
         self.run.save()?;
-        warn(self.reporter, self.audience.tell(&News::AttemptEnded(&self.run.state)));
+        warn(self.reporter, self.listeners.notify(&Notice::AttemptEnded(&self.run.state)));
         Ok(())
     }
 
-    fn record(&self, number: u32) -> Option<OomRecord> {
+    /// The job's record of an out-of-memory, from its file or its event. A copy of what was read is kept with the attempt.
+    fn take_oom_record(&mut self, number: u32) -> Result<Option<OomRecord>, Error> {
+        let folder = self.run.folder.attempt(number);
+        let text = job_file::read(folder.job().path(), JobFolder::OOM, OOM_LIMIT).ok();
+        let written = text.and_then(|text| serde_json::from_slice(&text).ok());
+        let record = written.or_else(|| self.oom.take());
+        if let Some(record) = &record {
+            write_json(&folder.oom(), record)?;
+        }
+        Ok(record)
+    }
+
+    /// The record that was kept of an attempt.
+    fn oom_record(&self, number: u32) -> Option<OomRecord> {
         let text = std::fs::read(self.run.folder.attempt(number).oom()).ok()?;
         serde_json::from_slice(&text).ok()
     }
@@ -338,15 +393,15 @@ impl<E: Engine> Supervisor<'_, E> {
     /// What a job said, with paths of the host in place of those that it sees.
     fn with_host_paths(&self, said: &str) -> String {
         let own = format!("{}/", self.run.folder.path().display());
-        self.plan.with_host_paths(said).replace(&format!("{CONTAINER_RUN_FOLDER}/"), &own)
+        self.template.with_host_paths(said).replace(&format!("{CONTAINER_RUN_FOLDER}/"), &own)
     }
 
-    fn failure(&self, verdict: Verdict) -> Error {
+    fn failure(&self, diagnosis: Diagnosis) -> Error {
         let attempt = self.run.state.attempts.last();
         let code = attempt.and_then(|attempt| attempt.exit_code);
         let bad_input = code == Some(i64::from(TrainerExit::BadInput.code()));
-        let mut reason = verdict.reason.unwrap_or_default();
-        if verdict.cause != Some(Cause::Trainer) {
+        let mut reason = diagnosis.reason.unwrap_or_default();
+        if diagnosis.cause != Some(Cause::Trainer) {
             let log = self.run.folder.attempt(attempt.map_or(1, |attempt| attempt.number)).log();
             let last = watch::last_lines(&log);
             if !last.is_empty() {
@@ -367,12 +422,12 @@ pub fn warn(reporter: &Reporter, reasons: Vec<String>) {
     reasons.iter().for_each(|reason| reporter.note(&format!("warning: {reason}")));
 }
 
-fn failed_to_run(reason: String) -> Verdict {
-    Verdict { outcome: Outcome::Failed, cause: Some(Cause::Vanished), reason: Some(reason) }
+fn failed_to_run(reason: String) -> Diagnosis {
+    Diagnosis { outcome: Outcome::Failed, cause: Some(Cause::Vanished), reason: Some(reason) }
 }
 
-/// The end of a job that nobody saw.
-fn interrupted() -> Verdict {
-    let reason = "the pipe that drove it was killed".to_owned();
-    Verdict { outcome: Outcome::Stopped, cause: Some(Cause::Interrupted), reason: Some(reason) }
+/// The diagnosis of a job whose end was not observed.
+fn interrupted() -> Diagnosis {
+    let reason = "the pipe process of the run was killed".to_owned();
+    Diagnosis { outcome: Outcome::Stopped, cause: Some(Cause::Interrupted), reason: Some(reason) }
 }

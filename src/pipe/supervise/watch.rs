@@ -1,4 +1,4 @@
-//! Staying with a job: its lines are kept, its events understood, its end waited for.
+//! Watches a job to its end: writes its log and records its events.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -6,104 +6,232 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pipe_spec::Event;
+use pipe_spec::run::AttemptFolder;
+use pipe_spec::text::count;
 use tokio::time::MissedTickBehavior;
 
+use super::job_events::JobEvents;
 use super::joblog::JobLog;
 use super::{Supervisor, warn};
-use crate::engine::{Ending, Engine, Job, Line, Source};
+use crate::engine::{Ending, JobHandle, Line, Source, StartedJob};
 use crate::error::Error;
+use crate::interrupt::StopRequest;
 use crate::run::EventLog;
-use crate::track::News;
+use crate::track::Notice;
 
 /// How many of the last lines of a log are kept for an error.
 const TAIL: usize = 20;
 
 /// Between two times that the figures of a running attempt are written down.
-const RHYTHM: Duration = Duration::from_secs(2);
+const SAVE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Between two reads of the job's event file, and between two stop requests.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long a job may take to go away after it was killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A job that has ended.
-pub(super) struct Watched<H> {
-    pub handle: H,
+pub(super) struct Watched {
+    pub handle: Box<dyn JobHandle>,
     pub ending: Ending,
     pub tail: Vec<String>,
     pub stop_requested: bool,
 }
 
-impl<E: Engine> Supervisor<'_, E> {
+impl Supervisor<'_> {
     pub(super) async fn watch(
         &mut self,
-        mut job: Job<E::Handle>,
+        mut job: StartedJob,
         log: &mut JobLog,
         events: &mut EventLog,
-    ) -> Result<Watched<E::Handle>, Error> {
+    ) -> Result<Watched, Error> {
+        let mut job_events = JobEvents::open(&self.attempt_folder(), events.last_seq());
         if let Some(attempt) = self.run.state.attempts.last_mut() {
             attempt.container = Some(job.id.clone());
         }
         let mut watched = self.run.set_doing("training");
         let mut tail = Tail::default();
-        let mut kept = Instant::now();
-        let mut interrupts = 0;
-        let mut ask_again = tokio::time::interval(RHYTHM / 2);
-        ask_again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut saved = Instant::now();
+        let mut stopping: Option<Stopping> = None;
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 line = job.lines.recv() => match line {
                     None => break,
                     // What cannot be written down must not stop the reading, or the job would hang on a full pipe.
                     Some(line) => {
-                        let taken = self.take(&line, log, events, &mut tail);
+                        let taken = self.take(&line, &mut job_events, log, events, &mut tail);
                         if watched.is_ok() && taken.is_err() {
                             watched = taken;
-                            self.engine.stop(&job.handle).await?;
-                        }
-                        // For those who look from outside.
-                        if kept.elapsed() > RHYTHM && watched.is_ok() {
-                            kept = Instant::now();
-                            self.run.save().unwrap_or_else(|error| tracing::debug!("{error}"));
+                            job.handle.stop().await?;
+                            stopping.get_or_insert_with(|| Stopping::gracefully(self.stop_timeout()));
                         }
                     }
                 },
-                // A job that has only begun is deaf: the first process of a container has to listen before it hears.
-                _ = ask_again.tick(), if interrupts == 1 => self.engine.stop(&job.handle).await?,
-                () = self.interrupts.next() => {
-                    interrupts += 1;
-                    if interrupts == 1 {
-                        self.reporter.note("stopping: the trainer saves and ends; Ctrl-C again ends it at once");
-                        self.engine.stop(&job.handle).await?;
-                    } else {
-                        self.reporter.note("ending the trainer at once");
-                        self.engine.kill(&job.handle).await?;
+                _ = poll.tick() => {
+                    let drained = self.drain(&mut job_events, events);
+                    if watched.is_ok() && drained.is_err() {
+                        watched = drained;
+                        stopping.get_or_insert_with(|| Stopping::gracefully(self.stop_timeout()));
                     }
+                    if let Some(stop) = &mut stopping {
+                        self.enforce_stop(stop, job.handle.as_ref()).await?;
+                    }
+                },
+                request = self.interrupts.next() => self.ask_to_stop(request, &mut stopping, job.handle.as_ref()).await?,
+            }
+            // For `pipe ls` and `pipe attach`.
+            if saved.elapsed() > SAVE_INTERVAL && watched.is_ok() {
+                saved = Instant::now();
+                if let Some(attempt) = self.run.state.attempts.last_mut() {
+                    attempt.log = Some(log.position().clone());
                 }
+                self.run.save().unwrap_or_else(|error| tracing::debug!("{error}"));
             }
         }
-        let ending = self.engine.ending(&mut job.handle).await?;
+        let ending = job.handle.ending().await?;
+        let drained = self.drain(&mut job_events, events);
+        if job_events.log_has_gaps {
+            let name = self.attempt_folder().log();
+            let name = name.strip_prefix(self.run.folder.path()).unwrap_or(&name).display();
+            self.reporter.note(&format!("warning: the engine has lost lines of the job's log: {name} is not complete"));
+        }
         watched?;
-        Ok(Watched { handle: job.handle, ending, tail: tail.0, stop_requested: interrupts > 0 })
+        drained?;
+        let stop_requested = stopping.is_some_and(|stop| stop.requested);
+        Ok(Watched { handle: job.handle, ending, tail: tail.0, stop_requested })
     }
 
-    /// One line of the job: kept, and understood when it is an event.
-    fn take(&mut self, line: &Line, log: &mut JobLog, events: &mut EventLog, tail: &mut Tail) -> Result<(), Error> {
+    fn attempt_folder(&self) -> AttemptFolder {
+        self.run.folder.attempt(self.run.state.attempts.last().map_or(1, |attempt| attempt.number))
+    }
+
+    fn stop_timeout(&self) -> Duration {
+        Duration::from_secs(self.template.pipeline.container.stop_timeout().into())
+    }
+
+    async fn ask_to_stop(
+        &self,
+        request: StopRequest,
+        stopping: &mut Option<Stopping>,
+        handle: &dyn JobHandle,
+    ) -> Result<(), Error> {
+        let timeout = self.stop_timeout();
+        let stop = stopping.get_or_insert_with(|| Stopping::gracefully(timeout));
+        let first = !std::mem::replace(&mut stop.requested, true);
+        match request {
+            StopRequest::Graceful if first => {
+                let within = timeout.as_secs();
+                self.reporter.note(&format!(
+                    "stopping: the trainer saves and ends, within {within} s at most; Ctrl-C again ends it at once"
+                ));
+                handle.stop().await
+            }
+            StopRequest::Graceful => Ok(()),
+            StopRequest::Hard => {
+                self.reporter.note("ending the trainer at once");
+                stop.mark_killed();
+                handle.kill().await
+            }
+        }
+    }
+
+    /// Repeats the request to a job that is to end, and kills it after the timeout.
+    async fn enforce_stop(&self, stop: &mut Stopping, handle: &dyn JobHandle) -> Result<(), Error> {
+        match stop.killed {
+            Some(since) if since.elapsed() > KILL_TIMEOUT => {
+                let reason = format!("the job did not end within {} s of being killed", KILL_TIMEOUT.as_secs());
+                Err(Error::EngineLost { reason })
+            }
+            Some(_) => Ok(()),
+            None if Instant::now() > stop.deadline => {
+                let timeout = self.stop_timeout().as_secs();
+                self.reporter.note(&format!(
+                    "warning: the trainer did not end within {timeout} s (container.stop_timeout): ending it; what it \
+                     did after its last checkpoint is lost"
+                ));
+                stop.mark_killed();
+                handle.kill().await
+            }
+            // Signals to the first process of a container are lost until it has installed its handlers.
+            None => handle.stop().await,
+        }
+    }
+
+    /// One line of the job: kept, and recorded when it is an event.
+    fn take(
+        &mut self,
+        line: &Line,
+        job_events: &mut JobEvents,
+        log: &mut JobLog,
+        events: &mut EventLog,
+        tail: &mut Tail,
+    ) -> Result<(), Error> {
         if line.source == Source::Engine {
             self.reporter.note(&line.text);
             return Ok(());
         }
-        log.write(&line.text)?;
+        log.write(line)?;
         let event = if line.source == Source::Stdout { Event::parse(&line.text) } else { None };
         let Some(event) = event else {
             tracing::debug!(target: "trainer", "{}", line.text);
             tail.push(&line.text);
             return Ok(());
         };
-        self.note_figures(&event);
-        if let Some(diary) = &mut self.diary {
-            diary.see(&event.kind);
+        job_events.seen_on_stdout(&event);
+        if events.gap_before(&event) > 0 {
+            self.drain(job_events, events)?;
         }
-        if let Some(recorded) = events.record(event)? {
-            self.reporter.event(&recorded);
-            warn(self.reporter, self.audience.tell(&News::Event(&recorded)));
+        self.record(event, events)
+    }
+
+    /// Records what the job has added to its event file.
+    pub(super) fn drain(&mut self, job_events: &mut JobEvents, events: &mut EventLog) -> Result<(), Error> {
+        loop {
+            let (added, problem) = job_events.next();
+            problem.iter().for_each(|problem| self.reporter.note(&format!("warning: {problem}")));
+            if added.is_empty() {
+                return Ok(());
+            }
+            added.into_iter().try_for_each(|event| self.record(event, events))?;
         }
+    }
+
+    fn record(&mut self, event: Event, events: &mut EventLog) -> Result<(), Error> {
+        if !events.is_new(&event) {
+            return Ok(());
+        }
+        let lost = events.gap_before(&event);
+        if lost > 0 {
+            let seq = event.seq;
+            self.reporter.note(&format!("warning: lost {} before event {seq} of this attempt", count(lost, "event")));
+        }
+        self.note_event(&event);
+        let Some(recorded) = events.record(event)? else { return Ok(()) };
+        self.reporter.event(&recorded);
+        warn(self.reporter, self.listeners.notify(&Notice::Event(&recorded)));
         Ok(())
+    }
+}
+
+/// A job that is to end.
+struct Stopping {
+    /// Until when it may save.
+    deadline: Instant,
+    /// Whether a person requested the stop.
+    requested: bool,
+    killed: Option<Instant>,
+}
+
+impl Stopping {
+    fn gracefully(timeout: Duration) -> Self {
+        Self { deadline: Instant::now() + timeout, requested: false, killed: None }
+    }
+
+    fn mark_killed(&mut self) {
+        self.killed.get_or_insert_with(Instant::now);
     }
 }
 

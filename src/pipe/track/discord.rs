@@ -8,8 +8,8 @@ use time::OffsetDateTime;
 
 use super::message::Message;
 use super::shortened;
+use crate::clock::iso;
 use crate::report::duration;
-use crate::run::iso;
 
 pub fn embed(message: &Message) -> Value {
     let (title, color) = heading(message);
@@ -32,7 +32,7 @@ fn heading(message: &Message) -> (String, u32) {
     match message.kind {
         NotifyOn::Started => (format!("{name} has started"), 0x34_98_db),
         NotifyOn::Oom => (format!("{name} is out of memory"), 0xe6_7e_22),
-        NotifyOn::Retried => (format!("{name} goes on"), 0xf1_c4_0f),
+        NotifyOn::Retried => (format!("{name} is retried"), 0xf1_c4_0f),
         NotifyOn::Finished => (format!("{name} has finished"), 0x2e_cc_71),
         NotifyOn::Failed => (format!("{name} has failed"), 0xe7_4c_3c),
     }
@@ -88,7 +88,7 @@ mod tests {
             run: text.to_owned(),
             name: text.to_owned(),
             status: Status::Running,
-            engine: "docker".to_owned(),
+            engine: "test".to_owned(),
             attempt: Some(2),
             batch: Some(16),
             accum: Some(4),

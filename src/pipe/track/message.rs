@@ -1,10 +1,10 @@
-//! What a message says, whoever gets it.
+//! The content of a message, for every receiver.
 
 use pipe_spec::pipeline::NotifyOn;
 use pipe_spec::{Attempt, Cause, Outcome, RunState, Status};
 use serde::Serialize;
 
-use super::News;
+use super::Notice;
 
 /// The JSON object that a webhook gets. What is not known is null.
 #[derive(Clone, Debug, Serialize)]
@@ -40,22 +40,22 @@ pub struct Message {
 }
 
 impl Message {
-    /// Nothing where nobody is to be told: what is no news for people, and that a person has stopped the run.
-    pub fn of(news: &News<'_>, now: f64) -> Option<Self> {
-        let (kind, state) = match *news {
-            // Taken over from another `pipe`, it has begun before.
-            News::RunStarted(state) if state.attempts.is_empty() => (NotifyOn::Started, state),
-            News::AttemptEnded(state) => {
+    /// Nothing for notices without a message, and when a person has stopped the run.
+    pub fn from_notice(notice: &Notice<'_>, now: f64) -> Option<Self> {
+        let (kind, state) = match *notice {
+            // A run that was taken over has started before.
+            Notice::RunStarted(state) if state.attempts.is_empty() => (NotifyOn::Started, state),
+            Notice::AttemptEnded(state) => {
                 let outcome = state.attempts.last()?.outcome?;
                 (outcome == Outcome::Oom).then_some((NotifyOn::Oom, state))?
             }
-            News::Retried(state) => (NotifyOn::Retried, state),
-            News::RunEnded(state) => match state.status {
+            Notice::Retried(state) => (NotifyOn::Retried, state),
+            Notice::RunEnded(state) => match state.status {
                 Status::Finished => (NotifyOn::Finished, state),
                 Status::Failed => (NotifyOn::Failed, state),
                 Status::Running | Status::Stopped | Status::Orphaned | Status::Unknown => return None,
             },
-            News::RunStarted(_) | News::Event(_) => return None,
+            Notice::RunStarted(_) | Notice::Event(_) => return None,
         };
         Some(Self::new(kind, state, now))
     }

@@ -1,9 +1,9 @@
-//! Who is told of a run while it goes on. Telling never delays a run and never fails one.
+//! The listeners of a run: trackers and message receivers. They never delay a run and never fail one.
 //!
-//! Whoever is told over the network is told by a thread of their own (`courier`). Addresses, tokens and passwords are used
+//! Each listener over the network has its own thread (`delivery`). Addresses, tokens and passwords are used
 //! there and nowhere else: no error, warning or file names one.
 
-mod courier;
+mod delivery;
 mod discord;
 mod message;
 mod mlflow;
@@ -12,7 +12,6 @@ mod scalars;
 mod settings;
 mod tensorboard;
 mod wandb;
-pub mod web;
 mod webhook;
 
 use std::time::Instant;
@@ -21,15 +20,15 @@ use pipe_spec::event::RecordedEvent;
 use pipe_spec::pipeline::Pipeline;
 use pipe_spec::{Attempt, RunFolder, RunState, Variables};
 
-use crate::run::now;
+use crate::clock::now;
 use mlflow::Mlflow;
 use scalars::scalars;
 use tensorboard::TensorBoard;
 use wandb::Wandb;
 use webhook::Receiver;
 
-/// What there is to tell. The last attempt of a run is the one that it is about.
-pub enum News<'a> {
+/// A notice for listeners. It is about the last attempt of the run.
+pub enum Notice<'a> {
     /// Also where another `pipe` has taken over.
     RunStarted(&'a RunState),
     /// Each event once.
@@ -41,80 +40,80 @@ pub enum News<'a> {
     RunEnded(&'a RunState),
 }
 
-/// Somebody who is told.
+/// A receiver of notices.
 pub trait Listener {
-    /// Takes in the news, without waiting for anybody. An error, in words, ends the telling.
-    fn hear(&mut self, news: &News<'_>) -> Result<(), String>;
+    /// Takes in the notice without blocking. After an error the listener gets no more notices.
+    fn receive(&mut self, notice: &Notice<'_>) -> Result<(), String>;
 
-    /// Waits, for a short time after `ended`, until everything is told.
+    /// Waits, for a short time after `ended`, until everything is sent.
     fn finish(&mut self, _ended: Instant) {}
 
-    /// What has gone wrong since, in words and once.
-    fn complaint(&mut self) -> Option<String> {
+    /// A new warning, once.
+    fn warning(&mut self) -> Option<String> {
         None
     }
 }
 
-/// All who are told of a run.
+/// The listeners of a run.
 #[derive(Default)]
-pub struct Audience {
-    listeners: Vec<Box<dyn Listener>>,
+pub struct Listeners {
+    all: Vec<Box<dyn Listener>>,
 }
 
-impl Audience {
-    /// Whom the pipeline names, and in words who cannot be told, or not in secret.
-    pub fn of(pipeline: &Pipeline, folder: &RunFolder, variables: &Variables) -> (Self, Vec<String>) {
-        let mut audience = Self::default();
+impl Listeners {
+    /// The listeners that the pipeline names, and warnings.
+    pub fn from_pipeline(pipeline: &Pipeline, folder: &RunFolder, variables: &Variables) -> (Self, Vec<String>) {
+        let mut listeners = Self::default();
         let mut missing = Vec::new();
         if pipeline.track.tensorboard {
             match TensorBoard::create(folder.path(), now()) {
-                Ok(board) => audience.listeners.push(Box::new(board)),
+                Ok(board) => listeners.all.push(Box::new(board)),
                 Err(error) => missing.push(format!("cannot write for TensorBoard: {error}")),
             }
         }
         if pipeline.track.wandb.is_some() {
             match Wandb::new(pipeline, folder, variables) {
-                Ok(wandb) => audience.listeners.push(Box::new(wandb)),
+                Ok(wandb) => listeners.all.push(Box::new(wandb)),
                 Err(reason) => missing.push(reason),
             }
         }
         for (index, notify) in pipeline.notify.iter().enumerate() {
             match Receiver::new(index, notify, variables) {
-                Ok(receiver) => audience.listeners.push(Box::new(receiver)),
+                Ok(receiver) => listeners.all.push(Box::new(receiver)),
                 Err(reason) => missing.push(reason),
             }
         }
         if pipeline.track.mlflow.is_some() {
             match Mlflow::new(pipeline, folder, variables) {
-                Ok(mlflow) => audience.listeners.push(Box::new(mlflow)),
+                Ok(mlflow) => listeners.all.push(Box::new(mlflow)),
                 Err(reason) => missing.push(reason),
             }
         }
-        missing.extend(laid_open(pipeline));
-        (audience, missing)
+        missing.extend(secrets_in_file(pipeline));
+        (listeners, missing)
     }
 
-    /// Tells everybody; what cannot be told is said in words. At the end of a run it waits a little for what is under way.
-    pub fn tell(&mut self, news: &News<'_>) -> Vec<String> {
+    /// Sends the notice to every listener and returns warnings. At the end of a run it waits shortly for deliveries.
+    pub fn notify(&mut self, notice: &Notice<'_>) -> Vec<String> {
         let mut lost = Vec::new();
-        self.listeners.retain_mut(|listener| match listener.hear(news) {
+        self.all.retain_mut(|listener| match listener.receive(notice) {
             Ok(()) => true,
             Err(reason) => {
                 lost.push(reason);
                 false
             }
         });
-        if let News::RunEnded(_) = news {
+        if let Notice::RunEnded(_) = notice {
             let ended = Instant::now();
-            self.listeners.iter_mut().for_each(|listener| listener.finish(ended));
+            self.all.iter_mut().for_each(|listener| listener.finish(ended));
         }
-        lost.extend(self.listeners.iter_mut().filter_map(|listener| listener.complaint()));
+        lost.extend(self.all.iter_mut().filter_map(|listener| listener.warning()));
         lost
     }
 }
 
-/// Secrets that stand in the file itself, and so in the run folder.
-fn laid_open(pipeline: &Pipeline) -> impl Iterator<Item = String> {
+/// Warnings about secrets in the pipeline file, which is copied to the run folder.
+fn secrets_in_file(pipeline: &Pipeline) -> impl Iterator<Item = String> {
     let discord = pipeline.notify.iter().enumerate().filter_map(|(index, notify)| {
         let secret = notify.discord.as_ref().is_some_and(|address| !address.contains("${"));
         secret.then(|| (format!("notify[{index}] (discord)"), "DISCORD_WEBHOOK"))

@@ -3,7 +3,7 @@
 use pipe_spec::EventKind;
 use pipe_spec::event::{Eval, Step};
 
-/// The step that an event is about and what it tells of it, if it tells anything by step.
+/// The step of an event and its values, if it has any.
 pub fn scalars(event: &EventKind) -> Option<(u64, Vec<(String, f64)>)> {
     match event {
         EventKind::Step(step) => Some((step.step, of_step(step))),

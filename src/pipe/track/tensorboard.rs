@@ -10,7 +10,7 @@ use std::path::Path;
 use pipe_spec::Event;
 
 use super::protobuf::Message;
-use super::{Listener, News, scalars};
+use super::{Listener, Notice, scalars};
 
 pub struct TensorBoard {
     file: File,
@@ -29,7 +29,7 @@ impl TensorBoard {
         Ok(board)
     }
 
-    /// Writes what an event tells, if it tells anything by step.
+    /// Writes the values of an event, if it has any.
     fn event(&mut self, event: &Event) -> io::Result<()> {
         match scalars(&event.kind) {
             Some((step, values)) => self.scalars(event.ts, step, &values),
@@ -56,18 +56,18 @@ impl TensorBoard {
         bytes.extend_from_slice(&masked(&length).to_le_bytes());
         bytes.extend_from_slice(record);
         bytes.extend_from_slice(&masked(record).to_le_bytes());
-        // Whole records at once: whoever reads along finds no half ones.
+        // One write per record: a reader sees no partial records.
         self.file.write_all(&bytes)
     }
 }
 
 impl Listener for TensorBoard {
-    fn hear(&mut self, news: &News<'_>) -> Result<(), String> {
-        match news {
-            News::Event(recorded) => {
+    fn receive(&mut self, notice: &Notice<'_>) -> Result<(), String> {
+        match notice {
+            Notice::Event(recorded) => {
                 self.event(&recorded.event).map_err(|error| format!("cannot write for TensorBoard: {error}"))
             }
-            News::RunStarted(_) | News::AttemptEnded(_) | News::Retried(_) | News::RunEnded(_) => Ok(()),
+            Notice::RunStarted(_) | Notice::AttemptEnded(_) | Notice::Retried(_) | Notice::RunEnded(_) => Ok(()),
         }
     }
 }

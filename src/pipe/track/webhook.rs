@@ -7,51 +7,52 @@ use pipe_spec::Variables;
 use pipe_spec::pipeline::Notify;
 use serde_json::Value;
 
-use super::courier::{Courier, Errand};
+use super::delivery::{Deliver, DeliveryThread};
 use super::message::Message;
-use super::web::{Failure, Method, Web};
-use super::{Listener, News, discord};
-use crate::run::now;
+use super::{Listener, Notice, discord};
+use crate::clock::now;
+use crate::http::{Failure, Method, Web};
 
 /// Messages that wait for a receiver, at most.
-const ROOM: usize = 64;
+const QUEUE_CAPACITY: usize = 64;
 
 pub struct Receiver {
     notify: Notify,
-    courier: Courier<Value>,
+    delivery: DeliveryThread<Value>,
 }
 
 impl Receiver {
-    /// The receiver of entry `index`, or in words why there is none.
+    /// The receiver of entry `index`, or why it cannot be used.
     pub fn new(index: usize, notify: &Notify, variables: &Variables) -> Result<Self, String> {
         let (kind, address) = notify.receiver().ok_or_else(|| format!("notify[{index}] names no receiver"))?;
-        let who = format!("notify[{index}] ({kind})");
+        let key = format!("notify[{index}] ({kind})");
         let address =
-            variables.expand(address).map_err(|name| format!("{who}: the variable ${{{name}}} is not set"))?;
+            variables.expand(address).map_err(|name| format!("{key}: the variable ${{{name}}} is not set"))?;
         let delivery = Delivery { web: Web::new(None), address, waiting: VecDeque::new() };
-        let courier = Courier::start(who.clone(), ROOM, delivery).map_err(|error| format!("{who}: {error}"))?;
-        Ok(Self { notify: notify.clone(), courier })
+        let delivery =
+            DeliveryThread::start(key.clone(), QUEUE_CAPACITY, delivery).map_err(|error| format!("{key}: {error}"))?;
+        Ok(Self { notify: notify.clone(), delivery })
     }
 }
 
 impl Listener for Receiver {
-    fn hear(&mut self, news: &News<'_>) -> Result<(), String> {
-        if let Some(message) = Message::of(news, now()).filter(|message| self.notify.wants(message.kind)) {
+    fn receive(&mut self, notice: &Notice<'_>) -> Result<(), String> {
+        if let Some(message) = Message::from_notice(notice, now()).filter(|message| self.notify.wants(message.kind)) {
             let body = match self.notify.discord {
                 Some(_) => discord::embed(&message),
                 None => serde_json::to_value(&message).map_err(|error| error.to_string())?,
             };
-            self.courier.send(body);
+            self.delivery.send(body);
         }
         Ok(())
     }
 
     fn finish(&mut self, ended: Instant) {
-        self.courier.finish(ended);
+        self.delivery.finish(ended);
     }
 
-    fn complaint(&mut self) -> Option<String> {
-        self.courier.complaint()
+    fn warning(&mut self) -> Option<String> {
+        self.delivery.warning()
     }
 }
 
@@ -61,7 +62,7 @@ struct Delivery {
     waiting: VecDeque<Value>,
 }
 
-impl Errand for Delivery {
+impl Deliver for Delivery {
     type Item = Value;
 
     fn take(&mut self, item: Value) {

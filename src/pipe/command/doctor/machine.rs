@@ -3,22 +3,20 @@
 use std::ffi::CString;
 use std::path::Path;
 
-use pipe_spec::text::human_bytes;
+use pipe_spec::text::{count, human_bytes};
 
-use super::check::{Check, Status};
-use crate::data_cache;
-use crate::digests;
-use crate::disk::{Space, nearest};
-use crate::engine::docker::Info;
+use crate::files::absolute;
+use crate::files::digests;
+use crate::files::disk::{Space, nearest};
+use crate::input::data_cache;
 use crate::ledger::Ledger;
-use crate::run::{absolute, runs_folder};
+use crate::report::{Check, CheckStatus as Status};
+use crate::run::runs_folder;
 
 const GIB: u64 = 1 << 30;
-/// Below so much a run does not get far.
-const LITTLE: u64 = 2 * GIB;
-/// The trainer image with libtorch's CUDA part.
-const IMAGE: u64 = 8 * GIB;
-/// What Docker gives a container of shared memory, unless told otherwise.
+/// Runs need more free disk space than this.
+const MIN_FREE_DISK: u64 = 2 * GIB;
+/// The default shared memory of a Docker container.
 const SHM: u64 = 64 << 20;
 
 pub fn memory() -> Check {
@@ -33,13 +31,13 @@ pub fn memory() -> Check {
     let (free, total) = (free << 10, total << 10);
     let found = format!("{} free of {}", human_bytes(free), human_bytes(total));
     match free < GIB {
-        true => Check::note("memory", found).hint("little: end something, or keep runs small with container.memory"),
+        true => Check::note("memory", found).hint("low: end other programs, or limit runs with container.memory"),
         false => Check::ok("memory", found),
     }
 }
 
 pub fn shared_memory() -> Check {
-    let Some(space) = Space::of(Path::new("/dev/shm")) else {
+    let Some(space) = Space::at(Path::new("/dev/shm")) else {
         return Check::note("shm", "no /dev/shm").hint("mount a tmpfs there; images of your own may want it");
     };
     let found = format!("/dev/shm of {}; a container has {} of its own", human_bytes(space.total), human_bytes(SHM));
@@ -54,55 +52,45 @@ pub fn disk() -> Check {
         return Check::missing("disk", format!("{} cannot be written to", runs.display()))
             .hint("make it writable, or choose another folder with PIPE_RUNS");
     }
-    match Space::of(nearest(&runs)).map(|space| space.free) {
-        Some(free) if free < LITTLE => {
+    match Space::at(nearest(&runs)).map(|space| space.free) {
+        Some(free) if free < MIN_FREE_DISK => {
             Check::missing("disk", found(free)).hint("free some space, or choose another folder with PIPE_RUNS")
         }
         Some(free) => Check::ok("disk", found(free)),
-        None => Check::note("disk", format!("cannot tell for {}", runs.display())),
+        None => Check::note("disk", format!("unknown for {}", runs.display())),
     }
 }
 
-/// Where the engine keeps its images, if that is on this machine.
-pub fn engine_disk(info: Option<&Info>) -> Option<Check> {
-    let root = info?.data_root.as_deref().filter(|root| !root.is_empty())?;
-    let Some(space) = Space::of(nearest(Path::new(root))) else {
-        return Some(Check::note("images", format!("cannot tell for {root}")));
-    };
-    let found = format!("{} free for images in {root}", human_bytes(space.free));
-    Some(match space.free < IMAGE {
-        true => Check::note("images", found)
-            .hint("the trainer image can need 8 GiB: docker system prune, or another data-root in daemon.json"),
-        false => Check::ok("images", found),
-    })
-}
-
-/// What is remembered of earlier runs. That it cannot be is no reason not to run.
+/// The ledger. Runs also work without it.
 pub fn ledger() -> Check {
     let Some(ledger) = Ledger::find() else {
-        return Check::note("ledger", "no place for it").hint("name a file with PIPE_LEDGER");
+        return Check::note("ledger", "no folder for it").hint("choose a file with PIPE_LEDGER");
     };
     let path = ledger.path();
-    match ledger.entries() {
+    let entries = ledger.entries();
+    if let [warning, ..] = ledger.take_warnings().as_slice() {
+        return Check::note("ledger", warning);
+    }
+    match entries {
         Err(error) => Check::failed("ledger", Status::Note, &error),
         Ok(_) if !writable(path) => Check::note("ledger", format!("{} cannot be written to", path.display()))
-            .hint("name another with PIPE_LEDGER"),
-        Ok(entries) => Check::ok("ledger", format!("{}, {} entries", path.display(), entries.len())),
+            .hint("choose another file with PIPE_LEDGER"),
+        Ok(entries) => Check::ok("ledger", format!("{}, {}", path.display(), count(entries.len(), "entry"))),
     }
 }
 
 /// Hashes of files, without which libtorch is read for every run, and data files that were prepared for the trainer.
 pub fn cache() -> Check {
     match digests::cache_folder() {
-        None => Check::note("cache", "no place for it").hint("name a folder with PIPE_CACHE"),
+        None => Check::note("cache", "no folder for it").hint("choose a folder with PIPE_CACHE"),
         Some(folder) if !writable(&folder) => {
             Check::note("cache", format!("{} cannot be written to", folder.display()))
-                .hint("name another with PIPE_CACHE")
+                .hint("choose another folder with PIPE_CACHE")
         }
         Some(folder) => {
             let data = match data_cache::size() {
                 (0, _) => String::new(),
-                (files, bytes) => format!(", {} of prepared data ({files} files)", human_bytes(bytes)),
+                (files, bytes) => format!(", {} of prepared data ({})", human_bytes(bytes), count(files, "file")),
             };
             Check::ok("cache", format!("{}{data}", folder.display()))
         }

@@ -1,4 +1,4 @@
-//! What the first lines of a data file tell: its columns, what they could be used for, what could be trained on them.
+//! Reads the columns of a data file from its first lines, and guesses their roles and the architecture.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -7,9 +7,9 @@ use std::path::Path;
 use pipe_spec::pipeline::{Arch, Task};
 use serde_json::{Map, Value};
 
-use crate::data_cache;
+use crate::input::data_cache;
 
-/// Rows that are looked at for their classes.
+/// Rows that are read to count the classes.
 const ROWS: usize = 10_000;
 
 /// Other names of what a column is used for, the usual ones first.

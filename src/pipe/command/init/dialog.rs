@@ -1,16 +1,18 @@
 //! Questions on a terminal, with defaults in brackets.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, IsTerminal};
 
 use crate::error::Error;
+use crate::report::{ask, say};
 
-/// Whoever answers: a person, or nobody, and then defaults count.
+/// Who answers the questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialog {
     Person,
-    /// All defaults, as was asked for.
+    /// `--yes`: every answer is the default.
     Defaults,
-    Nobody,
+    /// No terminal to ask on.
+    NoTerminal,
 }
 
 impl Dialog {
@@ -18,11 +20,11 @@ impl Dialog {
         match (yes, std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
             (true, _) => Self::Defaults,
             (false, true) => Self::Person,
-            (false, false) => Self::Nobody,
+            (false, false) => Self::NoTerminal,
         }
     }
 
-    /// The answer that `read` accepts; nothing where nobody answers.
+    /// The first answer that `read` accepts; nothing without a terminal.
     pub fn ask<T>(
         self,
         question: &str,
@@ -30,26 +32,25 @@ impl Dialog {
         read: impl Fn(&str) -> Result<T, String>,
     ) -> Result<Option<T>, Error> {
         match self {
-            Self::Nobody => return Ok(None),
+            Self::NoTerminal => return Ok(None),
             Self::Defaults => return Ok(read(default).ok()),
             Self::Person => {}
         }
         loop {
-            eprint!("{question} [{default}]: ");
-            std::io::stderr().flush().ok();
+            ask(&format!("{question} [{default}]: "));
             let mut line = String::new();
             let count = std::io::stdin()
                 .lock()
                 .read_line(&mut line)
                 .map_err(|source| Error::Read { path: "the answer".into(), source })?;
             if count == 0 {
-                eprintln!();
+                say("");
                 return Err(Error::Interrupted);
             }
             let answer = if line.trim().is_empty() { default } else { line.trim() };
             match read(answer) {
                 Ok(value) => return Ok(Some(value)),
-                Err(message) => eprintln!("  {message}"),
+                Err(message) => say(&format!("  {message}")),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A pipeline file for people: every key that one is likely to change, each with a few words.
+//! A pipeline file for people: every key that one is likely to change, each with a few comment.
 
 use pipe_spec::pipeline::{Arch, Task};
 use pipe_spec::text::ByteSize;
@@ -31,11 +31,11 @@ impl Draft {
         let defaults = architecture::defaults(self.arch);
         let mut page = Page::default();
         let task = self.arch.task();
-        let arch = architecture::name(self.arch);
-        page.text(&format!("# {arch}: {}.", architecture::words(task)));
+        let arch = self.arch.name();
+        page.text(&format!("# {arch}: {}.", architecture::describe(task)));
         page.text("# `pipe check` checks this file, `pipe plan` says what memory it needs, `pipe run` runs it; `pipe schema` has every key.");
         page.line("version: 1", "");
-        page.line(&format!("name: {}", self.name), "runs are called by it");
+        page.line(&format!("name: {}", self.name), "the name of its runs");
         self.model(&mut page, &defaults);
         self.data(&mut page, task);
         self.train(&mut page, &defaults);
@@ -43,14 +43,14 @@ impl Draft {
         self.watch(&mut page, task);
         page.line("container:", "");
         page.line("  gpus: auto", "0 for the CPU, 1, [id], or auto: a GPU where there is one");
-        page.line("  # memory: 24g", "of the host's, at most");
+        page.line("  # memory: 24g", "limit on host memory");
         page.line("  # cpus: 8", "");
         page.0
     }
 
     fn model(&self, page: &mut Page, defaults: &Defaults) {
         page.line("model:", "");
-        page.line(&format!("  arch: {}", architecture::name(self.arch)), &others(self.arch));
+        page.line(&format!("  arch: {}", self.arch.name()), &others(self.arch));
         if let Some(from) = &self.from {
             page.line(
                 &format!("  from: {}", scalar(from)),
@@ -69,7 +69,7 @@ impl Draft {
             pairs.iter().for_each(|pair| page.text(&format!("    {pair}")));
         }
         if let Some(hub) = defaults.hub {
-            page.line(&format!("  # from: {hub}"), "instead of config: go on from trained weights");
+            page.line(&format!("  # from: {hub}"), "instead of config: start from trained weights");
         }
     }
 
@@ -77,10 +77,10 @@ impl Draft {
         page.line("data:", "");
         page.line(
             &format!("  train: {}", scalar(&self.train)),
-            "relative to where pipe is started; a list or a folder also does",
+            "relative to where pipe is started; or a list, or a folder",
         );
         match (&self.eval, task) {
-            (Some(eval), _) => page.line(&format!("  eval: {}", scalar(eval)), "what it is evaluated on"),
+            (Some(eval), _) => page.line(&format!("  eval: {}", scalar(eval)), "the evaluation data"),
             (None, Task::TimeSeries) => {
                 page.line("  eval_share: 0.1", "the end of each series is kept for evaluation; or eval: FILE")
             }
@@ -88,16 +88,16 @@ impl Draft {
                 let place = std::path::Path::new(&self.train);
                 let ending = place.extension().map_or("jsonl".into(), |ending| ending.to_string_lossy());
                 let eval = place.with_file_name(format!("eval.{ending}"));
-                page.line(&format!("  # eval: {}", scalar(&eval.display().to_string())), "what it is evaluated on");
+                page.line(&format!("  # eval: {}", scalar(&eval.display().to_string())), "the evaluation data");
             }
         }
         let fields: Vec<String> =
             self.fields.iter().map(|(role, column)| format!("{role}: {}", scalar(column))).collect();
         match fields.is_empty() {
             true => {
-                page.line(&format!("  # fields: {{{}}}", example(task)), "which column is what, where names differ")
+                page.line(&format!("  # fields: {{{}}}", example(task)), "columns of the data, if their names differ")
             }
-            false => page.line(&format!("  fields: {{{}}}", fields.join(", ")), "which column is what"),
+            false => page.line(&format!("  fields: {{{}}}", fields.join(", ")), "columns of the data"),
         }
         match task {
             Task::Seq2Seq => {
@@ -105,13 +105,13 @@ impl Draft {
                 page.line("  max_target: 256", "");
             }
             Task::Classification => {
-                page.line("  max_length: 256", "tokens; longer texts are cut, less needs less memory")
+                page.line("  max_length: 256", "tokens; longer texts are cut, a smaller value needs less memory")
             }
             Task::Contrastive => {
                 page.line("  max_length: 77", "tokens of a text");
                 page.line("  skip_bad: false", "true: leave out pictures that cannot be read");
             }
-            Task::Language => page.line("  max_length: 512", "tokens; less needs less memory"),
+            Task::Language => page.line("  max_length: 512", "tokens; a smaller value needs less memory"),
             Task::TimeSeries => {}
         }
         if task.reads_text() {
@@ -128,11 +128,11 @@ impl Draft {
         page.line(&format!("  epochs: {}", defaults.epochs), "passes over the data; or steps: 1000");
         page.line(
             &format!("  batch: {}", self.batch),
-            "samples at once, fewer where memory runs out; or auto: the largest that fits",
+            "samples per pass, reduced on out-of-memory; or auto: the largest that fits",
         );
         page.line(
             &format!("  effective_batch: {}", defaults.effective_batch),
-            "samples a step averages over, whatever fits at once",
+            "samples per step, kept when the batch changes",
         );
         let precision = if self.card { "bf16-mixed" } else { "fp32" };
         page.line(
@@ -141,7 +141,7 @@ impl Draft {
         );
         page.line(
             &format!("  optimizer: {{kind: adamw, lr: {}, weight_decay: 0.01}}", defaults.lr),
-            "try another lr first; adafactor holds less",
+            "try another lr first; adafactor needs less memory",
         );
         page.line(
             &format!("  schedule: {{kind: {}, warmup: {}}}", defaults.schedule, defaults.warmup),
@@ -156,33 +156,36 @@ impl Draft {
         match self.gpu_memory {
             Some(size) => {
                 page.line("memory:", "");
-                page.line(&format!("  limit: {size}"), "of the card, at most");
+                page.line(&format!("  limit: {size}"), "limit on card memory");
             }
             None => page.line("# memory: {limit: 0.95}", "share of the card, or a size such as 12g"),
         }
         page.line("on_oom:", "what happens when memory runs out");
         page.line("  retries: 6", "");
         page.line("  reduce: fit", "the largest batch that fits; or halve, or a ladder: [16, 8, 4]");
-        page.line("  then: []", "what may change the maths when no batch fits: [checkpointing, precision=bf16]");
+        page.line(
+            "  then: []",
+            "changes to the training result that are allowed when no batch fits: [checkpointing, precision=bf16]",
+        );
     }
 
     fn watch(&self, page: &mut Page, task: Task) {
         let evaluates = self.eval.is_some() || task == Task::TimeSeries;
         let generate = if task.writes_text() { ", generate: 3" } else { "" };
         let mark = if evaluates { "" } else { "# " };
-        let words = if generate.is_empty() { "or a number of steps" } else { "or a number of steps; texts to show" };
-        page.line(&format!("{mark}evaluate: {{every: epoch{generate}}}"), words);
+        let comment = if generate.is_empty() { "or a number of steps" } else { "or a number of steps; texts to show" };
+        page.line(&format!("{mark}evaluate: {{every: epoch{generate}}}"), comment);
         page.line("save: {every: 500, keep: 3}", "steps between checkpoints, and how many stay");
-        let words =
+        let comment =
             "true: event files for `tensorboard --logdir runs`; wandb: PROJECT, an offline run for `wandb sync`";
-        page.line("track: {tensorboard: false}", words);
+        page.line("track: {tensorboard: false}", comment);
     }
 }
 
 /// Other architectures for the same task.
 fn others(arch: Arch) -> String {
-    let same = architecture::ALL.iter().filter(|other| other.1 != arch && other.1.task() == arch.task());
-    let names: Vec<&str> = same.map(|other| other.0).collect();
+    let same = Arch::ALL.iter().filter(|other| **other != arch && other.task() == arch.task());
+    let names: Vec<&str> = same.map(|other| other.name()).collect();
     if names.is_empty() { String::new() } else { format!("or {}", names.join(", ")) }
 }
 
@@ -214,11 +217,11 @@ fn split_pairs(line: &str) -> Vec<&str> {
 /// A text as a value of YAML: as it is where nothing in it means anything.
 fn scalar(text: &str) -> String {
     let plain = |letter: char| letter.is_alphanumeric() || matches!(letter, '/' | '.' | '_' | '-');
-    let word = text.starts_with(|letter: char| letter.is_alphabetic() || matches!(letter, '/' | '.' | '_'))
+    let is_plain = text.starts_with(|letter: char| letter.is_alphabetic() || matches!(letter, '/' | '.' | '_'))
         && text.chars().all(plain)
         && text.parse::<f64>().is_err()
         && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
-    if word { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+    if is_plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
 }
 
 #[derive(Default)]
@@ -264,15 +267,17 @@ mod tests {
 
     #[test]
     fn every_architecture_parses() {
-        for (name, arch) in architecture::ALL {
+        for arch in Arch::ALL.iter().copied() {
+            let name = arch.name();
             for from in [None, Some("owner/name")] {
                 for eval in [None, Some("e.csv".to_owned())] {
                     let size = "7.5g".parse().ok().filter(|_| eval.is_some());
                     let text = Draft { eval, gpu_memory: size, ..draft(arch, from) }.yaml();
                     let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::iter::empty()))
                         .unwrap_or_else(|problems| panic!("{name}: {problems}\n{text}"));
-                    assert_eq!(pipeline.data.train.0, ["a folder/train: 1.jsonl"]);
-                    assert_eq!((pipeline.model.arch, pipeline.model.from.as_deref()), (arch, from), "{text}");
+                    let training = pipeline.training().unwrap();
+                    assert_eq!(training.data.train.0, ["a folder/train: 1.jsonl"]);
+                    assert_eq!((training.model.arch, training.model.from.as_deref()), (arch, from), "{text}");
                 }
             }
         }

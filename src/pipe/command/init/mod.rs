@@ -1,4 +1,4 @@
-//! `pipe init`: a pipeline to begin with, from a look at the data and a few questions.
+//! `pipe init`: writes a new pipeline, from the data and the answers to a few questions.
 
 pub mod architecture;
 mod columns;
@@ -8,17 +8,17 @@ mod draft;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Arch, BatchSetting, Gpus, Pipeline, Task};
+use pipe_spec::pipeline::{Arch, BatchSetting, Pipeline, Task};
 use pipe_spec::text::{ByteSize, Name};
 
-use crate::card::Card;
-use crate::data_cache;
 use crate::error::Error;
 use crate::forecast::{Forecaster, Target};
-use crate::hub::{Failure, Hub, Reach};
-use crate::load;
-use crate::preflight;
-use crate::report::{Reporter, print};
+use crate::gpu::Card;
+use crate::hub::{Failure, Hub, HubAccess};
+use crate::input::data_cache;
+use crate::input::load;
+use crate::input::{preflight, read_config};
+use crate::report::{Reporter, print, print_data, say};
 use columns::Columns;
 use dialog::Dialog;
 use draft::Draft;
@@ -39,16 +39,16 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<(), Error> {
     if let Some(file) = &options.file {
-        keep(file, options)?;
+        check_free(file, options)?;
     }
     let draft = Author { options, dialog: Dialog::find(options.yes) }.draft()?;
     let text = draft.yaml();
     if options.stdout {
-        print(text.trim_end());
+        print_data(format!("{}\n", text.trim_end()).as_bytes());
         return Ok(());
     }
     let file = options.file.clone().unwrap_or_else(|| PathBuf::from(format!("{}.yaml", draft.name)));
-    keep(&file, options)?;
+    check_free(&file, options)?;
     if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).map_err(|source| Error::Write { path: folder.to_owned(), source })?;
     }
@@ -56,18 +56,18 @@ pub fn run(options: &Options) -> Result<(), Error> {
     print(&file.display().to_string());
     if !options.quiet {
         if !Path::new(&draft.train).exists() {
-            eprintln!("note: {} is not there yet: what is said of it is a guess", draft.train);
+            say(&format!("note: {} does not exist yet: its columns are guessed", draft.train));
         }
         let file = file.display();
-        eprintln!(
-            "next:\n  pipe check {file}   is everything there\n  pipe plan {file}    what memory it needs\n  pipe run {file}     train"
-        );
+        say(&format!(
+            "next:\n  pipe check {file}   check the file and its data\n  pipe plan {file}    how much memory it needs\n  pipe run {file}     train"
+        ));
     }
     Ok(())
 }
 
-/// What somebody has written is not written over.
-fn keep(file: &Path, options: &Options) -> Result<(), Error> {
+/// Fails if the file exists, unless it may be overwritten.
+fn check_free(file: &Path, options: &Options) -> Result<(), Error> {
     match file.exists() && !options.force && !options.stdout {
         true => Err(Error::Exists { path: file.to_owned() }),
         false => Ok(()),
@@ -82,11 +82,11 @@ struct Author<'a> {
 impl Author<'_> {
     fn draft(&self) -> Result<Draft, Error> {
         let options = self.options;
-        if self.dialog == Dialog::Nobody {
+        if self.dialog == Dialog::NoTerminal {
             let needed = [("--arch", options.arch.is_none()), ("--data", options.data.is_none())];
             let missing: Vec<&'static str> = needed.iter().filter(|flag| flag.1).map(|flag| flag.0).collect();
             if !missing.is_empty() {
-                return Err(Error::NobodyToAsk { missing });
+                return Err(Error::NoTerminal { missing });
             }
         }
         let usual = architecture::data(options.arch.unwrap_or(Arch::T5).task());
@@ -97,7 +97,7 @@ impl Author<'_> {
         let eval = self.eval(&train, task)?;
         let from = self.model(arch)?;
         let name = self.name(&train, arch)?;
-        let card = Card::read(&Gpus::Auto);
+        let card = Card::of_host();
         let gpu_memory = self.gpu_memory(card.as_ref())?;
         let columns = columns.unwrap_or_default();
         let defaults = architecture::defaults(arch);
@@ -139,17 +139,17 @@ impl Author<'_> {
         let guess = columns.and_then(Columns::guess).unwrap_or(Arch::T5);
         if self.dialog == Dialog::Person {
             if let Some(columns) = columns.filter(|columns| !columns.names.is_empty()) {
-                eprintln!("  columns: {}", columns.names.join(", "));
+                say(&format!("  columns: {}", columns.names.join(", ")));
             }
-            for (name, arch) in architecture::ALL {
-                eprintln!("  {name:<16} {}", architecture::words(arch.task()));
+            for arch in Arch::ALL {
+                say(&format!("  {:<16} {}", arch.name(), architecture::describe(arch.task())));
             }
         }
-        let read = |text: &str| architecture::find(text).ok_or_else(|| "one of the names above".to_owned());
-        Ok(self.dialog.ask("architecture", architecture::name(guess), read)?.unwrap_or(guess))
+        let read = |text: &str| Arch::find(text).ok_or_else(|| "one of the names above".to_owned());
+        Ok(self.dialog.ask("architecture", guess.name(), read)?.unwrap_or(guess))
     }
 
-    /// A file beside the training data that is called for it, or what somebody names.
+    /// A file beside the training data with a usual name, or the answer.
     fn eval(&self, train: &str, task: Task) -> Result<Option<String>, Error> {
         if self.options.eval.is_some() {
             return Ok(self.options.eval.clone());
@@ -172,7 +172,7 @@ impl Author<'_> {
             return Ok(self.options.model.clone());
         }
         let Some(hub) = architecture::defaults(arch).hub else { return Ok(None) };
-        let default = if config_folder(hub, Reach::Cache).is_ok() { hub } else { "scratch" };
+        let default = if config_folder(hub, HubAccess::CacheOnly).is_ok() { hub } else { "scratch" };
         let question = format!("model: a folder, a hub id such as {hub}, or scratch");
         let answer = self.dialog.ask(&question, default, |text| Ok(text.to_owned()))?;
         Ok(answer.filter(|answer| answer != "scratch"))
@@ -184,8 +184,8 @@ impl Author<'_> {
         }
         let file = self.options.file.as_deref().and_then(Path::file_stem);
         let folder = Path::new(train).parent().and_then(Path::file_name).filter(|name| *name != "data");
-        let words = [file, folder].into_iter().flatten().map(|name| name.to_string_lossy().into_owned());
-        let name = words.chain([architecture::name(arch).to_owned()]).find(|name| name.parse::<Name>().is_ok());
+        let names = [file, folder].into_iter().flatten().map(|name| name.to_string_lossy().into_owned());
+        let name = names.chain([arch.name().to_owned()]).find(|name| name.parse::<Name>().is_ok());
         let name = name.unwrap_or_default();
         let read = |text: &str| text.parse::<Name>().map(|name| name.to_string()).map_err(str::to_owned);
         Ok(self.dialog.ask("name", &name, read)?.unwrap_or(name))
@@ -205,31 +205,35 @@ impl Author<'_> {
 }
 
 /// The folder with the config.json of a model, or why there is none.
-fn config_folder(from: &str, reach: Reach) -> Result<PathBuf, String> {
+fn config_folder(from: &str, access: HubAccess) -> Result<PathBuf, String> {
     let variables = load::variables();
-    let hub = Hub::new(&variables, reach, &[], Reporter::new(false, false).fetch_progress());
+    let hub = Hub::new(&variables, access, &[], Reporter::new(false, false).fetch_progress());
     preflight::config_folder(from, &variables, &hub).map_err(|failure| match failure {
         Failure::Named(message) => message,
         Failure::Error(error) => error.to_string(),
     })
 }
 
-/// The largest batch that divides a step and is expected to fit; nothing where that cannot be told.
+/// The largest batch that divides a step and is expected to fit; nothing if there is no estimate.
 fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
     let mut pipeline = Pipeline::parse(&draft.yaml(), &[], &load::variables()).ok()?;
+    let training = pipeline.training_mut()?;
     let config = match &draft.from {
-        None => pipeline.model.config.clone()?,
+        None => training.model.config.clone()?,
         Some(from) => {
-            let folder =
-                config_folder(from, Reach::Check).inspect_err(|reason| eprintln!("note: no batch computed: {reason}"));
-            load::read_config(&folder.ok()?)?
+            let folder = config_folder(from, HubAccess::Check)
+                .inspect_err(|reason| say(&format!("note: no batch computed: {reason}")));
+            read_config(&folder.ok()?)?
         }
     };
-    let mut batch = pipeline.train.effective_batch;
+    let mut batch = training.train.effective_batch;
     loop {
-        pipeline.train.batch = BatchSetting::Fixed(NonZeroU32::new(batch)?);
+        training.train.batch = BatchSetting::Fixed(NonZeroU32::new(batch)?);
         let target = Target { name: String::new(), total };
-        let forecast = Forecaster::new(&pipeline, &config).forecast(Some(target)).ok()?;
+        let forecast = Forecaster::new(training, &config)
+            .forecast(Some(target))
+            .inspect_err(|error| say(&format!("note: no batch computed: {error}")))
+            .ok()?;
         match forecast.fits? {
             true => return Some(batch),
             false => batch /= 2,
@@ -246,6 +250,6 @@ fn vocabulary(path: &Path) -> Option<u64> {
         _ => return None,
     };
     let added = tokenizer.get("added_tokens").and_then(serde_json::Value::as_array).into_iter().flatten();
-    let last = added.filter_map(|token| token.get("id")?.as_u64()).map(|id| id + 1).max();
+    let last = added.filter_map(|token| token.get("id")?.as_u64()).map(|id| id.saturating_add(1)).max();
     Some((known as u64).max(last.unwrap_or(0))).filter(|size| *size > 0)
 }

@@ -10,18 +10,15 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{DockerEngine, LABEL_IMAGE, failed};
 use crate::error::Error;
-use crate::image::Context;
-
-/// Told while an image is built.
-pub trait BuildWatcher {
-    /// Bytes of the context that were sent.
-    fn sent(&mut self, bytes: u64);
-    /// A line of the build's log.
-    fn line(&mut self, line: &str);
-}
+use crate::image::{BuildWatcher, Context};
 
 impl DockerEngine {
-    pub async fn build(&self, name: &str, context: &Context, watcher: &mut impl BuildWatcher) -> Result<(), Error> {
+    pub(super) async fn build(
+        &self,
+        name: &str,
+        context: &Context,
+        watcher: &mut impl BuildWatcher,
+    ) -> Result<(), Error> {
         let labels = HashMap::from([(LABEL_IMAGE, context.hash())]);
         let options = BuildImageOptionsBuilder::new()
             .dockerfile(Context::DOCKERFILE)
@@ -71,7 +68,7 @@ impl DockerEngine {
 /// Shows what the builder said and remembers the step it is at. An error of the builder's is returned.
 fn log(info: &BuildInfo, step: &mut Option<String>, watcher: &mut impl BuildWatcher) -> Result<(), String> {
     if let Some(detail) = &info.error_detail {
-        return Err(detail.message.clone().unwrap_or_else(|| "it did not say why".to_owned()));
+        return Err(detail.message.clone().unwrap_or_else(|| "the builder gave no reason".to_owned()));
     }
     for line in info.stream.iter().flat_map(|text| text.lines()).filter(|line| !line.trim().is_empty()) {
         if let Some((number, instruction)) = line.strip_prefix("Step ").and_then(|rest| rest.split_once(" : ")) {

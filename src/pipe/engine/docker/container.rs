@@ -13,8 +13,10 @@ use futures_util::StreamExt;
 
 use super::gpu::Passthrough;
 use super::{LABEL_ATTEMPT, LABEL_FOLDER, LABEL_RUN};
-use crate::engine::Launch;
-use crate::plan::CONTAINER_RUN_FOLDER;
+use crate::engine::{JobProgram, Launch};
+
+/// Processes and threads that a job may have.
+const PIDS: i64 = 8192;
 
 /// What a container is called: every attempt has one name, by which it is found again.
 pub fn name(launch: &Launch) -> String {
@@ -22,7 +24,7 @@ pub fn name(launch: &Launch) -> String {
 }
 
 /// The name and the body of the request that makes the container.
-pub fn describe(launch: &Launch, image: &str, gpu: Option<&Passthrough>) -> (String, ContainerCreateBody) {
+pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, ContainerCreateBody) {
     let bind = |host: String, container: String, read_only: bool| Mount {
         typ: Some(MountType::BIND),
         source: Some(host),
@@ -31,7 +33,8 @@ pub fn describe(launch: &Launch, image: &str, gpu: Option<&Passthrough>) -> (Str
         ..Mount::default()
     };
     let text = |path: &std::path::Path| path.to_string_lossy().into_owned();
-    let mut mounts = vec![bind(text(&launch.run_folder), CONTAINER_RUN_FOLDER.to_owned(), false)];
+    let mut mounts: Vec<Mount> = Vec::new();
+    mounts.extend(launch.writable.iter().map(|(host, container)| bind(text(host), text(container), false)));
     mounts.extend(launch.mounts.iter().map(|(host, container)| bind(text(host), text(container), true)));
     let mut env: Vec<String> = launch.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let mut host = HostConfig {
@@ -43,6 +46,7 @@ pub fn describe(launch: &Launch, image: &str, gpu: Option<&Passthrough>) -> (Str
         // The same number for memory and memory with swap means no swap.
         memory_swap: launch.memory.map(|bytes| bytes as i64),
         shm_size: launch.shm.map(|bytes| bytes as i64),
+        pids_limit: Some(PIDS),
         nano_cpus: launch.cpus.map(|cpus| (cpus * 1e9) as i64),
         log_config: Some(HostConfigLogConfig { typ: Some("json-file".to_owned()), config: None }),
         ..HostConfig::default()
@@ -57,13 +61,17 @@ pub fn describe(launch: &Launch, image: &str, gpu: Option<&Passthrough>) -> (Str
         (LABEL_FOLDER.to_owned(), text(&launch.run_folder)),
     ]);
     let body = ContainerCreateBody {
-        image: Some(image.to_owned()),
+        image: launch.image.clone(),
+        entrypoint: match &launch.program {
+            JobProgram::Trainer => None,
+            JobProgram::Command(program) => Some(vec![program.clone()]),
+        },
         cmd: Some(launch.args.clone()),
         user: Some(user()),
         env: Some(env),
         labels: Some(labels),
         network_disabled: Some(true),
-        working_dir: Some(CONTAINER_RUN_FOLDER.to_owned()),
+        working_dir: Some(text(&launch.work_folder)),
         stop_signal: Some("SIGTERM".to_owned()),
         host_config: Some(host),
         ..ContainerCreateBody::default()
@@ -115,9 +123,9 @@ fn user() -> String {
     format!("{uid}:{gid}")
 }
 
-/// Whether the daemon was told by the kernel that memory ran out in this container. Its own flag can be a moment late, or
+/// Whether the kernel reported to the daemon that memory ran out in this container. Its own flag can be a moment late, or
 /// be missing when it was not the first process that was killed.
-pub async fn kernel_told_of_oom(docker: &Docker, id: &str, state: &ContainerState) -> bool {
+pub async fn kernel_reported_oom(docker: &Docker, id: &str, state: &ContainerState) -> bool {
     let filters = HashMap::from([("container", vec![id]), ("event", vec!["oom"]), ("type", vec!["container"])]);
     let options = EventsOptionsBuilder::new()
         .since(state.started_at.as_deref().unwrap_or("0"))

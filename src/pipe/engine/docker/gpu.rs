@@ -23,7 +23,7 @@ pub enum Passthrough {
     },
 }
 
-/// What stands in the way of each of the three.
+/// Why each of the three is not available.
 struct Missing {
     cdi: String,
     runtime: String,
@@ -63,7 +63,7 @@ impl Passthrough {
         Err(Missing { cdi, runtime, devices })
     }
 
-    /// Each way by its name, with what is there for the first card or what stands in its way.
+    /// The name of each way, with the devices of the first card or the reason why it is not available.
     pub fn ways(info: &Info) -> [(&'static str, Result<String, String>); 3] {
         let ids = ["0".to_owned()];
         [
@@ -84,7 +84,7 @@ impl Missing {
     }
 }
 
-/// The ids that are asked for, as CDI and the NVIDIA runtime name them.
+/// The requested ids, as CDI and the NVIDIA runtime name them.
 fn ids(gpus: &Gpus) -> Vec<String> {
     match gpus {
         Gpus::Ids(ids) => ids.clone(),
@@ -108,7 +108,7 @@ fn nvidia_runtime(info: &Info) -> Result<(), String> {
 
 fn cdi_devices(info: &Info, ids: &[String]) -> Result<Vec<String>, String> {
     if info.cdi_spec_dirs.is_empty() {
-        return Err("the daemon has it not enabled (Docker 25 or newer with the feature `cdi`)".to_owned());
+        return Err("not enabled in the daemon (Docker 25 or newer with the feature `cdi`)".to_owned());
     }
     let described = info.cdi_spec_dirs.iter().any(|dir| {
         let files = std::fs::read_dir(dir).into_iter().flatten().flatten();

@@ -1,17 +1,17 @@
-//! The block at the bottom of a terminal: a view of a run in a few lines, none of them wider than there is room. Pure.
+//! The block at the bottom of a terminal: a view of a run in a few lines, none of them wider than the terminal. Pure.
 
 use std::time::Duration;
 
 use console::{Style, measure_text_width, truncate_str};
 use pipe_spec::text::human_bytes;
 
-use super::grouped;
 use super::pace::{rate, span};
-use super::view::{Training, Try, View};
+use super::view::{CurrentAttempt, Training, View};
+use crate::report::grouped;
 
-/// Where it is drawn.
+/// The terminal that the block is drawn on.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct TerminalSize {
     pub columns: usize,
     pub rows: usize,
     pub colours: bool,
@@ -20,25 +20,25 @@ pub struct Room {
 /// Of the names of lines, with the space after them.
 const MARGIN: usize = 8;
 const BAR: std::ops::RangeInclusive<usize> = 10..=40;
-/// Silence that is worth a word: so many steps, and no less than so long.
+/// Without an event for this many steps and this long, the head line says so.
 const SILENT_STEPS: f64 = 5.0;
-const SILENCE: Duration = Duration::from_secs(5);
+const STALE_AFTER: Duration = Duration::from_secs(5);
 
 /// `now` is in seconds since the Unix epoch.
-pub fn lines(view: &View, now: f64, room: Room) -> Vec<String> {
-    let painter = Painter { room, bar: bar_width(view, room) };
+pub fn lines(view: &View, now: f64, terminal: TerminalSize) -> Vec<String> {
+    let painter = Painter { terminal, bar: bar_width(view, terminal) };
     // By how much they are missed where there are not enough rows.
     let mut lines = vec![(0, painter.head(view, now))];
     lines.extend(view.attempt.iter().flat_map(|attempt| painter.before(attempt)).map(|line| (5, line)));
     if let Some(training) = &view.training {
-        lines.push((1, painter.gauge("step", share(training.done(), training.started.steps), &step_words(training))));
+        lines.push((1, painter.gauge("step", share(training.done(), training.started.steps), &step_texts(training))));
         lines.extend(training.epochs().map(|epochs| (4, painter.epoch(training, epochs))));
         lines.extend(training.last.as_ref().map(|step| (2, painter.loss(view, step.loss, training.eval))));
         lines.extend(painter.memory(training).map(|line| (3, line)));
         lines.extend(painter.figures(training).map(|line| (4, line)));
     }
     // A row is left for what is above.
-    while lines.len() > 1 && lines.len() >= room.rows {
+    while lines.len() > 1 && lines.len() >= terminal.rows {
         let least = lines.iter().map(|line| line.0).max();
         let place = lines.iter().rposition(|line| Some(line.0) == least).unwrap_or(0);
         lines.remove(place);
@@ -46,15 +46,15 @@ pub fn lines(view: &View, now: f64, room: Room) -> Vec<String> {
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
-/// As much as what stands beside the steps leaves.
-fn bar_width(view: &View, room: Room) -> usize {
-    let beside = view.training.as_ref().map_or(30, |training| measure_text_width(&step_words(training)[0]));
+/// The width that the text beside the steps leaves.
+fn bar_width(view: &View, terminal: TerminalSize) -> usize {
+    let beside = view.training.as_ref().map_or(30, |training| measure_text_width(&step_texts(training)[0]));
     // In fives, so that it does not change with every digit.
-    (room.columns.saturating_sub(MARGIN + 2 + beside) / 5 * 5).clamp(*BAR.start(), *BAR.end())
+    (terminal.columns.saturating_sub(MARGIN + 2 + beside) / 5 * 5).clamp(*BAR.start(), *BAR.end())
 }
 
-/// What stands beside the steps, the longest first.
-fn step_words(training: &Training) -> Vec<String> {
+/// The text beside the steps, the longest first.
+fn step_texts(training: &Training) -> Vec<String> {
     let (done, steps) = (training.done(), training.started.steps);
     let percent = percent(share(done, steps));
     let rate = training.pace.step().map_or(String::new(), |seconds| format!("  {}", rate(seconds)));
@@ -85,13 +85,13 @@ fn bar(share: f64, width: usize) -> String {
 }
 
 struct Painter {
-    room: Room,
+    terminal: TerminalSize,
     bar: usize,
 }
 
 impl Painter {
     fn paint(&self, style: Style, text: &str) -> String {
-        style.force_styling(self.room.colours).apply_to(text).to_string()
+        style.force_styling(self.terminal.colours).apply_to(text).to_string()
     }
 
     /// The first of these that there is room for; the last one shortened where there is none.
@@ -104,30 +104,30 @@ impl Painter {
     /// A line with its name in the margin.
     fn named(&self, name: &str, text: &str) -> String {
         let name = self.paint(Style::new().dim(), &format!("{name:<MARGIN$}"));
-        truncate_str(&format!("{name}{text}"), self.room.columns, "…").into_owned()
+        truncate_str(&format!("{name}{text}"), self.terminal.columns, "…").into_owned()
     }
 
-    fn gauge(&self, name: &str, share: f64, words: &[String]) -> String {
-        self.beside(name, &self.paint(Style::new().cyan(), &bar(share, self.bar)), words)
+    fn gauge(&self, name: &str, share: f64, texts: &[String]) -> String {
+        self.beside(name, &self.paint(Style::new().cyan(), &bar(share, self.bar)), texts)
     }
 
-    /// A line with a drawing as wide as a bar, and what of `words` there is room for beside it.
-    fn beside(&self, name: &str, drawing: &str, words: &[String]) -> String {
-        let left = self.room.columns.saturating_sub(MARGIN + self.bar + 2);
-        self.named(name, &format!("{drawing}  {}", self.first_that_fits(words, left)))
+    /// A line with a drawing as wide as a bar, and what of `texts` there is room for beside it.
+    fn beside(&self, name: &str, drawing: &str, texts: &[String]) -> String {
+        let left = self.terminal.columns.saturating_sub(MARGIN + self.bar + 2);
+        self.named(name, &format!("{drawing}  {}", self.first_that_fits(texts, left)))
     }
 
     fn head(&self, view: &View, now: f64) -> String {
         let mut stage = view.stage.clone();
         if let Some(silent) = view.training.as_ref().filter(|_| view.stage == "training").and_then(silence) {
-            stage = format!("{stage}, nothing heard for {}", span(silent.as_secs_f64()));
-        } else if view.training.is_none() && view.since.elapsed() >= SILENCE {
+            stage = format!("{stage}, no event for {}", span(silent.as_secs_f64()));
+        } else if view.training.is_none() && view.since.elapsed() >= STALE_AFTER {
             stage = format!("{stage}, {}", span(view.since.elapsed().as_secs_f64()));
         }
         let strong = self.paint(Style::new().bold(), &stage);
         let texts = match &view.attempt {
             None => vec![strong],
-            Some(Try { number, of, batch, began, .. }) => {
+            Some(CurrentAttempt { number, of, batch, began, .. }) => {
                 let took = if *began > 0.0 { format!("   {}", span(now - began)) } else { String::new() };
                 vec![
                     format!("{strong}   attempt {number} of at most {of}   {batch}{took}"),
@@ -138,18 +138,18 @@ impl Painter {
                 ]
             }
         };
-        self.first_that_fits(&texts, self.room.columns)
+        self.first_that_fits(&texts, self.terminal.columns)
     }
 
     /// Why there is another attempt: in one line where there is room, else in two.
-    fn before(&self, attempt: &Try) -> Vec<String> {
+    fn before(&self, attempt: &CurrentAttempt) -> Vec<String> {
         let texts: Vec<&str> = [&attempt.reason, &attempt.action].into_iter().flatten().map(String::as_str).collect();
         let paint = |text: &str| self.paint(Style::new().yellow(), text);
         let whole = texts.join("; ");
         if texts.is_empty() {
             return Vec::new();
         }
-        if MARGIN + measure_text_width(&whole) <= self.room.columns {
+        if MARGIN + measure_text_width(&whole) <= self.terminal.columns {
             return vec![self.named("after", &paint(&whole))];
         }
         let line = |(name, text): (&str, &String)| self.named(name, &paint(text));
@@ -173,12 +173,12 @@ impl Painter {
         let curve = view.curve.draw(self.bar);
         let curve = format!("{curve}{}", " ".repeat(self.bar - measure_text_width(&curve)));
         let now = self.paint(Style::new().bold(), &format!("{loss:.4}"));
-        let mut words = vec![now.clone()];
+        let mut texts = vec![now.clone()];
         if let Some((step, eval)) = eval {
             let steps = [format!("{now}   eval {eval:.4} at step {}", grouped(step)), format!("{now}  eval {eval:.4}")];
-            words.splice(0..0, steps);
+            texts.splice(0..0, steps);
         }
-        self.beside("loss", &self.paint(Style::new().green(), &curve), &words)
+        self.beside("loss", &self.paint(Style::new().green(), &curve), &texts)
     }
 
     fn memory(&self, training: &Training) -> Option<String> {
@@ -193,20 +193,20 @@ impl Painter {
             _ => Style::new().cyan(),
         };
         let (percent, of) = (percent(share), format!("{} of {}", human_bytes(peak), human_bytes(capacity)));
-        let words = [format!("{percent}   peak {of}"), format!("{percent}  {of}"), percent];
-        Some(self.beside("memory", &self.paint(style, &bar(share, self.bar)), &words))
+        let texts = [format!("{percent}   peak {of}"), format!("{percent}  {of}"), percent];
+        Some(self.beside("memory", &self.paint(style, &bar(share, self.bar)), &texts))
     }
 
-    /// Learning rate, speed, and where a run would go on from: as much of it as there is room for.
+    /// Learning rate, speed and last checkpoint, as many as fit.
     fn figures(&self, training: &Training) -> Option<String> {
         let step = training.last.as_ref()?;
-        let mut words = vec![format!("{:.1e}", step.lr)];
-        words.extend(training.speed());
-        words.extend(training.saved.map(|step| format!("saved at step {}", grouped(step))));
-        while words.len() > 1 && MARGIN + measure_text_width(&words.join("   ")) > self.room.columns {
-            words.pop();
+        let mut texts = vec![format!("{:.1e}", step.lr)];
+        texts.extend(training.speed());
+        texts.extend(training.saved.map(|step| format!("saved at step {}", grouped(step))));
+        while texts.len() > 1 && MARGIN + measure_text_width(&texts.join("   ")) > self.terminal.columns {
+            texts.pop();
         }
-        Some(self.named("lr", &words.join("   ")))
+        Some(self.named("lr", &texts.join("   ")))
     }
 }
 
@@ -214,7 +214,7 @@ impl Painter {
 fn silence(training: &Training) -> Option<Duration> {
     let silent = training.heard.elapsed();
     let usual = training.pace.step().unwrap_or(0.0) * SILENT_STEPS;
-    (silent >= SILENCE && silent.as_secs_f64() >= usual).then_some(silent)
+    (silent >= STALE_AFTER && silent.as_secs_f64() >= usual).then_some(silent)
 }
 
 #[cfg(test)]
@@ -224,8 +224,8 @@ mod tests {
 
     use super::*;
 
-    fn room(columns: usize) -> Room {
-        Room { columns, rows: 24, colours: false }
+    fn size(columns: usize) -> TerminalSize {
+        TerminalSize { columns, rows: 24, colours: false }
     }
 
     fn event(ts: f64, kind: EventKind) -> Event {
@@ -295,7 +295,7 @@ mod tests {
             "memory  ██████████████████████████████░░░░░░░░░░  75%   peak 12.0 GiB of 16.0 GiB",
             "lr      3.0e-4   10,000 tokens/s   saved at step 1,000",
         ];
-        let got = lines(&view(), 1500.0, room(120));
+        let got = lines(&view(), 1500.0, size(120));
         assert_eq!(got.len(), want.len(), "{got:#?}");
         for (got, want) in got.iter().zip(want).filter(|(got, _)| !got.starts_with("loss")) {
             assert_eq!(got, want);
@@ -319,7 +319,7 @@ mod tests {
             "memory  ███████░░░  75%",
             "lr      3.0e-4   10,000 tokens/s",
         ];
-        let got = lines(&view(), 1500.0, room(40));
+        let got = lines(&view(), 1500.0, size(40));
         assert_eq!(got.len(), want.len(), "{got:#?}");
         for (got, want) in got.iter().zip(want).filter(|(got, _)| !got.starts_with("loss")) {
             assert_eq!(got, want);
@@ -329,12 +329,12 @@ mod tests {
     #[test]
     fn nothing_is_wider_or_higher_than_the_room() {
         let mut waiting = View::default();
-        waiting.set_stage("waiting for a card that somebody else holds, who has a very long name");
+        waiting.set_stage("waiting for a card that another process with a very long name uses");
         for view in [view(), waiting, View::default()] {
             for columns in 1..200 {
                 for rows in [0, 1, 2, 4, 7, 50] {
-                    let room = Room { columns, rows, colours: columns % 2 == 0 };
-                    let lines = lines(&view, 1500.0, room);
+                    let terminal = TerminalSize { columns, rows, colours: columns % 2 == 0 };
+                    let lines = lines(&view, 1500.0, terminal);
                     assert!(lines.iter().all(|line| measure_text_width(line) <= columns), "{columns}: {lines:#?}");
                     assert!(lines.len() < rows.max(2), "{rows}: {lines:#?}");
                 }
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn what_is_missed_most_stays() {
         let names = |rows: usize| -> Vec<String> {
-            let lines = lines(&view(), 1500.0, Room { rows, ..room(100) });
+            let lines = lines(&view(), 1500.0, TerminalSize { rows, ..size(100) });
             lines.iter().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
         };
         assert_eq!(names(4), ["training", "step", "loss"]);
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn colours_only_where_they_are_wanted() {
-        let joined = |colours| lines(&view(), 1500.0, Room { colours, ..room(80) }).join("\n");
+        let joined = |colours| lines(&view(), 1500.0, TerminalSize { colours, ..size(80) }).join("\n");
         assert!(joined(true).contains('\u{1b}') && !joined(false).contains('\u{1b}'));
     }
 

@@ -1,7 +1,7 @@
 //! A curve in one row of a terminal: all of a run, thinned as it grows.
 
 /// Parts that are kept, at most.
-const MOST: usize = 128;
+const MAX_PARTS: usize = 128;
 
 const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
@@ -39,7 +39,7 @@ impl Curve {
             }
             None => self.parts.push(Part { last: step, sum: height, count: 1 }),
         }
-        if self.parts.len() > MOST {
+        if self.parts.len() > MAX_PARTS {
             self.stride *= 2;
             let join = |pair: &[Part]| Part {
                 last: pair[pair.len() - 1].last,
@@ -104,7 +104,7 @@ mod tests {
         let mut curve = Curve::default();
         (1..=100_000u64).for_each(|step| curve.take(step, 200_000.0 - step as f64));
         curve.take(100_001, f64::NAN);
-        assert!(curve.parts.len() <= MOST);
+        assert!(curve.parts.len() <= MAX_PARTS);
         let drawn = curve.draw(40);
         assert_eq!((drawn.chars().count(), drawn.chars().next(), drawn.chars().last()), (40, Some('█'), Some('▁')));
         assert_eq!(curve.draw(0), "");

@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pipe_spec::text::human_bytes;
 
 use super::Reporter;
-use super::pace::rhythm;
+use super::pace::line_interval;
 
 /// Shows that data is prepared while it is there.
 pub struct DataProgress<'a> {
@@ -42,7 +42,7 @@ impl<'a> DataProgress<'a> {
     pub fn set(&mut self, bytes: u64) {
         let Some(bar) = &self.bar else { return };
         bar.set_position(bytes);
-        if !self.on_terminal && self.last_line.elapsed() >= rhythm(self.began.elapsed()) {
+        if !self.on_terminal && self.last_line.elapsed() >= line_interval(self.began.elapsed()) {
             self.last_line = Instant::now();
             self.reporter.say(&format!("  {} of {} read", human_bytes(bytes), human_bytes(self.bytes)));
         }

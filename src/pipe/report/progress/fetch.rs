@@ -4,11 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pipe_spec::text::human_bytes;
+use pipe_spec::text::{count, human_bytes};
 
-use super::pace::{rhythm, span};
+use super::Mode;
+use super::pace::{line_interval, span};
 use super::screen::lock;
-use super::{Mode, plain};
+use crate::report::say;
 
 /// Shows how far files have come. Clones show the same.
 #[derive(Clone)]
@@ -38,7 +39,7 @@ impl FetchProgress {
     /// Files of `name` are fetched, each with so many bytes that are there, and its size.
     pub fn begin(&self, name: &str, sizes: Vec<(u64, u64)>) {
         let (before, total) = sizes.iter().fold((0, 0), |sum, file| (sum.0 + file.0, sum.1 + file.1));
-        let files = if sizes.len() == 1 { "1 file".to_owned() } else { format!("{} files", sizes.len()) };
+        let files = count(sizes.len(), "file");
         let here = if before > 0 { format!(", {} of them here already", human_bytes(before)) } else { String::new() };
         self.note(&format!("fetching {name}: {files}, {}{here}", human_bytes(total)));
         let bar = if self.mode == Mode::Block { ProgressBar::new(total) } else { ProgressBar::hidden() };
@@ -59,8 +60,8 @@ impl FetchProgress {
         let line = {
             let mut state = lock(&self.state);
             let Some(state) = state.as_mut() else { return };
-            let Some(place) = state.done.get_mut(index) else { return };
-            *place = bytes;
+            let Some(done) = state.done.get_mut(index) else { return };
+            *done = bytes;
             state.bar.set_position(state.done.iter().sum());
             state.line()
         };
@@ -71,11 +72,10 @@ impl FetchProgress {
 
     /// A line for people.
     pub fn note(&self, line: &str) {
-        let line = plain(line);
         match (self.mode, lock(&self.state).as_ref()) {
             (Mode::Quiet, _) => {}
-            (_, Some(state)) => state.bar.suspend(|| eprintln!("{line}")),
-            (_, None) => eprintln!("{line}"),
+            (_, Some(state)) => state.bar.suspend(|| say(line)),
+            (_, None) => say(line),
         }
     }
 
@@ -93,7 +93,7 @@ impl FetchProgress {
 impl State {
     /// How far it is, where that is worth a line.
     fn line(&mut self) -> Option<String> {
-        if self.last_line.elapsed() < rhythm(self.began.elapsed()) {
+        if self.last_line.elapsed() < line_interval(self.began.elapsed()) {
             return None;
         }
         self.last_line = Instant::now();

@@ -1,11 +1,11 @@
-//! The progress of an image build: a bar for the bytes that are sent, the builder's words above it.
+//! The progress of an image build: a bar for the bytes that are sent, the log of the builder above it.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Reporter;
-use crate::engine::docker::build::BuildWatcher;
+use crate::image::BuildWatcher;
 
 /// Shows an image build while it is there.
 pub struct ImageProgress<'a> {

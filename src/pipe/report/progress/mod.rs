@@ -22,11 +22,13 @@ use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
 
-use super::{attempts_table, print, summary};
+use super::stderr;
+use super::visible::visible;
+use super::{attempts_table, print, print_json_line, summary};
 use data::DataProgress;
 pub use fetch::FetchProgress;
 use image::ImageProgress;
-use pace::rhythm;
+use pace::line_interval;
 use screen::{Screen, lock};
 use view::View;
 
@@ -61,7 +63,12 @@ impl Reporter {
         Self { mode, view: Arc::default(), screen: None, began: Instant::now(), last_line: None, journal: None }
     }
 
-    /// From here on what is noted is written to `path` as well, for those who come later.
+    /// Whether stdout is for a script.
+    pub fn prints_json(&self) -> bool {
+        self.mode == Mode::Json
+    }
+
+    /// From here on notes are written to `path` as well, for `pipe attach`.
     pub fn keep_journal(&mut self, path: &Path) {
         match File::options().create(true).append(true).open(path) {
             Ok(file) => self.journal = Some(file),
@@ -69,7 +76,7 @@ impl Reporter {
         }
     }
 
-    /// A line for people that no event and no state tells.
+    /// A line for people, which is also kept in the journal.
     pub fn note(&self, line: &str) {
         if let Some(mut journal) = self.journal.as_ref() {
             // What cannot be written is seen all the same.
@@ -80,15 +87,14 @@ impl Reporter {
 
     /// A line for people, above the block.
     fn say(&self, line: &str) {
-        let line = &plain(line);
         match (&self.screen, self.mode) {
             (_, Mode::Quiet) => {}
-            (Some(screen), _) => screen.say(line),
-            (None, Mode::Block | Mode::Json | Mode::Lines) => eprintln!("{line}"),
+            (Some(screen), _) => screen.say(&visible(line)),
+            (None, Mode::Block | Mode::Json | Mode::Lines) => stderr::say(line),
         }
     }
 
-    /// What the run is at from here on, in a few words.
+    /// Sets the stage of the run.
     pub fn doing(&mut self, stage: &str) {
         lock(&self.view).set_stage(stage);
         self.show();
@@ -110,14 +116,14 @@ impl Reporter {
         self.show();
     }
 
-    /// Takes in an event of the past, for somebody who has come later, and says nothing of it.
+    /// Takes in a past event without printing it, for `pipe attach`.
     pub fn replay(&mut self, recorded: &RecordedEvent) {
         lock(&self.view).take(&recorded.event);
     }
 
     pub fn event(&mut self, recorded: &RecordedEvent) {
         if self.mode == Mode::Json {
-            print(&serde_json::to_string(recorded).expect("events are JSON"));
+            print_json_line(recorded);
         }
         lock(&self.view).take(&recorded.event);
         match &recorded.event.kind {
@@ -145,8 +151,8 @@ impl Reporter {
         let line = {
             let view = lock(&self.view);
             let Some(training) = &view.training else { return };
-            let due = self.last_line.is_none_or(|at| at.elapsed() >= rhythm(self.began.elapsed()));
-            sentence::step(training).filter(|_| due || step == training.started.steps)
+            let is_due = self.last_line.is_none_or(|at| at.elapsed() >= line_interval(self.began.elapsed()));
+            sentence::step(training).filter(|_| is_due || step == training.started.steps)
         };
         if let Some(line) = line {
             self.last_line = Some(Instant::now());
@@ -160,7 +166,7 @@ impl Reporter {
         if self.mode == Mode::Json {
             let mut line = json!({ "type": "attempt" });
             merge(&mut line, attempt);
-            print(&line.to_string());
+            print_json_line(&line);
         }
         if let Some(reason) = &attempt.reason {
             let outcome = attempt.outcome.map_or("", pipe_spec::Outcome::name);
@@ -178,7 +184,7 @@ impl Reporter {
             Mode::Json => {
                 let mut line = json!({ "type": "run", "folder": folder });
                 merge(&mut line, state);
-                print(&line.to_string());
+                print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
                 print(&attempts_table(&state.attempts).to_string());
@@ -200,7 +206,7 @@ impl Reporter {
         FetchProgress::new(self.mode)
     }
 
-    /// For data that is prepared. Shows nothing until something is begun.
+    /// For data that is prepared. Shows nothing until it begins.
     pub fn data_progress(&mut self) -> DataProgress<'_> {
         let on_terminal = self.mode == Mode::Block;
         DataProgress::new(self, on_terminal)
@@ -219,50 +225,15 @@ impl Reporter {
 
 /// On a terminal that can move its cursor, with nothing else written to it.
 fn has_room_for_a_block() -> bool {
-    let word = |name: &str| std::env::var(name).unwrap_or_default();
+    let var = |name: &str| std::env::var(name).unwrap_or_default();
     let logs = tracing::enabled!(tracing::Level::INFO);
-    let in_ci = !matches!(word("CI").as_str(), "" | "0" | "false");
-    std::io::stderr().is_terminal() && !matches!(word("TERM").as_str(), "" | "dumb") && !in_ci && !logs
-}
-
-/// Without control codes, which a model or a builder may write and a terminal would obey.
-fn plain(line: &str) -> String {
-    console::strip_ansi_codes(line).replace(|letter: char| letter.is_control() && letter != '\n', " ")
+    let in_ci = !matches!(var("CI").as_str(), "" | "0" | "false");
+    std::io::stderr().is_terminal() && !matches!(var("TERM").as_str(), "" | "dumb") && !in_ci && !logs
 }
 
 fn merge(line: &mut serde_json::Value, with: &impl serde::Serialize) {
     let fields = serde_json::to_value(with).expect("what pipe reports can be written as JSON");
     if let (Some(line), serde_json::Value::Object(fields)) = (line.as_object_mut(), fields) {
         line.extend(fields);
-    }
-}
-
-/// 2850000 as `2,850,000`.
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn control_codes_are_left_out() {
-        assert_eq!(plain("a\u{1b}[31mred\u{1b}[0m\rb\tc\nd\u{1b}]0;t\u{7}"), "ared b c\nd");
-    }
-
-    #[test]
-    fn digits_in_groups() {
-        for (number, want) in [(7, "7"), (999, "999"), (1000, "1,000"), (2_850_000, "2,850,000")] {
-            assert_eq!(grouped(number), want);
-        }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Steps over which the time of one is smoothed.
-const SMOOTH: f64 = 50.0;
+const SMOOTHING_STEPS: f64 = 50.0;
 
 /// The time that steps take, and what passes between them.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +22,7 @@ pub struct Pace {
 impl Pace {
     pub fn take(&mut self, ts: f64, ms: f64, tokens: u64) {
         self.steps += 1;
-        let weight = 1.0 / (self.steps as f64).min(SMOOTH);
+        let weight = 1.0 / (self.steps as f64).min(SMOOTHING_STEPS);
         self.ms += (ms - self.ms) * weight;
         self.tokens += (tokens as f64 - self.tokens) * weight;
         if self.steps == 1 {
@@ -71,8 +71,8 @@ pub fn span(seconds: f64) -> String {
     }
 }
 
-/// How long a plain line of progress waits for the one before it: longer, the longer a run goes on.
-pub fn rhythm(since: Duration) -> Duration {
+/// The time between two plain lines of progress: it grows with the age of the run.
+pub fn line_interval(since: Duration) -> Duration {
     Duration::from_secs(match since.as_secs() {
         0..60 => 2,
         60..3600 => 10,
@@ -88,7 +88,7 @@ mod tests {
     fn what_passes_between_steps_counts_for_the_time_left() {
         let mut pace = Pace::default();
         assert_eq!((pace.step(), pace.left(7)), (None, None));
-        // A step takes a second; after every tenth somebody evaluates for five.
+        // A step takes a second; after every tenth an evaluation takes five.
         let mut clock = 1000.0;
         for step in 1..=101 {
             clock += 1.0;
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn lines_come_calmer_with_time() {
         for (since, want) in [(0, 2), (59, 2), (60, 10), (3599, 10), (3600, 60), (90_000, 60)] {
-            assert_eq!(rhythm(Duration::from_secs(since)).as_secs(), want, "{since}");
+            assert_eq!(line_interval(Duration::from_secs(since)).as_secs(), want, "{since}");
         }
     }
 }

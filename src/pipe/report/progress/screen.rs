@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use console::{Term, measure_text_width};
 
-use super::block::{self, Room};
+use super::block::{self, TerminalSize};
 use super::view::View;
-use crate::run::now;
+use crate::clock::now;
 
 /// Between two drawings.
-const PAUSE: Duration = Duration::from_millis(250);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(250);
 
 pub struct Screen {
-    paper: Arc<Mutex<Paper>>,
+    terminal: Arc<Mutex<Terminal>>,
     /// Dropped to end the thread.
     end: Option<Sender<()>>,
     painter: Option<JoinHandle<()>>,
@@ -28,23 +28,23 @@ pub struct Screen {
 impl Screen {
     /// Shows `view` until it is dropped, and nothing of it afterwards.
     pub fn open(view: Arc<Mutex<View>>) -> Self {
-        let paper = Arc::new(Mutex::new(Paper { term: Term::stderr(), drawn: Vec::new(), view }));
+        let terminal = Arc::new(Mutex::new(Terminal { term: Term::stderr(), drawn: Vec::new(), view }));
         let (end, ended) = mpsc::channel::<()>();
         let painter = {
-            let paper = paper.clone();
+            let terminal = terminal.clone();
             std::thread::spawn(move || {
-                while ended.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
-                    lock(&paper).draw("");
+                while ended.recv_timeout(REDRAW_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                    lock(&terminal).draw("");
                 }
             })
         };
-        lock(&paper).draw("");
-        Self { paper, end: Some(end), painter: Some(painter) }
+        lock(&terminal).draw("");
+        Self { terminal, end: Some(end), painter: Some(painter) }
     }
 
     /// A line above the block.
     pub fn say(&self, line: &str) {
-        lock(&self.paper).draw(&format!("{line}\n"));
+        lock(&self.terminal).draw(&format!("{line}\n"));
     }
 }
 
@@ -54,33 +54,33 @@ impl Drop for Screen {
         if let Some(painter) = self.painter.take() {
             painter.join().ok();
         }
-        lock(&self.paper).clear();
+        lock(&self.terminal).clear();
     }
 }
 
-/// Whoever panicked while drawing left nothing that could not be drawn over.
+/// A panic while drawing leaves nothing that cannot be drawn over.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Paper {
+struct Terminal {
     term: Term,
-    /// The widths of the lines that are on the screen; the cursor stands at the end of the last one.
+    /// The widths of the lines that are on the screen; the cursor is at the end of the last one.
     drawn: Vec<usize>,
     view: Arc<Mutex<View>>,
 }
 
-impl Paper {
-    fn room(&self) -> Room {
+impl Terminal {
+    fn size(&self) -> TerminalSize {
         let (rows, columns) = self.term.size_checked().filter(|size| size.1 > 0).unwrap_or((24, 80));
-        Room { columns: columns.into(), rows: rows.into(), colours: console::colors_enabled_stderr() }
+        TerminalSize { columns: columns.into(), rows: rows.into(), colours: console::colors_enabled_stderr() }
     }
 
-    /// Writes `above`, and the block anew below it, over the one that is there and in one go, so that nothing flickers.
+    /// Writes `above` and redraws the block below it, in one write, so that nothing flickers.
     fn draw(&mut self, above: &str) {
-        let room = self.room();
-        let lines = block::lines(&lock(&self.view), now(), room);
-        let mut text = back(&self.drawn, room.columns);
+        let size = self.size();
+        let lines = block::lines(&lock(&self.view), now(), size);
+        let mut text = back(&self.drawn, size.columns);
         let above = if above.is_empty() { String::new() } else { format!("\u{1b}[J{above}") };
         // What was there is longer, or has more lines.
         text.push_str(&format!("{above}{}\u{1b}[K\u{1b}[J", lines.join("\u{1b}[K\n")));
@@ -89,13 +89,13 @@ impl Paper {
     }
 
     fn clear(&mut self) {
-        let text = format!("{}\u{1b}[J", back(&self.drawn, self.room().columns));
+        let text = format!("{}\u{1b}[J", back(&self.drawn, self.size().columns));
         self.drawn.clear();
         self.write(&text);
     }
 
     fn write(&self, text: &str) {
-        // A terminal that is gone takes nothing from the run.
+        // A closed terminal does not stop the run.
         let mut stderr = std::io::stderr().lock();
         stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush()).ok();
     }

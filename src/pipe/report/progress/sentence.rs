@@ -1,21 +1,21 @@
-//! Events in words, a line each.
+//! Events as text, a line each.
 
 use pipe_spec::event::{Eval, Fitted, Measured, Rehearsed, Started};
-use pipe_spec::text::human_bytes;
+use pipe_spec::text::{count, human_bytes};
 
-use super::grouped;
 use super::pace::span;
 use super::view::Training;
+use crate::report::grouped;
 
 pub fn start(started: &Started) -> String {
-    let from = started.resumed_from.map_or(String::new(), |step| format!(", going on from step {step}"));
+    let from = started.resumed_from.map_or(String::new(), |step| format!(", resuming from step {step}"));
     let capacity = started.capacity.map_or(String::new(), |bytes| format!(" with {}", human_bytes(bytes)));
     format!(
-        "training {} parameters on {}{capacity}: {} steps of {} samples{from}",
+        "training {} parameters on {}{capacity}: {} of {}{from}",
         grouped(started.params),
         started.device,
-        started.steps,
-        started.effective_batch
+        count(started.steps, "step"),
+        count(started.effective_batch, "sample")
     )
 }
 
@@ -59,7 +59,7 @@ pub fn evaluation(eval: &Eval) -> String {
     let Eval { step, loss, samples, scores, .. } = eval;
     let scores: String =
         scores.iter().map(|(name, score)| format!(", {} {score:.3}", name.replace('_', " "))).collect();
-    format!("step {step}: eval loss {loss:.4}{scores}, {samples} samples")
+    format!("step {step}: eval loss {loss:.4}{scores}, {}", count(*samples, "sample"))
 }
 
 #[cfg(test)]

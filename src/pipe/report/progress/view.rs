@@ -1,4 +1,4 @@
-//! What is known of a run while it goes on: what it is at, and the figures of its training.
+//! The state of a running run: its stage and the figures of its training.
 
 use std::time::Instant;
 
@@ -7,19 +7,20 @@ use pipe_spec::{Attempt, EventKind, Outcome};
 
 use super::curve::Curve;
 use super::pace::Pace;
+use crate::report::visible::visible_line;
 
 pub struct View {
-    /// What the run is at, in words.
+    /// The current stage.
     pub stage: String,
     pub since: Instant,
-    pub attempt: Option<Try>,
+    pub attempt: Option<CurrentAttempt>,
     pub training: Option<Training>,
     /// Loss over the whole run.
     pub curve: Curve,
 }
 
 /// The attempt that runs.
-pub struct Try {
+pub struct CurrentAttempt {
     pub number: u32,
     /// At most so many.
     pub of: u32,
@@ -51,8 +52,9 @@ impl Default for View {
 
 impl View {
     pub fn set_stage(&mut self, stage: &str) {
+        let stage = visible_line(stage);
         if self.stage != stage {
-            self.stage = stage.to_owned();
+            self.stage = stage.into_owned();
             self.since = Instant::now();
         }
     }
@@ -60,13 +62,13 @@ impl View {
     pub fn begin(&mut self, attempt: &Attempt, of: u32, batch: String, before: Option<&Attempt>) {
         let before = before.filter(|before| before.outcome != Some(Outcome::Finished));
         let reason = before.and_then(|before| before.reason.as_deref()).and_then(|reason| reason.lines().next());
-        self.attempt = Some(Try {
+        self.attempt = Some(CurrentAttempt {
             number: attempt.number,
             of,
             batch,
             began: attempt.began,
-            reason: reason.map(str::to_owned),
-            action: before.and_then(|before| before.action.clone()),
+            reason: reason.map(|reason| visible_line(reason).into_owned()),
+            action: before.and_then(|before| before.action.as_deref()).map(|action| visible_line(action).into_owned()),
         });
         self.training = None;
     }
@@ -76,9 +78,9 @@ impl View {
             EventKind::Measured(_) => self.set_stage("looking for the largest batch"),
             EventKind::Started(started) => self.start(started),
             EventKind::Step(step) => self.step(event.ts, step),
-            EventKind::Eval(eval) => self.hear(|training| training.eval = Some((eval.step, eval.loss))),
-            EventKind::Checkpoint(checkpoint) => self.hear(|training| training.saved = Some(checkpoint.step)),
-            EventKind::Sample(_) => self.hear(|_| {}),
+            EventKind::Eval(eval) => self.receive(|training| training.eval = Some((eval.step, eval.loss))),
+            EventKind::Checkpoint(checkpoint) => self.receive(|training| training.saved = Some(checkpoint.step)),
+            EventKind::Sample(_) => self.receive(|_| {}),
             EventKind::Finished(_) => self.set_stage("ending"),
             EventKind::Fitted(_) | EventKind::Rehearsed(_) | EventKind::Warning(_) | EventKind::Oom(_) => {}
         }
@@ -106,16 +108,16 @@ impl View {
         if let Some(training) = &mut self.training {
             training.pace.take(ts, step.ms, step.tokens);
             training.last = Some(step.clone());
-            // What comes after the last step is not told until it is done.
+            // The trainer reports what follows the last step only when it is done.
             if step.step == training.started.steps {
                 stage = "evaluating and saving";
             }
         }
         self.set_stage(stage);
-        self.hear(|_| {});
+        self.receive(|_| {});
     }
 
-    fn hear(&mut self, note: impl FnOnce(&mut Training)) {
+    fn receive(&mut self, note: impl FnOnce(&mut Training)) {
         if let Some(training) = &mut self.training {
             training.heard = Instant::now();
             note(training);
@@ -146,7 +148,7 @@ impl Training {
         let unit = if samples { "samples/s" } else { "tokens/s" };
         self.pace.tokens_per_second().map(|speed| match speed {
             speed if speed < 100.0 => format!("{speed:.1} {unit}"),
-            speed => format!("{} {unit}", super::grouped(speed as u64)),
+            speed => format!("{} {unit}", crate::report::grouped(speed as u64)),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Where the server is, and as whom it is asked. Nothing of it is ever written down.
+//! The address and the credentials of the server. They are never written to disk.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;

@@ -1,5 +1,5 @@
 //! A run in MLflow: its settings as parameters, its figures as metrics by step, its attempts as tags, its page as an
-//! artifact. Through the REST interface of a server, by a thread that gathers what there is to tell.
+//! artifact. Through the REST interface of a server, by a thread that collects the items.
 
 mod address;
 mod parameters;
@@ -11,32 +11,32 @@ use std::time::{Duration, Instant};
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::{Attempt, Event, EventKind, Pipeline, RunFolder, RunState, Status, Variables};
 
-use super::courier::Courier;
-use super::{Listener, News, retry, scalars, shortened};
-use crate::run::now;
+use super::delivery::DeliveryThread;
+use super::{Listener, Notice, retry, scalars, shortened};
+use crate::clock::now;
 use address::Address;
 use server::{Metric, Server};
 use worker::Worker;
 
 /// How it is called where its address must not be.
-const WHO: &str = "track.mlflow";
+const KEY: &str = "track.mlflow";
 
 /// Entries that wait for the server, at most.
-const ROOM: usize = 20_000;
+const QUEUE_CAPACITY: usize = 20_000;
 
 /// How long entries are gathered before they are sent.
-const PAUSE: Duration = Duration::from_secs(1);
+const BATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest value of a parameter or tag that servers of all versions take.
-const VALUE: usize = 500;
+const MAX_VALUE_LENGTH: usize = 500;
 
-/// What the worker is told.
-enum Entry {
-    /// With what another `pipe` may not have told, where it is taken over.
+/// An item for the worker.
+enum LogItem {
+    /// With the recorded metrics of a run that is taken over, which the server may lack.
     Begun {
         run: String,
         created: f64,
-        recalled: Vec<Metric>,
+        recorded_metrics: Vec<Metric>,
     },
     Metrics(Vec<Metric>),
     Tags(Vec<(String, String)>),
@@ -49,25 +49,26 @@ enum Entry {
 }
 
 pub struct Mlflow {
-    courier: Courier<Entry>,
+    delivery: DeliveryThread<LogItem>,
     folder: RunFolder,
 }
 
 impl Mlflow {
-    /// In words why it cannot be told.
+    /// An error says why it cannot be used.
     pub fn new(pipeline: &Pipeline, folder: &RunFolder, variables: &Variables) -> Result<Self, String> {
         let written = pipeline.track.mlflow.as_deref().unwrap_or_default();
-        let address = Address::read(written, variables).map_err(|reason| format!("{WHO}: {reason}"))?;
+        let address = Address::read(written, variables).map_err(|reason| format!("{KEY}: {reason}"))?;
         let secrets = secrets(pipeline, variables);
-        let parameters = parameters::of(pipeline);
+        let parameters = parameters::from_pipeline(pipeline);
         let worker = Worker::new(Server::new(address), folder.clone(), pipeline.name.to_string(), parameters, secrets);
-        let courier = Courier::start(WHO.to_owned(), ROOM, worker).map_err(|error| format!("{WHO}: {error}"))?;
-        Ok(Self { courier, folder: folder.clone() })
+        let delivery =
+            DeliveryThread::start(KEY.to_owned(), QUEUE_CAPACITY, worker).map_err(|error| format!("{KEY}: {error}"))?;
+        Ok(Self { delivery, folder: folder.clone() })
     }
 
     fn begin(&self, state: &RunState) {
-        let recalled = if state.attempts.is_empty() { Vec::new() } else { self.recall() };
-        self.courier.send(Entry::Begun { run: state.id.clone(), created: state.created, recalled });
+        let recorded_metrics = if state.attempts.is_empty() { Vec::new() } else { self.recorded_metrics() };
+        self.delivery.send(LogItem::Begun { run: state.id.clone(), created: state.created, recorded_metrics });
         let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
         self.tag(&[
             ("mlflow.source.name", Some("pipe")),
@@ -80,7 +81,7 @@ impl Mlflow {
     }
 
     /// The metrics of every event that is written down.
-    fn recall(&self) -> Vec<Metric> {
+    fn recorded_metrics(&self) -> Vec<Metric> {
         let text = std::fs::read_to_string(self.folder.events()).unwrap_or_default();
         let events = text.lines().filter_map(|line| serde_json::from_str::<RecordedEvent>(line).ok());
         events.flat_map(|recorded| metrics(&recorded.event)).collect()
@@ -98,7 +99,7 @@ impl Mlflow {
         }
         let metrics = metrics(event);
         if !metrics.is_empty() {
-            self.courier.send(Entry::Metrics(metrics));
+            self.delivery.send(LogItem::Metrics(metrics));
         }
     }
 
@@ -114,37 +115,38 @@ impl Mlflow {
     }
 
     fn tag(&self, tags: &[(&str, Option<&str>)]) {
-        let known = tags.iter().filter_map(|(key, value)| Some(((*key).to_owned(), shortened((*value)?, VALUE))));
-        self.courier.send(Entry::Tags(known.collect()));
+        let known =
+            tags.iter().filter_map(|(key, value)| Some(((*key).to_owned(), shortened((*value)?, MAX_VALUE_LENGTH))));
+        self.delivery.send(LogItem::Tags(known.collect()));
     }
 }
 
 impl Listener for Mlflow {
-    fn hear(&mut self, news: &News<'_>) -> Result<(), String> {
-        match news {
-            News::RunStarted(state) => self.begin(state),
-            News::Event(recorded) => self.event(recorded),
-            News::AttemptEnded(state) => self.tag(&[("pipe.attempts", Some(&state.attempts.len().to_string()))]),
-            News::Retried(state) => state.attempts.last().into_iter().for_each(|attempt| self.retry(attempt)),
-            News::RunEnded(state) => {
+    fn receive(&mut self, notice: &Notice<'_>) -> Result<(), String> {
+        match notice {
+            Notice::RunStarted(state) => self.begin(state),
+            Notice::Event(recorded) => self.event(recorded),
+            Notice::AttemptEnded(state) => self.tag(&[("pipe.attempts", Some(&state.attempts.len().to_string()))]),
+            Notice::Retried(state) => state.attempts.last().into_iter().for_each(|attempt| self.retry(attempt)),
+            Notice::RunEnded(state) => {
                 self.tag(&[("pipe.error", state.error.as_deref())]);
                 let file = serde_json::to_string_pretty(state).unwrap_or_default();
-                self.courier.send(Entry::Ended { status: status(state.status), at: now(), state: file });
+                self.delivery.send(LogItem::Ended { status: status(state.status), at: now(), state: file });
             }
         }
         Ok(())
     }
 
     fn finish(&mut self, ended: Instant) {
-        self.courier.finish(ended);
+        self.delivery.finish(ended);
     }
 
-    fn complaint(&mut self) -> Option<String> {
-        self.courier.complaint()
+    fn warning(&mut self) -> Option<String> {
+        self.delivery.warning()
     }
 }
 
-/// What an event tells by step.
+/// The metrics of an event.
 fn metrics(event: &Event) -> Vec<Metric> {
     let timestamp = milliseconds(event.ts);
     let (step, values) = scalars(&event.kind).unwrap_or_default();
@@ -163,7 +165,7 @@ fn status(status: Status) -> &'static str {
     }
 }
 
-/// What must not be in a file that others can read, should it stand in the pipeline itself.
+/// What must not be in a file that others can read, if the pipeline itself contains it.
 fn secrets(pipeline: &Pipeline, variables: &Variables) -> Vec<String> {
     let discord = pipeline.notify.iter().filter_map(|notify| notify.discord.as_ref());
     let mlflow = pipeline.track.mlflow.iter().filter(|address| address.contains('@'));

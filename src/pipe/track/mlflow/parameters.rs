@@ -3,12 +3,12 @@
 use pipe_spec::Pipeline;
 use serde_json::Value;
 
-use super::VALUE;
+use super::MAX_VALUE_LENGTH;
 use crate::track::settings::settings;
 use crate::track::shortened;
 
 /// Every setting with its value. A list is one value.
-pub fn of(pipeline: &Pipeline) -> Vec<(String, String)> {
+pub fn from_pipeline(pipeline: &Pipeline) -> Vec<(String, String)> {
     let mut parameters = Vec::new();
     settings(pipeline).iter().for_each(|(name, section)| flatten(name, section, &mut parameters));
     parameters
@@ -23,7 +23,7 @@ fn flatten(path: &str, value: &Value, parameters: &mut Vec<(String, String)>) {
         Value::String(text) => text.clone(),
         Value::Bool(_) | Value::Number(_) | Value::Array(_) => value.to_string(),
     };
-    parameters.push((named(path), shortened(&text, VALUE)));
+    parameters.push((named(path), shortened(&text, MAX_VALUE_LENGTH)));
 }
 
 /// With the characters that MLflow takes, at most 250 of them.
@@ -47,13 +47,13 @@ mod tests {
             "y".repeat(1000)
         );
         let pipeline = Pipeline::parse(&text, &[], &Variables::default()).unwrap();
-        let parameters = of(&pipeline);
+        let parameters = from_pipeline(&pipeline);
         let value = |key: &str| parameters.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
         assert_eq!(value("train.batch"), Some("4"));
         assert_eq!(value("model.arch"), Some("t5"));
         assert_eq!(value("train.optimizer.betas"), Some("[0.9,0.999]"));
         assert_eq!(value("data.train"), Some("[\"a.jsonl\",\"b.jsonl\"]"));
-        assert_eq!(value("model.config.odd key_").map(str::len), Some(VALUE));
+        assert_eq!(value("model.config.odd key_").map(str::len), Some(MAX_VALUE_LENGTH));
         assert!(parameters.iter().all(|(_, value)| !value.contains("s3cret")), "{parameters:?}");
     }
 }

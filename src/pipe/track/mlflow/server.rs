@@ -1,4 +1,4 @@
-//! What MLflow's server is asked, version 2.0 of its REST interface.
+//! Requests to an MLflow server, version 2.0 of its REST interface.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::address::Address;
-use crate::track::web::{Failure, Method, Web};
+use crate::http::{Failure, Method, Web};
 
 const JSON: &str = "application/json";
 
@@ -27,7 +27,7 @@ pub struct Tracked {
     /// Where its artifacts are put on the server; absent where the server does not take them.
     pub artifacts: Option<String>,
     /// The last step that it has of each metric.
-    pub told: BTreeMap<String, u64>,
+    pub last_steps: BTreeMap<String, u64>,
 }
 
 pub struct Server {
@@ -46,7 +46,7 @@ impl Server {
             Err(failure) if says(&failure, "RESOURCE_DOES_NOT_EXIST") => {
                 match self.post("experiments/create", &json!({ "name": name })) {
                     Ok(made) => return text(&made["experiment_id"]),
-                    // Somebody else was faster.
+                    // Another process created it first.
                     Err(failure) if says(&failure, "RESOURCE_ALREADY_EXISTS") => self.find_experiment(name)?,
                     Err(failure) => return Err(failure),
                 }
@@ -66,11 +66,11 @@ impl Server {
 
     pub fn create_run(&self, experiment: &str, name: &str, began: i64) -> Result<Tracked, Failure> {
         let tags = [json!({ "key": "mlflow.runName", "value": name })];
-        let wanted = json!({ "experiment_id": experiment, "run_name": name, "start_time": began, "tags": tags });
-        tracked(&self.post("runs/create", &wanted)?)
+        let body = json!({ "experiment_id": experiment, "run_name": name, "start_time": began, "tags": tags });
+        tracked(&self.post("runs/create", &body)?)
     }
 
-    /// A run that was begun before, running again; nothing where the server has it no more.
+    /// Sets an earlier run to running again; nothing if the server does not have it.
     pub fn find_run(&self, id: &str) -> Result<Option<Tracked>, Failure> {
         match self.get(&format!("runs/get?run_id={}", encoded(id))) {
             Ok(found) if found["run"]["info"]["lifecycle_stage"] == "deleted" => Ok(None),
@@ -101,20 +101,20 @@ impl Server {
         self.post("runs/log-batch", &batch).map(drop)
     }
 
-    pub fn upload(&self, place: &str, name: &str, bytes: &[u8]) -> Result<(), Failure> {
-        let address = format!("{}/api/2.0/mlflow-artifacts/artifacts/{place}/{name}", self.base);
+    pub fn upload(&self, folder: &str, name: &str, bytes: &[u8]) -> Result<(), Failure> {
+        let address = format!("{}/api/2.0/mlflow-artifacts/artifacts/{folder}/{name}", self.base);
         self.web.request(Method::Put, &address, "application/octet-stream", bytes).map(drop)
     }
 
     fn get(&self, path: &str) -> Result<Value, Failure> {
-        parsed(&self.web.request(Method::Get, &self.place(path), JSON, &[])?)
+        parsed(&self.web.request(Method::Get, &self.url(path), JSON, &[])?)
     }
 
     fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        parsed(&self.web.request(Method::Post, &self.place(path), JSON, body.to_string().as_bytes())?)
+        parsed(&self.web.request(Method::Post, &self.url(path), JSON, body.to_string().as_bytes())?)
     }
 
-    fn place(&self, path: &str) -> String {
+    fn url(&self, path: &str) -> String {
         format!("{}/api/2.0/mlflow/{path}", self.base)
     }
 }
@@ -127,14 +127,14 @@ fn tracked(answer: &Value) -> Result<Tracked, Failure> {
     let info = &answer["run"]["info"];
     let artifacts = info["artifact_uri"].as_str().and_then(proxied);
     let metrics = answer["run"]["data"]["metrics"].as_array();
-    let told = metrics.into_iter().flatten().filter_map(|metric| {
+    let last_steps = metrics.into_iter().flatten().filter_map(|metric| {
         Some((
             metric["key"].as_str()?.to_owned(),
             metric["step"].as_u64().or_else(|| metric["step"].as_str()?.parse().ok())?,
         ))
     });
     let (id, experiment) = (text(&info["run_id"])?, text(&info["experiment_id"])?);
-    Ok(Tracked { id, experiment, artifacts, told: told.collect() })
+    Ok(Tracked { id, experiment, artifacts, last_steps: last_steps.collect() })
 }
 
 /// The path behind the server's own artifact proxy, where the artifacts lie there: `mlflow-artifacts:/1/abc/artifacts`,
@@ -159,15 +159,15 @@ fn says(failure: &Failure, code: &str) -> bool {
 }
 
 fn parsed(answer: &[u8]) -> Result<Value, Failure> {
-    serde_json::from_slice(answer).map_err(|_| strange())
+    serde_json::from_slice(answer).map_err(|_| unexpected())
 }
 
 fn text(value: &Value) -> Result<String, Failure> {
-    value.as_str().map(str::to_owned).ok_or_else(strange)
+    value.as_str().map(str::to_owned).ok_or_else(unexpected)
 }
 
-fn strange() -> Failure {
-    Failure::Never { reason: "what it answered is not what MLflow answers".to_owned(), body: Vec::new() }
+fn unexpected() -> Failure {
+    Failure::Never { reason: "its answer is not that of an MLflow server".to_owned(), body: Vec::new() }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the server has not been told yet, and the next thing to tell it. A server that is away is told when it is back.
+//! The items that the server does not have yet. They are sent later if the server does not answer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -8,19 +8,19 @@ use pipe_spec::RunFolder;
 use serde::{Deserialize, Serialize};
 
 use super::server::{Metric, Server, Tracked};
-use super::{Entry, PAUSE, milliseconds};
-use crate::run::write_json;
-use crate::track::courier::Errand;
-use crate::track::web::Failure;
+use super::{BATCH_INTERVAL, LogItem, milliseconds};
+use crate::files::write_json;
+use crate::http::Failure;
+use crate::track::delivery::Deliver;
 
 /// What the server takes at once: parameters, tags, and of everything together.
-const PARAMETERS: usize = 100;
-const TAGS: usize = 100;
-const TOGETHER: usize = 1000;
+const MAX_PARAMETERS: usize = 100;
+const MAX_TAGS: usize = 100;
+const MAX_ITEMS: usize = 1000;
 
-/// `mlflow.json` in the run folder: another `pipe` that takes over goes on in the same run.
+/// `mlflow.json` in the run folder: a `pipe` process that takes over continues the same MLflow run.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct SavedRun {
     run_id: String,
     experiment_id: String,
 }
@@ -75,8 +75,8 @@ impl Worker {
 
     /// The run on the server: the one that was kept, or a new one.
     fn begin(&self, id: &str, created: f64) -> Result<(Tracked, bool), Failure> {
-        let place = self.folder.path().join("mlflow.json");
-        let kept: Option<Kept> = std::fs::read(&place).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let path = self.folder.path().join("mlflow.json");
+        let kept: Option<SavedRun> = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         if let Some(kept) = kept
             && let Some(found) = self.server.find_run(&kept.run_id)?
         {
@@ -84,18 +84,18 @@ impl Worker {
         }
         let experiment = self.server.experiment(&self.experiment)?;
         let run = self.server.create_run(&experiment, id, milliseconds(created))?;
-        let kept = Kept { run_id: run.id.clone(), experiment_id: run.experiment.clone() };
-        // Without it, whoever takes over begins a new run there.
-        if let Err(error) = write_json(&place, &kept) {
+        let kept = SavedRun { run_id: run.id.clone(), experiment_id: run.experiment.clone() };
+        // Without it, a process that takes over creates a new MLflow run.
+        if let Err(error) = write_json(&path, &kept) {
             tracing::debug!("{error}");
         }
         Ok((run, true))
     }
 
     fn log(&mut self, id: &str) -> Result<(), Failure> {
-        let parameters: Vec<_> = self.parameters.iter().take(PARAMETERS).cloned().collect();
-        let tags: Vec<_> = self.tags.iter().take(TAGS).map(|(key, value)| (key.clone(), value.clone())).collect();
-        let room = TOGETHER - parameters.len() - tags.len();
+        let parameters: Vec<_> = self.parameters.iter().take(MAX_PARAMETERS).cloned().collect();
+        let tags: Vec<_> = self.tags.iter().take(MAX_TAGS).map(|(key, value)| (key.clone(), value.clone())).collect();
+        let room = MAX_ITEMS - parameters.len() - tags.len();
         let metrics: Vec<_> = self.metrics.iter().take(room).cloned().collect();
         let logged = self.server.log(id, &parameters, &tags, &metrics);
         if !matches!(logged, Err(Failure::Later { .. })) {
@@ -106,7 +106,7 @@ impl Worker {
         logged
     }
 
-    fn upload(&mut self, place: Option<&str>) -> Result<(), Failure> {
+    fn upload(&mut self, path: Option<&str>) -> Result<(), Failure> {
         let (name, text) = match self.artifacts.front() {
             None => return Ok(()),
             Some(Artifact::Text { name, text }) => ((*name).to_owned(), Ok(text.clone())),
@@ -114,10 +114,10 @@ impl Worker {
                 (path.file_name().unwrap_or_default().to_string_lossy().into_owned(), std::fs::read_to_string(path))
             }
         };
-        let uploaded = match (place, text) {
-            (Some(place), Ok(text)) => {
+        let uploaded = match (path, text) {
+            (Some(path), Ok(text)) => {
                 let text = self.secrets.iter().fold(text, |text, secret| text.replace(secret, "***"));
-                self.server.upload(place, &name, text.as_bytes())
+                self.server.upload(path, &name, text.as_bytes())
             }
             // The server does not take artifacts, or there is nothing to take.
             _ => Ok(()),
@@ -129,21 +129,21 @@ impl Worker {
     }
 }
 
-impl Errand for Worker {
-    type Item = Entry;
+impl Deliver for Worker {
+    type Item = LogItem;
 
-    fn take(&mut self, item: Entry) {
+    fn take(&mut self, item: LogItem) {
         if self.refused {
             return;
         }
         match item {
-            Entry::Begun { run, created, recalled } => {
+            LogItem::Begun { run, created, recorded_metrics } => {
                 self.begun = Some((run, created));
-                self.metrics.extend(recalled);
+                self.metrics.extend(recorded_metrics);
             }
-            Entry::Metrics(metrics) => self.metrics.extend(metrics),
-            Entry::Tags(tags) => self.tags.extend(tags),
-            Entry::Ended { status, at, state } => {
+            LogItem::Metrics(metrics) => self.metrics.extend(metrics),
+            LogItem::Tags(tags) => self.tags.extend(tags),
+            LogItem::Ended { status, at, state } => {
                 self.ended = Some((status, at));
                 let files = [self.folder.report(), self.folder.resolved(), self.folder.lock()];
                 self.artifacts = files.into_iter().map(Artifact::File).collect();
@@ -156,9 +156,9 @@ impl Errand for Worker {
         if self.refused || (self.begun.is_none() && self.run.is_none()) {
             return 0;
         }
-        let told = self.parameters.len() + self.tags.len() + self.metrics.len();
+        let items = self.parameters.len() + self.tags.len() + self.metrics.len();
         let begun = usize::from(self.begun.is_some());
-        begun + told + usize::from(self.ended.is_some()) + self.artifacts.len()
+        begun + items + usize::from(self.ended.is_some()) + self.artifacts.len()
     }
 
     fn deliver(&mut self) -> Result<(), Failure> {
@@ -168,7 +168,8 @@ impl Errand for Worker {
                     if !new {
                         // They cannot change, and are there.
                         self.parameters.clear();
-                        self.metrics.retain(|metric| run.told.get(&metric.key).is_none_or(|last| metric.step > *last));
+                        self.metrics
+                            .retain(|metric| run.last_steps.get(&metric.key).is_none_or(|last| metric.step > *last));
                     }
                     (self.run, self.begun) = (Some(run), None);
                 }
@@ -178,7 +179,7 @@ impl Errand for Worker {
                 }
             }
         }
-        let Some((id, place)) = self.run.as_ref().map(|run| (run.id.clone(), run.artifacts.clone())) else {
+        let Some((id, path)) = self.run.as_ref().map(|run| (run.id.clone(), run.artifacts.clone())) else {
             return Ok(());
         };
         if self.parameters.len() + self.tags.len() + self.metrics.len() > 0 {
@@ -191,15 +192,15 @@ impl Errand for Worker {
             }
             return updated;
         }
-        self.upload(place.as_deref())
+        self.upload(path.as_deref())
     }
 
-    /// Nothing is dropped: whatever is left is told when the server is back.
+    /// Nothing is dropped: the items are sent when the server answers again.
     fn give_up(&mut self) {}
 
     fn pause(&self) -> Duration {
-        let full = self.metrics.len() >= TOGETHER;
+        let full = self.metrics.len() >= MAX_ITEMS;
         let urgent = full || self.begun.is_some() || self.ended.is_some() || !self.artifacts.is_empty();
-        if urgent { Duration::ZERO } else { PAUSE }
+        if urgent { Duration::ZERO } else { BATCH_INTERVAL }
     }
 }

@@ -2,7 +2,7 @@
 //! here, whether or not there is an API key.
 //!
 //! Everything in the file follows from the pipeline, `run.json` and `events.jsonl`. So a `pipe` that resumes a run or takes it
-//! over writes the file anew, under a temporary name, and then goes on with it: no step is missing, and none is there twice.
+//! over rewrites the file under a temporary name and then appends to it: no step is missing, and none is there twice.
 
 mod identity;
 mod log;
@@ -19,14 +19,15 @@ use serde_json::{Map, Value, json};
 
 use super::protobuf::Message;
 use super::settings::settings;
-use super::{Listener, News, scalars};
-use crate::run::{now, write_json};
+use super::{Listener, Notice, scalars};
+use crate::clock::now;
+use crate::files::write_json;
 use identity::{Identity, Labels};
 use log::Log;
 use record::Kind;
 use summary::Summary;
 
-const WHO: &str = "track.wandb";
+const KEY: &str = "track.wandb";
 
 /// The file that says where the run ran.
 const METADATA: &str = "wandb-metadata.json";
@@ -62,11 +63,11 @@ struct Row {
 }
 
 impl Wandb {
-    /// In words why there can be none.
+    /// An error says why it cannot be used.
     pub fn new(pipeline: &Pipeline, folder: &RunFolder, variables: &Variables) -> Result<Self, String> {
         let written = pipeline.track.wandb.as_deref().unwrap_or_default();
         let project =
-            variables.expand(written).map_err(|name| format!("{WHO}: the variable ${{{name}}} is not set"))?;
+            variables.expand(written).map_err(|name| format!("{KEY}: the variable ${{{name}}} is not set"))?;
         Ok(Self {
             folder: folder.clone(),
             project,
@@ -76,15 +77,15 @@ impl Wandb {
         })
     }
 
-    fn take_in(&mut self, news: &News<'_>) -> io::Result<()> {
-        match news {
-            News::RunStarted(state) => self.begin(state)?,
-            News::Event(recorded) => self.event(recorded)?,
-            News::AttemptEnded(state) | News::Retried(state) => {
+    fn take_in(&mut self, notice: &Notice<'_>) -> io::Result<()> {
+        match notice {
+            Notice::RunStarted(state) => self.begin(state)?,
+            Notice::Event(recorded) => self.event(recorded)?,
+            Notice::AttemptEnded(state) | Notice::Retried(state) => {
                 self.describe(state)?;
                 self.open.as_mut().map_or(Ok(()), Open::write_summary)?;
             }
-            News::RunEnded(state) => self.end(state)?,
+            Notice::RunEnded(state) => self.end(state)?,
         }
         self.open.as_mut().map_or(Ok(()), |open| open.log.flush())
     }
@@ -111,7 +112,7 @@ impl Wandb {
         open.write(Kind::Files, &record::file(METADATA))?;
         self.open = Some(open);
         if !state.attempts.is_empty() {
-            self.recall()?;
+            self.write_recorded_events()?;
         }
         self.describe(state)?;
         // What was uploaded before is not all of it any more.
@@ -119,8 +120,8 @@ impl Wandb {
         self.open.as_mut().map_or(Ok(()), |open| open.log.publish())
     }
 
-    /// Writes what every event that is recorded tells.
-    fn recall(&mut self) -> io::Result<()> {
+    /// Writes the values of every recorded event.
+    fn write_recorded_events(&mut self) -> io::Result<()> {
         let Ok(file) = File::open(self.folder.events()) else { return Ok(()) };
         for line in BufReader::new(file).split(b'\n') {
             if let Ok(recorded) = serde_json::from_slice(&line?) {
@@ -241,8 +242,8 @@ impl Open {
 }
 
 impl Listener for Wandb {
-    fn hear(&mut self, news: &News<'_>) -> Result<(), String> {
-        self.take_in(news).map_err(|error| format!("{WHO}: cannot write: {error}"))
+    fn receive(&mut self, notice: &Notice<'_>) -> Result<(), String> {
+        self.take_in(notice).map_err(|error| format!("{KEY}: cannot write: {error}"))
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::track::retry;
 
 /// Seconds of training between two summaries in the file. One that is killed has a summary that is no older.
-const EVERY: f64 = 15.0;
+const SUMMARY_INTERVAL: f64 = 15.0;
 
 #[derive(Default)]
 pub struct Summary {
@@ -15,17 +15,17 @@ pub struct Summary {
     /// The evaluation with the lowest loss.
     best: Option<Eval>,
     pipe: Value,
-    /// When it was last due, in seconds since the Unix epoch.
-    due: f64,
+    /// When it was last last_written, in seconds since the Unix epoch.
+    last_written: f64,
 }
 
 impl Summary {
-    /// Takes in the values of a step; tells whether it is time for a summary.
+    /// Takes in the values of a step; returns whether a summary is due.
     pub fn step(&mut self, at: f64, values: Map<String, Value>) -> bool {
         self.last.extend(values);
-        let is_due = at >= self.due + EVERY;
+        let is_due = at >= self.last_written + SUMMARY_INTERVAL;
         if is_due {
-            self.due = at;
+            self.last_written = at;
         }
         is_due
     }

@@ -1,0 +1,5 @@
+//! One attempt of a run as pure functions: what is launched for it, how it ended, and what to do next. Starts nothing.
+
+pub mod outcome;
+pub mod retry;
+pub mod template;

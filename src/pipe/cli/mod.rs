@@ -1,0 +1,186 @@
+//! The command line: parses arguments, calls the command, sets the exit code. Only this folder uses clap.
+
+mod image;
+mod ledger;
+mod log;
+mod man;
+mod pipeline;
+mod runs;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use pipe_spec::PipeExit;
+
+use crate::command;
+use crate::error::Error;
+use crate::report::{print_data, print_json, say, visible};
+use image::ImageCommand;
+use ledger::LedgerCommand;
+use man::ManArgs;
+use pipeline::{CheckArgs, InitArgs, PlanArgs, RunArgs, StartArgs};
+use runs::{AttachArgs, DiffArgs, LogsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs};
+
+/// Run training pipelines in containers, with retries after out-of-memory that keep the training the same
+#[derive(Parser)]
+#[command(name = "pipe", version, max_term_width = 100, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Print only errors and data
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// Print more detail; give it twice for debug output (RUST_LOG takes precedence)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 unexpected, 2 usage, 3 pipeline invalid, 4 engine, GPU or hub unavailable, \
+5 image build failed, 6 training failed, 7 out of memory and no retry left, 130 interrupted.
+
+Environment: PIPE_RUNS is the folder for runs (./runs), PIPE_TRAINER the trainer program, PIPE_CACHE the folder for \
+file hashes and prepared data, PIPE_LEDGER the ledger file, PIPE_QUEUE the folder of the queue for cards, DOCKER_HOST the \
+container daemon, PIPE_ENGINE_WAIT the seconds to wait for a daemon that stopped answering (300).";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Write a new pipeline file, from the data and the answers to a few questions
+    Init(InitArgs),
+    /// Run a pipeline to its end, with retries after out-of-memory
+    Run(RunArgs),
+    /// Check a pipeline file and the files that it names; report every problem at once
+    Check(CheckArgs),
+    /// Compute how much memory a pipeline needs, and the largest batch for every size of card
+    Plan(PlanArgs),
+    /// Measure the largest batch that fits, on the engine that a run would use
+    Fit(StartArgs),
+    /// Show or forget what earlier runs measured: which batch fits on which card
+    #[command(subcommand)]
+    Ledger(LedgerCommand),
+    /// List the runs, newest first
+    Ls {
+        /// Print an array of runs as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one run: its attempts, why they ended, what was changed
+    Show(ShowArgs),
+    /// Write the HTML report of a run, report.html, or one report that compares several runs
+    Report(ReportArgs),
+    /// Compare two runs: settings, lock, results, loss curves
+    Diff(DiffArgs),
+    /// Run the pipeline of a run again, with the same data and program, and compare the loss curves
+    Reproduce(ReproduceArgs),
+    /// Watch a run in the background; Ctrl-C leaves it running
+    Attach(AttachArgs),
+    /// Stop runs: their trainers save a checkpoint and end
+    Stop(StopArgs),
+    /// Continue a run that was stopped, failed, or whose pipe process was killed, from its last checkpoint
+    Resume(ResumeArgs),
+    /// Print the log of an attempt
+    Logs(LogsArgs),
+    /// Remove runs with their folders and containers, or containers that a killed pipe process left
+    Rm(RmArgs),
+    /// Build the trainer image, or list the images that pipe built
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Check engine, GPU, driver, trainer, memory and disk, and print what to do; exits 4 if runs cannot start
+    Doctor {
+        /// Print the checks as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the JSON schema of the pipeline file
+    Schema,
+    /// Print completions for a shell
+    Completions { shell: clap_complete::Shell },
+    /// Print the manual page of pipe or of a command: `pipe man run | man -l -`
+    Man(ManArgs),
+}
+
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are answers, everything else is a usage error.
+            let code = if error.use_stderr() { PipeExit::Usage } else { PipeExit::Done };
+            print_usage(&error);
+            return ExitCode::from(code.code());
+        }
+    };
+    log::to_stderr(cli.verbose);
+    match dispatch(cli.command, cli.quiet) {
+        Ok(()) => ExitCode::from(PipeExit::Done.code()),
+        Err(error) => {
+            say(&format!("error: {error}"));
+            if let Some(hint) = error.hint() {
+                say(&format!("hint: {hint}"));
+            }
+            ExitCode::from(error.exit_code().code())
+        }
+    }
+}
+
+/// Prints help, or the usage error. It has colours unless an argument contains escape codes.
+fn print_usage(error: &clap::Error) {
+    let has_codes = |arg: std::ffi::OsString| {
+        let arg = arg.to_string_lossy();
+        visible(&arg) != arg
+    };
+    match std::env::args_os().any(has_codes) {
+        true => say(error.render().to_string().trim_end()),
+        false => drop(error.print()),
+    }
+}
+
+fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
+    match command {
+        Command::Init(args) => command::init::run(&args.options(quiet)),
+        Command::Run(args) => command::run::run(args.options(quiet)),
+        Command::Check(args) => command::check::run(&args.file, &args.set, args.json),
+        Command::Plan(args) => command::plan::run(&args.options()),
+        Command::Fit(args) => command::fit::run(args.options(quiet)),
+        Command::Ledger(LedgerCommand::Ls { json }) => command::ledger::ls(json),
+        Command::Ledger(LedgerCommand::Show { id }) => command::ledger::show(&id),
+        Command::Ledger(LedgerCommand::Forget { ids, all }) => command::ledger::forget(&ids, all),
+        Command::Ledger(LedgerCommand::Export) => command::ledger::export(),
+        Command::Ls { json } => command::ls::run(json),
+        Command::Show(args) => command::show::run(&args.run, args.json),
+        Command::Report(args) => command::report::run(&args.runs, args.out.as_deref()),
+        Command::Diff(args) => command::diff::run(&args.first, &args.second, args.json),
+        Command::Reproduce(args) => command::reproduce::run(&args.options(quiet)),
+        Command::Attach(args) => command::attach::run(&args.run, args.json, quiet),
+        Command::Stop(args) => command::stop::run(&args.runs, args.now, quiet),
+        Command::Resume(args) => command::resume::run(&args.options(quiet)),
+        Command::Logs(args) => command::logs::run(&args.options()),
+        Command::Rm(args) => command::rm::run(&args.runs, args.left_behind, args.force),
+        Command::Image(ImageCommand::Build { dockerfile, json }) => {
+            command::image::build(dockerfile.as_deref(), json, quiet)
+        }
+        Command::Image(ImageCommand::Files { json }) => command::image::files(json),
+        Command::Image(ImageCommand::Ls { json }) => command::image::ls(json),
+        Command::Doctor { json } => command::doctor::run(json),
+        Command::Schema => {
+            print_json(&pipe_spec::pipeline::schema());
+            Ok(())
+        }
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "pipe", &mut text);
+            print_data(&text);
+            Ok(())
+        }
+        Command::Man(args) => man::run(Cli::command(), &args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

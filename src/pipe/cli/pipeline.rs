@@ -1,0 +1,160 @@
+//! Arguments of the commands that take a pipeline file.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use pipe_spec::Job;
+use pipe_spec::pipeline::Arch;
+use pipe_spec::text::{ByteSize, Name};
+
+use crate::command;
+use crate::engine::registry;
+use crate::run::Choices;
+
+#[derive(Args)]
+pub struct InitArgs {
+    /// The file to write; default: NAME.yaml
+    file: Option<PathBuf>,
+    /// The architecture to train; default: guessed from the columns of the data
+    #[arg(long, value_parser = arch())]
+    arch: Option<Arch>,
+    /// The training data: a file or a folder
+    #[arg(long, value_name = "PATH")]
+    data: Option<String>,
+    /// The evaluation data; default: eval, validation, dev or test beside the training data
+    #[arg(long, value_name = "PATH")]
+    eval: Option<String>,
+    /// A folder in Hugging Face layout, or a hub id; default: train from scratch
+    #[arg(long, value_name = "DIR_OR_ID")]
+    model: Option<String>,
+    /// The name of the pipeline
+    #[arg(long)]
+    name: Option<Name>,
+    /// The memory of the card to train on, such as 24g; default: the card of this machine
+    #[arg(long, value_name = "SIZE")]
+    gpu_memory: Option<ByteSize>,
+    /// Ask no questions, and use the defaults
+    #[arg(short, long)]
+    yes: bool,
+    /// Overwrite an existing file
+    #[arg(long)]
+    force: bool,
+    /// Print the pipeline instead of writing a file
+    #[arg(long, conflicts_with = "file")]
+    stdout: bool,
+}
+
+impl InitArgs {
+    pub fn options(self, quiet: bool) -> command::init::Options {
+        let Self { file, arch, data, eval, model, name, gpu_memory, yes, force, stdout } = self;
+        command::init::Options { file, arch, data, eval, model, name, gpu_memory, yes, force, stdout, quiet }
+    }
+}
+
+fn arch() -> impl TypedValueParser<Value = Arch> {
+    PossibleValuesParser::new(Arch::ALL.iter().map(|arch| arch.name()))
+        .map(|name| Arch::find(&name).expect("the parser accepts only these names"))
+}
+
+// No doc comment: clap would print it as the help of the command.
+#[derive(Args)]
+pub struct StartArgs {
+    /// The pipeline file
+    file: PathBuf,
+    /// The engine that starts the job; default: docker if a daemon answers, else process
+    #[arg(long, value_parser = PossibleValuesParser::new(registry::names()))]
+    engine: Option<String>,
+    /// Replace a value: train.batch=64 (can be repeated)
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    set: Vec<String>,
+    /// The name of the run; default: the name of the pipeline
+    #[arg(long)]
+    name: Option<String>,
+    /// Show what would be started, and start nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Start with the batch of the pipeline, without reading or writing the ledger
+    #[arg(long)]
+    ignore_ledger: bool,
+    /// Start now, even if other runs use the card
+    #[arg(long)]
+    no_queue: bool,
+    /// Print the events as JSON lines
+    #[arg(long)]
+    json: bool,
+}
+
+impl StartArgs {
+    pub fn options(self, quiet: bool) -> command::run::Options {
+        command::run::Options {
+            file: self.file,
+            engine: self.engine,
+            set: self.set,
+            name: self.name,
+            dry_run: self.dry_run,
+            resume: false,
+            detach: false,
+            choices: Choices { job: Job::Train, ignore_ledger: self.ignore_ledger, no_queue: self.no_queue },
+            json: self.json,
+            pins: Vec::new(),
+            quiet,
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    start: StartArgs,
+    /// Run in the background: print the id of the run and return
+    #[arg(short, long, conflicts_with = "dry_run")]
+    detach: bool,
+    /// Resume the newest run of this pipeline if it did not finish; else start a new run
+    #[arg(long, conflicts_with = "dry_run")]
+    resume: bool,
+}
+
+impl RunArgs {
+    pub fn options(self, quiet: bool) -> command::run::Options {
+        let Self { start, detach, resume } = self;
+        command::run::Options { detach, resume, ..start.options(quiet) }
+    }
+}
+
+#[derive(Args)]
+pub struct CheckArgs {
+    /// The pipeline file
+    pub file: PathBuf,
+    /// Replace a value: train.batch=64 (can be repeated)
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    pub set: Vec<String>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct PlanArgs {
+    /// The pipeline file; its data need not exist
+    file: PathBuf,
+    /// Replace a value: train.batch=64 (can be repeated)
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    set: Vec<String>,
+    /// A card by its name, such as 5090, instead of the card of this machine
+    #[arg(long, value_name = "NAME")]
+    gpu: Option<String>,
+    /// A card by its memory, such as 24g
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<ByteSize>,
+    /// Print the plan as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl PlanArgs {
+    pub fn options(self) -> command::plan::Options {
+        let Self { file, set, gpu, memory, json } = self;
+        command::plan::Options { file, set, gpu, memory, json }
+    }
+}

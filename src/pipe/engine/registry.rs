@@ -1,0 +1,109 @@
+//! The engines that `pipe` has. The one place outside an engine's own folder that names it.
+
+use std::path::PathBuf;
+
+use futures_util::future::LocalBoxFuture;
+
+use super::{Engine, docker, process};
+use crate::error::Error;
+use crate::gpu::Card;
+use crate::image;
+use crate::report::{Check, Reporter};
+
+/// In the order in which they are tried where a pipeline names none.
+const ENGINES: &[Registration] = &[
+    docker::REGISTRATION,
+    process::REGISTRATION,
+    #[cfg(test)]
+    super::toy::REGISTRATION,
+];
+
+/// Connects to an engine, or says why it does not answer.
+pub type Connect = fn() -> LocalBoxFuture<'static, Result<Box<dyn Engine>, Error>>;
+
+/// How `pipe` gets to an engine.
+pub struct Registration {
+    /// As pipelines, `--engine` and run folders name it.
+    pub name: &'static str,
+    pub connect: Connect,
+    /// Whether its jobs continue after the `pipe` process that started them ends.
+    pub keeps_jobs: bool,
+    /// Whether `pipe image` builds for it.
+    pub has_images: bool,
+    /// Its part of `pipe doctor`.
+    pub doctor: for<'a> fn(&'a Host) -> LocalBoxFuture<'a, Vec<Check>>,
+}
+
+/// This machine, for the checks of `pipe doctor`.
+pub struct Host {
+    pub trainer: Result<PathBuf, Error>,
+    pub card: Option<Card>,
+}
+
+impl Host {
+    pub fn look() -> Self {
+        Self { trainer: image::find_trainer(), card: Card::of_host() }
+    }
+}
+
+/// The names of all engines.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ENGINES.iter().map(|engine| engine.name)
+}
+
+fn find(name: &str) -> Result<&'static Registration, Error> {
+    let known = || names().map(str::to_owned).collect();
+    ENGINES
+        .iter()
+        .find(|engine| engine.name == name)
+        .ok_or_else(|| Error::UnknownEngine { name: name.to_owned(), known: known() })
+}
+
+pub async fn connect(name: &str) -> Result<Box<dyn Engine>, Error> {
+    (find(name)?.connect)().await
+}
+
+/// The requested engine, else the first that answers. Prints its name.
+pub async fn choose(wanted: Option<&str>, reporter: &Reporter) -> Result<Box<dyn Engine>, Error> {
+    let engine = match wanted {
+        Some(name) => connect(name).await?,
+        None => first_that_answers(reporter).await?,
+    };
+    reporter.note(&format!("engine: {}", engine.describe()));
+    Ok(engine)
+}
+
+async fn first_that_answers(reporter: &Reporter) -> Result<Box<dyn Engine>, Error> {
+    let mut engines = ENGINES.iter().peekable();
+    while let Some(engine) = engines.next() {
+        match ((engine.connect)().await, engines.peek()) {
+            (Err(Error::NoEngine { reason, .. }), Some(next)) => {
+                reporter.note(&format!("{} is not available ({reason}): using the engine {}", engine.name, next.name));
+            }
+            (connected, _) => return connected,
+        }
+    }
+    Err(Error::NoEngine { reason: "none is built in".to_owned(), hint: String::new() })
+}
+
+/// The engine that `pipe image` builds for.
+pub async fn connect_for_images() -> Result<Box<dyn Engine>, Error> {
+    match ENGINES.iter().find(|engine| engine.has_images) {
+        Some(engine) => (engine.connect)().await,
+        None => Err(Error::NoEngine { reason: "no engine has images".to_owned(), hint: String::new() }),
+    }
+}
+
+/// Whether the jobs of the engine of this name may outlive their `pipe`. Of an unknown engine nothing is ruled out.
+pub fn keeps_jobs(name: &str) -> bool {
+    find(name).map_or(true, |engine| engine.keeps_jobs)
+}
+
+/// What every engine has to say to `pipe doctor`.
+pub async fn doctor(host: &Host) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for engine in ENGINES {
+        checks.extend((engine.doctor)(host).await);
+    }
+    checks
+}

@@ -1,0 +1,148 @@
+//! What is drawn of runs: loss, learning rate, gradient norm, throughput, memory.
+
+use std::collections::BTreeMap;
+
+use pipe_spec::event::Step;
+use pipe_spec::text::human_bytes;
+
+use super::curve::{Chart, Curve, Kind, Mark};
+use super::scale::Unit;
+use super::thin::Point;
+use crate::run::Record;
+
+type Get = fn(&Step) -> f64;
+
+struct Figure {
+    key: &'static str,
+    title: &'static str,
+    unit: Unit,
+    kind: Kind,
+    get: Get,
+}
+
+const FIGURES: [Figure; 6] = [
+    figure("loss", "Loss", Kind::Noisy, |step| step.loss),
+    figure("lr", "Learning rate", Kind::Line, |step| step.lr),
+    figure("norm", "Gradient norm", Kind::Noisy, |step| step.grad_norm),
+    figure("throughput", "Throughput, target tokens (or samples) per second", Kind::Noisy, Step::tokens_per_second),
+    Figure { unit: Unit::Bytes, ..figure("memory", "Peak memory", Kind::Line, |step| step.peak as f64) },
+    figure("waiting", "Waiting for data, percent of a step", Kind::Noisy, waiting),
+];
+
+const fn figure(key: &'static str, title: &'static str, kind: Kind, get: Get) -> Figure {
+    Figure { key, title, unit: Unit::Number, kind, get }
+}
+
+fn waiting(step: &Step) -> f64 {
+    if step.ms > 0.0 { step.data_ms / step.ms * 100.0 } else { f64::NAN }
+}
+
+/// The figures of one run, with its attempts.
+pub fn of_one(run: &Record) -> Vec<Chart> {
+    let draw = |figure: &Figure| {
+        let mut curves =
+            vec![Curve { name: "train".to_owned(), points: points(run, figure.get), style: 0, kind: figure.kind }];
+        if figure.key == "loss" && !run.history.evals.is_empty() {
+            curves.push(Curve { name: "eval".to_owned(), points: evals(run), style: 1, kind: Kind::Dots });
+        }
+        chart(figure, curves, &[run], attempts(run, None))
+    };
+    FIGURES.iter().map(draw).collect()
+}
+
+/// The figures of several runs, one over the other.
+pub fn of_all(runs: &[Record]) -> Vec<Chart> {
+    let every: Vec<&Record> = runs.iter().collect();
+    let draw = |figure: &Figure| {
+        let mut curves = Vec::new();
+        for (style, run) in runs.iter().enumerate() {
+            curves.push(Curve { name: run.id.clone(), points: points(run, figure.get), style, kind: figure.kind });
+            if figure.key == "loss" && !run.history.evals.is_empty() {
+                curves.push(Curve { name: format!("{}, eval", run.id), points: evals(run), style, kind: Kind::Dots });
+            }
+        }
+        // That a run began needs no mark; that it began again does.
+        let retried = |run: &Record| run.state.as_ref().is_some_and(|state| state.attempts.len() > 1);
+        let marks = runs.iter().enumerate().filter(|(_, run)| retried(run));
+        chart(figure, curves, &every, marks.flat_map(|(style, run)| attempts(run, Some(style))).collect())
+    };
+    FIGURES.iter().map(draw).collect()
+}
+
+fn chart(figure: &Figure, curves: Vec<Curve>, runs: &[&Record], marks: Vec<Mark>) -> Chart {
+    let mut capacities: Vec<u64> = runs.iter().filter_map(|run| run.history.capacity()).collect();
+    capacities.sort_unstable();
+    capacities.dedup();
+    let levels = capacities
+        .iter()
+        .filter(|_| figure.key == "memory")
+        .map(|bytes| (format!("capacity {}", human_bytes(*bytes)), *bytes as f64));
+    let levels = levels.collect();
+    let Figure { key, title, unit, .. } = *figure;
+    Chart { key, title: title.to_owned(), unit, curves, levels, marks }
+}
+
+fn points(run: &Record, get: Get) -> Vec<Point> {
+    let points = run.history.steps.iter().map(|step| (step.step as f64, get(step)));
+    points.filter_map(drawable).collect()
+}
+
+fn evals(run: &Record) -> Vec<Point> {
+    // A step that is done again is evaluated again: the last evaluation counts.
+    let by_step: BTreeMap<u64, f64> = run.history.evals.iter().map(|eval| (eval.step, eval.loss)).collect();
+    by_step.into_iter().map(|(step, loss)| (step as f64, loss)).filter_map(drawable).collect()
+}
+
+/// A point whose height an axis can have: numbers at the ends of what a float holds have no ticks.
+fn drawable((step, height): Point) -> Option<Point> {
+    let height = if height.abs() < 1e-100 { 0.0 } else { height };
+    (height.abs() < 1e100).then_some((step, height))
+}
+
+/// Where attempts begin; those that begin at the same step share a mark. With `style` it is one run of several.
+fn attempts(run: &Record, style: Option<usize>) -> Vec<Mark> {
+    let mut begins: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut done = 0;
+    for attempt in run.state.iter().flat_map(|state| &state.attempts) {
+        begins.insert(attempt.number, attempt.first_step.map_or(done, |step| step.saturating_sub(1)));
+        done = attempt.last_step.unwrap_or(done);
+    }
+    for (number, started) in &run.history.started {
+        begins.insert(*number, started.resumed_from.unwrap_or(0));
+    }
+    let mut at: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    begins.into_iter().for_each(|(number, step)| at.entry(step).or_default().push(number));
+    let of = |style| (run.id.clone(), style);
+    let mark =
+        |(step, numbers): (u64, Vec<u32>)| Mark { step: step as f64, name: together(&numbers), run: style.map(of) };
+    at.into_iter().map(mark).collect()
+}
+
+/// `2`, `1, 2`, `1-4`.
+fn together(numbers: &[u32]) -> String {
+    match numbers {
+        [first, .., last] if numbers.len() > 2 && (last - first) as usize == numbers.len() - 1 => {
+            format!("{first}-{last}")
+        }
+        _ => numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heights_that_can_be_drawn() {
+        for (height, want) in [(1.5, Some(1.5)), (1e-320, Some(0.0)), (f64::MAX, None), (f64::NAN, None)] {
+            assert_eq!(drawable((1.0, height)).map(|point| point.1), want, "{height}");
+        }
+    }
+
+    #[test]
+    fn attempts_at_one_step() {
+        for (numbers, want) in [(&[2][..], "2"), (&[1, 2], "1, 2"), (&[1, 2, 3], "1-3"), (&[1, 2, 5], "1, 2, 5")] {
+            assert_eq!(together(numbers), want);
+        }
+    }
+}

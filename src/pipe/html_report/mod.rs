@@ -1,0 +1,77 @@
+//! `report.html`: a run, or several, on one page that needs nothing from anywhere: no script, curves as inline SVG. Pure:
+//! what is in a run's folder comes in, a page goes out.
+
+mod attempts;
+mod compare;
+mod curve;
+mod escape;
+mod figures;
+mod memory;
+pub mod results;
+mod scale;
+mod sections;
+mod thin;
+
+use pipe_spec::Variables;
+
+use crate::run::Record;
+use escape::escape;
+
+/// The legend of long curves.
+const RUNNING_MEAN_NOTE: &str = "in long runs every step is faint and the running mean is strong";
+
+const STYLE: &str = include_str!("page.css");
+
+/// The page of these runs. `variables` are those that their pipelines may name; no value of one is shown.
+pub fn page(runs: &[Record], variables: &Variables) -> String {
+    let (title, body) = match runs {
+        [run] => (run.id.clone(), one(run, variables)),
+        _ => (format!("{} runs compared", runs.len()), compare::body(runs)),
+    };
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n\
+         <title>{} - pipe</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n\
+         <footer>written by pipe {}</footer>\n</body>\n</html>\n",
+        escape(&title),
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+fn one(run: &Record, variables: &Variables) -> String {
+    let charts: String = figures::of_one(run).iter().map(curve::Chart::svg).collect();
+    let eval = match run.history.evals.is_empty() {
+        true => "",
+        false => {
+            "<span class=\"curve c1\"><svg viewBox=\"0 0 14 10\" aria-hidden=\"true\">\
+                  <circle cx=\"7\" cy=\"5\" r=\"3.5\"/></svg> eval</span> &middot; "
+        }
+    };
+    let key = format!(
+        "<p class=\"note\">{eval}dotted: where an attempt begins, with its number &middot; {RUNNING_MEAN_NOTE}</p>"
+    );
+    [
+        sections::heading(run),
+        run.state.as_ref().map_or(String::new(), attempts::section),
+        format!("<section id=\"curves\"><h2>Curves</h2>{key}<div class=\"figures\">{charts}</div></section>\n"),
+        memory::section(run, variables),
+        sections::samples(run),
+        sections::warnings(run),
+        sections::files(run),
+    ]
+    .concat()
+}
+
+/// A table that scrolls within itself. The head is text, the cells are HTML.
+fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let head: String = head.iter().map(|cell| format!("<th scope=\"col\">{}</th>", escape(cell))).collect();
+    let row = |cells: &Vec<String>| {
+        let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
+        format!("<tr>{cells}</tr>")
+    };
+    let rows: String = rows.iter().map(row).collect();
+    format!(
+        "<div class=\"table\" tabindex=\"0\"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+}

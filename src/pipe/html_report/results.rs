@@ -1,0 +1,38 @@
+//! The results of a run, in a few figures.
+
+use pipe_spec::event::Eval;
+use pipe_spec::text::human_bytes;
+
+use crate::report::{duration, figure};
+use crate::run::Record;
+
+/// Names and values, the most important first. Unknown values are left out.
+pub fn results(run: &Record) -> Vec<(String, String)> {
+    let mut results = Vec::new();
+    let mut add = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            results.push((name.to_owned(), value));
+        }
+    };
+    let history = &run.history;
+    let last = history.steps.last();
+    add("steps", steps(run));
+    add("training loss", last.map(|step| figure(step.loss)));
+    let eval = history.evals.last();
+    add("eval loss", eval.map(|eval| figure(eval.loss)));
+    for (name, score) in eval.iter().flat_map(|Eval { scores, .. }| scores) {
+        add(&format!("eval {}", name.replace('_', " ")), Some(figure(*score)));
+    }
+    add("tokens per second", run.tokens_per_second().map(figure));
+    add("peak memory", run.peak_memory().map(human_bytes));
+    add("time", run.seconds().map(duration));
+    add("attempts", run.state.as_ref().map(|state| state.attempts.len().to_string()));
+    results
+}
+
+/// Those that were done, of those that were to be.
+pub fn steps(run: &Record) -> Option<String> {
+    let done = run.history.steps.last().map_or(0, |step| step.step);
+    let all = run.state.as_ref().and_then(|state| state.steps);
+    all.or_else(|| run.history.started.last().map(|(_, started)| started.steps)).map(|all| format!("{done} of {all}"))
+}

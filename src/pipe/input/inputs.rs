@@ -1,0 +1,159 @@
+//! The files that a pipeline names, as the host and the job see them. Types only: `preflight` finds them, `data_cache` prepares them.
+
+use std::path::PathBuf;
+
+use pipe_spec::lock::LockedRepository;
+
+/// A file or folder that the job reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// Where it lies on the host.
+    pub host: PathBuf,
+    /// The same with variables in place of their values, for what is written to disk.
+    pub written: PathBuf,
+    /// Where it lies in a container.
+    pub mounted: PathBuf,
+    /// What is mounted for it and where, if it would not be whole by itself.
+    pub mount: Option<Mount>,
+    /// What the job reads in its place.
+    pub prepared: Option<Prepared>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub host: PathBuf,
+    pub target: PathBuf,
+}
+
+impl Input {
+    /// What a container needs of the host for it.
+    pub fn mounts(&self) -> Vec<Mount> {
+        let Some(prepared) = &self.prepared else {
+            let alone = || Mount { host: self.host.clone(), target: self.mounted.clone() };
+            return vec![self.mount.clone().unwrap_or_else(alone)];
+        };
+        let beside = prepared.beside.iter().map(|folder| Mount { host: folder.clone(), target: folder.clone() });
+        let rows = Mount { host: prepared.folder.clone(), target: prepared.mounted.clone() };
+        std::iter::once(rows).chain(beside).collect()
+    }
+
+    /// Where the job reads it: on the host, as that is written to disk, and in a container.
+    pub fn read_at(&self) -> (PathBuf, PathBuf) {
+        match &self.prepared {
+            Some(prepared) => (prepared.folder.join(&prepared.file), prepared.mounted.join(&prepared.file)),
+            None => (self.written.clone(), self.mounted.clone()),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inputs {
+    pub train: Vec<Input>,
+    pub eval: Vec<Input>,
+    /// The file that names the tokenizer, then those that belong to it; none where nothing is read as text.
+    pub tokenizer: Vec<Input>,
+    pub model: Option<Input>,
+    /// The repositories of the hub that any of them came from.
+    pub hub: Vec<LockedRepository>,
+    /// Whether all of them are on this machine. What is only checked is not fetched from the hub.
+    pub all_local: bool,
+}
+
+impl Inputs {
+    /// Of work that reads no files that `pipe` knows.
+    pub fn none() -> Self {
+        let (train, eval, tokenizer, hub) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { train, eval, tokenizer, model: None, hub, all_local: true }
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Input> {
+        self.train.iter().chain(&self.eval).chain(&self.tokenizer).chain(&self.model)
+    }
+}
+
+/// A file that the job reads in place of a data file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// Its folder in the cache, which is mounted as a whole.
+    pub folder: PathBuf,
+    /// The name of the file with the rows in it.
+    pub file: String,
+    /// Where the folder lies in a container.
+    pub mounted: PathBuf,
+    /// A folder of the host that rows name files of by their whole paths.
+    pub beside: Option<PathBuf>,
+    /// What lines of the file are in the original.
+    pub numbering: Numbering,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbering {
+    /// The same lines.
+    SameLines,
+    /// Rows, counted from 1.
+    Rows,
+    /// Rows, after a line of names.
+    RowsAfterHeader,
+}
+
+impl Prepared {
+    /// What a job said, with the original in place of the prepared file.
+    pub fn with_original(&self, said: &str, original: &str) -> String {
+        let mut text = said.to_owned();
+        for folder in [&self.mounted, &self.folder] {
+            let place = folder.join(&self.file).to_string_lossy().into_owned();
+            text = self.replace(&text, &place, original);
+        }
+        text.replace(&*self.mounted.to_string_lossy(), &self.folder.to_string_lossy())
+    }
+
+    fn replace(&self, said: &str, place: &str, original: &str) -> String {
+        let mut pieces = said.split(place);
+        let mut text = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
+            text.push_str(original);
+            let digits =
+                piece.strip_prefix(" line ").map(|rest| (rest, rest.bytes().take_while(u8::is_ascii_digit).count()));
+            let line = digits.and_then(|(rest, count)| Some((rest[..count].parse::<u64>().ok()?, &rest[count..])));
+            match (self.numbering, line) {
+                (Numbering::Rows, Some((line, rest))) => text.push_str(&format!(" row {line}{rest}")),
+                (Numbering::RowsAfterHeader, Some((0 | 1, rest))) => text.push_str(rest),
+                (Numbering::RowsAfterHeader, Some((line, rest))) => text.push_str(&format!(" row {}{rest}", line - 1)),
+                (Numbering::SameLines, _) | (_, None) => text.push_str(piece),
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_original() {
+        let prepared = |numbering| Prepared {
+            folder: "/home/u/.cache/pipe/data/ab".into(),
+            file: "data.jsonl".into(),
+            mounted: "/pipe/prepared/ab".into(),
+            beside: None,
+            numbering,
+        };
+        for (numbering, said, want) in [
+            (Numbering::Rows, "/pipe/prepared/ab/data.jsonl line 17: no field", "t.parquet row 17: no field"),
+            (Numbering::Rows, "/home/u/.cache/pipe/data/ab/data.jsonl line 3: x", "t.parquet row 3: x"),
+            (Numbering::Rows, "/pipe/prepared/ab/data.jsonl: the file is empty", "t.parquet: the file is empty"),
+            (Numbering::SameLines, "/pipe/prepared/ab/data.jsonl line 17: no", "t.parquet line 17: no"),
+            (Numbering::RowsAfterHeader, "/pipe/prepared/ab/data.jsonl line 17: no", "t.parquet row 16: no"),
+            (Numbering::RowsAfterHeader, "/pipe/prepared/ab/data.jsonl line 1: no", "t.parquet: no"),
+            (
+                Numbering::Rows,
+                "/pipe/prepared/ab/data.jsonl line 2: the picture /pipe/prepared/ab/pictures/0000/2.png: bad",
+                "t.parquet row 2: the picture /home/u/.cache/pipe/data/ab/pictures/0000/2.png: bad",
+            ),
+            (Numbering::Rows, "nothing of it", "nothing of it"),
+        ] {
+            assert_eq!(prepared(numbering).with_original(said, "t.parquet"), want);
+        }
+    }
+}

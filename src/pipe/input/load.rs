@@ -1,0 +1,135 @@
+//! From a pipeline file to a pipeline, with what it names.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use pipe_spec::lock::LockedRepository;
+use pipe_spec::model_folder::CONFIG;
+use pipe_spec::pipeline::{MAX_FILE_BYTES, Pipeline, Training};
+use pipe_spec::{Lock, Problems, Variables};
+use serde_json::{Map, Value};
+
+use super::preflight::{self, NotFound};
+use super::{Inputs, read_config};
+use crate::background;
+use crate::error::Error;
+use crate::files::absolute;
+use crate::files::bounded;
+use crate::hub::{Failure, Hub, HubAccess};
+use crate::interrupt::Interrupts;
+use crate::report::{FetchProgress, Reporter};
+use crate::run::runs_folder;
+
+/// A pipeline that was read, with the text it was read from.
+pub struct Loaded {
+    pub pipeline: Pipeline,
+    pub text: String,
+    pub variables: Variables,
+    pub inputs: Inputs,
+}
+
+impl Loaded {
+    pub fn training(&self) -> Result<&Training, Error> {
+        self.pipeline.training().ok_or(Error::NotATraining)
+    }
+}
+
+/// Which pipeline is read, and how much of what it names on the hub is fetched.
+pub struct Request {
+    pub file: PathBuf,
+    pub set: Vec<String>,
+    pub access: HubAccess,
+    /// The commits that a run began with, which it keeps whatever a branch names by now.
+    pub pins: Vec<LockedRepository>,
+}
+
+/// A pipeline that was read, whether what it names is there or not.
+pub struct Parsed {
+    pub pipeline: Pipeline,
+    pub text: String,
+    pub variables: Variables,
+}
+
+/// Reads a pipeline file, with a `.env` of the working directory.
+pub fn parse(file: &Path, set: &[String]) -> Result<Parsed, Error> {
+    let bytes = bounded::read(file, MAX_FILE_BYTES)?;
+    let invalid = |problems: Problems| Error::Invalid { path: file.to_owned(), problems };
+    let text =
+        String::from_utf8(bytes).map_err(|_| invalid(Problems::one(None, "", "the file is not text in UTF-8")))?;
+    let variables = variables();
+    let pipeline = Pipeline::parse(&text, set, &variables).map_err(invalid)?;
+    Ok(Parsed { pipeline, text, variables })
+}
+
+/// Those of the environment and of a `.env` of the working directory.
+pub fn variables() -> Variables {
+    let env_file =
+        bounded::read(Path::new(".env"), MAX_FILE_BYTES).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    Variables::new(env_file.as_deref(), std::env::vars())
+}
+
+/// Reads a pipeline file, and finds what it names.
+pub fn load(request: &Request, progress: FetchProgress) -> Result<Loaded, Error> {
+    let Request { file, set, access, pins } = request;
+    let Parsed { pipeline, text, variables } = parse(file, set)?;
+    let hub = Hub::new(&variables, *access, pins, progress);
+    let inputs = Inputs::find(&pipeline, &variables, &hub).map_err(|error| match error {
+        NotFound::Problems(problems) => Error::Invalid { path: file.clone(), problems },
+        NotFound::Error(error) => error,
+    })?;
+    Ok(Loaded { pipeline, text, variables, inputs })
+}
+
+/// The same in a thread of its own, so that Ctrl-C ends it at once however long the hub takes. What was fetched until then
+/// stays in the cache.
+pub async fn load_interruptibly(
+    request: Request,
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<Loaded, Error> {
+    let progress = reporter.fetch_progress();
+    let thread_progress = progress.clone();
+    let loaded = background::run_interruptibly(interrupts, move || load(&request, thread_progress)).await;
+    if matches!(loaded, Err(Error::Interrupted)) {
+        progress.end(false);
+    }
+    loaded
+}
+
+/// The commits that a run keeps to.
+pub fn pins(lock: Option<&Lock>) -> Vec<LockedRepository> {
+    lock.map(|lock| lock.hub.clone()).unwrap_or_default()
+}
+
+/// The keys of the model's config.json, for which nothing else that the pipeline names need be there.
+pub fn planned_config(parsed: &Parsed, progress: FetchProgress) -> Result<Map<String, Value>, Error> {
+    let fail = |reason: String| Error::NoPlan { reason };
+    let model = &parsed.pipeline.training().ok_or(Error::NotATraining)?.model;
+    let Some(from) = &model.from else { return Ok(model.config.clone().unwrap_or_default()) };
+    let hub = Hub::new(&parsed.variables, HubAccess::Check, &[], progress);
+    let folder = preflight::config_folder(from, &parsed.variables, &hub).map_err(|failure| match failure {
+        Failure::Named(message) => fail(format!("model.from: {message}")),
+        Failure::Error(error) => error,
+    })?;
+    read_config(&folder).ok_or_else(|| fail(format!("model.from: {from} has no {CONFIG} that can be read")))
+}
+
+/// Goes to the folder that a run was started in, which its paths begin from. Paths of the environment begin where they did.
+/// To be called before there are other threads.
+pub fn enter_folder(folder: &Path) -> Result<(), Error> {
+    if folder.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let runs = absolute(&runs_folder());
+    // A path that begins with ~ begins nowhere else.
+    let is_relative = |value: &OsString| !value.is_empty() && !value.as_encoded_bytes().starts_with(b"~");
+    let given = ["PIPE_TRAINER", "PIPE_CACHE", "PIPE_LEDGER", "PIPE_QUEUE", "HF_HUB_CACHE", "HF_HOME", "HF_TOKEN_PATH"]
+        .into_iter()
+        .filter_map(|name| Some((name, std::env::var_os(name).filter(is_relative)?)))
+        .map(|(name, value)| (name, absolute(Path::new(&value))));
+    for (name, value) in given.chain([("PIPE_RUNS", runs)]).collect::<Vec<_>>() {
+        // SAFETY: no other thread runs yet.
+        unsafe { std::env::set_var(name, value) };
+    }
+    std::env::set_current_dir(folder).map_err(|source| Error::Read { path: folder.to_owned(), source })
+}

@@ -1,0 +1,10 @@
+//! What a run reads: the pipeline file, and the data, tokenizer and model that it names, found, checked and prepared. Starts nothing.
+
+pub mod data_cache;
+mod inputs;
+pub mod load;
+mod model_config;
+pub mod preflight;
+
+pub use inputs::{Input, Inputs, Mount, Numbering, Prepared};
+pub use model_config::{model_config, read_config};

@@ -1,0 +1,337 @@
+//! What a pipeline names must be there before anything is started: data, tokenizer, model, Dockerfile. What lies on the
+//! hub is fetched once everything else is known to be good.
+
+mod model_config;
+mod remote;
+mod tokenizer;
+
+use std::path::{Path, PathBuf};
+
+use pipe_spec::lock::LockedRepository;
+use pipe_spec::model_folder::CONFIG;
+use pipe_spec::pipeline::{Arch, Image, Paths, Pipeline, Problems, Task};
+use pipe_spec::{Variables, variables};
+
+use crate::engine::EngineSockets;
+use crate::error::Error;
+use crate::files::absolute;
+use crate::files::model_files::Weights;
+use crate::hub::{DataAddress, Failure, Hub, HubAccess, MissingFile, Snapshot};
+use crate::input::data_cache::{self, ColumnSelection, Format};
+use crate::input::{Input, Inputs, Mount};
+pub use remote::config_folder;
+use remote::{Source, in_repository};
+
+/// Why the inputs of a pipeline cannot be had.
+pub enum NotFound {
+    /// The pipeline names something that is not there, or not what it should be.
+    Problems(Problems),
+    /// Not the pipeline's fault.
+    Error(Error),
+}
+
+impl Inputs {
+    /// Finds everything, or says all that is missing. Fetches from the hub what `hub` reaches for, after everything else was
+    /// found.
+    pub fn find(pipeline: &Pipeline, known: &Variables, hub: &Hub) -> Result<Self, NotFound> {
+        let mut finder = Finder::new(known, hub);
+        let Some(training) = pipeline.training() else {
+            finder.container(pipeline);
+            finder.check()?;
+            return Ok(Self::none());
+        };
+        let task = training.model.arch.task();
+        let train = finder.data("data.train", &training.data.train, task);
+        let eval = training.data.eval.as_ref().map_or(Vec::new(), |paths| finder.data("data.eval", paths, task));
+        let is_text = |input: &Input| input.host.extension().is_none_or(|ending| ending != "safetensors");
+        let reads_text = task.reads_text() && train.iter().chain(&eval).any(is_text);
+        let own_tokenizer = reads_text && training.data.tokenizer.is_none();
+        let from = training.model.from.as_ref();
+        let model = from.and_then(|from| finder.model(from, training.model.arch, own_tokenizer));
+        finder.model_config(&training.model, model.as_ref());
+        let unfetched = finder.unfetched_tokenizer;
+        // Of a model that is not there nothing more is said.
+        let is_lost = own_tokenizer && from.is_some() && model.is_none();
+        let mut tokenizer = Vec::new();
+        if reads_text && unfetched.is_none() && !is_lost {
+            tokenizer = finder.tokenizer(training, model.as_ref(), train.first());
+        }
+        let columns = ColumnSelection::new(task, &training.data);
+        finder.check_files("data.train", &train, &columns);
+        finder.check_files("data.eval", &eval, &columns);
+        finder.container(pipeline);
+        finder.check()?;
+        let missing = std::mem::take(&mut finder.missing);
+        let all_local = missing.is_empty() || hub.access() == HubAccess::Fetch;
+        if hub.access() == HubAccess::Fetch {
+            if let Err(error) = hub.fetch(&missing) {
+                finder.failed(if error.is_data { "data" } else { "model.from" }, error.failure);
+                finder.check()?;
+            }
+            hub.announce(&finder.repositories);
+            // Those that were still to be fetched.
+            finder.check_files("data.train", &train, &columns);
+            finder.check_files("data.eval", &eval, &columns);
+        }
+        match (unfetched, &model) {
+            (Some(name), Some(model)) if !all_local => tokenizer = vec![inside(model, name)],
+            (Some(_), model) => tokenizer = finder.tokenizer(training, model.as_ref(), train.first()),
+            (None, _) => {}
+        }
+        if !pipeline.container.engine_socket {
+            let sockets = EngineSockets::find();
+            finder.check_mounts(&sockets, "data.train", &train);
+            finder.check_mounts(&sockets, "data.eval", &eval);
+            finder.check_mounts(&sockets, "data.tokenizer", &tokenizer);
+            finder.check_mounts(&sockets, "model.from", model.as_slice());
+            finder.check_given_mounts(&sockets, pipeline);
+        }
+        finder.check()?;
+        Ok(Self { train, eval, tokenizer, model, hub: finder.repositories, all_local })
+    }
+}
+
+struct Finder<'a> {
+    known: &'a Variables,
+    hub: &'a Hub,
+    problems: Problems,
+    /// The first that is not the pipeline's fault.
+    error: Option<Error>,
+    /// What is to be fetched.
+    missing: Vec<MissingFile>,
+    repositories: Vec<LockedRepository>,
+    /// The model's own tokenizer, where it is still to be fetched.
+    unfetched_tokenizer: Option<&'static str>,
+}
+
+impl<'a> Finder<'a> {
+    fn new(known: &'a Variables, hub: &'a Hub) -> Self {
+        let (problems, missing, repositories) = (Problems::default(), Vec::new(), Vec::new());
+        Self { known, hub, problems, error: None, missing, repositories, unfetched_tokenizer: None }
+    }
+
+    fn problem(&mut self, path: &str, message: String) {
+        self.problems.push(None, path, message);
+    }
+
+    fn failed(&mut self, path: &str, failure: Failure) {
+        match failure {
+            Failure::Named(message) => self.problem(path, message),
+            Failure::Error(error) => drop(self.error.get_or_insert(error)),
+        }
+    }
+
+    /// Fails with the problems so far. Problems come before errors: the user can fix them.
+    fn check(&mut self) -> Result<(), NotFound> {
+        if !self.problems.is_empty() {
+            return Err(NotFound::Problems(std::mem::take(&mut self.problems)));
+        }
+        self.error.take().map_or(Ok(()), |error| Err(NotFound::Error(error)))
+    }
+
+    /// What is used of a repository of the hub.
+    fn take(&mut self, snapshot: &Snapshot) {
+        self.missing.extend(snapshot.missing.iter().cloned());
+        if !self.repositories.contains(&snapshot.locked) {
+            self.repositories.push(snapshot.locked.clone());
+        }
+    }
+
+    fn input(&self, text: &str, mounted: impl Into<PathBuf>) -> Input {
+        // Undefined variables were refused when the pipeline was read.
+        let value = self.known.expand(text).unwrap_or_else(|_| text.to_owned());
+        let host = absolute(Path::new(&value));
+        let written = match variables::names(text).next() {
+            None => host.clone(),
+            Some(_) if Path::new(&value).is_absolute() => PathBuf::from(text),
+            Some(_) => absolute(Path::new("")).join(text),
+        };
+        Input { host, written, mounted: mounted.into(), mount: None, prepared: None }
+    }
+
+    /// The files of `data.train` or `data.eval`, those of folders in the order of their names.
+    fn data(&mut self, key: &str, paths: &Paths, task: Task) -> Vec<Input> {
+        let part = key.trim_start_matches("data.");
+        let mut inputs = Vec::new();
+        for (index, text) in paths.0.iter().enumerate() {
+            if DataAddress::is_meant(text) {
+                inputs.extend(self.hub_data(key, text, task));
+                continue;
+            }
+            let target = PathBuf::from(format!("/pipe/data/{part}/{index}"));
+            let name = Path::new(text).file_name().unwrap_or_default();
+            let mut input = self.input(text, target.join(name));
+            match std::fs::File::open(&input.host).and_then(|file| file.metadata()) {
+                Err(error) => self.problem(key, format!("cannot read {text}: {}", plain(&error))),
+                Ok(meta) if meta.is_dir() => {
+                    inputs.extend(self.files_of(&input, key, text, task));
+                    continue;
+                }
+                Ok(_) if !has_ending(&input.host, task) => {
+                    let endings = task.endings().join(", .");
+                    self.problem(key, format!("{text}: allowed for {}: .{endings}", task.name()));
+                }
+                Ok(meta) if meta.len() == 0 => self.problem(key, format!("{text} is empty")),
+                Ok(_) => {}
+            }
+            // Pictures lie beside the file that names them.
+            if task == Task::Contrastive
+                && let Some(parent) = input.host.parent()
+            {
+                input.mount = Some(Mount { host: parent.to_owned(), target });
+            }
+            inputs.push(input);
+        }
+        inputs
+    }
+
+    fn files_of(&mut self, folder: &Input, key: &str, text: &str, task: Task) -> Vec<Input> {
+        let mut names: Vec<PathBuf> = std::fs::read_dir(&folder.host)
+            .map(|entries| entries.flatten().map(|entry| PathBuf::from(entry.file_name())).collect())
+            .unwrap_or_default();
+        names.retain(|name| has_ending(name, task) && folder.host.join(name).is_file());
+        names.sort();
+        if names.is_empty() {
+            let endings = task.endings().join(", .");
+            self.problem(key, format!("the folder {text} has no files for {}: .{endings}", task.name()));
+        }
+        let mount = Mount { host: folder.host.clone(), target: folder.mounted.clone() };
+        let file = |name: &PathBuf| Input {
+            host: folder.host.join(name),
+            written: folder.written.join(name),
+            mounted: folder.mounted.join(name),
+            mount: Some(mount.clone()),
+            prepared: None,
+        };
+        names.iter().map(file).collect()
+    }
+
+    /// Checks the beginning of each file against its name. Missing files were reported before, or will be fetched.
+    fn check_files(&mut self, key: &str, inputs: &[Input], columns: &ColumnSelection) {
+        for input in inputs.iter().filter(|input| input.host.metadata().is_ok_and(|meta| meta.len() > 0)) {
+            if let Err(why) = data_cache::check(&input.host, columns) {
+                self.problem(key, format!("{}: {why}", input.written.display()));
+            }
+            let unpacked = input.host.with_extension("");
+            let is_packed = matches!(Format::from_path(&input.host), Format::Compressed(_));
+            if is_packed && inputs.iter().any(|other| other.host == unpacked) {
+                let (packed, plain) = (input.written.display(), unpacked.file_name().unwrap_or_default().display());
+                self.problem(key, format!("{packed} and {plain} beside it are the same data twice; name one of them"));
+            }
+        }
+    }
+
+    fn model(&mut self, from: &str, arch: Arch, tokenizer: bool) -> Option<Input> {
+        let folder = self.input(from, "/pipe/model");
+        let address = match Source::find(from, &folder.host) {
+            Source::Folder => {
+                self.model_in(&folder, from);
+                return Some(folder);
+            }
+            Source::Nothing(message) => {
+                self.problem("model.from", message);
+                return None;
+            }
+            Source::Hub(address) => address,
+        };
+        match self.hub.model(&address, arch, tokenizer) {
+            Ok(found) => {
+                self.take(&found.snapshot);
+                self.unfetched_tokenizer = found.unfetched_tokenizer;
+                Some(in_repository(&found.snapshot, &remote::names_in(&found.snapshot.folder())))
+            }
+            Err(failure) => {
+                self.failed("model.from", failure);
+                None
+            }
+        }
+    }
+
+    fn model_in(&mut self, folder: &Input, from: &str) {
+        let has = |name: &str| folder.host.join(name).is_file();
+        if !has(CONFIG) {
+            let message = format!("{from} has no {CONFIG}; it must be a folder in Hugging Face layout");
+            return self.problem("model.from", message);
+        }
+        let Some(weights) = Weights::find(has) else {
+            let expected = Weights::expected();
+            return self.problem("model.from", format!("{from} has no weights in a known format: {expected}"));
+        };
+        match weights.files(&folder.host).as_deref() {
+            None => self.problem("model.from", format!("{from}: {} cannot be read", weights.name())),
+            Some(names) => {
+                if let Some(absent) = names.iter().find(|name| !has(name)) {
+                    let message = format!("{from} has no {absent}, which {} names", weights.name());
+                    self.problem("model.from", message);
+                }
+            }
+        }
+    }
+
+    /// What the container is made of.
+    fn container(&mut self, pipeline: &Pipeline) {
+        if let Some(Image::Dockerfile(path)) = &pipeline.container.image
+            && !Path::new(path).is_file()
+        {
+            self.problem("container.image", format!("no such file: {path}"));
+        }
+        for (index, mount) in pipeline.container.mounts.iter().enumerate() {
+            let input = self.input(&mount.host, &mount.container);
+            if !input.host.exists() {
+                let key = format!("container.mounts.{index}.host");
+                self.problem(&key, format!("no such file or folder: {}", mount.host));
+            }
+        }
+    }
+}
+
+impl Finder<'_> {
+    /// What is mounted for inputs hands the job no socket of an engine.
+    fn check_mounts(&mut self, sockets: &EngineSockets, key: &str, inputs: &[Input]) {
+        let mounts: Vec<Mount> = inputs.iter().flat_map(Input::mounts).collect();
+        mounts.iter().for_each(|mount| self.check_mount(sockets, key, &mount.host));
+    }
+
+    fn check_given_mounts(&mut self, sockets: &EngineSockets, pipeline: &Pipeline) {
+        for (index, mount) in pipeline.container.mounts.iter().enumerate() {
+            let host = self.input(&mount.host, &mount.container).host;
+            self.check_mount(sockets, &format!("container.mounts.{index}.host"), &host);
+        }
+    }
+
+    fn check_mount(&mut self, sockets: &EngineSockets, key: &str, host: &Path) {
+        let Some(socket) = sockets.handed_by(host) else { return };
+        let what = if socket == host { "is" } else { "leads to" };
+        let message = format!(
+            "{} {what} the socket of a container engine ({}): it gives the job control over the daemon, which means root on \
+             this machine; where that is meant, set container.engine_socket: true",
+            host.display(),
+            socket.display()
+        );
+        self.problem(key, message);
+    }
+}
+
+/// A file of a folder, which is mounted by itself.
+fn inside(folder: &Input, name: &str) -> Input {
+    Input {
+        host: folder.host.join(name),
+        written: folder.written.join(name),
+        mounted: folder.mounted.join(name),
+        mount: None,
+        prepared: None,
+    }
+}
+
+fn has_ending(path: &Path, task: Task) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| task.takes(name))
+}
+
+/// An I/O error without its number.
+fn plain(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file".to_owned(),
+        std::io::ErrorKind::PermissionDenied => "no permission".to_owned(),
+        _ => error.to_string(),
+    }
+}

@@ -1,0 +1,215 @@
+//! The ledger session of one run: reads advice and records measurements.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use pipe_spec::event::{EventKind, Fitted, Measured};
+use pipe_spec::pipeline::{Limit, accum};
+use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerSpec};
+use serde_json::{Map, Value};
+
+use super::advice::BatchRequest;
+use super::{Advice, Fact, Key, Ledger, LedgerEntry, allocator_text, model_hash};
+use crate::clock::now;
+use crate::error::Error;
+use crate::gpu::Card;
+use crate::input::Inputs;
+
+pub struct LedgerSession {
+    ledger: Ledger,
+    run: String,
+    image: String,
+    config: Map<String, Value>,
+    /// A hash of what decides how long rows are.
+    data: String,
+    observed: Observed,
+}
+
+/// What the events of an attempt report.
+#[derive(Default)]
+struct Observed {
+    gpu: Option<String>,
+    driver: String,
+    capacity: Option<u64>,
+    longest: Option<String>,
+    measured: Vec<Measured>,
+    fitted: Option<Fitted>,
+    rehearsed: bool,
+}
+
+impl LedgerSession {
+    /// `config` is the model's.
+    pub fn open(
+        ledger: Ledger,
+        run: &str,
+        image: String,
+        config: Map<String, Value>,
+        spec: &TrainerSpec,
+        inputs: &Inputs,
+    ) -> Self {
+        Self {
+            ledger,
+            run: run.to_owned(),
+            image,
+            config,
+            data: data_hash(spec, inputs),
+            observed: Observed::default(),
+        }
+    }
+
+    fn key(&self, spec: &TrainerSpec, longest: &str, gpu: &str, driver: &str) -> Key {
+        let text = |value| serde_json::to_value(value).ok().and_then(|value: Value| value.as_str().map(str::to_owned));
+        Key {
+            model: model_hash(&spec.model, &self.config),
+            arch: text(spec.model.arch).unwrap_or_default(),
+            precision: spec.train.precision,
+            optimizer: spec.train.optimizer.kind,
+            checkpointing: spec.train.checkpointing,
+            ranks: spec.rank.count,
+            longest: longest.to_owned(),
+            allocator: allocator_text(&spec.memory.allocator),
+            gpu: gpu.to_owned(),
+            driver: driver.to_owned(),
+            image: self.image.clone(),
+        }
+    }
+
+    /// The entry for a job with this spec, and hints from entries of other cards.
+    pub fn ask(&self, spec: &TrainerSpec, card: Option<&Card>) -> Result<(Option<LedgerEntry>, Vec<String>), Error> {
+        let Some(longest) = self.ledger.longest(&self.data)? else { return Ok((None, Vec::new())) };
+        let (gpu, driver) = match (spec.device, card) {
+            (Device::Cpu, _) => ("cpu", ""),
+            (Device::Cuda, Some(card)) => (card.name.as_str(), card.driver.as_str()),
+            (Device::Cuda, None) => return Ok((None, Vec::new())),
+        };
+        let key = self.key(spec, &longest, gpu, driver);
+        let entries = self.ledger.entries()?;
+        let elsewhere = entries.iter().filter(|entry| key.is_elsewhere(&entry.key) && entry.key.gpu != key.gpu);
+        let hints = elsewhere.map(|entry| format!("on {}: {}", entry.key.gpu, entry.summary())).collect();
+        Ok((entries.into_iter().find(|entry| entry.key == key), hints))
+    }
+
+    /// Takes in what an attempt says.
+    pub fn observe(&mut self, event: &EventKind) {
+        match event {
+            EventKind::Started(started) => {
+                self.observed.gpu = Some(started.device.clone());
+                self.observed.driver = started.driver.clone().unwrap_or_default();
+                self.observed.capacity = started.capacity;
+                self.observed.longest = started.longest.clone();
+            }
+            EventKind::Measured(measured) => self.observed.measured.push(measured.clone()),
+            EventKind::Fitted(fitted) => {
+                self.observed.gpu = Some(fitted.device.clone());
+                self.observed.driver = fitted.driver.clone().unwrap_or_default();
+                self.observed.capacity = fitted.capacity;
+                self.observed.longest = Some(fitted.longest.clone());
+                self.observed.fitted = Some(fitted.clone());
+            }
+            EventKind::Rehearsed(_) => self.observed.rehearsed = true,
+            _ => {}
+        }
+    }
+
+    /// Records the measurements of an attempt that has ended, and resets them.
+    pub fn attempt_ended(
+        &mut self,
+        spec: &TrainerSpec,
+        attempt: &Attempt,
+        record: Option<&OomRecord>,
+        limit: Option<u64>,
+    ) -> Result<(), Error> {
+        let observed = std::mem::take(&mut self.observed);
+        let (Some(gpu), Some(longest)) = (&observed.gpu, &observed.longest) else { return Ok(()) };
+        let Some(capacity) = [observed.capacity, limit].into_iter().flatten().min() else { return Ok(()) };
+        let effective = spec.train.effective_batch;
+        let fact = |batch: u32, fits: bool, peak: Option<u64>| Fact {
+            batch,
+            accumulates: accum(effective, batch, spec.rank.count) > 1,
+            fits,
+            largest: false,
+            peak,
+            capacity,
+            when: now(),
+            run: self.run.clone(),
+        };
+        let mut facts: Vec<Fact> =
+            observed.measured.iter().map(|measured| fact(measured.batch, measured.fits, measured.peak)).collect();
+        if let Some(fitted) = &observed.fitted {
+            facts.push(Fact { largest: true, ..fact(fitted.batch, true, Some(fitted.peak)) });
+        }
+        facts.extend(record.iter().flat_map(|record| &record.points).map(|one| fact(one.batch, true, Some(one.peak))));
+        if is_too_large(spec.device, attempt, record) {
+            facts.push(fact(attempt.batch, false, None));
+        } else if attempt.outcome != Some(Outcome::Oom) && observed.rehearsed {
+            // Without the longest samples a peak says little of what is to come.
+            let mut held = fact(attempt.batch, true, attempt.peak_memory);
+            held.largest = observed.fitted.is_some_and(|fitted| fitted.batch == attempt.batch);
+            facts.push(held);
+        }
+        self.ledger.record(&self.data, longest, &self.key(spec, longest, gpu, &observed.driver), facts)
+    }
+}
+
+/// Whether the attempt shows that its batch does not fit: not where a neighbour or fragments were in the way, nor where no
+/// batch would have helped.
+fn is_too_large(device: Device, attempt: &Attempt, record: Option<&OomRecord>) -> bool {
+    let passes = record.is_none_or(|record| matches!(record.phase, Phase::Forward | Phase::Backward));
+    match attempt.cause {
+        Some(Cause::Capacity) => passes,
+        Some(Cause::HostMemory) => device == Device::Cpu && passes && attempt.last_step.is_none(),
+        _ => false,
+    }
+}
+
+/// Bytes that a job with this spec may use, as far as they are known before the start.
+pub fn capacity(spec: &TrainerSpec, card: Option<&Card>, memory: Option<u64>) -> Option<u64> {
+    let whole = match spec.device {
+        Device::Cpu => memory,
+        Device::Cuda => card.map(|card| card.total),
+    };
+    match spec.memory.limit {
+        None => whole,
+        Some(Limit::Share(share)) => whole.map(|whole| (whole as f64 * share) as u64),
+        Some(Limit::Size(size)) => Some(whole.map_or(size.0, |whole| whole.min(size.0))),
+    }
+}
+
+/// The advice for `batch`.
+pub fn advise(entry: &LedgerEntry, spec: &TrainerSpec, batch: u32, min_batch: u32, capacity: Option<u64>) -> Advice {
+    entry.advise(&BatchRequest {
+        batch,
+        effective_batch: spec.train.effective_batch,
+        ranks: spec.rank.count,
+        min_batch,
+        capacity,
+    })
+}
+
+/// The batch that an earlier search found for a job like this.
+pub fn known_largest(entry: &LedgerEntry, spec: &TrainerSpec, capacity: Option<u64>) -> Option<u32> {
+    let effective_batch = spec.train.effective_batch;
+    entry.largest(&BatchRequest {
+        batch: effective_batch,
+        effective_batch,
+        ranks: spec.rank.count,
+        min_batch: 1,
+        capacity,
+    })
+}
+
+fn data_hash(spec: &TrainerSpec, inputs: &Inputs) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |path: &Path| {
+        hasher.update(path.as_os_str().as_encoded_bytes());
+        if let Ok(meta) = std::fs::metadata(path) {
+            hasher.update(&meta.len().to_le_bytes()).update(&meta.mtime().to_le_bytes());
+            hasher.update(&meta.mtime_nsec().to_le_bytes());
+        }
+    };
+    inputs.train.iter().chain(inputs.tokenizer_definition()).for_each(|input| add(&input.host));
+    let data = &spec.data;
+    let how = (data.max_source, data.max_target, data.max_length, data.pad, &data.fields);
+    hasher.update(serde_json::to_string(&how).expect("it is plain data").as_bytes());
+    hasher.finalize().to_hex()[..16].to_owned()
+}
