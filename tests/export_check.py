@@ -10,8 +10,8 @@ import transformers
 from safetensors.torch import load_file
 
 [name] = json.loads((pathlib.Path(sys.argv[1]) / "config.json").read_text())["architectures"]
-model, told = getattr(transformers, name).from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
-missing = [key for key in (*told["missing_keys"], *told["unexpected_keys"])]
+model, info = getattr(transformers, name).from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
+missing = [key for key in (*info["missing_keys"], *info["unexpected_keys"])]
 assert not missing, f"keys that do not fit: {missing}"
 if model.config.model_type == "clip":
     # What the trainer has read, loads as what prepares pictures.

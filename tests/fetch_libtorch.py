@@ -141,14 +141,14 @@ class FetchLibtorch(unittest.TestCase):
         self.fetch("0")
         self.assertEqual(self.packages(), set(stand_in.BASE))
 
-    def test_a_disk_that_is_too_small_is_told_first(self):
+    def test_a_disk_that_is_too_small_is_reported_first(self):
         path = self.tree / "docker/libtorch.txt"
         path.write_text(path.read_text().replace("unpacked=", "unpacked=9999999999"))
         said = self.fetch("0", code=1)
         self.assertRegex(said, r"GB of disk are needed in .* GB are free")
         self.assertEqual(self.index.asked, [])
 
-    def test_an_index_without_the_package_is_told(self):
+    def test_an_index_without_the_package_is_reported(self):
         next((self.tree / "wheels").glob("torch*")).unlink()
         said = self.fetch("0", code=1)
         self.assertIn("torch==2.11.0 could not be fetched", said)

@@ -35,7 +35,7 @@ def compare(trainer, name, precision, checkpointing):
     want = load_file(os.path.join(folder, "expect.safetensors"))
     mask = load_file(os.path.join(folder, "batch.safetensors")).get("attention_mask")
     if "last_hidden_state" in want and "last_hidden_state" in got and mask is not None:
-        # What stands where there is padding is nobody's business, and kernels differ there.
+        # The values at padding are not compared: kernels differ there.
         for tensors in (got, want):
             tensors["last_hidden_state"] = tensors["last_hidden_state"] * mask.unsqueeze(-1)
     apart = {}

@@ -1,18 +1,20 @@
 //! The runner from outside, on the real `pipe` and the real daemon. Nothing here needs libtorch: where a job is run, it is
-//! the stand-in of `tests/job.rs`.
+//! the stand-in of `tests/job`.
 
 #[path = "runner/bad_input.rs"]
 mod bad_input;
-#[path = "runner/capability.rs"]
-mod capability;
 #[path = "runner/ci.rs"]
 mod ci;
+#[path = "runner/compute_capability.rs"]
+mod compute_capability;
 #[path = "runner/containers.rs"]
 mod containers;
 #[path = "runner/cuda.rs"]
 mod cuda;
 #[path = "runner/data_files.rs"]
 mod data_files;
+#[path = "runner/detach_and_resume.rs"]
+mod detach_and_resume;
 #[path = "runner/engines.rs"]
 mod engines;
 mod harness;
@@ -22,32 +24,46 @@ mod hub;
 mod hub_server;
 #[path = "runner/images.rs"]
 mod images;
-#[path = "runner/leaving.rs"]
-mod leaving;
-#[path = "runner/looks.rs"]
-mod looks;
+#[path = "runner/init_and_doctor.rs"]
+mod init_and_doctor;
+#[path = "runner/job_folder.rs"]
+mod job_folder;
+#[path = "runner/killed.rs"]
+mod killed;
+#[path = "runner/ledger.rs"]
+mod ledger;
 #[path = "runner/memory.rs"]
 mod memory;
+#[path = "runner/notifications.rs"]
+mod notifications;
+#[path = "runner/output.rs"]
+mod output;
+#[path = "runner/progress.rs"]
+mod progress;
+#[path = "runner/queue.rs"]
+mod queue;
 #[path = "runner/reports.rs"]
 mod reports;
 #[path = "runner/reproducing.rs"]
 mod reproducing;
 #[path = "runner/retries.rs"]
 mod retries;
-#[path = "runner/starting.rs"]
-mod starting;
 #[path = "runner/stopping.rs"]
 mod stopping;
-#[path = "runner/telling.rs"]
-mod telling;
+#[path = "runner/terminal.rs"]
+mod terminal;
 #[path = "runner/tokenizers.rs"]
 mod tokenizers;
 #[path = "runner/tracking.rs"]
 mod tracking;
+#[path = "runner/untrusted_input.rs"]
+mod untrusted_input;
+#[path = "runner/walk.rs"]
+mod walk;
+#[path = "runner/walls.rs"]
+mod walls;
 #[path = "runner/wandb.rs"]
 mod wandb;
-#[path = "runner/watching.rs"]
-mod watching;
 
 use std::process::ExitCode;
 
@@ -56,24 +72,31 @@ fn main() -> ExitCode {
     bad_input::tests(&mut suite);
     tokenizers::tests(&mut suite);
     data_files::tests(&mut suite);
-    looks::tests(&mut suite);
+    output::tests(&mut suite);
     engines::tests(&mut suite);
     retries::tests(&mut suite);
     memory::tests(&mut suite);
     tracking::tests(&mut suite);
     wandb::tests(&mut suite);
-    telling::tests(&mut suite);
+    notifications::tests(&mut suite);
     reports::tests(&mut suite);
     stopping::tests(&mut suite);
-    leaving::tests(&mut suite);
+    job_folder::tests(&mut suite);
+    killed::tests(&mut suite);
+    detach_and_resume::tests(&mut suite);
     ci::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);
-    capability::tests(&mut suite);
+    compute_capability::tests(&mut suite);
     cuda::tests(&mut suite);
     reproducing::tests(&mut suite);
-    starting::tests(&mut suite);
+    init_and_doctor::tests(&mut suite);
     hub::tests(&mut suite);
-    watching::tests(&mut suite);
+    progress::tests(&mut suite);
+    queue::tests(&mut suite);
+    ledger::tests(&mut suite);
+    terminal::tests(&mut suite);
+    untrusted_input::tests(&mut suite);
+    walls::tests(&mut suite);
     suite.run()
 }

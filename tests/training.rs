@@ -8,6 +8,8 @@ mod ci;
 mod clip;
 #[path = "training/data_files.rs"]
 mod data_files;
+#[path = "training/detach_and_resume.rs"]
+mod detach_and_resume;
 #[path = "training/exactness.rs"]
 mod exactness;
 #[path = "training/golden.rs"]
@@ -23,10 +25,6 @@ mod images;
 mod inputs;
 #[path = "training/installing.rs"]
 mod installing;
-#[path = "training/kitchen.rs"]
-mod kitchen;
-#[path = "training/leaving.rs"]
-mod leaving;
 #[path = "training/memory.rs"]
 mod memory;
 #[path = "training/minilm.rs"]
@@ -35,6 +33,8 @@ mod minilm;
 mod mu_sota;
 #[path = "training/reproducing.rs"]
 mod reproducing;
+#[path = "training/small_t5.rs"]
+mod small_t5;
 #[path = "training/weights.rs"]
 mod weights;
 
@@ -42,6 +42,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
+    // The slowest come first, so that none of them is waited for alone at the end.
+    memory::tests(&mut suite);
     golden::tests(&mut suite);
     minilm::tests(&mut suite);
     mu_sota::tests(&mut suite);
@@ -54,9 +56,8 @@ fn main() -> ExitCode {
     installing::tests(&mut suite);
     checkpoints::tests(&mut suite);
     exactness::tests(&mut suite);
-    leaving::tests(&mut suite);
+    detach_and_resume::tests(&mut suite);
     ci::tests(&mut suite);
-    memory::tests(&mut suite);
     clip::tests(&mut suite);
     reproducing::tests(&mut suite);
     suite.run()

@@ -1,4 +1,4 @@
-//! What a program answered, and what a test expects of it.
+//! The output of a program, and what a test expects of it.
 
 use std::process::Output;
 

@@ -73,7 +73,7 @@ pub struct Runner {
 
 impl Runner {
     pub fn new(folder: Folder, pipeline: &str) -> Self {
-        // What a test cannot do: build again, and ask GitHub.
+        // A test can neither build again nor call GitHub.
         for program in ["make", "gh"] {
             folder.write(&format!("stubs/{program}"), format!("#!/bin/sh\necho {program} \"$@\" >> stubs/calls\n"));
             let chmod = Command::new("chmod").arg("+x").arg(folder.path().join("stubs").join(program)).status();
@@ -103,7 +103,7 @@ impl Runner {
         shell
             .args(["--noprofile", "--norc", "-eo", "pipefail"])
             .arg(at(&format!("scripts/{name}.sh")))
-            // What `pipe` gets from the test.
+            // The environment of `pipe` in tests.
             .envs(self.folder.command(&[]).get_envs().filter_map(|(name, value)| Some((name, value?))))
             .env("PATH", format!("{}:{path}", own.join(":")))
             .env("PIPELINE", &self.pipeline)
@@ -125,14 +125,14 @@ impl Runner {
         self.start(name, script).end()
     }
 
-    /// The machine is gone: everything of a step ends at once.
+    /// The runner is lost: every process of a step is killed.
     pub fn lose(&self, step: Running) {
         let group = format!("-{}", step.id());
         Command::new("kill").args(["-KILL", "--", &group]).status().unwrap();
         step.end();
     }
 
-    /// Runs the GitHub job to its end, and tells which of its steps failed first and with what.
+    /// Runs the GitHub job to its end. Returns the first step that failed, and its output.
     pub fn github_job(&self) -> (Option<String>, Answer) {
         let mut failed: Option<(String, Answer)> = None;
         let mut last = None;

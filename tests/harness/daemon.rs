@@ -1,4 +1,4 @@
-//! A Docker daemon of a test's own, with its own socket and data: the machine's is never stopped or starved.
+//! A Docker daemon for one test, with its own socket and data: the machine's daemon is never stopped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,13 +11,18 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn start(folder: &Path) -> Self {
+        Self::start_with(folder, "{}")
+    }
+
+    /// With settings of its own, as in daemon.json.
+    pub fn start_with(folder: &Path, settings: &str) -> Self {
         let folder = folder.join("daemon");
         std::fs::create_dir_all(&folder).unwrap();
         let at = |name: &str| folder.join(name).display().to_string();
-        // The machine's own settings are for its own daemon.
-        std::fs::write(folder.join("daemon.json"), "{}").unwrap();
+        // The settings of the machine's daemon are not used.
+        std::fs::write(folder.join("daemon.json"), settings).unwrap();
         let log = std::fs::File::create(folder.join("log")).unwrap();
-        // Without a bridge of its own it would take away that of the machine's daemon; in a network of its own it finds none.
+        // In the machine's network it would remove the bridge of the machine's daemon.
         let child = Command::new("unshare")
             .args(["--net", "dockerd"])
             .args(["--bridge=none", "--iptables=false", "--ip-masq=false"])
@@ -34,13 +39,13 @@ impl Daemon {
         daemon
     }
 
-    /// Stops it, and starts it again with what it had.
+    /// Stops it, and starts it again with the same data.
     pub fn restart(&mut self) {
         self.stop();
         std::thread::sleep(Duration::from_secs(1));
         let base = self.folder.parent().unwrap().to_owned();
         let started = Self::start(&base);
-        // The old one is not to be cleaned up: its folder is the new one's.
+        // The old one is not cleaned up: the new one uses its folder.
         std::mem::forget(std::mem::replace(self, started));
     }
 
@@ -67,7 +72,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.stop();
-        // What it mounted would keep its folder from being removed.
+        // Its mounts would keep the folder from being removed.
         Command::new("sh")
             .args(["-c", "grep -o \"$0[^ ]*\" /proc/mounts | sort -r | xargs -r umount -l"])
             .arg(&self.folder)

@@ -1,4 +1,4 @@
-//! A working folder of a test's own, in which `pipe` is run as a user would.
+//! A working folder for one test, in which `pipe` is run as a user would.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -60,7 +60,7 @@ impl Folder {
             .env("PIPE_LEDGER", self.path.join("ledger"))
             .env("PIPE_QUEUE", self.path.join("queue"))
             .env("NO_COLOR", "1")
-            // No test asks a hub that is not its own.
+            // No test uses the real hub.
             .env("HF_HUB_OFFLINE", "1")
             .env_remove("HF_TOKEN")
             .envs(self.env.iter().map(|(name, value)| (name, value)))
@@ -75,12 +75,12 @@ impl Folder {
         Answer::new(format!("pipe {}", args.join(" ")), output)
     }
 
-    /// Starts `pipe` and goes on.
+    /// Starts `pipe` without waiting for it.
     pub fn start(&self, args: &[&str]) -> Running {
         Running::new(format!("pipe {}", args.join(" ")), self.command(args).spawn().unwrap())
     }
 
-    /// The newest run, as `pipe show --json` tells it.
+    /// The newest run, as `pipe show --json` prints it.
     pub fn show(&self) -> Value {
         self.pipe(&["show", "--json"]).exits(0).json()
     }
@@ -115,7 +115,7 @@ impl Folder {
     pub fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let began = Instant::now();
         while !is_so() {
-            assert!(began.elapsed() < Duration::from_secs(120), "waited in vain for {what}");
+            assert!(began.elapsed() < Duration::from_secs(120), "{what} did not happen within 120 s");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -139,7 +139,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("left for a look: {}", self.path.display());
+            eprintln!("kept for inspection: {}", self.path.display());
         } else {
             std::fs::remove_dir_all(&self.path).ok();
         }

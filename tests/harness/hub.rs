@@ -1,4 +1,4 @@
-//! A Hugging Face hub of a test's own on loopback: repositories with commits, the answers that `huggingface_hub` asks for,
+//! A Hugging Face hub for one test on loopback: repositories with commits, the endpoints that `huggingface_hub` uses,
 //! contents on another port as the real hub has them on another host, and faults on demand.
 
 use std::collections::BTreeMap;

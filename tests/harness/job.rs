@@ -1,11 +1,11 @@
-//! Folders in which the trainer is the stand-in of `tests/job.rs`.
+//! Folders in which the trainer is the stand-in of `tests/job`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 use super::Folder;
-use super::folder::repository;
+use super::folder::{binaries, repository};
 
 /// A folder with a pipeline whose job does what `job` says; `more` is added to the pipeline.
 pub fn folder(job: &str, more: &str) -> Folder {
@@ -21,6 +21,19 @@ pub fn folder(job: &str, more: &str) -> Folder {
         .write("image/job.Dockerfile", "FROM scratch\nCOPY job /job\nENTRYPOINT [\"/job\"]\n");
     std::fs::copy(program(), folder.path().join("image/job")).unwrap();
     folder
+}
+
+/// Copies a run, each copy with a name of its own.
+pub fn copy_run(run: &Path, count: u32) {
+    let id = run.file_name().unwrap().to_str().unwrap();
+    let state = std::fs::read_to_string(run.join("run.json")).unwrap();
+    for index in 0..count {
+        let name = format!("copy-20260101-0000{:02}-{index:04}", index % 60);
+        let copy = run.with_file_name(&name);
+        let copied = Command::new("cp").arg("-a").args([run, &copy]).status().unwrap();
+        assert!(copied.success(), "cp -a {id} {name}");
+        std::fs::write(copy.join("run.json"), state.replace(id, &name)).unwrap();
+    }
 }
 
 /// The same on a card, which is what `card` says, as tests/nvml.rs reads it.
@@ -53,13 +66,9 @@ pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("job");
-        let compiled = Command::new("rustc")
-            .args(["--edition", "2024", "-C", "opt-level=1", "-C", "target-feature=+crt-static", "-o"])
-            .arg(&program)
-            .arg(repository().join("tests/job.rs"))
-            .status()
-            .unwrap();
-        assert!(compiled.success(), "tests/job.rs does not compile");
+        let compiled =
+            Command::new(repository().join("tests/compile-job")).arg(binaries()).arg(&program).status().unwrap();
+        assert!(compiled.success(), "tests/job does not compile");
         program
     })
 }

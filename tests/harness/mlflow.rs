@@ -1,4 +1,4 @@
-//! A real MLflow server of a test's own, asked through its REST interface.
+//! A real MLflow server for one test, read through its REST interface.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -34,7 +34,7 @@ impl Mlflow {
             .stdin(Stdio::null())
             .stdout(file.try_clone().unwrap())
             .stderr(file)
-            // It starts others, who are to end with it.
+            // Its child processes end with it.
             .process_group(0)
             .spawn()
             .unwrap();

@@ -1,4 +1,4 @@
-//! What the end-to-end tests stand on: a working folder with the real binaries, and their answers.
+//! What the end-to-end tests share: a working folder with the real binaries, and their output.
 
 #![allow(dead_code, unused_imports)] // Each test program uses its own part of this.
 
@@ -10,10 +10,13 @@ pub mod job;
 pub mod mlflow;
 pub mod receiver;
 pub mod running;
+pub mod source;
 pub mod suite;
+pub mod tmpfs;
 pub mod wandb;
 
 pub use answer::Answer;
 pub use folder::Folder;
 pub use running::Running;
 pub use suite::{Needs, Suite};
+pub use tmpfs::Tmpfs;

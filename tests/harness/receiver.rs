@@ -1,4 +1,4 @@
-//! A web server of a test's own: it writes down what it is sent, and answers as it is told.
+//! A web server for one test: it records requests and sends the answers that it was given.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ pub struct Request {
     pub body: String,
 }
 
-/// What it answers, one after the other; the last one again and again. `HANG` never comes.
+/// It sends the answers one after the other, and then the last one again and again. `HANG` sends none.
 pub struct Receiver {
     address: SocketAddr,
     requests: Arc<Mutex<Vec<Request>>>,
@@ -53,8 +53,8 @@ impl Receiver {
     }
 }
 
-/// An address where nobody listens.
-pub fn nobody() -> String {
+/// An address without a listener.
+pub fn closed_port() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("http://{}", listener.local_addr().unwrap())
 }
@@ -84,7 +84,7 @@ fn serve(mut stream: TcpStream, requests: &Mutex<Vec<Request>>, answers: &[&str]
     if answer == HANG {
         std::thread::sleep(Duration::from_secs(600));
     }
-    // What it was asked for is in the answer, as it may be with any server.
+    // The answer repeats the request, as a server may do.
     let body = format!("you asked for {}", line.trim_end());
     let text = format!("HTTP/1.1 {answer}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
     stream.write_all(text.as_bytes()).ok();

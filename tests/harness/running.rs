@@ -1,9 +1,12 @@
 //! A program that is still running.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use super::Answer;
+
+const SIGKILL: i32 = 9;
 
 pub struct Running {
     command: String,
@@ -20,9 +23,22 @@ impl Running {
         assert!(status.success(), "kill -{name}");
     }
 
-    /// A program that has ended cannot be signalled, and need not be.
-    pub fn signal_if_alive(&self, name: &str) {
-        Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).output().ok();
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Kills it. Whether the kill struck: false where it had ended by itself.
+    pub fn kill(mut self) -> bool {
+        self.child.kill().unwrap();
+        let output = self.child.wait_with_output().unwrap();
+        output.status.signal() == Some(SIGKILL)
+    }
+
+    /// Kills it; it must not have ended by itself.
+    #[track_caller]
+    pub fn kill_alive(self) {
+        let command = self.command.clone();
+        assert!(self.kill(), "{command} had ended before it was killed");
     }
 
     pub fn id(&self) -> u32 {

@@ -1,4 +1,5 @@
-//! Tests that know what they need. What cannot run is reported as ignored, by name; with PIPE_REQUIRE_DOCKER=1 it fails.
+//! Tests that know what they need. What cannot run is reported as ignored, by name. Where the variable of a need is 1, such as
+//! PIPE_REQUIRE_DOCKER, it fails instead.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -15,17 +16,17 @@ pub enum Needs {
     Docker,
     /// To be root, for mounts and other users.
     Root,
-    /// A python3 with transformers; not what PIPE_REQUIRE_DOCKER asks for.
+    /// The packages of tests/transformers.txt, or a python3 that has them.
     Transformers,
-    /// The packages of tests/mlflow.txt; not what PIPE_REQUIRE_DOCKER asks for.
+    /// The packages of tests/mlflow.txt.
     Mlflow,
-    /// The packages of tests/wandb.txt; not what PIPE_REQUIRE_DOCKER asks for.
+    /// The packages of tests/wandb.txt.
     Wandb,
-    /// The daemon, on a machine without a GPU; a GPU there is nothing that PIPE_REQUIRE_DOCKER forbids.
+    /// The daemon, on a machine without a GPU.
     DockerWithoutGpu,
     /// The model that tests/fetch-minilm fetches.
     MiniLm,
-    /// A Chromium or Chrome; not what PIPE_REQUIRE_DOCKER asks for.
+    /// A Chromium or Chrome.
     Chromium,
     /// To be root and have `dockerd`, to start a daemon of the test's own.
     OwnDaemon,
@@ -40,7 +41,9 @@ impl Needs {
             Self::Docker => (!docker()).then_some("no Docker daemon answers"),
             Self::DockerWithoutGpu if gpu() => Some("this machine has a GPU"),
             Self::DockerWithoutGpu => Self::Docker.missing(),
-            Self::Transformers => (!transformers()).then_some("python3 has no transformers"),
+            Self::Transformers => {
+                (!has_transformers()).then_some("no transformers; make test-transformers fetches them")
+            }
             Self::Mlflow => {
                 (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
             }
@@ -58,6 +61,18 @@ impl Needs {
             Self::OwnDaemon => (!root() || !dockerd()).then_some("not root, or no dockerd"),
         }
     }
+
+    /// The variable that forbids to skip it.
+    fn variable(self) -> Option<&'static str> {
+        match self {
+            Self::Nothing | Self::Docker | Self::Root | Self::MiniLm | Self::OwnDaemon => Some("PIPE_REQUIRE_DOCKER"),
+            Self::DockerWithoutGpu => (!gpu()).then_some("PIPE_REQUIRE_DOCKER"),
+            Self::BaseSystem => dpkg().then_some("PIPE_REQUIRE_DOCKER"),
+            Self::Chromium => Some("PIPE_REQUIRE_BROWSER"),
+            Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
+            Self::Mlflow | Self::Wandb => None,
+        }
+    }
 }
 
 fn docker() -> bool {
@@ -69,8 +84,19 @@ fn gpu() -> bool {
     std::path::Path::new("/dev/nvidiactl").exists()
 }
 
-fn transformers() -> bool {
-    succeeds(Command::new("python3").args(["-c", "import torch, transformers, safetensors"]))
+fn has_transformers() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| succeeds(transformers().args(["-c", "import torch, transformers, safetensors"])))
+}
+
+/// A python3 that finds the packages of tests/transformers.txt where they were fetched.
+pub fn transformers() -> Command {
+    let packages = repository().join("target/transformers");
+    let mut python = Command::new("python3");
+    if packages.join("complete").is_file() {
+        python.env("PYTHONPATH", packages);
+    }
+    python
 }
 
 /// Where the packages of tests/mlflow.txt lie.
@@ -123,26 +149,22 @@ pub struct Suite {
 impl Suite {
     pub fn test(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
         let missing = needs.missing();
-        let about_docker = match needs {
-            Needs::Transformers | Needs::Mlflow | Needs::Wandb | Needs::Chromium => false,
-            Needs::DockerWithoutGpu => !gpu(),
-            Needs::Nothing | Needs::Docker | Needs::Root | Needs::MiniLm | Needs::OwnDaemon => true,
-            Needs::BaseSystem => dpkg(),
-        };
-        let required = about_docker && std::env::var("PIPE_REQUIRE_DOCKER").is_ok_and(|value| value == "1");
-        let run = move || match missing {
-            Some(what) if required => Err(Failed::from(format!("PIPE_REQUIRE_DOCKER is set, and {what}"))),
+        let is_set = |name: &&str| std::env::var(name).is_ok_and(|value| value == "1");
+        let required = needs.variable().filter(is_set);
+        let run = move || match (missing, required) {
+            (Some(what), Some(variable)) => Err(Failed::from(format!("{variable} is set, and {what}"))),
             _ => {
                 test();
                 Ok(())
             }
         };
-        let kind = missing.filter(|_| !required).map_or(String::new(), |what| format!("skipped, {what}"));
-        let ignored = missing.is_some() && !required;
+        let skipped = missing.filter(|_| required.is_none());
+        let kind = skipped.map_or(String::new(), |what| format!("skipped, {what}"));
+        let ignored = skipped.is_some();
         self.trials.push(Trial::test(name, run).with_kind(kind).with_ignored_flag(ignored));
     }
 
-    /// Runs everything; what Docker images the tests made are gone afterwards.
+    /// Runs everything, then removes the Docker images that the tests built.
     pub fn run(self) -> ExitCode {
         let arguments = Arguments::from_args();
         let before = if docker() { images() } else { Vec::new() };

@@ -1,4 +1,4 @@
-//! Reading a W&B run back with the real `wandb sync`, which uploads it to a server of the test's own.
+//! Reading a W&B run back with the real `wandb sync`, which uploads it to a server of the test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,10 +17,10 @@ pub fn offline_run(run: &Path) -> PathBuf {
     found[0].clone()
 }
 
-/// What `wandb sync` uploads of an offline run, as tests/wandb_sync.py tells it; nothing where it finds nothing to upload.
+/// What `wandb sync` uploads of an offline run, as tests/wandb_sync.py prints it; none where there is nothing to upload.
 pub fn sync(offline: &Path) -> Option<Value> {
     let mut python = Command::new("python3");
-    // It writes notes of its own, which belong neither to the run nor into the user's home: into the test's folder.
+    // It writes files of its own; they go into the test's folder.
     let home = offline.ancestors().nth(4).unwrap();
     python.arg(repository().join("tests/wandb_sync.py")).arg(offline).current_dir(home);
     let output = python.env("PYTHONPATH", suite::wandb()).env("HOME", home).output().unwrap();

@@ -1,6 +1,8 @@
 //! Bad input gets a clear error with its place, and nothing is created.
 
-use crate::harness::{Folder, Needs, Suite};
+use std::time::Instant;
+
+use crate::harness::{Folder, Needs, Suite, job};
 
 const GOOD: &str = "version: 1\nname: demo\nmodel: {arch: t5, config: {}}\ndata: {train: train.jsonl}\n";
 
@@ -23,7 +25,7 @@ fn refused(pipeline: &str, text: &str) {
 
 pub fn tests(suite: &mut Suite) {
     let with = |section: &str| format!("{GOOD}{section}\n");
-    let table: [(&str, String, &str); 14] = [
+    let table: [(&str, String, &str); 19] = [
         ("yaml_syntax", "version: [1\nname: x\n".to_owned(), "line 2: YAML syntax: "),
         ("empty_file", String::new(), "the file is empty"),
         ("unknown_key", with("trian: {}"), "line 5: trian: unknown key; did you mean `train`?"),
@@ -54,10 +56,37 @@ pub fn tests(suite: &mut Suite) {
             with("on_oom: {then: [dropout=0]}"),
             "on_oom.then.0: found \"dropout=0\"; allowed: checkpointing",
         ),
+        (
+            "many_workers",
+            GOOD.replace("train.jsonl", "train.jsonl, workers: 1000000"),
+            "line 4: data.workers: found 1000000; allowed: a whole number of at least 1 and at most 1024",
+        ),
+        (
+            "many_prefetched",
+            GOOD.replace("train.jsonl", "train.jsonl, prefetch: 4294967295"),
+            "line 4: data.prefetch: found 4294967295; allowed: a whole number of at least 0 and at most 1024",
+        ),
+        (
+            "many_retries",
+            with("on_oom: {retries: 4294967295}"),
+            "line 5: on_oom.retries: found 4294967295; allowed: a whole number of at least 0 and at most 1000",
+        ),
+        (
+            "many_samples",
+            with("train: {effective_batch: 4294967295}"),
+            "line 5: train.effective_batch: found 4294967295; allowed: a whole number of at least 1 and at most 16777216",
+        ),
+        (
+            "many_layers",
+            GOOD.replace("config: {}", "config: {d_model: 8, num_layers: 10000000}"),
+            "model.config.num_layers: found 10000000; allowed: at most 4096",
+        ),
     ];
     for (name, pipeline, text) in table {
         suite.test(&format!("bad_input::{name}"), Needs::Nothing, move || refused(&pipeline, text));
     }
+    suite.test("bad_input::largest_sizes", Needs::Nothing, largest_sizes);
+    suite.test("bad_input::largest_numbers_run", Needs::Nothing, largest_numbers_run);
     suite.test("bad_input::every_problem_at_once", Needs::Nothing, every_problem_at_once);
     suite.test("bad_input::huge_file", Needs::Nothing, huge_file);
     suite.test("bad_input::missing_file", Needs::Nothing, missing_file);
@@ -68,6 +97,65 @@ pub fn tests(suite: &mut Suite) {
     suite.test("bad_input::unwritable_runs", Needs::Nothing, unwritable_runs);
     suite.test("bad_input::variables_from_env_file", Needs::Nothing, variables_from_env_file);
     suite.test("bad_input::usage", Needs::Nothing, usage);
+}
+
+/// `plan` refuses what `check` and `run` refuse. The largest model that they allow takes time in proportion to its layers.
+fn largest_sizes() {
+    let many = GOOD.replace("config: {}", "config: {d_model: 8, num_layers: 10000000}");
+    let text = "num_layers: found 10000000; allowed: at most 4096";
+    folder(&many).pipe(&["plan", "p.yaml"]).exits(3).says(text);
+    let deep = |layers: u32| {
+        let config = format!(
+            "d_model: 1048576, d_ff: 1048576, d_kv: 1, num_heads: 1048576, num_layers: {layers}, vocab_size: 67108864"
+        );
+        let pipeline = GOOD.replace("config: {}", &format!("config: {{{config}}}"));
+        let data = "train.jsonl, max_source: 1048576, max_target: 1048576";
+        folder(&format!("{}train: {{effective_batch: 16777216}}\n", pipeline.replace("train.jsonl", data)))
+    };
+    let time = |folder: &Folder| {
+        let began = Instant::now();
+        for command in [&["check", "p.yaml"][..], &["plan", "p.yaml", "--gpu", "H200"], &["plan", "p.yaml", "--json"]] {
+            folder.pipe(command).exits(0);
+        }
+        began.elapsed()
+    };
+    // Eight times the layers may take eight times as long, and not the square of it.
+    let (eighth, whole) = (time(&deep(512)), time(&deep(4096)));
+    assert!(whole < eighth * 32, "{whole:?}, and {eighth:?} for an eighth of the layers");
+}
+
+/// Every number at the most that is allowed, through a run and its report.
+fn largest_numbers_run() {
+    let folder = job::folder("exit 0", "");
+    let numbers = [
+        "data.workers=1024",
+        "data.prefetch=1024",
+        "data.max_source=1048576",
+        "data.max_target=1048576",
+        "train.batch=16777216",
+        "train.effective_batch=16777216",
+        "train.steps=1000000000",
+        "train.schedule.warmup=1000000000",
+        "train.seed=18446744073709551615",
+        "on_oom.retries=1000",
+        "on_oom.wait=31536000",
+        "save.every=18446744073709551615",
+        "save.keep=4294967295",
+        "evaluate.generate=65536",
+        "container.cpus=4096",
+        "model.config.d_model=1048576",
+        "model.config.num_layers=4096",
+    ];
+    let set = numbers.iter().flat_map(|number| ["--set", number]);
+    let args: Vec<&str> = ["run", "job.yaml", "--engine", "process"].into_iter().chain(set).collect();
+    let time = |folder: &Folder, args: &[&str]| {
+        let began = Instant::now();
+        folder.pipe(args).exits(0);
+        assert!(folder.run_folder().join("report.html").is_file());
+        began.elapsed()
+    };
+    let (small, large) = (time(&job::folder("exit 0", ""), &args[..4]), time(&folder, &args));
+    assert!(large < small * 20, "{large:?}, and {small:?} with the defaults");
 }
 
 fn alias_bomb() -> String {
@@ -93,7 +181,7 @@ fn huge_file() {
     let folder = folder(GOOD);
     let file = std::fs::File::create(folder.path().join("p.yaml")).unwrap();
     file.set_len(100 << 20).unwrap();
-    folder.pipe(&["check", "p.yaml"]).exits(3).says("104857600 bytes; a pipeline file holds at most 1048576");
+    folder.pipe(&["check", "p.yaml"]).exits(3).says("104857600 bytes; the limit for such a file is 1048576 bytes");
 }
 
 fn missing_file() {
@@ -140,7 +228,7 @@ fn tokenizer_missing() {
 }
 
 fn unwritable_runs() {
-    // A folder below a file cannot be made by anybody, root included.
+    // Not even root can create a folder below a file.
     let folder = crate::harness::job::folder("exit 0", "");
     let folder = folder.env("PIPE_RUNS", "train.jsonl/runs");
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(1).says("cannot write ").says("train.jsonl/runs");

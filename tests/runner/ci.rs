@@ -6,13 +6,13 @@ use crate::harness::{Folder, Needs, Suite, job};
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("ci::{name}"), Needs::Nothing, test);
     test("the_page_has_the_steps", page);
-    test("github_time_limit_saves_and_the_next_job_goes_on", github_time_limit);
+    test("github_time_limit_saves_and_the_next_job_continues", github_time_limit);
     test("github_invalid_pipeline_fails_with_3", invalid);
     test("github_out_of_memory_fails_with_7", out_of_memory);
     test("gitlab_lost_runner", gitlab_lost_runner);
     test("resume_starts_a_new_run_where_settings_or_data_differ", differing);
-    test("resume_takes_settings_that_change_no_maths", changeable);
-    test("resume_goes_on_in_another_checkout", other_checkout);
+    test("resume_allows_settings_that_do_not_change_the_result", changeable);
+    test("resume_continues_in_another_checkout", other_checkout);
 }
 
 /// Steps that are saved one by one, 40 of them in two seconds at least.
@@ -55,7 +55,7 @@ fn invalid() {
     assert_eq!(failed.as_deref(), Some("Check"), "{answer}");
     answer.exits(3).says("bad.yaml").says("train.batch: found the text \"none\"");
     assert!(!runner.folder.has_runs());
-    // The step that trains says the same, should a job have none that checks.
+    // The training step gives the same error in a job without a check step.
     let train = github().into_iter().find(|step| step.name == "Train").unwrap();
     runner.run("Train", &train.script).exits(3).prints("::error file=bad.yaml::the pipeline").says("train.batch");
 }
@@ -80,7 +80,7 @@ fn gitlab_lost_runner() {
     let run = runner.folder.show();
     assert_eq!((&run["status"], run["attempts"].as_array().unwrap().len()), (&"finished".into(), 2), "{run:#}");
     assert!(runner.has("artifacts/report.html") && runner.has("artifacts/run/events.jsonl"));
-    // The next job is about something new.
+    // The next job has another pipeline.
     runner.run("script", &gitlab("script")).exits(0).says_not("resuming");
     assert_eq!(std::fs::read_dir(runner.folder.path().join("runs")).unwrap().count(), 2);
 }
@@ -102,7 +102,7 @@ fn differing() {
         .pipe(&["run", "job.yaml", "--resume", "--set", "train.seed=7"])
         .exits(0)
         .says(new)
-        .says("train.seed is another");
+        .says("train.seed has changed");
     let folder = stopped();
     folder.write("train.jsonl", "{\"source\": \"other\", \"target\": \"b\"}\n");
     folder.pipe(&["run", "job.yaml", "--resume"]).exits(0).says(new).says("data.train has changed");

@@ -1,4 +1,4 @@
-//! The container gets the least: as the daemon describes it, and as it is from inside.
+//! The container's rights: as the daemon describes them, and as seen from inside.
 
 use std::process::Command;
 
@@ -38,14 +38,16 @@ fn inspected() {
     let uid = String::from_utf8(Command::new("id").arg("-u").output().unwrap().stdout).unwrap();
     assert!(config["User"].as_str().unwrap().starts_with(&format!("{}:", uid.trim())));
     assert_eq!(config["Labels"]["pipe.attempt"], "1");
-    let writable: Vec<&str> = inspected[0]["Mounts"]
+    let mut writable: Vec<&str> = inspected[0]["Mounts"]
         .as_array()
         .unwrap()
         .iter()
         .filter(|mount| mount["RW"] == true)
         .map(|mount| mount["Destination"].as_str().unwrap())
         .collect();
-    assert_eq!(writable, ["/run/pipe"]);
+    writable.sort_unstable();
+    assert_eq!(writable, ["/run/pipe/attempts/01/job", "/run/pipe/checkpoints", "/run/pipe/model"]);
+    assert_eq!(host["PidsLimit"], 8192);
 }
 
 fn tried_from_inside() {
@@ -58,7 +60,12 @@ fn tried_from_inside() {
         "no_new_privileges 1",
         "root_writable false",
         "data_writable false",
-        "run_writable true",
+        "run_writable false",
+        "spec_writable false",
+        "own_writable true",
+        // No file of the runner is visible.
+        "seen attempts,checkpoints,model",
+        "seen_of_attempts job,spec.json",
         "interfaces lo",
         "connected false",
     ] {
@@ -83,7 +90,7 @@ fn killed_from_outside() {
     let running = folder.start(&["run", "job.yaml"]);
     folder.wait_for_log(1, "sleeping");
     docker(&["kill", "--signal", "KILL", &folder.containers()[0]]);
-    running.end().exits(6).says("killed by SIGKILL (exit code 137), not for want of memory");
+    running.end().exits(6).says("killed by SIGKILL (exit code 137), not because of memory");
     let run = folder.show();
     assert_eq!((run["attempts"].as_array().unwrap().len(), run["attempts"][0]["cause"].as_str()), (1, Some("killed")));
     assert!(folder.containers().is_empty());

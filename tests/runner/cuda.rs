@@ -13,11 +13,11 @@ pub fn tests(suite: &mut Suite) {
     test("a_run_on_a_card_without_its_libraries_is_refused", refused);
     test("the_hint_is_followed_and_helps", hint);
     test("an_installed_pipe_names_its_archive", installed);
-    test("part_of_a_library_is_missed", parts);
+    test("a_missing_part_of_a_library_is_reported", parts);
     test("fetching", fetching);
 }
 
-/// A folder with a card and a source tree of pipe in `tree`, in which libtorch was fetched for the CPU alone.
+/// A folder with a card and a source tree of pipe in `tree`, in which libtorch was fetched CPU only.
 fn with_tree() -> Folder {
     let folder = job::on_card("card free", "", "16384 16384 120\n");
     let tree = folder.path().join("tree");
@@ -70,7 +70,7 @@ fn refused() {
             .says("libtorch CUDA=1`");
     }
     assert!(!folder.has_runs());
-    // Without a card nobody asks for them.
+    // A run without a card does not need them.
     let answer = run(&folder, "0");
     assert!(!answer.stderr.contains("CUDA libraries"), "{answer}");
 }
@@ -81,10 +81,10 @@ fn hint() {
     assert_eq!(before["status"], "missing", "{before:#}");
     assert!(before["found"].as_str().unwrap().contains("missing: libcublas.so.13, libcudnn.so.9, libnvrtc.so.13"));
     let asked = run(&folder, "1").exits(4);
-    let told = command_of(&asked.stderr);
-    assert_eq!(command_of(before["hint"].as_str().unwrap()), told, "the doctor and the run say the same");
+    let hinted = command_of(&asked.stderr);
+    assert_eq!(command_of(before["hint"].as_str().unwrap()), hinted, "the doctor and the run say the same");
 
-    let (program, args) = told.split_first().unwrap();
+    let (program, args) = hinted.split_first().unwrap();
     assert_eq!(program, "make");
     make(&folder, &args.iter().map(String::as_str).collect::<Vec<_>>()).exits(0);
 
@@ -117,7 +117,7 @@ fn installed() {
     run(&folder, "1").exits(4).says("install the archive of pipe whose name ends in -cuda");
 }
 
-/// What is opened by name is no less missed than what is needed by name.
+/// A library that is opened by name is reported as missing, like one that is linked.
 fn parts() {
     let folder = with_tree();
     let tree = folder.path().join("tree");

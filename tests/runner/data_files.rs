@@ -1,23 +1,22 @@
-//! Parquet and compressed data: what is prepared, when, and what is left where it cannot be.
+//! Parquet and compressed data: which files are prepared, when, and what a failure leaves behind.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::Value;
 
 use crate::harness::folder::repository;
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite, Tmpfs, job};
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("data_files::{name}"), Needs::Nothing, test);
     test("prepared_once_and_locked_by_its_original", prepared_once);
     test("check_and_dry_run_prepare_nothing", only_looked_at);
-    test("what_a_look_refuses", refused);
-    test("what_is_damaged_leaves_nothing", damaged);
+    test("check_refuses_bad_files", refused);
+    test("a_damaged_file_leaves_nothing", damaged);
     test("folders_and_lists_of_all_kinds", mixed);
     test("ctrl_c", interrupted);
-    test("killed_and_begun_again", killed);
+    test("killed_and_run_again", killed);
     test("two_at_once", two_at_once);
     test("init", init);
     test("doctor_knows_the_size", doctor);
@@ -52,7 +51,7 @@ fn read_at(run: &Path) -> PathBuf {
     PathBuf::from(spec["data"]["train"].as_str().unwrap())
 }
 
-/// Compressed zeros, of which there are far more than anybody writes in a test.
+/// Compressed zeros, far more than a test could write out.
 fn endless() -> Vec<u8> {
     let frame = zstd::bulk::compress(&vec![0; 64 << 20], 1).unwrap();
     frame.repeat(400)
@@ -142,7 +141,7 @@ fn mixed() {
         .says("a.jsonl.gz and a.jsonl beside it are the same data twice; name one of them");
 }
 
-/// Waits until something is written, and tells what it is called.
+/// Waits until a file is written. Returns its name.
 fn wait_for_bytes(folder: &Folder) -> PathBuf {
     let mut found = None;
     folder.wait_until("rows in the cache", || {
@@ -171,10 +170,9 @@ fn killed() {
     let folder = folder("train.jsonl.zst", &endless());
     let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
     let left = wait_for_bytes(&folder);
-    running.signal("KILL");
-    running.end();
+    running.kill_alive();
     assert!(left.exists());
-    // Whatever is prepared next clears it away.
+    // The next preparation removes it.
     folder.write("train.parquet", fixture("plain.parquet"));
     folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "data.train=train.parquet"]).exits(0);
     assert!(!left.exists(), "{:?}", cached(&folder));
@@ -213,10 +211,10 @@ fn doctor() {
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
     let checks = folder.pipe(&["doctor", "--json"]).json();
     let cache = checks.as_array().unwrap().iter().find(|check| check["name"] == "cache").unwrap().clone();
-    assert!(cache["found"].as_str().unwrap().contains("of prepared data (1 files)"), "{cache}");
+    assert!(cache["found"].as_str().unwrap().contains("of prepared data (1 file)"), "{cache}");
 }
 
-/// What grows beyond a disk is stopped in time, and what is known to be too large is not begun.
+/// A file that fills the disk is stopped in time; one that is known to be too large is not started.
 fn full_disk() {
     let folder = folder("train.jsonl.gz", b"");
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -225,9 +223,7 @@ fn full_disk() {
     folder.write("train.jsonl.gz", packed.finish().unwrap());
     folder.write("train.jsonl.zst", zstd::bulk::compress(&vec![b' '; 200 << 20], 1).unwrap());
     let cache = folder.path().join("cache");
-    std::fs::create_dir_all(&cache).unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=48m", "none"]).arg(&cache).status().unwrap();
-    assert!(mounted.success());
+    let _disk = Tmpfs::mount(cache, "48m");
     for (train, text) in [
         ("train.jsonl.gz", "train.jsonl.gz: 48.0 MiB free in"),
         ("train.jsonl.zst", "train.jsonl.zst: it needs 200.0 MiB, 48.0 MiB free in"),
@@ -235,11 +231,7 @@ fn full_disk() {
         let set = format!("data.train={train}");
         let answer = folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", &set]);
         let left = cached(&folder);
-        if answer.code != Some(3) || !left.is_empty() {
-            Command::new("umount").arg(&cache).status().unwrap();
-        }
-        answer.exits(3).says("no room to prepare ").says(text).says("PIPE_CACHE");
+        answer.exits(3).says("not enough disk space to prepare ").says(text).says("PIPE_CACHE");
         assert!(left.is_empty(), "{left:?}");
     }
-    Command::new("umount").arg(&cache).status().unwrap();
 }

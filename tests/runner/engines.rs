@@ -1,4 +1,4 @@
-//! Which engine runs a job, and what is said when one cannot.
+//! Which engine runs a job, and the errors where none can.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::harness::{Answer, Needs, Suite, job};
 pub fn tests(suite: &mut Suite) {
     suite.test("engines::no_daemon", Needs::Nothing, no_daemon);
     suite.test("engines::no_daemon_falls_back", Needs::Nothing, no_daemon_falls_back);
-    suite.test("engines::nobody_listens", Needs::Nothing, nobody_listens);
+    suite.test("engines::socket_without_a_listener", Needs::Nothing, no_listener);
     suite.test("engines::no_permission", Needs::Nothing, no_permission);
     suite.test("engines::no_trainer", Needs::Nothing, no_trainer);
     suite.test("engines::gpu_asked_for_and_not_there", Needs::DockerWithoutGpu, no_gpu);
@@ -31,11 +31,16 @@ fn no_daemon() {
 
 fn no_daemon_falls_back() {
     let folder = job::folder("exit 0", "").env("DOCKER_HOST", "unix:///nowhere/docker.sock");
-    folder.pipe(&["run", "job.yaml"]).exits(0).says("running without containers").says("engine: process");
+    folder
+        .pipe(&["run", "job.yaml"])
+        .exits(0)
+        .says("docker is not available (")
+        .says("using the engine process")
+        .says("engine: process");
     assert_eq!(folder.show()["engine"], "process");
 }
 
-fn nobody_listens() {
+fn no_listener() {
     let folder = job::folder("exit 0", "");
     let socket = folder.path().join("dead.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
@@ -55,7 +60,7 @@ fn no_permission() {
     let folder = folder.env("DOCKER_HOST", format!("unix://{}", socket.display()));
     let mut command = folder.command(&["run", "job.yaml", "--engine", "docker"]);
     if root() {
-        // Root may open anything, so somebody else tries, with a copy of the program that he can reach.
+        // Root may open anything, so another user tries, with a copy of the program that this user can reach.
         let copy = folder.path().join("pipe");
         // By a program of its own: what this one has open for writing, a child that another test starts has open as well.
         let program = crate::harness::folder::pipe();
@@ -85,9 +90,9 @@ fn no_gpu() {
         folder
             .pipe(&["run", "job.yaml", "--set", "container.gpus=1", "--engine", engine])
             .exits(4)
-            .says("a GPU was asked for and cannot be passed through")
+            .says("a GPU was requested, but none is available")
             .says("is the NVIDIA driver loaded?")
-            .says("hint: mend one of these, or set container.gpus to 0 or auto");
+            .says("hint: fix one of these, or set container.gpus to 0 or auto");
     }
     assert!(!folder.has_runs());
     folder.pipe(&["run", "job.yaml", "--set", "container.gpus=auto", "--engine", "process"]).exits(0);
@@ -119,7 +124,7 @@ fn daemon_stopped() {
         .end()
         .exits(4)
         .says("the daemon does not answer: waiting for it, at most 1s")
-        .says("the engine was lost while the job ran")
+        .says("the connection to the engine was lost while the job was running")
         .says("hint: start the engine again");
     let run = folder.show();
     assert_eq!((run["status"].as_str(), run["attempts"][0]["outcome"].as_str()), (Some("failed"), None));

@@ -1,4 +1,4 @@
-//! What is known about memory before a run, what is made of an out-of-memory on a card, and what is remembered.
+//! `pipe plan`, out-of-memory on a card, and the ledger.
 
 use std::thread;
 use std::time::Duration;
@@ -13,21 +13,20 @@ pub fn tests(suite: &mut Suite) {
     test("a_plan_for_every_architecture", plan_for_all);
     test("a_plan_says_what_would_fit", plan_says_what_fits);
     test("a_plan_that_cannot_be_made", no_plan);
-    test("capacity_goes_straight_to_what_fits", capacity);
-    test("fragments", fragments);
-    test("a_neighbour_is_waited_for", neighbour);
-    test("a_neighbour_that_stays", neighbour_stays);
-    test("the_maths_change_last", then);
+    test("a_retry_starts_with_a_batch_that_fits", capacity);
+    test("fragmentation", fragments);
+    test("waits_for_another_process", neighbour);
+    test("another_process_that_stays", neighbour_stays);
+    test("settings_that_change_the_result_come_last", then);
     test("no_change_left", no_change_left);
     test("the_second_run_starts_where_it_fits", remembered);
-    test("what_is_ignored_is_not_remembered", ignored);
+    test("ignore_ledger_records_nothing", ignored);
     test("another_card_is_a_hint", elsewhere);
-    test("after_a_neighbour_the_batch_is_the_first_one_again", grown_back);
+    test("without_the_other_process_the_batch_is_the_first_again", grown_back);
     test("many_runs_share_a_ledger", shared);
-    test("a_broken_ledger_stops_no_run", broken);
     test("forgetting", forgetting);
-    test("the_doctor_tells_who_holds_the_card", doctor);
-    test("a_search_that_fails_stays_to_be_looked_at", failed_search);
+    test("doctor_names_the_processes_on_the_card", doctor);
+    test("a_failed_search_keeps_its_folder", failed_search);
 }
 
 const FREE: &str = "16384 16384\n";
@@ -74,7 +73,7 @@ fn plan_adds_up() {
     }
     let shown = folder.pipe(&["plan", "xl.yaml", "--gpu", "5090", AGAIN[0], AGAIN[1]]).exits(0);
     shown.prints("2,849,757,184 parameters").prints("(RTX 5090): fits");
-    folder.pipe(&["plan", "xl.yaml"]).exits(0).prints("no card is here");
+    folder.pipe(&["plan", "xl.yaml"]).exits(0).prints("No GPU found");
 }
 
 fn plan_for_all() {
@@ -127,7 +126,7 @@ fn plan_says_what_fits() {
 fn no_plan() {
     let folder = Folder::new();
     folder.write("xl.yaml", XL);
-    folder.pipe(&["plan", "xl.yaml", "--gpu", "voodoo"]).exits(3).says("no card \"voodoo\" is known; known are");
+    folder.pipe(&["plan", "xl.yaml", "--gpu", "voodoo"]).exits(3).says("unknown card \"voodoo\"; known cards");
     folder.pipe(&["plan", "xl.yaml", "--memory", "much"]).exits(2).says("a size such as 512m");
     folder.pipe(&["plan", "xl.yaml", "--set", "model.config.num_heads=0"]).exits(3).says("num_heads: found 0");
     folder.pipe(&["plan", "nowhere.yaml"]).exits(1).says("cannot read nowhere.yaml");
@@ -136,7 +135,7 @@ fn no_plan() {
 fn capacity() {
     let folder = job::on_card("card free", "train: {batch: 200, effective_batch: 400}\n", FREE);
     let (answer, run) = run(&folder, &[], 0);
-    answer.says("batch 139 instead of 200, which fits by what smaller ones held");
+    answer.says("batch 139 instead of 200, which fits according to smaller batches");
     assert_eq!(attempts(&run), [(200, Some("capacity")), (139, None)]);
 }
 
@@ -147,7 +146,7 @@ fn fragments() {
     assert_eq!(attempts(&run), [(40, Some("fragmented")), (40, None)]);
 }
 
-/// A folder with a neighbour that holds 12 GiB, as long as there is the file `there`.
+/// A folder with another process that holds 12 GiB while the file `there` exists.
 fn crowded(more: &str) -> Folder {
     let there = std::env::temp_dir().join(format!("pipe-crowded-{}-{:?}", std::process::id(), thread::current().id()));
     std::fs::write(&there, "").unwrap();
@@ -182,7 +181,7 @@ fn neighbour() {
 fn neighbour_stays() {
     let folder = crowded("train: {batch: 40, effective_batch: 80}\non_oom: {wait: 1, retries: 2}\n");
     let (answer, run) = run(&folder, &[], 7);
-    answer.says("the time for waiting is over: trying once more").says("batch 20 instead of 40");
+    answer.says("the card is still in use after on_oom.wait: trying once more").says("batch 20 instead of 40");
     assert_eq!(attempts(&run), [(40, Some("neighbour")), (40, Some("neighbour")), (20, Some("neighbour"))]);
     leave(&folder);
 }
@@ -200,7 +199,9 @@ fn then() {
     let more = "train: {batch: 8}\non_oom: {then: [checkpointing, precision=bf16]}\n";
     let folder = job::on_card("card model", more, FREE);
     let (answer, run) = run(&folder, &[], 0);
-    answer.says("retrying: checkpointing (changes the maths)").says("retrying: precision=bf16 (changes the maths)");
+    answer
+        .says("retrying: checkpointing (changes the training result)")
+        .says("retrying: precision=bf16 (changes the training result)");
     assert_eq!(attempts(&run), [(8, Some("model")), (8, Some("model")), (8, None)]);
     let changes = |index: usize| run["attempts"][index]["changes"].clone();
     assert_eq!(changes(0), Value::Null);
@@ -227,13 +228,13 @@ fn remembered() {
     let (answer, second) = run(&folder, &[], 0);
     answer.says("ledger: a batch of 200 did not fit in 16.0 GiB: starting at 139, which is known to fit");
     assert_eq!(attempts(&second), [(139, None)]);
-    // Another precision is another question.
+    // Another precision is another entry of the ledger.
     let (_, other) = run(&folder, &["--set", "train.precision=bf16"], 0);
     assert_eq!(attempts(&other)[0].0, 200);
     let known = folder.pipe(&["ledger", "ls", "--json"]).exits(0).json();
     assert_eq!(known.as_array().unwrap().len(), 2);
     let listed = folder.pipe(&["ledger", "ls"]).exits(0);
-    listed.prints("Test Card").prints("batch 139 fits (peak 15.6 GiB), 200 does not in 16.0 GiB");
+    listed.prints("Test Card").prints("batch 139 fits (peak 15.6 GiB), 200 does not fit in 16.0 GiB");
 }
 
 fn ignored() {
@@ -248,7 +249,7 @@ fn ignored() {
 fn elsewhere() {
     let folder = job::on_card("card free", "train: {batch: 200, effective_batch: 400}\n", FREE);
     run(&folder, &[], 0);
-    // Without the card the same pipeline runs on the CPU, where nothing is known.
+    // Without the card the same pipeline runs on the CPU, for which the ledger has nothing.
     let answer = folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "container.gpus=0"]);
     let answer = answer.says("ledger: on Test Card: batch 139 fits").says_not("starting at");
     assert_eq!(answer.code, Some(0), "{answer}");
@@ -270,32 +271,23 @@ fn shared() {
     running.into_iter().for_each(|running| drop(running.end().exits(0).says_not("warning")));
     let lines = folder.pipe(&["ledger", "export"]).exits(0).json_lines();
     assert_eq!(lines.len(), 1);
-    let told: Vec<u64> =
+    let recorded: Vec<u64> =
         lines[0]["facts"].as_array().unwrap().iter().map(|fact| fact["batch"].as_u64().unwrap()).collect();
-    assert_eq!(told, (1..10).collect::<Vec<u64>>());
-}
-
-fn broken() {
-    let folder = job::on_card("card free", "train: {batch: 200, effective_batch: 400}\n", FREE);
-    folder.write("ledger", "this is no database");
-    let (answer, run) = run(&folder, &[], 0);
-    answer.says("warning: the ledger").says("cannot be used");
-    assert_eq!(attempts(&run), [(200, Some("capacity")), (139, None)]);
-    folder.pipe(&["ledger", "ls"]).exits(1).says("hint: move it away, name another with PIPE_LEDGER");
+    assert_eq!(recorded, (1..10).collect::<Vec<u64>>());
 }
 
 fn forgetting() {
     let folder = job::on_card("card free", "train: {batch: 200, effective_batch: 400}\n", FREE);
     folder.pipe(&["ledger", "ls"]).exits(0);
-    folder.pipe(&["ledger", "show", "abc"]).exits(2).says("nothing in the ledger is called \"abc\"");
+    folder.pipe(&["ledger", "show", "abc"]).exits(2).says("the ledger has no entry \"abc\"");
     run(&folder, &[], 0);
     let known = folder.pipe(&["ledger", "ls", "--json"]).exits(0).json();
     let id = known[0]["id"].as_str().unwrap().to_owned();
     folder.pipe(&["ledger", "show", &id[..6]]).exits(0).prints("\"batch\": 139");
-    folder.pipe(&["ledger", "forget", &id]).exits(0).prints("forgot 1 of");
+    folder.pipe(&["ledger", "forget", &id]).exits(0).prints("removed 1 entry");
     let (_, again) = run(&folder, &[], 0);
     assert_eq!(attempts(&again)[0], (200, Some("capacity")));
-    folder.pipe(&["ledger", "forget", "--all"]).exits(0).prints("forgot 1 of");
+    folder.pipe(&["ledger", "forget", "--all"]).exits(0).prints("removed 1 entry");
     folder.pipe(&["ledger", "forget"]).exits(2);
 }
 

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use pipe_spec::event::{RecordedEvent, Sample, Warning};
+use pipe_spec::{Event, EventKind};
 use serde_json::Value;
 
 use crate::harness::suite::chromium;
@@ -12,7 +14,7 @@ use crate::harness::{Folder, Needs, Suite, job};
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("reports::{name}"), Needs::Nothing, test);
     test("every_run_leaves_a_page", page_of_a_run);
-    test("a_failed_run_has_one_too", failed);
+    test("a_failed_run_has_a_page", failed);
     test("a_damaged_folder", damaged);
     test("text_is_escaped", escaped);
     test("several_runs", several);
@@ -99,9 +101,12 @@ fn damaged() {
     let events = fs::read(run.join("events.jsonl")).unwrap();
     fs::write(run.join("events.jsonl"), &events[..events.len() - 40]).unwrap();
     let page = again(&folder, &run);
-    assert!(page.contains("events.jsonl: one line cannot be read") && figure(&page, "loss").contains("<polyline"));
+    assert!(
+        page.contains("events.jsonl: skipped 1 line that cannot be read")
+            && figure(&page, "loss").contains("<polyline")
+    );
     fs::write(run.join("events.jsonl"), [&[0xff, 0, b'\n'][..], b"{}\n[]\n\n", &events].concat()).unwrap();
-    assert!(again(&folder, &run).contains("events.jsonl: 3 lines cannot be read"));
+    assert!(again(&folder, &run).contains("events.jsonl: skipped 3 lines that cannot be read"));
 
     fs::remove_file(run.join("resolved.yaml")).unwrap();
     let page = again(&folder, &run);
@@ -122,18 +127,19 @@ fn damaged() {
 
 fn escaped() {
     let (folder, run) = trained();
-    let bad = r#"<b>&\"</style></title><img onerror='x'>"#;
+    let bad = r#"<b>&"</style></title><img onerror='x'>"#;
+    let text = || bad.to_owned();
     let mut events = fs::read_to_string(run.join("events.jsonl")).unwrap();
-    events.push_str(&format!("{{\"attempt\":1,\"seq\":90,\"ts\":0,\"type\":\"warning\",\"message\":\"{bad}\"}}\n"));
-    events.push_str(&format!(
-        "{{\"attempt\":1,\"seq\":91,\"ts\":0,\"type\":\"sample\",\"step\":3,\"source\":\"{bad}\",\"target\":\"{bad}\",\
-         \"generated\":\"{bad}\"}}\n"
-    ));
+    let warning = EventKind::Warning(Warning { message: text() });
+    let sample = EventKind::Sample(Sample { step: 3, source: text(), target: text(), generated: text() });
+    for (seq, kind) in (90..).zip([warning, sample]) {
+        let recorded = RecordedEvent { attempt: 1, event: Event { seq, ts: 0.0, kind } };
+        events.push_str(&format!("{}\n", serde_json::to_string(&recorded).unwrap()));
+    }
     fs::write(run.join("events.jsonl"), events).unwrap();
     fs::write(run.join("lock.json"), "{\"on\": \"</pre><b>\"}").unwrap();
     let state = fs::read_to_string(run.join("run.json")).unwrap();
-    fs::write(run.join("run.json"), state.replace("\"engine\": \"process\"", &format!("\"engine\": \"{bad}\"")))
-        .unwrap();
+    fs::write(run.join("run.json"), state.replace("\"process\"", &serde_json::to_string(bad).unwrap())).unwrap();
     let strange = run.with_file_name("a<b>&\"c");
     fs::rename(&run, &strange).unwrap();
     let page = folder.pipe(&["report", strange.to_str().unwrap(), "--out", "-"]).exits(0).stdout;
@@ -196,16 +202,16 @@ fn unwritable() {
     assert_eq!(folder.show()["status"], "stopped");
 }
 
-/// What a browser made of a page.
+/// How a browser rendered a page.
 struct Seen {
     dom: String,
-    /// What the page asked of the network.
+    /// The URLs that the page requested.
     requests: Vec<String>,
-    /// What it complained of.
+    /// The errors on its console.
     complaints: Vec<String>,
 }
 
-/// Opens a page as a person would, but for the window.
+/// Opens a page in a browser without a window.
 fn browse(folder: &Folder, page: &Path) -> Seen {
     let (log, profile) = (folder.path().join("net.json"), folder.path().join("profile"));
     let output = Command::new(chromium().unwrap())
@@ -219,7 +225,7 @@ fn browse(folder: &Folder, page: &Path) -> Seen {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{errors}");
     let log: Value = serde_json::from_slice(&fs::read(log).unwrap()).unwrap();
-    // A browser has errands of its own; those of a page carry where they come from.
+    // A browser makes requests of its own; those of a page name their origin.
     let of_page =
         |event: &&Value| event["params"]["network_isolation_key"].as_str().is_some_and(|key| key.contains("file://"));
     let url = |event: &Value| event["params"]["url"].as_str().map(str::to_owned);
@@ -232,7 +238,7 @@ fn browse(folder: &Folder, page: &Path) -> Seen {
 
 fn in_a_browser() {
     let (folder, run) = trained();
-    // That it would be seen if a page asked for something, or complained.
+    // A page with a request and an error, to show that both would be found.
     folder.write(
         "bad.html",
         "<!DOCTYPE html><img src=\"http://127.0.0.1:9/x.png\"><script>console.error('ouch')</script>",

@@ -1,5 +1,4 @@
-//! What a run stood on, whether another would stand on the same, and what differs between two: `lock.json`, `pipe diff`,
-//! `pipe reproduce`.
+//! The inputs of a run, and what differs between two: `lock.json`, `pipe diff`, `pipe reproduce`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,12 +14,12 @@ pub fn tests(suite: &mut Suite) {
     test("a_run_in_the_background_has_the_same_lock", background);
     test("a_lock_has_no_values_of_variables", no_values);
     test("a_run_is_reproduced", reproduced);
-    test("what_has_changed_is_named_and_refused", refused);
-    test("going_on_anyway", anyway);
-    test("a_curve_that_is_bent_is_seen", bent);
-    test("to_the_bit_where_it_was_promised", bits);
+    test("changed_inputs_are_named_and_refused", refused);
+    test("reproduced_in_spite_of_changes", anyway);
+    test("a_different_curve_is_reported", bent);
+    test("equal_bits_where_promised", bits);
     test("through_the_same_retries", retries);
-    test("with_settings_changed_on_the_way", resumed);
+    test("with_settings_changed_by_a_resume", resumed);
     test("from_another_folder", elsewhere);
     test("a_lock_of_an_earlier_pipe", earlier);
     test("nothing_to_compare_with", no_steps);
@@ -50,7 +49,7 @@ fn whole(more: &str) -> Folder {
 
 const RUN: [&str; 4] = ["run", "job.yaml", "--engine", "process"];
 
-/// Runs it, and tells its id.
+/// Runs it. Returns its id.
 fn train(folder: &Folder) -> String {
     folder.pipe(&RUN).exits(0);
     folder.show()["id"].as_str().unwrap().to_owned()
@@ -135,7 +134,7 @@ fn no_values() {
     let id = train(&folder);
     let text = folder.read(&format!("runs/{id}/lock.json"));
     assert!(text.contains("${PLACE}/train.jsonl") && !text.contains("hidden-place"), "{text}");
-    // The file behind the variable is told by its content.
+    // The file behind the variable is known by its content.
     folder.write("hidden-place/train.jsonl", "[]\n");
     folder.pipe(&["reproduce", &id]).exits(3).says("data.train: was").says("BEND, PLACE");
 }
@@ -145,7 +144,7 @@ fn reproduced() {
     let id = train(&folder);
     let answer = folder.pipe(&["reproduce", &id]).exits(0).prints(&format!("reproduces {id}: the losses of 3 steps"));
     let answer = answer.prints("the same bit for bit").prints("and so is the model: 1 file");
-    answer.says("variables are read as they are now, a lock has no values of them: BEND");
+    answer.says("variables have their current values, because a lock does not store them: BEND");
     assert_eq!((runs(&folder), folder.show()["name"].as_str()), (2, Some("job")));
     // The second is no worse than the first.
     let again = folder.pipe(&["reproduce", "latest", "--json"]).exits(0).json();
@@ -182,8 +181,8 @@ fn refused() {
     let (train, eval) = (folder.read("train.jsonl"), folder.read("eval.jsonl"));
     folder.write("train.jsonl", "[]\n").write("eval.jsonl", "[]\n");
     folder.pipe(&["reproduce", &id]).exits(3).says("data.train: was").says("data.eval: was");
-    let told = folder.pipe(&["reproduce", &id, "--json"]).exits(3).json();
-    assert_eq!((told["refused"].as_array().unwrap().len(), &told["again"]), (2, &Value::Null));
+    let report = folder.pipe(&["reproduce", &id, "--json"]).exits(3).json();
+    assert_eq!((report["refused"].as_array().unwrap().len(), &report["again"]), (2, &Value::Null));
     folder.write("train.jsonl", train).write("eval.jsonl", eval);
     std::fs::remove_file(folder.path().join("more.jsonl")).unwrap();
     folder.pipe(&["reproduce", &id]).exits(3).says("cannot read more.jsonl");
@@ -202,7 +201,7 @@ fn anyway() {
     let folder = whole("");
     let id = train(&folder);
     folder.write("train.jsonl", "[]\n");
-    let answer = folder.pipe(&["reproduce", &id, "--anyway"]).exits(0).says("going on although data.train: was");
+    let answer = folder.pipe(&["reproduce", &id, "--anyway"]).exits(0).says("continuing although data.train: was");
     answer.prints("reproduces");
     with(&folder, "BEND", "500000", &["reproduce", &id, "--anyway"]).exits(6).says("does not reproduce");
 }
@@ -216,8 +215,8 @@ fn bent() {
     let answer = with(&folder, "BEND", "100000", &["reproduce", &id]).exits(6);
     let answer = answer.says("the losses differ by more than rounding at step 1: 10 and 11");
     answer.says(&format!("hint: `pipe diff {id} job-"));
-    let told = with(&folder, "BEND", "100000", &["reproduce", &id, "--json"]).exits(6).json();
-    assert_eq!((&told["verdict"]["reproduced"], &told["curves"]["beyond"]["step"]), (&json!(false), &json!(1)));
+    let report = with(&folder, "BEND", "100000", &["reproduce", &id, "--json"]).exits(6).json();
+    assert_eq!((&report["verdict"]["reproduced"], &report["curves"]["beyond"]["step"]), (&json!(false), &json!(1)));
 }
 
 fn bits() {
@@ -233,7 +232,7 @@ fn bits() {
     other["cpu"]["model"] = json!("Abacus");
     folder.write(&path, other.to_string());
     let answer = with(&folder, "BEND", "1", &["reproduce", &id]).exits(0);
-    answer.says("x Abacus, is").says("(rounds differently)").prints("asked was the same up to rounding");
+    answer.says("x Abacus, is").says("(rounds differently)").prints("required: equal up to rounding");
 }
 
 fn retries() {
@@ -248,13 +247,13 @@ fn retries() {
     assert_eq!(batches(), [20, 10, 5]);
 }
 
-/// What a run goes on with may not change what is computed, so that it can be reproduced with it.
+/// A resume may not change what is computed, so the run can be reproduced with its settings.
 fn resumed() {
     let folder = job::folder("fit 5", "train: {batch: 20, effective_batch: 40}\non_oom: {retries: 0}\n");
     folder.pipe(&RUN).exits(7);
     folder.pipe(&["resume", "latest", "--set", "on_oom.retries=6"]).exits(0);
-    let told = folder.pipe(&["reproduce", "latest", "--json"]).exits(0).json();
-    assert_eq!((&told["verdict"]["reproduced"], &told["curves"]["same_bits"]), (&json!(true), &json!(true)));
+    let report = folder.pipe(&["reproduce", "latest", "--json"]).exits(0).json();
+    assert_eq!((&report["verdict"]["reproduced"], &report["curves"]["same_bits"]), (&json!(true), &json!(true)));
     assert_eq!(runs(&folder), 2);
 }
 
@@ -282,7 +281,7 @@ fn earlier() {
         &path,
         json!({ "pipe": "0.1.0", "pipeline": now["pipeline"], "on": { "engine": "process" } }).to_string(),
     );
-    folder.pipe(&["reproduce", &id]).exits(0).says("its lock.json is of an earlier pipe");
+    folder.pipe(&["reproduce", &id]).exits(0).says("its lock.json was written by an earlier pipe");
     for text in ["", "{\"on\": 3}"] {
         folder.write(&path, text);
         folder.pipe(&["reproduce", &id]).exits(3).says("its lock.json is missing or damaged");
@@ -295,11 +294,11 @@ fn no_steps() {
     folder.pipe(&RUN).exits(6);
     folder.pipe(&["reproduce", "latest"]).exits(3).says("it has no steps to compare with");
     assert_eq!(runs(&folder), 1);
-    // One that is being driven is left alone.
+    // A run that is still running is left alone.
     let folder = job::folder("sleep", "");
     let running = folder.start(&RUN);
     folder.wait_for_log(1, "sleeping");
-    folder.pipe(&["reproduce", "latest"]).exits(1).says("is being driven by another pipe");
+    folder.pipe(&["reproduce", "latest"]).exits(1).says("is still running");
     running.signal("INT");
     running.end().exits(130);
 }
@@ -324,22 +323,24 @@ fn compared() {
     let other = folder.show()["id"].as_str().unwrap().to_owned();
     let answer = folder.pipe(&["diff", &one, &other]).exits(0);
     let answer = answer.prints("setting").prints("train.batch").prints("lock").prints("another computation");
-    let answer =
-        answer.prints("8 x 1 finished").prints("4 x 2 finished").prints("model: of 1 file differ model.safetensors");
+    let answer = answer
+        .prints("8 x 1 finished")
+        .prints("4 x 2 finished")
+        .prints("model: different files: model.safetensors (of 1 file)");
     answer.prints("curves: 3 steps in common; the losses differ from step 1 on, most at step ").prints(": by 1.0e-1\n");
-    let told = folder.pipe(&["diff", &one, "latest", "--json"]).exits(0).json();
-    assert_eq!(told["runs"], json!([one, other]));
-    assert_eq!(told["settings"], json!([{ "path": "train.batch", "first": "8", "second": "4" }]));
-    let what: Vec<(&str, &str)> = told["lock"]
+    let report = folder.pipe(&["diff", &one, "latest", "--json"]).exits(0).json();
+    assert_eq!(report["runs"], json!([one, other]));
+    assert_eq!(report["settings"], json!([{ "path": "train.batch", "first": "8", "second": "4" }]));
+    let what: Vec<(&str, &str)> = report["lock"]
         .as_array()
         .unwrap()
         .iter()
         .map(|found| (found["what"].as_str().unwrap(), found["effect"].as_str().unwrap()))
         .collect();
     assert_eq!(what, [("settings", "forbids"), ("data.train", "forbids")]);
-    assert_eq!((&told["results"][0]["loss"], told["results"][1]["steps"].as_u64()), (&json!(10.0 / 3.0), Some(3)));
-    assert_eq!(told["curves"]["first_difference"]["losses"], json!([10.0, 11.0]));
-    assert_eq!(told["model"], json!({ "count": 1, "differ": ["model.safetensors"] }));
+    assert_eq!((&report["results"][0]["loss"], report["results"][1]["steps"].as_u64()), (&json!(10.0 / 3.0), Some(3)));
+    assert_eq!(report["curves"]["first_difference"]["losses"], json!([10.0, 11.0]));
+    assert_eq!(report["model"], json!({ "count": 1, "differ": ["model.safetensors"] }));
 }
 
 fn itself() {
@@ -356,7 +357,7 @@ fn itself() {
 fn damaged() {
     let folder = whole("");
     let (one, other) = (train(&folder), train(&folder));
-    for (file, text) in [("resolved.yaml", "settings: not known"), ("lock.json", "lock: not known")] {
+    for (file, text) in [("resolved.yaml", "settings: unknown"), ("lock.json", "lock: unknown")] {
         folder.write(&format!("runs/{one}/{file}"), "[");
         folder.pipe(&["diff", &one, &other]).exits(0).prints(text);
     }

@@ -1,4 +1,4 @@
-//! What is retried, how, and what is not.
+//! Which failures are retried, and how.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ pub fn tests(suite: &mut Suite) {
         test("down_a_ladder", ladder);
         test("retries_run_out", retries_run_out);
         test("no_smaller_batch_left", no_smaller_batch);
-        test("out_of_memory_before_it_began", before_it_began);
+        test("out_of_memory_before_the_first_event", before_it_began);
         test("exit_1_is_not_retried", exit_1);
         test("bad_data_is_not_retried", bad_data);
         test("segfault_is_not_retried", segfault);
@@ -72,7 +72,7 @@ fn retries_run_out(engine: &str) {
     folder
         .pipe(&["run", "job.yaml", "--engine", engine])
         .exits(7)
-        .says("out of memory, and nothing left to try: all 2 retries are used")
+        .says("out of memory, and nothing left to try: no retry is left (on_oom.retries: 2)")
         .says("hint: raise on_oom.retries");
     let run = folder.show();
     expect(&run, &[(64, 1, "oom"), (32, 2, "oom"), (16, 4, "oom")]);
@@ -94,8 +94,8 @@ fn before_it_began(engine: &str) {
     folder
         .pipe(&["run", "job.yaml", "--engine", engine])
         .exits(7)
-        .says("the model itself does not fit (it ran out in load): no batch would help")
-        .says("hint: raise container.memory");
+        .says("the host's memory is too small for any batch (it ran out in load)")
+        .says("raise container.memory (or memory.limit)");
     expect(&folder.show(), &[(8, 1, "oom")]);
 }
 
@@ -126,7 +126,7 @@ fn bare_137() {
     folder
         .pipe(&["run", "job.yaml", "--engine", "process"])
         .exits(6)
-        .says("killed by SIGKILL (exit code 137), not for want of memory")
+        .says("killed by SIGKILL (exit code 137), not because of memory")
         .says("the last lines of its log:")
         .says("about to raise");
     let run = folder.show();

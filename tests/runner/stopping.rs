@@ -7,11 +7,16 @@ pub fn tests(suite: &mut Suite) {
         suite.test(&format!("stopping::ctrl_c_once::{engine}"), needs, move || once(engine, "INT"));
         suite.test(&format!("stopping::sigterm::{engine}"), needs, move || once(engine, "TERM"));
         suite.test(&format!("stopping::ctrl_c_twice::{engine}"), needs, move || twice(engine));
+        suite.test(&format!("stopping::pipe_stop_twice_is_graceful::{engine}"), needs, move || stop_twice(engine));
+        suite.test(&format!("stopping::a_trainer_that_does_not_end::{engine}"), needs, move || deadline(engine));
+        suite.test(&format!("stopping::pipe_stop_now::{engine}"), needs, move || stop_now(engine));
+        suite.test(&format!("stopping::pipe_killed_while_it_stops::{engine}"), needs, move || killed_meanwhile(engine));
     }
-    suite.test("stopping::a_container_that_has_only_begun::docker", Needs::Docker, only_begun);
+    suite.test("stopping::a_container_that_has_just_started::docker", Needs::Docker, only_begun);
     suite.test("stopping::killed_pipe_ends_its_child::process", Needs::Nothing, killed_pipe_process);
     suite.test("stopping::killed_pipe_leaves_a_container_that_rm_cleans::docker", Needs::Docker, killed_pipe_docker);
-    suite.test("stopping::rm_refuses_a_living_run::process", Needs::Nothing, rm_refuses);
+    suite.test("stopping::rm_refuses_a_running_run::process", Needs::Nothing, rm_refuses);
+    suite.test("stopping::a_run_of_another_host_is_not_signalled", Needs::Nothing, other_host);
     suite.test("stopping::rm_removes::process", Needs::Nothing, rm_removes);
 }
 
@@ -33,7 +38,7 @@ fn once(engine: &str, signal: &str) {
 fn only_begun() {
     let folder = job::folder("late 2500", "");
     let running = folder.start(&["run", "job.yaml", "--engine", "docker"]);
-    folder.wait_for_log(1, "deaf");
+    folder.wait_for_log(1, "ignoring signals");
     running.signal("INT");
     running.end().exits(130);
     assert_eq!(folder.show()["attempts"][0]["exit_code"], 143);
@@ -53,20 +58,69 @@ fn twice(engine: &str) {
     }
 }
 
+/// A step takes a while. A second `pipe stop` in the meantime does not prevent the save.
+fn stop_twice(engine: &str) {
+    let folder = job::folder("walk 8 2500 64", "train: {batch: 8}\n");
+    let running = folder.start(&["run", "job.yaml", "--engine", engine]);
+    folder.wait_for_log(1, "step 1");
+    let first = folder.start(&["stop", "latest"]);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    let second = folder.start(&["stop", "latest"]);
+    first.end().exits(0).says("saves and ends").prints("stopped");
+    second.end().exits(0).says("saves and ends").prints("stopped");
+    running.end().exits(130).says_not("ending the trainer");
+    assert_eq!(folder.show()["attempts"][0]["exit_code"], 143);
+    assert!(folder.read_run("attempts/01/log.txt").contains("saved\n"));
+}
+
+fn deadline(engine: &str) {
+    let folder = job::folder("stubborn", "");
+    let args = ["run", "job.yaml", "--engine", engine, "--set", "container.stop_timeout=1"];
+    let running = folder.start(&args);
+    folder.wait_for_log(1, "sleeping");
+    folder.pipe(&["stop", "latest"]).exits(0).says("within 1 s at most").prints("stopped");
+    running.end().exits(130).says("the trainer did not end within 1 s (container.stop_timeout): ending it");
+    let run = folder.show();
+    assert_eq!((run["status"].as_str(), run["attempts"][0]["exit_code"].as_u64()), (Some("stopped"), Some(137)));
+}
+
+fn stop_now(engine: &str) {
+    let folder = job::folder("stubborn", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", engine]);
+    folder.wait_for_log(1, "sleeping");
+    folder.pipe(&["stop", "latest", "--now"]).exits(0).says("the trainer is ended").prints("stopped");
+    running.end().exits(130).says("ending the trainer at once");
+}
+
+/// A `pipe` that is frozen, asked to stop and then killed: `pipe stop` stops the job itself.
+fn killed_meanwhile(engine: &str) {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", engine]);
+    folder.wait_for_log(1, "sleeping");
+    running.signal("STOP");
+    let stop = folder.start(&["stop", "latest"]);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    running.kill_alive();
+    stop.end().exits(0).prints(": stopped");
+    assert_eq!(folder.show()["status"], "stopped");
+    if engine == "docker" {
+        assert!(folder.containers().is_empty());
+    }
+}
+
 fn killed_pipe_process() {
     let folder = job::folder("sleep", "");
     let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
     folder.wait_for_log(1, "sleeping");
     let child = folder.show()["attempts"][0]["container"].as_str().unwrap().to_owned();
-    running.signal("KILL");
-    running.end();
+    running.kill_alive();
     folder.wait_until("the end of the child", || {
         std::fs::read_to_string(format!("/proc/{child}/stat")).map_or(true, |stat| stat.contains(") Z "))
     });
     let run = folder.show();
     assert_eq!(
         (run["status"].as_str(), run["error"].as_str()),
-        (Some("orphaned"), Some("the pipe that drove it was killed"))
+        (Some("orphaned"), Some("the pipe process of the run was killed"))
     );
 }
 
@@ -74,14 +128,13 @@ fn killed_pipe_docker() {
     let folder = job::folder("sleep", "");
     let running = folder.start(&["run", "job.yaml", "--engine", "docker"]);
     folder.wait_for_log(1, "sleeping");
-    running.signal("KILL");
-    running.end();
+    running.kill_alive();
     let left = folder.containers();
     assert_eq!(left.len(), 1);
     let runs = folder.pipe(&["ls", "--json"]).exits(0).json();
     assert_eq!(runs[0]["status"], "orphaned");
     assert!(runs[0]["left_behind"][0].as_str().unwrap().starts_with(&left[0]));
-    folder.pipe(&["ls"]).exits(0).prints("its container goes on; `pipe attach` takes it over");
+    folder.pipe(&["ls"]).exits(0).prints("its container is still running; `pipe attach` continues the run");
     folder.pipe(&["rm", "--left-behind"]).exits(0).prints("removed container");
     assert!(folder.containers().is_empty());
     assert!(folder.run_folder().exists());
@@ -92,11 +145,27 @@ fn rm_refuses() {
     let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
     folder.wait_for_log(1, "sleeping");
     let id = folder.show()["id"].as_str().unwrap().to_owned();
-    folder.pipe(&["rm", &id]).exits(1).says("is being driven by another pipe");
+    folder.pipe(&["rm", &id]).exits(1).says("is still running");
     running.signal("INT");
     running.end().exits(130);
     folder.pipe(&["rm", &id]).exits(0);
     assert_eq!(folder.pipe(&["ls", "--json"]).exits(0).json(), serde_json::json!([]));
+}
+
+/// On a shared file system the owner may live on another machine, where its process id means another process.
+fn other_host() {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+    folder.wait_for_log(1, "sleeping");
+    let id = folder.show()["id"].as_str().unwrap().to_owned();
+    let owner = folder.run_folder().join(".owner");
+    let written = std::fs::read_to_string(&owner).unwrap();
+    assert_eq!(written.split_whitespace().next(), Some(running.id().to_string().as_str()));
+    std::fs::write(&owner, format!("{} another-host\n", running.id())).unwrap();
+    folder.pipe(&["stop", &id]).exits(1).says("on the host another-host").says(&format!("`pipe stop {id}`"));
+    std::fs::write(&owner, written).unwrap();
+    folder.pipe(&["stop", &id]).exits(0);
+    running.end().exits(130);
 }
 
 fn rm_removes() {

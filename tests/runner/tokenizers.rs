@@ -23,8 +23,8 @@ fn folder(more: &str, files: &[&str]) -> Folder {
     folder
 }
 
-/// Runs it, and gives the end of the path that the trainer was told, and the lock.
-fn told(folder: &Folder) -> (String, Value) {
+/// Runs it. Returns the end of the path in the trainer's spec, and the lock.
+fn chosen(folder: &Folder) -> (String, Value) {
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
     let read = |name: &str| serde_json::from_str::<Value>(&folder.read_run(name)).unwrap();
     let path = read("attempts/01/spec.json")["tokenizer"].as_str().unwrap().to_owned();
@@ -40,15 +40,15 @@ fn first_set() {
         // Half a set, and one of another architecture.
         (&["vocab.json", "spm.model", "tokenizer.json"], "/tokenizer.json"),
     ] {
-        assert_eq!(told(&folder("config: {}", files)).0, want, "{files:?}");
+        assert_eq!(chosen(&folder("config: {}", files)).0, want, "{files:?}");
     }
 }
 
 fn of_the_model() {
     let with = |files: &[&str]| folder("from: model", &[&["tokenizer.json"], files].concat());
     let inside = ["model/config.json", "model/pytorch_model.bin", "model/vocab.json", "model/merges.txt"];
-    assert_eq!(told(&with(&inside)).0, "/model/vocab.json");
-    assert_eq!(told(&with(&inside[..3])).0, "/tokenizer.json");
+    assert_eq!(chosen(&with(&inside)).0, "/model/vocab.json");
+    assert_eq!(chosen(&with(&inside[..3])).0, "/tokenizer.json");
 }
 
 fn whole() {
@@ -59,9 +59,9 @@ fn whole() {
     named
         .write("job.yaml", named.read("job.yaml").replace("train.jsonl}", "train.jsonl, tokenizer: other/vocab.json}"));
     refused(&named, "data.tokenizer: ");
-    refused(&named, "/other/merges.txt, which is not there");
+    refused(&named, "/other/merges.txt, which does not exist");
     named.write("other/merges.txt", "");
-    assert_eq!(told(&named).0, "/other/vocab.json");
+    assert_eq!(chosen(&named).0, "/other/vocab.json");
     let none = folder("config: {}", &["vocab.json"]);
     refused(&none, "/tokenizer.json; give the path of a tokenizer.json or a vocab.json with merges.txt");
 }
@@ -69,14 +69,14 @@ fn whole() {
 fn locked() {
     let files = ["vocab.json", "merges.txt", "tokenizer_config.json"];
     let vocabulary = folder("config: {}", &files);
-    let lock = told(&vocabulary).1;
+    let lock = chosen(&vocabulary).1;
     let end = |file: &Value| file["name"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
     assert_eq!(end(&lock["tokenizer"]), "vocab.json");
     let others: Vec<String> = lock["tokenizer_files"].as_array().unwrap().iter().map(end).collect();
     assert_eq!(others, ["merges.txt", "tokenizer_config.json"]);
-    // What lies beside a tokenizer.json decides nothing.
+    // Files beside a tokenizer.json are ignored.
     let json = folder("config: {}", &["tokenizer.json", "tokenizer_config.json"]);
-    let lock = told(&json).1;
+    let lock = chosen(&json).1;
     assert_eq!((end(&lock["tokenizer"]).as_str(), &lock["tokenizer_files"]), ("tokenizer.json", &Value::Null));
 
     let run = vocabulary.run_folder().file_name().unwrap().to_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! Where else a run is told of.
+//! Where else a run is tracked: TensorBoard.
 
 use std::path::PathBuf;
 use std::process::Command;

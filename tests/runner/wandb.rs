@@ -14,7 +14,7 @@ pub fn tests(suite: &mut Suite) {
     test("a_killed_run_is_readable_and_goes_on_in_the_same_run", killed);
     test("a_stopped_run_that_was_synced_is_synced_again", stopped);
     test("long_runs_and_long_records", long);
-    suite.test("wandb::what_cannot_be_written_fails_no_run", Needs::Nothing, cannot_write);
+    suite.test("wandb::a_write_error_fails_no_run", Needs::Nothing, cannot_write);
 }
 
 /// A folder that tracks to the project `kitchen`.
@@ -99,11 +99,10 @@ fn killed() {
     let folder = folder("walk 40 30 64", "train: {batch: 8}\n").env("WANDB_ENTITY", "cooks");
     let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
     folder.wait_for_log(1, "\"step\":20,");
-    running.signal("KILL");
-    running.end();
+    running.kill_alive();
     let first = upload(&folder);
     let written = steps(&first);
-    assert!(written.len() >= 10, "it is written while the run goes on: {written:?}");
+    assert!(written.len() >= 10, "it is written while the run continues: {written:?}");
     assert_eq!(written, (1..=written.len() as u64).collect::<Vec<u64>>());
     assert_eq!(first["exitcode"], 1, "W&B takes a run without an end for a crashed one");
 
@@ -123,7 +122,7 @@ fn killed() {
     assert_eq!(steps(&whole), (1..=40).collect::<Vec<u64>>());
     assert_eq!((&whole["run"]["name"], &whole["run"]["entity"]), (&first["run"]["name"], &json!("cooks")));
     assert_eq!((&whole["exitcode"], &whole["summary"]["pipe"]["status"]), (&json!(0), &json!("finished")));
-    assert!(whole["config"]["pipe"]["retry"]["1"].as_str().unwrap().contains("the pipe that drove it was killed"));
+    assert!(whole["config"]["pipe"]["retry"]["1"].as_str().unwrap().contains("the pipe process of the run was killed"));
 }
 
 fn stopped() {
@@ -155,7 +154,7 @@ fn long() {
     assert_eq!(upload["config"]["model"]["config"]["note"].as_str().map(str::len), Some(words.len()));
 }
 
-/// What cannot be written is one line of warning, and the run is what it would have been.
+/// A file that cannot be written is one warning, and the run is unchanged.
 fn cannot_write() {
     let folder = folder("walk 20 20 64", "train: {batch: 8}\n");
     let running = folder.start(&["run", "job.yaml", "--engine", "process"]);

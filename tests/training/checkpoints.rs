@@ -1,17 +1,16 @@
 //! Checkpoints: complete or absent, whatever happens while one is written.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
-use crate::harness::{Folder, Needs, Suite};
-use crate::kitchen::{events, folder, run_trainer};
+use crate::harness::{Folder, Needs, Suite, Tmpfs};
+use crate::small_t5::{events, folder, run_trainer};
 
 pub fn tests(suite: &mut Suite) {
     suite.test("checkpoints::full_disk", Needs::Root, full_disk);
-    suite.test("checkpoints::damaged_one_gives_way_to_the_one_before", Needs::Nothing, damaged);
+    suite.test("checkpoints::a_damaged_checkpoint_is_skipped", Needs::Nothing, damaged);
     suite.test("checkpoints::stop_saves::process", Needs::Nothing, || stop_saves("process"));
     suite.test("checkpoints::stop_saves::docker", Needs::Docker, || stop_saves("docker"));
-    suite.test("checkpoints::only_so_many_are_kept", Needs::Nothing, kept);
+    suite.test("checkpoints::old_ones_are_removed", Needs::Nothing, kept);
 }
 
 fn checkpoints(run: &Path) -> Vec<String> {
@@ -21,25 +20,6 @@ fn checkpoints(run: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
-}
-
-/// A small file system of its own, gone when the test is.
-struct Tmpfs(PathBuf);
-
-impl Tmpfs {
-    fn mount(path: PathBuf, size: &str) -> Self {
-        std::fs::create_dir_all(&path).unwrap();
-        let options = format!("size={size}");
-        let status = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&path).status().unwrap();
-        assert!(status.success(), "mount");
-        Self(path)
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        Command::new("umount").arg("-l").arg(&self.0).status().ok();
-    }
 }
 
 /// One checkpoint is about 700 KiB: the disk holds one, and not a second beside it.

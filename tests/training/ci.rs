@@ -2,7 +2,7 @@
 
 use crate::harness::ci::{Runner, github};
 use crate::harness::{Needs, Suite};
-use crate::kitchen::{curve, folder};
+use crate::small_t5::{curve, folder};
 
 pub fn tests(suite: &mut Suite) {
     suite.test("ci::lost_runner_and_a_second_job", Needs::Nothing, lost_runner);

@@ -1,7 +1,7 @@
-//! Pictures with texts on every engine: what lies beside the data is found, and running out of memory costs no negatives.
+//! Pictures with texts on every engine: files beside the data are found, and a smaller batch keeps all negatives.
 
 use crate::harness::{Folder, Needs, Suite};
-use crate::kitchen::{curve, events, run_trainer, same_curve};
+use crate::small_t5::{curve, events, run_trainer, same_curve};
 
 pub fn tests(suite: &mut Suite) {
     for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
@@ -57,7 +57,7 @@ fn beside(engine: &str) {
         assert!((0.0..=1.0).contains(&eval[name].as_f64().unwrap()), "{eval}");
     }
 
-    // What is missing is named as it lies on the host.
+    // A missing file is named by its path on the host.
     std::fs::remove_file(folder.path().join("data/pictures/train-000004.png")).unwrap();
     std::fs::remove_dir_all(folder.path().join("runs")).unwrap();
     let here = folder.path().join("data/train.jsonl").display().to_string();
@@ -67,7 +67,7 @@ fn beside(engine: &str) {
     answer.says(&named);
 }
 
-/// The batch that is asked for does not fit. What comes out is the training of 64 samples that are compared with each other.
+/// The batch does not fit. The result is still a training with a contrastive loss over 64 samples.
 fn smaller_batches() {
     let train = "train: {steps: 6, batch: 64, effective_batch: 64, optimizer: {lr: 1.0e-3}}\n";
     let limited = folder(6, 128, &format!("{train}memory: {{limit: 190m}}\ncontainer: {{gpus: 0, cpus: 1}}\n"));

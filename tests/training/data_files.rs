@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::golden::fixture as model;
 use crate::harness::folder::repository;
 use crate::harness::{Folder, Needs, Suite};
-use crate::kitchen::{curve, events, folder, run_trainer};
+use crate::small_t5::{curve, events, folder, run_trainer};
 
 /// Every way in which the rows of `rows.jsonl` are stored.
 const ROWS: [&str; 7] = [
@@ -20,7 +20,7 @@ const ROWS: [&str; 7] = [
 ];
 
 pub fn tests(suite: &mut Suite) {
-    suite.test("data_files::same_losses_whatever_the_format", Needs::Nothing, same_losses);
+    suite.test("data_files::same_losses_in_every_format", Needs::Nothing, same_losses);
     suite.test("data_files::same_losses_of_a_time_series", Needs::Nothing, time_series);
     for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
         suite.test(&format!("data_files::killed_and_resumed_to_the_bit::{engine}"), needs, move || killed(engine));
@@ -90,7 +90,7 @@ fn time_series() {
     }
 }
 
-/// `pipe` is killed in the middle and its prepared data deleted; what goes on from there ends as if nothing had been.
+/// `pipe` is killed in the middle and its prepared data deleted; the resumed run ends with the same bits.
 fn killed(engine: &str) {
     let pipeline = "train: {steps: 40, batch: 4, effective_batch: 8, optimizer: {lr: 2.0e-3}}\nsave: {every: 7}\n";
     let folder = with_cache(pipeline);
@@ -98,8 +98,7 @@ fn killed(engine: &str) {
     let set = "data.train=data/snappy.parquet";
     let running = folder.start(&["run", "t5.yaml", "--engine", engine, "--set", set]);
     folder.wait_for_log(1, "\"step\":10,");
-    running.signal("KILL");
-    running.end();
+    running.kill_alive();
     if engine == "process" {
         std::fs::remove_dir_all(folder.path().join("cache")).unwrap();
     }

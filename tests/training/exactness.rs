@@ -1,12 +1,14 @@
-//! After running out of memory the training is the one that was asked for; after a kill it is so to the bit.
+//! An out-of-memory retry does not change the training, and a kill does not change a bit of it.
 
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
 use crate::harness::{Folder, Needs, Suite};
-use crate::kitchen::{curve, events, folder, run_trainer, same_curve, trainer};
+use crate::small_t5::{curve, events, folder, run_trainer, same_curve, trainer};
 
 const STEPS: usize = 30;
 
@@ -33,7 +35,7 @@ fn train(batch: u32) -> String {
     )
 }
 
-/// The same training with nothing in its way.
+/// The same training without a disturbance.
 fn undisturbed(pipeline: &str) -> (Folder, Vec<(u64, u64, f64)>) {
     let folder = folder(&format!("{pipeline}container: {{gpus: 0, cpus: 1}}\n"));
     folder.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
@@ -109,7 +111,18 @@ fn killed_with_dropout() {
     killed_at_random(&train(16).replace("every: 5", "every: 4").replace("{steps", "{dropout: 0.1, steps"));
 }
 
-/// The trainer is killed at steps that nobody chose and started again, until it is done.
+/// Where a trainer is killed.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// It has started, and no step of this attempt is done.
+    BeforeAStep,
+    /// So many steps are done, and not all of them.
+    AfterStep(usize),
+    /// A checkpoint is half written.
+    InACheckpoint,
+}
+
+/// The trainer is killed and started again until it is done. Each kill must strike where it was meant to, or is repeated.
 fn killed_at_random(pipeline: &str) {
     let (undisturbed, _) = undisturbed(pipeline);
     let undisturbed = undisturbed.run_folder();
@@ -118,19 +131,19 @@ fn killed_at_random(pipeline: &str) {
     let mut spec: Value = serde_json::from_str(&spec).unwrap();
     spec["run"] = Value::String(disturbed.path().display().to_string());
     disturbed.write("attempts/01/spec.json", spec.to_string());
-    let spec = disturbed.path().join("attempts/01/spec.json");
-    for delay in [900, 400, 1300, 700, 1100] {
-        let mut child = Command::new(trainer())
-            .args(["train", "--spec", spec.to_str().unwrap()])
-            .env("OMP_WAIT_POLICY", "PASSIVE")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(delay));
-        child.kill().unwrap();
-        child.wait().unwrap();
+    let moments = [
+        Moment::BeforeAStep,
+        Moment::AfterStep(2),
+        Moment::InACheckpoint,
+        Moment::AfterStep(13),
+        Moment::InACheckpoint,
+        Moment::AfterStep(26),
+    ];
+    for moment in moments {
+        let strikes = (0..20).any(|_| strike(disturbed.path(), moment));
+        assert!(strikes, "no kill struck at {moment:?}");
     }
+    let spec = disturbed.path().join("attempts/01/spec.json");
     run_trainer(&["train", "--spec", spec.to_str().unwrap()]).exits(0);
     let last = format!("checkpoints/step-{STEPS:08}");
     for file in [
@@ -140,6 +153,70 @@ fn killed_at_random(pipeline: &str) {
     ] {
         same_bytes(&undisturbed.join(&file), &disturbed.path().join(&file));
     }
+}
+
+/// Starts a trainer and kills it at `moment`. Whether the kill struck there: the trainer was alive, and what it left says so.
+fn strike(run: &Path, moment: Moment) -> bool {
+    let mut child = Command::new(trainer())
+        .args(["train", "--spec", run.join("attempts/01/spec.json").to_str().unwrap()])
+        .env("OMP_WAIT_POLICY", "PASSIVE")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let event = |line: String| serde_json::from_str::<Value>(&line).unwrap();
+    let mut started = None;
+    let mut last_step = None;
+    for event in lines.by_ref().map(event) {
+        started = started.or(event["type"].as_str().filter(|kind| *kind == "started").map(|_| event.clone()));
+        last_step = event["step"].as_u64().filter(|_| event["type"] == "step").or(last_step);
+        let is_there = match moment {
+            Moment::BeforeAStep => started.is_some(),
+            Moment::AfterStep(step) => last_step >= Some(step as u64),
+            // The next step is followed by a checkpoint that takes longer to write than this loop to find it.
+            Moment::InACheckpoint => started.is_some() && wait_for_half_a_checkpoint(run, &mut child),
+        };
+        if is_there {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    let was_alive = child.wait().unwrap().signal() == Some(9);
+    // What was written before the kill and not read yet.
+    last_step = lines
+        .map(event)
+        .filter(|event| event["type"] == "step")
+        .filter_map(|event| event["step"].as_u64())
+        .last()
+        .or(last_step);
+    let struck = was_alive
+        && last_step < Some(STEPS as u64)
+        && match moment {
+            Moment::BeforeAStep => started.is_some() && last_step.is_none(),
+            Moment::AfterStep(step) => last_step >= Some(step as u64),
+            Moment::InACheckpoint => half_a_checkpoint(run),
+        };
+    if let Some(started) = started {
+        let newest = started["resumed_from"].as_u64().unwrap_or(0);
+        eprintln!("killed at {moment:?}: struck {struck}, resumed from step {newest}, last step {last_step:?}");
+    }
+    struck
+}
+
+/// Whether a checkpoint lies there under its temporary name.
+fn half_a_checkpoint(run: &Path) -> bool {
+    let entries = std::fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).any(|name| name.ends_with(".tmp"))
+}
+
+fn wait_for_half_a_checkpoint(run: &Path, child: &mut Child) -> bool {
+    while child.try_wait().unwrap().is_none() {
+        if half_a_checkpoint(run) {
+            return true;
+        }
+    }
+    false
 }
 
 #[track_caller]

@@ -7,8 +7,9 @@ use safetensors::tensor::TensorView;
 use serde_json::Value;
 
 use crate::harness::folder::repository;
+use crate::harness::suite::transformers;
 use crate::harness::{Folder, Needs, Suite};
-use crate::kitchen::{curve, run_trainer};
+use crate::small_t5::{curve, run_trainer};
 
 /// A model of `tests/fixtures` that has been trained by transformers.
 struct Golden {
@@ -106,7 +107,7 @@ pub fn compare(name: &str, model: &Path) -> Folder {
     let figures = run_trainer(&["parity", "--model", &model, "--batch", &batch, "--out", &out]).exits(0).json();
     let expected = expected(name);
     for key in ["loss", "grad_norm"] {
-        // Nothing is expected of a head that began anew.
+        // A newly initialised head has no expected value.
         let Some(want) = expected[key].as_f64() else { continue };
         let got = figures[key].as_f64().unwrap();
         assert!((got - want).abs() < 1e-4 * want.abs(), "{key}: {got} and {want}");
@@ -115,7 +116,7 @@ pub fn compare(name: &str, model: &Path) -> Folder {
     let (got, want) = (SafeTensors::deserialize(&got).unwrap(), SafeTensors::deserialize(&want).unwrap());
     let outputs = ["logits", "last_hidden_state", "logits_per_image"];
     assert!(want.names().iter().any(|name| outputs.contains(name)));
-    // A gradient that is 0 but for rounding, as that of the bias of keys, is nobody's to compare.
+    // A gradient that is only rounding, such as that of the bias of keys, is not compared.
     let rounding = expected["grad_norm"].as_f64().unwrap_or(0.0) as f32 * 1e-3;
     for name in want.names() {
         let (got, want) = (floats(&got.tensor(name).unwrap()), floats(&want.tensor(name).unwrap()));
@@ -132,7 +133,7 @@ fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
     tensor.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
 
-/// A training whose rate is 0 exports the model it began with.
+/// A training with a learning rate of 0 exports the model that it loaded.
 fn exported(model: &Golden) -> (Folder, PathBuf) {
     let folder = Folder::new();
     folder.write("golden.yaml", model.pipeline("{steps: 1, optimizer: {lr: 0.0}}"));
@@ -145,7 +146,7 @@ fn exported(model: &Golden) -> (Folder, PathBuf) {
 fn in_transformers(model: &Golden) {
     let (_folder, exported) = exported(model);
     let compared = compare(model.fixture, &exported);
-    let output = std::process::Command::new("python3")
+    let output = transformers()
         .arg(repository().join("tests/export_check.py"))
         .arg(&exported)
         .arg(model.folder().join("batch.safetensors"))

@@ -8,14 +8,14 @@ use serde_json::{Map, Value, json};
 
 use crate::harness::folder::repository;
 use crate::harness::{Folder, Needs, Suite};
-use crate::kitchen::curve;
+use crate::small_t5::curve;
 
 pub fn tests(suite: &mut Suite) {
     for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
         suite.test(&format!("hub::a_model_is_found_by_its_id::{engine}"), needs, move || found(engine, whole));
         suite.test(&format!("hub::a_model_in_several_files::{engine}"), needs, move || found(engine, sharded));
     }
-    suite.test("hub::what_is_not_in_the_cache_is_refused", Needs::Nothing, refused);
+    suite.test("hub::a_model_that_is_not_in_the_cache_is_refused", Needs::Nothing, refused);
 }
 
 fn fixture() -> PathBuf {
@@ -94,7 +94,7 @@ fn refused() {
     };
     let folder = refused("some-org/other", &whole(), 4, "some-org/other is not in the hub cache");
     folder.pipe(&["check", "hub.yaml"]).exits(4).says("hf download some-org/other");
-    refused("some-org/tiny-t5", &[], 4, "or not all of it, and HF_HUB_OFFLINE forbids to fetch it");
-    refused("some-org/tiny-t5", &whole()[..2], 4, "or not all of it, and HF_HUB_OFFLINE forbids to fetch it");
+    refused("some-org/tiny-t5", &[], 4, "or is incomplete there, and HF_HUB_OFFLINE forbids downloads");
+    refused("some-org/tiny-t5", &whole()[..2], 4, "or is incomplete there, and HF_HUB_OFFLINE forbids downloads");
     refused("nowhere", &whole(), 3, "no such folder: nowhere; give a folder in Hugging Face layout, or a hub id");
 }

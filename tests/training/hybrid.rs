@@ -2,7 +2,7 @@
 
 use crate::golden::{compare, expected, fixture};
 use crate::harness::{Folder, Needs, Suite};
-use crate::kitchen::{curve, run_trainer};
+use crate::small_t5::{curve, run_trainer};
 
 pub fn tests(suite: &mut Suite) {
     for name in ["hybrid-cnn-lstm", "hybrid-batch-norm", "hybrid-deep"] {
@@ -51,7 +51,7 @@ fn loss_curve(batch: u32) {
     }
 }
 
-/// A training whose rate is 0 exports the model it began with.
+/// A training with a learning rate of 0 exports the model that it loaded.
 fn export() {
     let folder = Folder::new();
     let data = fixture("hybrid-cnn-lstm").join("batch.safetensors");

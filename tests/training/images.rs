@@ -1,7 +1,7 @@
 //! The trainer image: the same tree gives the same hash, and what is unchanged is not sent again.
 
 use crate::harness::{Needs, Suite};
-use crate::kitchen::folder;
+use crate::small_t5::folder;
 
 pub fn tests(suite: &mut Suite) {
     suite.test("images::trainer_image_is_built_once", Needs::Docker, built_once);

@@ -1,7 +1,7 @@
 //! Data, tokenizer and model that cannot be used: the file and the line are named, and the exit code is 3.
 
 use crate::harness::{Needs, Suite};
-use crate::kitchen::{folder, run_trainer};
+use crate::small_t5::{folder, run_trainer};
 
 pub fn tests(suite: &mut Suite) {
     for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
@@ -9,7 +9,7 @@ pub fn tests(suite: &mut Suite) {
     }
     suite.test("inputs::broken_tokenizer", Needs::Nothing, broken_tokenizer);
     suite.test("inputs::incomplete_config", Needs::Nothing, incomplete_config);
-    suite.test("inputs::variables_in_paths_are_not_written_down", Needs::Nothing, variables_in_paths);
+    suite.test("inputs::variables_in_paths_are_not_saved", Needs::Nothing, variables_in_paths);
     suite.test("inputs::recipes_are_deterministic", Needs::Nothing, recipes);
 }
 

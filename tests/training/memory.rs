@@ -3,18 +3,22 @@
 use serde_json::Value;
 
 use crate::harness::{Folder, Needs, Suite};
-use crate::kitchen::{curve, folder, same_curve};
+use crate::small_t5::{curve, folder, same_curve};
 
 const EFFECTIVE: u64 = 48;
 
 pub fn tests(suite: &mut Suite) {
     for (engine, limits, needs) in [
         ("process", "memory: {limit: 400m}\ncontainer: {gpus: 0, cpus: 1}\n", Needs::Nothing),
-        // Here it is the kernel that says what does not fit.
+        // Here the kernel kills what does not fit.
         ("docker", "container: {gpus: 0, cpus: 1, memory: 400m}\n", Needs::Docker),
     ] {
         suite.test(&format!("memory::fit_names_a_batch_that_runs::{engine}"), needs, move || fit(engine, limits));
-        suite.test(&format!("memory::auto_finds_it_in_the_same_start::{engine}"), needs, move || auto(engine, limits));
+        suite.test(&format!("memory::a_killed_fit_is_resumed_as_a_fit::{engine}"), needs, move || {
+            killed_fit(engine, limits);
+        });
+        suite
+            .test(&format!("memory::auto_finds_it_in_the_same_attempt::{engine}"), needs, move || auto(engine, limits));
     }
 }
 
@@ -22,7 +26,7 @@ fn train(batch: &str) -> String {
     format!("train: {{steps: 4, batch: {batch}, effective_batch: {EFFECTIVE}, optimizer: {{lr: 2.0e-3}}}}\n")
 }
 
-/// A model large enough that it is what memory is needed for, and not the program.
+/// A model that needs more memory than the program itself.
 fn larger(more: &str) -> Folder {
     let folder = folder(more);
     let yaml = folder.read("t5.yaml").replace("d_model: 32, d_kv: 16, d_ff: 64", "d_model: 128, d_kv: 32, d_ff: 256");
@@ -39,7 +43,7 @@ fn fit(engine: &str, limits: &str) {
     assert!((2..EFFECTIVE).contains(&batch), "{fitted:#}");
     assert!(of("measured").len() >= 2, "{lines:#?}");
     assert!(std::fs::read_dir(folder.path().join("runs")).unwrap().next().is_none(), "a search leaves no run");
-    // What was found is known from now on.
+    // The ledger has it from now on.
     let known = folder.pipe(&["ledger", "ls", "--json"]).exits(0).json();
     let facts = known[0]["facts"].as_array().unwrap();
     assert!(facts.iter().any(|fact| fact["batch"] == batch && fact["largest"] == true), "{known:#}");
@@ -49,6 +53,18 @@ fn fit(engine: &str, limits: &str) {
     assert_eq!(run["attempts"].as_array().unwrap().len(), 1, "{run:#}");
     let auto = ["run", "t5.yaml", "--engine", engine, "--set", "train.batch=auto"];
     folder.pipe(&auto).exits(0).says("was found to be the largest that fits").says_not("measured batch");
+}
+
+/// The search starts again and trains nothing.
+fn killed_fit(engine: &str, limits: &str) {
+    let folder = larger(&format!("{}{limits}", train("1")));
+    let running = folder.start(&["fit", "t5.yaml", "--engine", engine]);
+    folder.wait_for_log(1, "fits");
+    running.kill_alive();
+    assert_eq!((&folder.show()["job"], &folder.show()["work"]), (&Value::from("fit"), &Value::from("training")));
+    folder.pipe(&["resume"]).exits(0).prints("train.batch: ");
+    assert!(std::fs::read_dir(folder.path().join("runs")).unwrap().next().is_none(), "a search leaves no run");
+    assert!(folder.containers().is_empty(), "the container of the killed search is left");
 }
 
 fn auto(engine: &str, limits: &str) {

@@ -1,4 +1,4 @@
-//! A model that people use: all-MiniLM-L6-v2, a BERT that was trained to embed sentences.
+//! A published model: all-MiniLM-L6-v2, a BERT that was trained to embed sentences.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use tokenizers::Tokenizer;
 
 use crate::harness::folder::repository;
 use crate::harness::{Folder, Needs, Suite, suite};
-use crate::kitchen::{curve, events, run_trainer};
+use crate::small_t5::{curve, events, run_trainer};
 
 pub fn tests(suite: &mut Suite) {
     suite.test("minilm::embeddings_are_those_of_transformers", Needs::MiniLm, embeddings);
@@ -64,7 +64,7 @@ fn tokenized(expected: &Value) -> Vec<Vec<i64>> {
     rows
 }
 
-/// Of each row the states of its tokens.
+/// The states of the tokens of each row.
 fn last_hidden_states(rows: &[Vec<i64>]) -> Vec<Vec<Vec<f64>>> {
     let folder = Folder::new();
     let path = |name: &str| folder.path().join(name).display().to_string();
@@ -105,7 +105,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Its encoder and a new head learn what dishes are.
+/// Its encoder and a new head learn to classify dishes.
 fn learns() {
     let folder = Folder::new();
     let data = folder.path().join("data");

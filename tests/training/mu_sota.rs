@@ -2,7 +2,7 @@
 
 use crate::golden::{compare, expected, fixture};
 use crate::harness::{Folder, Needs, Suite};
-use crate::kitchen::{curve, events, run_trainer};
+use crate::small_t5::{curve, events, run_trainer};
 
 pub fn tests(suite: &mut Suite) {
     for name in ["mu-sota", "mu-sota-uneven"] {
@@ -123,7 +123,7 @@ fn out_of_memory() {
     assert!(attempts >= 2, "the first batch was to be too large: {:#}", folder.show());
     let undisturbed = wide(stories(&pipeline("")));
     let (got, want) = (curve(&folder.run_folder()), curve(&undisturbed.run_folder()));
-    crate::kitchen::same_curve(&got, &want, 64, 1e-5);
+    crate::small_t5::same_curve(&got, &want, 64, 1e-5);
 }
 
 fn bad_input() {

@@ -1,14 +1,14 @@
-//! A real training, once more: the same bits where they were promised, on the CPU.
+//! `pipe reproduce` of a real training: the same bits on the CPU.
 
 use serde_json::json;
 
 use crate::harness::{Needs, Suite};
-use crate::kitchen::folder;
+use crate::small_t5::folder;
 
 pub fn tests(suite: &mut Suite) {
     suite.test("reproducing::to_the_bit::process", Needs::Nothing, || to_the_bit("process"));
     suite.test("reproducing::to_the_bit::docker", Needs::Docker, || to_the_bit("docker"));
-    suite.test("reproducing::another_seed_is_seen", Needs::Nothing, another_seed);
+    suite.test("reproducing::another_seed_is_reported", Needs::Nothing, another_seed);
 }
 
 const PIPELINE: &str = "train: {steps: 12, batch: 8, effective_batch: 16, dropout: 0.1, deterministic: true, optimizer: {lr: 2.0e-3}}\n\
@@ -17,25 +17,25 @@ const PIPELINE: &str = "train: {steps: 12, batch: 8, effective_batch: 16, dropou
 fn to_the_bit(engine: &str) {
     let folder = folder(PIPELINE);
     folder.pipe(&["run", "t5.yaml", "--engine", engine]).exits(0);
-    let told = folder.pipe(&["reproduce", "latest", "--json"]).exits(0).json();
-    assert_eq!(told["verdict"], json!({ "standard": "bits", "reproduced": true, "reasons": [] }));
-    assert_eq!((&told["curves"]["compared"], &told["curves"]["same_bits"]), (&json!(12), &json!(true)));
-    assert!(told["model"]["count"].as_u64().unwrap() >= 3, "{told:#}");
-    assert_eq!(told["model"]["differ"], json!([]));
+    let report = folder.pipe(&["reproduce", "latest", "--json"]).exits(0).json();
+    assert_eq!(report["verdict"], json!({ "standard": "bits", "reproduced": true, "reasons": [] }));
+    assert_eq!((&report["curves"]["compared"], &report["curves"]["same_bits"]), (&json!(12), &json!(true)));
+    assert!(report["model"]["count"].as_u64().unwrap() >= 3, "{report:#}");
+    assert_eq!(report["model"]["differ"], json!([]));
 
     let rows = folder.read("data/train.jsonl");
     folder.write("data/train.jsonl", rows.replacen('a', "o", 1));
     folder.pipe(&["reproduce", "latest"]).exits(3).says("data.train: was");
 }
 
-/// What is told of two trainings that are not the same.
+/// The report on two trainings that differ.
 fn another_seed() {
     let folder = folder(PIPELINE);
     folder.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
     let first = folder.show()["id"].as_str().unwrap().to_owned();
     folder.pipe(&["run", "t5.yaml", "--engine", "process", "--set", "train.seed=43"]).exits(0);
-    let told = folder.pipe(&["diff", &first, "latest", "--json"]).exits(0).json();
-    assert_eq!(told["settings"], json!([{ "path": "train.seed", "first": "42", "second": "43" }]));
-    assert_eq!(told["curves"]["first_difference"]["step"], 1);
-    assert_eq!(told["curves"]["same_bits"], false);
+    let report = folder.pipe(&["diff", &first, "latest", "--json"]).exits(0).json();
+    assert_eq!(report["settings"], json!([{ "path": "train.seed", "first": "42", "second": "43" }]));
+    assert_eq!(report["curves"]["first_difference"]["step"], 1);
+    assert_eq!(report["curves"]["same_bits"], false);
 }

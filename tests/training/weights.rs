@@ -1,4 +1,4 @@
-//! Models as they lie on the hub: weights that torch pickled, and tokenizers without tokenizer.json.
+//! Models as the hub has them: weights that torch pickled, and tokenizers without tokenizer.json.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use serde_json::Value;
 
 use crate::golden::{compare, fixture};
 use crate::harness::{Folder, Needs, Suite};
-use crate::kitchen::{curve, run_trainer};
+use crate::small_t5::{curve, run_trainer};
 
 pub fn tests(suite: &mut Suite) {
     for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
         let test = move || same_curve(engine);
-        suite.test(&format!("weights::a_pickled_model_trains_as_its_twin::{engine}"), needs, test);
+        suite.test(&format!("weights::a_pickled_model_trains_like_safetensors::{engine}"), needs, test);
     }
     suite.test("weights::a_pickled_model_in_several_files", Needs::Nothing, several_files);
     for (name, rename) in RENAMED {
@@ -39,7 +39,7 @@ fn folder(model: &str) -> Folder {
     folder
 }
 
-/// What a run came to: its curve and the weights that it ended with.
+/// The result of a run: its curve and its weights.
 fn trained(folder: &Folder, engine: &str) -> (Vec<(u64, u64, f64)>, Vec<u8>) {
     folder.pipe(&["run", "hub.yaml", "--engine", engine]).exits(0);
     let run = folder.run_folder();

@@ -6,7 +6,7 @@ use super::{MODEL, RUN, WEIGHTS, files, folder_with, hub_and_folder, lock, repos
 use crate::harness::Folder;
 use crate::hub_server::Hub;
 
-/// Another commit, and a cache that knows it alone.
+/// Pushes another commit, and leaves a cache that has only that one.
 fn move_on(hub: &Hub, folder: &Folder) -> String {
     let other = [&files()[..1], &[("config.json", text("{\"a\": 2}"))], &files()[2..]].concat();
     let second = hub.push(MODEL, "main", &other);
@@ -47,7 +47,7 @@ pub fn reproduced() {
             serde_json::from_slice(&std::fs::read(run.unwrap().path().join("lock.json")).unwrap()).unwrap();
         assert_eq!(lock["hub"][0]["commit"], first.as_str());
     }
-    // A new run has what main names now, and the difference is told.
+    // A new run uses the commit that main names now, and reports the difference.
     folder.pipe(&RUN).exits(0);
     folder.pipe(&["diff", id, "latest"]).exits(0).prints(MODEL).prints(&second[..12]);
 }

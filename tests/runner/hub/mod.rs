@@ -1,11 +1,11 @@
-//! Models and data sets of the hub: fetched, resumed, checked, found again; and what is said where they cannot be had.
+//! Models and data sets of the hub: fetched, resumed, checked, cached; and the errors where they cannot be fetched.
 
-mod breaks;
 mod commits;
 mod data;
-mod fetching;
+mod downloads;
+mod interrupted_transfers;
+mod python_client;
 mod refusals;
-mod tool;
 
 use std::path::PathBuf;
 
@@ -16,20 +16,20 @@ use crate::hub_server::{Hub, sha256};
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("hub::{name}"), Needs::Nothing, test);
-    test("a_model_is_fetched_and_found_again", fetching::fetched);
-    test("a_model_in_several_files", fetching::sharded);
-    test("a_model_in_another_format", fetching::pickled);
-    test("at_a_revision", fetching::revision);
-    test("from_a_mirror_that_tells_less", fetching::terse);
-    test("a_break_is_resumed", breaks::broken);
-    test("a_break_is_resumed_by_the_next_run", breaks::broken_for_good);
-    test("an_interrupt_keeps_what_came", breaks::interrupted);
-    test("a_server_without_ranges", breaks::no_ranges);
-    test("a_wrong_content_is_removed", breaks::corrupt);
-    test("a_damaged_part_is_fetched_again", breaks::damaged);
-    test("two_at_once_fetch_once", fetching::two_at_once);
-    test("config_alone_for_plan_and_check", fetching::config_alone);
-    test("problems_are_told_before_anything_is_fetched", fetching::problems_first);
+    test("a_model_is_fetched_and_found_again", downloads::fetched);
+    test("a_model_in_several_files", downloads::sharded);
+    test("a_model_in_another_format", downloads::pickled);
+    test("at_a_revision", downloads::revision);
+    test("from_a_mirror_with_fewer_headers", downloads::terse);
+    test("a_broken_transfer_is_resumed", interrupted_transfers::broken);
+    test("the_next_run_resumes_a_broken_transfer", interrupted_transfers::broken_for_good);
+    test("an_interrupt_keeps_the_part", interrupted_transfers::interrupted);
+    test("a_server_without_ranges", interrupted_transfers::no_ranges);
+    test("a_wrong_content_is_removed", interrupted_transfers::corrupt);
+    test("a_damaged_part_is_fetched_again", interrupted_transfers::damaged);
+    test("two_at_once_fetch_once", downloads::two_at_once);
+    test("config_alone_for_plan_and_check", downloads::config_alone);
+    test("problems_are_reported_before_any_download", downloads::problems_first);
     test("what_the_hub_refuses", refusals::refusals);
     test("a_hub_that_is_busy_or_down", refusals::unavailable);
     test("without_a_network", refusals::offline);
@@ -39,9 +39,9 @@ pub fn tests(suite: &mut Suite) {
     test("data_sets", data::data);
     test("data_sets_that_are_not_there", data::no_data);
     suite.test("hub::in_a_container", Needs::Docker, data::contained);
-    suite.test("hub::a_cache_that_is_full", Needs::Root, breaks::full);
-    suite.test("hub::the_hubs_own_tool_finds_what_was_fetched", Needs::Mlflow, tool::tool_finds);
-    suite.test("hub::what_the_hubs_own_tool_fetched_is_found", Needs::Mlflow, tool::tool_fetched);
+    suite.test("hub::a_cache_that_is_full", Needs::Root, interrupted_transfers::full);
+    suite.test("hub::huggingface_hub_finds_our_downloads", Needs::Mlflow, python_client::tool_finds);
+    suite.test("hub::downloads_of_huggingface_hub_are_found", Needs::Mlflow, python_client::tool_fetched);
 }
 
 const RUN: [&str; 4] = ["run", "job.yaml", "--engine", "process"];

@@ -1,10 +1,10 @@
-//! What is said where the hub does not give something; and to whom the token goes.
+//! Errors where the hub refuses a file, and which hosts get the token.
 
 use std::process::Command;
 
 use super::data::{ROW, data_folder};
 use super::{MODEL, RUN, files, folder_with, hub_and_folder, text};
-use crate::harness::receiver::nobody;
+use crate::harness::receiver::closed_port;
 use crate::harness::{Answer, job};
 use crate::hub_server::{Hub, What};
 
@@ -68,8 +68,8 @@ pub fn unavailable() {
         assert_eq!(hub.requests().len(), 4);
         assert!(!folder.has_runs());
     }
-    let folder = folder_with(&hub, MODEL, "fit 9").env("HF_ENDPOINT", nobody());
-    folder.pipe(&["check", "job.yaml"]).exits(4).says("the Hugging Face hub (127.0.0.1) gives no usable answer");
+    let folder = folder_with(&hub, MODEL, "fit 9").env("HF_ENDPOINT", closed_port());
+    folder.pipe(&["check", "job.yaml"]).exits(4).says("the Hugging Face hub (127.0.0.1) is not available");
 }
 
 pub fn offline() {
@@ -83,7 +83,7 @@ pub fn offline() {
             .pipe(command)
             .exits(4)
             .says(&format!(
-                "some-org/tiny is not in the hub cache {cache}, or not all of it, and HF_HUB_OFFLINE forbids"
+                "some-org/tiny is not in the hub cache {cache}, or is incomplete there, and HF_HUB_OFFLINE forbids"
             ))
             .says("hf download some-org/tiny");
     }

@@ -1,0 +1,70 @@
+//! Trainings that take their time.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use pipe_spec::event::Step;
+use pipe_spec::{EventKind, RunFolder, TrainerExit, TrainerSpec};
+
+use crate::events::{Events, MIB, checkpoint, eval, step};
+use crate::on_sigterm;
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_stop(_: i32) {
+    STOP.store(true, Ordering::Relaxed);
+}
+
+/// A training that can be interrupted anywhere: so many steps, milliseconds for each, and the batch that fits (one that does not
+/// runs out of memory in the middle). Every step depends on all before it, and the state is saved after each.
+pub fn walk(spec: &TrainerSpec, events: &mut Events, numbers: &[u64]) {
+    on_sigterm(on_stop);
+    let [steps, pause, fits] = numbers[..] else { panic!("walk STEPS MILLISECONDS BATCH") };
+    let run = RunFolder::new(&spec.run);
+    let path = run.checkpoints().join("at");
+    let saved = fs::read_to_string(&path).unwrap_or_default();
+    let mut saved = saved.split(' ').filter_map(|word| word.parse::<u64>().ok());
+    let (mut at, mut state) = (saved.next().unwrap_or(0), saved.next().unwrap_or(1));
+    while at < steps {
+        std::thread::sleep(Duration::from_millis(pause));
+        at += 1;
+        if u64::from(spec.train.batch()) > fits && at > steps / 2 {
+            crate::exit(TrainerExit::HostOutOfMemory);
+        }
+        state = state.wrapping_mul(31).wrapping_add(at) % 1_000_003;
+        events.emit(EventKind::Step(Step { ms: pause as f64, ..step(at, state as f64) }));
+        eprintln!("step {at}");
+        let temporary = path.with_extension("new");
+        fs::write(&temporary, format!("{at} {state}")).expect("the checkpoint");
+        fs::rename(&temporary, &path).expect("the checkpoint");
+        if STOP.load(Ordering::Relaxed) {
+            eprintln!("saved");
+            crate::exit(TrainerExit::Stopped);
+        }
+    }
+    fs::create_dir_all(run.model()).expect("the model");
+    fs::write(run.model().join("weights"), state.to_string()).expect("the model");
+}
+
+/// Steps with evaluations and checkpoints, in four passes over the data.
+pub fn long(events: &mut Events, count: u64, pause: Duration) {
+    for number in 1..=count {
+        std::thread::sleep(pause);
+        let done = number as f64 / count as f64;
+        let loss = 1.0 + 3.0 / number as f64 + 0.1 * (number % 3) as f64;
+        events.emit(EventKind::Step(Step {
+            epoch: 4.0 * done,
+            lr: 3e-4 * (1.0 - done),
+            grad_norm: 1.0,
+            tokens: 4096,
+            ms: pause.as_millis() as f64,
+            peak: 48 * MIB,
+            ..step(number, loss)
+        }));
+        if number % (count / 4).max(1) == 0 {
+            events.emit(eval(number));
+            events.emit(checkpoint(number));
+        }
+    }
+}

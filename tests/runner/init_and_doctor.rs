@@ -1,0 +1,270 @@
+//! Before the first run: `pipe init` and `pipe doctor`.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::harness::{Folder, Needs, Suite, job};
+
+pub fn tests(suite: &mut Suite) {
+    let mut test = |name: &str, test: fn()| suite.test(&format!("init_and_doctor::{name}"), Needs::Nothing, test);
+    test("a_pipeline_for_every_architecture", every_architecture);
+    test("fields_are_guessed_from_the_data", guesses);
+    test("a_batch_for_the_card", batch_for_the_card);
+    test("without_a_terminal", without_terminal);
+    test("no_file_is_overwritten", kept);
+    test("answers_on_a_terminal", answers);
+    test("doctor_without_docker", without_docker);
+    test("doctor_without_anything", without_anything);
+    test("doctor_where_nothing_can_be_written", unwritable);
+    test("the_hints_of_doctor_fix_the_problem", hints);
+    suite.test(
+        "init_and_doctor::doctor_names_the_missing_gpu_passthrough",
+        Needs::DockerWithoutGpu,
+        card_without_a_way,
+    );
+    suite.test("init_and_doctor::doctor_of_a_daemon", Needs::Docker, daemon);
+}
+
+const ARCHITECTURES: [(&str, &str, &str); 8] = [
+    ("t5", "train.jsonl", "{\"question\": \"a\", \"answer\": \"b\"}\n"),
+    ("bert", "train.jsonl", "{\"text\": \"a\", \"label\": 1}\n"),
+    ("roberta", "train.jsonl", "{\"sentence\": \"a\", \"class\": 1}\n"),
+    ("xlm-roberta", "train.csv", "text,label\na,1\n"),
+    ("deberta-v3", "train.jsonl", "{\"premise\": \"a\", \"hypothesis\": \"b\", \"label\": 1}\n"),
+    ("clip", "train.jsonl", "{\"file_name\": \"a.png\", \"caption\": \"b\"}\n"),
+    ("hybrid-cnn-lstm", "train.csv", "time,a,b,label\n1,2,3,up\n2,2,3,down\n3,1,1,same\n"),
+    ("mu-sota", "train.txt", "Once upon a time.\n"),
+];
+
+fn every_architecture() {
+    for (arch, name, data) in ARCHITECTURES {
+        let folder = Folder::new();
+        let path = format!("my data/{name}");
+        let args = ["init", "new.yaml", "--arch", arch, "--data", &path];
+        // Whether the data is there or not.
+        let answer =
+            folder.pipe(&args).exits(0).says("pipe check new.yaml").says("pipe plan").says("pipe run new.yaml");
+        assert_eq!(answer.stdout, "new.yaml\n");
+        let checked = folder.pipe(&["check", "new.yaml"]).exits(3);
+        assert!(checked.stderr.contains("data.train: cannot read"), "{arch}: {checked}");
+        folder.pipe(&["plan", "new.yaml", "--memory", "80g"]).exits(0).prints(" parameters");
+
+        folder.write(&path, data).write("my data/tokenizer.json", "{\"model\": {\"vocab\": {\"a\": 0, \"b\": 1}}}");
+        folder.write(&format!("my data/{}", name.replace("train", "eval")), data);
+        folder.pipe(&["init", "new.yaml", "--arch", arch, "--data", &path, "--force"]).exits(0);
+        folder.pipe(&["check", "new.yaml"]).exits(0).prints("new.yaml is valid");
+        let text = folder.read("new.yaml");
+        assert!(text.contains("  eval: \"my data/eval."), "{text}");
+        let comments = text.lines().filter(|line| line.contains("# ")).count();
+        assert!(comments > 20 && text.lines().all(|line| line.trim_end() == line), "{text}");
+        // From trained weights, which the pipeline names and nothing else.
+        folder.pipe(&["init", "from.yaml", "--arch", arch, "--data", &path, "--model", "owner/name"]).exits(0);
+        folder.pipe(&["check", "from.yaml"]).exits(4).says("owner/name is not in the hub cache");
+    }
+}
+
+fn guesses() {
+    for (name, data, wanted) in [
+        (
+            "train.jsonl",
+            "{\"ingredients\": \"a\", \"directions\": \"b\"}\n",
+            &["arch: t5", "fields: {source: ingredients, target: directions}"][..],
+        ),
+        (
+            "train.jsonl",
+            "{\"review\": \"a\", \"sentiment\": 1}\n",
+            &["arch: bert", "fields: {text: review, label: sentiment}"],
+        ),
+        (
+            "train.csv",
+            "time,a,b,label\n1,2,3,up\n2,2,3,down\n3,1,1,same\n",
+            &["arch: hybrid-cnn-lstm", "input_features: 2", "num_classes: 3", "eval_share: 0.1"],
+        ),
+        ("train.txt", "Once upon a time.\n", &["arch: mu-sota", "vocab_size: 50257"]),
+    ] {
+        let folder = Folder::new();
+        folder.write(&format!("recipes/{name}"), data);
+        let answer = folder.pipe(&["init", "--yes", "--data", &format!("recipes/{name}")]).exits(0);
+        assert_eq!(answer.stdout, "recipes.yaml\n");
+        let text = folder.read("recipes.yaml");
+        wanted.iter().for_each(|wanted| assert!(text.contains(wanted), "no {wanted:?} in\n{text}"));
+    }
+    // Nothing is there at all.
+    let answer = Folder::new().pipe(&["init", "--yes", "--stdout"]).exits(0);
+    assert!(answer.stdout.contains("arch: t5") && answer.stderr.is_empty(), "{answer}");
+}
+
+fn batch_for_the_card() {
+    let folder = Folder::new();
+    let write = |memory: &str| {
+        folder
+            .pipe(&["init", "b.yaml", "--arch", "bert", "--data", "x.jsonl", "--gpu-memory", memory, "--force"])
+            .exits(0);
+        let plan = folder.pipe(&["plan", "b.yaml", "--memory", memory, "--json"]).exits(0).json();
+        assert_eq!(plan["fits"], true, "{plan:#}");
+        assert_eq!(plan["effective_batch"], 32);
+        assert!(folder.read("b.yaml").contains(&format!("limit: {memory}")));
+        plan["batch"].as_u64().unwrap()
+    };
+    let (small, large) = (write("4g"), write("24g"));
+    assert!(small < large && large == 32, "{small} {large}");
+}
+
+fn without_terminal() {
+    let folder = Folder::new();
+    folder
+        .pipe(&["init"])
+        .exits(2)
+        .says("--arch and --data not given")
+        .says("hint: give them, or use all defaults with --yes");
+    folder.pipe(&["init", "--arch", "bert"]).exits(2).says("--data not given");
+    folder.pipe(&["init", "--arch", "bart", "--data", "x"]).exits(2).says("possible values: t5, bert");
+    folder.pipe(&["init", "--arch", "t5", "--data", "x", "--name", "a b"]).exits(2).says("letters, digits");
+    assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
+}
+
+fn kept() {
+    let folder = Folder::new();
+    folder.write("mine.yaml", "mine");
+    let args = ["init", "mine.yaml", "--arch", "t5", "--data", "x.jsonl"];
+    folder.pipe(&args).exits(2).says("mine.yaml already exists").says("--force");
+    assert_eq!(folder.read("mine.yaml"), "mine");
+    folder.pipe(&[&args[..], &["--force"]].concat()).exits(0);
+    assert!(folder.read("mine.yaml").contains("arch: t5"));
+    // The name decides where there is no file.
+    folder.pipe(&["init", "--name", "mine", "--arch", "t5", "--data", "x.jsonl"]).exits(2).says("already exists");
+    folder.pipe(&["init", "deep/new.yaml", "--arch", "t5", "--data", "x.jsonl"]).exits(0);
+}
+
+/// `script` gives it a terminal with typed input.
+fn answers() {
+    let folder = Folder::new();
+    folder.write("data/train.jsonl", "{\"review\": \"a\", \"sentiment\": 1}\n");
+    let pipe = crate::harness::folder::pipe();
+    let mut command = std::process::Command::new("script");
+    command.args(["-qec", &format!("'{}' init", pipe.display()), "/dev/null"]).current_dir(folder.path());
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    // Data, architecture twice, evaluation data, model, name twice, memory of the card.
+    let typed = "\nbart\nroberta\n\n\na b\nmine\n12g\n";
+    child.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let seen = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{seen}");
+    for text in [
+        "training data [data/train.jsonl]:",
+        "columns: review, sentiment",
+        "architecture [bert]:",
+        "one of the names above",
+        "letters, digits",
+    ] {
+        assert!(seen.contains(text), "no {text:?} in\n{seen}");
+    }
+    let text = folder.read("mine.yaml");
+    for wanted in ["arch: roberta", "fields: {text: review, label: sentiment}", "limit: 12g", "name: mine"] {
+        assert!(text.contains(wanted), "no {wanted:?} in\n{text}");
+    }
+}
+
+/// What the doctor says of `name`: status, and all of it.
+fn check(checks: &Value, name: &str) -> (String, String) {
+    let found = checks.as_array().unwrap().iter().find(|check| check["name"] == name);
+    let found = found.unwrap_or_else(|| panic!("no check {name} in {checks:#}"));
+    (found["status"].as_str().unwrap().to_owned(), found.to_string())
+}
+
+const NOWHERE: &str = "unix:///nowhere/docker.sock";
+
+fn without_docker() {
+    let folder = job::folder("fit 1", "").env("DOCKER_HOST", NOWHERE);
+    let checks = folder.pipe(&["doctor", "--json"]).exits(0).json();
+    let (status, engine) = check(&checks, "engine");
+    assert!(
+        status == "note" && engine.contains("/nowhere/docker.sock") && engine.contains("--engine process"),
+        "{engine}"
+    );
+    for name in ["trainer", "shm", "disk", "ledger", "cache"] {
+        assert_eq!(check(&checks, name).0, "ok", "{checks:#}");
+    }
+    assert!(check(&checks, "shm").1.contains("container.shm"), "{checks:#}");
+    let (status, libtorch) = check(&checks, "libtorch");
+    assert!(status == "note" && libtorch.contains("the trainer does not load it"), "{libtorch}");
+    for entry in checks.as_array().unwrap() {
+        let mut keys: Vec<&String> = entry.as_object().unwrap().keys().collect();
+        keys.sort();
+        assert_eq!(keys, ["found", "hint", "name", "status"]);
+    }
+    folder.pipe(&["doctor"]).exits(0).prints("note     engine   no container engine answers").prints("hint: install");
+}
+
+fn without_anything() {
+    let folder = Folder::new().env("DOCKER_HOST", NOWHERE).env("PIPE_TRAINER", "/nowhere/trainer");
+    let answer = folder.pipe(&["doctor", "--json"]).exits(4).says("missing: engine, trainer");
+    let checks = answer.json();
+    assert_eq!((check(&checks, "engine").0.as_str(), check(&checks, "trainer").0.as_str()), ("missing", "missing"));
+    folder.pipe(&["doctor"]).exits(4).prints("missing  trainer").prints("make build");
+}
+
+fn unwritable() {
+    let folder = job::folder("fit 1", "").env("DOCKER_HOST", NOWHERE);
+    folder.write("ledger/file", "");
+    // No file can be created below a file.
+    let folder = folder.env("PIPE_RUNS", "job.yaml/runs").env("PIPE_CACHE", "job.yaml/cache");
+    let checks = folder.pipe(&["doctor", "--json"]).exits(4).says("missing: disk").json();
+    let (status, disk) = check(&checks, "disk");
+    assert!(status == "missing" && disk.contains("PIPE_RUNS"), "{disk}");
+    for (name, word) in [("ledger", "PIPE_LEDGER"), ("cache", "PIPE_CACHE")] {
+        let (status, found) = check(&checks, name);
+        assert!(status == "note" && found.contains(word), "{found}");
+    }
+}
+
+fn card_without_a_way() {
+    let folder = job::on_card("card free", "", "16384 16384\n");
+    let checks = folder.pipe(&["doctor", "--json"]).exits(4).says("missing: gpu").json();
+    let (_, gpu) = check(&checks, "gpu");
+    assert!(gpu.contains("Test Card was found, but containers cannot use it"), "{gpu}");
+    for (name, word) in [("cdi", "CDI"), ("runtime", "nvidia-ctk runtime configure"), ("devices", "/dev/nvidiactl")] {
+        let (status, found) = check(&checks, name);
+        assert!(status == "note" && found.contains(word), "{found}");
+    }
+    // What its hint says: without containers.
+    assert!(gpu.contains("--engine process"), "{gpu}");
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "container.gpus=1"]).exits(0);
+}
+
+/// Each variable that a hint names fixes the problem that the hint is about.
+fn hints() {
+    let folder = job::folder("fit 1", "").env("DOCKER_HOST", NOWHERE);
+    folder.write("ledger/file", "");
+    let trainer = job::program().display().to_string();
+    let broken = [
+        ("disk", "PIPE_RUNS", "job.yaml/runs", "good/runs"),
+        ("cache", "PIPE_CACHE", "job.yaml/cache", "good/cache"),
+        ("ledger", "PIPE_LEDGER", "ledger", "good/ledger"),
+        ("trainer", "PIPE_TRAINER", "/nowhere/trainer", trainer.as_str()),
+    ];
+    let doctor = |changes: &[(&str, &str)]| {
+        let output = folder.command(&["doctor", "--json"]).envs(changes.iter().copied()).output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    for (name, variable, bad, good) in broken {
+        let (status, message) = check(&doctor(&[(variable, bad)]), name);
+        assert!(status != "ok" && message.contains(variable), "{name}: {message}");
+        let (status, message) = check(&doctor(&[(variable, good)]), name);
+        assert_eq!(status, "ok", "{name}: {message}");
+    }
+    // No engine: the hint says that a run can do without one.
+    let (_, engine) = check(&doctor(&[]), "engine");
+    assert!(engine.contains("--engine process"), "{engine}");
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--ignore-ledger"]).exits(0);
+}
+
+fn daemon() {
+    let checks = job::folder("fit 1", "").pipe(&["doctor", "--json"]).json();
+    let (_, engine) = check(&checks, "engine");
+    assert!(engine.contains(", API 1."), "{engine}");
+    let (_, images) = check(&checks, "images");
+    assert!(images.contains(" free for images in /"), "{images}");
+}

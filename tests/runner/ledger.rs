@@ -1,0 +1,176 @@
+//! A ledger that is damaged or cannot be written stops no run.
+
+use std::fs::File;
+use std::process::Command;
+
+use crate::harness::{Answer, Folder, Needs, Suite, Tmpfs, job};
+
+pub fn tests(suite: &mut Suite) {
+    let mut test = |name: &str, test: fn()| suite.test(&format!("ledger::{name}"), Needs::Nothing, test);
+    test("a_truncated_one_is_set_aside", truncated);
+    test("flipped_bits_cost_the_lines_that_they_hit", flipped);
+    test("a_file_that_is_no_ledger_is_set_aside", foreign);
+    test("an_empty_one_is_empty", empty);
+    test("a_folder_in_its_place_stops_no_run", in_its_place);
+    test("damage_during_a_run", meanwhile);
+    test("a_held_lock_stops_no_run", held);
+    suite.test("ledger::a_full_disk_stops_no_run", Needs::Root, full);
+}
+
+const RUN: [&str; 8] =
+    ["run", "job.yaml", "--engine", "process", "--set", "container.gpus=1", "--set", "train.batch=8"];
+
+/// A folder with a ledger of several entries, and its content.
+fn folder() -> (Folder, Vec<u8>) {
+    let folder = job::on_card("card free", "train: {batch: 200, effective_batch: 400}\n", "16384 16384\n");
+    for max in ["64", "65", "66", "67"] {
+        let set = format!("data.max_source={max}");
+        let precision = if max == "64" { "train.precision=fp32" } else { "train.precision=bf16" };
+        let checkpointing = if max == "66" { "train.checkpointing=true" } else { "train.checkpointing=false" };
+        let more = ["--set", &set, "--set", precision, "--set", checkpointing];
+        folder.pipe(&[&RUN[..], &more[..]].concat()).exits(0).says_not("warning");
+    }
+    let bytes = std::fs::read(folder.path().join("ledger")).unwrap();
+    assert!(bytes.len() > 1200 && bytes.iter().filter(|byte| **byte == b'\n').count() >= 6, "{}", bytes.len());
+    (folder, bytes)
+}
+
+fn damaged(folder: &Folder) -> Vec<Vec<u8>> {
+    let entries = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let aside = entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("ledger.damaged-"));
+    aside.map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+/// Every command that reads it.
+fn ask(folder: &Folder, command: usize) -> Answer {
+    match command % 5 {
+        0 => folder.pipe(&["ledger", "ls"]).exits(0),
+        1 => folder.pipe(&["ledger", "export"]).exits(0),
+        2 => folder.pipe(&["ledger", "forget", "--all"]).exits(0),
+        3 => folder.pipe(&["doctor"]),
+        _ => folder.pipe(&RUN).exits(0),
+    }
+}
+
+fn truncated() {
+    let (folder, bytes) = folder();
+    for command in 0..5 {
+        folder.write("ledger", &bytes[..1000]);
+        let answer = ask(&folder, command);
+        let said = format!("{}{}", answer.stdout, answer.stderr);
+        assert!(said.contains("is damaged: it is kept as") && said.contains("entries went into a new one"), "{answer}");
+        assert_eq!(damaged(&folder).len(), command + 1);
+        // Only once.
+        let again = ask(&folder, 0);
+        assert!(!again.stderr.contains("damaged"), "{again}");
+    }
+    assert!(damaged(&folder).iter().all(|content| content == &bytes[..1000]));
+}
+
+fn flipped() {
+    let (folder, bytes) = folder();
+    let mut seed = 13u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    for round in 0..25 {
+        let mut content = bytes.clone();
+        for _ in 0..4 {
+            let at = random(content.len());
+            content[at] ^= 1 << random(8);
+        }
+        folder.write("ledger", &content);
+        ask(&folder, round);
+        assert!(damaged(&folder).contains(&content), "round {round}");
+    }
+}
+
+fn foreign() {
+    let (folder, _) = folder();
+    folder.write("ledger", b"redb\x1a\n\xa9\r\n\x01\0\0\0\0\0\0\0");
+    folder.pipe(&RUN).exits(0).says("0 of 3 entries went into a new one");
+    assert_eq!(damaged(&folder).len(), 1);
+    // The run has added its results.
+    assert_eq!(folder.pipe(&["ledger", "export"]).exits(0).json_lines().len(), 1);
+}
+
+fn empty() {
+    let (folder, _) = folder();
+    folder.write("ledger", "");
+    assert_eq!(folder.pipe(&["ledger", "ls", "--json"]).exits(0).says_not("warning").json(), serde_json::json!([]));
+    folder.pipe(&RUN).exits(0).says_not("warning");
+    assert!(damaged(&folder).is_empty());
+}
+
+fn in_its_place() {
+    let folder = job::on_card("card free", "train: {batch: 8}\n", "16384 16384\n");
+    folder.write("ledger/file", "");
+    folder.pipe(&RUN).exits(0).says("warning: the ledger").says("it is not a file");
+    folder.pipe(&["ledger", "ls"]).exits(1).says("it is not a file").says("hint: move it, choose another");
+    folder.pipe(&["doctor"]).prints("it is not a file");
+    std::fs::remove_dir_all(folder.path().join("ledger")).unwrap();
+    Command::new("mkfifo").arg(folder.path().join("ledger")).status().unwrap();
+    folder.pipe(&RUN).exits(0).says("it is not a file");
+}
+
+fn meanwhile() {
+    let (folder, bytes) = folder();
+    let text = folder.read("job.yaml").replace("JOB: card free", "JOB: walk 5 300 8");
+    folder.write("job.yaml", text);
+    let known = folder.path().join("runs").read_dir().unwrap().count();
+    let running = folder.start(&RUN);
+    let trains = || {
+        let answer = folder.pipe(&["ls", "--json"]).exits(0).json();
+        let runs = answer.as_array().unwrap();
+        runs.len() > known && runs[0]["doing"] == "training"
+    };
+    folder.wait_until("the training", trains);
+    folder.write("ledger", &bytes[..bytes.len() - 3]);
+    running.end().exits(0).says("warning: the ledger").says("is damaged: it is kept as");
+    assert_eq!(damaged(&folder), [&bytes[..bytes.len() - 3]]);
+}
+
+fn held() {
+    let (folder, _) = folder();
+    let lock = File::create(folder.path().join(".ledger.lock")).unwrap();
+    lock.lock().unwrap();
+    folder.pipe(&["ledger", "ls"]).exits(0).says_not("warning");
+    folder.pipe(&RUN).exits(0).says("warning: the ledger").says("another process has held");
+}
+
+fn full() {
+    let folder = job::on_card("card free", "train: {batch: 8}\n", "16384 16384\n");
+    let disk = folder.path().join("disk");
+    let mounted = Tmpfs::mount(disk.clone(), "64k");
+    let place = disk.join("ledger");
+    let folder = folder.env("PIPE_LEDGER", place.display());
+    let fill = || {
+        while std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(disk.join("full"))
+            .and_then(|mut file| std::io::Write::write_all(&mut file, &[0; 4096]))
+            .is_ok()
+        {}
+    };
+    fill();
+    // First it cannot be created, then it can be created and not written.
+    folder.pipe(&RUN).exits(0).says("warning: the ledger").says("No space left on device");
+    folder.pipe(&["ledger", "ls"]).exits(0);
+    std::fs::remove_file(disk.join("full")).unwrap();
+    folder.pipe(&RUN).exits(0).says_not("warning");
+    let bytes = std::fs::read(&place).unwrap();
+    std::fs::write(&place, &bytes[..bytes.len() - 3]).unwrap();
+    fill();
+    folder.pipe(&RUN).exits(0).says("is damaged").says("cannot be set aside");
+    assert_eq!(std::fs::read(&place).unwrap(), &bytes[..bytes.len() - 3]);
+    assert!(
+        !std::fs::read_dir(&disk).unwrap().any(|entry| entry
+            .unwrap()
+            .file_name()
+            .to_string_lossy()
+            .contains("damaged"))
+    );
+    drop(mounted);
+}

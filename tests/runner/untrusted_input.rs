@@ -1,0 +1,194 @@
+//! Endless files, secrets in detailed output, signals while files are read, runs that are removed, engine sockets.
+
+use std::fs::File;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
+
+use crate::harness::{Answer, Folder, Needs, Suite, job};
+
+pub fn tests(suite: &mut Suite) {
+    let mut test = |name: &str, test: fn()| suite.test(&format!("untrusted_input::{name}"), Needs::Nothing, test);
+    test("a_pipeline_that_never_ends", endless);
+    test("ctrl_c_while_data_is_hashed", hashing);
+    test("a_run_whose_engine_does_not_answer_is_kept", removing);
+    test("rm_takes_the_run_before_it_removes_it", owned);
+    test("details_show_no_secrets", secrets_in_process);
+    test("a_mount_of_the_engines_socket_is_refused", socket);
+    suite.test("untrusted_input::details_show_no_secrets_in_docker", Needs::Docker, secrets_in_docker);
+    suite.test("untrusted_input::ctrl_c_while_a_context_is_hashed", Needs::Docker, context);
+}
+
+fn endless() {
+    let folder = Folder::new();
+    Command::new("mkfifo").arg(folder.path().join("pipe")).status().unwrap();
+    File::create(folder.path().join("large.yaml")).unwrap().set_len(3 << 30).unwrap();
+    for (file, says) in [
+        ("/dev/zero", "/dev/zero is a device, not a file"),
+        ("pipe", "pipe is a pipe, not a file"),
+        (".", ". is a folder, not a file"),
+        ("large.yaml", "large.yaml is 3221225472 bytes; the limit for such a file is 1048576 bytes"),
+    ] {
+        for command in ["check", "run", "plan"] {
+            folder.start(&[command, file]).end().exits(3).says(says);
+        }
+    }
+    // Beside a pipeline.
+    Command::new("mkfifo").arg(folder.path().join(".env")).status().unwrap();
+    folder.pipe(&["check", "nowhere.yaml"]).exits(1);
+    folder.write("x.yaml", "version: 1\n");
+    folder.pipe(&["check", "x.yaml"]).exits(3);
+}
+
+/// A file that has only a size: reading it takes many times longer than a test waits for the end of a program.
+fn sparse(folder: &Folder, name: &str) {
+    File::create(folder.path().join(name)).unwrap().set_len(4 << 40).unwrap();
+}
+
+/// Interrupts `pipe` once it reads the file.
+fn interrupted(folder: &Folder, args: &[&str], file: &str) {
+    let mut running = folder.start(args);
+    let (id, path) = (running.id(), folder.path().join(file));
+    folder.wait_until("the hashing", || running.has_ended() || reads(id, &path));
+    running.signal("INT");
+    running.end().exits(130);
+}
+
+/// Whether a process has the file open or mapped.
+fn reads(id: u32, path: &Path) -> bool {
+    let open = std::fs::read_dir(format!("/proc/{id}/fd")).into_iter().flatten().flatten();
+    let maps = std::fs::read_to_string(format!("/proc/{id}/maps")).unwrap_or_default();
+    maps.contains(path.to_str().unwrap()) || open.filter_map(|entry| entry.path().read_link().ok()).any(|at| at == path)
+}
+
+fn hashing() {
+    let folder = job::folder("exit 0", "");
+    sparse(&folder, "eval.jsonl");
+    let text = folder.read("job.yaml").replace("{train: train.jsonl}", "{train: train.jsonl, eval: eval.jsonl}");
+    folder.write("job.yaml", text);
+    interrupted(&folder, &["run", "job.yaml", "--engine", "process"], "eval.jsonl");
+    assert_eq!(folder.show()["status"], "stopped");
+    assert!(folder.read_run("pipe.log").contains("hashing 4.0 TiB"));
+}
+
+fn context() {
+    let folder = job::folder("exit 0", "");
+    sparse(&folder, "image/large");
+    for args in [
+        &["run", "job.yaml", "--engine", "docker"][..],
+        &["image", "build", "image/job.Dockerfile"],
+        &["run", "job.yaml", "--engine", "docker", "--dry-run"],
+    ] {
+        interrupted(&folder, args, "image/large");
+    }
+}
+
+/// A run of the process engine that failed, made to look like one of Docker.
+fn failed(engine: &str) -> Folder {
+    let folder = job::folder("exit 1", "").env("DOCKER_HOST", "unix:///nowhere/docker.sock");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(6);
+    let path = folder.run_folder().join("run.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"engine\": \"process\"", &format!("\"engine\": \"{engine}\""))).unwrap();
+    folder
+}
+
+fn removing() {
+    let folder = failed("docker");
+    let answer = folder.pipe(&["rm", "latest"]).exits(4).says("was not removed: its engine");
+    answer.says("hint: start the engine and try again; if it is gone for good: `pipe rm --force job-");
+    assert!(folder.run_folder().join("run.json").is_file());
+    folder.pipe(&["rm", "--force", "latest"]).exits(0).says("warning: if job-").prints("removed job-");
+    assert_eq!(std::fs::read_dir(folder.path().join("runs")).unwrap().count(), 0);
+    // A run without containers needs no engine.
+    failed("process").pipe(&["rm", "latest"]).exits(0).prints("removed job-");
+}
+
+fn owned() {
+    let folder = failed("process");
+    let owner =
+        File::options().write(true).create(true).truncate(false).open(folder.run_folder().join(".owner")).unwrap();
+    // Reading the state does not take the run; removing it does.
+    owner.lock_shared().unwrap();
+    folder.pipe(&["rm", "latest"]).exits(1).says("is still running");
+    assert!(folder.run_folder().join("run.json").is_file());
+    drop(owner);
+    let id = folder.show()["id"].as_str().unwrap().to_owned();
+    folder.pipe(&["rm", "latest", &id]).exits(0);
+}
+
+const SECRETS: [&str; 3] = ["hunter2-in-env", "hunter2-in-hook", "hunter2-in-tracking"];
+
+fn secretive() -> Folder {
+    let more = "notify: [{webhook: \"${HOOK}\", on: [finished, failed]}]\ntrack: {mlflow: \"${TRACKING}\"}\n";
+    let folder = job::folder("exit 0", more);
+    let text = folder.read("job.yaml").replace("env: {JOB: exit 0}", "env: {JOB: exit 0, TOKEN: \"${TOKEN}\"}");
+    folder.write("job.yaml", text);
+    folder.write(
+        ".env",
+        "HOOK=http://user:hunter2-in-hook@127.0.0.1:1/hook\nTRACKING=http://user:hunter2-in-tracking@127.0.0.1:1\n",
+    );
+    folder.env("TOKEN", SECRETS[0])
+}
+
+fn shows_none(answer: &Answer) {
+    for secret in SECRETS {
+        assert!(!answer.stdout.contains(secret) && !answer.stderr.contains(secret), "{secret} in {answer}");
+    }
+}
+
+fn secrets_of(engine: &str) {
+    let folder = secretive();
+    let args = ["run", "job.yaml", "--engine", engine, "-vv"];
+    shows_none(&folder.pipe(&args).exits(0));
+    shows_none(&folder.env("RUST_LOG", "trace").pipe(&args).exits(0));
+}
+
+fn secrets_in_process() {
+    secrets_of("process");
+}
+
+fn secrets_in_docker() {
+    secrets_of("docker");
+}
+
+fn socket() {
+    let folder = job::folder("exit 0", "");
+    let text = folder.read("job.yaml");
+    let place = folder.path().join("engine");
+    std::fs::create_dir(&place).unwrap();
+    let _listener = UnixListener::bind(place.join("own.sock")).unwrap();
+    symlink(&place, folder.path().join("innocent")).unwrap();
+    std::fs::hard_link(place.join("own.sock"), folder.path().join("data.sock")).unwrap();
+    let folder = folder.env("DOCKER_HOST", format!("unix://{}", place.join("own.sock").display()));
+    let here = folder.path().display().to_string();
+    let mounting = |host: &str, more: &str| {
+        let mounts = format!("  mounts: [{{host: {host}, container: /x}}]\n{more}  env:");
+        folder.write("job.yaml", text.replace("  env:", &mounts));
+    };
+    let hosts = [
+        "/",
+        "/run",
+        "/var/run",
+        "/var/run/docker.sock",
+        "/run/containerd/containerd.sock",
+        &here,
+        "engine",
+        "engine/own.sock",
+        "innocent",
+        "innocent/../engine",
+        "data.sock",
+    ];
+    for host in hosts.into_iter().filter(|host| std::path::Path::new(host).exists() || !host.starts_with('/')) {
+        mounting(host, "");
+        let answer = folder.pipe(&["check", "job.yaml"]).exits(3).says("container.mounts.0.host");
+        answer.says("which means root on this machine").says("set container.engine_socket: true");
+        folder.pipe(&["run", "job.yaml"]).exits(3);
+        assert!(!folder.has_runs());
+        mounting(host, "  engine_socket: true\n");
+        folder.pipe(&["check", "job.yaml"]).exits(0);
+    }
+    mounting("image", "");
+    folder.pipe(&["check", "job.yaml"]).exits(0);
+}

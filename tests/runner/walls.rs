@@ -1,0 +1,204 @@
+//! The walls of the code: no circle of imports between the top-level modules of a crate, and dependencies and engines named only
+//! where they belong.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use crate::harness::folder::repository;
+use crate::harness::source::{Source, has_word};
+use crate::harness::{Needs, Suite};
+
+const CRATES: [&str; 4] = ["pipe-spec", "pipe-model", "pipe", "pipe-trainer"];
+
+/// A dependency, and the only part of the sources that may name it.
+const DEPENDENCIES: &[(&str, &[&str])] = &[
+    ("bollard", &["pipe/engine/docker"]),
+    ("clap", &["pipe/cli", "pipe-trainer/cli"]),
+    ("clap_complete", &["pipe/cli"]),
+    ("clap_mangen", &["pipe/cli"]),
+    ("tch", &["pipe-trainer"]),
+    ("torch_sys", &["pipe-trainer"]),
+    ("tokio", &["pipe"]),
+];
+
+/// Files of `src/pipe` outside of `engine/` that may name an engine.
+const REGISTRY: &[&str] = &[];
+
+/// What names an engine: words of the code, and whole string literals.
+const ENGINE_WORDS: &[&str] = &[
+    "DockerEngine",
+    "ProcessEngine",
+    "EngineKind::Docker",
+    "EngineKind::Process",
+    "engine::docker",
+    "engine::process",
+];
+const ENGINE_LITERALS: &[&str] = &["\"docker\"", "\"process\"", "\"slurm\""];
+
+pub fn tests(suite: &mut Suite) {
+    for name in CRATES {
+        suite.test(&format!("walls::no_circles::{name}"), Needs::Nothing, move || no_circles(name));
+    }
+    suite.test("walls::dependencies_have_their_place", Needs::Nothing, dependencies);
+    suite.test("walls::crates_meet_in_the_spec", Needs::Nothing, manifests);
+    suite.test("walls::engines_are_named_in_engine_alone", Needs::Nothing, engines);
+}
+
+fn sources(name: &str) -> Vec<Source> {
+    Source::below(&repository().join("src").join(name))
+}
+
+/// The top-level modules that each top-level module imports, with the files that do so.
+type Imports = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+fn no_circles(name: &str) {
+    let sources = sources(name);
+    let modules: BTreeSet<String> = sources.iter().filter_map(|source| source.module().first().cloned()).collect();
+    assert!(modules.len() > 3, "src/{name} has only {modules:?}");
+    let mut imports = Imports::new();
+    for source in &sources {
+        let module = source.module();
+        let Some(own) = module.first() else { continue };
+        let named = top_level_names(&source.code, module.len());
+        for other in named.into_iter().filter(|other| other != own && modules.contains(other)) {
+            let files = imports.entry(own.clone()).or_default().entry(other).or_default();
+            files.insert(source.path.display().to_string());
+        }
+    }
+    let circles: Vec<String> = circles(&modules, &imports).iter().map(|circle| describe(circle, &imports)).collect();
+    assert!(circles.is_empty(), "src/{name}: modules import each other:\n{}", circles.join("\n"));
+}
+
+/// The names behind `crate::`, and behind so many `super::` that they lead to the root from a module at this depth.
+fn top_level_names(code: &str, depth: usize) -> BTreeSet<String> {
+    let root = "super::".repeat(depth);
+    ["crate::", &root].iter().flat_map(|path| names_behind(code, path)).collect()
+}
+
+fn names_behind(code: &str, path: &str) -> Vec<String> {
+    let is_own_word = |at: usize| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+    let starts = code.match_indices(path).filter(|(at, _)| is_own_word(*at)).map(|(at, _)| at + path.len());
+    starts.flat_map(|at| first_names(&code[at..])).collect()
+}
+
+/// The name that follows, or those of a group in braces, without what is nested in them.
+fn first_names(rest: &str) -> Vec<String> {
+    let name = |text: &str| text.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+    let Some(group) = rest.strip_prefix('{') else { return vec![name(rest)] };
+    let (mut depth, mut names, mut start) = (0, Vec::new(), 0);
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                names.push(name(&group[start..at]));
+                start = at + 1;
+                if c == '}' {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// Groups of modules each of which imports all the others, over others or directly.
+fn circles(modules: &BTreeSet<String>, imports: &Imports) -> Vec<BTreeSet<String>> {
+    let reached: BTreeMap<&String, BTreeSet<String>> =
+        modules.iter().map(|module| (module, reachable(module, imports))).collect();
+    let circle = |module: &String| -> BTreeSet<String> {
+        modules
+            .iter()
+            .filter(|other| reached[module].contains(*other) && reached[other].contains(module))
+            .cloned()
+            .collect()
+    };
+    let circles: BTreeSet<BTreeSet<String>> = modules.iter().map(circle).collect();
+    circles.into_iter().filter(|circle| circle.len() > 1).collect()
+}
+
+fn reachable(module: &str, imports: &Imports) -> BTreeSet<String> {
+    let mut reached = BTreeSet::new();
+    let mut waiting = vec![module.to_owned()];
+    while let Some(next) = waiting.pop() {
+        let others = imports.get(&next).into_iter().flat_map(BTreeMap::keys);
+        waiting.extend(others.filter(|other| reached.insert((*other).clone())).cloned());
+    }
+    reached
+}
+
+fn describe(circle: &BTreeSet<String>, imports: &Imports) -> String {
+    let mut text = format!("circle of {}\n", circle.iter().cloned().collect::<Vec<_>>().join(", "));
+    for module in circle {
+        for (other, files) in imports.get(module).into_iter().flatten().filter(|(other, _)| circle.contains(*other)) {
+            let files: Vec<&str> = files.iter().map(String::as_str).collect();
+            text.push_str(&format!("  {module} -> {other}: {}\n", files.join(", ")));
+        }
+    }
+    text
+}
+
+/// Whether the path of a file, with the name of its crate, lies in one of the places; `pipe/cli` is `cli.rs` and `cli/` too.
+fn lies_in(path: &Path, places: &[&str]) -> bool {
+    let stem = path.with_extension("");
+    places.iter().any(|place| stem.starts_with(place))
+}
+
+fn dependencies() {
+    let mut found = Vec::new();
+    for name in CRATES {
+        for source in sources(name) {
+            let path = Path::new(name).join(&source.path);
+            for (word, places) in DEPENDENCIES {
+                if lies_in(&path, places) {
+                    continue;
+                }
+                found.extend(
+                    source.lines_with(word).iter().map(|(at, line)| format!("src/{}:{at}: {line}", path.display())),
+                );
+            }
+        }
+    }
+    assert!(found.is_empty(), "named outside of its place ({DEPENDENCIES:?}):\n{}", found.join("\n"));
+}
+
+/// The crates depend on each other as the design says, and on nothing that it forbids them.
+fn manifests() {
+    let own: BTreeMap<&str, &[&str]> = BTreeMap::from([
+        ("pipe-spec", &[][..]),
+        ("pipe-model", &["pipe-spec"][..]),
+        ("pipe", &["pipe-model", "pipe-spec"][..]),
+        ("pipe-trainer", &["pipe-model", "pipe-spec"][..]),
+    ]);
+    for name in CRATES {
+        let text = std::fs::read_to_string(repository().join("src").join(name).join("Cargo.toml")).unwrap();
+        let section = text.split("\n[dependencies]\n").nth(1).unwrap_or_default().split("\n[").next().unwrap();
+        let all: BTreeSet<&str> = section.lines().filter_map(|line| line.split(['=', '.', ' ']).next()).collect();
+        let crates: Vec<&str> = all.iter().copied().filter(|dependency| CRATES.contains(dependency)).collect();
+        assert_eq!(crates, own[name], "the crates that src/{name} depends on");
+        for (word, places) in DEPENDENCIES {
+            let is_allowed = places.iter().any(|place| place.split('/').next() == Some(name));
+            let is_there = all.contains(word.replace('_', "-").as_str());
+            assert!(is_allowed || !is_there, "src/{name}/Cargo.toml has {word}");
+        }
+    }
+}
+
+fn engines() {
+    let mut found = Vec::new();
+    for source in sources("pipe") {
+        let is_allowed =
+            source.path.starts_with("engine") || REGISTRY.iter().any(|file| source.path == Path::new(file));
+        if is_allowed {
+            continue;
+        }
+        for (at, (code, text)) in (1..).zip(source.code.lines().zip(source.text.lines())) {
+            let names = ENGINE_WORDS.iter().any(|word| has_word(code, word));
+            if names || ENGINE_LITERALS.iter().any(|literal| text.contains(literal)) {
+                found.push(format!("src/pipe/{}:{at}: {}", source.path.display(), text.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "{} places outside of engine/ name an engine:\n{}", found.len(), found.join("\n"));
+}

@@ -1,0 +1,56 @@
+//! A training that is detached, stopped or killed, and resumed, ends with the bits of an undisturbed one.
+
+use std::path::Path;
+
+use crate::harness::{Needs, Suite};
+use crate::small_t5::{curve, folder};
+
+pub fn tests(suite: &mut Suite) {
+    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
+        suite.test(&format!("detach_and_resume::stopped_and_resumed_to_the_bit::{engine}"), needs, move || {
+            stopped(engine)
+        });
+        suite.test(&format!("detach_and_resume::killed_pipe_to_the_bit::{engine}"), needs, move || killed(engine));
+    }
+}
+
+const PIPELINE: &str = "train: {steps: 40, batch: 4, effective_batch: 8, dropout: 0.1, optimizer: {lr: 2.0e-3}}\n\
+                        save: {every: 7}\ncontainer: {gpus: 0, cpus: 1}\n";
+
+fn weights(run: &Path) -> Vec<u8> {
+    std::fs::read(run.join("model/model.safetensors")).unwrap()
+}
+
+/// Weights and curve of an undisturbed run.
+fn undisturbed(engine: &str) -> (Vec<u8>, Vec<(u64, u64, f64)>) {
+    let folder = folder(PIPELINE);
+    folder.pipe(&["run", "t5.yaml", "--engine", engine]).exits(0);
+    (weights(&folder.run_folder()), curve(&folder.run_folder()))
+}
+
+fn stopped(engine: &str) {
+    let folder = folder(PIPELINE);
+    folder.pipe(&["run", "t5.yaml", "--engine", engine, "--detach"]).exits(0);
+    folder.wait_for_log(1, "\"step\":10,");
+    folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
+    folder.pipe(&["resume"]).exits(0);
+    let (want, steps) = undisturbed(engine);
+    assert_eq!(folder.show()["attempts"].as_array().unwrap().len(), 2);
+    assert_eq!(curve(&folder.run_folder()), steps);
+    assert!(weights(&folder.run_folder()) == want, "other weights");
+}
+
+fn killed(engine: &str) {
+    let folder = folder(PIPELINE);
+    let running = folder.start(&["run", "t5.yaml", "--engine", engine]);
+    folder.wait_for_log(1, "\"step\":10,");
+    running.kill_alive();
+    folder.pipe(&["attach"]).exits(0).says("no pipe process is running this run");
+    let (want, steps) = undisturbed(engine);
+    assert!(weights(&folder.run_folder()) == want, "other weights");
+    if engine == "docker" {
+        assert_eq!(folder.show()["attempts"].as_array().unwrap().len(), 1);
+        assert_eq!(curve(&folder.run_folder()), steps);
+        assert!(folder.containers().is_empty());
+    }
+}
