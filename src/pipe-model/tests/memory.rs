@@ -1,7 +1,5 @@
 //! The estimates of memory beside what was measured on a card (tests/measure_memory.py).
 
-use std::time::{Duration, Instant};
-
 use pipe_model::memory::{Estimate, Work};
 use pipe_model::{ModelConfig, read_config};
 use pipe_spec::pipeline::Arch;
@@ -209,9 +207,9 @@ fn the_largest_sizes_that_are_allowed_neither_overflow_nor_take_long() {
                 padded: true,
                 drops: true,
             };
-            let clock = Instant::now();
+            let stages = memory.stages(&work).len();
+            assert!(stages < 100, "{arch:?}: {stages} stages, one for each of its layers");
             let estimate = memory.estimate(&parameters, &work);
-            assert!(clock.elapsed() < Duration::from_secs(1), "{arch:?} took {:?}", clock.elapsed());
             assert_eq!(estimate.allocated(), u64::MAX, "{arch:?}");
             // A small batch of short rows can be counted, however large the model.
             let small = memory.estimate(&parameters, &Work { batch: 1, source: 16, target: 16, ..work });

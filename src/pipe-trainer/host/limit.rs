@@ -15,13 +15,24 @@ const LARGEST_RESERVE: u64 = 256 << 20;
 /// The limit that was set; 0 while there is none.
 static LIMIT: AtomicU64 = AtomicU64::new(0);
 
+/// Blocks of at least this many bytes are given back to the kernel when they are freed. Smaller ones are too many for that: each costs its pages anew.
+const GIVEN_BACK: libc::c_int = 1 << 20;
+
 /// Makes allocations beyond `bytes` fail. Threads that exist already keep their stacks.
 pub fn set(bytes: u64) -> io::Result<()> {
+    give_blocks_back();
     let mut limit = current()?;
     limit.rlim_cur = bytes.min(limit.rlim_max);
     apply(&limit)?;
     LIMIT.store(limit.rlim_cur, Ordering::Relaxed);
     Ok(())
+}
+
+/// By default glibc comes to keep freed blocks of up to 32 MiB, and pieces of them that fit nothing else count against the limit:
+/// how much a step holds would then depend on the steps before it.
+fn give_blocks_back() {
+    // SAFETY: it sets a number of the allocator's. Where that is refused, more is held.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, GIVEN_BACK) };
 }
 
 /// Whether this process is held to a limit.

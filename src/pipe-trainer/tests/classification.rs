@@ -112,15 +112,7 @@ fn checkpointing_and_splits_give_the_same_training() {
         };
         assert!(furthest(&run(false), &run(true)) < 1e-6, "{arch} {precision}");
     }
-    let run = |batch: u32| {
-        let mut bench = dishes();
-        bench.set("/train/dropout", json!(0.0)).set("/train/batch", json!(batch));
-        losses(&bench.train().expect(0))
-    };
-    let whole = run(8);
-    for batch in [4, 3, 1] {
-        assert!(furthest(&whole, &run(batch)) < 1e-5, "batch {batch}");
-    }
+    support::expect_the_same_losses_in_parts_of(&[4, 3, 1], dishes);
 }
 
 #[test]
@@ -128,13 +120,7 @@ fn a_run_that_goes_on_ends_with_the_same_bits() {
     for precision in ["fp32", "bf16"] {
         let mut bench = dishes();
         bench.set("/train/precision", json!(precision)).set("/save", json!({ "every": 4, "keep": 3 }));
-        let whole = bench.train().expect(0).curve();
-        let digests = bench.checkpoint_digests(10);
-        for step in [8, 10] {
-            fs::remove_dir_all(bench.run_folder().checkpoints().join(format!("step-{step:08}"))).unwrap();
-        }
-        assert_eq!(bench.train().expect(0).curve(), whole[4..], "{precision}");
-        assert_eq!(bench.checkpoint_digests(10), digests, "{precision}");
+        bench.expect_the_same_bits_from(4);
     }
 }
 

@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -20,32 +21,36 @@ fn start(bench: &Bench) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-fn ends_within(child: &mut Child, time: Duration) -> ExitStatus {
+/// Half of what a training is given to save: however busy the machine is, what takes longer waits for something.
+const HANG: Duration = Duration::from_secs(60);
+
+/// Looks until there is an answer.
+#[track_caller]
+fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status;
-        }
-        if began.elapsed() > time {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            panic!("it still runs after {time:?}");
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let looks = std::iter::repeat_with(look).inspect(|_| std::thread::sleep(Duration::from_millis(20)));
+    let mut looks = looks.take_while(|_| began.elapsed() < HANG);
+    looks.find_map(|answer| answer).unwrap_or_else(|| panic!("{what} did not happen in {HANG:?}"))
+}
+
+#[track_caller]
+fn end_of(child: &mut Child) -> ExitStatus {
+    wait_for("the end", || child.try_wait().unwrap())
 }
 
 #[test]
 fn while_it_loads_it_ends_at_once() {
     let mut bench = Bench::golden();
-    // No process writes into it: a reader waits for ever.
+    // Nothing is ever written into it: a reader waits.
     let data = bench.path("endless.jsonl");
     assert!(Command::new("mkfifo").arg(&data).status().unwrap().success());
     let mut child = start(bench.set("/data/train", json!(data)));
-    std::thread::sleep(Duration::from_secs(2));
-    assert!(child.try_wait().unwrap().is_none(), "it waits for its data");
+    // Can be opened once the trainer reads.
+    let open = || fs::File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&data).ok();
+    let writer = wait_for("the reading of its data", open);
     drop(child.stdin.take());
-    assert!(!ends_within(&mut child, Duration::from_secs(5)).success());
+    assert!(!end_of(&mut child).success());
+    drop(writer);
 }
 
 #[test]
@@ -56,7 +61,7 @@ fn while_it_trains_it_saves_and_ends() {
     lines.find(|line| line.as_ref().unwrap().contains("\"type\":\"step\"")).unwrap().unwrap();
     drop(child.stdin.take());
     let rest = std::thread::spawn(move || lines.count());
-    assert_eq!(ends_within(&mut child, Duration::from_secs(30)).code(), Some(143));
+    assert_eq!(end_of(&mut child).code(), Some(143));
     rest.join().unwrap();
     assert_eq!(fs::read_dir(bench.run_folder().checkpoints()).unwrap().count(), 1);
 }
@@ -78,16 +83,8 @@ fn what_it_started_ends_with_it() {
     // Large enough that a batch takes a while.
     bench.set("/train/batch", json!("auto")).set("/train/effective_batch", json!(100_000));
     let mut child = start(&bench);
-    let began = Instant::now();
-    while measurers(&bench) == 0 {
-        assert!(began.elapsed() < Duration::from_secs(30), "nothing is measured");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for("a measurement", || (measurers(&bench) > 0).then_some(()));
     child.kill().unwrap();
     child.wait().unwrap();
-    let killed = Instant::now();
-    while measurers(&bench) > 0 {
-        assert!(killed.elapsed() < Duration::from_secs(5), "the process that measures is left");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for("the end of what measures", || (measurers(&bench) == 0).then_some(()));
 }

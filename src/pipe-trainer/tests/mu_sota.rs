@@ -84,15 +84,11 @@ fn checkpointing_gives_the_same_training_with_dropout_on() {
 
 #[test]
 fn any_split_of_a_step_gives_the_same_step() {
-    let losses = |batch: u32| {
+    support::expect_the_same_losses_in_parts_of(&[5, 1], || {
         let mut bench = bench(100);
-        bench.set("/train/dropout", json!(0.0)).set("/train/effective_batch", json!(12));
-        losses(bench.set("/train/batch", json!(batch)))
-    };
-    let whole = losses(12);
-    for batch in [5, 1] {
-        assert!(furthest(&whole, &losses(batch)) < 1e-5, "batch {batch}");
-    }
+        bench.set("/train/effective_batch", json!(12));
+        bench
+    });
 }
 
 /// What came after a checkpoint is done again, as after a kill, with the same bits; evaluations in between do not matter.
@@ -103,9 +99,7 @@ fn a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_bits() {
         bench.set("/train/precision", json!(precision)).set("/save", json!({ "every": 5, "keep": 10 }));
         let whole = bench.train().expect(0).curve();
         let want = bench.checkpoint_digests(12);
-        for step in ["10", "12"] {
-            fs::remove_dir_all(bench.run_folder().checkpoints().join(format!("step-000000{step}"))).unwrap();
-        }
+        bench.remove_checkpoints_after(5);
         bench.set("/evaluate", json!({ "every": 2, "generate": 2 }));
         let rest = bench.train().expect(0).curve();
         assert_eq!(rest, whole[5..], "{precision}");

@@ -128,13 +128,7 @@ fn going_on_from_a_checkpoint_ends_with_the_same_bits() {
         let mut bench = bench(40, 5);
         bench.set("/train/precision", json!(precision)).set("/train/optimizer/kind", json!(optimizer));
         bench.set("/train/dropout", json!(0.1)).set("/train/batch", json!(5)).set("/save/every", json!(3));
-        let curve = bench.train().expect(0).curve();
-        let digests = bench.checkpoint_digests(8);
-        for step in [6, 8] {
-            fs::remove_dir_all(bench.run_folder().checkpoints().join(format!("step-{step:08}"))).unwrap();
-        }
-        assert_eq!(bench.train().expect(0).curve(), curve[3..], "{optimizer} {precision}");
-        assert_eq!(bench.checkpoint_digests(8), digests, "{optimizer} {precision}");
+        bench.expect_the_same_bits_from(3);
     }
 }
 

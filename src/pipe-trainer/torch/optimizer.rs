@@ -1,6 +1,7 @@
 //! Updates of many parameters in one call.
 
 use std::ffi::c_char;
+use std::ptr;
 
 use tch::{TchError, Tensor};
 use torch_sys::C_tensor;
@@ -15,33 +16,15 @@ unsafe extern "C" {
         v: *const *mut C_tensor,
         count: usize,
         scale: *mut C_tensor,
-        lr: f64,
-        beta1: f64,
-        beta2: f64,
-        eps: f64,
-        decay: f64,
-        step: u64,
-    ) -> *mut c_char;
-    fn pipe_adamw_bf16(
-        p: *const *mut C_tensor,
-        g: *const *mut C_tensor,
-        m: *const *mut C_tensor,
-        v: *const *mut C_tensor,
-        count: usize,
-        scale: *mut C_tensor,
-        lr: f64,
-        beta1: f64,
-        beta2: f64,
-        eps: f64,
-        decay: f64,
-        step: u64,
-        seed: u64,
+        step: *const AdamWStep,
+        seed: *const u64,
     ) -> *mut c_char;
     fn pipe_round_to_bf16(into: *mut C_tensor, wide: *mut C_tensor, seed: u64) -> *mut c_char;
 }
 
-/// The numbers of one AdamW update.
+/// The numbers of one AdamW update, laid out as in the C++.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct AdamWStep {
     pub lr: f64,
     pub betas: [f64; 2],
@@ -60,59 +43,24 @@ pub struct AdamWGroup<'a> {
     pub squares: Vec<&'a Tensor>,
 }
 
-impl AdamWGroup<'_> {
-    fn pointers(&self) -> [Vec<*mut C_tensor>; 4] {
-        let all = [&self.parameters, &self.gradients, &self.averages, &self.squares].map(|tensors| pointers(tensors));
-        assert!(all.iter().all(|tensors| tensors.len() == all[0].len()), "a group has one of each");
-        all
-    }
-}
-
 /// Updates a group in place. `scale` (fp32, on their device) multiplies the gradients.
 pub fn adamw(group: &AdamWGroup<'_>, scale: &Tensor, step: &AdamWStep) -> Result<(), TchError> {
-    let [p, g, m, v] = group.pointers();
-    let AdamWStep { lr, betas: [beta1, beta2], eps, weight_decay, step } = *step;
-    // SAFETY: the pointers are of living tensors, and there are `count` of each.
-    checked(unsafe {
-        pipe_adamw(
-            p.as_ptr(),
-            g.as_ptr(),
-            m.as_ptr(),
-            v.as_ptr(),
-            p.len(),
-            scale.as_ptr().cast_mut(),
-            lr,
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-            step,
-        )
-    })
+    update(group, scale, step, None)
 }
 
 /// The same for a group in bf16, rounding stochastically with noise of `seed`.
 pub fn adamw_bf16(group: &AdamWGroup<'_>, scale: &Tensor, step: &AdamWStep, seed: u64) -> Result<(), TchError> {
-    let [p, g, m, v] = group.pointers();
-    let AdamWStep { lr, betas: [beta1, beta2], eps, weight_decay, step } = *step;
-    // SAFETY: as above.
-    checked(unsafe {
-        pipe_adamw_bf16(
-            p.as_ptr(),
-            g.as_ptr(),
-            m.as_ptr(),
-            v.as_ptr(),
-            p.len(),
-            scale.as_ptr().cast_mut(),
-            lr,
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-            step,
-            seed,
-        )
-    })
+    update(group, scale, step, Some(&seed))
+}
+
+fn update(group: &AdamWGroup<'_>, scale: &Tensor, step: &AdamWStep, seed: Option<&u64>) -> Result<(), TchError> {
+    let tensors = [&group.parameters, &group.gradients, &group.averages, &group.squares].map(|all| pointers(all));
+    let count = tensors[0].len();
+    assert!(tensors.iter().all(|all| all.len() == count), "a group has one of each");
+    let [p, g, m, v] = tensors.each_ref().map(Vec::as_ptr);
+    let seed = seed.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the pointers are of living tensors, and there are `count` of each.
+    checked(unsafe { pipe_adamw(p, g, m, v, count, scale.as_ptr().cast_mut(), step, seed) })
 }
 
 /// Rounds fp32 values stochastically into a bf16 tensor of the same shape, with noise of `seed`.

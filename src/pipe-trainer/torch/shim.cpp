@@ -211,34 +211,35 @@ struct GeluFeedForward : torch::autograd::Function<GeluFeedForward> {
   }
 };
 
+// As `AdamWStep` in optimizer.rs.
+struct AdamWStep {
+  double lr, beta1, beta2, eps, decay;
+  uint64_t step;
+};
+
 }  // namespace
 
 extern "C" {
 
-// One update of all parameters. `scale` (fp32, on their device) multiplies the gradients.
-char* pipe_adamw(Tensor** p, Tensor** g, Tensor** m, Tensor** v, size_t count, Tensor* scale, double lr, double beta1,
-                 double beta2, double eps, double decay, uint64_t step) {
+// One update of all parameters. `scale` (fp32, on their device) multiplies the gradients. With a seed the parameters are bf16
+// and rounded stochastically.
+char* pipe_adamw(Tensor** p, Tensor** g, Tensor** m, Tensor** v, size_t count, Tensor* scale, const AdamWStep* numbers,
+                 const uint64_t* seed) {
   return guarded([&] {
     if (count == 0) return;
     at::NoGradGuard no_grad;
     auto params = list(p, count), grads = list(g, count), averages = list(m, count), squares = list(v, count);
-    auto inverse = scale->reciprocal();
-    std::vector<Tensor> steps(count, at::full({}, double(step), inverse.options()));
-    at::_fused_adamw_(params, grads, averages, squares, {}, steps, lr, beta1, beta2, decay, eps, false, false, inverse,
-                      std::nullopt);
-  });
-}
-
-// The same for bf16 parameters, with stochastic rounding.
-char* pipe_adamw_bf16(Tensor** p, Tensor** g, Tensor** m, Tensor** v, size_t count, Tensor* scale, double lr, double beta1,
-                      double beta2, double eps, double decay, uint64_t step, uint64_t seed) {
-  return guarded([&] {
-    if (count == 0) return;
-    at::NoGradGuard no_grad;
-    auto params = list(p, count), grads = list(g, count), averages = list(m, count), squares = list(v, count);
+    auto [lr, beta1, beta2, eps, decay, step] = *numbers;
+    if (seed == nullptr) {
+      auto inverse = scale->reciprocal();
+      std::vector<Tensor> steps(count, at::full({}, double(step), inverse.options()));
+      at::_fused_adamw_(params, grads, averages, squares, {}, steps, lr, beta1, beta2, decay, eps, false, false, inverse,
+                        std::nullopt);
+      return;
+    }
     double correction1 = 1 - std::pow(beta1, double(step)), correction2 = 1 - std::pow(beta2, double(step));
     // Differs from step to step in bits that the hash spreads.
-    auto noise = uint32_t((step * 0x9E3779B97F4A7C15ull ^ seed * 0xD1B54A32D192ED03ull) >> 32);
+    auto noise = uint32_t((step * 0x9E3779B97F4A7C15ull ^ *seed * 0xD1B54A32D192ED03ull) >> 32);
     AdamW s{float(lr), float(beta1), float(beta2), float(eps), float(decay), float(std::sqrt(correction2)),
             float(lr / correction1), noise};
     if (params[0].is_cuda()) return adamw_bf16_cuda(params, grads, averages, squares, *scale, s);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use pipe_spec::run::checkpoint_name;
 use pipe_spec::{Event, EventKind, RunFolder};
 use serde_json::{Value, json};
 
@@ -99,9 +100,30 @@ impl Bench {
         Ended::from(self.start_to(verb).wait_with_output().unwrap())
     }
 
+    /// As a kill after `step` would have left them.
+    pub fn remove_checkpoints_after(&self, step: u64) {
+        let last = checkpoint_name(step);
+        for entry in fs::read_dir(self.run_folder().checkpoints()).unwrap().flatten() {
+            if entry.file_name().to_str() > Some(&last) {
+                fs::remove_dir_all(entry.path()).unwrap();
+            }
+        }
+    }
+
+    /// Trains, and once more from the checkpoint after `step` steps: same losses, same bits at the end.
+    #[track_caller]
+    pub fn expect_the_same_bits_from(&self, step: u64) {
+        let steps = self.spec["train"]["steps"].as_u64().unwrap();
+        let whole = self.train().expect(0).curve();
+        let digests = self.checkpoint_digests(steps);
+        self.remove_checkpoints_after(step);
+        assert_eq!(self.train().expect(0).curve(), whole[usize::try_from(step).unwrap()..], "{}", self.spec["train"]);
+        assert_eq!(self.checkpoint_digests(steps), digests, "{}", self.spec["train"]);
+    }
+
     /// Stands for every byte of the checkpoint after `step` steps that training has changed.
     pub fn checkpoint_digests(&self, step: u64) -> [blake3::Hash; 2] {
-        let folder = self.run_folder().checkpoints().join(pipe_spec::run::checkpoint_name(step));
+        let folder = self.run_folder().checkpoints().join(checkpoint_name(step));
         ["model.safetensors", "optimizer.safetensors"].map(|name| blake3::hash(&fs::read(folder.join(name)).unwrap()))
     }
 }
@@ -150,6 +172,20 @@ pub fn losses(ended: &Ended) -> Vec<f64> {
 pub fn furthest(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+/// Without dropout, parts of these sizes give the losses of a whole step.
+#[track_caller]
+pub fn expect_the_same_losses_in_parts_of(batches: &[u32], bench: impl Fn() -> Bench) {
+    let run = |batch: &Value| {
+        let mut bench = bench();
+        losses(&bench.set("/train/dropout", json!(0.0)).set("/train/batch", batch.clone()).train().expect(0))
+    };
+    let whole = run(&bench().spec["train"]["effective_batch"]);
+    for batch in batches {
+        let apart = furthest(&whole, &run(&json!(batch)));
+        assert!(apart < 1e-5, "parts of {batch}: {apart}");
+    }
 }
 
 pub fn trainer() -> Command {
