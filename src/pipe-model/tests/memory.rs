@@ -208,7 +208,7 @@ fn the_largest_sizes_that_are_allowed_neither_overflow_nor_take_long() {
                 drops: true,
             };
             let stages = memory.stages(&work).len();
-            assert!(stages < 100, "{arch:?}: {stages} stages, one for each of its layers");
+            assert!(stages < 10 * 4096, "{arch:?}: {stages} stages for 4096 layers");
             let estimate = memory.estimate(&parameters, &work);
             assert_eq!(estimate.allocated(), u64::MAX, "{arch:?}");
             // A small batch of short rows can be counted, however large the model.
