@@ -9,7 +9,7 @@ use pipe_model::read_config;
 use pipe_spec::event::EventKind;
 use pipe_spec::pipeline::Arch;
 use serde_json::{Value, json};
-use support::{Bench, furthest, losses};
+use support::{Bench, losses};
 
 /// Generated descriptions of dishes; the data decides the labels.
 fn dishes() -> Bench {
