@@ -4,8 +4,8 @@
     docs/generate_reference.py           write the page
     docs/generate_reference.py --check   write nothing; exit 1 when the page is stale
 
-The meaning of a key is its `description` in the schema. Keys without one are described in `MEANINGS` below; an entry for a
-key that the schema describes or does not have is an error, and so is a key with neither.
+The meaning of a key is its `description` in the schema, which is the doc comment of its field in pipe-spec; a key without one is
+an error.
 """
 
 import argparse
@@ -99,39 +99,6 @@ SECTIONS = {
 }
 
 # Keys that the schema does not describe.
-MEANINGS = {
-    "version": "The version of this format.",
-    "name": "The name of the pipeline, with which run ids begin: 1 to 64 letters, digits, `-`, `_` or `.`, the first one a letter or digit.",
-    "model.arch": "The architecture.",
-    "data.eval": "Evaluation data, named as `train` is.",
-    "data.max_source": "Tokens of a source text (`t5`). Longer texts are cut.",
-    "data.max_target": "Tokens of a target text (`t5`). Longer texts are cut.",
-    "data.pad": "Pad a batch to its longest row, or to `max_length` (`max_source`, `max_target`).",
-    "data.shuffle": "Shuffle the rows in every epoch, by `train.seed`.",
-    "train.steps": "Optimizer steps. Give this or `epochs`; without either, one epoch.",
-    "train.precision": "Number formats of weights and matrix products: [memory.md](memory.md#precision).",
-    "train.optimizer.kind": "The optimizer.",
-    "train.optimizer.lr": "The learning rate after warm-up.",
-    "train.optimizer.betas": "Decay rates of the two moments (AdamW).",
-    "train.optimizer.eps": "Added to the denominator of the update (AdamW).",
-    "train.optimizer.weight_decay": "Decoupled weight decay.",
-    "train.schedule.kind": "How the learning rate changes after warm-up: `linear` and `cosine` end at 0.",
-    "train.seed": "Seed of the order of samples, of new weights and of dropout.",
-    "memory.allocator.expandable_segments": "Segments that can grow, against fragmentation.",
-    "memory.allocator.max_split_size_mb": "Blocks larger than this are not split.",
-    "memory.allocator.roundup_power2_divisions": "Round requests up to this many steps between powers of two.",
-    "memory.allocator.garbage_collection_threshold": "Free unused blocks above this share of the memory.",
-    "on_oom.retries": "Retries at most.",
-    "on_oom.min_batch": "The smallest batch that a retry may use.",
-    "container.shm": "Size of `/dev/shm`. Default: the daemon's.",
-    "container.cpus": "CPU cores, which is also the number of compute threads. Default: all.",
-    "container.mounts.host": "A path on this machine.",
-    "container.mounts.container": "The absolute path in the container.",
-    "container.mounts.readonly": "Must be `true`: only the job's part of the run folder is writable.",
-    "container.env": "Environment variables of the job, such as `{NCCL_DEBUG: WARN}`.",
-}
-
-
 class Stale(Exception):
     """The schema and this script do not fit together."""
 
@@ -139,7 +106,6 @@ class Stale(Exception):
 class Reference:
     def __init__(self, schema):
         self.schema = schema
-        self.meanings = dict(MEANINGS)
         self.sections = dict(SECTIONS)
         self.lines = []
 
@@ -148,7 +114,7 @@ class Reference:
         objects = self.table("", self.schema, "## Top level\n")
         for path, definition in objects:
             self.section(path, definition)
-        left = [f"MEANINGS[{key!r}]" for key in self.meanings] + [f"SECTIONS[{key!r}]" for key in self.sections]
+        left = [f"SECTIONS[{key!r}]" for key in self.sections]
         if left:
             raise Stale("not in the schema: " + ", ".join(left))
         return "\n".join(self.lines).rstrip() + "\n"
@@ -185,13 +151,8 @@ class Reference:
         described = value.get("description")
         if not described and not is_section:
             described = self.followed(value).get("description") if "$ref" in value else None
-            own = self.meanings.pop(key, None)
-            # The description of a type says what is allowed; it is in the column of values.
-            if not own and not described:
-                raise Stale(f"{key} has no description; add one to the schema or to MEANINGS")
-            return cell(own or described)
-        if key in self.meanings:
-            raise Stale(f"the schema describes {key}; remove it from MEANINGS")
+            if not described:
+                raise Stale(f"{key} has no description: write a doc comment for its field in pipe-spec")
         return cell(described or "")
 
     def default(self, value, is_section):

@@ -21,8 +21,10 @@ pub struct Container {
     /// What the container may use of the host's memory; default: all of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
+    /// Size of `/dev/shm`. Default: the daemon's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shm: Option<ByteSize>,
+    /// CPU cores, which is also the number of compute threads. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("exclusiveMinimum" = 0), range(max = MAX_CPUS))]
     pub cpus: Option<f64>,
@@ -34,6 +36,7 @@ pub struct Container {
     /// over the daemon, which means root on this machine.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub engine_socket: bool,
+    /// Environment variables of the job, such as `{NCCL_DEBUG: WARN}`.
     pub env: BTreeMap<String, String>,
 }
 
@@ -49,8 +52,11 @@ impl Container {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Mount {
+    /// A path on this machine.
     pub host: String,
+    /// The absolute path in the container.
     pub container: String,
+    /// Must be `true`: only the job's part of the run folder is writable.
     #[serde(default = "default_readonly")]
     pub readonly: bool,
 }

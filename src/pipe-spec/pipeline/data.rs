@@ -16,6 +16,7 @@ pub struct Data {
     /// of them, or a list; relative to the working directory. On the hub: hf://datasets/owner/name/path, where the path may be
     /// a file, a folder or a pattern.
     pub train: Paths,
+    /// Evaluation data, named as `train` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<Paths>,
     /// Instead of `eval`, for time series: which share of the end of each series is not trained on, but evaluated.
@@ -29,9 +30,11 @@ pub struct Data {
     /// Which column of the data feeds what, per task: source/target, text/text_pair/label, image/text, label/time, text.
     #[serde(default)]
     pub fields: BTreeMap<String, String>,
+    /// Tokens of a source text (`t5`). Longer texts are cut.
     #[serde(default = "default_length")]
     #[schemars(range(max = MAX_TOKENS))]
     pub max_source: NonZeroU32,
+    /// Tokens of a target text (`t5`). Longer texts are cut.
     #[serde(default = "default_length")]
     #[schemars(range(max = MAX_TOKENS))]
     pub max_target: NonZeroU32,
@@ -39,11 +42,13 @@ pub struct Data {
     #[serde(default = "default_length")]
     #[schemars(range(max = MAX_TOKENS))]
     pub max_length: NonZeroU32,
+    /// Pad a batch to its longest row, or to `max_length` (`max_source`, `max_target`).
     #[serde(default)]
     pub pad: Pad,
     /// Leave out pictures that cannot be read, and count them; otherwise the first one ends the training.
     #[serde(default)]
     pub skip_bad: bool,
+    /// Shuffle the rows in every epoch, by `train.seed`.
     #[serde(default = "default_shuffle")]
     pub shuffle: bool,
     /// Threads that prepare batches.

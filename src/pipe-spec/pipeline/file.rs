@@ -11,8 +11,11 @@ use crate::text::Name;
 #[serde(deny_unknown_fields)]
 #[schemars(title = "pipe pipeline, version 1")]
 pub struct PipelineFile {
+    /// The version of this format.
     #[schemars(range(min = 1, max = 1))]
     pub version: u32,
+    /// The name of the pipeline, with which run ids begin: 1 to 64 letters, digits, `-`, `_` or `.`, the first one a letter
+    /// or digit.
     pub name: Name,
     /// Required unless `command` is given.
     #[serde(default)]

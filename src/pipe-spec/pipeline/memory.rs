@@ -71,13 +71,17 @@ impl JsonSchema for Limit {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Allocator {
+    /// Segments that can grow, against fragmentation.
     pub expandable_segments: bool,
+    /// Blocks larger than this are not split.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 21, max = MAX_SPLIT_MB))]
     pub max_split_size_mb: Option<u64>,
+    /// Round requests up to this many steps between powers of two.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_DIVISIONS))]
     pub roundup_power2_divisions: Option<u64>,
+    /// Free unused blocks above this share of the memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1.0))]
     pub garbage_collection_threshold: Option<f64>,

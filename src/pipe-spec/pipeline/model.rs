@@ -9,6 +9,7 @@ use super::Task;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
+    /// The architecture.
     pub arch: Arch,
     /// A folder in Hugging Face layout, or a hub id (owner/name, owner/name@revision), which is fetched where the hub cache
     /// does not have it.

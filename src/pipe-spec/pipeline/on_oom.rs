@@ -12,11 +12,13 @@ use super::{OptimizerKind, Precision};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OnOom {
+    /// Retries at most.
     #[schemars(range(max = MAX_RETRIES))]
     pub retries: u32,
     /// `halve`, a falling ladder of batches such as [128, 96, 64, 32], or `fit`: the largest batch that fits, from what was
     /// measured at smaller ones; where nothing was, half.
     pub reduce: Reduce,
+    /// The smallest batch that a retry may use.
     #[schemars(range(max = MAX_SAMPLES))]
     pub min_batch: NonZeroU32,
     /// Seconds to wait for another process to leave the card.

@@ -15,6 +15,7 @@ pub struct TrainFile {
     /// Passes over the data. Give this or `steps`.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = MAX_EPOCHS))]
     pub epochs: Option<f64>,
+    /// Optimizer steps. Give this or `epochs`; without either, one epoch.
     #[schemars(range(min = 1, max = MAX_STEPS))]
     pub steps: Option<u64>,
     /// Samples in one forward and backward pass, or `auto`: the largest that fits.
@@ -27,6 +28,7 @@ pub struct TrainFile {
     pub effective_batch: Option<NonZeroU32>,
     /// Trainer processes, each with a card of its own, that share a step. Default: `auto`, one for each GPU.
     pub ranks: Ranks,
+    /// Number formats of weights and matrix products: docs/memory.md.
     pub precision: Precision,
     pub optimizer: Optimizer,
     pub schedule: Schedule,
@@ -38,6 +40,7 @@ pub struct TrainFile {
     /// Default: what the model's config says.
     #[schemars(range(min = 0.0, max = 0.99))]
     pub dropout: Option<f64>,
+    /// Seed of the order of samples, of new weights and of dropout.
     pub seed: u64,
     /// The same bits every time, on a card as well; attention with a bias (T5) then keeps all of its weights.
     pub deterministic: bool,
@@ -208,12 +211,17 @@ pub enum Precision {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Optimizer {
+    /// The optimizer.
     pub kind: OptimizerKind,
+    /// The learning rate after warm-up.
     #[schemars(range(min = 0.0))]
     pub lr: f64,
+    /// Decay rates of the two moments (AdamW).
     pub betas: [f64; 2],
+    /// Added to the denominator of the update (AdamW).
     #[schemars(range(min = 0.0))]
     pub eps: f64,
+    /// Decoupled weight decay.
     #[schemars(range(min = 0.0))]
     pub weight_decay: f64,
     /// Which parameters decay.
@@ -251,6 +259,7 @@ pub enum Decay {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Schedule {
+    /// How the learning rate changes after warm-up: `linear` and `cosine` end at 0.
     pub kind: ScheduleKind,
     /// Steps of linear warm-up.
     #[schemars(range(max = MAX_STEPS))]
