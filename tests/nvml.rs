@@ -115,10 +115,10 @@ pub extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     if room < processes.len() {
         return TOO_SMALL;
     }
-    for (place, [pid, mib]) in processes.iter().enumerate() {
+    for (position, [pid, mib]) in processes.iter().enumerate() {
         let process =
             Process { pid: *pid as c_uint, used: mib << 20, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX };
-        unsafe { into.add(place).write(process) };
+        unsafe { into.add(position).write(process) };
     }
     SUCCESS
 }

@@ -21,8 +21,8 @@ pub fn guard<T>(work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, Tra
 /// program can report it.
 pub fn check_host_memory() -> Result<(), TrainerError> {
     let Some(activity) = allocator::exhausted() else { return Ok(()) };
-    let place = activity.text().map_or(" outside of tensors".to_owned(), |what| format!("{WHILE_READING}{what}"));
-    Err(out_of(MemoryKind::Host, format!("the memory limit was reached{place}")))
+    let during = activity.text().map_or(" outside of tensors".to_owned(), |what| format!("{WHILE_READING}{what}"));
+    Err(out_of(MemoryKind::Host, format!("the memory limit was reached{during}")))
 }
 
 impl From<TchError> for TrainerError {

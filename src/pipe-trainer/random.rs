@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn numbers_depend_on_purpose_seed_and_place() {
-        let draw = |purpose, seed, place: u64| Random::new(purpose, seed, &[place]).below(u64::MAX);
+        let draw = |purpose, seed, index: u64| Random::new(purpose, seed, &[index]).below(u64::MAX);
         let first = draw(Purpose::Order, 1, 0);
         assert_eq!(first, draw(Purpose::Order, 1, 0));
         for other in [draw(Purpose::Recipes, 1, 0), draw(Purpose::Order, 2, 0), draw(Purpose::Order, 1, 1)] {

@@ -56,7 +56,7 @@ pub fn mutate(input: &[u8], other: &[u8], random: &mut Random) -> Vec<u8> {
     for _ in 0..=random.below(4) {
         match random.below(10) {
             0 => flip(&mut bytes, random),
-            1 => bytes.truncate(place(&bytes, random)),
+            1 => bytes.truncate(index(&bytes, random)),
             2 => remove(&mut bytes, random),
             3 => repeat(&mut bytes, random),
             4 => insert(&mut bytes, random),
@@ -68,7 +68,7 @@ pub fn mutate(input: &[u8], other: &[u8], random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-fn place(bytes: &[u8], random: &mut Random) -> usize {
+fn index(bytes: &[u8], random: &mut Random) -> usize {
     random.below(bytes.len() + 1)
 }
 
@@ -82,26 +82,26 @@ fn flip(bytes: &mut [u8], random: &mut Random) {
 }
 
 fn remove(bytes: &mut Vec<u8>, random: &mut Random) {
-    let at = place(bytes, random);
+    let at = index(bytes, random);
     let end = bytes.len().min(at + 1 + random.below(64));
     bytes.drain(at..end);
 }
 
 fn repeat(bytes: &mut Vec<u8>, random: &mut Random) {
-    let at = place(bytes, random);
+    let at = index(bytes, random);
     let end = bytes.len().min(at + 1 + random.below(64));
     let piece = bytes[at..end].repeat(1 << random.below(9));
     bytes.splice(at..at, piece);
 }
 
 fn insert(bytes: &mut Vec<u8>, random: &mut Random) {
-    let at = place(bytes, random);
+    let at = index(bytes, random);
     let piece = random.choose(&PIECES).repeat(1 << random.below(9));
     bytes.splice(at..at, piece);
 }
 
 fn splice(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
-    let (at, from) = (place(bytes, random), random.below(other.len() + 1));
+    let (at, from) = (index(bytes, random), random.below(other.len() + 1));
     let end = other.len().min(from + 1 + random.below(256));
     bytes.splice(at..at, other[from..end].iter().copied());
 }
@@ -116,7 +116,7 @@ fn swap_lines(bytes: &mut Vec<u8>, random: &mut Random) {
 /// A number or a word becomes another.
 fn replace_token(bytes: &mut Vec<u8>, random: &mut Random) {
     let is_token = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.+-".contains(byte);
-    let from = place(bytes, random);
+    let from = index(bytes, random);
     let Some(start) = bytes[from..].iter().position(is_token).map(|at| from + at) else { return };
     let end = bytes[start..].iter().position(|byte| !is_token(byte)).map_or(bytes.len(), |at| start + at);
     bytes.splice(start..end, random.choose(&VALUES).iter().copied());

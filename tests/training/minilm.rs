@@ -70,11 +70,11 @@ fn last_hidden_states(rows: &[Vec<i64>]) -> Vec<Vec<Vec<f64>>> {
     let path = |name: &str| folder.path().join(name).display().to_string();
     let longest = rows.iter().map(Vec::len).max().unwrap();
     let padded = |fill: &dyn Fn(&[i64], usize) -> i64| -> Vec<u8> {
-        let places = rows.iter().flat_map(|row| (0..longest).map(move |place| (row, place)));
-        places.flat_map(|(row, place)| fill(row, place).to_le_bytes()).collect()
+        let places = rows.iter().flat_map(|row| (0..longest).map(move |index| (row, index)));
+        places.flat_map(|(row, index)| fill(row, index).to_le_bytes()).collect()
     };
-    let ids = padded(&|row, place| row.get(place).copied().unwrap_or(0));
-    let mask = padded(&|row, place| i64::from(place < row.len()));
+    let ids = padded(&|row, index| row.get(index).copied().unwrap_or(0));
+    let mask = padded(&|row, index| i64::from(index < row.len()));
     let labels = vec![0; 8 * rows.len()];
     let shape = vec![rows.len(), longest];
     let tensors: HashMap<&str, TensorView<'_>> =
@@ -84,8 +84,8 @@ fn last_hidden_states(rows: &[Vec<i64>]) -> Vec<Vec<Vec<f64>>> {
             .collect();
     folder.write("batch.safetensors", safetensors::serialize(tensors, None).unwrap());
     let (batch, out) = (path("batch.safetensors"), path("out.safetensors"));
-    let place = suite::minilm().display().to_string();
-    run_trainer(&["parity", "--model", &place, "--batch", &batch, "--out", &out]).exits(0);
+    let index = suite::minilm().display().to_string();
+    run_trainer(&["parity", "--model", &index, "--batch", &batch, "--out", &out]).exits(0);
 
     let bytes = std::fs::read(&out).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -98,7 +98,7 @@ fn last_hidden_states(rows: &[Vec<i64>]) -> Vec<Vec<Vec<f64>>> {
 }
 
 fn mean(states: &[Vec<f64>]) -> Vec<f64> {
-    (0..384).map(|place| states.iter().map(|state| state[place]).sum::<f64>() / states.len() as f64).collect()
+    (0..384).map(|index| states.iter().map(|state| state[index]).sum::<f64>() / states.len() as f64).collect()
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {

@@ -39,8 +39,8 @@ pub fn parameters(config: &BertConfig) -> Vec<Parameter> {
             list.linear("classifier.out_proj", labels, hidden_size);
         }
     }
-    for (place, parameter) in list.parameters.iter_mut().enumerate() {
-        parameter.may_be_missing = place >= encoder;
+    for (index, parameter) in list.parameters.iter_mut().enumerate() {
+        parameter.may_be_missing = index >= encoder;
         parameter.aliases = aliases(prefix, &parameter.name);
     }
     list.parameters

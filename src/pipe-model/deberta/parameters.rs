@@ -47,8 +47,8 @@ pub fn parameters(config: &DebertaConfig) -> Vec<Parameter> {
     let encoder = list.parameters.len();
     list.linear("pooler.dense", hidden_size, hidden_size);
     list.linear("classifier", config.labels.count(), hidden_size);
-    for (place, parameter) in list.parameters.iter_mut().enumerate() {
-        parameter.may_be_missing = place >= encoder;
+    for (index, parameter) in list.parameters.iter_mut().enumerate() {
+        parameter.may_be_missing = index >= encoder;
         // A file of the encoder alone leaves out the prefix.
         parameter.aliases = parameter.name.strip_prefix("deberta.").map(str::to_owned).into_iter().collect();
     }

@@ -42,25 +42,25 @@ pub fn peak(stages: &[Stage], all_gradients: u128, work: &Work) -> Peak {
     // Named once it is known to be the highest.
     let mut moment = None;
     let mut kept = 0;
-    let mut see = |place: usize, way: &'static str, activations: u128, gradients: u128| {
+    let mut see = |index: usize, way: &'static str, activations: u128, gradients: u128| {
         if activations + gradients > highest.bytes() {
-            let logits = stages[place].logits.min(activations);
+            let logits = stages[index].logits.min(activations);
             highest = Peak { moment: String::new(), activations: activations - logits, logits, gradients };
-            moment = Some((way, place));
+            moment = Some((way, index));
         }
     };
-    for (place, stage) in stages.iter().enumerate() {
-        see(place, "forward", kept + stage.forward, held_before);
+    for (index, stage) in stages.iter().enumerate() {
+        see(index, "forward", kept + stage.forward, held_before);
         kept += stage.kept;
     }
     let mut made = 0;
-    for (place, stage) in stages.iter().enumerate().rev() {
+    for (index, stage) in stages.iter().enumerate().rev() {
         kept -= stage.kept;
         made += stage.gradients;
-        see(place, "backward", kept + stage.backward, held_before.max(made));
+        see(index, "backward", kept + stage.backward, held_before.max(made));
     }
-    if let Some((way, place)) = moment {
-        highest.moment = format!("{way} of {}", stages[place].name);
+    if let Some((way, index)) = moment {
+        highest.moment = format!("{way} of {}", stages[index].name);
     }
     highest
 }

@@ -35,8 +35,8 @@ impl LongestRows {
     pub fn rows(mut self) -> Vec<usize> {
         self.0.iter_mut().for_each(keep);
         let mut rows = Vec::new();
-        for place in 0..ROWS_PER_COLUMN {
-            for (_, Reverse(row)) in self.0.iter().filter_map(|column| column.get(place)) {
+        for index in 0..ROWS_PER_COLUMN {
+            for (_, Reverse(row)) in self.0.iter().filter_map(|column| column.get(index)) {
                 if !rows.contains(row) {
                     rows.push(*row);
                 }

@@ -72,8 +72,8 @@ impl PartShape {
         let is_counted = |(_, (name, column)): &(usize, &(&str, Column))| {
             matches!(column, Column::Tokens(_)) && !ALIGNED_COLUMNS.contains(name)
         };
-        let length = |(place, (name, _)): (usize, &(&str, Column))| {
-            let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[place].1).collect();
+        let length = |(index, (name, _)): (usize, &(&str, Column))| {
+            let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[index].1).collect();
             self.length(name, &columns).to_string()
         };
         first.columns.iter().enumerate().filter(is_counted).map(length).collect::<Vec<_>>().join("+")
@@ -82,8 +82,8 @@ impl PartShape {
     pub fn collate(&self, samples: &[Sample]) -> Result<Part, TchError> {
         let mut part = Part::default();
         let Some(first) = samples.first() else { return Ok(part) };
-        for (place, (name, _)) in first.columns.iter().enumerate() {
-            let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[place].1).collect();
+        for (index, (name, _)) in first.columns.iter().enumerate() {
+            let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[index].1).collect();
             let tensor = self.tensor(name, &columns)?;
             // Attention is faster without a mask; models take none for one that hides nothing.
             if *name == MASK && tensor.f_min()?.f_int64_value(&[])? == 1 {

@@ -25,8 +25,8 @@ impl Filter {
         }
     }
 
-    fn weight(self, place: f64) -> f64 {
-        let x = place.abs();
+    fn weight(self, distance: f64) -> f64 {
+        let x = distance.abs();
         let sinc = |x: f64| if x == 0.0 { 1.0 } else { (x * std::f64::consts::PI).sin() / (x * std::f64::consts::PI) };
         match self {
             Self::Bilinear if x < 1.0 => 1.0 - x,
@@ -51,18 +51,18 @@ pub fn resize(picture: &RgbImage, width: u32, height: u32, filter: Filter) -> Rg
     let rows = taps(from_height, height, filter);
     let mixed = RgbImage::from_fn(width, from_height, |x, y| {
         let taps = &columns[x as usize];
-        mix(taps, |place| picture.get_pixel(place, y))
+        mix(taps, |index| picture.get_pixel(index, y))
     });
     RgbImage::from_fn(width, height, |x, y| {
         let taps = &rows[y as usize];
-        mix(taps, |place| mixed.get_pixel(x, place))
+        mix(taps, |index| mixed.get_pixel(x, index))
     })
 }
 
 fn mix<'a>(taps: &Taps, pixel: impl Fn(u32) -> &'a Rgb<u8>) -> Rgb<u8> {
     let mut sums = [1i32 << (PRECISION - 1); 3];
-    for (place, weight) in (taps.first..).zip(&taps.weights) {
-        let Rgb(levels) = pixel(place);
+    for (index, weight) in (taps.first..).zip(&taps.weights) {
+        let Rgb(levels) = pixel(index);
         for (sum, level) in sums.iter_mut().zip(levels) {
             *sum += i32::from(*level) * weight;
         }
@@ -70,15 +70,15 @@ fn mix<'a>(taps: &Taps, pixel: impl Fn(u32) -> &'a Rgb<u8>) -> Rgb<u8> {
     Rgb(sums.map(|sum| (sum >> PRECISION).clamp(0, 255) as u8))
 }
 
-/// For every place of a side that goes from `from` to `to` pixels.
+/// For every pixel of a side that goes from `from` to `to` pixels.
 fn taps(from: u32, to: u32, filter: Filter) -> Vec<Taps> {
     let scale = f64::from(from) / f64::from(to);
     let whole = 1i32 << PRECISION;
     let alone = |first: u32| Taps { first, weights: vec![whole] };
-    let taps = |place: u32| {
-        let center = (f64::from(place) + 0.5) * scale;
+    let taps = |index: u32| {
+        let center = (f64::from(index) + 0.5) * scale;
         if from == to {
-            return alone(place);
+            return alone(index);
         }
         if filter == Filter::Nearest {
             return alone((center as u32).min(from - 1));
@@ -90,7 +90,7 @@ fn taps(from: u32, to: u32, filter: Filter) -> Vec<Taps> {
         let first = (center - support + 0.5) as u32;
         let last = ((center + support + 0.5) as u32).min(from);
         let weights: Vec<f64> =
-            (first..last).map(|place| filter.weight((f64::from(place) - center + 0.5) * stretch.recip())).collect();
+            (first..last).map(|index| filter.weight((f64::from(index) - center + 0.5) * stretch.recip())).collect();
         let sum: f64 = weights.iter().sum();
         let fixed = |weight: &f64| (weight / sum * f64::from(whole)).round() as i32;
         Taps { first, weights: weights.iter().map(fixed).collect() }

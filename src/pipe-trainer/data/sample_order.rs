@@ -62,13 +62,13 @@ impl SampleOrder {
     }
 
     fn row_at(&mut self, position: u64) -> usize {
-        let (epoch, place) = (position / self.rows, (position % self.rows) as usize);
+        let (epoch, index) = (position / self.rows, (position % self.rows) as usize);
         if !self.shuffle {
-            return place;
+            return index;
         }
         match &self.order {
-            Some(order) if order.epoch == epoch => order.rows[place] as usize,
-            _ => self.order.insert(EpochOrder::new(self.seed, epoch, self.rows)).rows[place] as usize,
+            Some(order) if order.epoch == epoch => order.rows[index] as usize,
+            _ => self.order.insert(EpochOrder::new(self.seed, epoch, self.rows)).rows[index] as usize,
         }
     }
 }

@@ -21,9 +21,9 @@ impl Standard {
         let mut changes = vec![false; width];
         let first: Vec<f64> = rows().next().map(<[f64]>::to_vec).unwrap_or_default();
         for row in rows() {
-            for (place, value) in row.iter().enumerate() {
-                std[place] += (value - mean[place]).powi(2);
-                changes[place] |= *value != first[place];
+            for (index, value) in row.iter().enumerate() {
+                std[index] += (value - mean[index]).powi(2);
+                changes[index] |= *value != first[index];
             }
         }
         for (sum, changes) in std.iter_mut().zip(changes) {
@@ -34,8 +34,8 @@ impl Standard {
 
     pub fn apply(&self, values: &[f64]) -> Vec<f32> {
         let width = self.mean.len();
-        let scaled = |(place, value): (usize, &f64)| {
-            let feature = place % width;
+        let scaled = |(index, value): (usize, &f64)| {
+            let feature = index % width;
             ((value - self.mean[feature]) / self.std[feature]) as f32
         };
         values.iter().enumerate().map(scaled).collect()

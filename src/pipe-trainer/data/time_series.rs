@@ -119,7 +119,7 @@ impl Naming {
                     (label.parse().ok().filter(|number| number < classes), format!("0 to {}", classes - 1))
                 }
                 Self::Names(names) => {
-                    (names.iter().position(|name| name == label).map(|place| place as i64), names.join(", "))
+                    (names.iter().position(|name| name == label).map(|position| position as i64), names.join(", "))
                 }
             };
             let message = || format!("found the label {label:?}; allowed: {allowed}");
@@ -183,7 +183,7 @@ impl Cutter {
             }
             end += rows - length + 1;
             windows.ends.push(end);
-            let labels = labels.iter().map(|place| numbers[*place]).collect();
+            let labels = labels.iter().map(|position| numbers[*position]).collect();
             windows.rows.push((standard.apply(values), labels));
         }
         windows.learned = Map::from_iter([
@@ -243,8 +243,8 @@ mod tests {
 
     fn found(labels: &[&str]) -> Found {
         let mut found = Found::default();
-        let place = |(line, label): (usize, &&str)| ((*label).to_owned(), PathBuf::from("a.csv"), line as u64 + 2);
-        found.labels = labels.iter().enumerate().map(place).collect();
+        let position = |(line, label): (usize, &&str)| ((*label).to_owned(), PathBuf::from("a.csv"), line as u64 + 2);
+        found.labels = labels.iter().enumerate().map(position).collect();
         found
     }
 

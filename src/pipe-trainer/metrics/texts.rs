@@ -22,9 +22,9 @@ fn longest_common_subsequence(a: &[&str], b: &[&str]) -> usize {
     let mut lengths = vec![0; b.len() + 1];
     for word in a {
         let mut diagonal = 0;
-        for (place, other) in b.iter().enumerate() {
-            let above = lengths[place + 1];
-            lengths[place + 1] = if word == other { diagonal + 1 } else { above.max(lengths[place]) };
+        for (index, other) in b.iter().enumerate() {
+            let above = lengths[index + 1];
+            lengths[index + 1] = if word == other { diagonal + 1 } else { above.max(lengths[index]) };
             diagonal = above;
         }
     }

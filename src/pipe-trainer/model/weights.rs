@@ -12,7 +12,7 @@ use crate::torch;
 
 pub struct Weights {
     tensors: Vec<NamedTensor>,
-    places: HashMap<String, usize>,
+    indices: HashMap<String, usize>,
     /// Names that were not in the checkpoint.
     newly_initialised: Vec<String>,
 }
@@ -55,8 +55,8 @@ impl Weights {
             let tensor = tensor.f_set_requires_grad(parameter.trained)?;
             tensors.push(NamedTensor { name: parameter.name.clone(), tensor, trained: parameter.trained });
         }
-        let places = tensors.iter().enumerate().map(|(place, entry)| (entry.name.clone(), place)).collect();
-        Ok(Self { tensors, places, newly_initialised })
+        let indices = tensors.iter().enumerate().map(|(index, entry)| (entry.name.clone(), index)).collect();
+        Ok(Self { tensors, indices, newly_initialised })
     }
 
     /// The parameters that were not in the checkpoint.
@@ -66,8 +66,8 @@ impl Weights {
 
     /// The parameter `name`, sharing its memory.
     pub fn get(&self, name: &str) -> Tensor {
-        let place = self.places.get(name).unwrap_or_else(|| panic!("the model has no parameter {name}"));
-        self.tensors[*place].tensor.shallow_clone()
+        let index = self.indices.get(name).unwrap_or_else(|| panic!("the model has no parameter {name}"));
+        self.tensors[*index].tensor.shallow_clone()
     }
 
     /// All of them, in order.

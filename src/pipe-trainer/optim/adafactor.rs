@@ -101,8 +101,8 @@ impl Adafactor {
         let _guard = tch::no_grad_guard();
         let forget = (step as f64).powf(DECAY_RATE);
         let Optimizer { weight_decay, decay, .. } = self.settings;
-        for (place, ((name, parameter), (_, moment))) in weights.trained().zip(&mut self.moments).enumerate() {
-            let gradient = gradients[place].f_to_kind(Kind::Float)?.f_mul_(scale)?;
+        for (index, ((name, parameter), (_, moment))) in weights.trained().zip(&mut self.moments).enumerate() {
+            let gradient = gradients[index].f_to_kind(Kind::Float)?.f_mul_(scale)?;
             let mut change = moment.normalise(&gradient, forget)?;
             drop(gradient);
             let rms = change.f_norm()?.f_div_scalar((change.numel() as f64).sqrt())?;
@@ -112,7 +112,7 @@ impl Adafactor {
             // In fp32 this is the parameter itself, otherwise a copy of it.
             let wide = parameter.f_to_kind(Kind::Float)?.f_mul_scalar_(kept)?.f_sub_(&change)?;
             if parameter.kind() == Kind::BFloat16 {
-                let seed = random::derived(Purpose::Rounding, self.seed, &[step, place as u64]);
+                let seed = random::derived(Purpose::Rounding, self.seed, &[step, index as u64]);
                 torch::round_to_bf16(parameter, &wide, seed)?;
             }
         }

@@ -87,10 +87,10 @@ impl AdamW {
         for group in &self.groups {
             let weight_decay = if group.decays { weight_decay } else { 0.0 };
             let numbers = AdamWStep { lr, betas, eps, weight_decay, step };
-            let moments = || group.members.iter().map(|place| &self.moments[*place]);
+            let moments = || group.members.iter().map(|index| &self.moments[*index]);
             let group = AdamWGroup {
-                parameters: group.members.iter().map(|place| parameters[*place]).collect(),
-                gradients: group.members.iter().map(|place| &gradients[*place]).collect(),
+                parameters: group.members.iter().map(|index| parameters[*index]).collect(),
+                gradients: group.members.iter().map(|index| &gradients[*index]).collect(),
                 averages: moments().map(|moments| &moments.average).collect(),
                 squares: moments().map(|moments| &moments.square).collect(),
             };
@@ -109,7 +109,7 @@ fn grouped(parameters: &[(&str, &Tensor)], decay: Decay) -> Vec<Group> {
     let group = |decays: bool| {
         let belongs =
             |(_, (name, parameter)): &(usize, &(&str, &Tensor))| decay::applies(decay, name, parameter) == decays;
-        let members = parameters.iter().enumerate().filter(belongs).map(|(place, _)| place).collect();
+        let members = parameters.iter().enumerate().filter(belongs).map(|(index, _)| index).collect();
         Group { members, decays }
     };
     [true, false].into_iter().map(group).filter(|group| !group.members.is_empty()).collect()

@@ -22,7 +22,7 @@ pub fn first_not_finite<'a>(tensors: &'a [(String, &Tensor)]) -> Result<Option<&
     }
     let extremes: Vec<f32> = Vec::try_from(Tensor::f_stack(&extremes, 0)?.f_to_device(Device::Cpu)?)?;
     let bad = extremes.chunks_exact(2).position(|pair| !pair.iter().all(|value| value.is_finite()));
-    Ok(bad.map(|place| names[place]))
+    Ok(bad.map(|index| names[index]))
 }
 
 #[cfg(test)]
@@ -35,7 +35,7 @@ mod tests {
         let count = Tensor::from_slice(&[i64::MAX]);
         let empty = Tensor::zeros([0], (Kind::Float, Device::Cpu));
         let named = |tensors: &[&Tensor]| -> Vec<(String, Tensor)> {
-            tensors.iter().enumerate().map(|(place, tensor)| (format!("t{place}"), tensor.shallow_clone())).collect()
+            tensors.iter().enumerate().map(|(index, tensor)| (format!("t{index}"), tensor.shallow_clone())).collect()
         };
         let first = |tensors: &[&Tensor]| {
             let all = named(tensors);

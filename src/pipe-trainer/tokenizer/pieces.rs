@@ -116,9 +116,9 @@ impl<'a> Fields<'a> {
     /// 7 bits a byte, the lowest first; the highest bit of a byte says that more follow.
     fn number(&mut self) -> Option<u64> {
         let mut number = 0;
-        for place in 0..10 {
+        for index in 0..10 {
             let byte = self.take(1)?[0];
-            number |= u64::from(byte & 0x7f).checked_shl(7 * place)?;
+            number |= u64::from(byte & 0x7f).checked_shl(7 * index)?;
             if byte < 0x80 {
                 return Some(number);
             }

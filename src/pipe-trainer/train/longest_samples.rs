@@ -12,8 +12,8 @@ impl LongestSamples {
         samples.sort_by_key(|sample| std::cmp::Reverse(lengths(sample).sum::<usize>()));
         // A part is as long as its longest row in each column: after the longest sample come those.
         for column in 0..samples.first().map_or(0, |sample| sample.columns.len()) {
-            let length = |place: usize| lengths(&samples[place]).nth(column).unwrap_or(0);
-            let longest = (0..samples.len()).rev().max_by_key(|place| length(*place)).unwrap_or(0);
+            let length = |position: usize| lengths(&samples[position]).nth(column).unwrap_or(0);
+            let longest = (0..samples.len()).rev().max_by_key(|position| length(*position)).unwrap_or(0);
             if length(longest) > length(0) {
                 let sample = samples.remove(longest);
                 samples.insert(1, sample);

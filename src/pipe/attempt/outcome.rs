@@ -88,8 +88,8 @@ fn out_of_memory(memory: MemoryKind, evidence: &Evidence<'_>) -> Diagnosis {
         return match (memory, card) {
             (MemoryKind::Host, _) => {
                 let said = evidence.tail.iter().rev().find_map(|line| reading_position(line.strip_prefix("error: ")?));
-                let place = said.unwrap_or_default();
-                Diagnosis::new(Outcome::Oom, Cause::HostMemory, format!("the host's memory ran out{place}"))
+                let position = said.unwrap_or_default();
+                Diagnosis::new(Outcome::Oom, Cause::HostMemory, format!("the host's memory ran out{position}"))
             }
             // The card had no room for the CUDA context.
             (MemoryKind::Device, Some(card)) if card.free < CONTEXT_BYTES => {
@@ -151,8 +151,8 @@ fn reading_position(message: &str) -> Option<&str> {
 }
 
 fn describe(memory: MemoryKind, record: &OomRecord) -> String {
-    if let (MemoryKind::Host, Some(place)) = (memory, reading_position(&record.message)) {
-        return format!("the host's memory ran out{place}");
+    if let (MemoryKind::Host, Some(position)) = (memory, reading_position(&record.message)) {
+        return format!("the host's memory ran out{position}");
     }
     let whose = match memory {
         MemoryKind::Device => "the card's",

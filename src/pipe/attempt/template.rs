@@ -73,12 +73,13 @@ impl<'a> JobTemplate<'a> {
 
     /// What the trainer is to do in attempt `number`.
     pub fn spec(&self, engine: &dyn Engine, folder: &Path, number: u32, settings: &Settings) -> TrainerSpec {
-        let place = |input: &Input| {
+        let seen_by_job = |input: &Input| {
             let (host, mounted) = input.read_at();
             engine.job_path(host, mounted)
         };
-        let paths =
-            |inputs: &[Input]| Paths(inputs.iter().map(|input| place(input).to_string_lossy().into_owned()).collect());
+        let paths = |inputs: &[Input]| {
+            Paths(inputs.iter().map(|input| seen_by_job(input).to_string_lossy().into_owned()).collect())
+        };
         let training = self.training;
         let mut spec = TrainerSpec {
             version: TrainerSpec::VERSION,
@@ -89,7 +90,7 @@ impl<'a> JobTemplate<'a> {
             device_index: 0,
             threads: self.threads(),
             model: training.model.clone(),
-            tokenizer: self.inputs.tokenizer.first().map(place),
+            tokenizer: self.inputs.tokenizer.first().map(seen_by_job),
             data: training.data.clone(),
             train: training.train.clone(),
             memory: training.memory.clone(),
@@ -97,7 +98,7 @@ impl<'a> JobTemplate<'a> {
             save: training.save.clone(),
             maths_changed: settings.changes > 0,
         };
-        spec.model.from = self.inputs.model.as_ref().map(|model| place(model).to_string_lossy().into_owned());
+        spec.model.from = self.inputs.model.as_ref().map(|model| seen_by_job(model).to_string_lossy().into_owned());
         spec.data.train = paths(&self.inputs.train);
         spec.data.eval = training.data.eval.as_ref().map(|_| paths(&self.inputs.eval));
         spec.data.tokenizer = None;

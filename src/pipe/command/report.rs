@@ -39,8 +39,8 @@ fn find(wanted: &str) -> Result<RunFolder, Error> {
     match run::find(wanted) {
         Ok(found) => Ok(found.folder()),
         Err(error @ Error::NoRun { .. }) => {
-            let place = absolute(Path::new(wanted));
-            let named = Listed::read(&place).filter(|_| !wanted.is_empty());
+            let folder = absolute(Path::new(wanted));
+            let named = Listed::read(&folder).filter(|_| !wanted.is_empty());
             named.map(|found| found.folder()).ok_or(error)
         }
         Err(error) => Err(error),

@@ -59,11 +59,11 @@ pub fn stage() -> Result<Staged, Error> {
     };
     let mut files = BTreeMap::from([("pipe/bin/pipe-trainer".to_owned(), trainer)]);
     for (name, path) in libraries {
-        let place = match system_folder(&path) {
+        let in_image = match system_folder(&path) {
             Some(folder) => format!("pipe/system{}/{name}", folder.display()),
             None => format!("pipe/libtorch/lib/{name}"),
         };
-        files.insert(place, path);
+        files.insert(in_image, path);
     }
     Ok(Staged { files, cuda })
 }

@@ -101,14 +101,14 @@ impl Prepared {
     pub fn with_original(&self, said: &str, original: &str) -> String {
         let mut text = said.to_owned();
         for folder in [&self.mounted, &self.folder] {
-            let place = folder.join(&self.file).to_string_lossy().into_owned();
-            text = self.replace(&text, &place, original);
+            let prepared = folder.join(&self.file).to_string_lossy().into_owned();
+            text = self.replace(&text, &prepared, original);
         }
         text.replace(&*self.mounted.to_string_lossy(), &self.folder.to_string_lossy())
     }
 
-    fn replace(&self, said: &str, place: &str, original: &str) -> String {
-        let mut pieces = said.split(place);
+    fn replace(&self, said: &str, prepared: &str, original: &str) -> String {
+        let mut pieces = said.split(prepared);
         let mut text = pieces.next().unwrap_or_default().to_owned();
         for piece in pieces {
             text.push_str(original);

@@ -122,9 +122,9 @@ fn secrets_in_file(pipeline: &Pipeline) -> impl Iterator<Item = String> {
         let secret = address.contains('@') && !address.contains("${");
         secret.then(|| ("track.mlflow".to_owned(), "MLFLOW_TRACKING_URI"))
     });
-    discord.chain(mlflow).map(|(place, variable)| {
+    discord.chain(mlflow).map(|(key, variable)| {
         format!(
-            "{place}: a secret stands in the pipeline, and so in the run folder; put it into .env and write ${{{variable}}}"
+            "{key}: a secret stands in the pipeline, and so in the run folder; put it into .env and write ${{{variable}}}"
         )
     })
 }

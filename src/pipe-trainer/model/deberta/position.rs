@@ -43,7 +43,7 @@ fn bucket(relative: Relative, distances: &Tensor, buckets: i64) -> Result<Tensor
 }
 
 /// From scores of distances, [heads, batch, length, 2 * length], to those of tokens, [heads, batch, length, length]: column j of
-/// row i is what stands at j - i + length - 1. A view, in which every row begins one place further left.
+/// row i is what stands at j - i + length - 1. A view, in which every row begins one index further left.
 pub fn by_token(scores: &Tensor) -> Result<Tensor, TrainerError> {
     let (heads, batch, length, width) = scores.size4()?;
     let strides = [batch * length * width, length * width, width - 1, 1];
@@ -66,7 +66,7 @@ mod tests {
         ] {
             let relative = Relative { position_buckets: Some(buckets), max_relative_positions: max };
             let all = Vec::<Vec<i64>>::try_from(rows(relative, length).unwrap()).unwrap();
-            let sum: i64 = all[1].iter().take(2 * length as usize - 1).zip(1..).map(|(row, place)| row * place).sum();
+            let sum: i64 = all[1].iter().take(2 * length as usize - 1).zip(1..).map(|(row, index)| row * index).sum();
             assert_eq!(sum, want, "{buckets} {max}");
             let falling: Vec<i64> = all[0].iter().take(2 * length as usize - 1).rev().copied().collect();
             assert_eq!(falling, all[1][..falling.len()]);

@@ -61,16 +61,16 @@ impl Block for Lstm {
 /// The same parameters as views of one row, all matrices before all biases. This is where cuDNN looks for them: otherwise it
 /// copies them together itself at every call, beside those it is given, and complains.
 fn one_behind_the_other(parameters: &[Tensor]) -> Result<Vec<Tensor>, TrainerError> {
-    let is_matrix = |place: &usize| parameters[*place].dim() == 2;
+    let is_matrix = |index: &usize| parameters[*index].dim() == 2;
     let (matrices, biases): (Vec<usize>, Vec<usize>) = (0..parameters.len()).partition(is_matrix);
     let order: Vec<usize> = matrices.into_iter().chain(biases).collect();
-    let flat = |place: &usize| parameters[*place].f_reshape([-1]);
+    let flat = |index: &usize| parameters[*index].f_reshape([-1]);
     let row = Tensor::f_cat(&order.iter().map(flat).collect::<Result<Vec<_>, _>>()?, 0)?;
-    let sizes: Vec<i64> = order.iter().map(|place| parameters[*place].numel() as i64).collect();
+    let sizes: Vec<i64> = order.iter().map(|index| parameters[*index].numel() as i64).collect();
     // One split: its gradient is one concatenation, that of many slices as many rows of zeros.
     let mut views: Vec<(usize, Tensor)> = order.into_iter().zip(row.f_split_with_sizes(sizes, 0)?).collect();
-    views.sort_unstable_by_key(|(place, _)| *place);
-    let shaped = |(place, view): (usize, Tensor)| view.f_view(parameters[place].size().as_slice());
+    views.sort_unstable_by_key(|(index, _)| *index);
+    let shaped = |(index, view): (usize, Tensor)| view.f_view(parameters[index].size().as_slice());
     Ok(views.into_iter().map(shaped).collect::<Result<_, _>>()?)
 }
 

@@ -166,7 +166,7 @@ mod tests {
         assert!(whole.iter().all(|text| text.len() == 21), "{whole:?}");
         let limits = Generation { end_token: Some(whole[0][4]), ..Generation::greedy(1000) };
         for (text, whole) in model.generate(&part(&prompts()), &limits).unwrap().iter().zip(&whole) {
-            let end = whole.iter().position(|token| Some(*token) == limits.end_token).map_or(21, |place| place + 1);
+            let end = whole.iter().position(|token| Some(*token) == limits.end_token).map_or(21, |index| index + 1);
             assert_eq!(*text, whole[..end]);
         }
     }

@@ -46,9 +46,9 @@ fn candidates(logits: &Tensor, searches: &[Search], beams: i64) -> Result<Vec<Ve
     let total = logits.f_log_softmax(-1, Kind::Float)?.f_add(&sums)?.f_view([-1, beams * vocabulary])?;
     let (sums, places) = total.f_topk(2 * beams, -1, true, true)?;
     let (sums, places) = (Vec::<f32>::try_from(sums.f_reshape([-1])?)?, Vec::<i64>::try_from(places.f_reshape([-1])?)?);
-    let candidate = |(sum, place): (f32, i64)| Candidate {
-        parent: place / vocabulary,
-        token: place % vocabulary,
+    let candidate = |(sum, index): (f32, i64)| Candidate {
+        parent: index / vocabulary,
+        token: index % vocabulary,
         sum: f64::from(sum),
     };
     let mut all = sums.into_iter().zip(places).map(candidate);
@@ -109,8 +109,8 @@ impl Search {
 
     fn answer(&mut self, sum: f64, tokens: Vec<i64>) {
         let score = sum / tokens.len() as f64;
-        let place = self.answers.partition_point(|(other, _)| *other >= score);
-        self.answers.insert(place, (score, tokens));
+        let index = self.answers.partition_point(|(other, _)| *other >= score);
+        self.answers.insert(index, (score, tokens));
         self.answers.truncate(self.beams);
     }
 

@@ -113,7 +113,7 @@ mod tests {
     fn scores(model: &T5, answers: &[Vec<i64>]) -> Vec<f64> {
         let all = log_probabilities(model, answers);
         let score = |(row, answer): (usize, &Vec<i64>)| {
-            let token = |(place, token): (usize, &i64)| all.double_value(&[row as i64, place as i64, *token]);
+            let token = |(index, token): (usize, &i64)| all.double_value(&[row as i64, index as i64, *token]);
             answer.iter().enumerate().map(token).sum::<f64>() / answer.len() as f64
         };
         answers.iter().enumerate().map(score).collect()
@@ -121,13 +121,13 @@ mod tests {
 
     fn recomputed(model: &T5) -> Vec<Vec<i64>> {
         let mut answers = vec![Vec::new(); sources().get("input_ids").unwrap().size()[0] as usize];
-        for place in 0..LIMITS.max_length {
+        for index in 0..LIMITS.max_length {
             let begun: Vec<Vec<i64>> =
                 answers.iter().map(|answer: &Vec<i64>| [answer.as_slice(), &[0]].concat()).collect();
             let all = log_probabilities(model, &begun);
             for (row, answer) in answers.iter_mut().enumerate() {
                 if answer.last() != Some(&model.config.eos_token_id) {
-                    answer.push(all.get(row as i64).get(place).argmax(-1, false).int64_value(&[]));
+                    answer.push(all.get(row as i64).get(index).argmax(-1, false).int64_value(&[]));
                 }
             }
         }
@@ -151,7 +151,7 @@ mod tests {
             let answers = model.generate(&sources(), &Generation { max_length: 6, beams, ..LIMITS }).unwrap();
             for answer in &answers {
                 let ends = answer.iter().position(|token| *token == model.config.eos_token_id);
-                assert_eq!(answer.len(), ends.map_or(6, |place| place + 1), "{answer:?}");
+                assert_eq!(answer.len(), ends.map_or(6, |index| index + 1), "{answer:?}");
             }
             assert!(beams > 1 || answers[0].len() < 6, "{answers:?}");
         }

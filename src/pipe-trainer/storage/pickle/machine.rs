@@ -263,10 +263,10 @@ impl<'a> Machine<'a> {
         Ok(self.stack.split_off(mark))
     }
 
-    fn split_off(&mut self, place: Option<usize>) -> Result<Vec<Value<'a>>, String> {
+    fn split_off(&mut self, index: Option<usize>) -> Result<Vec<Value<'a>>, String> {
         let floor = self.marks.last().copied().unwrap_or(0);
-        let place = place.filter(|place| *place >= floor).ok_or_else(empty)?;
-        Ok(self.stack.split_off(place))
+        let index = index.filter(|index| *index >= floor).ok_or_else(empty)?;
+        Ok(self.stack.split_off(index))
     }
 }
 

@@ -189,8 +189,8 @@ fn no_bytes_do_harm() {
         for _ in 0..4000 {
             let mut broken = whole.clone();
             for _ in 0..=draw(3) {
-                let place = draw(broken.len());
-                broken[place] = draw(256) as u8;
+                let index = draw(broken.len());
+                broken[index] = draw(256) as u8;
             }
             check(&broken);
         }

@@ -84,10 +84,10 @@ fn tensor<'a>(
     if shape.len() != strides.len() || shape.len() > MOST_DIMENSIONS {
         return Err(format!("a tensor has {} dimensions and {} strides", shape.len(), strides.len()));
     }
-    // The place of the last element; nothing where there is none, or it is beyond all memory.
+    // The offset of the last element; nothing where there is none, or it is beyond all memory.
     let last = || {
         let steps = shape.iter().zip(&strides);
-        steps.into_iter().try_fold(offset, |place, (size, stride)| place.checked_add((size - 1).checked_mul(*stride)?))
+        steps.into_iter().try_fold(offset, |end, (size, stride)| end.checked_add((size - 1).checked_mul(*stride)?))
     };
     let elements = if shape.contains(&0) { Some(offset) } else { last().and_then(|last| last.checked_add(1)) };
     let size = kind.elt_size_in_bytes() as u64;
@@ -110,12 +110,12 @@ fn naturals<'a>(objects: &Objects<'a>, value: Value<'a>) -> Result<Vec<i64>, Str
     numbers.ok_or_else(|| "the shape of a tensor is not a list of sizes".to_owned())
 }
 
-/// The tensors of a state dict, which is all of the file or its entry `state_dict`. `place` says where in the file the bytes of
+/// The tensors of a state dict, which is all of the file or its entry `state_dict`. `offset_of` says where in the file the bytes of
 /// a storage begin.
 pub fn locate<'a>(
     objects: &Objects<'a>,
     root: Value<'a>,
-    mut place: impl FnMut(&Storage<'a>) -> Result<usize, String>,
+    mut offset_of: impl FnMut(&Storage<'a>) -> Result<usize, String>,
 ) -> Result<BTreeMap<String, Located>, String> {
     let entries = objects.dict(root).ok_or("it holds no dict of tensors")?;
     let nested = entries.iter().find(|(key, _)| *key == Value::Text("state_dict"));
@@ -124,7 +124,7 @@ pub fn locate<'a>(
     for (key, value) in entries {
         let (Value::Text(name), Some(Object::Tensor(tensor))) = (key, objects.get(*value)) else { continue };
         let Some(Object::Storage(storage)) = objects.get(Value::Object(tensor.storage)) else { continue };
-        let start = place(storage).map_err(|message| format!("tensor {}: {message}", name.escape_debug()))?;
+        let start = offset_of(storage).map_err(|message| format!("tensor {}: {message}", name.escape_debug()))?;
         let Tensor { kind, ref shape, ref strides, .. } = *tensor;
         let (shape, strides) = (shape.clone(), strides.clone());
         // Both lie within the storage, and the storage within the file.

@@ -32,8 +32,8 @@ fn dish(random: &mut Random) -> Dish {
     // One of the first sentences decides the class, so that a text that is cut off still has it.
     let first = random.below(count.min(4));
     let sentences: Vec<String> = (0..count)
-        .map(|place| {
-            let decides = place == first || random.below(10) < 3;
+        .map(|index| {
+            let decides = index == first || random.below(10) < 3;
             if decides { vocabulary::typical(random, kind) } else { vocabulary::neutral(random) }
         })
         .collect();

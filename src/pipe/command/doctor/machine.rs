@@ -99,11 +99,11 @@ pub fn cache() -> Check {
 
 /// Whether it, or what has to be made for it, can be written.
 fn writable(path: &Path) -> bool {
-    let place = nearest(path);
-    if place != path && !place.is_dir() {
+    let existing = nearest(path);
+    if existing != path && !existing.is_dir() {
         return false;
     }
-    let Ok(path) = CString::new(place.as_os_str().as_encoded_bytes()) else { return false };
+    let Ok(path) = CString::new(existing.as_os_str().as_encoded_bytes()) else { return false };
     // SAFETY: the path ends in a zero byte and is only read.
     unsafe { libc::access(path.as_ptr(), libc::W_OK) == 0 }
 }

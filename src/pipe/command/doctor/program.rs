@@ -47,18 +47,18 @@ pub fn libtorch(card: Option<&Card>) -> Check {
 fn judge(staged: &Staged, card: Option<&Card>) -> Check {
     let names: Vec<&str> = staged.files.keys().filter_map(|path| path.rsplit('/').next()).collect();
     let torch = staged.files.iter().find(|(name, _)| name.ends_with("/libtorch_cpu.so"));
-    let place = torch.and_then(|(_, path)| path.parent()).map_or("none".to_owned(), |path| path.display().to_string());
+    let libtorch = torch.and_then(|(_, path)| path.parent()).map_or("none".to_owned(), |path| path.display().to_string());
     match (&staged.cuda, card) {
         (Cuda::Ready, card) => {
             let version = cuda(&names).unwrap_or_else(|| "of an unknown version".to_owned());
-            against_driver(format!("{place}, CUDA {version}"), &version, card)
+            against_driver(format!("{libtorch}, CUDA {version}"), &version, card)
         }
         (Cuda::Missing { folder, libraries }, Some(card)) => Check::missing(
             "libtorch",
-            format!("{place}, CPU only; missing: {}", libraries.join(", ")),
+            format!("{libtorch}, CPU only; missing: {}", libraries.join(", ")),
         )
         .hint(format!("it cannot use {}: {}", card.name, fetch_cuda(folder))),
-        (Cuda::Missing { .. }, None) => Check::ok("libtorch", format!("{place}, CPU only")),
+        (Cuda::Missing { .. }, None) => Check::ok("libtorch", format!("{libtorch}, CPU only")),
         (Cuda::Unknown, _) => Check::note("libtorch", "the trainer does not load it"),
     }
 }
@@ -113,8 +113,8 @@ mod tests {
     use super::*;
 
     fn staged(names: &[&str], cuda: Cuda) -> Staged {
-        let place = |name: &&str| (format!("pipe/libtorch/lib/{name}"), PathBuf::from("/t/lib").join(name));
-        Staged { files: names.iter().map(place).collect(), cuda }
+        let staged = |name: &&str| (format!("pipe/libtorch/lib/{name}"), PathBuf::from("/t/lib").join(name));
+        Staged { files: names.iter().map(staged).collect(), cuda }
     }
 
     fn card(driver: &str) -> Card {

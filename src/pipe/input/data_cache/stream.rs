@@ -91,7 +91,7 @@ fn csv_rows(
     let left = std::cell::Cell::new(LONGEST_ROW);
     let stream = Limited { stream, left: &left };
     let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(stream);
-    let (mut row, mut place) = (csv::StringRecord::new(), None);
+    let (mut row, mut index) = (csv::StringRecord::new(), None);
     let mut number = 0;
     loop {
         let read = reader.read_record(&mut row).map_err(|error| match error.kind() {
@@ -105,13 +105,13 @@ fn csv_rows(
         left.set(LONGEST_ROW);
         number += 1;
         if number == 1 {
-            place = row.iter().position(|name| name.trim() == column);
-        } else if let Some(path) = place.and_then(|place| row.get(place)) {
+            index = row.iter().position(|name| name.trim() == column);
+        } else if let Some(path) = index.and_then(|index| row.get(index)) {
             if pictures::picture_ref(path) == PictureRef::Number {
                 return Err(by_number(job, number));
             }
             let whole = pictures::whole_path(folder, path);
-            row = row.iter().enumerate().map(|(at, cell)| if Some(at) == place { &whole } else { cell }).collect();
+            row = row.iter().enumerate().map(|(at, cell)| if Some(at) == index { &whole } else { cell }).collect();
         }
         let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(&mut *pieces.buffer());
         writer.write_record(&row).and_then(|()| Ok(writer.flush()?)).map_err(|error| job.fail(error.to_string()))?;

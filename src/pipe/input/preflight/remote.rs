@@ -84,12 +84,12 @@ pub fn in_repository(snapshot: &Snapshot, names: &[String]) -> Input {
     let (host, target) = (snapshot.folder(), Path::new("/pipe/hub"));
     let repository = snapshot.repository.canonicalize().unwrap_or_else(|_| snapshot.repository.clone());
     let leads_out = |name: &String| host.join(name).canonicalize().is_ok_and(|path| !path.starts_with(&repository));
-    let place = target.join(snapshot.repository.file_name().unwrap_or_default());
+    let repository = target.join(snapshot.repository.file_name().unwrap_or_default());
     let mount = match names.iter().any(leads_out) {
         true => Mount { host: snapshot.cache.clone(), target: target.to_owned() },
-        false => Mount { host: snapshot.repository.clone(), target: place.clone() },
+        false => Mount { host: snapshot.repository.clone(), target: repository.clone() },
     };
-    Input { written: host.clone(), host, mounted: place.join(&snapshot.path), mount: Some(mount), prepared: None }
+    Input { written: host.clone(), host, mounted: repository.join(&snapshot.path), mount: Some(mount), prepared: None }
 }
 
 pub fn names_in(folder: &Path) -> Vec<String> {

@@ -40,8 +40,8 @@ pub fn lines(view: &View, now: f64, terminal: TerminalSize) -> Vec<String> {
     // A row is left for what is above.
     while lines.len() > 1 && lines.len() >= terminal.rows {
         let least = lines.iter().map(|line| line.0).max();
-        let place = lines.iter().rposition(|line| Some(line.0) == least).unwrap_or(0);
-        lines.remove(place);
+        let index = lines.iter().rposition(|line| Some(line.0) == least).unwrap_or(0);
+        lines.remove(index);
     }
     lines.into_iter().map(|(_, line)| line).collect()
 }

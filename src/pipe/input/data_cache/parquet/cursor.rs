@@ -138,7 +138,7 @@ impl Cursor {
         }
     }
 
-    /// Takes the next level: the place of its value, if there is one.
+    /// Takes the next level: the index of its value, if there is one.
     pub fn take(&mut self) -> Result<Option<usize>, Exhausted> {
         let is_there = self.definition()? == self.present;
         self.level += 1;

@@ -149,9 +149,9 @@ impl Table {
         let mut left = total;
         while left > 0 {
             let count = left.min(batch);
-            for (place, read) in picked.fill(count as usize)?.into_iter().enumerate() {
+            for (index, read) in picked.fill(count as usize)?.into_iter().enumerate() {
                 if read as u64 != count {
-                    let column = paths[place].clone();
+                    let column = paths[index].clone();
                     return Err(Failure::Short { column, rows: total - left + read as u64, of: total });
                 }
             }
@@ -207,7 +207,7 @@ pub fn preview(path: &Path, rows: usize) -> Option<(Vec<String>, Vec<Vec<String>
     let total = rows_of(&reader).ok()?;
     let columns = columns(&reader, |_| true).ok()?;
     let shown: Vec<usize> = (0..columns.len())
-        .filter(|place| matches!(columns[*place].node, Node::Value { kind, .. } if kind != Kind::Bytes))
+        .filter(|index| matches!(columns[*index].node, Node::Value { kind, .. } if kind != Kind::Bytes))
         .collect();
     let mut number = 0..shown.len();
     let picked: Vec<Column> = columns
@@ -228,9 +228,9 @@ pub fn preview(path: &Path, rows: usize) -> Option<(Vec<String>, Vec<Vec<String>
         let read = table.each_batch(group, &mut cells, |cells, count| {
             for _ in 0..count.min((rows - found.len()) as u64) {
                 let mut row = vec![String::new(); names.len()];
-                for (place, cell) in shown.iter().zip(cells.cells()) {
+                for (index, cell) in shown.iter().zip(cells.cells()) {
                     bytes += cell.len() as u64;
-                    row[*place] = cell;
+                    row[*index] = cell;
                 }
                 found.push(row);
             }
@@ -276,8 +276,8 @@ fn columns(reader: &SerializedFileReader<SharedFile>, reads: impl Fn(&str) -> bo
     let mut columns: Vec<Column> = Vec::new();
     let mut first = 0;
     let mut next = 0;
-    for (place, field) in fields(reader).iter().enumerate() {
-        let count = (first..schema.num_columns()).take_while(|leaf| schema.get_column_root_idx(*leaf) == place).count();
+    for (index, field) in fields(reader).iter().enumerate() {
+        let count = (first..schema.num_columns()).take_while(|leaf| schema.get_column_root_idx(*leaf) == index).count();
         let leaves = first..first + count;
         first += count;
         if !reads(field.name()) {

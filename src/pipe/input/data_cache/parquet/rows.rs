@@ -27,12 +27,12 @@ pub struct Picked<'a> {
 
 impl<'a> Picked<'a> {
     pub fn new(columns: &'a [Column], style: Style, pictures: Option<(&'a str, &'a Path)>) -> Self {
-        let before = |(place, column): (usize, &Column)| match style {
-            Style::Csv if place == 0 => Vec::new(),
+        let before = |(index, column): (usize, &Column)| match style {
+            Style::Csv if index == 0 => Vec::new(),
             Style::Csv => vec![b','],
             Style::Json => {
-                let mut out = if place == 0 { vec![b'{'] } else { Vec::new() };
-                key(&mut out, place, &column.name);
+                let mut out = if index == 0 { vec![b'{'] } else { Vec::new() };
+                key(&mut out, index, &column.name);
                 out
             }
         };
@@ -54,8 +54,8 @@ impl<'a> Picked<'a> {
         if self.style == Style::Json {
             return;
         }
-        for (place, column) in self.columns.iter().enumerate() {
-            if place > 0 {
+        for (index, column) in self.columns.iter().enumerate() {
+            if index > 0 {
                 out.push(b',');
             }
             value::cell(out, &column.name.replace(['\n', '\r'], " "));
@@ -65,8 +65,8 @@ impl<'a> Picked<'a> {
 
     /// The next row, the `number`th of the file.
     pub fn row(&mut self, number: u64, job: Conversion<'_>, pieces: &mut Pieces) -> Result<(), Error> {
-        for (place, column) in self.columns.iter().enumerate() {
-            pieces.buffer().extend_from_slice(&self.before[place]);
+        for (index, column) in self.columns.iter().enumerate() {
+            pieces.buffer().extend_from_slice(&self.before[index]);
             let written = match self.pictures {
                 Some((name, folder)) if name == column.name => match picture(&column.node, &mut self.cursors, folder) {
                     Ok(Picture::Inside(bytes)) => {
@@ -164,8 +164,8 @@ fn picture(node: &Node, cursors: &mut [Cursor], folder: &Path) -> Result<Picture
     };
     match picture_parts(node).map_err(wrong)? {
         Parts::One(leaf, kind) => {
-            let Some(place) = cursors[leaf].take()? else { return Ok(Picture::None) };
-            let bytes = value::bytes(cursors[leaf].values(), place).unwrap_or_default();
+            let Some(index) = cursors[leaf].take()? else { return Ok(Picture::None) };
+            let bytes = value::bytes(cursors[leaf].values(), index).unwrap_or_default();
             match kind {
                 Kind::Bytes if pictures::ending(bytes).is_some() => Ok(Picture::Inside(bytes.to_vec())),
                 Kind::Bytes if std::str::from_utf8(bytes).is_err() => {
@@ -180,8 +180,8 @@ fn picture(node: &Node, cursors: &mut [Cursor], folder: &Path) -> Result<Picture
                 places.push(cursors[leaf].take()?);
             }
             let data = |leaf: usize| {
-                let place = places[leaf - leaves.start]?;
-                value::bytes(cursors[leaf].values(), place).filter(|data| !data.is_empty())
+                let index = places[leaf - leaves.start]?;
+                value::bytes(cursors[leaf].values(), index).filter(|data| !data.is_empty())
             };
             match (data(bytes), other.and_then(data)) {
                 (Some(picture), _) => Ok(Picture::Inside(picture.to_vec())),

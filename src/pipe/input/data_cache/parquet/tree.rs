@@ -201,7 +201,7 @@ impl Node {
     pub fn write(&self, out: &mut Vec<u8>, cursors: &mut [Cursor], style: Style) -> Result<(), RowError> {
         match self {
             Self::Value { leaf, kind } => match cursors[*leaf].take()? {
-                Some(place) => kind.write(out, cursors[*leaf].values(), place, style).map_err(RowError::Value),
+                Some(index) => kind.write(out, cursors[*leaf].values(), index, style).map_err(RowError::Value),
                 None => {
                     out.extend_from_slice(if style == Style::Json { b"null" } else { b"" });
                     Ok(())
@@ -213,8 +213,8 @@ impl Node {
                 }
                 debug_assert!(!leaves.is_empty());
                 out.push(b'{');
-                for (place, (name, field)) in fields.iter().enumerate() {
-                    key(out, place, name);
+                for (index, (name, field)) in fields.iter().enumerate() {
+                    key(out, index, name);
                     field.write(out, cursors, style)?;
                 }
                 out.push(b'}');
@@ -283,8 +283,8 @@ impl Node {
 }
 
 /// The name of a field of an object, with what stands around it.
-pub fn key(out: &mut Vec<u8>, place: usize, name: &str) {
-    if place > 0 {
+pub fn key(out: &mut Vec<u8>, index: usize, name: &str) {
+    if index > 0 {
         out.push(b',');
     }
     serde_json::to_writer(&mut *out, name).expect("memory takes everything");

@@ -90,8 +90,8 @@ impl Kind {
         })
     }
 
-    /// Writes the value at `place`; or says why that cannot be done.
-    pub fn write(self, out: &mut Vec<u8>, values: &Values, place: usize, style: Style) -> Result<(), String> {
+    /// Writes the value at `index`; or says why that cannot be done.
+    pub fn write(self, out: &mut Vec<u8>, values: &Values, index: usize, style: Style) -> Result<(), String> {
         let quoted = |out: &mut Vec<u8>, write: &dyn Fn(&mut Vec<u8>)| {
             if style == Style::Json {
                 out.push(b'"');
@@ -102,25 +102,25 @@ impl Kind {
             }
         };
         match (self, values) {
-            (Self::Bool, Values::Bool(list)) => out.extend_from_slice(if list[place] { b"true" } else { b"false" }),
-            (Self::Unsigned, Values::Int32(list)) => number(out, &(list[place] as u32)),
-            (Self::Unsigned, Values::Int64(list)) => number(out, &(list[place] as u64)),
-            (Self::Signed, Values::Int32(list)) => number(out, &list[place]),
-            (Self::Signed, Values::Int64(list)) => number(out, &list[place]),
-            (Self::Real, Values::Float(list)) => real(out, list[place], list[place].is_finite(), style),
-            (Self::Real, Values::Double(list)) => real(out, list[place], list[place].is_finite(), style),
-            (Self::Date, Values::Int32(list)) => quoted(out, &|out| calendar::date(out, i64::from(list[place]))),
+            (Self::Bool, Values::Bool(list)) => out.extend_from_slice(if list[index] { b"true" } else { b"false" }),
+            (Self::Unsigned, Values::Int32(list)) => number(out, &(list[index] as u32)),
+            (Self::Unsigned, Values::Int64(list)) => number(out, &(list[index] as u64)),
+            (Self::Signed, Values::Int32(list)) => number(out, &list[index]),
+            (Self::Signed, Values::Int64(list)) => number(out, &list[index]),
+            (Self::Real, Values::Float(list)) => real(out, list[index], list[index].is_finite(), style),
+            (Self::Real, Values::Double(list)) => real(out, list[index], list[index].is_finite(), style),
+            (Self::Date, Values::Int32(list)) => quoted(out, &|out| calendar::date(out, i64::from(list[index]))),
             (Self::Time(unit), Values::Int32(list)) => {
-                quoted(out, &|out| calendar::time(out, i64::from(list[place]), unit));
+                quoted(out, &|out| calendar::time(out, i64::from(list[index]), unit));
             }
-            (Self::Time(unit), Values::Int64(list)) => quoted(out, &|out| calendar::time(out, list[place], unit)),
+            (Self::Time(unit), Values::Int64(list)) => quoted(out, &|out| calendar::time(out, list[index], unit)),
             (Self::Timestamp { unit, utc }, Values::Int64(list)) => {
-                quoted(out, &|out| calendar::timestamp(out, list[place], unit, utc));
+                quoted(out, &|out| calendar::timestamp(out, list[index], unit, utc));
             }
-            (Self::Int96, Values::Int96(list)) => quoted(out, &|out| calendar::int96(out, list[place].data())),
-            (Self::Decimal { scale }, Values::Int32(list)) => decimal(out, i128::from(list[place]), scale, style),
-            (Self::Decimal { scale }, Values::Int64(list)) => decimal(out, i128::from(list[place]), scale, style),
-            (kind, values) => return kind.write_bytes(out, bytes(values, place).unwrap_or_default(), style),
+            (Self::Int96, Values::Int96(list)) => quoted(out, &|out| calendar::int96(out, list[index].data())),
+            (Self::Decimal { scale }, Values::Int32(list)) => decimal(out, i128::from(list[index]), scale, style),
+            (Self::Decimal { scale }, Values::Int64(list)) => decimal(out, i128::from(list[index]), scale, style),
+            (kind, values) => return kind.write_bytes(out, bytes(values, index).unwrap_or_default(), style),
         }
         Ok(())
     }
@@ -142,11 +142,11 @@ impl Kind {
     }
 }
 
-/// The bytes at `place` of a column that holds such.
-pub fn bytes(values: &Values, place: usize) -> Option<&[u8]> {
+/// The bytes at `index` of a column that holds such.
+pub fn bytes(values: &Values, index: usize) -> Option<&[u8]> {
     match values {
-        Values::Bytes(list) => Some(list[place].data()),
-        Values::Fixed(list) => Some(list[place].data()),
+        Values::Bytes(list) => Some(list[index].data()),
+        Values::Fixed(list) => Some(list[index].data()),
         _ => None,
     }
 }
@@ -247,7 +247,7 @@ fn whole_number(bytes: &[u8]) -> Result<i128, String> {
 
 fn uuid(bytes: &[u8]) -> String {
     let mut text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    [20, 16, 12, 8].into_iter().for_each(|place| text.insert(place, '-'));
+    [20, 16, 12, 8].into_iter().for_each(|index| text.insert(index, '-'));
     text
 }
 
