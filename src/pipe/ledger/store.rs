@@ -222,8 +222,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_known() {
-        let (folder, ledger) = in_folder("told");
+    fn what_is_recorded_is_known() {
+        let (folder, ledger) = in_folder("recorded");
         assert_eq!(ledger.entries().unwrap().len(), 4);
         assert_eq!(ledger.longest("data-2").unwrap().as_deref(), Some("64"));
         let ids: Vec<String> = ledger.entries().unwrap()[..3].iter().map(|entry| entry.key.id()).collect();

@@ -11,8 +11,11 @@ pub fn start(started: &Started) -> String {
     let from = started.resumed_from.map_or(String::new(), |step| format!(", resuming from step {step}"));
     let capacity = started.capacity.map_or(String::new(), |bytes| format!(" with {}", human_bytes(bytes)));
     format!(
-        "training {} parameters on {}{capacity}: {} of {}{from}",
-        grouped(started.params),
+        "training {} on {}{capacity}: {} of {}{from}",
+        match started.params {
+            1 => "1 parameter".to_owned(),
+            more => format!("{} parameters", grouped(more)),
+        },
         started.device,
         count(started.steps, "step"),
         count(started.effective_batch, "sample")
