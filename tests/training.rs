@@ -1,5 +1,7 @@
 //! Training from outside: the real `pipe`, the real trainer, real memory that really runs out.
 
+#[path = "training/check_data.rs"]
+mod check_data;
 #[path = "training/checkpoints.rs"]
 mod checkpoints;
 #[path = "training/ci.rs"]
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
     mu_sota::tests(&mut suite);
     hybrid::tests(&mut suite);
     inputs::tests(&mut suite);
+    check_data::tests(&mut suite);
     data_files::tests(&mut suite);
     hub::tests(&mut suite);
     weights::tests(&mut suite);

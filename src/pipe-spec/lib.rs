@@ -5,6 +5,7 @@
 
 pub mod event;
 pub mod exit;
+pub mod inspection;
 pub mod lock;
 pub mod model_folder;
 pub mod pipeline;
@@ -17,6 +18,7 @@ mod yaml;
 
 pub use event::{Event, EventKind, OomRecord, Phase};
 pub use exit::{PipeExit, TrainerExit};
+pub use inspection::Inspection;
 pub use lock::Lock;
 pub use pipeline::{Pipeline, Problem, Problems};
 pub use run::{Attempt, Cause, Job, Outcome, RunFolder, RunState, Status};

@@ -30,6 +30,11 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         spec: PathBuf,
     },
+    /// Open the data of a training and print what is in it, as one JSON object
+    Inspect {
+        #[arg(long, value_name = "FILE")]
+        spec: PathBuf,
+    },
     /// Try batches that are read from stdin, for `fit`
     #[command(hide = true)]
     Measure {

@@ -10,6 +10,7 @@ mod error;
 mod events;
 mod generate;
 mod host;
+mod inspect;
 mod metrics;
 mod model;
 mod oom;
@@ -48,6 +49,7 @@ fn main() {
     let ended = match &cli.command {
         Command::Train { spec } => train::train(spec),
         Command::Fit { spec } => boundary::guard(|| train::fit(spec)),
+        Command::Inspect { spec } => boundary::guard(|| inspect::inspect(spec)),
         Command::Measure { spec } => boundary::guard(|| train::measure(spec)),
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),

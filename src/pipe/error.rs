@@ -123,6 +123,8 @@ pub enum Error {
     #[error("pipe has no command {wanted:?}")]
     NoCommand { wanted: String },
 
+    #[error("the data could not be opened, the trainer ended with {status}: {message}")]
+    Inspection { status: String, message: String },
     #[error("training failed: {reason}")]
     TrainingFailed { reason: String, bad_input: bool },
     #[error("out of memory, and nothing left to try: {reason}")]
@@ -156,7 +158,7 @@ impl Error {
                 PipeExit::ImageBuild
             }
             Self::TrainingFailed { bad_input: true, .. } => PipeExit::Invalid,
-            Self::TrainingFailed { bad_input: false, .. } => PipeExit::TrainingFailed,
+            Self::TrainingFailed { bad_input: false, .. } | Self::Inspection { .. } => PipeExit::TrainingFailed,
             Self::OutOfMemory { .. } => PipeExit::OutOfMemory,
             Self::Interrupted => PipeExit::Interrupted,
             Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } | Self::NoCommand { .. } => {
@@ -262,6 +264,7 @@ impl Error {
             Self::UnknownEngine { known, .. } => Some(format!("engines of this version of pipe: {}", known.join(", "))),
             Self::NoQueue { .. } => Some("choose another folder with PIPE_QUEUE".to_owned()),
             Self::NoEntry { .. } => Some("`pipe ledger ls` lists what there is".to_owned()),
+            Self::Inspection { .. } => Some("`pipe check --no-data` checks the pipeline file alone".to_owned()),
             Self::Read { .. }
             | Self::Write { .. }
             | Self::NotATraining

@@ -21,6 +21,7 @@ mod http;
 mod hub;
 mod image;
 mod input;
+mod inspect;
 mod interrupt;
 mod ledger;
 mod lock;

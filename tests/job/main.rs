@@ -12,7 +12,8 @@ use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pipe_spec::event::Started;
-use pipe_spec::{EventKind, RunFolder, TrainerExit, TrainerSpec};
+use pipe_spec::inspection::Split;
+use pipe_spec::{EventKind, Inspection, RunFolder, TrainerExit, TrainerSpec};
 
 use events::{Events, job_folder, started, step};
 
@@ -52,6 +53,11 @@ fn main() {
     }
     let path = std::env::args().nth(3).expect("train --spec FILE");
     let spec: TrainerSpec = serde_json::from_slice(&fs::read(path).expect("the spec")).expect("the spec");
+    if std::env::args().nth(1).as_deref() == Some("inspect") {
+        let train = Split { rows: 1, read: 1, ..Split::default() };
+        let inspection = Inspection { train, eval: None, steps: 3 };
+        return println!("{}", serde_json::to_string(&inspection).expect("it is plain data"));
+    }
     let fits = u64::from(spec.train.batch()) <= number;
     let is_long = verb == "long";
     let mut events = Events::new(&job_folder(&spec), if is_long { now } else { || 0.0 });

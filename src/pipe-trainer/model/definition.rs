@@ -77,6 +77,14 @@ impl Definition {
         }
     }
 
+    /// The names of its classes, in the order of their numbers. Empty where it does not classify.
+    pub fn class_names(&self) -> Vec<String> {
+        match Labels::read(&self.config) {
+            Ok(Some(Labels::Classes(names))) => names,
+            _ => Vec::new(),
+        }
+    }
+
     /// With keys of config.json that follow from the data.
     pub fn with_keys(mut self, keys: Map<String, Value>) -> Self {
         self.config.extend(keys);

@@ -56,6 +56,40 @@ pub fn settings_of(spec: &TrainerSpec, changes: usize) -> Settings {
     }
 }
 
+/// The first attempt of a training on the CPU, in a run folder that the trainer sees as `run` and with inputs that it sees as
+/// `path` says.
+pub fn trainer_spec(
+    training: &Training,
+    inputs: &Inputs,
+    run: PathBuf,
+    path: impl Fn(&Input) -> PathBuf,
+) -> TrainerSpec {
+    let text = |input: &Input| path(input).to_string_lossy().into_owned();
+    let paths = |inputs: &[Input]| Paths(inputs.iter().map(text).collect());
+    let mut spec = TrainerSpec {
+        version: TrainerSpec::VERSION,
+        run,
+        attempt: 1,
+        rank: Rank::default(),
+        device: Device::Cpu,
+        device_index: 0,
+        threads: None,
+        model: training.model.clone(),
+        tokenizer: inputs.tokenizer.first().map(&path),
+        data: training.data.clone(),
+        train: training.train.clone(),
+        memory: training.memory.clone(),
+        evaluate: training.evaluate.clone(),
+        save: training.save.clone(),
+        maths_changed: false,
+    };
+    spec.model.from = inputs.model.as_ref().map(text);
+    spec.data.train = paths(&inputs.train);
+    spec.data.eval = training.data.eval.as_ref().map(|_| paths(&inputs.eval));
+    spec.data.tokenizer = None;
+    spec
+}
+
 impl<'a> JobTemplate<'a> {
     /// For what an engine will run.
     pub fn new(
@@ -73,35 +107,15 @@ impl<'a> JobTemplate<'a> {
 
     /// What the trainer is to do in attempt `number`.
     pub fn spec(&self, engine: &dyn Engine, folder: &Path, number: u32, settings: &Settings) -> TrainerSpec {
-        let seen_by_job = |input: &Input| {
+        let run = engine.job_path(folder.to_owned(), PathBuf::from(CONTAINER_RUN_FOLDER));
+        let mut spec = trainer_spec(self.training, self.inputs, run, |input| {
             let (host, mounted) = input.read_at();
             engine.job_path(host, mounted)
-        };
-        let paths = |inputs: &[Input]| {
-            Paths(inputs.iter().map(|input| seen_by_job(input).to_string_lossy().into_owned()).collect())
-        };
-        let training = self.training;
-        let mut spec = TrainerSpec {
-            version: TrainerSpec::VERSION,
-            run: engine.job_path(folder.to_owned(), PathBuf::from(CONTAINER_RUN_FOLDER)),
-            attempt: number,
-            rank: Rank::default(),
-            device: self.device,
-            device_index: 0,
-            threads: self.threads(),
-            model: training.model.clone(),
-            tokenizer: self.inputs.tokenizer.first().map(seen_by_job),
-            data: training.data.clone(),
-            train: training.train.clone(),
-            memory: training.memory.clone(),
-            evaluate: training.evaluate.clone(),
-            save: training.save.clone(),
-            maths_changed: settings.changes > 0,
-        };
-        spec.model.from = self.inputs.model.as_ref().map(|model| seen_by_job(model).to_string_lossy().into_owned());
-        spec.data.train = paths(&self.inputs.train);
-        spec.data.eval = training.data.eval.as_ref().map(|_| paths(&self.inputs.eval));
-        spec.data.tokenizer = None;
+        });
+        spec.attempt = number;
+        spec.device = self.device;
+        spec.threads = self.threads();
+        spec.maths_changed = settings.changes > 0;
         spec.data.prefetch = settings.prefetch;
         if !settings.auto {
             spec.train.batch = NonZeroU32::new(settings.batch).map_or(BatchSetting::Auto, BatchSetting::Fixed);
@@ -126,25 +140,6 @@ impl<'a> JobTemplate<'a> {
     pub fn limit_without_container(&self, engine: &dyn Engine) -> Option<ByteSize> {
         let own = !engine.limits_memory() && self.device == Device::Cpu && self.training.memory.limit.is_none();
         self.pipeline.container.memory.filter(|_| own)
-    }
-
-    /// What a job said, with the user's own paths in place of those it sees.
-    pub fn with_host_paths(&self, said: &str) -> String {
-        let text = |path: &Path| path.to_string_lossy().into_owned();
-        let given = |input: &Input| (text(&input.mounted), text(&input.written));
-        // What lies beside a file, where its whole folder is mounted.
-        let beside = |input: &Input| {
-            let (mount, folder) = (input.mount.as_ref()?, input.written.parent()?);
-            (input.mounted.parent() == Some(&mount.target)).then(|| (text(&mount.target) + "/", text(folder) + "/"))
-        };
-        let replaced = |text: String, (mounted, written): (String, String)| text.replace(&mounted, &written);
-        let original = |said: String, input: &Input| match &input.prepared {
-            Some(prepared) => prepared.with_original(&said, &text(&input.written)),
-            None => said,
-        };
-        let said = self.inputs.all().fold(said.to_owned(), original);
-        let said = self.inputs.all().map(given).fold(said, replaced);
-        self.inputs.all().filter_map(beside).fold(said, replaced)
     }
 
     pub fn launch(&self, engine: &dyn Engine, run_id: &str, folder: &RunFolder, number: u32) -> Launch {

@@ -138,7 +138,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
     match command {
         Command::Init(args) => command::init::run(&args.options(quiet)),
         Command::Run(args) => command::run::run(args.options(quiet)),
-        Command::Check(args) => command::check::run(&args.file, &args.set, args.json),
+        Command::Check(args) => command::check::run(&args.options()),
         Command::Plan(args) => command::plan::run(&args.options()),
         Command::Fit(args) => command::fit::run(args.options(quiet)),
         Command::Ledger(LedgerCommand::Ls { json }) => command::ledger::ls(json),

@@ -125,13 +125,22 @@ impl RunArgs {
 #[derive(Args)]
 pub struct CheckArgs {
     /// The pipeline file
-    pub file: PathBuf,
+    file: PathBuf,
     /// Replace a value: train.batch=64 (can be repeated)
     #[arg(long = "set", value_name = "PATH=VALUE")]
-    pub set: Vec<String>,
+    set: Vec<String>,
+    /// Leave the data closed, and check the pipeline file alone
+    #[arg(long)]
+    no_data: bool,
     /// Print the result as JSON
     #[arg(long)]
-    pub json: bool,
+    json: bool,
+}
+
+impl CheckArgs {
+    pub fn options(self) -> command::check::Options {
+        command::check::Options { file: self.file, set: self.set, no_data: self.no_data, json: self.json }
+    }
 }
 
 #[derive(Args)]

@@ -102,7 +102,8 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
         return Ok(());
     }
     let id = run.state.id.clone();
-    let driver = Driver::new(loaded, run, StartMode::Continue, &mut reporter, &mut interrupts);
+    let mut driver = Driver::new(loaded, run, StartMode::Continue, &mut reporter, &mut interrupts);
+    driver.discard_bad_input = true;
     driver.reporter.note(&format!("run {id}"));
     let fitted = driver.run(engine).await?;
     print_fitted(fitted.as_ref(), options.json);

@@ -32,6 +32,8 @@ pub struct Driver<'a> {
     pub reporter: &'a mut Reporter,
     pub interrupts: &'a mut Interrupts,
     pub listeners: Listeners,
+    /// Whether a run that fails on its input before it trains is removed: its error says all that there is to know.
+    pub discard_bad_input: bool,
 }
 
 impl<'a> Driver<'a> {
@@ -43,7 +45,15 @@ impl<'a> Driver<'a> {
         interrupts: &'a mut Interrupts,
     ) -> Self {
         reporter.keep_journal(&run.folder.journal());
-        Self { loaded, run, start_mode, reporter, interrupts, listeners: Listeners::default() }
+        Self {
+            loaded,
+            run,
+            start_mode,
+            reporter,
+            interrupts,
+            listeners: Listeners::default(),
+            discard_bad_input: false,
+        }
     }
 
     /// Does the job of the run to its end, and leaves the run's state on disk whatever happens. Returns what a search found.
@@ -64,8 +74,28 @@ impl<'a> Driver<'a> {
         warn(self.reporter, missing);
         warn(self.reporter, self.listeners.notify(&Notice::RunStarted(&self.run.state)));
         let result = self.on(engine, Job::Train).await.map(drop);
-        let saved = self.end(result.as_ref().err());
+        let saved = match result.as_ref().err() {
+            Some(error) if self.discard_bad_input && self.failed_on_input(error) => self.discard(error),
+            error => self.end(error),
+        };
         result.and(saved)
+    }
+
+    /// Whether the trainer refused its input before it started to train.
+    fn failed_on_input(&self, error: &Error) -> bool {
+        let refused = matches!(error, Error::TrainingFailed { bad_input: true, .. });
+        refused && Record::read(&self.run.folder).history.started.is_empty()
+    }
+
+    fn discard(&mut self, error: &Error) -> Result<(), Error> {
+        self.note_end(Some(error));
+        warn(self.reporter, self.listeners.notify(&Notice::RunEnded(&self.run.state)));
+        self.remove_folder()
+    }
+
+    fn remove_folder(&self) -> Result<(), Error> {
+        let path = self.run.folder.path().to_owned();
+        std::fs::remove_dir_all(&path).map_err(|source| Error::Write { path, source })
     }
 
     /// Searches for the largest batch. If that fails, the run stays for `pipe show` and `pipe resume`.
@@ -79,8 +109,7 @@ impl<'a> Driver<'a> {
         }
         let found = found?.ok_or(Error::Interrupted)?;
         // Nothing was trained: what is worth keeping is in the ledger.
-        let path = self.run.folder.path().to_owned();
-        std::fs::remove_dir_all(&path).map_err(|source| Error::Write { path, source })?;
+        self.remove_folder()?;
         Ok(found)
     }
 

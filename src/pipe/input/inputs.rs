@@ -1,6 +1,6 @@
 //! The files that a pipeline names, as the host and the job see them. Types only: `preflight` finds them, `data_cache` prepares them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::LockedRepository;
 
@@ -68,6 +68,25 @@ impl Inputs {
 
     pub fn all(&self) -> impl Iterator<Item = &Input> {
         self.train.iter().chain(&self.eval).chain(&self.tokenizer).chain(&self.model)
+    }
+
+    /// What a job said, with the user's own paths in place of those it sees.
+    pub fn with_host_paths(&self, said: &str) -> String {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let given = |input: &Input| (text(&input.mounted), text(&input.written));
+        // What lies beside a file, where its whole folder is mounted.
+        let beside = |input: &Input| {
+            let (mount, folder) = (input.mount.as_ref()?, input.written.parent()?);
+            (input.mounted.parent() == Some(&mount.target)).then(|| (text(&mount.target) + "/", text(folder) + "/"))
+        };
+        let replaced = |text: String, (mounted, written): (String, String)| text.replace(&mounted, &written);
+        let original = |said: String, input: &Input| match &input.prepared {
+            Some(prepared) => prepared.with_original(&said, &text(&input.written)),
+            None => said,
+        };
+        let said = self.all().fold(said.to_owned(), original);
+        let said = self.all().map(given).fold(said, replaced);
+        self.all().filter_map(beside).fold(said, replaced)
     }
 }
 

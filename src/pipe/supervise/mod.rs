@@ -393,7 +393,7 @@ impl Supervisor<'_> {
     /// What a job said, with paths of the host in place of those that it sees.
     fn with_host_paths(&self, said: &str) -> String {
         let own = format!("{}/", self.run.folder.path().display());
-        self.template.with_host_paths(said).replace(&format!("{CONTAINER_RUN_FOLDER}/"), &own)
+        self.template.inputs.with_host_paths(said).replace(&format!("{CONTAINER_RUN_FOLDER}/"), &own)
     }
 
     fn failure(&self, diagnosis: Diagnosis) -> Error {

@@ -47,17 +47,17 @@ pub fn libtorch(card: Option<&Card>) -> Check {
 fn judge(staged: &Staged, card: Option<&Card>) -> Check {
     let names: Vec<&str> = staged.files.keys().filter_map(|path| path.rsplit('/').next()).collect();
     let torch = staged.files.iter().find(|(name, _)| name.ends_with("/libtorch_cpu.so"));
-    let libtorch = torch.and_then(|(_, path)| path.parent()).map_or("none".to_owned(), |path| path.display().to_string());
+    let libtorch =
+        torch.and_then(|(_, path)| path.parent()).map_or("none".to_owned(), |path| path.display().to_string());
     match (&staged.cuda, card) {
         (Cuda::Ready, card) => {
             let version = cuda(&names).unwrap_or_else(|| "of an unknown version".to_owned());
             against_driver(format!("{libtorch}, CUDA {version}"), &version, card)
         }
-        (Cuda::Missing { folder, libraries }, Some(card)) => Check::missing(
-            "libtorch",
-            format!("{libtorch}, CPU only; missing: {}", libraries.join(", ")),
-        )
-        .hint(format!("it cannot use {}: {}", card.name, fetch_cuda(folder))),
+        (Cuda::Missing { folder, libraries }, Some(card)) => {
+            Check::missing("libtorch", format!("{libtorch}, CPU only; missing: {}", libraries.join(", ")))
+                .hint(format!("it cannot use {}: {}", card.name, fetch_cuda(folder)))
+        }
         (Cuda::Missing { .. }, None) => Check::ok("libtorch", format!("{libtorch}, CPU only")),
         (Cuda::Unknown, _) => Check::note("libtorch", "the trainer does not load it"),
     }

@@ -1,0 +1,127 @@
+//! `pipe-trainer inspect`: opens the data of a training as the training would, and prints what is in it. Trains nothing and loads
+//! no weights.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use pipe_model::TaskData;
+use pipe_spec::Inspection;
+use pipe_spec::inspection::{ClassCount, Lengths, Split};
+use pipe_spec::pipeline::Data;
+
+use crate::data::{self, ALIGNED_COLUMNS, Column, Reader, Sample, SampleOrder, Source};
+use crate::error::TrainerError;
+use crate::model::Definition;
+use crate::spec;
+
+/// Rows of tokens that are read at most, evenly spread over the data: some seconds of work.
+const MOST_ROWS: usize = 100_000;
+/// The same for rows with pictures, which take far longer to read.
+const MOST_PICTURES: usize = 500;
+/// Rows that are held at a time.
+const CHUNK: usize = 1024;
+
+pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
+    let spec = spec::read(spec_file)?;
+    let pool = data::workers(spec.data.workers.get())?;
+    let definition = Definition::from_spec(&spec.model)?;
+    let task_data = definition.task_data()?;
+    let sources = data::open(&spec, &task_data, &pool)?;
+    let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
+    let steps = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train).steps();
+    let split = |source: Arc<dyn Source>| {
+        Counter { data: &spec.data, task_data: &task_data, classes: definition.class_names() }
+            .count(&Reader { source, pool: Arc::clone(&pool) })
+    };
+    let inspection = Inspection { train: split(sources.train)?, eval: sources.eval.map(split).transpose()?, steps };
+    let text = serde_json::to_string(&inspection).expect("it is plain data");
+    let write = writeln!(std::io::stdout(), "{text}");
+    write.map_err(|source| TrainerError::Io { path: "stdout".into(), source })
+}
+
+struct Counter<'a> {
+    data: &'a Data,
+    task_data: &'a TaskData,
+    /// Empty where the model does not classify.
+    classes: Vec<String>,
+}
+
+impl Counter<'_> {
+    fn count(&self, reader: &Reader) -> Result<Split, TrainerError> {
+        let rows = reader.source.len();
+        let mut lengths: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        let mut split = Split { rows: rows as u64, ..Split::default() };
+        split.classes = self.classes.iter().map(|name| ClassCount { name: name.clone(), rows: 0 }).collect();
+        let has_pictures = matches!(self.task_data, TaskData::Contrastive { .. });
+        let most = if has_pictures { MOST_PICTURES } else { MOST_ROWS };
+        let indices = spread(rows, most);
+        for chunk in indices.chunks(CHUNK) {
+            let samples = reader.peek(chunk)?;
+            split.read += chunk.len() as u64;
+            split.skipped += (chunk.len() - samples.len()) as u64;
+            for (name, column) in samples.iter().flat_map(|sample: &Sample| &sample.columns) {
+                match column {
+                    Column::Tokens(tokens) if !ALIGNED_COLUMNS.contains(name) => {
+                        lengths.entry(name).or_default().push(tokens.len());
+                    }
+                    Column::Whole(class) if *name == "labels" => {
+                        if let Some(found) = usize::try_from(*class).ok().and_then(|class| split.classes.get_mut(class))
+                        {
+                            found.rows += 1;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        // Every row of a language model is cut out of the text to the same length.
+        if !matches!(self.task_data, TaskData::Language { .. }) {
+            split.lengths = lengths.into_iter().map(|(column, lengths)| self.lengths(column, lengths)).collect();
+        }
+        Ok(split)
+    }
+
+    fn lengths(&self, column: &str, mut lengths: Vec<usize>) -> Lengths {
+        lengths.sort_unstable();
+        let Data { max_source, max_target, max_length, .. } = self.data;
+        let (column, limit) = match self.task_data {
+            TaskData::Seq2Seq { .. } if column == "labels" => ("target", max_target.get()),
+            TaskData::Seq2Seq { .. } => ("source", max_source.get()),
+            TaskData::Classification { max_length: most, .. } | TaskData::Contrastive { max_length: most, .. } => {
+                ("text", max_length.get().min(*most))
+            }
+            TaskData::TimeSeries { .. } | TaskData::Language { .. } => ("text", max_length.get()),
+        };
+        let longest = lengths.last().copied().unwrap_or(0);
+        let at_limit = lengths.iter().rev().take_while(|length| **length >= limit as usize).count();
+        Lengths {
+            column: column.to_owned(),
+            mean: lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64,
+            p95: lengths.get((lengths.len() * 95).div_ceil(100).saturating_sub(1)).map_or(0, |length| *length as u64),
+            longest: longest as u64,
+            at_limit: at_limit as u64,
+        }
+    }
+}
+
+/// At most `most` of `rows` indices, the first and the last among them.
+fn spread(rows: usize, most: usize) -> Vec<usize> {
+    match rows {
+        _ if rows <= most => (0..rows).collect(),
+        _ => (0..most).map(|number| number * (rows - 1) / (most - 1)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_spread_over_the_data() {
+        assert_eq!(spread(3, 5), [0, 1, 2]);
+        assert_eq!(spread(9, 5), [0, 2, 4, 6, 8]);
+        assert_eq!(spread(0, 5), [0; 0]);
+    }
+}
