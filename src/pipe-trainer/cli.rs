@@ -47,6 +47,9 @@ pub enum Command {
     Bench(BenchArgs),
     /// Generate text with a trained model: the continuation of a prompt, or the answer to it
     Generate(GenerateArgs),
+    /// Make a tokenizer for a model that starts from scratch
+    #[command(subcommand)]
+    Tokenizer(TokenizerCommand),
     /// Generate synthetic data
     #[command(subcommand)]
     Data(DataCommand),
@@ -155,6 +158,32 @@ fn share(text: &str) -> Result<f64, String> {
 fn number(text: &str, allowed: &str, is_allowed: impl Fn(f64) -> bool) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && is_allowed(*number));
     number.ok_or_else(|| format!("allowed: a number, {allowed}"))
+}
+
+#[derive(Subcommand)]
+pub enum TokenizerCommand {
+    /// Train a tokenizer on the texts of data files: of the kind, and with the special tokens, that the published models of the
+    /// architecture have
+    Train(TrainTokenizerArgs),
+}
+
+#[derive(Args)]
+pub struct TrainTokenizerArgs {
+    /// The architecture, as model.arch of a pipeline
+    #[arg(long)]
+    pub arch: String,
+    /// .jsonl, .csv or .txt; can be repeated
+    #[arg(long, value_name = "FILE", required = true)]
+    pub data: Vec<String>,
+    /// Which column holds what, as data.fields of a pipeline: text=review; can be repeated
+    #[arg(long, value_name = "ROLE=COLUMN")]
+    pub field: Vec<String>,
+    /// The most tokens, as vocab_size of the model's config
+    #[arg(long, value_name = "N", default_value_t = 8000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub vocab_size: u32,
+    /// Written: tokenizer.json, which a pipeline finds beside its data
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
 }
 
 #[derive(Subcommand)]

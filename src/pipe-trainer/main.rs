@@ -25,13 +25,14 @@ mod synthetic;
 mod tokenizer;
 mod torch;
 mod train;
+mod train_tokenizer;
 
 use std::io::{self, Write};
 
 use pipe_spec::TrainerExit;
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::{Cli, Command, DataCommand};
+use crate::cli::{Cli, Command, DataCommand, TokenizerCommand};
 use crate::error::TrainerError;
 use crate::host::allocator::HostAllocator;
 use crate::host::lease;
@@ -54,6 +55,7 @@ fn main() {
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
         Command::Generate(args) => boundary::guard(|| generate::generate(args)),
+        Command::Tokenizer(TokenizerCommand::Train(args)) => boundary::guard(|| train_tokenizer::train(args)),
         Command::Data(DataCommand::Recipes(args)) => synthetic::RECIPES.generate(args),
         Command::Data(DataCommand::Texts(args)) => synthetic::DISHES.generate(args),
         Command::Data(DataCommand::Pictures(args)) => synthetic::cars::generate(args),

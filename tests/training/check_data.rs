@@ -10,6 +10,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("check_data::what_a_first_step_would_trip_over_is_found", Needs::Nothing, found);
     suite.test("check_data::settings_that_disappoint_are_warnings", Needs::Nothing, warnings);
     suite.test("check_data::compressed_data_is_opened", Needs::Nothing, compressed);
+    suite.test("check_data::the_command_that_makes_a_tokenizer_is_followed", Needs::Nothing, own_tokenizer);
     suite.test("check_data::input_that_fails_leaves_no_run", Needs::Nothing, no_run);
 }
 
@@ -102,4 +103,21 @@ fn no_run() {
     folder.write("data/train.jsonl", "{\"text\": \"stir\"}\n");
     folder.pipe(&["run", "dishes.yaml", "--engine", "process"]).exits(3).says("train.jsonl line 1: no field \"label\"");
     assert_eq!(folder.pipe(&["ls", "--json"]).exits(0).stdout.trim(), "[]");
+}
+
+/// Texts under another name, and no tokenizer: the problem names a command, and what it makes is found.
+fn own_tokenizer() {
+    let folder = dishes();
+    std::fs::remove_file(folder.path().join("data/tokenizer.json")).unwrap();
+    for name in ["data/train.jsonl", "data/eval.jsonl"] {
+        folder.write(name, folder.read(name).replace("\"text\":", "\"the dish\":"));
+    }
+    let fields = "{train: data/train.jsonl, fields: {text: the dish},";
+    folder.write("dishes.yaml", folder.read("dishes.yaml").replace("{train: data/train.jsonl,", fields));
+    let said = folder.pipe(&["check", "dishes.yaml"]).exits(3).stderr;
+    let command = said.split_once("or make one: `pipe-trainer ").and_then(|(_, rest)| rest.split_once('`')).unwrap().0;
+    let shell = format!("{} {command}", crate::small_t5::trainer().display());
+    assert!(std::process::Command::new("sh").args(["-c", &shell]).status().unwrap().success(), "{shell}");
+    folder.pipe(&["check", "dishes.yaml"]).exits(0);
+    folder.pipe(&["run", "dishes.yaml", "--engine", "process"]).exits(0);
 }

@@ -29,6 +29,7 @@ mod sources;
 mod standard;
 mod task;
 mod tensors;
+mod texts;
 mod time_series;
 mod tokens;
 
@@ -40,4 +41,5 @@ pub use sample_order::SampleOrder;
 pub use source::Source;
 pub use sources::Sources;
 pub use task::open;
+pub use texts::texts;
 pub use tokens::Tokens;

@@ -11,5 +11,7 @@ mod sentencepiece;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod training;
 
 pub use file::{guarded, json, open};
+pub use training::train;

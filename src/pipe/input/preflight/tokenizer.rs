@@ -48,7 +48,11 @@ impl Finder<'_> {
             }
         };
         let sets: Vec<String> = model_folder::tokenizers(arch).iter().map(|set| set.join(" with ")).collect();
-        let message = format!("no such file: {}; give the path of a {}", looked.display(), sets.join(" or a "));
+        let mut message = format!("no such file: {}; give the path of a {}", looked.display(), sets.join(" or a "));
+        if let (None, None, Some(first)) = (&training.data.tokenizer, model, first) {
+            message +=
+                &training_command(training, first).map_or(String::new(), |how| format!(", or make one: `{how}`"));
+        }
         self.problem("data.tokenizer", message);
         Vec::new()
     }
@@ -72,6 +76,31 @@ impl Finder<'_> {
         }
         iter::once(first).chain(others.into_iter().filter(|input| input.host.is_file())).collect()
     }
+}
+
+/// What makes a tokenizer beside the data; nothing where the trainer cannot read the data as it is.
+fn training_command(training: &Training, first: &Input) -> Option<String> {
+    let data =
+        first.written.to_str().filter(|path| [".jsonl", ".csv", ".txt"].iter().any(|end| path.ends_with(end)))?;
+    let quoted = |text: &str| match text.chars().all(|letter| letter.is_alphanumeric() || "/._-=".contains(letter)) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    };
+    let arch = training.model.arch;
+    let mut words = format!("pipe-trainer tokenizer train --arch {} --data {}", arch.name(), quoted(data));
+    let is_text = |role: &str| arch.task().roles().contains(&role) && !["label", "image", "time"].contains(&role);
+    for (role, column) in training.data.fields.iter().filter(|(role, _)| is_text(role)) {
+        words += &format!(" --field {}", quoted(&format!("{role}={column}")));
+    }
+    let size = |config: &serde_json::Map<String, serde_json::Value>| match config.get("text_config") {
+        Some(text) => text.get("vocab_size")?.as_u64(),
+        None => config.get("vocab_size")?.as_u64(),
+    };
+    if let Some(size) = training.model.config.as_ref().and_then(size) {
+        words += &format!(" --vocab-size {size}");
+    }
+    let out = first.written.with_file_name(TOKENIZER_JSON);
+    Some(format!("{words} --out {}", quoted(out.to_str()?)))
 }
 
 /// Within the model's own mount, where links to other files of its repository lead somewhere.

@@ -1,0 +1,236 @@
+//! Trains a tokenizer on texts: of the kind, and with the special tokens, that the published models of an architecture have. The
+//! same texts give the same tokenizer.
+
+use std::collections::BTreeMap;
+
+use pipe_spec::pipeline::Arch;
+use serde_json::{Value, json};
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::models::unigram::{Unigram, UnigramTrainer};
+use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainer};
+use tokenizers::normalizer::Range;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{
+    AddedToken, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    Tokenizer,
+};
+
+use super::clip;
+use super::parts::{Built, classify, decode, normalize, number, pre_tokenize, surround};
+use super::roberta::{self, byte_level};
+
+/// How words are divided.
+enum Algorithm {
+    WordPiece,
+    /// With what ends a word, where pieces say that.
+    Bpe {
+        word_end: Option<&'static str>,
+    },
+    Unigram {
+        unknown: &'static str,
+    },
+}
+
+/// The tokenizer of an architecture, as far as the texts do not decide it.
+struct Scheme {
+    algorithm: Algorithm,
+    /// Numbered from 0.
+    special: &'static [&'static str],
+}
+
+/// Nothing for an architecture that reads no text.
+fn scheme(arch: Arch) -> Option<Scheme> {
+    let (algorithm, special): (_, &'static [&'static str]) = match arch {
+        Arch::T5 => (Algorithm::Unigram { unknown: "<unk>" }, &["<pad>", "</s>", "<unk>"]),
+        Arch::Bert | Arch::BagOfWords => (Algorithm::WordPiece, &["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]),
+        Arch::Roberta => (Algorithm::Bpe { word_end: None }, &["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),
+        Arch::XlmRoberta => (Algorithm::Unigram { unknown: "<unk>" }, &["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),
+        Arch::DebertaV3 => (Algorithm::Unigram { unknown: "[UNK]" }, &["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]),
+        Arch::Clip => (Algorithm::Bpe { word_end: Some("</w>") }, &[clip::START, clip::END]),
+        Arch::MuSota => (Algorithm::Bpe { word_end: None }, &["<|endoftext|>"]),
+        Arch::HybridCnnLstm => return None,
+    };
+    Some(Scheme { algorithm, special })
+}
+
+/// A tokenizer with at most `size` tokens.
+pub fn train(arch: Arch, size: u32, texts: &[String]) -> Built {
+    let scheme = scheme(arch).ok_or_else(|| format!("{} reads no text", arch.name()))?;
+    let special: Vec<AddedToken> = scheme.special.iter().map(|token| AddedToken::from(*token, true)).collect();
+    let mut tokenizer = match &scheme.algorithm {
+        Algorithm::WordPiece => {
+            let mut tokenizer = empty(arch, WordPiece::builder().unk_token("[UNK]".to_owned()).build())?;
+            let trainer = WordPieceTrainer::builder().vocab_size(size as usize).show_progress(false);
+            learn(&mut tokenizer, TrainerWrapper::from(trainer.special_tokens(special.clone()).build()), texts)?;
+            tokenizer
+        }
+        Algorithm::Bpe { word_end } => {
+            let suffix = word_end.unwrap_or_default().to_owned();
+            let mut tokenizer = empty(arch, BPE::builder().end_of_word_suffix(suffix.clone()).build())?;
+            let trainer = BpeTrainer::builder().vocab_size(size as usize).show_progress(false);
+            let trainer =
+                trainer.special_tokens(special.clone()).initial_alphabet(ByteLevel::alphabet().into_iter().collect());
+            let trainer = if suffix.is_empty() { trainer } else { trainer.end_of_word_suffix(suffix) };
+            learn(&mut tokenizer, TrainerWrapper::from(trainer.build()), texts)?;
+            tokenizer
+        }
+        Algorithm::Unigram { unknown } => unigram(arch, size, &special, unknown, texts)?,
+    };
+    tokenizer.add_special_tokens(special).map_err(|error| error.to_string())?;
+    finish(&mut tokenizer, arch)?;
+    let known = tokenizer.get_vocab_size(true);
+    if known > size as usize {
+        return Err(format!("{known} tokens are the fewest that these texts need; allowed are {size}"));
+    }
+    Ok(tokenizer)
+}
+
+/// Splits texts as the architecture does, and knows no token yet.
+fn empty<M: Into<tokenizers::ModelWrapper>>(arch: Arch, model: tokenizers::Result<M>) -> Built {
+    let mut tokenizer = Tokenizer::new(model.map_err(|error| error.to_string())?);
+    if let Some(normalizer) = normalizer(arch) {
+        normalize(&mut tokenizer, &normalizer)?;
+    }
+    pre_tokenize(&mut tokenizer, &pre_tokenizer(arch))?;
+    Ok(tokenizer)
+}
+
+fn normalizer(arch: Arch) -> Option<Value> {
+    let spaces = json!({ "type": "Replace", "pattern": { "Regex": r"\s+" }, "content": " " });
+    match arch {
+        Arch::Bert | Arch::BagOfWords => Some(json!({
+            "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true,
+        })),
+        Arch::Clip => Some(clip::normalizer()),
+        Arch::T5 | Arch::XlmRoberta | Arch::DebertaV3 => {
+            Some(json!({ "type": "Sequence", "normalizers": [{ "type": "NFKC" }, spaces] }))
+        }
+        Arch::Roberta | Arch::MuSota | Arch::HybridCnnLstm => None,
+    }
+}
+
+fn pre_tokenizer(arch: Arch) -> Value {
+    match arch {
+        Arch::Bert | Arch::BagOfWords => json!({ "type": "BertPreTokenizer" }),
+        Arch::Clip => clip::pre_tokenizer(),
+        Arch::T5 | Arch::XlmRoberta | Arch::DebertaV3 => metaspace(),
+        Arch::Roberta | Arch::MuSota | Arch::HybridCnnLstm => byte_level(false),
+    }
+}
+
+fn metaspace() -> Value {
+    json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true })
+}
+
+fn learn(tokenizer: &mut Tokenizer, mut trainer: TrainerWrapper, texts: &[String]) -> Result<(), String> {
+    tokenizer.train(&mut trainer, texts.iter()).map(drop).map_err(|error| error.to_string())
+}
+
+/// The trainer's own way of counting words gives them in another order each time, and so other sums and other pieces.
+fn unigram(arch: Arch, size: u32, special: &[AddedToken], unknown: &str, texts: &[String]) -> Built {
+    let splitter = empty(arch, Ok::<_, tokenizers::Error>(Unigram::default()))?;
+    let mut words: BTreeMap<String, u32> = BTreeMap::new();
+    for text in texts {
+        for word in split(&splitter, text)? {
+            let count = words.entry(word).or_default();
+            *count = count.saturating_add(1);
+        }
+    }
+    let trainer = UnigramTrainer::builder()
+        .show_progress(false)
+        .vocab_size(size)
+        .special_tokens(special.to_vec())
+        .unk_token(Some(unknown.to_owned()))
+        .build()
+        .map_err(|error| error.to_string())?;
+    // One thread, because the number of threads decides the order of sums.
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(|error| error.to_string())?;
+    let mut model = Unigram::default();
+    alone.install(|| trainer.do_train(words.into_iter().collect(), &mut model)).map_err(|error| error.to_string())?;
+    empty(arch, Ok::<_, tokenizers::Error>(model))
+}
+
+/// The words of a text, as the model is given them.
+fn split(tokenizer: &Tokenizer, text: &str) -> Result<Vec<String>, String> {
+    let mut normalized = NormalizedString::from(text);
+    if let Some(normalizer) = tokenizer.get_normalizer() {
+        normalizer.normalize(&mut normalized).map_err(|error| error.to_string())?;
+    }
+    let mut parts = PreTokenizedString::from(normalized.get_range(Range::Normalized(..)).unwrap_or_default());
+    if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
+        pre_tokenizer.pre_tokenize(&mut parts).map_err(|error| error.to_string())?;
+    }
+    let splits = parts.get_splits(OffsetReferential::Original, OffsetType::Byte);
+    Ok(splits.into_iter().map(|(word, _, _)| word.to_owned()).collect())
+}
+
+/// What stands around a text, and how tokens become text again.
+fn finish(tokenizer: &mut Tokenizer, arch: Arch) -> Result<(), String> {
+    let token = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
+    let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
+    match arch {
+        Arch::T5 => {
+            decode(tokenizer, &metaspace())?;
+            let known = [("</s>", number(tokenizer, "</s>")?)];
+            surround(tokenizer, &[text("A"), token("</s>")], &[text("B"), token("</s>")], &known)
+        }
+        Arch::XlmRoberta => {
+            decode(tokenizer, &metaspace())?;
+            let known = [("<s>", number(tokenizer, "<s>")?), ("</s>", number(tokenizer, "</s>")?)];
+            let (start, end) = (token("<s>"), token("</s>"));
+            surround(tokenizer, &[start, text("A"), end.clone()], &[end.clone(), text("B"), end], &known)
+        }
+        Arch::DebertaV3 => {
+            decode(tokenizer, &metaspace())?;
+            classify(tokenizer, "[CLS]", "[SEP]")
+        }
+        Arch::Bert | Arch::BagOfWords => {
+            decode(tokenizer, &json!({ "type": "WordPiece", "prefix": "##", "cleanup": true }))?;
+            classify(tokenizer, "[CLS]", "[SEP]")
+        }
+        Arch::Roberta => {
+            decode(tokenizer, &byte_level(true))?;
+            roberta::surround(tokenizer, "<s>", "</s>", true, false)
+        }
+        Arch::Clip => {
+            decode(tokenizer, &byte_level(true))?;
+            roberta::surround(tokenizer, clip::START, clip::END, false, false)
+        }
+        Arch::MuSota | Arch::HybridCnnLstm => decode(tokenizer, &byte_level(true)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts() -> Vec<String> {
+        let dishes = ["boil the stock", "toss the lettuce", "bake the flour and the eggs", "simmer, then serve hot"];
+        (0..200).map(|number| format!("{} {}", dishes[number % 4], ["twice", "slowly", "Now!"][number % 3])).collect()
+    }
+
+    #[test]
+    fn every_architecture_that_reads_text_gets_one() {
+        for arch in Arch::ALL.iter().copied().filter(|arch| *arch != Arch::HybridCnnLstm) {
+            let tokenizer = train(arch, 400, &texts()).unwrap_or_else(|error| panic!("{}: {error}", arch.name()));
+            let scheme = scheme(arch).unwrap();
+            for (number, token) in scheme.special.iter().enumerate() {
+                assert_eq!(tokenizer.token_to_id(token), Some(number as u32), "{} {token}", arch.name());
+            }
+            let encoded = tokenizer.encode("boil the lettuce slowly", true).unwrap();
+            let decoded = tokenizer.decode(encoded.get_ids(), true).unwrap();
+            assert_eq!(decoded.trim(), "boil the lettuce slowly", "{}", arch.name());
+            assert!(encoded.get_ids().len() < 12, "{}: {:?}", arch.name(), encoded.get_tokens());
+            let same = train(arch, 400, &texts()).unwrap();
+            assert_eq!(tokenizer.to_string(false).unwrap(), same.to_string(false).unwrap(), "{}", arch.name());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_trained_is_said() {
+        assert_eq!(train(Arch::HybridCnnLstm, 400, &texts()).unwrap_err(), "hybrid-cnn-lstm reads no text");
+        let error = train(Arch::Roberta, 100, &texts()).unwrap_err();
+        assert!(error.ends_with("allowed are 100"), "{error}");
+    }
+}
