@@ -46,6 +46,8 @@ mod queue;
 mod reports;
 #[path = "runner/reproducing.rs"]
 mod reproducing;
+#[path = "runner/results.rs"]
+mod results;
 #[path = "runner/retries.rs"]
 mod retries;
 #[path = "runner/stopping.rs"]
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
     data_files::tests(&mut suite);
     output::tests(&mut suite);
     engines::tests(&mut suite);
+    results::tests(&mut suite);
     retries::tests(&mut suite);
     memory::tests(&mut suite);
     tracking::tests(&mut suite);

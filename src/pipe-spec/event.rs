@@ -1,8 +1,11 @@
 //! The events: one JSON object a line on the trainer's stdout.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+use crate::pipeline::Metric;
 
 /// One line of the trainer's stdout. `seq` counts from 1 within an attempt, so a log that is read twice gives each event
 /// once.
@@ -156,8 +159,18 @@ pub struct Eval {
     pub scores: Scores,
 }
 
+impl Eval {
+    /// The value of a metric, where this evaluation has it.
+    pub fn value(&self, metric: &Metric) -> Option<f64> {
+        match metric.name()? {
+            Metric::LOSS => Some(self.loss),
+            name => self.scores.get(name).copied(),
+        }
+    }
+}
+
 /// How good a model is, beside its loss, by the task's own measures: `perplexity`, `exact_match` and `rouge_l` (of generated
-/// texts), `accuracy`, `f1` and `mcc`, `text_recall_1` and the like.
+/// texts), `accuracy`, `macro_f1`, `f1` (the same as `macro_f1`) and `mcc`, `text_recall_1` and the like.
 pub type Scores = BTreeMap<String, f64>;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -182,12 +195,51 @@ pub struct Warning {
     pub message: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Finished {
     pub step: u64,
     pub samples: u64,
     /// Relative to the run folder; absent when nothing was exported.
     pub model: Option<String>,
+    /// The step that the exported model is from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_step: Option<u64>,
+    /// The best evaluation by `save.best`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<BestEval>,
+    /// Why the training ended before its last step, where `train.early_stop` ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_early: Option<StoppedEarly>,
+}
+
+/// The evaluation where a metric was best.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BestEval {
+    pub metric: Metric,
+    pub step: u64,
+    pub value: f64,
+}
+
+/// A metric did not improve in `patience` evaluations in a row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StoppedEarly {
+    pub metric: Metric,
+    pub patience: u32,
+    /// The step of the best evaluation; absent where none had a value.
+    pub best_step: Option<u64>,
+    pub best: Option<f64>,
+}
+
+impl fmt::Display for StoppedEarly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { metric, patience, .. } = self;
+        let evaluations = if *patience == 1 { "evaluation" } else { "evaluations" };
+        write!(f, "{metric} did not improve in {patience} {evaluations}")?;
+        match (self.best_step, self.best) {
+            (Some(step), Some(best)) => write!(f, "; its best is {best:.4} at step {step}"),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// What the trainer was doing.

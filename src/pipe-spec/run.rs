@@ -3,11 +3,12 @@
 //! The job may write `checkpoints/`, `model/` and the `job/` of its attempt. Everything else is the runner's, and in a
 //! container the job cannot see it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::pipeline::WorkKind;
+use crate::pipeline::{Metric, WorkKind};
 
 /// The paths of one run, as the program at hand sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,7 +176,40 @@ pub struct RunState {
     /// Whether it starts though other runs hold the card.
     #[serde(default)]
     pub no_queue: bool,
+    /// What it has achieved: while it runs what it aims at, at its end the whole. Runs of older versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<RunResult>,
     pub attempts: Vec<Attempt>,
+}
+
+/// What a run has achieved. Metrics have the names that `save.best` takes, such as `eval.loss`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunResult {
+    /// The metric that runs are compared by: that of `save.best`, else the first score of the task, else `eval.loss`, else
+    /// `loss`, that of the training.
+    pub metric: Option<String>,
+    /// Its value: of the best evaluation with `save.best`, else of the last.
+    pub value: Option<f64>,
+    pub save_best: Option<Metric>,
+    pub first: Option<Evaluation>,
+    /// The evaluation where `metric` is best.
+    pub best: Option<Evaluation>,
+    pub last: Option<Evaluation>,
+    /// The step that the exported model is from.
+    pub model_step: Option<u64>,
+    /// Why `train.early_stop` ended the training, if it did.
+    pub stopped_early: Option<String>,
+    /// Whether the model writes texts.
+    pub writes_text: bool,
+}
+
+/// One evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    pub step: u64,
+    /// Those that are finite.
+    pub metrics: BTreeMap<String, f64>,
 }
 
 /// What the trainer is started for.
@@ -218,6 +252,7 @@ impl RunState {
             ignore_ledger: false,
             retries: 0,
             no_queue: false,
+            result: None,
             attempts: Vec::new(),
         }
     }

@@ -99,6 +99,7 @@ fn main() {
         // So many steps, so many milliseconds each, if the batch is small enough.
         "long" if u64::from(spec.train.batch()) > numbers[2] => exit(TrainerExit::HostOutOfMemory),
         "long" => training::long(&mut events, number, Duration::from_millis(numbers[1])),
+        "learn" => training::learn(&spec, &mut events),
         "card" => card::run(&spec, &mut events, words),
         "walk" => training::walk(&spec, &mut events, &numbers),
         "sleep" => {

@@ -4,7 +4,8 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pipe_spec::event::Step;
+use pipe_spec::event::{BestEval, Eval, Finished, Step, StoppedEarly};
+use pipe_spec::pipeline::Metric;
 use pipe_spec::{EventKind, RunFolder, TrainerExit, TrainerSpec};
 
 use crate::events::{Events, MIB, checkpoint, eval, step};
@@ -45,6 +46,27 @@ pub fn walk(spec: &TrainerSpec, events: &mut Events, numbers: &[u64]) {
     }
     fs::create_dir_all(run.model()).expect("the model");
     fs::write(run.model().join("weights"), state.to_string()).expect("the model");
+}
+
+/// Four of six steps, each with an evaluation, the second being the best; then an early end and a model of the best step.
+pub fn learn(spec: &TrainerSpec, events: &mut Events) {
+    let losses = [0.9, 0.5, 0.6, 0.75];
+    for (number, loss) in (1..).zip(losses) {
+        events.emit(EventKind::Step(step(number, loss)));
+        let scores = [("perplexity".to_owned(), loss.exp())].into();
+        events.emit(EventKind::Eval(Eval { step: number, loss, samples: 20, ms: 1.0, scores }));
+    }
+    let model = RunFolder::new(&spec.run).model();
+    fs::create_dir_all(&model).expect("the model");
+    fs::write(model.join("config.json"), "{}").expect("the model");
+    events.emit(EventKind::Finished(Finished {
+        step: 4,
+        samples: 4,
+        model: Some("model".to_owned()),
+        model_step: Some(2),
+        best: Some(BestEval { metric: Metric::loss(), step: 2, value: 0.5 }),
+        stopped_early: Some(StoppedEarly { metric: Metric::loss(), patience: 2, best_step: Some(2), best: Some(0.5) }),
+    }));
 }
 
 /// Steps with evaluations and checkpoints, in four passes over the data.

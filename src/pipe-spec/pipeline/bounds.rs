@@ -10,6 +10,8 @@ pub const MAX_WORKERS: u32 = 1024;
 /// Steps that are ready ahead.
 pub const MAX_PREFETCHED: u32 = 1024;
 pub const MAX_STEPS: u64 = 1_000_000_000;
+/// Evaluations in a row without an improvement.
+pub const MAX_PATIENCE: u32 = 1_000_000;
 pub const MAX_EPOCHS: f64 = 1_000_000.0;
 pub const MAX_RETRIES: u32 = 1000;
 /// Seconds: a year.

@@ -2,8 +2,8 @@
 
 use super::bounds::MAX_SAMPLES;
 use super::{
-    BatchSetting, Limit, Pipeline, PipelineFile, Problems, Reduce, Task, Track, Train, TrainFile, Training, Work,
-    availability, schema,
+    BatchSetting, Every, Limit, Metric, Pipeline, PipelineFile, Problems, Reduce, Task, Track, Train, TrainFile,
+    Training, Work, availability, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
@@ -20,6 +20,7 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
 
     let mut check = Check { tree, problems };
     check.file(&file);
+    check.metrics(&file);
     check.addresses(&file, variables);
     let train = check.train(&file.train);
     for (path, feature) in availability::missing(&file) {
@@ -135,6 +136,29 @@ impl Check<'_> {
         }
     }
 
+    /// Checks `save.best` and `train.early_stop`: the task has the metric, and evaluations compute it.
+    fn metrics(&mut self, file: &PipelineFile) {
+        let (Some(model), Some(data)) = (&file.model, &file.data) else { return };
+        let best = file.save.best.as_ref().map(|metric| ("save.best", "save.best", metric));
+        let early_stop =
+            file.train.early_stop.as_ref().map(|stop| ("train.early_stop", "train.early_stop.metric", &stop.metric));
+        for (key, path, metric) in best.into_iter().chain(early_stop) {
+            let generated = metric.name().is_some_and(|name| Metric::OF_GENERATED_TEXTS.contains(&name));
+            if let Err(message) = metric.check(model.arch.task().metrics()) {
+                self.problem(path, message);
+            } else if generated && file.evaluate.generate == 0 {
+                self.problem(path, format!("{metric} is of generated texts; set evaluate.generate to at least 1"));
+            }
+            if file.evaluate.every == Every::Steps(0) {
+                let message = format!("{key} compares evaluations; say how often: a number of steps, or epoch");
+                self.problem("evaluate.every", message);
+            }
+            if data.eval.is_none() && data.eval_share <= 0.0 {
+                self.problem(key, "there is nothing to evaluate on; give data.eval");
+            }
+        }
+    }
+
     /// Checks addresses of receivers. The value of a variable is never part of a message.
     fn addresses(&mut self, file: &PipelineFile, variables: &Variables) {
         for (index, notify) in file.notify.iter().enumerate() {
@@ -209,6 +233,7 @@ impl Check<'_> {
             dropout: file.dropout,
             seed: file.seed,
             deterministic: file.deterministic,
+            early_stop: file.early_stop.clone(),
         })
     }
 

@@ -7,6 +7,7 @@ mod container;
 mod data;
 mod file;
 mod memory;
+mod metric;
 mod model;
 mod on_oom;
 mod task;
@@ -22,11 +23,13 @@ pub use container::{Container, EngineKind, Gpus, Image, Mount};
 pub use data::{Data, Pad, Paths};
 pub use file::{PipelineFile, schema};
 pub use memory::{Allocator, Limit, Memory};
+pub use metric::Metric;
 pub use model::{Arch, Model};
 pub use on_oom::{Change, Edit, OnOom, Reduce};
 pub use task::Task;
 pub use train::{
-    BatchSetting, Decay, Optimizer, OptimizerKind, Precision, Ranks, Schedule, ScheduleKind, Train, TrainFile, accum,
+    BatchSetting, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule, ScheduleKind, Train,
+    TrainFile, accum,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 pub use work::{Training, Work, WorkKind};

@@ -1,5 +1,7 @@
 //! What a model is trained to do, and what its data must be like for that.
 
+use super::Metric;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// A text from a text.
@@ -15,6 +17,9 @@ pub enum Task {
 }
 
 impl Task {
+    pub const ALL: [Self; 5] =
+        [Self::Seq2Seq, Self::Classification, Self::Contrastive, Self::TimeSeries, Self::Language];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Seq2Seq => "text to text",
@@ -65,6 +70,18 @@ impl Task {
             name.strip_suffix(*ending).and_then(|rest| rest.strip_suffix('.')).is_some_and(|stem| !stem.is_empty())
         };
         self.endings().iter().any(has)
+    }
+
+    /// The metrics that its evaluations can have. Those of generated texts need `evaluate.generate`; whether a classifier has
+    /// those of classes or those of a number is decided by its labels.
+    pub fn metrics(self) -> &'static [&'static str] {
+        match self {
+            Self::Seq2Seq => &[Metric::LOSS, "rouge_l", "exact_match", "perplexity"],
+            Self::Classification => &[Metric::LOSS, "accuracy", "macro_f1", "f1", "mcc", "mse", "pearson"],
+            Self::Contrastive => &[Metric::LOSS, "text_recall_1", "text_recall_5", "image_recall_1", "image_recall_5"],
+            Self::TimeSeries => Metric::OF_CLASSES,
+            Self::Language => &[Metric::LOSS, "perplexity"],
+        }
     }
 
     pub fn reads_text(self) -> bool {

@@ -32,6 +32,21 @@ fn defaults_are_filled_in_and_read_back() {
 }
 
 #[test]
+fn best_and_early_stop_are_written_only_where_they_are_given() {
+    let plain = parse(MINIMAL).unwrap().to_yaml();
+    assert!(!plain.contains("best") && !plain.contains("early_stop"), "{plain}");
+    let text = MINIMAL.replace("a.jsonl", "a.jsonl, eval: b.jsonl");
+    let text = format!(
+        "{text}evaluate: {{every: epoch}}\nsave: {{best: eval.loss}}\ntrain: {{early_stop: {{metric: eval.perplexity, patience: 2}}}}\n"
+    );
+    let pipeline = parse(&text).unwrap();
+    let training = pipeline.training().unwrap();
+    assert_eq!(training.save.best, Some(Metric::loss()));
+    assert_eq!(training.train.early_stop.as_ref().unwrap().metric, Metric::named("perplexity"));
+    assert_eq!(parse(&pipeline.to_yaml()).unwrap(), pipeline);
+}
+
+#[test]
 fn effective_batch_need_not_be_a_multiple() {
     let pipeline = parse(&format!("{MINIMAL}train: {{batch: 48, effective_batch: 128}}\n")).unwrap();
     assert_eq!(
@@ -63,6 +78,7 @@ fn every_problem_is_told_at_once_with_its_line() {
 #[test]
 fn a_table_of_bad_input() {
     let with = |section: &str| format!("{MINIMAL}{section}\n");
+    let with_eval = |section: &str| with(section).replace("a.jsonl", "a.jsonl, eval: b.jsonl");
     let cases = [
         (String::new(), "the file is empty"),
         ("version: [1\nname: x".to_owned(), "YAML syntax"),
@@ -91,6 +107,30 @@ fn a_table_of_bad_input() {
         (with("train: {optimizer: {betas: [0.9]}}"), "found 1 values"),
         (with("train: {optimizer: {betas: [0.9, 1.0]}}"), "train.optimizer.betas.1: found 1"),
         (with("train: {clip: .nan}"), "non-finite"),
+        (
+            with_eval("evaluate: {every: 2}\nsave: {best: eval.macro_f1}"),
+            "line 6: save.best: found \"eval.macro_f1\"; allowed: eval.loss, eval.rouge_l, eval.exact_match, eval.perplexity",
+        ),
+        (with_eval("evaluate: {every: 2}\nsave: {best: loss}"), "save.best: found \"loss\"; did you mean `eval.loss`?"),
+        (
+            with_eval("evaluate: {every: 2}\nsave: {best: eval.rouge_l}"),
+            "save.best: eval.rouge_l is of generated texts",
+        ),
+        (with_eval("save: {best: eval.loss}"), "evaluate.every: save.best compares evaluations; say how often"),
+        (
+            with("evaluate: {every: 2}\nsave: {best: eval.loss}"),
+            "save.best: there is nothing to evaluate on; give data.eval",
+        ),
+        (
+            with_eval("train: {early_stop: {metric: eval.loss, patience: 3}}"),
+            "evaluate.every: train.early_stop compares evaluations",
+        ),
+        (
+            with_eval("evaluate: {every: epoch}\ntrain: {early_stop: {metric: eval.accuracy, patience: 3}}"),
+            "line 6: train.early_stop.metric: found \"eval.accuracy\"; allowed: eval.loss",
+        ),
+        (with_eval("train: {early_stop: {metric: eval.loss, patience: 0}}"), "train.early_stop.patience: found 0"),
+        (with_eval("train: {early_stop: {metric: eval.loss}}"), "train.early_stop.patience: missing"),
         (with("on_oom: {reduce: [4, 8]}"), "line 5: on_oom.reduce: the ladder must fall: 4 is followed by 8"),
         (with("on_oom: {reduce: []}"), "found 0 values; allowed: a falling list"),
         (with("on_oom: {reduce: [8, 0]}"), "on_oom.reduce.1: found 0"),

@@ -6,7 +6,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::bounds::{MAX_EPOCHS, MAX_SAMPLES, MAX_STEPS};
+use super::Metric;
+use super::bounds::{MAX_EPOCHS, MAX_PATIENCE, MAX_SAMPLES, MAX_STEPS};
 
 /// The section of the file, where some settings have two spellings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -44,6 +45,8 @@ pub struct TrainFile {
     pub seed: u64,
     /// The same bits every time, on a card as well; attention with a bias (T5) then keeps all of its weights.
     pub deterministic: bool,
+    /// Ends the training when a metric no longer improves. Default: all steps are trained. Needs `evaluate.every`.
+    pub early_stop: Option<EarlyStop>,
 }
 
 impl Default for TrainFile {
@@ -63,6 +66,7 @@ impl Default for TrainFile {
             dropout: None,
             seed: 42,
             deterministic: false,
+            early_stop: None,
         }
     }
 }
@@ -89,6 +93,8 @@ pub struct Train {
     pub dropout: Option<f64>,
     pub seed: u64,
     pub deterministic: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub early_stop: Option<EarlyStop>,
 }
 
 impl Train {
@@ -104,6 +110,17 @@ impl Train {
     pub fn accum(&self) -> u32 {
         accum(self.effective_batch, self.batch(), self.ranks.count())
     }
+}
+
+/// When a training ends before its last step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EarlyStop {
+    /// A metric of the evaluation, such as `eval.loss`.
+    pub metric: Metric,
+    /// How many evaluations in a row may bring no improvement: the training ends after the last of them.
+    #[schemars(range(max = MAX_PATIENCE))]
+    pub patience: NonZeroU32,
 }
 
 /// How many batches each of `ranks` computes in a step.

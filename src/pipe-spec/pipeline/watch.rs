@@ -6,6 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use super::Metric;
 use super::bounds::{MAX_BEAMS, MAX_SAMPLES, MAX_TEXTS, MAX_TOKENS};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -90,13 +91,17 @@ pub struct Save {
     pub every: u64,
     /// How many checkpoints are kept.
     pub keep: NonZeroU32,
+    /// A metric of the evaluation, such as `eval.loss` or `eval.macro_f1`: the checkpoint where it is best is kept besides
+    /// `keep`, and `model/` is made from it. Default: `model/` is made from the last step. Needs `evaluate.every`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best: Option<Metric>,
     /// Whether the trained model is written to `model/`.
     pub export: bool,
 }
 
 impl Default for Save {
     fn default() -> Self {
-        Self { every: 500, keep: NonZeroU32::new(3).expect("3 is not zero"), export: true }
+        Self { every: 500, keep: NonZeroU32::new(3).expect("3 is not zero"), best: None, export: true }
     }
 }
 

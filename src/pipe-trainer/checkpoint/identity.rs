@@ -3,6 +3,7 @@
 use pipe_spec::pipeline::{OptimizerKind, Precision};
 use serde::{Deserialize, Serialize};
 
+use super::metric_record::MetricRecords;
 use crate::optim::LossScale;
 
 /// What must not change within a run.
@@ -52,6 +53,9 @@ pub struct SavedState {
     /// The batch it was made with; a resumed run may have another one.
     pub batch: u32,
     pub loss_scale: Option<LossScale>,
+    /// What the evaluations so far have shown. Checkpoints from before `save.best` do not have it.
+    #[serde(default, skip_serializing_if = "MetricRecords::is_empty")]
+    pub metrics: MetricRecords,
     pub identity: Identity,
 }
 

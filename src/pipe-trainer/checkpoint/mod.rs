@@ -2,7 +2,9 @@
 
 mod identity;
 mod manifest;
+mod metric_record;
 mod store;
 
 pub use identity::{Identity, SavedState};
+pub use metric_record::MetricRecords;
 pub use store::{Checkpoint, Store};

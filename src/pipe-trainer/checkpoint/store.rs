@@ -101,7 +101,14 @@ impl Store {
         Ok(Checkpoint { state, model: open(MODEL)?, optimizer: open(OPTIMIZER)? })
     }
 
-    /// Saves, then removes what is too old. Returns the bytes written.
+    /// The weights in the checkpoint of `step`, where all of it is whole; otherwise what is damaged.
+    pub fn model_file(&self, step: u64) -> Result<PathBuf, String> {
+        let path = self.path(step);
+        Manifest::verify(&path, &[MODEL, OPTIMIZER, STATE])?;
+        Ok(path.join(MODEL))
+    }
+
+    /// Saves, then removes what is too old and not the best. Returns the bytes written.
     pub fn save(
         &self,
         state: &SavedState,
@@ -110,7 +117,7 @@ impl Store {
     ) -> Result<u64, TrainerError> {
         let path = self.path(state.step);
         let bytes = self.write(&path, state, model, optimizer).map_err(|error| self.save_error(&path, error))?;
-        self.prune(state.step);
+        self.prune(state.step, state.metrics.best_step());
         Ok(bytes)
     }
 
@@ -141,9 +148,9 @@ impl Store {
     }
 
     /// An old checkpoint that cannot be removed does not stop the training.
-    fn prune(&self, newest: u64) {
+    fn prune(&self, newest: u64, best: Option<u64>) {
         let older: Vec<u64> = self.steps().into_iter().filter(|step| *step <= newest).collect();
-        for step in older.iter().rev().skip(self.keep) {
+        for step in older.iter().rev().skip(self.keep).filter(|step| Some(**step) != best) {
             if let Err(error) = fs::remove_dir_all(self.path(*step)) {
                 tracing::warn!("cannot remove the checkpoint {}: {error}", self.path(*step).display());
             }
@@ -156,6 +163,7 @@ mod tests {
     use pipe_spec::pipeline::{OptimizerKind, Precision};
 
     use super::*;
+    use crate::checkpoint::MetricRecords;
 
     fn identity() -> Identity {
         let (precision, optimizer) = (Precision::Fp32, OptimizerKind::Adamw);
@@ -172,6 +180,7 @@ mod tests {
             total_steps: 9,
             batch: 4,
             loss_scale: None,
+            metrics: MetricRecords::default(),
             identity,
         }
     }
@@ -197,6 +206,21 @@ mod tests {
         assert_eq!(found.state, state(3));
         assert_eq!(Vec::<f32>::try_from(found.model.read("w").unwrap()).unwrap(), [3.0, 2.5]);
         assert_eq!(Vec::<f32>::try_from(found.optimizer.read("exp_avg.w").unwrap()).unwrap(), [0.5]);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_best_checkpoint_is_never_too_old() {
+        let (store, root) = store("best");
+        for step in 1..=5 {
+            let best = r#"{"save_best":{"metric":"eval.loss","best":{"step":1,"value":0.5},"without_improvement":1}}"#;
+            let state = SavedState { metrics: serde_json::from_str(best).unwrap(), ..state(step) };
+            store.save(&state, &[], &[]).unwrap();
+        }
+        assert_eq!(store.steps(), [1, 4, 5]);
+        assert_eq!(store.model_file(1).unwrap(), store.path(1).join(MODEL));
+        fs::write(store.path(1).join(STATE), "{}").unwrap();
+        assert!(store.model_file(1).unwrap_err().starts_with("state.json has 2 bytes instead of "));
         fs::remove_dir_all(root).unwrap();
     }
 

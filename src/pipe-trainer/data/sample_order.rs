@@ -113,6 +113,7 @@ mod tests {
             dropout: None,
             seed: 42,
             deterministic: false,
+            early_stop: None,
         }
     }
 

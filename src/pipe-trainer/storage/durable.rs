@@ -22,6 +22,12 @@ pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
+/// Copies a file and waits for the disk.
+pub fn copy_synced(from: &Path, to: &Path) -> io::Result<()> {
+    io::copy(&mut File::open(from)?, &mut File::create(to)?)?;
+    File::open(to)?.sync_all()
+}
+
 /// Removes a folder with all that is in it. One that is not there is fine.
 pub fn remove_folder(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {

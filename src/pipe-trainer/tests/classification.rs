@@ -72,7 +72,7 @@ fn a_small_model_learns() {
             .set("/train/schedule", json!({ "kind": "linear", "warmup": 10 }));
         let ended = bench.train().expect(0);
         let scores = &last_eval(&ended).scores;
-        assert_eq!(scores.keys().collect::<Vec<_>>(), ["accuracy", "f1", "mcc"]);
+        assert_eq!(scores.keys().collect::<Vec<_>>(), ["accuracy", "f1", "macro_f1", "mcc"]);
         assert!(scores.values().all(|score| *score >= 0.9), "{arch} {scores:?}");
     }
 }

@@ -18,8 +18,9 @@ use crate::storage::durable;
 use crate::storage::tensor_writer;
 use crate::tokenizer;
 
-pub fn export(session: &Session, state: &State) -> Result<(), TrainerError> {
-    write(session, state).map_err(|error| match error.downcast::<TchError>() {
+/// Exports the weights in the file `weights`, or those of `state`.
+pub fn export(session: &Session, state: &State, weights: Option<&Path>) -> Result<(), TrainerError> {
+    write(session, state, weights).map_err(|error| match error.downcast::<TchError>() {
         Ok(torch) => torch.into(),
         Err(source) => {
             let last = Some(session.store.path(state.step)).filter(|path| path.is_dir());
@@ -28,7 +29,7 @@ pub fn export(session: &Session, state: &State) -> Result<(), TrainerError> {
     })
 }
 
-fn write(session: &Session, state: &State) -> io::Result<()> {
+fn write(session: &Session, state: &State, weights: Option<&Path>) -> io::Result<()> {
     let staged = ExportedFolder::create(&session.run.model())?;
     let config = state.model.config();
     durable::write_synced(&staged.path(CONFIG), &serde_json::to_vec_pretty(&config)?)?;
@@ -46,7 +47,11 @@ fn write(session: &Session, state: &State) -> io::Result<()> {
     if let Some(preprocessor) = preprocessor(session, &config)? {
         durable::write_synced(&staged.path(PREPROCESSOR), &serde_json::to_vec_pretty(&preprocessor)?)?;
     }
-    tensor_writer::write(&staged.path(SAFETENSORS.single), &state.named_weights())?;
+    let exported = staged.path(SAFETENSORS.single);
+    match weights {
+        Some(file) => durable::copy_synced(file, &exported)?,
+        None => drop(tensor_writer::write(&exported, &state.named_weights())?),
+    }
     staged.commit()
 }
 

@@ -13,6 +13,7 @@ mod rehearsal;
 mod session;
 mod state;
 mod training;
+mod watched_metrics;
 
 pub use attempt::{fit, train};
 pub use gradient_cache::{Parts, backward as contrastive_backward};

@@ -9,7 +9,7 @@ use pipe_spec::run::checkpoint_name;
 use tch::Tensor;
 
 use super::session::Session;
-use crate::checkpoint::{Checkpoint, Identity, SavedState};
+use crate::checkpoint::{Checkpoint, Identity, MetricRecords, SavedState};
 use crate::data::SampleOrder;
 use crate::error::TrainerError;
 use crate::model::{Definition, Model, Setup, Start};
@@ -28,6 +28,8 @@ pub struct State {
     pub step: u64,
     /// The last step after which the model was evaluated.
     pub evaluated: u64,
+    /// What the evaluations so far have shown.
+    pub metrics: MetricRecords,
     /// The step of the checkpoint that this attempt resumed from.
     pub resumed_from: Option<u64>,
     /// The last step that this attempt has loaded or saved. A folder of that name alone may be a damaged one.
@@ -67,6 +69,7 @@ impl State {
             loss_scale: LossScale::new(train.precision),
             step: 0,
             evaluated: 0,
+            metrics: metric_records(session),
             resumed_from: None,
             saved: Cell::new(0),
             order: order.clone(),
@@ -83,7 +86,7 @@ impl State {
         let start = Start::Tensors { files: &checkpoint.model, seed: train.seed };
         let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
         let load_peak = session.hardware.card_peak();
-        let SavedState { step, evaluated, loss_scale, identity, .. } = &checkpoint.state;
+        let SavedState { step, evaluated, loss_scale, metrics, identity, .. } = &checkpoint.state;
         let (step, evaluated) = (*step, *evaluated);
         let optimizer = if identity.optimizer == train.optimizer.kind {
             Optimizer::load(train, model.weights(), &checkpoint.optimizer)?
@@ -100,6 +103,7 @@ impl State {
             loss_scale,
             step,
             evaluated,
+            metrics: metric_records(session).resumed_from(metrics),
             resumed_from: Some(step),
             saved: Cell::new(step),
             order: order.clone(),
@@ -123,6 +127,7 @@ impl State {
             total_steps: self.order.steps(),
             batch: session.spec.train.batch(),
             loss_scale: self.loss_scale,
+            metrics: self.metrics.clone(),
             identity: identity(session, &self.order),
         };
         session.sync_events();
@@ -163,6 +168,11 @@ fn identity(session: &Session, order: &SampleOrder) -> Identity {
         optimizer: session.spec.train.optimizer.kind,
         rows: order.rows(),
     }
+}
+
+fn metric_records(session: &Session) -> MetricRecords {
+    let early_stop = session.spec.train.early_stop.as_ref().map(|stop| &stop.metric);
+    MetricRecords::new(session.spec.save.best.as_ref(), early_stop)
 }
 
 pub fn milliseconds(since: Instant) -> f64 {

@@ -14,6 +14,7 @@ use super::longest_samples::LongestSamples;
 use super::rehearsal::Rehearsal;
 use super::session::Session;
 use super::state::{State, milliseconds};
+use super::watched_metrics;
 use crate::data::{self, Loaded, Loader, PartShape, Reader, SampleOrder};
 use crate::device::LIBTORCH;
 use crate::error::TrainerError;
@@ -41,7 +42,9 @@ impl<'a> Training<'a> {
     pub fn prepare(session: &'a Session) -> Result<Self, TrainerError> {
         let spec = &session.spec;
         let definition = Definition::from_spec(&spec.model)?;
-        let sources = data::open(spec, &definition.task_data()?, &session.pool)?;
+        let task_data = definition.task_data()?;
+        let sources = data::open(spec, &task_data, &session.pool)?;
+        watched_metrics::check(spec, &task_data, &sources)?;
         let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
         let evaluation = Evaluator::open(session, &sources);
@@ -76,7 +79,7 @@ impl<'a> Training<'a> {
         loop {
             self.evaluate_if_due()?;
             self.save_if_due()?;
-            if self.state.step >= self.order.steps() {
+            if self.is_over() {
                 return self.finish();
             }
             self.step()?;
@@ -86,7 +89,7 @@ impl<'a> Training<'a> {
     /// A batch that does not fit fails now and not in an hour.
     fn rehearse_if_wanted(&self) -> Result<(), TrainerError> {
         let wanted = self.session.spec.memory.worst_first && !self.longest_samples.is_empty();
-        if wanted && self.state.step < self.order.steps() {
+        if wanted && !self.is_over() {
             let rehearsed = self.rehearsal().run(self.session.spec.train.batch())?;
             self.session.emit(EventKind::Rehearsed(rehearsed));
         }
@@ -197,14 +200,17 @@ impl<'a> Training<'a> {
         let Some(evaluation) = self.evaluation.as_ref().filter(due) else { return Ok(()) };
         let result = evaluation.run(self.session, &self.state, &self.shape)?;
         self.state.evaluated = step;
+        self.state.metrics.add(&result);
         tracing::info!("step {step} evaluation loss {:.4}", result.loss);
         self.session.emit(EventKind::Eval(result));
         Ok(())
     }
 
+    /// Saves at the end, every `save.every` steps, and where the last evaluation is the best.
     fn save_if_due(&self) -> Result<(), TrainerError> {
         let (step, every) = (self.state.step, self.session.spec.save.every);
-        if step == self.order.steps() || (every > 0 && step.is_multiple_of(every)) {
+        let is_best = self.state.metrics.best_step() == Some(step);
+        if self.is_over() || is_best || (every > 0 && step.is_multiple_of(every)) {
             self.session.progress.enter(Phase::Checkpoint);
             self.state.save_if_new(self.session)?;
         }
@@ -235,17 +241,59 @@ impl<'a> Training<'a> {
     }
 
     fn finish(&self) -> Result<(), TrainerError> {
-        let exported = self.session.spec.save.export;
-        if exported {
-            self.state.check_finite(self.session, &self.state.named_weights())?;
-            export::export(self.session, &self.state)?;
+        let model_step = if self.session.spec.save.export { Some(self.export()?) } else { None };
+        let stopped_early = self.stopped_early();
+        if let Some(reason) = &stopped_early {
+            tracing::info!("stopped early at step {}: {reason}", self.state.step);
         }
         self.session.emit(EventKind::Finished(event::Finished {
             step: self.state.step,
             samples: self.order.samples_after(self.state.step),
-            model: exported.then(|| "model".to_owned()),
+            model: model_step.map(|_| "model".to_owned()),
+            model_step,
+            best: self.state.metrics.best_eval(),
+            stopped_early,
         }));
         Ok(())
+    }
+
+    /// Exports the best step where `save.best` asks for it and its checkpoint is whole, else the last; returns which.
+    fn export(&self) -> Result<u64, TrainerError> {
+        let Session { store, .. } = self.session;
+        let last = self.state.step;
+        if let Some(best) = self.state.metrics.best_step().filter(|best| *best != last) {
+            match store.model_file(best) {
+                Ok(weights) => {
+                    export::export(self.session, &self.state, Some(&weights))?;
+                    return Ok(best);
+                }
+                Err(damage) => self.session.warn(format!(
+                    "the checkpoint {} of the best step is damaged ({damage}); the model is that of the last step, {last}",
+                    store.path(best).display()
+                )),
+            }
+        }
+        self.state.check_finite(self.session, &self.state.named_weights())?;
+        export::export(self.session, &self.state, None)?;
+        Ok(last)
+    }
+
+    fn is_over(&self) -> bool {
+        self.state.step >= self.order.steps() || self.stopped_early().is_some()
+    }
+
+    /// Why the training ends before its last step, if it does. Follows from saved state alone, so a resumed run ends at the
+    /// same step.
+    fn stopped_early(&self) -> Option<event::StoppedEarly> {
+        let patience = self.session.spec.train.early_stop.as_ref()?.patience.get();
+        let record = self.state.metrics.early_stop.as_ref()?;
+        let over = record.without_improvement >= patience && self.state.evaluated == self.state.step;
+        (over && self.state.step < self.order.steps()).then(|| event::StoppedEarly {
+            metric: record.metric.clone(),
+            patience,
+            best_step: record.best.map(|best| best.step),
+            best: record.best.map(|best| best.value),
+        })
     }
 }
 

@@ -19,7 +19,7 @@ use image::ImageCommand;
 use ledger::LedgerCommand;
 use man::ManArgs;
 use pipeline::{CheckArgs, InitArgs, PlanArgs, RunArgs, StartArgs};
-use runs::{AttachArgs, DiffArgs, LogsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs};
+use runs::{AttachArgs, DiffArgs, LogsArgs, LsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs};
 
 /// Run training pipelines in containers, with retries after out-of-memory that keep the training the same
 #[derive(Parser)]
@@ -58,13 +58,9 @@ enum Command {
     /// Show or forget what earlier runs measured: which batch fits on which card
     #[command(subcommand)]
     Ledger(LedgerCommand),
-    /// List the runs, newest first
-    Ls {
-        /// Print an array of runs as JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Show one run: its attempts, why they ended, what was changed
+    /// List the runs with their main metric, newest first
+    Ls(LsArgs),
+    /// Show one run: its attempts, why they ended, its evaluations, where its model is
     Show(ShowArgs),
     /// Write the HTML report of a run, report.html, or one report that compares several runs
     Report(ReportArgs),
@@ -145,7 +141,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Ledger(LedgerCommand::Show { id }) => command::ledger::show(&id),
         Command::Ledger(LedgerCommand::Forget { ids, all }) => command::ledger::forget(&ids, all),
         Command::Ledger(LedgerCommand::Export) => command::ledger::export(),
-        Command::Ls { json } => command::ls::run(json),
+        Command::Ls(args) => command::ls::run(args.sort.into(), args.json),
         Command::Show(args) => command::show::run(&args.run, args.json),
         Command::Report(args) => command::report::run(&args.runs, args.out.as_deref()),
         Command::Diff(args) => command::diff::run(&args.first, &args.second, args.json),

@@ -2,9 +2,37 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::command;
+
+#[derive(Args)]
+pub struct LsArgs {
+    /// The order: by metric the best first, by the time of the start the newest first, or by name
+    #[arg(long, value_enum, default_value_t, value_name = "BY")]
+    pub sort: SortBy,
+    /// Print an array of runs as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+pub enum SortBy {
+    Metric,
+    #[default]
+    Started,
+    Name,
+}
+
+impl From<SortBy> for command::ls::Sort {
+    fn from(by: SortBy) -> Self {
+        match by {
+            SortBy::Metric => Self::Metric,
+            SortBy::Started => Self::Started,
+            SortBy::Name => Self::Name,
+        }
+    }
+}
 
 #[derive(Args)]
 pub struct ShowArgs {

@@ -1,27 +1,46 @@
 //! `pipe ls`: the runs, newest first, with what a killed `pipe` left behind.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use pipe_spec::Status;
+use pipe_spec::pipeline::Metric;
+use pipe_spec::{RunState, Status};
 
 use crate::engine::{EngineJob, registry};
 use crate::error::Error;
-use crate::report::{Table, duration, print, print_json};
+use crate::report::{Table, duration, figure, print, print_json};
 use crate::run::{self, Listed};
 
-pub fn run(json: bool) -> Result<(), Error> {
+/// The order of the list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sort {
+    /// The best first, within runs of the same metric.
+    Metric,
+    /// The newest first.
+    #[default]
+    Started,
+    Name,
+}
+
+pub fn run(sort: Sort, json: bool) -> Result<(), Error> {
     let mut runs = run::list()?;
+    runs.iter_mut().for_each(Listed::read_result);
+    match sort {
+        Sort::Metric => runs.sort_by(by_metric),
+        Sort::Started => {}
+        Sort::Name => runs.sort_by(|a, b| a.state.id.cmp(&b.state.id)),
+    }
     find_left_behind(&mut runs)?;
     if json {
         print_json(&runs);
         return Ok(());
     }
-    let mut table = Table::new(&["run", "status", "attempts", "steps", "loss", "time", ""]);
+    let mut table = Table::new(&["run", "status", "attempts", "steps", "metric", "time", ""]);
     for run in &runs {
         let state = &run.state;
-        let last = state.attempts.iter().rev().find_map(|attempt| Some((attempt.last_step?, attempt.last_loss?)));
+        let last = state.attempts.iter().rev().find_map(|attempt| attempt.last_step);
         let steps = match (last, state.steps) {
-            (Some((step, _)), Some(steps)) => format!("{step}/{steps}"),
+            (Some(step), Some(steps)) => format!("{step}/{steps}"),
             _ => "-".to_owned(),
         };
         let seconds: f64 = state.attempts.iter().map(|attempt| attempt.seconds).sum();
@@ -30,13 +49,38 @@ pub fn run(json: bool) -> Result<(), Error> {
             state.status.name().to_owned(),
             state.attempts.len().to_string(),
             steps,
-            last.map_or("-".to_owned(), |(_, loss)| format!("{loss:.4}")),
+            metric(state),
             duration(seconds),
             remark(run),
         ]);
     }
     print(&table.to_string());
     Ok(())
+}
+
+/// The metric of the run with its value; the training loss for a run that has no result yet.
+fn metric(state: &RunState) -> String {
+    let result = state.result.as_ref().and_then(|result| Some((result.metric.as_deref()?, result.value?)));
+    let last_loss = || state.attempts.iter().rev().find_map(|attempt| attempt.last_loss);
+    match result.or_else(|| last_loss().map(|loss| ("loss", loss))) {
+        Some((name, value)) => format!("{} {}", name.trim_start_matches("eval."), figure(value)),
+        None => "-".to_owned(),
+    }
+}
+
+/// Runs of one metric together, the best of them first; runs without one last.
+fn by_metric(a: &Listed, b: &Listed) -> Ordering {
+    let known = |run: &Listed| {
+        let result = run.state.result.as_ref()?;
+        Some((result.metric.clone()?, result.value?))
+    };
+    match (known(a), known(b)) {
+        (Some((first, a)), Some((second, b))) => first.cmp(&second).then_with(|| {
+            let less_is_better = Metric::less_is_better(&first);
+            if less_is_better { a.total_cmp(&b) } else { b.total_cmp(&a) }
+        }),
+        (a, b) => b.is_some().cmp(&a.is_some()),
+    }
 }
 
 /// The last column: damage, stage, or what to do.
@@ -46,7 +90,7 @@ fn remark(run: &Listed) -> String {
     }
     match run.state.status {
         Status::Running => run.state.doing.clone().unwrap_or_default(),
-        Status::Orphaned if run.left_behind.is_empty() => "`pipe resume` continues it".to_owned(),
+        Status::Orphaned | Status::Stopped if run.left_behind.is_empty() => "`pipe resume` continues it".to_owned(),
         _ if !run.left_behind.is_empty() => {
             "its container is still running; `pipe attach` continues the run".to_owned()
         }

@@ -1,17 +1,28 @@
 //! `pipe show`: one run in full.
 
 use pipe_spec::Status;
+use serde::Serialize;
 
 use crate::error::Error;
-use crate::report::{attempts_table, print, print_json};
-use crate::run;
+use crate::report::{ResultFiles, attempts_table, metrics_table, print, print_json, result_lines};
+use crate::run::{self, Listed};
+
+/// A run as JSON.
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    found: Listed,
+    #[serde(flatten)]
+    files: ResultFiles,
+}
 
 pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     let mut found = [run::find(wanted)?];
     super::ls::find_left_behind(&mut found)?;
-    let [found] = found;
+    let [mut found] = found;
+    found.read_result();
     if json {
-        print_json(&found);
+        print_json(&Shown { files: ResultFiles::find(&found.state, found.folder().path()), found });
         return Ok(());
     }
     let state = &found.state;
@@ -25,11 +36,15 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     }
     print(&format!("engine   {}", state.engine));
     print(&format!("folder   {}", found.folder));
+    result_lines(state, found.folder().path()).iter().for_each(|line| print(line));
     if !found.left_behind.is_empty() {
         print(&format!("left     {} (`pipe attach` continues the run)", found.left_behind.join(", ")));
     }
     if !state.attempts.is_empty() {
-        print(&format!("\n{}", attempts_table(&state.attempts)));
+        print(&format!("\n{}", attempts_table(state)));
+    }
+    if let Some(table) = state.result.as_ref().and_then(metrics_table) {
+        print(&format!("\n{table}"));
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pipe_spec::event::Fitted;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::Gpus;
+use pipe_spec::run::RunResult;
 use pipe_spec::{Device, Job, Status};
 
 use crate::attempt::template::{JobTemplate, first_settings};
@@ -21,7 +22,7 @@ use crate::ledger::{Ledger, LedgerSession};
 use crate::lock::{self, Difference, Effect};
 use crate::queue::{self, Ticket};
 use crate::report::Reporter;
-use crate::run::{Record, Run};
+use crate::run::{self, Record, Run};
 use crate::supervise::{StartMode, Supervisor, warn};
 use crate::track::{Listeners, Notice};
 
@@ -67,6 +68,11 @@ impl<'a> Driver<'a> {
     async fn train(mut self, engine: &dyn Engine) -> Result<(), Error> {
         self.note_start();
         self.run.state.retries = self.loaded.pipeline.on_oom.retries;
+        self.run.state.result = self.loaded.pipeline.training().map(|training| RunResult {
+            save_best: training.save.best.clone(),
+            writes_text: training.model.arch.task().writes_text(),
+            ..RunResult::default()
+        });
         self.doing("preparing")?;
         let (listeners, missing) =
             Listeners::from_pipeline(&self.loaded.pipeline, &self.run.folder, &self.loaded.variables);
@@ -317,16 +323,18 @@ impl<'a> Driver<'a> {
     fn end(&mut self, error: Option<&Error>) -> Result<(), Error> {
         self.doing("reporting").ok();
         self.note_end(error);
-        self.write_report();
+        self.note_result();
         warn(self.reporter, self.listeners.notify(&Notice::RunEnded(&self.run.state)));
         let saved = self.run.save();
         self.reporter.run_ended(&self.run.state, &self.run.folder.path().display().to_string());
         saved
     }
 
-    /// The run as a page. That it cannot be written takes nothing from the run.
-    fn write_report(&self) {
+    /// The result of the run, and the run as a page. That it cannot be written takes nothing from the run.
+    fn note_result(&mut self) {
         let mut record = Record::read(&self.run.folder);
+        let known = self.run.state.result.take().unwrap_or_default();
+        self.run.state.result = Some(run::result(&record.history, &known));
         record.state = Some(self.run.state.clone());
         let page = html_report::page(&[record], &self.loaded.variables);
         if let Err(error) = write_whole(&self.run.folder.report(), page.as_bytes()) {

@@ -23,6 +23,12 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
     for (name, score) in eval.iter().flat_map(|Eval { scores, .. }| scores) {
         add(&format!("eval {}", name.replace('_', " ")), Some(figure(*score)));
     }
+    let result = run.state.as_ref().and_then(|state| state.result.as_ref());
+    if let Some((metric, best)) = result.and_then(|result| Some((result.metric.as_ref()?, result.best.as_ref()?))) {
+        let value = best.metrics.get(metric).map(|value| format!("{} at step {}", figure(*value), best.step));
+        add(&format!("best {metric}"), value);
+    }
+    add("model from step", result.and_then(|result| result.model_step).map(|step| step.to_string()));
     add("tokens per second", run.tokens_per_second().map(figure));
     add("peak memory", run.peak_memory().map(human_bytes));
     add("time", run.seconds().map(duration));

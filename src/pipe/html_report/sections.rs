@@ -22,6 +22,9 @@ pub fn heading(run: &Record) -> String {
             facts.push(format!("{} parameters on {}", crate::report::grouped(started.params), escape(&started.device)));
         }
         write!(html, "{}</p>", facts.join(" &middot; ")).ok();
+        if let Some(why) = state.result.as_ref().and_then(|result| result.stopped_early.as_ref()) {
+            write!(html, "<p class=\"note\">stopped early: {}</p>", escape(why)).ok();
+        }
         if let Some(error) = &state.error {
             write!(html, "<p class=\"error\">{}</p>", escape(error)).ok();
         }

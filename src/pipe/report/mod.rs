@@ -3,6 +3,7 @@
 mod check;
 mod number;
 mod progress;
+mod result;
 mod stderr;
 mod stdout;
 mod summary;
@@ -12,6 +13,7 @@ mod visible;
 pub use check::{Check, CheckStatus};
 pub use number::{figure, grouped};
 pub use progress::{FetchProgress, Reporter};
+pub use result::{ResultFiles, metrics_table, result_lines};
 pub use stderr::{ask, say};
 pub use stdout::{print, print_data, print_json, print_json_line};
 pub use table::{Table, attempts_table, duration, steps};

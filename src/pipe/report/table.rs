@@ -1,7 +1,7 @@
 //! Tables of text, and the table of attempts.
 
 use pipe_spec::text::human_bytes;
-use pipe_spec::{Attempt, Outcome};
+use pipe_spec::{Attempt, Outcome, RunState};
 
 use super::visible::visible_line;
 
@@ -54,10 +54,18 @@ fn cut(cell: &str) -> String {
     }
 }
 
-pub fn attempts_table(attempts: &[Attempt]) -> Table {
+/// Why the last attempt ended is left out where the error of the run says it.
+pub fn attempts_table(state: &RunState) -> Table {
     let mut table = Table::new(&["attempt", "batch", "outcome", "steps", "loss", "peak", "time", "why"]);
-    for attempt in attempts {
-        let why = [&attempt.reason, &attempt.action].into_iter().flatten().cloned().collect::<Vec<_>>().join("; then ");
+    let last = state.attempts.len().saturating_sub(1);
+    for (index, attempt) in state.attempts.iter().enumerate() {
+        let reason = Some(&attempt.reason).filter(|_| index < last || !ends_with_error_of_last_attempt(state));
+        let why = [reason.unwrap_or(&None), &attempt.action]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect::<Vec<_>>()
+            .join("; then ");
         table.row(vec![
             attempt.number.to_string(),
             format!("{} x {}", attempt.batch, attempt.accum),
@@ -70,6 +78,12 @@ pub fn attempts_table(attempts: &[Attempt]) -> Table {
         ]);
     }
     table
+}
+
+/// Whether the error of a run says why its last attempt ended.
+pub fn ends_with_error_of_last_attempt(state: &RunState) -> bool {
+    let reason = state.attempts.last().and_then(|attempt| attempt.reason.as_ref());
+    state.error.as_ref().zip(reason).is_some_and(|(error, reason)| error.contains(reason.as_str()))
 }
 
 /// The steps that an attempt did: `4`, `1-9`.

@@ -7,6 +7,7 @@ use pipe_spec::{Attempt, RunFolder, RunState, Status};
 use serde::Serialize;
 
 use super::owner::Owner;
+use super::record::Record;
 use super::{absolute, now, runs_folder};
 use crate::error::Error;
 
@@ -47,6 +48,14 @@ impl Listed {
 
     pub fn folder(&self) -> RunFolder {
         RunFolder::new(&self.folder)
+    }
+
+    /// Reads what a run that has not ended has achieved so far.
+    pub fn read_result(&mut self) {
+        let running = matches!(self.state.status, Status::Running | Status::Orphaned);
+        if let Some(known) = self.state.result.as_ref().filter(|_| running) {
+            self.state.result = Some(super::result(&Record::read(&self.folder()).history, known));
+        }
     }
 
     /// Whether a live process owns it.

@@ -7,6 +7,7 @@ mod list;
 mod owner;
 mod record;
 mod reserve;
+mod result;
 
 use std::io::ErrorKind::StorageFull;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,7 @@ pub use list::{Listed, find, list};
 pub use owner::Owner;
 pub use record::Record;
 use reserve::Reserve;
+pub use result::result;
 
 /// A run that this process owns.
 pub struct Run {

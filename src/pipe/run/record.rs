@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 
-use pipe_spec::event::{Eval, RecordedEvent, Sample, Started, Step};
+use pipe_spec::event::{Eval, Finished, RecordedEvent, Sample, Started, Step};
 use pipe_spec::text::count;
 use pipe_spec::{EventKind, RunFolder, RunState};
 use serde_json::{Map, Value};
@@ -40,6 +40,7 @@ pub struct History {
     pub samples: Vec<Sample>,
     /// With the attempt that it belongs to.
     pub warnings: Vec<(u32, String)>,
+    pub finished: Option<Finished>,
 }
 
 impl Record {
@@ -131,8 +132,8 @@ impl History {
             | EventKind::Fitted(_)
             | EventKind::Rehearsed(_)
             | EventKind::Checkpoint(_)
-            | EventKind::Oom(_)
-            | EventKind::Finished(_) => {}
+            | EventKind::Oom(_) => {}
+            EventKind::Finished(finished) => self.finished = Some(finished),
         }
     }
 

@@ -54,6 +54,8 @@ impl Predictions {
         let scores = if wanted.is_empty() {
             vec![
                 ("accuracy", Some(self.classes.accuracy())),
+                ("macro_f1", Some(self.classes.macro_f1())),
+                // The older name of the same figure.
                 ("f1", Some(self.classes.macro_f1())),
                 ("mcc", Some(self.classes.matthews())),
             ]

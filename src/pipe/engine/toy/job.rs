@@ -73,7 +73,7 @@ pub async fn train(
         lines.send(emit(EventKind::Step(one_step(&spec, step)))).await.ok();
     }
     let samples = steps * u64::from(spec.train.effective_batch);
-    lines.send(emit(EventKind::Finished(Finished { step: steps, samples, model: None }))).await.ok();
+    lines.send(emit(EventKind::Finished(Finished { step: steps, samples, ..Finished::default() }))).await.ok();
     TrainerExit::Done
 }
 

@@ -23,8 +23,9 @@ use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
 
 use super::stderr;
+use super::table::ends_with_error_of_last_attempt;
 use super::visible::visible;
-use super::{attempts_table, print, print_json_line, summary};
+use super::{ResultFiles, attempts_table, metrics_table, print, print_json_line, result_lines, summary};
 use data::DataProgress;
 pub use fetch::FetchProgress;
 use image::ImageProgress;
@@ -50,6 +51,8 @@ pub struct Reporter {
     began: Instant,
     last_line: Option<Instant>,
     journal: Option<File>,
+    /// Why the last attempt ended: printed before the next line, unless the run ends with an error that says the same.
+    reason: Mutex<Option<String>>,
 }
 
 impl Reporter {
@@ -60,7 +63,16 @@ impl Reporter {
             (false, false, true) => Mode::Block,
             (false, false, false) => Mode::Lines,
         };
-        Self { mode, view: Arc::default(), screen: None, began: Instant::now(), last_line: None, journal: None }
+        let began = Instant::now();
+        Self {
+            mode,
+            view: Arc::default(),
+            screen: None,
+            began,
+            last_line: None,
+            journal: None,
+            reason: Mutex::default(),
+        }
     }
 
     /// Whether stdout is for a script.
@@ -87,6 +99,13 @@ impl Reporter {
 
     /// A line for people, above the block.
     fn say(&self, line: &str) {
+        if let Some(reason) = lock(&self.reason).take() {
+            self.write(&reason);
+        }
+        self.write(line);
+    }
+
+    fn write(&self, line: &str) {
         match (&self.screen, self.mode) {
             (_, Mode::Quiet) => {}
             (Some(screen), _) => screen.say(&visible(line)),
@@ -170,13 +189,15 @@ impl Reporter {
         }
         if let Some(reason) = &attempt.reason {
             let outcome = attempt.outcome.map_or("", pipe_spec::Outcome::name);
-            self.say(&format!("attempt {}: {outcome}: {reason}", attempt.number));
+            *lock(&self.reason) = Some(format!("attempt {}: {outcome}: {reason}", attempt.number));
         }
     }
 
-    /// The run is over: the table of its attempts.
+    /// The run is over: the table of its attempts, its evaluations, and where its model is.
     pub fn run_ended(&mut self, state: &RunState, folder: &str) {
         self.hide();
+        let reason = lock(&self.reason).take();
+        reason.filter(|_| !ends_with_error_of_last_attempt(state)).iter().for_each(|reason| self.say(reason));
         if let Err(error) = summary::add(state) {
             self.say(&format!("warning: cannot write to GITHUB_STEP_SUMMARY: {error}"));
         }
@@ -184,10 +205,15 @@ impl Reporter {
             Mode::Json => {
                 let mut line = json!({ "type": "run", "folder": folder });
                 merge(&mut line, state);
+                merge(&mut line, &ResultFiles::find(state, Path::new(folder)));
                 print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
-                print(&attempts_table(&state.attempts).to_string());
+                print(&attempts_table(state).to_string());
+                if let Some(table) = state.result.as_ref().and_then(metrics_table) {
+                    print(&format!("\n{table}\n"));
+                }
+                result_lines(state, Path::new(folder)).iter().for_each(|line| print(line));
                 print(&format!("run {} {}: {folder}", state.id, state.status.name()));
             }
             Mode::Quiet => {}
