@@ -48,7 +48,7 @@ fn main() {
     let ended = match &cli.command {
         Command::Train { spec } => train::train(spec),
         Command::Fit { spec } => boundary::guard(|| train::fit(spec)),
-        Command::Measure { spec } => boundary::guard(|| train::measure(spec)),
+        Command::Measure { spec } => train::measure(spec),
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
         Command::Generate(args) => boundary::guard(|| generate::generate(args)),
