@@ -2,7 +2,7 @@
 
 use super::bounds::MAX_SAMPLES;
 use super::{
-    BatchSetting, Limit, Pipeline, PipelineFile, Problems, Reduce, Task, Track, Train, TrainFile, Training, Work,
+    BatchSetting, Limit, Pipeline, PipelineFile, Problems, Reduce, Track, Train, TrainFile, Training, Work,
     availability, schema,
 };
 use crate::variables::{self, Variables};
@@ -94,15 +94,16 @@ impl Check<'_> {
                     format!("unknown field{}; allowed: {}", crate::yaml::nearest(role, roles), roles.join(", ")),
                 );
             }
-            if data.eval_share > 0.0 {
-                let task = model.arch.task();
-                if task != Task::TimeSeries {
-                    self.problem("data.eval_share", format!("only for time series, not for {}", task.name()));
-                }
-                if data.eval.is_some() {
-                    self.problem("data.eval_share", "give `eval` or `eval_share`, not both");
-                }
+            if data.eval_share > 0.0 && data.eval.is_some() {
+                self.problem("data.eval_share", "give `eval` or `eval_share`, not both");
             }
+        }
+        if let Some(model) = &file.model
+            && !file.train.class_weights.is_none()
+            && !model.arch.task().classifies()
+        {
+            let message = format!("only for models that classify, not for {}", model.arch.task().name());
+            self.problem("train.class_weights", message);
         }
         if let Reduce::Ladder(rungs) = &file.on_oom.reduce
             && let Some(pair) = rungs.windows(2).find(|pair| pair[1] >= pair[0])
@@ -209,6 +210,7 @@ impl Check<'_> {
             dropout: file.dropout,
             seed: file.seed,
             deterministic: file.deterministic,
+            class_weights: file.class_weights,
         })
     }
 

@@ -67,6 +67,11 @@ impl Task {
         self.endings().iter().any(has)
     }
 
+    /// Whether its models can predict classes.
+    pub fn classifies(self) -> bool {
+        matches!(self, Self::Classification | Self::TimeSeries)
+    }
+
     pub fn reads_text(self) -> bool {
         self != Self::TimeSeries
     }

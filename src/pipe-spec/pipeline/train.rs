@@ -41,6 +41,9 @@ pub struct TrainFile {
     pub seed: u64,
     /// The same bits every time, on a card as well; attention with a bias (T5) then keeps all of its weights.
     pub deterministic: bool,
+    /// For classifiers. `balanced`: in the training loss every class counts the same, however many rows it has. The evaluation
+    /// loss is not weighted.
+    pub class_weights: ClassWeights,
 }
 
 impl Default for TrainFile {
@@ -60,6 +63,7 @@ impl Default for TrainFile {
             dropout: None,
             seed: 42,
             deterministic: false,
+            class_weights: ClassWeights::None,
         }
     }
 }
@@ -86,6 +90,8 @@ pub struct Train {
     pub dropout: Option<f64>,
     pub seed: u64,
     pub deterministic: bool,
+    #[serde(default, skip_serializing_if = "ClassWeights::is_none")]
+    pub class_weights: ClassWeights,
 }
 
 impl Train {
@@ -156,6 +162,22 @@ impl JsonSchema for Ranks {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "anyOf": [{ "type": "integer", "minimum": 1, "maximum": 1024 }, { "const": "auto" }] })
+    }
+}
+
+/// What the loss of a row is multiplied with, by its class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClassWeights {
+    #[default]
+    None,
+    /// Rows / (classes * rows of the class), over the training data.
+    Balanced,
+}
+
+impl ClassWeights {
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
     }
 }
 

@@ -94,7 +94,7 @@ fn samples_of(epochs: f64, rows: u64) -> u64 {
 mod tests {
     use std::num::NonZeroU32;
 
-    use pipe_spec::pipeline::{BatchSetting, Optimizer, Precision, Ranks, Schedule};
+    use pipe_spec::pipeline::{BatchSetting, ClassWeights, Optimizer, Precision, Ranks, Schedule};
 
     use super::*;
 
@@ -113,6 +113,7 @@ mod tests {
             dropout: None,
             seed: 42,
             deterministic: false,
+            class_weights: ClassWeights::None,
         }
     }
 

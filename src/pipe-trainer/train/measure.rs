@@ -104,7 +104,8 @@ impl<'a> Measuring<'a> {
     fn prepare(session: &'a Session) -> Result<Self, TrainerError> {
         let spec = &session.spec;
         let definition = Definition::from_spec(&spec.model)?;
-        let sources = data::open(spec, &definition.task_data()?, &session.pool)?;
+        let mut sources = data::open(spec, &definition.task_data()?, &session.pool)?;
+        sources.notices.drain(..).for_each(|notice| session.warn(notice));
         let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
         let state = State::begin(session, &order, &definition)?;
