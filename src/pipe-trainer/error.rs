@@ -35,6 +35,13 @@ pub enum TrainerError {
     OutOfMemory { memory: MemoryKind, message: String, host: HostMemory },
     #[error("not even a batch of 1 fits in the {} memory", match device { Device::Cuda => "card's", Device::Cpu => "host's" })]
     NothingFits { device: Device },
+    /// The error of the process that tries batches, as it reports it.
+    #[error("{message}")]
+    Measurer { message: String, hint: Option<String>, exit: TrainerExit },
+    #[error(
+        "the process that measures batches neither wrote nor computed anything for {seconds} seconds and was killed"
+    )]
+    MeasurerSilent { seconds: u64 },
     #[error("step {step}: the {what} is {value}")]
     NotFinite { step: u64, what: &'static str, value: f64 },
     #[error("step {step}: {tensor} is not finite, so nothing of this step was saved; {}", last_complete(last))]
@@ -90,15 +97,21 @@ impl TrainerError {
             }
             Self::NotFinite { .. } | Self::WeightsNotFinite { .. } => TrainerExit::NotFinite,
             Self::Stopped { .. } => TrainerExit::Stopped,
-            Self::Save { .. } | Self::Cuda { .. } | Self::Io { .. } | Self::Torch { .. } | Self::Panic { .. } => {
-                TrainerExit::Unexpected
-            }
+            Self::Measurer { exit, .. } => *exit,
+            Self::Save { .. }
+            | Self::Cuda { .. }
+            | Self::Io { .. }
+            | Self::Torch { .. }
+            | Self::Panic { .. }
+            | Self::MeasurerSilent { .. } => TrainerExit::Unexpected,
         }
     }
 
     /// What to do about it, where that is known.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<&str> {
         match self {
+            Self::Measurer { hint, .. } => hint.as_deref(),
+            Self::MeasurerSilent { .. } => Some("give train.batch a number, or try again"),
             Self::Variable { .. } => Some("set it in the environment of the trainer"),
             Self::Tokenizer { .. } => Some(
                 "data.tokenizer names a tokenizer.json or another file of the model's tokenizer; by default it lies with the model or beside the data",

@@ -51,7 +51,7 @@ fn main() {
         Command::Train { spec } => train::train(spec),
         Command::Fit { spec } => boundary::guard(|| train::fit(spec)),
         Command::Inspect { spec } => boundary::guard(|| inspect::inspect(spec)),
-        Command::Measure { spec } => boundary::guard(|| train::measure(spec)),
+        Command::Measure { spec } => train::measure(spec),
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
         Command::Generate(args) => boundary::guard(|| generate::generate(args)),

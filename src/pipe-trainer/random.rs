@@ -17,6 +17,8 @@ pub enum Purpose {
     /// The words that a language model chooses.
     Text,
     Series,
+    /// Which rows are kept for evaluation.
+    Split,
 }
 
 impl Purpose {
@@ -32,6 +34,7 @@ impl Purpose {
             Self::Stories => "stories",
             Self::Text => "text",
             Self::Series => "series",
+            Self::Split => "split",
         }
     }
 }

@@ -95,15 +95,16 @@ impl Check<'_> {
                     format!("unknown field{}; allowed: {}", crate::yaml::nearest(role, roles), roles.join(", ")),
                 );
             }
-            if data.eval_share > 0.0 {
-                let task = model.arch.task();
-                if task != Task::TimeSeries {
-                    self.problem("data.eval_share", format!("only for time series, not for {}", task.name()));
-                }
-                if data.eval.is_some() {
-                    self.problem("data.eval_share", "give `eval` or `eval_share`, not both");
-                }
+            if data.eval_share > 0.0 && data.eval.is_some() {
+                self.problem("data.eval_share", "give `eval` or `eval_share`, not both");
             }
+        }
+        if let Some(model) = &file.model
+            && !file.train.class_weights.is_none()
+            && !model.arch.task().classifies()
+        {
+            let message = format!("only for models that classify, not for {}", model.arch.task().name());
+            self.problem("train.class_weights", message);
         }
         if let Reduce::Ladder(rungs) = &file.on_oom.reduce
             && let Some(pair) = rungs.windows(2).find(|pair| pair[1] >= pair[0])
@@ -234,6 +235,7 @@ impl Check<'_> {
             seed: file.seed,
             deterministic: file.deterministic,
             early_stop: file.early_stop.clone(),
+            class_weights: file.class_weights,
         })
     }
 

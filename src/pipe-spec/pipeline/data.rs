@@ -19,7 +19,8 @@ pub struct Data {
     /// Evaluation data, named as `train` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<Paths>,
-    /// Instead of `eval`, for time series: which share of the end of each series is not trained on, but evaluated.
+    /// Instead of `eval`: which share of the rows is not trained on, but evaluated. `train.seed` chooses them, of every class
+    /// the same share; of a time series it is the end.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.9))]
     pub eval_share: f64,
@@ -45,7 +46,8 @@ pub struct Data {
     /// Pad a batch to its longest row, or to `max_length` (`max_source`, `max_target`).
     #[serde(default)]
     pub pad: Pad,
-    /// Leave out pictures that cannot be read, and count them; otherwise the first one ends the training.
+    /// Leave out pictures that cannot be read and rows whose label is empty, and say which; otherwise the first one ends the
+    /// training.
     #[serde(default)]
     pub skip_bad: bool,
     /// Shuffle the rows in every epoch, by `train.seed`.

@@ -28,8 +28,8 @@ pub use model::{Arch, Model};
 pub use on_oom::{Change, Edit, OnOom, Reduce};
 pub use task::Task;
 pub use train::{
-    BatchSetting, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule, ScheduleKind, Train,
-    TrainFile, accum,
+    BatchSetting, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule, ScheduleKind,
+    Train, TrainFile, accum,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 pub use work::{Training, Work, WorkKind};

@@ -84,6 +84,11 @@ impl Task {
         }
     }
 
+    /// Whether its models can predict classes.
+    pub fn classifies(self) -> bool {
+        matches!(self, Self::Classification | Self::TimeSeries)
+    }
+
     pub fn reads_text(self) -> bool {
         self != Self::TimeSeries
     }

@@ -164,10 +164,13 @@ fn a_table_of_bad_input() {
             "give `from` (trained weights) or `config`",
         ),
         (MINIMAL.replace("a.jsonl", "a.jsonl, fields: {sourc: x}"), "did you mean `source`?"),
-        (MINIMAL.replace("a.jsonl", "a.jsonl, eval_share: 0.1"), "only for time series, not for text to text"),
         (MINIMAL.replace("a.jsonl", "a.jsonl, eval_share: 0.95"), "data.eval_share: found 0.95"),
         (
-            MINIMAL.replace("t5", "hybrid-cnn-lstm").replace("a.jsonl", "a.csv, eval: b.csv, eval_share: 0.1"),
+            format!("{MINIMAL}train: {{class_weights: balanced}}\n"),
+            "train.class_weights: only for models that classify, not for text to text",
+        ),
+        (
+            MINIMAL.replace("a.jsonl", "a.jsonl, eval: b.jsonl, eval_share: 0.1"),
             "give `eval` or `eval_share`, not both",
         ),
     ];

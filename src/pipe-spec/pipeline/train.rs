@@ -47,6 +47,9 @@ pub struct TrainFile {
     pub deterministic: bool,
     /// Ends the training when a metric no longer improves. Default: all steps are trained. Needs `evaluate.every`.
     pub early_stop: Option<EarlyStop>,
+    /// For classifiers. `balanced`: in the training loss every class counts the same, however many rows it has. The evaluation
+    /// loss is not weighted.
+    pub class_weights: ClassWeights,
 }
 
 impl Default for TrainFile {
@@ -67,6 +70,7 @@ impl Default for TrainFile {
             seed: 42,
             deterministic: false,
             early_stop: None,
+            class_weights: ClassWeights::None,
         }
     }
 }
@@ -95,6 +99,8 @@ pub struct Train {
     pub deterministic: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_stop: Option<EarlyStop>,
+    #[serde(default, skip_serializing_if = "ClassWeights::is_none")]
+    pub class_weights: ClassWeights,
 }
 
 impl Train {
@@ -176,6 +182,22 @@ impl JsonSchema for Ranks {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "anyOf": [{ "type": "integer", "minimum": 1, "maximum": 1024 }, { "const": "auto" }] })
+    }
+}
+
+/// What the loss of a row is multiplied with, by its class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClassWeights {
+    #[default]
+    None,
+    /// Rows / (classes * rows of the class), over the training data.
+    Balanced,
+}
+
+impl ClassWeights {
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
     }
 }
 

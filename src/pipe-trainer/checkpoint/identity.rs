@@ -1,6 +1,6 @@
 //! Which training a checkpoint belongs to: resuming from it is the same training only when these agree.
 
-use pipe_spec::pipeline::{OptimizerKind, Precision};
+use pipe_spec::pipeline::{ClassWeights, OptimizerKind, Precision};
 use serde::{Deserialize, Serialize};
 
 use super::metric_record::MetricRecords;
@@ -16,6 +16,8 @@ pub struct Identity {
     pub optimizer: OptimizerKind,
     /// Rows of the training data.
     pub rows: u64,
+    #[serde(default, skip_serializing_if = "ClassWeights::is_none")]
+    pub class_weights: ClassWeights,
 }
 
 impl Identity {
@@ -37,6 +39,10 @@ impl Identity {
             })
             .or_else(|| differs("shuffle", self.shuffle.to_string(), run.shuffle.to_string()))
             .or_else(|| differs("training rows", self.rows.to_string(), run.rows.to_string()))
+            .or_else(|| {
+                let [saved, asked] = [self, run].map(|one| format!("{:?}", one.class_weights));
+                differs("class weights", saved, asked)
+            })
     }
 }
 

@@ -160,14 +160,15 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::pipeline::{OptimizerKind, Precision};
+    use pipe_spec::pipeline::{ClassWeights, OptimizerKind, Precision};
 
     use super::*;
     use crate::checkpoint::MetricRecords;
 
     fn identity() -> Identity {
         let (precision, optimizer) = (Precision::Fp32, OptimizerKind::Adamw);
-        Identity { seed: 1, effective_batch: 8, shuffle: true, precision, optimizer, rows: 100 }
+        let class_weights = ClassWeights::None;
+        Identity { seed: 1, effective_batch: 8, shuffle: true, precision, optimizer, rows: 100, class_weights }
     }
 
     fn state(step: u64) -> SavedState {

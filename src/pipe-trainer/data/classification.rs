@@ -1,5 +1,6 @@
 //! Texts, or pairs of them, with a class or a number.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,8 +10,8 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
+use super::label_rows::LabelRows;
 use super::labelling::{Labelling, Seen};
-use super::longest_rows::LongestRows;
 use super::opener::{Opener, holds_tensors};
 use super::rows::Rows;
 use super::sources::Sources;
@@ -43,16 +44,19 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         Some(Arc::new(tokens.check_vocabulary(*vocab_size)?))
     };
     let labelling = Arc::new(Labelling::new(decided.clone()));
+    let notices = RefCell::new(Vec::new());
     let open_rows = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         let tokens = tokens.clone().unwrap_or_else(|| panic!("rows without a tokenizer"));
         let mut classes = Classes {
             rows: rows(opener, paths)?,
+            kept: None,
             longest: Vec::new(),
             tokens,
             labelling: Arc::clone(&labelling),
             token_types: *token_types,
+            skip_bad: data.skip_bad,
         };
-        classes.longest = classes.check(opener.pool, data.fields.contains_key("text_pair"))?.rows();
+        notices.borrow_mut().extend(classes.check(opener.pool, data.fields.contains_key("text_pair"))?);
         Ok(Arc::new(classes))
     };
     let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
@@ -63,21 +67,30 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         Ok(source)
     };
     let padding = |column, with| Padding { column, with, length: opener.fixed(length) };
+    let (train, eval) = (open(&data.train)?, data.eval.as_ref().map(open).transpose()?);
     Ok(Sources {
-        train: open(&data.train)?,
-        eval: data.eval.as_ref().map(open).transpose()?,
+        train,
+        eval,
         paddings: vec![padding("input_ids", *pad_token_id), padding("attention_mask", 0), padding("token_type_ids", 0)],
         tokens: None,
+        classes: match &decided {
+            Labels::Classes(names) => Some(names.len()),
+            Labels::Number => None,
+        },
         labels: labels.is_none().then_some(decided),
+        notices: notices.take(),
     })
 }
 
 struct Classes {
     rows: Rows,
+    /// The rows that have a label, where some have none and are left out.
+    kept: Option<Vec<usize>>,
     longest: Vec<usize>,
     tokens: Arc<Tokens>,
     labelling: Arc<Labelling>,
     token_types: bool,
+    skip_bad: bool,
 }
 
 fn rows(opener: &Opener<'_>, paths: &Paths) -> Result<Rows, TrainerError> {
@@ -92,47 +105,81 @@ struct Row {
 }
 
 impl Classes {
-    /// Where the pipeline names a column for it, the second text must be there.
-    fn check(&self, pool: &ThreadPool, pairs: bool) -> Result<LongestRows, TrainerError> {
-        self.rows.check(pool, |index| match self.row(index)? {
-            Row { text_pair: None, .. } if pairs => Err(self.rows.not_a_text(index, TEXT_PAIR, None)),
-            Row { text, text_pair, .. } => Ok([text.len() + text_pair.map_or(0, |text| text.len())]),
-        })
+    /// Reads every row once. Where the pipeline names a column for it, the second text must be there. Returns what is to be
+    /// said about the labels.
+    fn check(&mut self, pool: &ThreadPool, pairs: bool) -> Result<Vec<String>, TrainerError> {
+        let found = LabelRows::default();
+        let longest = self.rows.check(pool, |row| {
+            let mut values = self.rows.values(row)?;
+            let Some(label) = label_of(&self.rows, row, LABEL, values[LABEL].as_ref(), self.skip_bad)? else {
+                found.see_empty(row);
+                return Ok([0]);
+            };
+            if let (true, Value::String(text)) = (self.labelling.trims(label), label) {
+                found.see_trimmed(row, text);
+            }
+            match self.read(row, &mut values)? {
+                Row { text_pair: None, .. } if pairs => Err(self.rows.not_a_text(row, TEXT_PAIR, None)),
+                Row { text, text_pair, .. } => Ok([text.len() + text_pair.map_or(0, |text| text.len())]),
+            }
+        })?;
+        let (empty, notices) = found.finish(&self.rows);
+        self.longest = longest.rows();
+        if !empty.is_empty() {
+            let kept: Vec<usize> = (0..self.rows.len()).filter(|row| empty.binary_search(row).is_err()).collect();
+            if kept.is_empty() {
+                return Err(self.rows.fail(0, "the label is empty, and so is that of every other row".to_owned()));
+            }
+            self.longest = self.longest.iter().filter_map(|row| kept.binary_search(row).ok()).collect();
+            self.kept = Some(kept);
+        }
+        Ok(notices)
     }
 
-    fn row(&self, index: usize) -> Result<Row, TrainerError> {
-        let mut values = self.rows.values(index)?;
+    /// The row of a sample.
+    fn row_of(&self, index: usize) -> usize {
+        self.kept.as_ref().map_or(index, |kept| kept[index])
+    }
+
+    fn read(&self, row: usize, values: &mut [Option<Value>]) -> Result<Row, TrainerError> {
         let (text, pair, label) = (values[TEXT].take(), values[TEXT_PAIR].take(), values[LABEL].take());
         Ok(Row {
             text: match text {
                 Some(Value::String(text)) => text,
-                other => return Err(self.rows.not_a_text(index, TEXT, other.as_ref())),
+                other => return Err(self.rows.not_a_text(row, TEXT, other.as_ref())),
             },
             text_pair: match pair {
                 Some(Value::String(text)) => Some(text),
                 None | Some(Value::Null) => None,
-                other => return Err(self.rows.not_a_text(index, TEXT_PAIR, other.as_ref())),
+                other => return Err(self.rows.not_a_text(row, TEXT_PAIR, other.as_ref())),
             },
-            label: self
-                .labelling
-                .column(label_of(&self.rows, index, LABEL, label.as_ref())?)
-                .map_err(|message| self.rows.fail(index, message))?,
+            label: match label_of(&self.rows, row, LABEL, label.as_ref(), false)? {
+                Some(label) => self.labelling.column(label).map_err(|message| self.rows.fail(row, message))?,
+                None => return Err(no_label(&self.rows, row)),
+            },
         })
     }
 }
 
 impl Source for Classes {
     fn len(&self) -> usize {
-        self.rows.len()
+        self.kept.as_ref().map_or_else(|| self.rows.len(), Vec::len)
     }
 
     fn longest(&self) -> Vec<usize> {
         self.longest.clone()
     }
 
+    fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
+        let row = self.row_of(index);
+        let Row { label, .. } = self.rows.during(row, || self.read(row, &mut self.rows.values(row)?))?;
+        Ok(if let Column::Whole(class) = label { Some(class) } else { None })
+    }
+
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        let (ids, types, label) = self.rows.during(index, || {
-            let Row { text, text_pair, label } = self.row(index)?;
+        let row = self.row_of(index);
+        let (ids, types, label) = self.rows.during(row, || {
+            let Row { text, text_pair, label } = self.read(row, &mut self.rows.values(row)?)?;
             let (ids, types) = match text_pair {
                 Some(pair) => self.tokens.encode_pair(&text, &pair)?,
                 None => {
@@ -155,12 +202,25 @@ impl Source for Classes {
     }
 }
 
-fn label_of<'a>(rows: &Rows, index: usize, column: usize, label: Option<&'a Value>) -> Result<&'a Value, TrainerError> {
+/// The label of a row; nothing where it is empty and such rows are left out.
+fn label_of<'a>(
+    rows: &Rows,
+    row: usize,
+    column: usize,
+    label: Option<&'a Value>,
+    skip_bad: bool,
+) -> Result<Option<&'a Value>, TrainerError> {
     match label {
-        Some(Value::String(name)) if name.trim().is_empty() => Err(rows.fail(index, "the label is empty".to_owned())),
-        Some(value @ (Value::String(_) | Value::Number(_))) => Ok(value),
-        other => Err(rows.problem(index, column, other, A_LABEL)),
+        Some(Value::String(name)) if name.trim().is_empty() && !skip_bad => Err(no_label(rows, row)),
+        Some(Value::String(name)) if name.trim().is_empty() => Ok(None),
+        Some(Value::Null) if skip_bad => Ok(None),
+        Some(value @ (Value::String(_) | Value::Number(_))) => Ok(Some(value)),
+        other => Err(rows.problem(row, column, other, A_LABEL)),
     }
+}
+
+fn no_label(rows: &Rows, row: usize) -> TrainerError {
+    rows.fail(row, "the label is empty; data.skip_bad: true leaves out such rows".to_owned())
 }
 
 /// The labels of the training data.
@@ -172,7 +232,8 @@ fn decide(opener: &Opener<'_>) -> Result<Labels, TrainerError> {
     let rows = Rows::open(&data.train, &[data.field("label")])?;
     let read = |index: usize| -> Result<Seen, TrainerError> {
         let label = rows.values(index)?.swap_remove(0);
-        Ok(Seen::of(index, label_of(&rows, index, 0, label.as_ref())?))
+        let label = label_of(&rows, index, 0, label.as_ref(), data.skip_bad)?;
+        Ok(label.map_or_else(Seen::default, |label| Seen::of(index, label)))
     };
     rows.check(opener.pool, |index| read(index).map(|_| []))?;
     let all = (0..rows.len()).into_par_iter().map(read);

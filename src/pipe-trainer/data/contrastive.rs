@@ -70,6 +70,8 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         paddings: vec![Padding { column: "input_ids", with: pad_token_id, length: opener.fixed(max_length) }],
         tokens: None,
         labels: None,
+        classes: None,
+        notices: Vec::new(),
     })
 }
 

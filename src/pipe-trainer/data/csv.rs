@@ -1,12 +1,10 @@
 //! One file of comma-separated values with a line of names, read whole; numbers in it stay texts until they are parsed.
 
-use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::csv_records::CsvRecords;
+use super::csv_records::{CsvRecords, line_of};
 use crate::error::TrainerError;
 
 pub struct CsvFile {
@@ -21,7 +19,13 @@ impl CsvFile {
     pub fn open(path: &Path, columns: &[String]) -> Result<Self, TrainerError> {
         let fail = |line: Option<u64>, message: String| TrainerError::Data { path: path.to_owned(), line, message };
         let mut records = CsvRecords::open(path, &csv::ReaderBuilder::new())?;
-        let names: Vec<String> = records.headers()?.iter().map(|name| name.trim().to_owned()).collect();
+        let header = records.headers()?;
+        let names: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
+        let is_double = |column: &&String| names.iter().filter(|name| name == column).count() > 1;
+        if let Some(double) = columns.iter().find(is_double) {
+            let message = format!("two columns are called {double:?}; rename or remove one of them");
+            return Err(fail(Some(line_of(path, &header)), message));
+        }
         let rows = records.collect::<Result<Vec<_>, _>>()?;
         if rows.is_empty() {
             return Err(fail(None, "the file has no rows".to_owned()));
@@ -52,23 +56,4 @@ impl CsvFile {
     pub fn line_number(&self, index: usize) -> u64 {
         line_of(&self.path, &self.rows[index])
     }
-}
-
-/// The line on which a row of a file stands. What the reader remembers is where the row before ended: blank lines may follow.
-pub fn line_of(path: &Path, row: &csv::StringRecord) -> u64 {
-    let Some(position) = row.position() else { return 0 };
-    let blank = || -> std::io::Result<u64> {
-        let mut file = BufReader::new(File::open(path)?);
-        file.seek(SeekFrom::Start(position.byte()))?;
-        let mut lines = 0;
-        for byte in file.bytes() {
-            match byte? {
-                b'\n' => lines += 1,
-                b'\r' => {}
-                _ => break,
-            }
-        }
-        Ok(lines)
-    };
-    position.line() + blank().unwrap_or(0)
 }

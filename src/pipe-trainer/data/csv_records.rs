@@ -3,11 +3,11 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use csv::{ErrorKind, ReaderBuilder, StringRecord};
+use csv::{ErrorKind, Position, ReaderBuilder, StringRecord};
 use pipe_spec::text::human_bytes;
 
 use super::row::LONGEST_ROW;
@@ -47,38 +47,80 @@ impl CsvRecords {
     pub fn open(path: &Path, builder: &ReaderBuilder) -> Result<Self, TrainerError> {
         let fail =
             |error: io::Error| TrainerError::Data { path: path.to_owned(), line: None, message: error.to_string() };
-        let file = File::open(path).map_err(fail)?;
+        let mut file = File::open(path).map_err(fail)?;
+        // The reader would skip the mark too, without counting its bytes.
+        skip_byte_order_mark(&mut file).map_err(fail)?;
         let allowed = Rc::new(Cell::new(LONGEST_ROW + READ_AHEAD));
         let reader = builder.from_reader(BoundedFile { file, read: 0, allowed: Rc::clone(&allowed) });
         Ok(Self { path: path.to_owned(), reader, allowed, rows: 0 })
     }
 
     pub fn headers(&mut self) -> Result<StringRecord, TrainerError> {
-        let line = self.reader.position().line();
+        let position = self.reader.position().clone();
         match self.reader.headers() {
             Ok(headers) => Ok(headers.clone()),
-            Err(error) => Err(self.wrong(&error, line)),
+            Err(error) => Err(self.wrong(&error, &position)),
         }
     }
 
-    fn wrong(&self, error: &csv::Error, line: u64) -> TrainerError {
+    /// `position` is where the record was expected.
+    fn wrong(&self, error: &csv::Error, position: &Position) -> TrainerError {
+        let line = Some(line_at(&self.path, error.position().unwrap_or(position)));
         let (line, message) = match error.kind() {
             ErrorKind::Io(cause) if cause.kind() == io::ErrorKind::InvalidData => {
                 let most = human_bytes(LONGEST_ROW);
-                (Some(line), format!("the row has more than {most}; is a quote not closed?"))
+                (line, format!("the row has more than {most}; is a quote not closed?"))
             }
-            _ => (error.position().map(csv::Position::line), error.to_string()),
+            ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                (line, format!("{len} values; the first line names {expected_len} columns"))
+            }
+            ErrorKind::Utf8 { .. } => (line, "not UTF-8".to_owned()),
+            _ => (None, error.to_string()),
         };
         TrainerError::Data { path: self.path.clone(), line, message }
     }
+}
+
+/// The line on which a record of the file at `path` begins, counted from 1.
+pub fn line_of(path: &Path, record: &StringRecord) -> u64 {
+    record.position().map_or(1, |position| line_at(path, position))
+}
+
+/// The line of the record that begins at `position` or behind it: the reader only knows where the record before has ended, and
+/// the end of its line or blank lines may follow.
+fn line_at(path: &Path, position: &Position) -> u64 {
+    let before = || -> io::Result<u64> {
+        let mut file = File::open(path)?;
+        let mark = skip_byte_order_mark(&mut file)?;
+        file.seek(SeekFrom::Start(mark + position.byte()))?;
+        let mut lines = 0;
+        for byte in BufReader::new(file).bytes() {
+            match byte? {
+                b'\n' => lines += 1,
+                b'\r' => {}
+                _ => break,
+            }
+        }
+        Ok(lines)
+    };
+    position.line() + before().unwrap_or(0)
+}
+
+/// Moves behind the mark that some programs begin a file of UTF-8 with; how many bytes it has.
+fn skip_byte_order_mark(file: &mut File) -> io::Result<u64> {
+    const MARK: &[u8] = b"\xef\xbb\xbf";
+    let mut first = Vec::new();
+    file.by_ref().take(MARK.len() as u64).read_to_end(&mut first)?;
+    let length = if first == MARK { first.len() as u64 } else { 0 };
+    file.seek(SeekFrom::Start(length))
 }
 
 impl Iterator for CsvRecords {
     type Item = Result<StringRecord, TrainerError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (byte, line) = (self.reader.position().byte(), self.reader.position().line());
-        self.allowed.set(byte + LONGEST_ROW + READ_AHEAD);
+        let position = self.reader.position().clone();
+        self.allowed.set(position.byte() + LONGEST_ROW + READ_AHEAD);
         self.rows += 1;
         let mut record = StringRecord::new();
         let reader = &mut self.reader;
@@ -86,7 +128,7 @@ impl Iterator for CsvRecords {
             reader.read_record(&mut record)
         });
         match read {
-            Err(error) => Some(Err(self.wrong(&error, line))),
+            Err(error) => Some(Err(self.wrong(&error, &position))),
             Ok(false) => None,
             Ok(true) => Some(boundary::check_host_memory().map(|()| record)),
         }
@@ -96,6 +138,51 @@ impl Iterator for CsvRecords {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The lines of the records of a text; of an error its message.
+    fn lines(name: &str, text: &[u8]) -> Vec<Result<u64, String>> {
+        let path = std::env::temp_dir().join(format!("pipe-lines-{name}-{}.csv", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let mut records = CsvRecords::open(&path, &ReaderBuilder::new()).unwrap();
+        let header = records.headers().map(|header| line_of(&path, &header));
+        let rows: Vec<_> = records.map(|record| record.map(|record| line_of(&path, &record))).collect();
+        let place = format!("{} ", path.display());
+        let shown = |error: TrainerError| error.to_string().replace(&place, "");
+        let lines = std::iter::once(header).chain(rows).map(|line| line.map_err(shown)).collect();
+        std::fs::remove_file(path).unwrap();
+        lines
+    }
+
+    #[test]
+    fn every_record_has_the_line_it_begins_on() {
+        let texts: [(&str, &str, &[u64]); 5] = [
+            ("plain", "a,b\n1,2\n3,4", &[1, 2, 3]),
+            ("quoted", "a,b\n\"1\n\n\",2\n3,4\n\"5\n\",6\n7,8\n", &[1, 2, 5, 6, 8]),
+            ("blank", "\n\na,b\n\n1,2\n\n\n3,4\n", &[3, 5, 8]),
+            ("quoted-header", "\"a\nb\",c\n1,2\n", &[1, 3]),
+            ("quoted-and-blank", "a,b\n\n\"1\n\",2\n\n3,4\n", &[1, 3, 6]),
+        ];
+        for (name, text, want) in texts {
+            for (ending, text) in [("lf", text.to_owned()), ("crlf", text.replace('\n', "\r\n"))] {
+                for mark in [&b""[..], b"\xef\xbb\xbf"] {
+                    let got = lines(name, &[mark, text.as_bytes()].concat());
+                    let want: Vec<_> = want.iter().map(|line| Ok(*line)).collect();
+                    assert_eq!(got, want, "{name} {ending} {mark:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_record_is_named_with_its_line() {
+        for (name, text, want) in [
+            ("few", &b"a,b\n1,2\n\n3\n"[..], "line 4: 1 values; the first line names 2 columns"),
+            ("many", b"\xef\xbb\xbfa,b\r\n1,2\r\n3,4,5\r\n", "line 3: 3 values; the first line names 2 columns"),
+            ("latin", b"a,b\r\n\"1\r\n\",2\r\n\xe4,4\r\n", "line 4: not UTF-8"),
+        ] {
+            assert_eq!(lines(name, text).pop(), Some(Err(want.to_owned())));
+        }
+    }
 
     #[test]
     fn a_quote_that_is_not_closed_is_named_with_its_line() {

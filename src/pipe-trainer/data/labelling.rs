@@ -12,7 +12,9 @@ const LISTED: usize = 20;
 
 pub struct Labelling {
     labels: Labels,
+    /// By the names as they are, and by those without space around them.
     numbers: HashMap<String, i64>,
+    trimmed: HashMap<String, i64>,
 }
 
 impl Labelling {
@@ -22,8 +24,18 @@ impl Labelling {
             Labels::Number => &[],
         };
         // The first of several classes of one name is meant.
-        let numbers = names.iter().enumerate().rev().map(|(number, name)| (name.clone(), number as i64)).collect();
-        Self { labels, numbers }
+        let numbered = || names.iter().enumerate().rev();
+        Self {
+            numbers: numbered().map(|(number, name)| (name.clone(), number as i64)).collect(),
+            trimmed: numbered().map(|(number, name)| (name.trim().to_owned(), number as i64)).collect(),
+            labels,
+        }
+    }
+
+    /// Whether space around `value` is left out to find its class.
+    pub fn trims(&self, value: &Value) -> bool {
+        let has_space = |name: &str| name != name.trim() && !self.numbers.contains_key(name);
+        matches!(self.labels, Labels::Classes(_)) && value.as_str().is_some_and(has_space)
     }
 
     /// The label that a row gives as `value`; otherwise what is wrong with it.
@@ -34,7 +46,8 @@ impl Labelling {
                 _ => Err(format!("the label {value} is no number, and a number is what the model predicts")),
             },
             Labels::Classes(names) => {
-                let named = value.as_str().and_then(|name| self.numbers.get(name).copied());
+                let find = |name: &str| self.numbers.get(name).or_else(|| self.trimmed.get(name.trim())).copied();
+                let named = value.as_str().and_then(find);
                 match named.or_else(|| Given::of(value).whole()).filter(|class| (0..names.len() as i64).contains(class))
                 {
                     Some(class) => Ok(Column::Whole(class)),
@@ -94,7 +107,7 @@ impl Given {
 #[derive(Default)]
 pub struct Seen {
     rows: usize,
-    /// Texts, numbers among them.
+    /// Texts without space around them, numbers among them.
     texts: BTreeMap<String, usize>,
     name: Option<usize>,
     number: Option<usize>,
@@ -107,7 +120,7 @@ impl Seen {
     pub fn of(row: usize, value: &Value) -> Self {
         let mut seen = Self { rows: 1, ..Self::default() };
         match value {
-            Value::String(text) => drop(seen.texts.insert(text.clone(), row)),
+            Value::String(text) => drop(seen.texts.insert(text.trim().to_owned(), row)),
             _ => seen.number = Some(row),
         }
         match Given::of(value) {
@@ -179,6 +192,8 @@ mod tests {
             (vec![json!(2), json!(0), json!(1)], Labels::numbered(3)),
             (vec![json!("2"), json!("0"), json!("0")], Labels::numbered(3)),
             (vec![json!("2"), json!("b")], classes(&["2", "b"])),
+            (vec![json!("soup "), json!("\tcake"), json!("soup")], classes(&["cake", "soup"])),
+            (vec![json!(" 1"), json!("0")], Labels::numbered(2)),
             (vec![json!(1), json!(0.5)], Labels::Number),
             (vec![json!("1.0"), json!("-3")], Labels::Number),
         ];
@@ -188,6 +203,7 @@ mod tests {
         let undecided = [
             (vec![json!("a"), json!("b"), json!(1)], (2, "this label is a number")),
             (vec![json!("a"), json!("a")], (0, "every row has this label")),
+            (vec![json!("a"), json!(" a ")], (0, "every row has this label")),
             (vec![json!(0), json!(0)], (0, "every row has this label")),
             (vec![json!(0), json!(-1)], (1, "negative")),
             (vec![json!(0), json!(7), json!(7)], (1, "label 7 in 3 rows")),
@@ -214,6 +230,25 @@ mod tests {
             let message = class(value.clone()).unwrap_err();
             assert!(message.ends_with("allowed: cake, soup, 1, or their numbers, 0 to 2"), "{message}");
         }
+    }
+
+    #[test]
+    fn space_around_a_label_is_left_out() {
+        // A trained model may have names with spaces of its own.
+        let labelling = Labelling::new(Labels::Classes([" soup", "cake", "soup"].map(str::to_owned).to_vec()));
+        let cases = [
+            ("cake ", 1, true),
+            ("\u{a0}cake\n", 1, true),
+            (" soup", 0, false),
+            ("soup", 2, false),
+            ("soup ", 0, true),
+        ];
+        for (label, want, trimmed) in cases {
+            let found = labelling.column(&json!(label));
+            assert!(matches!(found, Ok(Column::Whole(class)) if class == want), "{label:?} {found:?}");
+            assert_eq!(labelling.trims(&json!(label)), trimmed, "{label:?}");
+        }
+        assert!(!Labelling::new(Labels::Number).trims(&json!(" 1")));
     }
 
     #[test]

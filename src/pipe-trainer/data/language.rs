@@ -31,6 +31,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     } else {
         Some(Arc::new(Tokens::whole(opener.tokenizer()?, opener.arch())?.check_vocabulary(vocab_size)?))
     };
+    let evaluated = data.eval.as_ref().or((data.eval_share > 0.0).then_some(&data.train));
     let mut longest = [0; 2];
     let mut open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         let (source, [ids, labels]): (Arc<dyn Source>, _) = match &tokens {
@@ -59,8 +60,10 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
             padding("prompt", 0, shape.prompt()),
         ],
         // Rows of tokens say nothing in words.
-        tokens: tokens.filter(|_| data.eval.as_ref().is_some_and(|paths| !ready(paths))),
+        tokens: tokens.filter(|_| evaluated.is_some_and(|paths| !ready(paths))),
         eval,
         labels: None,
+        classes: None,
+        notices: Vec::new(),
     })
 }

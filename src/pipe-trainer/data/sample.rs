@@ -1,5 +1,8 @@
 //! One sample, ready to become a row of tensors. Knows no tensors itself, so that threads can make it.
 
+/// The column with what the loss of a sample is multiplied with. Absent where every sample counts the same.
+pub const LOSS_WEIGHTS: &str = "loss_weights";
+
 /// Columns have the names that models know them by: `input_ids`, `labels`, `pixel_values` and the like.
 #[derive(Clone, Debug)]
 pub struct Sample {
@@ -23,6 +26,26 @@ pub enum Column {
 }
 
 impl Sample {
+    /// Its class, where it has one.
+    pub fn class(&self) -> Option<i64> {
+        match self.column("labels") {
+            Some(Column::Whole(class)) => Some(*class),
+            _ => None,
+        }
+    }
+
+    /// What its loss is multiplied with, where samples count differently.
+    pub fn loss_weight(&self) -> Option<f32> {
+        match self.column(LOSS_WEIGHTS) {
+            Some(Column::Real(weight)) => Some(*weight),
+            _ => None,
+        }
+    }
+
+    fn column(&self, name: &str) -> Option<&Column> {
+        self.columns.iter().find(|(column, _)| *column == name).map(|(_, column)| column)
+    }
+
     /// The length of its longest column of tokens.
     pub fn length(&self) -> usize {
         let length = |(_, column): &(_, Column)| match column {

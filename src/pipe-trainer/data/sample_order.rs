@@ -94,7 +94,7 @@ fn samples_of(epochs: f64, rows: u64) -> u64 {
 mod tests {
     use std::num::NonZeroU32;
 
-    use pipe_spec::pipeline::{BatchSetting, Optimizer, Precision, Ranks, Schedule};
+    use pipe_spec::pipeline::{BatchSetting, ClassWeights, Optimizer, Precision, Ranks, Schedule};
 
     use super::*;
 
@@ -114,6 +114,7 @@ mod tests {
             seed: 42,
             deterministic: false,
             early_stop: None,
+            class_weights: ClassWeights::None,
         }
     }
 

@@ -57,6 +57,8 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         ],
         tokens: Some(target),
         labels: None,
+        classes: None,
+        notices: Vec::new(),
     })
 }
 

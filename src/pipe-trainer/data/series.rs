@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use csv::StringRecord;
 use pipe_spec::pipeline::Data;
 
-use super::csv::line_of;
-use super::csv_records::CsvRecords;
+use super::csv_records::{CsvRecords, line_of};
 use crate::error::TrainerError;
 
 /// One file.
@@ -87,7 +86,8 @@ impl<'a> SeriesReader<'a> {
 
     /// Every column but label and time is a feature.
     fn places(&mut self, path: &Path, header: &StringRecord) -> Result<Places, TrainerError> {
-        let fail = |message: String| TrainerError::Data { path: path.to_owned(), line: Some(1), message };
+        let fail =
+            |message: String| TrainerError::Data { path: path.to_owned(), line: Some(line_of(path, header)), message };
         let names: Vec<&str> = header.iter().collect();
         if let Some(twice) = (1..names.len()).find(|place| names[..*place].contains(&names[*place])) {
             return Err(fail(format!("two columns are called {:?}", names[twice])));

@@ -18,6 +18,11 @@ pub trait Source: Send + Sync {
         self.sample(index)
     }
 
+    /// The class of a sample, where it has one.
+    fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
+        Ok(self.peek(index)?.and_then(|sample| sample.class()))
+    }
+
     /// Samples that are likely the longest, if some are longer than others.
     fn longest(&self) -> Vec<usize> {
         (0..self.len().min(ROWS_PER_COLUMN)).collect()

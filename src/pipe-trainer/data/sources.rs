@@ -17,4 +17,8 @@ pub struct Sources {
     pub tokens: Option<Arc<Tokens>>,
     /// The labels, where the data decides them.
     pub labels: Option<Labels>,
+    /// How many classes there are, where classes are predicted.
+    pub classes: Option<usize>,
+    /// What the user is to be told about the data.
+    pub notices: Vec<String>,
 }

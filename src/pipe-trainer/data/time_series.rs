@@ -20,7 +20,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     };
     let data = &opener.spec.data;
     if holds_tensors(&data.train) {
-        return ready_made(opener);
+        return ready_made(opener, *classes);
     }
     let cutter = Cutter { length: *sequence_length as usize, width: *features as usize };
     let mut reader = SeriesReader::new(data, *features);
@@ -50,11 +50,19 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         None if data.eval_share > 0.0 => Some(Arc::new(windows(&kept, &numbers)?)),
         None => None,
     };
-    Ok(Sources { train, eval, paddings: Vec::new(), tokens: None, labels: naming.labels() })
+    Ok(Sources {
+        train,
+        eval,
+        paddings: Vec::new(),
+        tokens: None,
+        labels: naming.labels(),
+        classes: Some(*classes as usize),
+        notices: Vec::new(),
+    })
 }
 
 /// Windows that were cut before.
-fn ready_made(opener: &Opener<'_>) -> Result<Sources, TrainerError> {
+fn ready_made(opener: &Opener<'_>, classes: i64) -> Result<Sources, TrainerError> {
     let data = &opener.spec.data;
     let refuse = |key: &str, message: &str| TrainerError::Data {
         path: PathBuf::from(key),
@@ -73,6 +81,8 @@ fn ready_made(opener: &Opener<'_>) -> Result<Sources, TrainerError> {
         paddings: Vec::new(),
         tokens: None,
         labels: None,
+        classes: Some(classes as usize),
+        notices: Vec::new(),
     })
 }
 
@@ -207,14 +217,21 @@ struct Windows {
     learned: Map<String, Value>,
 }
 
+impl Windows {
+    /// The series of a window, and the row there with which it begins.
+    fn place(&self, index: usize) -> (usize, usize) {
+        let series = self.ends.partition_point(|end| *end <= index);
+        (series, if series == 0 { index } else { index - self.ends[series - 1] })
+    }
+}
+
 impl Source for Windows {
     fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        let series = self.ends.partition_point(|end| *end <= index);
-        let start = if series == 0 { index } else { index - self.ends[series - 1] };
+        let (series, start) = self.place(index);
         let (values, labels) = &self.rows[series];
         let values = values[start * self.width..(start + self.length) * self.width].to_vec();
         let shape = vec![self.length as i64, self.width as i64];
@@ -225,6 +242,11 @@ impl Source for Windows {
             ],
             targets: 1,
         }))
+    }
+
+    fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
+        let (series, start) = self.place(index);
+        Ok(Some(self.rows[series].1[start + self.length - 1]))
     }
 
     fn config_keys(&self) -> Map<String, Value> {

@@ -2,8 +2,17 @@
 
 use tch::{Kind, Reduction, Tensor};
 
-use crate::data::IGNORED;
+use crate::data::{IGNORED, LOSS_WEIGHTS, Part};
 use crate::error::TrainerError;
+
+/// The training loss of a part, summed over its samples: of each times its weight, where samples have weights.
+pub fn part_loss_sum(logits: &Tensor, part: &Part) -> Result<Tensor, TrainerError> {
+    let labels = part.get("labels")?;
+    let Some(weights) = part.find(LOSS_WEIGHTS) else { return loss_sum(logits, labels) };
+    let logits = logits.f_to_kind(Kind::Float)?;
+    let losses = logits.f_cross_entropy_loss(labels, None::<&Tensor>, Reduction::None, IGNORED, 0.0)?;
+    Ok(losses.f_mul(weights)?.f_sum(Kind::Float)?)
+}
 
 /// Summed over the samples, in fp32: the cross-entropy of `logits` [samples, classes] where `labels` [samples] are classes,
 /// their squared error where labels are numbers or there is one logit alone.
@@ -32,6 +41,19 @@ mod tests {
         assert!((classes - (2f64.ln() - 0.75f64.ln())).abs() < 1e-6, "{classes}");
         let numbers = value(&[[1.0, 9.0], [-2.0, 9.0]], &Tensor::from_slice(&[3.0f32, 0.0]));
         assert!((numbers - 8.0).abs() < 1e-6, "{numbers}");
+    }
+
+    #[test]
+    fn a_weight_multiplies_the_loss_of_its_sample() {
+        let logits = Tensor::from_slice2(&[[0.0f32, 0.0], [0.0, 3f32.ln()]]);
+        let labels = Tensor::from_slice(&[0i64, 1]);
+        let part = |weights: [f32; 2]| {
+            let part = Part::default().with("labels", labels.shallow_clone());
+            part.with(LOSS_WEIGHTS, Tensor::from_slice(&weights))
+        };
+        let sum = |weights| part_loss_sum(&logits, &part(weights)).unwrap().double_value(&[]);
+        assert!((sum([0.5, 2.0]) - (0.5 * 2f64.ln() - 2.0 * 0.75f64.ln())).abs() < 1e-6);
+        assert!((sum([1.0, 1.0]) - loss_sum(&logits, &labels).unwrap().double_value(&[])).abs() < 1e-6);
     }
 
     #[test]

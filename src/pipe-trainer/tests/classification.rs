@@ -239,6 +239,140 @@ fn bad_rows_are_named() {
 }
 
 #[test]
+fn space_around_labels_is_left_out_and_said() {
+    let mut bench = dishes();
+    with_rows(&mut bench, "spaces.csv", "text,label\nboil, soup\ntoss,salad\t\nbake,cake\nsimmer,soup\n");
+    bench.set("/data/eval", json!(null));
+    let ended = bench.train().expect(0);
+    assert_eq!(exported(&bench)["id2label"], json!({ "0": "cake", "1": "salad", "2": "soup" }));
+    let line = format!("{} line 2", bench.path("spaces.csv").display());
+    let want = format!("2 rows have a label with space around it, which was left out; the first is \" soup\" ({line})");
+    assert_eq!(warnings(&ended), want);
+    // The same for a model that has its classes.
+    let model = bench.path("exported");
+    fs::rename(bench.run_folder().model(), &model).unwrap();
+    fs::remove_dir_all(bench.run_folder().path()).unwrap();
+    let ended = bench.set("/model", json!({ "arch": "bert", "from": model })).train().expect(0);
+    assert_eq!(warnings(&ended), want);
+}
+
+#[test]
+fn rows_without_a_label_are_left_out_on_request() {
+    let csv = "text,label\nboil,soup\n\ntoss,\nbake,cake\nmix,  \n";
+    let jsonl = "{\"text\":\"boil\",\"label\":\"soup\"}\n{\"text\":\"mix\",\"label\":null}\n{\"text\":\"bake\",\"label\":\"cake\"}\n{\"text\":\"mix\",\"label\":\"\"}\n";
+    for (name, text, lines, problem) in [
+        ("few.csv", csv, [4, 6], "the label is empty; data.skip_bad: true leaves out such rows"),
+        ("few.jsonl", jsonl, [2, 4], "field \"label\" holds null, not a class or a number"),
+    ] {
+        let mut bench = dishes();
+        with_rows(&mut bench, name, text);
+        let path = bench.path(name).display().to_string();
+        bench.set("/train/steps", json!(null)).set("/train/epochs", json!(2)).set("/data/eval", json!(null));
+        let ended = bench.train().expect(3);
+        assert!(ended.stderr.contains(&format!("{path} line {}: {problem}", lines[0])), "{}", ended.stderr);
+        let ended = bench.set("/data/skip_bad", json!(true)).train().expect(0);
+        let want = format!("2 rows without a label were left out: {path} line {}, {path} line {}", lines[0], lines[1]);
+        assert_eq!(warnings(&ended), want);
+        let started = |event: &EventKind| if let EventKind::Started(one) = event { Some(one.samples) } else { None };
+        assert_eq!(ended.events.iter().find_map(started), Some(4));
+        // The training is that of the other rows alone.
+        let rows: Vec<&str> = text.lines().collect();
+        let dropped = |number: &usize| !lines.contains(&(number + 1));
+        let others: Vec<&str> = (0..rows.len()).filter(dropped).map(|number| rows[number]).collect();
+        let curve = ended.curve();
+        fs::remove_dir_all(bench.run_folder().path()).unwrap();
+        with_rows(&mut bench, name, &others.join("\n"));
+        let ended = bench.set("/data/eval", json!(null)).train().expect(0);
+        assert_eq!((ended.curve(), warnings(&ended)), (curve, String::new()));
+    }
+    let mut bench = dishes();
+    with_rows(&mut bench, "none.csv", "text,label\nboil,\n");
+    bench.set("/data/skip_bad", json!(true)).set("/model/config/num_labels", json!(2));
+    assert!(bench.train().expect(3).stderr.contains("so is that of every other row"));
+}
+
+/// Two classes, each of one text, with so many rows.
+fn unequal(soups: usize, cakes: usize) -> Bench {
+    let mut bench = dishes();
+    let rows = [r#"{"text": "boil the stock", "label": "soup"}"#, r#"{"text": "bake", "label": "cake"}"#];
+    let text: Vec<&str> = [vec![rows[0]; soups], vec![rows[1]; cakes]].concat();
+    with_rows(&mut bench, "unequal.jsonl", &text.join("\n"));
+    bench.set("/data/shuffle", json!(false)).set("/train/dropout", json!(0.0));
+    bench
+}
+
+#[test]
+fn balanced_classes_count_the_same() {
+    // Where the rows of a class are all alike, weights do what as many rows of each class would do.
+    let run = |bench: &mut Bench, weights: &str| {
+        let ended = bench.set("/train/class_weights", json!(weights)).train().expect(0);
+        (losses(&ended), last_eval(&ended).loss)
+    };
+    let (equal, _) = run(&mut unequal(4, 4), "none");
+    let (balanced, _) = run(&mut unequal(6, 2), "balanced");
+    assert!(furthest(&equal, &balanced) < 1e-5, "{equal:?} {balanced:?}");
+    let (unweighted, _) = run(&mut unequal(6, 2), "none");
+    assert!(furthest(&equal, &unweighted) > 1e-3, "{equal:?} {unweighted:?}");
+    // A step without a change: the evaluation of the same rows gives the loss without weights.
+    let mut once = unequal(6, 2);
+    let (first, _) = run(once.set("/train/optimizer/lr", json!(0.0)).set("/train/steps", json!(1)), "none");
+    let mut again = unequal(6, 2);
+    let (_, eval_loss) = run(again.set("/train/optimizer/lr", json!(0.0)).set("/train/steps", json!(1)), "balanced");
+    assert!((first[0] - eval_loss).abs() < 1e-5, "{first:?} {eval_loss}");
+}
+
+#[test]
+fn class_weights_do_not_depend_on_parts_and_go_on() {
+    let balanced = || {
+        let mut bench = dishes();
+        let rows = fs::read_to_string(bench.path("data/train.jsonl")).unwrap();
+        let (mut soups, others): (Vec<&str>, Vec<&str>) = rows.lines().partition(|row| row.contains("\"soup\""));
+        soups.truncate(10);
+        with_rows(&mut bench, "rare.jsonl", &[soups, others].concat().join("\n"));
+        bench.set("/train/class_weights", json!("balanced"));
+        bench
+    };
+    support::expect_the_same_losses_in_parts_of(&[5, 3, 1], balanced);
+    let mut bench = balanced();
+    bench.set("/save", json!({ "every": 4, "keep": 3 })).set("/train/batch", json!(3));
+    bench.expect_the_same_bits_from(4);
+    // A checkpoint of another loss is not gone on with.
+    bench.remove_checkpoints_after(4);
+    let ended = bench.set("/train/class_weights", json!("none")).train().expect(3);
+    assert!(ended.stderr.contains("made with class weights Balanced, this run has None"), "{}", ended.stderr);
+}
+
+#[test]
+fn class_weights_are_refused_where_there_are_no_classes() {
+    let mut bench = dishes();
+    with_rows(&mut bench, "numbers.csv", "text,label\nboil,0.5\nbake,1.5\n");
+    let ended = bench.set("/train/class_weights", json!("balanced")).train().expect(3);
+    let want = "train.class_weights: only for models that predict classes";
+    assert!(ended.stderr.contains(want), "{}", ended.stderr);
+    let ended = Bench::recipes().set("/train/class_weights", json!("balanced")).train().expect(3);
+    assert!(ended.stderr.contains(want), "{}", ended.stderr);
+}
+
+#[test]
+fn every_class_is_evaluated_where_a_share_is_kept() {
+    // Of the first class one row is kept for evaluation, as of any class with two rows or more.
+    let mut bench = unequal(2, 38);
+    bench
+        .set("/data/eval", json!(null))
+        .set("/data/eval_share", json!(0.1))
+        .set("/train/class_weights", json!("balanced"));
+    bench.set("/train/steps", json!(null)).set("/train/epochs", json!(1)).set("/evaluate/batch", json!(8));
+    let ended = bench.train().expect(0);
+    assert_eq!(last_eval(&ended).samples, 1 + 4);
+    let started = |event: &EventKind| if let EventKind::Started(one) = event { Some(one.samples) } else { None };
+    assert_eq!(ended.events.iter().find_map(started), Some(1 + 34));
+    // Where there is nothing to keep, that is said.
+    let mut bench = unequal(1, 1);
+    let ended = bench.set("/data/eval", json!(null)).set("/data/eval_share", json!(0.5)).train().expect(3);
+    assert!(ended.stderr.contains("data.eval_share: no row can be kept for evaluation"), "{}", ended.stderr);
+}
+
+#[test]
 fn tensors_are_checked_against_the_model() {
     let batch = support::fixture().join("../bert/batch.safetensors");
     let with = |config: Value| {

@@ -89,3 +89,43 @@ fn a_model_that_has_learned_its_data_writes_it() {
         assert_eq!((sample.step, &sample.generated), (120, &sample.target));
     }
 }
+
+/// A fifth of 100 rows, no two of which are the same, is kept for evaluation.
+fn share(seed: u64) -> Bench {
+    let mut bench = bench(json!({ "generate": 100 }));
+    let all = std::fs::read_to_string(bench.path("data/train.jsonl")).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    let source = |row: &str| serde_json::from_str::<serde_json::Value>(row).unwrap()["ingredients"].to_string();
+    let rows: Vec<&str> = all.lines().filter(|row| seen.insert(source(row))).take(100).collect();
+    let path = bench.path("rows.jsonl");
+    std::fs::write(&path, rows.join("\n")).unwrap();
+    bench.set("/data/train", json!(path)).set("/data/eval", json!(null)).set("/data/eval_share", json!(0.2));
+    bench.set("/train/steps", json!(null)).set("/train/epochs", json!(1)).set("/train/seed", json!(seed));
+    bench
+}
+
+#[test]
+fn a_share_of_the_rows_is_kept_for_evaluation() {
+    let kept = |ended: &Ended| samples(ended).iter().map(|sample| json!(sample.source)).collect::<Vec<_>>();
+    let mut bench = share(1);
+    let ended = bench.train().expect(0);
+    let started =
+        ended.events.iter().find_map(|event| if let EventKind::Started(one) = event { Some(one) } else { None });
+    assert_eq!((evals(&ended)[0].samples, started.unwrap().samples), (20, 80));
+    assert_ne!(kept(&ended), kept(&share(2).train().expect(0)));
+    // As two files would be: the same rows are trained on, the others evaluated.
+    let all = std::fs::read_to_string(bench.path("rows.jsonl")).unwrap();
+    let sources = kept(&ended);
+    let is_kept =
+        |row: &&str| sources.contains(&serde_json::from_str::<serde_json::Value>(row).unwrap()["ingredients"]);
+    let (eval, train): (Vec<&str>, Vec<&str>) = all.lines().partition(is_kept);
+    for (key, rows) in [("train", train), ("eval", eval)] {
+        let path = bench.path(&format!("{key}-part.jsonl"));
+        std::fs::write(&path, rows.join("\n")).unwrap();
+        bench.set(&format!("/data/{key}"), json!(path));
+    }
+    std::fs::remove_dir_all(bench.run_folder().path()).unwrap();
+    let files = bench.set("/data/eval_share", json!(0.0)).train().expect(0);
+    assert_eq!(files.curve(), ended.curve());
+    assert_eq!((evals(&files)[0].loss, kept(&files)), (evals(&ended)[0].loss, sources));
+}

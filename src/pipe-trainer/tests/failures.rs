@@ -94,6 +94,16 @@ fn bad_input_is_named() {
             write("short.csv", "source,b\nx,y"),
             "short.csv line 2: no field \"target\"; it has: source, b",
         ),
+        (
+            "/data/train",
+            write("double.csv", "source,target,b,b, target\nx,y,1,2,z"),
+            "double.csv line 1: two columns are called \"target\"; rename or remove one of them",
+        ),
+        (
+            "/data/train",
+            write("crlf.csv", "\u{feff}source,target\r\n\"a\r\nb\",c\r\n\r\nd,e,f\r\n"),
+            "crlf.csv line 5: 3 values; the first line names 2 columns",
+        ),
         ("/data/train", json!("${NO_SUCH_FOLDER}/train.jsonl"), "the variable ${NO_SUCH_FOLDER} is not set"),
         ("/tokenizer", write("tokenizer.json", "{}"), "hint: data.tokenizer names a tokenizer.json"),
         ("/model/from", json!("google/flan-t5-xl"), "the model google/flan-t5-xl: not a folder"),

@@ -120,3 +120,73 @@ fn a_change_of_the_maths_goes_on_from_the_checkpoint() {
         assert_eq!(ended.curve().iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 4], "{value}");
     }
 }
+
+/// A BERT whose checkpoint has no head, on a few labelled texts.
+fn without_a_head() -> Bench {
+    let mut bench = Bench::golden();
+    let fixtures = support::fixture().join("..");
+    let row = |label: &str| json!({ "text": "a b c", "label": label }).to_string();
+    let rows: Vec<String> = (0..24).map(|number| row(if number % 2 == 0 { "x" } else { "y" })).collect();
+    let (path, tokenizer) = (bench.path("rows.jsonl"), bench.path("tokenizer.json"));
+    std::fs::write(&path, rows.join("\n")).unwrap();
+    let vocabulary = json!({ "[UNK]": 0, "a": 1, "b": 2, "c": 3 });
+    let model = json!({ "type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]" });
+    let parts = json!({ "version": "1.0", "pre_tokenizer": { "type": "Whitespace" }, "model": model });
+    std::fs::write(&tokenizer, parts.to_string()).unwrap();
+    bench
+        .set("/model", json!({ "arch": "bert", "from": fixtures.join("bert-encoder") }))
+        .set("/tokenizer", json!(tokenizer))
+        .set("/data", json!({ "train": path, "max_length": 16 }))
+        .set("/train/steps", json!(2))
+        .set("/train/batch", json!("auto"));
+    bench
+}
+
+fn warnings(ended: &Ended) -> Vec<&str> {
+    let message =
+        |event| if let &EventKind::Warning(ref warning) = event { Some(warning.message.as_str()) } else { None };
+    ended.events.iter().filter_map(message).collect()
+}
+
+#[test]
+fn a_warning_of_the_measuring_process_is_no_answer() {
+    for verb in ["fit", "train"] {
+        let ended = without_a_head().run(verb).expect(0);
+        assert_eq!(fitted(&ended).unwrap().batch, 8, "{verb}");
+        let [warning] = warnings(&ended)[..] else { panic!("{verb}: {:?}", ended.events) };
+        assert!(warning.starts_with("not in the checkpoint, newly initialised: "), "{verb}: {warning}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_data_is_what_fit_reports() {
+    let mut bench = without_a_head();
+    bench.set("/data/train", json!("no-such-file.jsonl"));
+    let ended = bench.run("fit").expect(3);
+    assert_eq!(ended.stderr.matches("error: ").count(), 1, "{}", ended.stderr);
+    assert!(ended.stderr.contains("error: no-such-file.jsonl: "), "{}", ended.stderr);
+}
+
+#[test]
+fn a_stop_is_heard_while_batches_are_measured() {
+    let bench = without_a_head();
+    let child = bench.start_to("fit");
+    let pid = child.id();
+    // A measuring process that is stopped gives no answer until someone lets it go on.
+    let measuring = loop {
+        let of_parent = format!("/proc/{pid}/task/{pid}/children");
+        let children = std::fs::read_to_string(of_parent).unwrap();
+        match children.split_ascii_whitespace().next() {
+            Some(child) => break child.parse::<i32>().unwrap(),
+            None => std::thread::yield_now(),
+        }
+    };
+    let signal = |pid: i32, signal: &str| {
+        let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
+        assert!(sent.success());
+    };
+    signal(measuring, "-STOP");
+    signal(pid.cast_signed(), "-TERM");
+    let ended = Ended::from(child.wait_with_output().unwrap());
+    ended.expect(143);
+}

@@ -189,3 +189,21 @@ fn a_trained_model_answers_on_the_command_line() {
     let (code, _, stderr) = answer(&[]);
     assert!(code == Some(3) && stderr.contains("tokenizer.json"), "{stderr}");
 }
+
+#[test]
+fn a_share_of_the_rows_is_kept_for_evaluation() {
+    let mut bench = bench(60);
+    bench.set("/data/eval", json!(null)).set("/data/eval_share", json!(0.25)).set("/evaluate/generate", json!(2));
+    bench.set("/train/steps", json!(null)).set("/train/epochs", json!(1));
+    let ended = bench.train().expect(0);
+    let mut counts = (0, 0);
+    for event in &ended.events {
+        match event {
+            EventKind::Started(started) => counts.0 = started.samples,
+            EventKind::Eval(eval) => counts.1 = eval.samples,
+            _ => {}
+        }
+    }
+    assert_eq!(counts.1, ((counts.0 + counts.1) as f64 * 0.25).round() as u64, "{counts:?}");
+    assert_eq!(samples(&ended).len(), 2);
+}

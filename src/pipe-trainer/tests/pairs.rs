@@ -367,3 +367,24 @@ fn generated_pictures_are_the_same_every_time() {
         );
     }
 }
+
+#[test]
+fn a_share_of_the_rows_is_kept_for_evaluation() {
+    let mut bench = bench(24, 1);
+    bench.set("/data/eval", json!(null)).set("/data/eval_share", json!(0.25)).set("/data/skip_bad", json!(true));
+    bench.set("/train/steps", json!(null)).set("/train/epochs", json!(1));
+    let ended = bench.train().expect(0);
+    assert_eq!(evals(&ended)[0].samples, 6);
+    // A picture that cannot be read is missing on its own side alone.
+    for entry in fs::read_dir(bench.path("data/pictures")).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        if name.starts_with("train-") && name.contains('3') {
+            fs::write(entry.path(), "no picture").unwrap();
+        }
+    }
+    afresh(&mut bench, "again");
+    let ended = bench.train().expect(0);
+    let left_out: u64 = warnings(&ended).last().map_or(0, |said| said.split(' ').next().unwrap().parse().unwrap());
+    // 3, 13 and 23 of the 24.
+    assert_eq!(left_out + 6 - evals(&ended)[0].samples, 3, "{:?}", warnings(&ended));
+}

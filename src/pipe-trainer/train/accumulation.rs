@@ -15,8 +15,10 @@ use crate::random::{self, Purpose};
 pub struct Accumulated {
     /// Summed over the step, on the device.
     pub loss: Tensor,
-    /// What the sum is divided by: target tokens, or samples.
+    /// Target tokens, or samples.
     pub targets: u64,
+    /// What the sum is divided by: the targets, or the weights of the samples where they have any. Never 0.
+    pub divisor: f64,
 }
 
 pub struct Accumulation<'a> {
@@ -38,10 +40,13 @@ impl Accumulation<'_> {
         }
     }
 
-    /// Every part is divided by the targets of the whole step.
+    /// Every part is divided by the targets, or the weights, of the whole step.
     fn sums(&self, parts: &[&[Sample]]) -> Result<Accumulated, TrainerError> {
-        let targets = parts.iter().flat_map(|part| part.iter()).map(|sample| sample.targets).sum::<u64>();
-        let scale = self.loss_scale() / targets.max(1) as f64;
+        let samples = || parts.iter().flat_map(|part| part.iter());
+        let targets = samples().map(|sample| sample.targets).sum::<u64>();
+        let weights = samples().map(|sample| sample.loss_weight().map(f64::from)).sum::<Option<f64>>();
+        let divisor = weights.filter(|weights| *weights > 0.0).unwrap_or(targets.max(1) as f64);
+        let scale = self.loss_scale() / divisor;
         let mut sums = Vec::new();
         for (index, part) in parts.iter().enumerate() {
             self.enter(Phase::Forward, part)?;
@@ -50,14 +55,15 @@ impl Accumulation<'_> {
             sum.f_mul_scalar(scale)?.f_backward()?;
             sums.push(sum.f_detach()?);
         }
-        Ok(Accumulated { loss: Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, targets })
+        Ok(Accumulated { loss: Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, targets, divisor })
     }
 
     /// A loss over the whole step at once.
     fn contrast(&self, contrastive: &dyn Contrastive, parts: &[&[Sample]]) -> Result<Accumulated, TrainerError> {
         let targets = parts.iter().map(|part| part.len() as u64).sum::<u64>();
         let loss = gradient_cache::backward(contrastive, &StepParts { work: self, parts }, self.loss_scale())?;
-        Ok(Accumulated { loss: loss.f_to_kind(Kind::Double)?.f_mul_scalar(targets as f64)?, targets })
+        let loss = loss.f_to_kind(Kind::Double)?.f_mul_scalar(targets as f64)?;
+        Ok(Accumulated { loss, targets, divisor: targets.max(1) as f64 })
     }
 
     fn enter(&self, phase: Phase, samples: &[Sample]) -> Result<(), TrainerError> {

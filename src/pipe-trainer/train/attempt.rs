@@ -6,9 +6,10 @@ use std::path::Path;
 use pipe_spec::event::{EventKind, MemoryKind};
 use pipe_spec::pipeline::BatchSetting;
 use pipe_spec::run::JobFolder;
-use pipe_spec::{OomRecord, Phase, RunFolder, TrainerSpec};
+use pipe_spec::{OomRecord, Phase, RunFolder, TrainerExit, TrainerSpec};
 
-use super::fit::search;
+use super::fit::{Searched, search};
+use super::measure::Failure;
 use super::session::Session;
 use super::state::State;
 use super::training::Training;
@@ -25,11 +26,13 @@ pub fn train(spec_file: &Path) -> Result<(), TrainerError> {
     let stop = Stop::on_signals().map_err(TrainerError::signals)?;
     let mut events = Events::in_folder(&job_folder(&spec), stop.clone());
     if spec.train.batch == BatchSetting::Auto {
-        let fitted = search(spec_file, &spec, &mut events, &stop)?;
+        let searched = search(spec_file, &spec, &mut events, &stop, false)?;
         // Where nothing could be measured, the training itself will say why.
-        let batch = fitted.as_ref().map_or(1, |fitted| fitted.batch);
+        let batch = if let Searched::Fitted(fitted) = &searched { fitted.batch } else { 1 };
         spec.train.batch = NonZeroU32::new(batch).map_or(spec.train.batch, BatchSetting::Fixed);
-        fitted.into_iter().for_each(|fitted| events.emit(EventKind::Fitted(fitted)));
+        if let Searched::Fitted(fitted) = searched {
+            events.emit(EventKind::Fitted(fitted));
+        }
     }
     let session = boundary::guard(|| Session::open(spec, events, stop))?;
     let mut training = match boundary::guard(|| Training::prepare(&session)) {
@@ -47,12 +50,16 @@ pub fn fit(spec_file: &Path) -> Result<(), TrainerError> {
     let spec = spec::read(spec_file)?;
     let stop = Stop::on_signals().map_err(TrainerError::signals)?;
     let mut events = Events::in_folder(&job_folder(&spec), stop.clone());
-    match search(spec_file, &spec, &mut events, &stop)? {
-        Some(fitted) => {
+    match search(spec_file, &spec, &mut events, &stop, true)? {
+        Searched::Fitted(fitted) => {
             events.emit(EventKind::Fitted(fitted));
             Ok(())
         }
-        None => Err(TrainerError::NothingFits { device: spec.device }),
+        Searched::NothingFits => Err(TrainerError::NothingFits { device: spec.device }),
+        Searched::Failed(Failure { message, hint, exit }) => {
+            let exit = TrainerExit::from_code(i64::from(exit)).unwrap_or(TrainerExit::Unexpected);
+            Err(TrainerError::Measurer { message, hint, exit })
+        }
     }
 }
 

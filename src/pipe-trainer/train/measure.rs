@@ -1,5 +1,5 @@
 //! `pipe-trainer measure`: whole steps on the longest samples, to measure their memory. The trained weights are discarded. It
-//! reads batches from stdin and writes one line for each to stdout.
+//! reads batches from stdin and writes an `Answer` for each to stdout.
 
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,28 @@ use crate::model::Definition;
 use crate::storage::tensor_writer;
 use crate::{boundary, spec, torch};
 
-/// The first line: the device.
+/// A line of stdout that is meant for the parent. Other lines there are events, or texts of libraries.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// Before the first batch is read.
+    Ready(Ready),
+    /// For each batch.
+    Measured(Measured),
+    /// The last one, where an error ends the process.
+    Failed(Failure),
+}
+
+/// The error that ends the process.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Failure {
+    pub message: String,
+    pub hint: Option<String>,
+    /// The exit code.
+    pub exit: i32,
+}
+
+/// The device.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ready {
     pub device: String,
@@ -35,22 +56,35 @@ pub struct Ready {
     pub longest: String,
 }
 
+/// An error is for the parent to report, and ends the process here; it is returned where the parent does not take it.
 pub fn measure(spec_file: &Path) -> Result<(), TrainerError> {
+    let ended = boundary::guard(|| answer_batches(spec_file));
+    if let Err(error) = &ended {
+        let exit = error.exit_code().code();
+        let failure = Failure { message: error.to_string(), hint: error.hint().map(str::to_owned), exit };
+        if print_line(&Answer::Failed(failure)).is_ok() {
+            std::process::exit(exit);
+        }
+    }
+    ended
+}
+
+fn answer_batches(spec_file: &Path) -> Result<(), TrainerError> {
     let stop = Stop::on_signals().map_err(TrainerError::signals)?;
     let session = Session::open(spec::read(spec_file)?, Events::new(stop.clone()), stop)?;
     // A training holds a little more than its steps do: a batch that fits here must fit there.
     session.hardware.enforce_limit(&session.spec.memory, |bytes| usable(session.spec.device, bytes))?;
     let mut measuring = Measuring::prepare(&session)?;
-    print_line(&measuring.ready()?)?;
+    print_line(&Answer::Ready(measuring.ready()?))?;
     for line in io::stdin().lock().lines() {
         let batch = line.ok().and_then(|line| line.trim().parse().ok());
         let Some(batch) = batch.filter(|batch| *batch > 0) else { break };
-        print_line(&measuring.of(batch)?)?;
+        print_line(&Answer::Measured(measuring.of(batch)?))?;
     }
     Ok(())
 }
 
-fn print_line(line: &impl Serialize) -> Result<(), TrainerError> {
+fn print_line(line: &Answer) -> Result<(), TrainerError> {
     let fail = |source| TrainerError::Io { path: PathBuf::from("stdout"), source };
     let line = serde_json::to_string(line).expect("it is plain data");
     let mut stdout = io::stdout().lock();
@@ -70,7 +104,8 @@ impl<'a> Measuring<'a> {
     fn prepare(session: &'a Session) -> Result<Self, TrainerError> {
         let spec = &session.spec;
         let definition = Definition::from_spec(&spec.model)?;
-        let sources = data::open(spec, &definition.task_data()?, &session.pool)?;
+        let mut sources = data::open(spec, &definition.task_data()?, &session.pool)?;
+        sources.notices.drain(..).for_each(|notice| session.warn(notice));
         let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
         let state = State::begin(session, &order, &definition)?;

@@ -9,6 +9,7 @@ mod fit;
 mod gradient_cache;
 mod longest_samples;
 mod measure;
+mod measurer;
 mod rehearsal;
 mod session;
 mod state;

@@ -167,6 +167,7 @@ fn identity(session: &Session, order: &SampleOrder) -> Identity {
         precision: session.spec.train.precision,
         optimizer: session.spec.train.optimizer.kind,
         rows: order.rows(),
+        class_weights: session.spec.train.class_weights,
     }
 }
 

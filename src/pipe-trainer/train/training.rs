@@ -43,7 +43,8 @@ impl<'a> Training<'a> {
         let spec = &session.spec;
         let definition = Definition::from_spec(&spec.model)?;
         let task_data = definition.task_data()?;
-        let sources = data::open(spec, &task_data, &session.pool)?;
+        let mut sources = data::open(spec, &task_data, &session.pool)?;
+        sources.notices.drain(..).for_each(|notice| session.warn(notice));
         watched_metrics::check(spec, &task_data, &sources)?;
         let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
@@ -113,8 +114,8 @@ impl<'a> Training<'a> {
             }
         };
         // The one place of a step that waits for the device: everything is queued by now.
-        let Accumulated { loss, targets } = accumulated;
-        let (loss, grad_norm) = (loss.f_double_value(&[])? / targets.max(1) as f64, grad_norm.f_double_value(&[])?);
+        let Accumulated { loss, targets, divisor } = accumulated;
+        let (loss, grad_norm) = (loss.f_double_value(&[])? / divisor, grad_norm.f_double_value(&[])?);
         self.finite("loss", loss)?;
         self.finite("gradient norm", grad_norm)?;
         self.state.step += 1;

@@ -74,7 +74,7 @@ impl Model for BagOfWords {
     }
 
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        classification::loss_sum(&self.logits(part, mode)?, part.get("labels")?)
+        classification::part_loss_sum(&self.logits(part, mode)?, part)
     }
 
     fn config(&self) -> Map<String, Value> {

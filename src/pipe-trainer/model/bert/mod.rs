@@ -111,7 +111,7 @@ impl Model for Bert {
     }
 
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        classification::loss_sum(&self.logits(part, mode)?, part.get("labels")?)
+        classification::part_loss_sum(&self.logits(part, mode)?, part)
     }
 
     fn config(&self) -> Map<String, Value> {

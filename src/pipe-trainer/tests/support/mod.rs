@@ -85,7 +85,7 @@ impl Bench {
         self.start_to("train")
     }
 
-    fn start_to(&self, verb: &str) -> Child {
+    pub fn start_to(&self, verb: &str) -> Child {
         let spec = self.root.join("spec.json");
         fs::write(&spec, self.spec.to_string()).unwrap();
         let mut command = trainer();
