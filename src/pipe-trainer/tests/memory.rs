@@ -143,9 +143,13 @@ fn without_a_head() -> Bench {
 }
 
 fn warnings(ended: &Ended) -> Vec<&str> {
-    let message =
-        |event| if let &EventKind::Warning(ref warning) = event { Some(warning.message.as_str()) } else { None };
-    ended.events.iter().filter_map(message).collect()
+    let mut all = Vec::new();
+    for event in &ended.events {
+        if let EventKind::Warning(warning) = event {
+            all.push(warning.message.as_str());
+        }
+    }
+    all
 }
 
 #[test]
