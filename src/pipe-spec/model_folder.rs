@@ -42,6 +42,12 @@ pub fn find_tokenizer(folder: &Path, arch: Arch) -> Option<&'static [&'static st
 /// Files that belong to a tokenizer wherever they lie beside it.
 pub const TOKENIZER_SETTINGS: [&str; 3] = ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"];
 
+/// How a model that writes texts does so.
+pub const GENERATION_CONFIG: &str = "generation_config.json";
+
+/// What a model is, for people.
+pub const MODEL_CARD: &str = "README.md";
+
 /// How CLIP's pictures are prepared.
 pub const PREPROCESSOR: &str = "preprocessor_config.json";
 

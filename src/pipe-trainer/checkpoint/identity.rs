@@ -1,5 +1,6 @@
 //! Which training a checkpoint belongs to: resuming from it is the same training only when these agree.
 
+use pipe_spec::event::Eval;
 use pipe_spec::pipeline::{ClassWeights, OptimizerKind, Precision};
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +55,9 @@ pub struct SavedState {
     pub step: u64,
     /// The last step after which the model was evaluated.
     pub evaluated: u64,
+    /// What came of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_eval: Option<Eval>,
     pub samples: u64,
     pub total_steps: u64,
     /// The batch it was made with; a resumed run may have another one.

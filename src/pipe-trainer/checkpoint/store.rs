@@ -177,6 +177,7 @@ mod tests {
             version,
             step,
             evaluated: 0,
+            last_eval: None,
             samples: step * 8,
             total_steps: 9,
             batch: 4,

@@ -9,9 +9,11 @@ mod pieces;
 mod roberta;
 mod sentencepiece;
 mod settings;
+mod special_tokens;
 #[cfg(test)]
 mod tests;
 mod training;
 
 pub use file::{guarded, json, open};
+pub use special_tokens::SpecialTokens;
 pub use training::train;

@@ -1,26 +1,42 @@
 //! The result: `model/` in Hugging Face layout, loadable by transformers.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
 use pipe_model::{TaskData, read_config};
-use pipe_spec::model_folder::{CONFIG, PREPROCESSOR, SAFETENSORS, TOKENIZER_JSON, TOKENIZER_SETTINGS};
-use serde_json::{Map, Value};
+use pipe_spec::event::Eval;
+use pipe_spec::model_folder::{
+    CONFIG, GENERATION_CONFIG, MODEL_CARD, PREPROCESSOR, SAFETENSORS, TOKENIZER_JSON, TOKENIZER_SETTINGS,
+};
+use pipe_spec::pipeline::Arch;
+use serde_json::{Map, Value, json};
 use tch::TchError;
 
+use super::model_card::ModelCard;
 use super::session::Session;
 use super::state::State;
 use crate::data::Preprocessor;
 use crate::error::TrainerError;
 use crate::storage::ExportedFolder;
+use crate::storage::bounded_file::{self, LARGEST_CONFIG, LARGEST_TOKENIZER};
 use crate::storage::durable;
 use crate::storage::tensor_writer;
-use crate::tokenizer;
+use crate::tokenizer::{self, SpecialTokens};
 
-/// Exports the weights in the file `weights`, or those of `state`.
-pub fn export(session: &Session, state: &State, weights: Option<&Path>) -> Result<(), TrainerError> {
-    write(session, state, weights).map_err(|error| match error.downcast::<TchError>() {
+/// What is exported, and what the card of a model says beside its settings.
+pub struct Exported<'a> {
+    /// The step of the weights.
+    pub step: u64,
+    /// The file of weights that is copied; absent for those of the state.
+    pub weights: Option<&'a Path>,
+    /// Rows that were trained on.
+    pub rows: u64,
+    /// The evaluation of that step, if it was evaluated.
+    pub eval: Option<&'a Eval>,
+}
+
+pub fn export(session: &Session, state: &State, exported: &Exported<'_>) -> Result<(), TrainerError> {
+    write(session, state, exported).map_err(|error| match error.downcast::<TchError>() {
         Ok(torch) => torch.into(),
         Err(source) => {
             let last = Some(session.store.path(state.step)).filter(|path| path.is_dir());
@@ -29,30 +45,139 @@ pub fn export(session: &Session, state: &State, weights: Option<&Path>) -> Resul
     })
 }
 
-fn write(session: &Session, state: &State, weights: Option<&Path>) -> io::Result<()> {
+fn write(session: &Session, state: &State, exported: &Exported<'_>) -> io::Result<()> {
     let staged = ExportedFolder::create(&session.run.model())?;
     let config = state.model.config();
-    durable::write_synced(&staged.path(CONFIG), &serde_json::to_vec_pretty(&config)?)?;
+    write_json(&staged, CONFIG, &config)?;
     if let Some(path) = &session.spec.tokenizer {
-        let json = tokenizer::json(path, session.spec.model.arch).map_err(io::Error::other)?;
-        durable::write_synced(&staged.path(TOKENIZER_JSON), &json)?;
-        // Without them transformers would take the defaults of the model's tokenizer instead, whatever tokenizer.json says.
-        for name in TOKENIZER_SETTINGS {
-            let settings = path.with_file_name(name);
-            if settings.is_file() {
-                durable::write_synced(&staged.path(name), &fs::read(settings)?)?;
-            }
-        }
+        write_tokenizer(session, &staged, path, &config)?;
+    }
+    if session.spec.model.arch == Arch::T5 {
+        write_generation_config(session, &staged, &config)?;
     }
     if let Some(preprocessor) = preprocessor(session, &config)? {
         durable::write_synced(&staged.path(PREPROCESSOR), &serde_json::to_vec_pretty(&preprocessor)?)?;
     }
-    let exported = staged.path(SAFETENSORS.single);
-    match weights {
-        Some(file) => durable::copy_synced(file, &exported)?,
-        None => drop(tensor_writer::write(&exported, &state.named_weights())?),
+    let card = ModelCard {
+        spec: &session.spec,
+        config: &config,
+        parameters: state.model.weights().count(),
+        steps: exported.step,
+        rows: exported.rows,
+        eval: exported.eval,
+    };
+    durable::write_synced(&staged.path(MODEL_CARD), card.text().as_bytes())?;
+    let file = staged.path(SAFETENSORS.single);
+    match exported.weights {
+        Some(weights) => durable::copy_synced(weights, &file)?,
+        None => drop(tensor_writer::write(&file, &state.named_weights())?),
     }
     staged.commit()
+}
+
+fn write_json(staged: &ExportedFolder, name: &str, keys: &Map<String, Value>) -> io::Result<()> {
+    durable::write_synced(&staged.path(name), &serde_json::to_vec_pretty(keys)?)
+}
+
+/// `tokenizer.json`, the settings that transformers reads beside it, and the vocabulary that it was made from.
+fn write_tokenizer(
+    session: &Session,
+    staged: &ExportedFolder,
+    path: &Path,
+    config: &Map<String, Value>,
+) -> io::Result<()> {
+    let arch = session.spec.model.arch;
+    let json = tokenizer::json(path, arch).map_err(io::Error::other)?;
+    durable::write_synced(&staged.path(TOKENIZER_JSON), &json)?;
+    // Without them transformers would take the defaults of the model's tokenizer instead, whatever tokenizer.json says.
+    let [tokenizer_config, special_tokens, _] = TOKENIZER_SETTINGS;
+    let mut carried = Vec::new();
+    for name in TOKENIZER_SETTINGS {
+        if let Some(keys) = carry_over(session, staged, &path.with_file_name(name), name)? {
+            carried.push((name, keys));
+        }
+    }
+    let known = tokenizer::open(path, arch).map_err(io::Error::other)?;
+    let settings: Vec<&Map<String, Value>> = carried.iter().map(|(_, keys)| keys).collect();
+    let special = SpecialTokens::of(&known, arch, &settings);
+    let missing = |name: &str| carried.iter().all(|(one, _)| *one != name);
+    if missing(tokenizer_config) {
+        let longest = config.get("max_position_embeddings").or_else(|| config.get("n_positions"));
+        let reserved = if matches!(arch, Arch::Roberta | Arch::XlmRoberta) { 2 } else { 0 };
+        let longest = longest.and_then(Value::as_u64).map(|positions| positions.saturating_sub(reserved));
+        write_json(staged, tokenizer_config, &special.tokenizer_config(arch, longest))?;
+    }
+    if missing(special_tokens) {
+        write_json(staged, special_tokens, &special.map())?;
+    }
+    write_vocabulary(session, staged, path)
+}
+
+/// The files of the vocabulary, where the tokenizer is the model's own or was read from them. Others of the same names may be of
+/// another tokenizer.
+fn write_vocabulary(session: &Session, staged: &ExportedFolder, path: &Path) -> io::Result<()> {
+    let model = &session.spec.model;
+    let names = model.arch.vocabulary_files();
+    let is_one = path.file_name().is_some_and(|name| names.iter().any(|one| name == *one));
+    if !is_one && model.from.as_deref().map(Path::new) != path.parent() {
+        return Ok(());
+    }
+    for name in names {
+        let file = path.with_file_name(name);
+        if !file.is_file() {
+            continue;
+        }
+        match bounded_file::read(&file, LARGEST_TOKENIZER) {
+            Ok(bytes) if name.ends_with(".json") && serde_json::from_slice::<Value>(&bytes).is_err() => {
+                session.warn(format!("{} is not JSON and not part of the exported model", file.display()));
+            }
+            Ok(bytes) => durable::write_synced(&staged.path(name), &bytes)?,
+            Err(error) => session.warn(format!("{}: {error}; it is not part of the exported model", file.display())),
+        }
+    }
+    Ok(())
+}
+
+/// How texts are generated: as the model's folder says, else by the tokens of its config.
+fn write_generation_config(session: &Session, staged: &ExportedFolder, config: &Map<String, Value>) -> io::Result<()> {
+    if let Some(from) = &session.spec.model.from {
+        let file = Path::new(from).join(GENERATION_CONFIG);
+        if carry_over(session, staged, &file, GENERATION_CONFIG)?.is_some() {
+            return Ok(());
+        }
+    }
+    let mut keys = Map::from_iter([("_from_model_config".to_owned(), json!(true))]);
+    for name in ["decoder_start_token_id", "eos_token_id", "pad_token_id"] {
+        keys.extend(config.get(name).map(|token| (name.to_owned(), token.clone())));
+    }
+    write_json(staged, GENERATION_CONFIG, &keys)
+}
+
+/// Copies a file of settings where there is one; its keys. One that is too large or no JSON object is left out with a warning:
+/// the training is not lost for it.
+fn carry_over(
+    session: &Session,
+    staged: &ExportedFolder,
+    file: &Path,
+    name: &str,
+) -> io::Result<Option<Map<String, Value>>> {
+    if !file.is_file() {
+        return Ok(None);
+    }
+    let read = bounded_file::read(file, LARGEST_CONFIG).and_then(|bytes| {
+        let keys = serde_json::from_slice(&bytes)?;
+        Ok((bytes, keys))
+    });
+    match read {
+        Ok((bytes, keys)) => {
+            durable::write_synced(&staged.path(name), &bytes)?;
+            Ok(Some(keys))
+        }
+        Err(error) => {
+            session.warn(format!("{}: {error}; it is not part of the exported model", file.display()));
+            Ok(None)
+        }
+    }
 }
 
 /// How pictures were prepared, for a model that sees them.

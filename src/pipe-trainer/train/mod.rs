@@ -10,6 +10,7 @@ mod gradient_cache;
 mod longest_samples;
 mod measure;
 mod measurer;
+mod model_card;
 mod rehearsal;
 mod session;
 mod state;

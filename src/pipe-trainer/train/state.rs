@@ -28,6 +28,8 @@ pub struct State {
     pub step: u64,
     /// The last step after which the model was evaluated.
     pub evaluated: u64,
+    /// What came of that evaluation.
+    pub last_eval: Option<event::Eval>,
     /// What the evaluations so far have shown.
     pub metrics: MetricRecords,
     /// The step of the checkpoint that this attempt resumed from.
@@ -69,6 +71,7 @@ impl State {
             loss_scale: LossScale::new(train.precision),
             step: 0,
             evaluated: 0,
+            last_eval: None,
             metrics: metric_records(session),
             resumed_from: None,
             saved: Cell::new(0),
@@ -86,7 +89,7 @@ impl State {
         let start = Start::Tensors { files: &checkpoint.model, seed: train.seed };
         let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
         let load_peak = session.hardware.card_peak();
-        let SavedState { step, evaluated, loss_scale, metrics, identity, .. } = &checkpoint.state;
+        let SavedState { step, evaluated, last_eval, loss_scale, metrics, identity, .. } = &checkpoint.state;
         let (step, evaluated) = (*step, *evaluated);
         let optimizer = if identity.optimizer == train.optimizer.kind {
             Optimizer::load(train, model.weights(), &checkpoint.optimizer)?
@@ -103,6 +106,7 @@ impl State {
             loss_scale,
             step,
             evaluated,
+            last_eval: last_eval.clone(),
             metrics: metric_records(session).resumed_from(metrics),
             resumed_from: Some(step),
             saved: Cell::new(step),
@@ -123,6 +127,7 @@ impl State {
             version: SavedState::VERSION,
             step: self.step,
             evaluated: self.evaluated,
+            last_eval: self.last_eval.clone(),
             samples: self.order.samples_after(self.step),
             total_steps: self.order.steps(),
             batch: session.spec.train.batch(),

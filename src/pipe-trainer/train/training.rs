@@ -1,5 +1,6 @@
 //! The training loop.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,7 +10,7 @@ use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
 use super::evaluation::Evaluator;
-use super::export;
+use super::export::{self, Exported};
 use super::longest_samples::LongestSamples;
 use super::rehearsal::Rehearsal;
 use super::session::Session;
@@ -202,6 +203,7 @@ impl<'a> Training<'a> {
         let result = evaluation.run(self.session, &self.state, &self.shape)?;
         self.state.evaluated = step;
         self.state.metrics.add(&result);
+        self.state.last_eval = kept(&result);
         tracing::info!("step {step} evaluation loss {:.4}", result.loss);
         self.session.emit(EventKind::Eval(result));
         Ok(())
@@ -265,7 +267,7 @@ impl<'a> Training<'a> {
         if let Some(best) = self.state.metrics.best_step().filter(|best| *best != last) {
             match store.model_file(best) {
                 Ok(weights) => {
-                    export::export(self.session, &self.state, Some(&weights))?;
+                    self.export_step(best, Some(&weights))?;
                     return Ok(best);
                 }
                 Err(damage) => self.session.warn(format!(
@@ -275,8 +277,13 @@ impl<'a> Training<'a> {
             }
         }
         self.state.check_finite(self.session, &self.state.named_weights())?;
-        export::export(self.session, &self.state, None)?;
+        self.export_step(last, None)?;
         Ok(last)
+    }
+
+    fn export_step(&self, step: u64, weights: Option<&Path>) -> Result<(), TrainerError> {
+        let eval = self.state.last_eval.as_ref().filter(|eval| eval.step == step);
+        export::export(self.session, &self.state, &Exported { step, weights, rows: self.order.rows(), eval })
     }
 
     fn is_over(&self) -> bool {
@@ -296,6 +303,13 @@ impl<'a> Training<'a> {
             best: record.best.map(|best| best.value),
         })
     }
+}
+
+/// What of an evaluation is kept with the training: not its time, and no number that JSON cannot hold.
+fn kept(eval: &event::Eval) -> Option<event::Eval> {
+    let mut kept = event::Eval { ms: 0.0, ..eval.clone() };
+    kept.scores.retain(|_, score| score.is_finite());
+    Some(kept).filter(|eval| eval.loss.is_finite())
 }
 
 /// What gradients of this norm are multiplied with so that it is at most `clip`, as torch.nn.utils.clip_grad_norm_ does.
