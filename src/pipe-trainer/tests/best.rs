@@ -173,6 +173,9 @@ fn a_run_that_was_killed_anywhere_has_the_same_best_and_the_same_end() {
     let eval = |step: u64| format!("\"type\":\"eval\",\"step\":{step},");
     let step = |step: u64| format!("\"type\":\"step\",\"step\":{step},");
     let cases = [
+        // Saved before it is evaluated, as after an out-of-memory in the evaluation.
+        (step(best), libc::SIGTERM),
+        (step(end), libc::SIGTERM),
         (eval(best), libc::SIGKILL),
         (step(best + 2), libc::SIGTERM),
         (eval(best + 4), libc::SIGKILL),

@@ -60,8 +60,9 @@ fn tokens(longest: &str) -> String {
 
 pub fn evaluation(eval: &Eval) -> String {
     let Eval { step, loss, samples, scores, .. } = eval;
-    let scores: String =
-        scores.iter().map(|(name, score)| format!(", {} {score:.3}", name.replace('_', " "))).collect();
+    // `f1` is the older name of `macro_f1`.
+    let shown = scores.iter().filter(|(name, _)| *name != "f1" || !scores.contains_key("macro_f1"));
+    let scores: String = shown.map(|(name, score)| format!(", {} {score:.3}", name.replace('_', " "))).collect();
     format!("step {step}: eval loss {loss:.4}{scores}, {}", count(*samples, "sample"))
 }
 
@@ -75,5 +76,8 @@ mod tests {
         let eval = Eval { step: 4, loss: 0.5, samples: 20, ms: 1.0, scores: scores.into() };
         let want = "step 4: eval loss 0.5000, exact match 0.125, perplexity 1.649, 20 samples";
         assert_eq!(evaluation(&eval), want);
+        let scores = ["f1", "macro_f1"].map(|name| (name.to_owned(), 0.5));
+        let eval = Eval { scores: scores.into(), ..eval };
+        assert_eq!(evaluation(&eval), "step 4: eval loss 0.5000, macro f1 0.500, 20 samples");
     }
 }
