@@ -43,6 +43,10 @@ pub fn measurement(measured: &Measured) -> String {
 
 pub fn finding(fitted: &Fitted) -> String {
     let Fitted { batch, accum, peak, .. } = fitted;
+    if fitted.is_whole_step() {
+        let peak = human_bytes(*peak);
+        return format!("{batch} fits, and it is the whole effective batch; larger was not tried (peak {peak})");
+    }
     format!("the largest batch that fits is {batch} (x accum {accum}), with a peak of {}", human_bytes(*peak))
 }
 
