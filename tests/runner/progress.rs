@@ -16,6 +16,7 @@ pub fn tests(suite: &mut Suite) {
     test("a_terminal_without_a_cursor_gets_lines", dumb);
     test("a_pipe_gets_lines", lines);
     test("ci_gets_lines", ci);
+    test("a_classifier_is_counted_in_samples", samples);
 }
 
 /// 200 steps, of which the first attempts do none.
@@ -209,4 +210,23 @@ fn lines() {
     let answer = folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
     is_plain(&format!("{}{}", answer.stderr, answer.stdout));
     assert!(!answer.stdout.contains("step 1/200"), "{answer}");
+}
+
+/// On the terminal, in `show`, in JSON and in the report, also where the last step has fewer samples.
+fn samples() {
+    let folder = job::folder("classes", "train: {batch: 4, effective_batch: 4}\n");
+    let text = folder.read("job.yaml").replace("model: {arch: t5, config: {}}", "model: {arch: bag-of-words, config: {}}");
+    folder.write("job.yaml", text).write("train.jsonl", "{\"text\": \"a\", \"label\": \"b\"}\n");
+    let run = folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    assert!(run.stderr.contains("step 3/3: ") && run.stderr.contains(" samples/s"), "{run}");
+    let run = run.says_not("tokens/s");
+    drop(run);
+    folder.pipe(&["show"]).exits(0).prints("speed    40.0 samples/s");
+    assert_eq!(folder.show()["throughput"], serde_json::json!({ "per_second": 40.0, "unit": "samples" }));
+    let report = std::fs::read_to_string(folder.run_folder().join("report.html")).unwrap();
+    assert!(report.contains("samples per second") && report.contains("Throughput, samples per second"));
+    assert!(!report.contains("tokens per second") && !report.contains("tokens (or samples)"));
+    let diff = folder.pipe(&["diff", "latest", "latest", "--json"]).exits(0).json();
+    assert_eq!(diff["results"][0]["unit"], "samples", "{diff:#}");
+    folder.pipe(&["attach"]).exits(0).says_not("tokens/s");
 }

@@ -24,7 +24,7 @@ pub use file::{PipelineFile, schema};
 pub use memory::{Allocator, Limit, Memory};
 pub use model::{Arch, Model};
 pub use on_oom::{Change, Edit, OnOom, Reduce};
-pub use task::Task;
+pub use task::{LossUnit, Task};
 pub use train::{
     BatchSetting, Decay, Optimizer, OptimizerKind, Precision, Ranks, Schedule, ScheduleKind, Train, TrainFile, accum,
 };

@@ -1,17 +1,36 @@
 //! `pipe show`: one run in full.
 
 use pipe_spec::Status;
+use pipe_spec::pipeline::LossUnit;
+use serde::Serialize;
 
 use crate::error::Error;
-use crate::report::{attempts_table, print, print_json};
-use crate::run;
+use crate::report::{attempts_table, print, print_json, speed};
+use crate::run::{self, Listed, Record};
+
+/// How fast the median step was; absent before the first step.
+#[derive(Serialize)]
+struct Throughput {
+    per_second: f64,
+    unit: LossUnit,
+}
+
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    run: &'a Listed,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    throughput: Option<Throughput>,
+}
 
 pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     let mut found = [run::find(wanted)?];
     super::ls::find_left_behind(&mut found)?;
     let [found] = found;
+    let record = Record::read(&found.folder());
+    let throughput = record.tokens_per_second().map(|per_second| Throughput { per_second, unit: record.unit() });
     if json {
-        print_json(&found);
+        print_json(&Shown { run: &found, throughput });
         return Ok(());
     }
     let state = &found.state;
@@ -24,6 +43,9 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
         print(&format!("doing    {doing}"));
     }
     print(&format!("engine   {}", state.engine));
+    if let Some(Throughput { per_second, unit }) = throughput {
+        print(&format!("speed    {}", speed(per_second, unit)));
+    }
     print(&format!("folder   {}", found.folder));
     if !found.left_behind.is_empty() {
         print(&format!("left     {} (`pipe attach` continues the run)", found.left_behind.join(", ")));

@@ -43,6 +43,9 @@ impl<'a> Driver<'a> {
         interrupts: &'a mut Interrupts,
     ) -> Self {
         reporter.keep_journal(&run.folder.journal());
+        if let Some(training) = loaded.pipeline.training() {
+            reporter.set_unit(training.model.arch.task().loss_unit());
+        }
         Self { loaded, run, start_mode, reporter, interrupts, listeners: Listeners::default() }
     }
 

@@ -23,7 +23,7 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
     for (name, score) in eval.iter().flat_map(|Eval { scores, .. }| scores) {
         add(&format!("eval {}", name.replace('_', " ")), Some(figure(*score)));
     }
-    add("tokens per second", run.tokens_per_second().map(figure));
+    add(&format!("{} per second", run.unit().name()), run.tokens_per_second().map(figure));
     add("peak memory", run.peak_memory().map(human_bytes));
     add("time", run.seconds().map(duration));
     add("attempts", run.state.as_ref().map(|state| state.attempts.len().to_string()));

@@ -10,7 +10,7 @@ mod table;
 mod visible;
 
 pub use check::{Check, CheckStatus};
-pub use number::{figure, grouped};
+pub use number::{figure, grouped, speed};
 pub use progress::{FetchProgress, Reporter};
 pub use stderr::{ask, say};
 pub use stdout::{print, print_data, print_json, print_json_line};

@@ -22,7 +22,7 @@ pub use events::EventLog;
 pub use follow::Follow;
 pub use list::{Listed, find, list};
 pub use owner::Owner;
-pub use record::Record;
+pub use record::{Record, unit};
 use reserve::Reserve;
 
 /// A run that this process owns.

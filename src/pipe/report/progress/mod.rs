@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use pipe_spec::event::RecordedEvent;
+use pipe_spec::pipeline::LossUnit;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
@@ -66,6 +67,11 @@ impl Reporter {
     /// Whether stdout is for a script.
     pub fn prints_json(&self) -> bool {
         self.mode == Mode::Json
+    }
+
+    /// What the speed of the run is counted in.
+    pub fn set_unit(&mut self, unit: LossUnit) {
+        lock(&self.view).unit = unit;
     }
 
     /// From here on notes are written to `path` as well, for `pipe attach`.
