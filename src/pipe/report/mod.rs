@@ -13,6 +13,6 @@ pub use check::{Check, CheckStatus};
 pub use number::{figure, grouped, speed};
 pub use progress::{FetchProgress, Reporter};
 pub use stderr::{ask, say};
-pub use stdout::{print, print_data, print_json, print_json_line};
+pub use stdout::{outlive_stdout, print, print_data, print_json, print_json_line};
 pub use table::{Table, attempts_table, duration, steps};
 pub use visible::visible;
