@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::pipeline::LossUnit;
@@ -40,6 +40,8 @@ enum Mode {
     Json,
     Block,
     Lines,
+    /// Lines on stdout, from the log of an attempt.
+    Log,
     Quiet,
 }
 
@@ -49,7 +51,10 @@ pub struct Reporter {
     /// While the block is shown.
     screen: Option<Screen>,
     began: Instant,
-    last_line: Option<Instant>,
+    /// When the first event of a log was, by the trainer's clock.
+    log_began: Option<f64>,
+    /// When the last line about a step was printed, since the beginning.
+    last_line: Option<Duration>,
     journal: Option<File>,
 }
 
@@ -61,7 +66,24 @@ impl Reporter {
             (false, false, true) => Mode::Block,
             (false, false, false) => Mode::Lines,
         };
-        Self { mode, view: Arc::default(), screen: None, began: Instant::now(), last_line: None, journal: None }
+        Self::with_mode(mode)
+    }
+
+    /// For the events of a log: the lines of a run without a terminal, on stdout, and no more of them.
+    pub fn of_log() -> Self {
+        Self::with_mode(Mode::Log)
+    }
+
+    fn with_mode(mode: Mode) -> Self {
+        Self {
+            mode,
+            view: Arc::default(),
+            screen: None,
+            began: Instant::now(),
+            log_began: None,
+            last_line: None,
+            journal: None,
+        }
     }
 
     /// Whether stdout is for a script.
@@ -95,6 +117,7 @@ impl Reporter {
     fn say(&self, line: &str) {
         match (&self.screen, self.mode) {
             (_, Mode::Quiet) => {}
+            (_, Mode::Log) => print(line),
             (Some(screen), _) => screen.say(&visible(line)),
             (None, Mode::Block | Mode::Json | Mode::Lines) => stderr::say(line),
         }
@@ -137,31 +160,35 @@ impl Reporter {
             EventKind::Fitted(fitted) => self.say(&sentence::finding(fitted)),
             EventKind::Rehearsed(rehearsed) => self.say(&sentence::rehearsal(rehearsed)),
             EventKind::Started(started) => self.say(&sentence::start(started)),
-            EventKind::Step(step) => self.step(step.step),
+            EventKind::Step(step) => self.step(step.step, recorded.event.ts),
             EventKind::Eval(eval) => self.say(&sentence::evaluation(eval)),
             EventKind::Sample(sample) => self.say(&format!("{} -> {}", sample.source, sample.generated)),
             EventKind::Checkpoint(checkpoint) => {
                 tracing::debug!("saved {} ({})", checkpoint.path, human_bytes(checkpoint.bytes));
             }
             EventKind::Warning(warning) => self.say(&format!("warning: {}", warning.message)),
-            EventKind::Oom(_) => {}
-            EventKind::Finished(_) => {}
+            // In a run the end of the attempt tells it.
+            EventKind::Oom(record) if self.mode == Mode::Log => self.say(&sentence::shortage(record)),
+            EventKind::Finished(finished) if self.mode == Mode::Log => self.say(&sentence::end(finished)),
+            EventKind::Oom(_) | EventKind::Finished(_) => {}
         }
     }
 
     /// A plain line for the first step, the last, and now and then one between them.
-    fn step(&mut self, step: u64) {
-        if self.mode != Mode::Lines {
-            return;
-        }
+    fn step(&mut self, step: u64, ts: f64) {
+        let since = match self.mode {
+            Mode::Lines => self.began.elapsed(),
+            Mode::Log => Duration::try_from_secs_f64(ts - *self.log_began.get_or_insert(ts)).unwrap_or_default(),
+            Mode::Json | Mode::Block | Mode::Quiet => return,
+        };
         let line = {
             let view = lock(&self.view);
             let Some(training) = &view.training else { return };
-            let is_due = self.last_line.is_none_or(|at| at.elapsed() >= line_interval(self.began.elapsed()));
+            let is_due = self.last_line.is_none_or(|at| since.saturating_sub(at) >= line_interval(since));
             sentence::step(training).filter(|_| is_due || step == training.started.steps)
         };
         if let Some(line) = line {
-            self.last_line = Some(Instant::now());
+            self.last_line = Some(since);
             self.say(&line);
         }
     }
@@ -196,7 +223,7 @@ impl Reporter {
                 print(&attempts_table(&state.attempts).to_string());
                 print(&format!("run {} {}: {folder}", state.id, state.status.name()));
             }
-            Mode::Quiet => {}
+            Mode::Log | Mode::Quiet => {}
         }
     }
 
