@@ -9,6 +9,7 @@ mod file;
 mod memory;
 mod model;
 mod on_oom;
+mod other_names;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -26,7 +27,8 @@ pub use model::{Arch, Model};
 pub use on_oom::{Change, Edit, OnOom, Reduce};
 pub use task::{LossUnit, Task};
 pub use train::{
-    BatchSetting, Decay, Optimizer, OptimizerKind, Precision, Ranks, Schedule, ScheduleKind, Train, TrainFile, accum,
+    BatchSetting, Decay, Optimizer, OptimizerKind, Precision, Ranks, Schedule, ScheduleKind, Train, TrainFile, Warmup,
+    accum,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 pub use work::{Training, Work, WorkKind};
