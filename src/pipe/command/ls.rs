@@ -6,11 +6,15 @@ use pipe_spec::Status;
 
 use crate::engine::{EngineJob, registry};
 use crate::error::Error;
-use crate::report::{Table, duration, print, print_json};
+use crate::report::{Table, duration, print, print_json, visible_line};
 use crate::run::{self, Listed};
 
-pub fn run(json: bool) -> Result<(), Error> {
+pub fn run(json: bool, quiet: bool) -> Result<(), Error> {
     let mut runs = run::list()?;
+    if quiet && !json {
+        runs.iter().for_each(|run| print(&visible_line(&run.state.id)));
+        return Ok(());
+    }
     find_left_behind(&mut runs)?;
     if json {
         print_json(&runs);

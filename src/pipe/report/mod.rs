@@ -15,4 +15,4 @@ pub use progress::{FetchProgress, Reporter};
 pub use stderr::{ask, say};
 pub use stdout::{outlive_stdout, print, print_data, print_json, print_json_line};
 pub use table::{Table, attempts_table, duration, steps};
-pub use visible::visible;
+pub use visible::{visible, visible_line};
