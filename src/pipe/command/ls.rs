@@ -39,7 +39,7 @@ pub fn run(json: bool, quiet: bool) -> Result<(), Error> {
             remark(run),
         ]);
     }
-    print(&table.to_string());
+    print(&table.on_stdout());
     Ok(())
 }
 

@@ -51,7 +51,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
         print(&format!("left     {} (`pipe attach` continues the run)", found.left_behind.join(", ")));
     }
     if !state.attempts.is_empty() {
-        print(&format!("\n{}", attempts_table(&state.attempts)));
+        print(&format!("\n{}", attempts_table(&state.attempts).on_stdout()));
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ mod stdout;
 mod summary;
 mod table;
 mod visible;
+mod wrap;
 
 pub use check::{Check, CheckStatus};
 pub use number::{figure, grouped, speed};
@@ -16,3 +17,4 @@ pub use stderr::{ask, say};
 pub use stdout::{outlive_stdout, print, print_data, print_json, print_json_line};
 pub use table::{Table, attempts_table, duration, steps};
 pub use visible::{visible, visible_line};
+pub use wrap::{bounded, stdout_columns, wrap};

@@ -162,7 +162,7 @@ impl Reporter {
             EventKind::Started(started) => self.say(&sentence::start(started)),
             EventKind::Step(step) => self.step(step.step, recorded.event.ts),
             EventKind::Eval(eval) => self.say(&sentence::evaluation(eval)),
-            EventKind::Sample(sample) => self.say(&format!("{} -> {}", sample.source, sample.generated)),
+            EventKind::Sample(sample) => self.say(&sentence::sample(sample)),
             EventKind::Checkpoint(checkpoint) => {
                 tracing::debug!("saved {} ({})", checkpoint.path, human_bytes(checkpoint.bytes));
             }
@@ -220,7 +220,7 @@ impl Reporter {
                 print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
-                print(&attempts_table(&state.attempts).to_string());
+                print(&attempts_table(&state.attempts).on_stdout());
                 print(&format!("run {} {}: {folder}", state.id, state.status.name()));
             }
             Mode::Log | Mode::Quiet => {}

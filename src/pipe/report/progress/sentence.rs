@@ -1,12 +1,15 @@
 //! Events as text, a line each.
 
 use pipe_spec::OomRecord;
-use pipe_spec::event::{Eval, Finished, Fitted, Measured, MemoryKind, Rehearsed, Started};
+use pipe_spec::event::{Eval, Finished, Fitted, Measured, MemoryKind, Rehearsed, Sample, Started};
 use pipe_spec::text::{count, human_bytes};
 
 use super::pace::span;
 use super::view::Training;
-use crate::report::grouped;
+use crate::report::{bounded, grouped};
+
+/// Characters of a sample text.
+const SAMPLE: usize = 200;
 
 pub fn start(started: &Started) -> String {
     let from = started.resumed_from.map_or(String::new(), |step| format!(", resuming from step {step}"));
@@ -67,6 +70,12 @@ pub fn evaluation(eval: &Eval) -> String {
     format!("step {step}: eval loss {loss:.4}{scores}, {}", count(*samples, "sample"))
 }
 
+/// A text that the model wrote, in one line.
+pub fn sample(sample: &Sample) -> String {
+    let short = |text: &str| bounded(&text.split_whitespace().collect::<Vec<_>>().join(" "), SAMPLE);
+    format!("{} -> {}", short(&sample.source), short(&sample.generated))
+}
+
 pub fn shortage(record: &OomRecord) -> String {
     let OomRecord { phase, step, batch, requested, free, total, .. } = record;
     let memory = match record.memory {
@@ -91,6 +100,12 @@ mod tests {
     use pipe_spec::Phase;
 
     use super::*;
+
+    #[test]
+    fn a_long_sample_is_cut() {
+        let one = Sample { step: 1, source: "a\n b".into(), target: String::new(), generated: "c".repeat(500) };
+        assert_eq!(sample(&one), format!("a b -> {}…", "c".repeat(199)));
+    }
 
     #[test]
     fn ends_in_a_line() {
