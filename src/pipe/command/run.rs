@@ -172,9 +172,5 @@ fn fitted_line(fitted: &Fitted) -> String {
         true => format!("{batch} fits, and it is the whole effective batch; larger was not tried"),
         false => format!("x accum {accum} = {effective_batch}"),
     };
-    format!(
-        "train.batch: {batch}   # {result}; peak {}{of} on {}",
-        human_bytes(*peak),
-        fitted.device
-    )
+    format!("train.batch: {batch}   # {result}; peak {}{of} on {}", human_bytes(*peak), fitted.device)
 }

@@ -151,7 +151,17 @@ mod tests {
 
     pub fn fact(batch: u32, fits: bool, capacity: u64) -> Fact {
         let peak = fits.then_some(capacity);
-        Fact { batch, accumulates: true, fits, largest: false, capped: false, peak, capacity, when: 0.0, run: "a-run".to_owned() }
+        Fact {
+            batch,
+            accumulates: true,
+            fits,
+            largest: false,
+            capped: false,
+            peak,
+            capacity,
+            when: 0.0,
+            run: "a-run".to_owned(),
+        }
     }
 
     pub fn entry(facts: &[Fact]) -> LedgerEntry {
