@@ -222,6 +222,8 @@ def numbers(value, kind):
         bounds.append(f"from {bound(least)}")
     if most is not None:
         bounds.append(f"to {bound(most)}" if above is None else f"and up to {bound(most)}")
+    if value.get("exclusiveMaximum") is not None:
+        bounds.append(f"to below {bound(value['exclusiveMaximum'])}")
     return " ".join([what, *bounds])
 
 

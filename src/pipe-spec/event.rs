@@ -110,6 +110,13 @@ pub struct Fitted {
     pub longest: String,
 }
 
+impl Fitted {
+    /// Whether the batch is the whole effective batch, where a search ends: larger ones were not tried.
+    pub fn is_whole_step(&self) -> bool {
+        self.accum <= 1
+    }
+}
+
 /// The longest samples went through a step whose update was discarded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rehearsed {

@@ -61,6 +61,9 @@ fn main() {
     let fits = u64::from(spec.train.batch()) <= number;
     let is_long = verb == "long";
     let mut events = Events::new(&job_folder(&spec), if is_long { now } else { || 0.0 });
+    if verb == "search" {
+        return training::search(spec, &mut events, number as u32);
+    }
     let on_cpu = started(&spec, if is_long { number } else { 3 });
     events.emit(EventKind::Started(match verb {
         "card" => Started {
@@ -100,6 +103,7 @@ fn main() {
         "long" if u64::from(spec.train.batch()) > numbers[2] => exit(TrainerExit::HostOutOfMemory),
         "long" => training::long(&mut events, number, Duration::from_millis(numbers[1])),
         "learn" => training::learn(&spec, &mut events),
+        "classes" => training::classes(&spec, &mut events),
         "card" => card::run(&spec, &mut events, words),
         "walk" => training::walk(&spec, &mut events, &numbers),
         "sleep" => {

@@ -1,14 +1,15 @@
 //! Trainings that take their time.
 
 use std::fs;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pipe_spec::event::{BestEval, Eval, Finished, Step, StoppedEarly};
-use pipe_spec::pipeline::Metric;
+use pipe_spec::event::{BestEval, Eval, Finished, Fitted, Measured, Step, StoppedEarly};
+use pipe_spec::pipeline::{BatchSetting, Metric, accum};
 use pipe_spec::{EventKind, RunFolder, TrainerExit, TrainerSpec};
 
-use crate::events::{Events, MIB, checkpoint, eval, step};
+use crate::events::{Events, MIB, checkpoint, eval, rehearsed, started, step};
 use crate::on_sigterm;
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -67,6 +68,51 @@ pub fn learn(spec: &TrainerSpec, events: &mut Events) {
         best: Some(BestEval { metric: Metric::loss(), step: 2, value: 0.5 }),
         stopped_early: Some(StoppedEarly { metric: Metric::loss(), patience: 2, best_step: Some(2), best: Some(0.5) }),
     }));
+}
+
+/// Searches for the largest batch where none is given; batches up to `most` fit. Then it trains, unless it was started to
+/// search alone.
+pub fn search(mut spec: TrainerSpec, events: &mut Events, most: u32) {
+    let longest = || "64".to_owned();
+    if spec.train.batch == BatchSetting::Auto || is_fit() {
+        let effective_batch = spec.train.effective_batch;
+        let batch = most.min(effective_batch);
+        for (batch, fits) in [(batch, true), (batch + 1, false)] {
+            let peak = fits.then_some(MIB);
+            if batch <= effective_batch {
+                let measured = Measured { batch, fits, peak, reserved: peak, longest: longest(), ms: 1.0 };
+                events.emit(EventKind::Measured(measured));
+            }
+        }
+        events.emit(EventKind::Fitted(Fitted {
+            batch,
+            accum: accum(effective_batch, batch, 1),
+            effective_batch,
+            peak: MIB,
+            capacity: Some(64 * MIB),
+            device: "cpu".to_owned(),
+            driver: None,
+            longest: longest(),
+        }));
+        spec.train.batch = BatchSetting::Fixed(NonZeroU32::new(batch).expect("a batch that fits"));
+    }
+    if !is_fit() {
+        events.emit(EventKind::Started(started(&spec, 3)));
+        events.emit(rehearsed(spec.train.batch(), MIB));
+        (1..=3).for_each(|number| events.emit(EventKind::Step(step(number, 1.0))));
+    }
+}
+
+fn is_fit() -> bool {
+    std::env::args().nth(1).is_some_and(|command| command == "fit")
+}
+
+/// A classifier whose last step has fewer samples than the others.
+pub fn classes(spec: &TrainerSpec, events: &mut Events) {
+    let whole = u64::from(spec.train.effective_batch);
+    for (number, samples) in [(1, whole), (2, whole), (3, 1)] {
+        events.emit(EventKind::Step(Step { tokens: samples, ms: 100.0, ..step(number, 1.0) }));
+    }
 }
 
 /// Steps with evaluations and checkpoints, in four passes over the data.

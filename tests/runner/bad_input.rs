@@ -93,6 +93,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("bad_input::binary_file", Needs::Nothing, binary_file);
     suite.test("bad_input::run_name", Needs::Nothing, run_name);
     suite.test("bad_input::data", Needs::Nothing, data);
+    suite.test("bad_input::data_of_a_pipeline_that_comes_with_pipe", Needs::Nothing, example_data);
     suite.test("bad_input::tokenizer_missing", Needs::Nothing, tokenizer_missing);
     suite.test("bad_input::unwritable_runs", Needs::Nothing, unwritable_runs);
     suite.test("bad_input::variables_from_env_file", Needs::Nothing, variables_from_env_file);
@@ -250,4 +251,19 @@ fn usage() {
         .pipe(&["run", "p.yaml", "--set", "train.batch"])
         .exits(3)
         .says("--set: found \"train.batch\"; allowed: path=value");
+}
+
+/// The error names the command that makes the data; for data of other names it does not.
+fn example_data() {
+    let folder = Folder::new();
+    let pipelines = crate::harness::folder::repository().join("pipelines");
+    for name in ["demo", "demo-gpu", "text-hpo", "hybrid-cnn-lstm", "mu-sota", "car-clip"] {
+        let file = pipelines.join(format!("{name}.yaml"));
+        let checked = folder.pipe(&["check", file.to_str().unwrap()]).exits(3);
+        let line = checked.stderr.lines().find(|line| line.contains("data.train: cannot read")).unwrap();
+        assert!(line.contains("; `pipe-trainer data ") && line.ends_with("` makes some to try it with"), "{checked}");
+    }
+    let demo = pipelines.join("demo.yaml");
+    let other = folder.pipe(&["check", demo.to_str().unwrap(), "--set", "data.train=mine.jsonl"]).exits(3);
+    other.says("data.train: cannot read mine.jsonl: no such file").says_not("pipe-trainer data");
 }

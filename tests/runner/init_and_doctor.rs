@@ -12,6 +12,7 @@ pub fn tests(suite: &mut Suite) {
     test("a_pipeline_for_every_architecture", every_architecture);
     test("fields_are_guessed_from_the_data", guesses);
     test("a_batch_for_the_card", batch_for_the_card);
+    test("editors_find_the_schema", schema_line);
     test("without_a_terminal", without_terminal);
     test("no_file_is_overwritten", kept);
     test("answers_on_a_terminal", answers);
@@ -25,6 +26,19 @@ pub fn tests(suite: &mut Suite) {
         card_without_a_way,
     );
     suite.test("init_and_doctor::doctor_of_a_daemon", Needs::Docker, daemon);
+}
+
+/// The first line of a draft names a file that is there, with the schema of this version.
+fn schema_line() {
+    let folder = Folder::new();
+    let folder = {
+        let cache = folder.path().join("cache");
+        folder.env("PIPE_CACHE", cache.display())
+    };
+    let text = folder.pipe(&["init", "--arch", "t5", "--data", "a.jsonl", "--stdout"]).exits(0).stdout;
+    let path = text.lines().next().unwrap().strip_prefix("# yaml-language-server: $schema=").unwrap();
+    let schema: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert_eq!(schema, folder.pipe(&["schema"]).exits(0).json());
 }
 
 const ARCHITECTURES: [(&str, &str, &str); 8] = [

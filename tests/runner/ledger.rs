@@ -14,6 +14,8 @@ pub fn tests(suite: &mut Suite) {
     test("a_folder_in_its_place_stops_no_run", in_its_place);
     test("damage_during_a_run", meanwhile);
     test("a_held_lock_stops_no_run", held);
+    test("the_effective_batch_of_a_search_is_no_limit", capped);
+    test("an_old_entry_at_its_effective_batch_is_no_limit", capped_before);
     suite.test("ledger::a_full_disk_stops_no_run", Needs::Root, full);
 }
 
@@ -137,6 +139,47 @@ fn held() {
     lock.lock().unwrap();
     folder.pipe(&["ledger", "ls"]).exits(0).says_not("warning");
     folder.pipe(&RUN).exits(0).says("warning: the ledger").says("another process has held");
+}
+
+const CAPPED: &str = "8 fits, and it is the whole effective batch; larger was not tried";
+const AUTO: [&str; 6] = ["run", "job.yaml", "--engine", "process", "--set", "train.batch=auto"];
+const LARGER: [&str; 2] = ["--set", "train.effective_batch=64"];
+
+/// Batches up to 40 fit; the first search is for an effective batch of 8.
+fn searched() -> Folder {
+    let folder = job::folder("search 40", "train: {batch: 1, effective_batch: 8}\n");
+    folder.pipe(&["fit", "job.yaml", "--engine", "process"]).exits(0).prints(CAPPED).says(CAPPED);
+    folder.pipe(&["ledger", "ls"]).exits(0).prints("batch 8 fits (peak 1.0 MiB), larger was not tried");
+    folder
+}
+
+fn capped() {
+    let folder = searched();
+    let facts = folder.pipe(&["ledger", "ls", "--json"]).exits(0).json()[0]["facts"].clone();
+    assert!(facts[0]["largest"] == true && facts[0]["capped"] == true, "{facts:#}");
+    searches_for_more(&folder);
+}
+
+/// A larger effective batch is searched for again, once.
+fn searches_for_more(folder: &Folder) {
+    folder.pipe(&AUTO).exits(0).says("batch 8 is known to fit, and it is the whole").says_not("measured batch");
+    let found = folder.pipe(&[&AUTO[..], &LARGER].concat()).exits(0);
+    found.says("measured batch 40").says("the largest batch that fits is 40 (x accum 2)");
+    let known = folder.pipe(&[&AUTO[..], &LARGER].concat()).exits(0);
+    known.says("batch 40 was found to be the largest that fits").says_not("measured batch");
+}
+
+fn capped_before() {
+    let folder = searched();
+    let line = |line: &str| {
+        let rest = line.replace(",\"capped\":true", "");
+        let rest = rest.split_once("\",").unwrap().1;
+        format!("{{\"check\":\"{}\",{rest}\n", &blake3::hash(rest.as_bytes()).to_hex()[..16])
+    };
+    let old: String = folder.read("ledger").lines().map(line).collect();
+    assert_ne!(old, folder.read("ledger"));
+    folder.write("ledger", old);
+    searches_for_more(&folder);
 }
 
 fn full() {

@@ -11,10 +11,13 @@ pub fn tests(suite: &mut Suite) {
     suite.test("output::errors", Needs::Nothing, errors);
     suite.test("output::schema_is_the_committed_one", Needs::Nothing, schema);
     suite.test("output::completions", Needs::Nothing, completions);
+    suite.test("output::completions_know_the_runs", Needs::Nothing, completed_runs);
     suite.test("output::manual_pages", Needs::Nothing, manual_pages);
     suite.test("output::summary_of_a_job", Needs::Nothing, summary);
     suite.test("output::plain_output_has_no_control_codes", Needs::Nothing, plain_output);
     suite.test("output::broken_pipe_is_success", Needs::Nothing, broken_pipe);
+    suite.test("output::a_run_outlives_its_stdout", Needs::Nothing, closed_stdout);
+    suite.test("output::a_run_outlives_a_full_stdout", Needs::Nothing, full_stdout);
 }
 
 /// Compares with `tests/snapshots/NAME`; PIPE_UPDATE_SNAPSHOTS=1 writes it instead.
@@ -117,6 +120,89 @@ fn plain_output() {
         .says("retrying: batch 2 instead of 4 (accum 2, effective batch 4 as before)")
         .says("attempt 2 of at most 7: batch 2 x accum 2")
         .prints("attempt  batch  outcome");
+}
+
+/// In a real bash, after a Tab.
+fn completed_runs() {
+    let folder = job::folder("walk 1 0 8", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let id = folder.run_folder().file_name().unwrap().to_str().unwrap().to_owned();
+    job::copy_run(&folder.run_folder(), 2);
+    let listed = folder.pipe(&["ls", "-q"]).exits(0).stdout;
+    assert!(listed.lines().count() == 3 && listed.lines().any(|line| line == id), "{listed}");
+    folder.write("completions.bash", folder.pipe(&["completions", "bash"]).exits(0).stdout);
+    let complete = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+        let [.., before, current] = &words[..] else { panic!("{words:?}") };
+        let script = format!(
+            "source completions.bash; COMP_WORDS=({}); COMP_CWORD={}; \
+             function=$(complete -p pipe | sed 's/.*-F \\([^ ]*\\).*/\\1/'); \
+             $function pipe {current} {before}; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            words.join(" "),
+            words.len() - 1
+        );
+        let mut path = crate::harness::folder::pipe().parent().unwrap().as_os_str().to_owned();
+        path.push(":");
+        path.push(std::env::var_os("PATH").unwrap_or_default());
+        let like = folder.command(&[]);
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", &script]).current_dir(folder.path());
+        shell.envs(like.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("PATH", path);
+        String::from_utf8(shell.output().unwrap().stdout).unwrap()
+    };
+    for command in ["show", "logs", "stop", "resume", "attach", "report", "rm", "reproduce", "diff"] {
+        assert_eq!(complete(&["pipe", command, "job-"]), format!("{id}\n"), "{command}");
+        assert!(complete(&["pipe", command, ""]).contains("latest\n"), "{command}");
+    }
+    assert_eq!(complete(&["pipe", "diff", "latest", "job-"]), format!("{id}\n"));
+    assert_eq!(complete(&["pipe", "-q", "show", "--json", "job-"]), format!("{id}\n"));
+    // Everything else is as it was.
+    assert_eq!(complete(&["pipe", "sho"]), "show\n");
+    assert!(complete(&["pipe", "show", "--j"]).contains("--json\n"));
+    assert!(!complete(&["pipe", "resume", "--set", ""]).contains("latest"));
+    let zsh = folder.pipe(&["completions", "zsh"]).exits(0).stdout;
+    assert!(zsh.matches(":_pipe_runs' \\").count() >= 9 && zsh.contains("\n_pipe_runs() {\n"), "{zsh}");
+}
+
+/// A run whose output is cut off ends as it would have, with its own exit code; `more` closes stderr too.
+fn closed_stdout() {
+    let driven = |job: &str, code: i32, more: &str| {
+        let folder = job::folder(job, "train: {batch: 4, effective_batch: 4}\n");
+        let pipe = crate::harness::folder::pipe();
+        let run = format!("'{}' run job.yaml --engine process {more}", pipe.display());
+        let script = format!("{run} | head -1 >/dev/null; exit ${{PIPESTATUS[0]}}");
+        // With the environment of the folder.
+        let like = folder.command(&[]);
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", &script]).current_dir(folder.path()).stderr(std::process::Stdio::null());
+        shell.envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        assert_eq!(shell.status().unwrap().code(), Some(code), "{run}");
+        let state = folder.show();
+        assert_eq!(state["exit_code"], code, "{state:#}");
+        assert_eq!(state["status"], if code == 0 { "finished" } else { "failed" }, "{state:#}");
+        assert!(folder.run_folder().join("report.html").is_file());
+    };
+    driven("walk 40 20 8", 0, "--json");
+    driven("walk 40 20 8", 0, "-v 2>&1");
+    driven("exit 1", 6, "--json");
+    // What lists runs ends with success.
+    let folder = job::folder("walk 1 0 8", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    job::copy_run(&folder.run_folder(), 60);
+    for args in [&["ls"][..], &["ls", "--json"], &["show", "latest", "--json"], &["schema"], &["logs"]] {
+        let mut child = folder.command(args).spawn().unwrap();
+        drop(child.stdout.take());
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{args:?}");
+    }
+}
+
+fn full_stdout() {
+    let folder = job::folder("fit 8", "train: {batch: 4, effective_batch: 4}\n");
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = folder.command(&["run", "job.yaml", "--engine", "process"]).stdout(full).output().unwrap();
+    let answer = Answer::new("pipe run".to_owned(), output).exits(0);
+    answer.says("warning: cannot write to stdout: No space left on device (os error 28); the run goes on without it");
+    assert_eq!(folder.show()["status"], "finished");
 }
 
 fn broken_pipe() {

@@ -16,6 +16,8 @@ pub fn tests(suite: &mut Suite) {
     test("a_terminal_without_a_cursor_gets_lines", dumb);
     test("a_pipe_gets_lines", lines);
     test("ci_gets_lines", ci);
+    test("a_classifier_is_counted_in_samples", samples);
+    test("tables_fit_80_columns", tables);
 }
 
 /// 200 steps, of which the first attempts do none.
@@ -209,4 +211,64 @@ fn lines() {
     let answer = folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
     is_plain(&format!("{}{}", answer.stderr, answer.stdout));
     assert!(!answer.stdout.contains("step 1/200"), "{answer}");
+}
+
+/// On the terminal, in `show`, in JSON and in the report, also where the last step has fewer samples.
+fn samples() {
+    let folder = job::folder("classes", "train: {batch: 4, effective_batch: 4}\n");
+    let text =
+        folder.read("job.yaml").replace("model: {arch: t5, config: {}}", "model: {arch: bag-of-words, config: {}}");
+    folder.write("job.yaml", text).write("train.jsonl", "{\"text\": \"a\", \"label\": \"b\"}\n");
+    let run = folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    assert!(run.stderr.contains("step 3/3: ") && run.stderr.contains(" samples/s"), "{run}");
+    let run = run.says_not("tokens/s");
+    drop(run);
+    folder.pipe(&["show"]).exits(0).prints("speed    40.0 samples/s");
+    assert_eq!(folder.show()["throughput"], serde_json::json!({ "per_second": 40.0, "unit": "samples" }));
+    let report = std::fs::read_to_string(folder.run_folder().join("report.html")).unwrap();
+    assert!(report.contains("samples per second") && report.contains("Throughput, samples per second"));
+    assert!(!report.contains("tokens per second") && !report.contains("tokens (or samples)"));
+    let diff = folder.pipe(&["diff", "latest", "latest", "--json"]).exits(0).json();
+    assert_eq!(diff["results"][0]["unit"], "samples", "{diff:#}");
+    folder.pipe(&["attach"]).exits(0).says_not("tokens/s");
+}
+
+/// Every table on a terminal of 80 columns, and uncut in a pipe.
+fn tables() {
+    let folder = job::folder("fit 5", "train: {batch: 20, effective_batch: 40}\n");
+    let name = "a-pipeline-with-a-name-that-is-rather-long-for-a-table";
+    let run = ["run", "job.yaml", "--engine", "process", "--name", name];
+    folder.pipe(&run).exits(0);
+    let other =
+        ["--set", "data.max_source=99", "--set", "container.env.LONG=some-words-that-make-a-long-value-of-a-setting"];
+    folder.pipe(&[&run[..], &other].concat()).exits(0);
+    let runs: Vec<String> = folder.pipe(&["ls", "-q"]).exits(0).stdout.lines().map(str::to_owned).collect();
+    for args in [
+        &["ls"][..],
+        &["show"],
+        &["plan", "job.yaml"],
+        &["ledger", "ls"],
+        &["doctor"],
+        &["diff", &runs[0], &runs[1]],
+        &["image", "ls"],
+    ] {
+        let mut command = folder.command(args);
+        command.env("TERM", "xterm-256color");
+        let mut terminal = Terminal::start(command, 80);
+        terminal.watch("no such text");
+        let shown = String::from_utf8_lossy(&terminal.bytes).into_owned();
+        terminal.child.wait().unwrap();
+        let is_prose = |line: &str| {
+            ["run      ", "error", "hint", "folder", "note", "left"].iter().any(|word| line.starts_with(word))
+        };
+        let wide: Vec<&str> =
+            shown.lines().filter(|line| line.trim_end().chars().count() > 80 && !is_prose(line)).collect();
+        assert!(wide.is_empty(), "{args:?}: {wide:#?}");
+    }
+    // In a pipe a row is a line.
+    let listed = folder.pipe(&["ls"]).exits(0).stdout;
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+    assert!(runs.iter().all(|run| listed.contains(run.as_str())), "{listed}");
+    let shown = folder.pipe(&["show"]).exits(0).stdout;
+    assert!(shown.lines().any(|line| line.contains("oom") && line.ends_with("batch 10 instead of 20")), "{shown}");
 }

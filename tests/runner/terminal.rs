@@ -13,6 +13,7 @@ pub fn tests(suite: &mut Suite) {
     test("keys_and_paths_of_a_pipeline", pipeline);
     test("everything_in_a_run", run);
     test("a_log_on_a_terminal", logs);
+    test("a_log_is_for_people", log_for_people);
     test("a_very_long_error", long);
     test("the_command_line", usage);
 }
@@ -144,4 +145,39 @@ fn usage() {
     let folder = folder.env("NO_COLOR", "").env("TERM", "xterm");
     assert!(on_terminal(&folder, &["check", "a.yaml", "b"]).contains("\x1b["));
     is_harmless(&folder.pipe(&["show", CODES]).exits(2));
+}
+
+/// Text as it was written, events as sentences, steps now and then; no JSON.
+fn log_for_people() {
+    let folder = job::folder("long 50 1 8", "train: {batch: 4, effective_batch: 8}\n");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let path = folder.run_folder().join("attempts/01/log.txt");
+    let written = std::fs::read_to_string(&path).unwrap();
+    let event = |seq: u64, rest: &str| format!("{{\"seq\":{seq},\"ts\":1.0,\"type\":{rest}}}\n");
+    let more = [
+        "a line of the trainer\n".to_owned(),
+        event(90, "\"warning\",\"message\":\"be careful\""),
+        event(91, "\"oom\",\"memory\":\"host\",\"phase\":\"forward\",\"step\":3,\"batch\":4,\"message\":\"\""),
+        event(92, "\"finished\",\"step\":50,\"samples\":400,\"model\":\"model\""),
+        "{\"not\": \"an event\"}\nno line end".to_owned(),
+    ];
+    std::fs::write(&path, format!("{written}{}", more.concat())).unwrap();
+    let shown = folder.pipe(&["logs"]).exits(0);
+    for text in [
+        "training 1 parameters on cpu with 64.0 MiB: 50 steps of 8 samples\n",
+        "step 1/50: loss 4.1",
+        "step 50/50: loss ",
+        "step 12: eval loss 1.2500, accuracy 0.500, 20 samples\n",
+        "a line of the trainer\n",
+        "warning: be careful\n",
+        "out of memory: the host's memory ran out in step 3 (forward) with batch 4\n",
+        "finished after 50 steps and 400 samples; the model is in model\n",
+        "{\"not\": \"an event\"}\nno line end",
+    ] {
+        assert!(shown.stdout.contains(text), "no {text:?} in\n{shown}");
+    }
+    assert!(!shown.stdout.contains("\"seq\""), "{shown}");
+    assert!(shown.stdout.matches("/50: loss ").count() < 10, "steps are thinned\n{shown}");
+    let events = folder.pipe(&["logs", "--json"]).exits(0).json_lines();
+    assert_eq!(events.iter().filter(|event| event["type"] == "step").count(), 50);
 }

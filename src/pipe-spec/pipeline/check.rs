@@ -1,16 +1,17 @@
 //! From a parsed tree to a pipeline: structure first, then what serde cannot know. Every problem is collected.
 
 use super::bounds::MAX_SAMPLES;
+use super::other_names::Transformers;
 use super::{
-    BatchSetting, Every, Limit, Metric, Pipeline, PipelineFile, Problems, Reduce, Task, Track, Train, TrainFile,
-    Training, Work, availability, schema,
+    BatchSetting, Every, Limit, Metric, Pipeline, PipelineFile, Problems, Reduce, Track, Train, TrainFile, Training,
+    Work, availability, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
 
 pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, Problems> {
     let schema = schema();
-    let mut problems = Structure::new(&schema).check(tree);
+    let mut problems = Structure::new(&schema, &Transformers).check(tree);
     missing_variables(tree, variables, &mut problems);
     if !problems.is_empty() {
         return Err(problems.sorted());

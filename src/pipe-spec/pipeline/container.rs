@@ -16,7 +16,7 @@ pub struct Container {
     /// A Dockerfile, which is built, or name@sha256:..., which is used as it is. Default: the trainer image of pipe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<Image>,
-    /// 0, a number, `all`, a list of ids, or `auto`: a GPU where there is one.
+    /// 0, a number, `all`, a list of ids, or `auto`: a GPU where there is one. Not available yet: more than one GPU.
     pub gpus: Gpus,
     /// What the container may use of the host's memory; default: all of it.
     #[serde(skip_serializing_if = "Option::is_none")]

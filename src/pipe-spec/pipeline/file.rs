@@ -35,14 +35,14 @@ pub struct PipelineFile {
     pub save: Save,
     #[serde(default)]
     pub container: Container,
-    /// Default: docker when a daemon answers, else process.
+    /// Default: docker when a daemon answers, else process. Not available yet: slurm, kubernetes.
     #[serde(default)]
     pub engine: Option<EngineKind>,
     #[serde(default)]
     pub notify: Vec<Notify>,
     #[serde(default)]
     pub track: Track,
-    /// Any other trainer, with {batch} and {accum} filled in.
+    /// Not available yet: any other trainer, with {batch} and {accum} filled in.
     #[serde(default)]
     pub command: Option<Vec<String>>,
 }

@@ -10,6 +10,7 @@ mod memory;
 mod metric;
 mod model;
 mod on_oom;
+mod other_names;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -26,10 +27,10 @@ pub use memory::{Allocator, Limit, Memory};
 pub use metric::Metric;
 pub use model::{Arch, Model};
 pub use on_oom::{Change, Edit, OnOom, Reduce};
-pub use task::Task;
+pub use task::{LossUnit, Task};
 pub use train::{
     BatchSetting, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule, ScheduleKind,
-    Train, TrainFile, accum,
+    Train, TrainFile, Warmup, accum,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 pub use work::{Training, Work, WorkKind};

@@ -1,6 +1,9 @@
 //! What a model is trained to do, and what its data must be like for that.
 
-use super::Metric;
+use serde::Serialize;
+
+use super::{Arch, Metric};
+use crate::yaml::Node;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
@@ -16,9 +19,41 @@ pub enum Task {
     Language,
 }
 
+/// What the loss of a step averages over: what `tokens` of a `step` event counts, and what the speed of a run is counted in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossUnit {
+    #[default]
+    Tokens,
+    Samples,
+}
+
+impl LossUnit {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens",
+            Self::Samples => "samples",
+        }
+    }
+
+    /// The unit of a run, from its `resolved.yaml`. Tokens where that cannot be read.
+    pub fn of_resolved(resolved: &str) -> Self {
+        let settings = Node::parse(resolved).map(|tree| tree.to_json()).unwrap_or_default();
+        let arch = settings["model"]["arch"].as_str().and_then(Arch::find);
+        arch.map_or_else(Self::default, |arch| arch.task().loss_unit())
+    }
+}
+
 impl Task {
     pub const ALL: [Self; 5] =
         [Self::Seq2Seq, Self::Classification, Self::Contrastive, Self::TimeSeries, Self::Language];
+
+    pub fn loss_unit(self) -> LossUnit {
+        match self {
+            Self::Seq2Seq | Self::Language => LossUnit::Tokens,
+            Self::Classification | Self::Contrastive | Self::TimeSeries => LossUnit::Samples,
+        }
+    }
 
     pub fn name(self) -> &'static str {
         match self {
@@ -96,5 +131,20 @@ impl Task {
     /// Whether it writes texts that can be looked at.
     pub fn writes_text(self) -> bool {
         matches!(self, Self::Seq2Seq | Self::Language)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_architecture_decides_the_unit() {
+        let of = |arch: &str| LossUnit::of_resolved(&format!("model: {{arch: {arch}}}\ntrain: {{batch: 8}}\n"));
+        for (arch, want) in [("t5", LossUnit::Tokens), ("mu-sota", LossUnit::Tokens), ("bert", LossUnit::Samples)] {
+            assert_eq!(of(arch), want, "{arch}");
+        }
+        assert_eq!(of("no-such"), LossUnit::Tokens);
+        assert_eq!(LossUnit::of_resolved(""), LossUnit::Tokens);
     }
 }

@@ -275,6 +275,8 @@ fn overrides_replace_and_are_checked() {
         ("train.bacth=4", "train.bacth: unknown key; did you mean `batch`?"),
         ("train.batch=0", "train.batch: found 0"),
         ("name.x=1", "--set: name.x: no such place"),
+        ("learning_rate=1e-4", "learning_rate: unknown key; did you mean `train.optimizer.lr`?;"),
+        ("train.per_device_train_batch_size=4", "unknown key; did you mean `train.batch`?"),
     ] {
         let error = set(&[pair]).unwrap_err().to_string();
         assert!(error.contains(want), "{pair}: {error}");
@@ -318,5 +320,122 @@ fn every_pipeline_of_the_repository_is_valid() {
         let text = std::fs::read_to_string(file).unwrap();
         let result = parse(&text);
         assert!(result.is_ok(), "{}:\n{}", file.display(), result.unwrap_err());
+    }
+}
+
+#[test]
+fn names_of_other_trainers_are_recognised_wherever_they_stand() {
+    let cases = [
+        ("learning_rate", "did you mean `train.optimizer.lr`?"),
+        ("num_train_epochs", "did you mean `train.epochs`?"),
+        ("num_epochs", "did you mean `train.epochs`?"),
+        (
+            "gradient_accumulation_steps",
+            "did you mean `train.effective_batch`? (it is the samples of a step: the batch",
+        ),
+        ("per_device_train_batch_size", "did you mean `train.batch`?"),
+        ("batch_size", "did you mean `train.batch`?"),
+        ("warmup_steps", "did you mean `train.schedule.warmup`?"),
+        ("warmup_ratio", "did you mean `train.schedule.warmup`? (a share of the steps is below 1)"),
+        ("max_grad_norm", "did you mean `train.clip`?"),
+        ("lr_scheduler_type", "did you mean `train.schedule.kind`?"),
+        ("logging_steps", "every step is recorded"),
+        ("eval_steps", "did you mean `evaluate.every`?"),
+        ("save_steps", "did you mean `save.every`?"),
+        ("save_total_limit", "did you mean `save.keep`?"),
+        ("fp16", "did you mean `train.precision`? (`train.precision: fp16-mixed`"),
+        ("bf16", "did you mean `train.precision`? (`train.precision: bf16-mixed`"),
+        ("gradient_checkpointing", "did you mean `train.checkpointing`?"),
+        ("optim", "did you mean `train.optimizer.kind`?"),
+        ("dataloader_num_workers", "did you mean `data.workers`?"),
+        ("max_steps", "did you mean `train.steps`?"),
+        ("model_name_or_path", "did you mean `model.from`?"),
+        ("train_file", "did you mean `data.train`?"),
+        ("validation_file", "did you mean `data.eval`?"),
+        ("max_seq_length", "did you mean `data.max_length`? (for text to text"),
+        ("output_dir", "PIPE_RUNS"),
+    ];
+    for (name, want) in cases {
+        for section in ["", "train.", "train.optimizer.", "evaluate.", "container."] {
+            let got = Pipeline::parse(MINIMAL, &[format!("{section}{name}=1")], &variables()).unwrap_err().to_string();
+            assert!(got.contains(want) && got.contains("; allowed: "), "{section}{name}: {got}");
+        }
+    }
+    // Where the section has the key, it is no other name.
+    for (set, want) in [("seed=1", "`train.seed`"), ("train.weight_decay=0", "`train.optimizer.weight_decay`")] {
+        let got = Pipeline::parse(MINIMAL, &[set.to_owned()], &variables()).unwrap_err().to_string();
+        assert!(got.contains(&format!("did you mean {want}?")), "{got}");
+    }
+    Pipeline::parse(MINIMAL, &["train.seed=1".to_owned(), "data.max_length=9".to_owned()], &variables()).unwrap();
+}
+
+/// A key that this version does not have is not suggested.
+#[test]
+fn suggested_keys_exist() {
+    let got = Pipeline::parse(MINIMAL, &["metric_for_best_model=f1".to_owned()], &variables()).unwrap_err().to_string();
+    let has_best = schema()["$defs"]["Save"]["properties"].get("best").is_some();
+    assert_eq!(got.contains("did you mean `save.best`?"), has_best, "{got}");
+}
+
+#[test]
+fn values_of_other_trainers_are_recognised() {
+    let cases = [
+        ("train.precision=fp16", "did you mean `fp16-mixed`, or `bf16-mixed` on newer cards?"),
+        ("train.precision=16", "did you mean `fp16-mixed`"),
+        ("train.precision=bfloat16", "did you mean `bf16-mixed`"),
+        ("train.precision=bf16-mix", "did you mean `bf16-mixed`?"),
+        ("train.optimizer.kind=adamw_torch", "did you mean `adamw`?"),
+        ("train.schedule.kind=constant_with_warmup", "did you mean `constant`"),
+    ];
+    for (set, want) in cases {
+        let got = Pipeline::parse(MINIMAL, &[set.to_owned()], &variables()).unwrap_err().to_string();
+        assert!(got.contains(want), "{set}: {got}");
+    }
+}
+
+#[test]
+fn warmup_is_steps_or_a_share() {
+    let warmup = |text: &str| {
+        let set = [format!("train.schedule.warmup={text}")];
+        let pipeline = Pipeline::parse(MINIMAL, &set, &variables())?;
+        let again = parse(&pipeline.to_yaml()).unwrap();
+        assert_eq!(again, pipeline, "{text}");
+        Ok(pipeline.training().unwrap().train.schedule.warmup)
+    };
+    for (text, want, steps) in [
+        ("100", Warmup::Steps(100), 100),
+        ("0", Warmup::Steps(0), 0),
+        ("1", Warmup::Steps(1), 1),
+        ("0.1", Warmup::Share(0.1), 5),
+        ("0.05", Warmup::Share(0.05), 3),
+        ("0.0", Warmup::Share(0.0), 0),
+    ] {
+        let got = warmup(text).unwrap();
+        assert_eq!((got, got.steps(50)), (want, steps), "{text}");
+    }
+    for text in ["1.0", "1.5", "-0.1", "-1", "some"] {
+        let problems: Problems = warmup(text).unwrap_err();
+        assert!(problems.to_string().contains("or a share of the steps, at least 0 and below 1"), "{problems}");
+    }
+    // A file without a share is resolved as before.
+    assert!(parse(MINIMAL).unwrap().to_yaml().contains("    warmup: 0\n"));
+}
+
+/// What is refused as not available is marked in the schema, which editors show.
+#[test]
+fn the_schema_marks_what_is_not_available_yet() {
+    let schema = schema();
+    let described =
+        |pointer: &str| schema.pointer(pointer).and_then(|of| of["description"].as_str().map(str::to_owned));
+    for (pointer, refused) in [
+        ("/$defs/TrainFile/properties/ranks", "train.ranks=2"),
+        ("/$defs/Container/properties/gpus", "container.gpus=2"),
+        ("/properties/engine", "engine=slurm"),
+        ("/properties/command", "command=[a]"),
+    ] {
+        let text = described(pointer).unwrap_or_default();
+        assert!(text.contains("Not available yet"), "{pointer}: {text:?}");
+        let got = Pipeline::parse(MINIMAL, &[refused.to_owned()], &variables()).unwrap_err().to_string();
+        assert!(got.contains("not available yet"), "{refused}: {got}");
     }
 }

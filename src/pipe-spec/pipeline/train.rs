@@ -1,5 +1,6 @@
 //! `train`: how it is trained.
 
+use std::fmt;
 use std::num::NonZeroU32;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -8,6 +9,7 @@ use serde_json::Value;
 
 use super::Metric;
 use super::bounds::{MAX_EPOCHS, MAX_PATIENCE, MAX_SAMPLES, MAX_STEPS};
+use crate::text::count;
 
 /// The section of the file, where some settings have two spellings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,7 +29,8 @@ pub struct TrainFile {
     /// Samples in a step.
     #[schemars(range(max = MAX_SAMPLES))]
     pub effective_batch: Option<NonZeroU32>,
-    /// Trainer processes, each with a card of its own, that share a step. Default: `auto`, one for each GPU.
+    /// Trainer processes, each with a card of its own, that share a step. Default: `auto`, one for each GPU. Not available yet:
+    /// more than 1.
     pub ranks: Ranks,
     /// Number formats of weights and matrix products: docs/memory.md.
     pub precision: Precision,
@@ -300,14 +303,77 @@ pub enum Decay {
 pub struct Schedule {
     /// How the learning rate changes after warm-up: `linear` and `cosine` end at 0.
     pub kind: ScheduleKind,
-    /// Steps of linear warm-up.
-    #[schemars(range(max = MAX_STEPS))]
-    pub warmup: u64,
+    /// Steps of linear warm-up, or below 1 a share of the steps of the training.
+    pub warmup: Warmup,
 }
 
 impl Default for Schedule {
     fn default() -> Self {
-        Self { kind: ScheduleKind::Constant, warmup: 0 }
+        Self { kind: ScheduleKind::Constant, warmup: Warmup::Steps(0) }
+    }
+}
+
+/// How long the learning rate rises.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Warmup {
+    Steps(u64),
+    /// Of the steps of the training.
+    Share(f64),
+}
+
+impl Warmup {
+    /// Its steps, in a training of `total` steps. A share is rounded up, as the transformers Trainer does it.
+    pub fn steps(self, total: u64) -> u64 {
+        match self {
+            Self::Steps(steps) => steps,
+            Self::Share(share) => (share * total as f64).ceil() as u64,
+        }
+    }
+}
+
+impl fmt::Display for Warmup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Steps(steps) => f.write_str(&count(*steps, "step")),
+            Self::Share(share) => write!(f, "{share} of the steps"),
+        }
+    }
+}
+
+impl Serialize for Warmup {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Steps(steps) => steps.serialize(serializer),
+            Self::Share(share) => share.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Warmup {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::Number(number) if number.is_f64() => match number.as_f64() {
+                Some(share) if (0.0..1.0).contains(&share) => Ok(Self::Share(share)),
+                _ => Err(serde::de::Error::custom(format!("warmup: {number} is neither steps nor a share below 1"))),
+            },
+            steps => serde_json::from_value(steps).map(Self::Steps).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+impl JsonSchema for Warmup {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Warmup".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let share = "a share of the steps, at least 0 and below 1";
+        json_schema!({
+            "anyOf": [
+                { "type": "integer", "minimum": 0, "maximum": MAX_STEPS },
+                { "type": "number", "minimum": 0, "exclusiveMaximum": 1, "description": share }
+            ]
+        })
     }
 }
 

@@ -4,4 +4,4 @@ mod node;
 mod structure;
 
 pub(crate) use node::Node;
-pub(crate) use structure::{Structure, nearest};
+pub(crate) use structure::{OtherName, OtherNames, Structure, nearest};

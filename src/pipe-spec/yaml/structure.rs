@@ -10,11 +10,29 @@ use crate::text::satisfies_format;
 
 pub(crate) struct Structure<'a> {
     root: &'a Value,
+    names: &'a dyn OtherNames,
+}
+
+/// What keys and values are called elsewhere, for suggestions.
+pub(crate) trait OtherNames {
+    fn key(&self, name: &str) -> Option<&OtherName>;
+
+    /// What to write for `value` at a dotted path.
+    fn value(&self, path: &str, value: &str) -> Option<&str>;
+}
+
+/// A key that others have.
+pub(crate) struct OtherName {
+    pub name: &'static str,
+    /// The dotted paths of keys that do the same, the best one first.
+    pub paths: &'static [&'static str],
+    /// What else to know, or nothing.
+    pub note: &'static str,
 }
 
 impl<'a> Structure<'a> {
-    pub fn new(root: &'a Value) -> Self {
-        Self { root }
+    pub fn new(root: &'a Value, names: &'a dyn OtherNames) -> Self {
+        Self { root, names }
     }
 
     pub fn check(&self, tree: &Node) -> Problems {
@@ -29,7 +47,7 @@ impl<'a> Structure<'a> {
             return self.any_of(node, schema, variants, path, problems);
         }
         if !matches_type(node, schema) || !matches_value(node, schema) {
-            let hint = self.hint(node, schema);
+            let hint = self.hint(node, schema, path);
             return problems.push(
                 node.line,
                 path,
@@ -73,7 +91,7 @@ impl<'a> Structure<'a> {
                     problems.push(
                         entry.line,
                         &place,
-                        format!("unknown key{}; allowed: {}", nearest(&entry.key, &known), known.join(", ")),
+                        format!("unknown key{}; allowed: {}", self.key_hint(&entry.key, &known), known.join(", ")),
                     );
                 }
                 None => {
@@ -107,7 +125,7 @@ impl<'a> Structure<'a> {
         if let [only] = of_its_type.as_slice() {
             problems.0.extend(only.0.iter().cloned());
         } else {
-            let hint = self.hint(node, schema);
+            let hint = self.hint(node, schema, path);
             problems.push(node.line, path, format!("found {}; allowed: {}{hint}", found(node), self.describe(schema)));
         }
     }
@@ -160,9 +178,37 @@ impl<'a> Structure<'a> {
         reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).unwrap_or(schema).clone()
     }
 
+    /// The key that does what `key` does elsewhere, or the nearest of those that are known here.
+    fn key_hint(&self, key: &str, known: &[&str]) -> String {
+        let Some(OtherName { paths, note, .. }) = self.names.key(key) else { return nearest(key, known) };
+        let named = paths.iter().find(|path| self.has(path));
+        match (named, paths.is_empty()) {
+            (Some(path), _) if note.is_empty() => format!("; did you mean `{path}`?"),
+            (Some(path), _) => format!("; did you mean `{path}`? ({note})"),
+            (None, true) => format!("; {note}"),
+            (None, false) => nearest(key, known),
+        }
+    }
+
+    /// Whether the schema has a key at this dotted path.
+    fn has(&self, path: &str) -> bool {
+        let mut at = self.root;
+        for key in path.split('.') {
+            let some = variants(at).into_iter().flatten().chain([at]).map(|schema| self.resolve(schema));
+            let Some(next) = some.filter_map(|schema| schema.get("properties")?.get(key)).next() else { return false };
+            at = self.resolve(next);
+        }
+        true
+    }
+
     /// The nearest allowed value, or why a variable is not allowed.
-    fn hint(&self, node: &Node, schema: &Value) -> String {
-        let Kind::Scalar(Value::String(text)) = &node.kind else { return String::new() };
+    fn hint(&self, node: &Node, schema: &Value, path: &str) -> String {
+        let Kind::Scalar(value) = &node.kind else { return String::new() };
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        if let Some(other) = self.names.value(path, &text) {
+            return format!("; did you mean {other}?");
+        }
+        let Value::String(text) = value else { return String::new() };
         if text.contains("${") {
             return "; a variable can stand in a text alone, use --set for other values".to_owned();
         }
@@ -186,7 +232,8 @@ pub(crate) fn nearest(text: &str, allowed: &[&str]) -> String {
         .iter()
         .map(|word| (strsim::damerau_levenshtein(text, word), word))
         .filter(|(distance, word)| *distance <= word.len().min(text.len()).div_ceil(3) || word.starts_with(text))
-        .min_by_key(|(distance, _)| *distance)
+        // What it is the beginning of is nearer than any other word.
+        .min_by_key(|(distance, word)| (!word.starts_with(text), *distance))
         .map_or(String::new(), |(_, word)| format!("; did you mean `{word}`?"))
 }
 
@@ -240,7 +287,8 @@ fn matches_value(node: &Node, schema: &Value) -> bool {
         let bound = |key| schema.get(key).and_then(Value::as_f64);
         return bound("minimum").is_none_or(|least| number >= least)
             && bound("exclusiveMinimum").is_none_or(|below| number > below)
-            && bound("maximum").is_none_or(|most| number <= most);
+            && bound("maximum").is_none_or(|most| number <= most)
+            && bound("exclusiveMaximum").is_none_or(|above| number < above);
     }
     match (value.as_str(), schema.get("format").and_then(Value::as_str)) {
         (Some(text), Some(format)) => satisfies_format(format, text),

@@ -6,11 +6,12 @@ use pipe_spec::pipeline::{Schedule, ScheduleKind};
 
 /// What the learning rate is multiplied with in step `step`, which counts from 0, of `total`.
 pub fn factor(schedule: &Schedule, step: u64, total: u64) -> f64 {
-    if step < schedule.warmup {
-        return step as f64 / schedule.warmup.max(1) as f64;
+    let warmup = schedule.warmup.steps(total);
+    if step < warmup {
+        return step as f64 / warmup.max(1) as f64;
     }
-    let rest = total.saturating_sub(schedule.warmup).max(1) as f64;
-    let done = (step - schedule.warmup) as f64 / rest;
+    let rest = total.saturating_sub(warmup).max(1) as f64;
+    let done = (step - warmup) as f64 / rest;
     match schedule.kind {
         ScheduleKind::Constant => 1.0,
         ScheduleKind::Linear => (1.0 - done).max(0.0),
@@ -20,7 +21,18 @@ pub fn factor(schedule: &Schedule, step: u64, total: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use pipe_spec::pipeline::Warmup;
+
     use super::*;
+
+    #[test]
+    fn a_share_of_the_steps_is_the_same_as_those_steps() {
+        for kind in [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine] {
+            let of = |warmup| (0..10).map(|step| factor(&Schedule { kind, warmup }, step, 10)).collect::<Vec<_>>();
+            assert_eq!(of(Warmup::Share(0.31)), of(Warmup::Steps(4)));
+            assert_eq!(of(Warmup::Share(0.0)), of(Warmup::Steps(0)));
+        }
+    }
 
     #[test]
     fn factors_by_hand() {
@@ -40,7 +52,7 @@ mod tests {
             (ScheduleKind::Cosine, 2, 10, 0.0),
         ];
         for (kind, warmup, step, want) in cases {
-            let found = factor(&Schedule { kind, warmup }, step, 10);
+            let found = factor(&Schedule { kind, warmup: Warmup::Steps(warmup) }, step, 10);
             assert!((found - want).abs() < 1e-12, "{kind:?} warmup {warmup} step {step}: {found}");
         }
     }

@@ -95,7 +95,7 @@ impl ModelCard<'_> {
             ("optimizer", word(train.optimizer.kind)),
             ("learning rate", train.optimizer.lr.to_string()),
             ("weight decay", train.optimizer.weight_decay.to_string()),
-            ("schedule", format!("{}, {} steps of warm-up", word(train.schedule.kind), train.schedule.warmup)),
+            ("schedule", format!("{}, warm-up of {}", word(train.schedule.kind), train.schedule.warmup)),
             ("gradient norm at most", if train.clip > 0.0 { train.clip.to_string() } else { "any".to_owned() }),
             ("precision", word(train.precision)),
             ("seed", train.seed.to_string()),

@@ -1,5 +1,6 @@
 //! The command line: parses arguments, calls the command, sets the exit code. Only this folder uses clap.
 
+mod completions;
 mod image;
 mod ledger;
 mod log;
@@ -58,7 +59,7 @@ enum Command {
     /// Show or forget what earlier runs measured: which batch fits on which card
     #[command(subcommand)]
     Ledger(LedgerCommand),
-    /// List the runs with their main metric, newest first
+    /// List the runs with their main metric, newest first; with --quiet their ids alone
     Ls(LsArgs),
     /// Show one run: its attempts, why they ended, its evaluations, where its model is
     Show(ShowArgs),
@@ -89,7 +90,7 @@ enum Command {
     },
     /// Print the JSON schema of the pipeline file
     Schema,
-    /// Print completions for a shell
+    /// Print completions for a shell; in bash and zsh they know the ids of the runs
     Completions { shell: clap_complete::Shell },
     /// Print the manual page of pipe or of a command: `pipe man run | man -l -`
     Man(ManArgs),
@@ -141,7 +142,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Ledger(LedgerCommand::Show { id }) => command::ledger::show(&id),
         Command::Ledger(LedgerCommand::Forget { ids, all }) => command::ledger::forget(&ids, all),
         Command::Ledger(LedgerCommand::Export) => command::ledger::export(),
-        Command::Ls(args) => command::ls::run(args.sort.into(), args.json),
+        Command::Ls(args) => command::ls::run(args.sort.into(), args.json, quiet),
         Command::Show(args) => command::show::run(&args.run, args.json),
         Command::Report(args) => command::report::run(&args.runs, args.out.as_deref()),
         Command::Diff(args) => command::diff::run(&args.first, &args.second, args.json),
@@ -162,9 +163,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
             Ok(())
         }
         Command::Completions { shell } => {
-            let mut text = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "pipe", &mut text);
-            print_data(&text);
+            print_data(completions::script(shell, Cli::command()).as_bytes());
             Ok(())
         }
         Command::Man(args) => man::run(Cli::command(), &args),

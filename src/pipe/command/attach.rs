@@ -47,8 +47,9 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(found: &Listed, reporter: Reporter, json: bool) -> Self {
+    fn new(found: &Listed, mut reporter: Reporter, json: bool) -> Self {
         let folder = found.folder();
+        reporter.set_unit(run::unit(&folder));
         Self {
             found: found.clone(),
             reporter,

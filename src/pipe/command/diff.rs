@@ -15,7 +15,7 @@ pub fn run(first: &str, second: &str, json: bool) -> Result<(), Error> {
         return Ok(());
     }
     let [one, other] = &comparison.runs;
-    let table = |head: &str| Table::new(&[head, one, other]);
+    let table = |head: &str| Table::comparing(&[head, one, other]);
     section("settings", "no resolved.yaml that can be read", comparison.settings.as_ref(), |settings| {
         let mut rows = table("setting");
         for setting in settings {
@@ -25,7 +25,7 @@ pub fn run(first: &str, second: &str, json: bool) -> Result<(), Error> {
         rows
     });
     section("lock", "no lock.json that can be read", comparison.lock.as_ref(), |differences| {
-        let mut rows = Table::new(&["lock", one, other, ""]);
+        let mut rows = Table::comparing(&["lock", one, other, ""]);
         for found in differences {
             let effect = match found.effect {
                 Effect::Forbids => "another computation",
@@ -52,7 +52,7 @@ fn section<T>(name: &str, missing: &str, found: Option<&Vec<T>>, table: impl Fn(
     match found {
         None => print(&format!("{name}: unknown, because there is {missing}\n")),
         Some(none) if none.is_empty() => print(&format!("{name}: the same\n")),
-        Some(some) => print(&format!("{}\n", table(some))),
+        Some(some) => print(&format!("{}\n", table(some).on_stdout())),
     }
 }
 

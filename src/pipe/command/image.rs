@@ -53,7 +53,7 @@ pub fn files(json: bool) -> Result<(), Error> {
     for (name, path) in &staged.files {
         table.row(vec![in_image(name), human_bytes(size(path)), path.display().to_string()]);
     }
-    print(&table.to_string());
+    print(&table.on_stdout());
     if let Cuda::Missing { folder, libraries } = staged.cuda {
         print(&format!("CPU only; missing: {}", libraries.join(", ")));
         print(&format!("hint: {}", fetch_cuda(&folder)));
@@ -75,7 +75,7 @@ pub fn ls(json: bool) -> Result<(), Error> {
         let id = image.id.trim_start_matches("sha256:").chars().take(12).collect();
         table.row(vec![image.name, id, human_bytes(u64::try_from(image.size).unwrap_or(0))]);
     }
-    print(&table.to_string());
+    print(&table.on_stdout());
     Ok(())
 }
 

@@ -26,7 +26,7 @@ pub fn ls(json: bool) -> Result<(), Error> {
             entry.summary(),
         ]);
     }
-    print(&table.to_string());
+    print(&table.on_stdout());
     Ok(())
 }
 

@@ -1,15 +1,18 @@
-//! `pipe logs`: prints the log of an attempt, and follows it.
+//! `pipe logs`: prints the log of an attempt for people, or the events of all attempts for scripts, and follows them.
 
 use std::time::Duration;
 
-use pipe_spec::Status;
+use pipe_spec::event::RecordedEvent;
+use pipe_spec::{Event, Status};
 
 use crate::error::Error;
-use crate::report::{print_data, say};
+use crate::report::{Reporter, print_data, say};
 use crate::run::{self, Follow, Listed};
 
 /// How often the file is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// A line that is longer is text, and printed in parts.
+const MAX_LINE: usize = 1 << 20;
 
 pub struct Options {
     pub run: String,
@@ -31,30 +34,28 @@ pub fn run(options: &Options) -> Result<(), Error> {
         return Err(Error::Read { path: path(number), source });
     }
     let mut file = Follow::new(path(number));
-    let mut rest = Vec::new();
+    let mut printer = Printer::new(options.events, number);
+    printer.reporter.set_unit(run::unit(&folder));
     loop {
         // Asked before the file is read: what was written before its end is then all there.
         let now = Listed::read(folder.path());
         let bytes = file.bytes()?;
         if !bytes.is_empty() {
-            rest.extend(bytes);
-            // A character whose end is not there yet is printed with what comes.
-            let whole = match std::str::from_utf8(&rest) {
-                Err(error) if error.error_len().is_none() => error.valid_up_to(),
-                _ => rest.len(),
-            };
-            print_data(&rest[..whole]);
-            rest.drain(..whole);
+            printer.take(&bytes);
             continue;
         }
         let Some(now) = now.filter(|_| options.follow) else {
-            print_data(&rest);
+            printer.end();
             return Ok(());
         };
-        let more = now.state.attempts.iter().any(|attempt| attempt.number > number);
-        if more && !options.events && options.attempt.is_none() {
-            number += 1;
+        let next = now.state.attempts.iter().find(|attempt| attempt.number > number);
+        if let Some(next) = next.filter(|_| !options.events && options.attempt.is_none()) {
+            printer.end();
+            number = next.number;
             file = Follow::new(path(number));
+            let before = now.state.attempts.iter().rfind(|attempt| attempt.number < number);
+            printer.begin(number);
+            printer.reporter.attempt_started(next, now.state.at_most(), false, before);
             continue;
         }
         match now.state.status {
@@ -62,14 +63,89 @@ pub fn run(options: &Options) -> Result<(), Error> {
                 std::thread::sleep(POLL_INTERVAL)
             }
             Status::Orphaned => {
+                printer.end();
                 say(&format!("no pipe process is running this run: `pipe attach {}` continues it", now.state.id));
                 return Ok(());
             }
-            _ => return Ok(()),
+            _ => {
+                printer.end();
+                return Ok(());
+            }
         }
     }
 }
 
 fn has_ended(found: &Listed, number: u32) -> bool {
     found.state.attempts.iter().any(|attempt| attempt.number == number && attempt.outcome.is_some())
+}
+
+/// Prints what is read as whole lines: text as it is, an event as the sentence that `pipe run` prints for it.
+struct Printer {
+    reporter: Reporter,
+    /// Whether events are printed as they are.
+    raw: bool,
+    attempt: u32,
+    /// A line whose end is not there yet.
+    rest: Vec<u8>,
+    /// Whether the beginning of that line was printed already.
+    is_text: bool,
+}
+
+impl Printer {
+    fn new(raw: bool, attempt: u32) -> Self {
+        Self { reporter: Reporter::of_log(), raw, attempt, rest: Vec::new(), is_text: false }
+    }
+
+    fn begin(&mut self, attempt: u32) {
+        self.attempt = attempt;
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        let mut bytes = bytes.to_vec();
+        std::mem::swap(&mut self.rest, &mut bytes);
+        bytes.append(&mut self.rest);
+        let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        self.rest = bytes.split_off(end);
+        let mut text = Vec::new();
+        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+            match self.event(line) {
+                None => text.extend_from_slice(line),
+                Some(event) => {
+                    print_text(&std::mem::take(&mut text));
+                    self.reporter.event(&RecordedEvent { attempt: self.attempt, event });
+                }
+            }
+        }
+        print_text(&text);
+        if self.rest.len() > MAX_LINE {
+            // A character whose end is not there yet is printed with what comes.
+            let whole = match std::str::from_utf8(&self.rest) {
+                Err(error) if error.error_len().is_none() => error.valid_up_to(),
+                _ => self.rest.len(),
+            };
+            print_text(&self.rest[..whole]);
+            self.rest.drain(..whole);
+            self.is_text = true;
+        }
+    }
+
+    fn event(&mut self, line: &[u8]) -> Option<Event> {
+        let is_text = std::mem::take(&mut self.is_text) || self.raw;
+        std::str::from_utf8(line).ok().filter(|_| !is_text).and_then(Event::parse)
+    }
+
+    /// What is left of the last line.
+    fn end(&mut self) {
+        let rest = std::mem::take(&mut self.rest);
+        match self.event(&rest) {
+            Some(event) => self.reporter.event(&RecordedEvent { attempt: self.attempt, event }),
+            None => print_text(&rest),
+        }
+    }
+}
+
+fn print_text(bytes: &[u8]) {
+    if !bytes.is_empty() {
+        print_data(bytes);
+    }
 }

@@ -8,7 +8,7 @@ use pipe_spec::{RunState, Status};
 
 use crate::engine::{EngineJob, registry};
 use crate::error::Error;
-use crate::report::{Table, duration, figure, print, print_json};
+use crate::report::{Table, duration, figure, print, print_json, visible_line};
 use crate::run::{self, Listed};
 
 /// The order of the list.
@@ -22,13 +22,17 @@ pub enum Sort {
     Name,
 }
 
-pub fn run(sort: Sort, json: bool) -> Result<(), Error> {
+pub fn run(sort: Sort, json: bool, quiet: bool) -> Result<(), Error> {
     let mut runs = run::list()?;
     runs.iter_mut().for_each(Listed::read_result);
     match sort {
         Sort::Metric => runs.sort_by(by_metric),
         Sort::Started => {}
         Sort::Name => runs.sort_by(|a, b| a.state.id.cmp(&b.state.id)),
+    }
+    if quiet && !json {
+        runs.iter().for_each(|run| print(&visible_line(&run.state.id)));
+        return Ok(());
     }
     find_left_behind(&mut runs)?;
     if json {
@@ -54,7 +58,7 @@ pub fn run(sort: Sort, json: bool) -> Result<(), Error> {
             remark(run),
         ]);
     }
-    print(&table.to_string());
+    print(&table.on_stdout());
     Ok(())
 }
 

@@ -81,7 +81,7 @@ fn show(pipeline: &Pipeline, forecast: &Forecast) {
     ] {
         parts.row(vec![name.to_owned(), human_bytes(bytes)]);
     }
-    print(&format!("\n{parts}\n\npeak memory is in the {}", forecast.moment));
+    print(&format!("\n{}\n\npeak memory is in the {}", parts.on_stdout(), forecast.moment));
     print(&verdict(forecast));
     for change in &forecast.changes {
         let accum = pipe_spec::pipeline::accum(forecast.effective_batch, change.batch, 1);
@@ -98,6 +98,7 @@ fn show(pipeline: &Pipeline, forecast: &Forecast) {
         };
         table.row(vec![format!("{} GB", row.gib), number(row.batch), number(row.accum), peak]);
     }
+    let table = table.on_stdout();
     print(&format!("\nthe largest batch for an effective batch of {}:\n{table}", forecast.effective_batch));
 }
 

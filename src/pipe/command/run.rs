@@ -169,9 +169,9 @@ pub fn print_detached(id: &str, folder: &str, json: bool, quiet: bool) {
 fn fitted_line(fitted: &Fitted) -> String {
     let Fitted { batch, accum, effective_batch, peak, .. } = fitted;
     let of = fitted.capacity.map_or(String::new(), |capacity| format!(" of {}", human_bytes(capacity)));
-    format!(
-        "train.batch: {batch}   # x accum {accum} = {effective_batch}; peak {}{of} on {}",
-        human_bytes(*peak),
-        fitted.device
-    )
+    let result = match fitted.is_whole_step() {
+        true => format!("{batch} fits, and it is the whole effective batch; larger was not tried"),
+        false => format!("x accum {accum} = {effective_batch}"),
+    };
+    format!("train.batch: {batch}   # {result}; peak {}{of} on {}", human_bytes(*peak), fitted.device)
 }

@@ -1,11 +1,19 @@
 //! `pipe show`: one run in full.
 
 use pipe_spec::Status;
+use pipe_spec::pipeline::LossUnit;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::report::{ResultFiles, attempts_table, metrics_table, print, print_json, result_lines};
-use crate::run::{self, Listed};
+use crate::report::{ResultFiles, attempts_table, metrics_table, print, print_json, result_lines, speed};
+use crate::run::{self, Listed, Record};
+
+/// How fast the median step was; absent before the first step.
+#[derive(Serialize)]
+struct Throughput {
+    per_second: f64,
+    unit: LossUnit,
+}
 
 /// A run as JSON.
 #[derive(Serialize)]
@@ -14,6 +22,8 @@ struct Shown {
     found: Listed,
     #[serde(flatten)]
     files: ResultFiles,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    throughput: Option<Throughput>,
 }
 
 pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
@@ -21,8 +31,10 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     super::ls::find_left_behind(&mut found)?;
     let [mut found] = found;
     found.read_result();
+    let record = Record::read(&found.folder());
+    let throughput = record.tokens_per_second().map(|per_second| Throughput { per_second, unit: record.unit() });
     if json {
-        print_json(&Shown { files: ResultFiles::find(&found.state, found.folder().path()), found });
+        print_json(&Shown { files: ResultFiles::find(&found.state, found.folder().path()), found, throughput });
         return Ok(());
     }
     let state = &found.state;
@@ -35,16 +47,19 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
         print(&format!("doing    {doing}"));
     }
     print(&format!("engine   {}", state.engine));
+    if let Some(Throughput { per_second, unit }) = throughput {
+        print(&format!("speed    {}", speed(per_second, unit)));
+    }
     print(&format!("folder   {}", found.folder));
     result_lines(state, found.folder().path()).iter().for_each(|line| print(line));
     if !found.left_behind.is_empty() {
         print(&format!("left     {} (`pipe attach` continues the run)", found.left_behind.join(", ")));
     }
     if !state.attempts.is_empty() {
-        print(&format!("\n{}", attempts_table(state)));
+        print(&format!("\n{}", attempts_table(state).on_stdout()));
     }
     if let Some(table) = state.result.as_ref().and_then(metrics_table) {
-        print(&format!("\n{table}"));
+        print(&format!("\n{}", table.on_stdout()));
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pipe_spec::pipeline::LossUnit;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, Cause, Outcome};
 use serde::Serialize;
@@ -25,6 +26,8 @@ pub struct Results {
     /// Bytes.
     pub peak_memory: Option<u64>,
     pub tokens_per_second: Option<f64>,
+    /// What that counts.
+    pub unit: LossUnit,
 }
 
 /// An attempt, as far as it says how the run was done.
@@ -52,6 +55,7 @@ impl Results {
             seconds: run.seconds(),
             peak_memory: run.peak_memory(),
             tokens_per_second: run.tokens_per_second(),
+            unit: run.unit(),
         }
     }
 
@@ -70,7 +74,7 @@ impl Results {
         }
         add("time", self.seconds.map(duration));
         add("peak memory", self.peak_memory.map(human_bytes));
-        add("tokens per second", self.tokens_per_second.map(|rate| format!("{rate:.1}")));
+        add(&format!("{} per second", self.unit.name()), self.tokens_per_second.map(|rate| format!("{rate:.1}")));
         rows
     }
 }

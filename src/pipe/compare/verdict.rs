@@ -128,6 +128,7 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use pipe_spec::Outcome;
+    use pipe_spec::pipeline::LossUnit;
 
     use super::super::curves::{Curves, Gap};
     use super::super::results::AttemptResult;
@@ -154,6 +155,7 @@ mod tests {
             seconds: None,
             peak_memory: None,
             tokens_per_second: None,
+            unit: LossUnit::default(),
         }
     }
 

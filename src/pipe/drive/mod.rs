@@ -21,7 +21,7 @@ use crate::interrupt::Interrupts;
 use crate::ledger::{Ledger, LedgerSession};
 use crate::lock::{self, Difference, Effect};
 use crate::queue::{self, Ticket};
-use crate::report::Reporter;
+use crate::report::{Reporter, outlive_stdout};
 use crate::run::{self, Record, Run};
 use crate::supervise::{StartMode, Supervisor, warn};
 use crate::track::{Listeners, Notice};
@@ -45,7 +45,11 @@ impl<'a> Driver<'a> {
         reporter: &'a mut Reporter,
         interrupts: &'a mut Interrupts,
     ) -> Self {
+        outlive_stdout();
         reporter.keep_journal(&run.folder.journal());
+        if let Some(training) = loaded.pipeline.training() {
+            reporter.set_unit(training.model.arch.task().loss_unit());
+        }
         Self {
             loaded,
             run,

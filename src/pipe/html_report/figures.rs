@@ -10,6 +10,8 @@ use super::scale::Unit;
 use super::thin::Point;
 use crate::run::Record;
 
+const THROUGHPUT: &str = "throughput";
+
 type Get = fn(&Step) -> f64;
 
 struct Figure {
@@ -24,7 +26,7 @@ const FIGURES: [Figure; 6] = [
     figure("loss", "Loss", Kind::Noisy, |step| step.loss),
     figure("lr", "Learning rate", Kind::Line, |step| step.lr),
     figure("norm", "Gradient norm", Kind::Noisy, |step| step.grad_norm),
-    figure("throughput", "Throughput, target tokens (or samples) per second", Kind::Noisy, Step::tokens_per_second),
+    figure(THROUGHPUT, "Throughput", Kind::Noisy, Step::tokens_per_second),
     Figure { unit: Unit::Bytes, ..figure("memory", "Peak memory", Kind::Line, |step| step.peak as f64) },
     figure("waiting", "Waiting for data, percent of a step", Kind::Noisy, waiting),
 ];
@@ -79,7 +81,18 @@ fn chart(figure: &Figure, curves: Vec<Curve>, runs: &[&Record], marks: Vec<Mark>
         .map(|bytes| (format!("capacity {}", human_bytes(*bytes)), *bytes as f64));
     let levels = levels.collect();
     let Figure { key, title, unit, .. } = *figure;
-    Chart { key, title: title.to_owned(), unit, curves, levels, marks }
+    let title = if key == THROUGHPUT { format!("{title}, {} per second", counted(runs)) } else { title.to_owned() };
+    Chart { key, title, unit, curves, levels, marks }
+}
+
+/// What the speed of all runs is counted in.
+fn counted(runs: &[&Record]) -> &'static str {
+    let mut units: Vec<&str> = runs.iter().map(|run| run.unit().name()).collect();
+    units.dedup();
+    match units[..] {
+        [unit] => unit,
+        _ => "tokens or samples",
+    }
 }
 
 fn points(run: &Record, get: Get) -> Vec<Point> {

@@ -29,7 +29,7 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
         add(&format!("best {metric}"), value);
     }
     add("model from step", result.and_then(|result| result.model_step).map(|step| step.to_string()));
-    add("tokens per second", run.tokens_per_second().map(figure));
+    add(&format!("{} per second", run.unit().name()), run.tokens_per_second().map(figure));
     add("peak memory", run.peak_memory().map(human_bytes));
     add("time", run.seconds().map(duration));
     add("attempts", run.state.as_ref().map(|state| state.attempts.len().to_string()));

@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 
 use super::escape::escape;
 use super::results::results;
-use crate::report::duration;
+use crate::report::{bounded, duration};
 use crate::run::Record;
 
 pub fn heading(run: &Record) -> String {
@@ -55,6 +55,9 @@ fn began(seconds: f64) -> Option<String> {
     Some(format!("{day} {:02}:{:02} UTC", clock.hour(), clock.minute()))
 }
 
+/// Characters of a text that the page shows.
+const SAMPLE: usize = 2000;
+
 /// What the model wrote, after its latest step that shows any.
 pub fn samples(run: &Record) -> String {
     let samples = &run.history.samples;
@@ -64,7 +67,7 @@ pub fn samples(run: &Record) -> String {
         html.push_str("<dl class=\"sample\">");
         for (name, text) in [("input", &sample.source), ("target", &sample.target), ("generated", &sample.generated)] {
             if !text.is_empty() || name == "generated" {
-                write!(html, "<dt>{name}</dt><dd>{}</dd>", escape(text)).ok();
+                write!(html, "<dt>{name}</dt><dd>{}</dd>", escape(&bounded(text, SAMPLE))).ok();
             }
         }
         html.push_str("</dl>");

@@ -12,7 +12,7 @@ const CUT_SHARE: f64 = 0.05;
 pub fn warnings(training: &Training, inspection: &Inspection) -> Vec<String> {
     let Inspection { train, eval, steps } = inspection;
     let mut warnings = Vec::new();
-    let warmup = training.train.schedule.warmup;
+    let warmup = training.train.schedule.warmup.steps(*steps);
     if warmup >= *steps && warmup > 0 {
         warnings.push(format!(
             "train.schedule.warmup: the warm-up of {} is not shorter than the training ({}): the learning rate never reaches \

@@ -30,14 +30,16 @@ pub struct BatchRequest {
 }
 
 impl LedgerEntry {
-    /// The largest batch that is known to fit, where a search found it for as much memory as there is.
+    /// The largest batch that is known to fit, where a search found it for as much memory as there is. A search that ended
+    /// at its effective batch says nothing about larger ones.
     pub fn largest(&self, request: &BatchRequest) -> Option<u32> {
         let there = |fact: &&Fact| {
             request
                 .capacity
                 .is_none_or(|capacity| fact.capacity.abs_diff(capacity) as f64 <= capacity as f64 * CAPACITY_TOLERANCE)
         };
-        let found = self.facts.iter().filter(|fact| fact.fits && fact.largest).filter(there);
+        let reaches = |fact: &&Fact| !fact.is_capped() || fact.batch >= request.effective_batch;
+        let found = self.facts.iter().filter(|fact| fact.fits && fact.largest).filter(there).filter(reaches);
         found.map(|fact| fact.batch.min(request.effective_batch)).max()
     }
 
@@ -166,5 +168,24 @@ mod tests {
         assert_eq!(entry(from_ref(&found)).largest(&request(256, 12)), Some(90));
         assert_eq!(entry(from_ref(&found)).largest(&request(256, 24)), None);
         assert_eq!(entry(&[found]).largest(&BatchRequest { effective_batch: 32, ..request(32, 12) }), Some(32));
+    }
+
+    #[test]
+    fn the_effective_batch_of_a_search_is_no_limit() {
+        let capped = Fact { largest: true, capped: true, accumulates: false, ..fact(8, true, 12) };
+        let old = Fact { capped: false, ..capped.clone() };
+        let limit = Fact { largest: true, ..fact(90, true, 12) };
+        let cases: [(&[Fact], u32, Option<u32>); 6] = [
+            (from_ref(&capped), 8, Some(8)),
+            (from_ref(&capped), 4, Some(4)),
+            (from_ref(&capped), 64, None),
+            (from_ref(&old), 8, Some(8)),
+            (from_ref(&old), 64, None),
+            (&[capped.clone(), limit], 512, Some(90)),
+        ];
+        for (facts, effective_batch, want) in cases {
+            let request = BatchRequest { effective_batch, ..request(effective_batch, 12) };
+            assert_eq!(entry(facts).largest(&request), want, "{facts:?} for {effective_batch}");
+        }
     }
 }

@@ -82,6 +82,9 @@ pub struct Fact {
     /// Whether it was found to be the largest that fits.
     #[serde(default)]
     pub largest: bool,
+    /// Whether the search ended because it was the whole effective batch: larger ones were not tried.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub capped: bool,
     /// Bytes that it held at most, where it fitted.
     pub peak: Option<u64>,
     /// Bytes that there were.
@@ -89,6 +92,14 @@ pub struct Fact {
     /// Seconds since the Unix epoch.
     pub when: f64,
     pub run: String,
+}
+
+impl Fact {
+    /// Whether no larger batch is known to fail: a search that found it ended at the effective batch. Ledgers from before
+    /// `capped` tell it by a step of one pass.
+    pub fn is_capped(&self) -> bool {
+        self.capped || !self.accumulates
+    }
 }
 
 /// What is known under one key.
@@ -99,13 +110,15 @@ pub struct LedgerEntry {
 }
 
 impl LedgerEntry {
-    /// Adds a fact. It replaces an older fact about the same batch, but keeps its `largest`.
+    /// Adds a fact. It replaces an older fact about the same batch, but keeps what a search said of it.
     pub fn add(&mut self, mut fact: Fact) {
         let same = |old: &Fact| {
             (old.batch, old.accumulates, old.fits, old.capacity)
                 == (fact.batch, fact.accumulates, fact.fits, fact.capacity)
         };
-        fact.largest |= self.facts.iter().any(|old| same(old) && old.largest);
+        if let Some(old) = self.facts.iter().find(|old| same(old) && old.largest && !fact.largest) {
+            (fact.largest, fact.capped) = (true, old.capped);
+        }
         self.facts.retain(|old| !same(old));
         self.facts.push(fact);
         self.facts.sort_by_key(|fact| (fact.batch, fact.accumulates));
@@ -123,7 +136,8 @@ impl LedgerEntry {
         let fails = self.facts.iter().find(|fact| !fact.fits);
         let fits = fits.map_or("nothing fits".to_owned(), |fact| {
             let peak = fact.peak.map_or(String::new(), |peak| format!(" (peak {})", human_bytes(peak)));
-            format!("{} fits{peak}", fact.batch)
+            let untried = if fact.largest && fact.is_capped() { ", larger was not tried" } else { "" };
+            format!("{} fits{peak}{untried}", fact.batch)
         });
         let fails = fails
             .map_or(String::new(), |fact| format!(", {} does not fit in {}", fact.batch, human_bytes(fact.capacity)));
@@ -137,7 +151,17 @@ mod tests {
 
     pub fn fact(batch: u32, fits: bool, capacity: u64) -> Fact {
         let peak = fits.then_some(capacity);
-        Fact { batch, accumulates: true, fits, largest: false, peak, capacity, when: 0.0, run: "a-run".to_owned() }
+        Fact {
+            batch,
+            accumulates: true,
+            fits,
+            largest: false,
+            capped: false,
+            peak,
+            capacity,
+            when: 0.0,
+            run: "a-run".to_owned(),
+        }
     }
 
     pub fn entry(facts: &[Fact]) -> LedgerEntry {
@@ -177,5 +201,18 @@ mod tests {
         let entry = entry(&[first, fact(16, false, 12), newer.clone()]);
         assert_eq!(entry.facts, [Fact { largest: true, ..newer }, fact(16, false, 12)]);
         assert_eq!(entry.summary(), "batch 8 fits (peak 7 B), 16 does not fit in 12 B");
+    }
+
+    #[test]
+    fn a_search_that_ended_at_the_effective_batch_names_no_limit() {
+        let found = Fact { largest: true, capped: true, accumulates: false, ..fact(8, true, 12) };
+        let again = Fact { accumulates: false, ..fact(8, true, 12) };
+        let known = entry(&[found.clone(), again]);
+        assert!(known.facts[0].capped, "a training at the same batch does not make it a limit");
+        assert_eq!(known.summary(), "batch 8 fits (peak 12 B), larger was not tried");
+        // As it was written before there was `capped`.
+        let old = serde_json::to_value(Fact { capped: false, ..found }).unwrap();
+        assert!(old.get("capped").is_none());
+        assert!(serde_json::from_value::<Fact>(old).unwrap().is_capped());
     }
 }

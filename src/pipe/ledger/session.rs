@@ -128,6 +128,7 @@ impl LedgerSession {
             accumulates: accum(effective, batch, spec.rank.count) > 1,
             fits,
             largest: false,
+            capped: false,
             peak,
             capacity,
             when: now(),
@@ -136,7 +137,8 @@ impl LedgerSession {
         let mut facts: Vec<Fact> =
             observed.measured.iter().map(|measured| fact(measured.batch, measured.fits, measured.peak)).collect();
         if let Some(fitted) = &observed.fitted {
-            facts.push(Fact { largest: true, ..fact(fitted.batch, true, Some(fitted.peak)) });
+            let capped = fitted.is_whole_step();
+            facts.push(Fact { largest: true, capped, ..fact(fitted.batch, true, Some(fitted.peak)) });
         }
         facts.extend(record.iter().flat_map(|record| &record.points).map(|one| fact(one.batch, true, Some(one.peak))));
         if is_too_large(spec.device, attempt, record) {
@@ -144,7 +146,9 @@ impl LedgerSession {
         } else if attempt.outcome != Some(Outcome::Oom) && observed.rehearsed {
             // Without the longest samples a peak says little of what is to come.
             let mut held = fact(attempt.batch, true, attempt.peak_memory);
-            held.largest = observed.fitted.is_some_and(|fitted| fitted.batch == attempt.batch);
+            let found = observed.fitted.filter(|fitted| fitted.batch == attempt.batch);
+            held.largest = found.is_some();
+            held.capped = found.is_some_and(|fitted| fitted.is_whole_step());
             facts.push(held);
         }
         self.ledger.record(&self.data, longest, &self.key(spec, longest, gpu, &observed.driver), facts)

@@ -9,12 +9,14 @@ mod stdout;
 mod summary;
 mod table;
 mod visible;
+mod wrap;
 
 pub use check::{Check, CheckStatus};
-pub use number::{figure, grouped};
+pub use number::{figure, grouped, speed};
 pub use progress::{FetchProgress, Reporter};
 pub use result::{ResultFiles, metrics_table, result_lines};
 pub use stderr::{ask, say};
-pub use stdout::{print, print_data, print_json, print_json_line};
+pub use stdout::{outlive_stdout, print, print_data, print_json, print_json_line};
 pub use table::{Table, attempts_table, duration, steps};
-pub use visible::visible;
+pub use visible::{visible, visible_line};
+pub use wrap::{bounded, stdout_columns, wrap};

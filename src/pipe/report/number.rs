@@ -1,5 +1,16 @@
 //! Numbers for people.
 
+use pipe_spec::pipeline::LossUnit;
+
+/// So many tokens or samples in a second: `12.5 samples/s`.
+pub fn speed(per_second: f64, unit: LossUnit) -> String {
+    let unit = unit.name();
+    match per_second {
+        _ if per_second < 100.0 => format!("{per_second:.1} {unit}/s"),
+        _ => format!("{} {unit}/s", grouped(per_second as u64)),
+    }
+}
+
 /// 2850000 as `2,850,000`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -34,6 +45,12 @@ mod tests {
         for (number, want) in [(7, "7"), (999, "999"), (1000, "1,000"), (2_850_000, "2,850,000")] {
             assert_eq!(grouped(number), want);
         }
+    }
+
+    #[test]
+    fn speeds() {
+        assert_eq!(speed(12.34, LossUnit::Samples), "12.3 samples/s");
+        assert_eq!(speed(10_240.0, LossUnit::Tokens), "10,240 tokens/s");
     }
 
     #[test]

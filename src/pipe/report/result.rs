@@ -119,13 +119,13 @@ mod tests {
             eval.macro_f1  0.5000  0.7500  0.6250\n\
             eval.loss      1.2500  1.0000  2.0000\n\
             eval.accuracy  0.5500  0.8000  0.7000";
-        assert_eq!(metrics_table(&result).unwrap().to_string(), want);
+        assert_eq!(metrics_table(&result).unwrap().render(None), want);
         assert_eq!(
             (from(&result, 28), from(&result, 48)),
             (" (step 28, the best eval.macro_f1)".into(), " (step 48)".into())
         );
         result.first.clone_from(&result.last);
-        assert!(metrics_table(&result).unwrap().to_string().starts_with("evaluation     last\nstep           48\n"));
+        assert!(metrics_table(&result).unwrap().render(None).starts_with("evaluation     last\nstep           48\n"));
         assert!(metrics_table(&RunResult::default()).is_none());
     }
 }

@@ -1,10 +1,24 @@
-//! Data on stdout, the only place that writes to it. A reader that has seen enough and closes the pipe is no error.
+//! Data on stdout, the only place that writes to it. A reader that has seen enough and closes the pipe is no error: the
+//! command ends, or goes on without output where it drives a run.
 
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
+use super::stderr::say;
 use super::visible::{visible, visible_json};
+
+/// Whether this process goes on where stdout cannot be written.
+static OUTLIVES_STDOUT: AtomicBool = AtomicBool::new(false);
+/// Whether stdout could not be written.
+static IS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// From here on this process drives a run, which ends by itself whoever reads its output: where stdout is closed or full,
+/// the output is dropped.
+pub fn outlive_stdout() {
+    OUTLIVES_STDOUT.store(true, Ordering::Relaxed);
+}
 
 /// Prints `text` for people, with a line end.
 pub fn print(text: &str) {
@@ -38,18 +52,23 @@ fn write_json(text: &str) {
 }
 
 fn write_line(text: &str) {
-    let mut out = std::io::stdout().lock();
-    end_unless(writeln!(out, "{text}").and_then(|()| out.flush()));
+    write(format!("{text}\n").as_bytes());
 }
 
 fn write(bytes: &[u8]) {
-    let mut out = std::io::stdout().lock();
-    end_unless(out.write_all(bytes).and_then(|()| out.flush()));
-}
-
-fn end_unless(written: std::io::Result<()>) {
-    if let Err(error) = written {
-        let code = if error.kind() == ErrorKind::BrokenPipe { 0 } else { 1 };
-        std::process::exit(code);
+    if IS_CLOSED.load(Ordering::Relaxed) {
+        return;
     }
+    let mut out = std::io::stdout().lock();
+    let Err(error) = out.write_all(bytes).and_then(|()| out.flush()) else { return };
+    let has_reader = error.kind() != ErrorKind::BrokenPipe;
+    let outlives = OUTLIVES_STDOUT.load(Ordering::Relaxed);
+    if has_reader {
+        let more = if outlives { "; the run goes on without it" } else { "" };
+        say(&format!("warning: cannot write to stdout: {error}{more}"));
+    }
+    if !outlives {
+        std::process::exit(i32::from(has_reader));
+    }
+    IS_CLOSED.store(true, Ordering::Relaxed);
 }

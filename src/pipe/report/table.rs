@@ -4,41 +4,104 @@ use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, Outcome, RunState};
 
 use super::visible::visible_line;
+use super::wrap::{stdout_columns, wrap};
 
 /// Characters of a cell.
 const LONGEST_CELL: usize = 1000;
 
-/// Rows under a head, each column as wide as its widest cell; the last one is not padded.
+/// The last column is wrapped where it has so many characters at least; else it stands below the others.
+const LEAST_WRAPPED: usize = 16;
+/// Columns whose values are compared are wrapped where they are wider than this.
+const COMPARED: usize = 30;
+/// What stands below a row is indented by this.
+const INDENT: usize = 4;
+const GAP: usize = 2;
+
+/// Rows under a head, each column as wide as its widest cell; the last one is not padded. On a terminal that is too narrow,
+/// cells are wrapped.
 pub struct Table {
     rows: Vec<Vec<String>>,
+    /// Whether the columns after the first hold values to be compared, which stay beside each other.
+    compares: bool,
 }
 
 impl Table {
     pub fn new(head: &[&str]) -> Self {
-        Self { rows: vec![head.iter().map(ToString::to_string).collect()] }
+        Self { rows: vec![head.iter().map(ToString::to_string).collect()], compares: false }
+    }
+
+    /// A table whose columns are to be compared.
+    pub fn comparing(head: &[&str]) -> Self {
+        Self { compares: true, ..Self::new(head) }
     }
 
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells.iter().map(|cell| cut(&visible_line(cell))).collect());
     }
-}
 
-impl std::fmt::Display for Table {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    /// As it is printed on stdout: as wide as its terminal at most.
+    pub fn on_stdout(&self) -> String {
+        self.render(stdout_columns())
+    }
+
+    /// In lines of at most `columns` characters.
+    pub fn render(&self, columns: Option<usize>) -> String {
+        let mut widths = self.widths();
+        let total = |widths: &[usize]| widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
+        let Some(columns) = columns.filter(|columns| total(&widths) > *columns) else {
+            return self.lines(&widths, None);
+        };
+        let Some(last) = widths.pop() else { return String::new() };
+        if self.compares {
+            let room = columns.saturating_sub(GAP + last.min(LEAST_WRAPPED));
+            shrink(&mut widths, room, COMPARED);
+        }
+        let others = total(&widths) + GAP;
+        if others + last.min(LEAST_WRAPPED) <= columns && !widths.is_empty() {
+            widths.push(last.min(columns - others));
+            return self.lines(&widths, None);
+        }
+        shrink(&mut widths, columns, 1);
+        self.lines(&widths, Some(columns))
+    }
+
+    fn widths(&self) -> Vec<usize> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
             self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        let lines: Vec<String> = self
-            .rows
-            .iter()
-            .map(|row| {
-                let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| padded(cell, *width)).collect();
-                cells.join("  ").trim_end().to_owned()
-            })
-            .collect();
-        f.write_str(&lines.join("\n"))
+        (0..columns).map(width).collect()
+    }
+
+    /// Rows of these widths. With `below`, cells that have no column stand below their row, in lines of so many characters.
+    fn lines(&self, widths: &[usize], below: Option<usize>) -> String {
+        let mut lines = Vec::new();
+        for (index, row) in self.rows.iter().enumerate() {
+            let cells: Vec<Vec<String>> = row.iter().zip(widths).map(|(cell, width)| wrap(cell, *width)).collect();
+            for number in 0..cells.iter().map(Vec::len).max().unwrap_or(0) {
+                let line = |cell: &Vec<String>| cell.get(number).cloned().unwrap_or_default();
+                let padded: Vec<String> =
+                    cells.iter().zip(widths).map(|(cell, width)| padded(&line(cell), *width)).collect();
+                lines.push(padded.join(&" ".repeat(GAP)).trim_end().to_owned());
+            }
+            let text = row.get(widths.len()).filter(|text| index > 0 && !text.is_empty());
+            if let Some((text, columns)) = text.zip(below) {
+                let indent = INDENT.min(columns / 2);
+                lines.extend(wrap(text, columns - indent).iter().map(|line| format!("{}{line}", " ".repeat(indent))));
+            }
+        }
+        lines.join("\n")
+    }
+}
+
+/// Makes the widest columns narrower until all have room, none less than `least`.
+fn shrink(widths: &mut [usize], columns: usize, least: usize) {
+    let gaps = GAP * widths.len().saturating_sub(1);
+    while widths.iter().sum::<usize>() + gaps > columns {
+        match widths.iter_mut().max() {
+            Some(widest) if *widest > least => *widest -= 1,
+            _ => return,
+        }
     }
 }
 
@@ -123,7 +186,7 @@ mod tests {
     fn columns_line_up() {
         let mut table = Table::new(&["a", "long head", "c"]);
         table.row(vec!["wide cell".into(), "x".into(), "y".into()]);
-        assert_eq!(table.to_string(), "a          long head  c\nwide cell  x          y");
+        assert_eq!(table.render(None), "a          long head  c\nwide cell  x          y");
     }
 
     #[test]
@@ -131,9 +194,37 @@ mod tests {
         let mut table = Table::new(&["a", "b"]);
         table.row(vec!["ä".repeat(70_000), "x".into()]);
         table.row(vec!["\u{1b}[2J\n".into(), "y".repeat(70_000)]);
-        let text = table.to_string();
+        let text = table.render(None);
         assert!(text.contains(&format!("{}... (69000 more characters)  x\n", "ä".repeat(1000))));
         assert!(text.contains("\\x1b[2J\\n  ") && text.ends_with("y... (69000 more characters)"));
+    }
+
+    #[test]
+    fn a_narrow_terminal_wraps_the_last_column() {
+        let mut table = Table::new(&["run", "why"]);
+        table.row(vec!["one".into(), "a long reason for it".into()]);
+        assert_eq!(table.render(Some(25)), "run  why\none  a long reason for it");
+        assert_eq!(table.render(Some(24)), "run  why\none  a long reason for\n     it");
+        assert_eq!(table.render(Some(20)), "run\none\n    a long reason\n    for it");
+        let mut empty = Table::new(&["run", "status", ""]);
+        empty.row(vec!["a-very-long-name".into(), "finished".into(), String::new()]);
+        assert_eq!(empty.render(Some(20)), "run         status\na-very-lon  finished\ng-name");
+        assert_eq!(
+            table.render(Some(2)),
+            "ru\nn\non\ne\n a\n l\n o\n n\n g\n r\n e\n a\n s\n o\n n\n f\n o\n r\n i\n t"
+        );
+    }
+
+    #[test]
+    fn compared_values_stay_beside_each_other() {
+        let mut table = Table::comparing(&["setting", "a", "b"]);
+        table.row(vec!["data.train".into(), "x".repeat(60), "y".repeat(60)]);
+        for columns in [60, 80, 100] {
+            let text = table.render(Some(columns));
+            assert!(text.lines().all(|line| line.chars().count() <= columns), "{text}");
+            assert!(columns < 80 || text.lines().any(|line| line.contains('x') && line.contains('y')), "{text}");
+            assert_eq!((text.matches('x').count(), text.matches('y').count()), (60, 60), "{text}");
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub use events::EventLog;
 pub use follow::Follow;
 pub use list::{Listed, find, list};
 pub use owner::Owner;
-pub use record::Record;
+pub use record::{Record, unit};
 use reserve::Reserve;
 pub use result::result;
 

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 
 use pipe_spec::event::{Eval, Finished, RecordedEvent, Sample, Started, Step};
+use pipe_spec::pipeline::LossUnit;
 use pipe_spec::text::count;
 use pipe_spec::{EventKind, RunFolder, RunState};
 use serde_json::{Map, Value};
@@ -61,7 +62,12 @@ impl Record {
         record
     }
 
-    /// Tokens per second of the median step.
+    /// What its speed is counted in.
+    pub fn unit(&self) -> LossUnit {
+        self.resolved.as_deref().map_or_else(LossUnit::default, LossUnit::of_resolved)
+    }
+
+    /// Tokens, or samples, per second of the median step.
     pub fn tokens_per_second(&self) -> Option<f64> {
         let mut rates: Vec<f64> =
             self.history.steps.iter().map(Step::tokens_per_second).filter(|rate| rate.is_finite()).collect();
@@ -159,6 +165,11 @@ impl History {
     pub fn capacity(&self) -> Option<u64> {
         self.started.iter().rev().find_map(|(_, started)| started.capacity)
     }
+}
+
+/// What the speed of the run in this folder is counted in.
+pub fn unit(folder: &RunFolder) -> LossUnit {
+    LossUnit::of_resolved(&std::fs::read_to_string(folder.resolved()).unwrap_or_default())
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> String {

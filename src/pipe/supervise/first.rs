@@ -121,6 +121,9 @@ impl Supervisor<'_> {
         let capacity = ledger::capacity(&spec, card.as_ref(), memory);
         let found = ledger::known_largest(&entry, &spec, capacity).filter(|_| settings.auto);
         let (batch, why) = match found {
+            Some(batch) if batch == spec.train.effective_batch => {
+                (batch, format!("batch {batch} is known to fit, and it is the whole effective batch"))
+            }
             Some(batch) => (batch, format!("batch {batch} was found to be the largest that fits")),
             None if settings.auto => return settings,
             None => {

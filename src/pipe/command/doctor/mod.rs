@@ -5,7 +5,7 @@ mod program;
 
 use crate::engine::registry::{self, Host};
 use crate::error::Error;
-use crate::report::{Check, CheckStatus, print, print_json};
+use crate::report::{Check, CheckStatus, print, print_json, stdout_columns, wrap};
 
 pub fn run(json: bool) -> Result<(), Error> {
     let checks = checks()?;
@@ -31,11 +31,20 @@ fn checks() -> Result<Vec<Check>, Error> {
     Ok(checks)
 }
 
+/// The text begins in this column.
+const MARGIN: usize = 18;
+
 fn show(check: &Check) {
-    let margin = format!("{:<8} {:<9}", "", "");
-    let found = check.found.lines().collect::<Vec<_>>().join(&format!("\n{margin}"));
-    print(&format!("{:<8} {:<8} {found}", check.status.name(), check.name));
+    let columns = stdout_columns();
+    let indented = |text: &str| {
+        let lines = match columns {
+            Some(columns) => wrap(text, columns.saturating_sub(MARGIN)),
+            None => text.lines().map(str::to_owned).collect(),
+        };
+        lines.join(&format!("\n{}", " ".repeat(MARGIN)))
+    };
+    print(&format!("{:<8} {:<8} {}", check.status.name(), check.name, indented(&check.found)));
     if let Some(hint) = &check.hint {
-        print(&format!("{margin}hint: {hint}"));
+        print(&format!("{}{}", " ".repeat(MARGIN), indented(&format!("hint: {hint}"))));
     }
 }

@@ -4,6 +4,7 @@ pub mod architecture;
 mod columns;
 mod dialog;
 mod draft;
+mod schema_file;
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -42,7 +43,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         check_free(file, options)?;
     }
     let draft = Author { options, dialog: Dialog::find(options.yes) }.draft()?;
-    let text = draft.yaml();
+    let text = format!("{}{}", schema_file::editor_line(), draft.yaml());
     if options.stdout {
         print_data(format!("{}\n", text.trim_end()).as_bytes());
         return Ok(());

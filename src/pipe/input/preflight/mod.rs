@@ -1,6 +1,7 @@
 //! What a pipeline names must be there before anything is started: data, tokenizer, model, Dockerfile. What lies on the
 //! hub is fetched once everything else is known to be good.
 
+mod example_data;
 mod model_config;
 mod remote;
 mod tokenizer;
@@ -162,7 +163,13 @@ impl<'a> Finder<'a> {
             let name = Path::new(text).file_name().unwrap_or_default();
             let mut input = self.input(text, target.join(name));
             match std::fs::File::open(&input.host).and_then(|file| file.metadata()) {
-                Err(error) => self.problem(key, format!("cannot read {text}: {}", plain(&error))),
+                Err(error) => {
+                    let is_missing = key == "data.train" && error.kind() == std::io::ErrorKind::NotFound;
+                    let command = example_data::command(text).filter(|_| is_missing);
+                    let hint =
+                        command.map_or(String::new(), |command| format!("; `{command}` makes some to try it with"));
+                    self.problem(key, format!("cannot read {text}: {}{hint}", plain(&error)));
+                }
                 Ok(meta) if meta.is_dir() => {
                     inputs.extend(self.files_of(&input, key, text, task));
                     continue;

@@ -15,9 +15,10 @@ use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pipe_spec::event::RecordedEvent;
+use pipe_spec::pipeline::LossUnit;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
@@ -40,6 +41,8 @@ enum Mode {
     Json,
     Block,
     Lines,
+    /// Lines on stdout, from the log of an attempt.
+    Log,
     Quiet,
 }
 
@@ -49,7 +52,10 @@ pub struct Reporter {
     /// While the block is shown.
     screen: Option<Screen>,
     began: Instant,
-    last_line: Option<Instant>,
+    /// When the first event of a log was, by the trainer's clock.
+    log_began: Option<f64>,
+    /// When the last line about a step was printed, since the beginning.
+    last_line: Option<Duration>,
     journal: Option<File>,
     /// Why the last attempt ended: printed before the next line, unless the run ends with an error that says the same.
     reason: Mutex<Option<String>>,
@@ -63,12 +69,21 @@ impl Reporter {
             (false, false, true) => Mode::Block,
             (false, false, false) => Mode::Lines,
         };
-        let began = Instant::now();
+        Self::with_mode(mode)
+    }
+
+    /// For the events of a log: the lines of a run without a terminal, on stdout, and no more of them.
+    pub fn of_log() -> Self {
+        Self::with_mode(Mode::Log)
+    }
+
+    fn with_mode(mode: Mode) -> Self {
         Self {
             mode,
             view: Arc::default(),
             screen: None,
-            began,
+            began: Instant::now(),
+            log_began: None,
             last_line: None,
             journal: None,
             reason: Mutex::default(),
@@ -78,6 +93,11 @@ impl Reporter {
     /// Whether stdout is for a script.
     pub fn prints_json(&self) -> bool {
         self.mode == Mode::Json
+    }
+
+    /// What the speed of the run is counted in.
+    pub fn set_unit(&mut self, unit: LossUnit) {
+        lock(&self.view).unit = unit;
     }
 
     /// From here on notes are written to `path` as well, for `pipe attach`.
@@ -108,6 +128,7 @@ impl Reporter {
     fn write(&self, line: &str) {
         match (&self.screen, self.mode) {
             (_, Mode::Quiet) => {}
+            (_, Mode::Log) => print(line),
             (Some(screen), _) => screen.say(&visible(line)),
             (None, Mode::Block | Mode::Json | Mode::Lines) => stderr::say(line),
         }
@@ -150,31 +171,35 @@ impl Reporter {
             EventKind::Fitted(fitted) => self.say(&sentence::finding(fitted)),
             EventKind::Rehearsed(rehearsed) => self.say(&sentence::rehearsal(rehearsed)),
             EventKind::Started(started) => self.say(&sentence::start(started)),
-            EventKind::Step(step) => self.step(step.step),
+            EventKind::Step(step) => self.step(step.step, recorded.event.ts),
             EventKind::Eval(eval) => self.say(&sentence::evaluation(eval)),
-            EventKind::Sample(sample) => self.say(&format!("{} -> {}", sample.source, sample.generated)),
+            EventKind::Sample(sample) => self.say(&sentence::sample(sample)),
             EventKind::Checkpoint(checkpoint) => {
                 tracing::debug!("saved {} ({})", checkpoint.path, human_bytes(checkpoint.bytes));
             }
             EventKind::Warning(warning) => self.say(&format!("warning: {}", warning.message)),
-            EventKind::Oom(_) => {}
-            EventKind::Finished(_) => {}
+            // In a run the end of the attempt tells it.
+            EventKind::Oom(record) if self.mode == Mode::Log => self.say(&sentence::shortage(record)),
+            EventKind::Finished(finished) if self.mode == Mode::Log => self.say(&sentence::end(finished)),
+            EventKind::Oom(_) | EventKind::Finished(_) => {}
         }
     }
 
     /// A plain line for the first step, the last, and now and then one between them.
-    fn step(&mut self, step: u64) {
-        if self.mode != Mode::Lines {
-            return;
-        }
+    fn step(&mut self, step: u64, ts: f64) {
+        let since = match self.mode {
+            Mode::Lines => self.began.elapsed(),
+            Mode::Log => Duration::try_from_secs_f64(ts - *self.log_began.get_or_insert(ts)).unwrap_or_default(),
+            Mode::Json | Mode::Block | Mode::Quiet => return,
+        };
         let line = {
             let view = lock(&self.view);
             let Some(training) = &view.training else { return };
-            let is_due = self.last_line.is_none_or(|at| at.elapsed() >= line_interval(self.began.elapsed()));
+            let is_due = self.last_line.is_none_or(|at| since.saturating_sub(at) >= line_interval(since));
             sentence::step(training).filter(|_| is_due || step == training.started.steps)
         };
         if let Some(line) = line {
-            self.last_line = Some(Instant::now());
+            self.last_line = Some(since);
             self.say(&line);
         }
     }
@@ -209,14 +234,14 @@ impl Reporter {
                 print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
-                print(&attempts_table(state).to_string());
+                print(&attempts_table(state).on_stdout());
                 if let Some(table) = state.result.as_ref().and_then(metrics_table) {
-                    print(&format!("\n{table}\n"));
+                    print(&format!("\n{}\n", table.on_stdout()));
                 }
                 result_lines(state, Path::new(folder)).iter().for_each(|line| print(line));
                 print(&format!("run {} {}: {folder}", state.id, state.status.name()));
             }
-            Mode::Quiet => {}
+            Mode::Log | Mode::Quiet => {}
         }
     }
 

@@ -1,11 +1,15 @@
 //! Events as text, a line each.
 
-use pipe_spec::event::{Eval, Fitted, Measured, Rehearsed, Started};
+use pipe_spec::OomRecord;
+use pipe_spec::event::{Eval, Finished, Fitted, Measured, MemoryKind, Rehearsed, Sample, Started};
 use pipe_spec::text::{count, human_bytes};
 
 use super::pace::span;
 use super::view::Training;
-use crate::report::grouped;
+use crate::report::{bounded, grouped};
+
+/// Characters of a sample text.
+const SAMPLE: usize = 200;
 
 pub fn start(started: &Started) -> String {
     let from = started.resumed_from.map_or(String::new(), |step| format!(", resuming from step {step}"));
@@ -46,6 +50,10 @@ pub fn measurement(measured: &Measured) -> String {
 
 pub fn finding(fitted: &Fitted) -> String {
     let Fitted { batch, accum, peak, .. } = fitted;
+    if fitted.is_whole_step() {
+        let peak = human_bytes(*peak);
+        return format!("{batch} fits, and it is the whole effective batch; larger was not tried (peak {peak})");
+    }
     format!("the largest batch that fits is {batch} (x accum {accum}), with a peak of {}", human_bytes(*peak))
 }
 
@@ -66,9 +74,59 @@ pub fn evaluation(eval: &Eval) -> String {
     format!("step {step}: eval loss {loss:.4}{scores}, {}", count(*samples, "sample"))
 }
 
+/// A text that the model wrote, in one line.
+pub fn sample(sample: &Sample) -> String {
+    let short = |text: &str| bounded(&text.split_whitespace().collect::<Vec<_>>().join(" "), SAMPLE);
+    format!("{} -> {}", short(&sample.source), short(&sample.generated))
+}
+
+pub fn shortage(record: &OomRecord) -> String {
+    let OomRecord { phase, step, batch, requested, free, total, .. } = record;
+    let memory = match record.memory {
+        MemoryKind::Device => "the card's memory",
+        MemoryKind::Host => "the host's memory",
+    };
+    let requested = requested.map_or(String::new(), |bytes| format!(", {} requested", human_bytes(bytes)));
+    let free = match (free, total) {
+        (Some(free), Some(total)) => format!(", {} of {} free", human_bytes(*free), human_bytes(*total)),
+        _ => String::new(),
+    };
+    format!("out of memory: {memory} ran out in step {step} ({}) with batch {batch}{requested}{free}", phase.name())
+}
+
+pub fn end(finished: &Finished) -> String {
+    let model = finished.model.as_ref().map_or(String::new(), |model| format!("; the model is in {model}"));
+    format!("finished after {} and {}{model}", count(finished.step, "step"), count(finished.samples, "sample"))
+}
+
 #[cfg(test)]
 mod tests {
+    use pipe_spec::Phase;
+
     use super::*;
+
+    #[test]
+    fn a_long_sample_is_cut() {
+        let one = Sample { step: 1, source: "a\n b".into(), target: String::new(), generated: "c".repeat(500) };
+        assert_eq!(sample(&one), format!("a b -> {}…", "c".repeat(199)));
+    }
+
+    #[test]
+    fn ends_in_a_line() {
+        let record = OomRecord {
+            step: 3,
+            batch: 64,
+            requested: Some(600 << 20),
+            free: Some(1 << 20),
+            total: Some(16 << 30),
+            ..OomRecord::new(MemoryKind::Device, Phase::Backward)
+        };
+        let want = "out of memory: the card's memory ran out in step 3 (backward) with batch 64, 600.0 MiB requested, \
+                    1.0 MiB of 16.0 GiB free";
+        assert_eq!(shortage(&record), want);
+        let done = Finished { step: 9, samples: 1, model: Some("model".to_owned()), ..Finished::default() };
+        assert_eq!(end(&done), "finished after 9 steps and 1 sample; the model is in model");
+    }
 
     #[test]
     fn an_evaluation_in_a_line() {

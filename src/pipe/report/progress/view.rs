@@ -3,10 +3,12 @@
 use std::time::Instant;
 
 use pipe_spec::event::{Event, Started, Step};
+use pipe_spec::pipeline::LossUnit;
 use pipe_spec::{Attempt, EventKind, Outcome};
 
 use super::curve::Curve;
 use super::pace::Pace;
+use crate::report::number;
 use crate::report::visible::visible_line;
 
 pub struct View {
@@ -17,6 +19,8 @@ pub struct View {
     pub training: Option<Training>,
     /// Loss over the whole run.
     pub curve: Curve,
+    /// What the loss averages over.
+    pub unit: LossUnit,
 }
 
 /// The attempt that runs.
@@ -34,6 +38,7 @@ pub struct CurrentAttempt {
 
 pub struct Training {
     pub started: Started,
+    pub unit: LossUnit,
     pub pace: Pace,
     pub last: Option<Step>,
     /// When the latest step, evaluation or checkpoint came.
@@ -46,7 +51,14 @@ pub struct Training {
 
 impl Default for View {
     fn default() -> Self {
-        Self { stage: String::new(), since: Instant::now(), attempt: None, training: None, curve: Curve::default() }
+        Self {
+            stage: String::new(),
+            since: Instant::now(),
+            attempt: None,
+            training: None,
+            curve: Curve::default(),
+            unit: LossUnit::default(),
+        }
     }
 }
 
@@ -94,6 +106,7 @@ impl View {
         }
         self.training = Some(Training {
             started: started.clone(),
+            unit: self.unit,
             pace: Pace::default(),
             last: None,
             heard: Instant::now(),
@@ -142,13 +155,7 @@ impl Training {
         Some(step.epoch / step.step as f64 * self.started.steps as f64)
     }
 
-    /// What the loss averages over is counted in tokens, or else in samples.
     pub fn speed(&self) -> Option<String> {
-        let samples = self.last.as_ref().is_some_and(|step| step.tokens == u64::from(self.started.effective_batch));
-        let unit = if samples { "samples/s" } else { "tokens/s" };
-        self.pace.tokens_per_second().map(|speed| match speed {
-            speed if speed < 100.0 => format!("{speed:.1} {unit}"),
-            speed => format!("{} {unit}", crate::report::grouped(speed as u64)),
-        })
+        self.pace.tokens_per_second().map(|speed| number::speed(speed, self.unit))
     }
 }
