@@ -81,7 +81,7 @@ fn prepared_once() {
 
 fn only_looked_at() {
     let folder = folder("train.parquet", &fixture("zstd.parquet"));
-    folder.pipe(&["check", "job.yaml"]).exits(0);
+    folder.pipe(&["check", "job.yaml", "--no-data"]).exits(0);
     let answer = folder.pipe(&["run", "job.yaml", "--engine", "process", "--dry-run"]).exits(0);
     assert!(answer.json()["spec"]["data"]["train"].as_str().unwrap().ends_with("/train.parquet"), "{answer}");
     assert!(cached(&folder).is_empty());

@@ -259,7 +259,9 @@ fn tables() {
         let shown = String::from_utf8_lossy(&terminal.bytes).into_owned();
         terminal.child.wait().unwrap();
         let is_prose = |line: &str| {
-            ["run      ", "error", "hint", "folder", "note", "left"].iter().any(|word| line.starts_with(word))
+            ["run      ", "error", "hint", "folder", "model", "report", "use", "note", "left"]
+                .iter()
+                .any(|word| line.starts_with(word))
         };
         let wide: Vec<&str> =
             shown.lines().filter(|line| line.trim_end().chars().count() > 80 && !is_prose(line)).collect();

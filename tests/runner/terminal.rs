@@ -164,7 +164,7 @@ fn log_for_people() {
     std::fs::write(&path, format!("{written}{}", more.concat())).unwrap();
     let shown = folder.pipe(&["logs"]).exits(0);
     for text in [
-        "training 1 parameters on cpu with 64.0 MiB: 50 steps of 8 samples\n",
+        "training 1 parameter on cpu with 64.0 MiB: 50 steps of 8 samples\n",
         "step 1/50: loss 4.1",
         "step 50/50: loss ",
         "step 12: eval loss 1.2500, accuracy 0.500, 20 samples\n",

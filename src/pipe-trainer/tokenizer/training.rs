@@ -147,8 +147,16 @@ fn unigram(arch: Arch, size: u32, special: &[AddedToken], unknown: &str, texts: 
     // One thread, because the number of threads decides the order of sums.
     let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(|error| error.to_string())?;
     let mut model = Unigram::default();
-    alone.install(|| trainer.do_train(words.into_iter().collect(), &mut model)).map_err(|error| error.to_string())?;
+    let words = words.into_iter().flat_map(seen_twice).collect();
+    alone.install(|| trainer.do_train(words, &mut model)).map_err(|error| error.to_string())?;
     empty(arch, Ok::<_, tokenizers::Error>(model))
+}
+
+/// The trainer looks for pieces among strings that it finds twice in its list, and counts a word once however frequent it is.
+/// So a frequent word is listed twice, each time with half of its count.
+fn seen_twice((word, count): (String, u32)) -> impl Iterator<Item = (String, u32)> {
+    let halves = [count / 2, count - count / 2];
+    halves.into_iter().filter(|half| *half > 0).map(move |half| (word.clone(), half))
 }
 
 /// The words of a text, as the model is given them.
