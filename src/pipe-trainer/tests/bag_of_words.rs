@@ -13,13 +13,8 @@ use support::{Bench, losses};
 
 /// Generated descriptions of dishes; the data decides the labels.
 fn dishes() -> Bench {
-    let mut bench = Bench::golden();
+    let mut bench = Bench::dishes(100);
     let data = bench.path("data");
-    let made = support::trainer()
-        .args(["data", "texts", "--rows", "600", "--eval-rows", "100", "--seed", "1", "--out"])
-        .arg(&data)
-        .status();
-    assert!(made.unwrap().success());
     bench
         .set("/tokenizer", json!(data.join("tokenizer.json")))
         .set("/model", json!({ "arch": "bag-of-words", "config": { "vocab_size": 192, "hidden_size": 32 } }))

@@ -12,13 +12,8 @@ use support::{Bench, Ended, furthest, losses};
 
 /// A small BERT from scratch, with dropout, on generated texts; the data decides the labels.
 fn dishes() -> Bench {
-    let mut bench = Bench::golden();
+    let mut bench = Bench::dishes(100);
     let data = bench.path("data");
-    let made = support::trainer()
-        .args(["data", "texts", "--rows", "600", "--eval-rows", "100", "--seed", "1", "--out"])
-        .arg(&data)
-        .status();
-    assert!(made.unwrap().success());
     let config = json!({
         "vocab_size": 192, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
         "max_position_embeddings": 64,
@@ -47,13 +42,7 @@ fn last_eval(ended: &Ended) -> &Eval {
 }
 
 fn warnings(ended: &Ended) -> String {
-    let mut all = String::new();
-    for event in &ended.events {
-        if let EventKind::Warning(warning) = event {
-            all += &warning.message;
-        }
-    }
-    all
+    ended.warnings().concat()
 }
 
 fn exported(bench: &Bench) -> Value {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use flate2::read::GzDecoder;
 use pipe_spec::event::EventKind;
 use serde_json::{Value, json};
-use support::{Bench, Ended};
+use support::Bench;
 
 fn exported(bench: &Bench, name: &str) -> Value {
     let path = bench.run_folder().model().join(name);
@@ -19,16 +19,6 @@ fn exported(bench: &Bench, name: &str) -> Value {
 
 fn card(bench: &Bench) -> String {
     fs::read_to_string(bench.run_folder().model().join("README.md")).unwrap()
-}
-
-fn warnings(ended: &Ended) -> Vec<&str> {
-    let mut all = Vec::new();
-    for event in &ended.events {
-        if let EventKind::Warning(warning) = event {
-            all.push(warning.message.as_str());
-        }
-    }
-    all
 }
 
 /// The files of the tokenizers of these names, in one folder.
@@ -133,7 +123,7 @@ fn settings_and_vocabularies_are_carried_over() {
         ),
     ] {
         let (bench, folder) = classifier(arch, folders, files[0]);
-        assert_eq!(warnings(&bench.train().expect(0)), [] as [&str; 0]);
+        assert_eq!(bench.train().expect(0).warnings(), [] as [&str; 0]);
         for name in files {
             let copied = fs::read(bench.run_folder().model().join(name)).unwrap();
             assert!(copied == fs::read(folder.join(name)).unwrap(), "{arch} {name}");
@@ -163,8 +153,8 @@ fn what_is_no_json_is_not_carried_over() {
     }
     bench.set("/model/from", json!(folder)).set("/tokenizer", json!(folder.join("tokenizer.json")));
     let ended = bench.set("/train/steps", json!(1)).train().expect(0);
-    assert_eq!(warnings(&ended).len(), 3, "{:?}", warnings(&ended));
-    assert!(warnings(&ended).iter().all(|warning| warning.ends_with("it is not part of the exported model")));
+    assert_eq!(ended.warnings().len(), 3, "{:?}", ended.warnings());
+    assert!(ended.warnings().iter().all(|warning| warning.ends_with("it is not part of the exported model")));
     assert_eq!(exported(&bench, "tokenizer_config.json")["eos_token"], "</s>");
     assert_eq!(exported(&bench, "generation_config.json")["_from_model_config"], true);
 }

@@ -142,22 +142,12 @@ fn without_a_head() -> Bench {
     bench
 }
 
-fn warnings(ended: &Ended) -> Vec<&str> {
-    let mut all = Vec::new();
-    for event in &ended.events {
-        if let EventKind::Warning(warning) = event {
-            all.push(warning.message.as_str());
-        }
-    }
-    all
-}
-
 #[test]
 fn a_warning_of_the_measuring_process_is_no_answer() {
     for verb in ["fit", "train"] {
         let ended = without_a_head().run(verb).expect(0);
         assert_eq!(fitted(&ended).unwrap().batch, 8, "{verb}");
-        let [warning] = warnings(&ended)[..] else { panic!("{verb}: {:?}", ended.events) };
+        let [warning] = ended.warnings()[..] else { panic!("{verb}: {:?}", ended.events) };
         assert!(warning.starts_with("not in the checkpoint, newly initialised: "), "{verb}: {warning}");
     }
 }

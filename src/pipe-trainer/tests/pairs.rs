@@ -67,16 +67,6 @@ fn evals(ended: &Ended) -> Vec<&Eval> {
     evals
 }
 
-fn warnings(ended: &Ended) -> Vec<&str> {
-    let mut warnings = Vec::new();
-    for event in &ended.events {
-        if let EventKind::Warning(warning) = event {
-            warnings.push(warning.message.as_str());
-        }
-    }
-    warnings
-}
-
 #[test]
 fn any_split_of_a_step_gives_the_same_step() {
     let mut bench = bench(60, 5);
@@ -209,7 +199,7 @@ fn broken_pictures_are_named() {
         bench.set("/data/skip_bad", json!(true)).set("/train/steps", json!(null)).set("/train/epochs", json!(3));
         bench.set("/data/eval", json!(folder.join("train.jsonl")));
         let ended = bench.train().expect(0);
-        assert_eq!(warnings(&ended), ["1 sample could not be read so far, and was left out"]);
+        assert_eq!(ended.warnings(), ["1 sample could not be read so far, and was left out"]);
         assert_eq!(evals(&ended)[0].samples, 19);
     }
 }
@@ -384,7 +374,7 @@ fn a_share_of_the_rows_is_kept_for_evaluation() {
     }
     afresh(&mut bench, "again");
     let ended = bench.train().expect(0);
-    let left_out: u64 = warnings(&ended).last().map_or(0, |said| said.split(' ').next().unwrap().parse().unwrap());
+    let left_out: u64 = ended.warnings().last().map_or(0, |said| said.split(' ').next().unwrap().parse().unwrap());
     // 3, 13 and 23 of the 24.
-    assert_eq!(left_out + 6 - evals(&ended)[0].samples, 3, "{:?}", warnings(&ended));
+    assert_eq!(left_out + 6 - evals(&ended)[0].samples, 3, "{:?}", ended.warnings());
 }

@@ -9,7 +9,7 @@ use tokenizers::models::wordpiece::WordPiece;
 use super::parts::{Built, classify, decode, normalize, pre_tokenize};
 use super::settings::Settings;
 
-const NAMES: [(&str, &str); 5] = [
+pub const NAMES: [(&str, &str); 5] = [
     ("unk_token", "[UNK]"),
     ("sep_token", "[SEP]"),
     ("pad_token", "[PAD]"),

@@ -9,7 +9,7 @@ use tokenizers::models::bpe::{BPE, BpeBuilder};
 use super::parts::{Built, decode, number, post_process, pre_tokenize};
 use super::settings::Settings;
 
-const NAMES: [(&str, &str); 7] = [
+pub const NAMES: [(&str, &str); 7] = [
     ("bos_token", "<s>"),
     ("eos_token", "</s>"),
     ("unk_token", "<unk>"),

@@ -4,28 +4,16 @@ use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
+use super::{bert, roberta};
+
 /// Role and token, as transformers' classes for the architectures have them by default.
 type Roles = &'static [(&'static str, &'static str)];
 
 const T5: Roles = &[("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")];
 
-const BERT: Roles = &[
-    ("unk_token", "[UNK]"),
-    ("sep_token", "[SEP]"),
-    ("pad_token", "[PAD]"),
-    ("cls_token", "[CLS]"),
-    ("mask_token", "[MASK]"),
-];
+const BERT: Roles = &bert::NAMES;
 
-const ROBERTA: Roles = &[
-    ("bos_token", "<s>"),
-    ("eos_token", "</s>"),
-    ("unk_token", "<unk>"),
-    ("sep_token", "</s>"),
-    ("pad_token", "<pad>"),
-    ("cls_token", "<s>"),
-    ("mask_token", "<mask>"),
-];
+const ROBERTA: Roles = &roberta::NAMES;
 
 const DEBERTA: Roles = &[
     ("bos_token", "[CLS]"),

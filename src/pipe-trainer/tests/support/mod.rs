@@ -66,6 +66,17 @@ impl Bench {
         bench
     }
 
+    /// Generated descriptions of dishes with their class, in the folder `data`.
+    pub fn dishes(eval_rows: u32) -> Self {
+        let bench = Self::golden();
+        let made = trainer()
+            .args(["data", "texts", "--rows", "600", "--eval-rows", &eval_rows.to_string(), "--seed", "1", "--out"])
+            .arg(bench.path("data"))
+            .status();
+        assert!(made.unwrap().success());
+        bench
+    }
+
     /// Sets what stands at a JSON pointer, creating its last key.
     pub fn set(&mut self, pointer: &str, value: Value) -> &mut Self {
         let (parent, key) = pointer.rsplit_once('/').unwrap();
@@ -151,6 +162,14 @@ impl Ended {
     pub fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{}", self.stderr);
         self
+    }
+
+    pub fn warnings(&self) -> Vec<&str> {
+        let messages = self.events.iter().filter_map(|event| match event {
+            EventKind::Warning(warning) => Some(warning.message.as_str()),
+            _ => None,
+        });
+        messages.collect()
     }
 
     /// Step and loss.
