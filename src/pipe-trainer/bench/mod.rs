@@ -16,7 +16,7 @@ use crate::cli::BenchArgs;
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
-use crate::model::{Definition, Mode, Model, Setup, Start};
+use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
 use crate::optim::Optimizer;
 use crate::torch;
 use crate::train::{clip_factor, contrastive_backward};
@@ -116,7 +116,7 @@ impl Steps<'_> {
         let Self { model, optimizer, part, spec } = self;
         let train = &spec.train;
         model.weights().forget_gradients()?;
-        let mode = Mode::Train { seed: step };
+        let mode = Mode::Train(Drawn { seed: step, first_sample: 0 });
         let parts = Repeated { part, count: train.accum() as usize, mode };
         let mut loss = 0.0;
         match model.contrastive() {

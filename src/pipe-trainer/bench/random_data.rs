@@ -52,9 +52,9 @@ impl Maker {
         if !self.padded {
             return Ok(part);
         }
-        let mask = Tensor::f_ones([self.batch, length], (Kind::Int64, self.device))?;
+        let mask = Tensor::f_ones([self.batch, length], (Kind::Int64, Device::Cpu))?;
         let _ = mask.f_get(0)?.f_narrow(0, length - 1, 1)?.f_zero_()?;
-        Ok(part.with("attention_mask", mask))
+        part.with_mask(&mask, self.device)
     }
 
     /// Numbers from 2 to below `end`.

@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use pipe_model::{ConfigKeys, Labels, TaskData, read_config};
+use pipe_model::{ConfigKeys, Labels, Parameter, TaskData, read_config};
 use pipe_spec::pipeline::{self, Arch};
 use serde_json::{Map, Value};
 
 use super::interface::Model;
 use super::registry;
 use super::setup::{Setup, Start};
+use super::weights;
 use crate::error::TrainerError;
 use crate::storage::TensorFiles;
 use crate::storage::bounded_file::{self, LARGEST_CONFIG};
@@ -96,6 +97,15 @@ impl Definition {
         let config = read_config(self.arch, &self.config)?;
         let labels = config.head().map(|head| self.labels(head)).transpose()?.flatten();
         Ok(config.task_data(labels))
+    }
+
+    /// Whether the folder's weights are those of its config. Reads names and shapes alone.
+    pub fn check_weights(&self) -> Result<(), TrainerError> {
+        let Some(files) = self.trained()? else { return Ok(()) };
+        let config = read_config(self.arch, &self.config)?;
+        // A T5 without a head of its own has `shared` as its head, whatever the config says.
+        let is_optional = |parameter: &Parameter| self.arch == Arch::T5 && parameter.name == "lm_head.weight";
+        weights::check(&config.parameters(), &files, is_optional)
     }
 
     pub fn build(&self, start: &Start<'_>, setup: &Setup) -> Result<Box<dyn Model>, TrainerError> {

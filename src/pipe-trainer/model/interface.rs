@@ -44,6 +44,11 @@ pub trait Model {
         None
     }
 
+    /// What the lengths of rows should be multiples of, for the sake of the kernels that it has.
+    fn row_multiple(&self) -> usize {
+        1
+    }
+
     /// Called after each step, for a model with state that is not trained, such as batch norm. The state of a step counts when
     /// the step was `done`, and not when the step is repeated.
     fn step_ended(&self, _done: bool) -> Result<(), TrainerError> {
@@ -64,7 +69,15 @@ pub trait Encoder {
 /// A loss over all samples of a step by their embeddings, which are computed part by part.
 pub trait Contrastive {
     /// Each [samples, width], normalised to length 1.
-    fn embed(&self, part: &Part, mode: Mode) -> Result<Embeddings, TrainerError>;
+    fn embed(&self, part: &Part, mode: Mode) -> Result<Embeddings, TrainerError> {
+        Ok(Embeddings { images: self.embed_images(part, mode)?, texts: self.embed_texts(part, mode)? })
+    }
+
+    /// Of a part that may have no texts.
+    fn embed_images(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
+
+    /// Of a part that may have no images.
+    fn embed_texts(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
 
     /// The mean loss over all samples.
     fn loss(&self, all: &Embeddings) -> Result<Tensor, TrainerError>;
@@ -78,8 +91,17 @@ pub struct Embeddings {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// With dropout, which is a function of this seed.
-    Train { seed: u64 },
+    /// With dropout.
+    Train(Drawn),
     /// Without.
     Eval,
+}
+
+/// What dropout draws in a part is a function of these, of the place in the model, and of nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drawn {
+    /// Of the step.
+    pub seed: u64,
+    /// Where the first sample of the part stands in the step.
+    pub first_sample: u32,
 }

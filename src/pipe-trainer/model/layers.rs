@@ -7,8 +7,7 @@ use super::activation::activate;
 use super::pass::Pass;
 use super::weights::Weights;
 use crate::error::TrainerError;
-use crate::precision;
-use crate::torch;
+use crate::torch::{self, Dropped};
 
 pub struct Linear {
     pub weight: Tensor,
@@ -58,7 +57,7 @@ impl LayerNorm {
     /// In `kind`.
     pub fn forward_as(&self, input: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
         if input.device().is_cuda()
-            && let Some(normed) = self.fused(None, input, torch::Dropped::NOTHING, kind).forward()?
+            && let Some(normed) = self.fused(None, input, Dropped::NOTHING, kind).forward()?
         {
             return Ok(normed);
         }
@@ -109,7 +108,7 @@ impl LayerNorm {
         &'a self,
         input: Option<(&'a Tensor, Option<&'a Tensor>)>,
         residual: &'a Tensor,
-        dropped: torch::Dropped,
+        dropped: Dropped,
         kind: Kind,
     ) -> torch::AddNorm<'a> {
         let Self { weight, bias, epsilon } = self;
@@ -169,7 +168,7 @@ impl FeedForward {
                 second: &self.second.weight,
                 second_bias,
                 activation: self.activation as i64,
-                dropped: if self.drops { pass.dropped() } else { torch::Dropped::NOTHING },
+                dropped: if self.drops { pass.dropped() } else { Dropped::NOTHING },
             };
             return Ok(fused.forward(input)?);
         }
@@ -197,33 +196,4 @@ pub fn split_heads(input: &Tensor, heads: i64) -> Result<Tensor, TrainerError> {
 pub fn merge_heads(input: &Tensor) -> Result<Tensor, TrainerError> {
     let (batch, heads, length, width) = input.size4()?;
     Ok(input.f_transpose(1, 2)?.f_reshape([batch, length, heads * width])?)
-}
-
-/// Fused attention of heads, scores scaled by 1/sqrt(width), with a part of its weights dropped. `mask` is added to the
-/// scores.
-pub fn attend(
-    [q, k, v]: [&Tensor; 3],
-    mask: Option<&Tensor>,
-    is_causal: bool,
-    pass: Pass,
-) -> Result<Tensor, TrainerError> {
-    attend_scaled([q, k, v], mask, is_causal, None, pass)
-}
-
-/// The same with scores scaled by `scale`.
-pub fn attend_scaled(
-    [q, k, v]: [&Tensor; 3],
-    mask: Option<&Tensor>,
-    is_causal: bool,
-    scale: Option<f64>,
-    pass: Pass,
-) -> Result<Tensor, TrainerError> {
-    let dropped = pass.attention_dropout();
-    Ok(Tensor::f_scaled_dot_product_attention(q, k, v, mask, dropped, is_causal, scale, false)?)
-}
-
-/// [batch, length], 1 where there is a token, as what is added to scores: [batch, 1, 1, length].
-pub fn padding_mask(attention_mask: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
-    let hidden = attention_mask.f_eq(0)?.f_unsqueeze(1)?.f_unsqueeze(1)?;
-    Ok(hidden.f_to_kind(kind)?.f_mul_scalar(precision::hidden_score(kind))?)
 }

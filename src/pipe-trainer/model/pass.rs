@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::interface::Mode;
+use super::interface::{Drawn, Mode};
 use super::setup::Setup;
 use crate::error::TrainerError;
 use crate::random::{self, Purpose};
@@ -15,7 +15,7 @@ use crate::torch::{self, Dropped};
 pub struct Pass {
     pub dropout: f64,
     /// Absent when nothing is dropped.
-    pub seed: Option<u64>,
+    pub drawn: Option<Drawn>,
     /// The kind that matrix products are computed in.
     pub compute: Kind,
     pub checkpointing: bool,
@@ -32,8 +32,8 @@ impl Pass {
     pub fn new(mode: Mode, dropout: f64, setup: &Setup) -> Self {
         let (compute, checkpointing) = (setup.kinds.compute, setup.checkpointing);
         match mode {
-            Mode::Train { seed } => {
-                Self { dropout, seed: Some(seed).filter(|_| dropout > 0.0), compute, checkpointing, block: 0 }
+            Mode::Train(drawn) => {
+                Self { dropout, drawn: Some(drawn).filter(|_| dropout > 0.0), compute, checkpointing, block: 0 }
             }
             Mode::Eval => Self::quiet(compute),
         }
@@ -41,15 +41,12 @@ impl Pass {
 
     /// Nothing is dropped, and all is computed in `kind`.
     pub fn quiet(kind: Kind) -> Self {
-        Self { dropout: 0.0, seed: None, compute: kind, checkpointing: false, block: 0 }
+        Self { dropout: 0.0, drawn: None, compute: kind, checkpointing: false, block: 0 }
     }
 
-    /// Random numbers are seeded for each block, so that a block that is recomputed drops the same values.
+    /// What is dropped is counted in each block anew, so that a block that is recomputed drops the same.
     pub fn for_block(self, block: u64) -> Self {
-        if let Some(seed) = self.seed {
-            random::seed_torch(Purpose::Dropout, seed, &[block]);
-            DROPS.set(0);
-        }
+        DROPS.set(0);
         Self { block, ..self }
     }
 
@@ -58,23 +55,34 @@ impl Pass {
         Self { dropout, ..self }
     }
 
-    /// What is dropped next in this block. On a card it is a function of seed, block and count, so that no mask is kept.
+    /// What is dropped next in this block: a place in the model is a block and how often something was dropped in it before.
     pub fn dropped(self) -> Dropped {
-        match self.seed {
-            Some(seed) if self.dropout > 0.0 => {
+        match self.drawn {
+            Some(Drawn { seed, first_sample }) if self.dropout > 0.0 => {
                 let count = DROPS.replace(DROPS.get() + 1);
-                let seed = random::derived(Purpose::Dropout, seed, &[self.block, count]);
-                Dropped { share: self.dropout, seed }
+                let key = random::derived(Purpose::Dropout, seed, &[self.block, count]);
+                Dropped { share: self.dropout, key, first_sample }
             }
             _ => Dropped::NOTHING,
         }
     }
 
+    /// `input` has samples first and features last.
     pub fn drop_out(self, input: &Tensor) -> Result<Tensor, TrainerError> {
         match self.dropped() {
             Dropped::NOTHING => Ok(input.shallow_clone()),
-            dropped if input.device().is_cuda() => Ok(torch::drop_add(input, None, dropped)?),
-            dropped => Ok(input.f_dropout(dropped.share, true)?),
+            dropped => Ok(torch::drop_add(input, None, dropped)?),
+        }
+    }
+
+    /// The same for [rows, features] that all samples of the step share.
+    pub fn drop_out_shared(self, input: &Tensor) -> Result<Tensor, TrainerError> {
+        match self.dropped() {
+            Dropped::NOTHING => Ok(input.shallow_clone()),
+            dropped => {
+                let dropped = Dropped { first_sample: 0, ..dropped };
+                Ok(torch::drop_add(&input.f_unsqueeze(0)?, None, dropped)?.f_squeeze_dim(0)?)
+            }
         }
     }
 
@@ -84,11 +92,6 @@ impl Pass {
             return Ok(torch::drop_add(output, Some(residual), self.dropped())?);
         }
         Ok(residual.f_add(&self.drop_out(output)?)?)
-    }
-
-    /// The share that attention drops of its weights.
-    pub fn attention_dropout(self) -> f64 {
-        if self.seed.is_some() { self.dropout } else { 0.0 }
     }
 
     pub fn linear(self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TrainerError> {

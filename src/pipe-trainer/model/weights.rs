@@ -8,6 +8,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use super::setup::{Setup, Start};
 use crate::error::TrainerError;
 use crate::random::{self, Purpose};
+use crate::storage::TensorFiles;
 use crate::torch;
 
 pub struct Weights {
@@ -38,19 +39,16 @@ impl Weights {
             };
             let tensor = match start {
                 Start::Random { .. } => draw(parameter, kind, setup.device)?,
-                Start::Tensors { files, .. } => {
-                    let names = || std::iter::once(&parameter.name).chain(&parameter.aliases);
-                    match names().find(|name| files.contains(name)) {
-                        None if parameter.may_be_missing => {
-                            newly_initialised.push(parameter.name.clone());
-                            draw(parameter, kind, setup.device)?
-                        }
-                        found => {
-                            let name = found.unwrap_or(&parameter.name);
-                            files.read_shaped(name, &parameter.shape, kind, setup.device)?
-                        }
+                Start::Tensors { files, .. } => match stored_name(parameter, files) {
+                    None if parameter.may_be_missing => {
+                        newly_initialised.push(parameter.name.clone());
+                        draw(parameter, kind, setup.device)?
                     }
-                }
+                    found => {
+                        let name = found.unwrap_or(&parameter.name);
+                        files.read_shaped(name, &parameter.shape, kind, setup.device)?
+                    }
+                },
             };
             let tensor = tensor.f_set_requires_grad(parameter.trained)?;
             tensors.push(NamedTensor { name: parameter.name.clone(), tensor, trained: parameter.trained });
@@ -101,6 +99,26 @@ impl Weights {
     pub fn bytes(&self) -> u64 {
         self.iter().map(|(_, tensor)| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64).sum()
     }
+}
+
+/// Whether files have what a model needs of them. `is_optional` parameters may be missing beside those that may always be.
+pub fn check(
+    parameters: &[Parameter],
+    files: &TensorFiles,
+    is_optional: impl Fn(&Parameter) -> bool,
+) -> Result<(), TrainerError> {
+    for parameter in parameters {
+        match stored_name(parameter, files) {
+            None if parameter.may_be_missing || is_optional(parameter) => {}
+            found => files.check_shape(found.unwrap_or(&parameter.name), &parameter.shape)?,
+        }
+    }
+    Ok(())
+}
+
+/// What it is called in the files, if it is there.
+fn stored_name<'a>(parameter: &'a Parameter, files: &TensorFiles) -> Option<&'a String> {
+    std::iter::once(&parameter.name).chain(&parameter.aliases).find(|name| files.contains(name))
 }
 
 /// In fp32 whatever `kind` is, so that every precision begins with the same weights.

@@ -10,7 +10,16 @@ unsafe extern "C" {
 }
 
 pub fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
-    tensors.iter().map(|tensor| tensor.as_ptr().cast_mut()).collect()
+    tensors.iter().map(|tensor| pointer(tensor)).collect()
+}
+
+pub fn pointer(tensor: &Tensor) -> *mut C_tensor {
+    tensor.as_ptr().cast_mut()
+}
+
+/// Null where there is none.
+pub fn optional(tensor: Option<&Tensor>) -> *mut C_tensor {
+    tensor.map_or(std::ptr::null_mut(), pointer)
 }
 
 /// A tensor that the other side makes.

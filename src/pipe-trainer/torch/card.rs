@@ -56,7 +56,13 @@ pub fn empty_cache() -> Result<(), TchError> {
 
 /// Hands over the text of the kernels, which are compiled when they are needed. Once, before the first is.
 pub fn prepare_kernels() -> Result<(), TchError> {
-    let text = CString::new(include_str!("kernels.cu")).expect("the kernels hold no zero");
+    let text = CString::new(concat!(
+        include_str!("kernels.cu"),
+        include_str!("attention.cu"),
+        include_str!("attention_forward.cu"),
+        include_str!("attention_backward.cu"),
+    ))
+    .expect("the kernels hold no zero");
     // SAFETY: it is a C string, which the other side copies.
     checked(unsafe { pipe_kernels(text.as_ptr()) })
 }

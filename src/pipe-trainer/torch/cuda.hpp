@@ -1,4 +1,4 @@
-// Compiles and launches the kernels of kernels.cu. NVRTC and the driver are found when they are first needed: libcaffe2_nvrtc.so
+// Compiles and launches the kernels of kernels.cu and attention.cu. NVRTC and the driver are found when they are first needed: libcaffe2_nvrtc.so
 // of libtorch is linked with both, so that one handle has the functions of either.
 
 #pragma once
@@ -30,6 +30,7 @@ struct Functions {
   int (*attribute)(int* value, int attribute, int device);
   int (*load)(void** module, const void* image);
   int (*get)(void** function, void* module, const char* name);
+  int (*set)(void* function, int attribute, int value);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void* stream, void**, void**);
 };
 
@@ -66,6 +67,7 @@ inline const Functions& functions() {
     find(f.attribute, "cuDeviceGetAttribute");
     find(f.load, "cuModuleLoadData");
     find(f.get, "cuModuleGetFunction");
+    find(f.set, "cuFuncSetAttribute");
     find(f.launch, "cuLaunchKernel");
     return f;
   }();
@@ -76,20 +78,37 @@ inline void check(int status, const char* what) {
   TORCH_CHECK(status == 0, "CUDA: ", what, " failed with ", status);
 }
 
-// The source of kernels.cu.
+// The source of kernels.cu and attention.cu.
 inline std::string& source() {
   static std::string text;
   return text;
 }
 
-// For the current device.
-inline void* compiled(const std::string& expression) {
+// Of the current device: 80 for 8.0.
+inline int current_capability() {
   const auto& f = functions();
   int device = 0, major = 0, minor = 0;
   check(f.current_device(&device), "cuCtxGetDevice");
   check(f.attribute(&major, 75, device), "cuDeviceGetAttribute");
   check(f.attribute(&minor, 76, device), "cuDeviceGetAttribute");
-  auto architecture = "--gpu-architecture=sm_" + std::to_string(major * 10 + minor);
+  return major * 10 + minor;
+}
+
+// The same of any, asked for once.
+inline int capability(c10::Device device) {
+  static std::mutex mutex;
+  static std::map<c10::DeviceIndex, int> known;
+  std::lock_guard<std::mutex> guard(mutex);
+  auto found = known.find(device.index());
+  if (found != known.end()) return found->second;
+  c10::DeviceGuard use(device);
+  return known[device.index()] = current_capability();
+}
+
+// For the current device.
+inline void* compiled(const std::string& expression) {
+  const auto& f = functions();
+  auto architecture = "--gpu-architecture=sm_" + std::to_string(current_capability());
   const char* options[] = {architecture.c_str(), "--std=c++17"};
   void* program = nullptr;
   check(f.create(&program, source().c_str(), "kernels.cu", 0, nullptr, nullptr), "nvrtcCreateProgram");
@@ -126,14 +145,28 @@ inline void* kernel(c10::DeviceIndex device, const std::string& expression) {
   return found->second;
 }
 
-// On `device` and the stream that all of libtorch uses there: the default one. The types of the arguments must be the kernel's
-// own.
+struct Grid {
+  int64_t x, y, z;
+};
+
+// On `device` and the stream that all of libtorch uses there: the default one. `shared` is in bytes; the types of the arguments
+// must be the kernel's own.
 template <typename... Arguments>
-void launch(c10::Device device, const std::string& expression, int64_t blocks, unsigned threads, Arguments... arguments) {
+void launch_grid(c10::Device device, const std::string& expression, Grid grid, unsigned threads, unsigned shared,
+                 Arguments... arguments) {
   c10::DeviceGuard guard(device);
   void* all[] = {&arguments...};
   auto* function = kernel(device.index(), expression);
-  check(functions().launch(function, unsigned(blocks), 1, 1, threads, 1, 1, 0, nullptr, all, nullptr), expression.c_str());
+  const auto& f = functions();
+  // A block gets more than this only where it is asked for: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+  if (shared > 48 * 1024) check(f.set(function, 8, int(shared)), "cuFuncSetAttribute");
+  check(f.launch(function, unsigned(grid.x), unsigned(grid.y), unsigned(grid.z), threads, 1, 1, shared, nullptr, all, nullptr),
+        expression.c_str());
+}
+
+template <typename... Arguments>
+void launch(c10::Device device, const std::string& expression, int64_t blocks, unsigned threads, Arguments... arguments) {
+  launch_grid(device, expression, {blocks, 1, 1}, threads, 0, arguments...);
 }
 
 // As in kernels.cu.

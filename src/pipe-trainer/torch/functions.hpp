@@ -6,27 +6,32 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "cuda.hpp"
+#include "dropout.hpp"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Optional = std::optional<Tensor>;
 
-// What is dropped: a function of seed and place, so that no mask is kept. As in kernels.cu.
-struct Dropout {
-  uint64_t seed;
-  uint32_t threshold;
-  float kept;
+inline void keep(AutogradContext* ctx, const Dropped& dropped) {
+  ctx->saved_data["share"] = dropped.share;
+  ctx->saved_data["key"] = int64_t(dropped.key);
+  ctx->saved_data["first_sample"] = int64_t(dropped.first_sample);
+}
 
-  static Dropout of(double share, uint64_t seed) {
-    auto threshold = uint32_t(std::lround(share * 65536));
-    return {seed, threshold, threshold ? float(65536.0 / (65536.0 - threshold)) : 1.0f};
-  }
-};
+inline Dropped kept(AutogradContext* ctx) {
+  auto number = [&](const char* name) { return ctx->saved_data[name].toInt(); };
+  return {ctx->saved_data["share"].toDouble(), uint64_t(number("key")), uint32_t(number("first_sample"))};
+}
 
 // --- residual + dropped in ------------------------------------------------------------------------------------------------
 
-inline Tensor drop_add(const Tensor& in, const Tensor& residual, at::ScalarType out_type, const Dropout& dropout) {
+inline Tensor drop_add(const Tensor& in, const Tensor& residual, at::ScalarType out_type, const Dropped& dropped) {
+  auto dropout = Dropout::of(dropped, in.sizes());
+  if (!in.is_cuda()) {
+    auto out = dropout::rows_on_cpu(in, dropout).to(out_type);
+    return residual.defined() ? out.add_(residual) : out;
+  }
   auto x = cuda::fitting(in);
   auto r = residual.defined() ? cuda::fitting(residual) : Tensor();
   auto out = at::empty(x.sizes(), x.options().dtype(out_type));
@@ -38,25 +43,39 @@ inline Tensor drop_add(const Tensor& in, const Tensor& residual, at::ScalarType 
 }
 
 struct DropAdd : torch::autograd::Function<DropAdd> {
-  static Tensor forward(AutogradContext* ctx, Tensor in, Optional added, double share, int64_t seed) {
+  static Tensor forward(AutogradContext* ctx, Tensor in, Optional added, Dropped dropped) {
     auto residual = added.value_or(Tensor());
-    ctx->saved_data["share"] = share;
-    ctx->saved_data["seed"] = seed;
+    keep(ctx, dropped);
     ctx->saved_data["type"] = int64_t(in.scalar_type());
     ctx->saved_data["adds"] = residual.defined();
     auto type = residual.defined() ? residual.scalar_type() : in.scalar_type();
-    return drop_add(in, residual, type, Dropout::of(share, uint64_t(seed)));
+    return drop_add(in, residual, type, dropped);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    auto dropout = Dropout::of(ctx->saved_data["share"].toDouble(), uint64_t(ctx->saved_data["seed"].toInt()));
+    auto dropped = kept(ctx);
     auto type = at::ScalarType(ctx->saved_data["type"].toInt());
-    auto d_in = dropout.threshold == 0 && gradients[0].scalar_type() == type
-                    ? gradients[0]
-                    : drop_add(gradients[0], Tensor(), type, dropout);
-    return {d_in, ctx->saved_data["adds"].toBool() ? gradients[0] : Tensor(), Tensor(), Tensor()};
+    auto d_in = dropped.share == 0 && gradients[0].scalar_type() == type ? gradients[0] : drop_add(gradients[0], Tensor(), type, dropped);
+    return {d_in, ctx->saved_data["adds"].toBool() ? gradients[0] : Tensor(), Tensor()};
   }
 };
+
+// --- Some of the weights of attention -------------------------------------------------------------------------------------
+
+// `in` is [samples, heads, queries, keys]. No gradient of its own: its caller has one.
+inline Tensor drop_weights(const Tensor& in, const Dropped& dropped) {
+  auto dropout = Dropout::of(dropped, in.sizes());
+  if (dropout.threshold == 0) return in;
+  if (!in.is_cuda()) return dropout::weights_on_cpu(in, dropout);
+  auto x = in.contiguous(), out = at::empty_like(x);
+  uint32_t heads = x.size(1), queries = x.size(2), keys = x.size(3);
+  auto tiles = uint64_t(x.size(0)) * heads * ((queries + 15) / 16) * ((keys + 15) / 16);
+  auto name = "drop_weights<" + std::string(cuda::type_name(x.scalar_type())) + ">";
+  const void* px = x.data_ptr();
+  auto blocks = std::max<int64_t>(1, std::min<int64_t>((tiles + 7) / 8, 16384));
+  cuda::launch(x.device(), name, blocks, 256, px, out.data_ptr(), heads, queries, keys, tiles, dropout);
+  return out;
+}
 
 // --- norm(residual + dropped (in + in_bias)) -------------------------------------------------------------------------------
 // Without `in` the norm of the residual. Gives the norm, and where `keeps` is set the sum as well.
@@ -78,7 +97,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
   static void* pointer(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
 
   static variable_list forward(AutogradContext* ctx, Optional input, Optional input_bias, Tensor residual, Tensor weight,
-                               Tensor bias, int64_t type, bool keeps, double eps, double share, int64_t seed) {
+                               Tensor bias, int64_t type, bool keeps, double eps, Dropped dropped) {
     auto kind = at::ScalarType(type);
     auto in = input ? cuda::fitting(*input) : Tensor(), in_bias = input_bias.value_or(Tensor());
     residual = cuda::fitting(residual);
@@ -89,10 +108,9 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
     auto inverse = at::empty({int64_t(rows)}, residual.options().dtype(at::kFloat));
     cuda::launch(residual.device(), name("add_norm", kind, residual.scalar_type(), weight), std::min<int64_t>(rows, 65536), 128, pointer(in),
                  pointer(in_bias), pointer(residual), pointer(weight), pointer(bias), pointer(sum), pointer(hat), pointer(out),
-                 pointer(inverse), rows, width, float(eps), Dropout::of(share, uint64_t(seed)));
+                 pointer(inverse), rows, width, float(eps), Dropout::of(dropped, residual.sizes()));
     ctx->save_for_backward({hat, inverse, weight});
-    ctx->saved_data["share"] = share;
-    ctx->saved_data["seed"] = seed;
+    keep(ctx, dropped);
     ctx->saved_data["type"] = int64_t(residual.scalar_type());
     ctx->saved_data["adds"] = in.defined();
     ctx->saved_data["biased"] = in_bias.defined();
@@ -105,7 +123,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
     auto &hat = saved[0], &inverse = saved[1], &weight = saved[2];
     bool adds = ctx->saved_data["adds"].toBool(), biased = ctx->saved_data["biased"].toBool();
     auto type = at::ScalarType(ctx->saved_data["type"].toInt()), kind = hat.scalar_type();
-    auto dropout = Dropout::of(ctx->saved_data["share"].toDouble(), uint64_t(ctx->saved_data["seed"].toInt()));
+    auto dropout = Dropout::of(kept(ctx), hat.sizes());
     auto d_out = gradients[0].defined() ? cuda::fitting(gradients[0]) : at::zeros_like(hat);
     auto more = gradients.size() > 1 && gradients[1].defined() ? cuda::fitting(gradients[1]) : Tensor();
     uint32_t width = hat.size(-1);
@@ -119,7 +137,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
                  pointer(inverse), pointer(weight), pointer(d_sum), pointer(d_in), pointer(columns), rows, width, dropout);
     auto totals = columns.sum(1).to(weight.scalar_type());
     return {adds ? (same ? d_sum : d_in) : Tensor(), biased ? totals[2] : Tensor(), d_sum, totals[0], totals[1],
-            Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+            Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -256,8 +274,15 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
   // Kernels read a bias in eights too, so its rows must be whole ones; elsewhere it is in `a` already.
   static bool adds_bias(const Tensor& w1) { return w1.size(0) % 8 == 0; }
 
+  // What lies between the products has the samples and positions of what comes in.
+  static Dropout inner_dropout(const Dropped& dropped, const Tensor& in, const Tensor& w1) {
+    auto sizes = in.sizes().vec();
+    sizes.back() = w1.size(0);
+    return Dropout::of(dropped, sizes);
+  }
+
   static Tensor forward(AutogradContext* ctx, Tensor in, Tensor w1, Optional bias1, Optional gated, Tensor w2, Optional bias2,
-                        int64_t kind, double share, int64_t seed) {
+                        int64_t kind, Dropped dropped) {
     auto b1 = bias1.value_or(Tensor()), gate = gated.value_or(Tensor()), b2 = bias2.value_or(Tensor());
     auto type = in.scalar_type();
     auto narrow = [&](const Tensor& t) { return t.defined() ? t.to(type) : t; };
@@ -265,12 +290,11 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     auto a = x.mm(narrow(w1).t());
     if (b1.defined() && !adds_bias(w1)) a.add_(narrow(b1));
     auto g = gate.defined() ? x.mm(narrow(gate).t()) : Tensor();
-    auto hidden = Activation{kind, Dropout::of(share, uint64_t(seed))}.forward(a, g, adds_bias(w1) ? b1 : Tensor());
+    auto hidden = Activation{kind, inner_dropout(dropped, in, w1)}.forward(a, g, adds_bias(w1) ? b1 : Tensor());
     auto out = at::linear(hidden, narrow(w2), narrow(b2));
     ctx->save_for_backward({in, w1, b1, gate, w2, b2, a, g});
     ctx->saved_data["kind"] = kind;
-    ctx->saved_data["share"] = share;
-    ctx->saved_data["seed"] = seed;
+    keep(ctx, dropped);
     auto sizes = in.sizes().vec();
     sizes.back() = w2.size(0);
     return out.view(sizes);
@@ -282,8 +306,7 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     auto &a = saved[6], &g = saved[7];
     auto type = in.scalar_type();
     auto narrow = [&](const Tensor& t) { return t.defined() ? t.to(type) : t; };
-    Activation activation{ctx->saved_data["kind"].toInt(),
-                          Dropout::of(ctx->saved_data["share"].toDouble(), uint64_t(ctx->saved_data["seed"].toInt()))};
+    Activation activation{ctx->saved_data["kind"].toInt(), inner_dropout(kept(ctx), in, w1)};
     auto x = rows_of(in), d_out = rows_of(gradients[0]);
     auto bias = adds_bias(w1) ? b1 : Tensor();
     auto d_w2 = d_out.t().mm(activation.forward(a, g, bias)).to(w2.scalar_type());
@@ -298,7 +321,7 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
       d_gate = d_g.t().mm(x).to(gate.scalar_type());
       d_in.addmm_(d_g, narrow(gate));
     }
-    return {d_in.view(in.sizes()), d_w1, d_b1, d_gate, d_w2, d_b2, Tensor(), Tensor(), Tensor()};
+    return {d_in.view(in.sizes()), d_w1, d_b1, d_gate, d_w2, d_b2, Tensor(), Tensor()};
   }
 };
 

@@ -5,16 +5,10 @@ use std::ffi::{c_char, c_int};
 use tch::{Kind, TchError, Tensor};
 use torch_sys::C_tensor;
 
-use super::call::{checked, returned};
+use super::call::{checked, optional, pointer, returned};
+use super::dropout::Dropped;
 
 unsafe extern "C" {
-    fn pipe_drop_add(
-        input: *mut C_tensor,
-        residual: *mut C_tensor,
-        share: f64,
-        seed: u64,
-        out: *mut *mut C_tensor,
-    ) -> *mut c_char;
     fn pipe_add_norm(
         input: *mut C_tensor,
         input_bias: *mut C_tensor,
@@ -23,8 +17,7 @@ unsafe extern "C" {
         bias: *mut C_tensor,
         kind: c_int,
         eps: f64,
-        share: f64,
-        seed: u64,
+        dropped: *const Dropped,
         out: *mut *mut C_tensor,
         sum: *mut *mut C_tensor,
     ) -> *mut c_char;
@@ -45,27 +38,9 @@ unsafe extern "C" {
         input: *mut C_tensor,
         layers: *const *mut C_tensor,
         kind: i64,
-        share: f64,
-        seed: u64,
+        dropped: *const Dropped,
         out: *mut *mut C_tensor,
     ) -> *mut c_char;
-}
-
-/// What is dropped: a share, which is a function of the seed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Dropped {
-    pub share: f64,
-    pub seed: u64,
-}
-
-impl Dropped {
-    pub const NOTHING: Self = Self { share: 0.0, seed: 0 };
-}
-
-/// `residual` (or nothing) plus `input` with some of it dropped, in the kind of the residual. On a card only.
-pub fn drop_add(input: &Tensor, residual: Option<&Tensor>, dropped: Dropped) -> Result<Tensor, TchError> {
-    // SAFETY: the pointers are of living tensors, or null.
-    returned(|out| unsafe { pipe_drop_add(pointer(input), optional(residual), dropped.share, dropped.seed, out) })
 }
 
 /// The norm of `residual` plus what a layer gave, some of it dropped.
@@ -97,7 +72,6 @@ impl AddNorm<'_> {
 
     fn compute(&self, sum: Option<&mut *mut C_tensor>) -> Result<Option<Tensor>, TchError> {
         let (input, input_bias) = self.input.map_or((None, None), |(input, bias)| (Some(input), bias));
-        let Dropped { share, seed } = self.dropped;
         let mut out = std::ptr::null_mut();
         // SAFETY: the pointers are of living tensors, or null; the results have room.
         checked(unsafe {
@@ -109,8 +83,7 @@ impl AddNorm<'_> {
                 pointer(self.bias),
                 scalar_type(self.kind),
                 self.eps,
-                share,
-                seed,
+                &raw const self.dropped,
                 &raw mut out,
                 sum.map_or(std::ptr::null_mut(), |sum| sum),
             )
@@ -162,9 +135,10 @@ impl FeedForward<'_> {
             pointer(self.second),
             optional(self.second_bias),
         ];
-        let Dropped { share, seed } = self.dropped;
         // SAFETY: as above, and there are five layers.
-        returned(|out| unsafe { pipe_feed_forward(pointer(input), layers.as_ptr(), self.activation, share, seed, out) })
+        returned(|out| unsafe {
+            pipe_feed_forward(pointer(input), layers.as_ptr(), self.activation, &raw const self.dropped, out)
+        })
     }
 }
 
@@ -175,12 +149,4 @@ fn scalar_type(kind: Kind) -> c_int {
         Kind::BFloat16 => 15,
         _ => 6,
     }
-}
-
-fn pointer(tensor: &Tensor) -> *mut C_tensor {
-    tensor.as_ptr().cast_mut()
-}
-
-fn optional(tensor: Option<&Tensor>) -> *mut C_tensor {
-    tensor.map_or(std::ptr::null_mut(), pointer)
 }

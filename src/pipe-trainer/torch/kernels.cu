@@ -12,26 +12,29 @@ struct BF16 { u16 bits; };
 struct F16 { u16 bits; };
 
 __device__ inline float wide(BF16 x) { return __uint_as_float(u32(x.bits) << 16); }
+#ifndef PIPE_ON_CPU  // tests/cuda_on_cpu has these two without PTX
 __device__ inline float wide(F16 x) {
   float out;
   asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(x.bits));
   return out;
 }
+__device__ inline void store(F16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+#endif
 __device__ inline float wide(float x) { return x; }
 
 __device__ inline void store(BF16& to, float x) {
   u32 b = __float_as_uint(x);
   to.bits = x != x ? u16(0x7FFF) : u16((b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
 }
-__device__ inline void store(F16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
 __device__ inline void store(float& to, float x) { to = x; }
 
 template <typename T> struct alignas(16) Eight { T v[8]; };
 
-// --- Random numbers: Philox4x32-7 (Salmon et al., 2011), a function of seed and place -----------------------------------
+// --- What dropout drops: a function of key, sample, position and feature alone (docs/dropout.md). dropout.hpp is the same on the CPU --------
 
-__device__ inline void philox(u64 seed, u64 place, u32 out[4]) {
-  u32 c0 = u32(place), c1 = u32(place >> 32), c2 = 0, c3 = 0, k0 = u32(seed), k1 = u32(seed >> 32);
+// Philox4x32-7 (Salmon et al., 2011).
+__device__ inline void philox(u64 key, u32 c0, u32 c1, u32 c2, u32 c3, u32 out[4]) {
+  u32 k0 = u32(key), k1 = u32(key >> 32);
 #pragma unroll
   for (int round = 0; round < 7; round++) {
     u32 h0 = __umulhi(0xD2511F53u, c0), l0 = 0xD2511F53u * c0;
@@ -42,25 +45,45 @@ __device__ inline void philox(u64 seed, u64 place, u32 out[4]) {
   out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
 }
 
-// What eight elements are multiplied with: 0 for a share of threshold/65536, `kept` for the others.
+// 0 for a share of threshold/65536, `kept` for the others. Of a tensor [samples, positions, features].
 struct Dropout {
-  u64 seed;
+  u64 key;
   u32 threshold;
   float kept;
+  u32 first_sample, positions, features;
 };
 
+// Number `i` of the eight factors that a draw gives.
+__device__ inline float factor(const Dropout& d, const u32 drawn[4], int i) {
+  u32 half = (i & 1) ? drawn[i >> 1] >> 16 : drawn[i >> 1] & 0xFFFFu;
+  return half < d.threshold ? 0.0f : d.kept;
+}
+
+__device__ inline void draw(const Dropout& d, u32 row, u32 group, u32 drawn[4]) {
+  philox(d.key, group, row % d.positions, row / d.positions + d.first_sample, 0, drawn);
+}
+
+// What the eight elements from `group` * 8 on are multiplied with. Tensors have less than 2^35 elements.
 __device__ inline void factors(const Dropout& d, u64 group, float out[8]) {
   if (d.threshold == 0) {
 #pragma unroll
     for (int i = 0; i < 8; i++) out[i] = 1.0f;
     return;
   }
-  u32 r[4];
-  philox(d.seed, group, r);
+  u32 drawn[4];
+  if (d.features % 8 == 0) {
+    u32 in_row = d.features / 8;
+    draw(d, u32(group) / in_row, u32(group) % in_row, drawn);
 #pragma unroll
+    for (int i = 0; i < 8; i++) out[i] = factor(d, drawn, i);
+    return;
+  }
+  // They may lie in two rows or more.
   for (int i = 0; i < 8; i++) {
-    u32 half = (i & 1) ? r[i >> 1] >> 16 : r[i >> 1] & 0xFFFFu;
-    out[i] = half < d.threshold ? 0.0f : d.kept;
+    u64 at = group * 8 + i;
+    u32 feature = u32(at % d.features);
+    draw(d, u32(at / d.features), feature / 8, drawn);
+    out[i] = factor(d, drawn, feature % 8);
   }
 }
 
@@ -104,6 +127,25 @@ template <typename I, typename R, typename O> struct DropAdd {
 template <typename I, typename R, typename O>
 __global__ void drop_add(const I* in, const R* residual, O* out, u64 n, Dropout d) {
   in_eights(n, DropAdd<I, R, O>{in, residual, out, d});
+}
+
+// --- Some of the weights of attention, [samples, heads, queries, keys] ------------------------------------------------------------
+// Drawn in tiles of 16 by 16, one for each warp: a draw gives the eight that one thread of a tensor core holds.
+
+template <typename T>
+__global__ void drop_weights(const T* in, T* out, u32 heads, u32 queries, u32 keys, u64 tiles, Dropout d) {
+  u32 lane = threadIdx.x % 32, down = (queries + 15) / 16, across = (keys + 15) / 16;
+  u64 stride = u64(gridDim.x) * blockDim.x / 32;
+  for (u64 tile = (u64(blockIdx.x) * blockDim.x + threadIdx.x) / 32; tile < tiles; tile += stride) {
+    u32 x = u32(tile % across), y = u32(tile / across % down), plane = u32(tile / across / down), drawn[4];
+    philox(d.key, x * 32 + lane, y, plane / heads + d.first_sample, plane % heads + 1, drawn);
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+      u32 i = y * 16 + (e / 2 % 2) * 8 + lane / 4, j = x * 16 + (e / 4) * 8 + (lane % 4) * 2 + e % 2;
+      u64 at = (u64(plane) * queries + i) * keys + j;
+      if (i < queries && j < keys) store(out[at], wide(in[at]) * factor(d, drawn, e));
+    }
+  }
 }
 
 // --- Activations, with what is dropped behind them ------------------------------------------------------------------------

@@ -15,6 +15,8 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
 
+#include "attention.hpp"
+#include "chunked_attention.hpp"
 #include "functions.hpp"
 
 namespace {
@@ -267,20 +269,23 @@ char* pipe_kernels(const char* text) {
 }
 
 // `residual` may be null.
-char* pipe_drop_add(Tensor* in, Tensor* residual, double share, uint64_t seed, Tensor** out) {
-  return guarded([&] {
-    *out = new Tensor(DropAdd::apply(*in, optional(residual), share, int64_t(seed)));
-  });
+char* pipe_drop_add(Tensor* in, Tensor* residual, const Dropped* dropped, Tensor** out) {
+  return guarded([&] { *out = new Tensor(DropAdd::apply(*in, optional(residual), *dropped)); });
+}
+
+// `bias` may be null.
+char* pipe_chunked_attention(Tensor* q, Tensor* k, Tensor* v, Tensor* bias, bool causal, double scale, const Dropped* dropped, Tensor** out) {
+  return guarded([&] { *out = new Tensor(ChunkedAttention::apply(*q, *k, *v, optional(bias), causal, scale, *dropped)); });
 }
 
 // Null where there is no kernel for it. `type` is that of the result; `sum` may be null, and gets what was normed otherwise.
 char* pipe_add_norm(Tensor* in, Tensor* in_bias, Tensor* residual, Tensor* weight, Tensor* bias, int type, double eps,
-                    double share, uint64_t seed, Tensor** out, Tensor** sum) {
+                    const Dropped* dropped, Tensor** out, Tensor** sum) {
   return guarded([&] {
     *out = nullptr;
     if (!add_norm_fits(*residual, *weight, at::ScalarType(type))) return;
     auto results = AddNorm::apply(optional(in), optional(in_bias), *residual, *weight, *bias, int64_t(type), sum != nullptr,
-                                  eps, share, int64_t(seed));
+                                  eps, *dropped);
     *out = new Tensor(results[0]);
     if (sum) *sum = new Tensor(results[1]);
   });
@@ -300,12 +305,25 @@ char* pipe_linear(Tensor* in, Tensor* weight, Tensor* bias, Tensor** out) {
 }
 
 // Of `layers` w1, b1, the gate, w2 and b2; absent ones are null. On a card only.
-char* pipe_feed_forward(Tensor* in, Tensor** layers, int64_t kind, double share, uint64_t seed, Tensor** out) {
+char* pipe_feed_forward(Tensor* in, Tensor** layers, int64_t kind, const Dropped* dropped, Tensor** out) {
   return guarded([&] {
     auto* l = layers;
-    *out = new Tensor(FeedForward::apply(*in, *l[0], optional(l[1]), optional(l[2]), *l[3], optional(l[4]), kind, share,
-                                         int64_t(seed)));
+    *out = new Tensor(FeedForward::apply(*in, *l[0], optional(l[1]), optional(l[2]), *l[3], optional(l[4]), kind, *dropped));
   });
+}
+
+// Null where there is no kernel for it. `bias` and `lengths` may be null.
+char* pipe_attention(Tensor* q, Tensor* k, Tensor* v, Tensor* bias, Tensor* lengths, bool is_causal, double scale, const Dropped* dropped,
+                     Tensor** out) {
+  return guarded([&] {
+    *out = nullptr;
+    if (!Attention::fits(*q, *k, *v)) return;
+    *out = new Tensor(Attention::apply(*q, *k, *v, optional(bias), optional(lengths), is_causal, scale, *dropped));
+  });
+}
+
+char* pipe_has_attention(int64_t card, bool* has) {
+  return guarded([&] { *has = Attention::has({c10::DeviceType::CUDA, c10::DeviceIndex(card)}); });
 }
 
 // The norm over all tensors together, fp32 and on their device.

@@ -5,7 +5,8 @@ use pipe_model::bert::{BertConfig, Family};
 use tch::{Kind, Tensor};
 
 use crate::error::TrainerError;
-use crate::model::layers::{FeedForward, LayerNorm, Linear, attend, merge_heads, split_heads, together};
+use crate::model::attention::{Scores, attend};
+use crate::model::layers::{FeedForward, LayerNorm, Linear, merge_heads, split_heads, together};
 use crate::model::pass::{self, Pass};
 use crate::model::weights::Weights;
 
@@ -109,12 +110,12 @@ impl Layer {
 }
 
 impl pass::Block for Layer {
-    /// `inputs` are hidden states and, where there is padding, what is added to the scores of attention.
+    /// `inputs` are hidden states and, where there is padding, what hides it.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let (hidden, mask) = (inputs[0], inputs.get(1).copied());
+        let (hidden, scores) = (inputs[0], Scores { key_mask: inputs.get(1).copied(), ..Scores::default() });
         let [q, k, v] = together(hidden, [&self.query, &self.key, &self.value], pass)?;
         let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
-        let attended = attend([&q, &k, &v], mask, false, pass.dropping(self.attention_dropout))?;
+        let attended = attend([&q, &k, &v], scores, pass.dropping(self.attention_dropout))?;
         let attended = self.attention_output.product(&merge_heads(&attended)?, pass)?;
         let hidden = self.attention_norm.after(&attended, hidden, pass)?;
         self.norm.after(&self.feed_forward.product(&hidden, pass)?, &hidden, pass)

@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 use tch::Tensor;
 
 use self::layers::{Embeddings, Head, Layer};
+use super::attention::{key_mask, row_multiple};
 use super::classification;
 use super::interface::{Encoder, Mode, Model};
-use super::layers::padding_mask;
 use super::pass::Pass;
 use super::setup::{Setup, Start};
 use super::weights::Weights;
@@ -82,7 +82,7 @@ impl Bert {
     /// [batch, length, hidden_size]
     fn encode(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
         let pass = pass.dropping(self.dropout.hidden);
-        let mask = part.find("attention_mask").map(|mask| padding_mask(mask, pass.compute)).transpose()?;
+        let mask = key_mask(part, pass.compute, self.config.head_width())?;
         let (ids, types) = (part.get("input_ids")?, part.find("token_type_ids"));
         let mut hidden = self.embeddings.forward(ids, types, pass.for_block(0))?.f_to_kind(pass.compute)?;
         for (layer, number) in self.layers.iter().zip(1..) {
@@ -116,6 +116,10 @@ impl Model for Bert {
 
     fn config(&self) -> Map<String, Value> {
         self.config.export()
+    }
+
+    fn row_multiple(&self) -> usize {
+        row_multiple(self.setup.kinds.compute, self.setup.device, self.config.head_width())
     }
 
     fn encoder(&self) -> Option<&dyn Encoder> {

@@ -7,7 +7,8 @@ use pipe_model::clip::TowerConfig;
 use tch::Tensor;
 
 use crate::error::TrainerError;
-use crate::model::layers::{FeedForward, LayerNorm, Linear, Product, attend, merge_heads, split_heads, together};
+use crate::model::attention::{Scores, attend};
+use crate::model::layers::{FeedForward, LayerNorm, Linear, Product, merge_heads, split_heads, together};
 use crate::model::pass::{Block, Pass};
 use crate::model::weights::Weights;
 
@@ -24,7 +25,7 @@ impl Encoder {
         Self { layers: (0..config.num_hidden_layers).map(layer).collect(), first }
     }
 
-    /// `mask` is added to the scores, and then says also what causality says.
+    /// `mask` is lengths, or added to the scores and then says also what causality says.
     pub fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
         let mut hidden = hidden.shallow_clone();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -78,7 +79,8 @@ impl Layer {
     fn self_attention(&self, hidden: &Tensor, mask: Option<&Tensor>, pass: Pass) -> Result<Product<'_>, TrainerError> {
         let [q, k, v] = together(hidden, [&self.q_proj, &self.k_proj, &self.v_proj], pass)?;
         let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
-        let attended = attend([&q, &k, &v], mask, self.causal && mask.is_none(), pass)?;
+        let is_causal = self.causal && mask.is_none_or(|mask| mask.dim() == 1);
+        let attended = attend([&q, &k, &v], Scores { is_causal, key_mask: mask, ..Scores::default() }, pass)?;
         self.out_proj.product(&merge_heads(&attended)?, pass)
     }
 }

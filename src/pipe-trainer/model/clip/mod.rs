@@ -11,6 +11,7 @@ use tch::{Kind, Reduction, Tensor};
 
 use self::text::TextTower;
 use self::vision::VisionTower;
+use super::attention::row_multiple;
 use super::interface::{Contrastive, Embeddings, Mode, Model};
 use super::layers::Linear;
 use super::pass::Pass;
@@ -60,18 +61,6 @@ impl Clip {
         Pass::new(mode, self.setup.dropout.unwrap_or(attention_dropout), &self.setup)
     }
 
-    fn image_embeds(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        let pass = self.pass(mode, self.config.vision_config.tower.attention_dropout);
-        let pooled = self.vision_model.forward(part.get("pixel_values")?, pass)?;
-        unit(&self.visual_projection.forward(&pooled, pass)?)
-    }
-
-    fn text_embeds(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        let pass = self.pass(mode, self.config.text_config.tower.attention_dropout);
-        let pooled = self.text_model.forward(part.get("input_ids")?, part.find("attention_mask"), pass)?;
-        unit(&self.text_projection.forward(&pooled, pass)?)
-    }
-
     /// [images, texts]
     fn logits_per_image(&self, all: &Embeddings) -> Result<Tensor, TrainerError> {
         let scale = self.logit_scale.f_to_kind(Kind::Float)?.f_exp()?;
@@ -99,15 +88,27 @@ impl Model for Clip {
         self.config.export()
     }
 
+    fn row_multiple(&self) -> usize {
+        row_multiple(self.setup.kinds.compute, self.setup.device, self.config.text_config.tower.head_width())
+    }
+
     fn contrastive(&self) -> Option<&dyn Contrastive> {
         Some(self)
     }
 }
 
+/// Embeddings are in fp32 in every precision.
 impl Contrastive for Clip {
-    /// In fp32 in every precision.
-    fn embed(&self, part: &Part, mode: Mode) -> Result<Embeddings, TrainerError> {
-        Ok(Embeddings { images: self.image_embeds(part, mode)?, texts: self.text_embeds(part, mode)? })
+    fn embed_images(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        let pass = self.pass(mode, self.config.vision_config.tower.attention_dropout);
+        let pooled = self.vision_model.forward(part.get("pixel_values")?, pass)?;
+        unit(&self.visual_projection.forward(&pooled, pass)?)
+    }
+
+    fn embed_texts(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        let pass = self.pass(mode, self.config.text_config.tower.attention_dropout);
+        let pooled = self.text_model.forward(part, pass)?;
+        unit(&self.text_projection.forward(&pooled, pass)?)
     }
 
     /// The mean of finding each picture's text and each text's picture.

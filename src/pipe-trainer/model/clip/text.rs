@@ -4,7 +4,9 @@ use pipe_model::clip::TextConfig;
 use tch::{Kind, Tensor};
 
 use super::encoder::Encoder;
+use crate::data::Part;
 use crate::error::TrainerError;
+use crate::model::attention::key_lengths;
 use crate::model::layers::LayerNorm;
 use crate::model::pass::Pass;
 use crate::model::weights::Weights;
@@ -16,6 +18,7 @@ pub struct TextTower {
     encoder: Encoder,
     final_layer_norm: LayerNorm,
     eos_token_id: Option<i64>,
+    head_width: i64,
 }
 
 impl TextTower {
@@ -27,19 +30,20 @@ impl TextTower {
             encoder: Encoder::new(&config.tower, weights, &of("encoder"), true, first),
             final_layer_norm: LayerNorm::new(weights, &of("final_layer_norm"), config.tower.layer_norm_eps),
             eos_token_id: config.end(),
+            head_width: config.tower.head_width(),
         }
     }
 
     /// [samples, hidden_size]. Without a mask the padding is behind each text, where causal attention never looks.
-    pub fn forward(
-        &self,
-        input_ids: &Tensor,
-        attention_mask: Option<&Tensor>,
-        pass: Pass,
-    ) -> Result<Tensor, TrainerError> {
+    pub fn forward(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
+        let input_ids = part.get("input_ids")?;
         let length = self.length(input_ids)?;
         let input_ids = input_ids.f_narrow(1, 0, length)?;
-        let mask = attention_mask.map(|mask| causal_mask(&mask.f_narrow(1, 0, length)?, pass.compute)).transpose()?;
+        let mask = match (key_lengths(part, pass.compute, self.head_width), part.find("attention_mask")) {
+            (Some(lengths), _) => Some(lengths.shallow_clone()),
+            (None, Some(mask)) => Some(causal_mask(&mask.f_narrow(1, 0, length)?, pass.compute)?),
+            (None, None) => None,
+        };
         let tokens = Tensor::f_embedding(&self.token_embedding, &input_ids, -1, false, false)?;
         let hidden = tokens.f_add(&self.position_embedding.f_narrow(0, 0, length)?)?;
         let hidden = self.encoder.forward(&hidden, mask.as_ref(), pass)?;
@@ -47,7 +51,7 @@ impl TextTower {
         self.final_layer_norm.forward(&self.ends(&hidden, &input_ids)?)
     }
 
-    /// On a card rows are padded to a round length, which may lie beyond the last position; behind that is only padding.
+    /// On a card rows may be padded to a round length, beyond the last position; behind that is only padding.
     fn length(&self, input_ids: &Tensor) -> Result<i64, TrainerError> {
         let (length, positions) = (input_ids.size2()?.1, self.position_embedding.size()[0]);
         Ok(if input_ids.device().is_cuda() { length.min(positions) } else { length })

@@ -6,7 +6,8 @@ use tch::Tensor;
 
 use super::position::by_token;
 use crate::error::TrainerError;
-use crate::model::layers::{Linear, attend_scaled, merge_heads, split_heads, together};
+use crate::model::attention::{Scores, attend};
+use crate::model::layers::{Linear, merge_heads, split_heads, together};
 use crate::model::pass::Pass;
 use crate::model::weights::Weights;
 
@@ -70,7 +71,8 @@ impl Attention {
         };
         let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
         let pass = pass.dropping(self.dropout);
-        merge_heads(&attend_scaled([&q, &k, &v], bias.as_ref(), false, Some(self.scale), pass)?)
+        let scores = Scores { scale: Some(self.scale), key_mask: bias.as_ref(), ..Scores::default() };
+        merge_heads(&attend([&q, &k, &v], scores, pass)?)
     }
 
     /// The parts of scores by distance, [batch, heads, length, length]. Its rows are whole in memory, as fused attention wants.
@@ -81,7 +83,7 @@ impl Attention {
         distances: Distances<'_>,
         pass: Pass,
     ) -> Result<Option<Tensor>, TrainerError> {
-        let embeddings = pass.drop_out(distances.embeddings)?;
+        let embeddings = pass.drop_out_shared(distances.embeddings)?;
         let part = |content: &Tensor, layer: &Option<Linear>, rows: i64| -> Result<Option<Tensor>, TrainerError> {
             let Some(layer) = layer else { return Ok(None) };
             let positions = layer.forward(&embeddings, pass)?.f_mul_scalar(self.scale)?;

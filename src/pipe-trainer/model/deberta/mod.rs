@@ -8,6 +8,7 @@ mod position;
 use std::sync::Arc;
 
 use pipe_model::deberta::{DebertaConfig, parameters};
+use pipe_model::memory::ROW_MULTIPLE;
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
@@ -154,6 +155,10 @@ impl Model for Deberta {
 
     fn config(&self) -> Map<String, Value> {
         self.config.export()
+    }
+
+    fn row_multiple(&self) -> usize {
+        if self.setup.device.is_cuda() { ROW_MULTIPLE } else { 1 }
     }
 
     fn encoder(&self) -> Option<&dyn Encoder> {

@@ -7,7 +7,8 @@ use tch::Tensor;
 
 use super::batch_norm::BatchNorm;
 use crate::error::TrainerError;
-use crate::model::layers::{LayerNorm, Linear, attend, merge_heads, split_heads};
+use crate::model::attention::{Scores, attend};
+use crate::model::layers::{LayerNorm, Linear, merge_heads, split_heads};
 use crate::model::pass::{Block, Pass};
 use crate::model::weights::Weights;
 
@@ -113,7 +114,7 @@ impl Block for Attention {
         let pass = pass.dropping(0.0);
         let qkv = self.qkv.forward(inputs[0], pass)?.f_chunk(3, -1)?;
         let heads = |index: usize| split_heads(&qkv[index], self.heads);
-        let attended = attend([&heads(0)?, &heads(1)?, &heads(2)?], None, false, pass)?;
+        let attended = attend([&heads(0)?, &heads(1)?, &heads(2)?], Scores::default(), pass)?;
         self.norm.after(&self.out.product(&merge_heads(&attended)?, pass)?, inputs[0], pass)
     }
 }

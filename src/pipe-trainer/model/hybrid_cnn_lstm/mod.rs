@@ -78,7 +78,7 @@ impl Model for HybridCnnLstm {
     /// [batch, classes]
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = Pass::new(mode, self.dropout, &self.setup);
-        let training = matches!(mode, Mode::Train { .. });
+        let training = matches!(mode, Mode::Train(_));
         let mut hidden = self.input(part)?.f_transpose(1, 2)?;
         if pass.checkpointing && !matches!(self.stages.first(), Some(Stage::Batch(..))) {
             // What is recomputed must hang on something that has a gradient; the data has none by itself.

@@ -6,7 +6,8 @@ use tch::Tensor;
 
 use super::blocks::Projections;
 use crate::error::TrainerError;
-use crate::model::layers::{LayerNorm, Linear, attend_scaled, merge_heads};
+use crate::model::attention::{Scores, attend};
+use crate::model::layers::{LayerNorm, Linear, merge_heads};
 use crate::model::pass::{self, Pass};
 use crate::model::weights::Weights;
 use crate::torch;
@@ -126,7 +127,8 @@ impl Heads {
             (k, v) = past.followed_by(k, v)?;
         }
         let is_causal = k.size()[2] == length;
-        let attended = attend_scaled([&q, &k, &v], None, is_causal, Some(self.scale), pass.dropping(0.0))?;
+        let scores = Scores { scale: Some(self.scale), is_causal, ..Scores::default() };
+        let attended = attend([&q, &k, &v], scores, pass.dropping(0.0))?;
         merge_heads(&attended)
     }
 }

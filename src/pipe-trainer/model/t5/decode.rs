@@ -7,6 +7,7 @@ use super::T5;
 use super::layers::{Attention, Block};
 use crate::data::Part;
 use crate::error::TrainerError;
+use crate::model::attention::{key_mask, padding_mask};
 use crate::model::pass::Pass;
 
 pub struct Decoder<'a> {
@@ -23,9 +24,11 @@ pub struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     /// Reads the sources of `part`; up to `max_length` tokens can follow.
     pub fn begin(model: &'a T5, part: &Part, max_length: i64) -> Result<Self, TrainerError> {
-        let padding = model.padding(part, quiet(model))?;
         let pass = quiet(model);
-        let memory = model.encoder.forward(&model.embed(part.get("input_ids")?, pass)?, &padding, None, pass)?;
+        let padding = padding(part, pass)?;
+        let key_mask = key_mask(part, pass.compute, model.config.d_kv)?;
+        let memory =
+            model.encoder.forward(&model.embed(part.get("input_ids")?, pass)?, key_mask.as_ref(), None, pass)?;
         let stack = &model.decoder;
         let bias = stack.buckets.last_row(&stack.relative_attention_bias, max_length)?.f_to_kind(Kind::Float)?;
         let layers = stack.blocks.iter().map(|block| Layer::begin(block, &memory)).collect::<Result<_, _>>()?;
@@ -78,6 +81,18 @@ impl<'a> Decoder<'a> {
 /// In the kind of the weights: nothing is saved here by computing in a narrower one.
 fn quiet(model: &T5) -> Pass {
     Pass::quiet(model.setup.kinds.weights)
+}
+
+/// What is added to the scores of attention to the source, [batch, 1, 1, length].
+fn padding(part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
+    match part.find("attention_mask") {
+        Some(mask) => padding_mask(mask, pass.compute),
+        None => {
+            let ids = part.get("input_ids")?;
+            let (batch, length) = ids.size2()?;
+            Ok(Tensor::f_zeros([batch, 1, 1, length], (pass.compute, ids.device()))?)
+        }
+    }
 }
 
 /// A block with what it remembers.

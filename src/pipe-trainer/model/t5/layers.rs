@@ -8,6 +8,7 @@ use tch::Tensor;
 
 use super::position;
 use crate::error::TrainerError;
+use crate::model::attention::{Scores, attend, has_kernel};
 use crate::model::layers::{self, Linear};
 use crate::model::pass::{self, Pass};
 use crate::model::weights::Weights;
@@ -18,6 +19,7 @@ pub struct Stack {
     /// [buckets, heads]; the first block's, used by all.
     pub(super) relative_attention_bias: Tensor,
     pub(super) buckets: position::Buckets,
+    d_kv: i64,
     /// The number of its first block among all of the model.
     first: u64,
 }
@@ -43,37 +45,53 @@ impl Stack {
                 max_distance: config.relative_attention_max_distance,
                 bidirectional: !is_decoder,
             },
-            first: if is_decoder { config.num_layers as u64 + 2 } else { 1 },
+            d_kv: config.d_kv,
+            first: if is_decoder { config.num_layers as u64 + 3 } else { 1 },
         }
     }
 
-    /// `mask` is added to the scores of self-attention; `memory` is the encoder's output and its mask.
+    /// `padding` hides keys of the source; `memory` is the encoder's output, in the decoder.
     pub fn forward(
         &self,
         hidden: &Tensor,
-        mask: &Tensor,
-        memory: Option<(&Tensor, &Tensor)>,
+        padding: Option<&Tensor>,
+        memory: Option<&Tensor>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
-        let bias = self.bias(hidden, mask, pass)?;
+        let bias = self.bias(hidden, padding.filter(|_| memory.is_none()), pass)?;
         let mut hidden = hidden.shallow_clone();
         for (index, block) in self.blocks.iter().enumerate() {
             let mut inputs = vec![&hidden, &bias];
-            inputs.extend(memory.iter().flat_map(|(memory, mask)| [*memory, *mask]));
+            inputs.extend(memory);
+            inputs.extend(padding);
             hidden = pass.block(block, self.first + index as u64, &inputs)?;
         }
-        pass.drop_out(&self.final_layer_norm.forward(&hidden)?)
+        let last = pass.for_block(self.first + self.blocks.len() as u64);
+        last.drop_out(&self.final_layer_norm.forward(&hidden)?)
     }
 
-    /// [batch, heads, length, length], whole in memory: only then does the fused attention kernel compute its gradient.
-    fn bias(&self, hidden: &Tensor, mask: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+    /// By distance where there is a kernel. Elsewhere what is added to the scores of self-attention, [batch, heads, length, length], whole in
+    /// memory: only then does the fused attention of torch compute its gradient.
+    fn bias(&self, hidden: &Tensor, padding: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
         let (batch, length, _) = hidden.size3()?;
-        let position = self.buckets.bias(&self.relative_attention_bias, length)?.f_to_kind(pass.compute)?;
-        let bias = position.f_add(mask)?;
+        let table = &self.relative_attention_bias;
+        if has_kernel(pass.compute, hidden.device(), self.d_kv) && padding.is_none_or(|padding| padding.dim() == 1) {
+            return self.buckets.by_distance(table, length);
+        }
+        let mut bias = self.buckets.bias(table, length)?.f_to_kind(pass.compute)?;
+        if !self.buckets.bidirectional {
+            bias = bias.f_add(&position::causal_bias(length, pass.compute, hidden.device())?)?;
+        }
+        if let Some(padding) = padding {
+            bias = bias.f_add(padding)?;
+        }
         let heads = bias.size()[1];
         Ok(bias.f_expand([batch, heads, length, length], false)?.f_contiguous()?)
     }
 }
+
+/// T5 does not scale the scores: its initialisation does.
+const UNSCALED: Scores<'static> = Scores { scale: Some(1.0), is_causal: false, key_mask: None, by_distance: None };
 
 pub(super) struct Block {
     pub(super) attention: Attention,
@@ -97,11 +115,24 @@ impl Block {
 }
 
 impl pass::Block for Block {
-    /// `inputs` are hidden states and the bias of self-attention; in the decoder also the encoder's output and its mask.
+    /// `inputs` are hidden states and the bias of self-attention; in the decoder also the encoder's output; and what hides the padding
+    /// of the source, if anything does.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let mut hidden = self.attention.forward(inputs[0], None, inputs[1], pass)?;
-        if let (Some(cross), [_, _, memory, mask]) = (&self.cross_attention, inputs) {
-            hidden = cross.forward(&hidden, Some(memory), mask, pass)?;
+        let (cross, memory, padding) = match (&self.cross_attention, inputs) {
+            (Some(cross), [_, _, memory, padding @ ..]) => (Some(cross), Some(*memory), padding.first().copied()),
+            (_, inputs) => (None, None, inputs.get(2).copied()),
+        };
+        // What is added to scores by query and key holds all that is hidden.
+        let scores = match inputs[1] {
+            bias if bias.dim() == 4 => Scores { key_mask: Some(bias), ..UNSCALED },
+            bias => {
+                let key_mask = padding.filter(|_| memory.is_none());
+                Scores { by_distance: Some(bias), key_mask, is_causal: memory.is_some(), ..UNSCALED }
+            }
+        };
+        let mut hidden = self.attention.forward(inputs[0], None, scores, pass)?;
+        if let Some(cross) = cross {
+            hidden = cross.forward(&hidden, memory, Scores { key_mask: padding, ..UNSCALED }, pass)?;
         }
         self.feed_forward.forward(&hidden, pass)
     }
@@ -131,12 +162,12 @@ impl Attention {
         }
     }
 
-    /// Attends to `memory`, or to itself. T5 does not scale the scores: its initialisation does.
+    /// Attends to `memory`, or to itself.
     fn forward(
         &self,
         hidden: &Tensor,
         memory: Option<&Tensor>,
-        bias: &Tensor,
+        scores: Scores<'_>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
         let normed = self.layer_norm.forward(hidden)?.f_to_kind(pass.compute)?;
@@ -146,16 +177,7 @@ impl Attention {
             self.heads_of(memory, &self.k, pass)?,
             self.heads_of(memory, &self.v, pass)?,
         );
-        let attended = Tensor::f_scaled_dot_product_attention(
-            &q,
-            &k,
-            &v,
-            Some(bias),
-            pass.attention_dropout(),
-            false,
-            1.0,
-            false,
-        )?;
+        let attended = attend([&q, &k, &v], scores, pass)?;
         let (batch, length, _) = hidden.size3()?;
         let merged = attended.f_transpose(1, 2)?.f_reshape([batch, length, self.heads * self.d_kv])?;
         pass.drop_add(&pass.linear(&merged, &self.o, None)?, hidden)

@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use self::layers::Stack;
+use super::attention::{key_mask, row_multiple};
 use super::interface::{Mode, Model, TextGenerator};
-use super::layers::padding_mask;
 use super::pass::Pass;
 use super::setup::{Setup, Start};
 use super::weights::Weights;
@@ -76,31 +76,19 @@ impl T5 {
     /// What the head is applied to: [batch, target length, d_model], in the kind that is computed in.
     fn decoded(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = Pass::new(mode, self.dropout, &self.setup);
-        let padding = self.padding(part, pass)?;
+        let padding = key_mask(part, pass.compute, self.config.d_kv)?;
         let first = pass.for_block(0);
-        let memory = self.encoder.forward(&self.embed(part.get("input_ids")?, first)?, &padding, None, pass)?;
+        let memory = self.encoder.forward(&self.embed(part.get("input_ids")?, first)?, padding.as_ref(), None, pass)?;
         let memory = memory.f_to_kind(self.setup.kinds.compute)?;
 
         let ids = self.decoder_input(part.get("labels")?)?;
-        let causal = position::causal_bias(ids.size2()?.1, self.setup.kinds.compute, ids.device())?;
-        let hidden = self.embed(&ids, pass.for_block(self.config.num_layers as u64 + 1))?;
-        let hidden = self.decoder.forward(&hidden, &causal, Some((&memory, &padding)), pass)?;
+        let hidden = self.embed(&ids, pass.for_block(self.config.num_layers as u64 + 2))?;
+        let hidden = self.decoder.forward(&hidden, padding.as_ref(), Some(&memory), pass)?;
         let hidden = hidden.f_to_kind(self.setup.kinds.compute)?;
         if self.config.scale_decoder_outputs {
             return Ok(hidden.f_mul_scalar((self.config.d_model as f64).powf(-0.5))?);
         }
         Ok(hidden)
-    }
-
-    /// What is added to the scores of attention to the source.
-    fn padding(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
-        match part.find("attention_mask") {
-            Some(mask) => padding_mask(mask, pass.compute),
-            None => {
-                let (batch, length) = part.get("input_ids")?.size2()?;
-                Ok(Tensor::f_zeros([batch, 1, 1, length], (pass.compute, self.setup.device))?)
-            }
-        }
     }
 
     fn head(&self) -> Result<Tensor, TrainerError> {
@@ -126,6 +114,10 @@ impl Model for T5 {
 
     fn config(&self) -> Map<String, Value> {
         self.config.export()
+    }
+
+    fn row_multiple(&self) -> usize {
+        row_multiple(self.setup.kinds.compute, self.setup.device, self.config.d_kv)
     }
 
     fn text_generator(&self) -> Option<&dyn TextGenerator> {

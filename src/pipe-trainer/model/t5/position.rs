@@ -21,6 +21,12 @@ impl Buckets {
         self.values(weight, &distances)
     }
 
+    /// [heads, 2 * length - 1]: the value of each distance, from 1 - length on.
+    pub fn by_distance(&self, weight: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
+        let distances = Tensor::f_arange_start(1 - length, length, (Kind::Int64, weight.device()))?;
+        Ok(Tensor::f_embedding(weight, &self.of(&distances)?, -1, false, false)?.f_transpose(0, 1)?)
+    }
+
     /// [1, heads, 1, length]: the last row of `bias`.
     pub fn last_row(&self, weight: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
         let distances = Tensor::f_arange_start(1 - length, 1, (Kind::Int64, weight.device()))?;
@@ -67,7 +73,7 @@ pub fn causal_bias(length: i64, kind: Kind, device: Device) -> Result<Tensor, Tr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::layers::padding_mask;
+    use crate::model::attention::padding_mask;
 
     fn buckets(bidirectional: bool, distances: &[i64]) -> Vec<i64> {
         let buckets = Buckets { count: 32, max_distance: 128, bidirectional };
@@ -89,6 +95,11 @@ mod tests {
             let buckets = Buckets { count: 32, max_distance: 128, bidirectional };
             let whole = buckets.bias(&weight, 40).unwrap();
             assert_eq!(buckets.last_row(&weight, 40).unwrap(), whole.narrow(2, 39, 1));
+            let by_distance = buckets.by_distance(&weight, 40).unwrap();
+            for (query, key) in [(0, 0), (0, 39), (39, 0), (7, 30)] {
+                let want = whole.select(3, key).select(2, query).squeeze_dim(0);
+                assert_eq!(by_distance.select(1, key - query + 39), want);
+            }
         }
     }
 

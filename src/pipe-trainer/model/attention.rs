@@ -1,0 +1,80 @@
+//! Attention of heads, and the masks that hide keys from it.
+
+use pipe_model::memory::{ROW_MULTIPLE, has_attention_kernel};
+use tch::{Device, Kind, Tensor};
+
+use super::pass::Pass;
+use crate::data::Part;
+use crate::error::TrainerError;
+use crate::precision::hidden_score;
+use crate::torch::{self, Dropped};
+
+/// What becomes of the products of queries and keys before they are weights.
+#[derive(Clone, Copy, Default)]
+pub struct Scores<'a> {
+    /// What they are multiplied with; 1/sqrt(width) where it is absent.
+    pub scale: Option<f64>,
+    /// No query sees a later key.
+    pub is_causal: bool,
+    /// How many keys each sample has, [batch], or what is added, of a shape that expands to [batch, heads, queries, keys].
+    pub key_mask: Option<&'a Tensor>,
+    /// What is added by distance, [heads, queries + keys - 1] at key - query + queries - 1. Only where `has_kernel`.
+    pub by_distance: Option<&'a Tensor>,
+}
+
+/// [batch, heads, queries, width], with a part of its weights dropped.
+pub fn attend([q, k, v]: [&Tensor; 3], scores: Scores<'_>, pass: Pass) -> Result<Tensor, TrainerError> {
+    let Scores { scale, is_causal, key_mask, by_distance: bias } = scores;
+    let dropped = pass.dropped();
+    let width = q.size()[3];
+    let scale = scale.unwrap_or_else(|| (width as f64).powf(-0.5));
+    if has_kernel(q.kind(), q.device(), width) && key_mask.is_none_or(|mask| mask.dim() == 1) {
+        let kernel = torch::Attention { q, k, v, bias, lengths: key_mask, is_causal, scale, dropped };
+        if let Some(attended) = kernel.forward()? {
+            return Ok(attended.f_transpose(1, 2)?);
+        }
+    }
+    if bias.is_some() || key_mask.is_some_and(|mask| mask.dim() == 1) {
+        let message = format!("attention has no kernel for queries {:?} and keys {:?}", q.size(), k.size());
+        return Err(TrainerError::Panic { message });
+    }
+    match dropped {
+        Dropped::NOTHING => {
+            Ok(Tensor::f_scaled_dot_product_attention(q, k, v, key_mask, 0.0, is_causal, scale, false)?)
+        }
+        dropped => Ok(torch::chunked_attention([q, k, v], key_mask, is_causal, scale, dropped)?),
+    }
+}
+
+/// Whether heads of this width have a kernel of their own, which takes lengths for a mask, a bias by distance, and rows of any
+/// length at the same price.
+pub fn has_kernel(kind: Kind, device: Device, width: i64) -> bool {
+    matches!(kind, Kind::BFloat16 | Kind::Half) && has_attention_kernel(width) && torch::has_attention(device)
+}
+
+/// What the lengths of rows should be multiples of: the fused attention of torch wants rows of a bias that begin at whole 32 bytes, and copies it
+/// otherwise.
+pub fn row_multiple(kind: Kind, device: Device, width: i64) -> usize {
+    if device.is_cuda() && !has_kernel(kind, device, width) { ROW_MULTIPLE } else { 1 }
+}
+
+/// The keys of each row of a part with padding, where that will do for heads of this width.
+pub fn key_lengths(part: &Part, kind: Kind, width: i64) -> Option<&Tensor> {
+    part.find("lengths").filter(|lengths| has_kernel(kind, lengths.device(), width))
+}
+
+/// What hides the padding of a part from heads of this width, where it has any: lengths where they will do, or else what is added to the
+/// scores, [batch, 1, 1, length].
+pub fn key_mask(part: &Part, kind: Kind, width: i64) -> Result<Option<Tensor>, TrainerError> {
+    let Some(mask) = part.find("attention_mask") else { return Ok(None) };
+    match key_lengths(part, kind, width) {
+        Some(lengths) => Ok(Some(lengths.shallow_clone())),
+        None => padding_mask(mask, kind).map(Some),
+    }
+}
+
+/// [batch, length], 1 where there is a token, as what is added to scores: [batch, 1, 1, length].
+pub fn padding_mask(attention_mask: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
+    let hidden = attention_mask.f_eq(0)?.f_unsqueeze(1)?.f_unsqueeze(1)?;
+    Ok(hidden.f_to_kind(kind)?.f_mul_scalar(hidden_score(kind))?)
+}
