@@ -27,5 +27,5 @@ pub use labels::Labels;
 pub use model_config::ModelConfig;
 pub use parameter::{Init, Parameter};
 pub use registry::{read_config, starter};
-pub use starter::{Starter, StarterSizes};
+pub use starter::{ModelSize, Recipe, Starter, StarterSizes};
 pub use task_data::{Scale, TaskData};

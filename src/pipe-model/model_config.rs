@@ -20,6 +20,11 @@ pub trait ModelConfig {
     /// Whether dropout is on in training, unless the pipeline says otherwise.
     fn drops(&self) -> bool;
 
+    /// The width of its heads, where all of its attention has a kernel if such heads have one: then rows need not be rounded up on a card.
+    fn head_width(&self) -> Option<i64> {
+        None
+    }
+
     /// The keys of config.json, as transformers reads them.
     fn export(&self) -> Map<String, Value>;
 

@@ -9,6 +9,8 @@ pub enum TaskData {
     Seq2Seq {
         vocab_size: u64,
         pad_token_id: i64,
+        /// What every text must end with.
+        eos_token_id: i64,
     },
     /// One text or two, and a class or a number.
     Classification {

@@ -4,19 +4,23 @@ use serde_json::{Map, Value};
 
 use super::{BagOfWordsConfig, parameters};
 use crate::architecture::Architecture;
-use crate::{Labels, ModelConfig, Parameter, Starter, StarterSizes, TaskData};
+use crate::starter::number_of_labels;
+use crate::{Labels, ModelConfig, Parameter, Recipe, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |_, config| Ok(Box::new(BagOfWordsConfig::read(config)?)),
     starter: |_| Starter {
-        epochs: 10,
+        fine_tuning: Recipe { lr: 1.0e-3, epochs: 3, steps: 60 },
+        scratch: Recipe { lr: 1.0e-2, epochs: 5, steps: 300 },
+        base_lr: 1.0e-2,
         effective_batch: 32,
-        lr: "1.0e-2",
         schedule: "linear",
-        warmup: 50,
         hub: None,
         vocabulary: 30_522,
-        config: |StarterSizes { vocabulary, .. }| vec![format!("vocab_size: {vocabulary}, hidden_size: 128")],
+        config: |StarterSizes { vocabulary, classes, .. }| {
+            let sizes = [format!("vocab_size: {vocabulary}, hidden_size: 128")];
+            sizes.into_iter().chain(number_of_labels(*classes)).collect()
+        },
     },
 };
 

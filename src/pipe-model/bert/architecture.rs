@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::{BertConfig, memory, parameters};
 use crate::architecture::Architecture;
 use crate::memory::{Stage, StepMemory, Work};
-use crate::starter::BASE_ENCODER;
+use crate::starter::{encoder, number_of_labels};
 use crate::{Labels, ModelConfig, Parameter, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
@@ -14,14 +14,18 @@ pub const ARCHITECTURE: Architecture = Architecture {
     starter: |arch| match arch {
         Arch::Roberta => Starter::classifier("FacebookAI/roberta-base", 50_265, roberta),
         Arch::XlmRoberta => Starter::classifier("FacebookAI/xlm-roberta-base", 250_002, roberta),
-        _ => Starter::classifier("google-bert/bert-base-uncased", 30_522, |StarterSizes { vocabulary, .. }| {
-            vec![format!("vocab_size: {vocabulary}, max_position_embeddings: 512"), BASE_ENCODER.to_owned()]
+        _ => Starter::classifier("google-bert/bert-base-uncased", 30_522, |sizes| {
+            config(sizes, format!("vocab_size: {}, max_position_embeddings: 512", sizes.vocabulary))
         }),
     },
 };
 
-fn roberta(StarterSizes { vocabulary, .. }: &StarterSizes) -> Vec<String> {
-    vec![format!("vocab_size: {vocabulary}, max_position_embeddings: 514, type_vocab_size: 1"), BASE_ENCODER.to_owned()]
+fn roberta(sizes: &StarterSizes) -> Vec<String> {
+    config(sizes, format!("vocab_size: {}, max_position_embeddings: 514, type_vocab_size: 1", sizes.vocabulary))
+}
+
+fn config(sizes: &StarterSizes, embeddings: String) -> Vec<String> {
+    [embeddings, encoder(sizes.model)].into_iter().chain(number_of_labels(sizes.classes)).collect()
 }
 
 impl ModelConfig for BertConfig {
@@ -38,7 +42,11 @@ impl ModelConfig for BertConfig {
     }
 
     fn drops(&self) -> bool {
-        self.hidden_dropout_prob > 0.0
+        self.hidden_dropout_prob.max(self.attention_probs_dropout_prob) > 0.0
+    }
+
+    fn head_width(&self) -> Option<i64> {
+        Some(BertConfig::head_width(self))
     }
 
     fn export(&self) -> Map<String, Value> {

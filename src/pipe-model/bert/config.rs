@@ -40,6 +40,10 @@ pub enum Family {
 }
 
 impl BertConfig {
+    pub fn head_width(&self) -> i64 {
+        self.hidden_size / self.num_attention_heads
+    }
+
     pub fn read(arch: Arch, given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let family = Family::of(arch);
         let keys = ConfigKeys(given);

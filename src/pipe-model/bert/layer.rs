@@ -1,7 +1,7 @@
 //! What the pieces hold that BERT and DeBERTa have in common: embeddings, layers of attention and a feed-forward part that are
 //! normed last, and a head on the first token.
 
-use crate::memory::{Stage, Work, column_sums};
+use crate::memory::{Attention, Bias, Stage, Work, column_sums};
 
 /// Up to this many tokens the gradient of embeddings is computed without partial sums.
 const FEW_TOKENS: u128 = 3072;
@@ -13,6 +13,7 @@ pub(crate) struct Flow<'a> {
     pub width: u128,
     pub inner: u128,
     pub heads: u128,
+    pub bias: Bias,
 }
 
 impl Flow<'_> {
@@ -60,24 +61,27 @@ impl Flow<'_> {
         self.stage("the embeddings".to_owned(), [kept, forward, backward], tables + 2 * self.width)
     }
 
+    fn attends(&self) -> Attention<'_> {
+        let Self { work, heads, bias, .. } = *self;
+        let length = work.source;
+        Attention { work, heads, width: self.width / heads, queries: length, keys: length, drops: work.drops, bias }
+    }
+
     /// What attention keeps: its input, queries, keys and values, what it gives and the sums of its weights.
     pub fn attention_kept(&self) -> u128 {
-        let sums = self.work.batch * self.heads * self.work.source.next_multiple_of(32) * 4;
-        5 * self.hidden() + sums
+        5 * self.hidden() + self.attends().kept()
     }
 
     /// What the forward pass of attention holds while queries, keys and values are made: their weights in one piece too.
     pub fn attention_forward(&self) -> u128 {
-        4 * self.hidden() + self.stacked()
+        4 * self.hidden() + self.stacked().max(self.hidden() + self.attends().forward())
     }
 
     /// What the backward pass of attention holds. `more` is what it holds beside that until the gradients of queries, keys and
     /// values are there.
     pub fn attention_backward(&self, more: u128) -> u128 {
-        // The gradients of the residual, of what it gave, of queries, keys and values, and those of queries in fp32; those of
-        // parameters come after them.
-        let wide = if self.work.compute() < 4 { self.tokens() * self.width * 4 } else { 0 };
-        let fused = self.attention_kept() + 5 * self.hidden() + wide + more;
+        // The gradients of the residual, of what it gave, of queries, keys and values; those of parameters come after them.
+        let fused = self.attention_kept() + 5 * self.hidden() + self.attends().backward() + more;
         // The input and its gradient, the residual's, and those of queries, keys and values, apart and in one piece.
         let sums = column_sums(self.tokens(), 3 * self.width);
         let gradients = self.attention_parameters() * self.work.weight();

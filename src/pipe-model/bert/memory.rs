@@ -2,14 +2,14 @@
 
 use super::layer::Flow;
 use super::{BertConfig, Family};
-use crate::memory::{Stage, Work};
+use crate::memory::{Bias, Stage, Work};
 
 /// In the order of the forward pass.
 pub fn stages(config: &BertConfig, work: &Work) -> Vec<Stage> {
     let [width, inner, heads, words] =
         [config.hidden_size, config.intermediate_size, config.num_attention_heads, config.vocab_size]
             .map(|size| size as u128);
-    let flow = Flow { work, width, inner, heads };
+    let flow = Flow { work, width, inner, heads, bias: Bias::None };
     let rows = words + (config.max_position_embeddings + config.type_vocab_size) as u128;
     // RoBERTa looks up a position for each token by itself.
     let positions = match config.family {

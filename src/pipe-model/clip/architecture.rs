@@ -5,27 +5,51 @@ use serde_json::{Map, Value};
 use super::{ClipConfig, memory, parameters};
 use crate::architecture::Architecture;
 use crate::memory::{Stage, StepMemory, Work};
-use crate::{Labels, ModelConfig, Parameter, Starter, StarterSizes, TaskData};
+use crate::{Labels, ModelConfig, ModelSize, Parameter, Recipe, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |_, config| Ok(Box::new(ClipConfig::read(config)?)),
     starter: |_| Starter {
-        epochs: 10,
+        fine_tuning: Recipe { lr: 1.0e-5, epochs: 5, steps: 100 },
+        scratch: Recipe { lr: 1.0e-3, epochs: 10, steps: 300 },
+        base_lr: 5.0e-4,
         effective_batch: 128,
-        lr: "2.0e-5",
         schedule: "cosine",
-        warmup: 100,
         hub: Some("openai/clip-vit-base-patch32"),
         vocabulary: 49_408,
-        config: |StarterSizes { vocabulary, .. }| {
-            vec![
-                "projection_dim: 512".to_owned(),
-                format!("text_config: {{vocab_size: {vocabulary}, hidden_size: 512, intermediate_size: 2048, num_hidden_layers: 12, num_attention_heads: 8, max_position_embeddings: 77, bos_token_id: 0, eos_token_id: 1, pad_token_id: 1}}"),
-                "vision_config: {hidden_size: 768, intermediate_size: 3072, num_hidden_layers: 12, num_attention_heads: 12, image_size: 224, patch_size: 32}".to_owned(),
-            ]
-        },
+        config,
     },
 };
+
+fn config(sizes: &StarterSizes) -> Vec<String> {
+    let (projection, image, patch) = match sizes.model {
+        ModelSize::Small => (64, 64, 8),
+        ModelSize::Medium => (256, 128, 16),
+        ModelSize::Base => (512, 224, 32),
+    };
+    let (text, vision) = match sizes.model {
+        ModelSize::Small => (tower(128, 2), tower(128, 2)),
+        ModelSize::Medium => (tower(256, 4), tower(256, 6)),
+        ModelSize::Base => (tower(512, 12), tower(768, 12)),
+    };
+    let (vocabulary, length) = (sizes.vocabulary, 77);
+    vec![
+        format!("projection_dim: {projection}"),
+        format!(
+            "text_config: {{vocab_size: {vocabulary}, {text}, max_position_embeddings: {length}, bos_token_id: 0, eos_token_id: 1, \
+             pad_token_id: 1}}"
+        ),
+        format!("vision_config: {{{vision}, image_size: {image}, patch_size: {patch}}}"),
+    ]
+}
+
+/// Heads are 64 wide.
+fn tower(hidden: u32, layers: u32) -> String {
+    let (inner, heads) = (4 * hidden, hidden / 64);
+    format!(
+        "hidden_size: {hidden}, intermediate_size: {inner}, num_hidden_layers: {layers}, num_attention_heads: {heads}"
+    )
+}
 
 impl ModelConfig for ClipConfig {
     fn parameters(&self) -> Vec<Parameter> {
@@ -37,7 +61,11 @@ impl ModelConfig for ClipConfig {
     }
 
     fn drops(&self) -> bool {
-        false
+        self.text_config.tower.attention_dropout.max(self.vision_config.tower.attention_dropout) > 0.0
+    }
+
+    fn head_width(&self) -> Option<i64> {
+        Some(self.text_config.tower.head_width())
     }
 
     fn export(&self) -> Map<String, Value> {

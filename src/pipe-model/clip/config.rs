@@ -174,6 +174,10 @@ impl VisionConfig {
 }
 
 impl TowerConfig {
+    pub fn head_width(&self) -> i64 {
+        self.hidden_size / self.num_attention_heads
+    }
+
     fn read(given: &Map<String, Value>, sizes: &Sizes) -> Result<Self, ConfigError> {
         let keys = ConfigKeys(given);
         let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });

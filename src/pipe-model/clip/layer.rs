@@ -2,7 +2,7 @@
 
 use super::TowerConfig;
 use crate::memory::column_sums;
-use crate::memory::{Stage, Work};
+use crate::memory::{Attention, Bias, Stage, Way, Work};
 
 /// Of what norms and attention keep of each row.
 const FLOAT: u128 = 4;
@@ -17,6 +17,7 @@ pub struct Layers {
     heads: u128,
     count: u128,
     masked: bool,
+    work: Work,
     /// Bytes of a weight, and of what products take.
     pub weight: u128,
     compute: u128,
@@ -35,6 +36,7 @@ impl Layers {
             heads: tower.num_attention_heads as u128,
             count: tower.num_hidden_layers as u128,
             masked,
+            work: *work,
             weight: work.weight(),
             compute: work.compute(),
             again: work.checkpointing,
@@ -64,9 +66,24 @@ impl Layers {
         self.tokens * self.width * self.compute
     }
 
-    /// What is added to the scores: [batch, 1, length, length].
+    fn attends(&self) -> Attention<'_> {
+        let Self { heads, length, width, .. } = *self;
+        let drops = self.work.drops;
+        Attention {
+            work: &self.work,
+            heads,
+            width: width / heads,
+            queries: length,
+            keys: length,
+            drops,
+            bias: Bias::None,
+        }
+    }
+
+    /// What is added to the scores, [batch, 1, length, length]; a kernel of the trainer's own takes lengths instead.
     pub fn mask(&self) -> u128 {
-        if self.masked { self.batch * self.length * self.length * self.compute } else { 0 }
+        let added = self.masked && self.attends().way() != Way::Kernel;
+        if added { self.batch * self.length * self.length * self.compute } else { 0 }
     }
 
     /// Gradients that are held beside those of earlier parts until they are added to them.
@@ -80,24 +97,20 @@ impl Layers {
 
     fn attention(&self) -> Stage {
         let (state, weights) = (self.state(), 4 * self.width * self.width);
-        // A log-sum-exp of each row, rounded up to 32 by the memory-efficient kernel, and that kernel's copy of a mask whose
-        // rows it cannot read in eights; narrow kinds take it as it is.
-        let sums = self.batch * self.heads * self.length.next_multiple_of(32) * FLOAT;
-        let wide = self.compute == FLOAT;
-        let copies = self.masked && wide && !self.length.is_multiple_of(8);
+        let attends = self.attends();
+        // The memory-efficient kernel of torch copies a mask whose rows it cannot read in eights.
+        let copies = self.masked && attends.way() == Way::Torch && !self.length.is_multiple_of(8);
         let mask = if copies { self.tokens * self.length.next_multiple_of(8) * self.compute } else { 0 };
         // The norm's input and output, queries, keys and values, and what was attended to.
-        let kept = 6 * state + FLOAT * self.tokens + sums + mask;
-        // Gradients of queries are added up in fp32, for whole blocks of 128.
-        let rows = if wide { 0 } else { self.batch * self.length.next_multiple_of(128) };
-        let attending = 10 * state + rows * self.width * FLOAT;
+        let kept = 6 * state + FLOAT * self.tokens + attends.kept() + mask;
+        let attending = 10 * state + attends.backward();
         // Gradients of the three apart and side by side, of what went in, and of the biases.
         let projecting = 9 * state + column_sums(self.tokens, 3 * self.width);
         let gradients = (weights + 6 * self.width) * self.weight;
         Stage {
             name: ": attention".to_owned(),
             kept,
-            forward: kept + state + self.residual() + self.narrowed(weights),
+            forward: kept + (state + self.residual() + self.narrowed(weights)).max(attends.forward()),
             backward: self.residual()
                 + attending.max(projecting)
                 + self.narrowed(weights)

@@ -5,20 +5,21 @@ use serde_json::{Map, Value};
 use super::{DebertaConfig, memory, parameters};
 use crate::architecture::Architecture;
 use crate::memory::{Stage, StepMemory, Work};
-use crate::starter::BASE_ENCODER;
-use crate::{Labels, ModelConfig, Parameter, Starter, StarterSizes, TaskData};
+use crate::starter::{encoder, number_of_labels};
+use crate::{Labels, ModelConfig, Parameter, Starter, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |_, config| Ok(Box::new(DebertaConfig::read(config)?)),
     starter: |_| {
-        Starter::classifier("microsoft/deberta-v3-base", 128_100, |StarterSizes { vocabulary, .. }| {
-            vec![
-                format!("vocab_size: {vocabulary}, max_position_embeddings: 512, type_vocab_size: 0"),
-                BASE_ENCODER.to_owned(),
+        Starter::classifier("microsoft/deberta-v3-base", 128_100, |sizes| {
+            let lines = [
+                format!("vocab_size: {}, max_position_embeddings: 512, type_vocab_size: 0", sizes.vocabulary),
+                encoder(sizes.model),
                 "relative_attention: true, position_buckets: 256, norm_rel_ebd: layer_norm, share_att_key: true"
                     .to_owned(),
                 "pos_att_type: [p2c, c2p], position_biased_input: false".to_owned(),
-            ]
+            ];
+            lines.into_iter().chain(number_of_labels(sizes.classes)).collect()
         })
     },
 };
@@ -37,7 +38,7 @@ impl ModelConfig for DebertaConfig {
     }
 
     fn drops(&self) -> bool {
-        self.hidden_dropout_prob > 0.0
+        self.hidden_dropout_prob.max(self.attention_probs_dropout_prob) > 0.0
     }
 
     fn export(&self) -> Map<String, Value> {

@@ -2,13 +2,15 @@
 
 use super::{ConvConfig, DebertaConfig, Relative};
 use crate::bert::layer::{Flow, linear};
-use crate::memory::{Stage, Work};
+use crate::memory::{Bias, Stage, Work};
 
 /// In the order of the forward pass.
 pub fn stages(config: &DebertaConfig, work: &Work) -> Vec<Stage> {
     let [width, inner, heads] =
         [config.hidden_size, config.intermediate_size, config.num_attention_heads].map(|size| size as u128);
-    let flow = Flow { work, width, inner, heads };
+    // Padding too is hidden pair by pair.
+    let bias = if config.relative.is_some() || work.padded { Bias::ByPair } else { Bias::None };
+    let flow = Flow { work, width, inner, heads, bias };
     let distances = Distances::new(config, flow);
     let mut stages = vec![embeddings(config, &flow), distances.shared(config)];
     for number in 1..=config.num_hidden_layers as u128 {

@@ -5,28 +5,36 @@ use serde_json::{Map, Value};
 use super::{HybridConfig, memory, parameters};
 use crate::architecture::Architecture;
 use crate::memory::{Stage, StepMemory, Work};
-use crate::{Labels, ModelConfig, Parameter, Starter, StarterSizes, TaskData};
+use crate::{Labels, ModelConfig, ModelSize, Parameter, Recipe, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |_, config| Ok(Box::new(HybridConfig::read(config)?)),
     starter: |_| Starter {
-        epochs: 20,
+        fine_tuning: Recipe { lr: 1.0e-4, epochs: 5, steps: 100 },
+        scratch: Recipe { lr: 1.0e-3, epochs: 5, steps: 400 },
+        base_lr: 1.0e-4,
         effective_batch: 256,
-        lr: "1.0e-4",
         schedule: "cosine",
-        warmup: 200,
         hub: None,
         vocabulary: 0,
-        config: |StarterSizes { features, classes, .. }| {
-            vec![
-                format!("input_features: {features}, num_classes: {classes}, sequence_length: 60"),
-                "conv_channels: [64, 128], kernel_size: 3, lstm_hidden: 256, lstm_layers: 2, bidirectional: true"
-                    .to_owned(),
-                "attention_heads: 4, dropout: 0.1, norm: layer".to_owned(),
-            ]
-        },
+        config,
     },
 };
+
+fn config(StarterSizes { model, features, window, classes, .. }: &StarterSizes) -> Vec<String> {
+    let (channels, hidden, layers) = match model {
+        ModelSize::Small => ("[32, 32]", 32, 1),
+        ModelSize::Medium => ("[64, 64]", 96, 2),
+        ModelSize::Base => ("[64, 128]", 256, 2),
+    };
+    vec![
+        format!("input_features: {features}, num_classes: {classes}, sequence_length: {window}"),
+        format!(
+            "conv_channels: {channels}, kernel_size: 3, lstm_hidden: {hidden}, lstm_layers: {layers}, bidirectional: true"
+        ),
+        "attention_heads: 4, dropout: 0.1, norm: layer".to_owned(),
+    ]
+}
 
 impl ModelConfig for HybridConfig {
     fn parameters(&self) -> Vec<Parameter> {

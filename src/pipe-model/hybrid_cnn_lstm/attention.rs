@@ -1,7 +1,7 @@
 //! What the passes of the attention hold.
 
 use super::sizes::{FLOAT, Sizes};
-use crate::memory::{Stage, column_sums, recomputed};
+use crate::memory::{Stage, column_sums, has_attention_kernel, recomputed};
 
 /// Heads beyond this are not for flash attention.
 const FLASH_HEAD: u128 = 256;
@@ -57,6 +57,8 @@ fn accumulated(sizes: &Sizes) -> u128 {
     let padded = |block: u128| sizes.work.batch * sizes.length.next_multiple_of(block) * sizes.width * FLOAT;
     let (half, flash) = (sizes.work.compute() < FLOAT, sizes.width / sizes.heads <= FLASH_HEAD);
     match half {
+        // Two numbers for each row.
+        true if has_attention_kernel((sizes.width / sizes.heads) as i64) => 2 * sizes.times * sizes.heads * FLOAT,
         true if flash => padded(KEYS),
         // Memory-efficient attention: of queries, and where its result is narrower of keys and values too.
         true => padded(QUERIES) + 2 * padded(KEYS),

@@ -1,5 +1,6 @@
 //! What a training holds on a card: the state of the model, computed exactly, and what passes through it, stage by stage.
 
+mod attention;
 mod chunk;
 mod column_sums;
 mod estimate;
@@ -10,6 +11,8 @@ mod step_memory;
 mod word_loss;
 mod work;
 
+pub(crate) use attention::{Attention, Bias, Way};
+pub use attention::{ROW_MULTIPLE, has_attention_kernel};
 pub(crate) use chunk::rows_at_a_time;
 pub(crate) use column_sums::column_sums;
 pub use estimate::{Estimate, WORKSPACE};

@@ -5,28 +5,36 @@ use serde_json::{Map, Value};
 use super::{MuSotaConfig, memory, parameters};
 use crate::architecture::Architecture;
 use crate::memory::{Stage, StepMemory, Work};
-use crate::{Labels, ModelConfig, Parameter, Starter, StarterSizes, TaskData};
+use crate::{Labels, ModelConfig, ModelSize, Parameter, Recipe, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |_, config| Ok(Box::new(MuSotaConfig::read(config)?)),
     starter: |_| Starter {
-        epochs: 5,
+        fine_tuning: Recipe { lr: 1.0e-4, epochs: 3, steps: 60 },
+        scratch: Recipe { lr: 2.0e-3, epochs: 3, steps: 200 },
+        base_lr: 3.0e-4,
         effective_batch: 32,
-        lr: "3.0e-4",
         schedule: "cosine",
-        warmup: 100,
         hub: None,
         vocabulary: 50_257,
-        config: |StarterSizes { vocabulary, .. }| {
-            vec![
-                format!(
-                    "vocab_size: {vocabulary}, n_layers: 24, n_blocks: 16, block_dim: 4, block_heads: 2, cross_heads: 8"
-                ),
-                "ffn_dim: 7488, max_seq_len: 512, dropout: 0.0".to_owned(),
-            ]
-        },
+        config,
     },
 };
+
+fn config(StarterSizes { model, vocabulary, length, .. }: &StarterSizes) -> Vec<String> {
+    let (layers, blocks, width, heads, cross, inner) = match model {
+        ModelSize::Small => (2, 4, 32, 2, 4, 512),
+        ModelSize::Medium => (8, 8, 32, 2, 8, 1024),
+        ModelSize::Base => (24, 16, 4, 2, 8, 7488),
+    };
+    vec![
+        format!(
+            "vocab_size: {vocabulary}, n_layers: {layers}, n_blocks: {blocks}, block_dim: {width}, block_heads: {heads}, \
+             cross_heads: {cross}"
+        ),
+        format!("ffn_dim: {inner}, max_seq_len: {length}, dropout: 0.0"),
+    ]
+}
 
 impl ModelConfig for MuSotaConfig {
     fn parameters(&self) -> Vec<Parameter> {

@@ -4,6 +4,7 @@ use super::MuSotaConfig;
 use super::sizes::Sizes;
 use crate::memory::WordLoss;
 use crate::memory::column_sums;
+use crate::memory::has_attention_kernel;
 use crate::memory::recomputed;
 use crate::memory::{Stage, Work};
 
@@ -85,8 +86,13 @@ impl Sizes<'_> {
         let projected = self.tokens * width * self.compute;
         let rows = self.tokens * heads;
         let kept = self.normed() + 4 * projected + rows * 4;
-        // Flash attention, which takes narrow numbers alone, adds up the gradient of queries in fp32, in heads of whole 32.
-        let summed = if self.compute < 4 { rows * (width / heads).next_multiple_of(32) * 4 } else { 0 } + rows * 4;
+        // In kinds of 16 bits heads have room for the trainer's own kernel, with two numbers for each row, unless they are too wide:
+        // flash attention adds up the gradient of queries in fp32, in heads of whole 32.
+        let summed = match self.compute < 4 {
+            true if has_attention_kernel((width / heads) as i64) => 2 * rows * 4,
+            true => rows * ((width / heads).next_multiple_of(32) + 1) * 4,
+            false => rows * 4,
+        };
         // Of what came out, of queries, keys and values; then of these three apart and together.
         let inside = kept + 4 * projected + summed;
         let joined = self.normed() + 6 * projected;

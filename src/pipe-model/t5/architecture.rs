@@ -5,27 +5,36 @@ use serde_json::{Map, Value};
 use super::{T5Config, memory, parameters};
 use crate::architecture::Architecture;
 use crate::memory::{Stage, StepMemory, Work};
-use crate::{Labels, ModelConfig, Parameter, Starter, StarterSizes, TaskData};
+use crate::{Labels, ModelConfig, ModelSize, Parameter, Recipe, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |_, config| Ok(Box::new(T5Config::read(config)?)),
     starter: |_| Starter {
-        epochs: 3,
+        fine_tuning: Recipe { lr: 3.0e-4, epochs: 3, steps: 100 },
+        scratch: Recipe { lr: 1.0e-3, epochs: 5, steps: 500 },
+        base_lr: 5.0e-4,
         effective_batch: 64,
-        lr: "3.0e-4",
         schedule: "cosine",
-        warmup: 100,
         hub: Some("google/flan-t5-small"),
         vocabulary: 32_128,
-        config: |StarterSizes { vocabulary, .. }| {
-            vec![
-                format!("vocab_size: {vocabulary}, d_model: 512, d_kv: 64, d_ff: 1024, num_layers: 8, num_heads: 6"),
-                "feed_forward_proj: gated-gelu, tie_word_embeddings: false, dropout_rate: 0.1".to_owned(),
-                "pad_token_id: 0, eos_token_id: 1, decoder_start_token_id: 0".to_owned(),
-            ]
-        },
+        config,
     },
 };
+
+fn config(StarterSizes { model, vocabulary, .. }: &StarterSizes) -> Vec<String> {
+    let (width, inner, layers, heads) = match model {
+        ModelSize::Small => (128, 256, 2, 2),
+        ModelSize::Medium => (256, 512, 4, 4),
+        ModelSize::Base => (512, 1024, 8, 6),
+    };
+    vec![
+        format!(
+            "vocab_size: {vocabulary}, d_model: {width}, d_kv: 64, d_ff: {inner}, num_layers: {layers}, num_heads: {heads}"
+        ),
+        "feed_forward_proj: gated-gelu, tie_word_embeddings: false, dropout_rate: 0.1".to_owned(),
+        "pad_token_id: 0, eos_token_id: 1, decoder_start_token_id: 0".to_owned(),
+    ]
+}
 
 impl ModelConfig for T5Config {
     fn parameters(&self) -> Vec<Parameter> {
@@ -38,6 +47,10 @@ impl ModelConfig for T5Config {
 
     fn drops(&self) -> bool {
         self.dropout_rate > 0.0
+    }
+
+    fn head_width(&self) -> Option<i64> {
+        Some(self.d_kv)
     }
 
     fn export(&self) -> Map<String, Value> {

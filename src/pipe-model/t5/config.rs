@@ -104,7 +104,11 @@ impl T5Config {
     }
 
     pub fn task_data(&self) -> TaskData {
-        TaskData::Seq2Seq { vocab_size: self.vocab_size as u64, pad_token_id: self.pad_token_id }
+        TaskData::Seq2Seq {
+            vocab_size: self.vocab_size as u64,
+            pad_token_id: self.pad_token_id,
+            eos_token_id: self.eos_token_id,
+        }
     }
 
     /// The width of all heads together.

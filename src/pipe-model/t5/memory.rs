@@ -4,7 +4,7 @@ use super::T5Config;
 use super::sizes::Sizes;
 use crate::memory::WordLoss;
 use crate::memory::recomputed;
-use crate::memory::{Stage, Work};
+use crate::memory::{Attention, Bias, Stage, Way, Work};
 
 /// In the order of the forward pass.
 pub fn stages(config: &T5Config, work: &Work) -> Vec<Stage> {
@@ -67,7 +67,23 @@ impl Sizes<'_> {
         Stage { name, kept, forward: kept + 2 * hidden, backward: kept + hidden + added, gradients, logits: 0 }
     }
 
+    fn attends(&self, queries: u128, keys: u128, bias: Bias) -> Attention<'_> {
+        let Self { work, heads, .. } = *self;
+        Attention { work, heads, width: self.inner / heads, queries, keys, drops: work.drops, bias }
+    }
+
+    /// The bias of self-attention, or its gradient, as it is held all the while.
+    fn held_bias(&self, length: u128) -> u128 {
+        match self.attends(length, length, Bias::ByDistance).way() {
+            Way::Kernel => 2 * length * self.heads * 4,
+            Way::Torch | Way::Chunks => self.scores(length),
+        }
+    }
+
     fn bias(&self, name: &str, length: u128) -> Stage {
+        if self.attends(length, length, Bias::ByDistance).way() == Way::Kernel {
+            return self.bias_by_distance(name, length);
+        }
         let whole = self.scores(length);
         let (square, buckets) = (length * length, self.config.relative_attention_num_buckets as u128);
         // The bucket of each distance.
@@ -84,22 +100,36 @@ impl Sizes<'_> {
         }
     }
 
+    /// The bucket and the values of each distance.
+    fn bias_by_distance(&self, name: &str, length: u128) -> Stage {
+        let (distances, buckets) = (2 * length, self.config.relative_attention_num_buckets as u128);
+        let values = distances * self.heads * self.weight;
+        Stage {
+            name: format!("{name} bias"),
+            kept: distances * 8 + values,
+            forward: 5 * distances * 8 + values,
+            backward: distances * 8 + 2 * values,
+            gradients: buckets * self.heads * self.weight,
+            logits: 0,
+        }
+    }
+
     /// As one stage with checkpointing, as one for each of its layers without.
     fn block(&self, stack: &Stack, number: i64) -> Vec<Stage> {
         let Stack { name, length, layers, is_decoder } = *stack;
         let (batch, checkpointing) = (self.work.batch, self.work.checkpointing);
         let (tokens, source) = (batch * length, batch * self.work.source);
         let path = |part: &str| format!("{name} layer {number}{part}");
-        let mut inside = vec![self.attention(path(" attention"), length, length, self.scores(length))];
+        let mut inside = vec![self.attention(path(" attention"), length, length, Bias::ByDistance)];
         if is_decoder {
-            inside.push(self.attention(path(" attention to the source"), length, self.work.source, 0));
+            inside.push(self.attention(path(" attention to the source"), length, self.work.source, Bias::None));
         }
         inside.push(self.feed_forward(path(" feed-forward"), tokens));
 
         // What later layers have added up: the gradients of the bias and of the encoder's output.
         let is_last = number + 1 == layers;
         let memory = if is_decoder { self.narrow(source) } else { 0 };
-        let waiting = if is_last { 0 } else { self.scores(length) + memory };
+        let waiting = if is_last { 0 } else { self.held_bias(length) + memory };
         inside.iter_mut().for_each(|stage| stage.backward += waiting);
         // The block's own part of the latter, which is added to the rest when the block or the layer is done.
         if is_last || checkpointing {
@@ -111,18 +141,16 @@ impl Sizes<'_> {
         }
     }
 
-    /// `gradient` is that of its bias.
-    fn attention(&self, name: String, queries: u128, keys: u128, gradient: u128) -> Stage {
+    fn attention(&self, name: String, queries: u128, keys: u128, bias: Bias) -> Stage {
         let batch = self.work.batch;
-        let (rows, tokens, others) = (batch * self.heads, batch * queries, batch * keys);
-        let log_sums = rows * queries.next_multiple_of(32) * 4;
-        let kept = self.normed(tokens) + 2 * self.projected(tokens) + 2 * self.projected(others) + log_sums;
+        let (tokens, others) = (batch * queries, batch * keys);
+        let attention = self.attends(queries, keys, bias);
+        let kept = self.normed(tokens) + 2 * self.projected(tokens) + 2 * self.projected(others) + attention.kept();
         let weights = self.width * self.inner;
         let output = self.narrow(tokens) + self.hidden(tokens).max(self.narrow_copy(weights));
-        // The fused kernel adds up the gradient of queries in fp32, and takes a number of each row.
-        let summed = if self.compute < 4 { tokens * self.inner * 4 } else { 0 } + rows * queries * 4;
         let given = self.hidden(tokens) + self.projected(tokens);
-        let made = self.projected(tokens) + 2 * self.projected(others) + summed + gradient;
+        let gradient = if bias == Bias::None { 0 } else { self.held_bias(queries) };
+        let made = self.projected(tokens) + 2 * self.projected(others) + attention.backward() + gradient;
         // The gradients of three projections come later, and with them those of queries and norm.
         let to_come = if self.work.accum > 1 { 0 } else { 3 * weights * self.weight };
         let after = self.normed(tokens)
@@ -133,7 +161,7 @@ impl Sizes<'_> {
         Stage {
             name,
             kept,
-            forward: kept + output,
+            forward: kept + output.max(attention.forward()),
             backward: (kept + given + made).saturating_sub(to_come).max(after),
             gradients: (4 * weights + self.width) * self.weight,
             logits: 0,
@@ -204,7 +232,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_grows_with_the_batch_alone_but_for_buckets_and_head() {
-        let fixed = (256 * 256 + 64 * 64) * 8 + 32128 * 512 * 2;
+        // Of 8 heads, in fp32, by distance.
+        let fixed = 2 * (256 + 64) * (8 + 8 * 4) + 32128 * 512 * 2;
         assert_eq!(kept(Work { batch: 16, ..WORK }) - fixed, 2 * (kept(WORK) - fixed));
     }
 

@@ -1,0 +1,107 @@
+//! What attention holds on a card beside queries, keys and values, what it gives, and a bias.
+
+use super::work::Work;
+
+/// The widest head that the trainer has a kernel of its own for.
+const WIDEST: i64 = 128;
+/// Queries that a block of the kernel takes, and keys that it takes at a time for the gradient of queries.
+const QUERIES: u128 = 128;
+const KEYS: u128 = 32;
+/// Bytes of weights in fp32 that exist at a time where they are computed in chunks.
+const CHUNK: u128 = 64 << 20;
+const FLOAT: u128 = 4;
+
+/// What the lengths of rows are rounded up to a multiple of on a card, where the fused attention of torch reads a bias.
+pub const ROW_MULTIPLE: usize = 16;
+
+/// Whether heads of this width have a kernel of the trainer's own, in kinds of 16 bits.
+pub fn has_attention_kernel(width: i64) -> bool {
+    width % 8 == 0 && width <= WIDEST
+}
+
+pub(crate) struct Attention<'a> {
+    pub work: &'a Work,
+    pub heads: u128,
+    /// Of one head.
+    pub width: u128,
+    pub queries: u128,
+    pub keys: u128,
+    pub drops: bool,
+    pub bias: Bias,
+}
+
+/// What is added to scores, beside what hides padding.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bias {
+    None,
+    ByDistance,
+    /// Of each sample, which there is no kernel for.
+    ByPair,
+}
+
+/// By which code it is computed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// The trainer's own kernel.
+    Kernel,
+    /// The fused attention of torch.
+    Torch,
+    /// A few samples at a time, with weights that exist for a moment: where some are dropped and there is no kernel.
+    Chunks,
+}
+
+impl Attention<'_> {
+    pub fn way(&self) -> Way {
+        let fits = self.work.compute() < FLOAT && has_attention_kernel(self.width as i64);
+        match self.drops {
+            _ if fits && self.bias != Bias::ByPair => Way::Kernel,
+            true => Way::Chunks,
+            false => Way::Torch,
+        }
+    }
+
+    fn rows(&self) -> u128 {
+        self.work.batch * self.heads * self.queries
+    }
+
+    /// The logarithm of the sum of each row.
+    pub fn kept(&self) -> u128 {
+        match self.way() {
+            Way::Kernel => self.rows() * FLOAT,
+            Way::Torch => self.work.batch * self.heads * self.queries.next_multiple_of(32) * FLOAT,
+            Way::Chunks => 0,
+        }
+    }
+
+    pub fn forward(&self) -> u128 {
+        match self.way() {
+            Way::Kernel | Way::Torch => 0,
+            Way::Chunks => 2 * self.chunk() + self.narrow_chunk(),
+        }
+    }
+
+    pub fn backward(&self) -> u128 {
+        match self.way() {
+            Way::Kernel => 2 * self.rows() * FLOAT + if self.bias == Bias::ByDistance { self.bias_blocks() } else { 0 },
+            // Gradients of queries are added up in fp32, and each row has a number.
+            Way::Torch if self.work.compute() < FLOAT => self.rows() * (self.width + 1) * FLOAT,
+            Way::Torch => self.rows() * FLOAT,
+            Way::Chunks => 4 * self.chunk(),
+        }
+    }
+
+    /// Sums along the diagonals, for each block of queries.
+    fn bias_blocks(&self) -> u128 {
+        let positions = self.keys.next_multiple_of(KEYS) + QUERIES;
+        self.work.batch * self.heads * self.queries.div_ceil(QUERIES) * positions * FLOAT
+    }
+
+    fn chunk(&self) -> u128 {
+        let sample = self.heads * self.queries * self.keys * FLOAT;
+        sample * (CHUNK / sample.max(1)).clamp(1, self.work.batch.max(1))
+    }
+
+    fn narrow_chunk(&self) -> u128 {
+        if self.work.compute() < FLOAT { self.chunk() } else { 0 }
+    }
+}
