@@ -53,7 +53,7 @@ pub enum EventKind {
     Finished(Finished),
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Started {
     /// `cpu`, or the name of the card.
     pub device: String,
@@ -128,7 +128,7 @@ pub struct Rehearsed {
     pub ms: f64,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     pub step: u64,
     /// Passes over the data after this step, with its fraction.
@@ -173,6 +173,14 @@ impl Eval {
             Metric::LOSS => Some(self.loss),
             name => self.scores.get(name).copied(),
         }
+    }
+
+    /// The scores without those that are there under another name too.
+    pub fn shown_scores(&self) -> impl Iterator<Item = (&str, f64)> {
+        // `f1` is the older name of `macro_f1`.
+        let has_macro_f1 = self.scores.contains_key("macro_f1");
+        let shown = self.scores.iter().filter(move |(name, _)| *name != "f1" || !has_macro_f1);
+        shown.map(|(name, score)| (name.as_str(), *score))
     }
 }
 

@@ -3,14 +3,17 @@
 //! The runner (`pipe`) and the trainer (`pipe-trainer`) meet only here. This crate must not know about containers,
 //! tensors, command lines or async.
 
+pub mod evaluation;
 pub mod event;
 pub mod exit;
 pub mod inspection;
 pub mod lock;
 pub mod model_folder;
 pub mod pipeline;
+pub mod predict;
 mod problem;
 pub mod run;
+pub mod separator;
 pub mod text;
 pub mod trainer;
 pub mod variables;
@@ -21,6 +24,7 @@ pub use exit::{PipeExit, TrainerExit};
 pub use inspection::Inspection;
 pub use lock::Lock;
 pub use pipeline::{Pipeline, Problem, Problems};
+pub use predict::{PredictEvent, PredictSpec};
 pub use run::{Attempt, Cause, Job, Outcome, RunFolder, RunState, Status};
 pub use trainer::{Device, Rank, TrainerSpec};
 pub use variables::Variables;

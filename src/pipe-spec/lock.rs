@@ -141,11 +141,12 @@ mod tests {
     use super::*;
 
     fn started(device: &str, driver: Option<&str>) -> Started {
-        serde_json::from_value(serde_json::json!({
-            "device": device, "capacity": null, "driver": driver, "libtorch": "2.11.0", "params": 1, "batch": 1, "accum": 1,
-            "effective_batch": 1, "steps": 1, "samples": 1, "resumed_from": null
-        }))
-        .unwrap()
+        Started {
+            device: device.to_owned(),
+            driver: driver.map(str::to_owned),
+            libtorch: "2.11.0".to_owned(),
+            ..Started::default()
+        }
     }
 
     #[test]

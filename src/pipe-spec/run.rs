@@ -122,9 +122,11 @@ impl AttemptFolder {
 pub struct JobFolder(PathBuf);
 
 impl JobFolder {
-    /// The names of the two files.
+    /// The names of its files.
     pub const EVENTS: &str = "events.jsonl";
     pub const OOM: &str = "oom.json";
+    pub const EVALUATION: &str = "evaluation.json";
+    pub const BEST_EVALUATION: &str = "evaluation-best.json";
 
     pub fn path(&self) -> &Path {
         &self.0
@@ -137,6 +139,16 @@ impl JobFolder {
 
     pub fn oom(&self) -> PathBuf {
         self.0.join(Self::OOM)
+    }
+
+    /// What the last evaluation of this attempt has shown.
+    pub fn evaluation(&self) -> PathBuf {
+        self.0.join(Self::EVALUATION)
+    }
+
+    /// The same of the best evaluation by `save.best`, where this attempt made it.
+    pub fn best_evaluation(&self) -> PathBuf {
+        self.0.join(Self::BEST_EVALUATION)
     }
 }
 
@@ -200,8 +212,6 @@ pub struct RunResult {
     pub model_step: Option<u64>,
     /// Why `train.early_stop` ended the training, if it did.
     pub stopped_early: Option<String>,
-    /// Whether the model writes texts.
-    pub writes_text: bool,
 }
 
 /// One evaluation.
@@ -284,6 +294,9 @@ pub enum Status {
 }
 
 impl Status {
+    pub const ALL: [Self; 6] =
+        [Self::Running, Self::Finished, Self::Failed, Self::Stopped, Self::Orphaned, Self::Unknown];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",

@@ -37,6 +37,14 @@ pub struct ByteSize(pub u64);
 
 impl ByteSize {
     pub const RULE: &str = "a size such as 512m, 24g or 7.5g";
+
+    /// A size where nobody means bytes: a number alone is in gigabytes.
+    pub fn gigabytes_or(text: &str) -> Result<Self, &'static str> {
+        match text.trim().parse::<f64>() {
+            Ok(_) => format!("{}g", text.trim()).parse(),
+            Err(_) => text.parse(),
+        }
+    }
 }
 
 impl FromStr for ByteSize {
@@ -89,7 +97,7 @@ pub fn count(number: impl TryInto<u64>, noun: &str) -> String {
     match noun.strip_suffix('y') {
         _ if number == 1 => format!("1 {noun}"),
         Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{number} {stem}ies"),
-        _ if noun.ends_with("ch") => format!("{number} {noun}es"),
+        _ if noun.ends_with("ch") || noun.ends_with("ss") => format!("{number} {noun}es"),
         _ => format!("{number} {noun}s"),
     }
 }
@@ -160,6 +168,10 @@ mod tests {
             assert_eq!(size.0, bytes, "{text}");
             assert_eq!(size.to_string().parse::<ByteSize>().unwrap(), size);
         }
+        for (text, bytes) in [("24", 24 << 30), ("7.5", 15 << 29), ("24g", 24 << 30), ("512m", 512 << 20)] {
+            assert_eq!(ByteSize::gigabytes_or(text).unwrap().0, bytes, "{text}");
+        }
+        assert!(ByteSize::gigabytes_or("0").is_err() && ByteSize::gigabytes_or("nan").is_err());
         for bad in ["", "g", "-1g", "1x", "0", "nan", "1e30g"] {
             assert!(bad.parse::<ByteSize>().is_err(), "{bad}");
         }
@@ -181,6 +193,7 @@ mod tests {
             (1, "retry", "1 retry"),
             (6, "retry", "6 retries"),
             (3, "batch", "3 batches"),
+            (2, "class", "2 classes"),
             (2, "day", "2 days"),
         ] {
             assert_eq!(count(number, noun), want);

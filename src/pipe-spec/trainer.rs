@@ -78,3 +78,8 @@ pub enum Device {
     Cpu,
     Cuda,
 }
+
+/// The error in what the trainer wrote to stderr; all of it where there is none.
+pub fn error_message(stderr: &str) -> &str {
+    stderr.split_once("error: ").map_or(stderr.trim(), |(_, message)| message.trim())
+}

@@ -3,7 +3,7 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    for file in ["shim.cpp", "functions.hpp", "cuda.hpp"] {
+    for file in ["shim.cpp", "functions.hpp", "cuda.hpp", "dropout.hpp", "attention.hpp", "chunked_attention.hpp"] {
         println!("cargo:rerun-if-changed=torch/{file}");
     }
     println!("cargo:rerun-if-env-changed=LIBTORCH");

@@ -35,6 +35,11 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         spec: PathBuf,
     },
+    /// Predict the rows of a file with a trained model, for `pipe predict`
+    Predict {
+        #[arg(long, value_name = "FILE")]
+        spec: PathBuf,
+    },
     /// Try batches that are read from stdin, for `fit`
     #[command(hide = true)]
     Measure {
@@ -43,6 +48,8 @@ pub enum Command {
     },
     /// Compute logits and gradients of one batch, to compare with another implementation
     Parity(ParityArgs),
+    /// Print digests of what dropout keeps, as one JSON object, to compare two devices
+    DropoutMasks(DropoutMasksArgs),
     /// Time training steps on random data, and print one line of JSON
     Bench(BenchArgs),
     /// Generate text with a trained model: the continuation of a prompt, or the answer to it
@@ -74,6 +81,15 @@ pub struct ParityArgs {
     /// With gradient checkpointing
     #[arg(long)]
     pub checkpointing: bool,
+}
+
+#[derive(Args)]
+pub struct DropoutMasksArgs {
+    #[arg(long, default_value = "fp32")]
+    pub precision: String,
+    /// On the card instead of the CPU
+    #[arg(long)]
+    pub cuda: bool,
 }
 
 #[derive(Args)]
@@ -172,7 +188,7 @@ pub struct TrainTokenizerArgs {
     /// The architecture, as model.arch of a pipeline
     #[arg(long)]
     pub arch: String,
-    /// .jsonl, .csv or .txt; can be repeated
+    /// .jsonl, .csv, .tsv or .txt; can be repeated
     #[arg(long, value_name = "FILE", required = true)]
     pub data: Vec<String>,
     /// Which column holds what, as data.fields of a pipeline: text=review; can be repeated

@@ -1,5 +1,5 @@
-//! `pipe-trainer inspect`: opens the data of a training as the training would, and prints what is in it. Trains nothing and loads
-//! no weights.
+//! `pipe-trainer inspect`: opens the data of a training as the training would, and prints what is in it. Trains nothing; of weights
+//! it reads names and shapes.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -30,6 +30,7 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
     let task_data = definition.task_data()?;
     let sources = data::open(&spec, &task_data, &pool)?;
     let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
+    definition.check_weights()?;
     let steps = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train).steps();
     let split = |source: Arc<dyn Source>| {
         Counter { data: &spec.data, task_data: &task_data, classes: definition.class_names() }

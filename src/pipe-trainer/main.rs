@@ -17,6 +17,7 @@ mod oom;
 mod optim;
 mod parity;
 mod precision;
+mod predict;
 mod progress;
 mod random;
 mod spec;
@@ -51,8 +52,10 @@ fn main() {
         Command::Train { spec } => train::train(spec),
         Command::Fit { spec } => boundary::guard(|| train::fit(spec)),
         Command::Inspect { spec } => boundary::guard(|| inspect::inspect(spec)),
+        Command::Predict { spec } => boundary::guard(|| predict::predict(spec)),
         Command::Measure { spec } => train::measure(spec),
         Command::Parity(args) => boundary::guard(|| parity::parity(args)),
+        Command::DropoutMasks(args) => boundary::guard(|| parity::dropout_masks(args)),
         Command::Bench(args) => boundary::guard(|| bench::bench(args)),
         Command::Generate(args) => boundary::guard(|| generate::generate(args)),
         Command::Tokenizer(TokenizerCommand::Train(args)) => boundary::guard(|| train_tokenizer::train(args)),

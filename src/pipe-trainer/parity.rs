@@ -6,11 +6,11 @@ use pipe_spec::pipeline::{Memory, Precision};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use crate::cli::ParityArgs;
+use crate::cli::{DropoutMasksArgs, ParityArgs};
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
-use crate::model::{Definition, Mode, Model, Setup, Start};
+use crate::model::{self, Definition, Drawn, Mode, Model, Setup, Start};
 use crate::precision::Kinds;
 use crate::storage::TensorFiles;
 use crate::storage::tensor_writer;
@@ -23,7 +23,7 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
     let part = read_batch(&args.batch, setup.device)?;
     // The gradient is that of a training step, in which nothing is dropped.
-    let mode = Mode::Train { seed: 0 };
+    let mode = Mode::Train(Drawn { seed: 0, first_sample: 0 });
     let compared = Compared::compute(model.as_ref(), &part, mode)?;
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
     tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;
@@ -31,12 +31,31 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     Ok(())
 }
 
+pub fn dropout_masks(args: &DropoutMasksArgs) -> Result<(), TrainerError> {
+    let (kinds, device) = (Kinds::of(precision(&args.precision)?), device(args.cuda)?);
+    let digest = |mask: Tensor| -> Result<String, TrainerError> {
+        let bytes: Vec<u8> = Vec::try_from(mask.f_to_kind(Kind::Uint8)?.f_to_device(Device::Cpu)?.f_reshape([-1])?)?;
+        Ok(blake3::hash(&bytes).to_hex()[..16].to_owned())
+    };
+    let all =
+        model::dropout_masks(kinds.compute, device)?.into_iter().map(|(name, mask)| Ok((name, digest(mask)?.into())));
+    println!("{}", serde_json::Value::Object(all.collect::<Result<_, TrainerError>>()?));
+    Ok(())
+}
+
 fn setup(args: &ParityArgs) -> Result<Setup, TrainerError> {
-    let fail = |error: serde_json::Error| TrainerError::config("--precision", error.to_string());
-    let precision = serde_json::from_value(args.precision.as_str().into()).map_err(fail)?;
-    let device = if args.cuda { Hardware::cuda(0, &Memory::default())?.device } else { Device::Cpu };
+    let precision = precision(&args.precision)?;
+    let device = device(args.cuda)?;
     torch::allow_tf32(precision == Precision::Tf32)?;
     Ok(Setup { device, kinds: Kinds::of(precision), checkpointing: args.checkpointing, dropout: Some(0.0) })
+}
+
+fn precision(name: &str) -> Result<Precision, TrainerError> {
+    serde_json::from_value(name.into()).map_err(|error| TrainerError::config("--precision", error.to_string()))
+}
+
+fn device(cuda: bool) -> Result<Device, TrainerError> {
+    Ok(if cuda { Hardware::cuda(0, &Memory::default())?.device } else { Device::Cpu })
 }
 
 struct Compared {
@@ -87,5 +106,11 @@ fn wide(tensors: Vec<Tensor>) -> Result<Vec<Tensor>, TrainerError> {
 /// Every tensor of the file, by the name that the model knows it by.
 fn read_batch(path: &Path, device: Device) -> Result<Part, TrainerError> {
     let files = TensorFiles::open_file(path)?;
-    files.names().try_fold(Part::default(), |part, name| Ok(part.with(name, files.read(name)?.f_to_device(device)?)))
+    files.names().try_fold(Part::default(), |part, name| {
+        let tensor = files.read(name)?;
+        Ok(match name {
+            "attention_mask" => part.with_mask(&tensor, device)?,
+            name => part.with(name, tensor.f_to_device(device)?),
+        })
+    })
 }

@@ -1,22 +1,39 @@
-//! Reads the spec of an attempt: parsed, checked, and its variables filled in.
+//! Reads the spec of an attempt or a prediction: parsed, checked, and its variables filled in.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::{Limit, Paths, bounds};
-use pipe_spec::{Device, TrainerSpec, Variables};
+use pipe_spec::{Device, PredictSpec, TrainerSpec, Variables};
+use serde::de::DeserializeOwned;
 
 use crate::error::TrainerError;
 
 pub fn read(path: &Path) -> Result<TrainerSpec, TrainerError> {
-    let fail = |message: String| TrainerError::Spec { path: path.to_owned(), message };
-    let text = fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
-    let mut spec: TrainerSpec = serde_json::from_str(&text).map_err(|error| fail(error.to_string()))?;
-    if let Some(problem) = problem(&spec) {
-        return Err(fail(problem));
-    }
+    let mut spec: TrainerSpec = parse(path)?;
+    check(path, &spec)?;
     fill_in(&mut spec, &Variables::new(None, std::env::vars()))?;
     Ok(spec)
+}
+
+/// Its paths have no variables.
+pub fn read_predict(path: &Path) -> Result<PredictSpec, TrainerError> {
+    let spec: PredictSpec = parse(path)?;
+    check(path, &spec.settings)?;
+    Ok(spec)
+}
+
+fn parse<T: DeserializeOwned>(path: &Path) -> Result<T, TrainerError> {
+    let fail = |message: String| TrainerError::Spec { path: path.to_owned(), message };
+    let text = fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| fail(error.to_string()))
+}
+
+fn check(path: &Path, spec: &TrainerSpec) -> Result<(), TrainerError> {
+    match problem(spec) {
+        Some(message) => Err(TrainerError::Spec { path: path.to_owned(), message }),
+        None => Ok(()),
+    }
 }
 
 fn problem(spec: &TrainerSpec) -> Option<String> {

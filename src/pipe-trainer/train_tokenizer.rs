@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pipe_spec::pipeline::{Arch, Task};
+use pipe_spec::pipeline::{Arch, CONVERSATION, Task};
 
 use crate::cli::TrainTokenizerArgs;
 use crate::error::TrainerError;
@@ -32,8 +32,7 @@ pub fn train(args: &TrainTokenizerArgs) -> Result<(), TrainerError> {
 
 /// The columns that hold text, by role unless `fields` renames them.
 fn columns(task: Task, fields: &[String]) -> Result<Vec<String>, String> {
-    let roles: Vec<&str> =
-        task.roles().iter().copied().filter(|role| !["label", "image", "time"].contains(role)).collect();
+    let roles: Vec<&str> = task.text_roles().collect();
     let mut named = BTreeMap::new();
     for field in fields {
         let (role, column) = field.split_once('=').unwrap_or(("", field));
@@ -42,7 +41,8 @@ fn columns(task: Task, fields: &[String]) -> Result<Vec<String>, String> {
         }
         named.insert(role, column);
     }
-    Ok(roles.iter().map(|role| (*named.get(role).unwrap_or(role)).to_owned()).collect())
+    let data_roles = roles.iter().filter(|role| (**role == CONVERSATION) == named.contains_key(CONVERSATION));
+    Ok(data_roles.map(|role| (*named.get(role).unwrap_or(role)).to_owned()).collect())
 }
 
 #[cfg(test)]
@@ -51,10 +51,12 @@ mod tests {
 
     #[test]
     fn columns_with_text() {
+        assert_eq!(columns(Task::Seq2Seq, &["messages=chat".to_owned()]).unwrap(), ["chat"]);
+        assert_eq!(columns(Task::Seq2Seq, &["source=a".to_owned()]).unwrap(), ["a", "target"]);
         let field = |text: &str| vec![text.to_owned()];
         assert_eq!(columns(Task::Classification, &field("text=review")).unwrap(), ["review", "text_pair"]);
         assert_eq!(columns(Task::Contrastive, &[]).unwrap(), ["text"]);
         let error = columns(Task::Seq2Seq, &field("text=review")).unwrap_err();
-        assert_eq!(error, "--field text=review: allowed: ROLE=COLUMN with a role of source, target");
+        assert_eq!(error, "--field text=review: allowed: ROLE=COLUMN with a role of source, target, messages");
     }
 }

@@ -8,12 +8,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::bounds::{MAX_PREFETCHED, MAX_TOKENS, MAX_WORKERS};
+use super::task::Task;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
-    /// .jsonl, .csv, .txt (also with .gz or .zst behind), .parquet, .safetensors (what of these depends on the task), a folder
-    /// of them, or a list; relative to the working directory. On the hub: hf://datasets/owner/name/path, where the path may be
+    /// .jsonl, .csv, .tsv, .txt (also with .gz or .zst behind), .parquet, .safetensors (what of these depends on the task), a
+    /// folder of them, or a list; relative to the working directory. On the hub: hf://datasets/owner/name/path, where the path may be
     /// a file, a folder or a pattern.
     pub train: Paths,
     /// Evaluation data, named as `train` is.
@@ -25,10 +26,12 @@ pub struct Data {
     #[schemars(range(min = 0.0, max = 0.9))]
     pub eval_share: f64,
     /// A tokenizer.json or another file that the model's tokenizer is read from, such as spiece.model or vocab.txt. Default: in
-    /// the folder of `model.from`, else beside the first file of `train`.
+    /// the folder of `model.from`, else beside the first file of `train`; for a model from scratch, else one that is trained on
+    /// the texts of `train`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
-    /// Which column of the data feeds what, per task: source/target, text/text_pair/label, image/text, label/time, text.
+    /// Which column of the data feeds what, per task: source/target (or messages: a conversation whose last turn is the target),
+    /// text/text_pair/label, image/text, label/time, text.
     #[serde(default)]
     pub fields: BTreeMap<String, String>,
     /// Tokens of a source text (`t5`). Longer texts are cut.
@@ -79,10 +82,20 @@ fn default_prefetch() -> u32 {
     2
 }
 
+/// The role of a column whose rows are conversations, instead of a source and a target.
+pub const CONVERSATION: &str = "messages";
+
 impl Data {
     /// The column that feeds `role`; its own name unless `fields` says otherwise.
     pub fn field<'a>(&'a self, role: &'a str) -> &'a str {
         self.fields.get(role).map_or(role, String::as_str)
+    }
+
+    /// The roles of the columns that are read: those of conversations are named, or a source and a target are read.
+    pub fn roles(&self, task: Task) -> Vec<&'static str> {
+        let is_conversation = self.fields.contains_key(CONVERSATION);
+        let is_read = |role: &&&str| task != Task::Seq2Seq || (**role == CONVERSATION) == is_conversation;
+        task.roles().iter().filter(is_read).copied().collect()
     }
 }
 

@@ -21,7 +21,7 @@ mod written;
 
 pub use crate::problem::{Problem, Problems};
 pub use container::{Container, EngineKind, Gpus, Image, Mount};
-pub use data::{Data, Pad, Paths};
+pub use data::{CONVERSATION, Data, Pad, Paths};
 pub use file::{PipelineFile, schema};
 pub use memory::{Allocator, Limit, Memory};
 pub use metric::Metric;

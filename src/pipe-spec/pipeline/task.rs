@@ -68,7 +68,7 @@ impl Task {
     /// What its columns can be used for.
     pub fn roles(self) -> &'static [&'static str] {
         match self {
-            Self::Seq2Seq => &["source", "target"],
+            Self::Seq2Seq => &["source", "target", "messages"],
             Self::Classification => &["text", "text_pair", "label"],
             Self::Contrastive => &["image", "text"],
             Self::TimeSeries => &["label", "time"],
@@ -76,33 +76,32 @@ impl Task {
         }
     }
 
+    /// Those that hold texts.
+    pub fn text_roles(self) -> impl Iterator<Item = &'static str> {
+        self.roles().iter().copied().filter(|role| !["label", "image", "time"].contains(role))
+    }
+
     /// The endings of files that it can be trained on. A file of tensors holds samples that are ready for the model.
-    pub fn endings(self) -> &'static [&'static str] {
-        match self {
-            Self::Seq2Seq | Self::Classification | Self::Contrastive => {
-                &["jsonl", "csv", "parquet", "jsonl.gz", "jsonl.zst", "csv.gz", "csv.zst", "safetensors"]
-            }
-            Self::TimeSeries => &["csv", "parquet", "csv.gz", "csv.zst", "safetensors"],
-            Self::Language => &[
-                "txt",
-                "jsonl",
-                "csv",
-                "parquet",
-                "txt.gz",
-                "txt.zst",
-                "jsonl.gz",
-                "jsonl.zst",
-                "csv.gz",
-                "csv.zst",
-                "safetensors",
-            ],
-        }
+    pub fn endings(self) -> Vec<String> {
+        let plain: &[&str] = match self {
+            Self::Seq2Seq | Self::Classification | Self::Contrastive => &["jsonl", "csv", "tsv"],
+            Self::TimeSeries => &["csv", "tsv"],
+            Self::Language => &["txt", "jsonl", "csv", "tsv"],
+        };
+        let own = |ending: &&str| (*ending).to_owned();
+        let compressed = plain.iter().flat_map(|ending| ["gz", "zst"].map(|by| format!("{ending}.{by}")));
+        let mut endings: Vec<String> = plain.iter().chain(&["parquet"]).map(own).collect();
+        endings.extend(compressed);
+        endings.push("safetensors".to_owned());
+        endings
     }
 
     /// Whether a file of this name is one that it can be trained on.
     pub fn takes(self, name: &str) -> bool {
-        let has = |ending: &&str| {
-            name.strip_suffix(*ending).and_then(|rest| rest.strip_suffix('.')).is_some_and(|stem| !stem.is_empty())
+        let has = |ending: &String| {
+            name.strip_suffix(ending.as_str())
+                .and_then(|rest| rest.strip_suffix('.'))
+                .is_some_and(|stem| !stem.is_empty())
         };
         self.endings().iter().any(has)
     }
@@ -137,6 +136,15 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn endings() {
+        let want = ["csv", "tsv", "parquet", "csv.gz", "csv.zst", "tsv.gz", "tsv.zst", "safetensors"];
+        assert_eq!(Task::TimeSeries.endings(), want);
+        assert!(
+            Task::Language.takes("a.b.txt.gz") && !Task::TimeSeries.takes("a.txt") && !Task::Language.takes(".txt")
+        );
+    }
 
     #[test]
     fn the_architecture_decides_the_unit() {

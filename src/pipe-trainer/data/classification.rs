@@ -41,7 +41,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         None
     } else {
         let tokens = Tokens::open(opener.tokenizer()?, opener.arch(), "max_length", length)?;
-        Some(Arc::new(tokens.check_vocabulary(*vocab_size)?))
+        Some(Arc::new(tokens.check_vocabulary(*vocab_size)?.check_padding(*pad_token_id)?))
     };
     let labelling = Arc::new(Labelling::new(decided.clone()));
     let notices = RefCell::new(Vec::new());
@@ -55,6 +55,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
             labelling: Arc::clone(&labelling),
             token_types: *token_types,
             skip_bad: data.skip_bad,
+            predicts: opener.predicts(),
         };
         notices.borrow_mut().extend(classes.check(opener.pool, data.fields.contains_key("text_pair"))?);
         Ok(Arc::new(classes))
@@ -91,6 +92,8 @@ struct Classes {
     labelling: Arc<Labelling>,
     token_types: bool,
     skip_bad: bool,
+    /// Whether rows may have no label.
+    predicts: bool,
 }
 
 fn rows(opener: &Opener<'_>, paths: &Paths) -> Result<Rows, TrainerError> {
@@ -111,12 +114,13 @@ impl Classes {
         let found = LabelRows::default();
         let longest = self.rows.check(pool, |row| {
             let mut values = self.rows.values(row)?;
-            let Some(label) = label_of(&self.rows, row, LABEL, values[LABEL].as_ref(), self.skip_bad)? else {
-                found.see_empty(row);
-                return Ok([0]);
-            };
-            if let (true, Value::String(text)) = (self.labelling.trims(label), label) {
-                found.see_trimmed(row, text);
+            match self.label(row, values[LABEL].as_ref(), self.skip_bad)? {
+                None if !self.predicts => {
+                    found.see_empty(row);
+                    return Ok([0]);
+                }
+                Some(label @ Value::String(text)) if self.labelling.trims(label) => found.see_trimmed(row, text),
+                _ => {}
             }
             match self.read(row, &mut values)? {
                 Row { text_pair: None, .. } if pairs => Err(self.rows.not_a_text(row, TEXT_PAIR, None)),
@@ -153,11 +157,25 @@ impl Classes {
                 None | Some(Value::Null) => None,
                 other => return Err(self.rows.not_a_text(row, TEXT_PAIR, other.as_ref())),
             },
-            label: match label_of(&self.rows, row, LABEL, label.as_ref(), false)? {
+            label: match self.label(row, label.as_ref(), false)? {
                 Some(label) => self.labelling.column(label).map_err(|message| self.rows.fail(row, message))?,
+                None if self.predicts => self.labelling.unknown(),
                 None => return Err(no_label(&self.rows, row)),
             },
         })
+    }
+
+    /// The label of a row; nothing where it has none and may have none.
+    fn label<'a>(
+        &self,
+        row: usize,
+        label: Option<&'a Value>,
+        skip_bad: bool,
+    ) -> Result<Option<&'a Value>, TrainerError> {
+        match label {
+            None if self.predicts => Ok(None),
+            _ => label_of(&self.rows, row, LABEL, label, skip_bad || self.predicts),
+        }
     }
 }
 
@@ -214,7 +232,7 @@ fn label_of<'a>(
         Some(Value::String(name)) if name.trim().is_empty() && !skip_bad => Err(no_label(rows, row)),
         Some(Value::String(name)) if name.trim().is_empty() => Ok(None),
         Some(Value::Null) if skip_bad => Ok(None),
-        Some(value @ (Value::String(_) | Value::Number(_))) => Ok(Some(value)),
+        Some(value @ (Value::String(_) | Value::Number(_) | Value::Bool(_))) => Ok(Some(value)),
         other => Err(rows.problem(row, column, other, A_LABEL)),
     }
 }

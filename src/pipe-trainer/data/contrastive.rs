@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use image::RgbImage;
 use pipe_model::TaskData;
-use pipe_spec::pipeline::{Data, Paths};
-use rayon::ThreadPool;
+use pipe_spec::pipeline::Paths;
 use serde_json::Value;
 
 use super::opener::Opener;
@@ -25,6 +25,8 @@ pub struct Pairs {
     /// By folder.
     tables: HashMap<PathBuf, PictureTable>,
     skip_bad: bool,
+    /// Whether rows may have a picture or a text alone.
+    predicts: bool,
     /// Rows whose picture could not be read, each once however often it is asked for.
     bad: Mutex<HashSet<usize>>,
 }
@@ -56,7 +58,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         let tokens = tokens.check_vocabulary(vocab_size)?.check_end(eos_token_id)?;
         let model = opener.spec.model.from.as_deref().map(Path::new);
         let preparation = Preparation::open(image_size as u32, model)?;
-        Ok(Arc::new(Pairs::open(paths, data, opener.pool, tokens, preparation, &shape)?))
+        Ok(Arc::new(Pairs::open(paths, opener, tokens, preparation, &shape)?))
     };
     let part = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         let source = opener.part(paths, &open)?;
@@ -78,12 +80,12 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
 impl Pairs {
     fn open(
         paths: &Paths,
-        data: &Data,
-        pool: &ThreadPool,
+        opener: &Opener<'_>,
         tokens: Tokens,
         preparation: Preparation,
         shape: &[i64],
     ) -> Result<Self, TrainerError> {
+        let data = &opener.spec.data;
         let rows = Rows::open(paths, &[data.field("image"), data.field("text")])?;
         let mut tables = HashMap::new();
         for folder in paths.0.iter().filter_map(|path| Path::new(path).parent()) {
@@ -93,10 +95,10 @@ impl Pairs {
             }
         }
         let (tokens, preparation) = (Arc::new(tokens), Arc::new(preparation));
-        let skip_bad = data.skip_bad;
-        let longest = Vec::new();
-        let mut pairs = Self { rows, longest, tokens, preparation, tables, skip_bad, bad: Mutex::default() };
-        pairs.longest = pairs.rows.check(pool, |index| pairs.check(index))?.rows();
+        let (skip_bad, predicts) = (data.skip_bad, opener.predicts());
+        let (longest, bad) = (Vec::new(), Mutex::default());
+        let mut pairs = Self { rows, longest, tokens, preparation, tables, skip_bad, predicts, bad };
+        pairs.longest = pairs.rows.check(opener.pool, |index| pairs.check(index))?.rows();
         Ok(pairs)
     }
 
@@ -104,24 +106,39 @@ impl Pairs {
     fn check(&self, index: usize) -> Result<[usize; 1], TrainerError> {
         let (picture, text) = self.row(index)?;
         let found = match &picture {
-            Picture::Number(table, number) => table.check(*number),
-            Picture::File(path) => path.metadata().map(drop).map_err(|error| error.to_string()),
+            Some(Picture::Number(table, number)) => table.check(*number),
+            Some(Picture::File(path)) => path.metadata().map(drop).map_err(|error| error.to_string()),
+            None => Ok(()),
         };
-        match found {
-            Err(message) if !self.skip_bad => Err(self.unreadable(index, &picture, &message)),
-            _ => Ok([text.len()]),
+        match (found, &picture) {
+            (Err(message), Some(picture)) if !self.skip_bad => Err(self.unreadable(index, picture, &message)),
+            _ => Ok([text.map_or(0, |text| text.len())]),
         }
     }
 
-    fn row(&self, index: usize) -> Result<(Picture<'_>, String), TrainerError> {
+    /// The picture and the text of a row. One of the two may be missing where that is allowed.
+    fn row(&self, index: usize) -> Result<(Option<Picture<'_>>, Option<String>), TrainerError> {
         let mut values = self.rows.values(index)?;
+        if self.predicts {
+            // In CSV what is missing is empty.
+            let is_missing = |value: &Value| value.is_null() || value.as_str() == Some("");
+            values.iter_mut().for_each(|value| drop(value.take_if(|value| is_missing(value))));
+        }
         let text = match values[TEXT].take() {
-            Some(Value::String(text)) => text,
+            Some(Value::String(text)) => Some(text),
+            None if self.predicts && values[IMAGE].is_some() => None,
             other => return Err(self.rows.not_a_text(index, TEXT, other.as_ref())),
         };
+        match self.predicts && values[IMAGE].is_none() {
+            true => Ok((None, text)),
+            false => Ok((Some(self.picture(index, values[IMAGE].as_ref())?), text)),
+        }
+    }
+
+    fn picture(&self, index: usize, value: Option<&Value>) -> Result<Picture<'_>, TrainerError> {
         let folder = self.rows.path(index).parent().unwrap_or(Path::new(""));
         let table = self.tables.get(folder);
-        let picture = match (&values[IMAGE], table) {
+        Ok(match (value, table) {
             (Some(Value::Number(number)), Some(table)) if number.is_u64() => number_of(table, &number.to_string()),
             (Some(Value::Number(_)), None) => {
                 let message = format!("a picture by its number, and no images.safetensors in {}", folder.display());
@@ -131,10 +148,9 @@ impl Pairs {
             (Some(Value::String(text)), Some(table)) if is_number(text) => number_of(table, text),
             (Some(Value::String(path)), _) => Picture::File(folder.join(path)),
             (other, _) => {
-                return Err(self.rows.problem(index, IMAGE, other.as_ref(), "a path or the number of a picture"));
+                return Err(self.rows.problem(index, IMAGE, other, "a path or the number of a picture"));
             }
-        };
-        Ok((picture, text))
+        })
     }
 
     fn unreadable(&self, index: usize, picture: &Picture<'_>, message: &str) -> TrainerError {
@@ -167,26 +183,45 @@ impl Source for Pairs {
         self.rows.during(index, || self.read(index))
     }
 
+    fn caption(&self, index: usize) -> Result<Option<String>, TrainerError> {
+        self.row(index).map(|(_, text)| text)
+    }
+
+    fn thumbnail(&self, index: usize, edge: u32) -> Result<Option<RgbImage>, TrainerError> {
+        let (picture, _) = self.row(index)?;
+        let values = picture.and_then(|picture| self.values(&picture).ok());
+        Ok(values.map(|values| self.preparation.thumbnail(&values, edge)))
+    }
+
     fn skipped(&self) -> u64 {
         self.bad.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
     }
 }
 
 impl Pairs {
-    fn read(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        let (picture, text) = self.row(index)?;
-        let values = match &picture {
+    /// What the model sees of a picture, or why it cannot be read.
+    fn values(&self, picture: &Picture<'_>) -> Result<Vec<f32>, String> {
+        match picture {
             Picture::File(path) => self.preparation.read(path),
             Picture::Number(table, number) => table.read(*number),
-        };
-        let values = match values {
-            Ok(values) => values,
-            Err(_) if self.skip_bad => return Ok(None),
-            Err(message) => return Err(self.unreadable(index, &picture, &message)),
-        };
-        let pixels = Column::Values { shape: self.preparation.shape().to_vec(), values };
-        let ids = Column::Tokens(self.tokens.encode(&text)?);
-        Ok(Some(Sample { columns: vec![("input_ids", ids), ("pixel_values", pixels)], targets: 1 }))
+        }
+    }
+
+    fn read(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        let (picture, text) = self.row(index)?;
+        let mut columns = Vec::with_capacity(2);
+        if let Some(text) = text {
+            columns.push(("input_ids", Column::Tokens(self.tokens.encode(&text)?)));
+        }
+        if let Some(picture) = picture {
+            let values = match self.values(&picture) {
+                Ok(values) => values,
+                Err(_) if self.skip_bad => return Ok(None),
+                Err(message) => return Err(self.unreadable(index, &picture, &message)),
+            };
+            columns.push(("pixel_values", Column::Values { shape: self.preparation.shape().to_vec(), values }));
+        }
+        Ok(Some(Sample { columns, targets: 1 }))
     }
 }
 

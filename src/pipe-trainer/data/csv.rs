@@ -1,4 +1,4 @@
-//! One file of comma-separated values with a line of names, read whole; numbers in it stay texts until they are parsed.
+//! One table with a line of names, read whole; numbers in it stay texts until they are parsed.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub struct CsvFile {
 impl CsvFile {
     pub fn open(path: &Path, columns: &[String]) -> Result<Self, TrainerError> {
         let fail = |line: Option<u64>, message: String| TrainerError::Data { path: path.to_owned(), line, message };
-        let mut records = CsvRecords::open(path, &csv::ReaderBuilder::new())?;
+        let mut records = CsvRecords::open(path, &mut csv::ReaderBuilder::new())?;
         let header = records.headers()?;
         let names: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
         let is_double = |column: &&String| names.iter().filter(|name| name == column).count() > 1;

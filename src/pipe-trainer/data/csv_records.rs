@@ -1,4 +1,4 @@
-//! The records of a file of comma-separated values, one at a time. A record that never ends (a quote that is not closed) is
+//! The records of a table (.csv with commas, semicolons, tabs or bars, .tsv), one at a time. A record that never ends (a quote that is not closed) is
 //! refused instead of being gathered in memory.
 
 use std::cell::Cell;
@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use csv::{ErrorKind, Position, ReaderBuilder, StringRecord};
+use pipe_spec::separator;
 use pipe_spec::text::human_bytes;
 
-use super::row::LONGEST_ROW;
+use super::row::{BYTE_ORDER_MARK, LONGEST_ROW};
 use crate::boundary;
 use crate::error::TrainerError;
 use crate::host::activity;
@@ -24,6 +25,7 @@ pub struct CsvRecords {
     /// Up to which byte the file may be read for the next record.
     allowed: Rc<Cell<u64>>,
     rows: u64,
+    separator: u8,
 }
 
 struct BoundedFile {
@@ -44,15 +46,22 @@ impl Read for BoundedFile {
 }
 
 impl CsvRecords {
-    pub fn open(path: &Path, builder: &ReaderBuilder) -> Result<Self, TrainerError> {
+    pub fn open(path: &Path, builder: &mut ReaderBuilder) -> Result<Self, TrainerError> {
         let fail =
             |error: io::Error| TrainerError::Data { path: path.to_owned(), line: None, message: error.to_string() };
         let mut file = File::open(path).map_err(fail)?;
         // The reader would skip the mark too, without counting its bytes.
-        skip_byte_order_mark(&mut file).map_err(fail)?;
+        let mark = skip_byte_order_mark(&mut file).map_err(fail)?;
+        let separator = find_separator(path, &mut file, mark).map_err(fail)?;
         let allowed = Rc::new(Cell::new(LONGEST_ROW + READ_AHEAD));
-        let reader = builder.from_reader(BoundedFile { file, read: 0, allowed: Rc::clone(&allowed) });
-        Ok(Self { path: path.to_owned(), reader, allowed, rows: 0 })
+        let reader =
+            builder.delimiter(separator).from_reader(BoundedFile { file, read: 0, allowed: Rc::clone(&allowed) });
+        Ok(Self { path: path.to_owned(), reader, allowed, rows: 0, separator })
+    }
+
+    /// What stands between the cells.
+    pub fn separator(&self) -> u8 {
+        self.separator
     }
 
     pub fn headers(&mut self) -> Result<StringRecord, TrainerError> {
@@ -108,11 +117,18 @@ fn line_at(path: &Path, position: &Position) -> u64 {
 
 /// Moves behind the mark that some programs begin a file of UTF-8 with; how many bytes it has.
 fn skip_byte_order_mark(file: &mut File) -> io::Result<u64> {
-    const MARK: &[u8] = b"\xef\xbb\xbf";
     let mut first = Vec::new();
-    file.by_ref().take(MARK.len() as u64).read_to_end(&mut first)?;
-    let length = if first == MARK { first.len() as u64 } else { 0 };
+    file.by_ref().take(BYTE_ORDER_MARK.len() as u64).read_to_end(&mut first)?;
+    let length = if first == BYTE_ORDER_MARK { first.len() as u64 } else { 0 };
     file.seek(SeekFrom::Start(length))
+}
+
+/// From the first line, which begins behind `mark` bytes; the file is there again afterwards.
+fn find_separator(path: &Path, file: &mut File, mark: u64) -> io::Result<u8> {
+    let mut start = Vec::new();
+    file.by_ref().take(separator::LOOKED_AT).read_to_end(&mut start)?;
+    file.seek(SeekFrom::Start(mark))?;
+    Ok(separator::find(path, &start))
 }
 
 impl Iterator for CsvRecords {
@@ -143,7 +159,7 @@ mod tests {
     fn lines(name: &str, text: &[u8]) -> Vec<Result<u64, String>> {
         let path = std::env::temp_dir().join(format!("pipe-lines-{name}-{}.csv", std::process::id()));
         std::fs::write(&path, text).unwrap();
-        let mut records = CsvRecords::open(&path, &ReaderBuilder::new()).unwrap();
+        let mut records = CsvRecords::open(&path, &mut ReaderBuilder::new()).unwrap();
         let header = records.headers().map(|header| line_of(&path, &header));
         let rows: Vec<_> = records.map(|record| record.map(|record| line_of(&path, &record))).collect();
         let place = format!("{} ", path.display());
@@ -190,7 +206,7 @@ mod tests {
         std::fs::write(&path, "a,b\n1,2\n3,\"4\n").unwrap();
         // The rest of the file is a hole, which reads as zeros and takes no room.
         File::options().write(true).open(&path).unwrap().set_len(1 << 34).unwrap();
-        let mut records = CsvRecords::open(&path, &ReaderBuilder::new()).unwrap();
+        let mut records = CsvRecords::open(&path, &mut ReaderBuilder::new()).unwrap();
         assert_eq!(records.headers().unwrap(), StringRecord::from(vec!["a", "b"]));
         assert_eq!(records.next().unwrap().unwrap(), StringRecord::from(vec!["1", "2"]));
         let error = records.next().unwrap().unwrap_err().to_string();

@@ -10,7 +10,7 @@ use serde::Deserializer;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::row::{LONGEST_ROW, kind};
+use super::row::{BYTE_ORDER_MARK, LONGEST_ROW, kind};
 use crate::error::TrainerError;
 
 pub struct JsonlFile {
@@ -82,7 +82,9 @@ impl JsonlFile {
 /// Or the number of the first line that has more bytes than `longest`, and how many.
 fn row_starts(bytes: &[u8], longest: u64) -> Result<Vec<u64>, (u64, u64)> {
     let mut starts = Vec::new();
-    let mut start = 0;
+    let mark = if bytes.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+    let bytes = &bytes[mark..];
+    let mut start = mark as u64;
     for (line, number) in bytes.split_inclusive(|byte| *byte == b'\n').zip(1..) {
         if line.len() as u64 > longest {
             return Err((number, line.len() as u64));
@@ -150,6 +152,7 @@ mod tests {
     fn blank_lines_are_no_rows() {
         assert_eq!(row_starts(b"{}\n\n  \n{}", 4).unwrap(), [0, 7]);
         assert!(row_starts(b"\n \n", 4).unwrap().is_empty());
+        assert_eq!(row_starts(b"\xef\xbb\xbf{}\n{}", 4).unwrap(), [3, 6]);
         assert_eq!(row_starts(b"{}\n\n{    }\n{}", 6), Err((3, 7)));
     }
 

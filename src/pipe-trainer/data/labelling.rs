@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use pipe_model::Labels;
 use serde_json::Value;
 
-use super::Column;
+use super::{Column, IGNORED};
 
 /// Names of classes that a message lists at most.
 const LISTED: usize = 20;
@@ -38,6 +38,14 @@ impl Labelling {
         matches!(self.labels, Labels::Classes(_)) && value.as_str().is_some_and(has_space)
     }
 
+    /// The label of a row that says nothing, which no loss counts: the ignored class, or no number.
+    pub fn unknown(&self) -> Column {
+        match self.labels {
+            Labels::Number => Column::Real(f32::NAN),
+            Labels::Classes(_) => Column::Whole(IGNORED),
+        }
+    }
+
     /// The label that a row gives as `value`; otherwise what is wrong with it.
     pub fn column(&self, value: &Value) -> Result<Column, String> {
         match &self.labels {
@@ -47,7 +55,7 @@ impl Labelling {
             },
             Labels::Classes(names) => {
                 let find = |name: &str| self.numbers.get(name).or_else(|| self.trimmed.get(name.trim())).copied();
-                let named = value.as_str().and_then(find);
+                let named = name(value).and_then(find);
                 match named.or_else(|| Given::of(value).whole()).filter(|class| (0..names.len() as i64).contains(class))
                 {
                     Some(class) => Ok(Column::Whole(class)),
@@ -55,6 +63,15 @@ impl Labelling {
                 }
             }
         }
+    }
+}
+
+/// The name of a class. True and false are names too.
+fn name(value: &Value) -> Option<&str> {
+    match value {
+        Value::Bool(true) => Some("true"),
+        Value::Bool(false) => Some("false"),
+        other => other.as_str(),
     }
 }
 
@@ -86,7 +103,8 @@ impl Given {
                 (_, Ok(decimal)) if f64::is_finite(decimal) => Self::Decimal(decimal),
                 _ => Self::Name,
             },
-            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => Self::Other,
+            Value::Bool(_) => Self::Name,
+            Value::Null | Value::Array(_) | Value::Object(_) => Self::Other,
         }
     }
 
@@ -119,9 +137,9 @@ pub struct Seen {
 impl Seen {
     pub fn of(row: usize, value: &Value) -> Self {
         let mut seen = Self { rows: 1, ..Self::default() };
-        match value {
-            Value::String(text) => drop(seen.texts.insert(text.trim().to_owned(), row)),
-            _ => seen.number = Some(row),
+        match name(value) {
+            Some(text) => drop(seen.texts.insert(text.trim().to_owned(), row)),
+            None => seen.number = Some(row),
         }
         match Given::of(value) {
             Given::Whole(whole) if whole < 0 => seen.negative = Some(row),
@@ -195,6 +213,7 @@ mod tests {
             (vec![json!("soup "), json!("\tcake"), json!("soup")], classes(&["cake", "soup"])),
             (vec![json!(" 1"), json!("0")], Labels::numbered(2)),
             (vec![json!(1), json!(0.5)], Labels::Number),
+            (vec![json!(true), json!(false)], classes(&["false", "true"])),
             (vec![json!("1.0"), json!("-3")], Labels::Number),
         ];
         for (labels, want) in cases {

@@ -2,13 +2,16 @@
 
 mod classification;
 mod contrastive;
+mod conversation;
 mod csv;
 mod csv_records;
 mod documents;
 mod jsonl;
+mod kept_columns;
 mod label_rows;
 mod labelling;
 mod language;
+mod language_texts;
 mod loader;
 mod longest_rows;
 mod opener;
@@ -36,6 +39,8 @@ mod time_series;
 mod tokens;
 mod weighted;
 
+pub use kept_columns::KeptColumns;
+pub use language_texts::{Prompts, TextPieces, has_prompts};
 pub use loader::{Loaded, Loader, Reader, workers};
 pub use part::{ALIGNED_COLUMNS, IGNORED, Padding, Part, PartShape};
 pub use preprocessor::Preprocessor;
@@ -43,6 +48,6 @@ pub use sample::{Column, LOSS_WEIGHTS, Sample};
 pub use sample_order::SampleOrder;
 pub use source::Source;
 pub use sources::Sources;
-pub use task::open;
+pub use task::{open, open_for_prediction};
 pub use texts::texts;
 pub use tokens::Tokens;

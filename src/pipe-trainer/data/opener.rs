@@ -1,4 +1,4 @@
-//! What the data of every task is opened with: the spec and the worker threads.
+//! What the data of every task is opened with: the spec, the worker threads and what it is read for.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +16,15 @@ pub type Opened = Result<Arc<dyn Source>, TrainerError>;
 pub struct Opener<'a> {
     pub spec: &'a TrainerSpec,
     pub pool: &'a ThreadPool,
+    pub purpose: Purpose,
+}
+
+/// What rows are read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    Training,
+    /// What is to be predicted may be missing.
+    Prediction,
 }
 
 impl Opener<'_> {
@@ -25,6 +34,10 @@ impl Opener<'_> {
             return Ok(Arc::new(TensorRows::open(paths)?));
         }
         open(paths)
+    }
+
+    pub fn predicts(&self) -> bool {
+        self.purpose == Purpose::Prediction
     }
 
     pub fn tokenizer(&self) -> Result<&Path, TrainerError> {

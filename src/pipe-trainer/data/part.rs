@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tch::{Device, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::{Column, Sample};
 use crate::error::TrainerError;
@@ -37,6 +37,18 @@ impl Part {
         self.0.insert(name.to_owned(), tensor);
         self
     }
+
+    /// The mask of a part on `device`, and beside it the tokens of each row where every row has some and all padding is behind them. `mask` is on
+    /// the CPU.
+    pub fn with_mask(self, mask: &Tensor, device: Device) -> Result<Self, TchError> {
+        let part = self.with(MASK, mask.f_to_device(device)?);
+        let returns = mask.f_diff(1, 1, None::<&Tensor>, None::<&Tensor>)?.f_gt(0)?.f_any()?.f_int64_value(&[])? != 0;
+        let lengths = mask.f_sum_dim_intlist(1i64, false, Kind::Int)?;
+        if returns || lengths.f_min()?.f_int64_value(&[])? == 0 {
+            return Ok(part);
+        }
+        Ok(part.with("lengths", lengths.f_to_device(device)?))
+    }
 }
 
 /// How a column of tokens is padded.
@@ -53,11 +65,18 @@ pub struct Padding {
 pub struct PartShape {
     paddings: Vec<Padding>,
     device: Device,
+    /// Rows that are padded to the longest have a multiple of this.
+    multiple: usize,
 }
 
 impl PartShape {
     pub fn new(paddings: &[Padding], device: Device) -> Self {
-        Self { paddings: paddings.to_vec(), device }
+        Self { paddings: paddings.to_vec(), device, multiple: 1 }
+    }
+
+    /// The same for a model that wants rows of whole multiples.
+    pub fn in_multiples_of(self, multiple: usize) -> Self {
+        Self { multiple, ..self }
     }
 
     /// The length of the longest row of a part of these samples.
@@ -85,11 +104,12 @@ impl PartShape {
         for (index, (name, _)) in first.columns.iter().enumerate() {
             let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[index].1).collect();
             let tensor = self.tensor(name, &columns)?;
-            // Attention is faster without a mask; models take none for one that hides nothing.
-            if *name == MASK && tensor.f_min()?.f_int64_value(&[])? == 1 {
-                continue;
-            }
-            part = part.with(name, tensor.f_to_device(self.device)?);
+            part = match *name {
+                // Attention is faster without a mask; models take none for one that hides nothing.
+                MASK if tensor.f_min()?.f_int64_value(&[])? == 1 => part,
+                MASK => part.with_mask(&tensor, self.device)?,
+                _ => part.with(name, tensor.f_to_device(self.device)?),
+            };
         }
         Ok(part)
     }
@@ -98,13 +118,11 @@ impl PartShape {
         self.paddings.iter().find(|padding| padding.column == name)
     }
 
-    /// How long every row of a column is. On a card lengths are rounded up: attention kernels want rows that begin at whole
-    /// 32 bytes, and copy the bias otherwise.
+    /// How long every row of a column is.
     fn length(&self, name: &str, columns: &[&Column]) -> usize {
-        let multiple = if self.device.is_cuda() { 16 } else { 1 };
         let longest = columns.iter().map(|column| tokens(column).len()).max().unwrap_or(0).max(1);
         let fixed = self.padding(name).and_then(|padding| padding.length);
-        fixed.unwrap_or_else(|| longest.next_multiple_of(multiple))
+        fixed.unwrap_or_else(|| longest.next_multiple_of(self.multiple))
     }
 
     fn tensor(&self, name: &str, columns: &[&Column]) -> Result<Tensor, TchError> {
@@ -114,9 +132,9 @@ impl PartShape {
                 let padding = self.padding(name);
                 let length = self.length(name, columns);
                 let mut all = Vec::with_capacity(columns.len() * length);
-                for column in columns {
+                for (column, rows) in columns.iter().zip(1..) {
                     all.extend_from_slice(tokens(column));
-                    all.resize(all.len().next_multiple_of(length), padding.map_or(0, |padding| padding.with));
+                    all.resize(rows * length, padding.map_or(0, |padding| padding.with));
                 }
                 Tensor::f_from_slice(&all)?.f_reshape([count, length as i64])
             }
@@ -178,6 +196,8 @@ mod tests {
         assert_eq!(part.get("x").unwrap().size(), [2, 1, 2]);
         let fixed = shape(Padding { length: Some(4), ..padding });
         assert_eq!(fixed.collate(&samples).unwrap().get("input_ids").unwrap().size(), [2, 4]);
+        let nothing = shape(padding).collate(&[sample(&[], 3), sample(&[], 4)]).unwrap();
+        assert_eq!(Vec::<Vec<i64>>::try_from(nothing.get("input_ids").unwrap()).unwrap(), [[9], [9]]);
         assert_eq!((fixed.longest(&samples), shape(padding).longest(&samples)), (4, 2));
         assert_eq!((fixed.lengths(&samples), shape(padding).lengths(&samples)), ("4".to_owned(), "2".to_owned()));
     }

@@ -5,10 +5,10 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImage};
+use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, Rgb, RgbImage};
 
 use super::preprocessor::Preprocessor;
-use super::resample;
+use super::resample::{self, Filter};
 use crate::boundary;
 use crate::error::TrainerError;
 
@@ -79,6 +79,24 @@ impl Preparation {
         values
     }
 
+    /// A picture of its values, `edge` pixels high and wide at most.
+    pub fn thumbnail(&self, values: &[f32], edge: u32) -> RgbImage {
+        let Preprocessor { scale, mean, std, .. } = self.settings;
+        let pixels = (self.size * self.size) as usize;
+        let level = |channel: usize, pixel: usize| {
+            let level = (values[channel * pixels + pixel] * std[channel] + mean[channel]) / scale as f32;
+            level.round().clamp(0.0, 255.0) as u8
+        };
+        let picture = RgbImage::from_fn(self.size, self.size, |x, y| {
+            let pixel = (y * self.size + x) as usize;
+            Rgb([level(0, pixel), level(1, pixel), level(2, pixel)])
+        });
+        match self.size <= edge {
+            true => picture,
+            false => resample::resize(&picture, edge, edge, Filter::Bicubic),
+        }
+    }
+
     /// The shorter side becomes `shortest_edge`; the longer keeps its share, rounded down as in transformers.
     /// Nothing where that cannot be counted.
     fn scaled(&self, (width, height): (u32, u32)) -> Option<(u32, u32)> {
@@ -93,8 +111,6 @@ impl Preparation {
 
 #[cfg(test)]
 mod tests {
-    use image::Rgb;
-
     use super::*;
 
     fn plain(size: u32) -> Preparation {
@@ -113,6 +129,15 @@ mod tests {
         let values = plain(8).values(&picture);
         assert_eq!(values.len(), 3 * 8 * 8);
         assert!(values.iter().all(|value| (value - 100.0).abs() < 1e-3), "{values:?}");
+    }
+
+    #[test]
+    fn a_thumbnail_is_the_picture_that_the_model_sees() {
+        let picture = RgbImage::from_fn(8, 8, |x, y| Rgb([x as u8 * 30, y as u8 * 30, 128]));
+        let preparation = Preparation { size: 8, settings: Preprocessor::clip(8) };
+        let values = preparation.values(&picture);
+        assert_eq!(preparation.thumbnail(&values, 8), picture);
+        assert_eq!(preparation.thumbnail(&values, 4).dimensions(), (4, 4));
     }
 
     #[test]

@@ -5,6 +5,9 @@ use serde_json::Value;
 /// A line of a JSON lines file, or a record of a CSV file, has no more bytes.
 pub const LONGEST_ROW: u64 = 64 << 20;
 
+/// Some programs begin a file of UTF-8 with it.
+pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// What a JSON value is, in words.
 pub fn kind(value: &Value) -> &'static str {
     match value {

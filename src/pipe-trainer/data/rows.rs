@@ -38,6 +38,10 @@ impl Rows {
         Ok(Self { files: paths.0.iter().map(open).collect::<Result<_, _>>()?, columns })
     }
 
+    pub fn columns(&self) -> &[String] {
+        &self.columns
+    }
+
     pub fn len(&self) -> usize {
         self.files.iter().map(File::len).sum()
     }
@@ -162,7 +166,7 @@ impl File {
     fn open(path: &Path, columns: &[String]) -> Result<Self, TrainerError> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("jsonl") => JsonlFile::open(path).map(Self::Jsonl),
-            Some("csv") => CsvFile::open(path, columns).map(Self::Csv),
+            Some("csv" | "tsv") => CsvFile::open(path, columns).map(Self::Csv),
             ending => {
                 let what = format!("{}: rows in .{} files", path.display(), ending.unwrap_or_default());
                 Err(TrainerError::NotAvailable { what })

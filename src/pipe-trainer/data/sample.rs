@@ -42,7 +42,7 @@ impl Sample {
         }
     }
 
-    fn column(&self, name: &str) -> Option<&Column> {
+    pub fn column(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|(column, _)| *column == name).map(|(_, column)| column)
     }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use pipe_model::TaskData;
-use pipe_spec::pipeline::{Data, Paths};
-use rayon::ThreadPool;
+use pipe_spec::pipeline::{Paths, Task};
+use serde_json::Value;
 
+use super::conversation;
 use super::opener::Opener;
 use super::rows::Rows;
 use super::sources::Sources;
@@ -14,37 +15,78 @@ use crate::error::TrainerError;
 
 pub struct Seq2Seq {
     rows: Rows,
+    /// Whether a row holds a conversation instead of two texts.
+    is_conversation: bool,
     longest: Vec<usize>,
     source: Arc<Tokens>,
     target: Arc<Tokens>,
+    /// Whether rows may have no target.
+    predicts: bool,
 }
+
+const SOURCE: usize = 0;
+const TARGET: usize = 1;
 
 impl Seq2Seq {
     fn open(
         paths: &Paths,
-        data: &Data,
-        pool: &ThreadPool,
+        opener: &Opener<'_>,
         source: Arc<Tokens>,
         target: Arc<Tokens>,
     ) -> Result<Self, TrainerError> {
-        let rows = Rows::open(paths, &[data.field("source"), data.field("target")])?;
-        let longest = rows.check(pool, |index| Ok(rows.texts::<2>(index)?.map(|text| text.len())))?;
-        Ok(Self { longest: longest.rows(), rows, source, target })
+        let data = &opener.spec.data;
+        let columns: Vec<&str> = data.roles(Task::Seq2Seq).into_iter().map(|role| data.field(role)).collect();
+        let is_conversation = columns.len() == 1;
+        let rows = Rows::open(paths, &columns)?;
+        let mut opened =
+            Self { longest: Vec::new(), rows, is_conversation, source, target, predicts: opener.predicts() };
+        let longest = opened.rows.check(opener.pool, |index| {
+            let (source, target) = opened.texts(index)?;
+            Ok([source.len(), target.map_or(0, |target| target.len())])
+        })?;
+        opened.longest = longest.rows();
+        Ok(opened)
+    }
+
+    /// The source and the target of a row.
+    fn texts(&self, index: usize) -> Result<(String, Option<String>), TrainerError> {
+        let mut values = self.rows.values(index)?;
+        if self.is_conversation {
+            return self.turns(index, values.pop().flatten());
+        }
+        let mut text = |column: usize| match values[column].take() {
+            Some(Value::String(text)) => Ok(Some(text)),
+            None | Some(Value::Null) if self.predicts && column == TARGET => Ok(None),
+            other => Err(self.rows.not_a_text(index, column, other.as_ref())),
+        };
+        Ok((text(SOURCE)?.unwrap_or_default(), text(TARGET)?))
+    }
+
+    /// The same of a row that holds a conversation. To predict is to write the answer that is not there.
+    fn turns(&self, index: usize, value: Option<Value>) -> Result<(String, Option<String>), TrainerError> {
+        let Some(value) = value else { return Err(self.rows.problem(index, 0, None, "a conversation")) };
+        let fail = |why| self.rows.fail(index, format!("field {:?} {why}", self.rows.columns()[0]));
+        match conversation::question(&value).filter(|_| self.predicts) {
+            Some(question) => Ok((question, None)),
+            None => conversation::pair(&value).map(|(source, target)| (source, Some(target))).map_err(fail),
+        }
     }
 }
 
 pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
-    let TaskData::Seq2Seq { vocab_size, pad_token_id } = *task_data else {
+    let TaskData::Seq2Seq { vocab_size, pad_token_id, eos_token_id } = *task_data else {
         panic!("not for pairs of texts: {task_data:?}")
     };
     let data = &opener.spec.data;
     let (max_source, max_target) = (data.max_source.get(), data.max_target.get());
     let tokens = |setting: &str, length: u32| -> Result<Arc<Tokens>, TrainerError> {
-        Tokens::open(opener.tokenizer()?, opener.arch(), setting, length)?.check_vocabulary(vocab_size).map(Arc::new)
+        let tokens = Tokens::open(opener.tokenizer()?, opener.arch(), setting, length)?;
+        let tokens = tokens.check_vocabulary(vocab_size)?.check_padding(pad_token_id)?;
+        tokens.check_end(Some(eos_token_id)).map(Arc::new)
     };
     let (source, target) = (tokens("max_source", max_source)?, tokens("max_target", max_target)?);
     let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
-        Ok(Arc::new(Seq2Seq::open(paths, data, opener.pool, Arc::clone(&source), Arc::clone(&target))?))
+        Ok(Arc::new(Seq2Seq::open(paths, opener, Arc::clone(&source), Arc::clone(&target))?))
     };
     let padding = |column, with, length: u32| Padding { column, with, length: opener.fixed(length) };
     Ok(Sources {
@@ -69,8 +111,9 @@ impl Source for Seq2Seq {
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
         let (source, target) = self.rows.during(index, || {
-            let [source, target] = self.rows.texts(index)?;
-            Ok((self.source.encode(&source)?, self.target.encode(&target)?))
+            let (source, target) = self.texts(index)?;
+            let target = target.map_or(Ok(Vec::new()), |target| self.target.encode(&target))?;
+            Ok((self.source.encode(&source)?, target))
         })?;
         Ok(Some(Sample {
             targets: target.len() as u64,
@@ -87,6 +130,6 @@ impl Source for Seq2Seq {
     }
 
     fn reference_texts(&self, index: usize) -> Result<(String, String), TrainerError> {
-        self.rows.texts(index).map(|[source, target]| (source, target))
+        self.texts(index).map(|(source, target)| (source, target.unwrap_or_default()))
     }
 }

@@ -14,8 +14,8 @@ pub struct Series {
     pub path: PathBuf,
     /// Row by row the features.
     pub values: Vec<f64>,
-    /// Of each row the place of its label in `Found`.
-    pub labels: Vec<usize>,
+    /// Of each row the place of its label in `Found`, if it has a label.
+    pub labels: Vec<Option<usize>>,
 }
 
 /// The labels that were found, each once, with the file and line where it was first seen.
@@ -33,11 +33,13 @@ pub struct SeriesReader<'a> {
     /// What they are called, in order; if unknown, as in the first file.
     pub features: Vec<String>,
     pub found: Found,
+    /// Whether labels may be missing, and columns that are no features are ignored.
+    pub predicts: bool,
 }
 
 /// Where the columns of a file stand.
 struct Places {
-    label: usize,
+    label: Option<usize>,
     time: Option<usize>,
     features: Vec<usize>,
     width: usize,
@@ -45,12 +47,12 @@ struct Places {
 
 impl<'a> SeriesReader<'a> {
     pub fn new(data: &'a Data, count: i64) -> Self {
-        Self { data, count: count as usize, features: Vec::new(), found: Found::default() }
+        Self { data, count: count as usize, features: Vec::new(), found: Found::default(), predicts: false }
     }
 
     pub fn read(&mut self, path: &Path) -> Result<Series, TrainerError> {
         let mut records = CsvRecords::open(path, csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true))?;
-        let header = records.headers()?;
+        let (header, separator) = (records.headers()?, records.separator());
         let places = self.places(path, &header)?;
         let mut series = Series { path: path.to_owned(), values: Vec::new(), labels: Vec::new() };
         let mut before: Option<String> = None;
@@ -65,7 +67,7 @@ impl<'a> SeriesReader<'a> {
                 return Err(fail(format!("{} values; the first line names {} columns", row.len(), places.width)));
             }
             for place in &places.features {
-                let number = row[*place].parse::<f64>().ok().filter(|number| number.is_finite());
+                let number = number(&row[*place], separator).filter(|number| number.is_finite());
                 let not = || fail(format!("column {:?} holds {:?}, not a number", &header[*place], &row[*place]));
                 series.values.push(number.ok_or_else(not)?);
             }
@@ -76,10 +78,12 @@ impl<'a> SeriesReader<'a> {
                 }
                 before = Some(time);
             }
-            match &row[places.label] {
-                "" => return Err(fail(format!("column {:?} is empty", &header[places.label]))),
-                label => series.labels.push(self.found.place(label, path, &row)),
-            }
+            series.labels.push(match places.label.map(|place| (place, &row[place])) {
+                None => None,
+                Some((_, "")) if self.predicts => None,
+                Some((place, "")) => return Err(fail(format!("column {:?} is empty", &header[place]))),
+                Some((_, label)) => Some(self.found.place(label, path, &row)),
+            });
         }
         Ok(series)
     }
@@ -94,17 +98,20 @@ impl<'a> SeriesReader<'a> {
         }
         let find = |name: &str| names.iter().position(|found| *found == name);
         let missing = |name: &str| fail(format!("no column {name:?}; it has: {}", names.join(", ")));
-        let label = self.data.field("label");
-        let label = find(label).ok_or_else(|| missing(label))?;
+        let label = match (self.data.field("label"), self.predicts) {
+            (name, true) => find(name),
+            (name, false) => Some(find(name).ok_or_else(|| missing(name))?),
+        };
         let time = find(self.data.field("time"));
         if let (None, Some(name)) = (time, self.data.fields.get("time")) {
             return Err(missing(name));
         }
         let others: Vec<&str> = (0..names.len())
-            .filter(|place| *place != label && Some(*place) != time)
+            .filter(|place| Some(*place) != label && Some(*place) != time)
             .map(|place| names[place])
             .collect();
-        if others.len() != self.count {
+        let takes_any = self.predicts && !self.features.is_empty();
+        if others.len() != self.count && !takes_any {
             let (found, count) = (others.len(), self.count);
             let others = others.join(", ");
             return Err(fail(format!("{found} features ({others}), the model's input_features is {count}")));
@@ -131,6 +138,12 @@ impl Found {
 }
 
 /// Whether time goes back. Numbers are compared as numbers; dates as texts, which is right for 2025-11-27T10:00 and the like.
+/// Where semicolons stand between the cells, a comma may stand in a number.
+fn number(cell: &str, separator: u8) -> Option<f64> {
+    let in_words = |cell: &str| cell.parse::<f64>().ok();
+    in_words(cell).or_else(|| in_words(&cell.replacen(',', ".", 1)).filter(|_| separator == b';'))
+}
+
 fn falls(before: &str, now: &str) -> bool {
     match (before.parse::<f64>(), now.parse::<f64>()) {
         (Ok(before), Ok(now)) => now < before,
@@ -160,7 +173,10 @@ mod tests {
     fn columns_are_found_by_name() {
         let text = "b, when ,what,a\n1,5,up,2\n\n3,5,down,4\n5,11,up,6\n";
         let (series, found) = read("names", text, &data(r#"{"label": "what", "time": "when"}"#)).unwrap();
-        assert_eq!((series.values, series.labels), (vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], vec![0, 1, 0]));
+        assert_eq!(
+            (series.values, series.labels),
+            (vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], vec![Some(0), Some(1), Some(0)])
+        );
         let labels: Vec<_> = found.labels.iter().map(|(label, _, line)| (label.as_str(), *line)).collect();
         assert_eq!(labels, [("up", 2), ("down", 4)]);
     }

@@ -1,5 +1,6 @@
 //! Where samples come from.
 
+use image::RgbImage;
 use serde_json::{Map, Value};
 
 use super::longest_rows::ROWS_PER_COLUMN;
@@ -28,6 +29,11 @@ pub trait Source: Send + Sync {
         (0..self.len().min(ROWS_PER_COLUMN)).collect()
     }
 
+    /// The first and the last row of the data that a sample is made of, counted from 0 over all files.
+    fn rows(&self, index: usize) -> [usize; 2] {
+        [index, index]
+    }
+
     /// What a model is given to write something for a sample.
     fn prompt(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
         self.sample(index)
@@ -36,6 +42,16 @@ pub trait Source: Send + Sync {
     /// The source and the target text of a sample, for a model that writes texts.
     fn reference_texts(&self, _index: usize) -> Result<(String, String), TrainerError> {
         Ok((String::new(), String::new()))
+    }
+
+    /// The text of a sample, for a model that compares pictures with texts.
+    fn caption(&self, _index: usize) -> Result<Option<String>, TrainerError> {
+        Ok(None)
+    }
+
+    /// The picture of a sample as such a model sees it, `edge` pixels high and wide at most.
+    fn thumbnail(&self, _index: usize, _edge: u32) -> Result<Option<RgbImage>, TrainerError> {
+        Ok(None)
     }
 
     /// Keys of config.json that follow from the data, such as the scale of features.

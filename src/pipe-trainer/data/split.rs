@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use image::RgbImage;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::{Map, Value};
@@ -116,6 +117,14 @@ impl Source for Subset {
 
     fn reference_texts(&self, index: usize) -> Result<(String, String), TrainerError> {
         self.source.reference_texts(self.rows[index])
+    }
+
+    fn caption(&self, index: usize) -> Result<Option<String>, TrainerError> {
+        self.source.caption(self.rows[index])
+    }
+
+    fn thumbnail(&self, index: usize, edge: u32) -> Result<Option<RgbImage>, TrainerError> {
+        self.source.thumbnail(self.rows[index], edge)
     }
 
     fn config_keys(&self) -> Map<String, Value> {

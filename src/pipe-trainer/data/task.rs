@@ -7,7 +7,7 @@ use pipe_spec::TrainerSpec;
 use pipe_spec::pipeline::ClassWeights;
 use rayon::ThreadPool;
 
-use super::opener::Opener;
+use super::opener::{Opener, Purpose};
 use super::sources::Sources;
 use super::split::Split;
 use super::weighted::{self, Weighted};
@@ -16,7 +16,7 @@ use crate::error::TrainerError;
 
 /// Opens the data of a training. Every row is read once, so that a broken one is named before the first step.
 pub fn open(spec: &TrainerSpec, task_data: &TaskData, pool: &ThreadPool) -> Result<Sources, TrainerError> {
-    let opener = Opener { spec, pool };
+    let opener = Opener { spec, pool, purpose: Purpose::Training };
     let mut sources = open_task(&opener, task_data)?;
     // Time series are split by time, where they are opened.
     if spec.data.eval_share > 0.0 && sources.eval.is_none() {
@@ -31,6 +31,15 @@ pub fn open(spec: &TrainerSpec, task_data: &TaskData, pool: &ThreadPool) -> Resu
         sources.train = Arc::new(Weighted::balanced(sources.train, classes, pool)?);
     }
     Ok(sources)
+}
+
+/// Opens `data.train` as rows to predict: what is to be predicted may be missing. Every row is read once.
+pub fn open_for_prediction(
+    spec: &TrainerSpec,
+    task_data: &TaskData,
+    pool: &ThreadPool,
+) -> Result<Sources, TrainerError> {
+    open_task(&Opener { spec, pool, purpose: Purpose::Prediction }, task_data)
 }
 
 fn open_task(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {

@@ -3,6 +3,7 @@
 use pipe_spec::pipeline::Paths;
 use serde_json::Value;
 
+use super::conversation;
 use super::documents::Documents;
 use super::rows::Rows;
 use crate::error::TrainerError;
@@ -52,18 +53,26 @@ impl Texts {
     fn read_rows(&mut self, path: &str, columns: &[&str]) -> Result<(), TrainerError> {
         let rows = Rows::open(&Paths(vec![path.to_owned()]), columns)?;
         let before = self.texts.len();
+        let mut wrong = None;
         for index in 0..rows.len() {
             if self.is_full() {
                 return Ok(());
             }
             for value in rows.values(index)?.into_iter().flatten() {
-                if let Value::String(text) = value {
-                    self.push(text);
+                match value {
+                    Value::String(text) => self.push(text),
+                    other => match conversation::pair(&other) {
+                        Ok(pair) => <[String; 2]>::from(pair).into_iter().for_each(|text| self.push(text)),
+                        Err(why) => drop(wrong.get_or_insert((index, why))),
+                    },
                 }
             }
         }
         match self.texts.len() == before && rows.len() > 0 {
-            true => Err(rows.not_a_text(0, 0, None)),
+            true => Err(wrong.map_or_else(
+                || rows.not_a_text(0, 0, None),
+                |(index, why)| rows.fail(index, format!("field {:?} {why}", rows.columns()[0])),
+            )),
             false => Ok(()),
         }
     }

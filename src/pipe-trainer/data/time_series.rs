@@ -11,7 +11,7 @@ use super::opener::{Opener, holds_tensors};
 use super::series::{Found, Series, SeriesReader};
 use super::sources::Sources;
 use super::standard::Standard;
-use super::{Column, Sample, Source};
+use super::{Column, IGNORED, Sample, Source};
 use crate::error::TrainerError;
 
 pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
@@ -22,8 +22,13 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     if holds_tensors(&data.train) {
         return ready_made(opener, *classes);
     }
+    if opener.predicts() && scale.is_none() {
+        let message = "missing: how the features are scaled is not known; give the windows as .safetensors".to_owned();
+        return Err(TrainerError::config("feature_mean", message));
+    }
     let cutter = Cutter { length: *sequence_length as usize, width: *features as usize };
     let mut reader = SeriesReader::new(data, *features);
+    reader.predicts = opener.predicts();
     reader.features = scale.as_ref().map(|scale| scale.names.clone()).unwrap_or_default();
     let all = read(&mut reader, &data.train)?;
     let naming = Naming::decide(&reader.found, names.as_deref(), *classes)?;
@@ -152,7 +157,7 @@ struct Stretch<'a> {
     /// Which part of the series, in words.
     part: &'static str,
     values: &'a [f64],
-    labels: &'a [usize],
+    labels: &'a [Option<usize>],
 }
 
 struct Cutter {
@@ -193,7 +198,7 @@ impl Cutter {
             }
             end += rows - length + 1;
             windows.ends.push(end);
-            let labels = labels.iter().map(|position| numbers[*position]).collect();
+            let labels = labels.iter().map(|position| position.map_or(IGNORED, |position| numbers[position])).collect();
             windows.rows.push((standard.apply(values), labels));
         }
         windows.learned = Map::from_iter([
@@ -244,6 +249,12 @@ impl Source for Windows {
         }))
     }
 
+    fn rows(&self, index: usize) -> [usize; 2] {
+        let (series, start) = self.place(index);
+        let before: usize = self.rows[..series].iter().map(|(_, labels)| labels.len()).sum();
+        [before + start, before + start + self.length - 1]
+    }
+
     fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
         let (series, start) = self.place(index);
         Ok(Some(self.rows[series].1[start + self.length - 1]))
@@ -260,7 +271,7 @@ mod tests {
 
     fn series(rows: usize, from: f64) -> Series {
         let values = (0..rows).map(|row| from + row as f64).collect();
-        Series { path: "a.csv".into(), values, labels: (0..rows).map(|row| row % 2).collect() }
+        Series { path: "a.csv".into(), values, labels: (0..rows).map(|row| Some(row % 2)).collect() }
     }
 
     fn found(labels: &[&str]) -> Found {
@@ -287,6 +298,7 @@ mod tests {
         assert_eq!(window(&windows, 0), (vec![0.0, 1.0, 2.0], 7));
         assert_eq!(window(&windows, 2), (vec![2.0, 3.0, 4.0], 7));
         assert_eq!(window(&windows, 3), (vec![10.0, 11.0, 12.0], 7));
+        assert_eq!([windows.rows(2), windows.rows(3)], [[2, 4], [5, 7]]);
         let error = cutter.cut(&cutter.split(&[series(2, 0.0)], 0.0).0, &[7, 8], &plain, &[]).err().unwrap();
         assert!(error.to_string().starts_with("a.csv: 2 rows"), "{error}");
     }

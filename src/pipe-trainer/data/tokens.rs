@@ -10,6 +10,8 @@ use crate::tokenizer;
 
 /// Of GPT-2, T5 and the like, Llama 3, Gemma, BERT.
 const END_TOKENS: [&str; 7] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]"];
+/// Of BERT and DeBERTa, of T5 and RoBERTa.
+const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 
 pub struct Tokens {
     path: PathBuf,
@@ -51,6 +53,16 @@ impl Tokens {
         Err(self.fail(format!("it has {tokens} tokens, the model's vocab_size is {room}")))
     }
 
+    /// A model that knows padding by another number would read padding as a word, or a word as padding.
+    pub fn check_padding(self, expected: i64) -> Result<Self, TrainerError> {
+        let found = self.special(&PADDING_TOKENS);
+        match found.filter(|(id, _)| i64::from(*id) != expected) {
+            None => Ok(self),
+            Some((id, name)) => Err(self
+                .fail(format!("its padding token {name} has the number {id}, the model's pad_token_id is {expected}"))),
+        }
+    }
+
     /// A text without the token that a model looks for would be read at its beginning.
     pub fn check_end(self, token: Option<i64>) -> Result<Self, TrainerError> {
         match token {
@@ -74,9 +86,17 @@ impl Tokens {
 
     /// The end token, by the names that tokenizers have for it.
     pub fn end_token(&self) -> Option<u32> {
+        self.special(&END_TOKENS).map(|(id, _)| id)
+    }
+
+    /// The first of these names that a special token has, with its number.
+    fn special(&self, names: &[&'static str]) -> Option<(u32, &'static str)> {
         let special = self.tokenizer.get_added_tokens_decoder();
-        let named = |name: &&str| special.iter().find(|(_, token)| token.special && token.content == **name);
-        END_TOKENS.iter().find_map(named).map(|(id, _)| *id)
+        let named = |name: &'static str| {
+            let found = special.iter().find(|(_, token)| token.special && token.content == name);
+            found.map(|(id, _)| (*id, name))
+        };
+        names.iter().find_map(|name| named(name))
     }
 
     /// The tokens of two texts, and which of the two each belongs to.

@@ -1,6 +1,13 @@
 //! How well classes are predicted: counts of wanted against predicted classes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use pipe_spec::evaluation::{ClassDetails, ClassScores, ConfusionCell};
+
+use super::rounded;
+
+/// Characters of the name of a class, in files.
+const NAME: usize = 200;
 
 /// How often each class was taken for each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,6 +54,29 @@ impl Confusion {
         share(right * total - both, scale)
     }
 
+    /// What is known about every class. `names` are those of the classes by number; classes without one have their number.
+    pub fn details(&self, names: &[String]) -> ClassDetails {
+        let tallies = self.tallies();
+        let found = tallies.keys().filter_map(|class| u64::try_from(*class).ok()).max().map_or(0, |last| last + 1);
+        let count = found.max(names.len() as u64);
+        let scores = |class: u64| {
+            let tally = tallies.get(&(class as i64)).copied().unwrap_or_default();
+            let name = usize::try_from(class).ok().and_then(|class| names.get(class));
+            tally.scores(class, name.map_or_else(|| class.to_string(), |name| name.chars().take(NAME).collect()))
+        };
+        let mut details = ClassDetails { count, scores: (0..count).map(scores).collect(), ..ClassDetails::default() };
+        details.scores = details.largest(ClassDetails::MOST_SCORES).into_iter().cloned().collect();
+        let shown: BTreeSet<u64> =
+            details.largest(ClassDetails::MOST_CONFUSED).iter().map(|class| class.class).collect();
+        let cell = |((class, predicted), rows): (&(i64, i64), &u64)| {
+            let (class, predicted) = (u64::try_from(*class).ok()?, u64::try_from(*predicted).ok()?);
+            let is_shown = shown.contains(&class) && shown.contains(&predicted);
+            is_shown.then_some(ConfusionCell { class, predicted, rows: *rows })
+        };
+        details.confusion = self.0.iter().filter_map(cell).collect();
+        details
+    }
+
     fn total(&self) -> u64 {
         self.0.values().sum()
     }
@@ -61,6 +91,22 @@ impl Confusion {
             }
         }
         tallies
+    }
+}
+
+impl Tally {
+    fn scores(self, class: u64, name: String) -> ClassScores {
+        let Self { wanted, predicted, right } = self;
+        let of = |part: u64, whole: u64| (whole > 0).then(|| rounded(part as f64 / whole as f64));
+        ClassScores {
+            class,
+            name,
+            rows: wanted,
+            predicted,
+            precision: of(right, predicted),
+            recall: of(right, wanted),
+            f1: of(2 * right, wanted + predicted),
+        }
     }
 }
 
@@ -96,5 +142,41 @@ mod tests {
                 "{wanted:?} {predicted:?}: {got:?} {want:?}"
             );
         }
+    }
+
+    fn table(pairs: &[(i64, i64)]) -> Confusion {
+        let mut table = Confusion::default();
+        pairs.iter().for_each(|(wanted, predicted)| table.add(*wanted, *predicted));
+        table
+    }
+
+    #[test]
+    fn details_of_a_table_that_was_counted_by_hand() {
+        let names = ["cake", "salad", "soup", "pie"].map(str::to_owned);
+        let pairs = [(0, 0), (0, 0), (0, 2), (1, 1), (2, 0), (2, 2), (2, 2), (2, 2)];
+        let details = table(&pairs).details(&names);
+        assert_eq!((details.count, details.scores.len()), (4, 4));
+        let scores = |class: usize| {
+            let ClassScores { name, rows, predicted, precision, recall, f1, .. } = details.scores[class].clone();
+            (name, rows, predicted, [precision, recall, f1])
+        };
+        assert_eq!(scores(0), ("cake".to_owned(), 3, 3, [Some(0.6667), Some(0.6667), Some(0.6667)]));
+        assert_eq!(scores(1), ("salad".to_owned(), 1, 1, [Some(1.0); 3]));
+        assert_eq!(scores(2), ("soup".to_owned(), 4, 4, [Some(0.75); 3]));
+        assert_eq!(scores(3), ("pie".to_owned(), 0, 0, [None; 3]));
+        let cells: Vec<_> = details.confusion.iter().map(|cell| (cell.class, cell.predicted, cell.rows)).collect();
+        assert_eq!(cells, [(0, 0, 2), (0, 2, 1), (1, 1, 1), (2, 0, 1), (2, 2, 3)]);
+    }
+
+    #[test]
+    fn of_very_many_classes_the_largest_are_kept() {
+        // Class n has n rows, all right.
+        let mut all = Confusion::default();
+        (0..1500i64).for_each(|class| *all.0.entry((class, class)).or_default() += class as u64);
+        let details = all.details(&[]);
+        assert_eq!((details.count, details.scores.len()), (1500, ClassDetails::MOST_SCORES));
+        assert_eq!((details.scores[0].class, details.scores[0].name.as_str()), (500, "500"));
+        assert_eq!(details.confusion.len(), ClassDetails::MOST_CONFUSED);
+        assert_eq!(details.confusion[0].class, 1400);
     }
 }

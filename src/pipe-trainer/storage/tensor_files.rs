@@ -133,12 +133,18 @@ impl TensorFiles {
         Ok(span.f_as_strided(&stored.shape, strides, None)?.f_contiguous()?)
     }
 
+    /// Whether it is there in this shape. Reads nothing of it.
+    pub fn check_shape(&self, name: &str, shape: &[i64]) -> Result<(), TrainerError> {
+        let found = &self.stored(name)?.shape;
+        match found == shape {
+            true => Ok(()),
+            false => Err(self.fail(name, format!("its shape is {found:?}, the model has {shape:?}"))),
+        }
+    }
+
     /// A tensor that must have `shape`, as `kind` on `device`.
     pub fn read_shaped(&self, name: &str, shape: &[i64], kind: Kind, device: Device) -> Result<Tensor, TrainerError> {
-        let found = &self.stored(name)?.shape;
-        if found != shape {
-            return Err(self.fail(name, format!("its shape is {found:?}, the model has {shape:?}")));
-        }
+        self.check_shape(name, shape)?;
         // Converted before it is moved, so that the device never holds it twice.
         Ok(self.read(name)?.f_to_kind(kind)?.f_to_device(device)?)
     }

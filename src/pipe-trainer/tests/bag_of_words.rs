@@ -1,18 +1,15 @@
 //! The bag of words: that it learns, resumes with the same bits, loads its export, and that `fit` works without an estimate.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs;
 
+use crate::support::{Bench, losses};
 use pipe_model::read_config;
 use pipe_spec::event::EventKind;
 use pipe_spec::pipeline::Arch;
 use serde_json::{Value, json};
-use support::{Bench, losses};
 
 /// Generated descriptions of dishes; the data decides the labels.
-fn dishes() -> Bench {
+pub fn dishes() -> Bench {
     let mut bench = Bench::dishes(100);
     let data = bench.path("data");
     bench
@@ -44,11 +41,6 @@ fn it_learns_and_its_export_is_loaded() {
     again.set("/model", json!({ "arch": "bag-of-words", "from": model })).set("/train/steps", json!(1));
     let first = losses(&again.train().expect(0))[0];
     assert!(first < 2.0 * trained.max(0.2), "the export begins at a loss of {first}, the training ended at {trained}");
-}
-
-#[test]
-fn parts_of_any_size_give_the_same_training() {
-    support::expect_the_same_losses_in_parts_of(&[4, 3, 1], dishes);
 }
 
 #[test]

@@ -1,18 +1,15 @@
 //! `save.best` and `train.early_stop`: the best step is kept and exported, and a run that was disturbed ends like one that was
 //! not.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
+use crate::support::{Bench, Ended};
 use pipe_spec::event::{Eval, EventKind, Finished};
 use pipe_spec::pipeline::Metric;
 use pipe_spec::run::checkpoint_name;
 use serde_json::{Value, json};
-use support::{Bench, Ended};
 
 /// A classifier that first learns and then becomes too sure: every third label of the evaluation data is wrong, so its loss
 /// there falls and then rises.

@@ -1,15 +1,12 @@
 //! Data, tokenizers and configs of absurd size: refused by name, and never more memory than the limit and its reserve.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 
+use crate::support::{Bench, fixture};
 use pipe_spec::OomRecord;
 use pipe_spec::event::MemoryKind;
 use serde_json::{Value, json};
-use support::{Bench, fixture};
 
 /// The most that any trainer of this program has held so far: what it allocated, and the libraries that it mapped.
 fn peak() -> u64 {

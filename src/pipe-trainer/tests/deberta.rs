@@ -1,20 +1,17 @@
 //! DeBERTa: that it learns, in every precision; what checkpointing, the batch and a stop must not change.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs;
 
+use crate::support::{Bench, furthest, losses};
 use pipe_spec::event::EventKind;
 use serde_json::{Value, json};
-use support::{Bench, furthest, losses};
 
 /// A small DeBERTa-v3 from scratch, with dropout, on generated texts.
-fn texts() -> Bench {
+pub fn texts() -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
     let args = ["data", "texts", "--rows", "600", "--eval-rows", "100", "--seed", "1", "--out"];
-    assert!(support::trainer().args(args).arg(&data).status().unwrap().success());
+    assert!(crate::support::trainer().args(args).arg(&data).status().unwrap().success());
     let config = json!({
         "vocab_size": 192, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
         "max_position_embeddings": 64, "relative_attention": true, "position_buckets": 8, "norm_rel_ebd": "layer_norm",
@@ -66,7 +63,7 @@ fn every_precision_learns_and_stays_near_fp32() {
 }
 
 #[test]
-fn checkpointing_and_splits_give_the_same_training() {
+fn checkpointing_gives_the_same_training() {
     // In bf16 the gradients of distances, which all layers share, are rounded at other sums.
     for (precision, conv, near) in [("fp32", 0, 1e-6), ("fp32", 3, 1e-6), ("bf16-mixed", 0, 1e-6), ("bf16", 3, 1e-2)] {
         let run = |checkpointing: bool| {
@@ -77,7 +74,6 @@ fn checkpointing_and_splits_give_the_same_training() {
         let (plain, again) = (run(false), run(true));
         assert!(furthest(&plain, &again) < near, "{precision} {conv}: {plain:?} {again:?}");
     }
-    support::expect_the_same_losses_in_parts_of(&[3, 1], texts);
 }
 
 #[test]
@@ -91,7 +87,7 @@ fn a_run_that_goes_on_ends_with_the_same_bits() {
 
 #[test]
 fn an_encoder_gets_a_new_head_and_the_data_decides_its_classes() {
-    let encoder = support::fixture().join("../deberta-encoder");
+    let encoder = crate::support::fixture().join("../deberta-encoder");
     let mut bench = texts();
     bench.set("/model", json!({ "arch": "deberta-v3", "from": encoder })).set("/tokenizer", json!(null));
     bench.set("/data", json!({ "train": encoder.join("batch.safetensors") }));

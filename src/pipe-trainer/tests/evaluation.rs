@@ -1,11 +1,8 @@
 //! Evaluation measures the model and shows what it writes, and changes nothing.
 
-#[allow(dead_code)]
-mod support;
-
+use crate::support::{Bench, Ended};
 use pipe_spec::event::{Eval, EventKind, Sample};
 use serde_json::json;
-use support::{Bench, Ended};
 
 fn evals(ended: &Ended) -> Vec<&Eval> {
     let mut evals = Vec::new();
@@ -58,7 +55,7 @@ fn texts_are_written_where_they_are_asked_for() {
 #[test]
 fn a_model_that_has_learned_its_data_writes_it() {
     let mut bench = Bench::golden();
-    let rows = std::fs::read_to_string(support::fixture().join("train.jsonl")).unwrap();
+    let rows = std::fs::read_to_string(crate::support::fixture().join("train.jsonl")).unwrap();
     let rows: Vec<&str> = rows.lines().take(4).collect();
     std::fs::write(bench.path("few.jsonl"), rows.join("\n")).unwrap();
     let few = json!(bench.path("few.jsonl"));

@@ -1,16 +1,13 @@
 //! What lies in an exported model beside its weights.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 
+use crate::support::Bench;
 use flate2::read::GzDecoder;
 use pipe_spec::event::EventKind;
 use serde_json::{Value, json};
-use support::Bench;
 
 fn exported(bench: &Bench, name: &str) -> Value {
     let path = bench.run_folder().model().join(name);
@@ -26,7 +23,7 @@ fn unpacked(bench: &Bench, names: &[&str]) -> PathBuf {
     let folder = bench.path("tokenizer");
     fs::create_dir_all(&folder).unwrap();
     for name in names {
-        for entry in fs::read_dir(support::fixture().join("../tokenizers").join(name)).unwrap().flatten() {
+        for entry in fs::read_dir(crate::support::fixture().join("../tokenizers").join(name)).unwrap().flatten() {
             let mut bytes = Vec::new();
             GzDecoder::new(&fs::read(entry.path()).unwrap()[..]).read_to_end(&mut bytes).unwrap();
             fs::write(folder.join(entry.path().file_stem().unwrap()), bytes).unwrap();
@@ -55,7 +52,7 @@ fn classifier(arch: &str, folders: &[&str], name: &str) -> (Bench, PathBuf) {
 #[test]
 fn an_exported_t5_has_what_transformers_reads_and_a_card() {
     let mut bench = Bench::golden();
-    let golden = support::fixture();
+    let golden = crate::support::fixture();
     bench.set("/data/eval", json!(golden.join("train.jsonl"))).set("/train/steps", json!(2));
     let ended = bench.train().expect(0);
     let tokens = json!({ "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>" });
@@ -145,7 +142,7 @@ fn what_is_no_json_is_not_carried_over() {
     let mut bench = Bench::golden();
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         fs::create_dir_all(bench.path("own")).unwrap();
-        fs::copy(support::fixture().join(name), bench.path("own").join(name)).unwrap();
+        fs::copy(crate::support::fixture().join(name), bench.path("own").join(name)).unwrap();
     }
     let folder = bench.path("own");
     for name in ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json"] {

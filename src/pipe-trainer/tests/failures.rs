@@ -1,13 +1,10 @@
 //! How a training that cannot go on ends.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs;
 
+use crate::support::Bench;
 use pipe_spec::event::{EventKind, MemoryKind, OomRecord, Phase};
 use serde_json::json;
-use support::Bench;
 
 /// A model whose steps need a few hundred megabytes, much more in one batch than in several.
 fn large() -> Bench {
@@ -20,12 +17,12 @@ fn large() -> Bench {
 #[test]
 fn a_batch_that_does_not_fit_leaves_a_record() {
     let mut bench = large();
-    let ended = bench.set("/memory/limit", json!("200m")).train().expect(43);
+    let ended = bench.set("/memory/limit", json!("150m")).train().expect(43);
     let file = fs::read(bench.run_folder().attempt(1).job().oom()).unwrap();
     let record: OomRecord = serde_json::from_slice(&file).unwrap();
     assert!(matches!(record.phase, Phase::Forward | Phase::Backward), "{record:?}");
     assert_eq!((record.memory, record.step, record.batch), (MemoryKind::Host, 1, 64));
-    assert_eq!((record.longest_sequence, record.total), (Some(128), Some(200 << 20)));
+    assert_eq!((record.longest_sequence, record.total), (Some(128), Some(150 << 20)));
     assert!(record.requested.unwrap() > record.free.unwrap() / 2, "{record:?}");
     assert_eq!(ended.events.last(), Some(&EventKind::Oom(record)));
 
@@ -127,8 +124,8 @@ fn a_wrong_tensor_names_itself() {
     let mut bench = Bench::golden();
     let model = bench.path("model");
     fs::create_dir(&model).unwrap();
-    fs::copy(support::fixture().join("model.safetensors"), model.join("model.safetensors")).unwrap();
-    let config = fs::read_to_string(support::fixture().join("config.json")).unwrap();
+    fs::copy(crate::support::fixture().join("model.safetensors"), model.join("model.safetensors")).unwrap();
+    let config = fs::read_to_string(crate::support::fixture().join("config.json")).unwrap();
     fs::write(model.join("config.json"), config.replace("\"d_ff\": 96", "\"d_ff\": 64")).unwrap();
     let ended = bench.set("/model/from", json!(model)).train().expect(3);
     let want =

@@ -1,22 +1,19 @@
 //! HybridCNNLSTM: that it learns, in every precision; what checkpointing and a kill must not change, and what a batch does.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs;
 use std::path::PathBuf;
 
+use crate::support::{Bench, Ended, furthest, losses};
 use pipe_spec::event::{Eval, EventKind};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use support::{Bench, Ended, furthest, losses};
 
 /// A small model with dropout on a generated series.
-fn series() -> Bench {
+pub fn series() -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
     let args = ["data", "series", "--rows", "3000", "--seed", "5", "--out"];
-    assert!(support::trainer().args(args).arg(&data).status().unwrap().success());
+    assert!(crate::support::trainer().args(args).arg(&data).status().unwrap().success());
     bench.set("/tokenizer", json!(null));
     bench.set("/data", json!({ "train": data.join("train.csv"), "eval": data.join("eval.csv") }));
     bench.set(
@@ -31,7 +28,7 @@ fn series() -> Bench {
 }
 
 fn fixture(name: &str) -> PathBuf {
-    support::fixture().parent().unwrap().join(name)
+    crate::support::fixture().parent().unwrap().join(name)
 }
 
 /// A fixture trained on its batch, as torch was.

@@ -1,16 +1,12 @@
 //! A trainer that was started as a child ends with the program that started it, whatever it is doing.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 
+use crate::support::{Bench, trainer, wait_for};
 use serde_json::json;
-use support::{Bench, trainer};
 
 /// Its stdin is the lease.
 fn start(bench: &Bench) -> Child {
@@ -19,18 +15,6 @@ fn start(bench: &Bench) -> Child {
     let mut command = trainer();
     command.args(["train", "--spec"]).arg(spec).env("PIPE_LEASE", "stdin");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
-}
-
-/// Half of what a training is given to save: however busy the machine is, what takes longer waits for something.
-const HANG: Duration = Duration::from_secs(60);
-
-/// Looks until there is an answer.
-#[track_caller]
-fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    let looks = std::iter::repeat_with(look).inspect(|_| std::thread::sleep(Duration::from_millis(20)));
-    let mut looks = looks.take_while(|_| began.elapsed() < HANG);
-    looks.find_map(|answer| answer).unwrap_or_else(|| panic!("{what} did not happen in {HANG:?}"))
 }
 
 #[track_caller]

@@ -1,12 +1,9 @@
 //! What is known of memory before the first step: the longest samples first, and the search for the largest batch.
 
-#[allow(dead_code)]
-mod support;
-
+use crate::support::{Bench, Ended, wait_for};
 use pipe_spec::EventKind;
 use pipe_spec::event::{Fitted, Measured, Rehearsed};
 use serde_json::json;
-use support::{Bench, Ended};
 
 fn rehearsed(ended: &Ended) -> Option<&Rehearsed> {
     ended.events.iter().find_map(|event| if let EventKind::Rehearsed(one) = event { Some(one) } else { None })
@@ -124,7 +121,7 @@ fn a_change_of_the_maths_goes_on_from_the_checkpoint() {
 /// A BERT whose checkpoint has no head, on a few labelled texts.
 fn without_a_head() -> Bench {
     let mut bench = Bench::golden();
-    let fixtures = support::fixture().join("..");
+    let fixtures = crate::support::fixture().join("..");
     let row = |label: &str| json!({ "text": "a b c", "label": label }).to_string();
     let rows: Vec<String> = (0..24).map(|number| row(if number % 2 == 0 { "x" } else { "y" })).collect();
     let (path, tokenizer) = (bench.path("rows.jsonl"), bench.path("tokenizer.json"));
@@ -166,15 +163,16 @@ fn a_stop_is_heard_while_batches_are_measured() {
     let bench = without_a_head();
     let child = bench.start_to("fit");
     let pid = child.id();
-    // A measuring process that is stopped gives no answer until someone lets it go on.
-    let measuring = loop {
-        let of_parent = format!("/proc/{pid}/task/{pid}/children");
-        let children = std::fs::read_to_string(of_parent).unwrap();
-        match children.split_ascii_whitespace().next() {
-            Some(child) => break child.parse::<i32>().unwrap(),
-            None => std::thread::yield_now(),
-        }
+    // Stopped before it runs its own program, it would keep whoever starts it waiting, deaf to everything.
+    let runs_its_program = |child: &i32| {
+        let line = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|word| word == b"measure")
     };
+    // A measuring process that is stopped gives no answer until someone lets it go on.
+    let measuring = wait_for("a measuring process", || {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        children.split_ascii_whitespace().map(|child| child.parse().unwrap()).find(runs_its_program)
+    });
     let signal = |pid: i32, signal: &str| {
         let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
         assert!(sent.success());

@@ -1,16 +1,13 @@
 //! A language model: precisions, gradient checkpointing, going on after a stop, and that it learns.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs;
 
+use crate::support::{Bench, Ended, furthest, trainer};
 use pipe_spec::event::{EventKind, Sample};
 use serde_json::json;
-use support::{Bench, Ended, furthest, trainer};
 
 /// A small model from scratch on generated stories.
-fn bench(stories: u32) -> Bench {
+pub fn bench(stories: u32) -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
     let rows = stories.to_string();
@@ -31,7 +28,7 @@ fn bench(stories: u32) -> Bench {
 }
 
 fn losses(bench: &Bench) -> Vec<f64> {
-    support::losses(&bench.train().expect(0))
+    crate::support::losses(&bench.train().expect(0))
 }
 
 fn samples(ended: &Ended) -> Vec<&Sample> {
@@ -80,15 +77,6 @@ fn checkpointing_gives_the_same_training_with_dropout_on() {
     }
     let mut without = bench(100);
     assert!(furthest(&losses(&bench(100)), &losses(without.set("/train/dropout", json!(0.0)))) > 1e-3);
-}
-
-#[test]
-fn any_split_of_a_step_gives_the_same_step() {
-    support::expect_the_same_losses_in_parts_of(&[5, 1], || {
-        let mut bench = bench(100);
-        bench.set("/train/effective_batch", json!(12));
-        bench
-    });
 }
 
 /// What came after a checkpoint is done again, as after a kill, with the same bits; evaluations in between do not matter.

@@ -1,14 +1,11 @@
 //! Weights that are not finite are never saved: the last good checkpoint stays.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs;
 use std::path::PathBuf;
 
+use crate::support::Bench;
 use safetensors::SafeTensors;
 use serde_json::json;
-use support::Bench;
 
 /// Every value of every tensor of a file.
 fn values(file: &PathBuf) -> Vec<f32> {

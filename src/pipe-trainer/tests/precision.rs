@@ -1,10 +1,7 @@
-//! Precisions, gradient checkpointing and splits: what may change the numbers, and what must not.
+//! Precisions and gradient checkpointing: what may change the numbers, and what must not.
 
-#[allow(dead_code)]
-mod support;
-
+use crate::support::{Bench, furthest};
 use serde_json::json;
-use support::{Bench, furthest};
 
 fn bench(precision: &str) -> Bench {
     let mut bench = Bench::recipes();
@@ -17,7 +14,7 @@ fn bench(precision: &str) -> Bench {
 }
 
 fn losses(bench: &Bench) -> Vec<f64> {
-    support::losses(&bench.train().expect(0))
+    crate::support::losses(&bench.train().expect(0))
 }
 
 #[test]
@@ -57,17 +54,5 @@ fn checkpointing_gives_the_same_training_with_dropout_on() {
         checkpointing.set("/train/dropout", json!(0.2)).set("/train/steps", json!(6));
         checkpointing.set("/train/checkpointing", json!(true));
         assert!(furthest(&losses(&plain), &losses(&checkpointing)) < 1e-6, "{precision}");
-    }
-}
-
-#[test]
-fn any_split_of_a_step_gives_the_same_step() {
-    let mut whole = bench("fp32");
-    whole.set("/train/effective_batch", json!(12)).set("/train/batch", json!(12)).set("/train/steps", json!(10));
-    let whole = losses(&whole);
-    for batch in [4, 5, 1] {
-        let mut split = bench("fp32");
-        split.set("/train/effective_batch", json!(12)).set("/train/batch", json!(batch)).set("/train/steps", json!(10));
-        assert!(furthest(&whole, &losses(&split)) < 1e-5, "batch {batch}");
     }
 }

@@ -1,14 +1,11 @@
 //! Stopping, going on, and what is refused.
 
-#[allow(dead_code)]
-mod support;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 
+use crate::support::{Bench, Ended};
 use pipe_spec::EventKind;
 use serde_json::json;
-use support::{Bench, Ended};
 
 /// Lets the training get to `step`, then sends it a signal.
 fn signal_at(bench: &Bench, step: u64, signal: i32) -> Option<i32> {

@@ -8,7 +8,7 @@ use super::session::Session;
 use super::state::State;
 use crate::data::{Part, PartShape, Sample};
 use crate::error::TrainerError;
-use crate::model::{Contrastive, Mode};
+use crate::model::{Contrastive, Drawn, Mode};
 use crate::random::{self, Purpose};
 
 /// What the parts of a step gave.
@@ -71,10 +71,10 @@ impl Accumulation<'_> {
         self.session.enter(phase, self.state.step)
     }
 
-    /// Dropout is a function of step and part, so that a resumed run drops the same.
+    /// Dropout is a function of the step and of where a sample stands in it, so a resumed run and another batch drop the same.
     fn mode(&self, part: usize) -> Mode {
-        let seed = self.session.spec.train.seed;
-        Mode::Train { seed: random::derived(Purpose::Dropout, seed, &[self.state.step, part as u64]) }
+        let seed = random::derived(Purpose::Dropout, self.session.spec.train.seed, &[self.state.step]);
+        Mode::Train(Drawn { seed, first_sample: part as u32 * self.batch })
     }
 
     fn loss_scale(&self) -> f64 {

@@ -5,12 +5,11 @@ use std::path::Path;
 
 use pipe_spec::event::{EventKind, MemoryKind};
 use pipe_spec::pipeline::BatchSetting;
-use pipe_spec::run::JobFolder;
-use pipe_spec::{OomRecord, Phase, RunFolder, TrainerExit, TrainerSpec};
+use pipe_spec::{OomRecord, Phase, TrainerExit};
 
 use super::fit::{Searched, search};
 use super::measure::Failure;
-use super::session::Session;
+use super::session::{Session, job_folder};
 use super::state::State;
 use super::training::Training;
 use crate::error::TrainerError;
@@ -97,11 +96,6 @@ fn save_last_step(session: &Session, state: &State, phase: Phase) {
     if let Err(error) = boundary::guard(|| state.save_if_new(session)) {
         session.warn(format!("step {} could not be saved after the out-of-memory: {error}", state.step));
     }
-}
-
-/// What this attempt may write about itself.
-fn job_folder(spec: &TrainerSpec) -> JobFolder {
-    RunFolder::new(&spec.run).attempt(spec.attempt).job()
 }
 
 fn write_oom_record(session: &Session, record: OomRecord) {

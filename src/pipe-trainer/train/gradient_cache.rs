@@ -81,7 +81,7 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::model::{Definition, Model, Setup, Start};
+    use crate::model::{Definition, Drawn, Model, Setup, Start};
     use crate::precision::Kinds;
 
     /// Random samples, in parts.
@@ -115,7 +115,7 @@ mod tests {
             let part = Part::default()
                 .with("pixel_values", self.pixels.narrow(0, start, size))
                 .with("input_ids", self.ids.narrow(0, start, size));
-            Ok((part, Mode::Train { seed: 100 + index as u64 }))
+            Ok((part, Mode::Train(Drawn { seed: 100, first_sample: start as u32 })))
         }
 
         fn before_backward(&self) -> Result<(), TrainerError> {
@@ -234,10 +234,14 @@ mod tests {
     }
 
     impl Contrastive for Recorder {
-        fn embed(&self, part: &Part, mode: Mode) -> Result<Embeddings, TrainerError> {
+        fn embed_images(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
             let images = part.get("pixel_values")?.f_flatten(1, 3)?.f_mul(&self.weight)?;
             self.asked.borrow_mut().push((mode, images.requires_grad()));
-            Ok(Embeddings { texts: images.f_neg()?, images })
+            Ok(images)
+        }
+
+        fn embed_texts(&self, part: &Part, _: Mode) -> Result<Tensor, TrainerError> {
+            Ok(part.get("pixel_values")?.f_flatten(1, 3)?.f_mul(&self.weight)?.f_neg()?)
         }
 
         fn loss(&self, all: &Embeddings) -> Result<Tensor, TrainerError> {
@@ -252,7 +256,7 @@ mod tests {
         let weight = Tensor::from(2.0f32).set_requires_grad(true);
         let recorder = Recorder { weight, asked: RefCell::default(), losses: Cell::new(0) };
         let _ = backward(&recorder, &RandomParts::new(5, 2), 1.0).unwrap();
-        let mode = |part: u64| Mode::Train { seed: 100 + part };
+        let mode = |part: u32| Mode::Train(Drawn { seed: 100, first_sample: part * 2 });
         let want: Vec<(Mode, bool)> =
             [false, true].into_iter().flat_map(|graph| [0, 1, 2].map(|part| (mode(part), graph))).collect();
         assert_eq!((recorder.asked.into_inner(), recorder.losses.get()), (want, 1));

@@ -110,12 +110,13 @@ impl<'a> Measuring<'a> {
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
         let state = State::begin(session, &order, &definition)?;
         let reader = |source| Reader { source, pool: Arc::clone(&session.pool) };
-        let evaluation = match (Evaluator::open(session, &sources), &sources.eval) {
+        let evaluation = match (Evaluator::open(session, &sources, Vec::new()), &sources.eval) {
             (Some(evaluation), Some(source)) => Some((evaluation, LongestSamples::find(&reader(Arc::clone(source)))?)),
             _ => None,
         };
         let longest_samples = LongestSamples::find(&reader(sources.train))?;
-        let shape = PartShape::new(&sources.paddings, session.hardware.device);
+        let shape =
+            PartShape::new(&sources.paddings, session.hardware.device).in_multiples_of(state.model.row_multiple());
         Ok(Self { session, state, shape, longest_samples, evaluation })
     }
 

@@ -18,6 +18,7 @@ mod training;
 mod watched_metrics;
 
 pub use attempt::{fit, train};
+pub use evaluation::{Figures, Predictions, TextScores, contrastive_figures, generation};
 pub use gradient_cache::{Parts, backward as contrastive_backward};
 pub use measure::measure;
 pub use training::clip_factor;

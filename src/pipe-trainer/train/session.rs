@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pipe_spec::event::EventKind;
+use pipe_spec::run::JobFolder;
 use pipe_spec::{Device, Phase, RunFolder, TrainerSpec};
 use rayon::ThreadPool;
 
@@ -80,4 +81,9 @@ impl Session {
         self.progress.enter(phase);
         boundary::check_host_memory()
     }
+}
+
+/// What the attempt of this spec may write about itself.
+pub fn job_folder(spec: &TrainerSpec) -> JobFolder {
+    RunFolder::new(&spec.run).attempt(spec.attempt).job()
 }

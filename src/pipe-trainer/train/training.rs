@@ -9,7 +9,7 @@ use pipe_spec::event::{self, EventKind};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
-use super::evaluation::Evaluator;
+use super::evaluation::{Evaluated, Evaluator, details_file};
 use super::export::{self, Exported};
 use super::longest_samples::LongestSamples;
 use super::rehearsal::Rehearsal;
@@ -49,7 +49,7 @@ impl<'a> Training<'a> {
         watched_metrics::check(spec, &task_data, &sources)?;
         let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
-        let evaluation = Evaluator::open(session, &sources);
+        let evaluation = Evaluator::open(session, &sources, definition.class_names());
         session.enter(Phase::Load, 0)?;
         let state = State::open(session, &order, &definition)?;
         session.enter(Phase::Load, state.step)?;
@@ -60,7 +60,8 @@ impl<'a> Training<'a> {
         let reader = Reader { source: sources.train, pool: Arc::clone(&session.pool) };
         let longest_samples = LongestSamples::find(&reader)?;
         let loader = Loader::start(reader, order.clone(), state.step, spec.data.prefetch)?;
-        let shape = PartShape::new(&sources.paddings, session.hardware.device);
+        let shape =
+            PartShape::new(&sources.paddings, session.hardware.device).in_multiples_of(state.model.row_multiple());
         Ok(Self { session, order, loader, skipped: 0, shape, evaluation, longest_samples, state })
     }
 
@@ -200,12 +201,14 @@ impl<'a> Training<'a> {
         let step = self.state.step;
         let due = |evaluation: &&Evaluator| evaluation.is_due(step, &self.order) && self.state.evaluated != step;
         let Some(evaluation) = self.evaluation.as_ref().filter(due) else { return Ok(()) };
-        let result = evaluation.run(self.session, &self.state, &self.shape)?;
+        let Evaluated { eval, details } = evaluation.run(self.session, &self.state, &self.shape)?;
         self.state.evaluated = step;
-        self.state.metrics.add(&result);
-        self.state.last_eval = kept(&result);
-        tracing::info!("step {step} evaluation loss {:.4}", result.loss);
-        self.session.emit(EventKind::Eval(result));
+        self.state.metrics.add(&eval);
+        self.state.last_eval = kept(&eval);
+        tracing::info!("step {step} evaluation loss {:.4}", eval.loss);
+        // Before the event: who sees the event finds the details.
+        details_file::write(self.session, &details, self.state.metrics.best_step() == Some(step));
+        self.session.emit(EventKind::Eval(eval));
         Ok(())
     }
 

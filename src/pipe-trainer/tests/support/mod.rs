@@ -1,15 +1,22 @@
 //! Runs the real binary on a spec, in a folder that goes away with the test.
 
+#[path = "../../../../tests/harness/watchdog.rs"]
+mod watchdog;
+
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use pipe_spec::run::checkpoint_name;
 use pipe_spec::{Event, EventKind, RunFolder};
+use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 pub struct Bench {
+    _watched: watchdog::Watched,
     root: PathBuf,
     pub spec: Value,
 }
@@ -39,7 +46,8 @@ impl Bench {
             },
             "memory": {}, "evaluate": {}, "save": { "every": 0 },
         });
-        Self { root, spec }
+        let _watched = watchdog::watch(std::thread::current().name().unwrap_or_default());
+        Self { _watched, root, spec }
     }
 
     /// A small T5 from scratch, with dropout, on generated recipes.
@@ -193,18 +201,65 @@ pub fn furthest(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
-/// Without dropout, parts of these sizes give the losses of a whole step.
+/// However a step of 12 samples is cut, with checkpointing and without, what dropout drops included: one training.
 #[track_caller]
-pub fn expect_the_same_losses_in_parts_of(batches: &[u32], bench: impl Fn() -> Bench) {
-    let run = |batch: &Value| {
-        let mut bench = bench();
-        losses(&bench.set("/train/dropout", json!(0.0)).set("/train/batch", batch.clone()).train().expect(0))
+pub fn expect_one_training_however_it_is_cut(mut bench: Bench) {
+    bench.set("/train/effective_batch", json!(12)).set("/data/eval", json!(null));
+    // A gradient that is nothing but rounding is no step of full size.
+    bench.set("/train/optimizer/eps", json!(1e-6));
+    let mut run = |steps: u32, dropout: f64, batch: u32, checkpointing: bool| {
+        let folder = bench.path(&format!("run-{steps}-{dropout}-{batch}-{checkpointing}"));
+        bench.set("/run", json!(folder)).set("/train/dropout", json!(dropout)).set("/train/batch", json!(batch));
+        bench.set("/train/steps", json!(steps)).set("/train/checkpointing", json!(checkpointing));
+        (losses(&bench.train().expect(0)), RunFolder::new(folder))
     };
-    let whole = run(&bench().spec["train"]["effective_batch"]);
-    for batch in batches {
-        let apart = furthest(&whole, &run(&json!(batch)));
-        assert!(apart < 1e-5, "parts of {batch}: {apart}");
+    let cuts = [(0.1, [(12, true), (7, false), (5, true)]), (0.3, [(11, true), (4, false), (1, false)])];
+    let mut wholes = Vec::new();
+    for (dropout, cuts) in cuts {
+        let (whole, _) = run(30, dropout, 12, false);
+        for (batch, checkpointing) in cuts {
+            let (cut, _) = run(30, dropout, batch, checkpointing);
+            let apart = furthest(&whole, &cut);
+            let of = format!("dropout {dropout}, parts of {batch}, checkpointing {checkpointing}");
+            assert!(apart < 1e-5, "{of}: {apart}\n{whole:?}\n{cut:?}");
+        }
+        wholes.push(whole);
     }
+    assert!(furthest(&wholes[0], &wholes[1]) > 1e-4, "nothing is dropped: {wholes:?}");
+
+    let (whole, cut) = (first_gradients(&run(1, 0.3, 12, false).1), first_gradients(&run(1, 0.3, 5, false).1));
+    for (name, whole) in whole {
+        let norm =
+            |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+        let apart = norm(&mut whole.iter().zip(&cut[&name]).map(|(a, b)| a - b));
+        // Of some, such as the bias of keys, the true gradient is 0.
+        let size = norm(&mut whole.iter().copied()).max(1e-3);
+        assert!(apart < 1e-5 * size, "{name}: {apart} of {size}");
+    }
+}
+
+/// By parameter, up to one factor: after one step AdamW's average is the gradient.
+fn first_gradients(run: &RunFolder) -> BTreeMap<String, Vec<f32>> {
+    let file = fs::read(run.checkpoints().join(checkpoint_name(1)).join("optimizer.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let numbers = |bytes: &[u8]| bytes.chunks(4).map(|number| f32::from_le_bytes(number.try_into().unwrap())).collect();
+    let averages =
+        tensors.tensors().into_iter().filter(|(name, _)| name.contains("exp_avg") && !name.contains("exp_avg_sq"));
+    let averages: BTreeMap<String, Vec<f32>> = averages.map(|(name, view)| (name, numbers(view.data()))).collect();
+    assert!(averages.len() > 1, "{:?}", tensors.names());
+    averages
+}
+
+/// Half of what a training is given to save: however busy the machine is, what takes longer waits for something.
+const HANG: Duration = Duration::from_secs(60);
+
+/// Looks until there is an answer.
+#[track_caller]
+pub fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    let looks = std::iter::repeat_with(look).inspect(|_| std::thread::sleep(Duration::from_millis(20)));
+    let mut looks = looks.take_while(|_| began.elapsed() < HANG);
+    looks.find_map(|answer| answer).unwrap_or_else(|| panic!("{what} did not happen in {HANG:?}"))
 }
 
 pub fn trainer() -> Command {

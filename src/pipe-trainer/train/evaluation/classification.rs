@@ -1,25 +1,28 @@
 //! Models that predict classes or a number.
 
+use pipe_spec::evaluation::{ClassDetails, EvaluationDetails};
 use pipe_spec::event::Scores;
 use tch::{Kind, Tensor};
 
+use super::evaluated::Measures;
 use super::pass::Pass;
 use crate::data::IGNORED;
 use crate::error::TrainerError;
-use crate::metrics::{self, Confusion};
+use crate::metrics::{self, Confusion, Reliability};
 use crate::model::{Mode, classification};
 
 /// What the model predicted for every sample.
 #[derive(Default)]
-struct Predictions {
+pub struct Predictions {
     loss: f64,
     classes: Confusion,
+    reliability: Reliability,
     /// Where numbers are predicted: what was wanted, and what was predicted.
     numbers: (Vec<f64>, Vec<f64>),
     samples: u64,
 }
 
-pub fn evaluate(pass: &Pass<'_>) -> Result<(f64, Scores), TrainerError> {
+pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
     let indices: Vec<usize> = (0..pass.reader.source.len()).collect();
     let mut predictions = Predictions::default();
     for part in indices.chunks(pass.batch) {
@@ -28,15 +31,18 @@ pub fn evaluate(pass: &Pass<'_>) -> Result<(f64, Scores), TrainerError> {
             continue;
         }
         let part = pass.shape.collate(&samples)?;
-        predictions.add(&pass.state.model.logits(&part, Mode::Eval)?, part.get("labels")?)?;
-        predictions.samples += samples.iter().map(|sample| sample.targets).sum::<u64>();
+        let targets = samples.iter().map(|sample| sample.targets).sum();
+        predictions.add(&pass.state.model.logits(&part, Mode::Eval)?, part.get("labels")?, targets)?;
     }
-    Ok((predictions.loss / predictions.samples.max(1) as f64, predictions.scores()))
+    let details = EvaluationDetails { classes: predictions.details(pass.class_names), ..EvaluationDetails::default() };
+    Ok(Measures { loss: predictions.loss(), scores: predictions.scores(), details })
 }
 
 impl Predictions {
-    fn add(&mut self, logits: &Tensor, labels: &Tensor) -> Result<(), TrainerError> {
-        self.loss += classification::loss_sum(logits, labels)?.f_double_value(&[])?;
+    /// Of samples that together have so many targets.
+    pub fn add(&mut self, logits: &Tensor, labels: &Tensor, targets: u64) -> Result<(), TrainerError> {
+        let loss = classification::loss_sum(logits, labels)?.f_double_value(&[])?;
+        (self.loss, self.samples) = (self.loss + loss, self.samples + targets);
         if labels.is_floating_point() || logits.size2()?.1 == 1 {
             let numbers = |tensor: &Tensor| Vec::<f64>::try_from(tensor.f_to_kind(Kind::Double)?);
             self.numbers.0.extend(numbers(labels)?);
@@ -44,12 +50,34 @@ impl Predictions {
             return Ok(());
         }
         let (wanted, predicted) = (Vec::<i64>::try_from(labels)?, Vec::<i64>::try_from(logits.f_argmax(1, false)?)?);
-        let known = wanted.into_iter().zip(predicted).filter(|(wanted, _)| *wanted != IGNORED);
-        known.for_each(|(wanted, predicted)| self.classes.add(wanted, predicted));
+        let probabilities = logits.f_softmax(1, Kind::Float)?.f_amax([1i64].as_slice(), false)?;
+        let confidences = Vec::<f64>::try_from(probabilities.f_to_kind(Kind::Double)?)?;
+        for ((wanted, predicted), confidence) in wanted.into_iter().zip(predicted).zip(confidences) {
+            if wanted != IGNORED {
+                self.classes.add(wanted, predicted);
+                self.reliability.add(confidence, wanted == predicted);
+            }
+        }
         Ok(())
     }
 
-    fn scores(&self) -> Scores {
+    /// Nothing where numbers are predicted.
+    fn details(&self, names: &[String]) -> Option<ClassDetails> {
+        let details = self.classes.details(names);
+        let known = self.numbers.0.is_empty() && self.samples > 0;
+        known.then(|| ClassDetails { calibration: self.reliability.details(), ..details })
+    }
+
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// The mean over the samples.
+    pub fn loss(&self) -> f64 {
+        self.loss / self.samples.max(1) as f64
+    }
+
+    pub fn scores(&self) -> Scores {
         let (wanted, predicted) = &self.numbers;
         let scores = if wanted.is_empty() {
             vec![

@@ -1,35 +1,52 @@
 //! Contrastive models: the loss, and recall among all of the evaluation data.
 
+use pipe_spec::evaluation::EvaluationDetails;
 use pipe_spec::event::Scores;
 use tch::{Kind, Tensor};
 
+use super::evaluated::Measures;
 use super::pass::Pass;
+use super::retrieval;
 use crate::error::TrainerError;
 use crate::model::{Contrastive, Embeddings, Mode};
 
 /// Similarities that are computed at a time: 64 MiB in fp32.
 const SIMILARITIES_AT_A_TIME: i64 = 1 << 24;
 
-/// Besides the loss, `text_recall_k`: for how many pictures their own text is among the `k` most similar of all, and
-/// `image_recall_k`: for how many texts their own picture is.
-pub fn evaluate(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<(f64, Scores), TrainerError> {
-    let all = embed(pass, contrastive)?;
-    let mut scores = Scores::new();
-    for (name, own, others) in [("text", &all.images, &all.texts), ("image", &all.texts, &all.images)] {
-        let places = places(own, others)?;
-        for among in [1, 5] {
-            scores.insert(format!("{name}_recall_{among}"), share_below(&places, among)?);
-        }
-    }
-    Ok((loss(pass, contrastive, &all)?, scores))
+pub struct Figures {
+    pub loss: f64,
+    pub scores: Scores,
+    /// For each picture, the place of its own text among all.
+    text_places: Tensor,
 }
 
-/// Every sample of the data, part by part.
-fn embed(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<Embeddings, TrainerError> {
+pub fn evaluate(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<Measures, TrainerError> {
+    let (all, rows) = embed(pass, contrastive)?;
+    let Figures { loss, scores, text_places } = figures(contrastive, &all, pass.session.spec.train.effective_batch)?;
+    let retrieval = retrieval::examples(pass.reader.source.as_ref(), &all, &rows, &text_places)?;
+    Ok(Measures { loss, scores, details: EvaluationDetails { retrieval, ..EvaluationDetails::default() } })
+}
+
+/// Besides the loss, `text_recall_k`: for how many pictures their own text is among the `k` most similar of all, and
+/// `image_recall_k`: for how many texts their own picture is.
+pub fn figures(contrastive: &dyn Contrastive, all: &Embeddings, effective_batch: u32) -> Result<Figures, TrainerError> {
+    let mut scores = Scores::new();
+    let (text_places, image_places) = (places(&all.images, &all.texts)?, places(&all.texts, &all.images)?);
+    for (name, places) in [("text", &text_places), ("image", &image_places)] {
+        for among in [1, 5] {
+            scores.insert(format!("{name}_recall_{among}"), share_below(places, among)?);
+        }
+    }
+    Ok(Figures { loss: loss(contrastive, all, effective_batch)?, scores, text_places })
+}
+
+/// Every sample of the data, part by part, and which rows of the data they are.
+fn embed(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<(Embeddings, Vec<usize>), TrainerError> {
     let indices: Vec<usize> = (0..pass.reader.source.len()).collect();
-    let (mut images, mut texts) = (Vec::new(), Vec::new());
+    let (mut images, mut texts, mut rows) = (Vec::new(), Vec::new(), Vec::new());
     for part in indices.chunks(pass.batch) {
         let samples = pass.samples(part)?;
+        rows.extend(readable(pass, part, samples.len())?);
         if !samples.is_empty() {
             let part = contrastive.embed(&pass.shape.collate(&samples)?, Mode::Eval)?;
             images.push(part.images);
@@ -40,13 +57,26 @@ fn embed(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<Embeddings, T
         let message = "no sample could be read".to_owned();
         return Err(TrainerError::Data { path: "data.eval".into(), line: None, message });
     }
-    Ok(Embeddings { images: Tensor::f_cat(&images, 0)?, texts: Tensor::f_cat(&texts, 0)? })
+    Ok((Embeddings { images: Tensor::f_cat(&images, 0)?, texts: Tensor::f_cat(&texts, 0)? }, rows))
+}
+
+/// The rows of a part that were read, of which there are `count`.
+fn readable(pass: &Pass<'_>, part: &[usize], count: usize) -> Result<Vec<usize>, TrainerError> {
+    let mut rows = part.to_vec();
+    if count < rows.len() {
+        let source = &pass.reader.source;
+        let is_read: Vec<bool> =
+            rows.iter().map(|row| source.peek(*row).map(|sample| sample.is_some())).collect::<Result<_, _>>()?;
+        let mut is_read = is_read.into_iter();
+        rows.retain(|_| is_read.next().unwrap_or(false));
+    }
+    Ok(rows)
 }
 
 /// The mean over the samples of losses of the effective batch each, in order, so that it can be compared with the training's:
 /// the more samples are compared, the greater it is. The last may be of fewer; so is the only one of a small data set.
-fn loss(pass: &Pass<'_>, contrastive: &dyn Contrastive, all: &Embeddings) -> Result<f64, TrainerError> {
-    let (samples, together) = (all.images.size()[0], i64::from(pass.session.spec.train.effective_batch));
+fn loss(contrastive: &dyn Contrastive, all: &Embeddings, effective_batch: u32) -> Result<f64, TrainerError> {
+    let (samples, together) = (all.images.size()[0], i64::from(effective_batch));
     let mut sum = 0.0;
     for start in (0..samples).step_by(together as usize) {
         let size = together.min(samples - start);

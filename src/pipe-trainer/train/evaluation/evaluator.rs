@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pipe_spec::Phase;
-use pipe_spec::event::{self, Scores};
+use pipe_spec::event;
 use pipe_spec::pipeline::{Every, Task};
 use tch::Kind;
 
+use super::evaluated::{Evaluated, Measures};
 use super::pass::Pass;
 use super::{classification, contrastive, generation};
 use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources, Tokens};
@@ -20,19 +21,21 @@ pub struct Evaluator {
     reader: Reader,
     tokens: Option<Arc<Tokens>>,
     task: Task,
+    class_names: Vec<String>,
     batch: usize,
     every: Every,
 }
 
 impl Evaluator {
-    /// Absent when the spec names no data for it.
-    pub fn open(session: &Session, sources: &Sources) -> Option<Self> {
+    /// Absent when the spec names no data for it. `class_names` are those of a classifier, by number.
+    pub fn open(session: &Session, sources: &Sources, class_names: Vec<String>) -> Option<Self> {
         let spec = &session.spec;
         let source = Arc::clone(sources.eval.as_ref()?);
         Some(Self {
             reader: Reader { source, pool: Arc::clone(&session.pool) },
             tokens: sources.tokens.clone(),
             task: spec.model.arch.task(),
+            class_names,
             batch: spec.evaluate.batch.map_or(spec.train.batch(), u32::from) as usize,
             every: spec.evaluate.every,
         })
@@ -66,25 +69,28 @@ impl Evaluator {
     }
 
     /// Events of single texts are sent when all is computed.
-    pub fn run(&self, session: &Session, state: &State, shape: &PartShape) -> Result<event::Eval, TrainerError> {
+    pub fn run(&self, session: &Session, state: &State, shape: &PartShape) -> Result<Evaluated, TrainerError> {
         let clock = Instant::now();
         let _guard = tch::no_grad_guard();
         let pass = Pass {
             reader: &self.reader,
             tokens: self.tokens.as_deref(),
             task: self.task,
+            class_names: &self.class_names,
             batch: self.batch,
             session,
             state,
             shape,
         };
-        let (loss, scores) = match (self.task, state.model.contrastive()) {
+        let Measures { loss, scores, mut details } = match (self.task, state.model.contrastive()) {
             (_, Some(model)) => contrastive::evaluate(&pass, model)?,
             (Task::Seq2Seq | Task::Language, None) => generation::evaluate(&pass)?,
             (Task::Classification | Task::TimeSeries, None) => classification::evaluate(&pass)?,
-            (Task::Contrastive, None) => (pass.loss()?, Scores::new()),
+            (Task::Contrastive, None) => Measures { loss: pass.loss()?, ..Measures::default() },
         };
         let samples = self.reader.source.len() as u64 - self.reader.source.skipped();
-        Ok(event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), scores })
+        details.step = state.step;
+        let eval = event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), scores };
+        Ok(Evaluated { eval, details })
     }
 }

@@ -1,9 +1,12 @@
 //! Models that generate text: perplexity, and scores of the generated texts.
 
+use pipe_spec::TrainerSpec;
 use pipe_spec::event::{self, EventKind, Scores};
 use pipe_spec::pipeline::Task;
 
+use super::evaluated::Measures;
 use super::pass::Pass;
+use crate::data::Tokens;
 use crate::error::TrainerError;
 use crate::metrics;
 use crate::model::Generation;
@@ -11,20 +14,60 @@ use crate::model::Generation;
 /// Texts that are scored, where any are generated and there is data for so many.
 const SCORED: usize = 32;
 
-pub fn evaluate(pass: &Pass<'_>) -> Result<(f64, Scores), TrainerError> {
+pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
     let loss = pass.loss()?;
-    let mut scores = Scores::from([("perplexity".to_owned(), loss.exp())]);
     let texts = write(pass)?;
     let shown = pass.session.spec.evaluate.generate as usize;
-    if pass.task == Task::Seq2Seq && !texts.is_empty() {
-        let mut mean = |name: &str, score: &dyn Fn(&event::Sample) -> f64| {
-            scores.insert(name.to_owned(), texts.iter().map(score).sum::<f64>() / texts.len() as f64);
-        };
-        mean("exact_match", &|text| f64::from(u8::from(metrics::exact_match(&text.target, &text.generated))));
-        mean("rouge_l", &|text| metrics::rouge_l(&text.target, &text.generated));
+    let mut scores = TextScores::default();
+    if pass.task == Task::Seq2Seq {
+        texts.iter().for_each(|text| scores.add(&text.target, &text.generated));
     }
+    let scores = scores.scores(loss);
     texts.into_iter().take(shown).for_each(|text| pass.session.emit(EventKind::Sample(text)));
-    Ok((loss, scores))
+    Ok(Measures { loss, scores, ..Measures::default() })
+}
+
+/// How near generated texts are to those that were wanted.
+#[derive(Default)]
+pub struct TextScores {
+    texts: u64,
+    exact_match: f64,
+    rouge_l: f64,
+}
+
+impl TextScores {
+    pub fn add(&mut self, wanted: &str, generated: &str) {
+        self.texts += 1;
+        self.exact_match += f64::from(u8::from(metrics::exact_match(wanted, generated)));
+        self.rouge_l += metrics::rouge_l(wanted, generated);
+    }
+
+    /// The means, and the perplexity of a loss.
+    pub fn scores(&self, loss: f64) -> Scores {
+        let mut scores = Scores::from([("perplexity".to_owned(), loss.exp())]);
+        if self.texts > 0 {
+            for (name, sum) in [("exact_match", self.exact_match), ("rouge_l", self.rouge_l)] {
+                scores.insert(name.to_owned(), sum / self.texts as f64);
+            }
+        }
+        scores
+    }
+}
+
+/// How texts are generated, as a training's settings say.
+pub fn generation(spec: &TrainerSpec, tokens: &Tokens) -> Generation {
+    let max_length = match spec.model.arch.task() {
+        Task::Language => spec.evaluate.max_tokens,
+        _ => spec.data.max_target,
+    };
+    Generation {
+        beams: i64::from(spec.evaluate.beams.get()),
+        temperature: spec.evaluate.temperature,
+        top_p: spec.evaluate.top_p,
+        seed: spec.train.seed,
+        end_token: tokens.end_token().map(i64::from),
+        ..Generation::greedy(i64::from(max_length.get()))
+    }
 }
 
 /// What the model writes for the first rows.
@@ -37,18 +80,7 @@ fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
     let shown = spec.evaluate.generate as usize;
     let scored = if pass.task == Task::Seq2Seq { SCORED } else { 0 };
     let count = if shown == 0 { 0 } else { scored.max(shown).min(source.len()) };
-    let max_length = match pass.task {
-        Task::Language => spec.evaluate.max_tokens,
-        _ => spec.data.max_target,
-    };
-    let limits = Generation {
-        beams: i64::from(spec.evaluate.beams.get()),
-        temperature: spec.evaluate.temperature,
-        top_p: spec.evaluate.top_p,
-        seed: spec.train.seed,
-        end_token: tokens.end_token().map(i64::from),
-        ..Generation::greedy(i64::from(max_length.get()))
-    };
+    let limits = generation(spec, tokens);
     let indices: Vec<usize> = (0..count).collect();
     let mut texts = Vec::with_capacity(count);
     for part in indices.chunks(pass.batch) {

@@ -15,6 +15,8 @@ pub struct Pass<'a> {
     pub reader: &'a Reader,
     pub tokens: Option<&'a Tokens>,
     pub task: Task,
+    /// Of a classifier, by number; empty where they have none.
+    pub class_names: &'a [String],
     pub batch: usize,
     pub session: &'a Session,
     pub state: &'a State,

@@ -1,0 +1,91 @@
+//! Models that predict classes or a number, for texts and for windows of time series.
+
+use std::rc::Rc;
+
+use pipe_model::{Labels, TaskData};
+use pipe_spec::predict::Predicted;
+use tch::{Kind, Tensor};
+
+use super::batches::Head;
+use super::output::{Field, Fields};
+use super::{Prediction, evaluation};
+use crate::data::{Column, IGNORED, PartShape, Sample};
+use crate::error::TrainerError;
+use crate::model::{Mode, Model};
+use crate::train::Predictions;
+
+pub fn predict(prediction: &mut Prediction, task_data: &TaskData, labels: Labels) -> Result<Predicted, TrainerError> {
+    let (sources, shape) = prediction.open(task_data)?;
+    let model = Rc::clone(&prediction.model);
+    let mut head = ClassHead { model, shape, labels, predictions: Predictions::default() };
+    let predicted = prediction.write(&sources.train, &mut head)?;
+    let found = &head.predictions;
+    Ok(Predicted { evaluation: evaluation(found.samples(), found.loss(), found.scores()), ..predicted })
+}
+
+struct ClassHead {
+    model: Rc<dyn Model>,
+    shape: PartShape,
+    labels: Labels,
+    predictions: Predictions,
+}
+
+impl Head for ClassHead {
+    type Output = Fields;
+
+    fn compute(&mut self, _: &[usize], samples: &[Sample]) -> Result<Vec<Fields>, TrainerError> {
+        let part = self.shape.collate(samples)?;
+        let logits = self.model.logits(&part, Mode::Eval)?;
+        let width = logits.size2()?.1 as usize;
+        let scores = match &self.labels {
+            Labels::Number => logits.f_to_kind(Kind::Float)?,
+            Labels::Classes(_) => logits.f_softmax(-1, Kind::Float)?,
+        };
+        let scores = Vec::<f32>::try_from(scores.f_contiguous()?.f_reshape([-1])?)?;
+        let fields = scores.chunks(width).zip(samples).map(|(scores, sample)| self.fields_of(scores, sample)).collect();
+        let labelled: Vec<i64> =
+            (0..).zip(samples).filter(|(_, sample)| is_labelled(sample)).map(|(at, _)| at).collect();
+        if let (false, Some(labels)) = (labelled.is_empty(), part.find("labels")) {
+            let at = Tensor::f_from_slice(&labelled)?.f_to_device(logits.device())?;
+            let (logits, labels) = (logits.f_index_select(0, &at)?, labels.f_index_select(0, &at)?);
+            self.predictions.add(&logits, &labels, labelled.len() as u64)?;
+        }
+        Ok(fields)
+    }
+
+    fn fields(mut pieces: Vec<Fields>) -> Fields {
+        pieces.swap_remove(0)
+    }
+}
+
+impl ClassHead {
+    fn fields_of(&self, scores: &[f32], sample: &Sample) -> Fields {
+        let Labels::Classes(names) = &self.labels else {
+            let mut fields = vec![("value", Field::Real(scores[0]))];
+            if let Some(Column::Real(number)) = sample.column("labels").filter(|_| is_labelled(sample)) {
+                fields.push(("expected", Field::Real(*number)));
+            }
+            return fields;
+        };
+        let name = |class: usize| names.get(class).cloned().unwrap_or_else(|| class.to_string());
+        let best = (0..scores.len()).rev().max_by(|a, b| scores[*a].total_cmp(&scores[*b])).unwrap_or(0);
+        let mut fields = vec![
+            ("label", Field::Text(name(best))),
+            ("score", Field::Real(scores[best])),
+            ("scores", Field::Named(scores.iter().enumerate().map(|(class, score)| (name(class), *score)).collect())),
+        ];
+        if let (true, Some(class)) = (is_labelled(sample), sample.class()) {
+            fields.push(("expected", Field::Text(name(class as usize))));
+        }
+        fields
+    }
+}
+
+/// Whether the row has a label.
+fn is_labelled(sample: &Sample) -> bool {
+    match sample.column("labels") {
+        Some(Column::Whole(class)) => *class != IGNORED,
+        Some(Column::Real(number)) => !number.is_nan(),
+        _ => false,
+    }
+}
