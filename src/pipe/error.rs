@@ -118,13 +118,37 @@ pub enum Error {
     Exists { path: PathBuf },
     #[error("stdin is not a terminal, and {} not given", missing.join(" and "))]
     NoTerminal { missing: Vec<&'static str> },
+    #[error("{data}: what is to be trained on it is not clear: {why}{columns}")]
+    UnclearData { data: String, why: String, columns: String },
+    #[error("{arch} needs {wants}; {data}: {why}{columns}")]
+    OtherData { arch: &'static str, wants: &'static str, data: String, why: String, columns: String },
+    #[error("{model}: {reason}")]
+    BaseModel { model: String, reason: String },
+    #[error("{model} is a model of the architecture {found}, and --arch says {asked}")]
+    OtherArchitecture { model: String, found: &'static str, asked: &'static str },
+    #[error("{folder} holds {pictures} pictures, and no texts for them", folder = folder.display())]
+    NoCaptions { folder: PathBuf, pictures: usize },
     #[error("missing: {}", missing.join(", "))]
     DoctorFailed { missing: Vec<String> },
     #[error("pipe has no command {wanted:?}")]
     NoCommand { wanted: String },
 
+    #[error("{what}")]
+    NoModel { what: String, hint: String },
+    #[error("{message}")]
+    Rows { message: String },
+    #[error("no role {role:?} for {task}; allowed: {allowed}")]
+    UnknownRole { role: String, task: &'static str, allowed: String },
+    #[error("--json prints a summary to stdout, where the predictions go")]
+    NoSummaryPlace,
+    #[error("cannot write to {path}: {source}", path = path.display())]
+    Output { path: PathBuf, source: std::io::Error },
+    #[error("the prediction failed: {reason}")]
+    PredictionFailed { reason: String },
     #[error("the data could not be opened, the trainer ended with {status}: {message}")]
     Inspection { status: String, message: String },
+    #[error("no tokenizer could be trained on data.train: {message}")]
+    NoTokenizer { message: String, is_input: bool },
     #[error("training failed: {reason}")]
     TrainingFailed { reason: String, bad_input: bool },
     #[error("out of memory, and nothing left to try: {reason}")]
@@ -157,8 +181,15 @@ impl Error {
             Self::MissingLibrary { .. } | Self::NotElf { .. } | Self::ImageBuild { .. } | Self::NoImage { .. } => {
                 PipeExit::ImageBuild
             }
-            Self::TrainingFailed { bad_input: true, .. } => PipeExit::Invalid,
-            Self::TrainingFailed { bad_input: false, .. } | Self::Inspection { .. } => PipeExit::TrainingFailed,
+            Self::TrainingFailed { bad_input: true, .. } | Self::NoTokenizer { is_input: true, .. } => {
+                PipeExit::Invalid
+            }
+            Self::NoModel { .. } | Self::Rows { .. } => PipeExit::Invalid,
+            Self::TrainingFailed { bad_input: false, .. } | Self::Inspection { .. } | Self::NoTokenizer { .. } => {
+                PipeExit::TrainingFailed
+            }
+            Self::PredictionFailed { .. } => PipeExit::TrainingFailed,
+            Self::UnknownRole { .. } | Self::NoSummaryPlace => PipeExit::Usage,
             Self::OutOfMemory { .. } => PipeExit::OutOfMemory,
             Self::Interrupted => PipeExit::Interrupted,
             Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } | Self::NoCommand { .. } => {
@@ -167,6 +198,11 @@ impl Error {
             Self::NoReportPath | Self::NotChangeable { .. } | Self::Exists { .. } | Self::NoTerminal { .. } => {
                 PipeExit::Usage
             }
+            Self::UnclearData { .. }
+            | Self::OtherData { .. }
+            | Self::BaseModel { .. }
+            | Self::OtherArchitecture { .. }
+            | Self::NoCaptions { .. } => PipeExit::Usage,
             Self::RunEnded { code, .. } => *code,
             Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } | Self::NoQueue { .. } => {
                 PipeExit::Unexpected
@@ -177,6 +213,7 @@ impl Error {
             }
             Self::Read { .. }
             | Self::Write { .. }
+            | Self::Output { .. }
             | Self::RunBusy { .. }
             | Self::RunElsewhere { .. }
             | Self::DriverStuck { .. }
@@ -187,7 +224,14 @@ impl Error {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::NoEngine { hint, .. } | Self::OutOfMemory { hint, .. } => Some(hint.clone()),
+            Self::NoEngine { hint, .. } | Self::OutOfMemory { hint, .. } | Self::NoModel { hint, .. } => {
+                Some(hint.clone())
+            }
+            Self::UnknownRole { .. } => Some("--field takes ROLE=COLUMN, such as text=review".to_owned()),
+            Self::Rows { message } if message.contains("no field ") || message.contains("no column") => {
+                Some("--field ROLE=COLUMN names the column that feeds a role, such as --field text=review".to_owned())
+            }
+            Self::NoSummaryPlace => Some("write the predictions to a file: --out FILE".to_owned()),
             Self::Engine { refused: true, .. } => {
                 Some("this machine or its engine cannot provide a setting of `container`".to_owned())
             }
@@ -257,6 +301,22 @@ impl Error {
             Self::NoCommand { .. } => Some("`pipe help` lists them".to_owned()),
             Self::Exists { .. } => Some("choose another name, or overwrite it with --force".to_owned()),
             Self::NoTerminal { .. } => Some("give them, or use all defaults with --yes".to_owned()),
+            Self::UnclearData { .. } => Some(
+                "say it with --arch, or name the columns, as in `--fields text=COLUMN,label=COLUMN` or `--fields \
+                 source=COLUMN,target=COLUMN`"
+                    .to_owned(),
+            ),
+            Self::OtherData { .. } => Some(
+                "name the columns, as in `--fields ROLE=COLUMN,ROLE=COLUMN`, or choose another model with --arch or --model"
+                    .to_owned(),
+            ),
+            Self::BaseModel { .. } => Some("give a folder in Hugging Face layout, or a hub id, as --model".to_owned()),
+            Self::OtherArchitecture { .. } => Some("leave --arch out, or choose another --model".to_owned()),
+            Self::NoCaptions { .. } => Some(
+                "put a .txt of the same name beside each picture, or a folder of pictures for each class, or a table with \
+                 the paths and the texts"
+                    .to_owned(),
+            ),
             Self::DoctorFailed { .. } => Some("see the hint of each check above".to_owned()),
             Self::ContainersUnknown { id, .. } => Some(format!(
                 "start the engine and try again; if it is gone for good: `pipe rm --force {id}`"
@@ -264,6 +324,7 @@ impl Error {
             Self::UnknownEngine { known, .. } => Some(format!("engines of this version of pipe: {}", known.join(", "))),
             Self::NoQueue { .. } => Some("choose another folder with PIPE_QUEUE".to_owned()),
             Self::NoEntry { .. } => Some("`pipe ledger ls` lists what there is".to_owned()),
+            Self::NoTokenizer { .. } => Some("name a tokenizer of yours as data.tokenizer".to_owned()),
             Self::Inspection { .. } => Some("`pipe check --no-data` checks the pipeline file alone".to_owned()),
             Self::Read { .. }
             | Self::Write { .. }
@@ -280,6 +341,9 @@ impl Error {
             | Self::NotElf { .. }
             | Self::ImageBuild { .. }
             | Self::TrainingFailed { .. }
+            | Self::Rows { .. }
+            | Self::Output { .. }
+            | Self::PredictionFailed { .. }
             | Self::Interrupted => None,
         }
     }

@@ -25,6 +25,7 @@ mod inspect;
 mod interrupt;
 mod ledger;
 mod lock;
+mod predict;
 mod queue;
 mod report;
 mod run;

@@ -6,6 +6,7 @@ mod ledger;
 mod log;
 mod man;
 mod pipeline;
+mod predict;
 mod runs;
 
 use std::process::ExitCode;
@@ -20,6 +21,7 @@ use image::ImageCommand;
 use ledger::LedgerCommand;
 use man::ManArgs;
 use pipeline::{CheckArgs, InitArgs, PlanArgs, RunArgs, StartArgs};
+use predict::PredictArgs;
 use runs::{AttachArgs, DiffArgs, LogsArgs, LsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs};
 
 /// Run training pipelines in containers, with retries after out-of-memory that keep the training the same
@@ -59,10 +61,12 @@ enum Command {
     /// Show or forget what earlier runs measured: which batch fits on which card
     #[command(subcommand)]
     Ledger(LedgerCommand),
-    /// List the runs with their main metric, newest first; with --quiet their ids alone
+    /// List the runs with their main metric, newest first, or those that match; with --quiet their ids alone
     Ls(LsArgs),
     /// Show one run: its attempts, why they ended, its evaluations, where its model is
     Show(ShowArgs),
+    /// Predict the rows of a file with the model of a run, and evaluate the model where the rows have labels
+    Predict(PredictArgs),
     /// Write the HTML report of a run, report.html, or one report that compares several runs
     Report(ReportArgs),
     /// Compare two runs: settings, lock, results, loss curves
@@ -142,8 +146,9 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Ledger(LedgerCommand::Show { id }) => command::ledger::show(&id),
         Command::Ledger(LedgerCommand::Forget { ids, all }) => command::ledger::forget(&ids, all),
         Command::Ledger(LedgerCommand::Export) => command::ledger::export(),
-        Command::Ls(args) => command::ls::run(args.sort.into(), args.json, quiet),
+        Command::Ls(args) => command::ls::run(&args.options(quiet)),
         Command::Show(args) => command::show::run(&args.run, args.json),
+        Command::Predict(args) => command::predict::run(&args.options(quiet)),
         Command::Report(args) => command::report::run(&args.runs, args.out.as_deref()),
         Command::Diff(args) => command::diff::run(&args.first, &args.second, args.json),
         Command::Reproduce(args) => command::reproduce::run(&args.options(quiet)),

@@ -16,23 +16,26 @@ use crate::run::Choices;
 pub struct InitArgs {
     /// The file to write; default: NAME.yaml
     file: Option<PathBuf>,
-    /// The architecture to train; default: guessed from the columns of the data
+    /// The architecture to train; default: that of --model, or what the columns of the data are good for
     #[arg(long, value_parser = arch())]
     arch: Option<Arch>,
-    /// The training data: a file or a folder
+    /// The training data: a file, or a folder of files or of pictures
     #[arg(long, value_name = "PATH")]
     data: Option<String>,
     /// The evaluation data; default: eval, validation, dev or test beside the training data
     #[arg(long, value_name = "PATH")]
     eval: Option<String>,
+    /// Which column feeds what, such as text=review,label=stars; default: found from the names and values of the columns
+    #[arg(long, value_name = "ROLE=COLUMN", value_delimiter = ',', value_parser = field)]
+    fields: Vec<(String, String)>,
     /// A folder in Hugging Face layout, or a hub id; default: train from scratch
     #[arg(long, value_name = "DIR_OR_ID")]
     model: Option<String>,
     /// The name of the pipeline
     #[arg(long)]
     name: Option<Name>,
-    /// The memory of the card to train on, such as 24g; default: the card of this machine
-    #[arg(long, value_name = "SIZE")]
+    /// The memory of the card to train on: 24 (gigabytes), 7.5g, 512m; default: the card of this machine
+    #[arg(long, value_name = "SIZE", value_parser = ByteSize::gigabytes_or)]
     gpu_memory: Option<ByteSize>,
     /// Ask no questions, and use the defaults
     #[arg(short, long)]
@@ -47,8 +50,15 @@ pub struct InitArgs {
 
 impl InitArgs {
     pub fn options(self, quiet: bool) -> command::init::Options {
-        let Self { file, arch, data, eval, model, name, gpu_memory, yes, force, stdout } = self;
-        command::init::Options { file, arch, data, eval, model, name, gpu_memory, yes, force, stdout, quiet }
+        let Self { file, arch, data, eval, fields, model, name, gpu_memory, yes, force, stdout } = self;
+        command::init::Options { file, arch, data, eval, fields, model, name, gpu_memory, yes, force, stdout, quiet }
+    }
+}
+
+fn field(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=').map(|(role, column)| (role.trim(), column.trim())) {
+        Some((role, column)) if !role.is_empty() && !column.is_empty() => Ok((role.to_owned(), column.to_owned())),
+        _ => Err("allowed: ROLE=COLUMN".to_owned()),
     }
 }
 

@@ -2,22 +2,51 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use pipe_spec::Status;
 
+use crate::clock::now;
 use crate::command;
+use crate::run::{Filter, Since};
 
 #[derive(Args)]
 pub struct LsArgs {
+    /// List only runs with this status (can be repeated, or separated by commas)
+    #[arg(long, value_parser = status(), value_delimiter = ',', value_name = "STATUS")]
+    status: Vec<Status>,
+    /// List only runs of pipelines with this name; * is any text, ? any character: 'recipes-*'
+    #[arg(long, value_name = "PATTERN")]
+    name: Option<String>,
+    /// List only runs that were started since then: 90m, 12h, 2d or 1w ago, or a date (UTC): 2026-01-31
+    #[arg(long, value_name = "TIME")]
+    since: Option<Since>,
+    /// List at most so many runs
+    #[arg(long, value_name = "NUMBER")]
+    limit: Option<usize>,
     /// The order: by metric the best first, by the time of the start the newest first, or by name
     #[arg(long, value_enum, default_value_t, value_name = "BY")]
-    pub sort: SortBy,
+    sort: SortBy,
     /// Print an array of runs as JSON
     #[arg(long)]
-    pub json: bool,
+    json: bool,
+}
+
+impl LsArgs {
+    pub fn options(self, quiet: bool) -> command::ls::Options {
+        let Self { status, name, since, limit, sort, json } = self;
+        let filter = Filter { statuses: status, name, since: since.map(|since| since.seconds(now())) };
+        command::ls::Options { filter, limit, sort: sort.into(), json, quiet }
+    }
+}
+
+fn status() -> impl TypedValueParser<Value = Status> {
+    let find = |name: String| Status::ALL.into_iter().find(|status| status.name() == name);
+    PossibleValuesParser::new(Status::ALL.map(Status::name)).map(move |name| find(name).expect("it is one of them"))
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
-pub enum SortBy {
+enum SortBy {
     Metric,
     #[default]
     Started,

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use crate::error::Error;
 use crate::hub::HubAccess;
 use crate::input::load::{self, Loaded, Request};
-use crate::inspect::{self, Opened};
+use crate::inspect::{self, ExpectedTime, Opened};
 use crate::interrupt::Interrupts;
-use crate::report::{Reporter, print, print_json};
+use crate::report::{Reporter, duration, print, print_json};
 
 pub struct Options {
     pub file: PathBuf,
@@ -24,8 +24,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let checked = super::runtime()?.block_on(check(options));
     if options.json {
         match &checked {
-            Ok((_, inspection, warnings)) => {
-                print_json(&json!({ "valid": true, "problems": [], "warnings": warnings, "data": inspection }));
+            Ok(Checked { inspection, time, warnings, .. }) => {
+                print_json(&json!({
+                    "valid": true, "problems": [], "warnings": warnings, "data": inspection, "time": time,
+                }));
             }
             Err(Error::Invalid { problems, .. }) => {
                 let problem = |problem: &pipe_spec::Problem| -> Value {
@@ -37,38 +39,43 @@ pub fn run(options: &Options) -> Result<(), Error> {
             Err(_) => {}
         }
     }
-    let (loaded, inspection, warnings) = checked?;
+    let checked = checked?;
     if !options.json {
-        print_checked(&options.file, &loaded, inspection.as_ref(), &warnings)?;
+        print_checked(&options.file, &checked)?;
     }
     Ok(())
 }
 
-async fn check(options: &Options) -> Result<(Loaded, Option<Inspection>, Vec<String>), Error> {
+/// A pipeline that is good, and what is in its data.
+struct Checked {
+    loaded: Loaded,
+    inspection: Option<Inspection>,
+    time: Option<ExpectedTime>,
+    warnings: Vec<String>,
+}
+
+async fn check(options: &Options) -> Result<Checked, Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.json, false);
     let Options { file, set, .. } = options;
     let request = Request { file: file.clone(), set: set.clone(), access: HubAccess::Check, pins: Vec::new() };
     let loaded = load::load_interruptibly(request, &reporter, &mut interrupts).await?;
     if options.no_data {
-        return Ok((loaded, None, Vec::new()));
+        return Ok(Checked { loaded, inspection: None, time: None, warnings: Vec::new() });
     }
     Ok(match inspect::inspect(file, &loaded, &mut reporter, &mut interrupts).await? {
-        Opened::Data(inspection) => {
+        Opened::Data(inspection, time) => {
             let warnings = inspect::warnings(loaded.training()?, &inspection);
-            (loaded, Some(inspection), warnings)
+            Checked { loaded, inspection: Some(inspection), time, warnings }
         }
-        Opened::Not { why } => (loaded, None, vec![format!("data: not opened: {why}")]),
+        Opened::Not { why } => {
+            Checked { loaded, inspection: None, time: None, warnings: vec![format!("data: not opened: {why}")] }
+        }
     })
 }
 
-fn print_checked(
-    file: &Path,
-    loaded: &Loaded,
-    inspection: Option<&Inspection>,
-    warnings: &[String],
-) -> Result<(), Error> {
-    let train = &loaded.training()?.train;
+fn print_checked(file: &Path, checked: &Checked) -> Result<(), Error> {
+    let train = &checked.loaded.training()?.train;
     print(&format!(
         "{} is valid: batch {} x accum {} = effective batch {}",
         file.display(),
@@ -76,7 +83,11 @@ fn print_checked(
         train.accum(),
         train.effective_batch
     ));
-    inspection.map(inspect::summary).unwrap_or_default().iter().for_each(|line| print(&format!("  {line}")));
-    warnings.iter().for_each(|warning| print(&format!("  warning: {warning}")));
+    let lines = checked.inspection.as_ref().map(inspect::summary).unwrap_or_default();
+    lines.iter().for_each(|line| print(&format!("  {line}")));
+    if let Some(ExpectedTime { seconds, device, run }) = &checked.time {
+        print(&format!("  time   about {} on {device}, as fast as {run}", duration(*seconds)));
+    }
+    checked.warnings.iter().for_each(|warning| print(&format!("  warning: {warning}")));
     Ok(())
 }

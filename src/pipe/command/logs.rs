@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use pipe_spec::event::RecordedEvent;
+use pipe_spec::pipeline::WorkKind;
 use pipe_spec::{Event, Status};
 
 use crate::error::Error;
 use crate::report::{Reporter, print_data, say};
-use crate::run::{self, Follow, Listed};
+use crate::run::{self, Follow, Listed, Repeated};
 
 /// How often the file is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -34,7 +35,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         return Err(Error::Read { path: path(number), source });
     }
     let mut file = Follow::new(path(number));
-    let mut printer = Printer::new(options.events, number);
+    let mut printer = Printer::new(options.events, found.state.work, number);
     printer.reporter.set_unit(run::unit(&folder));
     loop {
         // Asked before the file is read: what was written before its end is then all there.
@@ -79,7 +80,8 @@ fn has_ended(found: &Listed, number: u32) -> bool {
     found.state.attempts.iter().any(|attempt| attempt.number == number && attempt.outcome.is_some())
 }
 
-/// Prints what is read as whole lines: text as it is, an event as the sentence that `pipe run` prints for it.
+/// Prints what is read as whole lines: text as it is, an event as the sentence that `pipe run` prints for it. Text in which the
+/// trainer says what an event says is left out.
 struct Printer {
     reporter: Reporter,
     /// Whether events are printed as they are.
@@ -89,15 +91,18 @@ struct Printer {
     rest: Vec<u8>,
     /// Whether the beginning of that line was printed already.
     is_text: bool,
+    repeated: Repeated,
 }
 
 impl Printer {
-    fn new(raw: bool, attempt: u32) -> Self {
-        Self { reporter: Reporter::of_log(), raw, attempt, rest: Vec::new(), is_text: false }
+    fn new(raw: bool, work: WorkKind, attempt: u32) -> Self {
+        let repeated = Repeated::new(!raw && work == WorkKind::Training);
+        Self { reporter: Reporter::of_log(), raw, attempt, rest: Vec::new(), is_text: false, repeated }
     }
 
     fn begin(&mut self, attempt: u32) {
         self.attempt = attempt;
+        self.repeated.begin_attempt();
     }
 
     fn take(&mut self, bytes: &[u8]) {
@@ -109,9 +114,11 @@ impl Printer {
         let mut text = Vec::new();
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
             match self.event(line) {
+                None if self.repeated.takes(line) => {}
                 None => text.extend_from_slice(line),
                 Some(event) => {
                     print_text(&std::mem::take(&mut text));
+                    self.repeated.see(&event.kind);
                     self.reporter.event(&RecordedEvent { attempt: self.attempt, event });
                 }
             }
@@ -141,6 +148,7 @@ impl Printer {
             Some(event) => self.reporter.event(&RecordedEvent { attempt: self.attempt, event }),
             None => print_text(&rest),
         }
+        print_text(&self.repeated.untold());
     }
 }
 

@@ -1,4 +1,4 @@
-//! `pipe ls`: the runs, newest first, with what a killed `pipe` left behind.
+//! `pipe ls`: the runs, or those that are wanted, newest first, with what a killed `pipe` left behind.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -8,8 +8,8 @@ use pipe_spec::{RunState, Status};
 
 use crate::engine::{EngineJob, registry};
 use crate::error::Error;
-use crate::report::{Table, duration, figure, print, print_json, visible_line};
-use crate::run::{self, Listed};
+use crate::report::{Table, duration, figure, print, print_json, say, visible_line};
+use crate::run::{self, Filter, Listed};
 
 /// The order of the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,25 +22,63 @@ pub enum Sort {
     Name,
 }
 
-pub fn run(sort: Sort, json: bool, quiet: bool) -> Result<(), Error> {
-    let mut runs = run::list()?;
-    runs.iter_mut().for_each(Listed::read_result);
-    match sort {
-        Sort::Metric => runs.sort_by(by_metric),
-        Sort::Started => {}
-        Sort::Name => runs.sort_by(|a, b| a.state.id.cmp(&b.state.id)),
-    }
-    if quiet && !json {
+pub struct Options {
+    pub filter: Filter,
+    /// At most so many, of those that the order puts first.
+    pub limit: Option<usize>,
+    pub sort: Sort,
+    pub json: bool,
+    pub quiet: bool,
+}
+
+pub fn run(options: &Options) -> Result<(), Error> {
+    let all = run::list()?;
+    let count = all.len();
+    let mut runs = select(all, options);
+    if options.quiet && !options.json {
         runs.iter().for_each(|run| print(&visible_line(&run.state.id)));
         return Ok(());
     }
     find_left_behind(&mut runs)?;
-    if json {
+    if options.json {
         print_json(&runs);
         return Ok(());
     }
+    print_table(&runs);
+    if runs.is_empty() && count > 0 && !options.filter.is_empty() {
+        say(&format!("no run matches; `pipe ls` lists all {count}"));
+    }
+    Ok(())
+}
+
+/// The runs that are wanted, in the order that is wanted.
+fn select(mut runs: Vec<Listed>, options: &Options) -> Vec<Listed> {
+    runs.retain(|run| options.filter.wants(&run.state));
+    let limit = options.limit.unwrap_or(usize::MAX);
+    // Only the order by metric needs the results of all.
+    if options.sort != Sort::Metric {
+        sort(&mut runs, options.sort);
+        runs.truncate(limit);
+    }
+    runs.iter_mut().for_each(Listed::read_result);
+    if options.sort == Sort::Metric {
+        sort(&mut runs, options.sort);
+        runs.truncate(limit);
+    }
+    runs
+}
+
+fn sort(runs: &mut [Listed], by: Sort) {
+    match by {
+        Sort::Metric => runs.sort_by(by_metric),
+        Sort::Started => {}
+        Sort::Name => runs.sort_by(|a, b| a.state.id.cmp(&b.state.id)),
+    }
+}
+
+fn print_table(runs: &[Listed]) {
     let mut table = Table::new(&["run", "status", "attempts", "steps", "metric", "time", ""]);
-    for run in &runs {
+    for run in runs {
         let state = &run.state;
         let last = state.attempts.iter().rev().find_map(|attempt| attempt.last_step);
         let steps = match (last, state.steps) {
@@ -59,7 +97,6 @@ pub fn run(sort: Sort, json: bool, quiet: bool) -> Result<(), Error> {
         ]);
     }
     print(&table.on_stdout());
-    Ok(())
 }
 
 /// The metric of the run with its value; the training loss for a run that has no result yet.

@@ -1,11 +1,12 @@
 //! `pipe show`: one run in full.
 
 use pipe_spec::Status;
+use pipe_spec::evaluation::EvaluationDetails;
 use pipe_spec::pipeline::LossUnit;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::report::{ResultFiles, attempts_table, metrics_table, print, print_json, result_lines, speed};
+use crate::report::{ResultFiles, attempts_table, class_table, metrics_table, print, print_json, result_lines, speed};
 use crate::run::{self, Listed, Record};
 
 /// How fast the median step was; absent before the first step.
@@ -24,6 +25,9 @@ struct Shown {
     files: ResultFiles,
     #[serde(skip_serializing_if = "Option::is_none")]
     throughput: Option<Throughput>,
+    /// What the evaluation of the model has shown, without pictures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evaluation: Option<EvaluationDetails>,
 }
 
 pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
@@ -34,7 +38,10 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     let record = Record::read(&found.folder());
     let throughput = record.tokens_per_second().map(|per_second| Throughput { per_second, unit: record.unit() });
     if json {
-        print_json(&Shown { files: ResultFiles::find(&found.state, found.folder().path()), found, throughput });
+        let mut evaluation = record.evaluation;
+        evaluation.iter_mut().flat_map(|details| &mut details.retrieval).for_each(|example| example.picture.clear());
+        let files = ResultFiles::find(&found.state, found.folder().path());
+        print_json(&Shown { found, files, throughput, evaluation });
         return Ok(());
     }
     let state = &found.state;
@@ -60,6 +67,10 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     }
     if let Some(table) = state.result.as_ref().and_then(metrics_table) {
         print(&format!("\n{}", table.on_stdout()));
+    }
+    if let Some((table, more)) = record.evaluation.as_ref().and_then(class_table) {
+        print(&format!("\n{}", table.on_stdout()));
+        more.iter().for_each(|more| print(more));
     }
     Ok(())
 }

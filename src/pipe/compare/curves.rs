@@ -96,17 +96,10 @@ mod tests {
     fn run(losses: &[f64]) -> Record {
         let step = |(index, loss): (usize, &f64)| Step {
             step: index as u64 + 1,
-            epoch: 0.0,
-            samples: 0,
             loss: *loss,
-            lr: 0.0,
-            grad_norm: 0.0,
             tokens: 1,
             ms: 1.0,
-            data_ms: 0.0,
-            allocated: 0,
-            reserved: 0,
-            peak: 0,
+            ..Step::default()
         };
         let mut record = Record::default();
         record.history.steps = losses.iter().enumerate().map(step).collect();

@@ -72,11 +72,11 @@ impl<'a> Driver<'a> {
     async fn train(mut self, engine: &dyn Engine) -> Result<(), Error> {
         self.note_start();
         self.run.state.retries = self.loaded.pipeline.on_oom.retries;
-        self.run.state.result = self.loaded.pipeline.training().map(|training| RunResult {
-            save_best: training.save.best.clone(),
-            writes_text: training.model.arch.task().writes_text(),
-            ..RunResult::default()
-        });
+        self.run.state.result = self
+            .loaded
+            .pipeline
+            .training()
+            .map(|training| RunResult { save_best: training.save.best.clone(), ..RunResult::default() });
         self.doing("preparing")?;
         let (listeners, missing) =
             Listeners::from_pipeline(&self.loaded.pipeline, &self.run.folder, &self.loaded.variables);

@@ -4,7 +4,7 @@ pub mod cards;
 
 use std::num::NonZeroU32;
 
-use pipe_model::memory::{Estimate, MARGIN, StepMemory, Work};
+use pipe_model::memory::{Estimate, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel};
 use pipe_model::{ConfigError, ModelConfig, Parameter, TaskData};
 use pipe_spec::pipeline::{
     Arch, BatchSetting, Data, Limit, Memory, OptimizerKind, Pad, Precision, Train, Training, accum,
@@ -229,9 +229,12 @@ impl Forecaster {
 
     /// Tokens of the longest row that there may be, as a card is given them.
     fn lengths(&self, model: &Model<'_>) -> [u64; 2] {
+        // The fused attention of torch wants round lengths, the kernels of the trainer take any.
+        let narrow = !matches!(self.train.precision, Precision::Fp32 | Precision::Tf32);
+        let any_length = narrow && model.config.head_width().is_some_and(has_attention_kernel);
         let padded = |length: NonZeroU32| match self.data.pad {
-            Pad::Longest => u64::from(length.get()).next_multiple_of(16),
-            Pad::Max => u64::from(length.get()),
+            Pad::Longest if !any_length => u64::from(length.get()).next_multiple_of(ROW_MULTIPLE as u64),
+            Pad::Longest | Pad::Max => u64::from(length.get()),
         };
         let at_most = |most: u32| self.data.max_length.min(NonZeroU32::new(most).unwrap_or(NonZeroU32::MIN));
         match model.config.task_data(None) {

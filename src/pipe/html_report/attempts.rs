@@ -36,7 +36,7 @@ fn row(attempts: &[Attempt], index: usize) -> Vec<String> {
     let attempt = &attempts[index];
     let outcome = attempt.outcome.map_or("running", Outcome::name);
     let cause = || attempt.cause.map(|cause| describe_cause(cause).to_owned());
-    let why = attempt.reason.as_deref().map(escape).or_else(cause);
+    let why = attempt.reason.as_deref().map(escape).or_else(cause).map(|why| prose(&why));
     let known = |text: Option<String>| text.unwrap_or("-".to_owned());
     let changes = if attempt.changes.is_empty() { "none".to_owned() } else { escape(&attempt.changes.join(", ")) };
     vec![
@@ -44,13 +44,18 @@ fn row(attempts: &[Attempt], index: usize) -> Vec<String> {
         format!("{} &times; {}", attempt.batch, attempt.accum),
         format!("<span class=\"tag {outcome}\">{outcome}</span>"),
         known(why),
-        known(attempt.action.as_deref().map(escape)),
+        known(attempt.action.as_deref().map(escape).map(|action| prose(&action))),
         changes,
         steps(attempt),
         known(attempt.peak_memory.map(human_bytes)),
         duration(attempt.seconds),
         known(lost_before(attempts, index).map(duration)),
     ]
+}
+
+/// A cell of sentences, which is not narrowed to a word a line.
+fn prose(html: &str) -> String {
+    format!("<div class=\"prose\">{html}</div>")
 }
 
 /// Seconds between the end of the attempt before and the beginning of this one.

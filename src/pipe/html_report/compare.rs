@@ -15,6 +15,7 @@ pub fn body(runs: &[Record]) -> String {
     html.push_str(&legend(runs));
     let charts: String = figures::of_all(runs).iter().map(super::curve::Chart::svg).collect();
     writeln!(html, "<section id=\"curves\"><h2>Curves</h2><p class=\"note\">Circles: eval &middot; dotted, in the colour of a run that was retried: where its attempts begin, with their numbers &middot; {RUNNING_MEAN_NOTE}</p><div class=\"figures\">{charts}</div></section>").ok();
+    html.push_str(&super::metrics(runs));
     html.push_str(&outcome(runs));
     html.push_str(&settings(runs));
     for run in runs {

@@ -23,10 +23,12 @@ const NAME_WIDTH: f64 = 36.0;
 /// One curve over steps.
 pub struct Chart {
     /// The id of the figure: `loss`.
-    pub key: &'static str,
+    pub key: String,
     pub title: String,
     pub unit: Unit,
     pub curves: Vec<Curve>,
+    /// The axis reaches up to here at least.
+    pub top: f64,
     /// Heights that are the same at every step.
     pub levels: Vec<(String, f64)>,
     pub marks: Vec<Mark>,
@@ -54,6 +56,8 @@ pub enum Kind {
     /// A line that is drawn faint where it is long, with its running mean over it.
     Noisy,
     Dots,
+    /// A line with a dot for each point.
+    Marked,
 }
 
 /// The classes of a style: every one of the first forty is another.
@@ -73,7 +77,8 @@ impl Chart {
         }
         let heights = || all().map(|point| point.1).chain(self.levels.iter().map(|level| level.1));
         let low = heights().fold(0.0, f64::min);
-        let y = Scale::around(low, heights().fold(f64::NEG_INFINITY, f64::max), self.unit);
+        let high = heights().fold(f64::NEG_INFINITY, f64::max);
+        let y = Scale::around(low, if self.top > 0.0 { high.max(self.top) } else { high }, self.unit);
         let ends = all().map(|point| point.0).chain(self.marks.iter().map(|mark| mark.step));
         let x = Scale::of_steps(ends.fold(0.0, f64::max));
         let frame = Frame { x, y };
@@ -145,6 +150,9 @@ impl Frame {
         write!(html, "<g class=\"curve {}\"><title>{}</title>", style(curve.style), escape(&curve.name)).ok();
         if curve.kind == Kind::Dots || points.len() == 1 {
             points.iter().for_each(|point| self.dot(html, curve, *point));
+        } else if curve.kind == Kind::Marked {
+            self.line(html, "", &points);
+            points.iter().for_each(|point| self.dot(html, curve, *point));
         } else if curve.kind == Kind::Noisy && curve.points.len() >= NOISY_POINTS {
             self.line(html, " class=\"faint\"", &points);
             self.line(html, "", &thin(&running_mean(&curve.points), MAX_POINTS / 4));
@@ -176,10 +184,11 @@ mod tests {
         let mark = |step, name: &str| Mark { step, name: name.to_owned(), run: None };
         let marks = vec![mark(0.0, "1"), mark(20.0, "2")];
         Chart {
-            key: "loss",
+            key: "loss".to_owned(),
             title: "Loss".to_owned(),
             unit: Unit::Number,
             curves: vec![curve],
+            top: 0.0,
             levels: Vec::new(),
             marks,
         }

@@ -1,8 +1,9 @@
-//! What is drawn of runs: loss, learning rate, gradient norm, throughput, memory.
+//! What is drawn of runs: loss, learning rate, gradient norm, throughput, memory, and every metric of their evaluations.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use pipe_spec::event::Step;
+use pipe_spec::event::{Eval, Step};
+use pipe_spec::pipeline::Metric;
 use pipe_spec::text::human_bytes;
 
 use super::curve::{Chart, Curve, Kind, Mark};
@@ -10,6 +11,10 @@ use super::scale::Unit;
 use super::thin::Point;
 use crate::run::Record;
 
+/// The colour of evaluations in the figure of the loss, in a whole line.
+const EVALUATION_STYLE: usize = 25;
+/// A job may report any number of metrics.
+const MOST_METRICS: usize = 24;
 const THROUGHPUT: &str = "throughput";
 
 type Get = fn(&Step) -> f64;
@@ -45,7 +50,8 @@ pub fn of_one(run: &Record) -> Vec<Chart> {
         let mut curves =
             vec![Curve { name: "train".to_owned(), points: points(run, figure.get), style: 0, kind: figure.kind }];
         if figure.key == "loss" && !run.history.evals.is_empty() {
-            curves.push(Curve { name: "eval".to_owned(), points: evals(run), style: 1, kind: Kind::Dots });
+            let points = evals(run, |eval| Some(eval.loss));
+            curves.push(Curve { name: "eval".to_owned(), points, style: 1, kind: Kind::Dots });
         }
         chart(figure, curves, &[run], attempts(run, None))
     };
@@ -60,7 +66,8 @@ pub fn of_all(runs: &[Record]) -> Vec<Chart> {
         for (style, run) in runs.iter().enumerate() {
             curves.push(Curve { name: run.id.clone(), points: points(run, figure.get), style, kind: figure.kind });
             if figure.key == "loss" && !run.history.evals.is_empty() {
-                curves.push(Curve { name: format!("{}, eval", run.id), points: evals(run), style, kind: Kind::Dots });
+                let points = evals(run, |eval| Some(eval.loss));
+                curves.push(Curve { name: format!("{}, eval", run.id), points, style, kind: Kind::Dots });
             }
         }
         // That a run began needs no mark; that it began again does.
@@ -69,6 +76,50 @@ pub fn of_all(runs: &[Record]) -> Vec<Chart> {
         chart(figure, curves, &every, marks.flat_map(|(style, run)| attempts(run, Some(style))).collect())
     };
     FIGURES.iter().map(draw).collect()
+}
+
+/// A figure for each metric of the evaluations, of one run or of several.
+pub fn of_metrics(runs: &[Record]) -> Vec<Chart> {
+    let evaluations = runs.iter().flat_map(|run| &run.history.evals);
+    let names: BTreeSet<&str> = evaluations.flat_map(Eval::shown_scores).map(|(name, _)| name).collect();
+    let draw = |name: &&str| {
+        let curve = |(style, run): (usize, &Record)| {
+            let points = evals(run, |eval| eval.scores.get(*name).copied());
+            let style = if runs.len() == 1 { EVALUATION_STYLE } else { style };
+            Curve { name: run.id.clone(), points, style, kind: Kind::Marked }
+        };
+        let curves: Vec<Curve> = runs.iter().enumerate().map(curve).collect();
+        let is_share = curves.iter().flat_map(|curve| &curve.points).all(|point| (-1.0..=1.0).contains(&point.1));
+        Chart {
+            key: format!("metric-{}", plain(name)),
+            title: metric_title(name),
+            unit: Unit::Number,
+            curves,
+            // Shares are easier to compare on one scale.
+            top: if is_share && !Metric::less_is_better(name) { 1.0 } else { 0.0 },
+            levels: Vec::new(),
+            marks: Vec::new(),
+        }
+    };
+    names.iter().take(MOST_METRICS).map(draw).collect()
+}
+
+/// The name of a metric as papers write it.
+fn metric_title(name: &str) -> String {
+    match name {
+        "mcc" | "mse" => return name.to_uppercase(),
+        "rouge_l" => return "ROUGE-L".to_owned(),
+        "f1" | "macro_f1" => return name.replace("macro_", "Macro ").replace("f1", "F1"),
+        _ => {}
+    }
+    let words = name.replace("recall_", "recall@").replace('_', " ");
+    let mut letters = words.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// What may be part of an id.
+fn plain(name: &str) -> String {
+    name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect()
 }
 
 fn chart(figure: &Figure, curves: Vec<Curve>, runs: &[&Record], marks: Vec<Mark>) -> Chart {
@@ -82,7 +133,7 @@ fn chart(figure: &Figure, curves: Vec<Curve>, runs: &[&Record], marks: Vec<Mark>
     let levels = levels.collect();
     let Figure { key, title, unit, .. } = *figure;
     let title = if key == THROUGHPUT { format!("{title}, {} per second", counted(runs)) } else { title.to_owned() };
-    Chart { key, title, unit, curves, levels, marks }
+    Chart { key: key.to_owned(), title, unit, curves, top: 0.0, levels, marks }
 }
 
 /// What the speed of all runs is counted in.
@@ -100,9 +151,10 @@ fn points(run: &Record, get: Get) -> Vec<Point> {
     points.filter_map(drawable).collect()
 }
 
-fn evals(run: &Record) -> Vec<Point> {
+fn evals(run: &Record, value: impl Fn(&Eval) -> Option<f64>) -> Vec<Point> {
     // A step that is done again is evaluated again: the last evaluation counts.
-    let by_step: BTreeMap<u64, f64> = run.history.evals.iter().map(|eval| (eval.step, eval.loss)).collect();
+    let values = run.history.evals.iter().filter_map(|eval| Some((eval.step, value(eval)?)));
+    let by_step: BTreeMap<u64, f64> = values.collect();
     by_step.into_iter().map(|(step, loss)| (step as f64, loss)).filter_map(drawable).collect()
 }
 
@@ -150,6 +202,21 @@ mod tests {
         for (height, want) in [(1.5, Some(1.5)), (1e-320, Some(0.0)), (f64::MAX, None), (f64::NAN, None)] {
             assert_eq!(drawable((1.0, height)).map(|point| point.1), want, "{height}");
         }
+    }
+
+    #[test]
+    fn titles_of_metrics() {
+        for (name, want) in [
+            ("accuracy", "Accuracy"),
+            ("macro_f1", "Macro F1"),
+            ("mcc", "MCC"),
+            ("rouge_l", "ROUGE-L"),
+            ("text_recall_5", "Text recall@5"),
+            ("", ""),
+        ] {
+            assert_eq!(metric_title(name), want);
+        }
+        assert_eq!(super::super::curve::style(EVALUATION_STYLE), "c1 d0");
     }
 
     #[test]

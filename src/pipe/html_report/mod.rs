@@ -2,14 +2,19 @@
 //! what is in a run's folder comes in, a page goes out.
 
 mod attempts;
+mod calibration;
+mod classes;
 mod compare;
+mod confusion;
 mod curve;
 mod escape;
 mod figures;
 mod memory;
 pub mod results;
+mod retrieval;
 mod scale;
 mod sections;
+mod texts;
 mod thin;
 
 use pipe_spec::Variables;
@@ -19,6 +24,9 @@ use escape::escape;
 
 /// The legend of long curves.
 const RUNNING_MEAN_NOTE: &str = "in long runs every step is faint and the running mean is strong";
+
+/// No browser loads anything for the page, whatever the texts of a run hold.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 
 const STYLE: &str = include_str!("page.css");
 
@@ -31,6 +39,7 @@ pub fn page(runs: &[Record], variables: &Variables) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n\
          <title>{} - pipe</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n\
          <footer>written by pipe {}</footer>\n</body>\n</html>\n",
@@ -55,12 +64,32 @@ fn one(run: &Record, variables: &Variables) -> String {
         sections::heading(run),
         run.state.as_ref().map_or(String::new(), attempts::section),
         format!("<section id=\"curves\"><h2>Curves</h2>{key}<div class=\"figures\">{charts}</div></section>\n"),
+        metrics(std::slice::from_ref(run)),
+        classes::section(run),
+        retrieval::section(run),
+        texts::section(run),
         memory::section(run, variables),
-        sections::samples(run),
         sections::warnings(run),
         sections::files(run),
     ]
     .concat()
+}
+
+/// A curve for each metric of the evaluations; nothing where there are none.
+fn metrics(runs: &[Record]) -> String {
+    let charts: String = figures::of_metrics(runs).iter().map(curve::Chart::svg).collect();
+    match charts.is_empty() {
+        true => String::new(),
+        false => format!(
+            "<section id=\"metrics\"><h2>Evaluation metrics</h2><div class=\"figures small\">{charts}</div></section>\n"
+        ),
+    }
+}
+
+/// A share such as 0.8333 as text; a number that is none has no text.
+fn share(value: Option<f64>) -> String {
+    let value = value.filter(|value| (0.0..=1.0).contains(value));
+    value.map_or("-".to_owned(), |value| format!("{value:.3}"))
 }
 
 /// A table that scrolls within itself. The head is text, the cells are HTML.

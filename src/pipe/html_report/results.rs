@@ -1,6 +1,5 @@
 //! The results of a run, in a few figures.
 
-use pipe_spec::event::Eval;
 use pipe_spec::text::human_bytes;
 
 use crate::report::{duration, figure};
@@ -20,8 +19,8 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
     add("training loss", last.map(|step| figure(step.loss)));
     let eval = history.evals.last();
     add("eval loss", eval.map(|eval| figure(eval.loss)));
-    for (name, score) in eval.iter().flat_map(|Eval { scores, .. }| scores) {
-        add(&format!("eval {}", name.replace('_', " ")), Some(figure(*score)));
+    for (name, score) in eval.iter().flat_map(|eval| eval.shown_scores()) {
+        add(&format!("eval {}", name.replace('_', " ")), Some(figure(score)));
     }
     let result = run.state.as_ref().and_then(|state| state.result.as_ref());
     if let Some((metric, best)) = result.and_then(|result| Some((result.metric.as_ref()?, result.best.as_ref()?))) {

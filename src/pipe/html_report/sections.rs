@@ -1,4 +1,4 @@
-//! The text sections of the page of one run: heading, generated texts, warnings, settings.
+//! The text sections of the page of one run: heading, warnings, settings.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 
 use super::escape::escape;
 use super::results::results;
-use crate::report::{bounded, duration};
+use crate::report::duration;
 use crate::run::Record;
 
 pub fn heading(run: &Record) -> String {
@@ -53,27 +53,6 @@ fn began(seconds: f64) -> Option<String> {
     let (date, clock) = (at.date(), at.time());
     let day = format!("{:04}-{:02}-{:02}", date.year(), u8::from(date.month()), date.day());
     Some(format!("{day} {:02}:{:02} UTC", clock.hour(), clock.minute()))
-}
-
-/// Characters of a text that the page shows.
-const SAMPLE: usize = 2000;
-
-/// What the model wrote, after its latest step that shows any.
-pub fn samples(run: &Record) -> String {
-    let samples = &run.history.samples;
-    let Some(step) = samples.iter().map(|sample| sample.step).max() else { return String::new() };
-    let mut html = format!("<section id=\"samples\"><h2>Generated texts after step {step}</h2>");
-    for sample in samples.iter().filter(|sample| sample.step == step) {
-        html.push_str("<dl class=\"sample\">");
-        for (name, text) in [("input", &sample.source), ("target", &sample.target), ("generated", &sample.generated)] {
-            if !text.is_empty() || name == "generated" {
-                write!(html, "<dt>{name}</dt><dd>{}</dd>", escape(&bounded(text, SAMPLE))).ok();
-            }
-        }
-        html.push_str("</dl>");
-    }
-    html.push_str("</section>\n");
-    html
 }
 
 /// Warnings, each text once, with the attempts that gave it.

@@ -1,8 +1,13 @@
 //! The files that a pipeline names, as the host and the job see them. Types only: `preflight` finds them, `data_cache` prepares them.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::LockedRepository;
+use pipe_spec::pipeline::Arch;
+
+/// Where a tokenizer that does not lie with the model is in a container.
+pub const TOKENIZER_FOLDER: &str = "/pipe/data/tokenizer";
 
 /// A file or folder that the job reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +57,8 @@ pub struct Inputs {
     pub eval: Vec<Input>,
     /// The file that names the tokenizer, then those that belong to it; none where nothing is read as text.
     pub tokenizer: Vec<Input>,
+    /// The tokenizer that is trained before the model is, where there is none.
+    pub tokenizer_training: Option<TokenizerTraining>,
     pub model: Option<Input>,
     /// The repositories of the hub that any of them came from.
     pub hub: Vec<LockedRepository>,
@@ -63,7 +70,7 @@ impl Inputs {
     /// Of work that reads no files that `pipe` knows.
     pub fn none() -> Self {
         let (train, eval, tokenizer, hub) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { train, eval, tokenizer, model: None, hub, all_local: true }
+        Self { train, eval, tokenizer, tokenizer_training: None, model: None, hub, all_local: true }
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Input> {
@@ -88,6 +95,16 @@ impl Inputs {
         let said = self.all().map(given).fold(said, replaced);
         self.all().filter_map(beside).fold(said, replaced)
     }
+}
+
+/// What decides, beside the texts, which tokenizer is trained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenizerTraining {
+    pub arch: Arch,
+    /// That of the model's config.
+    pub vocabulary: Option<u64>,
+    /// The columns with text that have other names than their roles.
+    pub fields: BTreeMap<String, String>,
 }
 
 /// A file that the job reads in place of a data file.

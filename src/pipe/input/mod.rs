@@ -6,5 +6,5 @@ pub mod load;
 mod model_config;
 pub mod preflight;
 
-pub use inputs::{Input, Inputs, Mount, Numbering, Prepared};
+pub use inputs::{Input, Inputs, Mount, Numbering, Prepared, TOKENIZER_FOLDER, TokenizerTraining};
 pub use model_config::{model_config, read_config};

@@ -2,6 +2,7 @@
 
 mod advice;
 mod lines;
+mod pace;
 mod session;
 mod store;
 
@@ -87,6 +88,9 @@ pub struct Fact {
     pub capped: bool,
     /// Bytes that it held at most, where it fitted.
     pub peak: Option<u64>,
+    /// Milliseconds of training for one sample, where it was trained with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample_ms: Option<f64>,
     /// Bytes that there were.
     pub capacity: u64,
     /// Seconds since the Unix epoch.
@@ -119,6 +123,8 @@ impl LedgerEntry {
         if let Some(old) = self.facts.iter().find(|old| same(old) && old.largest && !fact.largest) {
             (fact.largest, fact.capped) = (true, old.capped);
         }
+        // A search measures no time.
+        fact.sample_ms = fact.sample_ms.or_else(|| self.facts.iter().find(|old| same(old))?.sample_ms);
         self.facts.retain(|old| !same(old));
         self.facts.push(fact);
         self.facts.sort_by_key(|fact| (fact.batch, fact.accumulates));
@@ -158,6 +164,7 @@ mod tests {
             largest: false,
             capped: false,
             peak,
+            sample_ms: None,
             capacity,
             when: 0.0,
             run: "a-run".to_owned(),
@@ -197,9 +204,9 @@ mod tests {
     #[test]
     fn a_fact_takes_the_place_of_an_older_one_about_the_same() {
         let newer = Fact { peak: Some(7), when: 1.0, ..fact(8, true, 12) };
-        let first = Fact { largest: true, ..fact(8, true, 12) };
+        let first = Fact { largest: true, sample_ms: Some(3.0), ..fact(8, true, 12) };
         let entry = entry(&[first, fact(16, false, 12), newer.clone()]);
-        assert_eq!(entry.facts, [Fact { largest: true, ..newer }, fact(16, false, 12)]);
+        assert_eq!(entry.facts, [Fact { largest: true, sample_ms: Some(3.0), ..newer }, fact(16, false, 12)]);
         assert_eq!(entry.summary(), "batch 8 fits (peak 7 B), 16 does not fit in 12 B");
     }
 

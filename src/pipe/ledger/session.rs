@@ -9,6 +9,7 @@ use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerSpec};
 use serde_json::{Map, Value};
 
 use super::advice::BatchRequest;
+use super::pace::StepTimes;
 use super::{Advice, Fact, Key, Ledger, LedgerEntry, allocator_text, model_hash};
 use crate::clock::now;
 use crate::error::Error;
@@ -16,12 +17,12 @@ use crate::gpu::Card;
 use crate::input::Inputs;
 
 pub struct LedgerSession {
-    ledger: Ledger,
+    pub(super) ledger: Ledger,
     run: String,
     image: String,
     config: Map<String, Value>,
     /// A hash of what decides how long rows are.
-    data: String,
+    pub(super) data: String,
     observed: Observed,
 }
 
@@ -35,6 +36,7 @@ struct Observed {
     measured: Vec<Measured>,
     fitted: Option<Fitted>,
     rehearsed: bool,
+    times: StepTimes,
 }
 
 impl LedgerSession {
@@ -57,7 +59,7 @@ impl LedgerSession {
         }
     }
 
-    fn key(&self, spec: &TrainerSpec, longest: &str, gpu: &str, driver: &str) -> Key {
+    pub(super) fn key(&self, spec: &TrainerSpec, longest: &str, gpu: &str, driver: &str) -> Key {
         let text = |value| serde_json::to_value(value).ok().and_then(|value: Value| value.as_str().map(str::to_owned));
         Key {
             model: model_hash(&spec.model, &self.config),
@@ -107,6 +109,7 @@ impl LedgerSession {
                 self.observed.fitted = Some(fitted.clone());
             }
             EventKind::Rehearsed(_) => self.observed.rehearsed = true,
+            EventKind::Step(step) => self.observed.times.add(step.ms),
             _ => {}
         }
     }
@@ -130,6 +133,7 @@ impl LedgerSession {
             largest: false,
             capped: false,
             peak,
+            sample_ms: None,
             capacity,
             when: now(),
             run: self.run.clone(),
@@ -146,6 +150,7 @@ impl LedgerSession {
         } else if attempt.outcome != Some(Outcome::Oom) && observed.rehearsed {
             // Without the longest samples a peak says little of what is to come.
             let mut held = fact(attempt.batch, true, attempt.peak_memory);
+            held.sample_ms = observed.times.sample_ms(effective);
             let found = observed.fitted.filter(|fitted| fitted.batch == attempt.batch);
             held.largest = found.is_some();
             held.capped = found.is_some_and(|fitted| fitted.is_whole_step());

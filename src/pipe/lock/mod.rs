@@ -45,6 +45,10 @@ pub async fn collect(
     let names: BTreeSet<String> = variables::names(&resolved).map(str::to_owned).collect();
     let cards = if template.device == Device::Cuda { engine.cards(&pipeline.container.gpus) } else { Vec::new() };
     let card = cards.into_iter().next();
+    // One that is still to be trained will be the one that the run had: the hashes of the training data answer for it.
+    let then = inputs.tokenizer_training.as_ref().and_then(|_| read(folder));
+    let (tokenizer, tokenizer_files) =
+        then.map_or_else(Default::default, |then| (then.tokenizer, then.tokenizer_files));
     let lock = Lock {
         pipe: env!("CARGO_PKG_VERSION").to_owned(),
         pipeline: hash(&text),
@@ -55,8 +59,8 @@ pub async fn collect(
         on,
         train: Vec::new(),
         eval: Vec::new(),
-        tokenizer: None,
-        tokenizer_files: Vec::new(),
+        tokenizer,
+        tokenizer_files,
         model: Vec::new(),
         hub: Vec::new(),
         commit: commit::read(Path::new(".")),
@@ -103,11 +107,16 @@ async fn with_inputs(
 
 fn hash_inputs(lock: Lock, inputs: &Inputs, model: &[Input], mut hasher: Hasher) -> Result<Lock, Error> {
     let mut tokenizer = hasher.files(inputs.tokenizer_definition())?.into_iter();
+    let (first, others) = match inputs.tokenizer_training {
+        // Not trained yet: what is written down of it stays.
+        Some(_) => (lock.tokenizer.clone(), lock.tokenizer_files.clone()),
+        None => (tokenizer.next(), tokenizer.collect()),
+    };
     let lock = Lock {
         train: hasher.files(&inputs.train)?,
         eval: hasher.files(&inputs.eval)?,
-        tokenizer: tokenizer.next(),
-        tokenizer_files: tokenizer.collect(),
+        tokenizer: first,
+        tokenizer_files: others,
         model: hasher.files(model)?,
         hub: inputs.hub.clone(),
         ..lock

@@ -1,6 +1,7 @@
 //! What people and scripts see: progress, tables, JSON. stdout is data, stderr is everything else.
 
 mod check;
+mod classes;
 mod number;
 mod progress;
 mod result;
@@ -12,6 +13,7 @@ mod visible;
 mod wrap;
 
 pub use check::{Check, CheckStatus};
+pub use classes::class_table;
 pub use number::{figure, grouped, speed};
 pub use progress::{FetchProgress, Reporter};
 pub use result::{ResultFiles, metrics_table, result_lines};

@@ -26,9 +26,7 @@ impl ResultFiles {
         let shown = |path: &Path| path.display().to_string();
         let model = Some(run.model()).filter(|model| model.join("config.json").is_file());
         let report = Some(run.report()).filter(|report| report.is_file());
-        let writes_text = state.result.as_ref().is_some_and(|result| result.writes_text);
-        let command = model.as_ref().filter(|_| writes_text);
-        let command = command.map(|model| format!("pipe-trainer generate --model {} --prompt TEXT", shown(model)));
+        let command = model.as_ref().map(|_| format!("pipe predict {} --data FILE", state.id));
         Self { model: model.as_deref().map(shown), report: report.as_deref().map(shown), command }
     }
 }

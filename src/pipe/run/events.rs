@@ -101,20 +101,7 @@ mod tests {
     use super::*;
 
     fn step(seq: u64, step: u64) -> Event {
-        let kind = EventKind::Step(Step {
-            step,
-            epoch: 0.0,
-            samples: 0,
-            loss: 1.0,
-            lr: 0.0,
-            grad_norm: 0.0,
-            tokens: 1,
-            ms: 1.0,
-            data_ms: 0.0,
-            allocated: 0,
-            reserved: 0,
-            peak: 0,
-        });
+        let kind = EventKind::Step(Step { step, loss: 1.0, tokens: 1, ms: 1.0, ..Step::default() });
         Event { seq, ts: 0.0, kind }
     }
 

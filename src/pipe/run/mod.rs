@@ -1,11 +1,14 @@
 //! Runs on disk: folder, state, owner. A folder stays readable whatever is killed.
 
+mod evaluation;
 mod events;
+mod filter;
 mod follow;
 pub mod job_file;
 mod list;
 mod owner;
 mod record;
+mod repeated;
 mod reserve;
 mod result;
 
@@ -20,10 +23,12 @@ use crate::clock::{iso, now};
 use crate::error::Error;
 use crate::files::{absolute, write_json, write_whole};
 pub use events::EventLog;
+pub use filter::{Filter, Since};
 pub use follow::Follow;
 pub use list::{Listed, find, list};
 pub use owner::Owner;
 pub use record::{Record, unit};
+pub use repeated::Repeated;
 use reserve::Reserve;
 pub use result::result;
 

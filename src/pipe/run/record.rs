@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 
+use pipe_spec::evaluation::EvaluationDetails;
 use pipe_spec::event::{Eval, Finished, RecordedEvent, Sample, Started, Step};
 use pipe_spec::pipeline::LossUnit;
 use pipe_spec::text::count;
 use pipe_spec::{EventKind, RunFolder, RunState};
 use serde_json::{Map, Value};
 
-use super::{Listed, job_file};
+use super::{Listed, evaluation, job_file};
 
 /// Bytes of a config.json, which the job has written, that are read at most.
 const CONFIG_LIMIT: u64 = 16 << 20;
@@ -27,6 +28,8 @@ pub struct Record {
     pub lock: Option<String>,
     /// The config.json of the exported model.
     pub config: Option<Map<String, Value>>,
+    /// What the evaluation of the model has shown beside its scores.
+    pub evaluation: Option<EvaluationDetails>,
     /// What could not be read.
     pub missing: Vec<String>,
 }
@@ -54,6 +57,8 @@ impl Record {
             record.state = Some(listed.state);
         }
         record.read_events(&folder.events());
+        let state = record.state.as_ref();
+        record.evaluation = state.and_then(|state| evaluation::of_model(folder, state, &record.history));
         record.resolved = record.text(&folder.resolved());
         record.lock = record.text(&folder.lock());
         record.missing.extend(record.history.missing_steps());

@@ -1,18 +1,6 @@
-//! What a new pipeline says of each architecture and each task.
+//! What a new pipeline says of each task.
 
-pub use pipe_model::Starter as Defaults;
-use pipe_model::StarterSizes;
-use pipe_spec::pipeline::{Arch, Task};
-
-/// The settings of a training that was not tuned yet.
-pub fn defaults(arch: Arch) -> Defaults {
-    pipe_model::starter(arch)
-}
-
-/// The config of a model of a usual size, as lines of YAML. `vocabulary` is that of the tokenizer.
-pub fn config(arch: Arch, vocabulary: u64, features: usize, classes: usize) -> Vec<String> {
-    (defaults(arch).config)(&StarterSizes { vocabulary, features, classes })
-}
+use pipe_spec::pipeline::Task;
 
 /// What a task is, for the list of choices.
 pub fn describe(task: Task) -> &'static str {
@@ -22,6 +10,17 @@ pub fn describe(task: Task) -> &'static str {
         Task::Contrastive => "which picture belongs to which text",
         Task::TimeSeries => "a class for a window of a time series",
         Task::Language => "the next token of a text",
+    }
+}
+
+/// What its data must have.
+pub fn wants(task: Task) -> &'static str {
+    match task {
+        Task::Seq2Seq => "two texts (source, target) or conversations (messages)",
+        Task::Classification => "a text or two (text, text_pair) and a label",
+        Task::Contrastive => "paths of pictures (image) and a text",
+        Task::TimeSeries => "numbers, a label and perhaps a time, in .csv, .tsv or .parquet",
+        Task::Language => "a text",
     }
 }
 

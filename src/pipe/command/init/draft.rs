@@ -1,34 +1,43 @@
 //! A pipeline file for people: every key that one is likely to change, each with a few comment.
 
+use pipe_model::{Starter, StarterSizes};
 use pipe_spec::pipeline::{Arch, Task};
 use pipe_spec::text::ByteSize;
 
-use super::architecture::{self, Defaults};
+use super::architecture;
+use super::limits::Limits;
+use super::page::{Page, scalar, split_pairs};
+use super::settings::Settings;
+use super::survey::Field;
 
 /// What is known of the pipeline that is written.
+#[derive(Clone)]
 pub struct Draft {
     pub name: String,
     pub arch: Arch,
     pub train: String,
     pub eval: Option<String>,
-    pub fields: Vec<(&'static str, String)>,
+    pub fields: Vec<Field>,
     /// A folder or a hub id; without one the model begins from scratch.
     pub from: Option<String>,
-    pub vocabulary: u64,
-    pub features: usize,
-    pub classes: usize,
+    pub sizes: StarterSizes,
+    pub limits: Limits,
+    pub settings: Settings,
+    /// Whether rows without a label are left out.
+    pub skip_bad: bool,
+    /// What was found in the data, as comments.
+    pub findings: Vec<String>,
+    /// Whether a tokenizer lies beside the data.
+    pub has_tokenizer: bool,
     pub gpu_memory: Option<ByteSize>,
     /// Whether it is for a card.
     pub card: bool,
     pub batch: u32,
 }
 
-/// Where comments begin.
-const MARGIN: usize = 33;
-
 impl Draft {
     pub fn yaml(&self) -> String {
-        let defaults = architecture::defaults(self.arch);
+        let starter = pipe_model::starter(self.arch);
         let mut page = Page::default();
         let task = self.arch.task();
         let arch = self.arch.name();
@@ -36,9 +45,9 @@ impl Draft {
         page.text("# `pipe check` checks this file, `pipe plan` says what memory it needs, `pipe run` runs it; `pipe schema` has every key.");
         page.line("version: 1", "");
         page.line(&format!("name: {}", self.name), "the name of its runs");
-        self.model(&mut page, &defaults);
+        self.model(&mut page, &starter);
         self.data(&mut page, task);
-        self.train(&mut page, &defaults);
+        self.train(&mut page, &starter, task);
         self.memory(&mut page);
         self.watch(&mut page, task);
         page.line("container:", "");
@@ -48,7 +57,7 @@ impl Draft {
         page.0
     }
 
-    fn model(&self, page: &mut Page, defaults: &Defaults) {
+    fn model(&self, page: &mut Page, starter: &Starter) {
         page.line("model:", "");
         page.line(&format!("  arch: {}", self.arch.name()), &others(self.arch));
         if let Some(from) = &self.from {
@@ -60,93 +69,106 @@ impl Draft {
         }
         let fits = match self.arch.task() {
             Task::TimeSeries => "input_features and num_classes are those of the data",
-            _ => "vocab_size is that of the tokenizer",
+            _ => "vocab_size is at least that of the tokenizer",
         };
         page.line("  config:", &format!("from scratch; keys as in config.json. {fits}"));
-        for line in architecture::config(self.arch, self.vocabulary, self.features, self.classes) {
+        for line in (starter.config)(&self.sizes) {
             // A mapping in a mapping stays as it is.
             let pairs: Vec<&str> = if line.contains('{') { vec![&line] } else { split_pairs(&line) };
             pairs.iter().for_each(|pair| page.text(&format!("    {pair}")));
         }
-        if let Some(hub) = defaults.hub {
+        if let Some(hub) = starter.hub {
             page.line(&format!("  # from: {hub}"), "instead of config: start from trained weights");
         }
     }
 
     fn data(&self, page: &mut Page, task: Task) {
         page.line("data:", "");
+        self.findings.iter().for_each(|line| page.text(&format!("  # {line}")));
         page.line(
             &format!("  train: {}", scalar(&self.train)),
             "relative to where pipe is started; or a list, or a folder",
         );
-        match (&self.eval, task) {
-            (Some(eval), _) => page.line(&format!("  eval: {}", scalar(eval)), "the evaluation data"),
-            (None, Task::TimeSeries) => {
-                page.line("  eval_share: 0.1", "the end of each series is kept for evaluation; or eval: FILE")
-            }
-            (None, _) => {
-                let place = std::path::Path::new(&self.train);
-                let ending = place.extension().map_or("jsonl".into(), |ending| ending.to_string_lossy());
-                let eval = place.with_file_name(format!("eval.{ending}"));
-                page.line(&format!("  # eval: {}", scalar(&eval.display().to_string())), "the evaluation data");
+        match &self.eval {
+            Some(eval) => page.line(&format!("  eval: {}", scalar(eval)), "the evaluation data"),
+            None => {
+                let which = match task {
+                    Task::TimeSeries => "the end of each series is kept for evaluation; or eval: FILE",
+                    _ => "of the rows are kept for evaluation; or eval: FILE",
+                };
+                page.line(&format!("  eval_share: {}", self.settings.eval_share), which);
             }
         }
         let fields: Vec<String> =
             self.fields.iter().map(|(role, column)| format!("{role}: {}", scalar(column))).collect();
         match fields.is_empty() {
+            true if task == Task::Language => {}
             true => {
                 page.line(&format!("  # fields: {{{}}}", example(task)), "columns of the data, if their names differ")
             }
             false => page.line(&format!("  fields: {{{}}}", fields.join(", ")), "columns of the data"),
         }
-        match task {
-            Task::Seq2Seq => {
-                page.line("  max_source: 512", "tokens; longer texts are cut, shorter limits need less memory");
-                page.line("  max_target: 256", "");
-            }
-            Task::Classification => {
-                page.line("  max_length: 256", "tokens; longer texts are cut, a smaller value needs less memory")
-            }
-            Task::Contrastive => {
-                page.line("  max_length: 77", "tokens of a text");
-                page.line("  skip_bad: false", "true: leave out pictures that cannot be read");
-            }
-            Task::Language => page.line("  max_length: 512", "tokens; a smaller value needs less memory"),
-            Task::TimeSeries => {}
-        }
+        self.lengths(page, task);
         if task.reads_text() {
-            page.line(
-                "  # tokenizer: tokenizer.json",
-                "default: that of model.from, else the one beside the training data",
-            );
+            let which = match (&self.from, self.has_tokenizer) {
+                (Some(_), _) => "default: that of model.from",
+                (None, true) => "default: the one beside the training data",
+                (None, false) => "default: one is trained on the texts of the training data, once",
+            };
+            page.line("  # tokenizer: tokenizer.json", which);
         }
-        page.line("  workers: 4", "threads that prepare batches");
+        page.line(&format!("  workers: {}", if self.card { 4 } else { 2 }), "threads that prepare batches");
     }
 
-    fn train(&self, page: &mut Page, defaults: &Defaults) {
+    fn lengths(&self, page: &mut Page, task: Task) {
+        let Limits { source, target, length } = self.limits;
+        const CUT: &str = "tokens; longer texts are cut, a smaller value needs less memory";
+        match task {
+            Task::Seq2Seq => {
+                page.line(&format!("  max_source: {source}"), CUT);
+                page.line(&format!("  max_target: {target}"), "");
+            }
+            Task::Classification => page.line(&format!("  max_length: {length}"), CUT),
+            Task::Contrastive => page.line(&format!("  max_length: {length}"), "tokens of a text"),
+            Task::Language => {
+                page.line(&format!("  max_length: {length}"), "tokens; a smaller value needs less memory")
+            }
+            Task::TimeSeries => {}
+        }
+        match task {
+            Task::Contrastive => {
+                page.line(&format!("  skip_bad: {}", self.skip_bad), "true: leave out pictures that cannot be read");
+            }
+            Task::Classification if self.skip_bad => page.line("  skip_bad: true", "leave out rows without a label"),
+            _ => {}
+        }
+    }
+
+    fn train(&self, page: &mut Page, starter: &Starter, task: Task) {
+        let Settings { epochs, effective_batch, lr, balanced, .. } = self.settings;
         page.line("train:", "");
-        page.line(&format!("  epochs: {}", defaults.epochs), "passes over the data; or steps: 1000");
+        page.line(&format!("  epochs: {epochs}"), "passes over the data; or steps: 1000");
         page.line(
             &format!("  batch: {}", self.batch),
             "samples per pass, reduced on out-of-memory; or auto: the largest that fits",
         );
-        page.line(
-            &format!("  effective_batch: {}", defaults.effective_batch),
-            "samples per step, kept when the batch changes",
-        );
+        page.line(&format!("  effective_batch: {effective_batch}"), "samples per step, kept when the batch changes");
         let precision = if self.card { "bf16-mixed" } else { "fp32" };
         page.line(
             &format!("  precision: {precision}"),
             "fp32 | tf32 | bf16 | bf16-mixed | fp16-mixed (cards before 2020)",
         );
         page.line(
-            &format!("  optimizer: {{kind: adamw, lr: {}, weight_decay: 0.01}}", defaults.lr),
+            &format!("  optimizer: {{kind: adamw, lr: {lr:.1e}, weight_decay: 0.01}}"),
             "try another lr first; adafactor needs less memory",
         );
         page.line(
-            &format!("  schedule: {{kind: {}, warmup: {}}}", defaults.schedule, defaults.warmup),
-            "constant | linear | cosine, after the warm-up",
+            &format!("  schedule: {{kind: {}, warmup: 0.1}}", starter.schedule),
+            "constant | linear | cosine, after a warm-up of a tenth of the steps",
         );
+        if task.classifies() && balanced {
+            page.line("  class_weights: balanced", "every class counts the same, however many rows it has");
+        }
         page.line("  clip: 1.0", "the largest gradient norm");
         page.line("  checkpointing: false", "true: much less memory, about a third more time");
         page.line("  seed: 42", "");
@@ -170,12 +192,14 @@ impl Draft {
     }
 
     fn watch(&self, page: &mut Page, task: Task) {
-        let evaluates = self.eval.is_some() || task == Task::TimeSeries;
+        let every = self.settings.evaluate_every.map_or("epoch".to_owned(), |steps| steps.to_string());
         let generate = if task.writes_text() { ", generate: 3" } else { "" };
-        let mark = if evaluates { "" } else { "# " };
-        let comment = if generate.is_empty() { "or a number of steps" } else { "or a number of steps; texts to show" };
-        page.line(&format!("{mark}evaluate: {{every: epoch{generate}}}"), comment);
-        page.line("save: {every: 500, keep: 3}", "steps between checkpoints, and how many stay");
+        let texts = if generate.is_empty() { "" } else { "; texts to show" };
+        page.line(&format!("evaluate: {{every: {every}{generate}}}"), &format!("a number of steps, or epoch{texts}"));
+        page.line(
+            &format!("save: {{every: 500, keep: 2, best: {}}}", self.settings.best),
+            "steps between checkpoints, how many stay, and the metric of the model that is kept",
+        );
         let comment =
             "true: event files for `tensorboard --logdir runs`; wandb: PROJECT, an offline run for `wandb sync`";
         page.line("track: {tensorboard: false}", comment);
@@ -190,65 +214,20 @@ fn others(arch: Arch) -> String {
 }
 
 fn example(task: Task) -> String {
-    let roles = task.roles().iter().map(|role| format!("{role}: {role}"));
+    let usual = task.roles().iter().filter(|role| **role != "messages");
+    let roles = usual.map(|role| format!("{role}: {role}"));
     roles.collect::<Vec<_>>().join(", ")
-}
-
-/// `a: 1, b: [2, 3]` into its pairs.
-fn split_pairs(line: &str) -> Vec<&str> {
-    let mut pairs = Vec::new();
-    let mut begin = 0;
-    let mut depth = 0;
-    for (place, letter) in line.char_indices() {
-        match letter {
-            '[' => depth += 1,
-            ']' => depth -= 1,
-            ',' if depth == 0 => {
-                pairs.push(line[begin..place].trim());
-                begin = place + 1;
-            }
-            _ => {}
-        }
-    }
-    pairs.push(line[begin..].trim());
-    pairs
-}
-
-/// A text as a value of YAML: as it is where nothing in it means anything.
-fn scalar(text: &str) -> String {
-    let plain = |letter: char| letter.is_alphanumeric() || matches!(letter, '/' | '.' | '_' | '-');
-    let is_plain = text.starts_with(|letter: char| letter.is_alphabetic() || matches!(letter, '/' | '.' | '_'))
-        && text.chars().all(plain)
-        && text.parse::<f64>().is_err()
-        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
-    if is_plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
-}
-
-#[derive(Default)]
-struct Page(String);
-
-impl Page {
-    fn text(&mut self, line: &str) {
-        self.0.push_str(line);
-        self.0.push('\n');
-    }
-
-    fn line(&mut self, text: &str, comment: &str) {
-        match comment.is_empty() {
-            true => self.text(text),
-            false => self.text(&format!("{:<MARGIN$}# {comment}", format!("{text}  "))),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use pipe_model::ModelSize;
     use pipe_spec::Variables;
     use pipe_spec::pipeline::Pipeline;
 
     use super::*;
 
-    fn draft(arch: Arch, from: Option<&str>) -> Draft {
+    fn draft(arch: Arch, from: Option<&str>, model: ModelSize) -> Draft {
         Draft {
             name: "x".to_owned(),
             arch,
@@ -256,9 +235,20 @@ mod tests {
             eval: None,
             fields: Vec::new(),
             from: from.map(str::to_owned),
-            vocabulary: 300,
-            features: 4,
-            classes: 3,
+            sizes: StarterSizes { model, vocabulary: 300, length: 64, features: 4, window: 20, classes: 3 },
+            limits: Limits::unknown(arch.task()),
+            settings: Settings {
+                epochs: 3,
+                effective_batch: 32,
+                lr: 2.0e-5,
+                eval_share: 0.12,
+                evaluate_every: Some(10),
+                balanced: true,
+                best: "eval.loss",
+            },
+            skip_bad: true,
+            findings: vec!["found: 3 rows".to_owned()],
+            has_tokenizer: false,
             gpu_memory: None,
             card: true,
             batch: 4,
@@ -269,33 +259,28 @@ mod tests {
     fn every_architecture_parses() {
         for arch in Arch::ALL.iter().copied() {
             let name = arch.name();
-            for from in [None, Some("owner/name")] {
+            for (from, model) in [
+                (None, ModelSize::Small),
+                (None, ModelSize::Medium),
+                (None, ModelSize::Base),
+                (Some("owner/name"), ModelSize::Base),
+            ] {
                 for eval in [None, Some("e.csv".to_owned())] {
                     let size = "7.5g".parse().ok().filter(|_| eval.is_some());
-                    let text = Draft { eval, gpu_memory: size, ..draft(arch, from) }.yaml();
+                    let text = Draft { eval, gpu_memory: size, ..draft(arch, from, model) }.yaml();
                     let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::iter::empty()))
                         .unwrap_or_else(|problems| panic!("{name}: {problems}\n{text}"));
                     let training = pipeline.training().unwrap();
                     assert_eq!(training.data.train.0, ["a folder/train: 1.jsonl"]);
                     assert_eq!((training.model.arch, training.model.from.as_deref()), (arch, from), "{text}");
+                    if let Some(config) = &training.model.config {
+                        let config =
+                            pipe_model::read_config(arch, config).unwrap_or_else(|error| panic!("{name}: {error}"));
+                        let count: i64 = config.parameters().iter().map(|one| one.shape.iter().product::<i64>()).sum();
+                        assert!(model != ModelSize::Small || count < 5_000_000, "{name}: {count}");
+                    }
                 }
             }
-        }
-    }
-
-    #[test]
-    fn texts_that_mean_something_are_quoted() {
-        for (text, want) in [
-            ("data/train.jsonl", "data/train.jsonl"),
-            ("../x", "../x"),
-            ("no", "\"no\""),
-            ("a b", "\"a b\""),
-            ("a: b", "\"a: b\""),
-            ("1", "\"1\""),
-            ("-x", "\"-x\""),
-            ("$HOME\"", "\"$HOME\\\"\""),
-        ] {
-            assert_eq!(scalar(text), want);
         }
     }
 }

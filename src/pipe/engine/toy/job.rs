@@ -85,36 +85,22 @@ fn append(path: &Path, line: &str) {
 fn started(spec: &TrainerSpec, steps: u64) -> Started {
     Started {
         device: "cpu".to_owned(),
-        capacity: None,
-        driver: None,
-        libtorch: String::new(),
         params: 1,
         batch: spec.train.batch(),
         accum: spec.train.accum(),
         effective_batch: spec.train.effective_batch,
         steps,
-        samples: 0,
-        weights: None,
-        load_peak: None,
-        ready_ms: 0.0,
-        longest: None,
-        resumed_from: None,
+        ..Started::default()
     }
 }
 
 fn one_step(spec: &TrainerSpec, step: u64) -> Step {
     Step {
         step,
-        epoch: 0.0,
         samples: step * u64::from(spec.train.effective_batch),
         loss: 1.0 / step as f64,
-        lr: 0.0,
-        grad_norm: 0.0,
         tokens: 1,
         ms: 1.0,
-        data_ms: 0.0,
-        allocated: 0,
-        reserved: 0,
-        peak: 0,
+        ..Step::default()
     }
 }

@@ -18,7 +18,7 @@ impl ColumnSelection {
         let is_optional = |role: &str| matches!(role, "text_pair" | "time") && !data.fields.contains_key(role);
         let mut required: Vec<String> = Vec::new();
         let mut columns: Vec<String> = Vec::new();
-        for role in task.roles() {
+        for role in data.roles(task) {
             let name = data.field(role).to_owned();
             if !is_optional(role) && !required.contains(&name) {
                 required.push(name.clone());
@@ -31,6 +31,33 @@ impl ColumnSelection {
             columns: (task != Task::TimeSeries).then_some(columns),
             required,
             pictures: (task == Task::Contrastive).then(|| data.field("image").to_owned()),
+        }
+    }
+
+    /// For rows to predict, of which `keep` is repeated: what is to be predicted may be missing.
+    pub fn for_prediction(task: Task, data: &Data, keep: &[String]) -> Self {
+        let Self { mut columns, required, pictures } = Self::new(task, data);
+        if let Some(columns) = &mut columns {
+            let prompt = (task == Task::Language).then(|| data.field("prompt").to_owned());
+            let more = keep.iter().cloned().chain(["id".to_owned()]).chain(prompt);
+            more.for_each(|name| {
+                if !columns.contains(&name) {
+                    columns.push(name)
+                }
+            });
+        }
+        let needed: &[&str] = match task {
+            Task::Seq2Seq => &["source"],
+            Task::Classification => &["text", "text_pair"],
+            Task::TimeSeries => &["time"],
+            // A picture or a text; a text or a prompt.
+            Task::Contrastive | Task::Language => &[],
+        };
+        let is_needed = |name: &String| needed.iter().any(|role| data.field(role) == name) || keep.contains(name);
+        Self {
+            columns,
+            required: required.into_iter().filter(is_needed).chain(keep.iter().cloned()).collect(),
+            pictures,
         }
     }
 
@@ -88,6 +115,11 @@ mod tests {
             Some(r#"no column "t"; it has: label"#)
         );
         assert_eq!(selection(Task::Contrastive, r#"{"image": "jpg"}"#).pictures.as_deref(), Some("jpg"));
+        let data: Data = serde_json::from_str(r#"{"train": "a", "fields": {"target": "b"}}"#).unwrap();
+        let predicted = ColumnSelection::for_prediction(Task::Seq2Seq, &data, &["n".to_owned()]);
+        assert_eq!(predicted.missing(&["source", "n"]), None);
+        assert_eq!(predicted.missing(&["b"]).as_deref(), Some(r#"no columns "source", "n"; it has: b"#));
+        assert!(["source", "b", "id", "n"].iter().all(|name| predicted.reads(name)) && !predicted.reads("other"));
         let same = selection(Task::Seq2Seq, r#"{"source": "a", "target": "a"}"#);
         assert_eq!(same.columns.as_deref(), Some(&["a".to_owned()][..]));
         assert_ne!(plain.key(), pairs.key());

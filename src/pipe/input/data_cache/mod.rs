@@ -1,5 +1,6 @@
 //! Data files that cannot be read at random (Parquet, gzip, zstd) are written out once as files that can, in a cache folder:
-//! JSON lines, CSV or plain text. The trainer reads these; the lock and the user's messages name the original.
+//! JSON lines, CSV or plain text. The trainer reads these; the lock and the user's messages name the original. A tokenizer that
+//! is trained on data lies there too.
 //!
 //! Knows nothing of engines and containers.
 
@@ -15,6 +16,7 @@ mod prepared_inputs;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
 mod watch;
 
 use std::fs::File;
@@ -53,20 +55,28 @@ pub fn check(path: &Path, selection: &ColumnSelection) -> Result<(), String> {
     }
 }
 
-/// The lines of a text file with which it begins, decompressed where need be.
-pub fn first_lines(path: &Path) -> Option<Box<dyn Read>> {
-    /// A file of one endless line is not read into memory.
-    const MAX_BYTES: u64 = 64 << 20;
+/// Of a file that is only looked at, so many bytes are read: one endless line must not fill the memory.
+const LOOKED_AT: u64 = 64 << 20;
+
+/// The bytes with which a text file begins, decompressed where need be.
+pub fn first_bytes(path: &Path) -> Option<Box<dyn Read>> {
     let file = File::open(path).ok()?;
     match Format::from_path(path) {
-        Format::Plain => Some(Box::new(file.take(MAX_BYTES))),
-        Format::Compressed(compression) => Some(Box::new(format::decompress(compression, file).ok()?.take(MAX_BYTES))),
+        Format::Plain => Some(Box::new(file.take(LOOKED_AT))),
+        Format::Compressed(compression) => Some(Box::new(format::decompress(compression, file).ok()?.take(LOOKED_AT))),
         Format::Parquet => None,
     }
 }
 
+/// Whether `first_bytes` leaves out the end of a file. Of a compressed file its own size is compared.
+pub fn is_longer_than_read(path: &Path) -> bool {
+    Format::from_path(path) != Format::Parquet && path.metadata().is_ok_and(|meta| meta.len() > LOOKED_AT)
+}
+
+pub use parquet::Preview;
+
 /// The columns of a Parquet file and its first rows as texts.
-pub fn first_rows(path: &Path, rows: usize) -> Option<(Vec<String>, Vec<Vec<String>>)> {
+pub fn first_rows(path: &Path, rows: usize) -> Option<Preview> {
     guarded(|| parquet::preview(path, rows)).ok().flatten()
 }
 

@@ -11,10 +11,11 @@ use super::columns::ColumnSelection;
 use super::entry::{Cache, EntryGuard};
 use super::format::Format;
 use super::prepare::Source;
+use super::tokenizer::TrainedTokenizer;
 use super::watch::Watch;
 use crate::error::Error;
 use crate::files::digests::Digests;
-use crate::input::Inputs;
+use crate::input::{Input, Inputs};
 use crate::interrupt::Interrupts;
 use crate::report::Reporter;
 
@@ -43,6 +44,10 @@ enum PrepareEvent {
         first: String,
         bytes: u64,
     },
+    TrainingTokenizer,
+    TokenizerTrained {
+        path: PathBuf,
+    },
     Waiting {
         name: String,
     },
@@ -59,7 +64,8 @@ struct Begun {
 
 /// Whether anything has to be prepared.
 pub fn needs_preparation(inputs: &Inputs) -> bool {
-    inputs.train.iter().chain(&inputs.eval).any(|input| Format::from_path(&input.host) != Format::Plain)
+    let is_plain = |input: &Input| Format::from_path(&input.host) == Format::Plain;
+    inputs.tokenizer_training.is_some() || !inputs.train.iter().chain(&inputs.eval).all(is_plain)
 }
 
 /// Prepares what the trainer cannot read as it is.
@@ -97,6 +103,10 @@ pub async fn prepare_inputs(
                     progress.begin(&what, bytes);
                     begun = Some(Begun { what, bytes, at: Instant::now(), folder: folder.clone() });
                 }
+                Some(PrepareEvent::TrainingTokenizer) => {
+                    progress.note("no tokenizer is named: training one on the texts of data.train, once");
+                }
+                Some(PrepareEvent::TokenizerTrained { path }) => progress.note(&format!("tokenizer: {}", path.display())),
                 Some(PrepareEvent::Waiting { name }) => progress.note(&format!("waiting for another pipe that prepares {name}")),
                 Some(PrepareEvent::Ended(result)) => {
                     if let (Ok(ready), Some(begun)) = (result.as_ref(), &begun) {
@@ -162,5 +172,36 @@ fn prepare(
         input.prepared = Some(prepared);
         held.push(entry);
     }
+    held.extend(train_tokenizer(&mut inputs, cache, watch, &say)?);
     Ok(PreparedInputs { inputs, held })
+}
+
+/// The tokenizer, where there is none: the files of `inputs` are prepared.
+fn train_tokenizer(
+    inputs: &mut Inputs,
+    cache: &Cache,
+    watch: &Watch,
+    say: &impl Fn(PrepareEvent),
+) -> Result<Option<EntryGuard>, Error> {
+    let Some(training) = inputs.tokenizer_training.take() else { return Ok(None) };
+    let mut digests = Digests::load();
+    let trained = TrainedTokenizer::new(&training, &inputs.train, &mut digests)?;
+    digests.save();
+    let is_new = !cache.has(&trained.key);
+    if is_new {
+        say(PrepareEvent::TrainingTokenizer);
+    }
+    let wait = || say(PrepareEvent::Waiting { name: "the tokenizer".to_owned() });
+    let named = |error| match error {
+        Error::NoTokenizer { message, is_input } => {
+            Error::NoTokenizer { message: inputs.with_host_paths(&message), is_input }
+        }
+        other => other,
+    };
+    let (tokenizer, held) = trained.get(cache, watch, wait).map_err(named)?;
+    if is_new {
+        say(PrepareEvent::TokenizerTrained { path: tokenizer.host.clone() });
+    }
+    inputs.tokenizer = vec![tokenizer];
+    Ok(Some(held))
 }

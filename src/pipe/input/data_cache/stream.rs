@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use pipe_spec::separator;
+
 use super::format::{self, CHUNK, Compression};
 use super::output::Conversion;
 use super::pictures::{self, PictureRef};
@@ -35,7 +37,7 @@ pub fn with_pictures(
 ) -> Result<(), Error> {
     let stream = open(job, compression)?;
     match format::inner_ending(job.host) {
-        Some("csv") => csv_rows(job, stream, pieces, column, folder),
+        Some("csv" | "tsv") => csv_rows(job, stream, pieces, column, folder),
         _ => json_rows(job, stream, pieces, column, folder),
     }
 }
@@ -89,8 +91,11 @@ fn csv_rows(
     folder: &Path,
 ) -> Result<(), Error> {
     let left = std::cell::Cell::new(LONGEST_ROW);
-    let stream = Limited { stream, left: &left };
-    let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(stream);
+    let mut stream = BufReader::with_capacity(CHUNK, Limited { stream, left: &left });
+    let start = stream.fill_buf().map_err(|error| job.fail(format::unreadable(&error)))?;
+    let separator = separator::find(job.host, start);
+    let mut reader =
+        csv::ReaderBuilder::new().has_headers(false).flexible(true).delimiter(separator).from_reader(stream);
     let (mut row, mut index) = (csv::StringRecord::new(), None);
     let mut number = 0;
     loop {
@@ -113,7 +118,8 @@ fn csv_rows(
             let whole = pictures::whole_path(folder, path);
             row = row.iter().enumerate().map(|(at, cell)| if Some(at) == index { &whole } else { cell }).collect();
         }
-        let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(&mut *pieces.buffer());
+        let mut writer =
+            csv::WriterBuilder::new().flexible(true).delimiter(separator).from_writer(&mut *pieces.buffer());
         writer.write_record(&row).and_then(|()| Ok(writer.flush()?)).map_err(|error| job.fail(error.to_string()))?;
         drop(writer);
         pieces.row_done()?;

@@ -10,7 +10,7 @@ use super::columns::ColumnSelection;
 use super::entry::Cache;
 use super::prepare::Source;
 use super::watch::Watch;
-use super::{check, first_rows};
+use super::{Preview, check, first_rows};
 use crate::error::Error;
 use crate::files::digests::Digests;
 use crate::input::Input;
@@ -204,11 +204,12 @@ fn columns_can_be_encrypted_alone() {
 
 #[test]
 fn first_rows_of_a_table() {
-    let (names, rows) = first_rows(&fixture("series.parquet"), 3).unwrap();
+    let Preview { names, rows, total } = first_rows(&fixture("series.parquet"), 3).unwrap();
+    assert!(total > 3, "{total}");
     assert_eq!(names.last().map(String::as_str), Some("label"));
     assert_eq!((rows.len(), rows[0].last().map(String::as_str)), (3, Some("rising")));
-    let (names, rows) = first_rows(&fixture("kinds.parquet"), 10_000).unwrap();
-    assert_eq!((names.len(), rows.len()), (24, 40));
+    let Preview { names, rows, total } = first_rows(&fixture("kinds.parquet"), 10_000).unwrap();
+    assert_eq!((names.len(), rows.len(), total), (24, 40, 40));
     let column = names.iter().position(|name| name == "required").unwrap();
     assert_eq!(rows[39][column], "39");
 }

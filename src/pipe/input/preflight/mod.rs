@@ -54,7 +54,8 @@ impl Inputs {
         // Of a model that is not there nothing more is said.
         let is_lost = own_tokenizer && from.is_some() && model.is_none();
         let mut tokenizer = Vec::new();
-        if reads_text && unfetched.is_none() && !is_lost {
+        let tokenizer_training = tokenizer::to_train(training, train.first()).filter(|_| reads_text);
+        if reads_text && unfetched.is_none() && !is_lost && tokenizer_training.is_none() {
             tokenizer = finder.tokenizer(training, model.as_ref(), train.first());
         }
         let columns = ColumnSelection::new(task, &training.data);
@@ -88,7 +89,31 @@ impl Inputs {
             finder.check_given_mounts(&sockets, pipeline);
         }
         finder.check()?;
-        Ok(Self { train, eval, tokenizer, model, hub: finder.repositories, all_local })
+        Ok(Self { train, eval, tokenizer, tokenizer_training, model, hub: finder.repositories, all_local })
+    }
+
+    /// Finds rows to predict, and fetches those of the hub.
+    pub fn find_rows(
+        paths: &Paths,
+        task: Task,
+        columns: &ColumnSelection,
+        known: &Variables,
+        hub: &Hub,
+    ) -> Result<Self, NotFound> {
+        const KEY: &str = "data.rows";
+        let mut finder = Finder::new(known, hub);
+        let rows = finder.data(KEY, paths, task);
+        finder.check()?;
+        let missing = std::mem::take(&mut finder.missing);
+        if let Err(error) = hub.fetch(&missing) {
+            finder.failed(KEY, error.failure);
+            finder.check()?;
+        }
+        hub.announce(&finder.repositories);
+        finder.check_files(KEY, &rows, columns);
+        finder.check_mounts(&EngineSockets::find(), KEY, &rows);
+        finder.check()?;
+        Ok(Self { train: rows, hub: finder.repositories, ..Self::none() })
     }
 }
 

@@ -102,5 +102,5 @@ fn names_pictures(path: &Path) -> bool {
     let ending = |path: &Path| path.extension().map(|ending| ending.to_string_lossy().into_owned());
     let packed = ending(path).filter(|ending| ["gz", "zst"].contains(&ending.as_str())).is_some();
     let inner = if packed { path.with_extension("") } else { path.to_owned() };
-    ending(&inner).is_some_and(|ending| ["jsonl", "csv"].contains(&ending.as_str()))
+    ending(&inner).is_some_and(|ending| ["jsonl", "csv", "tsv"].contains(&ending.as_str()))
 }

@@ -5,11 +5,10 @@ use std::path::Path;
 
 use pipe_spec::model_folder::{self, TOKENIZER_JSON, TOKENIZER_SETTINGS};
 use pipe_spec::pipeline::{Arch, Training};
+use serde_json::{Map, Value};
 
 use super::{Finder, Input, Inputs};
-
-/// Where a tokenizer that does not lie with the model is mounted.
-const FOLDER: &str = "/pipe/data/tokenizer";
+use crate::input::{TOKENIZER_FOLDER, TokenizerTraining};
 
 impl Inputs {
     /// The files that decide which tokens a text has. What lies beside a tokenizer.json is only handed on to the result.
@@ -32,7 +31,7 @@ impl Finder<'_> {
         let found = match (&training.data.tokenizer, model) {
             (Some(text), _) => {
                 let name = Path::new(text).file_name().unwrap_or_default();
-                Some(self.input(text, Path::new(FOLDER).join(name))).filter(|input| input.host.is_file())
+                Some(self.input(text, Path::new(TOKENIZER_FOLDER).join(name))).filter(|input| input.host.is_file())
             }
             (None, Some(model)) => in_model(model, arch).or_else(|| beside_data(first?, arch)),
             (None, None) => first.and_then(|first| beside_data(first, arch)),
@@ -48,11 +47,7 @@ impl Finder<'_> {
             }
         };
         let sets: Vec<String> = model_folder::tokenizers(arch).iter().map(|set| set.join(" with ")).collect();
-        let mut message = format!("no such file: {}; give the path of a {}", looked.display(), sets.join(" or a "));
-        if let (None, None, Some(first)) = (&training.data.tokenizer, model, first) {
-            message +=
-                &training_command(training, first).map_or(String::new(), |how| format!(", or make one: `{how}`"));
-        }
+        let message = format!("no such file: {}; give the path of a {}", looked.display(), sets.join(" or a "));
         self.problem("data.tokenizer", message);
         Vec::new()
     }
@@ -78,29 +73,27 @@ impl Finder<'_> {
     }
 }
 
-/// What makes a tokenizer beside the data; nothing where the trainer cannot read the data as it is.
-fn training_command(training: &Training, first: &Input) -> Option<String> {
-    let data =
-        first.written.to_str().filter(|path| [".jsonl", ".csv", ".txt"].iter().any(|end| path.ends_with(end)))?;
-    let quoted = |text: &str| match text.chars().all(|letter| letter.is_alphanumeric() || "/._-=".contains(letter)) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    };
+/// The tokenizer that a model from scratch gets where none is named and nothing of one lies beside the data.
+pub fn to_train(training: &Training, first: Option<&Input>) -> Option<TokenizerTraining> {
     let arch = training.model.arch;
-    let mut words = format!("pipe-trainer tokenizer train --arch {} --data {}", arch.name(), quoted(data));
-    let is_text = |role: &str| arch.task().roles().contains(&role) && !["label", "image", "time"].contains(&role);
-    for (role, column) in training.data.fields.iter().filter(|(role, _)| is_text(role)) {
-        words += &format!(" --field {}", quoted(&format!("{role}={column}")));
+    if training.data.tokenizer.is_some() || training.model.from.is_some() {
+        return None;
     }
-    let size = |config: &serde_json::Map<String, serde_json::Value>| match config.get("text_config") {
+    let folder = first?.host.parent()?;
+    if model_folder::tokenizers(arch).iter().flat_map(|set| set.iter()).any(|name| folder.join(name).exists()) {
+        return None;
+    }
+    let size = |config: &Map<String, Value>| match config.get("text_config") {
         Some(text) => text.get("vocab_size")?.as_u64(),
         None => config.get("vocab_size")?.as_u64(),
     };
-    if let Some(size) = training.model.config.as_ref().and_then(size) {
-        words += &format!(" --vocab-size {size}");
-    }
-    let out = first.written.with_file_name(TOKENIZER_JSON);
-    Some(format!("{words} --out {}", quoted(out.to_str()?)))
+    let is_text = |role: &str| arch.task().text_roles().any(|text| text == role);
+    let fields = training.data.fields.iter().filter(|(role, _)| is_text(role));
+    Some(TokenizerTraining {
+        arch,
+        vocabulary: training.model.config.as_ref().and_then(size),
+        fields: fields.map(|(role, column)| (role.clone(), column.clone())).collect(),
+    })
 }
 
 /// Within the model's own mount, where links to other files of its repository lead somewhere.
@@ -120,7 +113,7 @@ fn beside_data(data: &Input, arch: Arch) -> Option<Input> {
     Some(Input {
         host: data.host.with_file_name(name),
         written: data.written.with_file_name(name),
-        mounted: Path::new(FOLDER).join(name),
+        mounted: Path::new(TOKENIZER_FOLDER).join(name),
         mount: None,
         prepared: None,
     })

@@ -245,19 +245,13 @@ mod tests {
         let started = Started {
             device: "a card".to_owned(),
             capacity: Some(16 << 30),
-            driver: None,
-            libtorch: String::new(),
             params: 1,
             batch: 32,
             accum: 4,
             effective_batch: 128,
             steps: 5000,
             samples: 1000,
-            weights: None,
-            load_peak: None,
-            ready_ms: 0.0,
-            longest: None,
-            resumed_from: None,
+            ..Started::default()
         };
         view.take(&event(1000.0, EventKind::Started(started)));
         for step in 1..=1234u64 {
@@ -270,10 +264,10 @@ mod tests {
                 grad_norm: 1.0,
                 tokens: 4000,
                 ms: 400.0,
-                data_ms: 0.0,
                 allocated: 1,
                 reserved: 1,
                 peak: 12 << 30,
+                ..Step::default()
             });
             view.take(&event(1000.0 + 0.4 * step as f64, kind));
         }

@@ -7,6 +7,7 @@ mod data;
 mod fetch;
 mod image;
 mod pace;
+mod predict;
 mod screen;
 mod sentence;
 mod view;
@@ -31,6 +32,7 @@ use data::DataProgress;
 pub use fetch::FetchProgress;
 use image::ImageProgress;
 use pace::line_interval;
+use predict::PredictProgress;
 use screen::{Screen, lock};
 use view::View;
 
@@ -52,8 +54,6 @@ pub struct Reporter {
     /// While the block is shown.
     screen: Option<Screen>,
     began: Instant,
-    /// When the first event of a log was, by the trainer's clock.
-    log_began: Option<f64>,
     /// When the last line about a step was printed, since the beginning.
     last_line: Option<Duration>,
     journal: Option<File>,
@@ -72,7 +72,7 @@ impl Reporter {
         Self::with_mode(mode)
     }
 
-    /// For the events of a log: the lines of a run without a terminal, on stdout, and no more of them.
+    /// For the events of a log: the lines of a run without a terminal, on stdout, with a line for every step.
     pub fn of_log() -> Self {
         Self::with_mode(Mode::Log)
     }
@@ -83,7 +83,6 @@ impl Reporter {
             view: Arc::default(),
             screen: None,
             began: Instant::now(),
-            log_began: None,
             last_line: None,
             journal: None,
             reason: Mutex::default(),
@@ -171,7 +170,7 @@ impl Reporter {
             EventKind::Fitted(fitted) => self.say(&sentence::finding(fitted)),
             EventKind::Rehearsed(rehearsed) => self.say(&sentence::rehearsal(rehearsed)),
             EventKind::Started(started) => self.say(&sentence::start(started)),
-            EventKind::Step(step) => self.step(step.step, recorded.event.ts),
+            EventKind::Step(step) => self.step(step.step),
             EventKind::Eval(eval) => self.say(&sentence::evaluation(eval)),
             EventKind::Sample(sample) => self.say(&sentence::sample(sample)),
             EventKind::Checkpoint(checkpoint) => {
@@ -185,17 +184,18 @@ impl Reporter {
         }
     }
 
-    /// A plain line for the first step, the last, and now and then one between them.
-    fn step(&mut self, step: u64, ts: f64) {
-        let since = match self.mode {
-            Mode::Lines => self.began.elapsed(),
-            Mode::Log => Duration::try_from_secs_f64(ts - *self.log_began.get_or_insert(ts)).unwrap_or_default(),
+    /// A plain line for the first step, the last, and now and then one between them; in a log for every step.
+    fn step(&mut self, step: u64) {
+        let since = self.began.elapsed();
+        let interval = match self.mode {
+            Mode::Lines => line_interval(since),
+            Mode::Log => Duration::ZERO,
             Mode::Json | Mode::Block | Mode::Quiet => return,
         };
         let line = {
             let view = lock(&self.view);
             let Some(training) = &view.training else { return };
-            let is_due = self.last_line.is_none_or(|at| since.saturating_sub(at) >= line_interval(since));
+            let is_due = self.last_line.is_none_or(|at| since.saturating_sub(at) >= interval);
             sentence::step(training).filter(|_| is_due || step == training.started.steps)
         };
         if let Some(line) = line {
@@ -261,6 +261,12 @@ impl Reporter {
     pub fn data_progress(&mut self) -> DataProgress<'_> {
         let on_terminal = self.mode == Mode::Block;
         DataProgress::new(self, on_terminal)
+    }
+
+    /// For rows that are predicted.
+    pub fn predict_progress(&mut self) -> PredictProgress<'_> {
+        let on_terminal = self.mode == Mode::Block;
+        PredictProgress::new(self, on_terminal)
     }
 
     fn show(&mut self) {

@@ -67,10 +67,9 @@ fn tokens(longest: &str) -> String {
 }
 
 pub fn evaluation(eval: &Eval) -> String {
-    let Eval { step, loss, samples, scores, .. } = eval;
-    // `f1` is the older name of `macro_f1`.
-    let shown = scores.iter().filter(|(name, _)| *name != "f1" || !scores.contains_key("macro_f1"));
-    let scores: String = shown.map(|(name, score)| format!(", {} {score:.3}", name.replace('_', " "))).collect();
+    let Eval { step, loss, samples, .. } = eval;
+    let score = |(name, score): (&str, f64)| format!(", {} {score:.3}", name.replace('_', " "));
+    let scores: String = eval.shown_scores().map(score).collect();
     format!("step {step}: eval loss {loss:.4}{scores}, {}", count(*samples, "sample"))
 }
 

@@ -200,8 +200,17 @@ impl Failure {
     }
 }
 
-/// The columns of a file and the first cells of those that are plain, for a preview.
-pub fn preview(path: &Path, rows: usize) -> Option<(Vec<String>, Vec<Vec<String>>)> {
+/// What a file begins with.
+pub struct Preview {
+    pub names: Vec<String>,
+    /// The cells of columns that are plain; those of the others are empty.
+    pub rows: Vec<Vec<String>>,
+    /// Rows of the whole file.
+    pub total: u64,
+}
+
+/// The columns of a file and the first cells of those that are plain.
+pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
     let reader = open(path).ok()?;
     let names = names(&reader);
     let total = rows_of(&reader).ok()?;
@@ -241,7 +250,7 @@ pub fn preview(path: &Path, rows: usize) -> Option<(Vec<String>, Vec<Vec<String>
             break 'groups;
         }
     }
-    Some((names, found))
+    Some(Preview { names, rows: found, total })
 }
 
 fn open(path: &Path) -> Result<SerializedFileReader<SharedFile>, String> {

@@ -1,0 +1,39 @@
+//! The batch for a card.
+
+use std::num::NonZeroU32;
+
+use pipe_spec::pipeline::{BatchSetting, Pipeline};
+
+use super::base_model::config_folder;
+use super::draft::Draft;
+use crate::forecast::{Forecaster, Target};
+use crate::hub::HubAccess;
+use crate::input::{load, read_config};
+use crate::report::say;
+
+/// The largest batch that divides a step and is expected to fit; nothing if there is no estimate.
+pub fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
+    let mut pipeline = Pipeline::parse(&draft.yaml(), &[], &load::variables()).ok()?;
+    let training = pipeline.training_mut()?;
+    let config = match &draft.from {
+        None => training.model.config.clone()?,
+        Some(from) => {
+            let folder = config_folder(from, HubAccess::Check)
+                .inspect_err(|reason| say(&format!("note: no batch computed: {reason}")));
+            read_config(&folder.ok()?)?
+        }
+    };
+    let mut batch = training.train.effective_batch;
+    loop {
+        training.train.batch = BatchSetting::Fixed(NonZeroU32::new(batch)?);
+        let target = Target { name: String::new(), total };
+        let forecast = Forecaster::new(training, &config)
+            .forecast(Some(target))
+            .inspect_err(|error| say(&format!("note: no batch computed: {error}")))
+            .ok()?;
+        match forecast.fits? {
+            true => return Some(batch),
+            false => batch /= 2,
+        }
+    }
+}

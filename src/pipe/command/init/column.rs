@@ -1,0 +1,400 @@
+//! What a column of the data looks like: its values decide, and where there are too few of them its name.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::names;
+
+/// With fewer rows, values say little: names are asked first.
+const FEW_ROWS: usize = 8;
+/// A value of a label comes so often at least, on average.
+const REPEATED: usize = 3;
+/// Where nothing but its values say that it is a label, it has so many, or the square root of the rows.
+const FEW_CLASSES: usize = 10;
+/// Characters of a label, and words, on average.
+const LABEL_CHARACTERS: usize = 40;
+const LABEL_WORDS: f64 = 4.0;
+/// Classes that are given as numbers.
+const NUMBERED_CLASSES: usize = 20;
+/// Pictures that are looked for on disk.
+const SOUGHT: usize = 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Text,
+    /// Few values, each of them repeated.
+    Label,
+    Number,
+    Time,
+    /// The path of a picture.
+    Picture,
+    /// Another value in every row, which says nothing of what is in it.
+    Id,
+    /// A conversation.
+    Messages,
+    /// The same value everywhere, or none.
+    Constant,
+    /// Lists, objects, or a mixture.
+    Other,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Label => "label",
+            Self::Number => "number",
+            Self::Time => "time",
+            Self::Picture => "picture",
+            Self::Id => "id",
+            Self::Messages => "conversation",
+            Self::Constant => "same in all rows",
+            Self::Other => "list or object",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Column {
+    pub name: String,
+    pub kind: Kind,
+    /// Rows without a value.
+    pub empty: usize,
+    /// Different values, without space around them.
+    pub distinct: usize,
+    /// How often each value of a label comes, the most frequent first.
+    pub classes: Vec<(String, usize)>,
+    /// Lengths of a text.
+    pub words: Lengths,
+    /// About as many tokens as it will have. Of a conversation, those before its last turn.
+    pub tokens: Lengths,
+    /// Those of the last turn of a conversation.
+    pub answer_tokens: Lengths,
+    /// Values that all are numbers: the least and the greatest.
+    pub range: Option<(f64, f64)>,
+    /// Whether all of those are whole.
+    pub whole: bool,
+    /// Whether some of those have a decimal comma.
+    pub comma: bool,
+    /// Whether a value never falls below the one before it, as the trainer compares times.
+    pub rises: bool,
+    /// Pictures that are not on disk, of those that were looked for.
+    pub missing: usize,
+    pub example: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lengths {
+    pub mean: usize,
+    /// 95 % are not longer.
+    pub p95: usize,
+    pub longest: usize,
+}
+
+impl Lengths {
+    /// Of two texts one behind the other, at most.
+    pub fn and(self, other: Self) -> Self {
+        Self { mean: self.mean + other.mean, p95: self.p95 + other.p95, longest: self.longest + other.longest }
+    }
+
+    fn of(mut lengths: Vec<usize>) -> Self {
+        lengths.sort_unstable();
+        let Some(longest) = lengths.last().copied() else { return Self::default() };
+        let p95 = lengths[(lengths.len() * 95).div_ceil(100) - 1];
+        Self { mean: lengths.iter().sum::<usize>().div_ceil(lengths.len()), p95, longest }
+    }
+}
+
+impl Column {
+    /// Looks at the values. `folder` is where paths start from.
+    pub fn of<'a>(name: &str, values: impl Iterator<Item = &'a Value>, folder: &Path) -> Self {
+        let values: Vec<&Value> = values.collect();
+        let filled: Vec<&Value> = values.iter().copied().filter(|value| !is_empty(value)).collect();
+        let texts: Vec<String> = filled.iter().map(|value| text_of(value)).collect();
+        let numbers: Vec<f64> = texts.iter().map_while(|text| number(text)).collect();
+        let are_numbers = numbers.len() == texts.len() && !texts.is_empty();
+        let distinct = texts.iter().collect::<HashSet<_>>().len();
+        let least_and_most = || {
+            let fold = |(low, high): (f64, f64), number: &f64| (low.min(*number), high.max(*number));
+            numbers.iter().fold((f64::INFINITY, f64::NEG_INFINITY), fold)
+        };
+        let mut column = Self {
+            name: name.to_owned(),
+            kind: Kind::Other,
+            empty: values.len() - filled.len(),
+            distinct,
+            classes: Vec::new(),
+            words: Lengths::of(texts.iter().map(|text| text.split_whitespace().count()).collect()),
+            tokens: Lengths::of(texts.iter().map(|text| tokens(text)).collect()),
+            answer_tokens: Lengths::default(),
+            range: are_numbers.then(least_and_most),
+            whole: are_numbers && texts.iter().all(|text| text.parse::<i64>().is_ok()),
+            comma: are_numbers && texts.iter().any(|text| text.contains(',')),
+            rises: texts.windows(2).all(|pair| !falls(&pair[0], &pair[1])),
+            missing: 0,
+            example: texts.first().cloned().unwrap_or_default(),
+        };
+        column.kind = column.find_kind(&filled, &texts, &numbers);
+        match column.kind {
+            Kind::Label => column.classes = counts(&texts),
+            Kind::Picture => {
+                column.missing = texts.iter().take(SOUGHT).filter(|path| !folder.join(path).is_file()).count();
+            }
+            Kind::Messages => column.measure_turns(&filled),
+            _ => {}
+        }
+        column
+    }
+
+    /// Whether what stands here can be the class or the number that is predicted.
+    pub fn can_be_label(&self) -> bool {
+        matches!(self.kind, Kind::Label | Kind::Number)
+    }
+
+    /// Whether numbers are to be predicted as numbers, and not as classes.
+    pub fn is_quantity(&self) -> bool {
+        let is_amount = |(low, _): (f64, f64)| low >= 1.0 && names::is_amount(&self.name);
+        self.range.is_some_and(|range| self.kind == Kind::Number || is_amount(range))
+    }
+
+    fn measure_turns(&mut self, conversations: &[&Value]) {
+        let talks: Vec<Vec<&str>> = conversations.iter().map(|value| turns(value)).collect();
+        let before = |talk: &Vec<&str>| talk.split_last().map_or(String::new(), |(_, before)| before.join(" "));
+        let sources: Vec<String> = talks.iter().map(before).collect();
+        let answers = talks.iter().filter_map(|talk| talk.last());
+        // Each turn begins with the name of its speaker.
+        self.tokens =
+            Lengths::of(sources.iter().zip(&talks).map(|(text, talk)| tokens(text) + 2 * talk.len()).collect());
+        self.words = Lengths::of(sources.iter().map(|text| text.split_whitespace().count()).collect());
+        self.answer_tokens = Lengths::of(answers.map(|text| tokens(text)).collect());
+        self.example = sources.first().cloned().unwrap_or_default();
+    }
+
+    fn find_kind(&self, filled: &[&Value], texts: &[String], numbers: &[f64]) -> Kind {
+        if filled.iter().any(|value| value.is_array() || value.is_object()) {
+            return if filled.iter().all(|value| is_conversation(value)) { Kind::Messages } else { Kind::Other };
+        }
+        if texts.is_empty() {
+            // Of a picture inside of a table nothing is shown.
+            return if names::rank("image", &self.name).is_some() { Kind::Picture } else { Kind::Constant };
+        }
+        if mostly(texts, is_picture) {
+            return Kind::Picture;
+        }
+        if texts.len() < FEW_ROWS {
+            return self.kind_by_name(texts);
+        }
+        if self.distinct == 1 {
+            return Kind::Constant;
+        }
+        match self.range {
+            Some(range) => self.kind_of_numbers(range, texts.len(), numbers),
+            None => self.kind_of_texts(texts),
+        }
+    }
+
+    fn kind_by_name(&self, texts: &[String]) -> Kind {
+        let is = |role: &str| names::rank(role, &self.name).is_some();
+        let is_number = self.range.is_some();
+        match () {
+            () if mostly(texts, is_time) || (is("time") && is_number) => Kind::Time,
+            () if names::is_id(&self.name) => Kind::Id,
+            () if is("label") && (is_number || self.words.mean <= 1) && !is("target") => Kind::Label,
+            () if is("label") && is_number => Kind::Label,
+            () if is_number => Kind::Number,
+            () => Kind::Text,
+        }
+    }
+
+    fn kind_of_numbers(&self, (low, high): (f64, f64), rows: usize, numbers: &[f64]) -> Kind {
+        if names::rank("time", &self.name).is_some() && self.rises {
+            return Kind::Time;
+        }
+        let is_new = self.distinct == rows;
+        let is_target = names::rank("label", &self.name).is_some();
+        let steps = || numbers.windows(2).all(|pair| pair[1] - pair[0] == numbers[1] - numbers[0]);
+        if self.whole && is_new && !is_target && (names::is_id(&self.name) || steps()) {
+            return Kind::Id;
+        }
+        let is_class = self.whole && low >= 0.0 && high <= NUMBERED_CLASSES as f64;
+        match is_class && self.distinct <= NUMBERED_CLASSES && self.distinct * REPEATED <= rows {
+            true => Kind::Label,
+            false => Kind::Number,
+        }
+    }
+
+    fn kind_of_texts(&self, texts: &[String]) -> Kind {
+        if mostly(texts, is_time) {
+            return Kind::Time;
+        }
+        let rows = texts.len();
+        let words = texts.iter().map(|text| text.split_whitespace().count()).sum::<usize>() as f64 / rows as f64;
+        let is_short = words <= LABEL_WORDS && mostly(texts, |text| text.chars().count() <= LABEL_CHARACTERS);
+        // A column that is called a label may have more classes, and fewer rows of each.
+        let most = match names::rank("label", &self.name) {
+            Some(_) => rows / 2,
+            None => (rows / REPEATED).min(rows.isqrt().max(FEW_CLASSES)),
+        };
+        if is_short && self.distinct <= most {
+            return Kind::Label;
+        }
+        let is_code =
+            |text: &str| !text.contains(char::is_whitespace) && text.contains(|letter: char| letter.is_ascii_digit());
+        if self.distinct == rows && mostly(texts, |text| is_code(text) || (names::is_id(&self.name) && words <= 1.0)) {
+            return Kind::Id;
+        }
+        Kind::Text
+    }
+}
+
+/// Nine of ten.
+fn mostly(texts: &[String], is: impl Fn(&str) -> bool) -> bool {
+    texts.iter().filter(|text| is(text)).count() * 10 >= texts.len() * 9
+}
+
+pub fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.trim().is_empty(),
+        _ => false,
+    }
+}
+
+/// Without space around it, as labels are compared.
+fn text_of(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.trim().to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// With a decimal comma too, which stands where semicolons part the cells.
+fn number(text: &str) -> Option<f64> {
+    let read = |text: &str| text.parse().ok().filter(|number: &f64| number.is_finite());
+    read(text).or_else(|| read(&text.replacen(',', ".", 1)))
+}
+
+/// More than most tokenizers give: a word is at least one, and three bytes are seldom more than one.
+fn tokens(text: &str) -> usize {
+    text.split_whitespace().count().max(text.len().div_ceil(3))
+}
+
+/// As the trainer compares times: numbers as numbers, others as texts.
+fn falls(before: &str, now: &str) -> bool {
+    match (number(before), number(now)) {
+        (Some(before), Some(now)) => now < before,
+        _ => now < before,
+    }
+}
+
+pub fn is_picture(path: &str) -> bool {
+    let ending = Path::new(path).extension().and_then(|ending| ending.to_str()).map(str::to_ascii_lowercase);
+    ending.is_some_and(|ending| ["jpg", "jpeg", "png", "webp"].contains(&ending.as_str()))
+}
+
+/// Digits with the marks of a date or a time of day between them.
+fn is_time(text: &str) -> bool {
+    let marks = text.chars().filter(|letter| matches!(letter, '-' | ':' | '/' | '.')).count();
+    let others = |letter: char| letter.is_ascii_digit() || "-:/.TZ+ ".contains(letter);
+    let groups = text.split(|letter: char| !letter.is_ascii_digit()).filter(|group| !group.is_empty()).count();
+    marks >= 1 && groups >= 2 && text.len() >= 5 && text.chars().all(others) && number(text).is_none()
+}
+
+/// What the keys of a turn are called.
+const SPEAKER: [&str; 2] = ["role", "from"];
+const SAID: [&str; 3] = ["content", "value", "text"];
+
+/// A list of turns, each with a speaker and a text.
+fn is_conversation(value: &Value) -> bool {
+    let has = |turn: &Value, keys: &[&str]| keys.iter().any(|key| turn.get(key).is_some_and(Value::is_string));
+    let is_turn = |turn: &Value| has(turn, &SPEAKER) && has(turn, &SAID);
+    value.as_array().is_some_and(|turns| !turns.is_empty() && turns.iter().all(is_turn))
+}
+
+/// The texts of a conversation.
+fn turns(value: &Value) -> Vec<&str> {
+    let said = |turn| SAID.iter().find_map(|key| Value::get(turn, key).and_then(Value::as_str));
+    value.as_array().into_iter().flatten().filter_map(said).collect()
+}
+
+fn counts(texts: &[String]) -> Vec<(String, usize)> {
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    texts.iter().for_each(|text| *counts.entry(text).or_default() += 1);
+    let mut counts: Vec<(String, usize)> = counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+    counts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(name: &str, value: impl Fn(usize) -> Value) -> Kind {
+        let values: Vec<Value> = (0..30).map(value).collect();
+        Column::of(name, values.iter(), Path::new("")).kind
+    }
+
+    #[test]
+    fn values_decide() {
+        let story = |row: usize| Value::from(format!("the {row}th of many stories about a fox"));
+        for (want, found) in [
+            (Kind::Text, kind("zeta", story)),
+            (Kind::Text, kind("word", |row| Value::from(["fox", "Hund", "chat"][row % 3].repeat(row + 1)))),
+            (Kind::Label, kind("zeta", |row| Value::from(["yes", " no "][row % 2]))),
+            (Kind::Label, kind("zeta", |row| Value::from(row % 4))),
+            (Kind::Label, kind("topic", |row| Value::from(format!("class {}", row % 14)))),
+            (Kind::Text, kind("zeta", |row| Value::from(format!("class {}", row % 14)))),
+            (Kind::Number, kind("zeta", |row| Value::from(format!("{}.5", row % 4)))),
+            (Kind::Number, kind("zeta", |row| Value::from(format!("{row},25")))),
+            (Kind::Number, kind("age", |row| Value::from(row * row))),
+            (Kind::Number, kind("score", |row| Value::from(row + 1))),
+            (Kind::Id, kind("zeta", |row| Value::from(row + 100))),
+            (Kind::Id, kind("order_id", |row| Value::from(row * row))),
+            (Kind::Id, kind("zeta", |row| Value::from(format!("9f{row:04}c-77ab")))),
+            (Kind::Time, kind("zeta", |row| Value::from(format!("2025-11-{:02} 10:00", row + 1)))),
+            (Kind::Time, kind("timestamp", |row| Value::from(1_700_000_000 + row))),
+            (Kind::Picture, kind("zeta", |row| Value::from(format!("cats/{row}.JPG")))),
+            (Kind::Messages, kind("zeta", |_| serde_json::json!([{"role": "user", "content": "hi"}]))),
+            (Kind::Other, kind("zeta", |_| serde_json::json!({"a": 1}))),
+            (Kind::Constant, kind("zeta", |_| Value::from("en"))),
+            (Kind::Constant, kind("zeta", |_| Value::Null)),
+        ] {
+            assert_eq!(found, want);
+        }
+    }
+
+    #[test]
+    fn few_rows_are_named() {
+        let of = |name: &str, value: Value| Column::of(name, [value].iter(), Path::new("")).kind;
+        assert_eq!(of("sentiment", Value::from(1)), Kind::Label);
+        assert_eq!(of("review", Value::from("a")), Kind::Text);
+        assert_eq!(of("time", Value::from("1")), Kind::Time);
+        assert_eq!(of("id", Value::from("7")), Kind::Id);
+        assert_eq!(of("a", Value::from(1)), Kind::Number);
+    }
+
+    #[test]
+    fn classes_are_counted_without_space() {
+        let values = ["soup", " soup", "cake", "", "soup ", "cake", "soup", "soup", "cake"].map(Value::from);
+        let column = Column::of("dish", values.iter(), Path::new(""));
+        assert_eq!(column.classes, [("soup".to_owned(), 5), ("cake".to_owned(), 3)]);
+        assert_eq!((column.empty, column.distinct), (1, 2));
+    }
+
+    #[test]
+    fn stars_are_a_number_and_classes_are_not() {
+        let quantity = |name: &str, first: usize| {
+            let values: Vec<Value> = (0..30).map(|row| Value::from(row % 5 + first)).collect();
+            Column::of(name, values.iter(), Path::new("")).is_quantity()
+        };
+        assert!(quantity("stars", 1) && !quantity("stars", 0) && !quantity("class", 1));
+    }
+
+    #[test]
+    fn lengths() {
+        assert_eq!(Lengths::of((1..=100).collect()), Lengths { mean: 51, p95: 95, longest: 100 });
+        assert_eq!(Lengths::of(Vec::new()), Lengths::default());
+    }
+}

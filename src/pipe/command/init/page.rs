@@ -1,0 +1,72 @@
+//! Lines of YAML with comments in a column of their own.
+
+/// Where comments begin.
+const MARGIN: usize = 33;
+
+#[derive(Default)]
+pub struct Page(pub String);
+
+impl Page {
+    pub fn text(&mut self, line: &str) {
+        self.0.push_str(line);
+        self.0.push('\n');
+    }
+
+    pub fn line(&mut self, text: &str, comment: &str) {
+        match comment.is_empty() {
+            true => self.text(text),
+            false => self.text(&format!("{:<MARGIN$}# {comment}", format!("{text}  "))),
+        }
+    }
+}
+
+/// A text as a value of YAML: as it is where nothing in it means anything.
+pub fn scalar(text: &str) -> String {
+    let plain = |letter: char| letter.is_alphanumeric() || matches!(letter, '/' | '.' | '_' | '-');
+    let is_plain = text.starts_with(|letter: char| letter.is_alphabetic() || matches!(letter, '/' | '.' | '_'))
+        && text.chars().all(plain)
+        && text.parse::<f64>().is_err()
+        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
+    if is_plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+}
+
+/// `a: 1, b: [2, 3]` into its pairs.
+pub fn split_pairs(line: &str) -> Vec<&str> {
+    let mut pairs = Vec::new();
+    let mut begin = 0;
+    let mut depth = 0;
+    for (place, letter) in line.char_indices() {
+        match letter {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            ',' if depth == 0 => {
+                pairs.push(line[begin..place].trim());
+                begin = place + 1;
+            }
+            _ => {}
+        }
+    }
+    pairs.push(line[begin..].trim());
+    pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_that_mean_something_are_quoted() {
+        for (text, want) in [
+            ("data/train.jsonl", "data/train.jsonl"),
+            ("../x", "../x"),
+            ("no", "\"no\""),
+            ("a b", "\"a b\""),
+            ("a: b", "\"a: b\""),
+            ("1", "\"1\""),
+            ("-x", "\"-x\""),
+            ("$HOME\"", "\"$HOME\\\"\""),
+        ] {
+            assert_eq!(scalar(text), want);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Settings with which a first training learns something: how long, how fast, in which steps, from what is known of the data. Pure.
+
+use pipe_model::{ModelSize, Starter};
+use pipe_spec::pipeline::Task;
+
+/// Rows that are kept for evaluation, at least, and the share that this may be.
+const EVAL_ROWS: f64 = 20.0;
+const EVAL_SHARE: f64 = 0.1;
+const MOST_EVAL_SHARE: f64 = 0.3;
+/// A step has so small a share of the rows, and so many at least.
+const STEPS_IN_EPOCH: u64 = 10;
+const LEAST_BATCH: u32 = 4;
+/// Passes over the data at most, and steps after which one pass is enough.
+const MOST_EPOCHS: u64 = 60;
+const MOST_STEPS: u64 = 100_000;
+/// Evaluations in a training.
+const EVALUATIONS: u64 = 8;
+/// The largest class has so many times the rows of the smallest: then the classes are weighted.
+const UNEVEN: usize = 4;
+/// Rows of a window of a time series.
+const WINDOW: std::ops::RangeInclusive<u64> = 8..=60;
+
+/// What the data says about the training.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    pub task: Task,
+    /// Samples to train with and to evaluate with, where they are known.
+    pub samples: Option<u64>,
+    pub has_eval: bool,
+    pub from_weights: bool,
+    pub size: ModelSize,
+    /// Whether a number is predicted.
+    pub is_number: bool,
+    /// Rows of each class.
+    pub classes: &'a [(String, usize)],
+    /// Rows of a window of a time series.
+    pub window: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    pub epochs: u64,
+    pub effective_batch: u32,
+    pub lr: f64,
+    /// 0 where there is evaluation data.
+    pub eval_share: f64,
+    /// Steps between two evaluations; nothing where an epoch is between them.
+    pub evaluate_every: Option<u64>,
+    pub balanced: bool,
+    /// The metric of the model that is kept.
+    pub best: &'static str,
+}
+
+impl Settings {
+    pub fn new(starter: &Starter, facts: &Facts<'_>) -> Self {
+        let recipe = if facts.from_weights { starter.fine_tuning } else { starter.scratch };
+        let lr = if facts.from_weights { recipe.lr } else { starter.scratch_lr(facts.size) };
+        let eval_share = if facts.has_eval { 0.0 } else { eval_share(facts) };
+        let mut settings = Self {
+            epochs: u64::from(recipe.epochs),
+            effective_batch: starter.effective_batch,
+            lr,
+            eval_share,
+            evaluate_every: None,
+            balanced: facts.task.classifies() && is_uneven(facts.classes),
+            best: best(facts),
+        };
+        if let Some(samples) = facts.samples {
+            let trained = ((samples as f64 * (1.0 - eval_share)) as u64).max(1);
+            settings.effective_batch = effective_batch(starter.effective_batch, trained);
+            let steps = trained.div_ceil(u64::from(settings.effective_batch));
+            let enough = u64::from(recipe.steps).div_ceil(steps).min(MOST_EPOCHS);
+            settings.epochs = enough.max(settings.epochs).min((MOST_STEPS / steps).max(1));
+            settings.evaluate_every = evaluate_every(settings.epochs, steps);
+        }
+        settings
+    }
+}
+
+/// The rows of a window, in a table of so many rows.
+pub fn window(rows: u64) -> u32 {
+    (rows / 40).clamp(*WINDOW.start(), *WINDOW.end()) as u32
+}
+
+/// A tenth, or more where that is only a few rows. The end of a time series must hold a window and more.
+fn eval_share(facts: &Facts<'_>) -> f64 {
+    let Some(samples) = facts.samples.filter(|samples| *samples > 0) else { return EVAL_SHARE };
+    let rows = if facts.task == Task::TimeSeries { EVAL_ROWS + f64::from(facts.window) } else { EVAL_ROWS };
+    let share = (rows / samples as f64).clamp(EVAL_SHARE, MOST_EVAL_SHARE);
+    (share * 100.0).ceil() / 100.0
+}
+
+/// A power of two.
+fn effective_batch(most: u32, samples: u64) -> u32 {
+    let room = (samples / STEPS_IN_EPOCH).max(1);
+    let power = 1u32 << room.ilog2().min(16);
+    power.clamp(LEAST_BATCH.min(most), most)
+}
+
+fn evaluate_every(epochs: u64, steps: u64) -> Option<u64> {
+    match epochs {
+        5..=10 => None,
+        _ => Some((epochs * steps / EVALUATIONS).max(1)),
+    }
+}
+
+fn is_uneven(classes: &[(String, usize)]) -> bool {
+    let rows = || classes.iter().map(|(_, rows)| *rows);
+    rows().max().unwrap_or(0) > UNEVEN * rows().min().unwrap_or(0)
+}
+
+fn best(facts: &Facts<'_>) -> &'static str {
+    match facts.task {
+        Task::Classification if facts.is_number => "eval.mse",
+        Task::Classification | Task::TimeSeries => "eval.macro_f1",
+        Task::Seq2Seq | Task::Contrastive | Task::Language => "eval.loss",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::Arch;
+
+    use super::*;
+
+    fn facts(samples: u64) -> Facts<'static> {
+        Facts {
+            task: Task::Classification,
+            samples: Some(samples),
+            has_eval: false,
+            from_weights: false,
+            size: ModelSize::for_rows(samples),
+            is_number: false,
+            classes: &[],
+            window: 0,
+        }
+    }
+
+    fn settings(facts: &Facts<'_>) -> Settings {
+        Settings::new(&pipe_model::starter(Arch::Bert), facts)
+    }
+
+    #[test]
+    fn few_rows_are_passed_often_in_small_steps() {
+        for (samples, epochs, batch, share) in
+            [(60, 42, 4, 0.3), (200, 32, 16, 0.1), (2000, 9, 32, 0.1), (50_000, 5, 32, 0.1), (50_000_000, 1, 32, 0.1)]
+        {
+            let found = settings(&facts(samples));
+            let seen = (found.epochs, found.effective_batch, found.eval_share);
+            // Bounds, so that a measured recipe may change the middle.
+            assert!(seen.0 >= 1 && seen.0 <= MOST_EPOCHS, "{samples}: {seen:?}");
+            assert_eq!((seen.1, seen.2), (batch, share), "{samples} {epochs}: {seen:?}");
+        }
+        let steps = |samples: u64| {
+            let found = settings(&facts(samples));
+            found.epochs * samples / u64::from(found.effective_batch)
+        };
+        assert!(steps(200) >= 400 && steps(50_000_000) <= 2_000_000, "{} {}", steps(200), steps(50_000_000));
+    }
+
+    #[test]
+    fn trained_weights_need_few_epochs_and_a_small_rate() {
+        let tuned = settings(&Facts { from_weights: true, ..facts(2000) });
+        assert_eq!((tuned.epochs, tuned.lr), (3, 2.0e-5));
+        assert!(settings(&facts(2000)).lr > 10.0 * tuned.lr);
+    }
+
+    #[test]
+    fn five_to_ten_evaluations() {
+        for samples in [60, 200, 2000, 9000, 50_000] {
+            let found = settings(&facts(samples));
+            let trained = (samples as f64 * (1.0 - found.eval_share)) as u64;
+            let steps = trained.div_ceil(u64::from(found.effective_batch)) * found.epochs;
+            let evaluations = found.evaluate_every.map_or(found.epochs, |every| steps / every);
+            assert!((5..=10).contains(&evaluations), "{samples}: {evaluations}");
+        }
+    }
+
+    #[test]
+    fn uneven_classes_are_weighted() {
+        let classes = |counts: [usize; 2]| counts.map(|rows| (rows.to_string(), rows));
+        let balanced = |counts| settings(&Facts { classes: &classes(counts), ..facts(200) }).balanced;
+        assert!(balanced([90, 20]) && !balanced([80, 20]) && !settings(&facts(200)).balanced);
+    }
+
+    #[test]
+    fn the_end_of_a_series_holds_windows() {
+        let series = Facts { task: Task::TimeSeries, window: window(400), ..facts(400) };
+        assert_eq!((window(400), window(100_000), window(10)), (10, 60, 8));
+        assert!(settings(&series).eval_share * 400.0 >= 30.0 - 1.0e-9);
+    }
+}
