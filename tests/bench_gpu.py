@@ -2,16 +2,20 @@
 """Our training step on a GPU beside that of transformers, each measured in a process of its own.
 
 usage: bench_gpu.py all --trainer target/release/pipe-trainer [WORD...]     (only runs whose name has one of the words)
+       bench_gpu.py kernels --trainer target/release/pipe-trainer --model t5-xl --batch 8     (the kernels of one step by time)
        bench_gpu.py reference --model t5-base --batch 32 --source 512 --target 128 --variant eager
        bench_gpu.py reference --model t5-small --batch 4 --source 128 --target 64 --variant eager --cpu
 Needs a python3 with torch and transformers, and a CUDA card except with --cpu, which computes in fp32; nothing is fetched:
 models are made from their configs. MU-SOTA is compared with its definition written plainly in torch."""
 import argparse
+import collections
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 # flan-t5-small, -base and -xl (T5 v1.1): gated, with a head of its own.
@@ -31,36 +35,40 @@ BASE = dict(model="t5-base", batch=32, source=512, target=128, precision="bf16")
 XL = dict(model="t5-xl", batch=8, source=512, target=128, precision="bf16")
 LARGE = dict(model="bert-large", batch=16, source=384, precision="bf16-mixed")
 CLIP = dict(model="clip-vit-b-32", batch=128, precision="bf16-mixed")
+ODD = dict(BASE, source=509, target=125)
 MU_SOTA = dict(model="mu-sota", batch=4, source=256, precision="bf16-mixed")
 
+# Every way of transformers to compute a step; what is compared with is the best of them.
+PEERS = [(f"{variant} {attention}", ["--variant", variant, "--attention", attention])
+         for variant in ("eager", "compile") for attention in ("eager", "sdpa")]
 # Name, shape, and what else: the variant of the reference, or arguments of our trainer.
 RUNS = [
-    ("t5-base eager", BASE, ["--variant", "eager"]),
-    ("t5-base compile", BASE, ["--variant", "compile"]),
     ("t5-base ours", BASE, []),
-    ("t5-xl eager", XL, ["--variant", "eager"]),
+    ("t5-base ours odd", ODD, []),
+    *((f"t5-base {name}", BASE, words) for name, words in PEERS),
     ("t5-xl ours", XL, []),
+    *((f"t5-xl {name}", XL, words) for name, words in PEERS),
     ("t5-xl eager checkpointing", XL, ["--variant", "checkpointing"]),
     ("t5-xl ours checkpointing 32g", XL, ["--checkpointing", "--limit", "32g"]),
-    ("bert-large eager", LARGE, ["--variant", "eager"]),
-    ("bert-large compile", LARGE, ["--variant", "compile"]),
     ("bert-large ours", LARGE, []),
+    *((f"bert-large {name}", LARGE, words) for name, words in PEERS),
     ("clip eager", CLIP, ["--variant", "eager"]),
     ("clip compile", CLIP, ["--variant", "compile"]),
     ("clip ours", CLIP, []),
     ("mu-sota plain", MU_SOTA, ["--variant", "eager"]),
     ("mu-sota ours", MU_SOTA, []),
 ]
-# What is compared, the figure, with what, and the largest ratio that is good enough.
+# What is compared, the figure, with what (the least of all whose names begin so), and the largest ratio that is good enough.
 AIMS = [
-    ("t5-base ours", "ms", "t5-base compile", 0.95),
-    ("t5-base ours", "ms", "t5-base eager", 0.43),
-    ("t5-base ours", "peak_allocated", "t5-base compile", 0.6),
-    ("t5-xl ours", "ms", "t5-xl eager", 0.45),
+    ("t5-base ours", "ms", ("t5-base eager", "t5-base compile"), 0.75),
+    ("t5-base ours", "peak_allocated", ("t5-base eager", "t5-base compile"), 0.6),
+    ("t5-base ours odd", "ms", "t5-base ours", 1.03),
+    ("t5-base ours odd", "peak_allocated", "t5-base ours", 1.02),
+    ("t5-xl ours", "ms", ("t5-xl eager eager", "t5-xl eager sdpa", "t5-xl compile"), 0.75),
     ("t5-xl ours checkpointing 32g", "ms", "t5-xl eager checkpointing", 1 / 1.6),
     ("t5-xl ours checkpointing 32g", "peak_allocated", "t5-xl eager checkpointing", 1.0),
-    ("bert-large ours", "ms", "bert-large compile", 1.0),
-    ("bert-large ours", "peak_allocated", "bert-large compile", 0.8),
+    ("bert-large ours", "ms", ("bert-large eager", "bert-large compile"), 0.85),
+    ("bert-large ours", "peak_allocated", ("bert-large eager", "bert-large compile"), 0.75),
     ("clip ours", "ms", "clip compile", 1.0),
     ("clip ours", "peak_allocated", "clip compile", 0.8),
     ("mu-sota ours", "ms", "mu-sota plain", 0.2),
@@ -91,6 +99,8 @@ def build(torch, given, device):
         inputs = dict(input_ids=ids(77, 49408), pixel_values=pixels, return_loss=True)
         make = transformers.CLIPModel
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if given.attention:
+        config._attn_implementation = given.attention
     # Made on the card: a large model would take minutes to initialise on the CPU.
     with torch.device(device):
         return make(config), inputs
@@ -131,10 +141,10 @@ def reference(given):
         synchronize()
         return (time.perf_counter() - began) * 1000
 
-    warm_up, steps = 8 if given.variant == "compile" else 5, 5 if given.cpu else 20
+    warm_up, steps = 20 if given.variant == "compile" else 10, 5 if given.cpu else 20
     ms = statistics.median([step() for _ in range(warm_up + steps)][warm_up:])
     return {
-        "what": f"{given.model} {given.variant}",
+        "what": f"{given.model} {given.variant} {given.attention or ''}".strip(),
         "params": sum(parameter.numel() for parameter in model.parameters()),
         "ms": ms,
         "peak_allocated": 0.0 if given.cpu else torch.cuda.max_memory_allocated() / GIB,
@@ -217,13 +227,39 @@ def everything(trainer, words):
     return all([aim(results, *row) for row in AIMS if chosen(row[0])])
 
 
-def aim(results, ours, figure, other, most):
-    got, want = results.get(ours, {}).get(figure), results.get(other, {}).get(figure)
-    measured = got is not None and bool(want)
-    met = measured and got / want <= most
-    verdict = f"{got / want:7.3f}  aim {most:.3f} at most  {'met' if met else 'MISSED'}" if measured else " not measured"
-    print(f"{ours + ': ' + figure + ' / ' + other:75}{verdict}")
+def aim(results, ours, figure, others, most):
+    got = results.get(ours, {}).get(figure)
+    others = (others,) if isinstance(others, str) else others
+    known = {name: result[figure] for name, result in results.items()
+             if result.get(figure) and (name in others or (len(others) > 1 and name.startswith(others)))}
+    best = min(known, key=known.get, default=" or ".join(others))
+    measured = got is not None and bool(known)
+    met = measured and got / known[best] <= most
+    verdict = f"{got / known[best]:7.3f}  aim {most:.3f} at most  {'met' if met else 'MISSED'}" if measured else " not measured"
+    print(f"{ours + ': ' + figure + ' / ' + best:75}{verdict}")
     return met
+
+
+def kernels(trainer, arguments):
+    """The kernels of one step, those that take longest first."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = os.path.join(folder, "trace.json")
+        said = measure([trainer, "bench", *arguments, "--trace", trace])
+        if "error" in said:
+            sys.exit(said["error"])
+        with open(trace) as file:
+            events = json.load(file)["traceEvents"]
+    times = collections.defaultdict(lambda: [0, 0.0])
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            one = times[re.sub(r"\(.*", "", event["name"].replace("(anonymous namespace)::", "")).replace("void ", "")[:90]]
+            one[0] += 1
+            one[1] += event["dur"] / 1000
+    whole = sum(ms for _, ms in times.values())
+    print(f"{said['ms']:.1f} ms a step, {whole:.1f} ms of it in {sum(count for count, _ in times.values())} kernels\n")
+    print("| kernel | calls | ms | share |\n|---|---|---|---|")
+    for name, (count, ms) in sorted(times.items(), key=lambda entry: -entry[1][1])[:25]:
+        print(f"| `{name}` | {count} | {ms:.2f} | {ms / whole:.1%} |")
 
 
 def main():
@@ -236,11 +272,18 @@ def main():
     one.add_argument("--target", type=int, default=128)
     one.add_argument("--precision", choices=["fp32", "bf16", "bf16-mixed"], default="bf16")
     one.add_argument("--variant", choices=["eager", "compile", "checkpointing"], required=True)
+    one.add_argument("--attention", choices=["eager", "sdpa"], help="attn_implementation of transformers")
     one.add_argument("--cpu", action="store_true")
     everyone = commands.add_parser("all")
     everyone.add_argument("--trainer", required=True)
     everyone.add_argument("words", nargs="*")
-    given = parser.parse_args()
+    step = commands.add_parser("kernels", help="what else is given goes to pipe-trainer bench")
+    step.add_argument("--trainer", required=True)
+    given, more = parser.parse_known_args()
+    if given.command == "kernels":
+        return kernels(given.trainer, more)
+    if more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
     if given.command == "all":
         sys.exit(0 if everything(given.trainer, given.words) else 1)
     if given.cpu:

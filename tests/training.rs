@@ -14,6 +14,8 @@ mod data_files;
 mod detach_and_resume;
 #[path = "training/exactness.rs"]
 mod exactness;
+#[path = "training/first_hour.rs"]
+mod first_hour;
 #[path = "training/golden.rs"]
 mod golden;
 mod harness;
@@ -33,6 +35,8 @@ mod memory;
 mod minilm;
 #[path = "training/mu_sota.rs"]
 mod mu_sota;
+#[path = "training/predict.rs"]
+mod predict;
 #[path = "training/reproducing.rs"]
 mod reproducing;
 #[path = "training/small_t5.rs"]
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     // The slowest come first, so that none of them is waited for alone at the end.
     memory::tests(&mut suite);
+    first_hour::tests(&mut suite);
     golden::tests(&mut suite);
     minilm::tests(&mut suite);
     mu_sota::tests(&mut suite);
@@ -62,6 +67,7 @@ fn main() -> ExitCode {
     detach_and_resume::tests(&mut suite);
     ci::tests(&mut suite);
     clip::tests(&mut suite);
+    predict::tests(&mut suite);
     reproducing::tests(&mut suite);
     suite.run()
 }

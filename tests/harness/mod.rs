@@ -5,6 +5,7 @@
 pub mod answer;
 pub mod ci;
 pub mod daemon;
+pub mod docker_proxy;
 pub mod folder;
 pub mod job;
 pub mod mlflow;
@@ -14,6 +15,7 @@ pub mod source;
 pub mod suite;
 pub mod tmpfs;
 pub mod wandb;
+pub mod watchdog;
 
 pub use answer::Answer;
 pub use folder::Folder;

@@ -1,13 +1,16 @@
 //! Tests that know what they need. What cannot run is reported as ignored, by name. Where the variable of a need is 1, such as
 //! PIPE_REQUIRE_DOCKER, it fails instead.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::OnceLock;
+use std::time::Instant;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use super::folder::repository;
+use super::watchdog::watch;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
@@ -151,10 +154,14 @@ impl Suite {
         let missing = needs.missing();
         let is_set = |name: &&str| std::env::var(name).is_ok_and(|value| value == "1");
         let required = needs.variable().filter(is_set);
+        let own_name = name.to_owned();
         let run = move || match (missing, required) {
             (Some(what), Some(variable)) => Err(Failed::from(format!("{variable} is set, and {what}"))),
             _ => {
+                let _watched = watch(&own_name);
+                let began = Instant::now();
                 test();
+                note_time(&own_name, began);
                 Ok(())
             }
         };
@@ -166,7 +173,10 @@ impl Suite {
 
     /// Runs everything, then removes the Docker images that the tests built.
     pub fn run(self) -> ExitCode {
-        let arguments = Arguments::from_args();
+        let mut arguments = Arguments::from_args();
+        // Most of them wait for a process or a daemon half of their time.
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        arguments.test_threads.get_or_insert(processors.div_ceil(2) * 3);
         let before = if docker() { images() } else { Vec::new() };
         let conclusion = libtest_mimic::run(&arguments, self.trials);
         if docker() {
@@ -176,6 +186,13 @@ impl Suite {
         }
         conclusion.exit_code()
     }
+}
+
+/// Adds a line with the seconds of a test to the file that PIPE_TEST_TIMES names.
+fn note_time(name: &str, began: Instant) {
+    let Some(path) = std::env::var_os("PIPE_TEST_TIMES") else { return };
+    let file = std::fs::File::options().create(true).append(true).open(path);
+    file.and_then(|mut file| writeln!(file, "{:8.2} {name}", began.elapsed().as_secs_f64())).ok();
 }
 
 fn images() -> Vec<String> {

@@ -64,7 +64,6 @@ pub fn started(spec: &TrainerSpec, steps: u64) -> Started {
     Started {
         device: "cpu".to_owned(),
         capacity: Some(64 * MIB),
-        driver: None,
         libtorch: "none".to_owned(),
         params: 1,
         batch: spec.train.batch(),
@@ -72,28 +71,22 @@ pub fn started(spec: &TrainerSpec, steps: u64) -> Started {
         effective_batch: spec.train.effective_batch,
         steps,
         samples: 3,
-        weights: None,
-        load_peak: None,
-        ready_ms: 0.0,
         longest: Some("64".to_owned()),
-        resumed_from: None,
+        ..Started::default()
     }
 }
 
 pub fn step(step: u64, loss: f64) -> Step {
     Step {
         step,
-        epoch: 0.0,
         samples: step,
         loss,
-        lr: 0.0,
-        grad_norm: 0.0,
         tokens: 1,
         ms: 1.0,
-        data_ms: 0.0,
         allocated: 1,
         reserved: 1,
         peak: 1,
+        ..Step::default()
     }
 }
 

@@ -209,7 +209,7 @@ fn data() {
     let cases = [
         ("gone.jsonl", "data.train: cannot read gone.jsonl: no such file"),
         ("empty.jsonl", "data.train: empty.jsonl is empty"),
-        ("data.txt", "data.train: data.txt: allowed for text to text: .jsonl, .csv, .parquet, .jsonl.gz"),
+        ("data.txt", "data.train: data.txt: allowed for text to text: .jsonl, .csv, .tsv, .parquet, .jsonl.gz"),
         ("[train.jsonl, gone.jsonl]", "data.train: cannot read gone.jsonl: no such file"),
     ];
     for (train, text) in cases {
@@ -220,14 +220,15 @@ fn data() {
     }
 }
 
+/// One that is named must be there: none is trained in its place.
 fn tokenizer_missing() {
-    let folder = folder(GOOD);
-    std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
-    folder
+    let named = folder(&GOOD.replace("train.jsonl", "train.jsonl, tokenizer: other.json"));
+    named
         .pipe(&["run", "p.yaml"])
         .exits(3)
         .says("data.tokenizer: no such file: ")
-        .says("give the path of a tokenizer.json");
+        .says("/other.json; give the path of a");
+    assert!(!named.has_runs());
 }
 
 fn unwritable_runs() {

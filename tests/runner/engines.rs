@@ -4,6 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::harness::daemon::Daemon;
+use crate::harness::docker_proxy;
 use crate::harness::suite::root;
 use crate::harness::{Answer, Needs, Suite, job};
 
@@ -15,6 +16,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("engines::no_trainer", Needs::Nothing, no_trainer);
     suite.test("engines::gpu_asked_for_and_not_there", Needs::DockerWithoutGpu, no_gpu);
     suite.test("engines::daemon_is_the_default", Needs::Docker, daemon_is_the_default);
+    suite.test("engines::daemon_that_cannot_limit_memory", Needs::Docker, no_memory_limit);
     suite.test("engines::dry_run_starts_nothing", Needs::Docker, dry_run);
     suite.test("engines::daemon_stopped_while_it_runs", Needs::OwnDaemon, daemon_stopped);
 }
@@ -38,6 +40,24 @@ fn no_daemon_falls_back() {
         .says("using the engine process")
         .says("engine: process");
     assert_eq!(folder.show()["engine"], "process");
+}
+
+/// The trainer then limits itself, and is told to.
+fn no_memory_limit() {
+    const CAN: &str = r#""MemoryLimit":true,"SwapLimit":true"#;
+    // A key of another name takes the letter that `false` has more than `true`.
+    const CANNOT: &str = r#""MemoryLimit":false,"SwapLimi":true"#;
+    let folder = job::folder("exit 0", "");
+    let socket = folder.path().join("docker.sock");
+    docker_proxy::listen(&socket, CAN, CANNOT);
+    let folder = folder.env("DOCKER_HOST", format!("unix://{}", socket.display()));
+    let doctor = folder.pipe(&["doctor"]);
+    assert!(doctor.stdout.contains("it cannot hold containers to container.memory"), "{}", doctor.stdout);
+    let limit =
+        "the engine docker does not limit memory: the trainer limits its own allocations to container.memory (64m)";
+    folder.pipe(&["run", "job.yaml", "--engine", "docker"]).exits(0).says(limit);
+    let spec: serde_json::Value = serde_json::from_str(&folder.read_run("attempts/01/spec.json")).unwrap();
+    assert_eq!(spec["memory"]["limit"], "64m");
 }
 
 fn no_listener() {

@@ -11,6 +11,10 @@ pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("init_and_doctor::{name}"), Needs::Nothing, test);
     test("a_pipeline_for_every_architecture", every_architecture);
     test("fields_are_guessed_from_the_data", guesses);
+    test("what_is_not_clear_is_not_guessed", unclear);
+    test("the_model_decides", model_decides);
+    test("folders_of_pictures", picture_folders);
+    test("what_was_found_is_written_down", findings);
     test("a_batch_for_the_card", batch_for_the_card);
     test("editors_find_the_schema", schema_line);
     test("without_a_terminal", without_terminal);
@@ -94,9 +98,9 @@ fn guesses() {
         (
             "train.csv",
             "time,a,b,label\n1,2,3,up\n2,2,3,down\n3,1,1,same\n",
-            &["arch: hybrid-cnn-lstm", "input_features: 2", "num_classes: 3", "eval_share: 0.1"],
+            &["arch: hybrid-cnn-lstm", "input_features: 2", "num_classes: 3", "eval_share: 0.3"],
         ),
-        ("train.txt", "Once upon a time.\n", &["arch: mu-sota", "vocab_size: 50257"]),
+        ("train.txt", "Once upon a time.\n", &["arch: mu-sota", "vocab_size: 4000"]),
     ] {
         let folder = Folder::new();
         folder.write(&format!("recipes/{name}"), data);
@@ -108,6 +112,131 @@ fn guesses() {
     // Nothing is there at all.
     let answer = Folder::new().pipe(&["init", "--yes", "--stdout"]).exits(0);
     assert!(answer.stdout.contains("arch: t5") && answer.stderr.is_empty(), "{answer}");
+}
+
+/// Forty lines, each what `line` makes of its number.
+fn forty(head: &str, line: impl Fn(usize) -> String) -> String {
+    let lines: Vec<String> = (0..40).map(line).collect();
+    format!("{head}{}\n", lines.join("\n"))
+}
+
+fn unclear() {
+    let folder = Folder::new();
+    let story = |number: usize| format!("a tale of {number} cities and a river");
+    folder.write("a.csv", forty("note,length\n", |number| format!("{},{}.{number}", story(number), number % 7)));
+    let init = ["init", "--yes", "--data", "a.csv"];
+    let answer =
+        folder.pipe(&init).exits(2).says("a.csv: what is to be trained on it is not clear").says("numbers whose names");
+    let answer =
+        answer.says("COLUMN  LOOKS LIKE  EXAMPLE").says("length  number      0.0").says("--fields text=COLUMN");
+    assert!(answer.stderr.lines().all(|line| line.chars().count() < 140), "{answer}");
+    assert!(!folder.path().join("bert.yaml").exists());
+    // Each of the ways that the hint names.
+    folder.pipe(&[&init[..], &["one.yaml", "--arch", "mu-sota"]].concat()).exits(0);
+    folder.pipe(&[&init[..], &["two.yaml", "--fields", "text=note,label=length"]].concat()).exits(0);
+    assert!(folder.read("one.yaml").contains("fields: {text: note}"));
+    let text = folder.read("two.yaml");
+    assert!(text.contains("arch: bert") && text.contains("num_labels: 1"), "{text}");
+    folder.pipe(&[&init[..], &["--fields", "text=nota"]].concat()).exits(2).says("there is no column \"nota\"");
+    folder.pipe(&[&init[..], &["--fields", "note"]].concat()).exits(2).says("ROLE=COLUMN");
+    folder.write("empty.csv", "a,b\n").write("a.xyz", "x\n");
+    for (data, why) in [
+        ("empty.csv", "there are no rows in it"),
+        ("a.xyz", "it is none of the files that are read: .txt"),
+        ("typo.csv", "it is not on this machine"),
+    ] {
+        folder
+            .pipe(&["init", "--yes", "--data", data])
+            .exits(2)
+            .says(&format!("{data}: what is to be trained"))
+            .says(why);
+    }
+    folder
+        .pipe(&[&init[..], &["--arch", "clip"]].concat())
+        .exits(2)
+        .says("clip needs paths of pictures (image) and a text");
+}
+
+fn model_decides() {
+    let folder = Folder::new();
+    let story = |number: usize| format!("a tale of {number} cities and a river");
+    folder.write("texts.csv", forty("one,two\n", |number| format!("{},{}", story(number), story(number + 1))));
+    folder.write("classes.csv", forty("note,kind\n", |number| format!("{},{}", story(number), ["x", "y"][number % 2])));
+    for (name, config) in [
+        ("xlm", "{\"model_type\": \"xlm-roberta\"}"),
+        ("t5", "{\"architectures\": [\"T5ForConditionalGeneration\"]}"),
+        ("gpt", "{\"model_type\": \"gpt2\"}"),
+    ] {
+        folder.write(&format!("{name}/config.json"), config);
+    }
+    folder.write("none/readme.md", "");
+    let init = |data: &str, model: &str| {
+        folder.pipe(&["init", "new.yaml", "--force", "--yes", "--data", data, "--model", model])
+    };
+    init("classes.csv", "xlm").exits(0);
+    assert!(folder.read("new.yaml").contains("arch: xlm-roberta"));
+    init("texts.csv", "t5").exits(0);
+    let text = folder.read("new.yaml");
+    assert!(text.contains("arch: t5") && text.contains("fields: {source: one, target: two}"), "{text}");
+    init("texts.csv", "gpt").exits(2).says("gpt: its config.json has the model_type \"gpt2\"; pipe trains t5, bert");
+    init("texts.csv", "none").exits(2).says("config.json");
+    init("texts.csv", "xlm")
+        .exits(2)
+        .says("xlm-roberta needs a text or two (text, text_pair) and a label; texts.csv: no column looks like a label");
+    folder
+        .pipe(&["init", "--yes", "--data", "texts.csv", "--model", "t5", "--arch", "bert"])
+        .exits(2)
+        .says("t5 is a model of the architecture t5, and --arch says bert");
+}
+
+fn picture_folders() {
+    let folder = Folder::new();
+    for number in 0..4 {
+        folder.write(&format!("animals/{}/{number}.png", ["fox", "polar_bear"][number % 2]), "");
+    }
+    let answer = folder.pipe(&["init", "--yes", "--data", "animals"]).exits(0);
+    answer.says("wrote animals/pictures.jsonl with 4 pictures").says("a photo of a fox");
+    assert!(folder.read("animals/pictures.jsonl").contains("\"text\":\"a photo of a polar bear\""));
+    let text = folder.read("animals.yaml");
+    assert!(text.contains("train: animals/pictures.jsonl") && text.contains("arch: clip"), "{text}");
+    // Somebody's own file stays as it is.
+    folder.write("animals/pictures.jsonl", "{\"image\": \"fox/0.png\", \"text\": \"a vixen\"}\n");
+    folder.pipe(&["init", "--yes", "--force", "--data", "animals"]).exits(0).says("is there already");
+    assert!(folder.read("animals/pictures.jsonl").contains("a vixen"));
+    folder.write("loose/1.png", "").write("loose/2.png", "");
+    folder
+        .pipe(&["init", "--yes", "--data", "loose"])
+        .exits(2)
+        .says("loose holds 2 pictures, and no texts")
+        .says(".txt");
+}
+
+fn findings() {
+    let folder = Folder::new().env("PIPE_TRAINER", "/nowhere/trainer");
+    let story = |number: usize| format!("a tale of {number} cities and a river");
+    folder.write(
+        "a.csv",
+        forty("nr,note,kind\n", |number| format!("{number},{},{}", story(number), ["x", "y"][usize::from(number < 5)])),
+    );
+    folder.pipe(&["init", "a.yaml", "--yes", "--data", "a.csv"]).exits(0).says("label: kind, 2 classes: x 35, y 5");
+    let text = folder.read("a.yaml");
+    for wanted in [
+        "  # found: 40 rows\n",
+        "  #   text: note, 8 words on average, 95 % up to 8, longest 8\n",
+        "  #   label: kind, 2 classes: x 35, y 5\n",
+        "  #   not used: nr (id)\n",
+        "  max_length: 32 ",
+        "  class_weights: balanced ",
+        "warmup: 0.1}",
+        "best: eval.macro_f1}",
+        "one is trained on the texts",
+    ] {
+        assert!(text.contains(wanted), "no {wanted:?} in\n{text}");
+    }
+    // Many classes are not all listed.
+    folder.write("b.csv", forty("note,kind\n", |number| format!("{},k{}", story(number), number % 10)));
+    folder.pipe(&["init", "b.yaml", "--yes", "--data", "b.csv"]).exits(0);
+    assert!(folder.read("b.yaml").contains("k7 4 and 2 more\n"), "{}", folder.read("b.yaml"));
 }
 
 fn batch_for_the_card() {
@@ -124,6 +253,9 @@ fn batch_for_the_card() {
     };
     let (small, large) = (write("4g"), write("24g"));
     assert!(small < large && large == 32, "{small} {large}");
+    // A number alone is in gigabytes.
+    folder.pipe(&["init", "c.yaml", "--arch", "bert", "--data", "x.jsonl", "--gpu-memory", "24"]).exits(0);
+    assert!(folder.read("c.yaml").contains("limit: 24g"));
 }
 
 fn without_terminal() {
@@ -168,7 +300,7 @@ fn answers() {
     assert!(output.status.success(), "{seen}");
     for text in [
         "training data [data/train.jsonl]:",
-        "columns: review, sentiment",
+        "review     text            a",
         "architecture [bert]:",
         "one of the names above",
         "letters, digits",

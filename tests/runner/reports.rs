@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pipe_spec::event::{RecordedEvent, Sample, Warning};
+use pipe_spec::event::{Eval, RecordedEvent, Sample, Warning};
 use pipe_spec::{Event, EventKind};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::harness::suite::chromium;
 use crate::harness::{Folder, Needs, Suite, job};
@@ -17,6 +17,8 @@ pub fn tests(suite: &mut Suite) {
     test("a_failed_run_has_a_page", failed);
     test("a_damaged_folder", damaged);
     test("text_is_escaped", escaped);
+    test("what_was_learned", learned);
+    test("hostile_details", hostile);
     test("several_runs", several);
     test("where_it_is_written", places);
     test("a_page_that_cannot_be_written_fails_no_run", unwritable);
@@ -48,7 +50,10 @@ fn figure<'a>(page: &'a str, key: &str) -> &'a str {
 #[track_caller]
 fn needs_nothing(page: &str) {
     assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"), "{page}");
-    let page = page.replace("http://www.w3.org/2000/svg", "");
+    // Pictures are in the page itself, and nothing else may be loaded.
+    assert!(page.contains("content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\""), "{page}");
+    let page = page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "");
+    let page = page.replace(" src=\"data:image/png;base64,", "");
     for word in ["http", "<script", "javascript:", "@import", "url(", " src=", "NaN"] {
         assert!(!page.contains(word), "the page has {word:?}");
     }
@@ -153,6 +158,119 @@ fn escaped() {
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
     let page = folder.pipe(&["report", name, "latest", "--out", "-"]).exits(0).stdout;
     assert!(page.contains("a&lt;b&gt;&amp;&quot;c") && !page.contains("a<b>"), "{page}");
+}
+
+/// A picture of one pixel.
+const PICTURE: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC";
+
+/// Adds events to those of a run.
+fn add_events(run: &Path, kinds: Vec<EventKind>) {
+    let mut events = fs::read_to_string(run.join("events.jsonl")).unwrap();
+    for (seq, kind) in (90..).zip(kinds) {
+        let recorded = RecordedEvent { attempt: 3, event: Event { seq, ts: 0.0, kind } };
+        events.push_str(&format!("{}\n", serde_json::to_string(&recorded).unwrap()));
+    }
+    fs::write(run.join("events.jsonl"), events).unwrap();
+}
+
+fn eval(step: u64, scores: &[(&str, f64)]) -> EventKind {
+    let scores = scores.iter().map(|(name, score)| ((*name).to_owned(), *score)).collect();
+    EventKind::Eval(Eval { step, loss: 1.0, samples: 8, ms: 1.0, scores })
+}
+
+fn sample(step: u64, generated: &str) -> EventKind {
+    let (source, target) = ("flour and eggs".to_owned(), "bake a cake".to_owned());
+    EventKind::Sample(Sample { step, source, target, generated: generated.to_owned() })
+}
+
+/// What the trainer writes at an evaluation, of its last attempt.
+fn details(name: &str, picture: &str) -> Value {
+    json!({
+        "step": 3,
+        "classes": {
+            "count": 2,
+            "scores": [
+                { "class": 0, "name": name, "rows": 5, "predicted": 4, "precision": 1.0, "recall": 0.8, "f1": 0.8889 },
+                { "class": 1, "name": "salad", "rows": 3, "predicted": 4, "precision": 0.75, "recall": 1.0, "f1": 0.8571 },
+            ],
+            "confusion": [
+                { "class": 0, "predicted": 0, "rows": 4 }, { "class": 0, "predicted": 1, "rows": 1 },
+                { "class": 1, "predicted": 1, "rows": 3 },
+            ],
+            "calibration": { "error": 0.125, "bins": [
+                { "rows": 2, "confidence": 0.4, "accuracy": 0.5 }, { "rows": 6, "confidence": 0.9, "accuracy": 1.0 },
+            ]},
+        },
+        "retrieval": [{
+            "picture": picture, "caption": name, "rank": 9, "score": 0.25,
+            "best": [{ "caption": name, "score": 0.75, "right": false }],
+        }],
+    })
+}
+
+fn write_details(run: &Path, details: &Value) {
+    fs::write(run.join("attempts/03/job/evaluation.json"), details.to_string()).unwrap();
+}
+
+fn learned() {
+    let (folder, run) = trained();
+    add_events(
+        &run,
+        vec![
+            sample(1, "cake cake cake"),
+            eval(1, &[("accuracy", 0.5), ("macro_f1", 0.4), ("f1", 0.4)]),
+            sample(3, "bake  a cake"),
+            eval(3, &[("accuracy", 0.75), ("macro_f1", 0.7), ("f1", 0.7)]),
+        ],
+    );
+    write_details(&run, &details("soup", PICTURE));
+    let page = again(&folder, &run);
+    for name in ["accuracy", "macro-f1"] {
+        let figure = figure(&page, &format!("metric-{name}"));
+        assert!(figure.matches("<circle").count() == 2 && figure.contains("<polyline"), "{figure}");
+    }
+    // The older name of the same figure is left out.
+    assert!(!page.contains("figure-metric-f1") && !page.contains("eval f1"), "{page}");
+    assert!(page.contains("<td>soup</td><td>5</td><td>4</td><td>1.000</td><td>0.800</td><td>0.889</td>"), "{page}");
+    assert!(figure(&page, "confusion").contains("soup taken for salad: 1, 20%"), "{page}");
+    let calibration = figure(&page, "calibration");
+    assert!(calibration.matches("<rect").count() == 2 && calibration.contains("error 0.125"), "{calibration}");
+    for text in ["<h3>written after step 1</h3><p>cake cake cake</p>", "written after step 3 <span", "as expected"] {
+        assert!(page.contains(text), "no {text:?} in\n{page}");
+    }
+    assert!(page.contains(&format!("<img alt=\"soup\" src=\"data:image/png;base64,{PICTURE}\">")), "{page}");
+    assert!(page.contains("Its own text has place 9, with 0.25."), "{page}");
+
+    let id = run.file_name().unwrap().to_string_lossy();
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "train.batch=5", "--name", "other"]).exits(0);
+    let page = folder.pipe(&["report", &id, "latest", "--out", "-"]).exits(0).stdout;
+    assert!(figure(&page, "metric-accuracy").contains("curve c0 d0"), "{page}");
+}
+
+/// What a job writes neither breaks out of the page nor makes it large.
+fn hostile() {
+    let (folder, run) = trained();
+    let bad = r#"<b>&"</style></title><img onerror='x'>"#;
+    let before = again(&folder, &run).len();
+    write_details(&run, &details(bad, &format!("AAAA\"><script>{bad}")));
+    let page = again(&folder, &run);
+    assert!(page.contains("&lt;b&gt;&amp;&quot;&lt;/style&gt;"), "{page}");
+    for text in ["<b>&", "<img", "<script", "onerror='"] {
+        assert!(!page.contains(text), "{text:?} is not escaped in\n{page}");
+    }
+    let mut large = details(&"x".repeat(100_000), &"A".repeat(200_000));
+    let example = large["retrieval"][0].clone();
+    large["retrieval"] = json!(vec![example; 20]);
+    let class = |number: u64| json!({ "class": number, "name": "y".repeat(1000), "rows": u64::MAX, "f1": 1e300 });
+    large["classes"]["scores"] = (0..3000).map(class).collect();
+    write_details(&run, &large);
+    let page = again(&folder, &run);
+    assert!(page.len() < before + 200_000, "{} and {before}", page.len());
+    // No link is followed, and nothing that is too large is read.
+    fs::remove_file(run.join("attempts/03/job/evaluation.json")).unwrap();
+    folder.write("secret.json", details("secret", PICTURE).to_string());
+    std::os::unix::fs::symlink(folder.path().join("secret.json"), run.join("attempts/03/job/evaluation.json")).unwrap();
+    assert!(!again(&folder, &run).contains("secret"));
 }
 
 fn several() {

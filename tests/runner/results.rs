@@ -11,6 +11,8 @@ pub fn tests(suite: &mut Suite) {
     test("of_a_finished_run", finished);
     test("of_a_run_without_evaluations", without_evaluations);
     test("in_a_list", list);
+    test("some_of_a_list", filtered);
+    test("of_classes", classes);
     test("of_a_stopped_run", stopped);
     test("an_error_is_printed_once", once);
 }
@@ -38,7 +40,7 @@ fn finished() {
         "end      stopped early at step 4: eval.loss did not improve in 2 evaluations; its best is 0.5000 at step 2\n"
             .to_owned(),
         format!("model    runs/{id}/model (step 2, the best eval.loss)\n"),
-        format!("use      pipe-trainer generate --model runs/{id}/model --prompt TEXT\n"),
+        format!("use      pipe predict {id} --data FILE\n"),
         format!("report   runs/{id}/report.html\n"),
     ];
     assert!(TABLE.lines().all(|line| line.len() <= 80));
@@ -57,7 +59,7 @@ fn finished() {
     let model = folder.run_folder().join("model");
     assert_eq!(shown["model"], json!(model));
     assert!(shown["report"].as_str().unwrap().ends_with("report.html"), "{shown:#}");
-    assert_eq!(shown["use"], json!(format!("pipe-trainer generate --model {} --prompt TEXT", model.display())));
+    assert_eq!(shown["use"], json!(format!("pipe predict {id} --data FILE")));
 
     let page = folder.read_run("report.html");
     for text in ["best eval.loss", "0.5000 at step 2", "model from step", "stopped early: eval.loss did not improve"] {
@@ -107,6 +109,95 @@ fn list() {
     assert_eq!(order("name"), [copy(0), copy(1), copy(2), copy(3), own]);
     folder.pipe(&["ls"]).exits(0).prints("  accuracy 0.7500  ");
     folder.pipe(&["ls", "--sort", "size"]).exits(2).says("[possible values: metric, started, name]");
+}
+
+/// Runs of two pipelines, with the ids `copy-...` for the older ones.
+fn filtered() {
+    let folder = job::folder("fit 8", "");
+    folder.pipe(&RUN).exits(0);
+    let run = folder.run_folder();
+    let own = run.file_name().unwrap().to_str().unwrap().to_owned();
+    job::copy_run(&run, 3);
+    let copy = |index: u32| format!("copy-20260101-0000{index:02}-{index:04}");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    let hour = 3600.0;
+    for (index, name, status, hours) in
+        [(0, "texts-a", "failed", 1.5), (1, "texts-b", "finished", 30.0), (2, "other", "stopped", 24.0 * 40.0)]
+    {
+        let path = run.with_file_name(copy(index)).join("run.json");
+        let mut state: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        state["name"] = json!(name);
+        state["status"] = json!(status);
+        state["created"] = json!(now - hours * hour);
+        std::fs::write(path, state.to_string()).unwrap();
+    }
+    let ids = |args: &[&str]| -> Vec<String> {
+        let runs = folder.pipe(&[&["ls", "--json"], args].concat()).exits(0).json();
+        let ids: Vec<String> =
+            runs.as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap().to_owned()).collect();
+        // The same in every form.
+        let quiet = folder.pipe(&[&["ls", "-q"], args].concat()).exits(0).stdout;
+        assert_eq!(quiet.lines().collect::<Vec<_>>(), ids);
+        ids
+    };
+    let all = [own.clone(), copy(0), copy(1), copy(2)];
+    assert_eq!(ids(&[]), all);
+    assert_eq!(ids(&["--status", "failed"]), [copy(0)]);
+    assert_eq!(ids(&["--status", "failed,stopped"]), [copy(0), copy(2)]);
+    assert_eq!(ids(&["--status", "finished", "--status", "stopped"]), [own.clone(), copy(1), copy(2)]);
+    assert_eq!(ids(&["--name", "texts-*"]), [copy(0), copy(1)]);
+    assert_eq!(ids(&["--name", "texts"]), [] as [String; 0]);
+    assert_eq!(ids(&["--since", "90m"]), all[..1]);
+    assert_eq!(ids(&["--since", "2h"]), [own.clone(), copy(0)]);
+    assert_eq!(ids(&["--since", "2d"]), all[..3]);
+    assert_eq!(ids(&["--since", "2001-01-01"]), all);
+    assert_eq!(ids(&["--limit", "2"]), all[..2]);
+    assert_eq!(ids(&["--sort", "name", "--limit", "2"]), [copy(0), copy(1)]);
+    assert_eq!(ids(&["--name", "texts-?", "--status", "finished", "--since", "2d", "--limit", "5"]), [copy(1)]);
+    folder.pipe(&["ls", "--name", "texts-*"]).exits(0).prints(&copy(0)).prints(&copy(1));
+    folder.pipe(&["ls", "--name", "none"]).exits(0).says("no run matches; `pipe ls` lists all 4");
+    folder.pipe(&["ls", "--since", "soon"]).exits(2).says("allowed: a number with m, h, d or w");
+    folder.pipe(&["ls", "--status", "done"]).exits(2).says("running, finished, failed, stopped, orphaned, unknown");
+}
+
+/// What the trainer writes beside the events of its first attempt.
+fn write_details(run: &Path, details: &Value) {
+    std::fs::write(run.join("attempts/01/job/evaluation.json"), details.to_string()).unwrap();
+}
+
+fn classes() {
+    let folder = learned();
+    folder.pipe(&[&RUN[..], &["--set", "data.eval=train.jsonl"]].concat()).exits(0);
+    assert!(folder.show().get("evaluation").is_none());
+    let class = |class: u64, rows: u64| {
+        json!({ "class": class, "name": format!("dish {class}"), "rows": rows, "predicted": 4,
+                "precision": 0.75, "recall": 0.5, "f1": 0.6 })
+    };
+    let confusion = json!([{ "class": 0, "predicted": 1, "rows": 3 }]);
+    let scores: Vec<Value> = (0..2).map(|number| class(number, 6)).collect();
+    let retrieval = json!([{ "picture": "AAAA", "caption": "a car", "rank": 2 }]);
+    let classes = json!({ "count": 2, "scores": scores, "confusion": confusion });
+    write_details(&folder.run_folder(), &json!({ "step": 4, "classes": classes, "retrieval": retrieval }));
+    let table = "class, step 4  rows  predicted  precision  recall  f1\n\
+                 dish 0         6     4          0.750      0.500   0.600\n";
+    let answer = folder.pipe(&["show"]).exits(0).prints(table);
+    assert!(!answer.stdout.contains("more class"), "{answer}");
+    let evaluation = &folder.show()["evaluation"];
+    assert_eq!((&evaluation["step"], &evaluation["classes"]["confusion"]), (&json!(4), &confusion));
+    assert_eq!(evaluation["classes"]["scores"][1]["name"], "dish 1");
+    assert_eq!(evaluation["retrieval"][0]["rank"], 2);
+    assert!(evaluation["retrieval"][0].get("picture").is_none(), "{evaluation:#}");
+
+    let scores: Vec<Value> = (0..13).map(|number| class(number, 100 + number)).collect();
+    write_details(&folder.run_folder(), &json!({ "step": 4, "classes": { "count": 13, "scores": scores } }));
+    let answer = folder.pipe(&["show"]).exits(0).prints("3 more classes with fewer rows: in the report");
+    assert!(!answer.stdout.contains("dish 2 ") && answer.stdout.contains("dish 12 "), "{answer}");
+    assert!(answer.stdout.lines().filter(|line| line.starts_with("dish")).all(|line| line.len() <= 80), "{answer}");
+    // What cannot be read is as if it was not there.
+    for damaged in ["{\"step\": ", "[[[", "{\"step\": -1}", "null"] {
+        std::fs::write(folder.run_folder().join("attempts/01/job/evaluation.json"), damaged).unwrap();
+        assert!(!folder.pipe(&["show"]).exits(0).stdout.contains("class, step"));
+    }
 }
 
 fn stopped() {

@@ -147,7 +147,7 @@ fn usage() {
     is_harmless(&folder.pipe(&["show", CODES]).exits(2));
 }
 
-/// Text as it was written, events as sentences, steps now and then; no JSON.
+/// Text as it was written, events as sentences, every step once; no JSON.
 fn log_for_people() {
     let folder = job::folder("long 50 1 8", "train: {batch: 4, effective_batch: 8}\n");
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
@@ -155,7 +155,8 @@ fn log_for_people() {
     let written = std::fs::read_to_string(&path).unwrap();
     let event = |seq: u64, rest: &str| format!("{{\"seq\":{seq},\"ts\":1.0,\"type\":{rest}}}\n");
     let more = [
-        "a line of the trainer\n".to_owned(),
+        "a line of the trainer\n INFO 1 parameters on cpu, 50 steps\n".to_owned(),
+        " INFO step 50/50 loss 1.0600 lr 3.000e-4 grad norm 1.000\n INFO step 50 evaluation loss 1.2500\n".to_owned(),
         event(90, "\"warning\",\"message\":\"be careful\""),
         event(91, "\"oom\",\"memory\":\"host\",\"phase\":\"forward\",\"step\":3,\"batch\":4,\"message\":\"\""),
         event(92, "\"finished\",\"step\":50,\"samples\":400,\"model\":\"model\""),
@@ -168,7 +169,7 @@ fn log_for_people() {
         "step 1/50: loss 4.1",
         "step 50/50: loss ",
         "step 12: eval loss 1.2500, accuracy 0.500, 20 samples\n",
-        "a line of the trainer\n",
+        "a line of the trainer\n INFO 1 parameters on cpu, 50 steps\n",
         "warning: be careful\n",
         "out of memory: the host's memory ran out in step 3 (forward) with batch 4\n",
         "finished after 50 steps and 400 samples; the model is in model\n",
@@ -177,7 +178,15 @@ fn log_for_people() {
         assert!(shown.stdout.contains(text), "no {text:?} in\n{shown}");
     }
     assert!(!shown.stdout.contains("\"seq\""), "{shown}");
-    assert!(shown.stdout.matches("/50: loss ").count() < 10, "steps are thinned\n{shown}");
+    for step in 1..=50 {
+        assert_eq!(shown.stdout.matches(&format!("step {step}/50")).count(), 1, "{shown}");
+    }
+    assert!(!shown.stdout.contains("INFO step"), "{shown}");
+    // What is no trainer may write what it likes.
+    let state = folder.run_folder().join("run.json");
+    let text = std::fs::read_to_string(&state).unwrap();
+    std::fs::write(&state, text.replace("\"training\"", "\"command\"")).unwrap();
+    folder.pipe(&["logs"]).exits(0).prints("INFO step 50/50 loss 1.0600");
     let events = folder.pipe(&["logs", "--json"]).exits(0).json_lines();
     assert_eq!(events.iter().filter(|event| event["type"] == "step").count(), 50);
 }

@@ -42,6 +42,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("walls::dependencies_have_their_place", Needs::Nothing, dependencies);
     suite.test("walls::crates_meet_in_the_spec", Needs::Nothing, manifests);
     suite.test("walls::engines_are_named_in_engine_alone", Needs::Nothing, engines);
+    suite.test("walls::every_test_file_belongs_to_a_program", Needs::Nothing, test_files);
 }
 
 fn sources(name: &str) -> Vec<Source> {
@@ -201,4 +202,20 @@ fn engines() {
         }
     }
     assert!(found.is_empty(), "{} places outside of engine/ name an engine:\n{}", found.len(), found.join("\n"));
+}
+
+/// A test file that no program has as a module would never run.
+fn test_files() {
+    for (program, folder) in [
+        ("tests/runner.rs", "tests/runner"),
+        ("tests/training.rs", "tests/training"),
+        ("src/pipe-trainer/tests/main.rs", "src/pipe-trainer/tests"),
+    ] {
+        let text = std::fs::read_to_string(repository().join(program)).unwrap();
+        let files = std::fs::read_dir(repository().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        for file in files.filter(|file| file.extension().is_some_and(|ending| ending == "rs")) {
+            let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
+            assert!(name == "main" || text.contains(&format!("mod {name};\n")), "{program} lacks `mod {name};`");
+        }
+    }
 }

@@ -10,7 +10,11 @@ pub fn tests(suite: &mut Suite) {
     suite.test("check_data::what_a_first_step_would_trip_over_is_found", Needs::Nothing, found);
     suite.test("check_data::settings_that_disappoint_are_warnings", Needs::Nothing, warnings);
     suite.test("check_data::compressed_data_is_opened", Needs::Nothing, compressed);
-    suite.test("check_data::the_command_that_makes_a_tokenizer_is_followed", Needs::Nothing, own_tokenizer);
+    suite.test("check_data::a_tokenizer_is_trained_where_there_is_none", Needs::Nothing, own_tokenizer);
+    suite.test("check_data::the_time_that_an_earlier_run_took", Needs::Nothing, time);
+    suite.test("check_data::weights_of_another_config", Needs::Nothing, other_weights);
+    suite.test("check_data::conversations", Needs::Nothing, conversations);
+    suite.test("check_data::semicolons_and_tabs", Needs::Nothing, separators);
     suite.test("check_data::input_that_fails_leaves_no_run", Needs::Nothing, no_run);
 }
 
@@ -105,19 +109,115 @@ fn no_run() {
     assert_eq!(folder.pipe(&["ls", "--json"]).exits(0).stdout.trim(), "[]");
 }
 
-/// Texts under another name, and no tokenizer: the problem names a command, and what it makes is found.
+/// Texts under another name, and no tokenizer: one is trained, once, and belongs to the lock.
 fn own_tokenizer() {
+    const SAID: &str = "no tokenizer is named: training one on the texts of data.train, once";
     let folder = dishes();
+    let cache = folder.path().join("cache");
+    let folder = folder.env("PIPE_CACHE", cache.display());
     std::fs::remove_file(folder.path().join("data/tokenizer.json")).unwrap();
     for name in ["data/train.jsonl", "data/eval.jsonl"] {
         folder.write(name, folder.read(name).replace("\"text\":", "\"the dish\":"));
     }
     let fields = "{train: data/train.jsonl, fields: {text: the dish},";
     folder.write("dishes.yaml", folder.read("dishes.yaml").replace("{train: data/train.jsonl,", fields));
-    let said = folder.pipe(&["check", "dishes.yaml"]).exits(3).stderr;
-    let command = said.split_once("or make one: `pipe-trainer ").and_then(|(_, rest)| rest.split_once('`')).unwrap().0;
-    let shell = format!("{} {command}", crate::small_t5::trainer().display());
-    assert!(std::process::Command::new("sh").args(["-c", &shell]).status().unwrap().success(), "{shell}");
-    folder.pipe(&["check", "dishes.yaml"]).exits(0);
+    folder.pipe(&["check", "dishes.yaml"]).exits(0).says(SAID);
+    let run = |engine: &str| folder.pipe(&["run", "dishes.yaml", "--engine", engine]).exits(0);
+    assert!(!run("process").stderr.contains(SAID));
+    let lock: Value = serde_json::from_str(&folder.read_run("lock.json")).unwrap();
+    assert!(lock["tokenizer"]["name"].as_str().unwrap().ends_with("/tokenizer.json"), "{lock}");
+    // The same again where the cache was removed.
+    std::fs::remove_dir_all(cache).unwrap();
+    let id = folder.run_folder().file_name().unwrap().to_str().unwrap().to_owned();
+    folder.pipe(&["reproduce", &id]).exits(0).says(SAID);
+    // Other texts: another tokenizer, and a run that cannot be reproduced.
+    let first = folder.read("data/train.jsonl");
+    folder.write("data/train.jsonl", first.replacen("\"the dish\":\"", "\"the dish\":\"xylophone ", 1));
+    folder.pipe(&["check", "dishes.yaml"]).exits(0).says(SAID);
+    folder.pipe(&["reproduce", &id]).exits(3).says("data.train");
+    // Nothing to learn from.
+    folder.write("dishes.yaml", folder.read("dishes.yaml").replace("the dish", "the meal"));
+    folder
+        .pipe(&["check", "dishes.yaml"])
+        .exits(3)
+        .says("data.tokenizer: ")
+        .says("train.jsonl line 1: no field \"the meal\"");
+}
+
+/// Answers of an assistant, read without a tokenizer.
+fn conversations() {
+    let folder =
+        crate::small_t5::folder("train: {epochs: 1, batch: 8, effective_batch: 8}\ncontainer: {gpus: 0, cpus: 1}\n");
+    let turn = |role: &str, text: &str| serde_json::json!({ "role": role, "content": text });
+    let rows: String = (0..40)
+        .map(|number| {
+            let question = turn("user", &format!("what comes after {number}?"));
+            let answer = turn("assistant", &format!("{} comes after {number}.", number + 1));
+            format!("{}\n", serde_json::json!({ "chat": [question, answer] }))
+        })
+        .collect();
+    folder.write("chat/train.jsonl", rows);
+    let pipeline = folder.read("t5.yaml");
+    let data = "  train: chat/train.jsonl\n  fields: {messages: chat}\n  eval_share: 0.2\n";
+    let before = "  train: data/train.jsonl\n  fields: {source: ingredients, target: directions}\n";
+    assert!(pipeline.contains(before), "{pipeline}");
+    folder.write("t5.yaml", pipeline.replace(before, data));
+    let out = folder.pipe(&["check", "t5.yaml"]).exits(0).stdout;
+    assert!(out.contains("train  32 rows"), "{out}");
+    folder.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
+    folder.write("chat/train.jsonl", "{\"chat\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n");
+    let want = "train.jsonl line 1: field \"chat\" has 1 turns; there must be a question and an answer";
+    folder.pipe(&["check", "t5.yaml"]).exits(3).says(want);
+}
+
+/// The same rows between semicolons, and between tabs.
+fn separators() {
+    let folder = dishes();
+    let rows: Vec<Value> =
+        folder.read("data/train.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let table = |separator: &str| {
+        let cell = |row: &Value, name: &str| format!("\"{}\"", row[name].as_str().unwrap());
+        let line = |row: &Value| format!("{}{separator}{}\r\n", cell(row, "text"), cell(row, "label"));
+        format!("\u{feff}text{separator}label\r\n{}", rows.iter().map(line).collect::<String>())
+    };
+    for (name, separator) in [("train.csv", ";"), ("train.tsv", "\t")] {
+        folder.write(&format!("data/{name}"), table(separator));
+        let set = format!("data.train=data/{name}");
+        let out = folder.pipe(&["check", "dishes.yaml", "--set", &set]).exits(0).stdout;
+        assert!(out.contains("train  60 rows"), "{out}");
+    }
+}
+
+/// Once it was run, the ledger knows how long it takes: twice as long in twice as many steps.
+fn time() {
+    let folder = dishes();
+    let check = |epochs: u32| {
+        let set = format!("train.epochs={epochs}");
+        let json = folder.pipe(&["check", "dishes.yaml", "--json", "--set", &set]).exits(0).stdout;
+        serde_json::from_str::<Value>(&json).unwrap()["time"].clone()
+    };
+    assert_eq!(check(2), Value::Null);
     folder.pipe(&["run", "dishes.yaml", "--engine", "process"]).exits(0);
+    let (once, twice) = (check(2), check(4));
+    let seconds = |time: &Value| time["seconds"].as_f64().unwrap();
+    assert_eq!((once["device"].as_str(), once["run"].as_str()), (Some("cpu"), folder.show()["id"].as_str()));
+    assert!(seconds(&once) > 0.0 && (seconds(&twice) / seconds(&once) - 2.0).abs() < 1e-9, "{once} {twice}");
+    let said = folder.pipe(&["check", "dishes.yaml"]).exits(0).stdout;
+    assert!(said.contains("time   about ") && said.contains(" on cpu, as fast as dishes-"), "{said}");
+}
+
+/// A folder whose config.json is not that of its weights: found before a run, without loading them.
+fn other_weights() {
+    let folder = dishes();
+    folder.pipe(&["run", "dishes.yaml", "--engine", "process"]).exits(0);
+    let model = folder.run_folder().join("model");
+    let own = "model: {arch: bag-of-words, config: {vocab_size: 192, hidden_size: 8}}";
+    let from = format!("model: {{arch: bag-of-words, from: {}}}", model.display());
+    folder.write("dishes.yaml", folder.read("dishes.yaml").replace(own, &from));
+    folder.pipe(&["check", "dishes.yaml"]).exits(0);
+    let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+    let wider = config.replace("\"hidden_size\": 8", "\"hidden_size\": 16");
+    assert_ne!(wider, config);
+    std::fs::write(model.join("config.json"), wider).unwrap();
+    folder.pipe(&["check", "dishes.yaml"]).exits(3).says("its shape is [192, 8], the model has [192, 16]");
 }

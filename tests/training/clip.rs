@@ -57,6 +57,11 @@ fn beside(engine: &str) {
         assert!((0.0..=1.0).contains(&eval[name].as_f64().unwrap()), "{eval}");
     }
 
+    // The report has pictures with texts, as the trainer wrote them.
+    let page = folder.read_run("report.html");
+    assert_eq!(page.matches("<img alt=\"").count(), 8, "{}", page.len());
+    assert!(page.contains("id=\"figure-metric-text-recall-1\""));
+
     // A missing file is named by its path on the host.
     std::fs::remove_file(folder.path().join("data/pictures/train-000004.png")).unwrap();
     std::fs::remove_dir_all(folder.path().join("runs")).unwrap();

@@ -23,15 +23,15 @@ pub fn tests(suite: &mut Suite) {
         in_the_middle("docker", "container: {gpus: 0, cpus: 1, memory: 230m}\n");
     });
     suite.test("exactness::in_the_middle_of_a_run::process", Needs::Nothing, || {
-        in_the_middle("process", "container: {gpus: 0, cpus: 1}\nmemory: {limit: 230m}\n");
+        in_the_middle("process", "container: {gpus: 0, cpus: 1}\nmemory: {limit: 200m}\n");
     });
     suite.test("exactness::killed_and_resumed_to_the_bit", Needs::Nothing, killed_and_resumed);
-    suite.test("exactness::killed_and_resumed_to_the_bit_with_dropout", Needs::Nothing, killed_with_dropout);
 }
 
 fn train(batch: u32) -> String {
     format!(
-        "train: {{steps: {STEPS}, batch: {batch}, effective_batch: 48, optimizer: {{lr: 2.0e-3}}}}\nsave: {{every: 5}}\n"
+        "train: {{steps: {STEPS}, batch: {batch}, effective_batch: 48, dropout: 0.1, optimizer: {{lr: 2.0e-3}}}}\n\
+         save: {{every: 5}}\n"
     )
 }
 
@@ -76,7 +76,11 @@ fn falling_batches(engine: &str, limits: &str) {
 fn in_the_middle(engine: &str, limits: &str) {
     let text = |limits: &str| format!("  shuffle: false\n{}{limits}", train(48));
     let prepare = |folder: &Folder| {
-        let yaml = folder.read("t5.yaml").replace("pad: max", "pad: longest");
+        let mut yaml = folder.read("t5.yaml").replace("pad: max", "pad: longest");
+        if engine == "docker" {
+            // The kernel counts what is touched: the first long step alone must touch more than the limit.
+            yaml = yaml.replace("d_ff: 64", "d_ff: 640");
+        }
         let rows = folder.read("data/train.jsonl");
         let mut rows: Vec<&str> = rows.lines().collect();
         rows.sort_by_key(|row| row.len());
@@ -105,10 +109,6 @@ fn in_the_middle(engine: &str, limits: &str) {
 
 fn killed_and_resumed() {
     killed_at_random(&train(16).replace("every: 5", "every: 3"));
-}
-
-fn killed_with_dropout() {
-    killed_at_random(&train(16).replace("every: 5", "every: 4").replace("{steps", "{dropout: 0.1, steps"));
 }
 
 /// Where a trainer is killed.
