@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/release/pipe
 TRAINER = target/release/pipe-trainer
 
-.PHONY: build demo demo-gpu test test-transformers storm install dist lint bench bench-gpu libtorch minilm mlflow wandb clean
+.PHONY: build demo demo-gpu test test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu libtorch minilm mlflow wandb clean
 
 build: libtorch
 	$(CARGO) build --release --workspace
@@ -37,12 +37,21 @@ demo-gpu: build data/demo/train.jsonl
 data/demo/train.jsonl: | build
 	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
 
-# Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must), the commands of the docs, and a short storm.
+# Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must), the commands of the docs, a short
+# storm, and the attention kernels on the CPU. The last three mostly wait, so they run at once.
 test: build minilm mlflow wandb
-	$(CARGO) test --release --workspace
+	RUST_TEST_THREADS=$$((($$(nproc) + 1) / 2 * 3)) $(CARGO) test --release --workspace
+	$(MAKE) --jobs 3 --output-sync=target test-docs test-storm test-kernels
+
+test-docs: build
 	python3 docs/generate_reference.py --check
 	python3 tests/docs_commands.py --bin target/release
+
+test-storm: build
 	python3 tests/storm.py --bin target/release --short
+
+test-kernels:
+	tests/cuda_on_cpu/run.sh
 
 # Exported models in the real transformers, which compute the same logits: before each release. torch and transformers come from
 # PyPI by name, once; `make test` skips these tests where they are not there.
