@@ -1,21 +1,71 @@
 //! A program that is still running.
 
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus, Output};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Answer;
 
 const SIGKILL: i32 = 9;
 
+/// The longest that anything is waited for.
+const LIMIT: Duration = Duration::from_secs(120);
+
 pub struct Running {
     command: String,
     child: Child,
+    stdout: Written,
+    stderr: Written,
+}
+
+/// What a program has written so far.
+struct Written {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Written {
+    fn read(mut from: impl Read + Send + 'static) -> Self {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let all = bytes.clone();
+        let reader = std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(count @ 1..) = from.read(&mut buffer) {
+                all.lock().unwrap().extend(&buffer[..count]);
+            }
+        });
+        Self { bytes, reader }
+    }
+
+    fn to_the_end(self) -> Vec<u8> {
+        self.reader.join().unwrap();
+        std::mem::take(&mut self.bytes.lock().unwrap())
+    }
 }
 
 impl Running {
-    pub fn new(command: String, child: Child) -> Self {
-        Self { command, child }
+    pub fn new(command: String, mut child: Child) -> Self {
+        let stdout = Written::read(child.stdout.take().expect("stdout is a pipe"));
+        let stderr = Written::read(child.stderr.take().expect("stderr is a pipe"));
+        Self { command, child, stdout, stderr }
+    }
+
+    /// Waits until it has said `text`.
+    #[track_caller]
+    pub fn wait_until_it_says(&mut self, text: &str) {
+        let began = Instant::now();
+        loop {
+            let is_over = self.has_ended();
+            let said = String::from_utf8_lossy(&self.stderr.bytes.lock().unwrap()).into_owned();
+            if said.contains(text) {
+                return;
+            }
+            assert!(!is_over && began.elapsed() < LIMIT, "{} has not said {text:?}, but\n{said}", self.command);
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     pub fn signal(&self, name: &str) {
@@ -30,8 +80,9 @@ impl Running {
     /// Kills it. Whether the kill struck: false where it had ended by itself.
     pub fn kill(mut self) -> bool {
         self.child.kill().unwrap();
-        let output = self.child.wait_with_output().unwrap();
-        output.status.signal() == Some(SIGKILL)
+        let status = self.child.wait().unwrap();
+        self.answer(status);
+        status.signal() == Some(SIGKILL)
     }
 
     /// Kills it; it must not have ended by itself.
@@ -48,14 +99,22 @@ impl Running {
     /// Waits for its end, two minutes at most.
     pub fn end(mut self) -> Answer {
         let began = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
-            if began.elapsed() > Duration::from_secs(120) {
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return self.answer(status);
+            }
+            if began.elapsed() > LIMIT {
                 self.child.kill().ok();
-                let answer = Answer::new(self.command, self.child.wait_with_output().unwrap());
-                panic!("it did not end by itself\n{answer}");
+                let status = self.child.wait().unwrap();
+                panic!("it did not end by itself\n{}", self.answer(status));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Answer::new(self.command, self.child.wait_with_output().unwrap())
+    }
+
+    /// What it wrote, to the end of all that hold its pipes.
+    fn answer(self, status: ExitStatus) -> Answer {
+        let (stdout, stderr) = (self.stdout.to_the_end(), self.stderr.to_the_end());
+        Answer::new(self.command, Output { status, stdout, stderr })
     }
 }

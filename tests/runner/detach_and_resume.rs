@@ -75,8 +75,8 @@ fn attach_can_be_left() {
     let folder = job::folder("sleep", "");
     folder.pipe(&["run", "job.yaml", "--engine", "process", "-d"]).exits(0);
     folder.wait_for_log(1, "sleeping");
-    let watching = folder.start(&["attach"]);
-    std::thread::sleep(Duration::from_millis(500));
+    let mut watching = folder.start(&["attach"]);
+    watching.wait_until_it_says("attempt 1");
     watching.signal("INT");
     watching.end().exits(0).says("the run continues");
     assert_eq!(folder.show()["status"], "running");

@@ -63,10 +63,22 @@ impl Terminal {
         Self { master, child, parser: vt100::Parser::new(ROWS, columns, 0), bytes: Vec::new() }
     }
 
-    /// Takes in what is written until the screen holds `text`, or to the end; whether it does.
-    fn watch(&mut self, text: &str) -> bool {
+    /// Takes in what is written until the screen holds `text` in a block that is whole; fails if that never comes. A read may
+    /// end in the middle of a block, whose last line begins with `lr`.
+    #[track_caller]
+    fn watch_block(&mut self, text: &str) {
+        let is_whole = |screen: &str| screen.find(text).is_some_and(|at| screen[at..].contains("\nlr  "));
+        assert!(self.watch(is_whole), "no {text:?} in\n{}", self.screen());
+    }
+
+    fn watch_to_the_end(&mut self) {
+        self.watch(|_| false);
+    }
+
+    /// Takes in what is written until the screen is as it is waited for, or to the end; whether it came.
+    fn watch(&mut self, is_reached: impl Fn(&str) -> bool) -> bool {
         let mut buffer = [0; 4096];
-        while !self.screen().contains(text) {
+        while !is_reached(&self.screen()) {
             // Reading a terminal without a writer is an error.
             let Ok(count @ 1..) = self.master.read(&mut buffer) else { return false };
             self.parser.process(&buffer[..count]);
@@ -89,7 +101,7 @@ impl Terminal {
 
     /// The last screen, and everything that was written.
     fn end(mut self) -> (String, String) {
-        self.watch("no such text");
+        self.watch_to_the_end();
         assert_eq!(self.child.wait().unwrap().code(), Some(0), "{}", self.screen());
         (self.screen(), String::from_utf8_lossy(&self.bytes).into_owned())
     }
@@ -117,7 +129,8 @@ fn names(block: &[&str]) -> Vec<String> {
 fn wide() {
     let folder = folder();
     let mut terminal = Terminal::start(command(&folder), 80);
-    assert!(terminal.watch("saved at step "), "{}", terminal.screen());
+    // It stands in the last line.
+    assert!(terminal.watch(|screen| screen.contains("saved at step ")), "{}", terminal.screen());
     let screen = terminal.screen();
     let block = block(&screen);
     assert_eq!(names(&block), ["training", "after", "step", "epoch", "loss", "memory", "lr"], "{screen}");
@@ -151,7 +164,7 @@ fn colour(bytes: &str) -> bool {
 fn narrow() {
     let folder = folder();
     let mut terminal = Terminal::start(command(&folder), 40);
-    assert!(terminal.watch("eval 1.2500"), "{}", terminal.screen());
+    terminal.watch_block("eval 1.2500");
     let screen = terminal.screen();
     let block = block(&screen);
     assert_eq!(names(&block), ["training", "after", "now", "step", "epoch", "loss", "memory", "lr"], "{screen}");
@@ -164,9 +177,9 @@ fn narrow() {
 fn grows() {
     let folder = folder();
     let mut terminal = Terminal::start(command(&folder), 40);
-    assert!(terminal.watch("eval 1.2500"), "{}", terminal.screen());
+    terminal.watch_block("eval 1.2500");
     terminal.resize(100);
-    assert!(terminal.watch("peak 48.0 MiB of 64.0 MiB"), "{}", terminal.screen());
+    terminal.watch_block("peak 48.0 MiB of 64.0 MiB");
     let screen = terminal.screen();
     let block = block(&screen);
     assert_eq!(names(&block), ["training", "after", "step", "epoch", "loss", "memory", "lr"], "{screen}");
@@ -255,7 +268,7 @@ fn tables() {
         let mut command = folder.command(args);
         command.env("TERM", "xterm-256color");
         let mut terminal = Terminal::start(command, 80);
-        terminal.watch("no such text");
+        terminal.watch_to_the_end();
         let shown = String::from_utf8_lossy(&terminal.bytes).into_owned();
         terminal.child.wait().unwrap();
         let is_prose = |line: &str| {

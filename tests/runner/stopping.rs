@@ -46,10 +46,10 @@ fn only_begun() {
 
 fn twice(engine: &str) {
     let folder = job::folder("stubborn", "");
-    let running = folder.start(&["run", "job.yaml", "--engine", engine]);
+    let mut running = folder.start(&["run", "job.yaml", "--engine", engine]);
     folder.wait_for_log(1, "sleeping");
     running.signal("INT");
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    running.wait_until_it_says("Ctrl-C again ends it at once");
     running.signal("INT");
     running.end().exits(130).says("ending the trainer at once");
     assert_eq!(folder.show()["status"], "stopped");
@@ -60,11 +60,11 @@ fn twice(engine: &str) {
 
 /// A step takes a while. A second `pipe stop` in the meantime does not prevent the save.
 fn stop_twice(engine: &str) {
-    let folder = job::folder("walk 8 2500 64", "train: {batch: 8}\n");
+    let folder = job::folder("walk 8 4000 64", "train: {batch: 8}\n");
     let running = folder.start(&["run", "job.yaml", "--engine", engine]);
     folder.wait_for_log(1, "step 1");
-    let first = folder.start(&["stop", "latest"]);
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    let mut first = folder.start(&["stop", "latest"]);
+    first.wait_until_it_says("saves and ends");
     let second = folder.start(&["stop", "latest"]);
     first.end().exits(0).says("saves and ends").prints("stopped");
     second.end().exits(0).says("saves and ends").prints("stopped");

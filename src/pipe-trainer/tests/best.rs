@@ -2,10 +2,9 @@
 //! not.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use crate::support::{Bench, Ended};
+use crate::support::{Bench, Ended, step_line, struck};
 use pipe_spec::event::{Eval, EventKind, Finished};
 use pipe_spec::pipeline::Metric;
 use pipe_spec::run::checkpoint_name;
@@ -74,6 +73,10 @@ fn best_step(ended: &Ended, metric: &Metric) -> u64 {
     step
 }
 
+fn eval_line(step: u64) -> String {
+    format!("\"type\":\"eval\",\"step\":{step},")
+}
+
 fn exported(bench: &Bench) -> blake3::Hash {
     blake3::hash(&fs::read(bench.run_folder().model().join("model.safetensors")).unwrap())
 }
@@ -89,19 +92,6 @@ fn damage(file: &Path) {
     let mut bytes = fs::read(file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(file, bytes).unwrap();
-}
-
-/// Sends SIGKILL or SIGTERM when the training has written a line with `text`.
-fn signal_at(bench: &Bench, text: &str, signal: i32) {
-    let mut child = bench.start();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    lines.find(|line| line.as_ref().unwrap().contains(text)).expect("the line is written").unwrap();
-    // SAFETY: the child has not been waited for, so its number is still its own.
-    unsafe { libc::kill(child.id().cast_signed(), signal) };
-    // Kept open to the end: a trainer whose stdout is closed stops by itself.
-    let rest = std::thread::spawn(move || lines.for_each(drop));
-    child.wait().unwrap();
-    rest.join().unwrap();
 }
 
 #[test]
@@ -162,31 +152,27 @@ fn a_run_that_was_killed_anywhere_has_the_same_best_and_the_same_end() {
     let ended = whole.train().expect(0);
     let (want, bits) = (finished(&ended), exported(&whole));
     let (best, end) = (want.model_step.unwrap(), want.step);
-    let eval = |step: u64| format!("\"type\":\"eval\",\"step\":{step},");
-    let step = |step: u64| format!("\"type\":\"step\",\"step\":{step},");
     let cases = [
         // Saved before it is evaluated, as after an out-of-memory in the evaluation.
-        (step(best), libc::SIGTERM),
-        (step(end), libc::SIGTERM),
-        (eval(best), libc::SIGKILL),
-        (step(best + 2), libc::SIGTERM),
-        (eval(best + 4), libc::SIGKILL),
-        (eval(best + 8), libc::SIGTERM),
-        (step(end - 1), libc::SIGKILL),
-        (eval(end), libc::SIGKILL),
+        (step_line(best), libc::SIGTERM),
+        (step_line(end), libc::SIGTERM),
+        (eval_line(best), libc::SIGKILL),
+        (step_line(best + 2), libc::SIGTERM),
+        (eval_line(best + 4), libc::SIGKILL),
+        (eval_line(best + 8), libc::SIGTERM),
+        (step_line(end - 1), libc::SIGKILL),
+        (eval_line(end), libc::SIGKILL),
         ("\"type\":\"checkpoint\",\"step\":".to_owned() + &end.to_string(), libc::SIGKILL),
     ];
-    for (text, signal) in cases {
-        let broken = with_early_stop();
-        signal_at(&broken, &text, signal);
+    for case in cases {
+        let broken = struck(with_early_stop, std::slice::from_ref(&case));
         let ended = broken.train().expect(0);
-        assert_eq!(finished(&ended), want, "{text} {signal}");
-        assert_eq!(exported(&broken), bits, "{text} {signal}");
+        assert_eq!(finished(&ended), want, "{case:?}");
+        assert_eq!(exported(&broken), bits, "{case:?}");
     }
     // Twice in the same run, the second time before an evaluation can be saved.
-    let broken = with_early_stop();
-    signal_at(&broken, &eval(best + 4), libc::SIGKILL);
-    signal_at(&broken, &eval(best + 4), libc::SIGKILL);
+    let twice = [(eval_line(best + 4), libc::SIGKILL), (eval_line(best + 4), libc::SIGKILL)];
+    let broken = struck(with_early_stop, &twice);
     assert_eq!(finished(&broken.train().expect(0)), want);
 }
 
@@ -195,8 +181,7 @@ fn a_retry_with_a_smaller_batch_has_the_same_best_and_the_same_end() {
     let whole = with_early_stop();
     let ended = whole.train().expect(0);
     let want = finished(&ended);
-    let mut broken = with_early_stop();
-    signal_at(&broken, &format!("\"type\":\"eval\",\"step\":{},", want.step - 4), libc::SIGTERM);
+    let mut broken = struck(with_early_stop, &[(eval_line(want.step - 4), libc::SIGTERM)]);
     let ended = broken.set("/train/batch", json!(3)).set("/attempt", json!(2)).train().expect(0);
     assert_eq!((finished(&ended).step, finished(&ended).model_step), (want.step, want.model_step));
 }
@@ -219,9 +204,12 @@ fn a_damaged_best_checkpoint_costs_a_warning_and_the_last_step_is_exported() {
 
 #[test]
 fn a_run_folder_from_before_is_resumed() {
-    let mut bench = bench();
-    bench.set("/save", json!({ "every": 5, "keep": 1 }));
-    signal_at(&bench, "\"type\":\"checkpoint\",\"step\":10,", libc::SIGTERM);
+    let without_best = || {
+        let mut bench = bench();
+        bench.set("/save", json!({ "every": 5, "keep": 1 }));
+        bench
+    };
+    let mut bench = struck(without_best, &[("\"type\":\"checkpoint\",\"step\":10,".to_owned(), libc::SIGTERM)]);
     let newest = checkpoints(&bench).pop().unwrap();
     let state = fs::read_to_string(bench.run_folder().checkpoints().join(newest).join("state.json")).unwrap();
     assert!(!state.contains("metrics"), "{state}");

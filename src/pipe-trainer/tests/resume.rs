@@ -1,26 +1,10 @@
 //! Stopping, going on, and what is refused.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 
-use crate::support::{Bench, Ended};
+use crate::support::{Bench, Ended, step_line, struck};
 use pipe_spec::EventKind;
 use serde_json::json;
-
-/// Lets the training get to `step`, then sends it a signal.
-fn signal_at(bench: &Bench, step: u64, signal: i32) -> Option<i32> {
-    let mut child = bench.start();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let reached = format!("\"type\":\"step\",\"step\":{step},");
-    lines.find(|line| line.as_ref().unwrap().contains(&reached)).expect("the step is reached").unwrap();
-    // SAFETY: the child has not been waited for, so its number is still its own.
-    unsafe { libc::kill(child.id().cast_signed(), signal) };
-    // Kept open to the end: a trainer whose stdout is closed stops by itself.
-    let rest = std::thread::spawn(move || lines.for_each(drop));
-    let status = child.wait().unwrap();
-    rest.join().unwrap();
-    status.code()
-}
 
 fn bench() -> Bench {
     let mut bench = Bench::recipes();
@@ -33,13 +17,14 @@ fn a_run_that_was_stopped_and_killed_ends_with_the_same_bits() {
     let adamw = ["fp32", "bf16", "bf16-mixed", "fp16-mixed"].map(|precision| ("adamw", precision));
     let adafactor = ["fp32", "bf16", "fp16-mixed"].map(|precision| ("adafactor", precision));
     for (optimizer, precision) in adamw.into_iter().chain(adafactor) {
-        let (mut whole, mut broken) = (bench(), bench());
-        for bench in [&mut whole, &mut broken] {
+        let bench = || {
+            let mut bench = bench();
             bench.set("/train/precision", json!(precision)).set("/train/optimizer/kind", json!(optimizer));
-        }
+            bench
+        };
+        let whole = bench();
         let curve = whole.train().expect(0).curve();
-        assert_eq!(signal_at(&broken, 3, libc::SIGTERM), Some(143));
-        assert_eq!(signal_at(&broken, 6, libc::SIGKILL), None);
+        let broken = struck(bench, &[(step_line(3), libc::SIGTERM), (step_line(6), libc::SIGKILL)]);
         let rest = broken.train().expect(0).curve();
         assert_eq!(rest, curve[curve.len() - rest.len()..]);
         assert_eq!(whole.checkpoint_digests(9), broken.checkpoint_digests(9), "{optimizer} {precision}");

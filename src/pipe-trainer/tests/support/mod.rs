@@ -5,6 +5,8 @@ mod watchdog;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -119,6 +121,21 @@ impl Bench {
         Ended::from(self.start_to(verb).wait_with_output().unwrap())
     }
 
+    /// Trains until a line with `text` is written, and sends SIGTERM or SIGKILL. Whether that ended it: under load the rest of a
+    /// training may be faster than a signal.
+    fn strike(&self, text: &str, signal: i32) -> bool {
+        let mut child = self.start();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let is_written = lines.any(|line| line.unwrap().contains(text));
+        // SAFETY: the child has not been waited for, so its number is still its own.
+        unsafe { libc::kill(child.id().cast_signed(), signal) };
+        // Kept open to the end: a trainer whose stdout is closed stops by itself.
+        let rest = std::thread::spawn(move || lines.for_each(drop));
+        let status = child.wait().unwrap();
+        rest.join().unwrap();
+        is_written && (status.signal() == Some(signal) || status.code() == Some(128 + signal))
+    }
+
     /// As a kill after `step` would have left them.
     pub fn remove_checkpoints_after(&self, step: u64) {
         let last = checkpoint_name(step);
@@ -188,6 +205,22 @@ impl Ended {
         };
         self.events.iter().filter_map(point).collect()
     }
+}
+
+/// A training that was ended by each of these signals in turn, sent once it had written a line with the text beside it.
+#[track_caller]
+pub fn struck(bench: impl Fn() -> Bench, signals: &[(String, i32)]) -> Bench {
+    const TRIES: usize = 10;
+    let try_once = |_| {
+        let bench = bench();
+        signals.iter().all(|(text, signal)| bench.strike(text, *signal)).then_some(bench)
+    };
+    (0..TRIES).find_map(try_once).unwrap_or_else(|| panic!("{TRIES} times a signal came too late: {signals:?}"))
+}
+
+/// The line of a step.
+pub fn step_line(step: u64) -> String {
+    format!("\"type\":\"step\",\"step\":{step},")
 }
 
 /// The loss of every step.
