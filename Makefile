@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/release/pipe
 TRAINER = target/release/pipe-trainer
 
-.PHONY: build demo demo-gpu test test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu libtorch minilm mlflow wandb clean
+.PHONY: build demo demo-gpu test test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu libtorch minilm mlflow wandb clean
 
 build: libtorch
 	$(CARGO) build --release --workspace
@@ -38,10 +38,14 @@ data/demo/train.jsonl: | build
 	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
 
 # Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must), the commands of the docs, a short
-# storm, and the attention kernels on the CPU. The last three mostly wait, so they run at once.
-test: build minilm mlflow wandb
-	RUST_TEST_THREADS=$$((($$(nproc) + 1) / 2 * 3)) $(CARGO) test --release --workspace
-	$(MAKE) --jobs 3 --output-sync=target test-docs test-storm test-kernels
+# storm, and the attention kernels on the CPU. What the tests need is fetched while they are compiled.
+test: libtorch
+	$(MAKE) --jobs 4 minilm mlflow wandb test-programs
+	tests/run-suites
+
+# Without the jobs of make: cargo counts processors itself.
+test-programs: libtorch
+	MAKEFLAGS= $(CARGO) test --release --workspace --no-run
 
 test-docs: build
 	python3 docs/generate_reference.py --check

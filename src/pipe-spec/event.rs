@@ -144,6 +144,13 @@ pub struct Step {
     /// How much of it was spent waiting for data.
     #[serde(default)]
     pub data_ms: f64,
+    /// Parts that its samples were cut into; 0 where it was not written down.
+    #[serde(default)]
+    pub parts: u32,
+    /// With `split: fill`: how much of what `batch` samples of full length would hold was held by the fullest part, by the
+    /// estimate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filled: Option<f64>,
     pub allocated: u64,
     pub reserved: u64,
     pub peak: u64,

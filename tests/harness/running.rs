@@ -40,7 +40,7 @@ impl Written {
         Self { bytes, reader }
     }
 
-    fn to_the_end(self) -> Vec<u8> {
+    fn read_all(self) -> Vec<u8> {
         self.reader.join().unwrap();
         std::mem::take(&mut self.bytes.lock().unwrap())
     }
@@ -114,7 +114,7 @@ impl Running {
 
     /// What it wrote, to the end of all that hold its pipes.
     fn answer(self, status: ExitStatus) -> Answer {
-        let (stdout, stderr) = (self.stdout.to_the_end(), self.stderr.to_the_end());
+        let (stdout, stderr) = (self.stdout.read_all(), self.stderr.read_all());
         Answer::new(self.command, Output { status, stdout, stderr })
     }
 }

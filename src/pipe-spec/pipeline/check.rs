@@ -226,6 +226,7 @@ impl Check<'_> {
             steps: file.steps,
             batch: file.batch,
             effective_batch,
+            split: file.split,
             ranks: file.ranks,
             precision: file.precision,
             optimizer: file.optimizer.clone(),

@@ -29,6 +29,9 @@ pub struct TrainFile {
     /// Samples in a step.
     #[schemars(range(max = MAX_SAMPLES))]
     pub effective_batch: Option<NonZeroU32>,
+    /// How the samples of a step become parts. `fixed`: `batch` samples each. `fill`: as many as hold what `batch` samples of
+    /// full length would, so that short samples make few large parts. The training is the same: docs/memory.md.
+    pub split: Split,
     /// Trainer processes, each with a card of its own, that share a step. Default: `auto`, one for each GPU. Not available yet:
     /// more than 1.
     pub ranks: Ranks,
@@ -63,6 +66,7 @@ impl Default for TrainFile {
             batch: BatchSetting::Fixed(NonZeroU32::new(8).expect("8 is not zero")),
             accum: None,
             effective_batch: None,
+            split: Split::Fixed,
             ranks: Ranks::Auto,
             precision: Precision::Fp32,
             optimizer: Optimizer::default(),
@@ -89,6 +93,8 @@ pub struct Train {
     pub steps: Option<u64>,
     pub batch: BatchSetting,
     pub effective_batch: u32,
+    #[serde(default, skip_serializing_if = "Split::is_fixed")]
+    pub split: Split,
     #[serde(default, skip_serializing_if = "Ranks::is_auto")]
     pub ranks: Ranks,
     pub precision: Precision,
@@ -135,6 +141,23 @@ pub struct EarlyStop {
 /// How many batches each of `ranks` computes in a step.
 pub fn accum(effective_batch: u32, batch: u32, ranks: u32) -> u32 {
     u64::from(effective_batch).div_ceil(u64::from(batch) * u64::from(ranks)) as u32
+}
+
+/// How the samples of a step become parts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// So many samples that a part holds what `batch` samples of full length would.
+    Fill,
+    /// `batch` samples.
+    #[default]
+    Fixed,
+}
+
+impl Split {
+    fn is_fixed(&self) -> bool {
+        *self == Self::Fixed
+    }
 }
 
 /// How many trainer processes share a step.

@@ -1,5 +1,6 @@
 //! Prepares the samples of steps ahead of the training, in order. Knows nothing of tensors.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -65,6 +66,7 @@ impl Reader {
 
 /// What a step is made of.
 pub struct Loaded {
+    /// Longest first, so that rows of a part are alike. Where a sample stands here decides what dropout drops of it.
     pub samples: Vec<Sample>,
     /// Samples that could not be read up to this step, however far ahead the loader is.
     pub skipped: u64,
@@ -93,7 +95,10 @@ impl Loader {
 fn prepare(reader: &Reader, mut order: SampleOrder, first: u64, sender: &SyncSender<Result<Loaded, TrainerError>>) {
     for step in first..order.steps() {
         let samples = reader.read(&order.step(step));
-        let loaded = samples.map(|samples| Loaded { samples, skipped: reader.source.skipped() });
+        let loaded = samples.map(|mut samples| {
+            samples.sort_by_key(|sample| Reverse(sample.tokens()));
+            Loaded { samples, skipped: reader.source.skipped() }
+        });
         let failed = loaded.is_err();
         if sender.send(loaded).is_err() || failed {
             return;

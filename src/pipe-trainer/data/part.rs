@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pipe_model::memory::Lengths;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::{Column, Sample};
@@ -79,6 +80,10 @@ impl PartShape {
         Self { multiple, ..self }
     }
 
+    pub fn multiple(&self) -> usize {
+        self.multiple
+    }
+
     /// The length of the longest row of a part of these samples.
     pub fn longest(&self, samples: &[Sample]) -> usize {
         let fixed = self.paddings.iter().filter_map(|padding| padding.length).max().unwrap_or(0);
@@ -87,15 +92,25 @@ impl PartShape {
 
     /// The lengths that a part of these samples has, as `Started::longest` writes them.
     pub fn lengths(&self, samples: &[Sample]) -> String {
-        let Some(first) = samples.first() else { return String::new() };
+        self.each_length(samples).map(|length| length.to_string()).collect::<Vec<_>>().join("+")
+    }
+
+    /// The same as numbers: of the first column of tokens, and of the second where there is one.
+    pub fn row_lengths(&self, samples: &[Sample]) -> Lengths {
+        let mut each = self.each_length(samples).map(|length| length as u32);
+        Lengths { source: each.next().unwrap_or(0), target: each.next().unwrap_or(0) }
+    }
+
+    /// Of each column of tokens, except those that are aligned with another.
+    fn each_length(&self, samples: &[Sample]) -> impl Iterator<Item = usize> {
+        let columns = samples.first().map(|first| first.columns.as_slice()).unwrap_or_default();
         let is_counted = |(_, (name, column)): &(usize, &(&str, Column))| {
             matches!(column, Column::Tokens(_)) && !ALIGNED_COLUMNS.contains(name)
         };
-        let length = |(index, (name, _)): (usize, &(&str, Column))| {
+        columns.iter().enumerate().filter(is_counted).map(|(index, (name, _))| {
             let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[index].1).collect();
-            self.length(name, &columns).to_string()
-        };
-        first.columns.iter().enumerate().filter(is_counted).map(length).collect::<Vec<_>>().join("+")
+            self.length(name, &columns)
+        })
     }
 
     pub fn collate(&self, samples: &[Sample]) -> Result<Part, TchError> {

@@ -1,5 +1,7 @@
 //! One sample, ready to become a row of tensors. Knows no tensors itself, so that threads can make it.
 
+use super::ALIGNED_COLUMNS;
+
 /// The column with what the loss of a sample is multiplied with. Absent where every sample counts the same.
 pub const LOSS_WEIGHTS: &str = "loss_weights";
 
@@ -46,12 +48,21 @@ impl Sample {
         self.columns.iter().find(|(column, _)| *column == name).map(|(_, column)| column)
     }
 
+    /// How many tokens it has in all.
+    pub fn tokens(&self) -> usize {
+        self.lengths().sum()
+    }
+
     /// The length of its longest column of tokens.
     pub fn length(&self) -> usize {
-        let length = |(_, column): &(_, Column)| match column {
-            Column::Tokens(tokens) => tokens.len(),
-            Column::Whole(_) | Column::Real(_) | Column::Values { .. } => 0,
-        };
-        self.columns.iter().map(length).max().unwrap_or(0)
+        self.lengths().max().unwrap_or(0)
+    }
+
+    /// Tokens of each column; none of those that are aligned with another.
+    pub fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.columns.iter().map(|(name, column)| match column {
+            Column::Tokens(tokens) if !ALIGNED_COLUMNS.contains(name) => tokens.len(),
+            _ => 0,
+        })
     }
 }

@@ -94,7 +94,7 @@ fn samples_of(epochs: f64, rows: u64) -> u64 {
 mod tests {
     use std::num::NonZeroU32;
 
-    use pipe_spec::pipeline::{BatchSetting, ClassWeights, Optimizer, Precision, Ranks, Schedule};
+    use pipe_spec::pipeline::{BatchSetting, ClassWeights, Optimizer, Precision, Ranks, Schedule, Split};
 
     use super::*;
 
@@ -104,6 +104,7 @@ mod tests {
             steps,
             batch: BatchSetting::Fixed(NonZeroU32::MIN),
             effective_batch,
+            split: Split::Fixed,
             ranks: Ranks::Auto,
             precision: Precision::Fp32,
             optimizer: Optimizer::default(),

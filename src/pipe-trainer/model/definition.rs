@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use pipe_model::{ConfigKeys, Labels, Parameter, TaskData, read_config};
+use pipe_model::{ConfigKeys, Labels, ModelConfig, Parameter, TaskData, read_config};
 use pipe_spec::pipeline::{self, Arch};
 use serde_json::{Map, Value};
 
@@ -92,9 +92,13 @@ impl Definition {
         self
     }
 
+    pub fn config(&self) -> Result<Box<dyn ModelConfig>, TrainerError> {
+        Ok(read_config(self.arch, &self.config)?)
+    }
+
     /// What its data must be like.
     pub fn task_data(&self) -> Result<TaskData, TrainerError> {
-        let config = read_config(self.arch, &self.config)?;
+        let config = self.config()?;
         let labels = config.head().map(|head| self.labels(head)).transpose()?.flatten();
         Ok(config.task_data(labels))
     }
@@ -102,7 +106,7 @@ impl Definition {
     /// Whether the folder's weights are those of its config. Reads names and shapes alone.
     pub fn check_weights(&self) -> Result<(), TrainerError> {
         let Some(files) = self.trained()? else { return Ok(()) };
-        let config = read_config(self.arch, &self.config)?;
+        let config = self.config()?;
         // A T5 without a head of its own has `shared` as its head, whatever the config says.
         let is_optional = |parameter: &Parameter| self.arch == Arch::T5 && parameter.name == "lm_head.weight";
         weights::check(&config.parameters(), &files, is_optional)

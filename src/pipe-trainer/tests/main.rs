@@ -19,4 +19,5 @@ mod pairs;
 mod precision;
 mod predict;
 mod resume;
+mod split;
 mod support;

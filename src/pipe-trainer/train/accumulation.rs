@@ -3,6 +3,7 @@
 use pipe_spec::Phase;
 use tch::{Kind, Tensor};
 
+use super::cut::Cut;
 use super::gradient_cache::{self, Parts};
 use super::session::Session;
 use super::state::State;
@@ -19,21 +20,24 @@ pub struct Accumulated {
     pub targets: u64,
     /// What the sum is divided by: the targets, or the weights of the samples where they have any. Never 0.
     pub divisor: f64,
+    pub parts: u32,
+    /// How much of what a part may hold the fullest one held, where that is known.
+    pub filled: Option<f64>,
 }
 
 pub struct Accumulation<'a> {
     pub session: &'a Session,
     pub state: &'a State,
     pub shape: &'a PartShape,
-    /// Samples in one pass.
-    pub batch: u32,
+    pub cut: &'a Cut,
 }
 
 impl Accumulation<'_> {
+    /// Of the samples of a step, longest first.
     pub fn of(&self, samples: &[Sample]) -> Result<Accumulated, TrainerError> {
         self.session.progress.set_step(self.state.step + 1);
         self.state.model.weights().forget_gradients()?;
-        let parts: Vec<&[Sample]> = samples.chunks(self.batch as usize).collect();
+        let parts = self.cut.parts(samples);
         match self.state.model.contrastive() {
             None => self.sums(&parts),
             Some(contrastive) => self.contrast(contrastive, &parts),
@@ -48,22 +52,27 @@ impl Accumulation<'_> {
         let divisor = weights.filter(|weights| *weights > 0.0).unwrap_or(targets.max(1) as f64);
         let scale = self.loss_scale() / divisor;
         let mut sums = Vec::new();
-        for (index, part) in parts.iter().enumerate() {
+        for (part, mode) in parts.iter().zip(self.modes(parts)) {
             self.enter(Phase::Forward, part)?;
-            let sum = self.state.model.loss_sum(&self.shape.collate(part)?, self.mode(index))?;
+            let sum = self.state.model.loss_sum(&self.shape.collate(part)?, mode)?;
             self.session.enter(Phase::Backward, self.state.step)?;
             sum.f_mul_scalar(scale)?.f_backward()?;
             sums.push(sum.f_detach()?);
         }
-        Ok(Accumulated { loss: Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, targets, divisor })
+        Ok(self.accumulated(Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, targets, divisor, parts))
     }
 
     /// A loss over the whole step at once.
     fn contrast(&self, contrastive: &dyn Contrastive, parts: &[&[Sample]]) -> Result<Accumulated, TrainerError> {
         let targets = parts.iter().map(|part| part.len() as u64).sum::<u64>();
-        let loss = gradient_cache::backward(contrastive, &StepParts { work: self, parts }, self.loss_scale())?;
+        let step = StepParts { work: self, parts, modes: self.modes(parts) };
+        let loss = gradient_cache::backward(contrastive, &step, self.loss_scale())?;
         let loss = loss.f_to_kind(Kind::Double)?.f_mul_scalar(targets as f64)?;
-        Ok(Accumulated { loss, targets, divisor: targets.max(1) as f64 })
+        Ok(self.accumulated(loss, targets, targets.max(1) as f64, parts))
+    }
+
+    fn accumulated(&self, loss: Tensor, targets: u64, divisor: f64, parts: &[&[Sample]]) -> Accumulated {
+        Accumulated { loss, targets, divisor, parts: parts.len() as u32, filled: self.cut.filled(parts) }
     }
 
     fn enter(&self, phase: Phase, samples: &[Sample]) -> Result<(), TrainerError> {
@@ -72,9 +81,15 @@ impl Accumulation<'_> {
     }
 
     /// Dropout is a function of the step and of where a sample stands in it, so a resumed run and another batch drop the same.
-    fn mode(&self, part: usize) -> Mode {
+    fn modes(&self, parts: &[&[Sample]]) -> Vec<Mode> {
         let seed = random::derived(Purpose::Dropout, self.session.spec.train.seed, &[self.state.step]);
-        Mode::Train(Drawn { seed, first_sample: part as u32 * self.batch })
+        let mut first_sample = 0;
+        let mut mode = |part: &&[Sample]| {
+            let mode = Mode::Train(Drawn { seed, first_sample });
+            first_sample += part.len() as u32;
+            mode
+        };
+        parts.iter().map(&mut mode).collect()
     }
 
     fn loss_scale(&self) -> f64 {
@@ -85,6 +100,7 @@ impl Accumulation<'_> {
 struct StepParts<'a> {
     work: &'a Accumulation<'a>,
     parts: &'a [&'a [Sample]],
+    modes: Vec<Mode>,
 }
 
 impl Parts for StepParts<'_> {
@@ -95,7 +111,7 @@ impl Parts for StepParts<'_> {
     fn load(&self, index: usize) -> Result<(Part, Mode), TrainerError> {
         let part = self.parts[index];
         self.work.enter(Phase::Forward, part)?;
-        Ok((self.work.shape.collate(part)?, self.work.mode(index)))
+        Ok((self.work.shape.collate(part)?, self.modes[index]))
     }
 
     fn before_backward(&self) -> Result<(), TrainerError> {

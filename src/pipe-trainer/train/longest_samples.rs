@@ -1,6 +1,6 @@
 //! The samples whose step needs the most memory: the longest ones.
 
-use crate::data::{ALIGNED_COLUMNS, Column, Reader, Sample};
+use crate::data::{Column, Reader, Sample};
 use crate::error::TrainerError;
 
 /// The longest samples, those that are longest in some column first.
@@ -9,10 +9,10 @@ pub struct LongestSamples(Vec<Sample>);
 impl LongestSamples {
     pub fn find(reader: &Reader) -> Result<Self, TrainerError> {
         let mut samples = reader.peek(&reader.source.longest())?;
-        samples.sort_by_key(|sample| std::cmp::Reverse(lengths(sample).sum::<usize>()));
+        samples.sort_by_key(|sample| std::cmp::Reverse(sample.tokens()));
         // A part is as long as its longest row in each column: after the longest sample come those.
         for column in 0..samples.first().map_or(0, |sample| sample.columns.len()) {
-            let length = |position: usize| lengths(&samples[position]).nth(column).unwrap_or(0);
+            let length = |position: usize| samples[position].lengths().nth(column).unwrap_or(0);
             let longest = (0..samples.len()).rev().max_by_key(|position| length(*position)).unwrap_or(0);
             if length(longest) > length(0) {
                 let sample = samples.remove(longest);
@@ -36,14 +36,6 @@ impl LongestSamples {
         }
         part
     }
-}
-
-/// Of each column, except those that are aligned with another.
-fn lengths(sample: &Sample) -> impl Iterator<Item = usize> {
-    sample.columns.iter().map(|(name, column)| match column {
-        Column::Tokens(tokens) if !ALIGNED_COLUMNS.contains(name) => tokens.len(),
-        _ => 0,
-    })
 }
 
 fn shorten(sample: &mut Sample) {
@@ -85,12 +77,12 @@ mod tests {
         let reader = Reader { source: std::sync::Arc::new(rows), pool: crate::data::workers(1).unwrap() };
         let longest_samples = LongestSamples::find(&reader).unwrap();
         let longest = |batch: u32, column: usize| {
-            longest_samples.part(batch).iter().map(|sample| lengths(sample).nth(column).unwrap()).max().unwrap()
+            longest_samples.part(batch).iter().map(|sample| sample.lengths().nth(column).unwrap()).max().unwrap()
         };
         assert_eq!((longest(1, 0), longest(1, 2)), (29, 4), "one sample is the longest in all");
         assert_eq!((longest(4, 0), longest(4, 2)), (31, 12), "several have the longest of each column");
         assert_eq!(longest_samples.part(20).len(), 20);
         let part = longest_samples.part(4);
-        assert!(lengths(&part[3]).next() < Some(31), "there is padding");
+        assert!(part[3].lengths().next() < Some(31), "there is padding");
     }
 }

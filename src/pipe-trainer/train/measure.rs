@@ -10,6 +10,7 @@ use pipe_spec::event::Measured;
 use serde::{Deserialize, Serialize};
 
 use super::capacity::usable;
+use super::cut::Cut;
 use super::evaluation::Evaluator;
 use super::longest_samples::LongestSamples;
 use super::rehearsal::Rehearsal;
@@ -95,6 +96,7 @@ struct Measuring<'a> {
     session: &'a Session,
     state: State,
     shape: PartShape,
+    cut: Cut,
     longest_samples: LongestSamples,
     evaluation: Option<(Evaluator, LongestSamples)>,
 }
@@ -104,7 +106,8 @@ impl<'a> Measuring<'a> {
     fn prepare(session: &'a Session) -> Result<Self, TrainerError> {
         let spec = &session.spec;
         let definition = Definition::from_spec(&spec.model)?;
-        let mut sources = data::open(spec, &definition.task_data()?, &session.pool)?;
+        let task_data = definition.task_data()?;
+        let mut sources = data::open(spec, &task_data, &session.pool)?;
         sources.notices.drain(..).for_each(|notice| session.warn(notice));
         let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
@@ -117,12 +120,17 @@ impl<'a> Measuring<'a> {
         let longest_samples = LongestSamples::find(&reader(sources.train))?;
         let shape =
             PartShape::new(&sources.paddings, session.hardware.device).in_multiples_of(state.model.row_multiple());
-        Ok(Self { session, state, shape, longest_samples, evaluation })
+        let cut = Cut::new(spec, &definition, &task_data, &shape)?;
+        Ok(Self { session, state, shape, cut, longest_samples, evaluation })
+    }
+
+    /// As `Started::longest`.
+    fn longest(&self) -> String {
+        self.cut.longest(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))
     }
 
     fn ready(&self) -> Result<Ready, TrainerError> {
-        let hardware = &self.session.hardware;
-        let longest = self.shape.lengths(&self.longest_samples.part(LONGEST_SAMPLE_COUNT));
+        let (hardware, longest) = (&self.session.hardware, self.longest());
         let capacity = hardware.available()?;
         Ok(Ready { device: hardware.name.clone(), driver: hardware.driver.clone(), capacity, longest })
     }
@@ -132,6 +140,7 @@ impl<'a> Measuring<'a> {
             session: self.session,
             state: &self.state,
             shape: &self.shape,
+            cut: &self.cut,
             longest_samples: &self.longest_samples,
         }
     }
@@ -152,7 +161,7 @@ impl<'a> Measuring<'a> {
             Err(other) => return Err(other),
         };
         let usage = self.session.hardware.usage();
-        let longest = self.shape.lengths(&self.longest_samples.part(LONGEST_SAMPLE_COUNT));
+        let longest = self.longest();
         Ok(Measured {
             batch,
             fits,

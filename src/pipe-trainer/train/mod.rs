@@ -3,6 +3,7 @@
 mod accumulation;
 mod attempt;
 mod capacity;
+mod cut;
 mod evaluation;
 mod export;
 mod fit;

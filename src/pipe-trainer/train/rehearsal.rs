@@ -6,6 +6,7 @@ use pipe_spec::event::{Point, Rehearsed};
 use pipe_spec::pipeline;
 
 use super::accumulation::Accumulation;
+use super::cut::Cut;
 use super::longest_samples::LongestSamples;
 use super::session::Session;
 use super::state::{State, milliseconds};
@@ -18,6 +19,8 @@ pub struct Rehearsal<'a> {
     pub session: &'a Session,
     pub state: &'a State,
     pub shape: &'a PartShape,
+    /// Of the batch of the training.
+    pub cut: &'a Cut,
     pub longest_samples: &'a LongestSamples,
 }
 
@@ -43,13 +46,14 @@ impl Rehearsal<'_> {
     /// The samples of a step, two passes of it at most.
     pub fn samples(&self, batch: u32) -> Vec<Sample> {
         let spec = &self.session.spec;
-        let passes = pipeline::accum(spec.train.effective_batch, batch, spec.rank.count).min(2);
-        (0..passes).flat_map(|_| self.longest_samples.part(batch)).collect()
+        let samples = self.cut.with_batch(batch).most(&self.longest_samples.part(batch));
+        let passes = pipeline::accum(spec.train.effective_batch, samples, spec.rank.count).min(2);
+        (0..passes).flat_map(|_| self.longest_samples.part(samples)).collect()
     }
 
     pub fn gradients(&self, samples: &[Sample], batch: u32) -> Result<Vec<tch::Tensor>, TrainerError> {
         let Self { session, state, shape, .. } = *self;
-        Accumulation { session, state, shape, batch }.of(samples)?;
+        Accumulation { session, state, shape, cut: &self.cut.with_batch(batch) }.of(samples)?;
         Ok(state.model.weights().gradients()?)
     }
 

@@ -9,6 +9,7 @@ use pipe_spec::event::{self, EventKind};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
+use super::cut::Cut;
 use super::evaluation::{Evaluated, Evaluator, details_file};
 use super::export::{self, Exported};
 use super::longest_samples::LongestSamples;
@@ -34,6 +35,7 @@ pub struct Training<'a> {
     /// Samples that could not be read and were reported.
     skipped: u64,
     shape: PartShape,
+    cut: Cut,
     evaluation: Option<Evaluator>,
     longest_samples: LongestSamples,
     pub state: State,
@@ -62,7 +64,8 @@ impl<'a> Training<'a> {
         let loader = Loader::start(reader, order.clone(), state.step, spec.data.prefetch)?;
         let shape =
             PartShape::new(&sources.paddings, session.hardware.device).in_multiples_of(state.model.row_multiple());
-        Ok(Self { session, order, loader, skipped: 0, shape, evaluation, longest_samples, state })
+        let cut = Cut::new(spec, &definition, &task_data, &shape)?;
+        Ok(Self { session, order, loader, skipped: 0, shape, cut, evaluation, longest_samples, state })
     }
 
     pub fn rehearsal(&self) -> Rehearsal<'_> {
@@ -70,6 +73,7 @@ impl<'a> Training<'a> {
             session: self.session,
             state: &self.state,
             shape: &self.shape,
+            cut: &self.cut,
             longest_samples: &self.longest_samples,
         }
     }
@@ -106,8 +110,8 @@ impl<'a> Training<'a> {
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, grad_norm) = loop {
-            let batch = self.session.spec.train.batch();
-            let work = Accumulation { session: self.session, state: &self.state, shape: &self.shape, batch };
+            let work =
+                Accumulation { session: self.session, state: &self.state, shape: &self.shape, cut: &self.cut };
             let accumulated = work.of(&loaded.samples)?;
             let norm = self.update(lr, &accumulated)?;
             self.state.model.step_ended(norm.is_some())?;
@@ -116,7 +120,7 @@ impl<'a> Training<'a> {
             }
         };
         // The one place of a step that waits for the device: everything is queued by now.
-        let Accumulated { loss, targets, divisor } = accumulated;
+        let Accumulated { loss, targets, divisor, parts, filled } = accumulated;
         let (loss, grad_norm) = (loss.f_double_value(&[])? / divisor, grad_norm.f_double_value(&[])?);
         self.finite("loss", loss)?;
         self.finite("gradient norm", grad_norm)?;
@@ -136,6 +140,8 @@ impl<'a> Training<'a> {
             tokens: targets,
             ms: milliseconds(clock),
             data_ms,
+            parts,
+            filled,
             allocated: usage.allocated,
             reserved: usage.reserved,
             peak: usage.peak,
@@ -241,7 +247,7 @@ impl<'a> Training<'a> {
             weights: Some(self.state.model.weights().bytes()),
             load_peak: self.state.load_peak,
             ready_ms: milliseconds(self.session.began),
-            longest: Some(self.shape.lengths(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))),
+            longest: Some(self.cut.longest(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))),
             resumed_from: self.state.resumed_from,
         }));
     }

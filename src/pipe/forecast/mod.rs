@@ -4,10 +4,10 @@ pub mod cards;
 
 use std::num::NonZeroU32;
 
-use pipe_model::memory::{Estimate, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel};
-use pipe_model::{ConfigError, ModelConfig, Parameter, TaskData};
+use pipe_model::memory::{Estimate, Lengths, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel};
+use pipe_model::{ConfigError, ModelConfig, Parameter};
 use pipe_spec::pipeline::{
-    Arch, BatchSetting, Data, Limit, Memory, OptimizerKind, Pad, Precision, Train, Training, accum,
+    Arch, BatchSetting, Data, Limit, Memory, OptimizerKind, Precision, Train, Training, accum,
 };
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -212,7 +212,7 @@ impl Forecaster {
     }
 
     fn estimate(&self, model: &Model<'_>, batch: u32) -> Estimate {
-        let [source, target] = self.lengths(model);
+        let Lengths { source, target } = self.lengths(model);
         let work = Work {
             precision: self.train.precision,
             optimizer: self.train.optimizer.kind,
@@ -228,23 +228,12 @@ impl Forecaster {
     }
 
     /// Tokens of the longest row that there may be, as a card is given them.
-    fn lengths(&self, model: &Model<'_>) -> [u64; 2] {
+    fn lengths(&self, model: &Model<'_>) -> Lengths {
         // The fused attention of torch wants round lengths, the kernels of the trainer take any.
         let narrow = !matches!(self.train.precision, Precision::Fp32 | Precision::Tf32);
         let any_length = narrow && model.config.head_width().is_some_and(has_attention_kernel);
-        let padded = |length: NonZeroU32| match self.data.pad {
-            Pad::Longest if !any_length => u64::from(length.get()).next_multiple_of(ROW_MULTIPLE as u64),
-            Pad::Longest | Pad::Max => u64::from(length.get()),
-        };
-        let at_most = |most: u32| self.data.max_length.min(NonZeroU32::new(most).unwrap_or(NonZeroU32::MIN));
-        match model.config.task_data(None) {
-            TaskData::Seq2Seq { .. } => [padded(self.data.max_source), padded(self.data.max_target)],
-            TaskData::Classification { max_length, .. } | TaskData::Contrastive { max_length, .. } => {
-                [padded(at_most(max_length)), 0]
-            }
-            TaskData::Language { max_length, .. } => [u64::from(at_most(max_length).get()), 0],
-            TaskData::TimeSeries { sequence_length, .. } => [sequence_length as u64, 0],
-        }
+        let multiple = if any_length { 1 } else { ROW_MULTIPLE };
+        Lengths::full(&model.config.task_data(None), &self.data, multiple as u32)
     }
 
     /// Single changes with which it fits, a smaller batch first, which keeps the training result. Where one would do, the

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use pipe_spec::event::{EventKind, Fitted, Measured};
-use pipe_spec::pipeline::{Limit, accum};
+use pipe_spec::pipeline::{Limit, Split, accum};
 use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerSpec};
 use serde_json::{Map, Value};
 
@@ -220,5 +220,9 @@ fn data_hash(spec: &TrainerSpec, inputs: &Inputs) -> String {
     let data = &spec.data;
     let how = (data.max_source, data.max_target, data.max_length, data.pad, &data.fields);
     hasher.update(serde_json::to_string(&how).expect("it is plain data").as_bytes());
+    if spec.train.split == Split::Fill {
+        // Then a batch is of rows of full length.
+        hasher.update(b"fill");
+    }
     hasher.finalize().to_hex()[..16].to_owned()
 }

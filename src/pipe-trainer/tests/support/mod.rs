@@ -240,27 +240,31 @@ pub fn expect_one_training_however_it_is_cut(mut bench: Bench) {
     bench.set("/train/effective_batch", json!(12)).set("/data/eval", json!(null));
     // A gradient that is nothing but rounding is no step of full size.
     bench.set("/train/optimizer/eps", json!(1e-6));
-    let mut run = |steps: u32, dropout: f64, batch: u32, checkpointing: bool| {
-        let folder = bench.path(&format!("run-{steps}-{dropout}-{batch}-{checkpointing}"));
+    let mut run = |steps: u32, dropout: f64, (batch, split, checkpointing): (u32, &str, bool)| {
+        let folder = bench.path(&format!("run-{steps}-{dropout}-{batch}-{split}-{checkpointing}"));
         bench.set("/run", json!(folder)).set("/train/dropout", json!(dropout)).set("/train/batch", json!(batch));
         bench.set("/train/steps", json!(steps)).set("/train/checkpointing", json!(checkpointing));
+        bench.set("/train/split", json!(split));
         (losses(&bench.train().expect(0)), RunFolder::new(folder))
     };
-    let cuts = [(0.1, [(12, true), (7, false), (5, true)]), (0.3, [(11, true), (4, false), (1, false)])];
+    let whole = (12, "fixed", false);
+    let cuts = [
+        (0.1, [(12, "fixed", true), (7, "fixed", false), (5, "fill", true)]),
+        (0.3, [(11, "fixed", true), (2, "fill", false), (1, "fixed", false)]),
+    ];
     let mut wholes = Vec::new();
     for (dropout, cuts) in cuts {
-        let (whole, _) = run(30, dropout, 12, false);
-        for (batch, checkpointing) in cuts {
-            let (cut, _) = run(30, dropout, batch, checkpointing);
+        let (whole, _) = run(30, dropout, whole);
+        for how in cuts {
+            let (cut, _) = run(30, dropout, how);
             let apart = furthest(&whole, &cut);
-            let of = format!("dropout {dropout}, parts of {batch}, checkpointing {checkpointing}");
-            assert!(apart < 1e-5, "{of}: {apart}\n{whole:?}\n{cut:?}");
+            assert!(apart < 1e-5, "dropout {dropout}, batch, split and checkpointing {how:?}: {apart}\n{whole:?}\n{cut:?}");
         }
         wholes.push(whole);
     }
     assert!(furthest(&wholes[0], &wholes[1]) > 1e-4, "nothing is dropped: {wholes:?}");
 
-    let (whole, cut) = (first_gradients(&run(1, 0.3, 12, false).1), first_gradients(&run(1, 0.3, 5, false).1));
+    let (whole, cut) = (first_gradients(&run(1, 0.3, whole).1), first_gradients(&run(1, 0.3, (5, "fixed", false)).1));
     for (name, whole) in whole {
         let norm =
             |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt();
