@@ -9,6 +9,18 @@ pub struct Inspection {
     pub eval: Option<Split>,
     /// Steps of the whole training.
     pub steps: u64,
+    /// How a step is cut, where that depends on the lengths of the data (`train.split: fill`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_parts: Option<StepParts>,
+}
+
+/// The parts of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepParts {
+    /// Samples in a step.
+    pub samples: u32,
+    /// On average.
+    pub parts: f64,
 }
 
 /// The rows to train with, or those to evaluate with.

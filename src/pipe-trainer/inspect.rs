@@ -1,6 +1,7 @@
 //! `pipe-trainer inspect`: opens the data of a training as the training would, and prints what is in it. Trains nothing; of weights
 //! it reads names and shapes.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
@@ -8,18 +9,22 @@ use std::sync::Arc;
 
 use pipe_model::TaskData;
 use pipe_spec::Inspection;
-use pipe_spec::inspection::{ClassCount, Lengths, Split};
-use pipe_spec::pipeline::Data;
+use pipe_spec::inspection::{ClassCount, Lengths, Split, StepParts};
+use pipe_spec::pipeline::{self, Data};
+use tch::Device;
 
-use crate::data::{self, ALIGNED_COLUMNS, Column, Reader, Sample, SampleOrder, Source};
+use crate::data::{self, ALIGNED_COLUMNS, Column, PartShape, Reader, Sample, SampleOrder, Source};
 use crate::error::TrainerError;
 use crate::model::Definition;
 use crate::spec;
+use crate::train::Cut;
 
 /// Rows of tokens that are read at most, evenly spread over the data: some seconds of work.
 const MOST_ROWS: usize = 100_000;
 /// The same for rows with pictures, which take far longer to read.
 const MOST_PICTURES: usize = 500;
+/// Steps whose samples are cut into parts, to see how many there are.
+const CUT_STEPS: u64 = 8;
 /// Rows that are held at a time.
 const CHUNK: usize = 1024;
 
@@ -31,15 +36,39 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
     let sources = data::open(&spec, &task_data, &pool)?;
     let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
     definition.check_weights()?;
-    let steps = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train).steps();
+    let mut order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
+    let steps = order.steps();
+    let reader = Reader { source: Arc::clone(&sources.train), pool: Arc::clone(&pool) };
+    let step_parts = match spec.train.split {
+        pipeline::Split::Fixed => None,
+        pipeline::Split::Fill => {
+            let shape = PartShape::new(&sources.paddings, Device::Cpu);
+            let cut = Cut::new(&spec, &definition, &task_data, &shape)?;
+            let samples = spec.train.effective_batch;
+            mean_parts(&cut, &reader, &mut order)?.map(|parts| StepParts { samples, parts })
+        }
+    };
     let split = |source: Arc<dyn Source>| {
         Counter { data: &spec.data, task_data: &task_data, classes: definition.class_names() }
             .count(&Reader { source, pool: Arc::clone(&pool) })
     };
-    let inspection = Inspection { train: split(sources.train)?, eval: sources.eval.map(split).transpose()?, steps };
+    let (train, eval) = (split(sources.train)?, sources.eval.map(split).transpose()?);
+    let inspection = Inspection { train, eval, steps, step_parts };
     let text = serde_json::to_string(&inspection).expect("it is plain data");
     let write = writeln!(std::io::stdout(), "{text}");
     write.map_err(|source| TrainerError::Io { path: "stdout".into(), source })
+}
+
+/// Parts of the first steps, on average; nothing where they have none.
+fn mean_parts(cut: &Cut, reader: &Reader, order: &mut SampleOrder) -> Result<Option<f64>, TrainerError> {
+    let steps = order.steps().min(CUT_STEPS);
+    let mut parts = 0;
+    for step in 0..steps {
+        let mut samples = reader.peek(&order.step(step))?;
+        samples.sort_by_key(|sample| Reverse(sample.tokens()));
+        parts += cut.parts(&samples).len();
+    }
+    Ok((parts > 0).then(|| parts as f64 / steps as f64))
 }
 
 struct Counter<'a> {

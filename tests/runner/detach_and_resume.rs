@@ -49,7 +49,8 @@ fn stopped_and_resumed(engine: &str) {
     folder.pipe(&["stop", &id]).exits(0).prints("is not running: stopped");
     let run = folder.show();
     assert_eq!((run["status"].as_str(), run["exit_code"].as_u64()), (Some("stopped"), Some(130)));
-    assert!(folder.read_run("attempts/01/log.txt").ends_with("saved\n"));
+    // Not the last line for certain: stdout and stderr of a container come side by side.
+    assert!(folder.read_run("attempts/01/log.txt").contains("saved\n"));
     folder.pipe(&["attach", &id]).exits(130);
     folder.pipe(&["resume", &id]).exits(0);
     folder.pipe(&["resume", &id]).exits(0).prints("has finished");

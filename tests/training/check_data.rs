@@ -52,6 +52,15 @@ fn printed() {
     assert_eq!((&json["data"]["train"]["rows"], &json["data"]["steps"]), (&json!(60), &json!(15)));
     let said = folder.pipe(&["check", "dishes.yaml", "--no-data"]).exits(0).stdout;
     assert_eq!(said.lines().count(), 1, "{said}");
+    let step_of = |length: &str, samples: &str| {
+        let set =
+            ["train.split=fill", &format!("data.max_length={length}"), &format!("train.effective_batch={samples}")];
+        let args: Vec<&str> =
+            ["check", "dishes.yaml"].into_iter().chain(set.iter().flat_map(|one| ["--set", one])).collect();
+        folder.pipe(&args).exits(0)
+    };
+    step_of("2048", "8").prints("8 samples a step, in one part on this data");
+    step_of("8", "32").prints("32 samples a step: about 8 parts of 4 on this data");
 }
 
 fn found() {

@@ -154,7 +154,12 @@ mod tests {
 
     /// The fewest parts of any kind, by trying all of them.
     fn fewest(samples: &[Lengths], room: &impl Fn(Lengths) -> usize) -> usize {
-        fn place(samples: &[Lengths], parts: &mut Vec<(usize, Lengths)>, best: &mut usize, room: &dyn Fn(Lengths) -> usize) {
+        fn place(
+            samples: &[Lengths],
+            parts: &mut Vec<(usize, Lengths)>,
+            best: &mut usize,
+            room: &dyn Fn(Lengths) -> usize,
+        ) {
             let Some((first, rest)) = samples.split_first() else {
                 *best = parts.len().min(*best);
                 return;
@@ -220,7 +225,11 @@ mod tests {
             }
             if count <= 7 {
                 let fewest = fewest(&samples, &room);
-                assert!(sizes.len() <= fewest + 1, "case {case}: {} parts, {fewest} would do: {samples:?}", sizes.len());
+                assert!(
+                    sizes.len() <= fewest + 1,
+                    "case {case}: {} parts, {fewest} would do: {samples:?}",
+                    sizes.len()
+                );
             }
         }
     }

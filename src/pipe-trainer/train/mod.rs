@@ -19,6 +19,7 @@ mod training;
 mod watched_metrics;
 
 pub use attempt::{fit, train};
+pub use cut::Cut;
 pub use evaluation::{Figures, Predictions, TextScores, contrastive_figures, generation};
 pub use gradient_cache::{Parts, backward as contrastive_backward};
 pub use measure::measure;

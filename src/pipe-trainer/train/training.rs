@@ -110,8 +110,7 @@ impl<'a> Training<'a> {
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, grad_norm) = loop {
-            let work =
-                Accumulation { session: self.session, state: &self.state, shape: &self.shape, cut: &self.cut };
+            let work = Accumulation { session: self.session, state: &self.state, shape: &self.shape, cut: &self.cut };
             let accumulated = work.of(&loaded.samples)?;
             let norm = self.update(lr, &accumulated)?;
             self.state.model.step_ended(norm.is_some())?;
@@ -207,7 +206,7 @@ impl<'a> Training<'a> {
         let step = self.state.step;
         let due = |evaluation: &&Evaluator| evaluation.is_due(step, &self.order) && self.state.evaluated != step;
         let Some(evaluation) = self.evaluation.as_ref().filter(due) else { return Ok(()) };
-        let Evaluated { eval, details } = evaluation.run(self.session, &self.state, &self.shape)?;
+        let Evaluated { eval, details } = evaluation.run(self.session, &self.state, &self.shape, &self.cut)?;
         self.state.evaluated = step;
         self.state.metrics.add(&eval);
         self.state.last_eval = kept(&eval);

@@ -6,9 +6,7 @@ use std::num::NonZeroU32;
 
 use pipe_model::memory::{Estimate, Lengths, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel};
 use pipe_model::{ConfigError, ModelConfig, Parameter};
-use pipe_spec::pipeline::{
-    Arch, BatchSetting, Data, Limit, Memory, OptimizerKind, Precision, Train, Training, accum,
-};
+use pipe_spec::pipeline::{Arch, BatchSetting, Data, Limit, Memory, OptimizerKind, Precision, Train, Training, accum};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use thiserror::Error;

@@ -16,6 +16,7 @@ const EVALUATION_STYLE: usize = 25;
 /// A job may report any number of metrics.
 const MOST_METRICS: usize = 24;
 const THROUGHPUT: &str = "throughput";
+const PARTS: &str = "parts";
 
 type Get = fn(&Step) -> f64;
 
@@ -27,13 +28,14 @@ struct Figure {
     get: Get,
 }
 
-const FIGURES: [Figure; 6] = [
+const FIGURES: [Figure; 7] = [
     figure("loss", "Loss", Kind::Noisy, |step| step.loss),
     figure("lr", "Learning rate", Kind::Line, |step| step.lr),
     figure("norm", "Gradient norm", Kind::Noisy, |step| step.grad_norm),
     figure(THROUGHPUT, "Throughput", Kind::Noisy, Step::tokens_per_second),
     Figure { unit: Unit::Bytes, ..figure("memory", "Peak memory", Kind::Line, |step| step.peak as f64) },
     figure("waiting", "Waiting for data, percent of a step", Kind::Noisy, waiting),
+    figure(PARTS, "Parts of a step", Kind::Noisy, |step| f64::from(step.parts)),
 ];
 
 const fn figure(key: &'static str, title: &'static str, kind: Kind, get: Get) -> Figure {
@@ -42,6 +44,12 @@ const fn figure(key: &'static str, title: &'static str, kind: Kind, get: Get) ->
 
 fn waiting(step: &Step) -> f64 {
     if step.ms > 0.0 { step.data_ms / step.ms * 100.0 } else { f64::NAN }
+}
+
+/// The figures that show something: parts only where they change from step to step.
+fn drawn(runs: &[&Record]) -> impl Iterator<Item = &'static Figure> {
+    let fills = runs.iter().any(|run| run.history.steps.iter().any(|step| step.filled.is_some()));
+    FIGURES.iter().filter(move |figure| fills || figure.key != PARTS)
 }
 
 /// The figures of one run, with its attempts.
@@ -55,7 +63,7 @@ pub fn of_one(run: &Record) -> Vec<Chart> {
         }
         chart(figure, curves, &[run], attempts(run, None))
     };
-    FIGURES.iter().map(draw).collect()
+    drawn(&[run]).map(draw).collect()
 }
 
 /// The figures of several runs, one over the other.
@@ -75,7 +83,7 @@ pub fn of_all(runs: &[Record]) -> Vec<Chart> {
         let marks = runs.iter().enumerate().filter(|(_, run)| retried(run));
         chart(figure, curves, &every, marks.flat_map(|(style, run)| attempts(run, Some(style))).collect())
     };
-    FIGURES.iter().map(draw).collect()
+    drawn(&every).map(draw).collect()
 }
 
 /// A figure for each metric of the evaluations, of one run or of several.

@@ -1,7 +1,7 @@
 //! What was found in the data, in words.
 
 use pipe_spec::Inspection;
-use pipe_spec::inspection::{Lengths, Split};
+use pipe_spec::inspection::{Lengths, Split, StepParts};
 
 use crate::report::grouped;
 
@@ -13,7 +13,18 @@ pub fn summary(inspection: &Inspection) -> Vec<String> {
     let mut lines = split("train", &inspection.train);
     lines.extend(inspection.eval.iter().flat_map(|eval| split("eval", eval)));
     lines.push(format!("steps  {}", grouped(inspection.steps)));
+    lines.extend(inspection.step_parts.map(parts));
     lines
+}
+
+fn parts(StepParts { samples, parts }: StepParts) -> String {
+    let (count, each) = (parts.round().max(1.0), f64::from(samples) / parts);
+    match count {
+        1.0 => format!("       {} samples a step, in one part on this data", grouped(samples.into())),
+        _ => {
+            format!("       {} samples a step: about {count} parts of {each:.0} on this data", grouped(samples.into()))
+        }
+    }
 }
 
 fn split(name: &str, split: &Split) -> Vec<String> {
@@ -60,14 +71,16 @@ mod tests {
         let (lengths, classes) = (vec![lengths], vec![class("ham", 40), class("spam", 1960)]);
         let train = Split { rows: 150_000, read: 2000, skipped: 0, lengths, classes };
         let eval = Some(Split { rows: 1, read: 1, ..Split::default() });
+        let step_parts = Some(StepParts { samples: 128, parts: 3.125 });
         assert_eq!(
-            summary(&Inspection { train, eval, steps: 1200 }),
+            summary(&Inspection { train, eval, steps: 1200, step_parts }),
             [
                 "train  150,000 rows, 2,000 of them read",
                 "       text: 24 tokens on average, 95 % up to 61, longest 1,280",
                 "       classes: spam 1,960, ham 40",
                 "eval   1 row",
                 "steps  1,200",
+                "       128 samples a step: about 3 parts of 41 on this data",
             ]
         );
     }

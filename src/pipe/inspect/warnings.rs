@@ -10,7 +10,7 @@ const CUT_SHARE: f64 = 0.05;
 
 /// A sentence each, which begins with the key that it is about.
 pub fn warnings(training: &Training, inspection: &Inspection) -> Vec<String> {
-    let Inspection { train, eval, steps } = inspection;
+    let Inspection { train, eval, steps, .. } = inspection;
     let mut warnings = Vec::new();
     let warmup = training.train.schedule.warmup.steps(*steps);
     if warmup >= *steps && warmup > 0 {
@@ -91,7 +91,7 @@ mod tests {
 
     fn found(train: Split, eval: Option<Split>, steps: u64) -> Vec<String> {
         let pipeline = Pipeline::parse(FILE, &[], &Variables::new(None, std::iter::empty())).unwrap();
-        let mut found = warnings(pipeline.training().unwrap(), &Inspection { train, eval, steps });
+        let mut found = warnings(pipeline.training().unwrap(), &Inspection { train, eval, steps, step_parts: None });
         found.iter_mut().for_each(|text| text.truncate(text.find(": ").unwrap()));
         found
     }

@@ -258,7 +258,10 @@ pub fn expect_one_training_however_it_is_cut(mut bench: Bench) {
         for how in cuts {
             let (cut, _) = run(30, dropout, how);
             let apart = furthest(&whole, &cut);
-            assert!(apart < 1e-5, "dropout {dropout}, batch, split and checkpointing {how:?}: {apart}\n{whole:?}\n{cut:?}");
+            assert!(
+                apart < 1e-5,
+                "dropout {dropout}, batch, split and checkpointing {how:?}: {apart}\n{whole:?}\n{cut:?}"
+            );
         }
         wholes.push(whole);
     }

@@ -23,17 +23,12 @@ pub struct Predictions {
 }
 
 pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
-    let indices: Vec<usize> = (0..pass.reader.source.len()).collect();
     let mut predictions = Predictions::default();
-    for part in indices.chunks(pass.batch) {
-        let samples = pass.samples(part)?;
-        if samples.is_empty() {
-            continue;
-        }
-        let part = pass.shape.collate(&samples)?;
+    pass.for_each_part(|samples| {
+        let part = pass.shape.collate(samples)?;
         let targets = samples.iter().map(|sample| sample.targets).sum();
-        predictions.add(&pass.state.model.logits(&part, Mode::Eval)?, part.get("labels")?, targets)?;
-    }
+        predictions.add(&pass.state.model.logits(&part, Mode::Eval)?, part.get("labels")?, targets)
+    })?;
     let details = EvaluationDetails { classes: predictions.details(pass.class_names), ..EvaluationDetails::default() };
     Ok(Measures { loss: predictions.loss(), scores: predictions.scores(), details })
 }

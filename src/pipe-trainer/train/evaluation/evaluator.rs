@@ -14,6 +14,7 @@ use super::{classification, contrastive, generation};
 use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources, Tokens};
 use crate::error::TrainerError;
 use crate::model::Mode;
+use crate::train::cut::Cut;
 use crate::train::session::Session;
 use crate::train::state::{State, milliseconds};
 
@@ -69,7 +70,13 @@ impl Evaluator {
     }
 
     /// Events of single texts are sent when all is computed.
-    pub fn run(&self, session: &Session, state: &State, shape: &PartShape) -> Result<Evaluated, TrainerError> {
+    pub fn run(
+        &self,
+        session: &Session,
+        state: &State,
+        shape: &PartShape,
+        cut: &Cut,
+    ) -> Result<Evaluated, TrainerError> {
         let clock = Instant::now();
         let _guard = tch::no_grad_guard();
         let pass = Pass {
@@ -81,6 +88,7 @@ impl Evaluator {
             session,
             state,
             shape,
+            cut: &cut.with_batch(self.batch as u32),
         };
         let Measures { loss, scores, mut details } = match (self.task, state.model.contrastive()) {
             (_, Some(model)) => contrastive::evaluate(&pass, model)?,

@@ -1,5 +1,7 @@
 //! One evaluation: what it reads and what it computes with.
 
+use std::cmp::Reverse;
+
 use pipe_spec::Phase;
 use pipe_spec::pipeline::Task;
 use tch::Kind;
@@ -7,8 +9,13 @@ use tch::Kind;
 use crate::data::{PartShape, Reader, Sample, Tokens};
 use crate::error::TrainerError;
 use crate::model::Mode;
+use crate::train::cut::Cut;
 use crate::train::session::Session;
 use crate::train::state::State;
+
+/// Rows that are read at a time at least, and for each sample of a batch: among so many there are enough of one length.
+const ROWS_AT_A_TIME: usize = 512;
+const ROWS_PER_SAMPLE: usize = 16;
 
 /// One pass over the evaluation data.
 pub struct Pass<'a> {
@@ -21,20 +28,38 @@ pub struct Pass<'a> {
     pub session: &'a Session,
     pub state: &'a State,
     pub shape: &'a PartShape,
+    /// For parts of `batch` samples.
+    pub cut: &'a Cut,
 }
 
 impl Pass<'_> {
     /// The mean over all targets.
     pub fn loss(&self) -> Result<f64, TrainerError> {
-        let indices: Vec<usize> = (0..self.reader.source.len()).collect();
         let (mut loss, mut targets) = (0.0, 0);
-        for part in indices.chunks(self.batch) {
-            let samples = self.samples(part)?;
-            let sum = self.state.model.loss_sum(&self.shape.collate(&samples)?, Mode::Eval)?;
+        self.for_each_part(|samples| {
+            let sum = self.state.model.loss_sum(&self.shape.collate(samples)?, Mode::Eval)?;
             loss += sum.f_to_kind(Kind::Double)?.f_double_value(&[])?;
             targets += samples.iter().map(|sample| sample.targets).sum::<u64>();
-        }
+            Ok(())
+        })?;
         Ok(loss / targets.max(1) as f64)
+    }
+
+    /// All samples, in parts of those that are alike in length: not in the order of the data.
+    pub fn for_each_part(
+        &self,
+        mut compute: impl FnMut(&[Sample]) -> Result<(), TrainerError>,
+    ) -> Result<(), TrainerError> {
+        let indices: Vec<usize> = (0..self.reader.source.len()).collect();
+        for rows in indices.chunks((self.batch * ROWS_PER_SAMPLE).max(ROWS_AT_A_TIME)) {
+            let mut samples = self.samples(rows)?;
+            samples.sort_by_key(|sample| Reverse(sample.tokens()));
+            for part in self.cut.parts(&samples) {
+                self.enter(part)?;
+                compute(part)?;
+            }
+        }
+        Ok(())
     }
 
     pub fn samples(&self, part: &[usize]) -> Result<Vec<Sample>, TrainerError> {
@@ -50,7 +75,12 @@ impl Pass<'_> {
     fn read(&self, read: impl FnOnce() -> Result<Vec<Sample>, TrainerError>) -> Result<Vec<Sample>, TrainerError> {
         self.session.enter(Phase::Eval, self.state.step)?;
         let samples = read()?;
-        self.session.progress.set_part(samples.len() as u32, self.shape.longest(&samples) as u32);
+        self.enter(&samples)?;
         Ok(samples)
+    }
+
+    fn enter(&self, part: &[Sample]) -> Result<(), TrainerError> {
+        self.session.progress.set_part(part.len() as u32, self.shape.longest(part) as u32);
+        self.session.enter(Phase::Eval, self.state.step)
     }
 }

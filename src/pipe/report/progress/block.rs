@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use console::{Style, measure_text_width, truncate_str};
+use pipe_spec::event::Step;
 use pipe_spec::text::human_bytes;
 
 use super::pace::{rate, span};
@@ -182,9 +183,10 @@ impl Painter {
     }
 
     fn memory(&self, training: &Training) -> Option<String> {
-        let peak = training.last.as_ref()?.peak;
+        let step = training.last.as_ref()?;
+        let (peak, parts) = (step.peak, parts(step));
         let Some(capacity) = training.started.capacity.filter(|capacity| *capacity > 0) else {
-            return Some(self.named("memory", &format!("peak {}", human_bytes(peak))));
+            return Some(self.named("memory", &format!("peak {}{parts}", human_bytes(peak))));
         };
         let share = share(peak, capacity);
         let style = match share {
@@ -193,7 +195,12 @@ impl Painter {
             _ => Style::new().cyan(),
         };
         let (percent, of) = (percent(share), format!("{} of {}", human_bytes(peak), human_bytes(capacity)));
-        let texts = [format!("{percent}   peak {of}"), format!("{percent}  {of}"), percent];
+        let texts = [
+            format!("{percent}   peak {of}{parts}"),
+            format!("{percent}   peak {of}"),
+            format!("{percent}  {of}"),
+            percent,
+        ];
         Some(self.beside("memory", &self.paint(style, &bar(share, self.bar)), &texts))
     }
 
@@ -210,6 +217,13 @@ impl Painter {
     }
 }
 
+/// How the samples of a step were cut, where that changes from step to step.
+fn parts(step: &Step) -> String {
+    let Some(filled) = step.filled else { return String::new() };
+    let parts = if step.parts == 1 { "part" } else { "parts" };
+    format!("   {} {parts}, {} full", step.parts, percent(filled))
+}
+
 /// For how long nothing was heard of a training, where that is longer than its steps take.
 fn silence(training: &Training) -> Option<Duration> {
     let silent = training.heard.elapsed();
@@ -219,7 +233,7 @@ fn silence(training: &Training) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::event::{Checkpoint, Eval, Event, Started, Step};
+    use pipe_spec::event::{Checkpoint, Eval, Event, Started};
     use pipe_spec::{Attempt, EventKind, Outcome};
 
     use super::*;
@@ -299,6 +313,17 @@ mod tests {
             "{}",
             got[4]
         );
+    }
+
+    #[test]
+    fn parts_that_are_filled() {
+        let mut view = view();
+        let step = Step { step: 1235, peak: 12 << 30, parts: 3, filled: Some(0.917), ..Step::default() };
+        view.take(&event(1500.0, EventKind::Step(step)));
+        let memory = |columns| lines(&view, 1500.0, size(columns)).into_iter().find(|line| line.starts_with("memory"));
+        let wide = memory(120).unwrap();
+        assert!(wide.ends_with("75%   peak 12.0 GiB of 16.0 GiB   3 parts, 91% full"), "{wide}");
+        assert!(memory(80).unwrap().ends_with("of 16.0 GiB"), "{:?}", memory(80));
     }
 
     #[test]
