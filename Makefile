@@ -41,7 +41,7 @@ data/demo/train.jsonl: | build
 # storm, and the attention kernels on the CPU. What the tests need is fetched while they are compiled.
 test: libtorch
 	$(MAKE) --jobs 4 minilm mlflow wandb test-programs
-	tests/run-suites
+	CARGO="$(CARGO)" tests/run-suites
 
 # Without the jobs of make: cargo counts processors itself.
 test-programs: libtorch

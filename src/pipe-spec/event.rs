@@ -76,7 +76,8 @@ pub struct Started {
     /// Since the trainer began: reading the data, loading the model.
     #[serde(default)]
     pub ready_ms: f64,
-    /// Tokens of the longest row of the data, such as `480`, or `512+128` of a source and its target.
+    /// Tokens of the longest row of the data, such as `480`, or `512+128` of a source and its target; with `split: fill` those of
+    /// a row of full length.
     #[serde(default)]
     pub longest: Option<String>,
     /// The step of the checkpoint that this attempt resumed from.
@@ -322,6 +323,9 @@ pub struct OomRecord {
     /// The step that was being computed.
     pub step: u64,
     pub batch: u32,
+    /// With `split: fill`: how much of what a part may hold the fullest part of the step held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filled: Option<f64>,
     pub longest_sequence: Option<u32>,
     pub requested: Option<u64>,
     pub allocated: Option<u64>,
@@ -350,6 +354,7 @@ impl OomRecord {
     /// A record of which nothing else is known.
     pub fn new(memory: MemoryKind, phase: Phase) -> Self {
         Self {
+            filled: None,
             rank: 0,
             memory,
             phase,

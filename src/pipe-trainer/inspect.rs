@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pipe_model::TaskData;
 use pipe_spec::Inspection;
 use pipe_spec::inspection::{ClassCount, Lengths, Split, StepParts};
-use pipe_spec::pipeline::{self, Data};
+use pipe_spec::pipeline::{self, BatchSetting, Data};
 use tch::Device;
 
 use crate::data::{self, ALIGNED_COLUMNS, Column, PartShape, Reader, Sample, SampleOrder, Source};
@@ -39,13 +39,15 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
     let mut order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
     let steps = order.steps();
     let reader = Reader { source: Arc::clone(&sources.train), pool: Arc::clone(&pool) };
-    let step_parts = match spec.train.split {
-        pipeline::Split::Fixed => None,
-        pipeline::Split::Fill => {
+    let step_parts = match (spec.train.split, spec.train.batch) {
+        (pipeline::Split::Fixed, _) | (_, BatchSetting::Auto) => None,
+        (pipeline::Split::Fill, BatchSetting::Fixed(_)) => {
             let shape = PartShape::new(&sources.paddings, Device::Cpu);
             let cut = Cut::new(&spec, &definition, &task_data, &shape)?;
             let samples = spec.train.effective_batch;
-            mean_parts(&cut, &reader, &mut order)?.map(|parts| StepParts { samples, parts })
+            // Rows with pictures take long to read, and their length says nothing.
+            let most = if cut.is_by_length() { MOST_ROWS } else { MOST_PICTURES };
+            mean_parts(&cut, &reader, &mut order, most)?.map(|parts| StepParts { samples, parts })
         }
     };
     let split = |source: Arc<dyn Source>| {
@@ -59,9 +61,10 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
     write.map_err(|source| TrainerError::Io { path: "stdout".into(), source })
 }
 
-/// Parts of the first steps, on average; nothing where they have none.
-fn mean_parts(cut: &Cut, reader: &Reader, order: &mut SampleOrder) -> Result<Option<f64>, TrainerError> {
-    let steps = order.steps().min(CUT_STEPS);
+/// Parts of the first steps, on average, as long as they have no more than `most` rows; nothing where they have none.
+fn mean_parts(cut: &Cut, reader: &Reader, order: &mut SampleOrder, most: usize) -> Result<Option<f64>, TrainerError> {
+    let few = most / order.step(0).len().max(1);
+    let steps = order.steps().min(CUT_STEPS).min(few as u64);
     let mut parts = 0;
     for step in 0..steps {
         let mut samples = reader.peek(&order.step(step))?;

@@ -18,6 +18,7 @@ pub fn record(
     let mut record = OomRecord {
         step: progress.step(),
         batch: progress.batch(),
+        filled: progress.filled(),
         longest_sequence: progress.longest_sequence(),
         requested: requested(message),
         allocator: (!allocator.is_empty()).then_some(allocator),

@@ -8,6 +8,7 @@ pub struct Progress {
     phase: Cell<Phase>,
     step: Cell<u64>,
     batch: Cell<u32>,
+    filled: Cell<Option<f64>>,
     longest_sequence: Cell<Option<u32>>,
 }
 
@@ -17,6 +18,7 @@ impl Progress {
             phase: Cell::new(Phase::Load),
             step: Cell::new(0),
             batch: Cell::new(batch),
+            filled: Cell::new(None),
             longest_sequence: Cell::new(None),
         }
     }
@@ -33,6 +35,15 @@ impl Progress {
     pub fn set_part(&self, batch: u32, longest_sequence: u32) {
         self.batch.set(batch);
         self.longest_sequence.set(Some(longest_sequence));
+    }
+
+    /// How full the fullest part of the step is, where parts are filled.
+    pub fn set_filled(&self, filled: Option<f64>) {
+        self.filled.set(filled);
+    }
+
+    pub fn filled(&self) -> Option<f64> {
+        self.filled.get()
     }
 
     pub fn phase(&self) -> Phase {

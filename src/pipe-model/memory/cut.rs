@@ -4,35 +4,53 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use super::estimate::Estimate;
 use super::lengths::Lengths;
 use super::work::Work;
 use crate::{ModelConfig, Parameter};
 
+/// Rooms are computed for lengths that are multiples of this: there are fewer of them, and a part holds a little less than it may.
+const LENGTH_STEP: u32 = 4;
+
 /// Cuts steps into parts that hold at most what `batch` samples of full length would.
-#[derive(Clone)]
 pub struct Cutter {
     config: Rc<dyn ModelConfig>,
     parameters: Rc<[Parameter]>,
     /// Of a part of `batch` samples of full length.
     work: Work,
+    /// What that holds.
+    budget: Held,
     /// Samples in a step.
-    most: u32,
+    step: u32,
     /// How many samples of such lengths a part may have.
     rooms: RefCell<HashMap<Lengths, u32>>,
 }
 
+/// What a part holds.
+#[derive(Clone, Copy)]
+struct Held {
+    /// From the forward to the backward pass: grows with every sample.
+    kept: u64,
+    /// At its worst moment, with gradients.
+    peak: u64,
+}
+
 impl Cutter {
-    /// `work` is that of a part of `batch` samples of full length, in steps of `most` samples.
-    pub fn new(config: Box<dyn ModelConfig>, work: Work, most: u32) -> Self {
+    /// `work` is that of a part of `batch` samples of full length, in steps of `step` samples.
+    pub fn new(config: Box<dyn ModelConfig>, work: Work, step: u32) -> Self {
         let parameters = config.parameters().into();
-        Self { config: config.into(), parameters, work, most, rooms: RefCell::default() }
+        Self::of(config.into(), parameters, work, step)
     }
 
-    /// The same for another batch.
-    pub fn with_batch(&self, batch: u32) -> Self {
-        let accum = self.most.div_ceil(batch).into();
-        let work = Work { batch: batch.into(), accum, ..self.work };
-        Self { work, rooms: RefCell::default(), ..self.clone() }
+    fn of(config: Rc<dyn ModelConfig>, parameters: Rc<[Parameter]>, work: Work, step: u32) -> Self {
+        let budget = held(&*config, &parameters, &work);
+        Self { config, parameters, work, budget, step: step.max(1), rooms: RefCell::default() }
+    }
+
+    /// The same for another batch, in steps of so many samples.
+    pub fn with_batch(&self, batch: u32, step: u32) -> Self {
+        let work = Work { batch: batch.into(), accum: step.div_ceil(batch).into(), ..self.work };
+        Self::of(Rc::clone(&self.config), Rc::clone(&self.parameters), work, step)
     }
 
     /// Sizes of the parts that samples in this order become: as few parts as there is room for, and of those the ones whose
@@ -43,41 +61,47 @@ impl Cutter {
 
     /// How many samples of such lengths a part may have; at least one, and no more than a step has.
     pub fn room(&self, lengths: Lengths) -> u32 {
+        let rounded = |length: u32, full: u128| match u128::from(length) < full {
+            true => length.next_multiple_of(LENGTH_STEP).min(full as u32),
+            false => length,
+        };
+        let lengths = Lengths {
+            source: rounded(lengths.source, self.work.source),
+            target: rounded(lengths.target, self.work.target),
+        };
         *self.rooms.borrow_mut().entry(lengths).or_insert_with(|| {
-            let budget = self.budget();
-            let (mut fitting, mut beyond) = (1, self.most.max(1) + 1);
+            let (mut fitting, mut beyond) = (1, self.step + 1);
             while beyond - fitting > 1 {
                 let middle = fitting + (beyond - fitting) / 2;
-                if self.held(middle, lengths) <= budget { fitting = middle } else { beyond = middle }
+                let Held { kept, peak } = self.held(middle, lengths);
+                if kept <= self.budget.kept && peak <= self.budget.peak { fitting = middle } else { beyond = middle }
             }
             fitting
         })
     }
 
-    /// How much of what a part may hold, beside weights and optimizer, is held by one of so many samples of such lengths.
+    /// How much of what a part may keep is kept by one of so many samples of such lengths.
     pub fn filled(&self, samples: u32, lengths: Lengths) -> f64 {
-        self.held(samples, lengths) as f64 / self.budget().max(1) as f64
+        self.held(samples, lengths).kept as f64 / self.budget.kept.max(1) as f64
     }
 
-    fn budget(&self) -> u64 {
-        self.bytes(&self.work)
-    }
-
-    fn held(&self, batch: u32, lengths: Lengths) -> u64 {
+    fn held(&self, samples: u32, lengths: Lengths) -> Held {
         let (source, target) = (lengths.source.into(), lengths.target.into());
-        self.bytes(&Work { batch: batch.into(), source, target, ..self.work })
+        held(&*self.config, &self.parameters, &Work { batch: samples.into(), source, target, ..self.work })
     }
+}
 
-    /// What the passes hold; tokens, where the model has no estimate.
-    fn bytes(&self, work: &Work) -> u64 {
-        match self.config.step_memory() {
-            Some(memory) => {
-                let estimate = memory.estimate(&self.parameters, work);
-                estimate.allocated().saturating_sub(estimate.weights + estimate.optimizer + estimate.workspace)
-            }
-            None => u64::try_from(work.batch * (work.source + work.target).max(1)).unwrap_or(u64::MAX),
-        }
-    }
+/// Tokens, where the model has no estimate.
+fn held(config: &dyn ModelConfig, parameters: &[Parameter], work: &Work) -> Held {
+    let bytes = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
+    let Some(memory) = config.step_memory() else {
+        let tokens = bytes(work.batch * (work.source + work.target).max(1));
+        return Held { kept: tokens, peak: tokens };
+    };
+    let stages = memory.stages(work);
+    let kept = stages.iter().map(|stage| stage.kept).sum::<u128>()
+        + stages.iter().map(|stage| stage.logits).max().unwrap_or(0);
+    Held { kept: bytes(kept), peak: Estimate::of(parameters, &stages, work).allocated() }
 }
 
 /// As `Cutter::cut`, with `room` samples of such lengths in a part at most.
@@ -114,6 +138,9 @@ fn greedy(samples: &[Lengths], room: impl Fn(Lengths) -> usize, most_work: u64) 
 
 #[cfg(test)]
 mod tests {
+    use pipe_spec::pipeline::{Arch, OptimizerKind, Precision};
+    use serde_json::json;
+
     use super::*;
 
     fn of(source: u32, target: u32) -> Lengths {
@@ -126,6 +153,37 @@ mod tests {
             let square = |length: u32| u64::from(length).pow(2);
             let each = 100 * lengths.tokens() + square(lengths.source) + square(lengths.target);
             usize::try_from(budget / each).unwrap().max(1)
+        }
+    }
+
+    /// So many samples of full length, not more, and half of them with half the batch, however large the state of the model is.
+    #[test]
+    fn a_part_of_full_length_has_the_batch() {
+        let config = json!({
+            "d_model": 512, "d_ff": 1024, "d_kv": 64, "num_heads": 8, "num_layers": 6, "hidden_size": 768,
+            "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 250_002,
+            "max_position_embeddings": 514,
+        });
+        for arch in [Arch::T5, Arch::Bert, Arch::XlmRoberta, Arch::DebertaV3, Arch::BagOfWords] {
+            for (checkpointing, batch) in [(false, 7), (true, 12)] {
+                let work = Work {
+                    precision: Precision::Bf16Mixed,
+                    optimizer: OptimizerKind::Adafactor,
+                    checkpointing,
+                    batch,
+                    accum: 9,
+                    source: 77,
+                    target: 64,
+                    padded: true,
+                    drops: true,
+                };
+                let cutter = Cutter::new(crate::read_config(arch, config.as_object().unwrap()).unwrap(), work, 99);
+                let (full, batch, name) = (of(77, 64), batch as u32, format!("{arch:?} {checkpointing}"));
+                assert_eq!(cutter.room(full), batch, "{name}");
+                assert_eq!(cutter.with_batch(batch / 2, 99).room(full), batch / 2, "{name}");
+                assert!((cutter.filled(batch, full) - 1.0).abs() < 1e-9, "{name}");
+                assert!(cutter.room(of(8, 8)) > 3 * batch, "{name}: {}", cutter.room(of(8, 8)));
+            }
         }
     }
 

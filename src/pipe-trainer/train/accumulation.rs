@@ -38,14 +38,16 @@ impl Accumulation<'_> {
         self.session.progress.set_step(self.state.step + 1);
         self.state.model.weights().forget_gradients()?;
         let parts = self.cut.parts(samples);
+        let filled = self.cut.filled(&parts);
+        self.session.progress.set_filled(filled);
         match self.state.model.contrastive() {
-            None => self.sums(&parts),
-            Some(contrastive) => self.contrast(contrastive, &parts),
+            None => self.sums(&parts, filled),
+            Some(contrastive) => self.contrast(contrastive, &parts, filled),
         }
     }
 
     /// Every part is divided by the targets, or the weights, of the whole step.
-    fn sums(&self, parts: &[&[Sample]]) -> Result<Accumulated, TrainerError> {
+    fn sums(&self, parts: &[&[Sample]], filled: Option<f64>) -> Result<Accumulated, TrainerError> {
         let samples = || parts.iter().flat_map(|part| part.iter());
         let targets = samples().map(|sample| sample.targets).sum::<u64>();
         let weights = samples().map(|sample| sample.loss_weight().map(f64::from)).sum::<Option<f64>>();
@@ -59,20 +61,22 @@ impl Accumulation<'_> {
             sum.f_mul_scalar(scale)?.f_backward()?;
             sums.push(sum.f_detach()?);
         }
-        Ok(self.accumulated(Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, targets, divisor, parts))
+        let loss = Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?;
+        Ok(Accumulated { loss, targets, divisor, parts: parts.len() as u32, filled })
     }
 
     /// A loss over the whole step at once.
-    fn contrast(&self, contrastive: &dyn Contrastive, parts: &[&[Sample]]) -> Result<Accumulated, TrainerError> {
+    fn contrast(
+        &self,
+        contrastive: &dyn Contrastive,
+        parts: &[&[Sample]],
+        filled: Option<f64>,
+    ) -> Result<Accumulated, TrainerError> {
         let targets = parts.iter().map(|part| part.len() as u64).sum::<u64>();
         let step = StepParts { work: self, parts, modes: self.modes(parts) };
         let loss = gradient_cache::backward(contrastive, &step, self.loss_scale())?;
         let loss = loss.f_to_kind(Kind::Double)?.f_mul_scalar(targets as f64)?;
-        Ok(self.accumulated(loss, targets, targets.max(1) as f64, parts))
-    }
-
-    fn accumulated(&self, loss: Tensor, targets: u64, divisor: f64, parts: &[&[Sample]]) -> Accumulated {
-        Accumulated { loss, targets, divisor, parts: parts.len() as u32, filled: self.cut.filled(parts) }
+        Ok(Accumulated { loss, targets, divisor: targets.max(1) as f64, parts: parts.len() as u32, filled })
     }
 
     fn enter(&self, phase: Phase, samples: &[Sample]) -> Result<(), TrainerError> {

@@ -14,7 +14,7 @@ pub struct Cut {
     shape: PartShape,
     /// Of the longest row that there may be.
     full: Lengths,
-    /// Whether what a sample holds goes by its length: not where most of it is a picture or a window.
+    /// Whether what a sample holds goes by its length: not where most of it is a picture, or all rows have one length.
     by_length: bool,
 }
 
@@ -32,7 +32,7 @@ impl Cut {
         shape: &PartShape,
     ) -> Result<Self, TrainerError> {
         let full = Lengths::full(task, &spec.data, shape.multiple() as u32);
-        let by_length = !matches!(task, TaskData::Contrastive { .. } | TaskData::TimeSeries { .. });
+        let by_length = matches!(task, TaskData::Seq2Seq { .. } | TaskData::Classification { .. });
         let how = match spec.train.split {
             Split::Fixed => How::Fixed(spec.train.batch()),
             Split::Fill => {
@@ -54,13 +54,18 @@ impl Cut {
         Ok(Self { how, shape: shape.clone(), full, by_length })
     }
 
-    /// The same for another batch.
-    pub fn with_batch(&self, batch: u32) -> Self {
+    /// The same for another batch, of steps of so many samples.
+    pub fn with_batch(&self, batch: u32, step: u32) -> Self {
         let how = match &self.how {
             How::Fixed(_) => How::Fixed(batch),
-            How::Fill(cutter) => How::Fill(cutter.with_batch(batch)),
+            How::Fill(cutter) => How::Fill(cutter.with_batch(batch, step)),
         };
         Self { how, shape: self.shape.clone(), ..*self }
+    }
+
+    /// Whether what a sample holds goes by its length.
+    pub fn is_by_length(&self) -> bool {
+        self.by_length
     }
 
     /// The samples of a step, longest first, in parts.
@@ -79,14 +84,14 @@ impl Cut {
         cutter.cut(&lengths).into_iter().map(&mut take).collect()
     }
 
-    /// How much of what a part may hold the fullest of these holds. Absent where it is not known.
+    /// How much of what a part may keep the fullest of these keeps. Absent where parts are not filled.
     pub fn filled(&self, parts: &[&[Sample]]) -> Option<f64> {
         let How::Fill(cutter) = &self.how else { return None };
         parts.iter().map(|part| cutter.filled(part.len() as u32, self.lengths(part))).reduce(f64::max)
     }
 
-    /// The most samples of which a part of such rows is made.
-    pub fn most(&self, samples: &[Sample]) -> u32 {
+    /// How many rows as long as these a part may have.
+    pub fn room(&self, samples: &[Sample]) -> u32 {
         match &self.how {
             How::Fixed(batch) => *batch,
             How::Fill(cutter) => cutter.room(self.lengths(samples)),

@@ -184,7 +184,9 @@ impl<'a> Measuring<'a> {
         }
         if let Some((evaluation, longest_samples)) = &self.evaluation {
             let batch = self.session.spec.evaluate.batch.map_or(batch, u32::from);
-            evaluation.rehearse(self.session, &self.state, &self.shape, &longest_samples.part(batch))?;
+            let cut = self.cut.with_batch(batch, self.session.spec.train.effective_batch);
+            let samples = cut.room(&longest_samples.part(batch));
+            evaluation.rehearse(self.session, &self.state, &self.shape, &longest_samples.part(samples))?;
         }
         tensor_writer::read_all(&self.state.named_weights())?;
         tensor_writer::read_all(&self.state.optimizer.tensors())?;

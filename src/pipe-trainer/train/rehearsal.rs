@@ -46,14 +46,18 @@ impl Rehearsal<'_> {
     /// The samples of a step, two passes of it at most.
     pub fn samples(&self, batch: u32) -> Vec<Sample> {
         let spec = &self.session.spec;
-        let samples = self.cut.with_batch(batch).most(&self.longest_samples.part(batch));
+        let samples = self.cut(batch).room(&self.longest_samples.part(batch));
         let passes = pipeline::accum(spec.train.effective_batch, samples, spec.rank.count).min(2);
         (0..passes).flat_map(|_| self.longest_samples.part(samples)).collect()
     }
 
+    fn cut(&self, batch: u32) -> Cut {
+        self.cut.with_batch(batch, self.session.spec.train.effective_batch)
+    }
+
     pub fn gradients(&self, samples: &[Sample], batch: u32) -> Result<Vec<tch::Tensor>, TrainerError> {
         let Self { session, state, shape, .. } = *self;
-        Accumulation { session, state, shape, cut: &self.cut.with_batch(batch) }.of(samples)?;
+        Accumulation { session, state, shape, cut: &self.cut(batch) }.of(samples)?;
         Ok(state.model.weights().gradients()?)
     }
 

@@ -31,6 +31,8 @@ pub struct OomContext<'a> {
     pub phase: Option<Phase>,
     /// Whether the run already waited for another process, and the card stayed in use.
     pub waited: bool,
+    /// How much of what its batch allows the largest part held, where parts are filled.
+    pub filled: Option<f64>,
     /// What batches held that fitted.
     pub points: &'a [Point],
     /// What there is for them.
@@ -102,7 +104,11 @@ pub fn decide(context: &OomContext<'_>) -> Decision {
 fn smaller_batch(context: &OomContext<'_>) -> Decision {
     let OomContext { policy, settings, .. } = context;
     let least = policy.min_batch.get();
-    let half = (settings.batch / 2).max(least);
+    // A part that held less than its batch allows would be the same with a batch that allows as much as it held.
+    let held = context
+        .filled
+        .map_or(settings.batch, |filled| ((f64::from(settings.batch) * filled).ceil() as u32).clamp(1, settings.batch));
+    let half = (held / 2).max(least);
     let (next, how) = match &policy.reduce {
         Reduce::Halve => (Some(half), ""),
         Reduce::Fit => match fitting(context) {
@@ -225,6 +231,7 @@ mod tests {
             cause,
             phase: None,
             waited: false,
+            filled: None,
             points: &[],
             capacity: None,
         }
@@ -232,6 +239,17 @@ mod tests {
 
     fn decide_for(policy: &OnOom, device: Device, settings: &Settings, cause: Cause, phase: Option<Phase>) -> String {
         changed(&decide(&OomContext { device, phase, ..context(policy, settings, cause) }), settings)
+    }
+
+    #[test]
+    fn a_part_that_was_not_full_is_halved_from_what_it_held() {
+        let (policy, settings) = (policy(Reduce::Fit, 1), settings(64));
+        for (filled, want) in
+            [(None, "batch 32"), (Some(1.0), "batch 32"), (Some(0.3), "batch 10"), (Some(0.01), "batch 1")]
+        {
+            let context = OomContext { filled, ..context(&policy, &settings, Cause::Capacity) };
+            assert_eq!(changed(&decide(&context), &settings), want, "{filled:?}");
+        }
     }
 
     /// Every cause, in every phase, on both devices.

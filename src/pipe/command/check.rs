@@ -66,7 +66,7 @@ async fn check(options: &Options) -> Result<Checked, Error> {
     Ok(match inspect::inspect(file, &loaded, &mut reporter, &mut interrupts).await? {
         Opened::Data(inspection, time) => {
             let warnings = inspect::warnings(loaded.training()?, &inspection);
-            Checked { loaded, inspection: Some(inspection), time, warnings }
+            Checked { loaded, inspection: Some(*inspection), time, warnings }
         }
         Opened::Not { why } => {
             Checked { loaded, inspection: None, time: None, warnings: vec![format!("data: not opened: {why}")] }

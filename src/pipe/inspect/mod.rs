@@ -28,7 +28,7 @@ pub use warnings::warnings;
 /// What came of it.
 pub enum Opened {
     /// With the time that the training takes, where the ledger knows it.
-    Data(Inspection, Option<ExpectedTime>),
+    Data(Box<Inspection>, Option<ExpectedTime>),
     /// It cannot be opened here, which says nothing about the data.
     Not { why: String },
 }
@@ -75,7 +75,7 @@ pub async fn inspect(
     match answer {
         Answer::Found(inspection) => {
             let time = expected_time(loaded, &prepared.inputs, inspection.steps);
-            Ok(Opened::Data(inspection, time))
+            Ok(Opened::Data(Box::new(inspection), time))
         }
         Answer::Wrong(message) => Err(wrong("", prepared.inputs.with_host_paths(&message))),
         Answer::Unable(why) => Ok(Opened::Not { why }),

@@ -31,6 +31,10 @@ pub struct Key {
     pub ranks: u32,
     /// Tokens of the longest row, such as `480` or `512+128`.
     pub longest: String,
+    /// With `train.split: fill` what decides how many samples a part has beside the batch: samples of a step, and a hash of the
+    /// data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filled: Option<(u32, String)>,
     pub allocator: String,
     /// The card's name, or `cpu`.
     pub gpu: String,
@@ -185,6 +189,7 @@ mod tests {
             optimizer: OptimizerKind::Adamw,
             checkpointing: false,
             ranks: 1,
+            filled: None,
             longest: "64".to_owned(),
             allocator: "default".to_owned(),
             gpu: gpu.to_owned(),

@@ -69,6 +69,7 @@ impl LedgerSession {
             checkpointing: spec.train.checkpointing,
             ranks: spec.rank.count,
             longest: longest.to_owned(),
+            filled: (spec.train.split == Split::Fill).then(|| (spec.train.effective_batch, self.data.clone())),
             allocator: allocator_text(&spec.memory.allocator),
             gpu: gpu.to_owned(),
             driver: driver.to_owned(),

@@ -187,6 +187,7 @@ impl Supervisor<'_> {
             cause: diagnosis.cause.unwrap_or(Cause::Capacity),
             phase: record.as_ref().map(|record| record.phase).or_else(|| (!self.was_ready()).then_some(Phase::Load)),
             waited,
+            filled: record.as_ref().and_then(|record| record.filled),
             points: &points,
             capacity: record.as_ref().and_then(available),
         });

@@ -133,7 +133,13 @@ impl Bench {
         let rest = std::thread::spawn(move || lines.for_each(drop));
         let status = child.wait().unwrap();
         rest.join().unwrap();
-        is_written && (status.signal() == Some(signal) || status.code() == Some(128 + signal))
+        match (signal, status.code()) {
+            (_, Some(0)) => false,
+            // It saved and ended.
+            (libc::SIGTERM, Some(143)) => is_written,
+            (libc::SIGKILL, None) if status.signal() == Some(libc::SIGKILL) => is_written,
+            _ => panic!("{text}, signal {signal}: {status}"),
+        }
     }
 
     /// As a kill after `step` would have left them.

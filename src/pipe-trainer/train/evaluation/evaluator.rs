@@ -18,6 +18,10 @@ use crate::train::cut::Cut;
 use crate::train::session::Session;
 use crate::train::state::{State, milliseconds};
 
+/// Rows that are read at a time for each sample of a batch, where they are only tokens: among so many there are enough of one
+/// length.
+const ROWS_PER_SAMPLE: usize = 64;
+
 pub struct Evaluator {
     reader: Reader,
     tokens: Option<Arc<Tokens>>,
@@ -79,6 +83,7 @@ impl Evaluator {
     ) -> Result<Evaluated, TrainerError> {
         let clock = Instant::now();
         let _guard = tch::no_grad_guard();
+        let rows = if cut.is_by_length() { self.batch * ROWS_PER_SAMPLE } else { self.batch };
         let pass = Pass {
             reader: &self.reader,
             tokens: self.tokens.as_deref(),
@@ -88,7 +93,8 @@ impl Evaluator {
             session,
             state,
             shape,
-            cut: &cut.with_batch(self.batch as u32),
+            rows,
+            cut: &cut.with_batch(self.batch as u32, rows as u32),
         };
         let Measures { loss, scores, mut details } = match (self.task, state.model.contrastive()) {
             (_, Some(model)) => contrastive::evaluate(&pass, model)?,

@@ -13,10 +13,6 @@ use crate::train::cut::Cut;
 use crate::train::session::Session;
 use crate::train::state::State;
 
-/// Rows that are read at a time at least, and for each sample of a batch: among so many there are enough of one length.
-const ROWS_AT_A_TIME: usize = 512;
-const ROWS_PER_SAMPLE: usize = 16;
-
 /// One pass over the evaluation data.
 pub struct Pass<'a> {
     pub reader: &'a Reader,
@@ -25,6 +21,8 @@ pub struct Pass<'a> {
     /// Of a classifier, by number; empty where they have none.
     pub class_names: &'a [String],
     pub batch: usize,
+    /// Rows that are read at a time.
+    pub rows: usize,
     pub session: &'a Session,
     pub state: &'a State,
     pub shape: &'a PartShape,
@@ -51,7 +49,7 @@ impl Pass<'_> {
         mut compute: impl FnMut(&[Sample]) -> Result<(), TrainerError>,
     ) -> Result<(), TrainerError> {
         let indices: Vec<usize> = (0..self.reader.source.len()).collect();
-        for rows in indices.chunks((self.batch * ROWS_PER_SAMPLE).max(ROWS_AT_A_TIME)) {
+        for rows in indices.chunks(self.rows) {
             let mut samples = self.samples(rows)?;
             samples.sort_by_key(|sample| Reverse(sample.tokens()));
             for part in self.cut.parts(&samples) {

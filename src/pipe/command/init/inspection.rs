@@ -20,7 +20,7 @@ pub fn inspect(draft: &Draft) -> Result<Option<Inspection>, Error> {
     let file = folder.path().join("draft.yaml");
     std::fs::write(&file, text).map_err(fail)?;
     match crate::command::runtime()?.block_on(open(file)) {
-        Ok(Opened::Data(inspection, _)) => Ok(Some(inspection)),
+        Ok(Opened::Data(inspection, _)) => Ok(Some(*inspection)),
         Ok(Opened::Not { why }) => {
             tracing::debug!("{why}");
             Ok(None)
