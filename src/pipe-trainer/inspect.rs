@@ -1,7 +1,6 @@
 //! `pipe-trainer inspect`: opens the data of a training as the training would, and prints what is in it. Trains nothing; of weights
 //! it reads names and shapes.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
@@ -13,7 +12,7 @@ use pipe_spec::inspection::{ClassCount, Lengths, Split, StepParts};
 use pipe_spec::pipeline::{self, BatchSetting, Data};
 use tch::Device;
 
-use crate::data::{self, ALIGNED_COLUMNS, Column, PartShape, Reader, Sample, SampleOrder, Source};
+use crate::data::{self, ALIGNED_COLUMNS, Column, PartShape, Reader, Sample, SampleOrder, Source, sort_longest_first};
 use crate::error::TrainerError;
 use crate::model::Definition;
 use crate::spec;
@@ -68,7 +67,7 @@ fn mean_parts(cut: &Cut, reader: &Reader, order: &mut SampleOrder, most: usize) 
     let mut parts = 0;
     for step in 0..steps {
         let mut samples = reader.peek(&order.step(step))?;
-        samples.sort_by_key(|sample| Reverse(sample.tokens()));
+        sort_longest_first(&mut samples);
         parts += cut.parts(&samples).len();
     }
     Ok((parts > 0).then(|| parts as f64 / steps as f64))

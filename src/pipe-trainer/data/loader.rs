@@ -1,6 +1,5 @@
 //! Prepares the samples of steps ahead of the training, in order. Knows nothing of tensors.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -8,7 +7,7 @@ use std::thread;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
-use super::{Sample, SampleOrder, Source};
+use super::{Sample, SampleOrder, Source, sort_longest_first};
 use crate::boundary;
 use crate::error::TrainerError;
 
@@ -96,7 +95,7 @@ fn prepare(reader: &Reader, mut order: SampleOrder, first: u64, sender: &SyncSen
     for step in first..order.steps() {
         let samples = reader.read(&order.step(step));
         let loaded = samples.map(|mut samples| {
-            samples.sort_by_key(|sample| Reverse(sample.tokens()));
+            sort_longest_first(&mut samples);
             Loaded { samples, skipped: reader.source.skipped() }
         });
         let failed = loaded.is_err();

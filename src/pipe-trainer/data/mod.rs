@@ -44,7 +44,7 @@ pub use language_texts::{Prompts, TextPieces, has_prompts};
 pub use loader::{Loaded, Loader, Reader, workers};
 pub use part::{ALIGNED_COLUMNS, IGNORED, Padding, Part, PartShape};
 pub use preprocessor::Preprocessor;
-pub use sample::{Column, LOSS_WEIGHTS, Sample};
+pub use sample::{Column, LOSS_WEIGHTS, Sample, sort_longest_first};
 pub use sample_order::SampleOrder;
 pub use source::Source;
 pub use sources::Sources;

@@ -1,5 +1,7 @@
 //! One sample, ready to become a row of tensors. Knows no tensors itself, so that threads can make it.
 
+use std::cmp::Reverse;
+
 use super::ALIGNED_COLUMNS;
 
 /// The column with what the loss of a sample is multiplied with. Absent where every sample counts the same.
@@ -25,6 +27,11 @@ pub enum Column {
         shape: Vec<i64>,
         values: Vec<f32>,
     },
+}
+
+/// The order of the samples of a step: by their tokens, longest first; samples with as many stay in their order.
+pub fn sort_longest_first(samples: &mut [Sample]) {
+    samples.sort_by_key(|sample| Reverse(sample.tokens()));
 }
 
 impl Sample {

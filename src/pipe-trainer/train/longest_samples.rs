@@ -1,6 +1,6 @@
 //! The samples whose step needs the most memory: the longest ones.
 
-use crate::data::{Column, Reader, Sample};
+use crate::data::{Column, Reader, Sample, sort_longest_first};
 use crate::error::TrainerError;
 
 /// The longest samples, those that are longest in some column first.
@@ -9,7 +9,7 @@ pub struct LongestSamples(Vec<Sample>);
 impl LongestSamples {
     pub fn find(reader: &Reader) -> Result<Self, TrainerError> {
         let mut samples = reader.peek(&reader.source.longest())?;
-        samples.sort_by_key(|sample| std::cmp::Reverse(sample.tokens()));
+        sort_longest_first(&mut samples);
         // A part is as long as its longest row in each column: after the longest sample come those.
         for column in 0..samples.first().map_or(0, |sample| sample.columns.len()) {
             let length = |position: usize| samples[position].lengths().nth(column).unwrap_or(0);

@@ -1,12 +1,10 @@
 //! One evaluation: what it reads and what it computes with.
 
-use std::cmp::Reverse;
-
 use pipe_spec::Phase;
 use pipe_spec::pipeline::Task;
 use tch::Kind;
 
-use crate::data::{PartShape, Reader, Sample, Tokens};
+use crate::data::{PartShape, Reader, Sample, Tokens, sort_longest_first};
 use crate::error::TrainerError;
 use crate::model::Mode;
 use crate::train::cut::Cut;
@@ -51,7 +49,7 @@ impl Pass<'_> {
         let indices: Vec<usize> = (0..self.reader.source.len()).collect();
         for rows in indices.chunks(self.rows) {
             let mut samples = self.samples(rows)?;
-            samples.sort_by_key(|sample| Reverse(sample.tokens()));
+            sort_longest_first(&mut samples);
             for part in self.cut.parts(&samples) {
                 self.enter(part)?;
                 compute(part)?;
