@@ -128,6 +128,9 @@ pub struct BenchArgs {
     /// As memory.limit of a pipeline
     #[arg(long)]
     pub limit: Option<String>,
+    /// Launches kernels one by one
+    #[arg(long)]
+    pub no_graphs: bool,
     /// Steps that are timed
     #[arg(long, default_value_t = 20)]
     pub steps: usize,

@@ -42,7 +42,7 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
         (pipeline::Split::Fixed, _) | (_, BatchSetting::Auto) => None,
         (pipeline::Split::Fill, BatchSetting::Fixed(_)) => {
             let shape = PartShape::new(&sources.paddings, Device::Cpu);
-            let cut = Cut::new(&spec, &definition, &task_data, &shape)?;
+            let cut = Cut::new(&spec, &definition, &task_data, &shape, None)?;
             let samples = spec.train.effective_batch;
             // Rows with pictures take long to read, and their length says nothing.
             let most = if cut.is_by_length() { MOST_ROWS } else { MOST_PICTURES };

@@ -23,7 +23,7 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
     let part = read_batch(&args.batch, setup.device)?;
     // The gradient is that of a training step, in which nothing is dropped.
-    let mode = Mode::Train(Drawn { seed: 0, first_sample: 0 });
+    let mode = Mode::Train(Drawn::new(0, 0));
     let compared = Compared::compute(model.as_ref(), &part, mode)?;
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
     tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;

@@ -111,7 +111,8 @@ fn plan_says_what_fits() {
     let folder = Folder::new();
     folder.write("xl.yaml", XL);
     let changes = |memory: &str| -> Vec<String> {
-        let plan = folder.pipe(&["plan", "xl.yaml", "--memory", memory, "--json"]).exits(0).json();
+        let kept = ["--set", "train.checkpointing=false"];
+        let plan = folder.pipe(&["plan", "xl.yaml", "--memory", memory, "--json", kept[0], kept[1]]).exits(0).json();
         assert_eq!(plan["fits"], false);
         plan["changes"].as_array().unwrap().iter().map(|one| one["change"].as_str().unwrap().to_owned()).collect()
     };
@@ -119,8 +120,21 @@ fn plan_says_what_fits() {
     assert_eq!(changes("20g"), ["train.optimizer.kind: adafactor"]);
     assert!(changes("8g").is_empty());
     folder.pipe(&["plan", "xl.yaml", "--memory", "8g"]).exits(0).prints("no single change that pipe knows would help");
-    let limited = folder.pipe(&["plan", "xl.yaml", "--set", "memory.limit=24g", "--gpu", "5090", "--json"]).json();
-    assert_eq!((&limited["fits"], limited["capacity"].as_u64()), (&Value::from(false), Some((24 << 30) + (768 << 20))));
+    let limited = folder.pipe(&["plan", "xl.yaml", "--set", "memory.limit=20g", "--gpu", "5090", "--json"]).json();
+    assert_eq!((&limited["fits"], limited["capacity"].as_u64()), (&Value::from(false), Some((20 << 30) + (768 << 20))));
+    // With `auto`, which is the default, all is kept where it fits, and computed again elsewhere.
+    let peak = |memory: &str, checkpointing: &str| {
+        let set = format!("train.checkpointing={checkpointing}");
+        let plan = folder.pipe(&["plan", "xl.yaml", "--memory", memory, "--json", "--set", &set]).exits(0).json();
+        plan["peak"].as_u64().unwrap()
+    };
+    assert_eq!(peak("80g", "auto"), peak("80g", "false"));
+    assert!(peak("28g", "true") < peak("28g", "false"));
+    // Shorter samples fill what is left.
+    let auto = peak("28g", "auto");
+    assert!(peak("28g", "true") < auto && auto < 27 << 30, "{auto}");
+    folder.write("xl.yaml", XL.replace("batch: 8,", "batch: 8, split: fixed,"));
+    assert_eq!(peak("28g", "auto"), peak("28g", "true"));
 }
 
 fn no_plan() {

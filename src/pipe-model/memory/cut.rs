@@ -12,18 +12,46 @@ use crate::{ModelConfig, Parameter};
 /// Rooms are computed for lengths that are multiples of this: there are fewer of them, and a part holds a little less than it may.
 const LENGTH_STEP: u32 = 4;
 
+/// The largest number of samples that parts have a multiple of.
+const MOST_ROUND: usize = 16;
+
+/// What a part costs whatever it has, in tokens: its launches, and reading all weights.
+const PART_COST: u64 = 512;
+
+/// Of the memory that there is, what estimates may fill: they are a few percent off, and blocks do not fit into each other without gaps.
+const USABLE: f64 = 0.92;
+
+/// What parts may hold of so many bytes, where `checkpointing: auto` fills them.
+pub fn usable(capacity: u64) -> u64 {
+    (capacity as f64 * USABLE) as u64
+}
+
+/// Whether parts are computed again for the backward pass, instead of being kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    Never,
+    Always,
+    /// In parts that would hold more than so many bytes otherwise.
+    Beyond(u64),
+}
+
 /// Cuts steps into parts that hold at most what `batch` samples of full length would.
 pub struct Cutter {
     config: Rc<dyn ModelConfig>,
     parameters: Rc<[Parameter]>,
     /// Of a part of `batch` samples of full length.
     work: Work,
-    /// What that holds.
+    asked: Recompute,
+    /// What that comes to: never, where `batch` samples of full length hold little enough.
+    recompute: Recompute,
+    /// What a part may hold.
     budget: Held,
+    /// What `batch` samples of full length hold beside the state of the model, however parts are computed.
+    full: u64,
     /// Samples in a step.
     step: u32,
-    /// How many samples of such lengths a part may have.
-    rooms: RefCell<HashMap<Lengths, u32>>,
+    /// How many samples of such lengths a part may have that is computed again, or is not.
+    rooms: RefCell<HashMap<(Lengths, bool), u32>>,
 }
 
 /// What a part holds.
@@ -33,34 +61,96 @@ struct Held {
     kept: u64,
     /// At its worst moment, with gradients.
     peak: u64,
+    /// Of that, what is not the state of the model.
+    passing: u64,
 }
 
 impl Cutter {
-    /// `work` is that of a part of `batch` samples of full length, in steps of `step` samples.
-    pub fn new(config: Box<dyn ModelConfig>, work: Work, step: u32) -> Self {
+    /// `work` is that of a part of `batch` samples of full length, in steps of `step` samples; `recompute` decides whether it is
+    /// computed again.
+    pub fn new(config: Box<dyn ModelConfig>, work: Work, recompute: Recompute, step: u32) -> Self {
         let parameters = config.parameters().into();
-        Self::of(config.into(), parameters, work, step)
+        Self::of(config.into(), parameters, work, recompute, step)
     }
 
-    fn of(config: Rc<dyn ModelConfig>, parameters: Rc<[Parameter]>, work: Work, step: u32) -> Self {
-        let budget = held(&*config, &parameters, &work);
-        Self { config, parameters, work, budget, step: step.max(1), rooms: RefCell::default() }
+    fn of(config: Rc<dyn ModelConfig>, parameters: Rc<[Parameter]>, work: Work, asked: Recompute, step: u32) -> Self {
+        let whole = |again: bool| held(&*config, &parameters, &Work { checkpointing: again, ..work });
+        let kept = whole(false);
+        let (recompute, budget, full) = match asked {
+            Recompute::Never => (asked, kept, kept.passing),
+            Recompute::Always => (asked, whole(true), whole(true).passing),
+            Recompute::Beyond(most) if kept.peak <= most || config.step_memory().is_none() => {
+                (Recompute::Never, kept, kept.passing)
+            }
+            // Down to what the same samples hold when they are computed again: the batch was asked for.
+            Recompute::Beyond(most) => {
+                let peak = most.max(whole(true).peak);
+                (asked, Held { kept: u64::MAX, peak, ..kept }, kept.passing)
+            }
+        };
+        Self { config, parameters, work, asked, recompute, budget, full, step: step.max(1), rooms: RefCell::default() }
     }
 
     /// The same for another batch, in steps of so many samples.
     pub fn with_batch(&self, batch: u32, step: u32) -> Self {
+        self.changed(batch, self.asked, step)
+    }
+
+    /// The same for passes without gradients, which keep nothing that could be computed again.
+    pub fn without_gradients(&self, batch: u32, step: u32) -> Self {
+        self.changed(batch, Recompute::Never, step)
+    }
+
+    fn changed(&self, batch: u32, recompute: Recompute, step: u32) -> Self {
         let work = Work { batch: batch.into(), accum: step.div_ceil(batch).into(), ..self.work };
-        Self::of(Rc::clone(&self.config), Rc::clone(&self.parameters), work, step)
+        Self::of(Rc::clone(&self.config), Rc::clone(&self.parameters), work, recompute, step)
     }
 
     /// Sizes of the parts that samples in this order become: as few parts as there is room for, and of those the ones whose
-    /// work is most alike.
+    /// work is most alike. Where parts may be computed again, they are if that is less work than parts that are not.
     pub fn cut(&self, samples: &[Lengths]) -> Vec<usize> {
-        cut(samples, |lengths| self.room(lengths) as usize)
+        let cut = |again: bool| cut(samples, |lengths| self.room_for(lengths, again) as usize);
+        match self.recompute {
+            Recompute::Never => cut(false),
+            Recompute::Always => cut(true),
+            Recompute::Beyond(_) => {
+                let (kept, again) = (cut(false), cut(true));
+                if self.cost(samples, &again) < self.cost(samples, &kept) { again } else { kept }
+            }
+        }
+    }
+
+    /// Padded tokens of all parts, those of parts that are computed again once more.
+    fn cost(&self, samples: &[Lengths], sizes: &[usize]) -> u64 {
+        let mut rest = samples;
+        let mut cost = 0;
+        for size in sizes {
+            let (part, after) = rest.split_at(*size);
+            rest = after;
+            let longest = part.iter().fold(Lengths::default(), |longest, one| longest.max(*one));
+            let tokens = part.len() as u64 * longest.tokens();
+            // The forward pass is a third of the work.
+            let again = if self.recomputes(part.len() as u32, longest) { tokens / 3 } else { 0 };
+            cost += tokens + again + PART_COST;
+        }
+        cost
+    }
+
+    /// Whether a part of so many samples of such lengths is computed again for its gradient.
+    pub fn recomputes(&self, samples: u32, lengths: Lengths) -> bool {
+        match self.recompute {
+            Recompute::Never => false,
+            Recompute::Always => true,
+            Recompute::Beyond(_) => self.held(samples, lengths, false).peak > self.budget.peak,
+        }
     }
 
     /// How many samples of such lengths a part may have; at least one, and no more than a step has.
     pub fn room(&self, lengths: Lengths) -> u32 {
+        self.room_for(lengths, self.recompute != Recompute::Never)
+    }
+
+    fn room_for(&self, lengths: Lengths, again: bool) -> u32 {
         let rounded = |length: u32, full: u128| match u128::from(length) < full {
             true => length.next_multiple_of(LENGTH_STEP).min(full as u32),
             false => length,
@@ -69,25 +159,30 @@ impl Cutter {
             source: rounded(lengths.source, self.work.source),
             target: rounded(lengths.target, self.work.target),
         };
-        *self.rooms.borrow_mut().entry(lengths).or_insert_with(|| {
+        *self.rooms.borrow_mut().entry((lengths, again)).or_insert_with(|| {
             let (mut fitting, mut beyond) = (1, self.step + 1);
             while beyond - fitting > 1 {
                 let middle = fitting + (beyond - fitting) / 2;
-                let Held { kept, peak } = self.held(middle, lengths);
+                let Held { kept, peak, .. } = self.held(middle, lengths, again);
                 if kept <= self.budget.kept && peak <= self.budget.peak { fitting = middle } else { beyond = middle }
             }
             fitting
         })
     }
 
-    /// How much of what a part may keep is kept by one of so many samples of such lengths.
+    /// How much of what the batch allows is held by a part of so many samples of such lengths.
     pub fn filled(&self, samples: u32, lengths: Lengths) -> f64 {
-        self.held(samples, lengths).kept as f64 / self.budget.kept.max(1) as f64
+        let held = self.held(samples, lengths, self.recomputes(samples, lengths));
+        match self.recompute {
+            Recompute::Beyond(_) => held.passing as f64 / self.full.max(1) as f64,
+            Recompute::Never | Recompute::Always => held.kept as f64 / self.budget.kept.max(1) as f64,
+        }
     }
 
-    fn held(&self, samples: u32, lengths: Lengths) -> Held {
+    fn held(&self, samples: u32, lengths: Lengths, again: bool) -> Held {
         let (source, target) = (lengths.source.into(), lengths.target.into());
-        held(&*self.config, &self.parameters, &Work { batch: samples.into(), source, target, ..self.work })
+        let work = Work { batch: samples.into(), source, target, checkpointing: again, ..self.work };
+        held(&*self.config, &self.parameters, &work)
     }
 }
 
@@ -96,17 +191,31 @@ fn held(config: &dyn ModelConfig, parameters: &[Parameter], work: &Work) -> Held
     let bytes = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
     let Some(memory) = config.step_memory() else {
         let tokens = bytes(work.batch * (work.source + work.target).max(1));
-        return Held { kept: tokens, peak: tokens };
+        return Held { kept: tokens, peak: tokens, passing: tokens };
     };
     let stages = memory.stages(work);
     let kept = stages.iter().map(|stage| stage.kept).sum::<u128>()
         + stages.iter().map(|stage| stage.logits).max().unwrap_or(0);
-    Held { kept: bytes(kept), peak: Estimate::of(parameters, &stages, work).allocated() }
+    let estimate = Estimate::of(parameters, &stages, work);
+    let passing = estimate.activations.saturating_add(estimate.logits);
+    Held { kept: bytes(kept), peak: estimate.allocated(), passing }
 }
 
 /// As `Cutter::cut`, with `room` samples of such lengths in a part at most.
 fn cut(samples: &[Lengths], room: impl Fn(Lengths) -> usize) -> Vec<usize> {
-    let within = |most_work: u64| greedy(samples, &room, most_work);
+    let any = alike(samples, &room, 1);
+    let round = alike(samples, &room, round_size(samples.len()));
+    if round.len() <= any.len() { round } else { any }
+}
+
+/// Parts have a multiple of this many samples where that costs no part more, so that few sizes come up again and again.
+fn round_size(samples: usize) -> usize {
+    1 << (samples / 8).clamp(1, MOST_ROUND).ilog2()
+}
+
+/// The parts whose work is most alike, of as few as there is room for. All but the last have a multiple of `round` samples, or fewer.
+fn alike(samples: &[Lengths], room: impl Fn(Lengths) -> usize, round: usize) -> Vec<usize> {
+    let within = |most_work: u64| greedy(samples, &room, round, most_work);
     let all = within(u64::MAX);
     let whole = samples.iter().fold(Lengths::default(), |longest, one| longest.max(*one)).tokens();
     let (mut least, mut enough) = (0, whole * samples.len() as u64);
@@ -118,22 +227,33 @@ fn cut(samples: &[Lengths], room: impl Fn(Lengths) -> usize) -> Vec<usize> {
 }
 
 /// Parts that are each as large as `room` and `most_work` padded tokens allow; a sample by itself is always allowed.
-fn greedy(samples: &[Lengths], room: impl Fn(Lengths) -> usize, most_work: u64) -> Vec<usize> {
+fn greedy(samples: &[Lengths], room: impl Fn(Lengths) -> usize, round: usize, most_work: u64) -> Vec<usize> {
     let mut sizes = Vec::new();
-    let (mut count, mut longest, mut room_here) = (0, Lengths::default(), usize::MAX);
-    for lengths in samples {
-        let longer = longest.max(*lengths);
-        let room_there = if count > 0 && longer == longest { room_here } else { room(longer) };
-        let fits = count < room_there && (count as u64 + 1) * longer.tokens() <= most_work;
-        if count > 0 && !fits {
-            sizes.push(count);
-            (count, longest, room_here) = (1, *lengths, room(*lengths));
-        } else {
-            (count, longest, room_here) = (count + 1, longer, room_there);
-        }
+    let mut rest = samples;
+    while !rest.is_empty() {
+        let count = first_part(rest, &room, most_work);
+        let count = if count < rest.len() && count > round { count - count % round } else { count };
+        sizes.push(count);
+        rest = &rest[count..];
     }
-    sizes.extend((count > 0).then_some(count));
     sizes
+}
+
+/// How many of the first samples make a part.
+fn first_part(samples: &[Lengths], room: impl Fn(Lengths) -> usize, most_work: u64) -> usize {
+    let (mut longest, mut room_here) = (Lengths::default(), 0);
+    for (count, lengths) in samples.iter().enumerate() {
+        let longer = longest.max(*lengths);
+        if count == 0 || longer != longest {
+            room_here = room(longer);
+        }
+        let fits = count < room_here && (count as u64 + 1) * longer.tokens() <= most_work;
+        if count > 0 && !fits {
+            return count;
+        }
+        longest = longer;
+    }
+    samples.len()
 }
 
 #[cfg(test)]
@@ -156,35 +276,74 @@ mod tests {
         }
     }
 
-    /// So many samples of full length, not more, and half of them with half the batch, however large the state of the model is.
-    #[test]
-    fn a_part_of_full_length_has_the_batch() {
+    const WORK: Work = Work {
+        precision: Precision::Bf16Mixed,
+        optimizer: OptimizerKind::Adafactor,
+        checkpointing: false,
+        batch: 7,
+        accum: 9,
+        source: 77,
+        target: 64,
+        padded: true,
+        drops: true,
+    };
+
+    fn cutter(arch: Arch, work: Work, recompute: Recompute) -> Cutter {
         let config = json!({
             "d_model": 512, "d_ff": 1024, "d_kv": 64, "num_heads": 8, "num_layers": 6, "hidden_size": 768,
             "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 250_002,
             "max_position_embeddings": 514,
         });
+        Cutter::new(crate::read_config(arch, config.as_object().unwrap()).unwrap(), work, recompute, 99)
+    }
+
+    /// So many samples of full length, not more, and half of them with half the batch, however large the state of the model is.
+    #[test]
+    fn a_part_of_full_length_has_the_batch() {
         for arch in [Arch::T5, Arch::Bert, Arch::XlmRoberta, Arch::DebertaV3, Arch::BagOfWords] {
-            for (checkpointing, batch) in [(false, 7), (true, 12)] {
-                let work = Work {
-                    precision: Precision::Bf16Mixed,
-                    optimizer: OptimizerKind::Adafactor,
-                    checkpointing,
-                    batch,
-                    accum: 9,
-                    source: 77,
-                    target: 64,
-                    padded: true,
-                    drops: true,
-                };
-                let cutter = Cutter::new(crate::read_config(arch, config.as_object().unwrap()).unwrap(), work, 99);
-                let (full, batch, name) = (of(77, 64), batch as u32, format!("{arch:?} {checkpointing}"));
+            for (recompute, batch) in [(Recompute::Never, 7), (Recompute::Always, 12), (Recompute::Beyond(u64::MAX), 7)]
+            {
+                let cutter = cutter(arch, Work { batch, ..WORK }, recompute);
+                let (full, batch, name) = (of(77, 64), batch as u32, format!("{arch:?} {recompute:?}"));
                 assert_eq!(cutter.room(full), batch, "{name}");
                 assert_eq!(cutter.with_batch(batch / 2, 99).room(full), batch / 2, "{name}");
                 assert!((cutter.filled(batch, full) - 1.0).abs() < 1e-9, "{name}");
                 assert!(cutter.room(of(8, 8)) > 3 * batch, "{name}: {}", cutter.room(of(8, 8)));
+                assert_eq!(cutter.recomputes(batch, full), recompute == Recompute::Always, "{name}");
             }
         }
+    }
+
+    /// Where a batch of full length would hold too much, parts are computed again or are small enough to be kept, whichever is less
+    /// work; and a smaller batch allows less after all.
+    #[test]
+    fn what_does_not_fit_is_computed_again() {
+        let work = Work { batch: 60, source: 512, target: 128, ..WORK };
+        let whole = cutter(Arch::T5, work, Recompute::Never).budget.peak;
+        let again = cutter(Arch::T5, work, Recompute::Always).budget.peak;
+        let most = again + (whole - again) / 2;
+        let cutter = cutter(Arch::T5, work, Recompute::Beyond(most));
+        let (long, short) = (of(512, 128), of(32, 32));
+        assert!(cutter.recomputes(60, long) && !cutter.recomputes(20, long) && !cutter.recomputes(60, short));
+        // Two parts that are kept are less work than one that is computed again.
+        assert_eq!(cutter.cut(&[long; 60]), [32, 28]);
+        assert_eq!(cutter.cut(&[short; 60]), [60]);
+        let mixed: Vec<Lengths> = [[long; 33].as_slice(), &[short; 27]].concat();
+        let sizes = cutter.cut(&mixed);
+        let mut rest = mixed.as_slice();
+        for size in &sizes {
+            let (part, after) = rest.split_at(*size);
+            rest = after;
+            let longest = part.iter().fold(Lengths::default(), |longest, one| longest.max(*one));
+            let held = cutter.held(*size as u32, longest, cutter.recomputes(*size as u32, longest));
+            assert!(held.peak <= most, "{sizes:?}");
+        }
+        // A retry halves what the fullest part held, as a share of the batch.
+        let held = (60.0 * cutter.filled(60, long)).ceil() as u32;
+        let less = cutter.with_batch(held / 2, 99);
+        assert!(held < 60 && less.budget.peak < most, "{held}");
+        // Less than it takes when computed again is not on offer: the batch was asked for.
+        assert_eq!(self::cutter(Arch::T5, work, Recompute::Beyond(0)).room(long), 60);
     }
 
     #[test]
@@ -203,6 +362,9 @@ mod tests {
         for (count, fits, want) in table {
             assert_eq!(cut(&same(count), |_| fits), want, "{count} samples, {fits} fit");
         }
+        // Sizes that come up again, where they cost no part more.
+        assert_eq!(cut(&same(90), |_| 50), [48, 42]);
+        assert_eq!(cut(&same(100), |_| 50), [50, 50]);
         // One long sample by itself: with the short ones it would make them as long.
         let mixed: Vec<Lengths> = std::iter::once(of(512, 0)).chain(same(40)).collect();
         assert_eq!(cut(&mixed, room(400_000)), [1, 40]);

@@ -17,7 +17,7 @@ pub(crate) use attention::{Attention, Bias, Way};
 pub use attention::{ROW_MULTIPLE, has_attention_kernel};
 pub(crate) use chunk::rows_at_a_time;
 pub(crate) use column_sums::column_sums;
-pub use cut::Cutter;
+pub use cut::{Cutter, Recompute, usable};
 pub use estimate::{Estimate, WORKSPACE};
 pub use fit::{MARGIN, Search, largest};
 pub use lengths::Lengths;

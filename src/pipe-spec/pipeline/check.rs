@@ -236,6 +236,7 @@ impl Check<'_> {
             dropout: file.dropout,
             seed: file.seed,
             deterministic: file.deterministic,
+            cuda_graphs: file.cuda_graphs,
             early_stop: file.early_stop.clone(),
             class_weights: file.class_weights,
         })

@@ -29,8 +29,8 @@ pub use model::{Arch, Model};
 pub use on_oom::{Change, Edit, OnOom, Reduce};
 pub use task::{LossUnit, Task};
 pub use train::{
-    BatchSetting, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule, ScheduleKind,
-    Split, Train, TrainFile, Warmup, accum,
+    BatchSetting, Checkpointing, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule,
+    ScheduleKind, Split, Train, TrainFile, Warmup, accum,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 pub use work::{Training, Work, WorkKind};

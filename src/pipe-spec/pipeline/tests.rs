@@ -32,6 +32,27 @@ fn defaults_are_filled_in_and_read_back() {
 }
 
 #[test]
+fn how_parts_are_computed_is_read_back_as_it_was_asked_for() {
+    for split in ["fill", "fixed"] {
+        for checkpointing in ["true", "false", "auto"] {
+            for graphs in ["true", "false"] {
+                let train = format!("{{split: {split}, checkpointing: {checkpointing}, cuda_graphs: {graphs}}}");
+                let pipeline = parse(&format!("{MINIMAL}train: {train}\n")).unwrap();
+                assert_eq!(parse(&pipeline.to_yaml()).unwrap(), pipeline, "{train}");
+            }
+        }
+    }
+    let plain = &parse(MINIMAL).unwrap();
+    let Train { split, checkpointing, cuda_graphs, .. } = plain.training().unwrap().train;
+    assert_eq!((split, checkpointing, cuda_graphs), (Split::Fill, Checkpointing::Auto, true));
+    let found = &problems(&format!("{MINIMAL}train: {{checkpointing: sometimes}}\n"))[0];
+    assert!(
+        found.contains("train.checkpointing: found the text \"sometimes\"; allowed: true or false, or auto"),
+        "{found}"
+    );
+}
+
+#[test]
 fn best_and_early_stop_are_written_only_where_they_are_given() {
     let plain = parse(MINIMAL).unwrap().to_yaml();
     assert!(!plain.contains("best") && !plain.contains("early_stop"), "{plain}");

@@ -21,7 +21,7 @@ pub struct TrainFile {
     /// Optimizer steps. Give this or `epochs`; without either, one epoch.
     #[schemars(range(min = 1, max = MAX_STEPS))]
     pub steps: Option<u64>,
-    /// Samples in one forward and backward pass, or `auto`: the largest that fits.
+    /// Samples of full length in one forward and backward pass; `split` says how many shorter ones. `auto`: the largest that fits.
     pub batch: BatchSetting,
     /// Batches in a step. Give this or `effective_batch`.
     #[schemars(range(max = MAX_SAMPLES))]
@@ -42,8 +42,9 @@ pub struct TrainFile {
     /// The largest gradient norm; 0 leaves gradients as they are.
     #[schemars(range(min = 0.0))]
     pub clip: f64,
-    /// Gradient checkpointing.
-    pub checkpointing: bool,
+    /// Gradient checkpointing: blocks are computed again for the backward pass instead of being kept. `auto`: on a card, in parts that
+    /// would not fit otherwise. The gradients are the same.
+    pub checkpointing: Checkpointing,
     /// Default: what the model's config says.
     #[schemars(range(min = 0.0, max = 0.99))]
     pub dropout: Option<f64>,
@@ -51,6 +52,8 @@ pub struct TrainFile {
     pub seed: u64,
     /// The same bits every time, on a card as well; attention with a bias (T5) then keeps all of its weights.
     pub deterministic: bool,
+    /// On a card, launches parts whose shape comes up again as one CUDA graph, where memory is left for that. The result is the same.
+    pub cuda_graphs: bool,
     /// Ends the training when a metric no longer improves. Default: all steps are trained. Needs `evaluate.every`.
     pub early_stop: Option<EarlyStop>,
     /// For classifiers. `balanced`: in the training loss every class counts the same, however many rows it has. The evaluation
@@ -66,16 +69,17 @@ impl Default for TrainFile {
             batch: BatchSetting::Fixed(NonZeroU32::new(8).expect("8 is not zero")),
             accum: None,
             effective_batch: None,
-            split: Split::Fixed,
+            split: Split::Fill,
             ranks: Ranks::Auto,
             precision: Precision::Fp32,
             optimizer: Optimizer::default(),
             schedule: Schedule::default(),
             clip: 1.0,
-            checkpointing: false,
+            checkpointing: Checkpointing::Auto,
             dropout: None,
             seed: 42,
             deterministic: false,
+            cuda_graphs: true,
             early_stop: None,
             class_weights: ClassWeights::None,
         }
@@ -93,7 +97,7 @@ pub struct Train {
     pub steps: Option<u64>,
     pub batch: BatchSetting,
     pub effective_batch: u32,
-    #[serde(default, skip_serializing_if = "Split::is_fixed")]
+    #[serde(default = "Split::fixed")]
     pub split: Split,
     #[serde(default, skip_serializing_if = "Ranks::is_auto")]
     pub ranks: Ranks,
@@ -101,15 +105,25 @@ pub struct Train {
     pub optimizer: Optimizer,
     pub schedule: Schedule,
     pub clip: f64,
-    pub checkpointing: bool,
+    pub checkpointing: Checkpointing,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropout: Option<f64>,
     pub seed: u64,
     pub deterministic: bool,
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub cuda_graphs: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_stop: Option<EarlyStop>,
     #[serde(default, skip_serializing_if = "ClassWeights::is_none")]
     pub class_weights: ClassWeights,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 impl Train {
@@ -144,19 +158,59 @@ pub fn accum(effective_batch: u32, batch: u32, ranks: u32) -> u32 {
 }
 
 /// How the samples of a step become parts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
     /// So many samples that a part holds what `batch` samples of full length would.
     Fill,
     /// `batch` samples.
-    #[default]
     Fixed,
 }
 
 impl Split {
-    fn is_fixed(&self) -> bool {
-        *self == Self::Fixed
+    /// Of a spec that does not say.
+    fn fixed() -> Self {
+        Self::Fixed
+    }
+}
+
+/// Whether what blocks compute inside is computed again for the backward pass, instead of being kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checkpointing {
+    Off,
+    On,
+    /// In parts that would not fit otherwise.
+    Auto,
+}
+
+impl Serialize for Checkpointing {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Off => serializer.serialize_bool(false),
+            Self::On => serializer.serialize_bool(true),
+            Self::Auto => serializer.serialize_str("auto"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Checkpointing {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(text) if text == "auto" => Ok(Self::Auto),
+            Value::Bool(true) => Ok(Self::On),
+            Value::Bool(false) => Ok(Self::Off),
+            other => Err(serde::de::Error::custom(format!("found {other}; allowed: true, false or auto"))),
+        }
+    }
+}
+
+impl JsonSchema for Checkpointing {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Checkpointing".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "type": "boolean" }, { "const": "auto" }] })
     }
 }
 

@@ -19,7 +19,7 @@ use crate::error::TrainerError;
 use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
 use crate::optim::Optimizer;
 use crate::torch;
-use crate::train::{clip_factor, contrastive_backward};
+use crate::train::{Graphs, clip_factor, contrastive_backward};
 
 const WARM_UP: usize = 5;
 
@@ -32,7 +32,8 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
     let optimizer = Optimizer::new(&spec.train, model.weights())?;
     let part = random_data::part(args, &definition.task_data()?, device)?;
-    let mut steps = Steps { model: model.as_ref(), optimizer, part, spec: &spec };
+    let graphs = if args.no_graphs { None } else { Graphs::new(&hardware, model.as_ref())? };
+    let mut steps = Steps { model: model.as_ref(), optimizer, part, spec: &spec, graphs };
 
     let mut times = Vec::new();
     for step in 1..=(WARM_UP + args.steps) as u64 {
@@ -44,15 +45,16 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
         times.push(clock.elapsed().as_secs_f64() * 1000.0);
     }
     let whole = hardware.card_memory()?;
-    // Once more with a wait after each phase, to see where time and memory go.
-    model.weights().forget_gradients()?;
-    let mut phases = Phases::begin(&hardware)?;
-    steps.one(1, &mut |phase| phases.ended(phase))?;
     if let Some(path) = &args.trace {
         torch::trace_begin()?;
         steps.one(2, &mut |_| Ok(()))?;
         torch::trace_end(path)?;
     }
+    // Once more kernel by kernel with a wait after each phase, to see where time and memory go.
+    steps.graphs = None;
+    model.weights().forget_gradients()?;
+    let mut phases = Phases::begin(&hardware)?;
+    steps.one(1, &mut |phase| phases.ended(phase))?;
     let mut measured = times.split_off(WARM_UP);
     measured.sort_by(f64::total_cmp);
     let ms = measured[measured.len() / 2];
@@ -99,6 +101,7 @@ struct Steps<'a> {
     optimizer: Optimizer,
     part: Part,
     spec: &'a TrainerSpec,
+    graphs: Option<Graphs<'a>>,
 }
 
 /// The phases of a step, in order.
@@ -113,10 +116,14 @@ impl Steps<'_> {
         step: u64,
         after: &mut impl FnMut(usize) -> Result<(), TrainerError>,
     ) -> Result<f64, TrainerError> {
-        let Self { model, optimizer, part, spec } = self;
+        let Self { model, optimizer, part, spec, graphs } = self;
         let train = &spec.train;
-        model.weights().forget_gradients()?;
-        let mode = Mode::Train(Drawn { seed: step, first_sample: 0 });
+        match graphs {
+            Some(graphs) => graphs.begin_step(model.weights(), train.accum() as usize)?,
+            None => model.weights().forget_gradients()?,
+        }
+        let drawn = Drawn::new(step, 0);
+        let mode = Mode::Train(drawn);
         let parts = Repeated { part, count: train.accum() as usize, mode };
         let mut loss = 0.0;
         match model.contrastive() {
@@ -128,11 +135,21 @@ impl Steps<'_> {
             None => {
                 let targets = (part.get("labels")?.numel() * parts.count) as f64;
                 for _ in 0..parts.count {
-                    let sum = model.loss_sum(part, mode)?.f_div_scalar(targets)?;
-                    after(FORWARD)?;
-                    sum.f_backward()?;
-                    after(BACKWARD)?;
-                    loss += sum.f_double_value(&[])?;
+                    let launched = graphs.as_ref().map(|graphs| graphs.launch(*model, part, drawn, 1.0 / targets));
+                    let sum = match launched.transpose()?.flatten() {
+                        Some(sum) => sum,
+                        None => {
+                            let sum = model.loss_sum(part, mode)?;
+                            after(FORWARD)?;
+                            sum.f_mul_scalar(1.0 / targets)?.f_backward()?;
+                            after(BACKWARD)?;
+                            sum
+                        }
+                    };
+                    loss += sum.f_double_value(&[])? / targets;
+                }
+                if let Some(why) = graphs.as_ref().and_then(Graphs::take_refusal) {
+                    tracing::warn!("no CUDA graphs: {why}");
                 }
             }
         }

@@ -16,7 +16,7 @@ use super::opener::{Opener, holds_tensors};
 use super::rows::Rows;
 use super::sources::Sources;
 use super::tensors::TensorRows;
-use super::{Column, Padding, Sample, Source, Tokens};
+use super::{Column, Sample, Source, Tokens};
 use crate::error::TrainerError;
 
 const TEXT: usize = 0;
@@ -67,7 +67,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         }
         Ok(source)
     };
-    let padding = |column, with| Padding { column, with, length: opener.fixed(length) };
+    let padding = |column, with| opener.padding(column, with, length);
     let (train, eval) = (open(&data.train)?, data.eval.as_ref().map(open).transpose()?);
     Ok(Sources {
         train,

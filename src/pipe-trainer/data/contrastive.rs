@@ -14,7 +14,7 @@ use super::picture_table::PictureTable;
 use super::pictures::Preparation;
 use super::rows::Rows;
 use super::sources::Sources;
-use super::{Column, Padding, Sample, Source, Tokens};
+use super::{Column, Sample, Source, Tokens};
 use crate::error::TrainerError;
 
 pub struct Pairs {
@@ -69,7 +69,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         train: part(&data.train)?,
         eval: data.eval.as_ref().map(part).transpose()?,
         // No mask: padding is behind each text, where causal attention never looks.
-        paddings: vec![Padding { column: "input_ids", with: pad_token_id, length: opener.fixed(max_length) }],
+        paddings: vec![opener.padding("input_ids", pad_token_id, max_length)],
         tokens: None,
         labels: None,
         classes: None,

@@ -51,7 +51,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     let train = open(&data.train)?;
     let eval = data.eval.as_ref().map(&mut open).transpose()?;
     // Rows are never rounded up: there may be no position for more.
-    let padding = |column, with, length| Padding { column, with, length: Some(length) };
+    let padding = |column, with, length| Padding { column, with, length: Some(length), most: length };
     Ok(Sources {
         train,
         paddings: vec![

@@ -7,6 +7,7 @@ use pipe_spec::TrainerSpec;
 use pipe_spec::pipeline::{Arch, Pad, Paths};
 use rayon::ThreadPool;
 
+use super::part::Padding;
 use super::source::Source;
 use super::tensors::TensorRows;
 use crate::error::TrainerError;
@@ -49,12 +50,14 @@ impl Opener<'_> {
         self.spec.model.arch
     }
 
-    /// The length of every row with `pad: max`; absent with `pad: longest`.
-    pub fn fixed(&self, length: u32) -> Option<usize> {
-        match self.spec.data.pad {
+    /// Of a column whose rows have at most so many tokens, as `data.pad` says.
+    pub fn padding(&self, column: &'static str, with: i64, most: u32) -> Padding {
+        let most = most as usize;
+        let length = match self.spec.data.pad {
             Pad::Longest => None,
-            Pad::Max => Some(length as usize),
-        }
+            Pad::Max => Some(most),
+        };
+        Padding { column, with, length, most }
     }
 }
 

@@ -7,6 +7,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::{Column, Sample};
 use crate::error::TrainerError;
+use crate::torch;
 
 /// The label that the loss ignores.
 pub const IGNORED: i64 = -100;
@@ -30,6 +31,18 @@ impl Part {
         self.0.get(name)
     }
 
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.0.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// The same in memory of its own.
+    pub fn copy(&self) -> Result<Self, TchError> {
+        self.tensors()
+            .map(|(name, tensor)| Ok((name.to_owned(), tensor.f_detach_copy()?)))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
     pub fn shallow_clone(&self) -> Self {
         Self(self.0.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect())
     }
@@ -42,13 +55,13 @@ impl Part {
     /// The mask of a part on `device`, and beside it the tokens of each row where every row has some and all padding is behind them. `mask` is on
     /// the CPU.
     pub fn with_mask(self, mask: &Tensor, device: Device) -> Result<Self, TchError> {
-        let part = self.with(MASK, mask.f_to_device(device)?);
+        let part = self.with(MASK, torch::to_device(mask, device)?);
         let returns = mask.f_diff(1, 1, None::<&Tensor>, None::<&Tensor>)?.f_gt(0)?.f_any()?.f_int64_value(&[])? != 0;
         let lengths = mask.f_sum_dim_intlist(1i64, false, Kind::Int)?;
         if returns || lengths.f_min()?.f_int64_value(&[])? == 0 {
             return Ok(part);
         }
-        Ok(part.with("lengths", lengths.f_to_device(device)?))
+        Ok(part.with("lengths", torch::to_device(&lengths, device)?))
     }
 }
 
@@ -59,6 +72,8 @@ pub struct Padding {
     pub with: i64,
     /// The length of every part; absent pads to the longest of the part.
     pub length: Option<usize>,
+    /// No row is longer.
+    pub most: usize,
 }
 
 /// How samples become tensors.
@@ -68,16 +83,23 @@ pub struct PartShape {
     device: Device,
     /// Rows that are padded to the longest have a multiple of this.
     multiple: usize,
+    /// Whether they are padded further, so that few lengths come up.
+    rounds: bool,
 }
 
 impl PartShape {
     pub fn new(paddings: &[Padding], device: Device) -> Self {
-        Self { paddings: paddings.to_vec(), device, multiple: 1 }
+        Self { paddings: paddings.to_vec(), device, multiple: 1, rounds: false }
     }
 
     /// The same for a model that wants rows of whole multiples.
     pub fn in_multiples_of(self, multiple: usize) -> Self {
         Self { multiple, ..self }
+    }
+
+    /// The same with few lengths, for parts that are launched as CUDA graphs: one is recorded for each shape.
+    pub fn in_few_lengths(self) -> Self {
+        Self { rounds: true, ..self }
     }
 
     pub fn multiple(&self) -> usize {
@@ -123,7 +145,7 @@ impl PartShape {
                 // Attention is faster without a mask; models take none for one that hides nothing.
                 MASK if tensor.f_min()?.f_int64_value(&[])? == 1 => part,
                 MASK => part.with_mask(&tensor, self.device)?,
-                _ => part.with(name, tensor.f_to_device(self.device)?),
+                _ => part.with(name, torch::to_device(&tensor, self.device)?),
             };
         }
         Ok(part)
@@ -137,7 +159,11 @@ impl PartShape {
     fn length(&self, name: &str, columns: &[&Column]) -> usize {
         let longest = columns.iter().map(|column| tokens(column).len()).max().unwrap_or(0).max(1);
         let fixed = self.padding(name).and_then(|padding| padding.length);
-        fixed.unwrap_or_else(|| longest.next_multiple_of(self.multiple))
+        fixed.unwrap_or_else(|| {
+            let length = longest.next_multiple_of(self.multiple);
+            let most = self.padding(name).map_or(length, |padding| padding.most.saturating_add(self.multiple - 1));
+            if self.rounds { rounded(length).min(most / self.multiple * self.multiple).max(length) } else { length }
+        })
     }
 
     fn tensor(&self, name: &str, columns: &[&Column]) -> Result<Tensor, TchError> {
@@ -175,6 +201,11 @@ impl PartShape {
     }
 }
 
+/// At most an eighth longer, or 3 tokens: not more than 16 lengths between any number and its double.
+fn rounded(length: usize) -> usize {
+    length.next_multiple_of((length / 16).next_power_of_two().max(4))
+}
+
 fn tokens(column: &Column) -> &[i64] {
     if let Column::Tokens(tokens) = column { tokens } else { &[] }
 }
@@ -199,7 +230,7 @@ mod tests {
     #[test]
     fn pads_to_the_longest_or_to_the_given_length() {
         let samples = [sample(&[5, 1], 3), sample(&[1], 4)];
-        let padding = Padding { column: "input_ids", with: 9, length: None };
+        let padding = Padding { column: "input_ids", with: 9, length: None, most: 7 };
         let shape = |padding| PartShape::new(&[padding], Device::Cpu);
         let part = shape(padding).collate(&samples).unwrap();
         let rows = |name: &str| Vec::<Vec<i64>>::try_from(part.get(name).unwrap()).unwrap();
@@ -209,11 +240,23 @@ mod tests {
         );
         assert_eq!(Vec::<i64>::try_from(part.get("labels").unwrap()).unwrap(), [3, 4]);
         assert_eq!(part.get("x").unwrap().size(), [2, 1, 2]);
+        let few = |count: usize| shape(padding).in_few_lengths().lengths(&[sample(&vec![1; count], 0)]);
+        assert_eq!([few(3), few(4), few(5), few(7)], ["4", "4", "7", "7"], "no longer than any row");
         let fixed = shape(Padding { length: Some(4), ..padding });
         assert_eq!(fixed.collate(&samples).unwrap().get("input_ids").unwrap().size(), [2, 4]);
         let nothing = shape(padding).collate(&[sample(&[], 3), sample(&[], 4)]).unwrap();
         assert_eq!(Vec::<Vec<i64>>::try_from(nothing.get("input_ids").unwrap()).unwrap(), [[9], [9]]);
         assert_eq!((fixed.longest(&samples), shape(padding).longest(&samples)), (4, 2));
         assert_eq!((fixed.lengths(&samples), shape(padding).lengths(&samples)), ("4".to_owned(), "2".to_owned()));
+    }
+
+    #[test]
+    fn few_lengths_that_are_little_longer() {
+        let all: Vec<usize> = (1..=512).map(rounded).collect();
+        assert!(all.iter().zip(1..).all(|(rounded, length)| *rounded >= length && *rounded <= length + length / 8 + 3));
+        assert_eq!([1, 25, 64, 100, 129, 500].map(rounded), [4, 28, 64, 104, 136, 512]);
+        let mut different = all;
+        different.dedup();
+        assert!(different.len() < 60, "{}", different.len());
     }
 }

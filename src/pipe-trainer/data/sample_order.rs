@@ -94,7 +94,9 @@ fn samples_of(epochs: f64, rows: u64) -> u64 {
 mod tests {
     use std::num::NonZeroU32;
 
-    use pipe_spec::pipeline::{BatchSetting, ClassWeights, Optimizer, Precision, Ranks, Schedule, Split};
+    use pipe_spec::pipeline::{
+        BatchSetting, Checkpointing, ClassWeights, Optimizer, Precision, Ranks, Schedule, Split,
+    };
 
     use super::*;
 
@@ -110,10 +112,11 @@ mod tests {
             optimizer: Optimizer::default(),
             schedule: Schedule::default(),
             clip: 1.0,
-            checkpointing: false,
+            checkpointing: Checkpointing::Off,
             dropout: None,
             seed: 42,
             deterministic: false,
+            cuda_graphs: true,
             early_stop: None,
             class_weights: ClassWeights::None,
         }

@@ -10,7 +10,7 @@ use super::conversation;
 use super::opener::Opener;
 use super::rows::Rows;
 use super::sources::Sources;
-use super::{Column, IGNORED, Padding, Sample, Source, Tokens};
+use super::{Column, IGNORED, Sample, Source, Tokens};
 use crate::error::TrainerError;
 
 pub struct Seq2Seq {
@@ -88,14 +88,13 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         Ok(Arc::new(Seq2Seq::open(paths, opener, Arc::clone(&source), Arc::clone(&target))?))
     };
-    let padding = |column, with, length: u32| Padding { column, with, length: opener.fixed(length) };
     Ok(Sources {
         train: opener.part(&data.train, &open)?,
         eval: data.eval.as_ref().map(|paths| opener.part(paths, &open)).transpose()?,
         paddings: vec![
-            padding("input_ids", pad_token_id, max_source),
-            padding("attention_mask", 0, max_source),
-            padding("labels", IGNORED, max_target),
+            opener.padding("input_ids", pad_token_id, max_source),
+            opener.padding("attention_mask", 0, max_source),
+            opener.padding("labels", IGNORED, max_target),
         ],
         tokens: Some(target),
         labels: None,

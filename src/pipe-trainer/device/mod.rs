@@ -135,6 +135,11 @@ impl Hardware {
         Ok(self.capacity.map(|capacity| card.free().map_or(capacity, |free| capacity.min(free + own))))
     }
 
+    /// Bytes of a card that this run may use.
+    pub fn card_capacity(&self) -> Option<u64> {
+        self.capacity.filter(|_| self.card.is_some())
+    }
+
     /// Bytes of the whole card, whatever this run may use.
     pub fn card_total(&self) -> Option<u64> {
         self.card.as_ref().map(|card| card.total)

@@ -11,7 +11,7 @@ use crate::error::TrainerError;
 
 /// Names, and 1 where something is kept.
 pub fn dropout_masks(kind: Kind, device: Device) -> Result<Vec<(String, Tensor)>, TrainerError> {
-    let drawn = Drawn { seed: 5, first_sample: 3 };
+    let drawn = Drawn::new(5, 3);
     let pass = Pass { dropout: 0.1, drawn: Some(drawn), compute: kind, checkpointing: false, block: 2 };
     let options = (kind, device);
     let mut all = Vec::new();

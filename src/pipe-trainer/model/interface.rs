@@ -3,10 +3,12 @@
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
+use super::dropout_keys::DropoutKeys;
 use super::generation::Generation;
 use super::weights::Weights;
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
+use crate::random::{self, Purpose};
 
 pub trait Model {
     fn weights(&self) -> &Weights;
@@ -47,6 +49,12 @@ pub trait Model {
     /// What the lengths of rows should be multiples of, for the sake of the kernels that it has.
     fn row_multiple(&self) -> usize {
         1
+    }
+
+    /// Whether what it launches for a part depends on nothing but shapes, and never waits for the card: then a CUDA graph of one part
+    /// is that of every part of its shape.
+    fn is_recordable(&self) -> bool {
+        false
     }
 
     /// Called after each step, for a model with state that is not trained, such as batch norm. The state of a step counts when
@@ -97,11 +105,26 @@ pub enum Mode {
     Eval,
 }
 
-/// What dropout draws in a part is a function of these, of the place in the model, and of nothing else.
+/// How a part is computed. What dropout draws in it is a function of seed, first sample and the place in the model, and of nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drawn {
     /// Of the step.
     pub seed: u64,
     /// Where the first sample of the part stands in the step.
     pub first_sample: u32,
+    /// Where the kernels of a CUDA graph find the keys, each time that it is launched.
+    pub keys: Option<&'static DropoutKeys>,
+    /// Whether blocks are computed again for the backward pass, where the model does not do so anyway.
+    pub recomputes: bool,
+}
+
+impl Drawn {
+    pub fn new(seed: u64, first_sample: u32) -> Self {
+        Self { seed, first_sample, keys: None, recomputes: false }
+    }
+
+    /// Of the thing that is dropped in a block after `count` others.
+    pub fn key(&self, block: u64, count: u64) -> u64 {
+        random::derived(Purpose::Dropout, self.seed, &[block, count])
+    }
 }

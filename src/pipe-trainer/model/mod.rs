@@ -8,6 +8,7 @@ pub mod classification;
 mod clip;
 mod deberta;
 mod definition;
+mod dropout_keys;
 mod dropout_masks;
 mod generation;
 mod hybrid_cnn_lstm;
@@ -21,6 +22,7 @@ mod t5;
 mod weights;
 
 pub use definition::Definition;
+pub use dropout_keys::DropoutKeys;
 pub use dropout_masks::dropout_masks;
 pub use generation::Generation;
 pub use interface::{Contrastive, Drawn, Embeddings, Mode, Model};

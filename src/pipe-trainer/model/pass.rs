@@ -8,7 +8,6 @@ use tch::{Kind, Tensor};
 use super::interface::{Drawn, Mode};
 use super::setup::Setup;
 use crate::error::TrainerError;
-use crate::random::{self, Purpose};
 use crate::torch::{self, Dropped};
 
 #[derive(Clone, Copy)]
@@ -33,6 +32,7 @@ impl Pass {
         let (compute, checkpointing) = (setup.kinds.compute, setup.checkpointing);
         match mode {
             Mode::Train(drawn) => {
+                let checkpointing = checkpointing || drawn.recomputes;
                 Self { dropout, drawn: Some(drawn).filter(|_| dropout > 0.0), compute, checkpointing, block: 0 }
             }
             Mode::Eval => Self::quiet(compute),
@@ -58,10 +58,11 @@ impl Pass {
     /// What is dropped next in this block: a place in the model is a block and how often something was dropped in it before.
     pub fn dropped(self) -> Dropped {
         match self.drawn {
-            Some(Drawn { seed, first_sample }) if self.dropout > 0.0 => {
+            Some(drawn) if self.dropout > 0.0 => {
                 let count = DROPS.replace(DROPS.get() + 1);
-                let key = random::derived(Purpose::Dropout, seed, &[self.block, count]);
-                Dropped { share: self.dropout, key, first_sample }
+                let place = drawn.keys.map_or(0, |keys| keys.address_of(self.block, count));
+                let key = drawn.key(self.block, count);
+                Dropped { share: self.dropout, key, first_sample: drawn.first_sample, place }
             }
             _ => Dropped::NOTHING,
         }
@@ -79,6 +80,10 @@ impl Pass {
     pub fn drop_out_shared(self, input: &Tensor) -> Result<Tensor, TrainerError> {
         match self.dropped() {
             Dropped::NOTHING => Ok(input.shallow_clone()),
+            dropped if dropped.place != 0 => {
+                let message = "a CUDA graph of a model that drops the same in all samples".to_owned();
+                Err(TrainerError::Panic { message })
+            }
             dropped => {
                 let dropped = Dropped { first_sample: 0, ..dropped };
                 Ok(torch::drop_add(&input.f_unsqueeze(0)?, None, dropped)?.f_squeeze_dim(0)?)

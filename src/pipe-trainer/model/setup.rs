@@ -1,6 +1,6 @@
 //! How a model is built: what its weights start from, and what it computes in.
 
-use pipe_spec::pipeline::Train;
+use pipe_spec::pipeline::{Checkpointing, Train};
 use tch::Device;
 
 use crate::precision::Kinds;
@@ -32,7 +32,7 @@ pub struct Setup {
 impl Setup {
     pub fn of(train: &Train, device: Device) -> Self {
         let kinds = Kinds::of(train.precision);
-        Self { dropout: train.dropout, device, kinds, checkpointing: train.checkpointing }
+        Self { dropout: train.dropout, device, kinds, checkpointing: train.checkpointing == Checkpointing::On }
     }
 
     /// fp32 on the CPU, as the config says.

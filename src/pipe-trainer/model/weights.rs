@@ -92,7 +92,7 @@ impl Weights {
     }
 
     pub fn forget_gradients(&self) -> Result<(), TchError> {
-        self.trained().try_for_each(|(_, tensor)| torch::forget_gradient(tensor))
+        self.trained().try_for_each(|(_, tensor)| torch::set_gradient(tensor, None))
     }
 
     /// Bytes of all parameters together.

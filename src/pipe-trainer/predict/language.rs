@@ -77,7 +77,7 @@ impl Head for PromptHead {
             let start = texts.len();
             let end = (start + 1..samples.len()).find(|at| !goes_on(*at)).unwrap_or(samples.len());
             let length = Some(samples[start].length());
-            let shape = PartShape::new(&[Padding { column: "prompt", with: 0, length }], self.device);
+            let shape = PartShape::new(&[Padding { column: "prompt", with: 0, length, most: usize::MAX }], self.device);
             let limits = Generation { first_row: indices[start] as u64, ..self.limits };
             let answers = generator.generate(&shape.collate(&samples[start..end])?, &limits)?;
             for (sample, answer) in samples[start..end].iter().zip(answers) {
@@ -118,7 +118,7 @@ impl Head for LossHead {
     fn compute(&mut self, _: &[usize], samples: &[Sample]) -> Result<Vec<(f64, u64)>, TrainerError> {
         // Rows are never rounded up: there may be no position for more.
         let length = samples.iter().map(Sample::length).max();
-        let padding = |column, with| Padding { column, with, length };
+        let padding = |column, with| Padding { column, with, length, most: usize::MAX };
         let part = PartShape::new(&[padding("ids", 0), padding("next", IGNORED)], self.device).collate(samples)?;
         let logits = self.model.logits(&part, Mode::Eval)?.f_to_kind(Kind::Float)?;
         let next = part.get("next")?;

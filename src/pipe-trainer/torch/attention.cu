@@ -90,6 +90,7 @@ struct AttentionDropout {
   u32 threshold;  // below 65536
   float kept;
   u32 first_sample;
+  const u64* place;  // as in Dropout
 };
 
 // Whether the low or the high 16 bits are below the threshold.
@@ -119,7 +120,7 @@ struct AttentionArguments {
   float scale;
   AttentionDropout dropout;
 };
-static_assert(sizeof(AttentionArguments) == 360, "as in attention.hpp");
+static_assert(sizeof(AttentionArguments) == 368, "as in attention.hpp");
 
 template <typename T> __device__ inline T* head_of(const AttentionTensor& t, u32 sample, u32 head) {
   return (T*)t.data + i64(sample) * t.batch + i64(head) * t.head;

@@ -14,6 +14,7 @@ struct DropoutOfWeights {
   uint32_t threshold;
   float kept;
   uint32_t first_sample;
+  uint64_t place;
 
   explicit DropoutOfWeights(const Dropped& dropped) {
     auto of = Dropout::of(dropped, {1, 1});
@@ -21,6 +22,7 @@ struct DropoutOfWeights {
     threshold = of.threshold;
     kept = of.kept;
     first_sample = of.first_sample;
+    place = of.place;
   }
 };
 
@@ -41,7 +43,7 @@ struct Arguments {
   float scale;
   DropoutOfWeights dropout{Dropped{}};
 };
-static_assert(sizeof(Arguments) == 360, "as in attention.cu");
+static_assert(sizeof(Arguments) == 368, "as in attention.cu");
 
 // --- Kernels for a shape, with their grids and shared memory --------------------------------------------------------------------
 

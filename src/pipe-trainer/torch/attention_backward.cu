@@ -142,14 +142,16 @@ __global__ void __launch_bounds__(THREADS) attention_backward_keys(AttentionArgu
       // halves of the same two calls of Philox: each makes one of them and sends the other its half.
       u32 parity = lane / 4 % 2, mine = parity ? 0x7632u : 0x5410u, other = parity ? 0x5410u : 0x7632u;
       u32 place = (2 * (lane % 4) + parity) * 4 + lane / 8;
+      // Read for each tile: there are no registers left to keep it in.
+      AttentionDropout dropout = drawn_now(a.dropout);
 #pragma unroll
       for (int j = 0; j < N; j += 2) {
         Two two[2] = {sums[j * 4], sums[j * 4 + 4]};
 #pragma unroll
         for (int i = 0; i < M; i++) {
           u32 r[4];
-          philox(a.dropout.key, u32(first_row / 16 + i) * 32 + place, u32(first_query / 16 + j / 2),
-                  a.dropout.first_sample + sample, head + 1, r);
+          philox(dropout.key, u32(first_row / 16 + i) * 32 + place, u32(first_query / 16 + j / 2),
+                  dropout.first_sample + sample, head + 1, r);
           u32 values[2][2];  // [query % 2][key half], the query's half in the low and high bits
 #pragma unroll
           for (int half = 0; half < 2; half++) {
@@ -281,6 +283,7 @@ __global__ void __launch_bounds__(THREADS) attention_backward_queries(AttentionA
   const T *q = head_of<const T>(a.q, sample, head), *k = head_of<const T>(a.k, sample, head);
   const T *v = head_of<const T>(a.v, sample, head), *d_o = head_of<const T>(a.d_o, sample, head);
   Visible visible(a, sample);
+  AttentionDropout dropout = DROPS ? drawn_now(a.dropout) : a.dropout;
   int last_query = min(first_query + QUERIES, queries) - 1;
   int tiles = (max(visible.keys_of(last_query), 0) + KEYS - 1) / KEYS;
   const float* bias = HAS_BIAS ? a.bias + u64(head) * (a.queries + a.keys - 1) : nullptr;
@@ -373,8 +376,8 @@ __global__ void __launch_bounds__(THREADS) attention_backward_queries(AttentionA
       for (int j = 0; j < N; j += 2) {
         u32 r[4];
         if (DROPS) {
-          philox(a.dropout.key, u32(first_key / 16 + j / 2) * 32 + lane, u32(first_row / 16 + i),
-                  a.dropout.first_sample + sample, head + 1, r);
+          philox(dropout.key, u32(first_key / 16 + j / 2) * 32 + lane, u32(first_row / 16 + i),
+                  dropout.first_sample + sample, head + 1, r);
         }
 #pragma unroll
         for (int e = 0; e < 8; e++) {

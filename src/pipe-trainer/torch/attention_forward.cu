@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(THREADS) attention_forward(AttentionArguments 
   const T *q = head_of<const T>(a.q, sample, head), *k = head_of<const T>(a.k, sample, head);
   const T* v = head_of<const T>(a.v, sample, head);
   Visible visible(a, sample);
+  AttentionDropout dropout = DROPS ? drawn_now(a.dropout) : a.dropout;
   int last_query = min(first_query + QUERIES, queries) - 1;
   int tiles = (max(visible.keys_of(last_query), 0) + KEYS - 1) / KEYS;
   const float* bias = HAS_BIAS ? a.bias + u64(head) * (a.queries + a.keys - 1) : nullptr;
@@ -154,8 +155,8 @@ __global__ void __launch_bounds__(THREADS) attention_forward(AttentionArguments 
 #pragma unroll
         for (int j = 0; j < N; j += 2) {
           u32 r[4];
-          philox(a.dropout.key, u32(first_key / 16 + j / 2) * 32 + lane, u32(first_row / 16 + i),
-                  a.dropout.first_sample + sample, head + 1, r);
+          philox(dropout.key, u32(first_key / 16 + j / 2) * 32 + lane, u32(first_row / 16 + i),
+                  dropout.first_sample + sample, head + 1, r);
 #pragma unroll
           for (int e = 0; e < 8; e++) {
             if (is_below(r[e / 2], e % 2, a.dropout.threshold)) s[i][j + e / 4][e % 4] = 0;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 namespace cuda {
@@ -149,7 +150,7 @@ struct Grid {
   int64_t x, y, z;
 };
 
-// On `device` and the stream that all of libtorch uses there: the default one. `shared` is in bytes; the types of the arguments
+// On `device` and the stream that libtorch uses there on this thread. `shared` is in bytes; the types of the arguments
 // must be the kernel's own.
 template <typename... Arguments>
 void launch_grid(c10::Device device, const std::string& expression, Grid grid, unsigned threads, unsigned shared,
@@ -157,10 +158,11 @@ void launch_grid(c10::Device device, const std::string& expression, Grid grid, u
   c10::DeviceGuard guard(device);
   void* all[] = {&arguments...};
   auto* function = kernel(device.index(), expression);
+  auto* stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
   const auto& f = functions();
   // A block gets more than this only where it is asked for: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
   if (shared > 48 * 1024) check(f.set(function, 8, int(shared)), "cuFuncSetAttribute");
-  check(f.launch(function, unsigned(grid.x), unsigned(grid.y), unsigned(grid.z), threads, 1, 1, shared, nullptr, all, nullptr),
+  check(f.launch(function, unsigned(grid.x), unsigned(grid.y), unsigned(grid.z), threads, 1, 1, shared, stream, all, nullptr),
         expression.c_str());
 }
 

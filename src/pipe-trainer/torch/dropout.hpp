@@ -17,6 +17,7 @@ struct Dropped {
   double share;
   uint64_t key;
   uint32_t first_sample;
+  uint64_t place;
 };
 
 // The same for one tensor, as in kernels.cu.
@@ -27,13 +28,15 @@ struct Dropout {
   uint32_t first_sample;
   // Of [samples, positions, features]. Of attention's weights, [samples, heads, queries, keys], positions are heads times queries.
   uint32_t positions, features;
+  // The address on the card of the key and of what is added to the first sample, where a CUDA graph reads them; else 0.
+  uint64_t place;
 
   static Dropout of(const Dropped& dropped, at::IntArrayRef sizes) {
     auto threshold = uint32_t(std::lround(dropped.share * 65536));
     auto kept = threshold ? float(65536.0 / (65536.0 - threshold)) : 1.0f;
     int64_t positions = 1;
     for (size_t i = 1; i + 1 < sizes.size(); i++) positions *= sizes[i];
-    return {dropped.key, threshold, kept, dropped.first_sample, uint32_t(positions), uint32_t(sizes.back())};
+    return {dropped.key, threshold, kept, dropped.first_sample, uint32_t(positions), uint32_t(sizes.back()), dropped.place};
   }
 };
 

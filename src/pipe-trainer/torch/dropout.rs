@@ -35,10 +35,13 @@ pub struct Dropped {
     pub key: u64,
     /// Where the first sample of the tensor stands in its step.
     pub first_sample: u32,
+    /// Where kernels read the key and what is added to the first sample, as an address on the card: a CUDA graph is launched again
+    /// with other ones. 0 where they are those above.
+    pub place: u64,
 }
 
 impl Dropped {
-    pub const NOTHING: Self = Self { share: 0.0, key: 0, first_sample: 0 };
+    pub const NOTHING: Self = Self { share: 0.0, key: 0, first_sample: 0, place: 0 };
 }
 
 /// `residual` (or nothing) plus `input` with some of it dropped, in the kind of the residual.
@@ -73,7 +76,7 @@ mod tests {
     const SHARE: f64 = 0.1;
 
     fn dropped(key: u64, first_sample: u32) -> Dropped {
-        Dropped { share: SHARE, key, first_sample }
+        Dropped { share: SHARE, key, first_sample, place: 0 }
     }
 
     /// As docs/dropout.md has it, number by number.

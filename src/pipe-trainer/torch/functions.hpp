@@ -17,11 +17,12 @@ inline void keep(AutogradContext* ctx, const Dropped& dropped) {
   ctx->saved_data["share"] = dropped.share;
   ctx->saved_data["key"] = int64_t(dropped.key);
   ctx->saved_data["first_sample"] = int64_t(dropped.first_sample);
+  ctx->saved_data["place"] = int64_t(dropped.place);
 }
 
 inline Dropped kept(AutogradContext* ctx) {
   auto number = [&](const char* name) { return ctx->saved_data[name].toInt(); };
-  return {ctx->saved_data["share"].toDouble(), uint64_t(number("key")), uint32_t(number("first_sample"))};
+  return {ctx->saved_data["share"].toDouble(), uint64_t(number("key")), uint32_t(number("first_sample")), uint64_t(number("place"))};
 }
 
 // --- residual + dropped in ------------------------------------------------------------------------------------------------
@@ -325,6 +326,12 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
   }
 };
 
+// --- From host memory to a card, without waiting for what the card does ----------------------------------------------------
+
+inline Tensor to_card(const Tensor& tensor, c10::Device device) {
+  return tensor.pin_memory().to(device, /*non_blocking=*/true);
+}
+
 // --- AdamW in bf16 with stochastic rounding -------------------------------------------------------------------------------
 // The noise is a hash of the values at hand, their place and the step, so that it needs no generator and a resumed run draws the same.
 // Formula of torch.optim.AdamW; all arithmetic in fp32, only what is stored is rounded. As in kernels.cu.
@@ -390,7 +397,7 @@ inline void adamw_bf16_cuda(const std::vector<Tensor>& p, const std::vector<Tens
     rows[i] = {p[i].data_ptr(), kept[i].data_ptr(), m[i].data_ptr(), v[i].data_ptr(), n, blocks};
     blocks += (n + chunk - 1) / chunk;
   }
-  auto there = table.to(p[0].device());
+  auto there = to_card(table, p[0].device());
   const void *pt = there.data_ptr(), *ps = scale.data_ptr();
   cuda::launch(p[0].device(), "adamw_bf16", blocks, 256, pt, uint32_t(p.size()), chunk, ps, s);
 }

@@ -5,11 +5,11 @@ use std::ffi::c_char;
 use tch::{TchError, Tensor};
 use torch_sys::C_tensor;
 
-use super::call::{checked, pointers, returned};
+use super::call::{checked, optional, pointer, pointers, returned};
 
 unsafe extern "C" {
     fn pipe_total_norm(tensors: *const *mut C_tensor, count: usize, out: *mut *mut C_tensor) -> *mut c_char;
-    fn pipe_forget_gradient(tensor: *mut C_tensor) -> *mut c_char;
+    fn pipe_set_gradient(tensor: *mut C_tensor, gradient: *mut C_tensor) -> *mut c_char;
 }
 
 /// The norm over all tensors together: a number on their device, without waiting for it.
@@ -19,10 +19,10 @@ pub fn total_norm(tensors: &[Tensor]) -> Result<Tensor, TchError> {
     returned(|out| unsafe { pipe_total_norm(all.as_ptr(), all.len(), out) })
 }
 
-/// Lets go of a parameter's gradient, so that its memory is free until the next backward pass.
-pub fn forget_gradient(tensor: &Tensor) -> Result<(), TchError> {
+/// Gives a parameter this gradient, to which a backward pass adds; or none, so that its memory is free until the next one.
+pub fn set_gradient(tensor: &Tensor, gradient: Option<&Tensor>) -> Result<(), TchError> {
     // SAFETY: as above.
-    checked(unsafe { pipe_forget_gradient(tensor.as_ptr().cast_mut()) })
+    checked(unsafe { pipe_set_gradient(pointer(tensor), optional(gradient)) })
 }
 
 #[cfg(test)]

@@ -51,7 +51,17 @@ struct Dropout {
   u32 threshold;
   float kept;
   u32 first_sample, positions, features;
+  const u64* place;  // key, and what is added to the first sample; null where they stand above
 };
+
+// Where a kernel is part of a CUDA graph its arguments are those of the capture, and what changes is read from the card's memory.
+template <typename D> __device__ inline D drawn_now(D d) {
+  if (d.place) {
+    d.key = d.place[0];
+    d.first_sample += u32(d.place[1]);
+  }
+  return d;
+}
 
 // Number `i` of the eight factors that a draw gives.
 __device__ inline float factor(const Dropout& d, const u32 drawn[4], int i) {
@@ -126,7 +136,7 @@ template <typename I, typename R, typename O> struct DropAdd {
 
 template <typename I, typename R, typename O>
 __global__ void drop_add(const I* in, const R* residual, O* out, u64 n, Dropout d) {
-  in_eights(n, DropAdd<I, R, O>{in, residual, out, d});
+  in_eights(n, DropAdd<I, R, O>{in, residual, out, drawn_now(d)});
 }
 
 // --- Some of the weights of attention, [samples, heads, queries, keys] ------------------------------------------------------------
@@ -134,6 +144,7 @@ __global__ void drop_add(const I* in, const R* residual, O* out, u64 n, Dropout 
 
 template <typename T>
 __global__ void drop_weights(const T* in, T* out, u32 heads, u32 queries, u32 keys, u64 tiles, Dropout d) {
+  d = drawn_now(d);
   u32 lane = threadIdx.x % 32, down = (queries + 15) / 16, across = (keys + 15) / 16;
   u64 stride = u64(gridDim.x) * blockDim.x / 32;
   for (u64 tile = (u64(blockIdx.x) * blockDim.x + threadIdx.x) / 32; tile < tiles; tile += stride) {
@@ -260,13 +271,13 @@ template <typename T, typename B, int kind> struct ActivateBackward {
 
 template <typename T, typename B, int kind>
 __global__ void activate(const T* a, const T* b, const B* bias, u32 width, T* out, u64 n, Dropout d) {
-  in_eights(n, Activate<T, B, kind>{a, b, bias, width, out, d});
+  in_eights(n, Activate<T, B, kind>{a, b, bias, width, out, drawn_now(d)});
 }
 
 template <typename T, typename B, int kind>
 __global__ void activate_backward(const T* a, const T* b, const B* bias, u32 width, const T* d_out, T* d_a, T* d_b, u64 n,
                                   Dropout d) {
-  in_eights(n, ActivateBackward<T, B, kind>{a, b, bias, width, d_out, d_a, d_b, d});
+  in_eights(n, ActivateBackward<T, B, kind>{a, b, bias, width, d_out, d_a, d_b, drawn_now(d)});
 }
 
 // --- norm(residual + dropped (in + in_bias)) -------------------------------------------------------------------------------
@@ -285,6 +296,7 @@ __device__ inline float row_sum(float x, float* shared) {
 template <typename T, typename S, typename W, int MOST>
 __global__ void add_norm(const T* in, const W* in_bias, const S* residual, const W* weight, const W* bias, S* sum, T* hat,
                          T* out, float* inverse, u64 rows, u32 width, float eps, Dropout d) {
+  d = drawn_now(d);
   __shared__ float shared[4];
   u32 groups = width / 8;
   for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -342,6 +354,7 @@ __global__ void add_norm(const T* in, const W* in_bias, const S* residual, const
 template <typename T, typename S, typename W, int MOST>
 __global__ void add_norm_backward(const T* d_out, const S* d_more, const T* hat, const float* inverse, const W* weight,
                                   S* d_sum, T* d_in, float* d_columns, u64 rows, u32 width, Dropout d) {
+  d = drawn_now(d);
   __shared__ float shared[4];
   float dw[MOST][8], db[MOST][8], di[MOST][8];
 #pragma unroll

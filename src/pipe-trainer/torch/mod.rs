@@ -9,6 +9,7 @@ mod chunked;
 mod dropout;
 mod fused;
 mod gradients;
+mod graph;
 mod optimizer;
 
 pub use arithmetic::{allow_tf32, deterministic, flush_denormals};
@@ -18,5 +19,6 @@ pub use checkpoint::checkpoint;
 pub use chunked::{gelu_feed_forward, linear_cross_entropy};
 pub use dropout::{Dropped, chunked_attention, drop_add};
 pub use fused::{AddNorm, FeedForward, linear, linears};
-pub use gradients::{forget_gradient, total_norm};
+pub use gradients::{set_gradient, total_norm};
+pub use graph::{Graph, to_device};
 pub use optimizer::{AdamWGroup, AdamWStep, adamw, adamw_bf16, round_to_bf16};

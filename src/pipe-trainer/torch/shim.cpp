@@ -18,6 +18,7 @@
 #include "attention.hpp"
 #include "chunked_attention.hpp"
 #include "functions.hpp"
+#include "graph.hpp"
 
 namespace {
 
@@ -335,8 +336,9 @@ char* pipe_total_norm(Tensor** tensors, size_t count, Tensor** out) {
   });
 }
 
-char* pipe_forget_gradient(Tensor* tensor) {
-  return guarded([&] { tensor->mutable_grad() = Tensor(); });
+// No gradient where it is null.
+char* pipe_set_gradient(Tensor* tensor, Tensor* gradient) {
+  return guarded([&] { tensor->mutable_grad() = gradient ? *gradient : Tensor(); });
 }
 
 char* pipe_checkpoint(Block block, void* data, void (*drop)(void*), Tensor** inputs, size_t count, Tensor** out) {
@@ -365,11 +367,39 @@ char* pipe_gelu_feed_forward(Tensor* x, Tensor* w1, Tensor* b1, Tensor* w2, Tens
   return guarded([&] { *out = new Tensor(GeluFeedForward::apply(*x, *w1, *b1, *w2, *b2, rows)); });
 }
 
-// The card that this thread uses for whatever names no other.
+// The card that this thread uses for whatever names no other. On a stream of its own: the default one cannot be captured.
 char* pipe_use_card(int64_t index) {
   return guarded([&] {
-    c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).setDevice({c10::DeviceType::CUDA, c10::DeviceIndex(index)});
+    c10::Device card{c10::DeviceType::CUDA, c10::DeviceIndex(index)};
+    c10::impl::VirtualGuardImpl cards(card.type());
+    cards.setDevice(card);
+    cards.exchangeStream(cards.getStreamFromGlobalPool(card));
   });
+}
+
+char* pipe_to_card(Tensor* tensor, int64_t index, Tensor** out) {
+  return guarded([&] { *out = new Tensor(to_card(*tensor, {c10::DeviceType::CUDA, c10::DeviceIndex(index)})); });
+}
+
+// What this thread launches from now on is not computed but recorded, with memory that all graphs of the process share.
+char* pipe_graph_begin(CudaGraph** graph) {
+  return guarded([&] {
+    auto begun = std::make_unique<CudaGraph>();
+    begun->begin();
+    *graph = begun.release();
+  });
+}
+
+char* pipe_graph_end(CudaGraph* graph) {
+  return guarded([&] { graph->end(); });
+}
+
+char* pipe_graph_replay(CudaGraph* graph) {
+  return guarded([&] { graph->replay(); });
+}
+
+void pipe_graph_drop(CudaGraph* graph) {
+  delete graph;
 }
 
 // Of one card: bytes allocated, reserved, most allocated, most reserved; retries of allocations.

@@ -5,6 +5,7 @@ use tch::{Kind, Tensor};
 
 use super::cut::Cut;
 use super::gradient_cache::{self, Parts};
+use super::graphs::Graphs;
 use super::session::Session;
 use super::state::State;
 use crate::data::{Part, PartShape, Sample};
@@ -30,14 +31,20 @@ pub struct Accumulation<'a> {
     pub state: &'a State,
     pub shape: &'a PartShape,
     pub cut: &'a Cut,
+    /// Where parts may be launched as a whole.
+    pub graphs: Option<&'a Graphs<'a>>,
 }
 
 impl Accumulation<'_> {
     /// Of the samples of a step, longest first.
     pub fn of(&self, samples: &[Sample]) -> Result<Accumulated, TrainerError> {
         self.session.progress.set_step(self.state.step + 1);
-        self.state.model.weights().forget_gradients()?;
         let parts = self.cut.parts(samples);
+        self.session.enter(Phase::Forward, self.state.step)?;
+        match self.graphs {
+            Some(graphs) => graphs.begin_step(self.state.model.weights(), parts.len())?,
+            None => self.state.model.weights().forget_gradients()?,
+        }
         let filled = self.cut.filled(&parts);
         self.session.progress.set_filled(filled);
         match self.state.model.contrastive() {
@@ -54,15 +61,30 @@ impl Accumulation<'_> {
         let divisor = weights.filter(|weights| *weights > 0.0).unwrap_or(targets.max(1) as f64);
         let scale = self.loss_scale() / divisor;
         let mut sums = Vec::new();
-        for (part, mode) in parts.iter().zip(self.modes(parts)) {
+        for (part, drawn) in parts.iter().zip(self.drawn(parts)) {
             self.enter(Phase::Forward, part)?;
-            let sum = self.state.model.loss_sum(&self.shape.collate(part)?, mode)?;
-            self.session.enter(Phase::Backward, self.state.step)?;
-            sum.f_mul_scalar(scale)?.f_backward()?;
-            sums.push(sum.f_detach()?);
+            sums.push(self.sum(&self.shape.collate(part)?, drawn, scale)?);
         }
         let loss = Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?;
         Ok(Accumulated { loss, targets, divisor, parts: parts.len() as u32, filled })
+    }
+
+    /// The loss of a part; its gradient times `scale` is added to that of the step.
+    fn sum(&self, part: &Part, drawn: Drawn, scale: f64) -> Result<Tensor, TrainerError> {
+        let model = self.state.model.as_ref();
+        if let Some(graphs) = self.graphs {
+            let launched = graphs.launch(model, part, drawn, scale)?;
+            if let Some(why) = graphs.take_refusal() {
+                self.session.warn(format!("no CUDA graphs any more, kernels are launched one by one: {why}"));
+            }
+            if let Some(sum) = launched {
+                return Ok(sum);
+            }
+        }
+        let sum = model.loss_sum(part, Mode::Train(drawn))?;
+        self.session.enter(Phase::Backward, self.state.step)?;
+        sum.f_mul_scalar(scale)?.f_backward()?;
+        Ok(sum.f_detach()?)
     }
 
     /// A loss over the whole step at once.
@@ -73,7 +95,7 @@ impl Accumulation<'_> {
         filled: Option<f64>,
     ) -> Result<Accumulated, TrainerError> {
         let targets = parts.iter().map(|part| part.len() as u64).sum::<u64>();
-        let step = StepParts { work: self, parts, modes: self.modes(parts) };
+        let step = StepParts { work: self, parts, modes: self.drawn(parts).into_iter().map(Mode::Train).collect() };
         let loss = gradient_cache::backward(contrastive, &step, self.loss_scale())?;
         let loss = loss.f_to_kind(Kind::Double)?.f_mul_scalar(targets as f64)?;
         Ok(Accumulated { loss, targets, divisor: targets.max(1) as f64, parts: parts.len() as u32, filled })
@@ -85,15 +107,15 @@ impl Accumulation<'_> {
     }
 
     /// Dropout is a function of the step and of where a sample stands in it, so a resumed run and another batch drop the same.
-    fn modes(&self, parts: &[&[Sample]]) -> Vec<Mode> {
+    fn drawn(&self, parts: &[&[Sample]]) -> Vec<Drawn> {
         let seed = random::derived(Purpose::Dropout, self.session.spec.train.seed, &[self.state.step]);
         let mut first_sample = 0;
-        let mut mode = |part: &&[Sample]| {
-            let mode = Mode::Train(Drawn { seed, first_sample });
+        let mut drawn = |part: &&[Sample]| {
+            let drawn = Drawn { recomputes: self.cut.recomputes(part), ..Drawn::new(seed, first_sample) };
             first_sample += part.len() as u32;
-            mode
+            drawn
         };
-        parts.iter().map(&mut mode).collect()
+        parts.iter().map(&mut drawn).collect()
     }
 
     fn loss_scale(&self) -> f64 {

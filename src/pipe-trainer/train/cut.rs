@@ -1,16 +1,22 @@
 //! How the samples of a step become parts.
 
 use pipe_model::TaskData;
-use pipe_model::memory::{Cutter, Lengths, Work};
+use pipe_model::memory::{self, Cutter, Lengths, Recompute, Work};
 use pipe_spec::TrainerSpec;
-use pipe_spec::pipeline::Split;
+use pipe_spec::pipeline::{Checkpointing, Split};
 
-use crate::data::{PartShape, Sample};
+use crate::data::{Padding, PartShape, Sample};
+use crate::device::Hardware;
 use crate::error::TrainerError;
-use crate::model::Definition;
+use crate::model::{Definition, Model};
 
 pub struct Cut {
-    how: How,
+    batch: u32,
+    /// Whether parts have more than `batch` samples where these are short.
+    fills: bool,
+    /// Where that is needed.
+    cutter: Option<Cutter>,
+    recompute: Recompute,
     shape: PartShape,
     /// Of the longest row that there may be.
     full: Lengths,
@@ -18,29 +24,42 @@ pub struct Cut {
     by_length: bool,
 }
 
-enum How {
-    /// So many samples.
-    Fixed(u32),
-    Fill(Cutter),
+/// What a card has for parts of this model: nothing is counted on where parts of another size are another training.
+pub fn card_capacity(hardware: &Hardware, model: &dyn Model) -> Option<u64> {
+    hardware.card_capacity().filter(|_| model.depends_on_batch().is_none())
+}
+
+/// How samples become the tensors of a part. On a card there are few lengths where parts can be launched as CUDA graphs, which are recorded shape by
+/// shape; with graphs and without, so that the result has the same bits.
+pub fn part_shape(paddings: &[Padding], hardware: &Hardware, model: &dyn Model) -> PartShape {
+    let shape = PartShape::new(paddings, hardware.device).in_multiples_of(model.row_multiple());
+    if hardware.device.is_cuda() && model.is_recordable() { shape.in_few_lengths() } else { shape }
 }
 
 impl Cut {
+    /// `capacity` is what a card has for this training, where there is one.
     pub fn new(
         spec: &TrainerSpec,
         definition: &Definition,
         task: &TaskData,
         shape: &PartShape,
+        capacity: Option<u64>,
     ) -> Result<Self, TrainerError> {
         let full = Lengths::full(task, &spec.data, shape.multiple() as u32);
         let by_length = matches!(task, TaskData::Seq2Seq { .. } | TaskData::Classification { .. });
-        let how = match spec.train.split {
-            Split::Fixed => How::Fixed(spec.train.batch()),
-            Split::Fill => {
+        let fills = spec.train.split == Split::Fill;
+        let recompute = match (spec.train.checkpointing, capacity) {
+            (Checkpointing::On, _) => Recompute::Always,
+            (Checkpointing::Auto, Some(bytes)) => Recompute::Beyond(memory::usable(bytes)),
+            (Checkpointing::Off | Checkpointing::Auto, _) => Recompute::Never,
+        };
+        let cutter = match fills || matches!(recompute, Recompute::Beyond(_)) {
+            true => {
                 let config = definition.config()?;
                 let work = Work {
                     precision: spec.train.precision,
                     optimizer: spec.train.optimizer.kind,
-                    checkpointing: spec.train.checkpointing,
+                    checkpointing: false,
                     batch: spec.train.batch().into(),
                     accum: spec.train.accum().into(),
                     source: full.source.into(),
@@ -48,19 +67,23 @@ impl Cut {
                     padded: true,
                     drops: spec.train.dropout.map_or(config.drops(), |share| share > 0.0),
                 };
-                How::Fill(Cutter::new(config, work, spec.train.effective_batch))
+                Some(Cutter::new(config, work, recompute, spec.train.effective_batch))
             }
+            false => None,
         };
-        Ok(Self { how, shape: shape.clone(), full, by_length })
+        Ok(Self { batch: spec.train.batch(), fills, cutter, recompute, shape: shape.clone(), full, by_length })
     }
 
     /// The same for another batch, of steps of so many samples.
     pub fn with_batch(&self, batch: u32, step: u32) -> Self {
-        let how = match &self.how {
-            How::Fixed(_) => How::Fixed(batch),
-            How::Fill(cutter) => How::Fill(cutter.with_batch(batch, step)),
-        };
-        Self { how, shape: self.shape.clone(), ..*self }
+        let cutter = self.cutter.as_ref().map(|cutter| cutter.with_batch(batch, step));
+        Self { batch, cutter, shape: self.shape.clone(), ..*self }
+    }
+
+    /// The same for evaluation.
+    pub fn without_gradients(&self, batch: u32, step: u32) -> Self {
+        let cutter = self.cutter.as_ref().map(|cutter| cutter.without_gradients(batch, step));
+        Self { batch, cutter, recompute: Recompute::Never, shape: self.shape.clone(), ..*self }
     }
 
     /// Whether what a sample holds goes by its length.
@@ -68,12 +91,13 @@ impl Cut {
         self.by_length
     }
 
+    fn filling(&self) -> Option<&Cutter> {
+        self.cutter.as_ref().filter(|_| self.fills)
+    }
+
     /// The samples of a step, longest first, in parts.
     pub fn parts<'s>(&self, samples: &'s [Sample]) -> Vec<&'s [Sample]> {
-        let cutter = match &self.how {
-            How::Fixed(batch) => return samples.chunks(*batch as usize).collect(),
-            How::Fill(cutter) => cutter,
-        };
+        let Some(cutter) = self.filling() else { return samples.chunks(self.batch as usize).collect() };
         let lengths: Vec<Lengths> = samples.iter().map(|sample| self.lengths(std::slice::from_ref(sample))).collect();
         let mut rest = samples;
         let mut take = |size: usize| {
@@ -84,27 +108,29 @@ impl Cut {
         cutter.cut(&lengths).into_iter().map(&mut take).collect()
     }
 
+    /// Whether the blocks of a part are computed again for its gradient.
+    pub fn recomputes(&self, part: &[Sample]) -> bool {
+        match &self.cutter {
+            Some(cutter) => cutter.recomputes(part.len() as u32, self.lengths(part)),
+            None => self.recompute == Recompute::Always,
+        }
+    }
+
     /// How much of what a part may keep the fullest of these keeps. Absent where parts are not filled.
     pub fn filled(&self, parts: &[&[Sample]]) -> Option<f64> {
-        let How::Fill(cutter) = &self.how else { return None };
+        let cutter = self.filling()?;
         parts.iter().map(|part| cutter.filled(part.len() as u32, self.lengths(part))).reduce(f64::max)
     }
 
     /// How many rows as long as these a part may have.
     pub fn room(&self, samples: &[Sample]) -> u32 {
-        match &self.how {
-            How::Fixed(batch) => *batch,
-            How::Fill(cutter) => cutter.room(self.lengths(samples)),
-        }
+        self.filling().map_or(self.batch, |cutter| cutter.room(self.lengths(samples)))
     }
 
     /// Tokens of the rows that decide how much a part holds, as `Started::longest` writes them: those of full length, or the
     /// longest of the data.
     pub fn longest(&self, longest: &[Sample]) -> String {
-        match &self.how {
-            How::Fixed(_) => self.shape.lengths(longest),
-            How::Fill(_) => self.full.to_string(),
-        }
+        if self.fills { self.full.to_string() } else { self.shape.lengths(longest) }
     }
 
     /// Of the rows of a part.

@@ -115,7 +115,7 @@ mod tests {
             let part = Part::default()
                 .with("pixel_values", self.pixels.narrow(0, start, size))
                 .with("input_ids", self.ids.narrow(0, start, size));
-            Ok((part, Mode::Train(Drawn { seed: 100, first_sample: start as u32 })))
+            Ok((part, Mode::Train(Drawn::new(100, start as u32))))
         }
 
         fn before_backward(&self) -> Result<(), TrainerError> {
@@ -256,7 +256,7 @@ mod tests {
         let weight = Tensor::from(2.0f32).set_requires_grad(true);
         let recorder = Recorder { weight, asked: RefCell::default(), losses: Cell::new(0) };
         let _ = backward(&recorder, &RandomParts::new(5, 2), 1.0).unwrap();
-        let mode = |part: u32| Mode::Train(Drawn { seed: 100, first_sample: part * 2 });
+        let mode = |part: u32| Mode::Train(Drawn::new(100, part * 2));
         let want: Vec<(Mode, bool)> =
             [false, true].into_iter().flat_map(|graph| [0, 1, 2].map(|part| (mode(part), graph))).collect();
         assert_eq!((recorder.asked.into_inner(), recorder.losses.get()), (want, 1));

@@ -10,7 +10,7 @@ use pipe_spec::event::Measured;
 use serde::{Deserialize, Serialize};
 
 use super::capacity::usable;
-use super::cut::Cut;
+use super::cut::{self, Cut};
 use super::evaluation::Evaluator;
 use super::longest_samples::LongestSamples;
 use super::rehearsal::Rehearsal;
@@ -118,9 +118,14 @@ impl<'a> Measuring<'a> {
             _ => None,
         };
         let longest_samples = LongestSamples::find(&reader(sources.train))?;
-        let shape =
-            PartShape::new(&sources.paddings, session.hardware.device).in_multiples_of(state.model.row_multiple());
-        let cut = Cut::new(spec, &definition, &task_data, &shape)?;
+        let shape = cut::part_shape(&sources.paddings, &session.hardware, state.model.as_ref());
+        let cut = Cut::new(
+            spec,
+            &definition,
+            &task_data,
+            &shape,
+            cut::card_capacity(&session.hardware, state.model.as_ref()),
+        )?;
         Ok(Self { session, state, shape, cut, longest_samples, evaluation })
     }
 

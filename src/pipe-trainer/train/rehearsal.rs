@@ -57,7 +57,7 @@ impl Rehearsal<'_> {
 
     pub fn gradients(&self, samples: &[Sample], batch: u32) -> Result<Vec<tch::Tensor>, TrainerError> {
         let Self { session, state, shape, .. } = *self;
-        Accumulation { session, state, shape, cut: &self.cut(batch) }.of(samples)?;
+        Accumulation { session, state, shape, cut: &self.cut(batch), graphs: None }.of(samples)?;
         Ok(state.model.weights().gradients()?)
     }
 

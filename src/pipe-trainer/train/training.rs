@@ -9,9 +9,10 @@ use pipe_spec::event::{self, EventKind};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
-use super::cut::Cut;
+use super::cut::{self, Cut};
 use super::evaluation::{Evaluated, Evaluator, details_file};
 use super::export::{self, Exported};
+use super::graphs::Graphs;
 use super::longest_samples::LongestSamples;
 use super::rehearsal::Rehearsal;
 use super::session::Session;
@@ -38,6 +39,7 @@ pub struct Training<'a> {
     cut: Cut,
     evaluation: Option<Evaluator>,
     longest_samples: LongestSamples,
+    graphs: Option<Graphs<'a>>,
     pub state: State,
 }
 
@@ -62,10 +64,19 @@ impl<'a> Training<'a> {
         let reader = Reader { source: sources.train, pool: Arc::clone(&session.pool) };
         let longest_samples = LongestSamples::find(&reader)?;
         let loader = Loader::start(reader, order.clone(), state.step, spec.data.prefetch)?;
-        let shape =
-            PartShape::new(&sources.paddings, session.hardware.device).in_multiples_of(state.model.row_multiple());
-        let cut = Cut::new(spec, &definition, &task_data, &shape)?;
-        Ok(Self { session, order, loader, skipped: 0, shape, cut, evaluation, longest_samples, state })
+        let graphs = match spec.train.cuda_graphs {
+            true => Graphs::new(&session.hardware, state.model.as_ref())?,
+            false => None,
+        };
+        let shape = cut::part_shape(&sources.paddings, &session.hardware, state.model.as_ref());
+        let cut = Cut::new(
+            spec,
+            &definition,
+            &task_data,
+            &shape,
+            cut::card_capacity(&session.hardware, state.model.as_ref()),
+        )?;
+        Ok(Self { session, order, loader, skipped: 0, shape, cut, evaluation, longest_samples, graphs, state })
     }
 
     pub fn rehearsal(&self) -> Rehearsal<'_> {
@@ -110,8 +121,13 @@ impl<'a> Training<'a> {
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, grad_norm) = loop {
-            let work = Accumulation { session: self.session, state: &self.state, shape: &self.shape, cut: &self.cut };
-            let accumulated = work.of(&loaded.samples)?;
+            let Self { session, state, shape, cut, graphs, .. } = &*self;
+            let work = Accumulation { session, state, shape, cut, graphs: graphs.as_ref() };
+            let accumulated = match work.of(&loaded.samples) {
+                // What the graphs hold may be all that is missing. The step is the same again: nothing of it was updated.
+                Err(TrainerError::OutOfMemory { .. }) if self.give_graphs_up()? => work.of(&loaded.samples)?,
+                accumulated => accumulated?,
+            };
             let norm = self.update(lr, &accumulated)?;
             self.state.model.step_ended(norm.is_some())?;
             if let Some(norm) = norm {
@@ -120,7 +136,11 @@ impl<'a> Training<'a> {
         };
         // The one place of a step that waits for the device: everything is queued by now.
         let Accumulated { loss, targets, divisor, parts, filled } = accumulated;
+        let launched = Instant::now();
         let (loss, grad_norm) = (loss.f_double_value(&[])? / divisor, grad_norm.f_double_value(&[])?);
+        if let Some(graphs) = &self.graphs {
+            graphs.step_ended(launched.elapsed().as_secs_f64() / clock.elapsed().as_secs_f64());
+        }
         self.finite("loss", loss)?;
         self.finite("gradient norm", grad_norm)?;
         self.state.step += 1;
@@ -206,7 +226,13 @@ impl<'a> Training<'a> {
         let step = self.state.step;
         let due = |evaluation: &&Evaluator| evaluation.is_due(step, &self.order) && self.state.evaluated != step;
         let Some(evaluation) = self.evaluation.as_ref().filter(due) else { return Ok(()) };
-        let Evaluated { eval, details } = evaluation.run(self.session, &self.state, &self.shape, &self.cut)?;
+        let evaluate = || evaluation.run(self.session, &self.state, &self.shape, &self.cut);
+        let evaluated = match evaluate() {
+            // What it holds is not bounded by what a step holds: the graphs may be in its way.
+            Err(TrainerError::OutOfMemory { .. }) if self.release_graphs()? => evaluate()?,
+            evaluated => evaluated?,
+        };
+        let Evaluated { eval, details } = evaluated;
         self.state.evaluated = step;
         self.state.metrics.add(&eval);
         self.state.last_eval = kept(&eval);
@@ -215,6 +241,17 @@ impl<'a> Training<'a> {
         details_file::write(self.session, &details, self.state.metrics.best_step() == Some(step));
         self.session.emit(EventKind::Eval(eval));
         Ok(())
+    }
+
+    /// Whether that gave memory back.
+    fn give_graphs_up(&self) -> Result<bool, TrainerError> {
+        let why = "a part needs the memory that they hold";
+        self.graphs.as_ref().map_or(Ok(false), |graphs| graphs.give_up(self.state.model.weights(), why))
+    }
+
+    /// Whether that gave memory back.
+    fn release_graphs(&self) -> Result<bool, TrainerError> {
+        self.graphs.as_ref().map_or(Ok(false), Graphs::release)
     }
 
     /// Saves at the end, every `save.every` steps, and where the last evaluation is the best.

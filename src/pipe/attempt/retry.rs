@@ -104,10 +104,7 @@ pub fn decide(context: &OomContext<'_>) -> Decision {
 fn smaller_batch(context: &OomContext<'_>) -> Decision {
     let OomContext { policy, settings, .. } = context;
     let least = policy.min_batch.get();
-    // A part that held less than its batch allows would be the same with a batch that allows as much as it held.
-    let held = context
-        .filled
-        .map_or(settings.batch, |filled| ((f64::from(settings.batch) * filled).ceil() as u32).clamp(1, settings.batch));
+    let held = held(context);
     let half = (held / 2).max(least);
     let (next, how) = match &policy.reduce {
         Reduce::Halve => (Some(half), ""),
@@ -115,7 +112,7 @@ fn smaller_batch(context: &OomContext<'_>) -> Decision {
             Some(batch) => (Some(batch.max(least)), ", which fits according to smaller batches"),
             None => (Some(half), ""),
         },
-        Reduce::Ladder(rungs) => (rungs.iter().copied().find(|rung| *rung < settings.batch), ""),
+        Reduce::Ladder(rungs) => (rungs.iter().copied().find(|rung| *rung < held), ""),
     };
     if let Some(batch) = next.filter(|next| *next < settings.batch && *next >= least) {
         return Decision::Retry {
@@ -134,11 +131,17 @@ fn smaller_batch(context: &OomContext<'_>) -> Decision {
     next_change(context, reason, hint)
 }
 
+/// The batch that allows what the fullest part held: with any batch from there on the parts would be the same.
+fn held(context: &OomContext<'_>) -> u32 {
+    let batch = context.settings.batch;
+    context.filled.map_or(batch, |filled| ((f64::from(batch) * filled).ceil() as u32).clamp(1, batch))
+}
+
 /// The largest batch on the line through what was measured, below the one that failed.
 fn fitting(context: &OomContext<'_>) -> Option<u32> {
     let batch = memory::largest(context.points, context.capacity?)?;
     // A line that was wrong about one batch is not to be trusted about the next below it.
-    let failed = context.settings.batch;
+    let failed = held(context);
     Some(batch.min(failed - (failed / 16).max(1))).filter(|batch| *batch > 0)
 }
 
@@ -248,6 +251,22 @@ mod tests {
             [(None, "batch 32"), (Some(1.0), "batch 32"), (Some(0.3), "batch 10"), (Some(0.01), "batch 1")]
         {
             let context = OomContext { filled, ..context(&policy, &settings, Cause::Capacity) };
+            assert_eq!(changed(&decide(&context), &settings), want, "{filled:?}");
+        }
+    }
+
+    /// With a batch that allows as much as the fullest part held, the parts would be the same.
+    #[test]
+    fn the_next_batch_allows_less_than_was_held() {
+        let settings = settings(64);
+        let points = [(8, 100), (16, 140)].map(|(batch, peak)| Point { batch, peak });
+        let ladder = policy(Reduce::Ladder(vec![48, 32, 16, 8]), 1);
+        let fit = policy(Reduce::Fit, 1);
+        for (policy, filled, want) in
+            [(&ladder, None, "batch 48"), (&ladder, Some(0.5), "batch 16"), (&fit, Some(0.5), "batch 30")]
+        {
+            let given = context(policy, &settings, Cause::Capacity);
+            let context = OomContext { filled, points: &points, capacity: Some(1000), ..given };
             assert_eq!(changed(&decide(&context), &settings), want, "{filled:?}");
         }
     }

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{BatchSetting, Change, Edit, Limit, Paths, Pipeline, Training, Work};
+use pipe_spec::pipeline::{BatchSetting, Change, Checkpointing, Edit, Limit, Paths, Pipeline, Training, Work};
 use pipe_spec::text::ByteSize;
 use pipe_spec::{Device, Job, Rank, RunFolder, TrainerSpec, Variables};
 
@@ -204,7 +204,7 @@ impl<'a> JobTemplate<'a> {
 /// What `on_oom.then` says, in the spec. What it cannot say was refused when the pipeline was read.
 fn apply(change: &Change, spec: &mut TrainerSpec) {
     match change.edit() {
-        Ok(Edit::Checkpointing) => spec.train.checkpointing = true,
+        Ok(Edit::Checkpointing) => spec.train.checkpointing = Checkpointing::On,
         Ok(Edit::Precision(precision)) => spec.train.precision = precision,
         Ok(Edit::Optimizer(kind)) => spec.train.optimizer.kind = kind,
         Ok(Edit::MaxSource(length)) => spec.data.max_source = length,

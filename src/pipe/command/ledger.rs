@@ -1,5 +1,6 @@
 //! `pipe ledger`: what is known about what fits where.
 
+use pipe_spec::pipeline::Checkpointing;
 use pipe_spec::text::count;
 
 use crate::error::Error;
@@ -15,7 +16,11 @@ pub fn ls(json: bool) -> Result<(), Error> {
     let mut table = Table::new(&["id", "model", "precision", "optimizer", "tokens", "on", "known"]);
     for entry in &entries {
         let key = &entry.key;
-        let checkpointing = if key.checkpointing { " (checkpointing)" } else { "" };
+        let checkpointing = match key.checkpointing {
+            Checkpointing::Off => "",
+            Checkpointing::On => " (checkpointing)",
+            Checkpointing::Auto => " (checkpointing: auto)",
+        };
         table.row(vec![
             key.id(),
             key.arch.clone(),

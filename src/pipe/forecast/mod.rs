@@ -4,9 +4,11 @@ pub mod cards;
 
 use std::num::NonZeroU32;
 
-use pipe_model::memory::{Estimate, Lengths, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel};
+use pipe_model::memory::{self, Estimate, Lengths, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel};
 use pipe_model::{ConfigError, ModelConfig, Parameter};
-use pipe_spec::pipeline::{Arch, BatchSetting, Data, Limit, Memory, OptimizerKind, Precision, Train, Training, accum};
+use pipe_spec::pipeline::{
+    Arch, BatchSetting, Checkpointing, Data, Limit, Memory, OptimizerKind, Precision, Split, Train, Training, accum,
+};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -125,17 +127,29 @@ impl Forecaster {
         let model = Model { config: config.as_ref(), memory, parameters: config.parameters() };
         let capacity = self.capacity(card.as_ref().map(|card| card.total));
         let effective_batch = self.train.effective_batch;
-        let automatic = capacity.and_then(|capacity| self.largest(&model, capacity));
+        let recomputing = self.with_checkpointing(Checkpointing::On);
+        let automatic = capacity.and_then(|capacity| recomputing.largest(&model, capacity));
         let batch = match self.train.batch {
             BatchSetting::Auto => automatic.map_or(1, |(batch, _)| batch),
             BatchSetting::Fixed(batch) => batch.get(),
         };
-        let estimate = self.estimate(&model, batch);
-        let breakdown = breakdown(&estimate);
+        // With `auto` all of it is kept where it fits, as the trainer sees it.
+        let kept = self.with_checkpointing(Checkpointing::Off).peak(&model, batch).saturating_sub(CONTEXT);
+        let most = capacity.map(|capacity| memory::usable(capacity.saturating_sub(CONTEXT)));
+        let keeps = most.is_none_or(|most| kept <= most);
+        let settled = self.with_checkpointing(if keeps { Checkpointing::Off } else { Checkpointing::On });
+        let estimate = settled.estimate(&model, batch);
+        let mut breakdown = breakdown(&estimate);
+        let batch_peak = total(&breakdown);
+        // Then parts are filled up to that, with samples that are shorter.
+        let fills = self.train.checkpointing == Checkpointing::Auto && self.train.split == Split::Fill && !keeps;
+        if let Some(most) = most.filter(|_| fills) {
+            breakdown.activations += most.saturating_sub(batch_peak - CONTEXT);
+        }
         let peak = total(&breakdown);
-        let fits = capacity.map(|capacity| has_room(peak, capacity));
+        let fits = capacity.map(|capacity| has_room(batch_peak, capacity));
         let changes = match capacity {
-            Some(capacity) if fits == Some(false) => self.changes(&model, batch, capacity),
+            Some(capacity) if fits == Some(false) => settled.changes(&model, batch, capacity),
             _ => Vec::new(),
         };
         Ok(Forecast {
@@ -150,14 +164,26 @@ impl Forecaster {
             capacity,
             fits,
             breakdown,
-            table: cards::SIZES.iter().map(|gib| self.row(&model, *gib)).collect(),
+            table: cards::SIZES.iter().map(|gib| recomputing.row(&model, *gib)).collect(),
             changes,
             notes: self.notes(&model),
         })
     }
 
+    /// What `auto` comes to; any other setting stays.
+    fn with_checkpointing(&self, settled: Checkpointing) -> Self {
+        let mut changed = self.clone();
+        if changed.train.checkpointing == Checkpointing::Auto {
+            changed.train.checkpointing = settled;
+        }
+        changed
+    }
+
     fn notes(&self, model: &Model<'_>) -> Vec<&'static str> {
         let mut notes = Vec::new();
+        if self.train.checkpointing == Checkpointing::Auto {
+            notes.push("checkpointing: auto: parts that would not fit are computed again instead of being kept, as the table counts it");
+        }
         if self.train.deterministic {
             notes.extend(model.memory.uncounted_when_deterministic());
         }
@@ -214,7 +240,7 @@ impl Forecaster {
         let work = Work {
             precision: self.train.precision,
             optimizer: self.train.optimizer.kind,
-            checkpointing: self.train.checkpointing,
+            checkpointing: self.train.checkpointing == Checkpointing::On,
             batch: batch.into(),
             accum: accum(self.train.effective_batch, batch, self.train.ranks.count()).into(),
             source: source.into(),
@@ -255,8 +281,9 @@ impl Forecaster {
             change(&mut changed);
             changed
         };
-        if !self.train.checkpointing {
-            consider("train.checkpointing: true".to_owned(), &with(&|one| one.train.checkpointing = true));
+        if self.train.checkpointing == Checkpointing::Off {
+            let on = Checkpointing::On;
+            consider("train.checkpointing: true".to_owned(), &with(&|one| one.train.checkpointing = on));
         }
         if self.train.precision != Precision::Bf16 {
             consider("train.precision: bf16".to_owned(), &with(&|one| one.train.precision = Precision::Bf16));

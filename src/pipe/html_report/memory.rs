@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::num::NonZeroU32;
 
 use pipe_spec::Variables;
-use pipe_spec::pipeline::{BatchSetting, Pipeline};
-use pipe_spec::text::human_bytes;
+use pipe_spec::pipeline::{BatchSetting, Limit, Pipeline};
+use pipe_spec::text::{ByteSize, human_bytes};
 
 use super::escape::escape;
 use super::table;
@@ -50,6 +50,9 @@ fn forecast(run: &Record, variables: &Variables) -> Option<Forecast> {
     if let Some(batch) = last.and_then(|attempt| NonZeroU32::new(attempt.batch)) {
         training.train.batch = BatchSetting::Fixed(batch);
     }
+    // What `checkpointing: auto` comes to depends on what there was. On the CPU nothing is computed again.
+    let capacity = run.history.capacity().filter(|_| !on_cpu(run));
+    training.memory.limit = capacity.map(|bytes| Limit::Size(ByteSize(bytes)));
     Forecaster::new(training, &config).forecast(None).ok()
 }
 

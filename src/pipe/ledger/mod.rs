@@ -11,7 +11,7 @@ pub use session::{LedgerSession, advise, capacity, known_largest};
 pub use store::Ledger;
 
 use pipe_spec::event::Point;
-use pipe_spec::pipeline::{Allocator, Model, OptimizerKind, Precision};
+use pipe_spec::pipeline::{Allocator, Checkpointing, Model, OptimizerKind, Precision};
 use pipe_spec::text::human_bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -25,7 +25,7 @@ pub struct Key {
     pub arch: String,
     pub precision: Precision,
     pub optimizer: OptimizerKind,
-    pub checkpointing: bool,
+    pub checkpointing: Checkpointing,
     /// Trainer processes that share a step.
     #[serde(default = "one_rank", skip_serializing_if = "is_one_rank")]
     pub ranks: u32,
@@ -187,7 +187,7 @@ mod tests {
             arch: "t5".to_owned(),
             precision: Precision::Fp32,
             optimizer: OptimizerKind::Adamw,
-            checkpointing: false,
+            checkpointing: Checkpointing::Off,
             ranks: 1,
             filled: None,
             longest: "64".to_owned(),

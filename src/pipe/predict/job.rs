@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pipe_spec::model_folder;
-use pipe_spec::pipeline::{ClassWeights, Gpus, Limit, Paths};
+use pipe_spec::pipeline::{Checkpointing, ClassWeights, Gpus, Limit, Paths};
 use pipe_spec::predict::Predicted;
 use pipe_spec::trainer::error_message;
 use pipe_spec::{Device, PredictEvent, PredictSpec, TrainerExit};
@@ -110,7 +110,7 @@ impl Job<'_> {
         settings.data.train = Paths(rows.inputs().train.iter().map(|input| text(seen_input(input))).collect());
         (settings.data.eval, settings.data.eval_share, settings.data.tokenizer) = (None, 0.0, None);
         // What is for a training alone.
-        (settings.train.checkpointing, settings.train.class_weights) = (false, ClassWeights::None);
+        (settings.train.checkpointing, settings.train.class_weights) = (Checkpointing::Off, ClassWeights::None);
         let is_share = matches!(settings.memory.limit, Some(Limit::Share(_)));
         if device == Device::Cpu && is_share {
             settings.memory.limit = None;

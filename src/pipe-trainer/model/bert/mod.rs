@@ -125,6 +125,10 @@ impl Model for Bert {
     fn encoder(&self) -> Option<&dyn Encoder> {
         Some(self)
     }
+
+    fn is_recordable(&self) -> bool {
+        true
+    }
 }
 
 impl Encoder for Bert {

@@ -150,7 +150,7 @@ mod tests {
         let model = MuSota::build(config, &Start::Random { seed: 1 }, &setup).unwrap();
         let ids = Tensor::arange(18, (Kind::Int64, Device::Cpu)).reshape([2, 9]);
         let part = Part::default().with("labels", ids.shallow_clone()).with("ids", ids);
-        model.loss_sum(&part, Mode::Train(Drawn { seed: 7, first_sample: 0 })).unwrap().backward();
+        model.loss_sum(&part, Mode::Train(Drawn::new(7, 0))).unwrap().backward();
         let names = model.weights.trained().map(|(name, _)| name.to_owned());
         names.zip(model.weights.gradients().unwrap()).collect()
     }

@@ -123,4 +123,8 @@ impl Model for T5 {
     fn text_generator(&self) -> Option<&dyn TextGenerator> {
         Some(self)
     }
+
+    fn is_recordable(&self) -> bool {
+        true
+    }
 }

@@ -94,7 +94,7 @@ impl Evaluator {
             state,
             shape,
             rows,
-            cut: &cut.with_batch(self.batch as u32, rows as u32),
+            cut: &cut.without_gradients(self.batch as u32, rows as u32),
         };
         let Measures { loss, scores, mut details } = match (self.task, state.model.contrastive()) {
             (_, Some(model)) => contrastive::evaluate(&pass, model)?,

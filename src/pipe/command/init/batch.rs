@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use pipe_spec::pipeline::{BatchSetting, Pipeline};
+use pipe_spec::pipeline::{BatchSetting, Checkpointing, Pipeline};
 
 use super::base_model::config_folder;
 use super::draft::Draft;
@@ -11,7 +11,8 @@ use crate::hub::HubAccess;
 use crate::input::{load, read_config};
 use crate::report::say;
 
-/// The largest batch that divides a step and is expected to fit; nothing if there is no estimate.
+/// The largest batch that divides a step and is expected to fit, without computing anything again if possible; nothing if there is no
+/// estimate.
 pub fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
     let mut pipeline = Pipeline::parse(&draft.yaml(), &[], &load::variables()).ok()?;
     let training = pipeline.training_mut()?;
@@ -23,17 +24,21 @@ pub fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
             read_config(&folder.ok()?)?
         }
     };
-    let mut batch = training.train.effective_batch;
-    loop {
-        training.train.batch = BatchSetting::Fixed(NonZeroU32::new(batch)?);
-        let target = Target { name: String::new(), total };
-        let forecast = Forecaster::new(training, &config)
-            .forecast(Some(target))
-            .inspect_err(|error| say(&format!("note: no batch computed: {error}")))
-            .ok()?;
-        match forecast.fits? {
-            true => return Some(batch),
-            false => batch /= 2,
+    for checkpointing in [Checkpointing::Off, Checkpointing::On] {
+        training.train.checkpointing = checkpointing;
+        let mut next = NonZeroU32::new(training.train.effective_batch);
+        while let Some(batch) = next {
+            training.train.batch = BatchSetting::Fixed(batch);
+            let target = Target { name: String::new(), total };
+            let forecast = Forecaster::new(training, &config)
+                .forecast(Some(target))
+                .inspect_err(|error| say(&format!("note: no batch computed: {error}")))
+                .ok()?;
+            if forecast.fits? {
+                return Some(batch.get());
+            }
+            next = NonZeroU32::new(batch.get() / 2);
         }
     }
+    None
 }

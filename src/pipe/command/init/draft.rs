@@ -170,7 +170,7 @@ impl Draft {
             page.line("  class_weights: balanced", "every class counts the same, however many rows it has");
         }
         page.line("  clip: 1.0", "the largest gradient norm");
-        page.line("  checkpointing: false", "true: much less memory, about a third more time");
+        page.line("  checkpointing: auto", "true: much less memory, about a third more time; auto: where it is needed");
         page.line("  seed: 42", "");
     }
 
