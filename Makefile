@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/release/pipe
 TRAINER = target/release/pipe-trainer
 
-.PHONY: build demo demo-gpu test test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu libtorch minilm mlflow wandb clean
+.PHONY: build demo demo-gpu test test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e libtorch minilm mlflow wandb clean
 
 build: libtorch
 	$(CARGO) build --release --workspace
@@ -89,6 +89,10 @@ bench: build
 # On a machine with a CUDA card and a python3 that has torch and transformers.
 bench-gpu: build
 	python3 tests/bench_gpu.py all --trainer $(TRAINER)
+
+# Trainings from a file, beside those of transformers, on a card.
+e2e: build
+	python3 tests/bench_e2e.py --trainer $(TRAINER)
 
 clean:
 	$(CARGO) clean --release

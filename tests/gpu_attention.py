@@ -112,7 +112,8 @@ class AttentionTensor(ctypes.Structure):
 
 
 class AttentionDropout(ctypes.Structure):
-    _fields_ = [("key", ctypes.c_uint64), ("threshold", ctypes.c_uint32), ("kept", ctypes.c_float), ("first_sample", ctypes.c_uint32)]
+    _fields_ = [("key", ctypes.c_uint64), ("threshold", ctypes.c_uint32), ("kept", ctypes.c_float), ("first_sample", ctypes.c_uint32),
+                ("place", ctypes.c_void_p)]
 
 
 class AttentionArguments(ctypes.Structure):
