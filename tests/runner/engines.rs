@@ -17,6 +17,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("engines::gpu_asked_for_and_not_there", Needs::DockerWithoutGpu, no_gpu);
     suite.test("engines::daemon_is_the_default", Needs::Docker, daemon_is_the_default);
     suite.test("engines::daemon_that_cannot_limit_memory", Needs::Docker, no_memory_limit);
+    suite.test("engines::name_is_taken_for_a_while", Needs::Docker, name_is_taken);
     suite.test("engines::dry_run_starts_nothing", Needs::Docker, dry_run);
     suite.test("engines::daemon_stopped_while_it_runs", Needs::OwnDaemon, daemon_stopped);
 }
@@ -49,7 +50,7 @@ fn no_memory_limit() {
     const CANNOT: &str = r#""MemoryLimit":false,"SwapLimi":true"#;
     let folder = job::folder("exit 0", "");
     let socket = folder.path().join("docker.sock");
-    docker_proxy::listen(&socket, CAN, CANNOT);
+    docker_proxy::listen(&socket, usize::MAX, CAN, CANNOT);
     let folder = folder.env("DOCKER_HOST", format!("unix://{}", socket.display()));
     let doctor = folder.pipe(&["doctor"]);
     assert!(doctor.stdout.contains("it cannot hold containers to container.memory"), "{}", doctor.stdout);
@@ -58,6 +59,16 @@ fn no_memory_limit() {
     folder.pipe(&["run", "job.yaml", "--engine", "docker"]).exits(0).says(limit);
     let spec: serde_json::Value = serde_json::from_str(&folder.read_run("attempts/01/spec.json")).unwrap();
     assert_eq!(spec["memory"]["limit"], "64m");
+}
+
+/// The daemon still works on what a killed `pipe` asked for, and gives the name away only when it is done.
+fn name_is_taken() {
+    let folder = job::folder("exit 0", "");
+    let socket = folder.path().join("docker.sock");
+    docker_proxy::listen(&socket, 3, "HTTP/1.1 201 Created", "HTTP/1.1 409 Taken..");
+    let folder = folder.env("DOCKER_HOST", format!("unix://{}", socket.display()));
+    folder.pipe(&["run", "job.yaml", "--engine", "docker"]).exits(0);
+    assert!(folder.containers().is_empty());
 }
 
 fn no_listener() {

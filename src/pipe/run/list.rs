@@ -28,14 +28,24 @@ impl Listed {
     /// The run in this folder, as far as it can be read; nothing where there is none.
     pub fn read(path: &Path) -> Option<Self> {
         let folder = RunFolder::new(path);
-        let (mut state, damage) = match read_state(&folder) {
+        let (read, owned) = read_with_owner(&folder);
+        let (mut state, damage) = match read {
             Ok(state) => (state, Vec::new()),
             Err(damage) if looks_like_a_run(&folder) => (reconstruct_state(&folder, &damage), vec![damage]),
             Err(_) => return None,
         };
-        if state.status == Status::Running && !Owner::exists(&folder) {
-            state.status = Status::Orphaned;
-            state.error = Some("the pipe process of the run was killed".to_owned());
+        match state.status {
+            Status::Running if !owned => {
+                state.status = Status::Orphaned;
+                state.error = Some("the pipe process of the run was killed".to_owned());
+            }
+            // Somebody resumes it, and has not written so yet.
+            Status::Stopped | Status::Failed if owned => {
+                state.status = Status::Running;
+                state.doing = Some("resuming".to_owned());
+                (state.error, state.exit_code) = (None, None);
+            }
+            _ => {}
         }
         // The time of a running attempt is recorded at its end.
         if let Some(attempt) = state.attempts.last_mut().filter(|attempt| attempt.outcome.is_none())
@@ -61,6 +71,17 @@ impl Listed {
     /// Whether a live process owns it.
     pub fn is_owned(&self) -> bool {
         Owner::exists(&self.folder())
+    }
+}
+
+/// `run.json`, and whether a live process owned the run when it was read.
+fn read_with_owner(folder: &RunFolder) -> (Result<RunState, String>, bool) {
+    loop {
+        let owned = Owner::exists(folder);
+        let state = read_state(folder);
+        if Owner::exists(folder) == owned {
+            return (state, owned);
+        }
     }
 }
 
@@ -126,5 +147,32 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
             wanted: wanted.to_owned(),
             matches: matches.into_iter().map(|run| run.state.id).collect(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::write_json;
+
+    #[test]
+    fn a_run_is_what_its_state_and_its_owner_say() {
+        let folder = RunFolder::new(std::env::temp_dir().join(format!("pipe-listed-{}", std::process::id())));
+        std::fs::create_dir_all(folder.path()).unwrap();
+        let status = || Listed::read(folder.path()).unwrap().state.status;
+        for (written, alone, owned) in [
+            (Status::Running, Status::Orphaned, Status::Running),
+            (Status::Stopped, Status::Stopped, Status::Running),
+            (Status::Failed, Status::Failed, Status::Running),
+            (Status::Finished, Status::Finished, Status::Finished),
+        ] {
+            let state = RunState { status: written, ..RunState::new("x", "x", "toy") };
+            write_json(&folder.state(), &state).unwrap();
+            assert_eq!(status(), alone);
+            let owner = Owner::take(&folder, "x").unwrap();
+            assert_eq!(status(), owned);
+            drop(owner);
+        }
+        std::fs::remove_dir_all(folder.path()).unwrap();
     }
 }

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bollard::Docker;
@@ -44,6 +45,10 @@ pub const LABEL_FOLDER: &str = "pipe.folder";
 pub const LABEL_IMAGE: &str = "pipe.image";
 
 const NAME: &str = "docker";
+
+/// How long the daemon may take to finish what a killed `pipe` asked of it, and how often that is looked at.
+const NAME_TIMEOUT: Duration = Duration::from_secs(30);
+const NAME_INTERVAL: Duration = Duration::from_millis(100);
 
 pub const REGISTRATION: Registration = Registration {
     name: NAME,
@@ -168,15 +173,21 @@ impl Engine for DockerEngine {
             let options = CreateContainerOptionsBuilder::new().name(&name).build();
             self.docker.create_container(Some(options), body)
         };
-        let created = match create(body.clone()).await {
-            // A `pipe` that was killed had sent the same request, and the daemon finished it after `find`.
-            Err(bollard::errors::Error::DockerResponseServerError { status_code: 409, .. }) => {
-                if let FoundJob::Job(job) = self.find(launch, None, None).await? {
-                    return Ok(job);
+        let deadline = Instant::now() + NAME_TIMEOUT;
+        let created = loop {
+            match create(body.clone()).await {
+                // A `pipe` that was killed had sent the same request. The daemon finishes it after `find` did not see the
+                // container, and keeps the name until then.
+                Err(bollard::errors::Error::DockerResponseServerError { status_code: 409, .. })
+                    if Instant::now() < deadline =>
+                {
+                    if let FoundJob::Job(job) = self.find(launch, None, None).await? {
+                        return Ok(job);
+                    }
+                    tokio::time::sleep(NAME_INTERVAL).await;
                 }
-                create(body).await
+                created => break created,
             }
-            created => created,
         };
         let id = created.map_err(failed)?.id;
         if let Err(source) = self.docker.start_container(&id, None).await {
