@@ -80,6 +80,9 @@ pub struct Started {
     /// a row of full length.
     #[serde(default)]
     pub longest: Option<String>,
+    /// With `split: fill`: bytes that a part may hold beside the state of the model, by the estimate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_bytes: Option<u64>,
     /// The step of the checkpoint that this attempt resumed from.
     pub resumed_from: Option<u64>,
 }
@@ -326,6 +329,9 @@ pub struct OomRecord {
     /// With `split: fill`: how much of what a part may hold the fullest part of the step held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filled: Option<f64>,
+    /// As in `Started`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_bytes: Option<u64>,
     pub longest_sequence: Option<u32>,
     pub requested: Option<u64>,
     pub allocated: Option<u64>,
@@ -355,6 +361,7 @@ impl OomRecord {
     pub fn new(memory: MemoryKind, phase: Phase) -> Self {
         Self {
             filled: None,
+            part_bytes: None,
             rank: 0,
             memory,
             phase,

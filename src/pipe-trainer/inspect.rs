@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pipe_model::TaskData;
 use pipe_spec::Inspection;
 use pipe_spec::inspection::{ClassCount, Lengths, Split, StepParts};
-use pipe_spec::pipeline::{self, BatchSetting, Data};
+use pipe_spec::pipeline::{self, BatchSetting, Data, Limit};
 use tch::Device;
 
 use crate::data::{self, ALIGNED_COLUMNS, Column, PartShape, Reader, Sample, SampleOrder, Source, sort_longest_first};
@@ -42,7 +42,12 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
         (pipeline::Split::Fixed, _) | (_, BatchSetting::Auto) => None,
         (pipeline::Split::Fill, BatchSetting::Fixed(_)) => {
             let shape = PartShape::new(&sources.paddings, Device::Cpu);
-            let cut = Cut::new(&spec, &definition, &task_data, &shape, None)?;
+            // Of a card without a limit nothing is known here.
+            let capacity = match (spec.device, spec.memory.limit) {
+                (pipe_spec::Device::Cuda, Some(Limit::Size(size))) => Some(size.0),
+                _ => None,
+            };
+            let cut = Cut::new(&spec, &definition, &task_data, &shape, capacity)?;
             let samples = spec.train.effective_batch;
             // Rows with pictures take long to read, and their length says nothing.
             let most = if cut.is_by_length() { MOST_ROWS } else { MOST_PICTURES };

@@ -19,6 +19,7 @@ pub fn record(
         step: progress.step(),
         batch: progress.batch(),
         filled: progress.filled(),
+        part_bytes: progress.part_bytes(),
         longest_sequence: progress.longest_sequence(),
         requested: requested(message),
         allocator: (!allocator.is_empty()).then_some(allocator),

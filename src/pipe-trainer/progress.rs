@@ -9,6 +9,7 @@ pub struct Progress {
     step: Cell<u64>,
     batch: Cell<u32>,
     filled: Cell<Option<f64>>,
+    part_bytes: Cell<Option<u64>>,
     longest_sequence: Cell<Option<u32>>,
 }
 
@@ -19,6 +20,7 @@ impl Progress {
             step: Cell::new(0),
             batch: Cell::new(batch),
             filled: Cell::new(None),
+            part_bytes: Cell::new(None),
             longest_sequence: Cell::new(None),
         }
     }
@@ -40,6 +42,15 @@ impl Progress {
     /// How full the fullest part of the step is, where parts are filled.
     pub fn set_filled(&self, filled: Option<f64>) {
         self.filled.set(filled);
+    }
+
+    /// What a part may hold, where parts are filled.
+    pub fn set_part_bytes(&self, bytes: Option<u64>) {
+        self.part_bytes.set(bytes);
+    }
+
+    pub fn part_bytes(&self) -> Option<u64> {
+        self.part_bytes.get()
     }
 
     pub fn filled(&self) -> Option<f64> {

@@ -36,6 +36,7 @@ pub enum Recompute {
 }
 
 /// Cuts steps into parts that hold at most what `batch` samples of full length would.
+#[derive(Clone)]
 pub struct Cutter {
     config: Rc<dyn ModelConfig>,
     parameters: Rc<[Parameter]>,
@@ -85,7 +86,8 @@ impl Cutter {
             // Down to what the same samples hold when they are computed again: the batch was asked for.
             Recompute::Beyond(most) => {
                 let peak = most.max(whole(true).peak);
-                (asked, Held { kept: u64::MAX, peak, ..kept }, kept.passing)
+                let passing = peak.saturating_sub(kept.peak - kept.passing);
+                (asked, Held { kept: u64::MAX, peak, passing }, kept.passing)
             }
         };
         Self { config, parameters, work, asked, recompute, budget, full, step: step.max(1), rooms: RefCell::default() }
@@ -177,6 +179,11 @@ impl Cutter {
             Recompute::Beyond(_) => held.passing as f64 / self.full.max(1) as f64,
             Recompute::Never | Recompute::Always => held.kept as f64 / self.budget.kept.max(1) as f64,
         }
+    }
+
+    /// What a part may hold beside the state of the model, in bytes. Absent where the model has no estimate.
+    pub fn part_bytes(&self) -> Option<u64> {
+        self.config.step_memory().map(|_| self.budget.passing)
     }
 
     fn held(&self, samples: u32, lengths: Lengths, again: bool) -> Held {

@@ -102,6 +102,14 @@ impl PartShape {
         Self { rounds: true, ..self }
     }
 
+    /// The same with every row as long as the longest that there may be.
+    pub fn in_full_length(mut self) -> Self {
+        for padding in &mut self.paddings {
+            padding.length.get_or_insert(padding.most.next_multiple_of(self.multiple));
+        }
+        self
+    }
+
     pub fn multiple(&self) -> usize {
         self.multiple
     }
@@ -244,6 +252,8 @@ mod tests {
         assert_eq!([few(3), few(4), few(5), few(7)], ["4", "4", "7", "7"], "no longer than any row");
         let fixed = shape(Padding { length: Some(4), ..padding });
         assert_eq!(fixed.collate(&samples).unwrap().get("input_ids").unwrap().size(), [2, 4]);
+        let full = |multiple| shape(padding).in_multiples_of(multiple).in_full_length().lengths(&samples);
+        assert_eq!([full(1), full(4)], ["7", "8"]);
         let nothing = shape(padding).collate(&[sample(&[], 3), sample(&[], 4)]).unwrap();
         assert_eq!(Vec::<Vec<i64>>::try_from(nothing.get("input_ids").unwrap()).unwrap(), [[9], [9]]);
         assert_eq!((fixed.longest(&samples), shape(padding).longest(&samples)), (4, 2));

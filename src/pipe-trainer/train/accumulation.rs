@@ -8,7 +8,7 @@ use super::gradient_cache::{self, Parts};
 use super::graphs::Graphs;
 use super::session::Session;
 use super::state::State;
-use crate::data::{Part, PartShape, Sample};
+use crate::data::{Part, Sample};
 use crate::error::TrainerError;
 use crate::model::{Contrastive, Drawn, Mode};
 use crate::random::{self, Purpose};
@@ -29,7 +29,6 @@ pub struct Accumulated {
 pub struct Accumulation<'a> {
     pub session: &'a Session,
     pub state: &'a State,
-    pub shape: &'a PartShape,
     pub cut: &'a Cut,
     /// Where parts may be launched as a whole.
     pub graphs: Option<&'a Graphs<'a>>,
@@ -47,6 +46,7 @@ impl Accumulation<'_> {
         }
         let filled = self.cut.filled(&parts);
         self.session.progress.set_filled(filled);
+        self.session.progress.set_part_bytes(self.cut.part_bytes());
         match self.state.model.contrastive() {
             None => self.sums(&parts, filled),
             Some(contrastive) => self.contrast(contrastive, &parts, filled),
@@ -63,7 +63,7 @@ impl Accumulation<'_> {
         let mut sums = Vec::new();
         for (part, drawn) in parts.iter().zip(self.drawn(parts)) {
             self.enter(Phase::Forward, part)?;
-            sums.push(self.sum(&self.shape.collate(part)?, drawn, scale)?);
+            sums.push(self.sum(&self.cut.shape().collate(part)?, drawn, scale)?);
         }
         let loss = Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?;
         Ok(Accumulated { loss, targets, divisor, parts: parts.len() as u32, filled })
@@ -102,7 +102,7 @@ impl Accumulation<'_> {
     }
 
     fn enter(&self, phase: Phase, samples: &[Sample]) -> Result<(), TrainerError> {
-        self.session.progress.set_part(samples.len() as u32, self.shape.longest(samples) as u32);
+        self.session.progress.set_part(samples.len() as u32, self.cut.shape().longest(samples) as u32);
         self.session.enter(phase, self.state.step)
     }
 
@@ -137,7 +137,7 @@ impl Parts for StepParts<'_> {
     fn load(&self, index: usize) -> Result<(Part, Mode), TrainerError> {
         let part = self.parts[index];
         self.work.enter(Phase::Forward, part)?;
-        Ok((self.work.shape.collate(part)?, self.modes[index]))
+        Ok((self.work.cut.shape().collate(part)?, self.modes[index]))
     }
 
     fn before_backward(&self) -> Result<(), TrainerError> {

@@ -86,6 +86,17 @@ impl Cut {
         Self { batch, cutter, recompute: Recompute::Never, shape: self.shape.clone(), ..*self }
     }
 
+    /// The same for rows of full length, where those decide how much a part holds.
+    pub fn in_full_length(&self) -> Self {
+        let shape = self.shape.clone();
+        let shape = if self.fills && self.by_length { shape.in_full_length() } else { shape };
+        Self { shape, cutter: self.cutter.clone(), ..*self }
+    }
+
+    pub fn shape(&self) -> &PartShape {
+        &self.shape
+    }
+
     /// Whether what a sample holds goes by its length.
     pub fn is_by_length(&self) -> bool {
         self.by_length
@@ -122,9 +133,20 @@ impl Cut {
         parts.iter().map(|part| cutter.filled(part.len() as u32, self.lengths(part))).reduce(f64::max)
     }
 
+    /// What a part may hold beside the state of the model, in bytes. Absent where parts are not filled, or nothing is known of it.
+    pub fn part_bytes(&self) -> Option<u64> {
+        self.filling()?.part_bytes()
+    }
+
     /// How many rows as long as these a part may have.
     pub fn room(&self, samples: &[Sample]) -> u32 {
         self.filling().map_or(self.batch, |cutter| cutter.room(self.lengths(samples)))
+    }
+
+    /// How many prompts as long as these may be answered at a time, by texts of any length that there may be.
+    pub fn room_for_answers(&self, prompts: &[Sample]) -> u32 {
+        let lengths = Lengths { target: self.full.target, ..self.lengths(prompts) };
+        self.filling().map_or(self.batch, |cutter| cutter.room(lengths))
     }
 
     /// Tokens of the rows that decide how much a part holds, as `Started::longest` writes them: those of full length, or the

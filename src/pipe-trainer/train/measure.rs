@@ -17,7 +17,7 @@ use super::rehearsal::Rehearsal;
 use super::session::Session;
 use super::state::{State, milliseconds};
 use super::training::LONGEST_SAMPLE_COUNT;
-use crate::data::{self, PartShape, Reader, SampleOrder};
+use crate::data::{self, Reader, SampleOrder};
 use crate::error::TrainerError;
 use crate::events::Events;
 use crate::host::Stop;
@@ -95,7 +95,6 @@ fn print_line(line: &Answer) -> Result<(), TrainerError> {
 struct Measuring<'a> {
     session: &'a Session,
     state: State,
-    shape: PartShape,
     cut: Cut,
     longest_samples: LongestSamples,
     evaluation: Option<(Evaluator, LongestSamples)>,
@@ -126,7 +125,7 @@ impl<'a> Measuring<'a> {
             &shape,
             cut::card_capacity(&session.hardware, state.model.as_ref()),
         )?;
-        Ok(Self { session, state, shape, cut, longest_samples, evaluation })
+        Ok(Self { session, state, cut, longest_samples, evaluation })
     }
 
     /// As `Started::longest`.
@@ -140,14 +139,8 @@ impl<'a> Measuring<'a> {
         Ok(Ready { device: hardware.name.clone(), driver: hardware.driver.clone(), capacity, longest })
     }
 
-    fn rehearsal(&self) -> Rehearsal<'_> {
-        Rehearsal {
-            session: self.session,
-            state: &self.state,
-            shape: &self.shape,
-            cut: &self.cut,
-            longest_samples: &self.longest_samples,
-        }
+    fn rehearsal<'r>(&'r self, cut: &'r Cut) -> Rehearsal<'r> {
+        Rehearsal { session: self.session, state: &self.state, cut, longest_samples: &self.longest_samples }
     }
 
     /// A batch that does not fit is a result; any other failure is an error.
@@ -177,10 +170,11 @@ impl<'a> Measuring<'a> {
         })
     }
 
-    /// Two steps, an evaluation, and a save that writes nothing.
+    /// Two steps, an evaluation, and a save that writes nothing. The first step is of rows of full length, which the batch is a
+    /// promise for; the second is what the longest rows of this data come to.
     fn steps(&mut self, batch: u32) -> Result<(), TrainerError> {
-        for _ in 0..2 {
-            let rehearsal = self.rehearsal();
+        for cut in [&self.cut.in_full_length(), &self.cut] {
+            let rehearsal = self.rehearsal(cut);
             let gradients = rehearsal.gradients(&rehearsal.samples(batch), batch)?;
             let norm = torch::total_norm(&gradients)?;
             self.state.optimizer.update(self.state.model.weights(), &gradients, &norm.f_zeros_like()?, 0.0, 1)?;
@@ -191,7 +185,7 @@ impl<'a> Measuring<'a> {
             let batch = self.session.spec.evaluate.batch.map_or(batch, u32::from);
             let cut = self.cut.with_batch(batch, self.session.spec.train.effective_batch);
             let samples = cut.room(&longest_samples.part(batch));
-            evaluation.rehearse(self.session, &self.state, &self.shape, &longest_samples.part(samples))?;
+            evaluation.rehearse(self.session, &self.state, cut.shape(), &longest_samples.part(samples))?;
         }
         tensor_writer::read_all(&self.state.named_weights())?;
         tensor_writer::read_all(&self.state.optimizer.tensors())?;

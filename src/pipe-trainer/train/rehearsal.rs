@@ -10,7 +10,7 @@ use super::cut::Cut;
 use super::longest_samples::LongestSamples;
 use super::session::Session;
 use super::state::{State, milliseconds};
-use crate::data::{PartShape, Sample};
+use crate::data::Sample;
 use crate::error::TrainerError;
 use crate::{boundary, torch};
 
@@ -18,7 +18,6 @@ use crate::{boundary, torch};
 pub struct Rehearsal<'a> {
     pub session: &'a Session,
     pub state: &'a State,
-    pub shape: &'a PartShape,
     /// Of the batch of the training.
     pub cut: &'a Cut,
     pub longest_samples: &'a LongestSamples,
@@ -28,7 +27,7 @@ impl Rehearsal<'_> {
     /// Everything of a step but its update. With several passes in a step two are enough: the second finds the gradients of
     /// the first.
     pub fn run(&self, batch: u32) -> Result<Rehearsed, TrainerError> {
-        let Self { session, state, shape, .. } = *self;
+        let Self { session, state, cut, .. } = *self;
         let clock = Instant::now();
         let samples = self.samples(batch);
         let gradients = self.gradients(&samples, batch)?;
@@ -39,7 +38,7 @@ impl Rehearsal<'_> {
         state.model.step_ended(false)?;
         state.model.weights().forget_gradients()?;
         let usage = session.hardware.usage();
-        let longest = shape.lengths(&samples);
+        let longest = cut.shape().lengths(&samples);
         Ok(Rehearsed { batch, longest, peak: usage.peak, reserved: usage.reserved, ms: milliseconds(clock) })
     }
 
@@ -56,8 +55,8 @@ impl Rehearsal<'_> {
     }
 
     pub fn gradients(&self, samples: &[Sample], batch: u32) -> Result<Vec<tch::Tensor>, TrainerError> {
-        let Self { session, state, shape, .. } = *self;
-        Accumulation { session, state, shape, cut: &self.cut(batch), graphs: None }.of(samples)?;
+        let Self { session, state, .. } = *self;
+        Accumulation { session, state, cut: &self.cut(batch), graphs: None }.of(samples)?;
         Ok(state.model.weights().gradients()?)
     }
 

@@ -18,7 +18,7 @@ use super::rehearsal::Rehearsal;
 use super::session::Session;
 use super::state::{State, milliseconds};
 use super::watched_metrics;
-use crate::data::{self, Loaded, Loader, PartShape, Reader, SampleOrder};
+use crate::data::{self, Loaded, Loader, Reader, SampleOrder};
 use crate::device::LIBTORCH;
 use crate::error::TrainerError;
 use crate::host::lease;
@@ -35,7 +35,6 @@ pub struct Training<'a> {
     loader: Loader,
     /// Samples that could not be read and were reported.
     skipped: u64,
-    shape: PartShape,
     cut: Cut,
     evaluation: Option<Evaluator>,
     longest_samples: LongestSamples,
@@ -76,17 +75,11 @@ impl<'a> Training<'a> {
             &shape,
             cut::card_capacity(&session.hardware, state.model.as_ref()),
         )?;
-        Ok(Self { session, order, loader, skipped: 0, shape, cut, evaluation, longest_samples, graphs, state })
+        Ok(Self { session, order, loader, skipped: 0, cut, evaluation, longest_samples, graphs, state })
     }
 
     pub fn rehearsal(&self) -> Rehearsal<'_> {
-        Rehearsal {
-            session: self.session,
-            state: &self.state,
-            shape: &self.shape,
-            cut: &self.cut,
-            longest_samples: &self.longest_samples,
-        }
+        Rehearsal { session: self.session, state: &self.state, cut: &self.cut, longest_samples: &self.longest_samples }
     }
 
     /// Each iteration evaluates and saves where that is due, then takes one step; so does the first one after a resume.
@@ -121,8 +114,8 @@ impl<'a> Training<'a> {
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, grad_norm) = loop {
-            let Self { session, state, shape, cut, graphs, .. } = &*self;
-            let work = Accumulation { session, state, shape, cut, graphs: graphs.as_ref() };
+            let Self { session, state, cut, graphs, .. } = &*self;
+            let work = Accumulation { session, state, cut, graphs: graphs.as_ref() };
             let accumulated = match work.of(&loaded.samples) {
                 // What the graphs hold may be all that is missing. The step is the same again: nothing of it was updated.
                 Err(TrainerError::OutOfMemory { .. }) if self.give_graphs_up()? => work.of(&loaded.samples)?,
@@ -226,7 +219,7 @@ impl<'a> Training<'a> {
         let step = self.state.step;
         let due = |evaluation: &&Evaluator| evaluation.is_due(step, &self.order) && self.state.evaluated != step;
         let Some(evaluation) = self.evaluation.as_ref().filter(due) else { return Ok(()) };
-        let evaluate = || evaluation.run(self.session, &self.state, &self.shape, &self.cut);
+        let evaluate = || evaluation.run(self.session, &self.state, &self.cut);
         let evaluated = match evaluate() {
             // What it holds is not bounded by what a step holds: the graphs may be in its way.
             Err(TrainerError::OutOfMemory { .. }) if self.release_graphs()? => evaluate()?,
@@ -284,6 +277,7 @@ impl<'a> Training<'a> {
             load_peak: self.state.load_peak,
             ready_ms: milliseconds(self.session.began),
             longest: Some(self.cut.longest(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))),
+            part_bytes: self.cut.part_bytes(),
             resumed_from: self.state.resumed_from,
         }));
     }

@@ -3,6 +3,7 @@
 use pipe_model::memory;
 use pipe_spec::event::Point;
 use pipe_spec::pipeline::{OnOom, Reduce};
+use pipe_spec::text::human_bytes;
 use pipe_spec::{Cause, Device, Phase};
 
 /// What an attempt is started with, as far as attempts differ.
@@ -33,6 +34,8 @@ pub struct OomContext<'a> {
     pub waited: bool,
     /// How much of what its batch allows the largest part held, where parts are filled.
     pub filled: Option<f64>,
+    /// What parts could hold, where they are filled.
+    pub part_bytes: Option<u64>,
     /// What batches held that fitted.
     pub points: &'a [Point],
     /// What there is for them.
@@ -115,9 +118,13 @@ fn smaller_batch(context: &OomContext<'_>) -> Decision {
         Reduce::Ladder(rungs) => (rungs.iter().copied().find(|rung| *rung < held), ""),
     };
     if let Some(batch) = next.filter(|next| *next < settings.batch && *next >= least) {
+        let parts = match context.part_bytes {
+            Some(bytes) => format!(" with parts of up to {}", human_bytes(bytes)),
+            None => String::new(),
+        };
         return Decision::Retry {
             settings: Settings { batch, eval_batch: settings.eval_batch.min(batch), ..(*settings).clone() },
-            action: format!("batch {batch} instead of {}{how}", settings.batch),
+            action: format!("batch {batch} instead of {}{parts}{how}", settings.batch),
         };
     }
     let reason = format!("a batch of {} does not fit, and on_oom allows none smaller", settings.batch);
@@ -235,6 +242,7 @@ mod tests {
             phase: None,
             waited: false,
             filled: None,
+            part_bytes: None,
             points: &[],
             capacity: None,
         }
@@ -253,6 +261,9 @@ mod tests {
             let context = OomContext { filled, ..context(&policy, &settings, Cause::Capacity) };
             assert_eq!(changed(&decide(&context), &settings), want, "{filled:?}");
         }
+        let context = OomContext { part_bytes: Some(3 << 30), ..context(&policy, &settings, Cause::Capacity) };
+        let Decision::Retry { action, .. } = decide(&context) else { panic!("{context:?}") };
+        assert_eq!(action, "batch 32 instead of 64 with parts of up to 3.0 GiB");
     }
 
     /// With a batch that allows as much as the fullest part held, the parts would be the same.

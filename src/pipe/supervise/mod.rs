@@ -188,6 +188,7 @@ impl Supervisor<'_> {
             phase: record.as_ref().map(|record| record.phase).or_else(|| (!self.was_ready()).then_some(Phase::Load)),
             waited,
             filled: record.as_ref().and_then(|record| record.filled),
+            part_bytes: record.as_ref().and_then(|record| record.part_bytes),
             points: &points,
             capacity: record.as_ref().and_then(available),
         });

@@ -25,7 +25,7 @@ pub struct Predictions {
 pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
     let mut predictions = Predictions::default();
     pass.for_each_part(|samples| {
-        let part = pass.shape.collate(samples)?;
+        let part = pass.cut.shape().collate(samples)?;
         let targets = samples.iter().map(|sample| sample.targets).sum();
         predictions.add(&pass.state.model.logits(&part, Mode::Eval)?, part.get("labels")?, targets)
     })?;

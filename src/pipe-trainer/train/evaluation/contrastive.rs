@@ -48,7 +48,7 @@ fn embed(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<(Embeddings, 
         let samples = pass.samples(part)?;
         rows.extend(readable(pass, part, samples.len())?);
         if !samples.is_empty() {
-            let part = contrastive.embed(&pass.shape.collate(&samples)?, Mode::Eval)?;
+            let part = contrastive.embed(&pass.cut.shape().collate(&samples)?, Mode::Eval)?;
             images.push(part.images);
             texts.push(part.texts);
         }

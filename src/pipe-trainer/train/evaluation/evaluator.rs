@@ -74,13 +74,7 @@ impl Evaluator {
     }
 
     /// Events of single texts are sent when all is computed.
-    pub fn run(
-        &self,
-        session: &Session,
-        state: &State,
-        shape: &PartShape,
-        cut: &Cut,
-    ) -> Result<Evaluated, TrainerError> {
+    pub fn run(&self, session: &Session, state: &State, cut: &Cut) -> Result<Evaluated, TrainerError> {
         let clock = Instant::now();
         let _guard = tch::no_grad_guard();
         let rows = if cut.is_by_length() { self.batch * ROWS_PER_SAMPLE } else { self.batch };
@@ -92,7 +86,6 @@ impl Evaluator {
             batch: self.batch,
             session,
             state,
-            shape,
             rows,
             cut: &cut.without_gradients(self.batch as u32, rows as u32),
         };

@@ -81,13 +81,15 @@ fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
     let scored = if pass.task == Task::Seq2Seq { SCORED } else { 0 };
     let count = if shown == 0 { 0 } else { scored.max(shown).min(source.len()) };
     let limits = generation(spec, tokens);
-    let indices: Vec<usize> = (0..count).collect();
+    let (rows, prompts) = pass.prompts(0..count)?;
+    let room = pass.cut.room_for_answers(&prompts) as usize;
     let mut texts = Vec::with_capacity(count);
-    for part in indices.chunks(pass.batch) {
-        let limits = Generation { first_row: part[0] as u64, ..limits };
-        let answers = generator.generate(&pass.shape.collate(&pass.prompts(part)?)?, &limits)?;
-        for (index, answer) in part.iter().zip(answers) {
-            let (source, target) = source.reference_texts(*index)?;
+    for (rows, part) in rows.chunks(room).zip(prompts.chunks(room)) {
+        let limits = Generation { first_row: texts.len() as u64, ..limits };
+        pass.enter(part)?;
+        let answers = generator.generate(&pass.cut.shape().collate(part)?, &limits)?;
+        for (row, answer) in rows.iter().zip(answers) {
+            let (source, target) = source.reference_texts(*row)?;
             texts.push(event::Sample { step: pass.state.step, source, target, generated: tokens.decode(&answer)? });
         }
     }

@@ -1,10 +1,12 @@
 //! One evaluation: what it reads and what it computes with.
 
+use std::ops::Range;
+
 use pipe_spec::Phase;
 use pipe_spec::pipeline::Task;
 use tch::Kind;
 
-use crate::data::{PartShape, Reader, Sample, Tokens, sort_longest_first};
+use crate::data::{Reader, Sample, Tokens, sort_longest_first};
 use crate::error::TrainerError;
 use crate::model::Mode;
 use crate::train::cut::Cut;
@@ -23,7 +25,6 @@ pub struct Pass<'a> {
     pub rows: usize,
     pub session: &'a Session,
     pub state: &'a State,
-    pub shape: &'a PartShape,
     /// For parts of `batch` samples.
     pub cut: &'a Cut,
 }
@@ -33,7 +34,7 @@ impl Pass<'_> {
     pub fn loss(&self) -> Result<f64, TrainerError> {
         let (mut loss, mut targets) = (0.0, 0);
         self.for_each_part(|samples| {
-            let sum = self.state.model.loss_sum(&self.shape.collate(samples)?, Mode::Eval)?;
+            let sum = self.state.model.loss_sum(&self.cut.shape().collate(samples)?, Mode::Eval)?;
             loss += sum.f_to_kind(Kind::Double)?.f_double_value(&[])?;
             targets += samples.iter().map(|sample| sample.targets).sum::<u64>();
             Ok(())
@@ -59,24 +60,25 @@ impl Pass<'_> {
     }
 
     pub fn samples(&self, part: &[usize]) -> Result<Vec<Sample>, TrainerError> {
-        self.read(|| self.reader.read(part))
-    }
-
-    /// The prompts of the samples, for a model that generates text.
-    pub fn prompts(&self, part: &[usize]) -> Result<Vec<Sample>, TrainerError> {
-        let prompt = |index: &usize| self.reader.source.prompt(*index).transpose();
-        self.read(|| part.iter().filter_map(prompt).collect())
-    }
-
-    fn read(&self, read: impl FnOnce() -> Result<Vec<Sample>, TrainerError>) -> Result<Vec<Sample>, TrainerError> {
         self.session.enter(Phase::Eval, self.state.step)?;
-        let samples = read()?;
+        let samples = self.reader.read(part)?;
         self.enter(&samples)?;
         Ok(samples)
     }
 
-    fn enter(&self, part: &[Sample]) -> Result<(), TrainerError> {
-        self.session.progress.set_part(part.len() as u32, self.shape.longest(part) as u32);
+    /// The prompts of these rows, for a model that generates text, and the rows that have one.
+    pub fn prompts(&self, rows: Range<usize>) -> Result<(Vec<usize>, Vec<Sample>), TrainerError> {
+        self.session.enter(Phase::Eval, self.state.step)?;
+        let prompt = |row: usize| Ok(self.reader.source.prompt(row)?.map(|prompt| (row, prompt)));
+        Ok(rows
+            .filter_map(|row| prompt(row).transpose())
+            .collect::<Result<Vec<_>, TrainerError>>()?
+            .into_iter()
+            .unzip())
+    }
+
+    pub fn enter(&self, part: &[Sample]) -> Result<(), TrainerError> {
+        self.session.progress.set_part(part.len() as u32, self.cut.shape().longest(part) as u32);
         self.session.enter(Phase::Eval, self.state.step)
     }
 }

@@ -14,8 +14,9 @@ const SAMPLE: usize = 200;
 pub fn start(started: &Started) -> String {
     let from = started.resumed_from.map_or(String::new(), |step| format!(", resuming from step {step}"));
     let capacity = started.capacity.map_or(String::new(), |bytes| format!(" with {}", human_bytes(bytes)));
+    let parts = started.part_bytes.map_or(String::new(), |bytes| format!(" in parts of up to {}", human_bytes(bytes)));
     format!(
-        "training {} on {}{capacity}: {} of {}{from}",
+        "training {} on {}{capacity}: {} of {}{parts}{from}",
         match started.params {
             1 => "1 parameter".to_owned(),
             more => format!("{} parameters", grouped(more)),
