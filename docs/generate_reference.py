@@ -68,7 +68,7 @@ container:
 
 - Unknown keys are errors. `pipe check` reports all problems of a file at once: line, key, the value found, the values allowed and the nearest
   spelling.
-- A key whose feature is not built yet is refused with "not available yet". `pipe` never ignores a key. Today these are `command`,
+- A key whose feature is not built yet is refused with "not available yet". `pipe` never ignores a key. Today these are
   more than one GPU in `container.gpus`, more than one of `train.ranks`, and the engines `slurm` and `kubernetes`.
 - `${VAR}` in a text is replaced by the environment variable `VAR`, or by its line in a `.env` file in the working directory. `pipe`
   writes only the name of a variable to disk, never its value.
@@ -97,6 +97,7 @@ SECTIONS = {
     "container.mounts": "Each entry is one more folder or file that the job can read.",
     "notify": "A list of receivers of messages: [tracking.md](tracking.md#messages).",
     "track": "Experiment trackers: [tracking.md](tracking.md).",
+    "checkpoints": "What a `command` can resume from: [commands.md](commands.md#checkpoints).",
 }
 
 # Keys that the schema does not describe.

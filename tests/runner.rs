@@ -5,6 +5,8 @@
 mod bad_input;
 #[path = "runner/ci.rs"]
 mod ci;
+#[path = "runner/commands.rs"]
+mod commands;
 #[path = "runner/compute_capability.rs"]
 mod compute_capability;
 #[path = "runner/containers.rs"]
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
     ci::tests(&mut suite);
     images::tests(&mut suite);
     containers::tests(&mut suite);
+    commands::tests(&mut suite);
     compute_capability::tests(&mut suite);
     cuda::tests(&mut suite);
     reproducing::tests(&mut suite);

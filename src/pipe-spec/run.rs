@@ -69,6 +69,11 @@ impl RunFolder {
         self.0.join("checkpoints")
     }
 
+    /// What a command writes, in all of its attempts.
+    pub fn output(&self) -> PathBuf {
+        self.0.join("output")
+    }
+
     pub fn model(&self) -> PathBuf {
         self.0.join("model")
     }

@@ -84,6 +84,8 @@ pub enum Error {
     RunElsewhere { id: String, host: String, pid: i32 },
     #[error("this pipeline runs a command, not a training")]
     NotATraining,
+    #[error("container.image is missing: a command runs in an image of yours")]
+    CommandWithoutImage,
     #[error("the pipe process {pid} of the run {id} does not stop")]
     DriverStuck { id: String, pid: i32 },
     #[error("the run {id} cannot continue: {}", damage.join(", "))]
@@ -207,7 +209,11 @@ impl Error {
             Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } | Self::NoQueue { .. } => {
                 PipeExit::Unexpected
             }
-            Self::NotATraining | Self::NoPlan { .. } | Self::Data { .. } | Self::NoRoom { .. } => PipeExit::Invalid,
+            Self::NotATraining
+            | Self::CommandWithoutImage
+            | Self::NoPlan { .. }
+            | Self::Data { .. }
+            | Self::NoRoom { .. } => PipeExit::Invalid,
             Self::DataCache { .. } | Self::NoCache | Self::NoSpace { .. } | Self::HubCache { .. } => {
                 PipeExit::Unexpected
             }
@@ -268,6 +274,10 @@ impl Error {
                 Some("build it with `make build`, or name it in the variable PIPE_TRAINER".to_owned())
             }
             Self::MissingLibrary { .. } => Some("run `make libtorch` in the source tree of pipe, or install pipe again".to_owned()),
+            Self::CommandWithoutImage => Some(
+                "give a Dockerfile or the name of an image as container.image, or run it without a container: --engine process"
+                    .to_owned(),
+            ),
             Self::NoImage { .. } => Some("pull it first, or give a Dockerfile as container.image".to_owned()),
             Self::NoRun { .. } | Self::AmbiguousRun { .. } => Some("`pipe ls` lists the runs".to_owned()),
             Self::Write { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {

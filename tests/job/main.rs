@@ -3,6 +3,7 @@
 //! statically, so that it runs in an image made from nothing.
 
 mod card;
+mod command;
 mod container;
 mod events;
 mod training;
@@ -40,6 +41,10 @@ fn exit(code: TrainerExit) -> ! {
 }
 
 fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    if args.get(1).is_some_and(|word| word == "command") {
+        return command::run(&args[2..]);
+    }
     let job = std::env::var("JOB").unwrap_or_default();
     let words: Vec<&str> = job.split(' ').collect();
     let (verb, words) = (words[0], &words[1..]);

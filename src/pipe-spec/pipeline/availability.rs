@@ -22,6 +22,5 @@ pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
         "engine",
         format!("the engine {}", file.engine.map_or("", EngineKind::name)),
     );
-    unless(file.command.is_none(), "command", "other trainers".into());
     missing
 }

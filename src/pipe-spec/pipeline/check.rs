@@ -3,8 +3,8 @@
 use super::bounds::MAX_SAMPLES;
 use super::other_names::Transformers;
 use super::{
-    BatchSetting, Every, Limit, Metric, Pipeline, PipelineFile, Problems, Reduce, Track, Train, TrainFile, Training,
-    Work, availability, schema,
+    BatchSetting, Command, CommandTrain, Every, Limit, Metric, OnOom, PLACEHOLDERS, Pipeline, PipelineFile, Problems,
+    Reduce, Track, Train, TrainFile, Training, Work, availability, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
@@ -27,19 +27,26 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
     for (path, feature) in availability::missing(&file) {
         check.problem(path, format!("{feature}: not available yet"));
     }
+    let work = match (file.command, file.model, file.data, train) {
+        (Some(line), _, _, Some(train)) => {
+            let Train { effective_batch, precision, .. } = train;
+            let train = CommandTrain { batch: train.batch(), effective_batch, precision };
+            let command = Command { line, vars: file.vars, train, memory: file.memory, checkpoints: file.checkpoints };
+            check.command(&command, &file.on_oom);
+            Some(Work::Command(Box::new(command)))
+        }
+        (None, Some(model), Some(data), Some(train)) => {
+            let (memory, evaluate, save) = (file.memory, file.evaluate, file.save);
+            Some(Work::Training(Box::new(Training { model, data, train, memory, evaluate, save })))
+        }
+        _ => None,
+    };
     let problems = check.problems.sorted();
-    match (file.model, file.data, train) {
-        (Some(model), Some(data), Some(train)) if problems.is_empty() => Ok(Pipeline {
+    match work {
+        Some(work) if problems.is_empty() => Ok(Pipeline {
             version: file.version,
             name: file.name,
-            work: Work::Training(Box::new(Training {
-                model,
-                data,
-                train,
-                memory: file.memory,
-                evaluate: file.evaluate,
-                save: file.save,
-            })),
+            work,
             on_oom: file.on_oom,
             container: file.container,
             engine: file.engine,
@@ -48,6 +55,15 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
         }),
         _ => Err(problems),
     }
+}
+
+/// The keys that only a command has.
+const OF_COMMANDS: [&str; 6] =
+    ["vars", "checkpoints", "on_oom.exit_codes", "on_oom.patterns", "container.workdir", "container.network"];
+
+fn is_var_name(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphabetic())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
 fn missing_variables(tree: &Node, known: &Variables, problems: &mut Problems) {
@@ -85,8 +101,30 @@ impl Check<'_> {
             if file.data.is_none() {
                 self.problem("data", "missing; give at least data.train");
             }
-        } else if file.model.is_some() {
-            self.problem("command", "give `model` or `command`, not both");
+        }
+        match &file.command {
+            Some(_) => {
+                for section in self.given(&["model", "data", "evaluate", "save"]) {
+                    self.problem(
+                        section,
+                        format!("give `{section}` or `command`, not both: a command does this itself"),
+                    );
+                }
+                let keys = self.tree.find("train").map(Node::keys).unwrap_or_default();
+                for key in keys.iter().filter(|key| !CommandTrain::KEYS.contains(key)) {
+                    let allowed = CommandTrain::KEYS.join(", ");
+                    let message = format!("not for a command, whose own arguments say this; allowed: {allowed}");
+                    self.problem(&format!("train.{key}"), message);
+                }
+                if file.train.batch == BatchSetting::Auto {
+                    self.problem("train.batch", "found auto; a command needs a number: pipe cannot try what fits it");
+                }
+            }
+            None => {
+                for key in self.given(&OF_COMMANDS) {
+                    self.problem(key, "only for a `command`");
+                }
+            }
         }
         if let (Some(model), Some(data)) = (&file.model, &file.data) {
             let roles = model.arch.task().roles();
@@ -134,6 +172,51 @@ impl Check<'_> {
                     &format!("container.mounts.{index}.readonly"),
                     "the run folder is the only writable mount; leave out `readonly: false`",
                 );
+            }
+        }
+    }
+
+    /// Those of these keys that the file has.
+    fn given(&self, paths: &[&'static str]) -> Vec<&'static str> {
+        paths.iter().copied().filter(|path| self.tree.find(path).is_some()).collect()
+    }
+
+    /// Checks what only a command has.
+    fn command(&mut self, command: &Command, on_oom: &OnOom) {
+        if command.line.0.first().is_none_or(String::is_empty) {
+            self.problem("command", "no program in it; is a quote left open?");
+        }
+        let unknown: Vec<String> = command.unknown_placeholders().map(str::to_owned).collect();
+        for name in unknown {
+            let vars = command.vars.keys().map(|var| format!("vars.{var}"));
+            let known: Vec<String> = PLACEHOLDERS.iter().map(|&name| name.to_owned()).chain(vars).collect();
+            let known: Vec<&str> = known.iter().map(String::as_str).collect();
+            let nearest = crate::yaml::nearest(&name, &known);
+            let allowed = known.iter().map(|name| format!("{{{name}}}")).collect::<Vec<_>>().join(", ");
+            let message =
+                format!("unknown value {{{name}}}{nearest}; allowed: {allowed}; write {{{{{name}}}}} for the text");
+            self.problem("command", message);
+        }
+        for name in command.vars.keys().filter(|name| !is_var_name(name)) {
+            self.problem(&format!("vars.{name}"), "a name has letters, digits and _, and begins with a letter");
+        }
+        for (index, pattern) in on_oom.patterns.iter().enumerate() {
+            if let Err(error) = regex::Regex::new(pattern) {
+                let why = error.to_string();
+                let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                self.problem(&format!("on_oom.patterns.{index}"), format!("not a regular expression: {why}"));
+            }
+        }
+        if !on_oom.then.is_empty() {
+            self.problem("on_oom.then", "not for a command: pipe does not know how its result would change");
+        }
+        if let Some(checkpoints) = &command.checkpoints {
+            let leaves = |path: &str| path.starts_with('/') || path.split('/').any(|part| part == "..");
+            if leaves(&checkpoints.folder) {
+                self.problem("checkpoints.folder", "must be a folder below {run}, such as `checkpoints` or `.`");
+            }
+            if checkpoints.pattern.is_empty() || checkpoints.pattern.contains('/') {
+                self.problem("checkpoints.pattern", "must be a name with * for anything, such as checkpoint-*");
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::text::ByteSize;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Container {
-    /// A Dockerfile, which is built, or name@sha256:..., which is used as it is. Default: the trainer image of pipe.
+    /// A Dockerfile, which is built, or name:tag or name@sha256:..., which is used as it is. Default: the trainer image of pipe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<Image>,
     /// 0, a number, `all`, a list of ids, or `auto`: a GPU where there is one. Not available yet: more than one GPU.
@@ -32,6 +32,12 @@ pub struct Container {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_timeout: Option<NonZeroU32>,
     pub mounts: Vec<Mount>,
+    /// The folder that a command starts in. Default: the image's; without a container, the folder that pipe was started in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
+    /// Whether a command has the network. Our trainer has none and needs none.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub network: bool,
     /// Allows a mount of the engine's socket, or of a folder above it, which is refused otherwise. It gives the job control
     /// over the daemon, which means root on this machine.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -69,14 +75,14 @@ fn default_readonly() -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Image {
     Dockerfile(String),
-    /// A name with a digest, as it is.
-    Pinned(String),
+    /// A name with a tag or a digest, as it is.
+    Existing(String),
 }
 
 impl Serialize for Image {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::Dockerfile(text) | Self::Pinned(text) => text.serialize(serializer),
+            Self::Dockerfile(text) | Self::Existing(text) => text.serialize(serializer),
         }
     }
 }
@@ -84,11 +90,8 @@ impl Serialize for Image {
 impl<'de> Deserialize<'de> for Image {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        Ok(if text.contains("@sha256:") || text.starts_with("sha256:") {
-            Self::Pinned(text)
-        } else {
-            Self::Dockerfile(text)
-        })
+        let last = text.rsplit('/').next().unwrap_or_default();
+        Ok(if last.contains(':') { Self::Existing(text) } else { Self::Dockerfile(text) })
     }
 }
 
@@ -98,7 +101,7 @@ impl JsonSchema for Image {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "description": "a Dockerfile, or name@sha256:..." })
+        json_schema!({ "type": "string", "description": "a Dockerfile, or name:tag or name@sha256:..." })
     }
 }
 

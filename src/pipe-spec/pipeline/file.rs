@@ -1,10 +1,15 @@
 //! The pipeline file as it stands: what serde reads once the structure has been checked against the schema.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Container, Data, EngineKind, Evaluate, Memory, Model, Notify, OnOom, Save, Track, TrainFile};
+use super::{
+    Checkpoints, CommandLine, Container, Data, EngineKind, Evaluate, Memory, Model, Notify, OnOom, Save, Track,
+    TrainFile, VarValue,
+};
 use crate::text::Name;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -42,9 +47,16 @@ pub struct PipelineFile {
     pub notify: Vec<Notify>,
     #[serde(default)]
     pub track: Track,
-    /// Not available yet: any other trainer, with {batch} and {accum} filled in.
+    /// Any other trainer in place of `model` and `data`: a program and its arguments, as a list or a text. `{batch}`, `{accum}`,
+    /// `{effective_batch}`, `{precision}`, `{run}`, `{attempt}`, `{resume}` and `{vars.NAME}` are replaced by their values.
     #[serde(default)]
-    pub command: Option<Vec<String>>,
+    pub command: Option<CommandLine>,
+    /// Values of your own for `command`.
+    #[serde(default)]
+    pub vars: BTreeMap<String, VarValue>,
+    /// What a command can resume from, which `{resume}` names.
+    #[serde(default)]
+    pub checkpoints: Option<Checkpoints>,
 }
 
 /// The JSON schema of the pipeline file.

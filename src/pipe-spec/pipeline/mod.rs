@@ -3,6 +3,7 @@
 mod availability;
 pub mod bounds;
 mod check;
+mod command;
 mod container;
 mod data;
 mod file;
@@ -20,6 +21,7 @@ mod work;
 mod written;
 
 pub use crate::problem::{Problem, Problems};
+pub use command::{Checkpoints, Command, CommandLine, CommandTrain, PLACEHOLDERS, VarValue};
 pub use container::{Container, EngineKind, Gpus, Image, Mount};
 pub use data::{CONVERSATION, Data, Pad, Paths};
 pub use file::{PipelineFile, schema};
@@ -76,6 +78,14 @@ impl Pipeline {
         match &mut self.work {
             Work::Training(training) => Some(training),
             Work::Command(_) => None,
+        }
+    }
+
+    /// The command that it holds, unless it holds a training.
+    pub fn command(&self) -> Option<&Command> {
+        match &self.work {
+            Work::Training(_) => None,
+            Work::Command(command) => Some(command),
         }
     }
 

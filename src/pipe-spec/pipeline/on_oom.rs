@@ -24,13 +24,29 @@ pub struct OnOom {
     /// Seconds to wait for another process to leave the card.
     #[schemars(range(max = MAX_WAIT))]
     pub wait: u64,
+    /// Exit codes of a command that mean out of memory, besides what is found in its log.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(range(min = 1, max = 255)))]
+    pub exit_codes: Vec<u8>,
+    /// Regular expressions that mean out of memory where the last lines of a failed command's log match one, besides the
+    /// messages of torch, JAX, TensorFlow and others.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub patterns: Vec<String>,
     /// Changes to the training result that are allowed once the batch is at its minimum, in order.
     pub then: Vec<Change>,
 }
 
 impl Default for OnOom {
     fn default() -> Self {
-        Self { retries: 6, reduce: Reduce::Fit, min_batch: NonZeroU32::MIN, wait: 600, then: Vec::new() }
+        Self {
+            retries: 6,
+            reduce: Reduce::Fit,
+            min_batch: NonZeroU32::MIN,
+            wait: 600,
+            exit_codes: Vec::new(),
+            patterns: Vec::new(),
+            then: Vec::new(),
+        }
     }
 }
 

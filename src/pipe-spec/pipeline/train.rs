@@ -327,6 +327,19 @@ pub enum Precision {
     Fp16Mixed,
 }
 
+impl Precision {
+    /// As a pipeline writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Tf32 => "tf32",
+            Self::Bf16 => "bf16",
+            Self::Bf16Mixed => "bf16-mixed",
+            Self::Fp16Mixed => "fp16-mixed",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Optimizer {

@@ -2,16 +2,45 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Data, Evaluate, Memory, Model, Save, Train};
+use super::{Command, Data, Evaluate, Memory, Model, Save, Train};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
     Training(Box<Training>),
-    /// A program and its arguments. Not available yet: every pipeline that was checked holds a training.
-    Command(Vec<String>),
+    Command(Box<Command>),
 }
 
 impl Work {
+    /// Samples in a step.
+    pub fn effective_batch(&self) -> u32 {
+        match self {
+            Self::Training(training) => training.train.effective_batch,
+            Self::Command(command) => command.train.effective_batch,
+        }
+    }
+
+    /// Samples in a batch, where nobody has changed it yet.
+    pub fn batch(&self) -> u32 {
+        match self {
+            Self::Training(training) => training.train.batch(),
+            Self::Command(command) => command.train.batch,
+        }
+    }
+
+    pub fn ranks(&self) -> u32 {
+        match self {
+            Self::Training(training) => training.train.ranks.count(),
+            Self::Command(_) => 1,
+        }
+    }
+
+    pub fn memory(&self) -> &Memory {
+        match self {
+            Self::Training(training) => &training.memory,
+            Self::Command(command) => &command.memory,
+        }
+    }
+
     pub fn kind(&self) -> WorkKind {
         match self {
             Self::Training(_) => WorkKind::Training,

@@ -1,9 +1,12 @@
 //! A pipeline as a file with every default: the order of the sections, and which are left out.
 
+use std::collections::BTreeMap;
+
 use serde::{Serialize, Serializer};
 
 use super::{
-    Container, Data, EngineKind, Evaluate, Memory, Model, Notify, OnOom, Pipeline, Save, Track, Train, Training, Work,
+    Checkpoints, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Memory, Model, Notify, OnOom,
+    Pipeline, Save, Track, Train, VarValue, Work,
 };
 use crate::text::Name;
 
@@ -16,7 +19,7 @@ struct Written<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<&'a Data>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    train: Option<&'a Train>,
+    train: Option<WrittenTrain<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<&'a Memory>,
     on_oom: &'a OnOom,
@@ -31,22 +34,33 @@ struct Written<'a> {
     notify: &'a [Notify],
     track: &'a Track,
     #[serde(skip_serializing_if = "Option::is_none")]
-    command: Option<&'a [String]>,
+    command: Option<&'a CommandLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vars: Option<&'a BTreeMap<String, VarValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checkpoints: Option<&'a Checkpoints>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum WrittenTrain<'a> {
+    Training(&'a Train),
+    Command(&'a CommandTrain),
 }
 
 impl Serialize for Pipeline {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (training, command): (Option<&Training>, _) = match &self.work {
-            Work::Training(training) => (Some(training), None),
-            Work::Command(command) => (None, Some(command.as_slice())),
-        };
+        let (training, command) = (self.training(), self.command());
         Written {
             version: self.version,
             name: &self.name,
             model: training.map(|training| &training.model),
             data: training.map(|training| &training.data),
-            train: training.map(|training| &training.train),
-            memory: training.map(|training| &training.memory),
+            train: Some(match &self.work {
+                Work::Training(training) => WrittenTrain::Training(&training.train),
+                Work::Command(command) => WrittenTrain::Command(&command.train),
+            }),
+            memory: Some(self.work.memory()),
             on_oom: &self.on_oom,
             evaluate: training.map(|training| &training.evaluate),
             save: training.map(|training| &training.save),
@@ -54,7 +68,9 @@ impl Serialize for Pipeline {
             engine: self.engine,
             notify: &self.notify,
             track: &self.track,
-            command,
+            command: command.map(|command| &command.line),
+            vars: command.map(|command| &command.vars).filter(|vars| !vars.is_empty()),
+            checkpoints: command.and_then(|command| command.checkpoints.as_ref()),
         }
         .serialize(serializer)
     }

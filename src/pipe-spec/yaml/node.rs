@@ -121,6 +121,19 @@ impl Node {
         at.0
     }
 
+    /// The node at a dotted path.
+    pub fn find(&self, path: &str) -> Option<&Self> {
+        path.split('.').try_fold(self, |node, key| Some(node.child(key)?.1))
+    }
+
+    /// Of a map; none of anything else.
+    pub fn keys(&self) -> Vec<&str> {
+        match &self.kind {
+            Kind::Map(entries) => entries.iter().map(|entry| entry.key.as_str()).collect(),
+            Kind::Scalar(_) | Kind::List(_) => Vec::new(),
+        }
+    }
+
     pub fn to_json(&self) -> Value {
         match &self.kind {
             Kind::Scalar(value) => value.clone(),

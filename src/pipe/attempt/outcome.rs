@@ -1,6 +1,7 @@
 //! How an attempt ended: from exit code, kernel, record and log to an outcome, a cause and a reason. Pure.
 
 use pipe_spec::event::MemoryKind;
+use pipe_spec::pipeline::OnOom;
 use pipe_spec::text::human_bytes;
 use pipe_spec::trainer::WHILE_READING;
 use pipe_spec::{Cause, OomRecord, Outcome, Phase, TrainerExit};
@@ -16,6 +17,10 @@ pub struct Evidence<'a> {
     pub card: Option<&'a Card>,
     /// The last lines of the log.
     pub tail: &'a [String],
+    /// Of a command: what the pipeline says about its out-of-memory. Its exit codes are its own.
+    pub command: Option<&'a OnOom>,
+    /// Whether the job had a card.
+    pub on_card: bool,
     /// Whether a person requested the stop.
     pub stop_requested: bool,
 }
@@ -51,6 +56,9 @@ pub fn diagnose(evidence: &Evidence<'_>) -> Diagnosis {
             Diagnosis::new(Outcome::Failed, Cause::Vanished, why)
         };
     };
+    if let Some(policy) = evidence.command {
+        return of_command(code, policy, evidence);
+    }
     // The kernel may have killed a child of the trainer, which continued without it.
     if ending.oom_killed && TrainerExit::from_code(code).is_none() {
         return Diagnosis::new(Outcome::Oom, Cause::HostMemory, killed_by_kernel(ending.memory_limit));
@@ -72,6 +80,33 @@ pub fn diagnose(evidence: &Evidence<'_>) -> Diagnosis {
             ),
             None => Diagnosis::new(Outcome::Failed, Cause::Trainer, trainer_error(code, evidence.tail)),
         },
+    }
+}
+
+/// The end of a command: what it printed and survived is no out-of-memory.
+fn of_command(code: i64, policy: &OnOom, evidence: &Evidence<'_>) -> Diagnosis {
+    if evidence.stop_requested {
+        return Diagnosis::new(Outcome::Stopped, Cause::Requested, "stopped on request");
+    }
+    if code == 0 {
+        return Diagnosis { outcome: Outcome::Finished, cause: None, reason: None };
+    }
+    if evidence.ending.oom_killed {
+        return Diagnosis::new(Outcome::Oom, Cause::HostMemory, killed_by_kernel(evidence.ending.memory_limit));
+    }
+    if let Some(record) = evidence.record {
+        return out_of_memory(record.memory, evidence);
+    }
+    if policy.exit_codes.iter().any(|each| i64::from(*each) == code) {
+        let cause = if evidence.on_card { Cause::Capacity } else { Cause::HostMemory };
+        return Diagnosis::new(Outcome::Oom, cause, format!("exit code {code}, which on_oom.exit_codes names"));
+    }
+    match signal_of(code) {
+        Some(signal) => {
+            let reason = format!("killed by {signal} (exit code {code}), not because of memory");
+            Diagnosis::new(Outcome::Failed, Cause::Killed, reason)
+        }
+        None => Diagnosis::new(Outcome::Failed, Cause::Trainer, format!("the command ended with exit code {code}")),
     }
 }
 
@@ -158,7 +193,11 @@ fn describe(memory: MemoryKind, record: &OomRecord) -> String {
         MemoryKind::Device => "the card's",
         MemoryKind::Host => "the host's",
     };
-    let mut text = format!("{whose} memory ran out in {} of step {}", record.phase.name(), record.step);
+    let mut text = format!("{whose} memory ran out");
+    // A command does not say what it was doing.
+    if record.step > 0 || record.phase != Phase::Forward {
+        text.push_str(&format!(" in {} of step {}", record.phase.name(), record.step));
+    }
     if let Some(requested) = record.requested {
         text.push_str(&format!(": {} requested", human_bytes(requested)));
         if let Some(total) = record.total {
@@ -223,7 +262,7 @@ mod tests {
 
     fn diagnosis(ending: &Ending, record: Option<&OomRecord>, tail: &[&str], stop_requested: bool) -> Diagnosis {
         let tail: Vec<String> = tail.iter().map(|line| (*line).to_owned()).collect();
-        diagnose(&Evidence { ending, record, card: None, tail: &tail, stop_requested })
+        diagnose(&Evidence { ending, record, card: None, tail: &tail, command: None, on_card: false, stop_requested })
     }
 
     #[test]
@@ -339,7 +378,9 @@ mod tests {
         };
         let ended = ending(Some(42), false);
         let judged = |card: &Card| {
-            diagnose(&Evidence { ending: &ended, record: None, card: Some(card), tail: &[], stop_requested: false })
+            let (record, card) = (None, Some(card));
+            let (command, on_card, stop_requested) = (None, true, false);
+            diagnose(&Evidence { ending: &ended, record, card, tail: &[], command, on_card, stop_requested })
         };
         let diagnosis = judged(&card);
         assert_eq!(diagnosis.cause, Some(Cause::Neighbour));
@@ -354,5 +395,34 @@ mod tests {
         assert_eq!(got.reason.as_deref(), Some("no rows\nhint: add some"));
         let got = diagnosis(&ending(Some(1), false), None, &["panic at the disco"], false);
         assert_eq!(got.reason.as_deref(), Some("exit code 1; the last line of its log is: panic at the disco"));
+    }
+
+    /// Exit codes of a command are its own: what its log, the kernel and the pipeline say decides.
+    #[test]
+    fn ends_of_commands() {
+        let policy = OnOom { exit_codes: vec![42], ..OnOom::default() };
+        let record = OomRecord { requested: Some(2 << 30), ..OomRecord::new(MemoryKind::Device, Phase::Forward) };
+        let of = |ending: &Ending, record, stop_requested| {
+            let (command, on_card) = (Some(&policy), true);
+            diagnose(&Evidence { ending, record, card: None, tail: &[], command, on_card, stop_requested })
+        };
+        use Outcome::{Failed, Finished, Oom, Stopped};
+        for (code, killed, record, stop, outcome, cause) in [
+            (0, false, None, false, Finished, None),
+            (1, false, Some(&record), false, Oom, Some(Cause::Capacity)),
+            (1, false, None, false, Failed, Some(Cause::Trainer)),
+            (3, false, None, false, Failed, Some(Cause::Trainer)),
+            (42, false, None, false, Oom, Some(Cause::Capacity)),
+            (43, false, None, false, Failed, Some(Cause::Trainer)),
+            (137, false, None, false, Failed, Some(Cause::Killed)),
+            (137, true, None, false, Oom, Some(Cause::HostMemory)),
+            (0, false, None, true, Stopped, Some(Cause::Requested)),
+            (143, false, None, true, Stopped, Some(Cause::Requested)),
+        ] {
+            let found = of(&ending(Some(code), killed), record, stop);
+            assert_eq!((found.outcome, found.cause), (outcome, cause), "{code} {killed} {stop}");
+        }
+        let found = of(&ending(Some(1), false), Some(&record), false);
+        assert_eq!(found.reason.as_deref(), Some("the card's memory ran out: 2.0 GiB requested"));
     }
 }

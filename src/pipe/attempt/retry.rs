@@ -19,6 +19,13 @@ pub struct Settings {
     pub changes: usize,
 }
 
+impl Settings {
+    /// Of a command, which has none but its batch.
+    pub fn of_command(batch: u32) -> Self {
+        Self { batch, auto: false, prefetch: 1, eval_batch: batch, expandable_segments: false, changes: 0 }
+    }
+}
+
 /// An attempt that ran out of memory.
 #[derive(Clone, Debug)]
 pub struct OomContext<'a> {

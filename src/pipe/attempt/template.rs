@@ -5,10 +5,14 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{BatchSetting, Change, Checkpointing, Edit, Limit, Paths, Pipeline, Training, Work};
+use pipe_spec::pipeline::{
+    Allocator, BatchSetting, Change, Checkpointing, Command, Edit, Limit, Paths, Pipeline, Training, Work, accum,
+};
 use pipe_spec::text::ByteSize;
 use pipe_spec::{Device, Job, Rank, RunFolder, TrainerSpec, Variables};
 
+use super::checkpoint;
+use super::job_spec::{CommandSpec, JobSpec};
 use super::retry::Settings;
 use crate::engine::{Engine, JobProgram, Launch};
 use crate::error::Error;
@@ -18,42 +22,27 @@ use crate::input::{Input, Inputs};
 /// Where the run folder lies in a container.
 pub const CONTAINER_RUN_FOLDER: &str = "/run/pipe";
 
+/// Refuses what the engine cannot give a job of this pipeline. Before there is a run.
+pub fn check(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<(), Error> {
+    match &pipeline.work {
+        Work::Command(_) if job == Job::Fit => Err(Error::NotATraining),
+        Work::Training(_) => engine.check(&pipeline.container),
+        Work::Command(_) if engine.images().is_some() && pipeline.container.image.is_none() => {
+            Err(Error::CommandWithoutImage)
+        }
+        Work::Command(_) => engine.device(&pipeline.container.gpus).map(drop),
+    }
+}
+
 /// A pipeline with all that it names, for one engine.
 pub struct JobTemplate<'a> {
     pub pipeline: &'a Pipeline,
-    pub training: &'a Training,
     pub inputs: &'a Inputs,
     pub variables: &'a Variables,
     pub device: Device,
     pub job: Job,
     /// Where the engine has images.
     pub image: Option<String>,
-}
-
-/// The settings that the pipeline asks for.
-pub fn first_settings(training: &Training) -> Settings {
-    let batch = training.train.batch();
-    Settings {
-        batch,
-        auto: training.train.batch == BatchSetting::Auto,
-        prefetch: training.data.prefetch,
-        eval_batch: training.evaluate.batch.map_or(batch, u32::from),
-        expandable_segments: training.memory.allocator.expandable_segments,
-        changes: 0,
-    }
-}
-
-/// The settings that an attempt was started with, after so many changes to the training result.
-pub fn settings_of(spec: &TrainerSpec, changes: usize) -> Settings {
-    let batch = spec.train.batch();
-    Settings {
-        batch,
-        auto: spec.train.batch == BatchSetting::Auto,
-        prefetch: spec.data.prefetch,
-        eval_batch: spec.evaluate.batch.map_or(batch, u32::from),
-        expandable_segments: spec.memory.allocator.expandable_segments,
-        changes,
-    }
 }
 
 /// The first attempt of a training on the CPU, in a run folder that the trainer sees as `run` and with inputs that it sees as
@@ -101,14 +90,120 @@ impl<'a> JobTemplate<'a> {
     ) -> Result<Self, Error> {
         let Loaded { pipeline, variables, .. } = loaded;
         let device = engine.device(&pipeline.container.gpus)?;
-        let training = loaded.training()?;
-        Ok(Self { pipeline, training, inputs, variables, device, job, image: on.image.clone() })
+        Ok(Self { pipeline, inputs, variables, device, job, image: on.image.clone() })
     }
 
-    /// What the trainer is to do in attempt `number`.
-    pub fn spec(&self, engine: &dyn Engine, folder: &Path, number: u32, settings: &Settings) -> TrainerSpec {
+    /// The settings that the pipeline asks for.
+    pub fn first_settings(&self) -> Settings {
+        let expandable_segments = self.pipeline.work.memory().allocator.expandable_segments;
+        match &self.pipeline.work {
+            Work::Training(training) => {
+                let batch = training.train.batch();
+                Settings {
+                    batch,
+                    auto: training.train.batch == BatchSetting::Auto,
+                    prefetch: training.data.prefetch,
+                    eval_batch: training.evaluate.batch.map_or(batch, u32::from),
+                    expandable_segments,
+                    changes: 0,
+                }
+            }
+            Work::Command(command) => Settings { expandable_segments, ..Settings::of_command(command.train.batch) },
+        }
+    }
+
+    /// With these settings, but a batch that was found.
+    pub fn with_batch(&self, batch: u32, settings: Settings) -> Settings {
+        let asked = self.pipeline.training().and_then(|training| training.evaluate.batch);
+        Settings { batch, auto: false, eval_batch: asked.map_or(batch, u32::from), ..settings }
+    }
+
+    /// How many batches make a step.
+    pub fn accum(&self, batch: u32) -> u32 {
+        accum(self.pipeline.work.effective_batch(), batch, self.pipeline.work.ranks())
+    }
+
+    /// What attempt `number` is to do.
+    pub fn spec(&self, engine: &dyn Engine, folder: &Path, number: u32, settings: &Settings) -> JobSpec {
+        match &self.pipeline.work {
+            Work::Training(training) => {
+                JobSpec::Training(Box::new(self.trainer_spec(training, engine, folder, number, settings)))
+            }
+            Work::Command(command) => JobSpec::Command(self.command_spec(command, engine, folder, number, settings)),
+        }
+    }
+
+    fn command_spec(
+        &self,
+        command: &Command,
+        engine: &dyn Engine,
+        folder: &Path,
+        number: u32,
+        settings: &Settings,
+    ) -> CommandSpec {
+        let output = RunFolder::new(folder).output();
+        let seen = engine.job_path(output.clone(), RunFolder::new(CONTAINER_RUN_FOLDER).output());
+        let newest = command.checkpoints.as_ref().and_then(|checkpoints| checkpoint::newest(&output, checkpoints));
+        let path = |path: PathBuf| path.to_string_lossy().into_owned();
+        let accum = self.accum(settings.batch);
+        let values = BTreeMap::from([
+            ("batch", settings.batch.to_string()),
+            ("accum", accum.to_string()),
+            ("effective_batch", command.train.effective_batch.to_string()),
+            ("precision", command.train.precision.name().to_owned()),
+            ("run", path(seen.clone())),
+            ("attempt", number.to_string()),
+            ("resume", newest.map_or(String::new(), |newest| path(seen.join(newest)))),
+        ]);
+        let vars = command.vars.iter().map(|(name, value)| (format!("vars_{name}"), value.0.clone()));
+        let own = values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).chain(vars);
+        let mut env: BTreeMap<String, String> =
+            own.map(|(name, value)| (format!("PIPE_{}", name.to_uppercase()), value)).collect();
+        env.extend(self.allocator_env(command, engine, settings));
+        CommandSpec {
+            command: command.words(|name| values.get(name).cloned().unwrap_or_default()),
+            batch: settings.batch,
+            accum,
+            expandable_segments: settings.expandable_segments,
+            env,
+        }
+    }
+
+    /// What the allocators of torch and JAX read.
+    fn allocator_env(&self, command: &Command, engine: &dyn Engine, settings: &Settings) -> Vec<(String, String)> {
+        if self.device == Device::Cpu {
+            return Vec::new();
+        }
+        let total = || engine.cards(&self.pipeline.container.gpus).first().map(|card| card.total);
+        let share = command.memory.limit.and_then(|limit| match limit {
+            Limit::Share(share) => Some(share),
+            Limit::Size(size) => total().map(|total| (size.0 as f64 / total.max(1) as f64).min(1.0)),
+        });
+        let allocator =
+            Allocator { expandable_segments: settings.expandable_segments, ..command.memory.allocator.clone() };
+        let torch = [
+            allocator.to_string(),
+            share.map_or(String::new(), |share| format!("per_process_memory_fraction:{share:.4}")),
+        ];
+        let torch = torch.into_iter().filter(|setting| !setting.is_empty()).collect::<Vec<_>>().join(",");
+        let mut env = Vec::new();
+        if !torch.is_empty() {
+            env.extend(["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"].map(|name| (name.to_owned(), torch.clone())));
+        }
+        env.extend(share.map(|share| ("XLA_PYTHON_CLIENT_MEM_FRACTION".to_owned(), format!("{share:.4}"))));
+        env
+    }
+
+    fn trainer_spec(
+        &self,
+        training: &Training,
+        engine: &dyn Engine,
+        folder: &Path,
+        number: u32,
+        settings: &Settings,
+    ) -> TrainerSpec {
         let run = engine.job_path(folder.to_owned(), PathBuf::from(CONTAINER_RUN_FOLDER));
-        let mut spec = trainer_spec(self.training, self.inputs, run, |input| {
+        let mut spec = trainer_spec(training, self.inputs, run, |input| {
             let (host, mounted) = input.read_at();
             engine.job_path(host, mounted)
         });
@@ -138,15 +233,26 @@ impl<'a> JobTemplate<'a> {
 
     /// The limit for the trainer itself, for an engine that does not limit memory.
     pub fn limit_without_container(&self, engine: &dyn Engine) -> Option<ByteSize> {
-        let own = !engine.limits_memory() && self.device == Device::Cpu && self.training.memory.limit.is_none();
+        let limit = self.pipeline.training().map(|training| training.memory.limit);
+        let own = !engine.limits_memory() && self.device == Device::Cpu && limit == Some(None);
         self.pipeline.container.memory.filter(|_| own)
     }
 
-    pub fn launch(&self, engine: &dyn Engine, run_id: &str, folder: &RunFolder, number: u32) -> Launch {
+    pub fn launch(
+        &self,
+        engine: &dyn Engine,
+        run_id: &str,
+        folder: &RunFolder,
+        number: u32,
+        job_spec: &JobSpec,
+    ) -> Launch {
         let container = &self.pipeline.container;
         let value = |text: &str| self.variables.expand(text).unwrap_or_default();
         // Threads that wait by spinning slow each other down as soon as they share a core; the pipeline may say otherwise.
         let mut env = BTreeMap::from([("OMP_WAIT_POLICY".to_owned(), "PASSIVE".to_owned())]);
+        if let JobSpec::Command(spec) = job_spec {
+            env.extend(spec.env.iter().map(|(name, text)| (name.clone(), value(text))));
+        }
         env.extend(container.env.iter().map(|(name, text)| (name.clone(), value(text))));
         // The trainer fills in the variables of the paths it was given, which a container's paths have none of.
         for input in self.inputs.all() {
@@ -159,29 +265,31 @@ impl<'a> JobTemplate<'a> {
         let seen = RunFolder::new(CONTAINER_RUN_FOLDER);
         let pair =
             |host: &Path, mounted: &Path| (host.to_owned(), engine.job_path(host.to_owned(), mounted.to_owned()));
-        // Everything else in the run folder is out of the job's sight.
-        let writable = vec![
-            pair(&folder.checkpoints(), &seen.checkpoints()),
-            pair(&folder.model(), &seen.model()),
-            pair(attempt.job().path(), seen.attempt(number).job().path()),
-        ];
-        let (_, work_folder) = pair(attempt.job().path(), seen.attempt(number).job().path());
-        let (spec_on_host, spec) = pair(&attempt.spec(), &seen.attempt(number).spec());
+        let job_folder = pair(attempt.job().path(), seen.attempt(number).job().path());
         let inputs: BTreeSet<_> =
             self.inputs.all().flat_map(Input::mounts).map(|mount| (mount.host, mount.target)).collect();
         let given = container.mounts.iter().map(|mount| (value(&mount.host).into(), PathBuf::from(&mount.container)));
-        let (program, args) = match &self.pipeline.work {
-            Work::Training(_) => {
-                let spec = spec.to_string_lossy().into_owned();
-                (JobProgram::Trainer, vec![self.job.name().to_owned(), "--spec".to_owned(), spec])
+        let mut mounts: Vec<(PathBuf, PathBuf)> = inputs.into_iter().chain(given).collect();
+        // Everything else in the run folder is out of the job's sight.
+        let (mut writable, program, args, work_folder);
+        match job_spec {
+            JobSpec::Training(_) => {
+                writable = vec![pair(&folder.checkpoints(), &seen.checkpoints()), pair(&folder.model(), &seen.model())];
+                let (spec_on_host, spec) = pair(&attempt.spec(), &seen.attempt(number).spec());
+                program = JobProgram::Trainer;
+                args = vec![self.job.name().to_owned(), "--spec".to_owned(), spec.to_string_lossy().into_owned()];
+                mounts.insert(0, (spec_on_host, spec));
+                work_folder = Some(job_folder.1.clone());
             }
-            Work::Command(command) => {
-                let (program, args) = command
-                    .split_first()
-                    .map_or((String::new(), Vec::new()), |(first, rest)| (first.clone(), rest.to_vec()));
-                (JobProgram::Command(program), args)
+            JobSpec::Command(spec) => {
+                writable = vec![pair(&folder.output(), &seen.output())];
+                let mut words = spec.command.iter().map(|word| value(word));
+                program = JobProgram::Command(words.next().unwrap_or_default());
+                args = words.collect();
+                work_folder = container.workdir.as_ref().map(|folder| PathBuf::from(value(folder)));
             }
-        };
+        }
+        writable.push(job_folder);
         Launch {
             run_id: run_id.to_owned(),
             attempt: number,
@@ -193,7 +301,8 @@ impl<'a> JobTemplate<'a> {
             gpus: container.gpus.clone(),
             args,
             env,
-            mounts: [(spec_on_host, spec)].into_iter().chain(inputs).chain(given).collect(),
+            mounts,
+            network: container.network,
             memory: container.memory.map(|size| size.0),
             shm: container.shm.map(|size| size.0),
             cpus: container.cpus,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pipe_spec::Inspection;
+use pipe_spec::pipeline::accum;
 use serde_json::{Value, json};
 
 use crate::error::Error;
@@ -41,7 +42,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     }
     let checked = checked?;
     if !options.json {
-        print_checked(&options.file, &checked)?;
+        print_checked(&options.file, &checked);
     }
     Ok(())
 }
@@ -60,7 +61,7 @@ async fn check(options: &Options) -> Result<Checked, Error> {
     let Options { file, set, .. } = options;
     let request = Request { file: file.clone(), set: set.clone(), access: HubAccess::Check, pins: Vec::new() };
     let loaded = load::load_interruptibly(request, &reporter, &mut interrupts).await?;
-    if options.no_data {
+    if options.no_data || loaded.pipeline.command().is_some() {
         return Ok(Checked { loaded, inspection: None, time: None, warnings: Vec::new() });
     }
     Ok(match inspect::inspect(file, &loaded, &mut reporter, &mut interrupts).await? {
@@ -74,20 +75,15 @@ async fn check(options: &Options) -> Result<Checked, Error> {
     })
 }
 
-fn print_checked(file: &Path, checked: &Checked) -> Result<(), Error> {
-    let train = &checked.loaded.training()?.train;
-    print(&format!(
-        "{} is valid: batch {} x accum {} = effective batch {}",
-        file.display(),
-        train.batch(),
-        train.accum(),
-        train.effective_batch
-    ));
+fn print_checked(file: &Path, checked: &Checked) {
+    let work = &checked.loaded.pipeline.work;
+    let (batch, effective_batch) = (work.batch(), work.effective_batch());
+    let accum = accum(effective_batch, batch, work.ranks());
+    print(&format!("{} is valid: batch {batch} x accum {accum} = effective batch {effective_batch}", file.display()));
     let lines = checked.inspection.as_ref().map(inspect::summary).unwrap_or_default();
     lines.iter().for_each(|line| print(&format!("  {line}")));
     if let Some(ExpectedTime { seconds, device, run }) = &checked.time {
         print(&format!("  time   about {} on {device}, as fast as {run}", duration(*seconds)));
     }
     checked.warnings.iter().for_each(|warning| print(&format!("  warning: {warning}")));
-    Ok(())
 }

@@ -3,6 +3,7 @@
 use pipe_spec::pipeline::Pipeline;
 use pipe_spec::{Outcome, Status};
 
+use crate::attempt::template;
 use crate::compare::paths_that_differ;
 use crate::detach;
 use crate::drive::Driver;
@@ -121,7 +122,7 @@ async fn drive(
         Status::Failed | Status::Stopped => StartMode::Resumed { changed },
     };
     let engine = registry::choose(Some(&run.state.engine), reporter).await?;
-    engine.check(&loaded.pipeline.container)?;
+    template::check(engine.as_ref(), &loaded.pipeline, run.state.job)?;
     if changed {
         write_settings(&run, loaded)?;
     }

@@ -10,7 +10,7 @@ use pipe_spec::{Job, Status};
 use serde_json::{Value, json};
 
 use super::resume;
-use crate::attempt::template::{JobTemplate, first_settings};
+use crate::attempt::template::{self, JobTemplate};
 use crate::detach;
 use crate::drive::Driver;
 use crate::engine::{Engine, registry};
@@ -83,7 +83,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     let engine = registry::choose(wanted, &reporter).await?;
     let engine = engine.as_ref();
     // What cannot be had is said before there is a run.
-    engine.check(&loaded.pipeline.container)?;
+    template::check(engine, &loaded.pipeline, options.choices.job)?;
     if options.dry_run {
         let description = tokio::select! {
             description = describe(engine, loaded, options.choices.job) => description?,
@@ -123,7 +123,7 @@ async fn describe(engine: &dyn Engine, loaded: &Loaded, job: Job) -> Result<Valu
     let program = engine.program(pipeline.container.image.as_ref()).await?;
     let template = JobTemplate::new(loaded, &loaded.inputs, engine, &program, job)?;
     let folder = absolute(&run::runs_folder()).join(format!("{}-...", pipeline.name));
-    let spec = template.spec(engine, &folder, 1, &first_settings(template.training));
+    let spec = template.spec(engine, &folder, 1, &template.first_settings());
     Ok(json!({ "on": program, "spec": spec }))
 }
 

@@ -8,7 +8,7 @@ use pipe_spec::pipeline::Gpus;
 use pipe_spec::run::RunResult;
 use pipe_spec::{Device, Job, Status};
 
-use crate::attempt::template::{JobTemplate, first_settings};
+use crate::attempt::template::JobTemplate;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::files::{write_json, write_whole};
@@ -150,7 +150,7 @@ impl<'a> Driver<'a> {
         if data_cache::needs_preparation(inputs) {
             self.doing("preparing the data")?;
         }
-        let training = self.loaded.training()?;
+        let Some(training) = self.loaded.pipeline.training() else { return Ok(PreparedInputs::unchanged(inputs)) };
         let columns = ColumnSelection::new(training.model.arch.task(), &training.data);
         data_cache::prepare_inputs(inputs, columns, self.reporter, self.interrupts).await
     }
@@ -164,7 +164,12 @@ impl<'a> Driver<'a> {
     ) -> Result<Option<Fitted>, Error> {
         let loaded = self.loaded;
         let template = JobTemplate::new(loaded, inputs, engine, &program, job)?;
-        let (training, gpus) = (template.training, &loaded.pipeline.container.gpus);
+        let gpus = &loaded.pipeline.container.gpus;
+        if loaded.pipeline.command().is_some() {
+            self.reporter.note(
+                "a command: pipe keeps its effective batch through retries; whether its result stays the same is up to it",
+            );
+        }
         if let Some(limit) = template.limit_without_container(engine) {
             self.reporter.note(&format!(
                 "the engine {} does not limit memory: the trainer limits its own allocations to container.memory ({limit}); \
@@ -176,10 +181,10 @@ impl<'a> Driver<'a> {
         let _tickets = self.queue(engine, template.device, gpus).await?;
         let ledger = Ledger::find().filter(|_| !self.run.state.ignore_ledger);
         self.check_ledger(ledger.as_ref());
-        let session = ledger.clone().map(|ledger| {
-            let spec = template.spec(engine, self.run.folder.path(), 1, &first_settings(training));
+        let session = ledger.clone().zip(loaded.pipeline.training()).and_then(|(ledger, training)| {
+            let spec = template.spec(engine, self.run.folder.path(), 1, &template.first_settings());
             let config = model_config(training, inputs).unwrap_or_default();
-            LedgerSession::open(ledger, &self.run.state.id, program.identity(), config, &spec, inputs)
+            Some(LedgerSession::open(ledger, &self.run.state.id, program.identity(), config, spec.training()?, inputs))
         });
         let supervisor = Supervisor {
             engine,

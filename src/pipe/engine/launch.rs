@@ -13,8 +13,8 @@ pub struct Launch {
     pub run_folder: PathBuf,
     /// What the job may write to, host path and path for the job.
     pub writable: Vec<(PathBuf, PathBuf)>,
-    /// The folder that the job starts in, as it sees it.
-    pub work_folder: PathBuf,
+    /// The folder that the job starts in, as it sees it; absent leaves it to the image, or is where `pipe` was started.
+    pub work_folder: Option<PathBuf>,
     pub program: JobProgram,
     /// The image that the job runs in, where the engine has images.
     pub image: Option<String>,
@@ -22,6 +22,8 @@ pub struct Launch {
     pub env: BTreeMap<String, String>,
     /// Read-only, host path and path for the job.
     pub mounts: Vec<(PathBuf, PathBuf)>,
+    /// Whether the job has the network.
+    pub network: bool,
     pub gpus: Gpus,
     pub memory: Option<u64>,
     pub shm: Option<u64>,

@@ -101,6 +101,12 @@ pub trait JobHandle {
     /// How a job whose lines have ended came to its end.
     async fn ending(&mut self) -> Result<Ending, Error>;
 
+    /// The last bytes that a job which has ended wrote, where the engine has them; they may be more than its lines were: a
+    /// daemon can lose some of a line that has no end.
+    async fn last_output(&self, _most: usize) -> Option<Vec<u8>> {
+        None
+    }
+
     /// Removes what is left of a job that has ended.
     async fn remove(&mut self) -> Result<(), Error>;
 }

@@ -41,6 +41,13 @@ pub const REGISTRATION: Registration = Registration {
     doctor: |_| async { Vec::new() }.boxed_local(),
 };
 
+/// Names the job of a process, by which it is found again.
+const JOB_VARIABLE: &str = "PIPE_JOB";
+
+fn job_name(launch: &Launch) -> String {
+    format!("{} {}", launch.run_folder.display(), launch.attempt)
+}
+
 struct ProcessEngine {
     trainer: PathBuf,
 }
@@ -124,18 +131,28 @@ impl Engine for ProcessEngine {
         command
             .args(&launch.args)
             .envs(&launch.env)
-            .env(LEASE_VARIABLE, LEASE_ON_STDIN)
-            .stdin(Stdio::piped())
+            .env(JOB_VARIABLE, job_name(launch))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // A Ctrl-C in the terminal is for pipe alone, which then asks the trainer to stop.
             .process_group(0);
+        let is_trainer = launch.program == JobProgram::Trainer;
+        match is_trainer {
+            true => command.env(LEASE_VARIABLE, LEASE_ON_STDIN).stdin(Stdio::piped()),
+            false => command.stdin(Stdio::null()),
+        };
+        if let Some(folder) = launch.work_folder.as_ref().filter(|_| !is_trainer) {
+            command.current_dir(folder);
+        }
         if let Gpus::Ids(ids) = &launch.gpus {
             command.env("CUDA_VISIBLE_DEVICES", ids.join(","));
         }
         ask_to_end_with_this_process(&mut command);
         let oom_kills_before = cgroup_oom_kills();
         let mut child = command.spawn().map_err(|source| Error::Spawn { program: program.clone(), source })?;
+        if !is_trainer {
+            end_group_after(&child);
+        }
         let (sender, lines) = mpsc::channel(1024);
         if let Some(stdout) = child.stdout.take() {
             tokio::spawn(forward(stdout, Source::Stdout, sender.clone()));
@@ -151,10 +168,10 @@ impl Engine for ProcessEngine {
     /// A child ends with the `pipe` that started it, after saving. This waits for its end.
     async fn find(&self, launch: &Launch, id: Option<&str>, _read: Option<&LogPosition>) -> Result<FoundJob, Error> {
         let Some(id) = id else { return Ok(FoundJob::NotStarted) };
-        let spec = launch.args.last().map_or("", String::as_str);
+        let variable = format!("{JOB_VARIABLE}={}", job_name(launch));
         let runs = || {
-            let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&line).split('\0').any(|arg| arg == spec)
+            let environment = std::fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|each| each == variable.as_bytes())
         };
         let began = Instant::now();
         while runs() {
@@ -208,6 +225,23 @@ impl Process {
             unsafe { libc::kill(id, signal) };
         }
     }
+}
+
+/// Ends what a program has left behind when it has ended, before anybody asks how: until then its number is nobody else's.
+fn end_group_after(child: &Child) {
+    let Some(id) = child.id() else { return };
+    std::thread::spawn(move || {
+        // SAFETY: waitid writes to a structure of ours; kill has no memory effects.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            while libc::waitid(libc::P_PID, id, &raw mut info, libc::WEXITED | libc::WNOWAIT) != 0 {
+                if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
+                    return;
+                }
+            }
+            libc::kill(-id.cast_signed(), libc::SIGKILL);
+        }
+    });
 }
 
 /// Should `pipe` itself be killed, the trainer saves and ends instead of training on unseen. The kernel asks a trainer that

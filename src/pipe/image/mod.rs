@@ -106,7 +106,7 @@ fn is_staged(image: Option<&Image>, contained: bool) -> bool {
     match image.filter(|_| contained) {
         None => true,
         Some(Image::Dockerfile(path)) => read_dockerfile(Path::new(path)).is_ok_and(|text| text.contains(STAGED)),
-        Some(Image::Pinned(_)) => false,
+        Some(Image::Existing(_)) => false,
     }
 }
 
@@ -120,7 +120,7 @@ fn read_dockerfile(path: &Path) -> Result<String, Error> {
 pub fn dockerfile(image: Option<&Image>) -> Option<&str> {
     match image {
         Some(Image::Dockerfile(path)) => Some(path),
-        Some(Image::Pinned(_)) | None => None,
+        Some(Image::Existing(_)) | None => None,
     }
 }
 

@@ -55,7 +55,7 @@ pub async fn collect(
         resolved: Some(hash(resolved.as_bytes())),
         resolved_before: None,
         variables: names.into_iter().collect(),
-        seed: Some(template.training.train.seed),
+        seed: pipeline.training().map(|training| training.train.seed),
         on,
         train: Vec::new(),
         eval: Vec::new(),
@@ -76,7 +76,7 @@ pub async fn collect(
         }),
         cpu: cpu(),
         threads: template.threads(),
-        ranks: Some(template.training.train.ranks.count()),
+        ranks: Some(pipeline.work.ranks()),
     };
     with_inputs(lock, inputs, reporter, interrupts).await
 }

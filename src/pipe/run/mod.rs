@@ -90,7 +90,7 @@ impl Run {
             created,
             work: pipeline.work.kind(),
             job: choices.job,
-            effective_batch: pipeline.training().map_or(0, |training| training.train.effective_batch),
+            effective_batch: pipeline.work.effective_batch(),
             cwd: std::env::current_dir().unwrap_or_default(),
             ignore_ledger: choices.ignore_ledger,
             retries: pipeline.on_oom.retries,

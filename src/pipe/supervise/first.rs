@@ -5,19 +5,19 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use pipe_spec::event::{Measured, Point, RecordedEvent};
-use pipe_spec::{Attempt, EventKind, Outcome, TrainerSpec};
+use pipe_spec::{Attempt, EventKind, Outcome};
 
 use super::{LoopState, StartMode, Supervisor};
+use crate::attempt::job_spec::JobSpec;
 use crate::attempt::outcome::Diagnosis;
 use crate::attempt::retry::Settings;
-use crate::attempt::template::{first_settings, settings_of};
 use crate::error::Error;
 use crate::ledger::{self, Advice};
 
 impl Supervisor<'_> {
     pub(super) fn first_state(&mut self) -> Result<LoopState, Error> {
         let Some(last) = self.run.state.attempts.last().cloned() else {
-            return Ok(LoopState::Start(self.with_ledger_advice(first_settings(self.template.training))));
+            return Ok(LoopState::Start(self.with_ledger_advice(self.template.first_settings())));
         };
         let settings = self.settings_of(&last);
         self.collect_points(&last);
@@ -34,20 +34,19 @@ impl Supervisor<'_> {
     fn settings_of(&self, attempt: &Attempt) -> Settings {
         let changes = attempt.changes.len();
         let mut settings = match self.spec_of(attempt.number) {
-            Some(spec) => settings_of(&spec, changes),
-            None => Settings { batch: attempt.batch, auto: false, changes, ..first_settings(self.template.training) },
+            Some(spec) => spec.settings(changes),
+            None => Settings { batch: attempt.batch, auto: false, changes, ..self.template.first_settings() },
         };
         // A batch that it had found is kept. Without one it searches again.
         if settings.auto && attempt.first_step.is_some() {
-            let eval_batch = self.template.training.evaluate.batch.map_or(attempt.batch, u32::from);
-            settings = Settings { batch: attempt.batch, auto: false, eval_batch, ..settings };
+            settings = self.template.with_batch(attempt.batch, settings);
         }
-        settings.expandable_segments |= self.template.training.memory.allocator.expandable_segments;
+        settings.expandable_segments |= self.template.pipeline.work.memory().allocator.expandable_segments;
         settings
     }
 
-    pub(super) fn spec_of(&self, number: u32) -> Option<TrainerSpec> {
-        serde_json::from_slice(&std::fs::read(self.run.folder.attempt(number).spec()).ok()?).ok()
+    pub(super) fn spec_of(&self, number: u32) -> Option<JobSpec> {
+        JobSpec::read(&self.run.folder.attempt(number).spec(), self.template.pipeline.work.kind())
     }
 
     /// Replays the recorded events of the last attempt.
@@ -106,8 +105,9 @@ impl Supervisor<'_> {
         let Some(session) = &self.session else { return settings };
         let pipeline = self.template.pipeline;
         let spec = self.template.spec(self.engine, self.run.folder.path(), 1, &settings);
+        let Some(spec) = spec.training() else { return settings };
         let card = self.card(spec.device);
-        let (entry, hints) = match session.ask(&spec, card.as_ref()) {
+        let (entry, hints) = match session.ask(spec, card.as_ref()) {
             Ok(known) => known,
             Err(error) => {
                 self.reporter.note(&format!("warning: {error}"));
@@ -118,8 +118,8 @@ impl Supervisor<'_> {
         hints.iter().for_each(|hint| self.reporter.note(&format!("ledger: {hint}")));
         let Some(entry) = entry else { return settings };
         let memory = pipeline.container.memory.map(|size| size.0);
-        let capacity = ledger::capacity(&spec, card.as_ref(), memory);
-        let found = ledger::known_largest(&entry, &spec, capacity).filter(|_| settings.auto);
+        let capacity = ledger::capacity(spec, card.as_ref(), memory);
+        let found = ledger::known_largest(&entry, spec, capacity).filter(|_| settings.auto);
         let (batch, why) = match found {
             Some(batch) if batch == spec.train.effective_batch => {
                 (batch, format!("batch {batch} is known to fit, and it is the whole effective batch"))
@@ -128,14 +128,13 @@ impl Supervisor<'_> {
             None if settings.auto => return settings,
             None => {
                 let least = pipeline.on_oom.min_batch.get();
-                match ledger::advise(&entry, &spec, settings.batch, least, capacity) {
+                match ledger::advise(&entry, spec, settings.batch, least, capacity) {
                     Advice::Keep => return settings,
                     Advice::Instead { batch, why } => (batch, why),
                 }
             }
         };
         self.reporter.note(&format!("ledger: {why}"));
-        let eval_batch = self.template.training.evaluate.batch.map_or(batch, u32::from);
-        Settings { batch, auto: false, eval_batch, ..settings }
+        self.template.with_batch(batch, settings)
     }
 }

@@ -8,13 +8,15 @@ mod job_events;
 mod joblog;
 mod watch;
 
-use pipe_spec::event::{Fitted, Point};
+use pipe_spec::event::{Fitted, MemoryKind, Point};
 use pipe_spec::run::JobFolder;
-use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerExit, TrainerSpec};
+use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerExit};
 
+use crate::attempt::job_spec::JobSpec;
+use crate::attempt::oom_text;
 use crate::attempt::outcome::{Diagnosis, Evidence, diagnose};
 use crate::attempt::retry::{Decision, OomContext, Settings, decide};
-use crate::attempt::template::{CONTAINER_RUN_FOLDER, JobTemplate, first_settings};
+use crate::attempt::template::{CONTAINER_RUN_FOLDER, JobTemplate};
 use crate::clock::now;
 use crate::engine::{Ending, Engine, FoundJob, StartedJob, remove_jobs_of};
 use crate::error::Error;
@@ -27,9 +29,13 @@ use crate::run::{EventLog, Run, job_file};
 use crate::track::{Listeners, Notice};
 use job_events::JobEvents;
 use joblog::JobLog;
+use watch::Watched;
 
 /// How often in a row a job may be cut off from outside before it has done a step.
 const MAX_INTERRUPTIONS: usize = 3;
+
+/// Bytes at the end of a command's log that are searched for a message of an out-of-memory.
+const OOM_TEXT_LIMIT: u64 = 256 << 10;
 
 /// Bytes of a job's out-of-memory record that are read at most.
 const OOM_LIMIT: u64 = 1 << 20;
@@ -79,7 +85,7 @@ impl Supervisor<'_> {
         if self.run.state.attempts.last().is_some_and(|attempt| attempt.outcome.is_none()) {
             self.close_attempt(None, &interrupted())?;
         }
-        let settings = Settings { auto: true, ..first_settings(self.template.training) };
+        let settings = Settings { auto: true, ..self.template.first_settings() };
         let diagnosis = self.attempt(&settings, &mut events).await?;
         match (diagnosis.outcome, self.fitted.take()) {
             (Outcome::Finished, Some(fitted)) => Ok(fitted),
@@ -125,8 +131,7 @@ impl Supervisor<'_> {
             }
             // A trainer that searched for the batch has found one.
             if let Some(attempt) = self.run.state.attempts.last().filter(|_| settings.auto) {
-                let eval_batch = self.template.training.evaluate.batch.map_or(attempt.batch, u32::from);
-                settings = Settings { batch: attempt.batch, auto: false, eval_batch, ..settings };
+                settings = self.template.with_batch(attempt.batch, settings);
             }
             state = LoopState::Start(match self.after_oom(&settings, &diagnosis, waited)? {
                 Some(next) => {
@@ -185,7 +190,7 @@ impl Supervisor<'_> {
             settings,
             retries_used: self.retries_used(),
             cause: diagnosis.cause.unwrap_or(Cause::Capacity),
-            phase: record.as_ref().map(|record| record.phase).or_else(|| (!self.was_ready()).then_some(Phase::Load)),
+            phase: record.as_ref().map(|record| record.phase).or_else(|| self.phase_without_record()),
             waited,
             filled: record.as_ref().and_then(|record| record.filled),
             part_bytes: record.as_ref().and_then(|record| record.part_bytes),
@@ -199,9 +204,8 @@ impl Supervisor<'_> {
             }
             Decision::Stop { reason, hint } => Err(Error::OutOfMemory { reason, hint }),
             Decision::Retry { settings, action } => {
-                let effective = self.template.training.train.effective_batch;
-                let accum =
-                    pipe_spec::pipeline::accum(effective, settings.batch, self.template.training.train.ranks.count());
+                let effective = self.template.pipeline.work.effective_batch();
+                let accum = self.template.accum(settings.batch);
                 self.reporter
                     .note(&format!("retrying: {action} (accum {accum}, effective batch {effective} as before)"));
                 self.note_action(action)?;
@@ -209,6 +213,11 @@ impl Supervisor<'_> {
                 Ok(Some(settings))
             }
         }
+    }
+
+    /// What a trainer that left no record was doing, as far as its events tell.
+    fn phase_without_record(&self) -> Option<Phase> {
+        (self.template.pipeline.training().is_some() && !self.was_ready()).then_some(Phase::Load)
     }
 
     fn note_action(&mut self, action: String) -> Result<(), Error> {
@@ -230,7 +239,7 @@ impl Supervisor<'_> {
         let log = JobLog::open(&folder.log(), None)?;
         self.oom = None;
 
-        let mut attempt = Attempt::new(number, settings.batch, spec.train.accum());
+        let mut attempt = Attempt::new(number, settings.batch, spec.accum());
         attempt.changes =
             self.template.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect();
         attempt.began = now();
@@ -238,7 +247,7 @@ impl Supervisor<'_> {
         self.run.state.attempts.push(attempt);
         self.run.set_doing("starting")?;
         self.announce(settings);
-        let launched = self.launch(number).await;
+        let launched = self.launch(number, &spec).await;
         self.watch_to_end(launched, log, &spec, events).await
     }
 
@@ -249,7 +258,7 @@ impl Supervisor<'_> {
         let spec = self
             .spec_of(number)
             .unwrap_or_else(|| self.template.spec(self.engine, self.run.folder.path(), number, settings));
-        let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number);
+        let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, &spec);
         let log = JobLog::open(&self.run.folder.attempt(number).log(), attempt.log.clone())?;
         events.begin_attempt(number);
         let job = match self.engine.find(&launch, attempt.container.as_deref(), attempt.log.as_ref()).await? {
@@ -260,7 +269,7 @@ impl Supervisor<'_> {
             FoundJob::NotStarted => {
                 self.interrupts.check()?;
                 write_json(&self.run.folder.attempt(number).spec(), &spec)?;
-                self.launch(number).await
+                self.launch(number, &spec).await
             }
             FoundJob::Gone => {
                 let diagnosis = interrupted();
@@ -286,8 +295,8 @@ impl Supervisor<'_> {
         }
     }
 
-    async fn launch(&self, number: u32) -> Result<StartedJob, Error> {
-        let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number);
+    async fn launch(&self, number: u32, spec: &JobSpec) -> Result<StartedJob, Error> {
+        let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, spec);
         for (path, _) in &launch.writable {
             std::fs::create_dir_all(path).map_err(|source| Error::Write { path: path.clone(), source })?;
         }
@@ -307,7 +316,7 @@ impl Supervisor<'_> {
         &mut self,
         job: Result<StartedJob, Error>,
         mut log: JobLog,
-        spec: &TrainerSpec,
+        spec: &JobSpec,
         events: &mut EventLog,
     ) -> Result<Diagnosis, Error> {
         let number = self.run.state.attempts.last().map_or(1, |attempt| attempt.number);
@@ -325,14 +334,22 @@ impl Supervisor<'_> {
                 return Err(error);
             }
         };
-        let record = self.take_oom_record(number)?;
-        let ran_out = ended.ending.exit_code == Some(i64::from(TrainerExit::DeviceOutOfMemory.code()));
+        let record = match self.template.pipeline.command() {
+            None => self.take_oom_record(number)?,
+            Some(_) => self.find_oom_text(number, &ended).await?,
+        };
+        let ran_out = match self.template.pipeline.command() {
+            None => ended.ending.exit_code == Some(i64::from(TrainerExit::DeviceOutOfMemory.code())),
+            Some(_) => record.as_ref().is_some_and(|record| record.memory == MemoryKind::Device),
+        };
         let card = ran_out.then(|| self.card(Device::Cuda)).flatten();
         let mut diagnosis = diagnose(&Evidence {
             ending: &ended.ending,
             record: record.as_ref(),
             card: card.as_ref(),
             tail: &ended.tail,
+            command: self.template.pipeline.command().map(|_| &self.template.pipeline.on_oom),
+            on_card: self.template.device == Device::Cuda,
             stop_requested: ended.stop_requested,
         });
         diagnosis.reason = diagnosis.reason.map(|reason| self.with_host_paths(&reason));
@@ -346,8 +363,9 @@ impl Supervisor<'_> {
     }
 
     /// Adds the measurements of the attempt to the ledger. A failure does not stop the training.
-    fn update_ledger(&mut self, spec: &TrainerSpec, record: Option<&OomRecord>, ending: &Ending) {
+    fn update_ledger(&mut self, spec: &JobSpec, record: Option<&OomRecord>, ending: &Ending) {
         let (Some(session), Some(attempt)) = (&mut self.session, self.run.state.attempts.last()) else { return };
+        let Some(spec) = spec.training() else { return };
         if let Err(error) = session.attempt_ended(spec, attempt, record, ending.memory_limit) {
             self.reporter.note(&format!("warning: {error}"));
             self.session = None;
@@ -386,6 +404,27 @@ impl Supervisor<'_> {
         Ok(record)
     }
 
+    /// What the end of a failed command's log says of an out-of-memory, kept with the attempt.
+    async fn find_oom_text(&self, number: u32, ended: &Watched) -> Result<Option<OomRecord>, Error> {
+        if ended.ending.exit_code == Some(0) {
+            return Ok(None);
+        }
+        let folder = self.run.folder.attempt(number);
+        let patterns = &self.template.pipeline.on_oom.patterns;
+        let find = |log: &str| oom_text::find(log, patterns, self.template.device == Device::Cuda);
+        let mut found = find(&watch::end_of(&folder.log(), OOM_TEXT_LIMIT));
+        if found.is_none() {
+            let last = ended.handle.last_output(OOM_TEXT_LIMIT as usize).await;
+            found = last.and_then(|last| find(&String::from_utf8_lossy(&last)));
+        }
+        let batch = self.run.state.attempts.last().map_or(0, |attempt| attempt.batch);
+        let record = found.map(|record| OomRecord { batch, ..record });
+        if let Some(record) = &record {
+            write_json(&folder.oom(), record)?;
+        }
+        Ok(record)
+    }
+
     /// The record that was kept of an attempt.
     fn oom_record(&self, number: u32) -> Option<OomRecord> {
         let text = std::fs::read(self.run.folder.attempt(number).oom()).ok()?;
@@ -401,9 +440,10 @@ impl Supervisor<'_> {
     fn failure(&self, diagnosis: Diagnosis) -> Error {
         let attempt = self.run.state.attempts.last();
         let code = attempt.and_then(|attempt| attempt.exit_code);
-        let bad_input = code == Some(i64::from(TrainerExit::BadInput.code()));
+        let is_command = self.template.pipeline.command().is_some();
+        let bad_input = !is_command && code == Some(i64::from(TrainerExit::BadInput.code()));
         let mut reason = diagnosis.reason.unwrap_or_default();
-        if diagnosis.cause != Some(Cause::Trainer) {
+        if is_command || diagnosis.cause != Some(Cause::Trainer) {
             let log = self.run.folder.attempt(attempt.map_or(1, |attempt| attempt.number)).log();
             let last = watch::last_lines(&log);
             if !last.is_empty() {

@@ -16,8 +16,12 @@ use super::{Supervisor, warn};
 use crate::engine::{Ending, JobHandle, Line, Source, StartedJob};
 use crate::error::Error;
 use crate::interrupt::StopRequest;
+use crate::report::bounded;
 use crate::run::EventLog;
 use crate::track::Notice;
+
+/// Characters of such a line that are shown.
+const LINE: usize = 1000;
 
 /// How many of the last lines of a log are kept for an error.
 const TAIL: usize = 20;
@@ -50,7 +54,8 @@ impl Supervisor<'_> {
         if let Some(attempt) = self.run.state.attempts.last_mut() {
             attempt.container = Some(job.id.clone());
         }
-        let mut watched = self.run.set_doing("training");
+        let is_command = self.template.pipeline.command().is_some();
+        let mut watched = self.run.set_doing(if is_command { "running the command" } else { "training" });
         let mut tail = Tail::default();
         let mut saved = Instant::now();
         let mut stopping: Option<Stopping> = None;
@@ -174,6 +179,10 @@ impl Supervisor<'_> {
             return Ok(());
         }
         log.write(line)?;
+        if self.template.pipeline.command().is_some() {
+            self.reporter.job_line(&line.text);
+            return Ok(());
+        }
         let event = if line.source == Source::Stdout { Event::parse(&line.text) } else { None };
         let Some(event) = event else {
             tracing::debug!(target: "trainer", "{}", line.text);
@@ -249,17 +258,23 @@ impl Tail {
 
 /// The last lines of a log of any size, indented.
 pub(super) fn last_lines(log: &Path) -> Vec<String> {
-    const ENOUGH: u64 = 64 << 10;
+    let text = end_of(log, 64 << 10);
+    let lines: Vec<&str> = text.lines().collect();
+    let shown = |line: &&str| {
+        format!("  {}", bounded(line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default(), LINE))
+    };
+    lines[lines.len().saturating_sub(TAIL)..].iter().map(shown).collect()
+}
+
+/// The last bytes of a log of any size, as text.
+pub(super) fn end_of(log: &Path, most: u64) -> String {
     let read = || {
         let mut file = File::open(log)?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(ENOUGH)))?;
+        file.seek(SeekFrom::Start(length.saturating_sub(most)))?;
         let mut bytes = Vec::new();
-        file.take(ENOUGH).read_to_end(&mut bytes)?;
+        file.take(most).read_to_end(&mut bytes)?;
         std::io::Result::Ok(bytes)
     };
-    let bytes = read().unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| format!("  {line}")).collect()
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
 }

@@ -38,7 +38,7 @@ pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, Containe
     mounts.extend(launch.mounts.iter().map(|(host, container)| bind(text(host), text(container), true)));
     let mut env: Vec<String> = launch.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let mut host = HostConfig {
-        network_mode: Some("none".to_owned()),
+        network_mode: (!launch.network).then(|| "none".to_owned()),
         cap_drop: Some(vec!["ALL".to_owned()]),
         security_opt: Some(vec!["no-new-privileges".to_owned()]),
         readonly_rootfs: Some(true),
@@ -51,6 +51,13 @@ pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, Containe
         log_config: Some(HostConfigLogConfig { typ: Some("json-file".to_owned()), config: None }),
         ..HostConfig::default()
     };
+    if let JobProgram::Command(_) = launch.program {
+        // Programs of others want a place for their temporary files, and a home.
+        host.tmpfs = Some(HashMap::from([("/tmp".to_owned(), "mode=1777".to_owned())]));
+        if !launch.env.contains_key("HOME") {
+            env.push("HOME=/tmp".to_owned());
+        }
+    }
     if let Some(gpu) = gpu {
         pass_through(gpu, &mut host, &mut mounts, &mut env, bind);
     }
@@ -70,8 +77,8 @@ pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, Containe
         user: Some(user()),
         env: Some(env),
         labels: Some(labels),
-        network_disabled: Some(true),
-        working_dir: Some(text(&launch.work_folder)),
+        network_disabled: Some(!launch.network),
+        working_dir: launch.work_folder.as_deref().map(text),
         stop_signal: Some("SIGTERM".to_owned()),
         host_config: Some(host),
         ..ContainerCreateBody::default()

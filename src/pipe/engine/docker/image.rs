@@ -24,7 +24,7 @@ impl DockerEngine {
         {
             return Ok(first.to_owned());
         }
-        if let Some(Image::Pinned(name)) = image {
+        if let Some(Image::Existing(name)) = image {
             return match self.image_id(name).await? {
                 Some(_) => Ok(name.clone()),
                 None => Err(Error::NoImage { image: name.clone() }),

@@ -5,11 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bollard::Docker;
-use bollard::query_parameters::KillContainerOptionsBuilder;
+use bollard::query_parameters::{KillContainerOptionsBuilder, LogsOptionsBuilder};
+use futures_util::StreamExt;
 
 use super::{container, failed, remove_container};
 use crate::engine::{Ending, JobHandle};
 use crate::error::Error;
+
+/// The lines at the end of a log that are read again.
+const LAST_LINES: &str = "200";
 
 pub struct ContainerJob {
     docker: Docker,
@@ -68,6 +72,19 @@ impl JobHandle for ContainerJob {
         let oom_killed = state.oom_killed == Some(true)
             || (exit_code == Some(137) && container::kernel_reported_oom(&self.docker, &self.id, &state).await);
         Ok(Ending { oom_killed, memory_limit, outage, ..Ending::exited(exit_code) })
+    }
+
+    async fn last_output(&self, most: usize) -> Option<Vec<u8>> {
+        let options = LogsOptionsBuilder::new().stdout(true).stderr(true).tail(LAST_LINES).build();
+        let mut stream = std::pin::pin!(self.docker.logs(&self.id, Some(options)));
+        let mut last = Vec::new();
+        while let Some(Ok(output)) = stream.next().await {
+            last.extend_from_slice(&output.into_bytes());
+            if last.len() > 2 * most {
+                last.drain(..last.len() - most);
+            }
+        }
+        Some(last)
     }
 
     async fn remove(&mut self) -> Result<(), Error> {

@@ -144,7 +144,7 @@ impl Engine for DockerEngine {
 
     async fn program(&self, image: Option<&Image>) -> Result<Program, Error> {
         let name = match image {
-            Some(Image::Pinned(name)) => name.clone(),
+            Some(Image::Existing(name)) => name.clone(),
             image => image::recipe(image).await?.name,
         };
         let id = self.image_id(&name).await?;

@@ -92,7 +92,7 @@ impl Engine for ToyEngine {
             .map_err(|error| Error::Read { path, source: std::io::Error::other(error) })?;
         let (sender, lines) = mpsc::channel(1024);
         let stop = Arc::new(AtomicBool::new(false));
-        let task = tokio::spawn(job::train(spec, launch.work_folder.clone(), sender, stop.clone()));
+        let task = tokio::spawn(job::train(spec, launch.work_folder.clone().unwrap_or_default(), sender, stop.clone()));
         let id = format!("{}-{}", launch.run_id, launch.attempt);
         Ok(StartedJob { handle: Box::new(ToyJob { task, stop }), id, lines })
     }

@@ -33,6 +33,13 @@ pub struct PreparedInputs {
     held: Vec<EntryGuard>,
 }
 
+impl PreparedInputs {
+    /// Those of a job that reads its own.
+    pub fn unchanged(inputs: &Inputs) -> Self {
+        Self { inputs: inputs.clone(), held: Vec::new() }
+    }
+}
+
 /// Events of the thread.
 enum PrepareEvent {
     Hashing {

@@ -26,8 +26,8 @@ use serde_json::json;
 
 use super::stderr;
 use super::table::ends_with_error_of_last_attempt;
-use super::visible::visible;
-use super::{ResultFiles, attempts_table, metrics_table, print, print_json_line, result_lines, summary};
+use super::visible::{visible, visible_line};
+use super::{ResultFiles, attempts_table, bounded, metrics_table, print, print_json_line, result_lines, summary};
 use data::DataProgress;
 pub use fetch::FetchProgress;
 use image::ImageProgress;
@@ -35,6 +35,9 @@ use pace::line_interval;
 use predict::PredictProgress;
 use screen::{Screen, lock};
 use view::View;
+
+/// Characters of a command's line that are shown; its log has all of it.
+const JOB_LINE: usize = 2000;
 
 /// How much is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +117,12 @@ impl Reporter {
             writeln!(journal, "{line}").ok();
         }
         self.say(line);
+    }
+
+    /// A line that a command has written, for people. Of a line that a progress bar wrote over and over the last state is shown.
+    pub fn job_line(&self, line: &str) {
+        let shown = line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default();
+        self.say(&bounded(&visible_line(shown), JOB_LINE));
     }
 
     /// A line for people, above the block.

@@ -1,0 +1,235 @@
+//! `command`: a program of the user in place of our trainer, with values of the attempt in its arguments.
+
+use std::collections::BTreeMap;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+use super::{Memory, Precision};
+
+/// A program of the user, and what `pipe` may change about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Command {
+    pub line: CommandLine,
+    pub vars: BTreeMap<String, VarValue>,
+    pub train: CommandTrain,
+    pub memory: Memory,
+    pub checkpoints: Option<Checkpoints>,
+}
+
+/// What of `train` a command is given.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CommandTrain {
+    pub batch: u32,
+    pub effective_batch: u32,
+    pub precision: Precision,
+}
+
+impl CommandTrain {
+    /// The keys that a command has.
+    pub const KEYS: [&str; 4] = ["batch", "accum", "effective_batch", "precision"];
+}
+
+/// A program and its arguments: a list, or one text that is cut into words as a shell does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct CommandLine(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for CommandLine {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            // What has an open quote is refused by the checks, as a command of no words is.
+            Value::String(text) => Ok(Self(shlex::split(&text).unwrap_or_default())),
+            words => {
+                let words: Vec<VarValue> = serde_json::from_value(words).map_err(serde::de::Error::custom)?;
+                Ok(Self(words.into_iter().map(|word| word.0).collect()))
+            }
+        }
+    }
+}
+
+impl JsonSchema for CommandLine {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "CommandLine".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "anyOf": [
+                { "type": "string", "minLength": 1, "description": "a command line" },
+                { "type": "array", "items": generator.subschema_for::<VarValue>(), "minItems": 1, "description": "a list of words" }
+            ]
+        })
+    }
+}
+
+/// A text, a number or a truth value, as text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct VarValue(pub String);
+
+impl<'de> Deserialize<'de> for VarValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self(match Value::deserialize(deserializer)? {
+            Value::String(text) => text,
+            other => other.to_string(),
+        }))
+    }
+}
+
+impl JsonSchema for VarValue {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "VarValue".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["string", "number", "boolean"], "description": "a text or a number" })
+    }
+}
+
+/// Where a command keeps what it can resume from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Checkpoints {
+    /// A folder below `{run}`.
+    pub folder: String,
+    /// Files or folders in it, such as `checkpoint-*`. The newest is the one with the largest number in its name.
+    pub pattern: String,
+    /// A file that a checkpoint has once it is complete, such as `trainer_state.json`. Default: any that is not empty is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub complete: Option<String>,
+}
+
+impl Default for Checkpoints {
+    fn default() -> Self {
+        Self { folder: ".".to_owned(), pattern: "checkpoint-*".to_owned(), complete: None }
+    }
+}
+
+/// Values of an attempt that stand in a command as `{name}`, besides `{vars.NAME}`.
+pub const PLACEHOLDERS: [&str; 7] = ["batch", "accum", "effective_batch", "run", "attempt", "resume", "precision"];
+
+/// A piece of a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece<'a> {
+    Text(&'a str),
+    /// `{name}`.
+    Placeholder(&'a str),
+}
+
+/// The pieces of a word. `{{` and `}}` are braces; what is no name between braces, as in JSON, is text, and so is `${NAME}`.
+pub fn pieces(word: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let mut rest = word;
+    while let Some(at) = rest.find(['{', '}']) {
+        let (before, from) = rest.split_at(at);
+        let is_variable = before.ends_with('$');
+        let name = from[1..].split_once('}').map(|(name, _)| name).filter(|name| is_name(name) && !is_variable);
+        let (piece, length) = match name {
+            _ if from.starts_with("{{") || from.starts_with("}}") => (Piece::Text(&from[..1]), 2),
+            Some(name) if from.starts_with('{') => (Piece::Placeholder(name), name.len() + 2),
+            _ => (Piece::Text(&from[..1]), 1),
+        };
+        pieces.extend((!before.is_empty()).then_some(Piece::Text(before)));
+        pieces.push(piece);
+        rest = &from[length..];
+    }
+    pieces.extend((!rest.is_empty()).then_some(Piece::Text(rest)));
+    pieces
+}
+
+fn is_name(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
+}
+
+impl Command {
+    /// The placeholders of the command that there are no values for.
+    pub fn unknown_placeholders(&self) -> impl Iterator<Item = &str> {
+        let known = |name: &str| match name.strip_prefix("vars.") {
+            Some(var) => self.vars.contains_key(var),
+            None => PLACEHOLDERS.contains(&name),
+        };
+        self.line.0.iter().flat_map(|word| pieces(word)).filter_map(move |piece| match piece {
+            Piece::Placeholder(name) if !known(name) => Some(name),
+            _ => None,
+        })
+    }
+
+    /// The words with their values. A word with `{resume}` is left out where there is nothing to resume from, and the option
+    /// before it where the word is nothing else.
+    pub fn words(&self, value: impl Fn(&str) -> String) -> Vec<String> {
+        let mut words: Vec<String> = Vec::new();
+        for word in &self.line.0 {
+            let pieces = pieces(word);
+            let resumes = pieces.contains(&Piece::Placeholder("resume"));
+            if resumes && value("resume").is_empty() {
+                if pieces.len() == 1 && words.last().is_some_and(|last| last.starts_with('-')) {
+                    words.pop();
+                }
+                continue;
+            }
+            let text = |piece: &Piece<'_>| match piece {
+                Piece::Text(text) => (*text).to_owned(),
+                Piece::Placeholder(name) => match name.strip_prefix("vars.").and_then(|var| self.vars.get(var)) {
+                    Some(var) => var.0.clone(),
+                    None => value(name),
+                },
+            };
+            words.push(pieces.iter().map(text).collect());
+        }
+        words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(line: &str) -> Command {
+        Command {
+            line: serde_json::from_value(Value::String(line.to_owned())).unwrap(),
+            vars: BTreeMap::from([("lr".to_owned(), VarValue("3e-4".to_owned()))]),
+            train: CommandTrain { batch: 8, effective_batch: 32, precision: Precision::Fp32 },
+            memory: Memory::default(),
+            checkpoints: None,
+        }
+    }
+
+    fn filled(line: &str, resume: &str) -> String {
+        let value = |name: &str| if name == "resume" { resume.to_owned() } else { format!("<{name}>") };
+        command(line).words(value).join("|")
+    }
+
+    #[test]
+    fn words_with_values() {
+        for (line, want) in [
+            ("python train.py --batch {batch}", "python|train.py|--batch|<batch>"),
+            ("a '--lr={vars.lr}' b{accum}c{attempt}", "a|--lr=3e-4|b<accum>c<attempt>"),
+            (r#"a '{"x": {"y": 1}}' "{{batch}}" ${HOME} {}"#, r#"a|{"x": {"y": 1}}|{batch}|${HOME}|{}"#),
+            ("a --out {run}/x 'two words'", "a|--out|<run>/x|two words"),
+        ] {
+            assert_eq!(filled(line, ""), want);
+        }
+    }
+
+    #[test]
+    fn without_a_checkpoint_nothing_speaks_of_one() {
+        for (line, without, with) in [
+            ("a --resume {resume} -b", "a|-b", "a|--resume|/c|-b"),
+            ("a --resume={resume} b", "a|b", "a|--resume=/c|b"),
+            ("a {resume}", "a", "a|/c"),
+            ("a -q resume={resume}", "a|-q", "a|-q|resume=/c"),
+        ] {
+            assert_eq!((filled(line, ""), filled(line, "/c")), (without.to_owned(), with.to_owned()));
+        }
+    }
+
+    #[test]
+    fn placeholders_without_a_value_are_found() {
+        let found = |line: &str| command(line).unknown_placeholders().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(found("a {bach} {vars.lr} {vars.no} {{x}} ${Y} {1} {a b}"), ["bach", "vars.no"]);
+        assert!(found("a {batch} {accum} {effective_batch} {run} {attempt} {resume} {precision}").is_empty());
+    }
+}

@@ -1,0 +1,237 @@
+//! Whether the log of a command says that memory ran out, and of how much it speaks. Pure.
+
+use std::sync::LazyLock;
+
+use pipe_spec::event::MemoryKind;
+use pipe_spec::{OomRecord, Phase};
+use regex::{Captures, Regex, RegexBuilder};
+
+/// Characters of a message that are kept.
+const MESSAGE: usize = 2000;
+
+/// What frameworks say when memory has run out, and whose memory it is.
+const MESSAGES: [(MemoryKind, &str); 15] = [
+    (MemoryKind::Device, r"(?:CUDA|HIP|XPU|MPS backend) out of memory"),
+    (MemoryKind::Device, r"CUDA (?:driver |runtime )?error: out of memory|cuda runtime error \(2\)"),
+    (MemoryKind::Device, r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"),
+    (MemoryKind::Device, r"Cuda failure (?:\d+ )?'out of memory'"),
+    (MemoryKind::Device, r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED"),
+    (MemoryKind::Device, r"RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate|Ran out of memory|Attempting to)"),
+    (MemoryKind::Device, r"Ran out of memory in memory space (?:hbm|vmem|smem)"),
+    (MemoryKind::Device, r"OOM when allocating tensor with shape.*by allocator (?:GPU|gpu)"),
+    (MemoryKind::Host, r"OOM when allocating tensor with shape.*by allocator (?:cpu|mklcpu)"),
+    (MemoryKind::Device, r"Out of memory error on GPU \d+"),
+    (MemoryKind::Device, r"cudaMalloc(?: retry)? failed: out of memory"),
+    (MemoryKind::Device, r"cupy\.cuda\.memory\.OutOfMemoryError"),
+    (MemoryKind::Host, r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"),
+    (MemoryKind::Host, r"(?:ArrayMemoryError|MemoryError): Unable to allocate"),
+    (
+        MemoryKind::Host,
+        r"(?m)^MemoryError(?::.*)?$|std::bad_alloc|DataLoader worker \(pid.*\) is killed by signal: Killed",
+    ),
+];
+
+static KNOWN: LazyLock<Vec<(MemoryKind, Regex)>> =
+    LazyLock::new(|| MESSAGES.iter().map(|(memory, text)| (*memory, compiled(text))).collect());
+
+fn compiled(text: &str) -> Regex {
+    Regex::new(text).expect("it is written here, and tested")
+}
+
+/// What the last lines of a log say of an out-of-memory. `patterns` are those of the pipeline; they speak of the card where
+/// there is one.
+pub fn find(log: &str, patterns: &[String], on_card: bool) -> Option<OomRecord> {
+    let own = if on_card { MemoryKind::Device } else { MemoryKind::Host };
+    // A line ends where a progress bar begins anew.
+    let log = log.replace('\r', "\n");
+    let given = patterns.iter().filter_map(|text| RegexBuilder::new(text).multi_line(true).build().ok());
+    let given: Vec<(MemoryKind, Regex)> = given.map(|pattern| (own, pattern)).collect();
+    // The last one decides: what came before it was survived.
+    let (memory, at) = KNOWN
+        .iter()
+        .chain(&given)
+        .filter_map(|(memory, pattern)| Some((*memory, pattern.find_iter(&log).last()?.start())))
+        .max_by_key(|(_, at)| *at)?;
+    let start = log[..at].rfind('\n').map_or(0, |end| end + 1);
+    let message: String = log[start..].chars().take(MESSAGE).collect();
+    Some(record(memory, &message))
+}
+
+/// The sizes that a message tells.
+fn record(memory: MemoryKind, message: &str) -> OomRecord {
+    let size = |pattern: &Regex| pattern.captures(message).and_then(|found| bytes(&found));
+    let mut record = OomRecord {
+        message: message.lines().next().unwrap_or_default().to_owned(),
+        ..OomRecord::new(memory, Phase::Forward)
+    };
+    record.requested = REQUESTED.iter().find_map(size);
+    let card = CARD.iter().find_map(size);
+    let allowed = size(&ALLOWED);
+    record.card_total = card;
+    record.total = allowed.or(card);
+    record.card_free = size(&FREE);
+    record.free = record.card_free;
+    record.allocated = size(&ALLOCATED);
+    record.reserved = match size(&UNALLOCATED) {
+        Some(unused) => record.allocated.map(|allocated| allocated.saturating_add(unused)),
+        None => size(&RESERVED),
+    };
+    let mut others: Vec<u64> = OTHERS.captures_iter(message).filter_map(|found| bytes(&found)).collect();
+    record.own = size(&OWN).or_else(|| take_own(&mut others, record.reserved?));
+    record.others = (!others.is_empty()).then(|| others.iter().fold(0, |sum: u64, each| sum.saturating_add(*each)));
+    record
+}
+
+/// In a container torch does not know its own process, and lists it as any other: the smallest that holds what torch does.
+fn take_own(processes: &mut Vec<u64>, reserved: u64) -> Option<u64> {
+    // Sizes are told with two digits after the point.
+    let least = reserved - reserved / 100;
+    let (at, own) =
+        processes.iter().copied().enumerate().filter(|(_, held)| *held >= least).min_by_key(|(_, held)| *held)?;
+    processes.remove(at);
+    Some(own)
+}
+
+const SIZE: &str = r"(?P<number>\d+(?:\.\d+)?)\s?(?P<unit>bytes?|[KMGT]i?B|[KMGT]\b)";
+
+fn sized(text: &str) -> Regex {
+    compiled(&text.replace("SIZE", SIZE))
+}
+
+static REQUESTED: LazyLock<[Regex; 5]> = LazyLock::new(|| {
+    [
+        sized("[Tt]ried to allocate SIZE"),
+        sized("trying to allocate SIZE"),
+        sized("Failed to allocate request for SIZE"),
+        sized("(?:Unable to|Cannot) allocate SIZE"),
+        sized("Out of memory allocating SIZE"),
+    ]
+});
+static CARD: LazyLock<[Regex; 2]> = LazyLock::new(|| [sized("SIZE total capacity"), sized("total capaci?ty of SIZE")]);
+static FREE: LazyLock<Regex> = LazyLock::new(|| sized("SIZE (?:is )?free"));
+static ALLOWED: LazyLock<Regex> = LazyLock::new(|| sized("SIZE allowed"));
+static ALLOCATED: LazyLock<Regex> = LazyLock::new(|| sized("SIZE (?:already allocated|is allocated by PyTorch)"));
+static RESERVED: LazyLock<Regex> = LazyLock::new(|| sized("SIZE reserved in total"));
+static UNALLOCATED: LazyLock<Regex> = LazyLock::new(|| sized("SIZE is reserved by PyTorch but unallocated"));
+static OWN: LazyLock<Regex> = LazyLock::new(|| sized("this process has SIZE memory in use"));
+static OTHERS: LazyLock<Regex> = LazyLock::new(|| sized(r"Process \d+ has SIZE memory in use"));
+
+/// Powers of 1024, whichever way the unit is written.
+fn bytes(found: &Captures<'_>) -> Option<u64> {
+    let number: f64 = found.name("number")?.as_str().parse().ok()?;
+    let factor: u64 = match found.name("unit")?.as_str().chars().next()? {
+        'K' => 1 << 10,
+        'M' => 1 << 20,
+        'G' => 1 << 30,
+        'T' => 1 << 40,
+        _ => 1,
+    };
+    Some((number * factor as f64).round() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: f64 = (1u64 << 30) as f64;
+
+    fn gib(size: f64) -> Option<u64> {
+        Some((size * GIB).round() as u64)
+    }
+
+    fn found(log: &str) -> OomRecord {
+        find(log, &[], true).unwrap_or_else(|| panic!("{log}"))
+    }
+
+    /// As torch 1.x and 2.0 write it.
+    #[test]
+    fn sizes_of_an_older_torch() {
+        let text = "step 3\rstep 4\rTraceback (most recent call last):\n  File \"train.py\", line 9, in <module>\nRuntimeError: CUDA \
+                    out of memory. Tried to allocate 512.00 MiB (GPU 0; 23.70 GiB total capacity; 20.50 GiB already allocated; \
+                    128.00 MiB free; 21.25 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try ...\n";
+        let record = found(text);
+        assert_eq!(record.memory, MemoryKind::Device);
+        assert_eq!((record.requested, record.total, record.card_total), (Some(512 << 20), gib(23.7), gib(23.7)));
+        assert_eq!((record.allocated, record.reserved, record.card_free), (gib(20.5), gib(21.25), Some(128 << 20)));
+        assert!(record.message.starts_with("RuntimeError: CUDA out of memory") && !record.message.contains('\n'));
+    }
+
+    /// As torch 2.1 and later write it: with a cap, with other processes, in a container that hides which process is its own.
+    #[test]
+    fn sizes_of_a_newer_torch() {
+        let text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB \
+                    of which 1.50 GiB is free. Process 71 has 60.00 GiB memory in use. Including non-PyTorch memory, this process \
+                    has 17.50 GiB memory in use. 24.00 GiB allowed; Of the allocated memory 16.00 GiB is allocated by PyTorch, and \
+                    512.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large ...";
+        let record = found(text);
+        assert_eq!((record.requested, record.total, record.card_total), (gib(2.0), gib(24.0), gib(79.25)));
+        assert_eq!((record.allocated, record.reserved), (gib(16.0), gib(16.5)));
+        assert_eq!((record.own, record.others, record.card_free), (gib(17.5), gib(60.0), gib(1.5)));
+        let contained = text.replace("Including non-PyTorch memory, this process has", "Process 99 has");
+        let record = found(&contained);
+        assert_eq!((record.own, record.others), (gib(17.5), gib(60.0)));
+    }
+
+    #[test]
+    fn whose_memory_and_how_much() {
+        use MemoryKind::{Device, Host};
+        for (text, memory, requested) in [
+            ("torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 20.00 MiB.", Device, Some(20 << 20)),
+            ("RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be ...", Device, None),
+            ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", Device, None),
+            (
+                "RuntimeError: [enforce fail at alloc_cpu.cpp:75] err == 0. DefaultCPUAllocator: can't allocate memory: you tried \
+                 to allocate 40000000000 bytes. Error code 12 (Cannot allocate memory)",
+                Host,
+                Some(40_000_000_000),
+            ),
+            (
+                "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.",
+                Device,
+                Some(8 << 30),
+            ),
+            (
+                "ResourceExhaustedError: OOM when allocating tensor with shape[64,512] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
+                Device,
+                None,
+            ),
+            (
+                "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 1.50 GiB for an array with shape (3,)",
+                Host,
+                Some(3 << 29),
+            ),
+            ("Traceback (most recent call last):\nMemoryError", Host, None),
+            ("RuntimeError: DataLoader worker (pid 17) is killed by signal: Killed. ", Host, None),
+        ] {
+            let record = found(text);
+            assert_eq!((record.memory, record.requested), (memory, requested), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_only_looks_like_it() {
+        for text in [
+            "",
+            "lowering the batch to avoid running out of memory",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "OSError: [Errno 28] No space left on device",
+            "429 RESOURCE_EXHAUSTED: Quota exceeded for quota metric",
+            "grpc: RESOURCE_EXHAUSTED: Received message larger than max (5 vs. 4)",
+            "except MemoryError: pass  # noqa",
+        ] {
+            assert!(find(text, &[], true).is_none(), "{text}");
+        }
+        let own = ["heap is full$".to_owned(), "(".to_owned()];
+        assert_eq!(find("x: heap is full\nend", &own, true).map(|record| record.memory), Some(MemoryKind::Device));
+        assert_eq!(find("x: heap is full", &own, false).map(|record| record.memory), Some(MemoryKind::Host));
+    }
+
+    /// A message that was survived does not decide when a later one does.
+    #[test]
+    fn the_last_message_decides() {
+        let text = "CUDA out of memory. Tried to allocate 1.00 GiB.\nretrying\nDefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes.";
+        let record = found(text);
+        assert_eq!((record.memory, record.requested), (MemoryKind::Host, Some(64)));
+    }
+}

@@ -1,0 +1,85 @@
+//! A program of somebody else, which knows nothing of pipe: `job command VERB NUMBER [--batch N] [--out FOLDER] [--resume PATH]`.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::{SIG_IGN, SIGTERM, eat, signal};
+
+/// As torch writes it. With so many GiB allocated by torch, of 24.
+const CUDA: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB of \
+                    which 0.50 GiB is free. Including non-PyTorch memory, this process has 23.50 GiB memory in use. Of the allocated \
+                    memory 22.50 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated.";
+const CPU: &str = "RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to \
+                   allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)";
+
+pub fn run(words: &[String]) {
+    let after = |name: &str| words.iter().position(|word| word == name).and_then(|at| words.get(at + 1)).cloned();
+    let number: u32 = words.get(1).and_then(|word| word.parse().ok()).unwrap_or(0);
+    let batch: u32 = after("--batch").and_then(|word| word.parse().ok()).unwrap_or(0);
+    let fits = batch <= number;
+    println!("args: {}", words.join(" "));
+    match words[0].as_str() {
+        "cuda" if !fits => fail(CUDA, 1),
+        "cpu" if !fits => fail(CPU, 1),
+        "own" if !fits => fail("the heap is full", 9),
+        "eat" if !fits => eat(),
+        "cuda" | "cpu" | "own" | "eat" => println!("done"),
+        "exit" => fail("giving up", number as i32),
+        "survives" => eprintln!("{CUDA}\nlowering the resolution"),
+        // A progress bar that never ends its line, and then the message in it.
+        "flood" => {
+            let bar = "\rstep 1000 of 100000 ".repeat(50);
+            let mut stderr = std::io::stderr();
+            (0..number * 1000).for_each(|_| stderr.write_all(bar.as_bytes()).expect("stderr"));
+            if batch > 1 {
+                fail(CUDA, 1);
+            }
+        }
+        "stubborn" => {
+            // SAFETY: no handler runs.
+            unsafe { signal(SIGTERM, SIG_IGN) };
+            println!("sleeping");
+            std::thread::sleep(Duration::from_secs(600));
+        }
+        "children" => {
+            let program = std::env::current_exe().expect("this program");
+            let child = std::process::Command::new(program).args(["command", "stubborn"]).spawn().expect("a child");
+            println!("child {}", child.id());
+        }
+        "outside" => {
+            for path in ["/outside", "/job", "/run/outside"] {
+                match std::fs::write(path, "x") {
+                    Ok(()) => fail(&format!("wrote {path}"), 1),
+                    Err(_) => println!("refused {path}"),
+                }
+            }
+            std::fs::write("/tmp/inside", "x").expect("/tmp");
+            println!("home {}", std::env::var("HOME").unwrap_or_default());
+            println!("folder {}", std::env::current_dir().expect("a folder").display());
+        }
+        // Six steps with a checkpoint each. With a batch that is too large the third step of an attempt fails.
+        "walk" => {
+            let out = PathBuf::from(after("--out").expect("--out"));
+            let first = after("--resume").map_or(1, |path| {
+                let saved = std::fs::read_to_string(PathBuf::from(path).join("step")).expect("the checkpoint");
+                saved.parse::<u32>().expect("a number") + 1
+            });
+            for (step, count) in (first..=6).zip(1..) {
+                if !fits && count == 3 {
+                    fail(CUDA, 1);
+                }
+                println!("step {step} of batch {batch}");
+                let folder = out.join(format!("checkpoint-{step}"));
+                std::fs::create_dir_all(&folder).expect("the checkpoint");
+                std::fs::write(folder.join("step"), step.to_string()).expect("the checkpoint");
+            }
+        }
+        other => fail(&format!("no verb {other}"), 2),
+    }
+}
+
+fn fail(said: &str, code: i32) -> ! {
+    eprintln!("{said}");
+    std::process::exit(code)
+}

@@ -1,0 +1,257 @@
+//! Commands of the user, which know nothing of pipe: the right verdict, the right next attempt, nothing left behind.
+
+use crate::harness::{Folder, Needs, Suite, job};
+
+pub fn tests(suite: &mut Suite) {
+    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
+        let mut test = |name: &str, body: fn(&str)| {
+            suite.test(&format!("commands::{name}::{engine}"), needs, move || body(engine));
+        };
+        test("a_smaller_batch_after_the_message_of_torch", cuda);
+        test("a_smaller_batch_after_the_message_of_the_cpu_allocator", cpu);
+        test("a_message_that_was_survived_is_none", survived);
+        test("exit_codes_and_patterns_of_the_pipeline", own);
+        test("a_command_that_ends_with_137_by_itself", exits_137);
+        test("exit_codes_are_the_commands_own", exits_3);
+        test("a_bar_without_an_end", flood);
+        test("checkpoints_are_resumed_from", walk);
+        test("children_are_ended_with_it", children);
+        test("one_that_does_not_stop_is_ended", stubborn);
+    }
+    suite.test("commands::killed_by_the_kernel::docker", Needs::Docker, killed_by_kernel);
+    suite.test("commands::nothing_outside_is_written::docker", Needs::Docker, outside);
+    suite.test("commands::an_image_is_needed::docker", Needs::Docker, no_image);
+    suite.test("commands::what_it_is_started_with", Needs::Nothing, values);
+    suite.test("commands::allocators_are_told", Needs::Nothing, allocators);
+    suite.test("commands::bad_pipelines", Needs::Nothing, bad_pipelines);
+    suite.test("commands::other_subcommands", Needs::Nothing, other_subcommands);
+}
+
+const ARGS: &str = "--batch {batch} --accum {accum} --out {run} --resume {resume}";
+
+/// A folder with a pipeline that runs the stand-in as `job command WORDS`; `more` is added to the pipeline.
+fn folder(engine: &str, words: &str, more: &str) -> Folder {
+    let folder = job::folder("", "");
+    let program = match engine {
+        "docker" => "/job".to_owned(),
+        _ => folder.path().join("image/job").display().to_string(),
+    };
+    let yaml = format!(
+        "version: 1\nname: job\nengine: {engine}\ncommand: {program} command {words} {ARGS}\ntrain: {{batch: 8, accum: 2}}\n\
+         container: {{gpus: 0, memory: 64m, image: image/job.Dockerfile, stop_timeout: 2}}\n{more}"
+    );
+    folder.write("job.yaml", yaml);
+    folder
+}
+
+fn attempts(folder: &Folder) -> Vec<(u64, u64, String, String)> {
+    let run = folder.show();
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let attempt = |attempt: &serde_json::Value| {
+        let number = |key: &str| attempt[key].as_u64().unwrap();
+        (number("batch"), number("accum"), text(&attempt["outcome"]), text(&attempt["cause"]))
+    };
+    run["attempts"].as_array().unwrap().iter().map(attempt).collect()
+}
+
+fn expect(folder: &Folder, want: &[(u64, u64, &str, &str)]) {
+    let found = attempts(folder);
+    let found: Vec<_> = found.iter().map(|(batch, accum, out, cause)| (*batch, *accum, &**out, &**cause)).collect();
+    assert_eq!(found, want);
+    assert!(folder.containers().is_empty());
+}
+
+fn cuda(engine: &str) {
+    let folder = folder(engine, "cuda 2", "");
+    folder
+        .pipe(&["run", "job.yaml"])
+        .exits(0)
+        .says("whether its result stays the same is up to it")
+        .says("args: cuda 2 --batch 8 --accum 2")
+        .says("the card's memory ran out: 2.0 GiB requested with 23.5 GiB of 24.0 GiB in use")
+        .says("retrying: batch 4 instead of 8 (accum 4, effective batch 16 as before)");
+    expect(&folder, &[(8, 2, "oom", "capacity"), (4, 4, "oom", "capacity"), (2, 8, "finished", "")]);
+    let record: serde_json::Value = serde_json::from_str(&folder.read_run("attempts/01/oom.json")).unwrap();
+    assert_eq!((record["requested"].as_u64(), record["allocated"].as_u64()), (Some(2 << 30), Some(45 << 29)));
+    assert!(folder.read_run("attempts/01/log.txt").contains("CUDA out of memory"));
+}
+
+fn cpu(engine: &str) {
+    let folder = folder(engine, "cpu 4", "");
+    folder.pipe(&["run", "job.yaml"]).exits(0).says("the host's memory ran out: 8.0 GiB requested");
+    expect(&folder, &[(8, 2, "oom", "host_memory"), (4, 4, "finished", "")]);
+}
+
+fn survived(engine: &str) {
+    let folder = folder(engine, "survives", "");
+    folder.pipe(&["run", "job.yaml"]).exits(0).says("lowering the resolution");
+    expect(&folder, &[(8, 2, "finished", "")]);
+}
+
+fn own(engine: &str) {
+    let by_code = folder(engine, "own 4", "on_oom: {exit_codes: [9]}\n");
+    by_code.pipe(&["run", "job.yaml"]).exits(0).says("exit code 9, which on_oom.exit_codes names");
+    expect(&by_code, &[(8, 2, "oom", "host_memory"), (4, 4, "finished", "")]);
+    let by_text = folder(engine, "own 4", "on_oom: {patterns: ['heap .* full$']}\n");
+    by_text.pipe(&["run", "job.yaml"]).exits(0);
+    expect(&by_text, &[(8, 2, "oom", "host_memory"), (4, 4, "finished", "")]);
+}
+
+fn exits_137(engine: &str) {
+    let folder = folder(engine, "exit 137", "");
+    folder
+        .pipe(&["run", "job.yaml"])
+        .exits(6)
+        .says("killed by SIGKILL (exit code 137), not because of memory")
+        .says("giving up");
+    expect(&folder, &[(8, 2, "failed", "killed")]);
+}
+
+/// 3 and 42 mean something of our trainer, and nothing of a command.
+fn exits_3(engine: &str) {
+    for code in [3, 42, 130] {
+        let folder = folder(engine, &format!("exit {code}"), "");
+        folder.pipe(&["run", "job.yaml"]).exits(6).says("giving up");
+        assert_eq!(attempts(&folder)[0].2, "failed", "{code}");
+    }
+}
+
+fn flood(engine: &str) {
+    let folder = folder(engine, "flood 20", "");
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    let want = [(8, 2), (4, 4), (2, 8), (1, 16)];
+    let found: Vec<_> = attempts(&folder).iter().map(|(batch, accum, ..)| (*batch, *accum)).collect();
+    assert_eq!(found, want);
+}
+
+fn walk(engine: &str) {
+    let folder = folder(engine, "walk 2", "checkpoints: {pattern: checkpoint-*, complete: step}\n");
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    expect(&folder, &[(8, 2, "oom", "capacity"), (4, 4, "oom", "capacity"), (2, 8, "finished", "")]);
+    let log = |attempt: u32| folder.read_run(&format!("attempts/{attempt:02}/log.txt"));
+    assert!(!log(1).contains("--resume"), "{}", log(1));
+    for (attempt, steps) in [(1, [1, 2]), (2, [3, 4]), (3, [5, 6])] {
+        let log = log(attempt);
+        let found: Vec<&str> = log.lines().filter(|line| line.contains("step ")).collect();
+        let want = steps.map(|step| format!("step {step} of batch {}", 16 >> attempt));
+        assert!(found.len() == 2 && found.iter().zip(&want).all(|(line, want)| line.ends_with(want)), "{log}");
+    }
+    assert!(folder.run_folder().join("output/checkpoint-6/step").is_file());
+}
+
+fn children(engine: &str) {
+    let folder = folder(engine, "children", "");
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    expect(&folder, &[(8, 2, "finished", "")]);
+    if engine == "process" {
+        let log = folder.read_run("attempts/01/log.txt");
+        let child = log.lines().find_map(|line| line.split("child ").nth(1)).expect("the child");
+        folder.wait_until("the child has ended", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.trim())).unwrap_or_default();
+            // One that nobody has asked after yet.
+            stat.is_empty() || stat.contains(") Z ")
+        });
+    }
+}
+
+fn stubborn(engine: &str) {
+    let folder = folder(engine, "stubborn", "");
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "sleeping");
+    running.signal("TERM");
+    running.end().exits(130).says("did not end within 2 s (container.stop_timeout)");
+    expect(&folder, &[(8, 2, "stopped", "requested")]);
+}
+
+fn killed_by_kernel() {
+    let folder = folder("docker", "eat 4", "");
+    folder.pipe(&["run", "job.yaml"]).exits(0).says("the kernel killed it at its memory limit of 64.0 MiB");
+    expect(&folder, &[(8, 2, "oom", "host_memory"), (4, 4, "finished", "")]);
+}
+
+fn outside() {
+    let folder = folder("docker", "outside", "");
+    let answer = folder.pipe(&["run", "job.yaml", "--set", "container.workdir=/run"]).exits(0);
+    answer.says("refused /outside").says("refused /job").says("home /tmp").says("folder /run");
+}
+
+fn no_image() {
+    let folder = folder("docker", "survives", "");
+    folder.write("job.yaml", folder.read("job.yaml").replace(" image: image/job.Dockerfile,", ""));
+    folder
+        .pipe(&["run", "job.yaml"])
+        .exits(3)
+        .says("container.image is missing: a command runs in an image of yours")
+        .says("--engine process");
+    assert!(!folder.has_runs());
+    folder
+        .pipe(&["run", "job.yaml", "--set", "container.image=nobody/nothing:latest"])
+        .exits(5)
+        .says("nobody/nothing:latest")
+        .says("pull it first");
+}
+
+fn values() {
+    let folder = Folder::new();
+    folder.write(
+        "job.yaml",
+        "version: 1\nname: job\nengine: process\ncontainer: {gpus: 0, env: {MINE: a}}\ntrain: {batch: 3, effective_batch: 8, precision: \
+         bf16}\nvars: {lr: 0.5, tag: x y}\ncommand: [sh, -c, 'echo \"$0 $PIPE_BATCH $PIPE_ACCUM $PIPE_EFFECTIVE_BATCH $PIPE_PRECISION \
+         $PIPE_ATTEMPT $PIPE_VARS_LR $PIPE_VARS_TAG $MINE ${SECRET}\"; test -d \"$PIPE_RUN\" && pwd', '{vars.tag}-{precision}']\n",
+    );
+    let folder = folder.env("SECRET", "hidden");
+    let here = folder.path().display().to_string();
+    folder.pipe(&["run", "job.yaml"]).exits(0).says("x y-bf16 3 3 8 bf16 1 0.5 x y a hidden").says(&here);
+    assert!(!folder.read_run("attempts/01/spec.json").contains("hidden"));
+    folder.pipe(&["check", "job.yaml"]).exits(0).prints("job.yaml is valid: batch 3 x accum 3 = effective batch 8");
+}
+
+/// What torch and JAX read, for a card of 24 GiB.
+fn allocators() {
+    let folder = job::on_card("", "", "24576 24000\n");
+    folder.write(
+        "job.yaml",
+        "version: 1\nname: job\nengine: process\ncommand: sh -c env\ncontainer: {gpus: 1}\n\
+         memory: {limit: 6g, allocator: {expandable_segments: true, max_split_size_mb: 64}}\n",
+    );
+    let dry = folder.pipe(&["run", "job.yaml", "--dry-run"]).exits(0).json();
+    let env = &dry["spec"]["env"];
+    let torch = "expandable_segments:True,max_split_size_mb:64,per_process_memory_fraction:";
+    for name in ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
+        assert!(env[name].as_str().is_some_and(|text| text.starts_with(torch)), "{env:#}");
+    }
+    let share: f64 = env["XLA_PYTHON_CLIENT_MEM_FRACTION"].as_str().unwrap().parse().unwrap();
+    assert!(share > 0.0 && share < 1.0, "{env:#}");
+}
+
+fn bad_pipelines() {
+    let folder = Folder::new();
+    let head = "version: 1\nname: job\n";
+    for (text, want) in [
+        ("command: a {bach}\n", "command: unknown value {bach}; did you mean `batch`?"),
+        ("command: a {vars.lr}\n", "command: unknown value {vars.lr}"),
+        ("command: \"a 'b\"\n", "command: no program in it; is a quote left open?"),
+        ("command: a\nmodel: {arch: t5, config: {}}\n", "model: give `model` or `command`, not both"),
+        ("command: a\ntrain: {seed: 3}\n", "train.seed: not for a command"),
+        ("command: a\ntrain: {batch: auto, effective_batch: 8}\n", "train.batch: found auto; a command needs a number"),
+        ("command: a\non_oom: {patterns: ['(']}\n", "on_oom.patterns.0: not a regular expression: unclosed group"),
+        ("command: a\non_oom: {then: [checkpointing]}\n", "on_oom.then: not for a command"),
+        ("command: a\ncheckpoints: {folder: ../x}\n", "checkpoints.folder: must be a folder below {run}"),
+        ("command: a\nvars: {a-b: 1}\n", "vars.a-b: a name has letters, digits and _"),
+        ("model: {arch: t5, config: {}}\ndata: {train: x}\nvars: {a: 1}\n", "vars: only for a `command`"),
+    ] {
+        folder.write("job.yaml", format!("{head}{text}"));
+        folder.pipe(&["check", "job.yaml"]).exits(3).says(want);
+    }
+}
+
+fn other_subcommands() {
+    let folder = folder("process", "survives", "");
+    for words in [["plan", "job.yaml"], ["fit", "job.yaml"]] {
+        folder.pipe(&words).exits(3).says("this pipeline runs a command, not a training");
+    }
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    folder.pipe(&["ls"]).exits(0).prints("finished");
+    folder.pipe(&["report"]).exits(0);
+    folder.pipe(&["logs"]).exits(0).prints("lowering the resolution");
+}
