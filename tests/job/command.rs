@@ -42,6 +42,11 @@ pub fn run(words: &[String]) {
             println!("sleeping");
             std::thread::sleep(Duration::from_secs(600));
         }
+        "nap" => {
+            println!("napping");
+            std::thread::sleep(Duration::from_millis(number.into()));
+            println!("awake");
+        }
         "children" => {
             let program = std::env::current_exe().expect("this program");
             let child = std::process::Command::new(program).args(["command", "stubborn"]).spawn().expect("a child");
@@ -54,7 +59,10 @@ pub fn run(words: &[String]) {
                     Err(_) => println!("refused {path}"),
                 }
             }
-            std::fs::write("/tmp/inside", "x").expect("/tmp");
+            // What is compiled while it runs is loaded from there.
+            std::fs::copy("/job", "/tmp/job").expect("/tmp");
+            let copy = std::process::Command::new("/tmp/job").args(["command", "survives"]).status().expect("a program in /tmp");
+            println!("from /tmp: {copy}");
             println!("home {}", std::env::var("HOME").unwrap_or_default());
             println!("folder {}", std::env::current_dir().expect("a folder").display());
         }

@@ -18,6 +18,10 @@ pub fn tests(suite: &mut Suite) {
         test("children_are_ended_with_it", children);
         test("one_that_does_not_stop_is_ended", stubborn);
     }
+    suite.test("commands::a_shell_and_what_it_started_are_stopped", Needs::Nothing, shell);
+    suite.test("commands::what_moved_away_is_ended_with_it", Needs::Nothing, moved_away);
+    suite.test("commands::pipe_is_killed::process", Needs::Nothing, pipe_is_killed);
+    suite.test("commands::pipe_is_killed::docker", Needs::Docker, taken_over);
     suite.test("commands::killed_by_the_kernel::docker", Needs::Docker, killed_by_kernel);
     suite.test("commands::nothing_outside_is_written::docker", Needs::Docker, outside);
     suite.test("commands::an_image_is_needed::docker", Needs::Docker, no_image);
@@ -36,9 +40,10 @@ fn folder(engine: &str, words: &str, more: &str) -> Folder {
         "docker" => "/job".to_owned(),
         _ => folder.path().join("image/job").display().to_string(),
     };
+    let checkpoints = if more.contains("checkpoints") { "" } else { "checkpoints: {}\n" };
     let yaml = format!(
         "version: 1\nname: job\nengine: {engine}\ncommand: {program} command {words} {ARGS}\ntrain: {{batch: 8, accum: 2}}\n\
-         container: {{gpus: 0, memory: 64m, image: image/job.Dockerfile, stop_timeout: 2}}\n{more}"
+         container: {{gpus: 0, memory: 64m, image: image/job.Dockerfile, stop_timeout: 2}}\n{checkpoints}{more}"
     );
     folder.write("job.yaml", yaml);
     folder
@@ -146,11 +151,7 @@ fn children(engine: &str) {
     if engine == "process" {
         let log = folder.read_run("attempts/01/log.txt");
         let child = log.lines().find_map(|line| line.split("child ").nth(1)).expect("the child");
-        folder.wait_until("the child has ended", || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.trim())).unwrap_or_default();
-            // One that nobody has asked after yet.
-            stat.is_empty() || stat.contains(") Z ")
-        });
+        folder.wait_until("the child has ended", || is_gone(child));
     }
 }
 
@@ -163,6 +164,67 @@ fn stubborn(engine: &str) {
     expect(&folder, &[(8, 2, "stopped", "requested")]);
 }
 
+/// A folder with a pipeline of a script for sh, without a container.
+fn script(stop_timeout: u32, script: &str) -> Folder {
+    let folder = Folder::new();
+    let head = "version: 1\nname: job\nengine: process\ncommand: [sh, script.sh]\n";
+    let yaml = format!("{head}container: {{gpus: 0, stop_timeout: {stop_timeout}}}\n");
+    folder.write("job.yaml", yaml).write("script.sh", script);
+    folder
+}
+
+/// The shell passes no signal on, and ends at once; what it started saves.
+fn shell() {
+    let inner = "trap 'sleep 1; echo saved; exit' TERM; echo ready; while :; do sleep 0.1; done";
+    let folder = script(60, &format!("sh -c \"{inner}\"\ntrue\n"));
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "ready");
+    running.signal("TERM");
+    running.end().exits(130).says("the command was sent SIGTERM").says("saved");
+}
+
+fn is_gone(id: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", id.trim())).unwrap_or_default();
+    // A process that has ended and whose parent has not asked how.
+    stat.is_empty() || stat.contains(") Z ")
+}
+
+fn moved_away() {
+    let folder = script(
+        60,
+        "setsid sh -c 'echo $$ > \"$PIPE_RUN/id\"; sleep 600' &\nwhile ! test -s \"$PIPE_RUN/id\"; do sleep 0.1; done\n",
+    );
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    let id = folder.read_run("output/id");
+    folder.wait_until("it has ended", || is_gone(&id));
+}
+
+/// Another attempt begins when nothing is left of the first.
+fn pipe_is_killed() {
+    let folder = script(
+        3,
+        "test $PIPE_ATTEMPT = 2 && exit 0\ntrap '' TERM\nsh -c 'echo $$ > \"$PIPE_RUN/id\"; echo ready; while :; do sleep 0.1; done'\n",
+    );
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "ready");
+    running.kill_alive();
+    folder.pipe(&["resume"]).exits(0);
+    let found: Vec<String> = attempts(&folder).into_iter().map(|attempt| attempt.2).collect();
+    assert_eq!(found, ["stopped", "finished"]);
+    assert!(is_gone(&folder.read_run("output/id")));
+}
+
+/// A container goes on, and the next `pipe` takes it over.
+fn taken_over() {
+    let folder = folder("docker", "nap 3000", "");
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "napping");
+    running.kill_alive();
+    folder.pipe(&["resume"]).exits(0).says("taking over attempt 1").says("awake");
+    expect(&folder, &[(8, 2, "finished", "")]);
+    assert_eq!(folder.read_run("attempts/01/log.txt").matches("napping").count(), 1);
+}
+
 fn killed_by_kernel() {
     let folder = folder("docker", "eat 4", "");
     folder.pipe(&["run", "job.yaml"]).exits(0).says("the kernel killed it at its memory limit of 64.0 MiB");
@@ -172,7 +234,12 @@ fn killed_by_kernel() {
 fn outside() {
     let folder = folder("docker", "outside", "");
     let answer = folder.pipe(&["run", "job.yaml", "--set", "container.workdir=/run"]).exits(0);
-    answer.says("refused /outside").says("refused /job").says("home /tmp").says("folder /run");
+    answer
+        .says("refused /outside")
+        .says("refused /job")
+        .says("home /tmp")
+        .says("folder /run")
+        .says("from /tmp: exit status: 0");
 }
 
 fn no_image() {
@@ -220,8 +287,7 @@ fn allocators() {
     for name in ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
         assert!(env[name].as_str().is_some_and(|text| text.starts_with(torch)), "{env:#}");
     }
-    let share: f64 = env["XLA_PYTHON_CLIENT_MEM_FRACTION"].as_str().unwrap().parse().unwrap();
-    assert!(share > 0.0 && share < 1.0, "{env:#}");
+    assert_eq!(env["XLA_PYTHON_CLIENT_MEM_FRACTION"], "0.2500", "{env:#}");
 }
 
 fn bad_pipelines() {
@@ -237,6 +303,9 @@ fn bad_pipelines() {
         ("command: a\non_oom: {patterns: ['(']}\n", "on_oom.patterns.0: not a regular expression: unclosed group"),
         ("command: a\non_oom: {then: [checkpointing]}\n", "on_oom.then: not for a command"),
         ("command: a\ncheckpoints: {folder: ../x}\n", "checkpoints.folder: must be a folder below {run}"),
+        ("command: a --resume {resume}\n", "command: {resume} needs `checkpoints`"),
+        ("command: a\non_oom: {patterns: ['x|']}\n", "on_oom.patterns.0: matches everything"),
+        ("command: a\nmemory: {worst_first: true}\n", "memory.worst_first: not for a command"),
         ("command: a\nvars: {a-b: 1}\n", "vars.a-b: a name has letters, digits and _"),
         ("model: {arch: t5, config: {}}\ndata: {train: x}\nvars: {a: 1}\n", "vars: only for a `command`"),
     ] {

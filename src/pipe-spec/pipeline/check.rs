@@ -110,6 +110,9 @@ impl Check<'_> {
                         format!("give `{section}` or `command`, not both: a command does this itself"),
                     );
                 }
+                for key in self.given(&["memory.worst_first", "memory.empty_cache_every"]) {
+                    self.problem(key, "not for a command");
+                }
                 let keys = self.tree.find("train").map(Node::keys).unwrap_or_default();
                 for key in keys.iter().filter(|key| !CommandTrain::KEYS.contains(key)) {
                     let allowed = CommandTrain::KEYS.join(", ");
@@ -201,19 +204,30 @@ impl Check<'_> {
             self.problem(&format!("vars.{name}"), "a name has letters, digits and _, and begins with a letter");
         }
         for (index, pattern) in on_oom.patterns.iter().enumerate() {
-            if let Err(error) = regex::Regex::new(pattern) {
-                let why = error.to_string();
-                let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ");
-                self.problem(&format!("on_oom.patterns.{index}"), format!("not a regular expression: {why}"));
+            let path = format!("on_oom.patterns.{index}");
+            match regex::Regex::new(pattern) {
+                Ok(pattern) if pattern.is_match("") => self.problem(&path, "matches everything; say what the log has"),
+                Ok(_) => {}
+                Err(error) => {
+                    let why = error.to_string();
+                    let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                    self.problem(&path, format!("not a regular expression: {why}"));
+                }
             }
         }
         if !on_oom.then.is_empty() {
             self.problem("on_oom.then", "not for a command: pipe does not know how its result would change");
         }
+        if command.resumes() && command.checkpoints.is_none() {
+            self.problem("command", "{resume} needs `checkpoints`, which says what to resume from");
+        }
         if let Some(checkpoints) = &command.checkpoints {
             let leaves = |path: &str| path.starts_with('/') || path.split('/').any(|part| part == "..");
             if leaves(&checkpoints.folder) {
                 self.problem("checkpoints.folder", "must be a folder below {run}, such as `checkpoints` or `.`");
+            }
+            if checkpoints.complete.as_deref().is_some_and(leaves) {
+                self.problem("checkpoints.complete", "must be a file in the checkpoint, such as trainer_state.json");
             }
             if checkpoints.pattern.is_empty() || checkpoints.pattern.contains('/') {
                 self.problem("checkpoints.pattern", "must be a name with * for anything, such as checkpoint-*");

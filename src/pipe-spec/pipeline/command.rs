@@ -118,18 +118,18 @@ pub enum Piece<'a> {
     Placeholder(&'a str),
 }
 
-/// The pieces of a word. `{{` and `}}` are braces; what is no name between braces, as in JSON, is text, and so is `${NAME}`.
+/// The pieces of a word. `{{name}}` is the text `{name}`; anything else between braces, as in JSON, is text, and so is `${NAME}`.
 pub fn pieces(word: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let mut rest = word;
-    while let Some(at) = rest.find(['{', '}']) {
+    while let Some(at) = rest.find('{') {
         let (before, from) = rest.split_at(at);
         let is_variable = before.ends_with('$');
         let name = from[1..].split_once('}').map(|(name, _)| name).filter(|name| is_name(name) && !is_variable);
-        let (piece, length) = match name {
-            _ if from.starts_with("{{") || from.starts_with("}}") => (Piece::Text(&from[..1]), 2),
-            Some(name) if from.starts_with('{') => (Piece::Placeholder(name), name.len() + 2),
-            _ => (Piece::Text(&from[..1]), 1),
+        let (piece, length) = match (escaped(from), name) {
+            (Some(text), _) => (Piece::Text(text), text.len() + 2),
+            (None, Some(name)) => (Piece::Placeholder(name), name.len() + 2),
+            (None, None) => (Piece::Text(&from[..1]), 1),
         };
         pieces.extend((!before.is_empty()).then_some(Piece::Text(before)));
         pieces.push(piece);
@@ -137,6 +137,12 @@ pub fn pieces(word: &str) -> Vec<Piece<'_>> {
     }
     pieces.extend((!rest.is_empty()).then_some(Piece::Text(rest)));
     pieces
+}
+
+/// `{name}`, where the text begins with `{{name}}`.
+fn escaped(text: &str) -> Option<&str> {
+    let end = text.find("}}")?;
+    (text.starts_with("{{") && is_name(&text[2..end])).then(|| &text[1..=end])
 }
 
 fn is_name(text: &str) -> bool {
@@ -157,13 +163,18 @@ impl Command {
         })
     }
 
+    pub fn resumes(&self) -> bool {
+        self.line.0.iter().any(|word| pieces(word).contains(&Piece::Placeholder("resume")))
+    }
+
     /// The words with their values. A word with `{resume}` is left out where there is nothing to resume from, and the option
     /// before it where the word is nothing else.
     pub fn words(&self, value: impl Fn(&str) -> String) -> Vec<String> {
         let mut words: Vec<String> = Vec::new();
         for word in &self.line.0 {
             let pieces = pieces(word);
-            let resumes = pieces.contains(&Piece::Placeholder("resume"));
+            // A word of several words is a script of its own.
+            let resumes = pieces.contains(&Piece::Placeholder("resume")) && !word.contains(char::is_whitespace);
             if resumes && value("resume").is_empty() {
                 if pieces.len() == 1 && words.last().is_some_and(|last| last.starts_with('-')) {
                     words.pop();
@@ -208,6 +219,7 @@ mod tests {
             ("python train.py --batch {batch}", "python|train.py|--batch|<batch>"),
             ("a '--lr={vars.lr}' b{accum}c{attempt}", "a|--lr=3e-4|b<accum>c<attempt>"),
             (r#"a '{"x": {"y": 1}}' "{{batch}}" ${HOME} {}"#, r#"a|{"x": {"y": 1}}|{batch}|${HOME}|{}"#),
+            (r#"a '{"x":{"y":{batch}}}' {{{batch}}}"#, r#"a|{"x":{"y":<batch>}}|{{batch}}"#),
             ("a --out {run}/x 'two words'", "a|--out|<run>/x|two words"),
         ] {
             assert_eq!(filled(line, ""), want);
@@ -221,6 +233,7 @@ mod tests {
             ("a --resume={resume} b", "a|b", "a|--resume=/c|b"),
             ("a {resume}", "a", "a|/c"),
             ("a -q resume={resume}", "a|-q", "a|-q|resume=/c"),
+            ("sh -c 'a --resume \"{resume}\"'", "sh|-c|a --resume \"\"", "sh|-c|a --resume \"/c\""),
         ] {
             assert_eq!((filled(line, ""), filled(line, "/c")), (without.to_owned(), with.to_owned()));
         }

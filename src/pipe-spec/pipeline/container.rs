@@ -32,7 +32,8 @@ pub struct Container {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_timeout: Option<NonZeroU32>,
     pub mounts: Vec<Mount>,
-    /// The folder that a command starts in. Default: the image's; without a container, the folder that pipe was started in.
+    /// The folder of the container that a command starts in. Default: the image's. Without a container it is the folder that
+    /// pipe was started in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
     /// Whether a command has the network. Our trainer has none and needs none.

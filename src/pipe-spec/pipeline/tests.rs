@@ -67,6 +67,19 @@ fn best_and_early_stop_are_written_only_where_they_are_given() {
     assert_eq!(parse(&pipeline.to_yaml()).unwrap(), pipeline);
 }
 
+/// A command with everything that it can have, and what is written for `pipe resume`.
+#[test]
+fn a_command_is_read_back() {
+    let text = "version: 1\nname: a\ncommand: a --b {batch} --r {resume} {vars.x}\nvars: {x: 3, y: yes}\ncheckpoints: {complete: c}\n\
+                train: {batch: 4, accum: 3}\nmemory: {limit: 0.5, allocator: {expandable_segments: true}}\n\
+                on_oom: {exit_codes: [9], patterns: [full]}\ncontainer: {image: 'a/b:c', workdir: /app, network: true}\n";
+    let pipeline = parse(text).unwrap();
+    assert!(pipeline.training().is_none());
+    assert_eq!((pipeline.work.batch(), pipeline.work.effective_batch(), pipeline.work.ranks()), (4, 12, 1));
+    assert_eq!(pipeline.container.image, Some(Image::Existing("a/b:c".to_owned())));
+    assert_eq!(parse(&pipeline.to_yaml()).unwrap(), pipeline);
+}
+
 #[test]
 fn effective_batch_need_not_be_a_multiple() {
     let pipeline = parse(&format!("{MINIMAL}train: {{batch: 48, effective_batch: 128}}\n")).unwrap();
@@ -86,7 +99,7 @@ fn every_problem_is_told_at_once_with_its_line() {
         problems(text),
         [
             "line 2: name: found the text \"a/b\"; allowed: 1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
-            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, notify, track, command",
+            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, notify, track, command, vars, checkpoints",
             unknown.as_str(),
             "line 6: data.train: missing; allowed: text, or a list of text",
             "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, eval_share, tokenizer, fields, max_source, max_target, max_length, pad, skip_bad, shuffle, workers, prefetch",
@@ -256,7 +269,6 @@ fn what_is_not_built_yet_is_refused_by_name() {
     let cases = [
         ("container: {gpus: 2}", "container.gpus: training on several GPUs: not available yet"),
         ("engine: slurm", "engine: the engine slurm: not available yet"),
-        ("command: [python, train.py]", "command: other trainers: not available yet"),
     ];
     for (section, want) in cases {
         let got = problems(&format!("{MINIMAL}{section}\n"));
@@ -452,7 +464,6 @@ fn the_schema_marks_what_is_not_available_yet() {
         ("/$defs/TrainFile/properties/ranks", "train.ranks=2"),
         ("/$defs/Container/properties/gpus", "container.gpus=2"),
         ("/properties/engine", "engine=slurm"),
-        ("/properties/command", "command=[a]"),
     ] {
         let text = described(pointer).unwrap_or_default();
         assert!(text.contains("Not available yet"), "{pointer}: {text:?}");

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Serialize, Serializer};
 
 use super::{
-    Checkpoints, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Memory, Model, Notify, OnOom,
-    Pipeline, Save, Track, Train, VarValue, Work,
+    Allocator, Checkpoints, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Limit, Memory, Model,
+    Notify, OnOom, Pipeline, Save, Track, Train, VarValue, Work,
 };
 use crate::text::Name;
 
@@ -21,7 +21,7 @@ struct Written<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     train: Option<WrittenTrain<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    memory: Option<&'a Memory>,
+    memory: Option<WrittenMemory<'a>>,
     on_oom: &'a OnOom,
     #[serde(skip_serializing_if = "Option::is_none")]
     evaluate: Option<&'a Evaluate>,
@@ -43,6 +43,17 @@ struct Written<'a> {
 
 #[derive(Serialize)]
 #[serde(untagged)]
+enum WrittenMemory<'a> {
+    Training(&'a Memory),
+    Command {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        limit: Option<Limit>,
+        allocator: &'a Allocator,
+    },
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
 enum WrittenTrain<'a> {
     Training(&'a Train),
     Command(&'a CommandTrain),
@@ -60,7 +71,12 @@ impl Serialize for Pipeline {
                 Work::Training(training) => WrittenTrain::Training(&training.train),
                 Work::Command(command) => WrittenTrain::Command(&command.train),
             }),
-            memory: Some(self.work.memory()),
+            memory: Some(match &self.work {
+                Work::Training(training) => WrittenMemory::Training(&training.memory),
+                Work::Command(command) => {
+                    WrittenMemory::Command { limit: command.memory.limit, allocator: &command.memory.allocator }
+                }
+            }),
             on_oom: &self.on_oom,
             evaluate: training.map(|training| &training.evaluate),
             save: training.map(|training| &training.save),

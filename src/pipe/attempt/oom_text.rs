@@ -10,24 +10,28 @@ use regex::{Captures, Regex, RegexBuilder};
 const MESSAGE: usize = 2000;
 
 /// What frameworks say when memory has run out, and whose memory it is.
-const MESSAGES: [(MemoryKind, &str); 15] = [
+const MESSAGES: [(MemoryKind, &str); 19] = [
     (MemoryKind::Device, r"(?:CUDA|HIP|XPU|MPS backend) out of memory"),
-    (MemoryKind::Device, r"CUDA (?:driver |runtime )?error: out of memory|cuda runtime error \(2\)"),
+    (MemoryKind::Device, r"torch\.(?:cuda\.)?OutOfMemoryError"),
+    (MemoryKind::Device, r"(?:CUDA|HIP) (?:driver |runtime )?error: out of memory|cuda runtime error \(2\)"),
     (MemoryKind::Device, r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"),
+    (MemoryKind::Device, r"UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"),
     (MemoryKind::Device, r"Cuda failure (?:\d+ )?'out of memory'"),
-    (MemoryKind::Device, r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED"),
+    (MemoryKind::Device, r"(?:CUBLAS|CUDNN|CUSOLVER|HIPBLAS)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"),
     (MemoryKind::Device, r"RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate|Ran out of memory|Attempting to)"),
     (MemoryKind::Device, r"Ran out of memory in memory space (?:hbm|vmem|smem)"),
     (MemoryKind::Device, r"OOM when allocating tensor with shape.*by allocator (?:GPU|gpu)"),
     (MemoryKind::Host, r"OOM when allocating tensor with shape.*by allocator (?:cpu|mklcpu)"),
+    (MemoryKind::Device, r"ResourceExhaustedError: .*failed to allocate memory"),
     (MemoryKind::Device, r"Out of memory error on GPU \d+"),
     (MemoryKind::Device, r"cudaMalloc(?: retry)? failed: out of memory"),
     (MemoryKind::Device, r"cupy\.cuda\.memory\.OutOfMemoryError"),
     (MemoryKind::Host, r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"),
     (MemoryKind::Host, r"(?:ArrayMemoryError|MemoryError): Unable to allocate"),
+    (MemoryKind::Host, r"\[Errno 12\] Cannot allocate memory|unable to mmap .* Cannot allocate memory|std::bad_alloc"),
     (
         MemoryKind::Host,
-        r"(?m)^MemoryError(?::.*)?$|std::bad_alloc|DataLoader worker \(pid.*\) is killed by signal: Killed",
+        r"(?m)^(?:\[\w+\]:\s*)?MemoryError(?::.*)?$|DataLoader worker \(pid.*\) is killed by signal: Killed",
     ),
 ];
 
@@ -70,11 +74,14 @@ fn record(memory: MemoryKind, message: &str) -> OomRecord {
     record.card_total = card;
     record.total = allowed.or(card);
     record.card_free = size(&FREE);
-    record.free = record.card_free;
     record.allocated = size(&ALLOCATED);
     record.reserved = match size(&UNALLOCATED) {
         Some(unused) => record.allocated.map(|allocated| allocated.saturating_add(unused)),
         None => size(&RESERVED),
+    };
+    record.free = match (allowed, record.reserved) {
+        (Some(allowed), Some(reserved)) => Some(allowed.saturating_sub(reserved)),
+        _ => record.card_free,
     };
     let mut others: Vec<u64> = OTHERS.captures_iter(message).filter_map(|found| bytes(&found)).collect();
     record.own = size(&OWN).or_else(|| take_own(&mut others, record.reserved?));
@@ -92,7 +99,7 @@ fn take_own(processes: &mut Vec<u64>, reserved: u64) -> Option<u64> {
     Some(own)
 }
 
-const SIZE: &str = r"(?P<number>\d+(?:\.\d+)?)\s?(?P<unit>bytes?|[KMGT]i?B|[KMGT]\b)";
+const SIZE: &str = r"(?P<number>\d[\d,]*(?:\.\d+)?)\s?(?P<unit>bytes?|[KMGT]i?B|[KMGT]\b)";
 
 fn sized(text: &str) -> Regex {
     compiled(&text.replace("SIZE", SIZE))
@@ -118,7 +125,7 @@ static OTHERS: LazyLock<Regex> = LazyLock::new(|| sized(r"Process \d+ has SIZE m
 
 /// Powers of 1024, whichever way the unit is written.
 fn bytes(found: &Captures<'_>) -> Option<u64> {
-    let number: f64 = found.name("number")?.as_str().parse().ok()?;
+    let number: f64 = found.name("number")?.as_str().replace(',', "").parse().ok()?;
     let factor: u64 = match found.name("unit")?.as_str().chars().next()? {
         'K' => 1 << 10,
         'M' => 1 << 20,
@@ -167,6 +174,7 @@ mod tests {
         assert_eq!((record.requested, record.total, record.card_total), (gib(2.0), gib(24.0), gib(79.25)));
         assert_eq!((record.allocated, record.reserved), (gib(16.0), gib(16.5)));
         assert_eq!((record.own, record.others, record.card_free), (gib(17.5), gib(60.0), gib(1.5)));
+        assert_eq!(record.free, gib(7.5), "of what is allowed");
         let contained = text.replace("Including non-PyTorch memory, this process has", "Process 99 has");
         let record = found(&contained);
         assert_eq!((record.own, record.others), (gib(17.5), gib(60.0)));
@@ -201,6 +209,19 @@ mod tests {
                 Some(3 << 29),
             ),
             ("Traceback (most recent call last):\nMemoryError", Host, None),
+            ("[rank0]: MemoryError", Host, None),
+            ("OSError: [Errno 12] Cannot allocate memory", Host, None),
+            (
+                "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)",
+                Device,
+                None,
+            ),
+            ("RuntimeError: HIP error: out of memory", Device, None),
+            (
+                "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,000,000,000 bytes",
+                Device,
+                Some(8_000_000_000),
+            ),
             ("RuntimeError: DataLoader worker (pid 17) is killed by signal: Killed. ", Host, None),
         ] {
             let record = found(text);

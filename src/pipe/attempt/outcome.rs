@@ -91,7 +91,8 @@ fn of_command(code: i64, policy: &OnOom, evidence: &Evidence<'_>) -> Diagnosis {
     if code == 0 {
         return Diagnosis { outcome: Outcome::Finished, cause: None, reason: None };
     }
-    if evidence.ending.oom_killed {
+    // The kernel may have killed one of its processes long before it ended for another reason.
+    if evidence.ending.oom_killed && (evidence.record.is_none() || code == 137) {
         return Diagnosis::new(Outcome::Oom, Cause::HostMemory, killed_by_kernel(evidence.ending.memory_limit));
     }
     if let Some(record) = evidence.record {
@@ -174,6 +175,10 @@ fn held_by(card: Option<&Card>) -> String {
 
 /// Whether what the allocator held unused would have been enough, in smaller pieces.
 fn is_fragmented(record: &OomRecord) -> bool {
+    // A torch that writes so refuses the setting that would help.
+    if record.message.contains("reserved in total by PyTorch") {
+        return false;
+    }
     match (record.reserved, record.allocated, record.requested) {
         (Some(reserved), Some(allocated), Some(requested)) => reserved.saturating_sub(allocated) >= requested,
         _ => false,

@@ -30,6 +30,8 @@ impl Settings {
 #[derive(Clone, Debug)]
 pub struct OomContext<'a> {
     pub policy: &'a OnOom,
+    /// Whether it was a command, of which only the batch can be changed.
+    pub is_command: bool,
     pub device: Device,
     pub settings: &'a Settings,
     /// Retries made before this one.
@@ -95,6 +97,8 @@ pub fn decide(context: &OomContext<'_>) -> Decision {
             }
             (Device::Cpu, Some(Phase::Eval)) => smaller_eval_batch(context),
             (Device::Cpu, Some(Phase::Forward | Phase::Backward) | None) => smaller_batch(context),
+            // What a command keeps in the host's memory may go by its batch too.
+            (Device::Cuda, _) if context.is_command => smaller_batch(context),
             (Device::Cuda, _) if settings.prefetch > 1 => Decision::Retry {
                 settings: Settings { prefetch: 1, ..(*settings).clone() },
                 action: format!("same batch, 1 batch prefetched instead of {}", settings.prefetch),
@@ -126,7 +130,7 @@ fn smaller_batch(context: &OomContext<'_>) -> Decision {
     };
     if let Some(batch) = next.filter(|next| *next < settings.batch && *next >= least) {
         let parts = match context.part_bytes {
-            Some(bytes) => format!(" with parts of up to {}", human_bytes(bytes)),
+            Some(bytes) => format!(", whose parts could hold {}", human_bytes(bytes)),
             None => String::new(),
         };
         return Decision::Retry {
@@ -138,6 +142,7 @@ fn smaller_batch(context: &OomContext<'_>) -> Decision {
     let hint = match &policy.reduce {
         Reduce::Ladder(_) => "add lower rungs to on_oom.reduce, or give the job more memory",
         Reduce::Halve | Reduce::Fit if least > 1 => "lower on_oom.min_batch, or give the job more memory",
+        Reduce::Halve | Reduce::Fit if context.is_command => "give the job more memory, or make its samples smaller",
         Reduce::Halve | Reduce::Fit => {
             "give the job more memory, shorten data.max_source and data.max_target, or use a smaller model"
         }
@@ -168,8 +173,8 @@ fn next_change(context: &OomContext<'_>, reason: String, hint: &str) -> Decision
             action: format!("{} (changes the training result)", change.0),
         },
         None => {
-            let more =
-                if policy.then.is_empty() { "; on_oom.then may name changes to the training result" } else { "" };
+            let may_change = policy.then.is_empty() && !context.is_command;
+            let more = if may_change { "; on_oom.then may name changes to the training result" } else { "" };
             Decision::Stop { reason, hint: format!("{hint}{more}") }
         }
     }
@@ -242,6 +247,7 @@ mod tests {
     fn context<'a>(policy: &'a OnOom, settings: &'a Settings, cause: Cause) -> OomContext<'a> {
         OomContext {
             policy,
+            is_command: false,
             device: Device::Cuda,
             settings,
             retries_used: 0,
@@ -270,7 +276,7 @@ mod tests {
         }
         let context = OomContext { part_bytes: Some(3 << 30), ..context(&policy, &settings, Cause::Capacity) };
         let Decision::Retry { action, .. } = decide(&context) else { panic!("{context:?}") };
-        assert_eq!(action, "batch 32 instead of 64 with parts of up to 3.0 GiB");
+        assert_eq!(action, "batch 32 instead of 64, whose parts could hold 3.0 GiB");
     }
 
     /// With a batch that allows as much as the fullest part held, the parts would be the same.
@@ -322,6 +328,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A command has only its batch: no hint speaks of what a pipeline with one cannot say.
+    #[test]
+    fn commands_get_smaller_batches() {
+        let policy = policy(Reduce::Fit, 1);
+        let of = |settings: &Settings| {
+            decide(&OomContext { is_command: true, ..context(&policy, settings, Cause::HostMemory) })
+        };
+        let (many, one) = (Settings::of_command(8), Settings::of_command(1));
+        assert_eq!(changed(&of(&many), &many), "batch 4");
+        let Decision::Stop { hint, .. } = of(&one) else { panic!("{:?}", of(&one)) };
+        assert_eq!(hint, "give the job more memory, or make its samples smaller");
     }
 
     #[test]

@@ -303,6 +303,7 @@ impl<'a> JobTemplate<'a> {
             env,
             mounts,
             network: container.network,
+            stop_timeout: container.stop_timeout(),
             memory: container.memory.map(|size| size.0),
             shm: container.shm.map(|size| size.0),
             cpus: container.cpus,

@@ -169,6 +169,11 @@ impl<'a> Driver<'a> {
             self.reporter.note(
                 "a command: pipe keeps its effective batch through retries; whether its result stays the same is up to it",
             );
+            if !engine.limits_memory() && loaded.pipeline.container.memory.is_some() {
+                let engine = &self.run.state.engine;
+                self.reporter
+                    .note(&format!("the engine {engine} does not limit memory: container.memory has no effect"));
+            }
         }
         if let Some(limit) = template.limit_without_container(engine) {
             self.reporter.note(&format!(

@@ -26,6 +26,8 @@ pub struct Launch {
     pub network: bool,
     pub gpus: Gpus,
     pub memory: Option<u64>,
+    /// Seconds that it may take to save and end.
+    pub stop_timeout: u32,
     pub shm: Option<u64>,
     pub cpus: Option<f64>,
 }

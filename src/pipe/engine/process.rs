@@ -3,6 +3,8 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -14,7 +16,7 @@ use pipe_spec::run::LogPosition;
 use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, ChildStdin, Command};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::registry::Registration;
 use super::{
@@ -48,6 +50,11 @@ fn job_name(launch: &Launch) -> String {
     format!("{} {}", launch.run_folder.display(), launch.attempt)
 }
 
+/// The same as the environment of a process has it.
+fn job_variable(launch: &Launch) -> String {
+    format!("{JOB_VARIABLE}={}", job_name(launch))
+}
+
 struct ProcessEngine {
     trainer: PathBuf,
 }
@@ -55,6 +62,12 @@ struct ProcessEngine {
 struct Process {
     child: Child,
     program: PathBuf,
+    is_trainer: bool,
+    /// The variable that its processes have.
+    job: String,
+    /// Tells when what a command left behind was ended.
+    rest: Option<oneshot::Receiver<()>>,
+    stop_requested: Arc<AtomicBool>,
     /// Open for as long as this `pipe` lives: the trainer ends when it closes.
     _lease: Option<ChildStdin>,
     /// How often the kernel had killed for memory in our own control group when the child started.
@@ -141,19 +154,25 @@ impl Engine for ProcessEngine {
             true => command.env(LEASE_VARIABLE, LEASE_ON_STDIN).stdin(Stdio::piped()),
             false => command.stdin(Stdio::null()),
         };
-        if let Some(folder) = launch.work_folder.as_ref().filter(|_| !is_trainer) {
-            command.current_dir(folder);
-        }
         if let Gpus::Ids(ids) = &launch.gpus {
             command.env("CUDA_VISIBLE_DEVICES", ids.join(","));
         }
         ask_to_end_with_this_process(&mut command);
         let oom_kills_before = cgroup_oom_kills();
         let mut child = command.spawn().map_err(|source| Error::Spawn { program: program.clone(), source })?;
-        if !is_trainer {
-            end_group_after(&child);
-        }
         let (sender, lines) = mpsc::channel(1024);
+        let stop_requested = Arc::new(AtomicBool::new(false));
+        let rest = child.id().filter(|_| !is_trainer).map(|id| {
+            let rest = Rest {
+                leader: id,
+                job: job_variable(launch),
+                output: sender.downgrade(),
+                stop_requested: stop_requested.clone(),
+            };
+            let (done, ended) = oneshot::channel();
+            std::thread::spawn(move || done.send(rest.end_after_leader()));
+            ended
+        });
         if let Some(stdout) = child.stdout.take() {
             tokio::spawn(forward(stdout, Source::Stdout, sender.clone()));
         }
@@ -162,19 +181,22 @@ impl Engine for ProcessEngine {
         }
         let id = child.id().map_or(String::new(), |id| id.to_string());
         let lease = child.stdin.take();
-        Ok(StartedJob { handle: Box::new(Process { child, program, _lease: lease, oom_kills_before }), id, lines })
+        let job = job_variable(launch);
+        let process =
+            Process { child, program, is_trainer, job, rest, stop_requested, _lease: lease, oom_kills_before };
+        Ok(StartedJob { handle: Box::new(process), id, lines })
     }
 
     /// A child ends with the `pipe` that started it, after saving. This waits for its end.
     async fn find(&self, launch: &Launch, id: Option<&str>, _read: Option<&LogPosition>) -> Result<FoundJob, Error> {
+        let variable = job_variable(launch);
+        if launch.program != JobProgram::Trainer {
+            end_processes(&variable, Duration::from_secs(launch.stop_timeout.into())).await;
+            return Ok(if id.is_some() { FoundJob::Gone } else { FoundJob::NotStarted });
+        }
         let Some(id) = id else { return Ok(FoundJob::NotStarted) };
-        let variable = format!("{JOB_VARIABLE}={}", job_name(launch));
-        let runs = || {
-            let environment = std::fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|each| each == variable.as_bytes())
-        };
         let began = Instant::now();
-        while runs() {
+        while id.parse().is_ok_and(|id| is_of_job(id, &variable)) {
             if began.elapsed() > SAVE_TIMEOUT {
                 return Err(Error::StillRuns { pid: id.to_owned() });
             }
@@ -195,20 +217,30 @@ impl Engine for ProcessEngine {
 #[async_trait(?Send)]
 impl JobHandle for Process {
     async fn stop(&self) -> Result<(), Error> {
+        self.stop_requested.store(true, Ordering::Relaxed);
         self.signal(libc::SIGTERM);
         Ok(())
     }
 
     async fn kill(&self) -> Result<(), Error> {
         self.signal(libc::SIGKILL);
+        if !self.is_trainer {
+            processes_of(&self.job).into_iter().for_each(|id| signal(id, libc::SIGKILL));
+        }
         Ok(())
     }
 
     async fn ending(&mut self) -> Result<Ending, Error> {
+        // Until then nobody may ask after the child: its number would be free for another process.
+        if let Some(rest) = self.rest.take() {
+            rest.await.ok();
+        }
         let failed = |source| Error::Spawn { program: self.program.clone(), source };
         let status = self.child.wait().await.map_err(failed)?;
         let exit_code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).map(i64::from);
-        let oom_killed = status.signal() == Some(libc::SIGKILL) && cgroup_oom_kills() > self.oom_kills_before;
+        // Of a command it may have been one of its processes.
+        let killed = status.signal() == Some(libc::SIGKILL) || (!self.is_trainer && !status.success());
+        let oom_killed = killed && cgroup_oom_kills() > self.oom_kills_before;
         Ok(Ending { oom_killed, ..Ending::exited(exit_code) })
     }
 
@@ -221,27 +253,80 @@ impl Process {
     fn signal(&self, signal: i32) {
         // A child that has ended has no id any more, so this cannot hit a stranger.
         if let Some(id) = self.child.id().and_then(|id| i32::try_from(id).ok()) {
+            // A command may be a shell that passes no signal on: its whole group gets it.
+            let target = if self.is_trainer { id } else { -id };
             // SAFETY: kill takes two integers and has no memory effects.
-            unsafe { libc::kill(id, signal) };
+            unsafe { libc::kill(target, signal) };
         }
     }
 }
 
-/// Ends what a program has left behind when it has ended, before anybody asks how: until then its number is nobody else's.
-fn end_group_after(child: &Child) {
-    let Some(id) = child.id() else { return };
-    std::thread::spawn(move || {
-        // SAFETY: waitid writes to a structure of ours; kill has no memory effects.
+/// What a command may leave behind when its first process, the leader, ends.
+struct Rest {
+    leader: u32,
+    job: String,
+    /// Open while any process can still write to it.
+    output: mpsc::WeakSender<Line>,
+    stop_requested: Arc<AtomicBool>,
+}
+
+impl Rest {
+    /// Waits for the end of the leader without taking it away, gives the others time to write their last lines, or to save
+    /// where they were asked to stop, and ends them.
+    fn end_after_leader(&self) {
+        // SAFETY: waitid writes to a structure of ours.
         unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
-            while libc::waitid(libc::P_PID, id, &raw mut info, libc::WEXITED | libc::WNOWAIT) != 0 {
+            while libc::waitid(libc::P_PID, self.leader, &raw mut info, libc::WEXITED | libc::WNOWAIT) != 0 {
                 if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
                     return;
                 }
             }
-            libc::kill(-id.cast_signed(), libc::SIGKILL);
         }
-    });
+        let began = Instant::now();
+        let may_take_longer = || self.stop_requested.load(Ordering::Relaxed) || began.elapsed() < REST_TIMEOUT;
+        while self.output.upgrade().is_some() && may_take_longer() && has_others(self.leader, &self.job) {
+            std::thread::sleep(REST_INTERVAL);
+        }
+        processes_of(&self.job).into_iter().filter(|id| *id != self.leader).for_each(|id| signal(id, libc::SIGKILL));
+    }
+}
+
+/// How long the processes that a command left behind may go on, unless they were asked to stop.
+const REST_TIMEOUT: Duration = Duration::from_secs(5);
+const REST_INTERVAL: Duration = Duration::from_millis(50);
+
+fn has_others(leader: u32, job: &str) -> bool {
+    processes_of(job).iter().any(|id| *id != leader)
+}
+
+/// The processes of a job, wherever they have moved to: children inherit its variable.
+fn processes_of(job: &str) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    ids.filter(|id| is_of_job(*id, job)).collect()
+}
+
+fn is_of_job(id: u32, job: &str) -> bool {
+    let environment = std::fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
+    environment.split(|byte| *byte == 0).any(|each| each == job.as_bytes())
+}
+
+fn signal(id: u32, signal: i32) {
+    // SAFETY: kill takes two integers and has no memory effects.
+    unsafe { libc::kill(id.cast_signed(), signal) };
+}
+
+/// Ends the processes of a command whose `pipe` is gone: two attempts must not write to one folder.
+async fn end_processes(job: &str, timeout: Duration) {
+    processes_of(job).into_iter().for_each(|id| signal(id, libc::SIGTERM));
+    let began = Instant::now();
+    while !processes_of(job).is_empty() {
+        if began.elapsed() > timeout {
+            processes_of(job).into_iter().for_each(|id| signal(id, libc::SIGKILL));
+        }
+        tokio::time::sleep(REST_INTERVAL).await;
+    }
 }
 
 /// Should `pipe` itself be killed, the trainer saves and ends instead of training on unseen. The kernel asks a trainer that

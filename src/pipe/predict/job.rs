@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pipe_spec::model_folder;
-use pipe_spec::pipeline::{Checkpointing, ClassWeights, Gpus, Limit, Paths};
+use pipe_spec::pipeline::{Checkpointing, ClassWeights, Container, Gpus, Limit, Paths};
 use pipe_spec::predict::Predicted;
 use pipe_spec::trainer::error_message;
 use pipe_spec::{Device, PredictEvent, PredictSpec, TrainerExit};
@@ -147,6 +147,7 @@ impl Job<'_> {
             run_folder: self.folder.to_owned(),
             work_folder: Some(writable.1.clone()),
             network: false,
+            stop_timeout: Container::STOP_TIMEOUT,
             writable: vec![writable],
             program: JobProgram::Trainer,
             image,

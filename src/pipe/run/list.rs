@@ -39,7 +39,7 @@ impl Listed {
                 state.status = Status::Orphaned;
                 state.error = Some("the pipe process of the run was killed".to_owned());
             }
-            // Somebody resumes it, and has not written so yet.
+            // It is being resumed, and run.json does not say so yet.
             Status::Stopped | Status::Failed if owned => {
                 state.status = Status::Running;
                 state.doing = Some("resuming".to_owned());

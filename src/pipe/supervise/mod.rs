@@ -34,8 +34,11 @@ use watch::Watched;
 /// How often in a row a job may be cut off from outside before it has done a step.
 const MAX_INTERRUPTIONS: usize = 3;
 
-/// Bytes at the end of a command's log that are searched for a message of an out-of-memory.
-const OOM_TEXT_LIMIT: u64 = 256 << 10;
+/// Seconds after which a command that was cut off is taken to have done something.
+const LONG_ENOUGH: f64 = 60.0;
+
+/// Bytes at the end of a command's log that are searched for a message of an out-of-memory: what came before was survived.
+const OOM_TEXT_LIMIT: u64 = 32 << 10;
 
 /// Bytes of a job's out-of-memory record that are read at most.
 const OOM_LIMIT: u64 = 1 << 20;
@@ -152,7 +155,10 @@ impl Supervisor<'_> {
 
     /// The same again, from the last checkpoint, unless it is cut off over and over.
     fn after_interruption(&mut self, settings: Settings, diagnosis: Diagnosis) -> Result<Settings, Error> {
-        let cut_off = |attempt: &&Attempt| attempt.cause == Some(Cause::Interrupted) && attempt.last_step.is_none();
+        // A command does not say what it has done.
+        let is_command = self.template.pipeline.command().is_some();
+        let has_done = |attempt: &Attempt| attempt.last_step.is_some() || (is_command && attempt.seconds > LONG_ENOUGH);
+        let cut_off = |attempt: &&Attempt| attempt.cause == Some(Cause::Interrupted) && !has_done(attempt);
         let in_a_row = self.run.state.attempts.iter().rev().take_while(cut_off).count();
         let reason = diagnosis.reason.unwrap_or_default();
         if in_a_row >= MAX_INTERRUPTIONS {
@@ -186,6 +192,7 @@ impl Supervisor<'_> {
         points.extend(self.points.iter().copied());
         let decision = decide(&OomContext {
             policy,
+            is_command: self.template.pipeline.command().is_some(),
             device: self.template.device,
             settings,
             retries_used: self.retries_used(),

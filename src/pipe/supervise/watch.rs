@@ -129,9 +129,12 @@ impl Supervisor<'_> {
         match request {
             StopRequest::Graceful if first => {
                 let within = timeout.as_secs();
-                self.reporter.note(&format!(
-                    "stopping: the trainer saves and ends, within {within} s at most; Ctrl-C again ends it at once"
-                ));
+                let what = match self.template.pipeline.command() {
+                    None => "the trainer saves and ends",
+                    Some(_) => "the command was sent SIGTERM and is to end",
+                };
+                self.reporter
+                    .note(&format!("stopping: {what}, within {within} s at most; Ctrl-C again ends it at once"));
                 handle.stop().await
             }
             StopRequest::Graceful => Ok(()),
@@ -160,6 +163,8 @@ impl Supervisor<'_> {
                 stop.mark_killed();
                 handle.kill().await
             }
+            // A second signal would interrupt what a command does to save.
+            None if self.template.pipeline.command().is_some() => Ok(()),
             // Signals to the first process of a container are lost until it has installed its handlers.
             None => handle.stop().await,
         }

@@ -82,7 +82,8 @@ fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
     let count = if shown == 0 { 0 } else { scored.max(shown).min(source.len()) };
     let limits = generation(spec, tokens);
     let (rows, prompts) = pass.prompts(0..count)?;
-    let room = pass.cut.room_for_answers(&prompts) as usize;
+    // Every beam holds a text of its own.
+    let room = (pass.cut.room_for_answers(&prompts) as usize / limits.beams.max(1) as usize).max(pass.batch);
     let mut texts = Vec::with_capacity(count);
     for (rows, part) in rows.chunks(room).zip(prompts.chunks(room)) {
         let limits = Generation { first_row: texts.len() as u64, ..limits };

@@ -53,7 +53,7 @@ pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, Containe
     };
     if let JobProgram::Command(_) = launch.program {
         // Programs of others want a place for their temporary files, and a home.
-        host.tmpfs = Some(HashMap::from([("/tmp".to_owned(), "mode=1777".to_owned())]));
+        host.tmpfs = Some(HashMap::from([("/tmp".to_owned(), "exec,mode=1777".to_owned())]));
         if !launch.env.contains_key("HOME") {
             env.push("HOME=/tmp".to_owned());
         }
