@@ -170,7 +170,10 @@ impl Engine for ProcessEngine {
                 stop_requested: stop_requested.clone(),
             };
             let (done, ended) = oneshot::channel();
-            std::thread::spawn(move || done.send(rest.end_after_leader()));
+            std::thread::spawn(move || {
+                rest.end_after_leader();
+                done.send(()).ok();
+            });
             ended
         });
         if let Some(stdout) = child.stdout.take() {
