@@ -84,6 +84,8 @@ pub enum Error {
     RunElsewhere { id: String, host: String, pid: i32 },
     #[error("this pipeline runs a command, not a training")]
     NotATraining,
+    #[error("{line:?} is not a command: there is no program in it, or a quote is left open")]
+    NotACommand { line: String },
     #[error("container.image is missing: a command runs in an image of yours")]
     CommandWithoutImage,
     #[error("the pipe process {pid} of the run {id} does not stop")]
@@ -210,6 +212,7 @@ impl Error {
                 PipeExit::Unexpected
             }
             Self::NotATraining
+            | Self::NotACommand { .. }
             | Self::CommandWithoutImage
             | Self::NoPlan { .. }
             | Self::Data { .. }
@@ -339,6 +342,7 @@ impl Error {
             Self::Read { .. }
             | Self::Write { .. }
             | Self::NotATraining
+            | Self::NotACommand { .. }
             | Self::NoPlan { .. }
             | Self::TooLarge { .. }
             | Self::NotAFile { .. }

@@ -16,6 +16,7 @@ pub fn tests(suite: &mut Suite) {
     test("folders_of_pictures", picture_folders);
     test("what_was_found_is_written_down", findings);
     test("a_batch_for_the_card", batch_for_the_card);
+    test("a_command_line", command_line);
     test("editors_find_the_schema", schema_line);
     test("without_a_terminal", without_terminal);
     test("no_file_is_overwritten", kept);
@@ -30,6 +31,32 @@ pub fn tests(suite: &mut Suite) {
         card_without_a_way,
     );
     suite.test("init_and_doctor::doctor_of_a_daemon", Needs::Docker, daemon);
+}
+
+/// The pipeline of a command line runs it as it is, and with a smaller batch after an out-of-memory.
+fn command_line() {
+    let folder = Folder::new();
+    folder.write(
+        "train.sh",
+        "echo \"$@\"\ntest $2 -gt 4 && { echo 'MemoryError' >&2; exit 1; }\necho x > \"$6/result\"\n",
+    );
+    folder
+        .pipe(&["init", "--command", "sh train.sh --batch-size 8 --grad-accum 2 --out here"])
+        .exits(0)
+        .prints("train.yaml")
+        .says("batch     --batch-size 8")
+        .says("output    --out here")
+        .says("engine    process: there is no Dockerfile here")
+        .says("pipe run train.yaml");
+    folder.pipe(&["check", "train.yaml"]).exits(0).prints("batch 8 x accum 2 = effective batch 16");
+    folder.pipe(&["run", "train.yaml"]).exits(0).says("--batch-size 8 --grad-accum 2").says("--batch-size 4 --grad-accum 4");
+    assert_eq!(folder.read_run("output/result"), "x\n");
+    folder.pipe(&["init", "--command", "sh train.sh"]).exits(2).says("train.yaml already exists");
+    folder.write("Dockerfile", "FROM scratch\n");
+    let printed = folder.pipe(&["init", "--stdout", "--command", "sh train.sh"]).exits(0);
+    assert!(printed.stdout.contains("image: Dockerfile") && !printed.stdout.contains("engine:"), "{}", printed.stdout);
+    folder.pipe(&["init", "--command", "a 'b"]).exits(3).says("is not a command");
+    folder.pipe(&["init", "--command", "a", "--data", "x"]).exits(2).says("cannot be used with");
 }
 
 /// The first line of a draft names a file that is there, with the schema of this version.

@@ -36,11 +36,38 @@ impl CommandTrain {
 #[serde(transparent)]
 pub struct CommandLine(pub Vec<String>);
 
+impl CommandLine {
+    /// The words of a text, as a shell cuts it; none where a quote is left open.
+    pub fn split(text: &str) -> Self {
+        Self(shlex::split(text).unwrap_or_default())
+    }
+
+    /// A word as `split` reads it back.
+    pub fn quoted(word: &str) -> String {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%{}".contains(c);
+        match !word.is_empty() && word.chars().all(is_plain) {
+            true => word.to_owned(),
+            // A zero byte, which no argument can have, is the only thing that cannot be quoted.
+            false => shlex::try_quote(word).map_or_else(|_| word.replace('\0', ""), |quoted| quoted.into_owned()),
+        }
+    }
+
+    /// A word in which nothing is replaced but what it names on purpose.
+    pub fn as_text(word: &str) -> String {
+        let text = |piece: &Piece<'_>| match piece {
+            Piece::Text(text) => (*text).to_owned(),
+            Piece::Placeholder(name) if PLACEHOLDERS.contains(name) => format!("{{{name}}}"),
+            Piece::Placeholder(name) => format!("{{{{{name}}}}}"),
+        };
+        pieces(word).iter().map(text).collect()
+    }
+}
+
 impl<'de> Deserialize<'de> for CommandLine {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Value::deserialize(deserializer)? {
             // What has an open quote is refused by the checks, as a command of no words is.
-            Value::String(text) => Ok(Self(shlex::split(&text).unwrap_or_default())),
+            Value::String(text) => Ok(Self::split(&text)),
             words => {
                 let words: Vec<VarValue> = serde_json::from_value(words).map_err(serde::de::Error::custom)?;
                 Ok(Self(words.into_iter().map(|word| word.0).collect()))

@@ -31,6 +31,9 @@ pub struct InitArgs {
     /// A folder in Hugging Face layout, or a hub id; default: train from scratch
     #[arg(long, value_name = "DIR_OR_ID")]
     model: Option<String>,
+    /// A command line of yours, such as "python train.py --batch-size 16", in place of data and a model
+    #[arg(long, value_name = "LINE", conflicts_with_all = ["arch", "data", "eval", "fields", "model", "gpu_memory"])]
+    command: Option<String>,
     /// The name of the pipeline
     #[arg(long)]
     name: Option<Name>,
@@ -50,8 +53,10 @@ pub struct InitArgs {
 
 impl InitArgs {
     pub fn options(self, quiet: bool) -> command::init::Options {
-        let Self { file, arch, data, eval, fields, model, name, gpu_memory, yes, force, stdout } = self;
-        command::init::Options { file, arch, data, eval, fields, model, name, gpu_memory, yes, force, stdout, quiet }
+        let Self { file, arch, data, eval, fields, model, command, name, gpu_memory, yes, force, stdout } = self;
+        command::init::Options {
+            file, arch, data, eval, fields, model, command, name, gpu_memory, yes, force, stdout, quiet,
+        }
     }
 }
 

@@ -1,0 +1,257 @@
+//! A pipeline for a command line: which of its options are the batch, the accumulation, the output and the checkpoint.
+
+use std::path::Path;
+
+use pipe_spec::pipeline::CommandLine;
+use pipe_spec::text::Name;
+
+use crate::error::Error;
+
+/// Names of options, as many programs have them, with `-` for `_`.
+const BATCH: [&str; 10] = [
+    "per-device-train-batch-size",
+    "train-batch-size",
+    "micro-batch-size",
+    "batch-size-per-gpu",
+    "train-batch",
+    "batch-size",
+    "batchsize",
+    "batch",
+    "bs",
+    "b",
+];
+const ACCUM: [&str; 8] = [
+    "gradient-accumulation-steps",
+    "grad-accumulation-steps",
+    "grad-accum-steps",
+    "accumulate-grad-batches",
+    "accumulation-steps",
+    "grad-accum",
+    "accumulate",
+    "accum",
+];
+const OUTPUT: [&str; 11] = [
+    "output-dir",
+    "output-folder",
+    "output",
+    "outdir",
+    "out-dir",
+    "out",
+    "save-dir",
+    "save-path",
+    "checkpoint-dir",
+    "default-root-dir",
+    "project",
+];
+const RESUME: [&str; 5] = ["resume-from-checkpoint", "resume-from", "resume", "ckpt-path", "load-checkpoint"];
+
+/// The option of the transformers Trainer, whose scripts can all resume.
+const OF_TRANSFORMERS: &str = "per-device-train-batch-size";
+
+/// Samples in a batch where the command does not say.
+const DEFAULT_BATCH: u32 = 8;
+
+#[derive(Debug)]
+pub struct CommandDraft {
+    pub name: String,
+    pub yaml: String,
+    /// What was found, for people.
+    pub findings: Vec<String>,
+}
+
+pub fn draft(line: &str, name: Option<&Name>, folder: &Path) -> Result<CommandDraft, Error> {
+    let words = CommandLine::split(line).0;
+    let first = words.iter().position(|word| assignment(word).is_none());
+    let Some(first) = first else {
+        return Err(Error::NotACommand { line: line.to_owned() });
+    };
+    let (env, words) = words.split_at(first);
+    let mut options = Options::read(words);
+    let mut findings = Vec::new();
+    let batch = options.take(&BATCH, "{batch}", is_count);
+    let accum = options.take(&ACCUM, "{accum}", is_count);
+    let output = options.take(&OUTPUT, "{run}", is_path);
+    let mut resume = options.take(&RESUME, "{resume}", is_path);
+    let of_transformers = batch.as_ref().is_some_and(|found| plain(&found.option) == OF_TRANSFORMERS);
+    if of_transformers && resume.is_none() {
+        options.words.extend(["--resume_from_checkpoint".to_owned(), "{resume}".to_owned()]);
+        let (option, value) = ("--resume_from_checkpoint".to_owned(), String::new());
+        resume = Some(Found { option, value });
+        findings.push("resume    --resume_from_checkpoint was added: scripts with the Trainer of transformers have it".to_owned());
+    }
+    let told = |what: &str, found: &Option<Found>, without: &str| match found {
+        Some(Found { option, value }) if !value.is_empty() => format!("{what:<9} {option} {value}"),
+        Some(_) => String::new(),
+        None => format!("{what:<9} {without}"),
+    };
+    findings.insert(0, told("batch", &batch, "no option found: the command finds it in PIPE_BATCH"));
+    findings.insert(1, told("accum", &accum, "no option found: the command finds it in PIPE_ACCUM"));
+    findings.insert(2, told("output", &output, "no option found: the command may write to PIPE_RUN"));
+    if resume.as_ref().is_none_or(|found| !found.value.is_empty()) {
+        findings.push(told("resume", &resume, "no option found: the command finds its checkpoint in PIPE_RESUME"));
+    }
+    findings.retain(|finding| !finding.is_empty());
+
+    let samples = batch.as_ref().map_or(DEFAULT_BATCH, |found| found.value.parse().unwrap_or(DEFAULT_BATCH));
+    let batches = accum.as_ref().map_or(1, |found| found.value.parse().unwrap_or(1));
+    let from = |found: &Option<Found>| found.as_ref().map_or("as PIPE_BATCH".to_owned(), |found| format!("from {}", found.option));
+    let name = name.map_or_else(|| name_of(words), ToString::to_string);
+    let mut yaml = format!("version: 1\nname: {name}\ncommand: >-\n{}", folded(&options.words));
+    yaml += &format!("train:\n  batch: {samples}   # {}\n  accum: {batches}\n", from(&batch));
+    yaml += match of_transformers {
+        true => "checkpoints: {pattern: checkpoint-*, complete: trainer_state.json}\n",
+        false => "# What {resume} names: files or folders below {run}.\ncheckpoints: {pattern: checkpoint-*}\n",
+    };
+    let has_dockerfile = folder.join("Dockerfile").is_file();
+    if has_dockerfile || !env.is_empty() {
+        yaml += "container:\n";
+    }
+    if has_dockerfile {
+        yaml += "  image: Dockerfile\n";
+    }
+    if !env.is_empty() {
+        let pairs = env.iter().filter_map(|word| assignment(word));
+        let pairs: Vec<String> = pairs.map(|(name, value)| format!("{name}: {}", serde_json::json!(value))).collect();
+        yaml += &format!("  env: {{{}}}\n", pairs.join(", "));
+    }
+    if !has_dockerfile {
+        yaml += "# Without a container. For one, leave this out and give container.image a Dockerfile or name:tag.\nengine: process\n";
+        findings.push("engine    process: there is no Dockerfile here".to_owned());
+    }
+    Ok(CommandDraft { name, yaml, findings })
+}
+
+/// An option that was found, with what stood behind it.
+#[derive(Debug)]
+struct Found {
+    option: String,
+    value: String,
+}
+
+struct Options {
+    words: Vec<String>,
+}
+
+impl Options {
+    /// Braces of the command itself are kept as text.
+    fn read(words: &[String]) -> Self {
+        Self { words: words.iter().map(|word| CommandLine::as_text(word)).collect() }
+    }
+
+    /// The first option of these names, in the order of the names, whose value is one: the value is replaced.
+    fn take(&mut self, names: &[&str], with: &str, is_value: fn(&str) -> bool) -> Option<Found> {
+        names.iter().find_map(|name| self.take_one(name, with, is_value))
+    }
+
+    fn take_one(&mut self, name: &str, with: &str, is_value: fn(&str) -> bool) -> Option<Found> {
+        for at in 1..self.words.len() {
+            if let Some((option, value)) = self.words[at].clone().split_once('=')
+                && plain(option) == name
+                && is_value(value)
+            {
+                self.words[at] = format!("{option}={with}");
+                return Some(Found { option: option.to_owned(), value: value.to_owned() });
+            }
+            let option = self.words[at].clone();
+            let value = self.words.get(at + 1).cloned().unwrap_or_default();
+            if option.starts_with('-') && plain(&option) == name && is_value(&value) {
+                with.clone_into(&mut self.words[at + 1]);
+                return Some(Found { option, value });
+            }
+        }
+        None
+    }
+}
+
+fn plain(option: &str) -> String {
+    option.trim_start_matches('-').replace('_', "-").to_lowercase()
+}
+
+fn is_count(value: &str) -> bool {
+    value.parse::<u32>().is_ok_and(|count| count > 0)
+}
+
+/// Not another option, and no truth value.
+fn is_path(value: &str) -> bool {
+    !value.is_empty() && !value.starts_with('-') && !matches!(value.to_lowercase().as_str(), "true" | "false" | "auto")
+}
+
+/// `NAME=value` before a program.
+fn assignment(word: &str) -> Option<(&str, &str)> {
+    let (name, value) = word.split_once('=')?;
+    let is_name = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    is_name.then_some((name, value))
+}
+
+/// After the script, or else the program.
+fn name_of(words: &[String]) -> String {
+    let script = words.iter().find(|word| word.ends_with(".py") || word.ends_with(".sh")).or(words.first());
+    let file = Path::new(script.map_or("", String::as_str)).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let name: String = file.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
+    let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
+    name.parse::<Name>().map_or_else(|_| "command".to_owned(), |name| name.to_string())
+}
+
+/// A line for each option.
+fn folded(words: &[String]) -> String {
+    let mut text = String::new();
+    for (at, word) in words.iter().enumerate() {
+        let begins = at == 0 || word.starts_with('-');
+        text += if begins && at > 0 { "\n  " } else if begins { "  " } else { " " };
+        text += &CommandLine::quoted(word);
+    }
+    text + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::{Pipeline, Variables};
+
+    use super::*;
+
+    fn drafted(line: &str) -> (CommandDraft, String) {
+        let nowhere = Path::new("/nowhere");
+        let draft = draft(line, None, nowhere).unwrap();
+        let pipeline = Pipeline::parse(&draft.yaml, &[], &Variables::default()).unwrap_or_else(|error| panic!("{error}\n{}", draft.yaml));
+        let command = pipeline.command().unwrap();
+        let words = command.line.0.join("|");
+        let batches = format!("{words} {}x{}", command.train.batch, command.train.effective_batch / command.train.batch);
+        (draft, batches)
+    }
+
+    #[test]
+    fn options_that_many_programs_have() {
+        for (line, want, name) in [
+            (
+                "python run_glue.py --model_name_or_path x --per_device_train_batch_size 16 --per_device_eval_batch_size 64 \
+                 --gradient_accumulation_steps 4 --output_dir out",
+                "python|run_glue.py|--model_name_or_path|x|--per_device_train_batch_size|{batch}|--per_device_eval_batch_size|64|\
+                 --gradient_accumulation_steps|{accum}|--output_dir|{run}|--resume_from_checkpoint|{resume} 16x4",
+                "run_glue",
+            ),
+            ("python3 train.py --batch-size=32 --resume a.pt", "python3|train.py|--batch-size={batch}|--resume|{resume} 32x1", "train"),
+            ("yolo detect train batch=16 project=runs", "yolo|detect|train|batch={batch}|project={run} 16x1", "yolo"),
+            ("./fit -b 4 --resume --out 'a b'", "./fit|-b|{batch}|--resume|--out|{run} 4x1", "fit"),
+            (r#"a --config '{"batch": 3, "x": {y}}'"#, r#"a|--config|{"batch": 3, "x": {{y}}} 8x1"#, "a"),
+            ("python -m pkg.train --batch_size auto", "python|-m|pkg.train|--batch_size|auto 8x1", "python"),
+        ] {
+            let (draft, found) = drafted(line);
+            assert_eq!((found.as_str(), draft.name.as_str()), (want, name), "{}", draft.yaml);
+        }
+    }
+
+    #[test]
+    fn variables_before_the_program() {
+        let (draft, found) = drafted("CUDA_VISIBLE_DEVICES=0 X='a b' python t.py");
+        assert_eq!(found, "python|t.py 8x1");
+        assert!(draft.yaml.contains(r#"env: {CUDA_VISIBLE_DEVICES: "0", X: "a b"}"#), "{}", draft.yaml);
+    }
+
+    #[test]
+    fn what_is_no_command() {
+        for line in ["", "  ", "a 'b", "A=1"] {
+            assert!(draft(line, None, Path::new(".")).is_err(), "{line:?}");
+        }
+    }
+}
