@@ -55,7 +55,12 @@ impl Supervisor<'_> {
             attempt.container = Some(job.id.clone());
         }
         let is_command = self.template.pipeline.command().is_some();
-        let mut watched = self.run.set_doing(if is_command { "running the command" } else { "training" });
+        let stage = if is_command { "running the command" } else { "training" };
+        let mut watched = self.run.set_doing(stage);
+        // A trainer says itself when it has begun.
+        if is_command {
+            self.reporter.doing(stage);
+        }
         let mut tail = Tail::default();
         let mut saved = Instant::now();
         let mut stopping: Option<Stopping> = None;
