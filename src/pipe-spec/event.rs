@@ -45,6 +45,8 @@ pub enum EventKind {
     Started(Started),
     Rehearsed(Rehearsed),
     Step(Step),
+    /// Of a command.
+    Metrics(Metrics),
     Eval(Eval),
     Sample(Sample),
     Checkpoint(Checkpoint),
@@ -164,6 +166,22 @@ impl Step {
     /// Target tokens (or samples) per second; not a number where the step has no time.
     pub fn tokens_per_second(&self) -> f64 {
         if self.ms > 0.0 { self.tokens as f64 * 1000.0 / self.ms } else { f64::NAN }
+    }
+}
+
+/// What the log of a command says of a step. Names that begin with `eval_` are of an evaluation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Metrics {
+    pub step: u64,
+    /// Steps of the whole run, where it says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    pub values: BTreeMap<String, f64>,
+}
+
+impl Metrics {
+    pub fn loss(&self) -> Option<f64> {
+        self.values.get("loss").copied()
     }
 }
 

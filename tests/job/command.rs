@@ -42,6 +42,15 @@ pub fn run(words: &[String]) {
             println!("sleeping");
             std::thread::sleep(Duration::from_secs(600));
         }
+        // Six steps, told as JSON; with a batch that is too large the third is the last.
+        "learn" => {
+            for step in 1..=6 {
+                println!("{{\"step\": {step}, \"total_steps\": 6, \"loss\": {}, \"eval_loss\": {}}}", 4.0 / f64::from(step), step);
+                if !fits && step == 3 {
+                    fail(CUDA, 1);
+                }
+            }
+        }
         "nap" => {
             println!("napping");
             std::thread::sleep(Duration::from_millis(number.into()));

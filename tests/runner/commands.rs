@@ -16,6 +16,7 @@ pub fn tests(suite: &mut Suite) {
         test("a_bar_without_an_end", flood);
         test("checkpoints_are_resumed_from", walk);
         test("children_are_ended_with_it", children);
+        test("metrics_are_read", metrics);
         test("one_that_does_not_stop_is_ended", stubborn);
     }
     suite.test("commands::a_shell_and_what_it_started_are_stopped", Needs::Nothing, shell);
@@ -153,6 +154,24 @@ fn children(engine: &str) {
         let child = log.lines().find_map(|line| line.split("child ").nth(1)).expect("the child");
         folder.wait_until("the child has ended", || is_gone(child));
     }
+}
+
+fn metrics(engine: &str) {
+    let folder = folder(engine, "learn 4", "track: {tensorboard: true}\n");
+    folder.pipe(&["run", "job.yaml"]).exits(0).prints("1-6").prints("4.000 to 0.667");
+    let run = folder.show();
+    let (first, last) = (&run["attempts"][0], &run["attempts"][1]);
+    assert_eq!((first["last_step"].as_u64(), last["first_step"].as_u64()), (Some(3), Some(1)), "{run:#}");
+    assert_eq!((run["steps"].as_u64(), last["last_loss"].as_f64()), (Some(6), Some(4.0 / 6.0)), "{run:#}");
+    let events = folder.read_run("events.jsonl");
+    assert_eq!(events.matches("\"type\":\"metrics\"").count(), 9, "{events}");
+    let report = folder.read_run("report.html");
+    assert!(report.contains("Loss") && report.contains("Eval loss") && !report.contains("Gradient norm"), "no curves");
+    folder.pipe(&["logs", "--events"]).exits(0).prints("\"loss\":");
+    let folder_of_events = std::fs::read_dir(folder.run_folder()).unwrap().flatten();
+    assert!(folder_of_events.into_iter().any(|entry| entry.file_name().to_string_lossy().contains("tensorboard")));
+    let without = folder.pipe(&["run", "job.yaml", "--set", "metrics=none", "--json"]).exits(0);
+    assert!(!without.stdout.contains("\"metrics\""), "{}", without.stdout);
 }
 
 fn stubborn(engine: &str) {
@@ -306,6 +325,9 @@ fn bad_pipelines() {
         ("command: a --resume {resume}\n", "command: {resume} needs `checkpoints`"),
         ("command: a\non_oom: {patterns: ['x|']}\n", "on_oom.patterns.0: matches everything"),
         ("command: a\nmemory: {worst_first: true}\n", "memory.worst_first: not for a command"),
+        ("command: a\nmetrics: jsn\n", "metrics: found the text \"jsn\""),
+        ("command: a\nmetrics: ['loss ([0-9])']\n", "metrics.0: no value in it"),
+        ("command: a\nmetrics: ['(']\n", "metrics.0: not a regular expression: unclosed group"),
         ("command: a\nvars: {a-b: 1}\n", "vars.a-b: a name has letters, digits and _"),
         ("model: {arch: t5, config: {}}\ndata: {train: x}\nvars: {a: 1}\n", "vars: only for a `command`"),
     ] {

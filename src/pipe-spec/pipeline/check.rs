@@ -3,7 +3,7 @@
 use super::bounds::MAX_SAMPLES;
 use super::other_names::Transformers;
 use super::{
-    BatchSetting, Command, CommandTrain, Every, Limit, Metric, OnOom, PLACEHOLDERS, Pipeline, PipelineFile, Problems,
+    BatchSetting, Command, CommandTrain, Every, Limit, MetricsFormat, Metric, OnOom, PLACEHOLDERS, Pipeline, PipelineFile, Problems,
     Reduce, Track, Train, TrainFile, Training, Work, availability, schema,
 };
 use crate::variables::{self, Variables};
@@ -31,7 +31,8 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
         (Some(line), _, _, Some(train)) => {
             let Train { effective_batch, precision, .. } = train;
             let train = CommandTrain { batch: train.batch(), effective_batch, precision };
-            let command = Command { line, vars: file.vars, train, memory: file.memory, checkpoints: file.checkpoints };
+            let (vars, memory, checkpoints, metrics) = (file.vars, file.memory, file.checkpoints, file.metrics);
+            let command = Command { line, vars, train, memory, checkpoints, metrics };
             check.command(&command, &file.on_oom);
             Some(Work::Command(Box::new(command)))
         }
@@ -58,8 +59,14 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
 }
 
 /// The keys that only a command has.
-const OF_COMMANDS: [&str; 6] =
-    ["vars", "checkpoints", "on_oom.exit_codes", "on_oom.patterns", "container.workdir", "container.network"];
+const OF_COMMANDS: [&str; 7] =
+    ["vars", "checkpoints", "metrics", "on_oom.exit_codes", "on_oom.patterns", "container.workdir", "container.network"];
+
+/// The last line of what is said of a regular expression: the others show where.
+fn reason(error: &regex::Error) -> String {
+    let text = error.to_string();
+    text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
 
 fn is_var_name(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphabetic())
@@ -208,10 +215,18 @@ impl Check<'_> {
             match regex::Regex::new(pattern) {
                 Ok(pattern) if pattern.is_match("") => self.problem(&path, "matches everything; say what the log has"),
                 Ok(_) => {}
-                Err(error) => {
-                    let why = error.to_string();
-                    let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ");
-                    self.problem(&path, format!("not a regular expression: {why}"));
+                Err(error) => self.problem(&path, format!("not a regular expression: {}", reason(&error))),
+            }
+        }
+        if let MetricsFormat::Patterns(patterns) = &command.metrics {
+            for (index, pattern) in patterns.iter().enumerate() {
+                let path = format!("metrics.{index}");
+                match regex::Regex::new(pattern) {
+                    Ok(found) if found.capture_names().flatten().all(|name| ["step", "steps"].contains(&name)) => {
+                        self.problem(&path, "no value in it; name one, such as (?P<loss>[0-9.]+)");
+                    }
+                    Ok(_) => {}
+                    Err(error) => self.problem(&path, format!("not a regular expression: {}", reason(&error))),
                 }
             }
         }

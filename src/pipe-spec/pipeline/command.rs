@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::{Memory, Precision};
@@ -16,6 +16,7 @@ pub struct Command {
     pub train: CommandTrain,
     pub memory: Memory,
     pub checkpoints: Option<Checkpoints>,
+    pub metrics: MetricsFormat,
 }
 
 /// What of `train` a command is given.
@@ -112,6 +113,72 @@ impl JsonSchema for VarValue {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "type": ["string", "number", "boolean"], "description": "a text or a number" })
+    }
+}
+
+/// How the metrics of a command are read from its log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum MetricsFormat {
+    None,
+    /// Lines such as `{"step": 3, "loss": 1.5}`.
+    #[default]
+    Json,
+    Transformers,
+    Lightning,
+    Ultralytics,
+    Keras,
+    /// Regular expressions with groups named `step`, `steps`, `loss` and so on.
+    Patterns(Vec<String>),
+}
+
+impl MetricsFormat {
+    const NAMED: [(&str, Self); 6] = [
+        ("none", Self::None),
+        ("json", Self::Json),
+        ("transformers", Self::Transformers),
+        ("lightning", Self::Lightning),
+        ("ultralytics", Self::Ultralytics),
+        ("keras", Self::Keras),
+    ];
+}
+
+impl Serialize for MetricsFormat {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Patterns(patterns) => patterns.serialize(serializer),
+            named => {
+                let found = Self::NAMED.iter().find(|(_, format)| format == named);
+                found.map_or("none", |(name, _)| *name).serialize(serializer)
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for MetricsFormat {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(text) => {
+                let found = Self::NAMED.into_iter().find(|(name, _)| *name == text);
+                found.map(|(_, format)| format).ok_or_else(|| serde::de::Error::custom(format!("{text} is no format of metrics")))
+            }
+            patterns => serde_json::from_value(patterns).map(Self::Patterns).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+impl JsonSchema for MetricsFormat {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "MetricsFormat".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let names: Vec<&str> = Self::NAMED.iter().map(|(name, _)| *name).collect();
+        json_schema!({
+            "anyOf": [
+                { "enum": names },
+                { "type": "array", "items": { "type": "string" }, "minItems": 1, "description": "a list of regular expressions" }
+            ]
+        })
     }
 }
 
@@ -232,6 +299,7 @@ mod tests {
             train: CommandTrain { batch: 8, effective_batch: 32, precision: Precision::Fp32 },
             memory: Memory::default(),
             checkpoints: None,
+            metrics: MetricsFormat::default(),
         }
     }
 

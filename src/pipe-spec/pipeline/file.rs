@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    Checkpoints, CommandLine, Container, Data, EngineKind, Evaluate, Memory, Model, Notify, OnOom, Save, Track,
+    Checkpoints, CommandLine, Container, Data, EngineKind, Evaluate, Memory, MetricsFormat, Model, Notify, OnOom, Save, Track,
     TrainFile, VarValue,
 };
 use crate::text::Name;
@@ -57,6 +57,10 @@ pub struct PipelineFile {
     /// What a command can resume from, which `{resume}` names.
     #[serde(default)]
     pub checkpoints: Option<Checkpoints>,
+    /// How the metrics of a command are read from its log: lines of JSON, the log of a framework, or a list of regular expressions
+    /// with groups named `step`, `steps` and after the values, such as `(?P<loss>\S+)`.
+    #[serde(default)]
+    pub metrics: MetricsFormat,
 }
 
 /// The JSON schema of the pipeline file.

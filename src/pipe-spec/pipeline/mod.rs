@@ -21,7 +21,7 @@ mod work;
 mod written;
 
 pub use crate::problem::{Problem, Problems};
-pub use command::{Checkpoints, Command, CommandLine, CommandTrain, PLACEHOLDERS, VarValue};
+pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat, PLACEHOLDERS, VarValue};
 pub use container::{Container, EngineKind, Gpus, Image, Mount};
 pub use data::{CONVERSATION, Data, Pad, Paths};
 pub use file::{PipelineFile, schema};

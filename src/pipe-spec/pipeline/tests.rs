@@ -72,7 +72,7 @@ fn best_and_early_stop_are_written_only_where_they_are_given() {
 fn a_command_is_read_back() {
     let text = "version: 1\nname: a\ncommand: a --b {batch} --r {resume} {vars.x}\nvars: {x: 3, y: yes}\ncheckpoints: {complete: c}\n\
                 train: {batch: 4, accum: 3}\nmemory: {limit: 0.5, allocator: {expandable_segments: true}}\n\
-                on_oom: {exit_codes: [9], patterns: [full]}\ncontainer: {image: 'a/b:c', workdir: /app, network: true}\n";
+                metrics: ['(?P<loss>.)']\non_oom: {exit_codes: [9], patterns: [full]}\ncontainer: {image: 'a/b:c', workdir: /app, network: true}\n";
     let pipeline = parse(text).unwrap();
     assert!(pipeline.training().is_none());
     assert_eq!((pipeline.work.batch(), pipeline.work.effective_batch(), pipeline.work.ranks()), (4, 12, 1));
@@ -99,7 +99,7 @@ fn every_problem_is_told_at_once_with_its_line() {
         problems(text),
         [
             "line 2: name: found the text \"a/b\"; allowed: 1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
-            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, notify, track, command, vars, checkpoints",
+            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, notify, track, command, vars, checkpoints, metrics",
             unknown.as_str(),
             "line 6: data.train: missing; allowed: text, or a list of text",
             "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, eval_share, tokenizer, fields, max_source, max_target, max_length, pad, skip_bad, shuffle, workers, prefetch",

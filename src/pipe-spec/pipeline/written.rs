@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Serialize, Serializer};
 
 use super::{
-    Allocator, Checkpoints, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Limit, Memory, Model,
+    Allocator, Checkpoints, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Limit, Memory, MetricsFormat, Model,
     Notify, OnOom, Pipeline, Save, Track, Train, VarValue, Work,
 };
 use crate::text::Name;
@@ -39,6 +39,8 @@ struct Written<'a> {
     vars: Option<&'a BTreeMap<String, VarValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     checkpoints: Option<&'a Checkpoints>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<&'a MetricsFormat>,
 }
 
 #[derive(Serialize)]
@@ -87,6 +89,7 @@ impl Serialize for Pipeline {
             command: command.map(|command| &command.line),
             vars: command.map(|command| &command.vars).filter(|vars| !vars.is_empty()),
             checkpoints: command.and_then(|command| command.checkpoints.as_ref()),
+            metrics: command.map(|command| &command.metrics),
         }
         .serialize(serializer)
     }

@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 pub mod job_spec;
+pub mod metrics;
 pub mod oom_text;
 pub mod outcome;
 pub mod retry;

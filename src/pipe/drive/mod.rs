@@ -203,6 +203,7 @@ impl<'a> Driver<'a> {
             points: Vec::new(),
             fitted: None,
             oom: None,
+            metrics: None,
         };
         let result = match job {
             Job::Train => supervisor.run().await.map(|()| None),

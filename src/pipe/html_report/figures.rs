@@ -112,6 +112,31 @@ pub fn of_metrics(runs: &[Record]) -> Vec<Chart> {
     names.iter().take(MOST_METRICS).map(draw).collect()
 }
 
+/// A figure for each metric of commands, those of evaluations last.
+pub fn of_commands(runs: &[Record]) -> Vec<Chart> {
+    let all = runs.iter().flat_map(|run| &run.history.metrics).flat_map(|metrics| metrics.values.keys());
+    let names: BTreeSet<(bool, &String)> = all.map(|name| (name.starts_with("eval_"), name)).collect();
+    let draw = |(_, name): &(bool, &String)| {
+        let curve = |(style, run): (usize, &Record)| {
+            // A step that is done again says it again: the last time counts.
+            let values = run.history.metrics.iter().filter_map(|metrics| Some((metrics.step, *metrics.values.get(*name)?)));
+            let by_step: BTreeMap<u64, f64> = values.collect();
+            let points = by_step.into_iter().map(|(step, value)| (step as f64, value)).filter_map(drawable).collect();
+            Curve { name: run.id.clone(), points, style, kind: Kind::Line }
+        };
+        Chart {
+            key: format!("command-{}", plain(name)),
+            title: metric_title(name),
+            unit: Unit::Number,
+            curves: runs.iter().enumerate().map(curve).collect(),
+            top: 0.0,
+            levels: Vec::new(),
+            marks: Vec::new(),
+        }
+    };
+    names.iter().take(MOST_METRICS).map(draw).collect()
+}
+
 /// The name of a metric as papers write it.
 fn metric_title(name: &str) -> String {
     match name {

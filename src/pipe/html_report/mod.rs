@@ -49,7 +49,11 @@ pub fn page(runs: &[Record], variables: &Variables) -> String {
 }
 
 fn one(run: &Record, variables: &Variables) -> String {
-    let charts: String = figures::of_one(run).iter().map(curve::Chart::svg).collect();
+    let charts = match run.history.metrics.is_empty() {
+        true => figures::of_one(run),
+        false => figures::of_commands(std::slice::from_ref(run)),
+    };
+    let charts: String = charts.iter().map(curve::Chart::svg).collect();
     let eval = match run.history.evals.is_empty() {
         true => "",
         false => {

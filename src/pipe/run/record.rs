@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 
 use pipe_spec::evaluation::EvaluationDetails;
-use pipe_spec::event::{Eval, Finished, RecordedEvent, Sample, Started, Step};
+use pipe_spec::event::{Eval, Finished, Metrics, RecordedEvent, Sample, Started, Step};
 use pipe_spec::pipeline::LossUnit;
 use pipe_spec::text::count;
 use pipe_spec::{EventKind, RunFolder, RunState};
@@ -41,6 +41,8 @@ pub struct History {
     pub started: Vec<(u32, Started)>,
     pub steps: Vec<Step>,
     pub evals: Vec<Eval>,
+    /// Of a command.
+    pub metrics: Vec<Metrics>,
     pub samples: Vec<Sample>,
     /// With the attempt that it belongs to.
     pub warnings: Vec<(u32, String)>,
@@ -137,6 +139,7 @@ impl History {
             EventKind::Started(started) => self.started.push((attempt, started)),
             EventKind::Step(step) => self.steps.push(step),
             EventKind::Eval(eval) => self.evals.push(eval),
+            EventKind::Metrics(metrics) => self.metrics.push(metrics),
             EventKind::Sample(sample) => self.samples.push(sample),
             EventKind::Warning(warning) => self.warnings.push((attempt, warning.message)),
             EventKind::Measured(_)

@@ -43,6 +43,17 @@ impl Supervisor<'_> {
                     attempt.peak_memory = attempt.peak_memory.max(Some(step.peak));
                 }
             }
+            EventKind::Metrics(metrics) => {
+                state.steps = metrics.steps.or(state.steps);
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.first_step.get_or_insert(metrics.step);
+                    attempt.last_step = attempt.last_step.max(Some(metrics.step));
+                    if let Some(loss) = metrics.loss() {
+                        attempt.first_loss.get_or_insert(loss);
+                        attempt.last_loss = Some(loss);
+                    }
+                }
+            }
             EventKind::Oom(record) => {
                 if let Some(attempt) = state.attempts.last_mut() {
                     attempt.peak_memory = attempt.peak_memory.max(record.peak);

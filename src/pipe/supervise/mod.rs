@@ -13,7 +13,7 @@ use pipe_spec::run::JobFolder;
 use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerExit};
 
 use crate::attempt::job_spec::JobSpec;
-use crate::attempt::oom_text;
+use crate::attempt::{metrics, oom_text};
 use crate::attempt::outcome::{Diagnosis, Evidence, diagnose};
 use crate::attempt::retry::{Decision, OomContext, Settings, decide};
 use crate::attempt::template::{CONTAINER_RUN_FOLDER, JobTemplate};
@@ -59,6 +59,8 @@ pub struct Supervisor<'a> {
     pub fitted: Option<Fitted>,
     /// The last out-of-memory event of the job.
     pub oom: Option<OomRecord>,
+    /// Reads the log of a command.
+    pub metrics: Option<metrics::Reader>,
 }
 
 /// How this process starts with a run.
@@ -245,6 +247,7 @@ impl Supervisor<'_> {
         write_json(&folder.spec(), &spec)?;
         let log = JobLog::open(&folder.log(), None)?;
         self.oom = None;
+        self.metrics = self.template.pipeline.command().map(|command| metrics::Reader::new(&command.metrics));
 
         let mut attempt = Attempt::new(number, settings.batch, spec.accum());
         attempt.changes =
@@ -268,6 +271,7 @@ impl Supervisor<'_> {
         let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, &spec);
         let log = JobLog::open(&self.run.folder.attempt(number).log(), attempt.log.clone())?;
         events.begin_attempt(number);
+        self.metrics = self.template.pipeline.command().map(|command| metrics::Reader::new(&command.metrics));
         let job = match self.engine.find(&launch, attempt.container.as_deref(), attempt.log.as_ref()).await? {
             FoundJob::Job(job) => {
                 self.replay_recorded();

@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pipe_spec::Event;
+use pipe_spec::{Event, EventKind};
 use pipe_spec::run::AttemptFolder;
 use pipe_spec::text::count;
 use tokio::time::MissedTickBehavior;
@@ -13,6 +13,7 @@ use tokio::time::MissedTickBehavior;
 use super::job_events::JobEvents;
 use super::joblog::JobLog;
 use super::{Supervisor, warn};
+use crate::clock::now;
 use crate::engine::{Ending, JobHandle, Line, Source, StartedJob};
 use crate::error::Error;
 use crate::interrupt::StopRequest;
@@ -191,7 +192,7 @@ impl Supervisor<'_> {
         log.write(line)?;
         if self.template.pipeline.command().is_some() {
             self.reporter.job_line(&line.text);
-            return Ok(());
+            return self.read_metrics(&line.text, events);
         }
         let event = if line.source == Source::Stdout { Event::parse(&line.text) } else { None };
         let Some(event) = event else {
@@ -204,6 +205,17 @@ impl Supervisor<'_> {
             self.drain(job_events, events)?;
         }
         self.record(event, events)
+    }
+
+    /// Records what a line of a command says of its steps.
+    fn read_metrics(&mut self, line: &str, events: &mut EventLog) -> Result<(), Error> {
+        let Some(reader) = &mut self.metrics else { return Ok(()) };
+        // Every state of a progress bar may say something.
+        let found: Vec<_> = line.split('\r').filter_map(|text| reader.read(text)).collect();
+        found.into_iter().try_for_each(|found| {
+            let event = Event { seq: events.last_seq() + 1, ts: now(), kind: EventKind::Metrics(found) };
+            self.record(event, events)
+        })
     }
 
     /// Records what the job has added to its event file.

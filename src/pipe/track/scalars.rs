@@ -1,13 +1,14 @@
 //! The figures of a run by step, under the names that every tracker shows.
 
 use pipe_spec::EventKind;
-use pipe_spec::event::{Eval, Step};
+use pipe_spec::event::{Eval, Metrics, Step};
 
 /// The step of an event and its values, if it has any.
 pub fn scalars(event: &EventKind) -> Option<(u64, Vec<(String, f64)>)> {
     match event {
         EventKind::Step(step) => Some((step.step, of_step(step))),
         EventKind::Eval(eval) => Some((eval.step, of_eval(eval))),
+        EventKind::Metrics(metrics) => Some((metrics.step, of_command(metrics))),
         EventKind::Measured(_)
         | EventKind::Fitted(_)
         | EventKind::Started(_)
@@ -32,6 +33,14 @@ fn of_step(step: &Step) -> Vec<(String, f64)> {
     ]
     .map(|(tag, value)| (tag.to_owned(), value))
     .into()
+}
+
+fn of_command(metrics: &Metrics) -> Vec<(String, f64)> {
+    let tag = |name: &str| match name.strip_prefix("eval_") {
+        Some(name) => format!("eval/{name}"),
+        None => format!("train/{name}"),
+    };
+    metrics.values.iter().map(|(name, value)| (tag(name), *value)).collect()
 }
 
 fn of_eval(eval: &Eval) -> Vec<(String, f64)> {

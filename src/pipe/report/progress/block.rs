@@ -7,7 +7,7 @@ use pipe_spec::event::Step;
 use pipe_spec::text::human_bytes;
 
 use super::pace::{rate, span};
-use super::view::{CurrentAttempt, Training, View};
+use super::view::{CommandMetrics, CurrentAttempt, Training, View};
 use crate::report::grouped;
 
 /// The terminal that the block is drawn on.
@@ -37,6 +37,10 @@ pub fn lines(view: &View, now: f64, terminal: TerminalSize) -> Vec<String> {
         lines.extend(training.last.as_ref().map(|step| (2, painter.loss(view, step.loss, training.eval))));
         lines.extend(painter.memory(training).map(|line| (3, line)));
         lines.extend(painter.figures(training).map(|line| (4, line)));
+    }
+    if let Some(known) = &view.metrics {
+        lines.push((1, painter.command_step(known)));
+        lines.extend(known.values().map(|values| (2, painter.named("values", &values))));
     }
     // A row is left for what is above.
     while lines.len() > 1 && lines.len() >= terminal.rows {
@@ -116,6 +120,17 @@ impl Painter {
     fn beside(&self, name: &str, drawing: &str, texts: &[String]) -> String {
         let left = self.terminal.columns.saturating_sub(MARGIN + self.bar + 2);
         self.named(name, &format!("{drawing}  {}", self.first_that_fits(texts, left)))
+    }
+
+    fn command_step(&self, known: &CommandMetrics) -> String {
+        match known.steps {
+            Some(steps) => {
+                let share = share(known.step, steps);
+                let (done, steps) = (grouped(known.step), grouped(steps));
+                self.gauge("step", share, &[format!("{done} of {steps}  {}", percent(share)), percent(share)])
+            }
+            None => self.named("step", &grouped(known.step)),
+        }
     }
 
     fn head(&self, view: &View, now: f64) -> String {

@@ -181,6 +181,9 @@ impl Reporter {
             EventKind::Started(started) => self.say(&sentence::start(started)),
             EventKind::Step(step) => self.step(step.step),
             EventKind::Eval(eval) => self.say(&sentence::evaluation(eval)),
+            // The command's own line was shown.
+            EventKind::Metrics(metrics) if self.mode == Mode::Log => self.say(&sentence::metrics(metrics)),
+            EventKind::Metrics(_) => {}
             EventKind::Sample(sample) => self.say(&sentence::sample(sample)),
             EventKind::Checkpoint(checkpoint) => {
                 tracing::debug!("saved {} ({})", checkpoint.path, human_bytes(checkpoint.bytes));
@@ -215,7 +218,10 @@ impl Reporter {
 
     pub fn attempt_ended(&mut self, attempt: &Attempt) {
         self.hide();
-        lock(&self.view).training = None;
+        {
+            let mut view = lock(&self.view);
+            (view.training, view.metrics) = (None, None);
+        }
         if self.mode == Mode::Json {
             let mut line = json!({ "type": "attempt" });
             merge(&mut line, attempt);

@@ -1,12 +1,12 @@
 //! Events as text, a line each.
 
 use pipe_spec::OomRecord;
-use pipe_spec::event::{Eval, Finished, Fitted, Measured, MemoryKind, Rehearsed, Sample, Started};
+use pipe_spec::event::{Eval, Finished, Fitted, Measured, MemoryKind, Metrics, Rehearsed, Sample, Started};
 use pipe_spec::text::{count, human_bytes};
 
 use super::pace::span;
 use super::view::Training;
-use crate::report::{bounded, grouped};
+use crate::report::{bounded, figure, grouped};
 
 /// Characters of a sample text.
 const SAMPLE: usize = 200;
@@ -41,6 +41,13 @@ pub fn step(training: &Training) -> Option<String> {
         step.lr,
         human_bytes(step.peak)
     ))
+}
+
+/// What a command said of a step.
+pub fn metrics(metrics: &Metrics) -> String {
+    let of = metrics.steps.map_or(String::new(), |steps| format!("/{steps}"));
+    let values: Vec<String> = metrics.values.iter().map(|(name, value)| format!("{name} {}", figure(*value))).collect();
+    format!("step {}{of}: {}", metrics.step, values.join("  "))
 }
 
 pub fn measurement(measured: &Measured) -> String {

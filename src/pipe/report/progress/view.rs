@@ -1,14 +1,15 @@
 //! The state of a running run: its stage and the figures of its training.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use pipe_spec::event::{Event, Started, Step};
+use pipe_spec::event::{Event, Metrics, Started, Step};
 use pipe_spec::pipeline::LossUnit;
 use pipe_spec::{Attempt, EventKind, Outcome};
 
 use super::curve::Curve;
 use super::pace::Pace;
-use crate::report::number;
+use crate::report::{figure, number};
 use crate::report::visible::visible_line;
 
 pub struct View {
@@ -17,6 +18,8 @@ pub struct View {
     pub since: Instant,
     pub attempt: Option<CurrentAttempt>,
     pub training: Option<Training>,
+    /// Of a command.
+    pub metrics: Option<CommandMetrics>,
     /// Loss over the whole run.
     pub curve: Curve,
     /// What the loss averages over.
@@ -49,6 +52,30 @@ pub struct Training {
     pub saved: Option<u64>,
 }
 
+/// The latest that a command said of its steps.
+#[derive(Default)]
+pub struct CommandMetrics {
+    pub step: u64,
+    pub steps: Option<u64>,
+    values: BTreeMap<String, f64>,
+}
+
+impl CommandMetrics {
+    fn add(&mut self, metrics: &Metrics) {
+        self.step = self.step.max(metrics.step);
+        self.steps = metrics.steps.or(self.steps);
+        self.values.extend(metrics.values.iter().map(|(name, value)| (name.clone(), *value)));
+    }
+
+    /// As text, the loss first.
+    pub fn values(&self) -> Option<String> {
+        let mut values: Vec<(&String, &f64)> = self.values.iter().collect();
+        values.sort_by_key(|(name, _)| name.as_str() != "loss");
+        let texts: Vec<String> = values.iter().map(|(name, value)| format!("{} {}", visible_line(name), figure(**value))).collect();
+        (!texts.is_empty()).then(|| texts.join("   "))
+    }
+}
+
 impl Default for View {
     fn default() -> Self {
         Self {
@@ -56,6 +83,7 @@ impl Default for View {
             since: Instant::now(),
             attempt: None,
             training: None,
+            metrics: None,
             curve: Curve::default(),
             unit: LossUnit::default(),
         }
@@ -82,7 +110,7 @@ impl View {
             reason: reason.map(|reason| visible_line(reason).into_owned()),
             action: before.and_then(|before| before.action.as_deref()).map(|action| visible_line(action).into_owned()),
         });
-        self.training = None;
+        (self.training, self.metrics) = (None, None);
     }
 
     pub fn take(&mut self, event: &Event) {
@@ -90,6 +118,10 @@ impl View {
             EventKind::Measured(_) => self.set_stage("looking for the largest batch"),
             EventKind::Started(started) => self.start(started),
             EventKind::Step(step) => self.step(event.ts, step),
+            EventKind::Metrics(metrics) => {
+                metrics.loss().iter().for_each(|loss| self.curve.take(metrics.step, *loss));
+                self.metrics.get_or_insert_default().add(metrics);
+            }
             EventKind::Eval(eval) => self.receive(|training| training.eval = Some((eval.step, eval.loss))),
             EventKind::Checkpoint(checkpoint) => self.receive(|training| training.saved = Some(checkpoint.step)),
             EventKind::Sample(_) => self.receive(|_| {}),
