@@ -49,7 +49,11 @@ fn command_line() {
         .says("engine    process: there is no Dockerfile here")
         .says("pipe run train.yaml");
     folder.pipe(&["check", "train.yaml"]).exits(0).prints("batch 8 x accum 2 = effective batch 16");
-    folder.pipe(&["run", "train.yaml"]).exits(0).says("--batch-size 8 --grad-accum 2").says("--batch-size 4 --grad-accum 4");
+    folder
+        .pipe(&["run", "train.yaml"])
+        .exits(0)
+        .says("--batch-size 8 --grad-accum 2")
+        .says("--batch-size 4 --grad-accum 4");
     assert_eq!(folder.read_run("output/result"), "x\n");
     folder.pipe(&["init", "--command", "sh train.sh"]).exits(2).says("train.yaml already exists");
     folder.write("Dockerfile", "FROM scratch\n");

@@ -3,8 +3,8 @@
 use super::bounds::MAX_SAMPLES;
 use super::other_names::Transformers;
 use super::{
-    BatchSetting, Command, CommandTrain, Every, Limit, MetricsFormat, Metric, OnOom, PLACEHOLDERS, Pipeline, PipelineFile, Problems,
-    Reduce, Track, Train, TrainFile, Training, Work, availability, schema,
+    BatchSetting, Command, CommandTrain, Every, Limit, Metric, MetricsFormat, OnOom, PLACEHOLDERS, Pipeline,
+    PipelineFile, Problems, Reduce, Track, Train, TrainFile, Training, Work, availability, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
@@ -59,8 +59,15 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
 }
 
 /// The keys that only a command has.
-const OF_COMMANDS: [&str; 7] =
-    ["vars", "checkpoints", "metrics", "on_oom.exit_codes", "on_oom.patterns", "container.workdir", "container.network"];
+const OF_COMMANDS: [&str; 7] = [
+    "vars",
+    "checkpoints",
+    "metrics",
+    "on_oom.exit_codes",
+    "on_oom.patterns",
+    "container.workdir",
+    "container.network",
+];
 
 /// The last line of what is said of a regular expression: the others show where.
 fn reason(error: &regex::Error) -> String {

@@ -159,7 +159,9 @@ impl<'de> Deserialize<'de> for MetricsFormat {
         match Value::deserialize(deserializer)? {
             Value::String(text) => {
                 let found = Self::NAMED.into_iter().find(|(name, _)| *name == text);
-                found.map(|(_, format)| format).ok_or_else(|| serde::de::Error::custom(format!("{text} is no format of metrics")))
+                found
+                    .map(|(_, format)| format)
+                    .ok_or_else(|| serde::de::Error::custom(format!("{text} is no format of metrics")))
             }
             patterns => serde_json::from_value(patterns).map(Self::Patterns).map_err(serde::de::Error::custom),
         }

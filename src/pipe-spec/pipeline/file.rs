@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    Checkpoints, CommandLine, Container, Data, EngineKind, Evaluate, Memory, MetricsFormat, Model, Notify, OnOom, Save, Track,
-    TrainFile, VarValue,
+    Checkpoints, CommandLine, Container, Data, EngineKind, Evaluate, Memory, MetricsFormat, Model, Notify, OnOom, Save,
+    Track, TrainFile, VarValue,
 };
 use crate::text::Name;
 

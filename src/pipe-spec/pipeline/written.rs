@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Serialize, Serializer};
 
 use super::{
-    Allocator, Checkpoints, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Limit, Memory, MetricsFormat, Model,
-    Notify, OnOom, Pipeline, Save, Track, Train, VarValue, Work,
+    Allocator, Checkpoints, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Limit, Memory,
+    MetricsFormat, Model, Notify, OnOom, Pipeline, Save, Track, Train, VarValue, Work,
 };
 use crate::text::Name;
 

@@ -117,7 +117,18 @@ fn json(text: &str) -> Option<Metrics> {
     let whole = |names: &[&str]| names.iter().find_map(|name| entries.get(*name)?.as_u64());
     let step = whole(&["step", "global_step", "iteration", "iter"])?;
     let is_value = |name: &str| {
-        let others = ["step", "global_step", "iteration", "iter", "steps", "total_steps", "max_steps", "ts", "time", "timestamp"];
+        let others = [
+            "step",
+            "global_step",
+            "iteration",
+            "iter",
+            "steps",
+            "total_steps",
+            "max_steps",
+            "ts",
+            "time",
+            "timestamp",
+        ];
         !others.contains(&name)
     };
     let values = entries.iter().filter(|(name, _)| is_value(name));
@@ -138,8 +149,13 @@ fn ultralytics(text: &str) -> Option<Metrics> {
     let found = ULTRALYTICS.captures(text)?;
     let losses: Vec<f64> = (3..=5).filter_map(|at| found[at].parse().ok()).collect();
     let [box_loss, cls_loss, dfl_loss] = losses[..] else { return None };
-    let values = [("box_loss", box_loss), ("cls_loss", cls_loss), ("dfl_loss", dfl_loss), ("loss", losses.iter().sum())];
-    Some(metrics(number(&found[1])?, number(&found[2]), values.map(|(name, value)| (name.to_owned(), value)).into_iter()))
+    let values =
+        [("box_loss", box_loss), ("cls_loss", cls_loss), ("dfl_loss", dfl_loss), ("loss", losses.iter().sum())];
+    Some(metrics(
+        number(&found[1])?,
+        number(&found[2]),
+        values.map(|(name, value)| (name.to_owned(), value)).into_iter(),
+    ))
 }
 
 fn metrics(step: u64, steps: Option<u64>, values: impl Iterator<Item = (String, f64)>) -> Metrics {

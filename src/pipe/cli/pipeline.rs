@@ -55,7 +55,19 @@ impl InitArgs {
     pub fn options(self, quiet: bool) -> command::init::Options {
         let Self { file, arch, data, eval, fields, model, command, name, gpu_memory, yes, force, stdout } = self;
         command::init::Options {
-            file, arch, data, eval, fields, model, command, name, gpu_memory, yes, force, stdout, quiet,
+            file,
+            arch,
+            data,
+            eval,
+            fields,
+            model,
+            command,
+            name,
+            gpu_memory,
+            yes,
+            force,
+            stdout,
+            quiet,
         }
     }
 }

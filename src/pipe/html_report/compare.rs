@@ -13,7 +13,8 @@ use crate::run::Record;
 pub fn body(runs: &[Record]) -> String {
     let mut html = format!("<header><p class=\"kind\">pipe</p><h1>{} runs compared</h1></header>\n", runs.len());
     html.push_str(&legend(runs));
-    let charts: String = figures::of_all(runs).iter().chain(&figures::of_commands(runs)).map(super::curve::Chart::svg).collect();
+    let charts: String =
+        figures::of_all(runs).iter().chain(&figures::of_commands(runs)).map(super::curve::Chart::svg).collect();
     writeln!(html, "<section id=\"curves\"><h2>Curves</h2><p class=\"note\">Circles: eval &middot; dotted, in the colour of a run that was retried: where its attempts begin, with their numbers &middot; {RUNNING_MEAN_NOTE}</p><div class=\"figures\">{charts}</div></section>").ok();
     html.push_str(&super::metrics(runs));
     html.push_str(&outcome(runs));

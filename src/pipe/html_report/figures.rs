@@ -119,7 +119,8 @@ pub fn of_commands(runs: &[Record]) -> Vec<Chart> {
     let draw = |(_, name): &(bool, &String)| {
         let curve = |(style, run): (usize, &Record)| {
             // A step that is done again says it again: the last time counts.
-            let values = run.history.metrics.iter().filter_map(|metrics| Some((metrics.step, *metrics.values.get(*name)?)));
+            let values =
+                run.history.metrics.iter().filter_map(|metrics| Some((metrics.step, *metrics.values.get(*name)?)));
             let by_step: BTreeMap<u64, f64> = values.collect();
             let points = by_step.into_iter().map(|(step, value)| (step as f64, value)).filter_map(drawable).collect();
             Curve { name: run.id.clone(), points, style, kind: Kind::Line }

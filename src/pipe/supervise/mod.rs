@@ -13,10 +13,10 @@ use pipe_spec::run::JobFolder;
 use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerExit};
 
 use crate::attempt::job_spec::JobSpec;
-use crate::attempt::{metrics, oom_text};
 use crate::attempt::outcome::{Diagnosis, Evidence, diagnose};
 use crate::attempt::retry::{Decision, OomContext, Settings, decide};
 use crate::attempt::template::{CONTAINER_RUN_FOLDER, JobTemplate};
+use crate::attempt::{metrics, oom_text};
 use crate::clock::now;
 use crate::engine::{Ending, Engine, FoundJob, StartedJob, remove_jobs_of};
 use crate::error::Error;

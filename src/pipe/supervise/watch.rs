@@ -5,9 +5,9 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pipe_spec::{Event, EventKind};
 use pipe_spec::run::AttemptFolder;
 use pipe_spec::text::count;
+use pipe_spec::{Event, EventKind};
 use tokio::time::MissedTickBehavior;
 
 use super::job_events::JobEvents;

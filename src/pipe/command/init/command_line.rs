@@ -77,7 +77,9 @@ pub fn draft(line: &str, name: Option<&Name>, folder: &Path) -> Result<CommandDr
         options.words.extend(["--resume_from_checkpoint".to_owned(), "{resume}".to_owned()]);
         let (option, value) = ("--resume_from_checkpoint".to_owned(), String::new());
         resume = Some(Found { option, value });
-        findings.push("resume    --resume_from_checkpoint was added: scripts with the Trainer of transformers have it".to_owned());
+        findings.push(
+            "resume    --resume_from_checkpoint was added: scripts with the Trainer of transformers have it".to_owned(),
+        );
     }
     let told = |what: &str, found: &Option<Found>, without: &str| match found {
         Some(Found { option, value }) if !value.is_empty() => format!("{what:<9} {option} {value}"),
@@ -94,7 +96,9 @@ pub fn draft(line: &str, name: Option<&Name>, folder: &Path) -> Result<CommandDr
 
     let samples = batch.as_ref().map_or(DEFAULT_BATCH, |found| found.value.parse().unwrap_or(DEFAULT_BATCH));
     let batches = accum.as_ref().map_or(1, |found| found.value.parse().unwrap_or(1));
-    let from = |found: &Option<Found>| found.as_ref().map_or("as PIPE_BATCH".to_owned(), |found| format!("from {}", found.option));
+    let from = |found: &Option<Found>| {
+        found.as_ref().map_or("as PIPE_BATCH".to_owned(), |found| format!("from {}", found.option))
+    };
     let name = name.map_or_else(|| name_of(words), ToString::to_string);
     let mut yaml = format!("version: 1\nname: {name}\ncommand: >-\n{}", folded(&options.words));
     yaml += &format!("train:\n  batch: {samples}   # {}\n  accum: {batches}\n", from(&batch));
@@ -187,8 +191,10 @@ fn assignment(word: &str) -> Option<(&str, &str)> {
 /// After the script, or else the program.
 fn name_of(words: &[String]) -> String {
     let script = words.iter().find(|word| word.ends_with(".py") || word.ends_with(".sh")).or(words.first());
-    let file = Path::new(script.map_or("", String::as_str)).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let name: String = file.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
+    let file =
+        Path::new(script.map_or("", String::as_str)).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let name: String =
+        file.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
     let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     name.parse::<Name>().map_or_else(|_| "command".to_owned(), |name| name.to_string())
 }
@@ -198,7 +204,13 @@ fn folded(words: &[String]) -> String {
     let mut text = String::new();
     for (at, word) in words.iter().enumerate() {
         let begins = at == 0 || word.starts_with('-');
-        text += if begins && at > 0 { "\n  " } else if begins { "  " } else { " " };
+        text += if begins && at > 0 {
+            "\n  "
+        } else if begins {
+            "  "
+        } else {
+            " "
+        };
         text += &CommandLine::quoted(word);
     }
     text + "\n"
@@ -213,10 +225,12 @@ mod tests {
     fn drafted(line: &str) -> (CommandDraft, String) {
         let nowhere = Path::new("/nowhere");
         let draft = draft(line, None, nowhere).unwrap();
-        let pipeline = Pipeline::parse(&draft.yaml, &[], &Variables::default()).unwrap_or_else(|error| panic!("{error}\n{}", draft.yaml));
+        let pipeline = Pipeline::parse(&draft.yaml, &[], &Variables::default())
+            .unwrap_or_else(|error| panic!("{error}\n{}", draft.yaml));
         let command = pipeline.command().unwrap();
         let words = command.line.0.join("|");
-        let batches = format!("{words} {}x{}", command.train.batch, command.train.effective_batch / command.train.batch);
+        let batches =
+            format!("{words} {}x{}", command.train.batch, command.train.effective_batch / command.train.batch);
         (draft, batches)
     }
 
@@ -230,7 +244,11 @@ mod tests {
                  --gradient_accumulation_steps|{accum}|--output_dir|{run}|--resume_from_checkpoint|{resume} 16x4",
                 "run_glue",
             ),
-            ("python3 train.py --batch-size=32 --resume a.pt", "python3|train.py|--batch-size={batch}|--resume|{resume} 32x1", "train"),
+            (
+                "python3 train.py --batch-size=32 --resume a.pt",
+                "python3|train.py|--batch-size={batch}|--resume|{resume} 32x1",
+                "train",
+            ),
             ("yolo detect train batch=16 project=runs", "yolo|detect|train|batch={batch}|project={run} 16x1", "yolo"),
             ("./fit -b 4 --resume --out 'a b'", "./fit|-b|{batch}|--resume|--out|{run} 4x1", "fit"),
             (r#"a --config '{"batch": 3, "x": {y}}'"#, r#"a|--config|{"batch": 3, "x": {{y}}} 8x1"#, "a"),

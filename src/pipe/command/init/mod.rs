@@ -59,7 +59,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
         let Some(file) = write(options, &draft.name, &draft.yaml)? else { return Ok(()) };
         if !options.quiet {
             draft.findings.iter().for_each(|line| say(&format!("  {line}")));
-            say(&format!("next:\n  pipe check {0}   check the file\n  pipe run {0}     run the command", file.display()));
+            say(&format!(
+                "next:\n  pipe check {0}   check the file\n  pipe run {0}     run the command",
+                file.display()
+            ));
         }
         return Ok(());
     }

@@ -9,8 +9,8 @@ use pipe_spec::{Attempt, EventKind, Outcome};
 
 use super::curve::Curve;
 use super::pace::Pace;
-use crate::report::{figure, number};
 use crate::report::visible::visible_line;
+use crate::report::{figure, number};
 
 pub struct View {
     /// The current stage.
@@ -71,7 +71,8 @@ impl CommandMetrics {
     pub fn values(&self) -> Option<String> {
         let mut values: Vec<(&String, &f64)> = self.values.iter().collect();
         values.sort_by_key(|(name, _)| name.as_str() != "loss");
-        let texts: Vec<String> = values.iter().map(|(name, value)| format!("{} {}", visible_line(name), figure(**value))).collect();
+        let texts: Vec<String> =
+            values.iter().map(|(name, value)| format!("{} {}", visible_line(name), figure(**value))).collect();
         (!texts.is_empty()).then(|| texts.join("   "))
     }
 }
