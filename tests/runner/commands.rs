@@ -166,8 +166,14 @@ fn metrics(engine: &str) {
     let events = folder.read_run("events.jsonl");
     assert_eq!(events.matches("\"type\":\"metrics\"").count(), 9, "{events}");
     let report = folder.read_run("report.html");
-    assert!(report.contains("Loss") && report.contains("Eval loss") && !report.contains("Gradient norm"), "no curves");
-    folder.pipe(&["logs", "--events"]).exits(0).prints("\"loss\":");
+    assert!(
+        report.contains("6 of 6")
+            && report.contains("Loss")
+            && report.contains("Eval loss")
+            && !report.contains("Gradient norm"),
+        "no curves"
+    );
+    folder.pipe(&["logs", "--json"]).exits(0).prints("\"loss\":");
     let folder_of_events = std::fs::read_dir(folder.run_folder()).unwrap().flatten();
     assert!(folder_of_events.into_iter().any(|entry| entry.file_name().to_string_lossy().contains("tensorboard")));
     let without = folder.pipe(&["run", "job.yaml", "--set", "metrics=none", "--json"]).exits(0);

@@ -132,7 +132,7 @@ pub fn of_commands(runs: &[Record]) -> Vec<Chart> {
             curves: runs.iter().enumerate().map(curve).collect(),
             top: 0.0,
             levels: Vec::new(),
-            marks: Vec::new(),
+            marks: if let [run] = runs { attempts(run, None) } else { Vec::new() },
         }
     };
     names.iter().take(MOST_METRICS).map(draw).collect()
@@ -143,6 +143,7 @@ fn metric_title(name: &str) -> String {
     match name {
         "mcc" | "mse" => return name.to_uppercase(),
         "rouge_l" => return "ROUGE-L".to_owned(),
+        "lr" => return "Learning rate".to_owned(),
         "f1" | "macro_f1" => return name.replace("macro_", "Macro ").replace("f1", "F1"),
         _ => {}
     }
@@ -245,6 +246,7 @@ mod tests {
             ("macro_f1", "Macro F1"),
             ("mcc", "MCC"),
             ("rouge_l", "ROUGE-L"),
+            ("lr", "Learning rate"),
             ("text_recall_5", "Text recall@5"),
             ("", ""),
         ] {

@@ -14,9 +14,8 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
         }
     };
     let history = &run.history;
-    let last = history.steps.last();
     add("steps", steps(run));
-    add("training loss", last.map(|step| figure(step.loss)));
+    add("training loss", history.last_loss().map(figure));
     let eval = history.evals.last();
     add("eval loss", eval.map(|eval| figure(eval.loss)));
     for (name, score) in eval.iter().flat_map(|eval| eval.shown_scores()) {
@@ -37,7 +36,7 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
 
 /// Those that were done, of those that were to be.
 pub fn steps(run: &Record) -> Option<String> {
-    let done = run.history.steps.last().map_or(0, |step| step.step);
+    let done = run.history.last_step().unwrap_or(0);
     let all = run.state.as_ref().and_then(|state| state.steps);
     all.or_else(|| run.history.started.last().map(|(_, started)| started.steps)).map(|all| format!("{done} of {all}"))
 }

@@ -151,6 +151,18 @@ impl History {
         }
     }
 
+    /// Of a trainer or of a command.
+    pub fn last_step(&self) -> Option<u64> {
+        let of_command = || self.metrics.iter().map(|metrics| metrics.step).max();
+        self.steps.last().map(|step| step.step).or_else(of_command)
+    }
+
+    /// The same.
+    pub fn last_loss(&self) -> Option<f64> {
+        let of_command = || self.metrics.iter().rev().find_map(Metrics::loss);
+        self.steps.last().map(|step| step.loss).or_else(of_command)
+    }
+
     /// The steps whose events are missing, as text.
     fn missing_steps(&self) -> Option<String> {
         let mut gaps = Vec::new();

@@ -26,7 +26,7 @@ pub fn result(history: &History, known: &RunResult) -> RunResult {
     let shown = if known.save_best.is_some() { best } else { last.copied() };
     let value = match &metric {
         Some(metric) => shown.and_then(|eval| eval.value(metric)),
-        None => history.steps.last().map(|step| step.loss),
+        None => history.last_loss(),
     };
     let name = metric.map_or(TRAINING_LOSS.to_owned(), |metric| metric.to_string());
     let finished = history.finished.as_ref();
