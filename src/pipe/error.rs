@@ -87,7 +87,7 @@ pub enum Error {
     #[error("{line:?} is not a command: there is no program in it, or a quote is left open")]
     NotACommand { line: String },
     #[error("container.image is missing: a command runs in an image of yours")]
-    CommandWithoutImage,
+    CommandWithoutImage { other: &'static str },
     #[error("the pipe process {pid} of the run {id} does not stop")]
     DriverStuck { id: String, pid: i32 },
     #[error("the run {id} cannot continue: {}", damage.join(", "))]
@@ -213,7 +213,7 @@ impl Error {
             }
             Self::NotATraining
             | Self::NotACommand { .. }
-            | Self::CommandWithoutImage
+            | Self::CommandWithoutImage { .. }
             | Self::NoPlan { .. }
             | Self::Data { .. }
             | Self::NoRoom { .. } => PipeExit::Invalid,
@@ -277,10 +277,9 @@ impl Error {
                 Some("build it with `make build`, or name it in the variable PIPE_TRAINER".to_owned())
             }
             Self::MissingLibrary { .. } => Some("run `make libtorch` in the source tree of pipe, or install pipe again".to_owned()),
-            Self::CommandWithoutImage => Some(
-                "give a Dockerfile or the name of an image as container.image, or run it without a container: --engine process"
-                    .to_owned(),
-            ),
+            Self::CommandWithoutImage { other } => Some(format!(
+                "give a Dockerfile or the name of an image as container.image, or run it without a container: --engine {other}"
+            )),
             Self::NoImage { .. } => Some("pull it first, or give a Dockerfile as container.image".to_owned()),
             Self::NoRun { .. } | Self::AmbiguousRun { .. } => Some("`pipe ls` lists the runs".to_owned()),
             Self::Write { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {

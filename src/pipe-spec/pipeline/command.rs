@@ -53,8 +53,8 @@ impl CommandLine {
         }
     }
 
-    /// A word in which nothing is replaced but what it names on purpose.
-    pub fn as_text(word: &str) -> String {
+    /// A word in which only known placeholders are replaced: other names between braces get a second pair.
+    pub fn escape_braces(word: &str) -> String {
         let text = |piece: &Piece<'_>| match piece {
             Piece::Text(text) => (*text).to_owned(),
             Piece::Placeholder(name) if PLACEHOLDERS.contains(name) => format!("{{{name}}}"),

@@ -5,8 +5,8 @@ use pipe_model::memory::{self, Cutter, Lengths, Recompute, Work};
 use pipe_spec::TrainerSpec;
 use pipe_spec::pipeline::{Checkpointing, Split};
 
+use super::session::Session;
 use crate::data::{Padding, PartShape, Sample};
-use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::{Definition, Model};
 
@@ -24,19 +24,28 @@ pub struct Cut {
     by_length: bool,
 }
 
-/// What a card has for parts of this model: nothing is counted on where parts of another size are another training.
-pub fn card_capacity(hardware: &Hardware, model: &dyn Model) -> Option<u64> {
-    hardware.card_capacity().filter(|_| model.depends_on_batch().is_none())
-}
-
-/// How samples become the tensors of a part. On a card there are few lengths where parts can be launched as CUDA graphs, which are recorded shape by
-/// shape; with graphs and without, so that the result has the same bits.
-pub fn part_shape(paddings: &[Padding], hardware: &Hardware, model: &dyn Model) -> PartShape {
-    let shape = PartShape::new(paddings, hardware.device).in_multiples_of(model.row_multiple());
-    if hardware.device.is_cuda() && model.is_recordable() { shape.in_few_lengths() } else { shape }
-}
-
 impl Cut {
+    /// For the parts of a training.
+    pub fn for_model(
+        session: &Session,
+        definition: &Definition,
+        task: &TaskData,
+        paddings: &[Padding],
+        model: &dyn Model,
+    ) -> Result<Self, TrainerError> {
+        let hardware = &session.hardware;
+        let shape = PartShape::new(paddings, hardware.device).in_multiples_of(model.row_multiple());
+        // CUDA graphs are recorded shape by shape, so there are few lengths on a card; without graphs too, so that the result has
+        // the same bits.
+        let shape = match hardware.device.is_cuda() && model.is_recordable() {
+            true => shape.in_few_lengths(),
+            false => shape,
+        };
+        // Nothing is counted on where parts of another size are another training.
+        let capacity = hardware.card_capacity().filter(|_| model.depends_on_batch().is_none());
+        Self::new(&session.spec, definition, task, &shape, capacity)
+    }
+
     /// `capacity` is what a card has for this training, where there is one.
     pub fn new(
         spec: &TrainerSpec,

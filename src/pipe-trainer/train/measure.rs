@@ -10,7 +10,7 @@ use pipe_spec::event::Measured;
 use serde::{Deserialize, Serialize};
 
 use super::capacity::usable;
-use super::cut::{self, Cut};
+use super::cut::Cut;
 use super::evaluation::Evaluator;
 use super::longest_samples::LongestSamples;
 use super::rehearsal::Rehearsal;
@@ -117,14 +117,7 @@ impl<'a> Measuring<'a> {
             _ => None,
         };
         let longest_samples = LongestSamples::find(&reader(sources.train))?;
-        let shape = cut::part_shape(&sources.paddings, &session.hardware, state.model.as_ref());
-        let cut = Cut::new(
-            spec,
-            &definition,
-            &task_data,
-            &shape,
-            cut::card_capacity(&session.hardware, state.model.as_ref()),
-        )?;
+        let cut = Cut::for_model(session, &definition, &task_data, &sources.paddings, state.model.as_ref())?;
         Ok(Self { session, state, cut, longest_samples, evaluation })
     }
 

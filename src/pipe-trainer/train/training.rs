@@ -9,7 +9,7 @@ use pipe_spec::event::{self, EventKind};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
-use super::cut::{self, Cut};
+use super::cut::Cut;
 use super::evaluation::{Evaluated, Evaluator, details_file};
 use super::export::{self, Exported};
 use super::graphs::Graphs;
@@ -67,14 +67,7 @@ impl<'a> Training<'a> {
             true => Graphs::new(&session.hardware, state.model.as_ref())?,
             false => None,
         };
-        let shape = cut::part_shape(&sources.paddings, &session.hardware, state.model.as_ref());
-        let cut = Cut::new(
-            spec,
-            &definition,
-            &task_data,
-            &shape,
-            cut::card_capacity(&session.hardware, state.model.as_ref()),
-        )?;
+        let cut = Cut::for_model(session, &definition, &task_data, &sources.paddings, state.model.as_ref())?;
         Ok(Self { session, order, loader, skipped: 0, cut, evaluation, longest_samples, graphs, state })
     }
 

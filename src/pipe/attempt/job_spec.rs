@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use pipe_spec::TrainerSpec;
-use pipe_spec::pipeline::{BatchSetting, WorkKind};
+use pipe_spec::pipeline::WorkKind;
 use serde::{Deserialize, Serialize};
 
 use super::retry::Settings;
@@ -56,15 +56,7 @@ impl JobSpec {
     pub fn settings(&self, changes: usize) -> Settings {
         match self {
             Self::Training(spec) => {
-                let batch = spec.train.batch();
-                Settings {
-                    batch,
-                    auto: spec.train.batch == BatchSetting::Auto,
-                    prefetch: spec.data.prefetch,
-                    eval_batch: spec.evaluate.batch.map_or(batch, u32::from),
-                    expandable_segments: spec.memory.allocator.expandable_segments,
-                    changes,
-                }
+                Settings { changes, ..Settings::of_trainer(&spec.train, &spec.data, &spec.evaluate, &spec.memory) }
             }
             Self::Command(spec) => {
                 Settings { expandable_segments: spec.expandable_segments, changes, ..Settings::of_command(spec.batch) }

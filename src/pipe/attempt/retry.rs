@@ -2,7 +2,7 @@
 
 use pipe_model::memory;
 use pipe_spec::event::Point;
-use pipe_spec::pipeline::{OnOom, Reduce};
+use pipe_spec::pipeline::{BatchSetting, Data, Evaluate, Memory, OnOom, Reduce, Train};
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Cause, Device, Phase};
 
@@ -20,6 +20,19 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Of our trainer.
+    pub fn of_trainer(train: &Train, data: &Data, evaluate: &Evaluate, memory: &Memory) -> Self {
+        let batch = train.batch();
+        Self {
+            batch,
+            auto: train.batch == BatchSetting::Auto,
+            prefetch: data.prefetch,
+            eval_batch: evaluate.batch.map_or(batch, u32::from),
+            expandable_segments: memory.allocator.expandable_segments,
+            changes: 0,
+        }
+    }
+
     /// Of a command, which has none but its batch.
     pub fn of_command(batch: u32) -> Self {
         Self { batch, auto: false, prefetch: 1, eval_batch: batch, expandable_segments: false, changes: 0 }

@@ -14,7 +14,7 @@ use pipe_spec::{Device, Job, Rank, RunFolder, TrainerSpec, Variables};
 use super::checkpoint;
 use super::job_spec::{CommandSpec, JobSpec};
 use super::retry::Settings;
-use crate::engine::{Engine, JobProgram, Launch};
+use crate::engine::{Engine, JobProgram, Launch, registry};
 use crate::error::Error;
 use crate::input::load::Loaded;
 use crate::input::{Input, Inputs};
@@ -28,7 +28,7 @@ pub fn check(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<(), E
         Work::Command(_) if job == Job::Fit => Err(Error::NotATraining),
         Work::Training(_) => engine.check(&pipeline.container),
         Work::Command(_) if engine.images().is_some() && pipeline.container.image.is_none() => {
-            Err(Error::CommandWithoutImage)
+            Err(Error::CommandWithoutImage { other: registry::without_images() })
         }
         Work::Command(_) => engine.device(&pipeline.container.gpus).map(drop),
     }
@@ -95,20 +95,15 @@ impl<'a> JobTemplate<'a> {
 
     /// The settings that the pipeline asks for.
     pub fn first_settings(&self) -> Settings {
-        let expandable_segments = self.pipeline.work.memory().allocator.expandable_segments;
         match &self.pipeline.work {
             Work::Training(training) => {
-                let batch = training.train.batch();
-                Settings {
-                    batch,
-                    auto: training.train.batch == BatchSetting::Auto,
-                    prefetch: training.data.prefetch,
-                    eval_batch: training.evaluate.batch.map_or(batch, u32::from),
-                    expandable_segments,
-                    changes: 0,
-                }
+                let Training { train, data, evaluate, memory, .. } = training.as_ref();
+                Settings::of_trainer(train, data, evaluate, memory)
             }
-            Work::Command(command) => Settings { expandable_segments, ..Settings::of_command(command.train.batch) },
+            Work::Command(command) => Settings {
+                expandable_segments: command.memory.allocator.expandable_segments,
+                ..Settings::of_command(command.train.batch)
+            },
         }
     }
 
@@ -233,8 +228,8 @@ impl<'a> JobTemplate<'a> {
 
     /// The limit for the trainer itself, for an engine that does not limit memory.
     pub fn limit_without_container(&self, engine: &dyn Engine) -> Option<ByteSize> {
-        let limit = self.pipeline.training().map(|training| training.memory.limit);
-        let own = !engine.limits_memory() && self.device == Device::Cpu && limit == Some(None);
+        let training = self.pipeline.training()?;
+        let own = !engine.limits_memory() && self.device == Device::Cpu && training.memory.limit.is_none();
         self.pipeline.container.memory.filter(|_| own)
     }
 

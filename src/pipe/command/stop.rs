@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pipe_spec::pipeline::Container;
+use pipe_spec::pipeline::{Container, WorkKind};
 use pipe_spec::{Pipeline, RunFolder, Status, Variables};
 
 use super::resume;
@@ -53,12 +53,16 @@ fn signal_owner(found: &Listed, request: StopRequest, quiet: bool) -> Result<(),
     unsafe { libc::kill(pid, signal_for(request)) };
     let timeout = stop_timeout(&folder);
     if !quiet {
+        let what = match found.state.work {
+            WorkKind::Training => "the trainer",
+            WorkKind::Command => "the command",
+        };
         let how = match request {
             StopRequest::Graceful => format!(
-                "the trainer saves and ends, within {} s at most (`pipe stop --now` ends it at once)",
+                "{what} saves and ends, within {} s at most (`pipe stop --now` ends it at once)",
                 timeout.as_secs()
             ),
-            StopRequest::Hard => "the trainer is ended".to_owned(),
+            StopRequest::Hard => format!("{what} is ended"),
         };
         say(&format!("stopping {}: {how}", found.state.id));
     }

@@ -31,6 +31,10 @@ use crate::report::Reporter;
 /// How long a trainer whose `pipe` is gone may take to save and end. Ours takes 120 s at most.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// How long the processes that a command left behind may go on, unless they were asked to stop.
+const REST_TIMEOUT: Duration = Duration::from_secs(5);
+const REST_INTERVAL: Duration = Duration::from_millis(50);
+
 const NAME: &str = "process";
 
 pub const REGISTRATION: Registration = Registration {
@@ -294,10 +298,6 @@ impl Rest {
         processes_of(&self.job).into_iter().filter(|id| *id != self.leader).for_each(|id| signal(id, libc::SIGKILL));
     }
 }
-
-/// How long the processes that a command left behind may go on, unless they were asked to stop.
-const REST_TIMEOUT: Duration = Duration::from_secs(5);
-const REST_INTERVAL: Duration = Duration::from_millis(50);
 
 fn has_others(leader: u32, job: &str) -> bool {
     processes_of(job).iter().any(|id| *id != leader)

@@ -51,6 +51,11 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     ENGINES.iter().map(|engine| engine.name)
 }
 
+/// The name of the first engine whose jobs run without an image.
+pub fn without_images() -> &'static str {
+    ENGINES.iter().find(|engine| !engine.has_images).map_or("", |engine| engine.name)
+}
+
 fn find(name: &str) -> Result<&'static Registration, Error> {
     let known = || names().map(str::to_owned).collect();
     ENGINES

@@ -247,7 +247,7 @@ impl Supervisor<'_> {
         write_json(&folder.spec(), &spec)?;
         let log = JobLog::open(&folder.log(), None)?;
         self.oom = None;
-        self.metrics = self.template.pipeline.command().map(|command| metrics::Reader::new(&command.metrics));
+        self.metrics = self.metrics_reader();
 
         let mut attempt = Attempt::new(number, settings.batch, spec.accum());
         attempt.changes =
@@ -271,7 +271,7 @@ impl Supervisor<'_> {
         let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, &spec);
         let log = JobLog::open(&self.run.folder.attempt(number).log(), attempt.log.clone())?;
         events.begin_attempt(number);
-        self.metrics = self.template.pipeline.command().map(|command| metrics::Reader::new(&command.metrics));
+        self.metrics = self.metrics_reader();
         let job = match self.engine.find(&launch, attempt.container.as_deref(), attempt.log.as_ref()).await? {
             FoundJob::Job(job) => {
                 self.replay_recorded();
@@ -413,6 +413,11 @@ impl Supervisor<'_> {
             write_json(&folder.oom(), record)?;
         }
         Ok(record)
+    }
+
+    /// For the log of a new attempt of a command.
+    fn metrics_reader(&self) -> Option<metrics::Reader> {
+        self.template.pipeline.command().map(|command| metrics::Reader::new(&command.metrics))
     }
 
     /// What the end of a failed command's log says of an out-of-memory, kept with the attempt.

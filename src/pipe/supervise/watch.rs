@@ -119,6 +119,11 @@ impl Supervisor<'_> {
         self.run.folder.attempt(self.run.state.attempts.last().map_or(1, |attempt| attempt.number))
     }
 
+    /// What runs, for people.
+    fn job_noun(&self) -> &'static str {
+        if self.template.pipeline.command().is_some() { "the command" } else { "the trainer" }
+    }
+
     fn stop_timeout(&self) -> Duration {
         Duration::from_secs(self.template.pipeline.container.stop_timeout().into())
     }
@@ -145,7 +150,7 @@ impl Supervisor<'_> {
             }
             StopRequest::Graceful => Ok(()),
             StopRequest::Hard => {
-                self.reporter.note("ending the trainer at once");
+                self.reporter.note(&format!("ending {} at once", self.job_noun()));
                 stop.mark_killed();
                 handle.kill().await
             }
@@ -163,8 +168,9 @@ impl Supervisor<'_> {
             None if Instant::now() > stop.deadline => {
                 let timeout = self.stop_timeout().as_secs();
                 self.reporter.note(&format!(
-                    "warning: the trainer did not end within {timeout} s (container.stop_timeout): ending it; what it \
-                     did after its last checkpoint is lost"
+                    "warning: {} did not end within {timeout} s (container.stop_timeout): ending it; what it \
+                     did after its last checkpoint is lost",
+                    self.job_noun()
                 ));
                 stop.mark_killed();
                 handle.kill().await

@@ -5,6 +5,7 @@ use std::path::Path;
 use pipe_spec::pipeline::CommandLine;
 use pipe_spec::text::Name;
 
+use crate::engine::registry;
 use crate::error::Error;
 
 /// Names of options, as many programs have them, with `-` for `_`.
@@ -66,33 +67,30 @@ pub fn draft(line: &str, name: Option<&Name>, folder: &Path) -> Result<CommandDr
         return Err(Error::NotACommand { line: line.to_owned() });
     };
     let (env, words) = words.split_at(first);
-    let mut options = Options::read(words);
-    let mut findings = Vec::new();
-    let batch = options.take(&BATCH, "{batch}", is_count);
-    let accum = options.take(&ACCUM, "{accum}", is_count);
-    let output = options.take(&OUTPUT, "{run}", is_path);
-    let mut resume = options.take(&RESUME, "{resume}", is_path);
+    let mut arguments = Arguments::read(words);
+    let batch = arguments.take(&BATCH, "{batch}", is_count);
+    let accum = arguments.take(&ACCUM, "{accum}", is_count);
+    let output = arguments.take(&OUTPUT, "{run}", is_path);
+    let resume = arguments.take(&RESUME, "{resume}", is_path);
     let of_transformers = batch.as_ref().is_some_and(|found| plain(&found.option) == OF_TRANSFORMERS);
-    if of_transformers && resume.is_none() {
-        options.words.extend(["--resume_from_checkpoint".to_owned(), "{resume}".to_owned()]);
-        let (option, value) = ("--resume_from_checkpoint".to_owned(), String::new());
-        resume = Some(Found { option, value });
-        findings.push(
-            "resume    --resume_from_checkpoint was added: scripts with the Trainer of transformers have it".to_owned(),
-        );
+    let adds_resume = of_transformers && resume.is_none();
+    if adds_resume {
+        arguments.words.extend(["--resume_from_checkpoint".to_owned(), "{resume}".to_owned()]);
     }
-    let told = |what: &str, found: &Option<Found>, without: &str| match found {
-        Some(Found { option, value }) if !value.is_empty() => format!("{what:<9} {option} {value}"),
-        Some(_) => String::new(),
+    let finding = |what: &str, found: &Option<Found>, without: &str| match found {
+        Some(Found { option, value }) => format!("{what:<9} {option} {value}"),
         None => format!("{what:<9} {without}"),
     };
-    findings.insert(0, told("batch", &batch, "no option found: the command finds it in PIPE_BATCH"));
-    findings.insert(1, told("accum", &accum, "no option found: the command finds it in PIPE_ACCUM"));
-    findings.insert(2, told("output", &output, "no option found: the command may write to PIPE_RUN"));
-    if resume.as_ref().is_none_or(|found| !found.value.is_empty()) {
-        findings.push(told("resume", &resume, "no option found: the command finds its checkpoint in PIPE_RESUME"));
-    }
-    findings.retain(|finding| !finding.is_empty());
+    let no_resume = match adds_resume {
+        true => "--resume_from_checkpoint was added: scripts with the Trainer of transformers have it",
+        false => "no option found: the command finds its checkpoint in PIPE_RESUME",
+    };
+    let mut findings = vec![
+        finding("batch", &batch, "no option found: the command finds it in PIPE_BATCH"),
+        finding("accum", &accum, "no option found: the command finds it in PIPE_ACCUM"),
+        finding("output", &output, "no option found: the command may write to PIPE_RUN"),
+        finding("resume", &resume, no_resume),
+    ];
 
     let samples = batch.as_ref().map_or(DEFAULT_BATCH, |found| found.value.parse().unwrap_or(DEFAULT_BATCH));
     let batches = accum.as_ref().map_or(1, |found| found.value.parse().unwrap_or(1));
@@ -100,7 +98,7 @@ pub fn draft(line: &str, name: Option<&Name>, folder: &Path) -> Result<CommandDr
         found.as_ref().map_or("as PIPE_BATCH".to_owned(), |found| format!("from {}", found.option))
     };
     let name = name.map_or_else(|| name_of(words), ToString::to_string);
-    let mut yaml = format!("version: 1\nname: {name}\ncommand: >-\n{}", folded(&options.words));
+    let mut yaml = format!("version: 1\nname: {name}\ncommand: >-\n{}", folded(&arguments.words));
     yaml += &format!("train:\n  batch: {samples}   # {}\n  accum: {batches}\n", from(&batch));
     yaml += match of_transformers {
         true => "checkpoints: {pattern: checkpoint-*, complete: trainer_state.json}\n",
@@ -119,8 +117,10 @@ pub fn draft(line: &str, name: Option<&Name>, folder: &Path) -> Result<CommandDr
         yaml += &format!("  env: {{{}}}\n", pairs.join(", "));
     }
     if !has_dockerfile {
-        yaml += "# Without a container. For one, leave this out and give container.image a Dockerfile or name:tag.\nengine: process\n";
-        findings.push("engine    process: there is no Dockerfile here".to_owned());
+        let engine = registry::without_images();
+        let how = "# Without a container. For one, leave this out and give container.image a Dockerfile or name:tag.";
+        yaml += &format!("{how}\nengine: {engine}\n");
+        findings.push(format!("engine    {engine}: there is no Dockerfile here"));
     }
     Ok(CommandDraft { name, yaml, findings })
 }
@@ -132,14 +132,14 @@ struct Found {
     value: String,
 }
 
-struct Options {
+struct Arguments {
     words: Vec<String>,
 }
 
-impl Options {
+impl Arguments {
     /// Braces of the command itself are kept as text.
     fn read(words: &[String]) -> Self {
-        Self { words: words.iter().map(|word| CommandLine::as_text(word)).collect() }
+        Self { words: words.iter().map(|word| CommandLine::escape_braces(word)).collect() }
     }
 
     /// The first option of these names, in the order of the names, whose value is one: the value is replaced.
