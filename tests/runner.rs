@@ -52,6 +52,8 @@ mod reproducing;
 mod results;
 #[path = "runner/retries.rs"]
 mod retries;
+#[path = "runner/steps.rs"]
+mod steps;
 #[path = "runner/stopping.rs"]
 mod stopping;
 #[path = "runner/terminal.rs"]
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
     images::tests(&mut suite);
     containers::tests(&mut suite);
     commands::tests(&mut suite);
+    steps::tests(&mut suite);
     compute_capability::tests(&mut suite);
     cuda::tests(&mut suite);
     reproducing::tests(&mut suite);

@@ -102,6 +102,18 @@ pub enum Error {
     NotChangeable { key: String, allowed: String },
     #[error("{reason}")]
     RunEnded { reason: String, code: PipeExit },
+    #[error("there is no step {name:?}; steps: {}", steps.join(", "))]
+    NoStep { name: String, steps: Vec<String> },
+    #[error("{only} needs {step}, which has not finished in any run that is still here")]
+    StepNotDone { step: String, only: String },
+    #[error("the step {step} has not written its output {output}: {path} is not there", path = path.display())]
+    NoOutput { step: String, output: String, path: PathBuf },
+    #[error("{}", reasons.join("\n"))]
+    StepsFailed { id: String, reasons: Vec<String>, code: PipeExit },
+    #[error("{id} has several steps, each of which is a run: {}", runs.join(", "))]
+    HasSteps { id: String, runs: Vec<String> },
+    #[error("{file} has no steps", file = file.display())]
+    NotSteps { file: PathBuf },
 
     #[error("the run {id} cannot be reproduced here:\n{}", indented(reasons))]
     NotReproducible { id: String, reasons: Vec<String> },
@@ -207,7 +219,11 @@ impl Error {
             | Self::BaseModel { .. }
             | Self::OtherArchitecture { .. }
             | Self::NoCaptions { .. } => PipeExit::Usage,
-            Self::RunEnded { code, .. } => *code,
+            Self::RunEnded { code, .. } | Self::StepsFailed { code, .. } => *code,
+            Self::NoStep { .. } | Self::StepNotDone { .. } | Self::HasSteps { .. } | Self::NotSteps { .. } => {
+                PipeExit::Usage
+            }
+            Self::NoOutput { .. } => PipeExit::TrainingFailed,
             Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } | Self::NoQueue { .. } => {
                 PipeExit::Unexpected
             }
@@ -280,6 +296,15 @@ impl Error {
             Self::CommandWithoutImage { other } => Some(format!(
                 "give a Dockerfile or the name of an image as container.image, or run it without a container: --engine {other}"
             )),
+            Self::StepNotDone { step, only } => {
+                Some(format!("run all of them once without --only, or those from {step} on: --from {step}; then --only {only}"))
+            }
+            Self::StepsFailed { id, .. } => Some(format!(
+                "`pipe resume {id}` goes on with the steps that have not finished; `pipe run` begins anew, without what has not changed"
+            )),
+            Self::HasSteps { .. } => Some("name one of them".to_owned()),
+            Self::NoOutput { .. } => Some("write it below {run}, or correct `outputs`".to_owned()),
+            Self::NotSteps { .. } => Some("leave --only and --from out".to_owned()),
             Self::NoImage { .. } => Some("pull it first, or give a Dockerfile as container.image".to_owned()),
             Self::NoRun { .. } | Self::AmbiguousRun { .. } => Some("`pipe ls` lists the runs".to_owned()),
             Self::Write { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
@@ -349,6 +374,7 @@ impl Error {
             | Self::Data { .. }
             | Self::NotDriven { .. }
             | Self::RunEnded { .. }
+            | Self::NoStep { .. }
             | Self::Engine { .. }
             | Self::Spawn { .. }
             | Self::NotElf { .. }

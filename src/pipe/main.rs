@@ -16,6 +16,7 @@ mod error;
 mod files;
 mod forecast;
 mod gpu;
+mod graph;
 mod html_report;
 mod http;
 mod hub;
@@ -31,6 +32,7 @@ mod report;
 mod run;
 mod supervise;
 mod track;
+mod watcher;
 
 use std::process::ExitCode;
 

@@ -56,6 +56,19 @@ pub fn run(words: &[String]) {
             std::thread::sleep(Duration::from_millis(number.into()));
             println!("awake");
         }
+        // Writes a file: what the files after --in hold, and its own name. Fails where one of them says so, once that is all.
+        "join" => {
+            let read = |path: &String| std::fs::read_to_string(path).unwrap_or_else(|error| fail(&format!("{path}: {error}"), 5));
+            let inputs = words.iter().position(|word| word == "--in").map_or(&[][..], |at| &words[at + 1..]);
+            let text: String = inputs.iter().map(read).collect();
+            std::thread::sleep(Duration::from_millis(number.into()));
+            let out = PathBuf::from(after("--out").expect("--out"));
+            if text.contains(&format!("fail {}", words[2])) {
+                fail("asked to fail", 4);
+            }
+            std::fs::write(out.join("text"), format!("{text}{}\n", words[2])).expect("a file");
+            println!("joined {}", words[2]);
+        }
         "children" => {
             let program = std::env::current_exe().expect("this program");
             let child = std::process::Command::new(program).args(["command", "stubborn"]).spawn().expect("a child");

@@ -18,6 +18,7 @@ pub fn tests(suite: &mut Suite) {
     test("ci_gets_lines", ci);
     test("a_classifier_is_counted_in_samples", samples);
     test("tables_fit_80_columns", tables);
+    test("the_steps_of_a_pipeline", steps);
 }
 
 /// 200 steps, of which the first attempts do none.
@@ -172,6 +173,24 @@ fn narrow() {
     assert!(block[2] == "now     batch 5 instead of 10" && block[3].ends_with("left"), "{screen}");
     let (last, _) = terminal.end();
     assert!(!last.contains('█'), "the block is still there:\n{last}");
+}
+
+fn steps() {
+    let folder = crate::steps::folder("process", 700);
+    let mut command = folder.command(&["run", "steps.yaml"]);
+    command.env("TERM", "xterm-256color").env_remove("CI").env_remove("CLICOLOR_FORCE");
+    let mut terminal = Terminal::start(command, 80);
+    let is_reached = |screen: &str| {
+        screen
+            .find("▸ right")
+            .is_some_and(|at| screen.contains("▸ left") && screen[at..].contains("· end       after left, right"))
+    };
+    assert!(terminal.watch(is_reached), "{}", terminal.screen());
+    let screen = terminal.screen();
+    assert!(screen.contains("1 of 4 steps done") && screen.contains("✓ first     finished in "), "{screen}");
+    assert!(screen.contains("[first] joined first"), "{screen}");
+    let (last, _) = terminal.end();
+    assert!(!last.contains('✓') && last.contains("end    finished"), "{last}");
 }
 
 fn grows() {

@@ -19,6 +19,10 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
     let file: PipelineFile = serde_json::from_value(tree.to_json())
         .map_err(|error| Problems::one(tree.line, "", format!("not a pipeline: {error}")))?;
 
+    if file.steps.is_some() {
+        let message = "several steps, where one training or command is wanted: `pipe run`, `pipe check` and `pipe resume` take them";
+        return Err(Problems::one(tree.line_of("steps"), "steps", message));
+    }
     let mut check = Check { tree, problems };
     check.file(&file);
     check.metrics(&file);
@@ -59,7 +63,7 @@ pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
 }
 
 /// The keys that only a command has.
-const OF_COMMANDS: [&str; 7] = [
+pub(super) const OF_COMMANDS: [&str; 7] = [
     "vars",
     "checkpoints",
     "metrics",

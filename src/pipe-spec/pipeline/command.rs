@@ -260,7 +260,16 @@ impl Command {
     }
 
     pub fn resumes(&self) -> bool {
-        self.line.0.iter().any(|word| pieces(word).contains(&Piece::Placeholder("resume")))
+        self.names("resume")
+    }
+
+    /// Whether its words have something that a retry changes. Its program may also read the variable.
+    pub fn has_batch(&self) -> bool {
+        self.names("batch") || self.names("accum")
+    }
+
+    fn names(&self, placeholder: &str) -> bool {
+        self.line.0.iter().any(|word| pieces(word).contains(&Piece::Placeholder(placeholder)))
     }
 
     /// The words with their values. A word with `{resume}` is left out where there is nothing to resume from, and the option

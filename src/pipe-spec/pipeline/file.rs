@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::{
     Checkpoints, CommandLine, Container, Data, EngineKind, Evaluate, Memory, MetricsFormat, Model, Notify, OnOom, Save,
@@ -61,9 +61,43 @@ pub struct PipelineFile {
     /// with groups named `step`, `steps` and after the values, such as `(?P<loss>\S+)`.
     #[serde(default)]
     pub metrics: MetricsFormat,
+    /// Several trainings and commands by name, each with the sections above, in place of one. `engine`, `container`, `memory`, `on_oom`,
+    /// `notify`, `track` and `vars` beside `steps` stand for all of them, key by key, unless a step says otherwise.
+    #[serde(default)]
+    pub steps: Option<Map<String, Value>>,
+}
+
+/// What a step has besides the sections of a pipeline.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct StepFile {
+    /// The steps that must have finished before this one begins.
+    pub needs: Vec<String>,
+    /// Files and folders that the step depends on, besides those that pipe sees by itself: when one changes, the step runs again.
+    pub inputs: Vec<String>,
+    /// What other steps may name: files or folders below `{run}`. `{steps.STEP.NAME}` is the place of one of them, `{steps.STEP}` of all
+    /// that a command wrote. A training has the output `model`.
+    pub outputs: BTreeMap<String, String>,
 }
 
 /// The JSON schema of the pipeline file.
 pub fn schema() -> Value {
-    schemars::schema_for!(PipelineFile).to_value()
+    let mut schema = schemars::schema_for!(PipelineFile).to_value();
+    let mut step = schemars::schema_for!(StepFile).to_value();
+    let sections = schema["properties"].as_object().into_iter().flatten();
+    let sections: Vec<(String, Value)> = sections
+        .filter(|(name, _)| !["version", "name", "steps"].contains(&name.as_str()))
+        .map(|(name, section)| (name.clone(), section.clone()))
+        .collect();
+    if let Some(properties) = step["properties"].as_object_mut() {
+        properties.extend(sections);
+    }
+    for key in ["$schema", "title"] {
+        step.as_object_mut().and_then(|step| step.remove(key));
+    }
+    let description = schema["properties"]["steps"]["description"].take();
+    schema["properties"]["steps"] =
+        json!({ "description": description, "type": "object", "additionalProperties": { "$ref": "#/$defs/Step" } });
+    schema["$defs"]["Step"] = step;
+    schema
 }

@@ -7,6 +7,7 @@ mod command;
 mod container;
 mod data;
 mod file;
+mod graph;
 mod memory;
 mod metric;
 mod model;
@@ -25,6 +26,7 @@ pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat
 pub use container::{Container, EngineKind, Gpus, Image, Mount};
 pub use data::{CONVERSATION, Data, Pad, Paths};
 pub use file::{PipelineFile, schema};
+pub use graph::{Graph, GraphStep, OutputRef};
 pub use memory::{Allocator, Limit, Memory};
 pub use metric::Metric;
 pub use model::{Arch, Model};

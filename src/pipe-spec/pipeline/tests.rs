@@ -99,7 +99,7 @@ fn every_problem_is_told_at_once_with_its_line() {
         problems(text),
         [
             "line 2: name: found the text \"a/b\"; allowed: 1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
-            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, notify, track, command, vars, checkpoints, metrics",
+            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, notify, track, command, vars, checkpoints, metrics, steps",
             unknown.as_str(),
             "line 6: data.train: missing; allowed: text, or a list of text",
             "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, eval_share, tokenizer, fields, max_source, max_target, max_length, pad, skip_bad, shuffle, workers, prefetch",

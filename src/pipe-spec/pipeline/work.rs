@@ -60,11 +60,13 @@ pub struct Training {
     pub save: Save,
 }
 
-/// Which of the two a run does, as `run.json` holds it.
+/// What a run does, as `run.json` holds it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkKind {
     #[default]
     Training,
     Command,
+    /// Several of these, each in a run of its own.
+    Steps,
 }

@@ -3,5 +3,5 @@
 mod node;
 mod structure;
 
-pub(crate) use node::Node;
+pub(crate) use node::{Entry, Kind, Node};
 pub(crate) use structure::{OtherName, OtherNames, Structure, nearest};

@@ -16,6 +16,7 @@ use super::job_spec::{CommandSpec, JobSpec};
 use super::retry::Settings;
 use crate::engine::{Engine, JobProgram, Launch, registry};
 use crate::error::Error;
+use crate::files::absolute;
 use crate::input::load::Loaded;
 use crate::input::{Input, Inputs};
 
@@ -263,7 +264,10 @@ impl<'a> JobTemplate<'a> {
         let job_folder = pair(attempt.job().path(), seen.attempt(number).job().path());
         let inputs: BTreeSet<_> =
             self.inputs.all().flat_map(Input::mounts).map(|mount| (mount.host, mount.target)).collect();
-        let given = container.mounts.iter().map(|mount| (value(&mount.host).into(), PathBuf::from(&mount.container)));
+        let given = container
+            .mounts
+            .iter()
+            .map(|mount| (absolute(Path::new(&value(&mount.host))), PathBuf::from(&mount.container)));
         let mut mounts: Vec<(PathBuf, PathBuf)> = inputs.into_iter().chain(given).collect();
         // Everything else in the run folder is out of the job's sight.
         let (mut writable, program, args, work_folder);

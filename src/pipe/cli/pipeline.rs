@@ -10,6 +10,7 @@ use pipe_spec::text::{ByteSize, Name};
 
 use crate::command;
 use crate::engine::registry;
+use crate::graph::Selection;
 use crate::run::Choices;
 
 #[derive(Args)]
@@ -122,6 +123,7 @@ impl StartArgs {
             dry_run: self.dry_run,
             resume: false,
             detach: false,
+            selection: Selection::default(),
             choices: Choices { job: Job::Train, ignore_ledger: self.ignore_ledger, no_queue: self.no_queue },
             json: self.json,
             pins: Vec::new(),
@@ -140,12 +142,18 @@ pub struct RunArgs {
     /// Resume the newest run of this pipeline if it did not finish; else start a new run
     #[arg(long, conflicts_with = "dry_run")]
     resume: bool,
+    /// Of a pipeline with steps: run this step alone, with what the steps before it wrote when they last finished
+    #[arg(long, value_name = "STEP", conflicts_with_all = ["from", "resume"])]
+    only: Option<String>,
+    /// Of a pipeline with steps: run this step and those that come after it again, even if nothing has changed
+    #[arg(long, value_name = "STEP", conflicts_with = "resume")]
+    from: Option<String>,
 }
 
 impl RunArgs {
     pub fn options(self, quiet: bool) -> command::run::Options {
-        let Self { start, detach, resume } = self;
-        command::run::Options { detach, resume, ..start.options(quiet) }
+        let Self { start, detach, resume, only, from } = self;
+        command::run::Options { detach, resume, selection: Selection { only, from }, ..start.options(quiet) }
     }
 }
 

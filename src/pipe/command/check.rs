@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::Inspection;
 use pipe_spec::pipeline::accum;
+use pipe_spec::text::count;
 use serde_json::{Value, json};
 
 use crate::error::Error;
 use crate::hub::HubAccess;
-use crate::input::load::{self, Loaded, Request};
+use crate::input::load::{self, Loaded, ParsedGraph, Request};
 use crate::inspect::{self, ExpectedTime, Opened};
 use crate::interrupt::Interrupts;
-use crate::report::{Reporter, duration, print, print_json};
+use crate::report::{Reporter, bounded, duration, print, print_json};
 
 pub struct Options {
     pub file: PathBuf,
@@ -22,6 +23,10 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
+    // What is wrong with a file of steps is said as of any other.
+    if let Ok(Some(parsed)) = load::parse_graph(&options.file, &options.set) {
+        return check_steps(options, &parsed);
+    }
     let checked = super::runtime()?.block_on(check(options));
     if options.json {
         match &checked {
@@ -47,6 +52,30 @@ pub fn run(options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
+/// The steps, each with what it comes after. What they read is looked for when they begin: other steps may write it.
+fn check_steps(options: &Options, parsed: &ParsedGraph) -> Result<(), Error> {
+    let steps = &parsed.graph.steps;
+    if options.json {
+        let steps: Vec<Value> = steps.iter().map(|step| json!({ "name": step.name, "needs": step.needs })).collect();
+        print_json(&json!({ "valid": true, "problems": [], "warnings": [], "steps": steps }));
+        return Ok(());
+    }
+    print(&format!("{} is valid: {}", options.file.display(), count(steps.len(), "step")));
+    for step in steps {
+        let after = if step.needs.is_empty() { String::new() } else { format!(", after {}", step.needs.join(", ")) };
+        let what = match (step.pipeline.training(), step.pipeline.command()) {
+            (Some(training), _) => format!("trains {}", training.model.arch.name()),
+            (None, Some(command)) => bounded(&command.line.0.join(" "), COMMAND),
+            (None, None) => String::new(),
+        };
+        print(&format!("  {}: {what}{after}", step.name));
+    }
+    Ok(())
+}
+
+/// Characters of a command that are shown.
+const COMMAND: usize = 100;
+
 /// A pipeline that is good, and what is in its data.
 struct Checked {
     loaded: Loaded,
@@ -59,6 +88,7 @@ async fn check(options: &Options) -> Result<Checked, Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.json, false);
     let Options { file, set, .. } = options;
+    load::parse_graph(file, set)?;
     let request = Request { file: file.clone(), set: set.clone(), access: HubAccess::Check, pins: Vec::new() };
     let loaded = load::load_interruptibly(request, &reporter, &mut interrupts).await?;
     if options.no_data || loaded.pipeline.command().is_some() {

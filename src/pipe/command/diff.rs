@@ -9,7 +9,7 @@ use crate::report::{Table, print, print_json};
 use crate::run;
 
 pub fn run(first: &str, second: &str, json: bool) -> Result<(), Error> {
-    let comparison = Comparison::read(&run::find(first)?.folder(), &run::find(second)?.folder());
+    let comparison = Comparison::read(&run::find_single(first)?.folder(), &run::find_single(second)?.folder());
     if json {
         print_json(&comparison);
         return Ok(());

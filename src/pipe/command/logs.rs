@@ -26,6 +26,30 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<(), Error> {
     let found = run::find(&options.run)?;
+    if found.state.work == WorkKind::Steps {
+        return of_steps(&found, options);
+    }
+    of_run(&found, options)
+}
+
+/// The logs of all steps, one after the other. To follow one it must be named.
+fn of_steps(found: &Listed, options: &Options) -> Result<(), Error> {
+    let runs: Vec<String> = found.state.graph.iter().filter_map(|step| step.run.clone()).collect();
+    if options.follow || options.attempt.is_some() {
+        return Err(Error::HasSteps { id: found.state.id.clone(), runs });
+    }
+    for run in runs {
+        if !options.events {
+            print_data(format!("== {run}\n").as_bytes());
+        }
+        if let Some(step) = Listed::read(run::folder_of(&run).path()).filter(|step| !step.state.attempts.is_empty()) {
+            of_run(&step, options)?;
+        }
+    }
+    Ok(())
+}
+
+fn of_run(found: &Listed, options: &Options) -> Result<(), Error> {
     let folder = found.folder();
     let last = found.state.attempts.last().map_or(1, |attempt| attempt.number);
     let mut number = options.attempt.unwrap_or(last);

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use pipe_spec::pipeline::Metric;
+use pipe_spec::run::StepStatus;
 use pipe_spec::{RunState, Status};
 
 use crate::engine::{EngineJob, registry};
@@ -35,6 +36,9 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let all = run::list()?;
     let count = all.len();
     let mut runs = select(all, options);
+    if options.sort != Sort::Metric {
+        runs = with_steps_below(runs);
+    }
     if options.quiet && !options.json {
         runs.iter().for_each(|run| print(&visible_line(&run.state.id)));
         return Ok(());
@@ -68,6 +72,18 @@ fn select(mut runs: Vec<Listed>, options: &Options) -> Vec<Listed> {
     runs
 }
 
+/// The runs of steps after the run that they belong to.
+fn with_steps_below(runs: Vec<Listed>) -> Vec<Listed> {
+    let wholes: Vec<String> = runs.iter().map(|run| run.state.id.clone()).collect();
+    let is_below = |run: &&Listed| run.state.part_of.as_ref().is_some_and(|whole| wholes.contains(whole));
+    let mut ordered = Vec::new();
+    for run in runs.iter().filter(|run| !is_below(run)) {
+        ordered.push(run.clone());
+        ordered.extend(run::steps_of(&runs, &run.state).into_iter().cloned());
+    }
+    ordered
+}
+
 fn sort(runs: &mut [Listed], by: Sort) {
     match by {
         Sort::Metric => runs.sort_by(by_metric),
@@ -85,11 +101,21 @@ fn print_table(runs: &[Listed]) {
             (Some(step), Some(steps)) => format!("{step}/{steps}"),
             _ => "-".to_owned(),
         };
-        let seconds: f64 = state.attempts.iter().map(|attempt| attempt.seconds).sum();
+        let seconds = match state.graph.is_empty() {
+            true => state.attempts.iter().map(|attempt| attempt.seconds).sum(),
+            false => state
+                .graph
+                .iter()
+                .filter(|step| step.status != StepStatus::Unchanged)
+                .filter_map(|step| step.seconds)
+                .sum(),
+        };
+        let is_below = state.part_of.as_ref().is_some_and(|whole| runs.iter().any(|run| run.state.id == *whole));
+        let attempts = if state.graph.is_empty() { state.attempts.len().to_string() } else { "-".to_owned() };
         table.row(vec![
-            state.id.clone(),
+            if is_below { format!("  {}", state.id) } else { state.id.clone() },
             state.status.name().to_owned(),
-            state.attempts.len().to_string(),
+            attempts,
             steps,
             metric(state),
             duration(seconds),
@@ -128,6 +154,14 @@ fn by_metric(a: &Listed, b: &Listed) -> Ordering {
 fn remark(run: &Listed) -> String {
     if let Some(damage) = run.damage.first() {
         return damage.clone();
+    }
+    if !run.state.graph.is_empty() {
+        let of = |wanted: fn(StepStatus) -> bool| run.state.graph.iter().filter(|step| wanted(step.status)).count();
+        let done = format!("{} of {} steps done", of(StepStatus::is_done), run.state.graph.len());
+        return match of(|status| status == StepStatus::Failed) {
+            0 => done,
+            failed => format!("{done}, {failed} failed"),
+        };
     }
     match run.state.status {
         Status::Running => run.state.doing.clone().unwrap_or_default(),

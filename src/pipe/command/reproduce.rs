@@ -8,6 +8,7 @@ use crate::attempt::template::JobTemplate;
 use crate::compare::{Comparison, ComputeMode, judge};
 use crate::engine::registry;
 use crate::error::Error;
+use crate::graph::Selection;
 use crate::hub::HubAccess;
 use crate::input::load::{self, Loaded, Request};
 use crate::interrupt::Interrupts;
@@ -23,7 +24,7 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
-    let first = run::find(&options.run)?;
+    let first = run::find_single(&options.run)?;
     if first.is_owned() {
         return Err(Error::RunBusy { id: first.state.id });
     }
@@ -147,6 +148,7 @@ fn rerun(first: &Listed, engine: &str, pins: Vec<LockedRepository>, options: &Op
         dry_run: false,
         resume: false,
         detach: false,
+        selection: Selection::default(),
         choices: Choices { job: Job::Train, ignore_ledger: true, no_queue: first.state.no_queue },
         pins,
         json: false,
@@ -154,7 +156,7 @@ fn rerun(first: &Listed, engine: &str, pins: Vec<LockedRepository>, options: &Op
         quiet: options.quiet || options.json,
     };
     let result = super::run::run_and_name(options, &mut created);
-    let again = created.map(|id| run::find(&id)).transpose()?;
+    let again = created.map(|id| run::find_single(&id)).transpose()?;
     match (result, again) {
         (Ok(()), Some(again)) => Ok(again),
         (Ok(()), None) => Err(Error::NoRun { wanted: first.state.name.clone(), runs: run::runs_folder() }),

@@ -1,6 +1,6 @@
 //! `pipe resume`: continues a run from its last checkpoint.
 
-use pipe_spec::pipeline::Pipeline;
+use pipe_spec::pipeline::{Pipeline, WorkKind};
 use pipe_spec::{Outcome, Status};
 
 use crate::attempt::template;
@@ -10,6 +10,7 @@ use crate::drive::Driver;
 use crate::engine::registry;
 use crate::error::Error;
 use crate::files::write_whole;
+use crate::graph::GraphDriver;
 use crate::hub::HubAccess;
 use crate::input::load::{self, Loaded, Request};
 use crate::interrupt::Interrupts;
@@ -57,6 +58,9 @@ pub async fn resume_run(
     reporter: &mut Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
+    if found.state.work == WorkKind::Steps {
+        return resume_steps(found, set, reporter, interrupts).await;
+    }
     let run = Run::take_over(found)?;
     if !lock::has_own_settings(&run.folder) {
         let change = "settings: resolved.yaml was changed after pipe wrote it".to_owned();
@@ -66,6 +70,23 @@ pub async fn resume_run(
     let request = Request { file: run.folder.resolved(), set: set.to_vec(), access: HubAccess::Fetch, pins };
     let loaded = load::load_interruptibly(request, reporter, interrupts).await?;
     drive(run, &loaded, !set.is_empty(), reporter, interrupts).await
+}
+
+/// The same for a run of several steps.
+async fn resume_steps(
+    found: &Listed,
+    set: &[String],
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(), Error> {
+    if !set.is_empty() {
+        let runs = found.state.graph.iter().filter_map(|step| step.run.clone()).collect();
+        return Err(Error::HasSteps { id: found.state.id.clone(), runs });
+    }
+    let run = Run::take_over(found)?;
+    let file = run.folder.resolved();
+    let Some(parsed) = load::parse_graph(&file, &[])? else { return Err(Error::NotSteps { file }) };
+    GraphDriver::new(&parsed, run, reporter, interrupts)?.run().await
 }
 
 /// The same with the pipeline as it is now, in the working directory, where it may be another checkout of the same files.

@@ -22,6 +22,10 @@ pub fn run(wanted: &[String], left_behind: bool, force: bool) -> Result<(), Erro
     }
     // All are found and owned before any is removed, so that a misspelt or busy one loses nothing.
     let mut found = wanted.iter().map(|wanted| run::find(wanted)).collect::<Result<Vec<_>, _>>()?;
+    // The runs of its steps belong to a run of several.
+    let all = run::list()?;
+    let steps: Vec<Listed> = found.iter().flat_map(|run| run::steps_of(&all, &run.state)).cloned().collect();
+    found.extend(steps);
     found.sort_by(|a, b| a.state.id.cmp(&b.state.id));
     found.dedup_by(|a, b| a.state.id == b.state.id);
     let owners = found.iter().map(|run| Owner::take(&run.folder(), &run.state.id)).collect::<Result<Vec<_>, _>>()?;

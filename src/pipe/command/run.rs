@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use pipe_spec::event::Fitted;
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::pipeline::EngineKind;
+use pipe_spec::run::StepState;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Job, Status};
 use serde_json::{Value, json};
@@ -16,8 +17,9 @@ use crate::drive::Driver;
 use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::files::absolute;
+use crate::graph::{self, GraphDriver, Selection};
 use crate::hub::HubAccess;
-use crate::input::load::{self, Loaded, Request};
+use crate::input::load::{self, Loaded, ParsedGraph, Request};
 use crate::interrupt::Interrupts;
 use crate::lock;
 use crate::report::{Reporter, print, print_json, say};
@@ -34,6 +36,8 @@ pub struct Options {
     pub resume: bool,
     /// Run in the background.
     pub detach: bool,
+    /// Of a pipeline of several steps.
+    pub selection: Selection,
     pub choices: Choices,
     /// The commits of the hub's repositories, where a branch is not to be followed.
     pub pins: Vec<LockedRepository>,
@@ -54,13 +58,24 @@ pub fn run_and_name(mut options: Options, created: &mut Option<String>) -> Resul
 async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.json, options.quiet);
+    let parsed = if options.choices.job == Job::Train { load::parse_graph(&options.file, &options.set)? } else { None };
+    if let Some(parsed) = parsed {
+        return start_steps(options, parsed, created, &mut reporter, &mut interrupts).await;
+    }
+    if options.selection.only.is_some() || options.selection.from.is_some() {
+        return Err(Error::NotSteps { file: options.file.clone() });
+    }
     let load = async |pins: Vec<LockedRepository>, interrupts: &mut Interrupts| {
         let access = if options.dry_run { HubAccess::Check } else { HubAccess::Fetch };
         let request = Request { file: options.file.clone(), set: options.set.clone(), access, pins };
         load::load_interruptibly(request, &reporter, interrupts).await
     };
     let mut loaded;
-    match unfinished(options)? {
+    let name = match options.resume {
+        true => load::parse(&options.file, &options.set)?.pipeline.name.to_string(),
+        false => String::new(),
+    };
+    match unfinished(options, &name)? {
         None => loaded = load(options.pins.clone(), &mut interrupts).await?,
         Some(found) => {
             // It keeps the commits that it began with.
@@ -110,6 +125,66 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     Ok(())
 }
 
+/// The same for a pipeline of several steps.
+async fn start_steps(
+    options: &Options,
+    mut parsed: ParsedGraph,
+    created: &mut Option<String>,
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(), Error> {
+    if let Some(engine) = &options.engine {
+        // What the command line says holds for every step.
+        let of_steps = parsed.graph.steps.iter().map(|step| format!("steps.{}.engine={engine}", step.name));
+        let set: Vec<String> = options.set.iter().cloned().chain(of_steps).collect();
+        if let Some(again) = load::parse_graph(&options.file, &set)? {
+            parsed = again;
+        }
+    }
+    if let Some(found) = unfinished(options, parsed.graph.name.as_str())? {
+        let then = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
+        let (id, status) = (&found.state.id, found.state.status.name());
+        if then == parsed.graph.to_yaml() {
+            reporter.note(&format!("resuming run {id} ({status})"));
+            if options.detach {
+                detach::start(&found.folder(), &[])?;
+                print_detached(id, &found.folder, options.json, options.quiet);
+                return Ok(());
+            }
+            return resume::resume_run(&found, &[], reporter, interrupts).await;
+        }
+        reporter.note(&format!("starting a new run: the file is not that of {id} ({status}) any more; what has not changed is not run again"));
+    }
+    let mut state: Vec<StepState> =
+        parsed.graph.steps.iter().map(|step| StepState::new(&step.name, step.needs.clone())).collect();
+    graph::select(&parsed, &mut state, &options.selection)?;
+    if options.dry_run {
+        let steps = parsed.graph.steps.iter().zip(&state);
+        let steps = steps.map(|(step, state)| json!({ "name": step.name, "status": state.status, "needs": step.needs, "pipeline": step.pipeline }));
+        print_json(&json!({ "steps": steps.collect::<Vec<_>>() }));
+        return Ok(());
+    }
+    // Every step has an engine; this one is for those that name none.
+    let named = parsed.graph.steps.iter().all(|step| step.pipeline.engine.is_some());
+    let first = parsed.graph.steps.first().and_then(|step| step.pipeline.engine).filter(|_| named);
+    let engine = registry::choose(first.map(EngineKind::name), reporter).await?;
+    let mut run = Run::create_graph(&parsed.graph, &parsed.text, engine.name(), options.choices)?;
+    run.state.graph = state;
+    run.save()?;
+    let id = run.state.id.clone();
+    *created = Some(id.clone());
+    if options.detach {
+        let folder = run.folder.clone();
+        drop(run);
+        detach::start(&folder, &[])?;
+        print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
+        return Ok(());
+    }
+    let driver = GraphDriver::new(&parsed, run, reporter, interrupts)?;
+    driver.note(&format!("run {id}"));
+    driver.run().await
+}
+
 /// Prints the largest batch that a search found; nothing after a training.
 pub fn print_fitted(fitted: Option<&Fitted>, json: bool) {
     if let Some(fitted) = fitted.filter(|_| !json) {
@@ -127,13 +202,12 @@ async fn describe(engine: &dyn Engine, loaded: &Loaded, job: Job) -> Result<Valu
     Ok(json!({ "on": program, "spec": spec }))
 }
 
-/// The newest run of this pipeline, with `--resume` and if it has not finished.
-fn unfinished(options: &Options) -> Result<Option<Listed>, Error> {
+/// The newest run of the pipeline of this name, with `--resume` and if it has not finished.
+fn unfinished(options: &Options, name: &str) -> Result<Option<Listed>, Error> {
     if !options.resume {
         return Ok(None);
     }
-    let name = load::parse(&options.file, &options.set)?.pipeline.name;
-    let newest = run::list()?.into_iter().find(|run| run.state.name == name.as_str() && run.damage.is_empty());
+    let newest = run::list()?.into_iter().find(|run| run.state.name == name && run.damage.is_empty());
     Ok(newest.filter(|run| run.state.status != Status::Finished))
 }
 

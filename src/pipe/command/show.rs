@@ -6,7 +6,9 @@ use pipe_spec::pipeline::LossUnit;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::report::{ResultFiles, attempts_table, class_table, metrics_table, print, print_json, result_lines, speed};
+use crate::report::{
+    ResultFiles, attempts_table, class_table, metrics_table, print, print_json, result_lines, speed, steps_table,
+};
 use crate::run::{self, Listed, Record};
 
 /// How fast the median step was; absent before the first step.
@@ -61,6 +63,9 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     result_lines(state, found.folder().path()).iter().for_each(|line| print(line));
     if !found.left_behind.is_empty() {
         print(&format!("left     {} (`pipe attach` continues the run)", found.left_behind.join(", ")));
+    }
+    if !state.graph.is_empty() {
+        print(&format!("\n{}", steps_table(state).on_stdout()));
     }
     if !state.attempts.is_empty() {
         print(&format!("\n{}", attempts_table(state).on_stdout()));

@@ -56,6 +56,7 @@ fn signal_owner(found: &Listed, request: StopRequest, quiet: bool) -> Result<(),
         let what = match found.state.work {
             WorkKind::Training => "the trainer",
             WorkKind::Command => "the command",
+            WorkKind::Steps => "each step that runs",
         };
         let how = match request {
             StopRequest::Graceful => format!(

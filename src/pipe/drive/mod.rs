@@ -165,10 +165,13 @@ impl<'a> Driver<'a> {
         let loaded = self.loaded;
         let template = JobTemplate::new(loaded, inputs, engine, &program, job)?;
         let gpus = &loaded.pipeline.container.gpus;
-        if loaded.pipeline.command().is_some() {
-            self.reporter.note(
-                "a command: pipe keeps its effective batch through retries; whether its result stays the same is up to it",
-            );
+        if let Some(command) = loaded.pipeline.command() {
+            // A step that has no batch has nothing to change in a retry.
+            if self.run.state.part_of.is_none() || command.has_batch() {
+                self.reporter.note(
+                    "a command: pipe keeps its effective batch through retries; whether its result stays the same is up to it",
+                );
+            }
             if !engine.limits_memory() && loaded.pipeline.container.memory.is_some() {
                 let engine = &self.run.state.engine;
                 self.reporter

@@ -14,6 +14,7 @@ pub mod results;
 mod retrieval;
 mod scale;
 mod sections;
+mod steps;
 mod texts;
 mod thin;
 
@@ -49,6 +50,9 @@ pub fn page(runs: &[Record], variables: &Variables) -> String {
 }
 
 fn one(run: &Record, variables: &Variables) -> String {
+    if let Some(state) = run.state.as_ref().filter(|state| !state.graph.is_empty()) {
+        return [sections::heading(run), steps::section(state), sections::files(run)].concat();
+    }
     let charts = match run.history.metrics.is_empty() {
         true => figures::of_one(run),
         false => figures::of_commands(std::slice::from_ref(run)),

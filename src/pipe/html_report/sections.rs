@@ -17,7 +17,7 @@ pub fn heading(run: &Record) -> String {
         let mut facts = vec![format!("engine {}", escape(&state.engine))];
         facts.extend(began(state.created).map(|when| format!("began {when}")));
         facts.extend(run.seconds().map(|seconds| format!("took {}", duration(seconds))));
-        facts.push(format!("effective batch {}", state.effective_batch));
+        facts.extend((state.graph.is_empty()).then(|| format!("effective batch {}", state.effective_batch)));
         if let Some((_, started)) = run.history.started.last() {
             facts.push(format!("{} parameters on {}", crate::report::grouped(started.params), escape(&started.device)));
         }

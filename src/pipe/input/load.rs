@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{MAX_FILE_BYTES, Pipeline, Training};
+use pipe_spec::pipeline::{Graph, MAX_FILE_BYTES, Pipeline, Training};
 use pipe_spec::{Lock, Problems, Variables};
 use serde_json::{Map, Value};
 
@@ -52,13 +52,32 @@ pub struct Parsed {
 
 /// Reads a pipeline file, with a `.env` of the working directory.
 pub fn parse(file: &Path, set: &[String]) -> Result<Parsed, Error> {
-    let bytes = bounded::read(file, MAX_FILE_BYTES)?;
-    let invalid = |problems: Problems| Error::Invalid { path: file.to_owned(), problems };
-    let text =
-        String::from_utf8(bytes).map_err(|_| invalid(Problems::one(None, "", "the file is not text in UTF-8")))?;
-    let variables = variables();
-    let pipeline = Pipeline::parse(&text, set, &variables).map_err(invalid)?;
+    let (text, variables) = (text(file)?, variables());
+    let pipeline = Pipeline::parse(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
     Ok(Parsed { pipeline, text, variables })
+}
+
+fn text(file: &Path) -> Result<String, Error> {
+    let not_text = |_| invalid(file, Problems::one(None, "", "the file is not text in UTF-8"));
+    String::from_utf8(bounded::read(file, MAX_FILE_BYTES)?).map_err(not_text)
+}
+
+fn invalid(path: &Path, problems: Problems) -> Error {
+    Error::Invalid { path: path.to_owned(), problems }
+}
+
+/// A pipeline of several steps, with the text it was read from.
+pub struct ParsedGraph {
+    pub graph: Graph,
+    pub text: String,
+    pub variables: Variables,
+}
+
+/// The same for a file with `steps`; nothing where it has none.
+pub fn parse_graph(file: &Path, set: &[String]) -> Result<Option<ParsedGraph>, Error> {
+    let (text, variables) = (text(file)?, variables());
+    let graph = Graph::parse(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
+    Ok(graph.map(|graph| ParsedGraph { graph, text, variables }))
 }
 
 /// Those of the environment and of a `.env` of the working directory.
@@ -71,10 +90,21 @@ pub fn variables() -> Variables {
 /// Reads a pipeline file, and finds what it names.
 pub fn load(request: &Request, progress: FetchProgress) -> Result<Loaded, Error> {
     let Request { file, set, access, pins } = request;
-    let Parsed { pipeline, text, variables } = parse(file, set)?;
-    let hub = Hub::new(&variables, *access, pins, progress);
+    find(parse(file, set)?, file, *access, pins, progress)
+}
+
+/// Finds what a pipeline names, which `file` holds.
+fn find(
+    parsed: Parsed,
+    file: &Path,
+    access: HubAccess,
+    pins: &[LockedRepository],
+    progress: FetchProgress,
+) -> Result<Loaded, Error> {
+    let Parsed { pipeline, text, variables } = parsed;
+    let hub = Hub::new(&variables, access, pins, progress);
     let inputs = Inputs::find(&pipeline, &variables, &hub).map_err(|error| match error {
-        NotFound::Problems(problems) => Error::Invalid { path: file.clone(), problems },
+        NotFound::Problems(problems) => invalid(file, problems),
         NotFound::Error(error) => error,
     })?;
     Ok(Loaded { pipeline, text, variables, inputs })
@@ -87,9 +117,28 @@ pub async fn load_interruptibly(
     reporter: &Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<Loaded, Error> {
+    interruptibly(reporter, interrupts, move |progress| load(&request, progress)).await
+}
+
+/// The same for what one step of a pipeline names, in the file `file`.
+pub async fn find_interruptibly(
+    parsed: Parsed,
+    file: PathBuf,
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<Loaded, Error> {
+    let find = move |progress| find(parsed, &file, HubAccess::Fetch, &[], progress);
+    interruptibly(reporter, interrupts, find).await
+}
+
+async fn interruptibly(
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+    load: impl FnOnce(FetchProgress) -> Result<Loaded, Error> + Send + 'static,
+) -> Result<Loaded, Error> {
     let progress = reporter.fetch_progress();
     let thread_progress = progress.clone();
-    let loaded = background::run_interruptibly(interrupts, move || load(&request, thread_progress)).await;
+    let loaded = background::run_interruptibly(interrupts, move || load(thread_progress)).await;
     if matches!(loaded, Err(Error::Interrupted)) {
         progress.end(false);
     }

@@ -92,6 +92,11 @@ pub async fn changed_inputs(
     Ok(differences(&then, &with_inputs(then.clone(), inputs, reporter, interrupts).await?))
 }
 
+/// The hashes of what a training reads, as it is now.
+pub async fn of_inputs(inputs: &Inputs, reporter: &Reporter, interrupts: &mut Interrupts) -> Result<Lock, Error> {
+    with_inputs(Lock::default(), inputs, reporter, interrupts).await
+}
+
 /// A lock with the hashes of the inputs as they are now.
 async fn with_inputs(
     lock: Lock,

@@ -37,7 +37,7 @@ impl Subject {
         }
         match Listed::read(&folder).filter(|_| folder.is_dir()) {
             Some(run) => Self::of_run(&run),
-            None => run::find(wanted)
+            None => run::find_single(wanted)
                 .map_err(|error| match error {
                     Error::NoRun { .. } if folder.is_dir() => Error::NoModel {
                         what: format!(

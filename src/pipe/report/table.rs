@@ -117,6 +117,26 @@ fn cut(cell: &str) -> String {
     }
 }
 
+fn first_line(text: &str) -> Option<&str> {
+    text.lines().next()
+}
+
+/// The steps of a run of several, with what each waits for or where it was done.
+pub fn steps_table(state: &RunState) -> Table {
+    let mut table = Table::new(&["step", "status", "time", "after", "run"]);
+    for step in &state.graph {
+        let needs = if step.needs.is_empty() { "-".to_owned() } else { step.needs.join(", ") };
+        table.row(vec![
+            step.name.clone(),
+            step.status.name().to_owned(),
+            step.seconds.map_or("-".to_owned(), duration),
+            needs,
+            step.error.as_deref().and_then(first_line).or(step.run.as_deref()).unwrap_or("-").to_owned(),
+        ]);
+    }
+    table
+}
+
 /// Why the last attempt ended is left out where the error of the run says it.
 pub fn attempts_table(state: &RunState) -> Table {
     let mut table = Table::new(&["attempt", "batch", "outcome", "steps", "loss", "peak", "time", "why"]);

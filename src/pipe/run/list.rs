@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
+use pipe_spec::pipeline::WorkKind;
 use pipe_spec::{Attempt, RunFolder, RunState, Status};
 use serde::Serialize;
 
@@ -68,6 +69,11 @@ impl Listed {
         }
     }
 
+    /// Whether it is a step of the run with this id. Of one that is just being made only its name tells.
+    fn is_step_of(&self, whole: &str) -> bool {
+        self.state.id.strip_prefix(whole).is_some_and(|rest| rest.starts_with('.'))
+    }
+
     /// Whether a live process owns it.
     pub fn is_owned(&self) -> bool {
         Owner::exists(&self.folder())
@@ -129,17 +135,30 @@ pub fn list() -> Result<Vec<Listed>, Error> {
     Ok(found)
 }
 
+/// The runs of this list that are steps of the run `whole`, in the order of its file.
+pub fn steps_of<'a>(all: &'a [Listed], whole: &RunState) -> Vec<&'a Listed> {
+    let place = |run: &&Listed| whole.graph.iter().position(|step| step.run.as_ref() == Some(&run.state.id));
+    let mut steps: Vec<&Listed> = all.iter().filter(|run| run.is_step_of(&whole.id)).collect();
+    steps.sort_by_key(place);
+    steps
+}
+
 /// The run that `wanted` names: an id, the beginning of one, or `latest`.
 pub fn find(wanted: &str) -> Result<Listed, Error> {
     let all = list()?;
     let none = || Error::NoRun { wanted: wanted.to_owned(), runs: runs_folder() };
     if wanted == "latest" {
-        return all.into_iter().next().ok_or_else(none);
+        // Steps began after the run that they belong to.
+        let is_whole = |run: &Listed| !all.iter().any(|other| run.is_step_of(&other.state.id));
+        return all.iter().find(|run| is_whole(run)).cloned().ok_or_else(none);
     }
     if let Some(exact) = all.iter().find(|run| run.state.id == wanted) {
         return Ok(exact.clone());
     }
     let mut matches: Vec<Listed> = all.into_iter().filter(|run| run.state.id.starts_with(wanted)).collect();
+    // The beginning of a run's id is also that of its steps'.
+    let ids: Vec<String> = matches.iter().map(|run| run.state.id.clone()).collect();
+    matches.retain(|run| !ids.iter().any(|whole| run.is_step_of(whole)));
     match matches.len() {
         0 => Err(none()),
         1 => Ok(matches.remove(0)),
@@ -148,6 +167,16 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
             matches: matches.into_iter().map(|run| run.state.id).collect(),
         }),
     }
+}
+
+/// The same, of a run that trains or runs a command itself.
+pub fn find_single(wanted: &str) -> Result<Listed, Error> {
+    let found = find(wanted)?;
+    if found.state.work == WorkKind::Steps {
+        let runs = found.state.graph.iter().filter_map(|step| step.run.clone()).collect();
+        return Err(Error::HasSteps { id: found.state.id, runs });
+    }
+    Ok(found)
 }
 
 #[cfg(test)]

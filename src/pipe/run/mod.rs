@@ -15,7 +15,8 @@ mod result;
 use std::io::ErrorKind::StorageFull;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::Pipeline;
+use pipe_spec::pipeline::{Graph, Pipeline, WorkKind};
+use pipe_spec::run::StepState;
 use pipe_spec::{Job, RunFolder, RunState};
 use time::OffsetDateTime;
 
@@ -25,8 +26,8 @@ use crate::files::{absolute, write_json, write_whole};
 pub use events::EventLog;
 pub use filter::{Filter, Since};
 pub use follow::Follow;
-pub use list::{Listed, find, list};
-pub use owner::Owner;
+pub use list::{Listed, find, find_single, list, steps_of};
+pub use owner::{Owner, OwnerProcess};
 pub use record::{Record, unit};
 pub use repeated::Repeated;
 use reserve::Reserve;
@@ -62,41 +63,54 @@ impl Run {
         engine: &str,
         choices: Choices,
     ) -> Result<Self, Error> {
-        let created = now();
         let id = new_id(pipeline.name.as_str());
-        let folder = RunFolder::new(runs.join(&id));
-        Self::begin(pipeline, text, engine, choices, &folder, id, created).inspect_err(|_| {
+        Self::create_with(runs, text, &pipeline.to_yaml(), state_of(id, pipeline, engine, choices))
+    }
+
+    /// The run of a step of the run `part_of`. Its id is known beforehand, so that there is one such run at most.
+    pub fn create_step(
+        pipeline: &Pipeline,
+        step: &str,
+        part_of: &str,
+        engine: &str,
+        choices: Choices,
+    ) -> Result<Self, Error> {
+        let text = pipeline.to_yaml();
+        let state = RunState {
+            part_of: Some(part_of.to_owned()),
+            ..state_of(step_id(part_of, step), pipeline, engine, choices)
+        };
+        Self::create_with(&absolute(&runs_folder()), &text, &text, state)
+    }
+
+    /// The run of all steps of a pipeline, whose file said `text`.
+    pub fn create_graph(graph: &Graph, text: &str, engine: &str, choices: Choices) -> Result<Self, Error> {
+        let state = RunState {
+            work: WorkKind::Steps,
+            ignore_ledger: choices.ignore_ledger,
+            no_queue: choices.no_queue,
+            graph: graph.steps.iter().map(|step| StepState::new(&step.name, step.needs.clone())).collect(),
+            ..RunState::new(new_id(graph.name.as_str()), graph.name.to_string(), engine)
+        };
+        Self::create_with(&absolute(&runs_folder()), text, &graph.to_yaml(), state)
+    }
+
+    fn create_with(runs: &Path, text: &str, resolved: &str, state: RunState) -> Result<Self, Error> {
+        let folder = RunFolder::new(runs.join(&state.id));
+        let state = RunState { created: now(), cwd: std::env::current_dir().unwrap_or_default(), ..state };
+        Self::begin(&folder, text, resolved, state).inspect_err(|_| {
             // A run that could not start leaves nothing.
             std::fs::remove_dir_all(folder.path()).ok();
         })
     }
 
-    fn begin(
-        pipeline: &Pipeline,
-        text: &str,
-        engine: &str,
-        choices: Choices,
-        folder: &RunFolder,
-        id: String,
-        created: f64,
-    ) -> Result<Self, Error> {
+    fn begin(folder: &RunFolder, text: &str, resolved: &str, state: RunState) -> Result<Self, Error> {
         for path in [folder.path().to_owned(), folder.path().join("attempts"), folder.checkpoints()] {
             std::fs::create_dir_all(&path).map_err(|source| Error::Write { path, source })?;
         }
-        let owner = Owner::take(folder, &id)?;
+        let owner = Owner::take(folder, &state.id)?;
         write_whole(&folder.pipeline(), text.as_bytes())?;
-        write_whole(&folder.resolved(), pipeline.to_yaml().as_bytes())?;
-        let state = RunState {
-            created,
-            work: pipeline.work.kind(),
-            job: choices.job,
-            effective_batch: pipeline.work.effective_batch(),
-            cwd: std::env::current_dir().unwrap_or_default(),
-            ignore_ledger: choices.ignore_ledger,
-            retries: pipeline.on_oom.retries,
-            no_queue: choices.no_queue,
-            ..RunState::new(id, pipeline.name.to_string(), engine)
-        };
+        write_whole(&folder.resolved(), resolved.as_bytes())?;
         let run = Self { folder: folder.clone(), state, reserve: Reserve::take(folder.path()), _owner: owner };
         run.save()?;
         Ok(run)
@@ -130,6 +144,28 @@ impl Run {
             saved => saved,
         }
     }
+}
+
+fn state_of(id: String, pipeline: &Pipeline, engine: &str, choices: Choices) -> RunState {
+    RunState {
+        work: pipeline.work.kind(),
+        job: choices.job,
+        effective_batch: pipeline.work.effective_batch(),
+        ignore_ledger: choices.ignore_ledger,
+        retries: pipeline.on_oom.retries,
+        no_queue: choices.no_queue,
+        ..RunState::new(id, pipeline.name.to_string(), engine)
+    }
+}
+
+/// The id of the run that does a step of the run `part_of`.
+pub fn step_id(part_of: &str, step: &str) -> String {
+    format!("{part_of}.{step}")
+}
+
+/// The folder of the run with this id, whether there is one or not.
+pub fn folder_of(id: &str) -> RunFolder {
+    RunFolder::new(absolute(&runs_folder()).join(id))
 }
 
 /// `PIPE_RUNS`, or `runs` in the working directory.

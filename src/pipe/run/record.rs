@@ -6,7 +6,7 @@ use std::path::Path;
 
 use pipe_spec::evaluation::EvaluationDetails;
 use pipe_spec::event::{Eval, Finished, Metrics, RecordedEvent, Sample, Started, Step};
-use pipe_spec::pipeline::LossUnit;
+use pipe_spec::pipeline::{LossUnit, WorkKind};
 use pipe_spec::text::count;
 use pipe_spec::{EventKind, RunFolder, RunState};
 use serde_json::{Map, Value};
@@ -58,6 +58,11 @@ impl Record {
             record.missing.extend(listed.damage);
             record.state = Some(listed.state);
         }
+        // A run of several steps trains nothing itself.
+        if record.state.as_ref().is_some_and(|state| state.work == WorkKind::Steps) {
+            record.resolved = record.text(&folder.resolved());
+            return record;
+        }
         record.read_events(&folder.events());
         let state = record.state.as_ref();
         record.evaluation = state.and_then(|state| evaluation::of_model(folder, state, &record.history));
@@ -92,6 +97,11 @@ impl Record {
     /// Seconds from the start of the run to the end of its last attempt.
     pub fn seconds(&self) -> Option<f64> {
         let state = self.state.as_ref()?;
+        if !state.graph.is_empty() {
+            let ends = state.graph.iter().filter_map(|step| Some(step.began? + step.seconds?));
+            let last = ends.filter(|end| *end >= state.created).fold(state.created, f64::max);
+            return Some(last - state.created);
+        }
         let last = state.attempts.last()?;
         if last.began > 0.0 {
             return Some((last.began + last.seconds - state.created).max(0.0));

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use console::{Style, measure_text_width, truncate_str};
 use pipe_spec::event::Step;
+use pipe_spec::run::StepStatus;
 use pipe_spec::text::human_bytes;
 
 use super::pace::{rate, span};
-use super::view::{CommandMetrics, CurrentAttempt, Training, View};
+use super::view::{CommandMetrics, CurrentAttempt, StepLine, Training, View};
 use crate::report::grouped;
 
 /// The terminal that the block is drawn on.
@@ -38,6 +39,8 @@ pub fn lines(view: &View, now: f64, terminal: TerminalSize) -> Vec<String> {
         lines.extend(painter.memory(training).map(|line| (3, line)));
         lines.extend(painter.figures(training).map(|line| (4, line)));
     }
+    let width = view.steps.iter().map(|step| measure_text_width(&step.name)).max().unwrap_or(0).max(MARGIN);
+    lines.extend(view.steps.iter().map(|step| (1, painter.step(step, width))));
     if let Some(known) = &view.metrics {
         lines.push((1, painter.command_step(known)));
         lines.extend(known.values().map(|values| (2, painter.named("values", &values))));
@@ -120,6 +123,20 @@ impl Painter {
     fn beside(&self, name: &str, drawing: &str, texts: &[String]) -> String {
         let left = self.terminal.columns.saturating_sub(MARGIN + self.bar + 2);
         self.named(name, &format!("{drawing}  {}", self.first_that_fits(texts, left)))
+    }
+
+    /// A step of a pipeline: a mark, its name, and how far it has come.
+    fn step(&self, step: &StepLine, width: usize) -> String {
+        let (mark, style) = match step.status {
+            StepStatus::Waiting => ("·", Style::new().dim()),
+            StepStatus::Running => ("▸", Style::new().cyan()),
+            StepStatus::Finished | StepStatus::Unchanged => ("✓", Style::new().green()),
+            StepStatus::LeftOut => ("-", Style::new().dim()),
+            StepStatus::Failed => ("✗", Style::new().red()),
+            StepStatus::Stopped => ("■", Style::new().yellow()),
+        };
+        let name = self.paint(style, &format!("{mark} {:<width$}", step.name));
+        truncate_str(&format!("{name}  {}", step.text), self.terminal.columns, "…").into_owned()
     }
 
     fn command_step(&self, known: &CommandMetrics) -> String {

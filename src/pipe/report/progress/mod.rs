@@ -25,7 +25,7 @@ use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
 
 use super::stderr;
-use super::table::ends_with_error_of_last_attempt;
+use super::table::{ends_with_error_of_last_attempt, steps_table};
 use super::visible::{visible, visible_line};
 use super::{ResultFiles, attempts_table, bounded, metrics_table, print, print_json_line, result_lines, summary};
 use data::DataProgress;
@@ -34,6 +34,7 @@ use image::ImageProgress;
 use pace::line_interval;
 use predict::PredictProgress;
 use screen::{Screen, lock};
+pub use view::StepLine;
 use view::View;
 
 /// Characters of a command's line that are shown; its log has all of it.
@@ -62,6 +63,8 @@ pub struct Reporter {
     journal: Option<File>,
     /// Why the last attempt ended: printed before the next line, unless the run ends with an error that says the same.
     reason: Mutex<Option<String>>,
+    /// Of a step: its name, and the lines that it would have printed.
+    step: Option<(String, Mutex<Vec<String>>)>,
 }
 
 impl Reporter {
@@ -80,6 +83,28 @@ impl Reporter {
         Self::with_mode(Mode::Log)
     }
 
+    /// For one step of a pipeline, whose lines are taken by `take_lines`.
+    pub fn of_step(name: &str, json: bool) -> Self {
+        let mode = if json { Mode::Json } else { Mode::Lines };
+        Self { step: Some((name.to_owned(), Mutex::default())), ..Self::with_mode(mode) }
+    }
+
+    /// The lines of a step since the last time.
+    pub fn take_lines(&self) -> Vec<String> {
+        self.step.as_ref().map(|(_, lines)| std::mem::take(&mut *lock(lines))).unwrap_or_default()
+    }
+
+    /// How far a step has come, in a few words.
+    pub fn brief(&self) -> String {
+        lock(&self.view).brief()
+    }
+
+    /// Shows the steps of a pipeline in the block.
+    pub fn show_steps(&mut self, steps: Vec<StepLine>) {
+        lock(&self.view).steps = steps;
+        self.show();
+    }
+
     fn with_mode(mode: Mode) -> Self {
         Self {
             mode,
@@ -89,6 +114,7 @@ impl Reporter {
             last_line: None,
             journal: None,
             reason: Mutex::default(),
+            step: None,
         }
     }
 
@@ -126,7 +152,7 @@ impl Reporter {
     }
 
     /// A line for people, above the block.
-    fn say(&self, line: &str) {
+    pub fn say(&self, line: &str) {
         if let Some(reason) = lock(&self.reason).take() {
             self.write(&reason);
         }
@@ -134,6 +160,9 @@ impl Reporter {
     }
 
     fn write(&self, line: &str) {
+        if let Some((_, lines)) = &self.step {
+            return lock(lines).push(line.to_owned());
+        }
         match (&self.screen, self.mode) {
             (_, Mode::Quiet) => {}
             (_, Mode::Log) => print(line),
@@ -171,7 +200,7 @@ impl Reporter {
 
     pub fn event(&mut self, recorded: &RecordedEvent) {
         if self.mode == Mode::Json {
-            print_json_line(recorded);
+            self.print_json(recorded);
         }
         lock(&self.view).take(&recorded.event);
         match &recorded.event.kind {
@@ -225,12 +254,20 @@ impl Reporter {
         if self.mode == Mode::Json {
             let mut line = json!({ "type": "attempt" });
             merge(&mut line, attempt);
-            print_json_line(&line);
+            self.print_json(&line);
         }
         if let Some(reason) = &attempt.reason {
             let outcome = attempt.outcome.map_or("", pipe_spec::Outcome::name);
             *lock(&self.reason) = Some(format!("attempt {}: {outcome}: {reason}", attempt.number));
         }
+    }
+
+    /// A line for a script, with the name of the step that it is of.
+    fn print_json(&self, line: &impl serde::Serialize) {
+        let Some((name, _)) = &self.step else { return print_json_line(line) };
+        let mut named = json!({ "in": name });
+        merge(&mut named, line);
+        print_json_line(&named);
     }
 
     /// The run is over: the table of its attempts, its evaluations, and where its model is.
@@ -249,7 +286,10 @@ impl Reporter {
                 print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
-                print(&attempts_table(state).on_stdout());
+                match state.graph.is_empty() {
+                    true => print(&attempts_table(state).on_stdout()),
+                    false => print(&steps_table(state).on_stdout()),
+                }
                 if let Some(table) = state.result.as_ref().and_then(metrics_table) {
                     print(&format!("\n{}\n", table.on_stdout()));
                 }

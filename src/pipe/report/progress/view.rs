@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use pipe_spec::event::{Event, Metrics, Started, Step};
 use pipe_spec::pipeline::LossUnit;
+use pipe_spec::run::StepStatus;
 use pipe_spec::{Attempt, EventKind, Outcome};
 
 use super::curve::Curve;
-use super::pace::Pace;
+use super::pace::{Pace, span};
 use crate::report::visible::visible_line;
 use crate::report::{figure, number};
 
@@ -24,6 +25,15 @@ pub struct View {
     pub curve: Curve,
     /// What the loss averages over.
     pub unit: LossUnit,
+    /// Of a pipeline with several.
+    pub steps: Vec<StepLine>,
+}
+
+/// A step of a pipeline, and how far it has come.
+pub struct StepLine {
+    pub name: String,
+    pub status: StepStatus,
+    pub text: String,
 }
 
 /// The attempt that runs.
@@ -87,6 +97,7 @@ impl Default for View {
             metrics: None,
             curve: Curve::default(),
             unit: LossUnit::default(),
+            steps: Vec::new(),
         }
     }
 }
@@ -129,6 +140,31 @@ impl View {
             EventKind::Finished(_) => self.set_stage("ending"),
             EventKind::Fitted(_) | EventKind::Rehearsed(_) | EventKind::Warning(_) | EventKind::Oom(_) => {}
         }
+    }
+
+    /// In a few words.
+    pub fn brief(&self) -> String {
+        let mut words = Vec::new();
+        words.extend(
+            self.attempt
+                .as_ref()
+                .filter(|attempt| attempt.number > 1)
+                .map(|attempt| format!("attempt {}", attempt.number)),
+        );
+        match (&self.training, &self.metrics) {
+            (Some(training), _) if training.last.is_some() => {
+                words.push(format!("step {} of {}", training.done(), training.started.steps));
+                words.extend(training.last.as_ref().map(|step| format!("loss {}", figure(step.loss))));
+                words.extend(training.left().filter(|left| *left >= 1.0).map(|left| format!("{} left", span(left))));
+            }
+            (_, Some(metrics)) => {
+                let of = metrics.steps.map_or(String::new(), |steps| format!(" of {steps}"));
+                words.push(format!("step {}{of}", metrics.step));
+                words.extend(metrics.values());
+            }
+            _ => words.push(self.stage.clone()),
+        }
+        words.join("   ")
     }
 
     fn start(&mut self, started: &Started) {

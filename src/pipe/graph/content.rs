@@ -1,0 +1,191 @@
+//! Whether a step has been done before: hashes of what it depends on, and of what it has written.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use pipe_spec::pipeline::{GraphStep, Work, WorkKind};
+use pipe_spec::run::{StepState, StepStatus};
+use pipe_spec::{Lock, RunFolder, Status, Variables};
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::files::digests::Digests;
+use crate::run::{self, Listed};
+
+/// The sections that do not change what a step computes.
+const IRRELEVANT: [&str; 6] = ["name", "engine", "memory", "on_oom", "notify", "track"];
+
+/// The settings of a container that do.
+const RELEVANT_OF_CONTAINER: [&str; 3] = ["env", "workdir", "network"];
+
+/// What a step depends on besides its settings.
+pub struct Inputs<'a> {
+    /// What names the image, or the trainer without one; nothing of a command without a container.
+    pub program: Vec<String>,
+    /// The hashes of data and model, of a training.
+    pub lock: Option<&'a Lock>,
+    /// Of the outputs of other steps that it names, by where containers find them.
+    pub outputs: BTreeMap<String, String>,
+    /// Whether files of this machine that its command names count: in an image they are others.
+    pub names_files: bool,
+}
+
+/// A hash of all that decides what a step will write.
+pub fn hash(step: &GraphStep, inputs: &Inputs<'_>, variables: &Variables) -> Result<String, Error> {
+    let mut settings = serde_json::to_value(&step.pipeline).unwrap_or_default();
+    if let Some(sections) = settings.as_object_mut() {
+        sections.retain(|name, _| !IRRELEVANT.contains(&name.as_str()));
+        if let Some(container) = sections.get_mut("container").and_then(Value::as_object_mut) {
+            container.retain(|name, _| RELEVANT_OF_CONTAINER.contains(&name.as_str()));
+        }
+        // Where there is a lock, their content counts and not where they are.
+        if let Some(data) = sections.get_mut("data").and_then(Value::as_object_mut) {
+            data.retain(|name, _| !["train", "eval", "tokenizer", "workers", "prefetch"].contains(&name.as_str()));
+        }
+    }
+    let settings = variables.expand(&settings.to_string()).unwrap_or_else(|_| settings.to_string());
+    let mut digests = Digests::load();
+    let mut files = BTreeMap::new();
+    let mounts = step.pipeline.container.mounts.iter().map(|mount| mount.host.clone());
+    for path in step.inputs.iter().cloned().chain(mounts) {
+        let host = PathBuf::from(variables.expand(&path).unwrap_or_default());
+        files.insert(path, of_path(&mut digests, &host)?);
+    }
+    let words = step.pipeline.command().filter(|_| inputs.names_files).map(|command| command.line.0.as_slice());
+    for word in words.unwrap_or_default() {
+        if Path::new(word).is_file() {
+            files.insert(word.clone(), digests.hash(Path::new(word))?);
+        }
+    }
+    digests.save();
+    let of_files =
+        |files: &[pipe_spec::lock::LockedFile]| files.iter().map(|file| file.hash.clone()).collect::<Vec<_>>();
+    let data = inputs.lock.map(|lock| {
+        let tokenizer: Vec<_> = lock.tokenizer.iter().chain(&lock.tokenizer_files).cloned().collect();
+        json!([of_files(&lock.train), of_files(&lock.eval), of_files(&tokenizer), of_files(&lock.model)])
+    });
+    let all = json!({ "settings": settings, "program": inputs.program, "data": data, "files": files, "outputs": inputs.outputs });
+    Ok(blake3::hash(all.to_string().as_bytes()).to_hex().to_string())
+}
+
+/// The content of a file, or of all that is in a folder. Links are not followed in it: a job may have made them.
+pub fn of_path(digests: &mut Digests, path: &Path) -> Result<String, Error> {
+    let read = |source| Error::Read { path: path.to_owned(), source };
+    if !std::fs::metadata(path).map_err(read)?.is_dir() {
+        return digests.hash(path);
+    }
+    let mut hasher = blake3::Hasher::new();
+    let mut folders = vec![path.to_owned()];
+    let mut entries = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).map_err(read)? {
+            let entry = entry.map_err(read)?;
+            let kind = entry.file_type().map_err(read)?;
+            if kind.is_dir() {
+                folders.push(entry.path());
+            }
+            entries.push((entry.path(), kind));
+        }
+    }
+    entries.sort_by(|a, b| a.0.cmp(&b.0));
+    for (entry, kind) in entries {
+        let content = match (kind.is_file(), kind.is_symlink()) {
+            (true, _) => digests.hash(&entry)?,
+            (_, true) => std::fs::read_link(&entry).map_err(read)?.to_string_lossy().into_owned(),
+            _ => String::new(),
+        };
+        let name = entry.strip_prefix(path).unwrap_or(&entry).to_string_lossy().into_owned();
+        for text in [name, content] {
+            hasher.update(&(text.len() as u64).to_le_bytes());
+            hasher.update(text.as_bytes());
+        }
+    }
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+/// Hashes of the outputs of a step that has finished: those that it names, and the whole of it where another step does. One that
+/// is not there is an error.
+pub fn of_outputs(step: &GraphStep, folder: &RunFolder, whole: bool) -> Result<BTreeMap<String, String>, Error> {
+    let mut digests = Digests::load();
+    let mut outputs = BTreeMap::new();
+    for name in step.output_names().into_iter().filter(|name| whole || name.is_some()) {
+        let path = output_path(step, folder, name.as_deref());
+        let hash = of_path(&mut digests, &path).map_err(|error| match name.as_ref().filter(|_| !path.exists()) {
+            Some(name) => Error::NoOutput { step: step.name.clone(), output: name.clone(), path },
+            None => error,
+        })?;
+        outputs.insert(name.unwrap_or_default(), hash);
+    }
+    digests.save();
+    Ok(outputs)
+}
+
+/// Where an output lies in the folder of the step's run.
+pub fn output_path(step: &GraphStep, folder: &RunFolder, output: Option<&str>) -> PathBuf {
+    match (&step.pipeline.work, output) {
+        (Work::Training(_), _) => folder.model(),
+        (Work::Command(_), None) => folder.output(),
+        (Work::Command(_), Some(name)) => folder.output().join(step.outputs.get(name).map_or(name, String::as_str)),
+    }
+}
+
+/// The last time that a step with this hash has finished in a run of the pipeline, if its outputs are still what they were.
+pub fn last_success(pipeline: &str, step: &GraphStep, hash: &str, whole: bool) -> Result<Option<StepState>, Error> {
+    let all = run::list()?;
+    Ok(successes(&all, pipeline, &step.name)
+        .find(|done| done.hash.as_deref() == Some(hash) && is_intact(done, step, whole))
+        .cloned())
+}
+
+/// The last time that a step has finished, whatever it depended on.
+pub fn any_success(pipeline: &str, step: &GraphStep, whole: bool) -> Result<Option<StepState>, Error> {
+    let all = run::list()?;
+    Ok(successes(&all, pipeline, &step.name).find(|done| is_intact(done, step, whole)).cloned())
+}
+
+/// The newest first.
+fn successes<'a>(all: &'a [Listed], pipeline: &'a str, step: &'a str) -> impl Iterator<Item = &'a StepState> {
+    all.iter()
+        .filter(move |run| run.state.work == WorkKind::Steps && run.state.name == pipeline)
+        .flat_map(|run| &run.state.graph)
+        .filter(move |done| done.name == step && done.status == StepStatus::Finished)
+}
+
+fn is_intact(done: &StepState, step: &GraphStep, whole: bool) -> bool {
+    let Some(folder) = done.run.as_ref().map(|id| run::folder_of(id)) else { return false };
+    let finished = Listed::read(folder.path()).is_some_and(|run| run.state.status == Status::Finished);
+    finished
+        && of_outputs(step, &folder, whole)
+            .is_ok_and(|now| now.iter().all(|(name, hash)| done.outputs.get(name) == Some(hash)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_content_of_a_folder() {
+        let folder = std::env::temp_dir().join(format!("pipe-content-{}", std::process::id()));
+        let write = |name: &str, text: &str| {
+            let path = folder.join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let now = || of_path(&mut Digests::default(), &folder).unwrap();
+        write("a/b", "1");
+        write("c", "2");
+        let first = now();
+        assert_eq!(first, now());
+        write("c", "3");
+        let changed = now();
+        write("c", "2");
+        assert!(changed != first && now() == first);
+        std::fs::rename(folder.join("c"), folder.join("d")).unwrap();
+        let renamed = now();
+        std::os::unix::fs::symlink("/etc/passwd", folder.join("link")).unwrap();
+        assert!(renamed != first && now() != renamed);
+        std::fs::create_dir(folder.join("empty")).unwrap();
+        assert!(of_path(&mut Digests::default(), &folder.join("nothing")).is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

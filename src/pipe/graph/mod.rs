@@ -1,0 +1,386 @@
+//! Runs a pipeline of several steps: each in a run of its own, in the background, as soon as those that it needs have finished. A
+//! step that has finished before, and of which nothing has changed since, is not run again.
+
+mod content;
+mod schedule;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use pipe_spec::lock::Program;
+use pipe_spec::pipeline::{GraphStep, Image, Mount, OutputRef, Pipeline, WorkKind};
+use pipe_spec::run::{StepState, StepStatus};
+use pipe_spec::{Job, Lock, PipeExit, RunState, Status};
+
+use crate::attempt::template;
+use crate::clock::now;
+use crate::detach;
+use crate::engine::{Engine, registry};
+use crate::error::Error;
+use crate::files::write_whole;
+use crate::html_report;
+use crate::input::load::{self, Loaded, Parsed, ParsedGraph};
+use crate::interrupt::{Interrupts, StopRequest, signal_for};
+use crate::lock;
+use crate::report::{Reporter, outlive_stdout};
+use crate::run::{self, Choices, Listed, Owner, Record, Run};
+use schedule::Room;
+pub use watch::GraphWatcher;
+
+/// How often the runs of the steps are looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(150);
+
+/// Which steps are run.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// This one alone, with what others have written before.
+    pub only: Option<String>,
+    /// This one and all that come after it, though nothing may have changed.
+    pub from: Option<String>,
+}
+
+pub struct GraphDriver<'a> {
+    parsed: &'a ParsedGraph,
+    run: Run,
+    reporter: &'a mut Reporter,
+    interrupts: &'a mut Interrupts,
+    watcher: GraphWatcher,
+    engines: BTreeMap<String, Rc<dyn Engine>>,
+    /// What was asked of it, if it is to stop.
+    stopping: Option<StopRequest>,
+}
+
+/// Sets which steps of a new run are to run, and which though nothing has changed.
+pub fn select(parsed: &ParsedGraph, state: &mut [StepState], selection: &Selection) -> Result<(), Error> {
+    let graph = &parsed.graph;
+    let known = |name: &String| match graph.step(name) {
+        Some(step) => Ok(step),
+        None => {
+            Err(Error::NoStep { name: name.clone(), steps: graph.steps.iter().map(|step| step.name.clone()).collect() })
+        }
+    };
+    let only = selection.only.as_ref().map(known).transpose()?;
+    let from = selection.from.as_ref().map(known).transpose()?;
+    for (step, state) in graph.steps.iter().zip(state) {
+        let after = |first: &GraphStep| step.name == first.name || step.ancestors.contains(&first.name);
+        state.again = only.or(from).is_some_and(after);
+        let Some(only) = only.filter(|only| only.name != step.name) else { continue };
+        state.status = StepStatus::LeftOut;
+        if only.ancestors.contains(&step.name) {
+            let done = content::any_success(graph.name.as_str(), step, is_whole_named(parsed, &step.name))?;
+            let Some(done) = done else {
+                return Err(Error::StepNotDone { step: step.name.clone(), only: only.name.clone() });
+            };
+            let needs = state.needs.clone();
+            *state = StepState { status: StepStatus::Unchanged, needs, again: false, ..done };
+        }
+    }
+    Ok(())
+}
+
+/// Whether any step names all that this one has written.
+fn is_whole_named(parsed: &ParsedGraph, name: &str) -> bool {
+    let whole = OutputRef { step: name.to_owned(), output: None };
+    parsed.graph.steps.iter().any(|step| step.references().contains(&whole))
+}
+
+impl<'a> GraphDriver<'a> {
+    pub fn new(
+        parsed: &'a ParsedGraph,
+        run: Run,
+        reporter: &'a mut Reporter,
+        interrupts: &'a mut Interrupts,
+    ) -> Result<Self, Error> {
+        outlive_stdout();
+        reporter.keep_journal(&run.folder.journal());
+        let watcher = GraphWatcher::new(reporter.prints_json(), &run.state)?;
+        Ok(Self { parsed, run, reporter, interrupts, watcher, engines: BTreeMap::new(), stopping: None })
+    }
+
+    /// A line for people, which the journal of the run keeps.
+    pub fn note(&self, line: &str) {
+        self.reporter.note(line);
+    }
+
+    /// Runs the steps that have not finished, and leaves the state of the run on disk whatever happens.
+    pub async fn run(mut self) -> Result<(), Error> {
+        let state = &mut self.run.state;
+        state.status = Status::Running;
+        (state.error, state.exit_code) = (None, None);
+        for step in &mut state.graph {
+            if matches!(step.status, StepStatus::Failed | StepStatus::Stopped) {
+                (step.status, step.error) = (StepStatus::Waiting, None);
+            }
+        }
+        let result = self.run_steps().await;
+        let result = result.and_then(|()| self.verdict());
+        let saved = self.end(result.as_ref().err());
+        result.and(saved)
+    }
+
+    async fn run_steps(&mut self) -> Result<(), Error> {
+        let takes: Vec<Room> =
+            self.parsed.graph.steps.iter().map(|step| Room::of_step(&step.pipeline.container)).collect();
+        let room = Room::of_machine();
+        loop {
+            self.look()?;
+            if self.stopping.is_none() {
+                for index in schedule::startable(&self.run.state.graph, &takes, room) {
+                    self.begin(index).await?;
+                }
+            }
+            self.show()?;
+            let runs = self.run.state.graph.iter().any(|step| step.status == StepStatus::Running);
+            // One that was found unchanged may have made way for others.
+            let waits = self.stopping.is_none() && !schedule::startable(&self.run.state.graph, &takes, room).is_empty();
+            if !runs && !waits {
+                return Ok(());
+            }
+            if waits {
+                continue;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
+                request = self.interrupts.next() => self.stop(request)?,
+            }
+        }
+    }
+
+    fn show(&mut self) -> Result<(), Error> {
+        self.watcher.show(&self.run.state, self.reporter)
+    }
+
+    /// Begins a step, or finds that it need not run. What is wrong with it ends this step and no other.
+    async fn begin(&mut self, index: usize) -> Result<(), Error> {
+        match self.try_begin(index).await {
+            Ok(()) => {}
+            // What a signal asks for is done where all signals are.
+            Err(Error::Interrupted) => self.stop(StopRequest::Graceful)?,
+            Err(error) => {
+                let step = &mut self.run.state.graph[index];
+                step.status = StepStatus::Failed;
+                step.error = Some(error.to_string());
+                step.exit_code = Some(error.exit_code().code());
+            }
+        }
+        self.run.save()
+    }
+
+    async fn try_begin(&mut self, index: usize) -> Result<(), Error> {
+        let parsed = self.parsed;
+        let step = &parsed.graph.steps[index];
+        let id = run::step_id(&self.run.state.id, &step.name);
+        let folder = run::folder_of(&id);
+        let mut begun = Listed::read(folder.path());
+        if begun.as_ref().is_some_and(|begun| !begun.damage.is_empty() && begun.state.attempts.is_empty()) {
+            // A `pipe` was killed while it made the folder: nothing has run in it.
+            std::fs::remove_dir_all(folder.path()).ok();
+            begun = None;
+        }
+        if begun.is_none() {
+            self.reporter.doing(&format!("preparing {}", step.name));
+            let engine = self.engine_of(step).await?;
+            let (pipeline, loaded) = self.load(step, engine.as_ref()).await?;
+            template::check(engine.as_ref(), &pipeline, Job::Train)?;
+            let hash = self.hash(step, &loaded, engine.as_ref()).await?;
+            let whole = is_whole_named(parsed, &step.name);
+            let again = self.run.state.graph[index].again;
+            let done =
+                if again { None } else { content::last_success(parsed.graph.name.as_str(), step, &hash, whole)? };
+            let state = &mut self.run.state.graph[index];
+            if let Some(done) = done {
+                *state = StepState { status: StepStatus::Unchanged, needs: state.needs.clone(), ..done };
+                return Ok(());
+            }
+            state.hash = Some(hash);
+            let RunState { ignore_ledger, no_queue, .. } = self.run.state;
+            let choices = Choices { job: Job::Train, ignore_ledger, no_queue };
+            drop(Run::create_step(&pipeline, &step.name, &self.run.state.id, engine.name(), choices)?);
+        }
+        let state = &mut self.run.state.graph[index];
+        state.run = Some(id);
+        state.status = StepStatus::Running;
+        state.began.get_or_insert(now());
+        // Whoever finds this run without a process knows that the step has begun.
+        self.run.save()?;
+        let ended = begun.is_some_and(|begun| begun.state.status == Status::Finished || begun.is_owned());
+        if ended { Ok(()) } else { detach::start(&folder, &[]) }
+    }
+
+    async fn engine_of(&mut self, step: &GraphStep) -> Result<Rc<dyn Engine>, Error> {
+        let wanted =
+            step.pipeline.engine.map_or_else(|| self.run.state.engine.clone(), |engine| engine.name().to_owned());
+        if let Some(known) = self.engines.get(&wanted) {
+            return Ok(known.clone());
+        }
+        let engine: Rc<dyn Engine> = Rc::from(registry::connect(&wanted).await?);
+        self.engines.insert(wanted, engine.clone());
+        Ok(engine)
+    }
+
+    /// A step with the outputs of other steps where its job finds them: as a pipeline, and what it names.
+    async fn load(&mut self, step: &GraphStep, engine: &dyn Engine) -> Result<(Pipeline, Loaded), Error> {
+        let parsed = self.parsed;
+        let file = self.run.folder.pipeline();
+        let is_command = step.pipeline.work.kind() == WorkKind::Command;
+        let host = |named: &OutputRef| -> PathBuf {
+            let other = parsed.graph.step(&named.step);
+            let state = self.run.state.graph.iter().find(|state| state.name == named.step);
+            let folder = state.and_then(|state| state.run.as_ref()).map(|id| run::folder_of(id));
+            other.zip(folder).map_or_else(PathBuf::new, |(other, folder)| {
+                content::output_path(other, &folder, named.output.as_deref())
+            })
+        };
+        // What a training reads is mounted as its data is.
+        let seen = |named: &OutputRef| match is_command {
+            true => engine.job_path(host(named), PathBuf::from(named.mounted())),
+            false => host(named),
+        };
+        let place = |named: &OutputRef| seen(named).to_string_lossy().into_owned();
+        let mut pipeline = step
+            .placed(place, &parsed.variables)
+            .map_err(|problems| Error::Invalid { path: file.clone(), problems })?;
+        for named in step.references().iter().filter(|named| is_command && seen(named) != host(named)) {
+            let host = host(named).to_string_lossy().into_owned();
+            pipeline.container.mounts.push(Mount { host, container: named.mounted(), readonly: true });
+        }
+        let parsed = Parsed { pipeline: pipeline.clone(), text: String::new(), variables: parsed.variables.clone() };
+        let loaded = load::find_interruptibly(parsed, file, self.reporter, self.interrupts).await?;
+        Ok((pipeline, loaded))
+    }
+
+    async fn hash(&mut self, step: &GraphStep, loaded: &Loaded, engine: &dyn Engine) -> Result<String, Error> {
+        let is_command = step.pipeline.work.kind() == WorkKind::Command;
+        let has_images = engine.images().is_some();
+        let image = loaded.pipeline.container.image.as_ref();
+        let program = match has_images || !is_command {
+            true => Some(engine.program(image).await?),
+            false => None,
+        };
+        // One that is built is named by its content, and may not be there yet.
+        let image_id = program.as_ref().and_then(|program| program.image_id.clone());
+        let image_id = image_id.filter(|_| matches!(image, Some(Image::Existing(_))));
+        let locked: Option<Lock> = match is_command {
+            true => None,
+            false => Some(lock::of_inputs(&loaded.inputs, self.reporter, self.interrupts).await?),
+        };
+        let outputs = step.references().into_iter().map(|named| {
+            let state = self.run.state.graph.iter().find(|state| state.name == named.step);
+            let hash = state.and_then(|state| state.outputs.get(named.output.as_deref().unwrap_or_default()));
+            (named.mounted(), hash.cloned().unwrap_or_default())
+        });
+        let inputs = content::Inputs {
+            program: program.as_ref().map(Program::identity).into_iter().chain(image_id).collect(),
+            lock: locked.as_ref(),
+            outputs: outputs.collect(),
+            names_files: !has_images,
+        };
+        content::hash(step, &inputs, &self.parsed.variables)
+    }
+
+    /// Takes in how the steps that run have come to their ends.
+    fn look(&mut self) -> Result<(), Error> {
+        for index in 0..self.run.state.graph.len() {
+            if self.run.state.graph[index].status == StepStatus::Running {
+                let before = self.run.state.graph[index].clone();
+                self.look_at(index)?;
+                if self.run.state.graph[index] != before {
+                    self.run.save()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, index: usize) -> Result<(), Error> {
+        let step = &self.parsed.graph.steps[index];
+        let folder = run::folder_of(&run::step_id(&self.run.state.id, &step.name));
+        let found = Listed::read(folder.path());
+        let (status, error, code) = match found {
+            None => (StepStatus::Failed, Some("its run folder is gone".to_owned()), None),
+            Some(found) => match found.state.status {
+                Status::Running => return Ok(()),
+                // Its `pipe` was killed: another one takes over.
+                Status::Orphaned => match detach::start(&folder, &[]) {
+                    Ok(()) => return self.stopping.map_or(Ok(()), |request| self.stop(request)),
+                    Err(error) => (StepStatus::Failed, Some(error.to_string()), Some(error.exit_code().code())),
+                },
+                Status::Finished => match content::of_outputs(step, &folder, is_whole_named(self.parsed, &step.name)) {
+                    Ok(outputs) => {
+                        self.run.state.graph[index].outputs = outputs;
+                        (StepStatus::Finished, None, None)
+                    }
+                    Err(error) => (StepStatus::Failed, Some(error.to_string()), Some(error.exit_code().code())),
+                },
+                Status::Stopped => (StepStatus::Stopped, None, found.state.exit_code),
+                Status::Failed | Status::Unknown => (StepStatus::Failed, found.state.error, found.state.exit_code),
+            },
+        };
+        let state = &mut self.run.state.graph[index];
+        (state.status, state.error, state.exit_code) = (status, error, code);
+        state.seconds = state.began.map(|began| (now() - began).max(0.0));
+        Ok(())
+    }
+
+    /// Asks the steps that run to stop; no other begins.
+    fn stop(&mut self, request: StopRequest) -> Result<(), Error> {
+        if self.stopping.is_none() {
+            self.reporter.note("stopping: each step that runs saves and ends; again to end them at once");
+        }
+        self.stopping = Some(request);
+        for step in self.run.state.graph.iter().filter(|step| step.status == StepStatus::Running) {
+            let Some(folder) = step.run.as_ref().map(|id| run::folder_of(id)) else { continue };
+            if !Owner::exists(&folder)
+                && Listed::read(folder.path()).is_some_and(|run| run.state.status == Status::Orphaned)
+            {
+                detach::start(&folder, &[])?;
+            }
+            if let Some(owner) = Owner::process(&folder).filter(run::OwnerProcess::is_here) {
+                // SAFETY: kill takes two integers and has no memory effects.
+                unsafe { libc::kill(owner.pid, signal_for(request)) };
+            }
+        }
+        Ok(())
+    }
+
+    /// How the run has ended, now that no step runs.
+    fn verdict(&self) -> Result<(), Error> {
+        let failed: Vec<&StepState> =
+            self.run.state.graph.iter().filter(|step| step.status == StepStatus::Failed).collect();
+        let Some(first) = failed.first() else {
+            let stopped =
+                self.stopping.is_some() || self.run.state.graph.iter().any(|step| step.status == StepStatus::Stopped);
+            return if stopped { Err(Error::Interrupted) } else { Ok(()) };
+        };
+        let reasons =
+            failed.iter().map(|step| format!("step {}: {}", step.name, step.error.as_deref().unwrap_or("failed")));
+        let code = first.exit_code.and_then(PipeExit::from_code).unwrap_or(PipeExit::TrainingFailed);
+        Err(Error::StepsFailed { id: self.run.state.id.clone(), reasons: reasons.collect(), code })
+    }
+
+    /// Everything that belongs to the end of a run; its state is written last.
+    fn end(&mut self, error: Option<&Error>) -> Result<(), Error> {
+        self.show().ok();
+        let state = &mut self.run.state;
+        state.status = match error {
+            None => Status::Finished,
+            Some(Error::Interrupted) => Status::Stopped,
+            Some(_) => Status::Failed,
+        };
+        state.error = error.map(ToString::to_string);
+        state.exit_code = Some(error.map_or(0, |error| error.exit_code().code()));
+        state.doing = None;
+        let mut record = Record::read(&self.run.folder);
+        record.state = Some(state.clone());
+        let page = html_report::page(&[record], &self.parsed.variables);
+        if let Err(error) = write_whole(&self.run.folder.report(), page.as_bytes()) {
+            self.reporter.note(&format!("warning: {error}"));
+        }
+        let saved = self.run.save();
+        self.reporter.run_ended(&self.run.state, &self.run.folder.path().display().to_string());
+        saved
+    }
+}

@@ -1,0 +1,107 @@
+//! Which steps may begin now. Pure.
+
+use pipe_spec::pipeline::Container;
+use pipe_spec::run::{StepState, StepStatus};
+
+/// What steps share: the processors and the memory of this machine. For cards they queue like all runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Room {
+    pub cpus: f64,
+    /// Bytes.
+    pub memory: u64,
+}
+
+impl Room {
+    /// Of this machine. Memory that cannot be read is not counted.
+    pub fn of_machine() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let kilobytes = text
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
+        Self { cpus: cpus as f64, memory: kilobytes.map_or(u64::MAX, |kilobytes| kilobytes << 10) }
+    }
+
+    /// What a step takes of it. One that does not say takes a processor, and no memory.
+    pub fn of_step(container: &Container) -> Self {
+        Self { cpus: container.cpus.unwrap_or(1.0), memory: container.memory.map_or(0, |size| size.0) }
+    }
+}
+
+/// The steps to begin, in their order. One that is larger than the machine begins when it would be alone.
+pub fn startable(steps: &[StepState], takes: &[Room], room: Room) -> Vec<usize> {
+    let done = |name: &String| steps.iter().any(|step| step.name == *name && step.status.is_done());
+    let mut used: Vec<Room> = steps
+        .iter()
+        .zip(takes)
+        .filter(|(step, _)| step.status == StepStatus::Running)
+        .map(|(_, takes)| *takes)
+        .collect();
+    let mut starting = Vec::new();
+    for (index, (step, takes)) in steps.iter().zip(takes).enumerate() {
+        if step.status != StepStatus::Waiting || !step.needs.iter().all(done) {
+            continue;
+        }
+        let cpus: f64 = used.iter().map(|other| other.cpus).sum();
+        let memory: u64 = used.iter().map(|other| other.memory).fold(0, u64::saturating_add);
+        if used.is_empty() || (cpus + takes.cpus <= room.cpus && memory.saturating_add(takes.memory) <= room.memory) {
+            used.push(*takes);
+            starting.push(index);
+        }
+    }
+    starting
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use StepStatus::{Failed, Finished, LeftOut, Running, Unchanged, Waiting};
+
+    fn steps(all: &[(&str, &[&str], StepStatus)]) -> Vec<StepState> {
+        let step = |(name, needs, status): &(&str, &[&str], StepStatus)| StepState {
+            status: *status,
+            ..StepState::new(*name, needs.iter().map(ToString::to_string).collect())
+        };
+        all.iter().map(step).collect()
+    }
+
+    #[test]
+    fn a_step_begins_after_those_that_it_needs() {
+        let room = Room { cpus: 8.0, memory: 8 };
+        let takes = [Room { cpus: 1.0, memory: 1 }; 4];
+        for (first, left, right, want) in [
+            (Waiting, Waiting, Waiting, &[0][..]),
+            (Running, Waiting, Waiting, &[]),
+            (Finished, Waiting, Waiting, &[1, 2]),
+            (Unchanged, Running, Waiting, &[2]),
+            (Finished, Finished, Running, &[]),
+            (Finished, Failed, Waiting, &[2]),
+            (Finished, Failed, Finished, &[]),
+            (Finished, LeftOut, Finished, &[]),
+            (Finished, Finished, Unchanged, &[3]),
+        ] {
+            let graph =
+                steps(&[("a", &[], first), ("b", &["a"], left), ("c", &["a"], right), ("d", &["b", "c"], Waiting)]);
+            assert_eq!(startable(&graph, &takes, room), want, "{first:?} {left:?} {right:?}");
+        }
+    }
+
+    #[test]
+    fn steps_run_side_by_side_where_there_is_room() {
+        let graph = steps(&[("a", &[], Waiting), ("b", &[], Waiting), ("c", &[], Waiting)]);
+        let takes = |cpus: [f64; 3], memory: [u64; 3]| -> Vec<Room> {
+            cpus.into_iter().zip(memory).map(|(cpus, memory)| Room { cpus, memory }).collect()
+        };
+        let room = Room { cpus: 2.0, memory: 10 };
+        for (cpus, memory, want) in [
+            ([1.0; 3], [0; 3], &[0, 1][..]),
+            ([0.5; 3], [0; 3], &[0, 1, 2]),
+            ([0.5; 3], [6, 6, 4], &[0, 2]),
+            ([4.0, 1.0, 1.0], [0; 3], &[0]),
+            ([2.0, 1.0, 0.5], [20, 1, 1], &[0]),
+            ([1.5, 1.0, 0.5], [0; 3], &[0, 2]),
+        ] {
+            assert_eq!(startable(&graph, &takes(cpus, memory), room), want, "{cpus:?} {memory:?}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The steps of a run of several: a drawing of which comes after which, and a table.
+
+use pipe_spec::RunState;
+use pipe_spec::run::StepState;
+
+use super::escape::escape;
+use super::table;
+use crate::report::duration;
+
+const WIDTH: usize = 150;
+const HEIGHT: usize = 44;
+const GAP_ACROSS: usize = 56;
+const GAP_DOWN: usize = 16;
+
+pub fn section(state: &RunState) -> String {
+    let row = |step: &StepState| {
+        let status = step.status.name();
+        let run = step
+            .run
+            .as_deref()
+            .map_or("-".to_owned(), |run| format!("<a href=\"../{0}/report.html\">{0}</a>", escape(run)));
+        vec![
+            escape(&step.name),
+            format!("<span class=\"tag {}\">{status}</span>", class(step)),
+            step.seconds.map_or("-".to_owned(), duration),
+            if step.needs.is_empty() { "-".to_owned() } else { escape(&step.needs.join(", ")) },
+            run,
+            step.error
+                .as_deref()
+                .map_or("-".to_owned(), |error| format!("<div class=\"prose\">{}</div>", escape(error))),
+        ]
+    };
+    let rows: Vec<Vec<String>> = state.graph.iter().map(row).collect();
+    let head = ["step", "status", "time", "after", "run", "why"];
+    format!("<section id=\"steps\"><h2>Steps</h2>{}{}</section>\n", drawing(&state.graph), table(&head, &rows))
+}
+
+/// As the page colours outcomes.
+fn class(step: &StepState) -> &'static str {
+    use pipe_spec::run::StepStatus::{Failed, Finished, LeftOut, Running, Stopped, Unchanged, Waiting};
+    match step.status {
+        Finished | Unchanged => "finished",
+        Failed => "failed",
+        Stopped => "stopped",
+        Running => "running",
+        Waiting | LeftOut => "waiting",
+    }
+}
+
+/// How many steps come before each, one after the other.
+fn depths(steps: &[StepState]) -> Vec<usize> {
+    let mut depths = vec![0; steps.len()];
+    // A graph has no circle, so that after as many rounds as there are steps nothing changes any more.
+    for _ in steps {
+        for (index, step) in steps.iter().enumerate() {
+            let before = steps
+                .iter()
+                .zip(&depths)
+                .filter(|(other, _)| step.needs.contains(&other.name))
+                .map(|(_, depth)| depth + 1);
+            let depth = before.max().unwrap_or(0);
+            depths[index] = depth;
+        }
+    }
+    depths
+}
+
+fn drawing(steps: &[StepState]) -> String {
+    let depths = depths(steps);
+    let mut filled: Vec<usize> = Vec::new();
+    let places: Vec<(usize, usize)> = depths
+        .iter()
+        .map(|&depth| {
+            filled.resize(filled.len().max(depth + 1), 0);
+            let row = filled[depth];
+            filled[depth] += 1;
+            (depth * (WIDTH + GAP_ACROSS), row * (HEIGHT + GAP_DOWN))
+        })
+        .collect();
+    let width = filled.len() * (WIDTH + GAP_ACROSS) - GAP_ACROSS.min(filled.len() * (WIDTH + GAP_ACROSS));
+    let height = filled.iter().max().copied().unwrap_or(0) * (HEIGHT + GAP_DOWN);
+    let mut svg = format!(
+        "<svg class=\"graph\" viewBox=\"0 0 {} {}\" width=\"{width}\" role=\"img\" aria-label=\"steps\" style=\"max-width:100%\">",
+        width + 2,
+        height + 2
+    );
+    for (step, &(x, y)) in steps.iter().zip(&places) {
+        for (_, &(from_x, from_y)) in steps.iter().zip(&places).filter(|(other, _)| step.needs.contains(&other.name)) {
+            let (begin, end) = (from_x + WIDTH, (from_y + HEIGHT / 2, y + HEIGHT / 2));
+            let middle = (begin + x) / 2;
+            svg.push_str(&format!(
+                "<path d=\"M{begin} {} C{middle} {} {middle} {} {x} {}\" fill=\"none\" stroke=\"currentColor\" opacity=\"0.45\"/>",
+                end.0, end.0, end.1, end.1
+            ));
+        }
+    }
+    for (step, (x, y)) in steps.iter().zip(places) {
+        let dashed = if class(step) == "waiting" { " stroke-dasharray=\"4 3\"" } else { "" };
+        let weight = if matches!(class(step), "failed" | "running") { "2.5" } else { "1" };
+        svg.push_str(&format!(
+            "<rect x=\"{}\" y=\"{}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"6\" fill=\"none\" stroke=\"currentColor\" \
+             stroke-width=\"{weight}\"{dashed}/><text x=\"{}\" y=\"{}\" fill=\"currentColor\" font-weight=\"600\">{}</text>\
+             <text x=\"{}\" y=\"{}\" fill=\"currentColor\" opacity=\"0.7\" font-size=\"12\">{}</text>",
+            x + 1,
+            y + 1,
+            x + 12,
+            y + 19,
+            escape(&shortened(&step.name)),
+            x + 12,
+            y + 35,
+            step.status.name()
+        ));
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+/// What there is room for in a box.
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(17) {
+        Some((end, _)) => format!("{}…", &name[..end]),
+        None => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_stands_after_all_that_it_needs() {
+        let step = |name: &str, needs: &[&str]| StepState::new(name, needs.iter().map(ToString::to_string).collect());
+        let graph =
+            [step("end", &["left", "right"]), step("left", &["first"]), step("right", &["left"]), step("first", &[])];
+        assert_eq!(depths(&graph), [3, 1, 2, 0]);
+        let page = section(&RunState { graph: graph.to_vec(), ..RunState::new("x", "x<", "toy") });
+        assert_eq!(page.matches("<rect").count(), 4);
+        assert_eq!(page.matches("<path").count(), 4);
+    }
+}
