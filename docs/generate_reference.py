@@ -23,7 +23,7 @@ INTRODUCTION = """\
 
 <!-- Generated from pipelines/schema.json by docs/generate_reference.py. Do not edit this page. -->
 
-A pipeline is a YAML file. `version`, `name`, `model` and `data.train` are required; every other key has a default. The smallest
+A pipeline is a YAML file. `version`, `name`, `model` and `data.train` are required (or a `command`, or `steps`); every other key has a default. The smallest
 useful file is in the [README](../README.md#the-smallest-useful-pipeline), and `pipe init` writes a commented one for your data. This one uses most sections:
 
 ```yaml
@@ -97,6 +97,7 @@ SECTIONS = {
     "container.mounts": "Each entry is one more folder or file that the job can read.",
     "notify": "A list of receivers of messages: [tracking.md](tracking.md#messages).",
     "track": "Experiment trackers: [tracking.md](tracking.md).",
+    "steps": "Several trainings and commands, each with the sections of this page except `version`, `name` and `steps`, and with these: [steps.md](steps.md).",
     "checkpoints": "What a `command` can resume from: [commands.md](commands.md#checkpoints).",
 }
 
@@ -136,7 +137,7 @@ class Reference:
         objects, rows = [], []
         for name, value in definition["properties"].items():
             key = f"{path}.{name}" if path else name
-            inner = self.object_of(value)
+            inner = self.object_of(value) if key != "steps" else self.of_steps()
             if inner:
                 objects.append((key, inner))
             values = f"see [`{key}`](#{anchor(key)})" if inner else self.values(value)
@@ -148,6 +149,11 @@ class Reference:
         self.lines.extend(rows)
         self.lines.append("")
         return objects
+
+    def of_steps(self):
+        """What a step has besides the sections of a pipeline."""
+        properties = self.schema["$defs"]["Step"]["properties"]
+        return {"properties": {name: value for name, value in properties.items() if name not in self.schema["properties"]}}
 
     def meaning(self, key, value, is_section):
         described = value.get("description")

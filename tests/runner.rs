@@ -42,6 +42,8 @@ mod notifications;
 mod output;
 #[path = "runner/progress.rs"]
 mod progress;
+#[path = "runner/python.rs"]
+mod python;
 #[path = "runner/queue.rs"]
 mod queue;
 #[path = "runner/reports.rs"]
@@ -96,6 +98,7 @@ fn main() -> ExitCode {
     containers::tests(&mut suite);
     commands::tests(&mut suite);
     steps::tests(&mut suite);
+    python::tests(&mut suite);
     compute_capability::tests(&mut suite);
     cuda::tests(&mut suite);
     reproducing::tests(&mut suite);

@@ -183,6 +183,12 @@ impl Metrics {
     pub fn loss(&self) -> Option<f64> {
         self.values.get("loss").copied()
     }
+
+    /// Bytes that the command says it has held at most, under one of the usual names.
+    pub fn peak_memory(&self) -> Option<u64> {
+        let told = ["peak_memory", "max_memory_allocated"].iter().find_map(|name| self.values.get(*name));
+        told.filter(|bytes| **bytes >= 1.0).map(|bytes| *bytes as u64)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

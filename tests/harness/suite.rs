@@ -21,6 +21,8 @@ pub enum Needs {
     Root,
     /// The packages of tests/transformers.txt, or a python3 that has them.
     Transformers,
+    /// The daemon, and the packages of tests/python.txt and tests/python-transformers.txt.
+    Python,
     /// The packages of tests/mlflow.txt.
     Mlflow,
     /// The packages of tests/wandb.txt.
@@ -46,6 +48,9 @@ impl Needs {
             Self::DockerWithoutGpu => Self::Docker.missing(),
             Self::Transformers => {
                 (!has_transformers()).then_some("no transformers; make test-transformers fetches them")
+            }
+            Self::Python => {
+                Self::Docker.missing().or((!python()).then_some("target/python is not there; make python fetches it"))
             }
             Self::Mlflow => {
                 (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
@@ -73,7 +78,7 @@ impl Needs {
             Self::BaseSystem => dpkg().then_some("PIPE_REQUIRE_DOCKER"),
             Self::Chromium => Some("PIPE_REQUIRE_BROWSER"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
-            Self::Mlflow | Self::Wandb => None,
+            Self::Mlflow | Self::Wandb | Self::Python => None,
         }
     }
 }
@@ -100,6 +105,12 @@ pub fn transformers() -> Command {
         python.env("PYTHONPATH", packages);
     }
     python
+}
+
+fn python() -> bool {
+    ["python", "python-transformers"]
+        .iter()
+        .all(|name| repository().join("target").join(name).join("complete").is_file())
 }
 
 /// Where the packages of tests/mlflow.txt lie.

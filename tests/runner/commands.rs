@@ -17,6 +17,7 @@ pub fn tests(suite: &mut Suite) {
         test("checkpoints_are_resumed_from", walk);
         test("children_are_ended_with_it", children);
         test("metrics_are_read", metrics);
+        test("the_next_run_starts_where_it_fits", known);
         test("one_that_does_not_stop_is_ended", stubborn);
     }
     suite.test("commands::a_shell_and_what_it_started_are_stopped", Needs::Nothing, shell);
@@ -28,6 +29,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("commands::an_image_is_needed::docker", Needs::Docker, no_image);
     suite.test("commands::what_it_is_started_with", Needs::Nothing, values);
     suite.test("commands::allocators_are_told", Needs::Nothing, allocators);
+    suite.test("commands::two_peaks_name_the_next_batch", Needs::Nothing, fitted);
     suite.test("commands::bad_pipelines", Needs::Nothing, bad_pipelines);
     suite.test("commands::other_subcommands", Needs::Nothing, other_subcommands);
 }
@@ -178,6 +180,52 @@ fn metrics(engine: &str) {
     assert!(folder_of_events.into_iter().any(|entry| entry.file_name().to_string_lossy().contains("tensorboard")));
     let without = folder.pipe(&["run", "job.yaml", "--set", "metrics=none", "--json"]).exits(0);
     assert!(!without.stdout.contains("\"metrics\""), "{}", without.stdout);
+}
+
+/// The ledger knows a command by its words: another one is another entry.
+fn known(engine: &str) {
+    let folder = folder(engine, "cpu 4", "");
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    folder.pipe(&["run", "job.yaml"]).exits(0).says("ledger: a batch of 8 did not fit").says("starting at 4");
+    assert_eq!(folder.show()["attempts"].as_array().map(Vec::len), Some(1));
+    folder.pipe(&["ledger", "ls"]).exits(0).prints("4 fits").prints("8 does not fit");
+    folder.pipe(&["run", "job.yaml", "--ignore-ledger"]).exits(0).says_not("ledger:");
+    let other = folder.read("job.yaml").replace("cpu 4", "cpu 2");
+    folder.write("other.yaml", other);
+    folder.pipe(&["run", "other.yaml"]).exits(0).says_not("ledger:");
+}
+
+/// With two peaks of smaller batches, which runs before have told, the next batch is the largest that fits.
+fn fitted() {
+    let folder = folder("process", "peak 46", "on_oom: {reduce: fit}\n");
+    for batch in [4, 8] {
+        let batch = format!("train.batch={batch}");
+        folder
+            .pipe(&[
+                "run",
+                "job.yaml",
+                "--set",
+                "train.accum=null",
+                "--set",
+                "train.effective_batch=128",
+                "--set",
+                &batch,
+            ])
+            .exits(0);
+    }
+    let large = [
+        "run",
+        "job.yaml",
+        "--set",
+        "train.accum=null",
+        "--set",
+        "train.effective_batch=128",
+        "--set",
+        "train.batch=64",
+    ];
+    folder.pipe(&large).exits(0);
+    let batches: Vec<u64> = attempts(&folder).iter().map(|attempt| attempt.0).collect();
+    assert!(batches.len() == 2 && (33..=46).contains(&batches[1]), "{batches:?}");
 }
 
 fn stubborn(engine: &str) {

@@ -17,12 +17,17 @@ pub struct Reader {
     patterns: Vec<Regex>,
     /// Where a progress bar stands, and where it ends.
     bar: Option<(u64, u64)>,
+    /// What was said of a step that may not be over.
+    held: Option<Metrics>,
     /// The epoch, counted from 0, and how many there are.
     epoch: (u64, Option<u64>),
     last: Option<Metrics>,
 }
 
-static BAR: LazyLock<Regex> = LazyLock::new(|| compiled(r"(\d+)/(\d+) \["));
+/// Colours and movements of the cursor, and characters that are taken back.
+static CONTROL: LazyLock<Regex> = LazyLock::new(|| compiled("\u{1b}\\[[0-9;?]*[A-Za-z]|\u{8}"));
+/// A bar without a name before it, as the Trainer of transformers has it.
+static BAR: LazyLock<Regex> = LazyLock::new(|| compiled(r"^\s*\d+%\|[^|]*\| (\d+)/(\d+) \["));
 static DICTIONARY: LazyLock<Regex> = LazyLock::new(|| compiled(r"\{'[^{}]*\}"));
 static LIGHTNING: LazyLock<Regex> = LazyLock::new(|| compiled(r"Epoch (\d+):.*?(\d+)/(\d+) \[([^\]]*)\]?"));
 static ASSIGNED: LazyLock<Regex> = LazyLock::new(|| compiled(r"([A-Za-z_][\w/.]*)=([-+\d.eE]+)(?:[,\]\s]|$)"));
@@ -42,23 +47,49 @@ impl Reader {
             MetricsFormat::Patterns(patterns) => patterns.iter().filter_map(|text| Regex::new(text).ok()).collect(),
             _ => Vec::new(),
         };
-        Self { format: format.clone(), patterns, bar: None, epoch: (0, None), last: None }
+        Self { format: format.clone(), patterns, bar: None, held: None, epoch: (0, None), last: None }
     }
 
     /// What a line, or one state of a progress bar, says of a step.
     pub fn read(&mut self, text: &str) -> Option<Metrics> {
+        // A bar below another one ends with a movement back up to it.
+        let is_inner = text.trim_end().ends_with("\u{1b}[A");
+        let plain = CONTROL.replace_all(text, "");
+        let text = plain.as_ref();
         let found = match &self.format {
             MetricsFormat::None => None,
             MetricsFormat::Json => json(text),
+            MetricsFormat::Transformers if is_inner => None,
             MetricsFormat::Transformers => self.transformers(text),
-            MetricsFormat::Lightning => lightning(text),
+            MetricsFormat::Lightning => lightning(text).and_then(|found| self.hold(found)),
             MetricsFormat::Ultralytics => ultralytics(text),
             MetricsFormat::Keras => self.keras(text),
             MetricsFormat::Patterns(_) => self.patterns(text),
         };
+        self.keep(found)
+    }
+
+    /// What was held back when the log ended.
+    pub fn end(&mut self) -> Option<Metrics> {
+        let held = self.held.take();
+        self.keep(held)
+    }
+
+    /// Each thing is told once.
+    fn keep(&mut self, found: Option<Metrics>) -> Option<Metrics> {
         let found = found.filter(|found| !found.values.is_empty() && self.last.as_ref() != Some(found))?;
         self.last = Some(found.clone());
         Some(found)
+    }
+
+    /// Holds what is said of a step until another one is spoken of: a bar moves on before its values do.
+    fn hold(&mut self, found: Metrics) -> Option<Metrics> {
+        // At the end of an epoch the bar begins anew for a moment.
+        if self.held.as_ref().is_some_and(|held| found.step < held.step) {
+            return None;
+        }
+        let before = self.held.replace(found);
+        before.filter(|before| self.held.as_ref().is_some_and(|held| held.step != before.step))
     }
 
     /// The step that came before, and one more.
@@ -66,25 +97,33 @@ impl Reader {
         self.last.as_ref().map_or(1, |last| last.step.saturating_add(1))
     }
 
-    /// Dictionaries of Python, whose step the progress bar tells.
+    /// Dictionaries of Python. The progress bar is drawn anew after each, and then tells its step.
     fn transformers(&mut self, text: &str) -> Option<Metrics> {
-        if let Some(bar) = BAR.captures_iter(text).last() {
-            // The bars of evaluations end elsewhere.
+        let mut told = None;
+        if let Some(bar) = BAR.captures(text) {
             let (at, end) = (number(&bar[1])?, number(&bar[2])?);
+            // The bars of evaluations end elsewhere.
             if self.bar.is_none_or(|(_, known)| known == end) {
                 self.bar = Some((at, end));
+                told = self.held.take().map(|held| Metrics { step: at, steps: Some(end), ..held });
             }
         }
-        let dictionary = DICTIONARY.find(text)?.as_str().replace('\'', "\"");
-        let Value::Object(entries) = serde_json::from_str(&dictionary).ok()? else { return None };
+        let Some(dictionary) = DICTIONARY.find(text) else { return told };
+        let dictionary = dictionary.as_str().replace('\'', "\"");
+        let Ok(Value::Object(entries)) = serde_json::from_str(&dictionary) else { return told };
         if entries.contains_key("train_runtime") {
-            return None;
+            return told;
         }
         let value = |value: &Value| value.as_f64().or_else(|| value.as_str()?.parse().ok());
         let values = entries.iter().filter_map(|(name, of)| Some((named(name), value(of)?)));
-        let is_evaluation = entries.contains_key("eval_loss");
-        let next = if is_evaluation { self.next_step() - 1 } else { self.next_step() };
-        Some(metrics(self.bar.map_or(next, |(at, _)| at), self.bar.map(|(_, end)| end), values))
+        let Some((at, end)) = self.bar else {
+            // Without a bar every dictionary of the training is a step.
+            let next = if entries.contains_key("eval_loss") { self.next_step() - 1 } else { self.next_step() };
+            return Some(metrics(next, None, values));
+        };
+        // Of two between which no bar was drawn the first is of the step before.
+        let before = self.held.replace(metrics(at, Some(end), values));
+        told.or(before)
     }
 
     fn keras(&mut self, text: &str) -> Option<Metrics> {
@@ -186,12 +225,13 @@ mod tests {
     /// What is read of a log: `step/steps name=value ...` for each reading.
     fn read(format: MetricsFormat, log: &str) -> Vec<String> {
         let mut reader = Reader::new(&format);
-        let states = log.split(['\n', '\r']).filter_map(|text| reader.read(text));
+        let mut states: Vec<Metrics> = log.split(['\n', '\r']).filter_map(|text| reader.read(text)).collect();
+        states.extend(reader.end());
         let shown = |found: Metrics| {
             let values: Vec<String> = found.values.iter().map(|(name, value)| format!("{name}={value}")).collect();
             format!("{}/{} {}", found.step, found.steps.unwrap_or(0), values.join(" "))
         };
-        states.map(shown).collect()
+        states.into_iter().map(shown).collect()
     }
 
     #[test]
@@ -201,24 +241,52 @@ mod tests {
         assert!(read(MetricsFormat::None, log).is_empty());
     }
 
+    /// The logs of the real programs, with what they themselves say that they did: tests/fixtures/training_logs.
     #[test]
-    fn the_trainer_of_transformers() {
-        let log = "  0%|          | 0/20 [00:00<?, ?it/s]\r 50%|#####     | 10/20 [00:05<00:05,  2.0it/s]\n\
-                   {'loss': 2.3, 'grad_norm': 1.5, 'learning_rate': 5e-05, 'epoch': 0.5}\n\
-                   \r  0%|          | 0/4 [00:00<?, ?it/s]\r100%|####| 4/4 [00:01<00:00]\n\
-                   {'eval_loss': 2.0, 'eval_runtime': 1.0, 'epoch': 0.5}\n\
-                   \r100%|##########| 20/20 [00:10<00:00,  2.0it/s]{'loss': '1.9', 'learning_rate': '0', 'epoch': '1'}\n\
-                   {'train_runtime': 10.0, 'train_loss': 2.1, 'epoch': 1.0}\n";
-        assert_eq!(
-            read(MetricsFormat::Transformers, log),
-            [
-                "10/20 epoch=0.5 grad_norm=1.5 loss=2.3 lr=0.00005",
-                "10/20 epoch=0.5 eval_loss=2 eval_runtime=1",
-                "20/20 epoch=1 loss=1.9 lr=0",
-            ]
-        );
-        // Without a bar every dictionary of the training is a step.
-        let log = "{'loss': 2.0}\n{'loss': 1.0}\n{'eval_loss': 3.0}\n";
+    fn logs_of_real_programs() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/training_logs");
+        let truth: Value = serde_json::from_slice(&std::fs::read(folder.join("truth.json")).unwrap()).unwrap();
+        for (name, format, has_total) in [
+            ("transformers.txt", MetricsFormat::Transformers, true),
+            ("transformers-same-total.txt", MetricsFormat::Transformers, true),
+            ("lightning.txt", MetricsFormat::Lightning, false),
+            ("keras.txt", MetricsFormat::Keras, true),
+            ("keras-2.txt", MetricsFormat::Keras, true),
+            ("ultralytics.txt", MetricsFormat::Ultralytics, true),
+            ("ultralytics-8.2.txt", MetricsFormat::Ultralytics, true),
+        ] {
+            let log = String::from_utf8_lossy(&std::fs::read(folder.join(name)).unwrap()).into_owned();
+            let mut reader = Reader::new(&format);
+            let mut found: Vec<Metrics> = log.split(['\n', '\r']).filter_map(|text| reader.read(text)).collect();
+            found.extend(reader.end());
+            let rows = truth[name]["rows"].as_array().unwrap();
+            let total = truth[name]["total_steps"].as_u64();
+            for row in rows {
+                let step = row["step"].as_u64().unwrap();
+                let of_step: Vec<&Metrics> = found.iter().filter(|one| one.step == step).collect();
+                assert!(of_step.iter().all(|one| one.steps == total.filter(|_| has_total)), "{name}: {of_step:?}");
+                for (key, value) in row.as_object().unwrap().iter().filter(|(key, _)| *key != "step") {
+                    let told = of_step.iter().filter_map(|one| one.values.get(&named(key)));
+                    // Logs have few digits.
+                    let near = |told: &f64| (told - value.as_f64().unwrap()).abs() <= 0.006 * told.abs().max(0.01);
+                    assert!(
+                        told.clone().any(near),
+                        "{name}: {key} of step {step} is {value}: {:?}",
+                        told.collect::<Vec<_>>()
+                    );
+                }
+            }
+            assert!(found.iter().all(|one| Some(one.step) <= total), "{name}: {found:?}");
+            if !name.starts_with("keras") {
+                assert_eq!(found.len(), rows.len(), "{name}: {found:#?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_trainer_of_transformers_without_a_bar() {
+        let log =
+            "{'loss': 2.0}\nWriting model shards: 100%|####| 1/1 [00:00<00:00]\n{'loss': 1.0}\n{'eval_loss': 3.0}\n";
         assert_eq!(read(MetricsFormat::Transformers, log), ["1/0 loss=2", "2/0 loss=1", "2/0 eval_loss=3"]);
     }
 

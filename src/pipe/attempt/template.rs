@@ -247,6 +247,8 @@ impl<'a> JobTemplate<'a> {
         // Threads that wait by spinning slow each other down as soon as they share a core; the pipeline may say otherwise.
         let mut env = BTreeMap::from([("OMP_WAIT_POLICY".to_owned(), "PASSIVE".to_owned())]);
         if let JobSpec::Command(spec) = job_spec {
+            // What Python prints comes when it is printed, and in order.
+            env.insert("PYTHONUNBUFFERED".to_owned(), "1".to_owned());
             env.extend(spec.env.iter().map(|(name, text)| (name.clone(), value(text))));
         }
         env.extend(container.env.iter().map(|(name, text)| (name.clone(), value(text))));

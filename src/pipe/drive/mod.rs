@@ -18,7 +18,7 @@ use crate::input::data_cache::{self, ColumnSelection, PreparedInputs};
 use crate::input::load::Loaded;
 use crate::input::model_config;
 use crate::interrupt::Interrupts;
-use crate::ledger::{Ledger, LedgerSession};
+use crate::ledger::{self, Ledger, LedgerJob, LedgerSession};
 use crate::lock::{self, Difference, Effect};
 use crate::queue::{self, Ticket};
 use crate::report::{Reporter, outlive_stdout};
@@ -189,10 +189,16 @@ impl<'a> Driver<'a> {
         let _tickets = self.queue(engine, template.device, gpus).await?;
         let ledger = Ledger::find().filter(|_| !self.run.state.ignore_ledger);
         self.check_ledger(ledger.as_ref());
-        let session = ledger.clone().zip(loaded.pipeline.training()).and_then(|(ledger, training)| {
-            let spec = template.spec(engine, self.run.folder.path(), 1, &template.first_settings());
-            let config = model_config(training, inputs).unwrap_or_default();
-            Some(LedgerSession::open(ledger, &self.run.state.id, program.identity(), config, spec.training()?, inputs))
+        let first = template.spec(engine, self.run.folder.path(), 1, &template.first_settings());
+        let config = loaded.pipeline.training().and_then(|training| model_config(training, inputs)).unwrap_or_default();
+        let session = ledger.clone().map(|ledger| {
+            let data = match (first.training(), loaded.pipeline.command()) {
+                (Some(spec), _) => ledger::data_hash(spec, inputs),
+                (None, command) => command.map_or_else(String::new, |command| {
+                    LedgerJob::of_command(command, false, template.device).data().to_owned()
+                }),
+            };
+            LedgerSession::open(ledger, &self.run.state.id, program.identity(), data)
         });
         let supervisor = Supervisor {
             engine,
@@ -203,6 +209,7 @@ impl<'a> Driver<'a> {
             listeners: &mut self.listeners,
             start_mode: self.start_mode,
             session,
+            config,
             points: Vec::new(),
             fitted: None,
             oom: None,

@@ -15,6 +15,7 @@ use pipe_spec::pipeline::{Container, Gpus, Image};
 use pipe_spec::run::LogPosition;
 use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE};
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::unix::pipe::Receiver;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, oneshot};
 
@@ -149,21 +150,31 @@ impl Engine for ProcessEngine {
             .args(&launch.args)
             .envs(&launch.env)
             .env(JOB_VARIABLE, job_name(launch))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
             // A Ctrl-C in the terminal is for pipe alone, which then asks the trainer to stop.
             .process_group(0);
         let is_trainer = launch.program == JobProgram::Trainer;
+        let spawn_error = |source| Error::Spawn { program: program.clone(), source };
+        let mut both = None;
         match is_trainer {
-            true => command.env(LEASE_VARIABLE, LEASE_ON_STDIN).stdin(Stdio::piped()),
-            false => command.stdin(Stdio::null()),
-        };
+            true => {
+                command.env(LEASE_VARIABLE, LEASE_ON_STDIN).stdin(Stdio::piped());
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            }
+            // One pipe for both, so that lines stay in the order in which they were written.
+            false => {
+                let (reader, writer) = std::io::pipe().map_err(spawn_error)?;
+                both = Some(Receiver::from_owned_fd(reader.into()).map_err(spawn_error)?);
+                command.stdin(Stdio::null()).stdout(writer.try_clone().map_err(spawn_error)?).stderr(writer);
+            }
+        }
         if let Gpus::Ids(ids) = &launch.gpus {
             command.env("CUDA_VISIBLE_DEVICES", ids.join(","));
         }
         ask_to_end_with_this_process(&mut command);
         let oom_kills_before = cgroup_oom_kills();
-        let mut child = command.spawn().map_err(|source| Error::Spawn { program: program.clone(), source })?;
+        let mut child = command.spawn().map_err(spawn_error)?;
+        // It holds the other end of the pipe.
+        drop(command);
         let (sender, lines) = mpsc::channel(1024);
         let stop_requested = Arc::new(AtomicBool::new(false));
         let rest = child.id().filter(|_| !is_trainer).map(|id| {
@@ -180,12 +191,16 @@ impl Engine for ProcessEngine {
             });
             ended
         });
+        if let Some(both) = both {
+            tokio::spawn(forward(both, Source::Stdout, sender.clone()));
+        }
         if let Some(stdout) = child.stdout.take() {
             tokio::spawn(forward(stdout, Source::Stdout, sender.clone()));
         }
         if let Some(stderr) = child.stderr.take() {
-            tokio::spawn(forward(stderr, Source::Stderr, sender));
+            tokio::spawn(forward(stderr, Source::Stderr, sender.clone()));
         }
+        drop(sender);
         let id = child.id().map_or(String::new(), |id| id.to_string());
         let lease = child.stdin.take();
         let job = job_variable(launch);

@@ -20,7 +20,7 @@ use crate::input::data_cache::{self, ColumnSelection};
 use crate::input::load::Loaded;
 use crate::input::{Input, Inputs, model_config};
 use crate::interrupt::Interrupts;
-use crate::ledger::{Ledger, LedgerSession};
+use crate::ledger::{self, Ledger, LedgerJob, LedgerSession};
 use crate::report::Reporter;
 pub use summary::summary;
 pub use warnings::warnings;
@@ -89,8 +89,8 @@ fn expected_time(loaded: &Loaded, inputs: &Inputs, steps: u64) -> Option<Expecte
     let device = card.map_or("cpu".to_owned(), |card| card.name);
     let config = model_config(training, inputs)?;
     let spec = trainer_spec(training, inputs, PathBuf::new(), |input: &Input| input.host.clone());
-    let session = LedgerSession::open(Ledger::find()?, "", String::new(), config, &spec, inputs);
-    let pace = session.pace(&spec, &device).ok()??;
+    let session = LedgerSession::open(Ledger::find()?, "", String::new(), ledger::data_hash(&spec, inputs));
+    let pace = session.pace(&LedgerJob::of_training(&spec, &config), &device).ok()??;
     Some(ExpectedTime { seconds: pace.seconds(steps, training.train.effective_batch), device, run: pace.run })
 }
 

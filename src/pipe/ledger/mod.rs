@@ -1,13 +1,15 @@
 //! The measurements of earlier runs: which batch fits where. They are valid only for the same card, driver and image.
 
 mod advice;
+mod job;
 mod lines;
 mod pace;
 mod session;
 mod store;
 
 pub use advice::Advice;
-pub use session::{LedgerSession, advise, capacity, known_largest};
+pub use job::LedgerJob;
+pub use session::{LedgerSession, advise, capacity, data_hash, known_largest};
 pub use store::Ledger;
 
 use pipe_spec::event::Point;
@@ -19,9 +21,9 @@ use serde_json::Value;
 /// What decides how much a batch holds, and where.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Key {
-    /// A hash of the architecture and its config.
+    /// A hash of the architecture and its config, or of a command.
     pub model: String,
-    /// The architecture, for people.
+    /// The architecture, or the first words of a command, for people.
     pub arch: String,
     pub precision: Precision,
     pub optimizer: OptimizerKind,

@@ -1,8 +1,6 @@
 //! How long a training takes, by what an earlier one like it took.
 
-use pipe_spec::TrainerSpec;
-
-use super::{Fact, LedgerSession};
+use super::{Fact, LedgerJob, LedgerSession};
 use crate::error::Error;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -22,13 +20,13 @@ impl Pace {
 impl LedgerSession {
     /// That of the same model on the same data on this device, whatever the driver and the image: the same batch before others,
     /// the newest first.
-    pub fn pace(&self, spec: &TrainerSpec, device: &str) -> Result<Option<Pace>, Error> {
+    pub fn pace(&self, job: &LedgerJob, device: &str) -> Result<Option<Pace>, Error> {
         let Some(longest) = self.ledger.longest(&self.data)? else { return Ok(None) };
-        let key = self.key(spec, &longest, device, "");
+        let key = self.key(job, &longest, device, "");
         let entries = self.ledger.entries()?;
         let alike = entries.iter().filter(|entry| entry.key.gpu == device && entry.key.is_elsewhere(&key));
         let timed = alike.flat_map(|entry| &entry.facts).filter_map(|fact| Some((fact, fact.sample_ms?)));
-        let rank = |fact: &Fact| (fact.batch == spec.train.batch(), fact.when);
+        let rank = |fact: &Fact| (fact.batch == job.batch, fact.when);
         let best = timed
             .max_by(|(one, _), (other, _)| rank(one).partial_cmp(&rank(other)).unwrap_or(std::cmp::Ordering::Equal));
         Ok(best.map(|(fact, sample_ms)| Pace { sample_ms, run: fact.run.clone() }))

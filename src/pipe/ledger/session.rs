@@ -6,21 +6,22 @@ use std::path::Path;
 use pipe_spec::event::{EventKind, Fitted, Measured};
 use pipe_spec::pipeline::{Limit, Split, accum};
 use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerSpec};
-use serde_json::{Map, Value};
 
 use super::advice::BatchRequest;
 use super::pace::StepTimes;
-use super::{Advice, Fact, Key, Ledger, LedgerEntry, allocator_text, model_hash};
+use super::{Advice, Fact, Key, Ledger, LedgerEntry, LedgerJob};
 use crate::clock::now;
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::input::Inputs;
 
+/// Only a command knows how long its rows are.
+const OWN_ROWS: &str = "its own";
+
 pub struct LedgerSession {
     pub(super) ledger: Ledger,
     run: String,
     image: String,
-    config: Map<String, Value>,
     /// A hash of what decides how long rows are.
     pub(super) data: String,
     observed: Observed,
@@ -40,56 +41,52 @@ struct Observed {
 }
 
 impl LedgerSession {
-    /// `config` is the model's.
-    pub fn open(
-        ledger: Ledger,
-        run: &str,
-        image: String,
-        config: Map<String, Value>,
-        spec: &TrainerSpec,
-        inputs: &Inputs,
-    ) -> Self {
-        Self {
-            ledger,
-            run: run.to_owned(),
-            image,
-            config,
-            data: data_hash(spec, inputs),
-            observed: Observed::default(),
-        }
+    /// `data` says how long rows are: `data_hash` of a training.
+    pub fn open(ledger: Ledger, run: &str, image: String, data: String) -> Self {
+        Self { ledger, run: run.to_owned(), image, data, observed: Observed::default() }
     }
 
-    pub(super) fn key(&self, spec: &TrainerSpec, longest: &str, gpu: &str, driver: &str) -> Key {
-        let text = |value| serde_json::to_value(value).ok().and_then(|value: Value| value.as_str().map(str::to_owned));
+    pub(super) fn key(&self, job: &LedgerJob, longest: &str, gpu: &str, driver: &str) -> Key {
         Key {
-            model: model_hash(&spec.model, &self.config),
-            arch: text(spec.model.arch).unwrap_or_default(),
-            precision: spec.train.precision,
-            optimizer: spec.train.optimizer.kind,
-            checkpointing: spec.train.checkpointing,
-            ranks: spec.rank.count,
+            model: job.model.clone(),
+            arch: job.arch.clone(),
+            precision: job.precision,
+            optimizer: job.optimizer,
+            checkpointing: job.checkpointing,
+            ranks: job.ranks,
             longest: longest.to_owned(),
-            filled: (spec.train.split == Split::Fill).then(|| (spec.train.effective_batch, self.data.clone())),
-            allocator: allocator_text(&spec.memory.allocator),
+            filled: job.fills.then(|| (job.effective_batch, self.data.clone())),
+            allocator: job.allocator.clone(),
             gpu: gpu.to_owned(),
             driver: driver.to_owned(),
             image: self.image.clone(),
         }
     }
 
-    /// The entry for a job with this spec, and hints from entries of other cards.
-    pub fn ask(&self, spec: &TrainerSpec, card: Option<&Card>) -> Result<(Option<LedgerEntry>, Vec<String>), Error> {
+    /// The entry for this job, and hints from entries of other cards.
+    pub fn ask(&self, job: &LedgerJob, card: Option<&Card>) -> Result<(Option<LedgerEntry>, Vec<String>), Error> {
         let Some(longest) = self.ledger.longest(&self.data)? else { return Ok((None, Vec::new())) };
-        let (gpu, driver) = match (spec.device, card) {
+        let (gpu, driver) = match (job.device, card) {
             (Device::Cpu, _) => ("cpu", ""),
             (Device::Cuda, Some(card)) => (card.name.as_str(), card.driver.as_str()),
             (Device::Cuda, None) => return Ok((None, Vec::new())),
         };
-        let key = self.key(spec, &longest, gpu, driver);
+        let key = self.key(job, &longest, gpu, driver);
         let entries = self.ledger.entries()?;
         let elsewhere = entries.iter().filter(|entry| key.is_elsewhere(&entry.key) && entry.key.gpu != key.gpu);
         let hints = elsewhere.map(|entry| format!("on {}: {}", entry.key.gpu, entry.summary())).collect();
         Ok((entries.into_iter().find(|entry| entry.key == key), hints))
+    }
+
+    /// Takes in what a command will run on, which it does not say itself.
+    pub fn begin_command(&mut self, card: Option<&Card>, capacity: Option<u64>) {
+        self.observed = Observed {
+            gpu: Some(card.map_or("cpu".to_owned(), |card| card.name.clone())),
+            driver: card.map_or(String::new(), |card| card.driver.clone()),
+            capacity,
+            longest: Some(OWN_ROWS.to_owned()),
+            ..Observed::default()
+        };
     }
 
     /// Takes in what an attempt says.
@@ -118,7 +115,7 @@ impl LedgerSession {
     /// Records the measurements of an attempt that has ended, and resets them.
     pub fn attempt_ended(
         &mut self,
-        spec: &TrainerSpec,
+        job: &LedgerJob,
         attempt: &Attempt,
         record: Option<&OomRecord>,
         limit: Option<u64>,
@@ -126,10 +123,10 @@ impl LedgerSession {
         let observed = std::mem::take(&mut self.observed);
         let (Some(gpu), Some(longest)) = (&observed.gpu, &observed.longest) else { return Ok(()) };
         let Some(capacity) = [observed.capacity, limit].into_iter().flatten().min() else { return Ok(()) };
-        let effective = spec.train.effective_batch;
+        let effective = job.effective_batch;
         let fact = |batch: u32, fits: bool, peak: Option<u64>| Fact {
             batch,
-            accumulates: accum(effective, batch, spec.rank.count) > 1,
+            accumulates: accum(effective, batch, job.ranks) > 1,
             fits,
             largest: false,
             capped: false,
@@ -146,7 +143,7 @@ impl LedgerSession {
             facts.push(Fact { largest: true, capped, ..fact(fitted.batch, true, Some(fitted.peak)) });
         }
         facts.extend(record.iter().flat_map(|record| &record.points).map(|one| fact(one.batch, true, Some(one.peak))));
-        if is_too_large(spec.device, attempt, record) {
+        if is_too_large(job.device, attempt, record) {
             facts.push(fact(attempt.batch, false, None));
         } else if attempt.outcome != Some(Outcome::Oom) && observed.rehearsed {
             // Without the longest samples a peak says little of what is to come.
@@ -156,8 +153,10 @@ impl LedgerSession {
             held.largest = found.is_some();
             held.capped = found.is_some_and(|fitted| fitted.is_whole_step());
             facts.push(held);
+        } else if job.is_command && attempt.outcome == Some(Outcome::Finished) {
+            facts.push(fact(attempt.batch, true, attempt.peak_memory));
         }
-        self.ledger.record(&self.data, longest, &self.key(spec, longest, gpu, &observed.driver), facts)
+        self.ledger.record(&self.data, longest, &self.key(job, longest, gpu, &observed.driver), facts)
     }
 }
 
@@ -172,13 +171,13 @@ fn is_too_large(device: Device, attempt: &Attempt, record: Option<&OomRecord>) -
     }
 }
 
-/// Bytes that a job with this spec may use, as far as they are known before the start.
-pub fn capacity(spec: &TrainerSpec, card: Option<&Card>, memory: Option<u64>) -> Option<u64> {
-    let whole = match spec.device {
+/// Bytes that a job may use, as far as they are known before the start.
+pub fn capacity(job: &LedgerJob, card: Option<&Card>, memory: Option<u64>) -> Option<u64> {
+    let whole = match job.device {
         Device::Cpu => memory,
         Device::Cuda => card.map(|card| card.total),
     };
-    match spec.memory.limit {
+    match job.limit {
         None => whole,
         Some(Limit::Share(share)) => whole.map(|whole| (whole as f64 * share) as u64),
         Some(Limit::Size(size)) => Some(whole.map_or(size.0, |whole| whole.min(size.0))),
@@ -186,29 +185,18 @@ pub fn capacity(spec: &TrainerSpec, card: Option<&Card>, memory: Option<u64>) ->
 }
 
 /// The advice for `batch`.
-pub fn advise(entry: &LedgerEntry, spec: &TrainerSpec, batch: u32, min_batch: u32, capacity: Option<u64>) -> Advice {
-    entry.advise(&BatchRequest {
-        batch,
-        effective_batch: spec.train.effective_batch,
-        ranks: spec.rank.count,
-        min_batch,
-        capacity,
-    })
+pub fn advise(entry: &LedgerEntry, job: &LedgerJob, batch: u32, min_batch: u32, capacity: Option<u64>) -> Advice {
+    entry.advise(&BatchRequest { batch, effective_batch: job.effective_batch, ranks: job.ranks, min_batch, capacity })
 }
 
 /// The batch that an earlier search found for a job like this.
-pub fn known_largest(entry: &LedgerEntry, spec: &TrainerSpec, capacity: Option<u64>) -> Option<u32> {
-    let effective_batch = spec.train.effective_batch;
-    entry.largest(&BatchRequest {
-        batch: effective_batch,
-        effective_batch,
-        ranks: spec.rank.count,
-        min_batch: 1,
-        capacity,
-    })
+pub fn known_largest(entry: &LedgerEntry, job: &LedgerJob, capacity: Option<u64>) -> Option<u32> {
+    let effective_batch = job.effective_batch;
+    entry.largest(&BatchRequest { batch: effective_batch, effective_batch, ranks: job.ranks, min_batch: 1, capacity })
 }
 
-fn data_hash(spec: &TrainerSpec, inputs: &Inputs) -> String {
+/// A hash of what decides how long the rows of a training are.
+pub fn data_hash(spec: &TrainerSpec, inputs: &Inputs) -> String {
     let mut hasher = blake3::Hasher::new();
     let mut add = |path: &Path| {
         hasher.update(path.as_os_str().as_encoded_bytes());

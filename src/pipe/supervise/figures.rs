@@ -45,6 +45,11 @@ impl Supervisor<'_> {
             }
             EventKind::Metrics(metrics) => {
                 state.steps = metrics.steps.or(state.steps);
+                if let Some((attempt, peak)) = state.attempts.last_mut().zip(metrics.peak_memory()) {
+                    attempt.peak_memory = attempt.peak_memory.max(Some(peak));
+                    self.points.retain(|point| point.batch != attempt.batch || point.peak > peak);
+                    self.points.push(Point { batch: attempt.batch, peak });
+                }
                 if let Some(attempt) = state.attempts.last_mut() {
                     attempt.first_step.get_or_insert(metrics.step);
                     attempt.last_step = attempt.last_step.max(Some(metrics.step));

@@ -102,12 +102,11 @@ impl Supervisor<'_> {
 
     /// The first settings, with the batch that the ledger advises. A ledger that cannot be read does not stop the training.
     fn with_ledger_advice(&mut self, settings: Settings) -> Settings {
-        let Some(session) = &self.session else { return settings };
         let pipeline = self.template.pipeline;
         let spec = self.template.spec(self.engine, self.run.folder.path(), 1, &settings);
-        let Some(spec) = spec.training() else { return settings };
-        let card = self.card(spec.device);
-        let (entry, hints) = match session.ask(spec, card.as_ref()) {
+        let (Some(session), Some(job)) = (&self.session, self.ledger_job(&spec)) else { return settings };
+        let card = self.card(self.template.device);
+        let (entry, hints) = match session.ask(&job, card.as_ref()) {
             Ok(known) => known,
             Err(error) => {
                 self.reporter.note(&format!("warning: {error}"));
@@ -117,18 +116,22 @@ impl Supervisor<'_> {
         };
         hints.iter().for_each(|hint| self.reporter.note(&format!("ledger: {hint}")));
         let Some(entry) = entry else { return settings };
+        if pipeline.command().is_some() {
+            // Its earlier runs are all that is known of how much a batch holds.
+            self.points.extend(entry.points(self.template.accum(settings.batch) > 1));
+        }
         let memory = pipeline.container.memory.map(|size| size.0);
-        let capacity = ledger::capacity(spec, card.as_ref(), memory);
-        let found = ledger::known_largest(&entry, spec, capacity).filter(|_| settings.auto);
+        let capacity = ledger::capacity(&job, card.as_ref(), memory);
+        let found = ledger::known_largest(&entry, &job, capacity).filter(|_| settings.auto);
         let (batch, why) = match found {
-            Some(batch) if batch == spec.train.effective_batch => {
+            Some(batch) if batch == job.effective_batch => {
                 (batch, format!("batch {batch} is known to fit, and it is the whole effective batch"))
             }
             Some(batch) => (batch, format!("batch {batch} was found to be the largest that fits")),
             None if settings.auto => return settings,
             None => {
                 let least = pipeline.on_oom.min_batch.get();
-                match ledger::advise(&entry, spec, settings.batch, least, capacity) {
+                match ledger::advise(&entry, &job, settings.batch, least, capacity) {
                     Advice::Keep => return settings,
                     Advice::Instead { batch, why } => (batch, why),
                 }

@@ -11,6 +11,7 @@ mod watch;
 use pipe_spec::event::{Fitted, MemoryKind, Point};
 use pipe_spec::run::JobFolder;
 use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerExit};
+use serde_json::{Map, Value};
 
 use crate::attempt::job_spec::JobSpec;
 use crate::attempt::outcome::{Diagnosis, Evidence, diagnose};
@@ -23,7 +24,7 @@ use crate::error::Error;
 use crate::files::write_json;
 use crate::gpu::Card;
 use crate::interrupt::Interrupts;
-use crate::ledger::LedgerSession;
+use crate::ledger::{self, LedgerJob, LedgerSession};
 use crate::report::Reporter;
 use crate::run::{EventLog, Run, job_file};
 use crate::track::{Listeners, Notice};
@@ -53,6 +54,8 @@ pub struct Supervisor<'a> {
     pub start_mode: StartMode,
     /// The ledger; absent with `--ignore-ledger`.
     pub session: Option<LedgerSession>,
+    /// That of the model, of a training.
+    pub config: Map<String, Value>,
     /// What batches of this run held that fitted.
     pub points: Vec<Point>,
     /// What a search for the largest batch has found.
@@ -257,6 +260,7 @@ impl Supervisor<'_> {
         self.run.state.attempts.push(attempt);
         self.run.set_doing("starting")?;
         self.announce(settings);
+        self.begin_command(&spec);
         let launched = self.launch(number, &spec).await;
         self.watch_to_end(launched, log, &spec, events).await
     }
@@ -296,8 +300,20 @@ impl Supervisor<'_> {
             }
         };
         self.reporter.note(&format!("taking over attempt {number}"));
+        self.begin_command(&spec);
         self.announce(settings);
         self.watch_to_end(job, log, &spec, events).await
+    }
+
+    /// Tells the ledger what a command runs on.
+    fn begin_command(&mut self, spec: &JobSpec) {
+        let Some(job) = self.ledger_job(spec).filter(|_| self.template.pipeline.command().is_some()) else { return };
+        let card = self.card(self.template.device);
+        let memory = self.template.pipeline.container.memory.map(|size| size.0);
+        let capacity = ledger::capacity(&job, card.as_ref(), memory);
+        if let Some(session) = &mut self.session {
+            session.begin_command(card.as_ref(), capacity);
+        }
     }
 
     fn announce(&mut self, settings: &Settings) {
@@ -373,11 +389,23 @@ impl Supervisor<'_> {
         Ok(diagnosis)
     }
 
+    /// The job of an attempt as the ledger knows it.
+    fn ledger_job(&self, spec: &JobSpec) -> Option<LedgerJob> {
+        match (spec, self.template.pipeline.command()) {
+            (JobSpec::Training(spec), _) => Some(LedgerJob::of_training(spec, &self.config)),
+            (JobSpec::Command(spec), Some(command)) => {
+                Some(LedgerJob::of_command(command, spec.expandable_segments, self.template.device))
+            }
+            (JobSpec::Command(_), None) => None,
+        }
+    }
+
     /// Adds the measurements of the attempt to the ledger. A failure does not stop the training.
     fn update_ledger(&mut self, spec: &JobSpec, record: Option<&OomRecord>, ending: &Ending) {
+        let job = self.ledger_job(spec);
         let (Some(session), Some(attempt)) = (&mut self.session, self.run.state.attempts.last()) else { return };
-        let Some(spec) = spec.training() else { return };
-        if let Err(error) = session.attempt_ended(spec, attempt, record, ending.memory_limit) {
+        let Some(job) = job else { return };
+        if let Err(error) = session.attempt_ended(&job, attempt, record, ending.memory_limit) {
             self.reporter.note(&format!("warning: {error}"));
             self.session = None;
         }

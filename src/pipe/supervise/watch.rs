@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use pipe_spec::event::Metrics;
 use pipe_spec::run::AttemptFolder;
 use pipe_spec::text::count;
 use pipe_spec::{Event, EventKind};
@@ -13,6 +14,7 @@ use tokio::time::MissedTickBehavior;
 use super::job_events::JobEvents;
 use super::joblog::JobLog;
 use super::{Supervisor, warn};
+use crate::attempt::metrics::Reader;
 use crate::clock::now;
 use crate::engine::{Ending, JobHandle, Line, Source, StartedJob};
 use crate::error::Error;
@@ -102,6 +104,9 @@ impl Supervisor<'_> {
                 self.run.save().unwrap_or_else(|error| tracing::debug!("{error}"));
             }
         }
+        let last = self.metrics.as_mut().and_then(Reader::end);
+        let drained = self.record_metrics(last.into_iter().collect(), events);
+        watched = watched.and(drained);
         let ending = job.handle.ending().await?;
         let drained = self.drain(&mut job_events, events);
         if job_events.log_has_gaps {
@@ -217,7 +222,11 @@ impl Supervisor<'_> {
     fn read_metrics(&mut self, line: &str, events: &mut EventLog) -> Result<(), Error> {
         let Some(reader) = &mut self.metrics else { return Ok(()) };
         // Every state of a progress bar may say something.
-        let found: Vec<_> = line.split('\r').filter_map(|text| reader.read(text)).collect();
+        let found = line.split('\r').filter_map(|text| reader.read(text)).collect();
+        self.record_metrics(found, events)
+    }
+
+    fn record_metrics(&mut self, found: Vec<Metrics>, events: &mut EventLog) -> Result<(), Error> {
         found.into_iter().try_for_each(|found| {
             let event = Event { seq: events.last_seq() + 1, ts: now(), kind: EventKind::Metrics(found) };
             self.record(event, events)

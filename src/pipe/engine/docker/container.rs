@@ -54,8 +54,11 @@ pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, Containe
     if let JobProgram::Command(_) = launch.program {
         // Programs of others want a place for their temporary files, and a home.
         host.tmpfs = Some(HashMap::from([("/tmp".to_owned(), "exec,mode=1777".to_owned())]));
-        if !launch.env.contains_key("HOME") {
-            env.push("HOME=/tmp".to_owned());
+        // Python asks for the name of the user, whom no file of the image knows.
+        for (name, value) in [("HOME", "/tmp"), ("USER", "user"), ("LOGNAME", "user")] {
+            if !launch.env.contains_key(name) {
+                env.push(format!("{name}={value}"));
+            }
         }
     }
     if let Some(gpu) = gpu {

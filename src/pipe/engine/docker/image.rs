@@ -3,7 +3,7 @@
 use pipe_spec::pipeline::Image;
 use pipe_spec::text::count;
 
-use super::DockerEngine;
+use super::{DockerEngine, LIBRARY_PATH};
 use crate::background;
 use crate::engine::ImageStore;
 use crate::error::{Error, fetch_cuda};
@@ -33,6 +33,13 @@ impl DockerEngine {
         let recipe = recipe(image).await?;
         self.ensure_image(&recipe, reporter).await?;
         Ok(recipe.name)
+    }
+
+    /// Where programs of an image look for libraries, if the image says so.
+    pub(super) async fn library_path(&self, image: Option<&str>) -> Option<String> {
+        let found = self.docker.inspect_image(image?).await.ok()?;
+        let env = found.config?.env?;
+        env.iter().find_map(|entry| entry.strip_prefix(LIBRARY_PATH)?.strip_prefix('=').map(str::to_owned))
     }
 
     /// Builds the image unless the daemon has it under the name that its content gives it. Returns whether it built.

@@ -30,7 +30,7 @@ use pipe_spec::run::LogPosition;
 use tokio::sync::mpsc;
 
 use super::registry::Registration;
-use super::{BuiltImage, Engine, EngineJob, FoundJob, ImageStore, Launch, StartedJob};
+use super::{BuiltImage, Engine, EngineJob, FoundJob, ImageStore, JobProgram, Launch, StartedJob};
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::image::{Recipe, check_cards};
@@ -45,6 +45,9 @@ pub const LABEL_FOLDER: &str = "pipe.folder";
 pub const LABEL_IMAGE: &str = "pipe.image";
 
 const NAME: &str = "docker";
+
+/// Where the loader looks for libraries.
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 
 /// How long the daemon may take to finish what a killed `pipe` asked of it, and how often that is looked at.
 const NAME_TIMEOUT: Duration = Duration::from_secs(30);
@@ -168,7 +171,15 @@ impl Engine for DockerEngine {
 
     async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {
         let passthrough = Passthrough::choose(&launch.gpus, &self.info)?;
-        let (name, body) = container::describe(launch, passthrough.as_ref());
+        let (name, mut body) = container::describe(launch, passthrough.as_ref());
+        if let (JobProgram::Command(_), Some(Passthrough::Devices { .. })) = (&launch.program, &passthrough) {
+            // Our own image has the folder of the driver on its library path; those of others have theirs.
+            let known = launch.env.get(LIBRARY_PATH).cloned();
+            let before = if known.is_some() { known } else { self.library_path(launch.image.as_deref()).await };
+            let all = [Some(Passthrough::DRIVER_FOLDER.to_owned()), before];
+            let all = all.into_iter().flatten().collect::<Vec<_>>().join(":");
+            body.env.get_or_insert_default().push(format!("{LIBRARY_PATH}={all}"));
+        }
         let create = |body| {
             let options = CreateContainerOptionsBuilder::new().name(&name).build();
             self.docker.create_container(Some(options), body)
