@@ -366,7 +366,8 @@ impl RunState {
     /// How many attempts there will be at most, as it stands.
     pub fn at_most(&self) -> u32 {
         let ended = self.attempts.iter().filter(|attempt| attempt.outcome.is_some()).count() as u32;
-        ended + 1 + self.retries.saturating_sub(self.times_out_of_memory())
+        let next = u32::from(self.attempts.last().is_none_or(|last| last.outcome != Some(Outcome::Finished)));
+        ended + next + self.retries.saturating_sub(self.times_out_of_memory())
     }
 }
 

@@ -30,7 +30,9 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
     add(&format!("{} per second", run.unit().name()), run.tokens_per_second().map(figure));
     add("peak memory", run.peak_memory().map(human_bytes));
     add("time", run.seconds().map(duration));
-    add("attempts", run.state.as_ref().map(|state| state.attempts.len().to_string()));
+    let attempts =
+        run.state.as_ref().filter(|state| state.graph.is_empty()).map(|state| state.attempts.len().to_string());
+    add("attempts", attempts);
     results
 }
 

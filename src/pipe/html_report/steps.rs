@@ -80,7 +80,7 @@ fn drawing(steps: &[StepState]) -> String {
     let width = filled.len() * (WIDTH + GAP_ACROSS) - GAP_ACROSS.min(filled.len() * (WIDTH + GAP_ACROSS));
     let height = filled.iter().max().copied().unwrap_or(0) * (HEIGHT + GAP_DOWN);
     let mut svg = format!(
-        "<svg class=\"graph\" viewBox=\"0 0 {} {}\" width=\"{width}\" role=\"img\" aria-label=\"steps\" style=\"max-width:100%\">",
+        "<svg class=\"graph\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"steps\" style=\"max-width:{width}px\">",
         width + 2,
         height + 2
     );
