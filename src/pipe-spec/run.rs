@@ -257,7 +257,7 @@ pub enum StepStatus {
     Finished,
     /// It has finished before, and nothing that it depends on has changed since.
     Unchanged,
-    /// Nobody asked for it.
+    /// Not selected by `--only`.
     LeftOut,
     Failed,
     Stopped,

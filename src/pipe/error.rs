@@ -108,8 +108,14 @@ pub enum Error {
     StepNotDone { step: String, only: String },
     #[error("the step {step} has not written its output {output}: {path} is not there", path = path.display())]
     NoOutput { step: String, output: String, path: PathBuf },
+    #[error("the run of the step cannot be read: {}; `pipe rm {id}` removes it, and the step begins anew", damage.join(", "))]
+    DamagedStep { id: String, damage: Vec<String> },
+    #[error("{path} is a link that leads out of the output of its step", path = path.display())]
+    LinkedOutput { path: PathBuf },
     #[error("{}", reasons.join("\n"))]
     StepsFailed { id: String, reasons: Vec<String>, code: PipeExit },
+    #[error("{by}, which has not finished, reads what {id} has written")]
+    RunInUse { id: String, by: String },
     #[error("{id} has several steps, each of which is a run: {}", runs.join(", "))]
     HasSteps { id: String, runs: Vec<String> },
     #[error("{file} has no steps", file = file.display())]
@@ -223,7 +229,9 @@ impl Error {
             Self::NoStep { .. } | Self::StepNotDone { .. } | Self::HasSteps { .. } | Self::NotSteps { .. } => {
                 PipeExit::Usage
             }
-            Self::NoOutput { .. } => PipeExit::TrainingFailed,
+            Self::NoOutput { .. } | Self::LinkedOutput { .. } => PipeExit::TrainingFailed,
+            Self::RunInUse { .. } => PipeExit::Usage,
+            Self::DamagedStep { .. } => PipeExit::Unexpected,
             Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } | Self::NoQueue { .. } => {
                 PipeExit::Unexpected
             }
@@ -304,6 +312,8 @@ impl Error {
             )),
             Self::HasSteps { .. } => Some("name one of them".to_owned()),
             Self::NoOutput { .. } => Some("write it below {run}, or correct `outputs`".to_owned()),
+            Self::LinkedOutput { .. } => Some("write the files themselves below {run}".to_owned()),
+            Self::RunInUse { .. } => Some("wait for it, or stop it; --force removes the run all the same".to_owned()),
             Self::NotSteps { .. } => Some("leave --only and --from out".to_owned()),
             Self::NoImage { .. } => Some("pull it first, or give a Dockerfile as container.image".to_owned()),
             Self::NoRun { .. } | Self::AmbiguousRun { .. } => Some("`pipe ls` lists the runs".to_owned()),
@@ -375,6 +385,7 @@ impl Error {
             | Self::NotDriven { .. }
             | Self::RunEnded { .. }
             | Self::NoStep { .. }
+            | Self::DamagedStep { .. }
             | Self::Engine { .. }
             | Self::Spawn { .. }
             | Self::NotElf { .. }

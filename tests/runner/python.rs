@@ -1,6 +1,7 @@
 //! Programs in Python with the real torch, for the CPU, and the real Trainer of transformers, in containers whose image was made
 //! without a registry.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -18,27 +19,27 @@ pub fn tests(suite: &mut Suite) {
     test("the_example", example);
 }
 
-/// An image with this machine's Python, torch and transformers, made once.
+/// An image with this machine's Python, torch and transformers, named by what it is made of and made once.
 fn image() -> &'static str {
     static IMAGE: OnceLock<String> = OnceLock::new();
     IMAGE.get_or_init(|| {
-        let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let folder = parent.join(format!("python-root-{}", std::process::id()));
-        let laid = Command::new("python3")
-            .arg(repository().join("tests/python_root.py"))
-            .arg(&folder)
-            .arg("--transformers")
-            .output()
-            .unwrap();
-        assert!(laid.status.success(), "{}", String::from_utf8_lossy(&laid.stderr));
-        let built = Command::new("docker")
-            .args(["build", "-q", "-t", "pipe-test-python:latest"])
-            .arg(&folder)
-            .output()
-            .unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        std::fs::remove_dir_all(&folder).unwrap();
-        "pipe-test-python:latest".to_owned()
+        let parts = ["tests/python_root.py", "tests/python.txt", "tests/python-transformers.txt"];
+        let mut hasher = DefaultHasher::new();
+        parts.iter().for_each(|part| std::fs::read(repository().join(part)).unwrap().hash(&mut hasher));
+        let name = format!("pipe-test-python:{:016x}", hasher.finish());
+        let is_there = Command::new("docker").args(["image", "inspect", &name]).output().unwrap().status.success();
+        if !is_there {
+            let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
+            let folder = parent.join(format!("python-root-{}", std::process::id()));
+            let script = repository().join("tests/python_root.py");
+            let laid = Command::new("python3").arg(script).arg(&folder).arg("--transformers").output().unwrap();
+            assert!(laid.status.success(), "{}", String::from_utf8_lossy(&laid.stderr));
+            let words = ["build", "-q", "--label", "pipe.test=python", "-t", &name];
+            let built = Command::new("docker").args(words).arg(&folder).output().unwrap();
+            assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+            std::fs::remove_dir_all(&folder).unwrap();
+        }
+        name
     })
 }
 

@@ -22,6 +22,13 @@ pub fn tests(suite: &mut Suite) {
     suite.test("steps::what_is_missing_is_said", Needs::Nothing, missing);
     suite.test("steps::they_are_listed_shown_and_removed", Needs::Nothing, listed);
     suite.test("steps::as_json", Needs::Nothing, json);
+    suite.test("steps::an_output_that_was_missing_is_written_by_the_next_try", Needs::Nothing, repaired);
+    suite.test("steps::what_a_step_depends_on", Needs::Nothing, depends);
+    suite.test("steps::a_result_of_two_scripts_is_of_neither", Needs::Nothing, mixed);
+    suite.test("steps::outputs_that_are_read_are_not_removed", Needs::Nothing, in_use);
+    suite.test("steps::a_damaged_step_does_not_stop_the_others", Needs::Nothing, damaged);
+    suite.test("steps::a_link_does_not_lead_out::docker", Needs::Docker, linked);
+    suite.test("steps::mounts_that_change_places::docker", Needs::Docker, swapped);
 }
 
 /// A folder with a diamond of four steps. Each writes what those before it wrote, and its name; `left` and `right` read a file of
@@ -271,8 +278,11 @@ fn missing() {
         .exits(3)
         .says("steps.end.needs: there is no step \"rigth\"; did you mean `right`?");
     folder.pipe(&["check", "steps.yaml"]).exits(3).says("did you mean `right`?");
+    // What is missing before the first step begins is said then.
     folder.write("steps.yaml", yaml.replace("  end:", "  end:\n    inputs: [nowhere]"));
-    folder.pipe(&["run", "steps.yaml"]).exits(1).says("[end] failed: cannot read nowhere");
+    for command in ["run", "check"] {
+        folder.pipe(&[command, "steps.yaml"]).exits(3).says("steps.end.inputs.0: there is no nowhere");
+    }
     folder.write("steps.yaml", &yaml);
     folder.pipe(&["check", "steps.yaml"]).exits(0).prints("steps.yaml is valid: 4 steps").prints("after left, right");
     for command in ["plan", "fit"] {
@@ -310,4 +320,130 @@ fn json() {
     let ended = of("pipeline_step").iter().filter(|line| line["status"] == "finished").count();
     assert_eq!((ended, of("run").len()), (4, 1), "{lines:#?}");
     assert_eq!(of("run")[0]["graph"][3]["status"], "finished");
+}
+
+/// A folder with a pipeline of scripts, without a container.
+fn scripts(steps: &str, files: &[(&str, &str)]) -> Folder {
+    let folder = Folder::new();
+    folder.write(
+        "steps.yaml",
+        format!("version: 1\nname: scripts\nengine: process\ncontainer: {{gpus: 0}}\nsteps:\n{steps}"),
+    );
+    files.iter().for_each(|(name, text)| {
+        folder.write(name, text);
+    });
+    folder
+}
+
+fn repaired() {
+    let folder = scripts("  a: {command: 'sh a.sh {run}', outputs: {rows: rows}}\n", &[("a.sh", "true\n")]);
+    folder
+        .pipe(&["run", "steps.yaml"])
+        .exits(6)
+        .says("has not written its output rows")
+        .says("write it below {run}, or correct `outputs`");
+    folder.write("a.sh", "echo 1 > $1/rows\n");
+    folder.pipe(&["resume"]).exits(0);
+    assert_eq!(statuses(&folder), "a finished");
+}
+
+/// A change of any of these is a change of the step.
+fn depends() {
+    let steps = "  side: {command: sh side.sh, outputs: {}}\n\
+                 \x20 a:\n    needs: [side]\n    command: [sh, '{vars.script}', --conf=conf, folder]\n    vars: {script: a.sh}\n    inputs: [linked]\n";
+    let files =
+        [("side.sh", "date +%N > shared\n"), ("a.sh", "true\n"), ("conf", "1"), ("folder/x", "1"), ("real/x", "1")];
+    let folder = scripts(steps, &files);
+    std::fs::create_dir(folder.path().join("linked")).unwrap();
+    std::os::unix::fs::symlink("../real/x", folder.path().join("linked/x")).unwrap();
+    folder.pipe(&["run", "steps.yaml"]).exits(0);
+    folder.pipe(&["run", "steps.yaml"]).exits(0);
+    assert_eq!(statuses(&folder), "side unchanged, a unchanged");
+    for changed in ["a.sh", "conf", "folder/x", "real/x"] {
+        let text = folder.read(changed);
+        folder.write(changed, format!("{text}# more\n"));
+        folder.pipe(&["run", "steps.yaml"]).exits(0);
+        assert_eq!(statuses(&folder), "side unchanged, a finished", "{changed}");
+    }
+    // One that it needs and names nothing of may have changed what nobody sees.
+    folder.pipe(&["run", "steps.yaml", "--from", "side"]).exits(0);
+    assert_eq!(statuses(&folder), "side finished, a finished");
+}
+
+/// A step that began with one script and went on with another: what it wrote is taken for the result of neither.
+fn mixed() {
+    let folder = scripts("  a: {command: 'sh a.sh {run}', outputs: {rows: rows}}\n", &[("a.sh", "exit 1\n")]);
+    folder.pipe(&["run", "steps.yaml"]).exits(6);
+    folder.write("a.sh", "echo other > $1/rows\n");
+    folder.pipe(&["resume"]).exits(0);
+    for script in ["exit 1\n", "echo other > $1/rows\n"] {
+        folder.write("a.sh", script);
+        let code = if script.starts_with("exit") { 6 } else { 0 };
+        folder.pipe(&["run", "steps.yaml"]).exits(code).says_not("nothing has changed");
+    }
+    folder.pipe(&["run", "steps.yaml"]).exits(0).says("nothing has changed");
+    // Nor is what was changed after it had finished.
+    let run = graph(&folder)[0].2.clone();
+    folder.write(&format!("runs/{run}/output/rows"), "spoilt\n");
+    folder.pipe(&["run", "steps.yaml"]).exits(0).says_not("nothing has changed");
+}
+
+fn in_use() {
+    let steps = "  a: {command: 'sh a.sh {run}', outputs: {rows: rows}}\n  b: {needs: [a], command: 'sh b.sh {steps.a.rows}'}\n";
+    let folder = scripts(steps, &[("a.sh", "echo 1 > $1/rows\n"), ("b.sh", "cat $1\n")]);
+    folder.pipe(&["run", "steps.yaml"]).exits(0);
+    let first = folder.show()["id"].as_str().unwrap().to_owned();
+    folder.write("b.sh", "while ! test -e go; do sleep 0.05; done; cat $1\n");
+    let running = folder.start(&["run", "steps.yaml"]);
+    folder.wait_until("b runs", || statuses(&folder) == "a unchanged, b running");
+    folder.pipe(&["rm", &first]).exits(2).says("reads what").says("--force");
+    folder.write("go", "");
+    running.end().exits(0);
+    // Where it is removed all the same, the next run writes it again; so does one that is resumed.
+    folder.write("b.sh", "exit 1\n");
+    folder.pipe(&["run", "steps.yaml"]).exits(6);
+    folder.pipe(&["rm", &first]).exits(0);
+    folder.write("b.sh", "cat $1\n");
+    folder.pipe(&["resume"]).exits(0).says("a: its outputs are not what they were: it runs again");
+    assert_eq!(statuses(&folder), "a finished, b finished");
+}
+
+fn damaged() {
+    let steps = "  a: {command: sh a.sh}\n  b: {command: sh b.sh}\n";
+    let folder = scripts(steps, &[("a.sh", "exit 1\n"), ("b.sh", "true\n")]);
+    folder.pipe(&["run", "steps.yaml"]).exits(6);
+    let id = folder.show()["id"].as_str().unwrap().to_owned();
+    folder.write(&format!("runs/{id}.a/run.json"), "{");
+    let list = folder.pipe(&["ls"]).exits(0);
+    assert_eq!(list.stdout.matches(&format!("{id}.a ")).count(), 1, "{}", list.stdout);
+    folder.write("a.sh", "true\n");
+    folder.pipe(&["resume"]).exits(1).says("[a] failed").says("pipe rm");
+    folder.pipe(&["rm", &format!("{id}.a")]).exits(0);
+    folder.pipe(&["resume"]).exits(0);
+    assert_eq!(statuses(&folder), "a finished, b finished");
+}
+
+/// A step in a container that writes a link to the host's files: the next one never sees them.
+fn linked() {
+    let folder = folder("docker", 0);
+    let yaml = folder.read("steps.yaml").replace("join 0 first --out {run}", "link {run}/text");
+    folder.write("steps.yaml", yaml);
+    folder.pipe(&["run", "steps.yaml"]).exits(6).says("is a link that leads out of the output of its step");
+    assert_eq!(statuses(&folder), "first failed, left waiting, right waiting, end waiting");
+}
+
+fn swapped() {
+    let folder = job::folder("", "");
+    let yaml = |one: &str, other: &str| {
+        format!(
+            "version: 1\nname: swapped\nengine: docker\nsteps:\n  a:\n    command: /job command join 0 a --out {{run}} --in /x /y\n    container:\n\
+             \x20     {{image: image/job.Dockerfile, gpus: 0, mounts: [{{host: one.txt, container: {one}}}, {{host: other.txt, container: {other}}}]}}\n"
+        )
+    };
+    folder.write("one.txt", "one\n").write("other.txt", "other\n").write("steps.yaml", yaml("/x", "/y"));
+    folder.pipe(&["run", "steps.yaml"]).exits(0);
+    folder.write("steps.yaml", yaml("/y", "/x"));
+    folder.pipe(&["run", "steps.yaml"]).exits(0).says_not("nothing has changed");
+    let run = graph(&folder)[0].2.clone();
+    assert_eq!(folder.read(&format!("runs/{run}/output/text")), "other\none\na\n");
 }

@@ -149,10 +149,14 @@ impl GraphStep {
 
     /// The names of its outputs, the whole of a command's first.
     pub fn output_names(&self) -> Vec<Option<String>> {
-        match &self.pipeline.work {
-            Work::Training(_) => vec![Some(MODEL.to_owned())],
-            Work::Command(_) => std::iter::once(None).chain(self.outputs.keys().cloned().map(Some)).collect(),
-        }
+        output_names(matches!(self.pipeline.work, Work::Command(_)), &self.outputs)
+    }
+}
+
+fn output_names(is_command: bool, outputs: &BTreeMap<String, String>) -> Vec<Option<String>> {
+    match is_command {
+        true => std::iter::once(None).chain(outputs.keys().cloned().map(Some)).collect(),
+        false => vec![Some(MODEL.to_owned())],
     }
 }
 
@@ -250,7 +254,7 @@ impl<'a> Draft<'a> {
             if !self.ancestors(all).contains(step) {
                 problem(format!("{step} need not have finished before; add it to `needs`"));
             }
-            let allowed = other.output_names();
+            let allowed = output_names(other.is_command, &other.outputs);
             if !allowed.contains(output) {
                 let texts: Vec<String> = allowed
                     .iter()
@@ -260,13 +264,6 @@ impl<'a> Draft<'a> {
                     .collect();
                 problem(format!("not an output of {step}; allowed: {}", texts.join(", ")));
             }
-        }
-    }
-
-    fn output_names(&self) -> Vec<Option<String>> {
-        match self.is_command {
-            true => std::iter::once(None).chain(self.outputs.keys().cloned().map(Some)).collect(),
-            false => vec![Some(MODEL.to_owned())],
         }
     }
 

@@ -51,11 +51,17 @@ const OF_EITHER: &str = r"RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocat
 
 static EITHER: LazyLock<Regex> = LazyLock::new(|| compiled(OF_EITHER));
 
-/// What no process that ran out of memory ends with: another failure of the same program, later.
-const OTHER_FAILURES: &str =
-    r"(?m)^(?:Key|Index|Name|Attribute|Type|ZeroDivision|Assertion|Import|ModuleNotFound|FileNotFound)Error\b";
+/// How a failure of Python begins.
+const TRACEBACK: &str = "Traceback (most recent call last)";
 
-static OTHER_FAILURE: LazyLock<Regex> = LazyLock::new(|| compiled(OTHER_FAILURES));
+/// A failure that passes on that of another process.
+const PASSED_ON: &str = r"ChildFailedError|Process(?:Raised|Exited)Exception|CalledProcessError|BrokenProcessPool|DataLoader worker|RayTaskError|PanicException";
+
+static OF_ANOTHER: LazyLock<Regex> = LazyLock::new(|| compiled(PASSED_ON));
+
+/// The line of a failure of Python that says what it was.
+static EXCEPTION: LazyLock<Regex> =
+    LazyLock::new(|| compiled(r"^\s*(?:\[\w+\]:\s*)?[A-Za-z_][\w.]*(?:Error|Exception)\b"));
 
 /// What Python writes between two failures of which the second came of the first.
 const CHAINED: [&str; 2] = ["During handling of the above exception", "The above exception was the direct cause"];
@@ -81,13 +87,30 @@ pub fn find(log: &str, patterns: &[String], on_card: bool) -> Option<OomRecord> 
         .chain(&given)
         .filter_map(|(memory, pattern)| Some((*memory, pattern.find_iter(&log).last()?.start())))
         .max_by_key(|(_, at)| *at)?;
-    let after = &log[at..];
-    if OTHER_FAILURE.is_match(after) && !CHAINED.iter().any(|text| after.contains(text)) {
+    if was_survived(&log, at) {
         return None;
     }
     let start = log[..at].rfind('\n').map_or(0, |end| end + 1);
     let message: String = log[start..].chars().take(MESSAGE).collect();
     Some(record(memory, &message))
+}
+
+/// Whether a program of Python went on after the message at `at`, and failed of something else: its last failure, with those that
+/// it came of, begins later, and does not pass on that of another process.
+fn was_survived(log: &str, at: usize) -> bool {
+    let failures: Vec<usize> = log.match_indices(TRACEBACK).map(|(start, _)| start).collect();
+    let Some((&last, before)) = failures.split_last() else { return false };
+    let comes_of = |start: usize, next: usize| CHAINED.iter().any(|text| log[start..next].contains(text));
+    let mut first = last;
+    for &start in before.iter().rev() {
+        if !comes_of(start, first) {
+            break;
+        }
+        first = start;
+    }
+    let start = log[..at].rfind('\n').map_or(0, |end| end + 1);
+    let passes_on = OF_ANOTHER.is_match(&log[first..]) && EXCEPTION.is_match(&log[start..]);
+    at < first && !passes_on
 }
 
 /// The sizes that a message tells.
@@ -242,6 +265,49 @@ mod tests {
         }
         assert!(texts.len() >= 140, "{}", texts.len());
         assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), texts.len(), wrong.join("\n"));
+    }
+
+    #[test]
+    fn what_was_survived_is_no_verdict() {
+        let of = |error: &str| {
+            format!("Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\n{error}\n")
+        };
+        let oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.";
+        let (during, cause) =
+            (format!("\n{}, another exception occurred:\n\n", CHAINED[0]), format!("\n{} of it:\n\n", CHAINED[1]));
+        for (log, is_oom) in [
+            (of(oom), true),
+            (format!("{}{during}{}", of(oom), of("ValueError: x")), true),
+            (format!("{}{cause}{}", of(oom), of("a.b.TrainingError: x")), true),
+            (format!("warning: {oom} skipping\nstep 3\n{}", of("ValueError: x")), false),
+            (format!("{}step 3\n{}", of(oom), of("RuntimeError: x")), false),
+            (format!("{}step 3\n{}{cause}{}", of(oom), of("KeyError: 1"), of("KeyError: 2")), false),
+            (
+                format!(
+                    "tip: when you see CUDA out of memory, lower the batch\n{}",
+                    of("subprocess.CalledProcessError: x")
+                ),
+                false,
+            ),
+            (
+                format!(
+                    "[rank0]: {oom}\n{}",
+                    of("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: x")
+                ),
+                true,
+            ),
+            (
+                format!(
+                    "{}{}",
+                    of(oom),
+                    of("subprocess.CalledProcessError: Command 'x' returned non-zero exit status 1.")
+                ),
+                true,
+            ),
+            (format!("{}terminate called after throwing an instance of 'std::bad_alloc'\n", of("ValueError: x")), true),
+        ] {
+            assert_eq!(find(&log, &[], true).is_some(), is_oom, "{log}");
+        }
     }
 
     /// As torch 1.x and 2.0 write it.

@@ -187,7 +187,8 @@ pub struct RmArgs {
     /// Remove the containers of runs without a pipe process, and keep the folders
     #[arg(long, conflicts_with = "runs")]
     pub left_behind: bool,
-    /// Remove the folders even if the daemon does not answer; containers of these runs stay
+    /// Remove the folders even if the daemon does not answer, so that containers of these runs stay, or another run reads what they
+    /// hold
     #[arg(long)]
     pub force: bool,
 }

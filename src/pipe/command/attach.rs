@@ -16,6 +16,9 @@ use crate::watcher::Watcher;
 /// How often the run folder is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(150);
 
+/// A run whose `pipe` ends so often without a word is left alone.
+const MAX_TAKEOVERS: u32 = 5;
+
 pub fn run(wanted: &str, json: bool, quiet: bool) -> Result<(), Error> {
     let found = run::find(wanted)?;
     if !found.damage.is_empty() {
@@ -39,13 +42,18 @@ pub fn run(wanted: &str, json: bool, quiet: bool) -> Result<(), Error> {
 async fn watch(found: &Listed, reporter: Reporter, json: bool) -> Result<(), Error> {
     let mut watcher = Watcher::new(found, reporter, json);
     let mut steps = match found.state.work {
-        WorkKind::Steps => Some(GraphWatcher::new(json, &found.state)?),
+        WorkKind::Steps => Some(GraphWatcher::new(json, &found.state)),
         WorkKind::Training | WorkKind::Command => None,
     };
     watcher.catch_up()?;
+    let mut takeovers = 0;
     loop {
         let state = watcher.look()?;
         if state.status == Status::Orphaned {
+            takeovers += 1;
+            if takeovers > MAX_TAKEOVERS {
+                return Err(Error::NotDriven { log: found.folder().driver_log() });
+            }
             watcher.reporter.note("no pipe process is running this run: starting one in the background");
             detach::start(&found.folder(), &[])?;
             continue;

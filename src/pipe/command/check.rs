@@ -8,6 +8,7 @@ use pipe_spec::text::count;
 use serde_json::{Value, json};
 
 use crate::error::Error;
+use crate::graph;
 use crate::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
 use crate::inspect::{self, ExpectedTime, Opened};
@@ -24,10 +25,12 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<(), Error> {
     // What is wrong with a file of steps is said as of any other.
-    if let Ok(Some(parsed)) = load::parse_graph(&options.file, &options.set) {
-        return check_steps(options, &parsed);
-    }
-    let checked = super::runtime()?.block_on(check(options));
+    let steps = load::parse_graph(&options.file, &options.set).ok().flatten();
+    let checked = match steps.as_ref().map(|parsed| graph::check_inputs(parsed, &options.file)) {
+        Some(Ok(())) => return check_steps(options, &steps.expect("it was read")),
+        Some(Err(error)) => Err(error),
+        None => super::runtime()?.block_on(check(options)),
+    };
     if options.json {
         match &checked {
             Ok(Checked { inspection, time, warnings, .. }) => {

@@ -74,8 +74,7 @@ fn select(mut runs: Vec<Listed>, options: &Options) -> Vec<Listed> {
 
 /// The runs of steps after the run that they belong to.
 fn with_steps_below(runs: Vec<Listed>) -> Vec<Listed> {
-    let wholes: Vec<String> = runs.iter().map(|run| run.state.id.clone()).collect();
-    let is_below = |run: &&Listed| run.state.part_of.as_ref().is_some_and(|whole| wholes.contains(whole));
+    let is_below = |run: &&Listed| runs.iter().any(|whole| run.is_step_of(&whole.state.id));
     let mut ordered = Vec::new();
     for run in runs.iter().filter(|run| !is_below(run)) {
         ordered.push(run.clone());
@@ -110,7 +109,7 @@ fn print_table(runs: &[Listed]) {
                 .filter_map(|step| step.seconds)
                 .sum(),
         };
-        let is_below = state.part_of.as_ref().is_some_and(|whole| runs.iter().any(|run| run.state.id == *whole));
+        let is_below = runs.iter().any(|whole| run.is_step_of(&whole.state.id));
         let attempts = if state.graph.is_empty() { state.attempts.len().to_string() } else { "-".to_owned() };
         table.row(vec![
             if is_below { format!("  {}", state.id) } else { state.id.clone() },

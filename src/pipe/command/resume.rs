@@ -86,7 +86,7 @@ async fn resume_steps(
     let run = Run::take_over(found)?;
     let file = run.folder.resolved();
     let Some(parsed) = load::parse_graph(&file, &[])? else { return Err(Error::NotSteps { file }) };
-    GraphDriver::new(&parsed, run, reporter, interrupts)?.run().await
+    GraphDriver::new(&parsed, run, reporter, interrupts).run().await
 }
 
 /// The same with the pipeline as it is now, in the working directory, where it may be another checkout of the same files.
@@ -111,6 +111,11 @@ pub fn resume_here_detached(found: &Listed, loaded: &Loaded) -> Result<(), Error
     run.save()?;
     drop(run);
     detach::start(&folder, &[])
+}
+
+/// Notes that the paths of a run begin in the working directory from now on.
+pub fn move_here(found: &Listed) -> Result<(), Error> {
+    take_here(found)?.save()
 }
 
 fn take_here(found: &Listed) -> Result<Run, Error> {

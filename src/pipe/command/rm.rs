@@ -26,6 +26,12 @@ pub fn run(wanted: &[String], left_behind: bool, force: bool) -> Result<(), Erro
     let all = run::list()?;
     let steps: Vec<Listed> = found.iter().flat_map(|run| run::steps_of(&all, &run.state)).cloned().collect();
     found.extend(steps);
+    let removed = |id: &str| found.iter().any(|run| run.state.id == id);
+    for run in all.iter().filter(|run| run.is_owned() && !removed(&run.state.id) && !force) {
+        if let Some(read) = run.state.graph.iter().filter_map(|step| step.run.as_ref()).find(|id| removed(id)) {
+            return Err(Error::RunInUse { id: read.clone(), by: run.state.id.clone() });
+        }
+    }
     found.sort_by(|a, b| a.state.id.cmp(&b.state.id));
     found.dedup_by(|a, b| a.state.id == b.state.id);
     let owners = found.iter().map(|run| Owner::take(&run.folder(), &run.state.id)).collect::<Result<Vec<_>, _>>()?;
@@ -36,7 +42,9 @@ pub fn run(wanted: &[String], left_behind: bool, force: bool) -> Result<(), Erro
 fn remove(run: &Listed, _owner: &Owner, force: bool) -> Result<(), Error> {
     let (id, folder) = (&run.state.id, run.folder());
     let engine = engine_name(run);
-    if run.state.status != Status::Finished && registry::keeps_jobs(&engine) {
+    // A folder that says nothing of an engine has never had a job.
+    let may_have_jobs = !(engine.is_empty() && run.state.attempts.is_empty());
+    if may_have_jobs && run.state.status != Status::Finished && registry::keeps_jobs(&engine) {
         match super::ls::jobs(&engine) {
             Ok(jobs) => {
                 for job in jobs.iter().filter(|job| job.run == *id) {

@@ -141,11 +141,13 @@ async fn start_steps(
             parsed = again;
         }
     }
+    graph::check_inputs(&parsed, &options.file)?;
     if let Some(found) = unfinished(options, parsed.graph.name.as_str())? {
         let then = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
         let (id, status) = (&found.state.id, found.state.status.name());
         if then == parsed.graph.to_yaml() {
             reporter.note(&format!("resuming run {id} ({status})"));
+            resume::move_here(&found)?;
             if options.detach {
                 detach::start(&found.folder(), &[])?;
                 print_detached(id, &found.folder, options.json, options.quiet);
@@ -180,7 +182,7 @@ async fn start_steps(
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
-    let driver = GraphDriver::new(&parsed, run, reporter, interrupts)?;
+    let driver = GraphDriver::new(&parsed, run, reporter, interrupts);
     driver.note(&format!("run {id}"));
     driver.run().await
 }

@@ -4,19 +4,20 @@ use std::time::Duration;
 
 use pipe_spec::event::Fitted;
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::Gpus;
+use pipe_spec::pipeline::{Command, Gpus};
 use pipe_spec::run::RunResult;
-use pipe_spec::{Device, Job, Status};
+use pipe_spec::{Device, Job, Status, Variables};
 
 use crate::attempt::template::JobTemplate;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::files::digests::Digests;
 use crate::files::{write_json, write_whole};
 use crate::html_report;
-use crate::input::Inputs;
 use crate::input::data_cache::{self, ColumnSelection, PreparedInputs};
 use crate::input::load::Loaded;
 use crate::input::model_config;
+use crate::input::{Inputs, named_files};
 use crate::interrupt::Interrupts;
 use crate::ledger::{self, Ledger, LedgerJob, LedgerSession};
 use crate::lock::{self, Difference, Effect};
@@ -191,6 +192,11 @@ impl<'a> Driver<'a> {
         self.check_ledger(ledger.as_ref());
         let first = template.spec(engine, self.run.folder.path(), 1, &template.first_settings());
         let config = loaded.pipeline.training().and_then(|training| model_config(training, inputs)).unwrap_or_default();
+        let identity = match loaded.pipeline.command().filter(|_| engine.images().is_none()) {
+            // Without an image the files that it names are its program.
+            Some(command) => format!("{}:{}", program.identity(), files_hash(command, &loaded.variables)),
+            None => program.identity(),
+        };
         let session = ledger.clone().map(|ledger| {
             let data = match (first.training(), loaded.pipeline.command()) {
                 (Some(spec), _) => ledger::data_hash(spec, inputs),
@@ -198,7 +204,7 @@ impl<'a> Driver<'a> {
                     LedgerJob::of_command(command, false, template.device).data().to_owned()
                 }),
             };
-            LedgerSession::open(ledger, &self.run.state.id, program.identity(), data)
+            LedgerSession::open(ledger, &self.run.state.id, identity, data)
         });
         let supervisor = Supervisor {
             engine,
@@ -366,6 +372,14 @@ impl<'a> Driver<'a> {
             self.reporter.note(&format!("warning: {error}"));
         }
     }
+}
+
+/// Of the files that the words of a command name.
+fn files_hash(command: &Command, variables: &Variables) -> String {
+    let mut digests = Digests::load();
+    let files = named_files(&mut digests, command, variables).unwrap_or_default();
+    digests.save();
+    blake3::hash(format!("{files:?}").as_bytes()).to_hex()[..16].to_owned()
 }
 
 /// The inputs that must not change when a run is resumed.

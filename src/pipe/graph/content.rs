@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 use crate::error::Error;
 use crate::files::digests::Digests;
+use crate::files::tree::{Links, hash_tree};
+use crate::input::named_files;
 use crate::run::{self, Listed};
 
 /// The sections that do not change what a step computes.
@@ -24,7 +26,8 @@ pub struct Inputs<'a> {
     pub program: Vec<String>,
     /// The hashes of data and model, of a training.
     pub lock: Option<&'a Lock>,
-    /// Of the outputs of other steps that it names, by where containers find them.
+    /// Of the outputs of other steps that it names, by where containers find them; of steps that it needs and names nothing of, the
+    /// run.
     pub outputs: BTreeMap<String, String>,
     /// Whether files of this machine that its command names count: in an image they are others.
     pub names_files: bool,
@@ -46,16 +49,13 @@ pub fn hash(step: &GraphStep, inputs: &Inputs<'_>, variables: &Variables) -> Res
     let settings = variables.expand(&settings.to_string()).unwrap_or_else(|_| settings.to_string());
     let mut digests = Digests::load();
     let mut files = BTreeMap::new();
-    let mounts = step.pipeline.container.mounts.iter().map(|mount| mount.host.clone());
-    for path in step.inputs.iter().cloned().chain(mounts) {
+    let mounts = step.pipeline.container.mounts.iter().map(|mount| (mount.host.clone(), mount.container.clone()));
+    for (path, place) in step.inputs.iter().map(|path| (path.clone(), String::new())).chain(mounts) {
         let host = PathBuf::from(variables.expand(&path).unwrap_or_default());
-        files.insert(path, of_path(&mut digests, &host)?);
+        files.insert(format!("{path}:{place}"), hash_tree(&mut digests, &host, Links::Followed)?);
     }
-    let words = step.pipeline.command().filter(|_| inputs.names_files).map(|command| command.line.0.as_slice());
-    for word in words.unwrap_or_default() {
-        if Path::new(word).is_file() {
-            files.insert(word.clone(), digests.hash(Path::new(word))?);
-        }
+    if let Some(command) = step.pipeline.command().filter(|_| inputs.names_files) {
+        files.extend(named_files(&mut digests, command, variables)?);
     }
     digests.save();
     let of_files =
@@ -68,39 +68,17 @@ pub fn hash(step: &GraphStep, inputs: &Inputs<'_>, variables: &Variables) -> Res
     Ok(blake3::hash(all.to_string().as_bytes()).to_hex().to_string())
 }
 
-/// The content of a file, or of all that is in a folder. Links are not followed in it: a job may have made them.
-pub fn of_path(digests: &mut Digests, path: &Path) -> Result<String, Error> {
-    let read = |source| Error::Read { path: path.to_owned(), source };
-    if !std::fs::metadata(path).map_err(read)?.is_dir() {
-        return digests.hash(path);
-    }
-    let mut hasher = blake3::Hasher::new();
-    let mut folders = vec![path.to_owned()];
-    let mut entries = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).map_err(read)? {
-            let entry = entry.map_err(read)?;
-            let kind = entry.file_type().map_err(read)?;
-            if kind.is_dir() {
-                folders.push(entry.path());
-            }
-            entries.push((entry.path(), kind));
+/// Refuses an output that is a link, or lies behind one: a job may have made it, and it would lead the next one out of its place.
+fn check_links(folder: &RunFolder, output: &Path) -> Result<(), Error> {
+    let below = output.strip_prefix(folder.path()).unwrap_or(output);
+    let mut place = folder.path().to_owned();
+    for part in below.components() {
+        place.push(part);
+        if place.is_symlink() {
+            return Err(Error::LinkedOutput { path: place });
         }
     }
-    entries.sort_by(|a, b| a.0.cmp(&b.0));
-    for (entry, kind) in entries {
-        let content = match (kind.is_file(), kind.is_symlink()) {
-            (true, _) => digests.hash(&entry)?,
-            (_, true) => std::fs::read_link(&entry).map_err(read)?.to_string_lossy().into_owned(),
-            _ => String::new(),
-        };
-        let name = entry.strip_prefix(path).unwrap_or(&entry).to_string_lossy().into_owned();
-        for text in [name, content] {
-            hasher.update(&(text.len() as u64).to_le_bytes());
-            hasher.update(text.as_bytes());
-        }
-    }
-    Ok(hasher.finalize().to_hex().to_string())
+    Ok(())
 }
 
 /// Hashes of the outputs of a step that has finished: those that it names, and the whole of it where another step does. One that
@@ -110,9 +88,12 @@ pub fn of_outputs(step: &GraphStep, folder: &RunFolder, whole: bool) -> Result<B
     let mut outputs = BTreeMap::new();
     for name in step.output_names().into_iter().filter(|name| whole || name.is_some()) {
         let path = output_path(step, folder, name.as_deref());
-        let hash = of_path(&mut digests, &path).map_err(|error| match name.as_ref().filter(|_| !path.exists()) {
-            Some(name) => Error::NoOutput { step: step.name.clone(), output: name.clone(), path },
-            None => error,
+        check_links(folder, &path)?;
+        let hash = hash_tree(&mut digests, &path, Links::Kept).map_err(|error| {
+            match name.as_ref().filter(|_| !path.exists()) {
+                Some(name) => Error::NoOutput { step: step.name.clone(), output: name.clone(), path },
+                None => error,
+            }
         })?;
         outputs.insert(name.unwrap_or_default(), hash);
     }
@@ -151,41 +132,11 @@ fn successes<'a>(all: &'a [Listed], pipeline: &'a str, step: &'a str) -> impl It
         .filter(move |done| done.name == step && done.status == StepStatus::Finished)
 }
 
-fn is_intact(done: &StepState, step: &GraphStep, whole: bool) -> bool {
+/// Whether its outputs are still what they were when it finished.
+pub fn is_intact(done: &StepState, step: &GraphStep, whole: bool) -> bool {
     let Some(folder) = done.run.as_ref().map(|id| run::folder_of(id)) else { return false };
     let finished = Listed::read(folder.path()).is_some_and(|run| run.state.status == Status::Finished);
     finished
         && of_outputs(step, &folder, whole)
             .is_ok_and(|now| now.iter().all(|(name, hash)| done.outputs.get(name) == Some(hash)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_content_of_a_folder() {
-        let folder = std::env::temp_dir().join(format!("pipe-content-{}", std::process::id()));
-        let write = |name: &str, text: &str| {
-            let path = folder.join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        let now = || of_path(&mut Digests::default(), &folder).unwrap();
-        write("a/b", "1");
-        write("c", "2");
-        let first = now();
-        assert_eq!(first, now());
-        write("c", "3");
-        let changed = now();
-        write("c", "2");
-        assert!(changed != first && now() == first);
-        std::fs::rename(folder.join("c"), folder.join("d")).unwrap();
-        let renamed = now();
-        std::os::unix::fs::symlink("/etc/passwd", folder.join("link")).unwrap();
-        assert!(renamed != first && now() != renamed);
-        std::fs::create_dir(folder.join("empty")).unwrap();
-        assert!(of_path(&mut Digests::default(), &folder.join("nothing")).is_err());
-        std::fs::remove_dir_all(&folder).unwrap();
-    }
 }

@@ -5,15 +5,15 @@ mod content;
 mod schedule;
 mod watch;
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{GraphStep, Image, Mount, OutputRef, Pipeline, WorkKind};
+use pipe_spec::pipeline::{GraphStep, Image, Mount, OutputRef, Pipeline, Problems, Task, WorkKind};
 use pipe_spec::run::{StepState, StepStatus};
-use pipe_spec::{Job, Lock, PipeExit, RunState, Status};
+use pipe_spec::{Job, Lock, PipeExit, RunFolder, RunState, Status};
 
 use crate::attempt::template;
 use crate::clock::now;
@@ -51,6 +51,43 @@ pub struct GraphDriver<'a> {
     engines: BTreeMap<String, Rc<dyn Engine>>,
     /// What was asked of it, if it is to stop.
     stopping: Option<StopRequest>,
+    /// How often a step was taken over from a `pipe` that had been killed.
+    takeovers: BTreeMap<String, u32>,
+    /// The steps that run again, so that their outputs will be elsewhere.
+    moved: BTreeSet<String>,
+}
+
+/// A step whose `pipe` ends so often without a word has failed.
+const MAX_TAKEOVERS: u32 = 5;
+
+/// Notes why a step could not begin, or came to nothing, with what to do about it.
+fn fail(step: &mut StepState, error: &Error) {
+    step.status = StepStatus::Failed;
+    step.error = Some(error.hint().map_or_else(|| error.to_string(), |hint| format!("{error} ({hint})")));
+    step.exit_code = Some(error.exit_code().code());
+}
+
+/// Finds inputs of steps that are not there, in the file `file`.
+pub fn check_inputs(parsed: &ParsedGraph, file: &Path) -> Result<(), Error> {
+    let mut problems = Problems::default();
+    for step in &parsed.graph.steps {
+        for (index, input) in step.inputs.iter().enumerate() {
+            let path = format!("steps.{}.inputs.{index}", step.name);
+            match parsed.variables.expand(input) {
+                Ok(expanded) if Path::new(&expanded).exists() => {}
+                Ok(_) if input.contains("{steps.") => {
+                    problems.push(
+                        None,
+                        &path,
+                        "outputs of other steps count by themselves where a step names them; leave it out",
+                    );
+                }
+                Ok(_) => problems.push(None, &path, format!("there is no {input}")),
+                Err(_) => problems.push(None, &path, format!("a variable of {input} is not set")),
+            }
+        }
+    }
+    if problems.is_empty() { Ok(()) } else { Err(Error::Invalid { path: file.to_owned(), problems }) }
 }
 
 /// Sets which steps of a new run are to run, and which though nothing has changed.
@@ -88,16 +125,21 @@ fn is_whole_named(parsed: &ParsedGraph, name: &str) -> bool {
 }
 
 impl<'a> GraphDriver<'a> {
-    pub fn new(
-        parsed: &'a ParsedGraph,
-        run: Run,
-        reporter: &'a mut Reporter,
-        interrupts: &'a mut Interrupts,
-    ) -> Result<Self, Error> {
+    pub fn new(parsed: &'a ParsedGraph, run: Run, reporter: &'a mut Reporter, interrupts: &'a mut Interrupts) -> Self {
         outlive_stdout();
         reporter.keep_journal(&run.folder.journal());
-        let watcher = GraphWatcher::new(reporter.prints_json(), &run.state)?;
-        Ok(Self { parsed, run, reporter, interrupts, watcher, engines: BTreeMap::new(), stopping: None })
+        let watcher = GraphWatcher::new(reporter.prints_json(), &run.state);
+        Self {
+            parsed,
+            run,
+            reporter,
+            interrupts,
+            watcher,
+            engines: BTreeMap::new(),
+            stopping: None,
+            takeovers: BTreeMap::new(),
+            moved: BTreeSet::new(),
+        }
     }
 
     /// A line for people, which the journal of the run keeps.
@@ -110,15 +152,37 @@ impl<'a> GraphDriver<'a> {
         let state = &mut self.run.state;
         state.status = Status::Running;
         (state.error, state.exit_code) = (None, None);
-        for step in &mut state.graph {
-            if matches!(step.status, StepStatus::Failed | StepStatus::Stopped) {
-                (step.status, step.error) = (StepStatus::Waiting, None);
-            }
-        }
+        self.reset_steps();
         let result = self.run_steps().await;
         let result = result.and_then(|()| self.verdict());
         let saved = self.end(result.as_ref().err());
         result.and(saved)
+    }
+
+    /// What has failed or was stopped is begun again; so is what has finished, where its outputs are not there any more.
+    fn reset_steps(&mut self) {
+        let id = self.run.state.id.clone();
+        for (step, state) in self.parsed.graph.steps.iter().zip(&mut self.run.state.graph) {
+            let folder = run::folder_of(&run::step_id(&id, &step.name));
+            let is_lost = match state.status {
+                StepStatus::Finished | StepStatus::Unchanged => {
+                    !content::is_intact(state, step, is_whole_named(self.parsed, &step.name))
+                }
+                // Its command has ended well, and something is missing all the same.
+                StepStatus::Failed => {
+                    Listed::read(folder.path()).is_some_and(|run| run.state.status == Status::Finished)
+                }
+                StepStatus::Waiting | StepStatus::Running | StepStatus::LeftOut | StepStatus::Stopped => false,
+            };
+            if is_lost {
+                self.reporter.note(&format!("{}: its outputs are not what they were: it runs again", step.name));
+                std::fs::remove_dir_all(folder.path()).ok();
+                self.moved.insert(step.name.clone());
+                *state = StepState { again: state.again, ..StepState::new(&step.name, step.needs.clone()) };
+            } else if matches!(state.status, StepStatus::Failed | StepStatus::Stopped) {
+                (state.status, state.error, state.exit_code) = (StepStatus::Waiting, None, None);
+            }
+        }
     }
 
     async fn run_steps(&mut self) -> Result<(), Error> {
@@ -126,7 +190,7 @@ impl<'a> GraphDriver<'a> {
             self.parsed.graph.steps.iter().map(|step| Room::of_step(&step.pipeline.container)).collect();
         let room = Room::of_machine();
         loop {
-            self.look()?;
+            self.poll_steps()?;
             if self.stopping.is_none() {
                 for index in schedule::startable(&self.run.state.graph, &takes, room) {
                     self.begin(index).await?;
@@ -134,7 +198,7 @@ impl<'a> GraphDriver<'a> {
             }
             self.show()?;
             let runs = self.run.state.graph.iter().any(|step| step.status == StepStatus::Running);
-            // One that was found unchanged may have made way for others.
+            // A step that was found to be unchanged takes no room, and others may be waiting for it.
             let waits = self.stopping.is_none() && !schedule::startable(&self.run.state.graph, &takes, room).is_empty();
             if !runs && !waits {
                 return Ok(());
@@ -144,7 +208,7 @@ impl<'a> GraphDriver<'a> {
             }
             tokio::select! {
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
-                request = self.interrupts.next() => self.stop(request)?,
+                request = self.interrupts.next() => self.stop(request),
             }
         }
     }
@@ -158,12 +222,9 @@ impl<'a> GraphDriver<'a> {
         match self.try_begin(index).await {
             Ok(()) => {}
             // What a signal asks for is done where all signals are.
-            Err(Error::Interrupted) => self.stop(StopRequest::Graceful)?,
+            Err(Error::Interrupted) => self.stop(StopRequest::Graceful),
             Err(error) => {
-                let step = &mut self.run.state.graph[index];
-                step.status = StepStatus::Failed;
-                step.error = Some(error.to_string());
-                step.exit_code = Some(error.exit_code().code());
+                fail(&mut self.run.state.graph[index], &error);
             }
         }
         self.run.save()
@@ -180,31 +241,41 @@ impl<'a> GraphDriver<'a> {
             std::fs::remove_dir_all(folder.path()).ok();
             begun = None;
         }
+        if let Some(damaged) = begun.as_ref().filter(|begun| !begun.damage.is_empty()) {
+            return Err(Error::DamagedStep { id, damage: damaged.damage.clone() });
+        }
+        self.reporter.doing(&format!("preparing {}", step.name));
+        let engine = self.engine_of(step).await?;
+        let (pipeline, loaded) = self.load(step, engine.as_ref()).await?;
+        template::check(engine.as_ref(), &pipeline, Job::Train)?;
+        let hash = self.hash(step, &loaded, engine.as_ref()).await?;
         if begun.is_none() {
-            self.reporter.doing(&format!("preparing {}", step.name));
-            let engine = self.engine_of(step).await?;
-            let (pipeline, loaded) = self.load(step, engine.as_ref()).await?;
-            template::check(engine.as_ref(), &pipeline, Job::Train)?;
-            let hash = self.hash(step, &loaded, engine.as_ref()).await?;
             let whole = is_whole_named(parsed, &step.name);
-            let again = self.run.state.graph[index].again;
-            let done =
-                if again { None } else { content::last_success(parsed.graph.name.as_str(), step, &hash, whole)? };
-            let state = &mut self.run.state.graph[index];
+            let reusable = hash.as_ref().filter(|_| !self.run.state.graph[index].again);
+            let done = match reusable {
+                Some(hash) => content::last_success(parsed.graph.name.as_str(), step, hash, whole)?,
+                None => None,
+            };
             if let Some(done) = done {
+                let state = &mut self.run.state.graph[index];
                 *state = StepState { status: StepStatus::Unchanged, needs: state.needs.clone(), ..done };
                 return Ok(());
             }
-            state.hash = Some(hash);
             let RunState { ignore_ledger, no_queue, .. } = self.run.state;
             let choices = Choices { job: Job::Train, ignore_ledger, no_queue };
             drop(Run::create_step(&pipeline, &step.name, &self.run.state.id, engine.name(), choices)?);
+        } else if step.references().iter().any(|named| self.moved.contains(&named.step)) {
+            lock::record_settings(&folder, &pipeline)?;
+            write_whole(&folder.resolved(), pipeline.to_yaml().as_bytes())?;
         }
+        let has_run = begun.as_ref().is_some_and(|begun| !begun.state.attempts.is_empty());
         let state = &mut self.run.state.graph[index];
+        // What goes on with something else than it began with writes what belongs to neither.
+        state.hash = hash.filter(|hash| !has_run || state.hash.as_ref() == Some(hash));
         state.run = Some(id);
         state.status = StepStatus::Running;
         state.began.get_or_insert(now());
-        // Whoever finds this run without a process knows that the step has begun.
+        // Written before the step begins, so that the next `pipe` finds its run.
         self.run.save()?;
         let ended = begun.is_some_and(|begun| begun.state.status == Status::Finished || begun.is_owned());
         if ended { Ok(()) } else { detach::start(&folder, &[]) }
@@ -252,7 +323,11 @@ impl<'a> GraphDriver<'a> {
         Ok((pipeline, loaded))
     }
 
-    async fn hash(&mut self, step: &GraphStep, loaded: &Loaded, engine: &dyn Engine) -> Result<String, Error> {
+    async fn hash(&mut self, step: &GraphStep, loaded: &Loaded, engine: &dyn Engine) -> Result<Option<String>, Error> {
+        // The pictures that rows name are not hashed: such a training runs each time.
+        if step.pipeline.training().is_some_and(|training| training.model.arch.task() == Task::Contrastive) {
+            return Ok(None);
+        }
         let is_command = step.pipeline.work.kind() == WorkKind::Command;
         let has_images = engine.images().is_some();
         let image = loaded.pipeline.container.image.as_ref();
@@ -272,21 +347,27 @@ impl<'a> GraphDriver<'a> {
             let hash = state.and_then(|state| state.outputs.get(named.output.as_deref().unwrap_or_default()));
             (named.mounted(), hash.cloned().unwrap_or_default())
         });
+        let named: Vec<String> = step.references().into_iter().map(|named| named.step).collect();
+        let unnamed = step.needs.iter().filter(|name| !named.contains(name)).map(|name| {
+            let state = self.run.state.graph.iter().find(|state| state.name == *name);
+            (name.clone(), state.and_then(|state| state.run.clone()).unwrap_or_default())
+        });
+        let outputs = outputs.chain(unnamed);
         let inputs = content::Inputs {
             program: program.as_ref().map(Program::identity).into_iter().chain(image_id).collect(),
             lock: locked.as_ref(),
             outputs: outputs.collect(),
             names_files: !has_images,
         };
-        content::hash(step, &inputs, &self.parsed.variables)
+        content::hash(step, &inputs, &self.parsed.variables).map(Some)
     }
 
     /// Takes in how the steps that run have come to their ends.
-    fn look(&mut self) -> Result<(), Error> {
+    fn poll_steps(&mut self) -> Result<(), Error> {
         for index in 0..self.run.state.graph.len() {
             if self.run.state.graph[index].status == StepStatus::Running {
                 let before = self.run.state.graph[index].clone();
-                self.look_at(index)?;
+                self.poll_step(index)?;
                 if self.run.state.graph[index] != before {
                     self.run.save()?;
                 }
@@ -295,17 +376,21 @@ impl<'a> GraphDriver<'a> {
         Ok(())
     }
 
-    fn look_at(&mut self, index: usize) -> Result<(), Error> {
+    fn poll_step(&mut self, index: usize) -> Result<(), Error> {
         let step = &self.parsed.graph.steps[index];
         let folder = run::folder_of(&run::step_id(&self.run.state.id, &step.name));
         let found = Listed::read(folder.path());
+        let seconds = found.as_ref().map(|found| found.state.attempts.iter().map(|attempt| attempt.seconds).sum());
         let (status, error, code) = match found {
             None => (StepStatus::Failed, Some("its run folder is gone".to_owned()), None),
             Some(found) => match found.state.status {
                 Status::Running => return Ok(()),
                 // Its `pipe` was killed: another one takes over.
-                Status::Orphaned => match detach::start(&folder, &[]) {
-                    Ok(()) => return self.stopping.map_or(Ok(()), |request| self.stop(request)),
+                Status::Orphaned => match self.take_over(&step.name, &folder) {
+                    Ok(()) => {
+                        self.stopping.iter().for_each(|request| self.signal_steps(*request));
+                        return Ok(());
+                    }
                     Err(error) => (StepStatus::Failed, Some(error.to_string()), Some(error.exit_code().code())),
                 },
                 Status::Finished => match content::of_outputs(step, &folder, is_whole_named(self.parsed, &step.name)) {
@@ -313,7 +398,10 @@ impl<'a> GraphDriver<'a> {
                         self.run.state.graph[index].outputs = outputs;
                         (StepStatus::Finished, None, None)
                     }
-                    Err(error) => (StepStatus::Failed, Some(error.to_string()), Some(error.exit_code().code())),
+                    Err(error) => {
+                        fail(&mut self.run.state.graph[index], &error);
+                        return Ok(());
+                    }
                 },
                 Status::Stopped => (StepStatus::Stopped, None, found.state.exit_code),
                 Status::Failed | Status::Unknown => (StepStatus::Failed, found.state.error, found.state.exit_code),
@@ -321,29 +409,38 @@ impl<'a> GraphDriver<'a> {
         };
         let state = &mut self.run.state.graph[index];
         (state.status, state.error, state.exit_code) = (status, error, code);
-        state.seconds = state.began.map(|began| (now() - began).max(0.0));
+        state.seconds = seconds;
         Ok(())
     }
 
+    /// Starts a `pipe` for a step whose own was killed.
+    fn take_over(&mut self, step: &str, folder: &RunFolder) -> Result<(), Error> {
+        let times = self.takeovers.entry(step.to_owned()).or_default();
+        *times += 1;
+        if *times > MAX_TAKEOVERS {
+            return Err(Error::NotDriven { log: folder.driver_log() });
+        }
+        detach::start(folder, &[])
+    }
+
     /// Asks the steps that run to stop; no other begins.
-    fn stop(&mut self, request: StopRequest) -> Result<(), Error> {
+    fn stop(&mut self, request: StopRequest) {
         if self.stopping.is_none() {
             self.reporter.note("stopping: each step that runs saves and ends; again to end them at once");
         }
         self.stopping = Some(request);
+        self.signal_steps(request);
+    }
+
+    fn signal_steps(&self, request: StopRequest) {
         for step in self.run.state.graph.iter().filter(|step| step.status == StepStatus::Running) {
-            let Some(folder) = step.run.as_ref().map(|id| run::folder_of(id)) else { continue };
-            if !Owner::exists(&folder)
-                && Listed::read(folder.path()).is_some_and(|run| run.state.status == Status::Orphaned)
-            {
-                detach::start(&folder, &[])?;
-            }
-            if let Some(owner) = Owner::process(&folder).filter(run::OwnerProcess::is_here) {
+            let folder = step.run.as_ref().map(|id| run::folder_of(id));
+            let owner = folder.and_then(|folder| Owner::process(&folder)).filter(run::OwnerProcess::is_here);
+            if let Some(owner) = owner {
                 // SAFETY: kill takes two integers and has no memory effects.
                 unsafe { libc::kill(owner.pid, signal_for(request)) };
             }
         }
-        Ok(())
     }
 
     /// How the run has ended, now that no step runs.

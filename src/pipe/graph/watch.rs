@@ -20,14 +20,15 @@ pub struct GraphWatcher {
 
 impl GraphWatcher {
     /// What steps have said in attempts that have ended by now is not shown.
-    pub fn new(json: bool, state: &RunState) -> Result<Self, Error> {
+    pub fn new(json: bool, state: &RunState) -> Self {
         let mut watcher = Self { json, steps: BTreeMap::new(), shown: BTreeMap::new() };
         for step in state.graph.iter().filter(|step| !json && !step.status.is_done()) {
             if let Some(of_step) = watcher.of_step(step) {
-                of_step.skip_ended()?;
+                // A folder that cannot be read is told when the step begins.
+                of_step.skip_ended().ok();
             }
         }
-        Ok(watcher)
+        watcher
     }
 
     /// For the run of a step, once there is one.
@@ -51,7 +52,7 @@ impl GraphWatcher {
             if step.status == StepStatus::Running || ran {
                 self.show_run(step, reporter)?;
             }
-            // Its last words come before its end.
+            // After what it printed.
             self.show_change(step, reporter);
         }
         let done = state.graph.iter().filter(|step| step.status.is_done()).count();
@@ -90,7 +91,7 @@ impl GraphWatcher {
             StepStatus::Unchanged => format!("[{name}] nothing has changed since {run}: not run again"),
             StepStatus::LeftOut => format!("[{name}] left out"),
             StepStatus::Failed => {
-                format!("[{name}] failed: {}", step.error.as_deref().unwrap_or("it does not say why"))
+                format!("[{name}] failed: {}", step.error.as_deref().unwrap_or("no reason is known"))
             }
             StepStatus::Stopped => format!("[{name}] stopped"),
         });

@@ -1,10 +1,17 @@
 //! A job as the ledger knows it: what decides how much a batch holds, whoever computes it.
 
+use std::sync::LazyLock;
+
 use pipe_spec::pipeline::{Allocator, Checkpointing, Command, Limit, OptimizerKind, Precision, Split};
 use pipe_spec::{Device, TrainerSpec};
+use regex::Regex;
 use serde_json::{Map, Value};
 
 use super::{allocator_text, model_hash};
+
+/// The name of a run of several steps, before that of a step.
+static RUN_ID: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"[A-Za-z0-9][\w.-]*-\d{8}-\d{6}-[a-z]{4}\.").expect("it is written here"));
 
 pub struct LedgerJob {
     /// A hash of the model, or of the command.
@@ -48,6 +55,8 @@ impl LedgerJob {
     /// A command is known by its words, as the pipeline has them, and by the values of its variables.
     pub fn of_command(command: &Command, expandable_segments: bool, device: Device) -> Self {
         let text = serde_json::to_string(&(&command.line, &command.vars)).expect("words are plain data");
+        // Outputs of other steps lie in runs whose names change.
+        let text = RUN_ID.replace_all(&text, "RUN.");
         let program = command.line.0.iter().take(2).map(|word| word.rsplit('/').next().unwrap_or(word));
         Self {
             model: blake3::hash(text.as_bytes()).to_hex()[..16].to_owned(),

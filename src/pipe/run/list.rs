@@ -32,6 +32,8 @@ impl Listed {
         let (read, owned) = read_with_owner(&folder);
         let (mut state, damage) = match read {
             Ok(state) => (state, Vec::new()),
+            // It is just being made.
+            Err(_) if owned && !folder.state().exists() => return None,
             Err(damage) if looks_like_a_run(&folder) => (reconstruct_state(&folder, &damage), vec![damage]),
             Err(_) => return None,
         };
@@ -70,7 +72,7 @@ impl Listed {
     }
 
     /// Whether it is a step of the run with this id. Of one that is just being made only its name tells.
-    fn is_step_of(&self, whole: &str) -> bool {
+    pub fn is_step_of(&self, whole: &str) -> bool {
         self.state.id.strip_prefix(whole).is_some_and(|rest| rest.starts_with('.'))
     }
 
