@@ -178,7 +178,9 @@ impl Engine for DockerEngine {
             let before = if known.is_some() { known } else { self.library_path(launch.image.as_deref()).await };
             let all = [Some(Passthrough::DRIVER_FOLDER.to_owned()), before];
             let all = all.into_iter().flatten().collect::<Vec<_>>().join(":");
-            body.env.get_or_insert_default().push(format!("{LIBRARY_PATH}={all}"));
+            let env = body.env.get_or_insert_default();
+            env.retain(|entry| !entry.starts_with(&format!("{LIBRARY_PATH}=")));
+            env.push(format!("{LIBRARY_PATH}={all}"));
         }
         let create = |body| {
             let options = CreateContainerOptionsBuilder::new().name(&name).build();
