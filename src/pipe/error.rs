@@ -311,7 +311,9 @@ impl Error {
                 "`pipe resume {id}` goes on with the steps that have not finished; `pipe run` begins anew, without what has not changed"
             )),
             Self::HasSteps { .. } => Some("name one of them".to_owned()),
-            Self::NoOutput { .. } => Some("write it below {run}, or correct `outputs`".to_owned()),
+            Self::NoOutput { .. } => Some(
+                "write it below {run}, or correct `outputs`; a training writes its model with save.export: true".to_owned(),
+            ),
             Self::LinkedOutput { .. } => Some("write the files themselves below {run}".to_owned()),
             Self::RunInUse { .. } => Some("wait for it, or stop it; --force removes the run all the same".to_owned()),
             Self::NotSteps { .. } => Some("leave --only and --from out".to_owned()),

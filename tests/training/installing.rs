@@ -108,6 +108,8 @@ fn bare_system() {
         "share/man/man1/pipe.1",
         "share/man/man1/pipe-image-build.1",
         "share/pipe/pipelines/demo.yaml",
+        "share/pipe/pipelines/python-train/train.py",
+        "share/pipe/pipelines/prepare-train-evaluate/score.py",
         "share/doc/pipe/README.md",
     ]
     .into_iter()

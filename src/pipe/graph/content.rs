@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{GraphStep, Work, WorkKind};
+use pipe_spec::pipeline::{Graph, GraphStep, OutputRef, Work, WorkKind};
 use pipe_spec::run::{StepState, StepStatus};
 use pipe_spec::{Lock, RunFolder, Status, Variables};
 use serde_json::{Value, json};
@@ -81,12 +81,21 @@ fn check_links(folder: &RunFolder, output: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Hashes of the outputs of a step that has finished: those that it names, and the whole of it where another step does. One that
-/// is not there is an error.
-pub fn of_outputs(step: &GraphStep, folder: &RunFolder, whole: bool) -> Result<BTreeMap<String, String>, Error> {
+/// The outputs that a step must have written: those that it names, and what other steps of its pipeline name of it.
+pub fn required_outputs(graph: &Graph, step: &GraphStep) -> Vec<Option<String>> {
+    let is_named = |output: &Option<String>| {
+        let named = OutputRef { step: step.name.clone(), output: output.clone() };
+        graph.steps.iter().any(|other| other.references().contains(&named))
+    };
+    let is_own = |output: &Option<String>| output.as_ref().is_some_and(|name| step.outputs.contains_key(name));
+    step.output_names().into_iter().filter(|output| is_own(output) || is_named(output)).collect()
+}
+
+/// Hashes of the outputs of a step that has finished. One that is not there is an error.
+pub fn of_outputs(graph: &Graph, step: &GraphStep, folder: &RunFolder) -> Result<BTreeMap<String, String>, Error> {
     let mut digests = Digests::load();
     let mut outputs = BTreeMap::new();
-    for name in step.output_names().into_iter().filter(|name| whole || name.is_some()) {
+    for name in required_outputs(graph, step) {
         let path = output_path(step, folder, name.as_deref());
         check_links(folder, &path)?;
         let hash = hash_tree(&mut digests, &path, Links::Kept).map_err(|error| {
@@ -111,17 +120,16 @@ pub fn output_path(step: &GraphStep, folder: &RunFolder, output: Option<&str>) -
 }
 
 /// The last time that a step with this hash has finished in a run of the pipeline, if its outputs are still what they were.
-pub fn last_success(pipeline: &str, step: &GraphStep, hash: &str, whole: bool) -> Result<Option<StepState>, Error> {
+pub fn last_success(graph: &Graph, step: &GraphStep, hash: &str) -> Result<Option<StepState>, Error> {
     let all = run::list()?;
-    Ok(successes(&all, pipeline, &step.name)
-        .find(|done| done.hash.as_deref() == Some(hash) && is_intact(done, step, whole))
-        .cloned())
+    let same = |done: &&StepState| done.hash.as_deref() == Some(hash) && is_intact(graph, step, done);
+    Ok(successes(&all, graph.name.as_str(), &step.name).find(same).cloned())
 }
 
 /// The last time that a step has finished, whatever it depended on.
-pub fn any_success(pipeline: &str, step: &GraphStep, whole: bool) -> Result<Option<StepState>, Error> {
+pub fn any_success(graph: &Graph, step: &GraphStep) -> Result<Option<StepState>, Error> {
     let all = run::list()?;
-    Ok(successes(&all, pipeline, &step.name).find(|done| is_intact(done, step, whole)).cloned())
+    Ok(successes(&all, graph.name.as_str(), &step.name).find(|done| is_intact(graph, step, done)).cloned())
 }
 
 /// The newest first.
@@ -132,11 +140,10 @@ fn successes<'a>(all: &'a [Listed], pipeline: &'a str, step: &'a str) -> impl It
         .filter(move |done| done.name == step && done.status == StepStatus::Finished)
 }
 
-/// Whether its outputs are still what they were when it finished.
-pub fn is_intact(done: &StepState, step: &GraphStep, whole: bool) -> bool {
+/// Whether the outputs of a step are still what they were when it finished.
+pub fn is_intact(graph: &Graph, step: &GraphStep, done: &StepState) -> bool {
     let Some(folder) = done.run.as_ref().map(|id| run::folder_of(id)) else { return false };
     let finished = Listed::read(folder.path()).is_some_and(|run| run.state.status == Status::Finished);
-    finished
-        && of_outputs(step, &folder, whole)
-            .is_ok_and(|now| now.iter().all(|(name, hash)| done.outputs.get(name) == Some(hash)))
+    let same = |now: BTreeMap<String, String>| now.iter().all(|(name, hash)| done.outputs.get(name) == Some(hash));
+    finished && of_outputs(graph, step, &folder).is_ok_and(same)
 }

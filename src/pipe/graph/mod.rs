@@ -67,6 +67,16 @@ fn fail(step: &mut StepState, error: &Error) {
     step.exit_code = Some(error.exit_code().code());
 }
 
+/// Moves what a step has done out of the way of its next run, into the folder of the run of all steps. Returns where it is, for
+/// people.
+fn keep(step: &RunFolder, whole: &RunFolder, name: &str) -> String {
+    let folder = whole.path().join("replaced");
+    let place = (1..).map(|number| folder.join(format!("{name}-{number}"))).find(|place| !place.exists());
+    let Some(place) = place.filter(|_| step.path().exists()) else { return String::new() };
+    let moved = std::fs::create_dir_all(&folder).and_then(|()| std::fs::rename(step.path(), &place));
+    moved.map_or_else(|_| String::new(), |()| format!("; what it had done is in {}", place.display()))
+}
+
 /// Finds inputs of steps that are not there, in the file `file`.
 pub fn check_inputs(parsed: &ParsedGraph, file: &Path) -> Result<(), Error> {
     let mut problems = Problems::default();
@@ -107,7 +117,7 @@ pub fn select(parsed: &ParsedGraph, state: &mut [StepState], selection: &Selecti
         let Some(only) = only.filter(|only| only.name != step.name) else { continue };
         state.status = StepStatus::LeftOut;
         if only.ancestors.contains(&step.name) {
-            let done = content::any_success(graph.name.as_str(), step, is_whole_named(parsed, &step.name))?;
+            let done = content::any_success(graph, step)?;
             let Some(done) = done else {
                 return Err(Error::StepNotDone { step: step.name.clone(), only: only.name.clone() });
             };
@@ -116,12 +126,6 @@ pub fn select(parsed: &ParsedGraph, state: &mut [StepState], selection: &Selecti
         }
     }
     Ok(())
-}
-
-/// Whether any step names all that this one has written.
-fn is_whole_named(parsed: &ParsedGraph, name: &str) -> bool {
-    let whole = OutputRef { step: name.to_owned(), output: None };
-    parsed.graph.steps.iter().any(|step| step.references().contains(&whole))
 }
 
 impl<'a> GraphDriver<'a> {
@@ -165,9 +169,7 @@ impl<'a> GraphDriver<'a> {
         for (step, state) in self.parsed.graph.steps.iter().zip(&mut self.run.state.graph) {
             let folder = run::folder_of(&run::step_id(&id, &step.name));
             let is_lost = match state.status {
-                StepStatus::Finished | StepStatus::Unchanged => {
-                    !content::is_intact(state, step, is_whole_named(self.parsed, &step.name))
-                }
+                StepStatus::Finished | StepStatus::Unchanged => !content::is_intact(&self.parsed.graph, step, state),
                 // Its command has ended well, and something is missing all the same.
                 StepStatus::Failed => {
                     Listed::read(folder.path()).is_some_and(|run| run.state.status == Status::Finished)
@@ -175,8 +177,8 @@ impl<'a> GraphDriver<'a> {
                 StepStatus::Waiting | StepStatus::Running | StepStatus::LeftOut | StepStatus::Stopped => false,
             };
             if is_lost {
-                self.reporter.note(&format!("{}: its outputs are not what they were: it runs again", step.name));
-                std::fs::remove_dir_all(folder.path()).ok();
+                let kept = keep(&folder, &self.run.folder, &step.name);
+                self.reporter.note(&format!("{}: its outputs are not what they were: it runs again{kept}", step.name));
                 self.moved.insert(step.name.clone());
                 *state = StepState { again: state.again, ..StepState::new(&step.name, step.needs.clone()) };
             } else if matches!(state.status, StepStatus::Failed | StepStatus::Stopped) {
@@ -250,10 +252,9 @@ impl<'a> GraphDriver<'a> {
         template::check(engine.as_ref(), &pipeline, Job::Train)?;
         let hash = self.hash(step, &loaded, engine.as_ref()).await?;
         if begun.is_none() {
-            let whole = is_whole_named(parsed, &step.name);
             let reusable = hash.as_ref().filter(|_| !self.run.state.graph[index].again);
             let done = match reusable {
-                Some(hash) => content::last_success(parsed.graph.name.as_str(), step, hash, whole)?,
+                Some(hash) => content::last_success(&parsed.graph, step, hash)?,
                 None => None,
             };
             if let Some(done) = done {
@@ -393,7 +394,7 @@ impl<'a> GraphDriver<'a> {
                     }
                     Err(error) => (StepStatus::Failed, Some(error.to_string()), Some(error.exit_code().code())),
                 },
-                Status::Finished => match content::of_outputs(step, &folder, is_whole_named(self.parsed, &step.name)) {
+                Status::Finished => match content::of_outputs(&self.parsed.graph, step, &folder) {
                     Ok(outputs) => {
                         self.run.state.graph[index].outputs = outputs;
                         (StepStatus::Finished, None, None)
