@@ -14,6 +14,7 @@ pub mod predict;
 mod problem;
 pub mod run;
 pub mod separator;
+mod step_state;
 pub mod text;
 pub mod trainer;
 pub mod variables;

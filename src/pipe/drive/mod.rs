@@ -1,5 +1,6 @@
 //! Runs one run from its state on disk to its end: engine, image, lock, card, attempts, report.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pipe_spec::event::Fitted;
@@ -11,13 +12,12 @@ use pipe_spec::{Device, Job, Status, Variables};
 use crate::attempt::template::JobTemplate;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::files::digests::Digests;
 use crate::files::{write_json, write_whole};
 use crate::html_report;
 use crate::input::data_cache::{self, ColumnSelection, PreparedInputs};
 use crate::input::load::Loaded;
 use crate::input::model_config;
-use crate::input::{Inputs, named_files};
+use crate::input::{Inputs, named_paths};
 use crate::interrupt::Interrupts;
 use crate::ledger::{self, Ledger, LedgerJob, LedgerSession};
 use crate::lock::{self, Difference, Effect};
@@ -99,7 +99,7 @@ impl<'a> Driver<'a> {
     }
 
     fn discard(&mut self, error: &Error) -> Result<(), Error> {
-        self.note_end(Some(error));
+        self.run.note_end(Some(error));
         warn(self.reporter, self.listeners.notify(&Notice::RunEnded(&self.run.state)));
         self.remove_folder()
     }
@@ -115,7 +115,7 @@ impl<'a> Driver<'a> {
         self.doing("preparing")?;
         let found = self.on(engine, Job::Fit).await;
         if let Err(error) = &found {
-            self.note_end(Some(error));
+            self.run.note_end(Some(error));
             self.run.save()?;
         }
         let found = found?.ok_or(Error::Interrupted)?;
@@ -193,8 +193,8 @@ impl<'a> Driver<'a> {
         let first = template.spec(engine, self.run.folder.path(), 1, &template.first_settings());
         let config = loaded.pipeline.training().and_then(|training| model_config(training, inputs)).unwrap_or_default();
         let identity = match loaded.pipeline.command().filter(|_| engine.images().is_none()) {
-            // Without an image the files that it names are its program.
-            Some(command) => format!("{}:{}", program.identity(), files_hash(command, &loaded.variables)),
+            // Without an image the scripts that it names are its program.
+            Some(command) => format!("{}:{}", program.identity(), scripts_hash(command, &loaded.variables)),
             None => program.identity(),
         };
         let session = ledger.clone().map(|ledger| {
@@ -337,23 +337,11 @@ impl<'a> Driver<'a> {
         self.run.set_doing(what)
     }
 
-    fn note_end(&mut self, error: Option<&Error>) {
-        let state = &mut self.run.state;
-        state.status = match error {
-            None => Status::Finished,
-            Some(Error::Interrupted) => Status::Stopped,
-            Some(_) => Status::Failed,
-        };
-        state.error = error.map(ToString::to_string);
-        state.exit_code = Some(error.map_or(0, |error| error.exit_code().code()));
-        state.doing = None;
-    }
-
     /// Everything that belongs to the end of a run. Its state is written last: if `pipe` is killed before that,
     /// the next process does all of it again.
     fn end(&mut self, error: Option<&Error>) -> Result<(), Error> {
         self.doing("reporting").ok();
-        self.note_end(error);
+        self.run.note_end(error);
         self.note_result();
         warn(self.reporter, self.listeners.notify(&Notice::RunEnded(&self.run.state)));
         let saved = self.run.save();
@@ -374,13 +362,20 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// Of the files that the words of a command name.
-fn files_hash(command: &Command, variables: &Variables) -> String {
-    let mut digests = Digests::load();
-    let files = named_files(&mut digests, command, variables).unwrap_or_default();
-    digests.save();
-    blake3::hash(format!("{files:?}").as_bytes()).to_hex()[..16].to_owned()
+/// Of the scripts that the words of a command name: small files, so that no data is read for it.
+fn scripts_hash(command: &Command, variables: &Variables) -> String {
+    let is_script =
+        |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_file() && found.len() <= LARGEST_SCRIPT);
+    let scripts = named_paths(command, variables).into_iter().filter(is_script);
+    let mut hasher = blake3::Hasher::new();
+    scripts.filter_map(|script| std::fs::read(script).ok()).for_each(|text| {
+        hasher.update(blake3::hash(&text).as_bytes());
+    });
+    hasher.finalize().to_hex()[..16].to_owned()
 }
+
+/// Bytes of a file that counts as a script.
+const LARGEST_SCRIPT: u64 = 1 << 20;
 
 /// The inputs that must not change when a run is resumed.
 const INPUTS: [&str; 4] = ["data.train", "data.eval", "tokenizer", "model"];

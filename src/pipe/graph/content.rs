@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::error::Error;
 use crate::files::digests::Digests;
 use crate::files::tree::{Links, hash_tree};
-use crate::input::named_files;
+use crate::input::named_paths;
 use crate::run::{self, Listed};
 
 /// The sections that do not change what a step computes.
@@ -55,7 +55,9 @@ pub fn hash(step: &GraphStep, inputs: &Inputs<'_>, variables: &Variables) -> Res
         files.insert(format!("{path}:{place}"), hash_tree(&mut digests, &host, Links::Followed)?);
     }
     if let Some(command) = step.pipeline.command().filter(|_| inputs.names_files) {
-        files.extend(named_files(&mut digests, command, variables)?);
+        for path in named_paths(command, variables) {
+            files.insert(path.display().to_string(), hash_tree(&mut digests, &path, Links::Followed)?);
+        }
     }
     digests.save();
     let of_files =

@@ -462,17 +462,9 @@ impl<'a> GraphDriver<'a> {
     /// Everything that belongs to the end of a run; its state is written last.
     fn end(&mut self, error: Option<&Error>) -> Result<(), Error> {
         self.show().ok();
-        let state = &mut self.run.state;
-        state.status = match error {
-            None => Status::Finished,
-            Some(Error::Interrupted) => Status::Stopped,
-            Some(_) => Status::Failed,
-        };
-        state.error = error.map(ToString::to_string);
-        state.exit_code = Some(error.map_or(0, |error| error.exit_code().code()));
-        state.doing = None;
+        self.run.note_end(error);
         let mut record = Record::read(&self.run.folder);
-        record.state = Some(state.clone());
+        record.state = Some(self.run.state.clone());
         let page = html_report::page(&[record], &self.parsed.variables);
         if let Err(error) = write_whole(&self.run.folder.report(), page.as_bytes()) {
             self.reporter.note(&format!("warning: {error}"));

@@ -4,9 +4,9 @@ pub mod data_cache;
 mod inputs;
 pub mod load;
 mod model_config;
-mod named_files;
+mod named_paths;
 pub mod preflight;
 
 pub use inputs::{Input, Inputs, Mount, Numbering, Prepared, TOKENIZER_FOLDER, TokenizerTraining};
 pub use model_config::{model_config, read_config};
-pub use named_files::named_files;
+pub use named_paths::named_paths;

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::{Graph, Pipeline, WorkKind};
 use pipe_spec::run::StepState;
-use pipe_spec::{Job, RunFolder, RunState};
+use pipe_spec::{Job, RunFolder, RunState, Status};
 use time::OffsetDateTime;
 
 use crate::clock::{iso, now};
@@ -134,6 +134,19 @@ impl Run {
     pub fn set_doing(&mut self, doing: &str) -> Result<(), Error> {
         self.state.doing = Some(doing.to_owned());
         self.save()
+    }
+
+    /// Takes in how the run has ended.
+    pub fn note_end(&mut self, error: Option<&Error>) {
+        let state = &mut self.state;
+        state.status = match error {
+            None => Status::Finished,
+            Some(Error::Interrupted) => Status::Stopped,
+            Some(_) => Status::Failed,
+        };
+        state.error = error.map(ToString::to_string);
+        state.exit_code = Some(error.map_or(0, |error| error.exit_code().code()));
+        state.doing = None;
     }
 
     pub fn save(&self) -> Result<(), Error> {

@@ -6,6 +6,7 @@ mod figures;
 mod first;
 mod job_events;
 mod joblog;
+mod ledger_notes;
 mod watch;
 
 use pipe_spec::event::{Fitted, MemoryKind, Point};
@@ -24,7 +25,7 @@ use crate::error::Error;
 use crate::files::write_json;
 use crate::gpu::Card;
 use crate::interrupt::Interrupts;
-use crate::ledger::{self, LedgerJob, LedgerSession};
+use crate::ledger::LedgerSession;
 use crate::report::Reporter;
 use crate::run::{EventLog, Run, job_file};
 use crate::track::{Listeners, Notice};
@@ -305,17 +306,6 @@ impl Supervisor<'_> {
         self.watch_to_end(job, log, &spec, events).await
     }
 
-    /// Tells the ledger what a command runs on.
-    fn begin_command(&mut self, spec: &JobSpec) {
-        let Some(job) = self.ledger_job(spec).filter(|_| self.template.pipeline.command().is_some()) else { return };
-        let card = self.card(self.template.device);
-        let memory = self.template.pipeline.container.memory.map(|size| size.0);
-        let capacity = ledger::capacity(&job, card.as_ref(), memory);
-        if let Some(session) = &mut self.session {
-            session.begin_command(card.as_ref(), capacity);
-        }
-    }
-
     fn announce(&mut self, settings: &Settings) {
         if let Some((attempt, before)) = self.run.state.attempts.split_last() {
             self.reporter.attempt_started(attempt, self.run.state.at_most(), settings.auto, before.last());
@@ -387,28 +377,6 @@ impl Supervisor<'_> {
         // An empty folder would look like a model.
         std::fs::remove_dir(self.run.folder.model()).ok();
         Ok(diagnosis)
-    }
-
-    /// The job of an attempt as the ledger knows it.
-    fn ledger_job(&self, spec: &JobSpec) -> Option<LedgerJob> {
-        match (spec, self.template.pipeline.command()) {
-            (JobSpec::Training(spec), _) => Some(LedgerJob::of_training(spec, &self.config)),
-            (JobSpec::Command(spec), Some(command)) => {
-                Some(LedgerJob::of_command(command, spec.expandable_segments, self.template.device))
-            }
-            (JobSpec::Command(_), None) => None,
-        }
-    }
-
-    /// Adds the measurements of the attempt to the ledger. A failure does not stop the training.
-    fn update_ledger(&mut self, spec: &JobSpec, record: Option<&OomRecord>, ending: &Ending) {
-        let job = self.ledger_job(spec);
-        let (Some(session), Some(attempt)) = (&mut self.session, self.run.state.attempts.last()) else { return };
-        let Some(job) = job else { return };
-        if let Err(error) = session.attempt_ended(&job, attempt, record, ending.memory_limit) {
-            self.reporter.note(&format!("warning: {error}"));
-            self.session = None;
-        }
     }
 
     fn close_attempt(&mut self, ending: Option<&Ending>, diagnosis: &Diagnosis) -> Result<(), Error> {
