@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/release/pipe
 TRAINER = target/release/pipe-trainer
 
-.PHONY: build demo demo-gpu test test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e libtorch minilm mlflow wandb python clean
+.PHONY: build demo demo-gpu test test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e libtorch minilm mlflow wandb optuna python clean
 
 build: libtorch
 	$(CARGO) build --release --workspace
@@ -26,6 +26,12 @@ mlflow:
 wandb:
 	-tests/fetch-packages tests/wandb.txt target/wandb "wandb (26 MB, once)"
 
+# Optuna 5 with its dashboard, and Optuna 4 for the same other packages, from PyPI by name, once. Tests that need them are skipped where
+# they cannot be fetched.
+optuna:
+	-tests/fetch-packages tests/optuna.txt target/optuna5 "Optuna 5 (71 MB, once)"
+	-tests/fetch-packages tests/optuna4.txt target/optuna4 "Optuna 4 (3 MB, once)"
+
 # torch for the CPU and the Trainer of transformers, for tests with programs in Python, from PyPI by name, once. Tests that need them
 # are skipped where they cannot be fetched.
 python:
@@ -46,7 +52,7 @@ data/demo/train.jsonl: | build
 # Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must), the commands of the docs, a short
 # storm, and the attention kernels on the CPU. What the tests need is fetched while they are compiled.
 test: libtorch
-	$(MAKE) --jobs 5 minilm mlflow wandb python test-programs
+	$(MAKE) --jobs 6 minilm mlflow wandb optuna python test-programs
 	CARGO="$(CARGO)" tests/run-suites
 
 # Without the jobs of make: cargo counts processors itself.

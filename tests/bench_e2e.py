@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Training from a file to the end on a card: pipe beside transformers, with the same rows, model, limit of memory and samples in a step.
 
-usage: bench_e2e.py --trainer target/release/pipe-trainer [--steps 200] [WORD...]     (only runs whose name has one of the words)
+usage: bench_e2e.py --trainer target/release/pipe-trainer [--steps 200] [--together 200] [WORD...]     (only runs whose name has one of the words)
        bench_e2e.py peer --model t5-xl --limit 32 --batch 32 ...                     (one run of transformers, in a process of its own)
 Needs a python3 with torch and transformers, and a CUDA card; nothing is fetched: models are made from their configs, rows by
 `pipe-trainer data`. samples/s are those of the second half of the steps, busy is the share of that time in which the driver saw a kernel
-running. transformers gets rows that are sorted within a step and padded to the longest of a part, as pipe has them."""
+running. transformers gets rows that are sorted within a step and padded before the clock starts: to the longest of a part, as pipe has
+them, or to a few lengths, for each of which it is compiled before the clock starts. --together: what compiles does so side by side, for so
+many seconds at most, and is measured when nothing else is under way."""
 import argparse
 import json
 import os
@@ -17,7 +19,7 @@ import tempfile
 import threading
 import time
 
-from bench_gpu import BERT, GIB, T5, VOCABULARY
+from bench_gpu import BERT, GIB, MODES, T5, VOCABULARY, answer, get_ready, wait_for_turn
 
 PAIRS = dict(fields=dict(source="ingredients", target="directions"), max_source=512, max_target=256)
 TEXTS = dict(max_length=512)
@@ -35,15 +37,19 @@ OURS = {
     "bert, fill, one by one": (*SMALL, dict(batch=8, split="fill", checkpointing="auto", cuda_graphs=False)),
     "bert, pipe": (*SMALL, dict(batch=8, split="fill", checkpointing="auto")),
 }
-# Name, which of the above it is the peer of, and its batch, checkpointing, attention and variant.
+# Name, which of the above it is the peer of, and its batch, checkpointing, attention, variant and the lengths that it pads to, if not to the longest.
 PEERS = [
-    ("xl, transformers as the file says", "xl", 8, True, "sdpa", "eager"),
-    *((f"xl, transformers {batch} checkpointing", "xl", batch, True, "eager", "eager") for batch in (64, 128)),
-    *((f"xl, transformers {batch} {attention}", "xl", batch, False, attention, "eager")
+    ("xl, transformers as the file says", "xl", 8, True, "sdpa", "eager", []),
+    *((f"xl, transformers {batch} checkpointing", "xl", batch, True, "eager", "eager", []) for batch in (64, 128)),
+    *((f"xl, transformers {batch} {attention}", "xl", batch, False, attention, "eager", [])
       for batch, attention in ((16, "eager"), (32, "eager"), (32, "sdpa"), (64, "eager"))),
-    *((f"base, transformers {batch} {variant}", "base", batch, False, "eager", variant) for batch in (64, 128) for variant in ("eager", "compile")),
-    *((f"bert, transformers {batch} {attention} {variant}", "bert", batch, False, attention, variant)
-      for batch, attention, variant in ((8, "sdpa", "eager"), (64, "sdpa", "eager"), (64, "sdpa", "compile"))),
+    *((f"base, transformers {batch} {variant}", "base", batch, False, "eager", variant, []) for batch in (64, 128) for variant in ("eager", "compile")),
+    *((f"base, transformers {batch} {variant} few lengths", "base", batch, False, "eager", variant, [64, 128])
+      for batch, variant in ((128, "compile"), (128, "graphs"), (64, "graphs"))),
+    *((f"bert, transformers {batch} sdpa {variant}", "bert", batch, False, "sdpa", variant, [])
+      for batch, variant in ((8, "eager"), (64, "eager"), (64, "compile"))),
+    *((f"bert, transformers {batch} sdpa {variant} few lengths", "bert", batch, False, "sdpa", variant, [64, 128, 512])
+      for batch, variant in ((16, "compile"), (16, "graphs"), (8, "graphs"))),
 ]
 SHAPES = {name.split(",")[0]: (model, kind, limit, effective, precision) for name, (model, kind, limit, effective, precision, _) in OURS.items()}
 
@@ -134,6 +140,7 @@ def rows_of(folder, kind, count):
 
 def peer(given):
     import torch
+    import torch._dynamo
     import transformers
 
     torch.cuda.set_per_process_memory_fraction(min(1.0, given.limit * 1e9 / torch.cuda.get_device_properties(0).total_memory))
@@ -143,7 +150,7 @@ def peer(given):
         config = transformers.T5Config(**config_of(given.model), decoder_start_token_id=0, use_cache=False)
         make = transformers.T5ForConditionalGeneration
     else:
-        config = transformers.BertConfig(**config_of(given.model), num_labels=3)
+        config = transformers.BertConfig(**config_of(given.model), num_labels=3, problem_type="single_label_classification")
         make = transformers.BertForSequenceClassification
     config._attn_implementation = given.attention
     mixed = given.precision == "bf16-mixed"
@@ -154,35 +161,60 @@ def peer(given):
     if given.checkpointing:
         model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    forward = torch.compile(model, dynamic=True) if given.variant == "compile" else model
+    compiles, graphs = given.variant in MODES, given.variant == "graphs"
+    # One graph for each of a few lengths, or one for all lengths.
+    torch._dynamo.config.recompile_limit = 64
+    forward = torch.compile(model, dynamic=not given.lengths, mode=MODES[given.variant]) if compiles else model
     rows = rows_of(given.folder, given.kind, given.effective * given.steps)
 
-    def padded(lists, fill):
+    def length(lists):
         longest = max(len(one) for one in lists)
-        return torch.tensor([one + [fill] * (longest - len(one)) for one in lists])
+        return min((length for length in given.lengths if length >= longest), default=longest)
+
+    def padded(lists, fill):
+        return torch.tensor([one + [fill] * (length(lists) - len(one)) for one in lists]).pin_memory()
 
     def parts(step):
         samples = sorted(rows[step * given.effective:(step + 1) * given.effective], key=lambda row: -len(row[0]) - len(row[1]))
         for start in range(0, len(samples), given.batch):
             sources, targets = zip(*samples[start:start + given.batch])
-            labels = padded(targets, -100) if is_t5 else torch.tensor([target[0] for target in targets])
+            labels = padded(targets, -100) if is_t5 else torch.tensor([target[0] for target in targets]).pin_memory()
             yield dict(input_ids=padded(sources, 0), attention_mask=padded([[1] * len(one) for one in sources], 0), labels=labels)
 
+    def compute(part):
+        part = {name: tensor.cuda(non_blocking=True) for name, tensor in part.items()}
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=mixed):
+            loss = forward(**part).loss * (len(part["labels"]) / given.effective)
+        loss.backward()
+        return loss
+
+    steps = [list(parts(step)) for step in range(given.steps)]
+    if graphs:
+        # What a graph leaves is overwritten by the next one: it is added to gradients that stay.
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    if compiles:
+        shapes = {tuple(tensor.shape for tensor in part.values()): part for step in steps for part in step}
+        first = list(shapes.values()) if given.lengths else steps[0]
+        for part in [part for part in first for _ in range(4)]:
+            compute(part)
+        optimizer.zero_grad(set_to_none=not graphs)
+    if given.wait:
+        torch.cuda.empty_cache()
+        wait_for_turn()
     done = []
     busy = Busy()
-    for step in range(given.steps):
-        for part in parts(step):
-            part = {name: tensor.pin_memory().cuda(non_blocking=True) for name, tensor in part.items()}
-            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=mixed):
-                loss = forward(**part).loss * (len(part["labels"]) / given.effective)
-            loss.backward()
+    for step in steps:
+        for part in step:
+            loss = compute(part)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=not graphs)
         loss.item()
         done.append(time.time())
     print(json.dumps({**rates(done, given.effective, busy), "peak": torch.cuda.max_memory_allocated() / GIB,
-                      "parts": f"{-(-given.effective // given.batch)} parts"}))
+                      "parts": f"{-(-given.effective // given.batch)} parts" + (f", {len(shapes)} shapes" if compiles else "")}))
 
 
 def main():
@@ -191,14 +223,17 @@ def main():
         for name, kind in (("model", str), ("kind", str), ("folder", str), ("limit", float), ("effective", int), ("precision", str), ("batch", int),
                            ("attention", str), ("variant", str), ("steps", int)):
             parser.add_argument(f"--{name}", type=kind, required=True)
+        parser.add_argument("--lengths", type=int, nargs="*", default=[])
         parser.add_argument("--checkpointing", action="store_true")
+        parser.add_argument("--wait", action="store_true")
         return peer(parser.parse_args(sys.argv[2:]))
     parser.add_argument("--trainer", required=True)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--together", type=float, metavar="SECONDS")
     parser.add_argument("words", nargs="*")
     given = parser.parse_args()
     chosen = lambda name: not given.words or any(word in name for word in given.words)
-    print(f"{'':44}{'samples/s':>10}{'of all':>8}{'busy':>7}{'GiB':>8}")
+    print(f"{'':46}{'samples/s':>10}{'of all':>8}{'busy':>7}{'GiB':>8}")
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("recipes", "texts"):
             command = [given.trainer, "data", kind, "--rows", "20000", "--seed", "1", "--out", os.path.join(folder, kind)]
@@ -206,21 +241,25 @@ def main():
 
         def show(name, result):
             said = result.get("error") or f"{result['rate']:10.1f}{result['whole']:8.1f}{result['busy']:6.0f}%{result['peak']:8.2f}  {result['parts']}"
-            print(f"{name:44}{said}", flush=True)
+            print(f"{name:46}{said}", flush=True)
 
-        for name in filter(chosen, OURS):
-            show(name, ours(given.trainer, folder, name, given.steps))
-        for name, of, batch, checkpointing, attention, variant in PEERS:
-            if not chosen(name):
-                continue
+        def command_of(of, batch, checkpointing, attention, variant, lengths):
             model, kind, limit, effective, precision = SHAPES[of]
-            command = [sys.executable, os.path.abspath(__file__), "peer"]
             values = dict(model=model, kind=kind, folder=folder, limit=limit, effective=effective, precision=precision, batch=batch,
                           attention=attention, variant=variant, steps=given.steps)
-            command += [word for key, value in values.items() for word in (f"--{key}", str(value))]
-            ended = subprocess.run(command + (["--checkpointing"] if checkpointing else []), capture_output=True, text=True)
-            lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-            show(name, json.loads(lines[-1]) if lines else {"error": (ended.stderr.strip().splitlines() or ["it said nothing"])[-1][:120]})
+            command = [sys.executable, os.path.abspath(__file__), "peer", *(["--checkpointing"] if checkpointing else [])]
+            return command + [word for key, value in values.items() for word in (f"--{key}", str(value))] + ["--lengths", *map(str, lengths)]
+
+        peers = {name: command_of(*how) for name, *how in PEERS if chosen(name)}
+        compiled = {name: command for name, command in peers.items() if any(mode in command for mode in MODES)} if given.together else {}
+        for name, waiting in get_ready(compiled, given.together).items() if compiled else ():
+            show(name, waiting.answer())
+        for name in filter(chosen, OURS):
+            show(name, ours(given.trainer, folder, name, given.steps))
+        for name, command in peers.items():
+            if name not in compiled:
+                ended = subprocess.run(command, capture_output=True, text=True)
+                show(name, answer(ended.returncode, ended.stdout, ended.stderr))
 
 
 if __name__ == "__main__":

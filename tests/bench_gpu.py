@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Our training step on a GPU beside that of transformers, each measured in a process of its own.
 
-usage: bench_gpu.py all --trainer target/release/pipe-trainer [WORD...]     (only runs whose name has one of the words)
+usage: bench_gpu.py all --trainer target/release/pipe-trainer [--together 400] [WORD...]     (only runs whose name has one of the words)
        bench_gpu.py kernels --trainer target/release/pipe-trainer --model t5-xl --batch 8     (the kernels of one step by time)
        bench_gpu.py reference --model t5-base --batch 32 --source 512 --target 128 --variant eager
        bench_gpu.py reference --model t5-small --batch 4 --source 128 --target 64 --variant eager --cpu
 Needs a python3 with torch and transformers, and a CUDA card except with --cpu, which computes in fp32; nothing is fetched:
-models are made from their configs. MU-SOTA is compared with its definition written plainly in torch."""
+models are made from their configs. MU-SOTA is compared with its definition written plainly in torch. --together: what compiles does so side by
+side, for so many seconds at most, and is measured when nothing else is under way; the card must have room for all of them."""
 import argparse
 import collections
+import contextlib
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 # flan-t5-small, -base and -xl (T5 v1.1): gated, with a head of its own.
@@ -41,6 +45,8 @@ MU_SOTA = dict(model="mu-sota", batch=4, source=256, precision="bf16-mixed")
 # Every way of transformers to compute a step; what is compared with is the best of them.
 PEERS = [(f"{variant} {attention}", ["--variant", variant, "--attention", attention])
          for variant in ("eager", "compile", "graphs") for attention in ("eager", "sdpa")]
+# `graphs`: compiled, and launched as CUDA graphs. `autotune`: compiled, with matrix products of its own where they are faster.
+MODES = {"compile": "default", "graphs": "reduce-overhead", "autotune": "max-autotune-no-cudagraphs"}
 # Name, shape, and what else: the variant of the reference, or arguments of our trainer.
 RUNS = [
     ("t5-base ours", BASE, []),
@@ -52,6 +58,7 @@ RUNS = [
     ("t5-xl ours checkpointing 32g", XL, ["--checkpointing", "--limit", "32g"]),
     ("bert-large ours", LARGE, []),
     *((f"bert-large {name}", LARGE, words) for name, words in PEERS),
+    ("bert-large autotune sdpa", LARGE, ["--variant", "autotune", "--attention", "sdpa"]),
     ("clip eager", CLIP, ["--variant", "eager"]),
     ("clip compile", CLIP, ["--variant", "compile"]),
     ("clip ours", CLIP, []),
@@ -67,8 +74,8 @@ AIMS = [
     ("t5-xl ours", "ms", ("t5-xl eager eager", "t5-xl eager sdpa", "t5-xl compile", "t5-xl graphs"), 0.75),
     ("t5-xl ours checkpointing 32g", "ms", "t5-xl eager checkpointing", 1 / 1.6),
     ("t5-xl ours checkpointing 32g", "peak_allocated", "t5-xl eager checkpointing", 1.0),
-    ("bert-large ours", "ms", ("bert-large eager", "bert-large compile", "bert-large graphs"), 0.85),
-    ("bert-large ours", "peak_allocated", ("bert-large eager", "bert-large compile", "bert-large graphs"), 0.75),
+    ("bert-large ours", "ms", ("bert-large eager", "bert-large compile", "bert-large graphs", "bert-large autotune"), 0.85),
+    ("bert-large ours", "peak_allocated", ("bert-large eager", "bert-large compile", "bert-large graphs", "bert-large autotune"), 0.75),
     ("clip ours", "ms", "clip compile", 1.0),
     ("clip ours", "peak_allocated", "clip compile", 0.8),
     ("mu-sota ours", "ms", "mu-sota plain", 0.2),
@@ -89,7 +96,8 @@ def build(torch, given, device):
         inputs = dict(input_ids=ids(given.source, VOCABULARY), labels=ids(given.target, VOCABULARY))
         make = transformers.T5ForConditionalGeneration
     elif given.model in BERT:
-        config = transformers.BertConfig(**BERT[given.model], vocab_size=30522)
+        # What it would find out in its first step, and then be compiled for again.
+        config = transformers.BertConfig(**BERT[given.model], vocab_size=30522, problem_type="single_label_classification")
         labels = torch.randint(0, 2, (given.batch,), device=device)
         inputs = dict(input_ids=ids(given.source, 30522), labels=labels)
         make = transformers.BertForSequenceClassification
@@ -127,9 +135,7 @@ def reference(given):
     if given.variant == "checkpointing":
         model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    # `graphs`: compiled, and launched as CUDA graphs.
-    modes = {"compile": "default", "graphs": "reduce-overhead"}
-    forward = torch.compile(model, mode=modes[given.variant]) if given.variant in modes else model
+    forward = torch.compile(model, mode=MODES[given.variant]) if given.variant in MODES else model
 
     def step():
         synchronize()
@@ -144,7 +150,12 @@ def reference(given):
         synchronize()
         return (time.perf_counter() - began) * 1000
 
-    warm_up, steps = 20 if given.variant in modes else 10, 5 if given.cpu else 20
+    if given.wait:
+        for _ in range(4):
+            step()
+        torch.cuda.empty_cache()
+        wait_for_turn()
+    warm_up, steps = 20 if given.variant in MODES else 10, 5 if given.cpu else 20
     ms = statistics.median([step() for _ in range(warm_up + steps)][warm_up:])
     return {
         "what": f"{given.model} {given.variant} {given.attention or ''}".strip(),
@@ -153,6 +164,12 @@ def reference(given):
         "peak_allocated": 0.0 if given.cpu else torch.cuda.max_memory_allocated() / GIB,
         "peak_reserved": 0.0 if given.cpu else torch.cuda.max_memory_reserved() / GIB,
     }
+
+
+def wait_for_turn():
+    """Says that everything is compiled, and waits until nothing else is under way."""
+    print("ready", flush=True)
+    sys.stdin.readline()
 
 
 def matrix_rate(torch):
@@ -184,37 +201,103 @@ def operations(model, batch, source=0, target=0, **_):
     return 6 * batch * (encoder + decoder + target * d * VOCABULARY)
 
 
+def answer(code, stdout, stderr):
+    """The JSON line that a process printed last, or what it said when it failed."""
+    lines = [line for line in stdout.splitlines() if line.startswith("{")]
+    if code == 0 and lines:
+        return json.loads(lines[-1])
+    said = (stderr.strip() or stdout.strip() or "it said nothing").splitlines()
+    errors = [line for line in said if "error" in line.lower()] or said
+    return {"error": f"exit {code}: {errors[-1].strip()[:200]}"}
+
+
 def measure(command, env=None):
-    """The JSON line that a process prints last, or what it said when it failed."""
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"error": str(error)}
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-    if ended.returncode == 0 and lines:
-        return json.loads(lines[-1])
-    said = (ended.stderr.strip() or ended.stdout.strip() or "it said nothing").splitlines()
-    errors = [line for line in said if "error" in line.lower()] or said
-    return {"error": f"exit {ended.returncode}: {errors[-1].strip()[:200]}"}
+    return answer(ended.returncode, ended.stdout, ended.stderr)
 
 
-def everything(trainer, words):
+class Waiting:
+    """A process that gets ready beside others with `--wait`, and measures when it is asked for its answer."""
+
+    def __init__(self, command):
+        self.began, self.ready_after, self.lines, self.heard = time.time(), None, [], threading.Event()
+        self.stderr = tempfile.TemporaryFile("w+")
+        # With a group of its own: those that compile for it end with it.
+        self.process = subprocess.Popen(command + ["--wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.stderr, text=True,
+                                        process_group=0)
+        self.reader = threading.Thread(target=self.listen, daemon=True)
+        self.reader.start()
+
+    def listen(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line == "ready\n":
+                self.ready_after = time.time() - self.began
+                self.heard.set()
+        self.heard.set()
+
+    def end(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def answer(self, most=300):
+        """Where it takes no more than so many seconds."""
+        with contextlib.suppress(OSError):  # it may have ended, and says why
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        try:
+            code = self.process.wait(most)
+        except subprocess.TimeoutExpired:
+            code = "none"
+        self.end()
+        self.reader.join(5)
+        self.stderr.seek(0)
+        return answer(code, "".join(self.lines), self.stderr.read())
+
+
+def get_ready(commands, seconds):
+    """Starts what compiles, all at once, and says what is ready in time. What is not would disturb the others, and is ended."""
+    waiting = {name: Waiting(command) for name, command in commands.items()}
+    until = time.time() + seconds
+    for one in waiting.values():
+        one.heard.wait(max(0.0, until - time.time()))
+    for name, one in list(waiting.items()):
+        if one.heard.is_set():
+            print(f"{name:46}" + (f"ready after {one.ready_after:.0f} s" if one.ready_after else "failed"))
+        else:
+            waiting.pop(name).end()
+            print(f"{name:46}not ready after {seconds:.0f} s")
+    print(flush=True)
+    return waiting
+
+
+def everything(trainer, words, together):
     import torch
 
     # The trainer's own libtorch may be one for the CPU: it uses the one that is measured against.
     ours = {**os.environ, "LD_LIBRARY_PATH": os.path.join(torch.__path__[0], "lib"), "OMP_WAIT_POLICY": "PASSIVE"}
     chosen = lambda name: not words or any(word in name for word in words)
-    results = {}
+    commands, shapes, results = {}, {}, {}
+    for name, shape, more in filter(lambda run: chosen(run[0]), RUNS):
+        command = [sys.executable, os.path.abspath(__file__), "reference"] if "--variant" in more else [trainer, "bench"]
+        commands[name] = command + [word for key, value in shape.items() for word in (f"--{key}", str(value))] + more
+        shapes[name] = shape
+    compiles = lambda name: any(mode in commands[name] for mode in MODES)
+    waiting = {}
+    if together:
+        waiting = get_ready({name: commands[name] for name in filter(compiles, commands)}, together)
+        commands = {name: command for name, command in commands.items() if name in waiting or not compiles(name)}
     rate = matrix_rate(torch)
     print(f"{torch.cuda.get_device_name()}: bf16 matrix products at {rate:.0f} TFLOP/s\n")
     print(f"{'':30}{'ms':>10}{'GiB alloc.':>12}{'reserved':>10}{'tokens/s':>10}{'of rate':>9}", flush=True)
-    for name, shape, more in RUNS:
-        if not chosen(name):
-            continue
-        arguments = [word for key, value in shape.items() for word in (f"--{key}", str(value))] + more
-        is_reference = "--variant" in more
-        command = [sys.executable, os.path.abspath(__file__), "reference"] if is_reference else [trainer, "bench"]
-        result = results[name] = measure(command + arguments, None if is_reference else ours)
+    # What waits comes first: it holds memory.
+    for name in sorted(commands, key=lambda name: name not in waiting):
+        shape, command = shapes[name], commands[name]
+        result = waiting[name].answer() if name in waiting else measure(command, ours if command[0] == trainer else None)
+        results[name] = result
         if "error" in result:
             print(f"{name:30}{result['error']}", flush=True)
             continue
@@ -274,11 +357,13 @@ def main():
     one.add_argument("--source", type=int, default=512)
     one.add_argument("--target", type=int, default=128)
     one.add_argument("--precision", choices=["fp32", "bf16", "bf16-mixed"], default="bf16")
-    one.add_argument("--variant", choices=["eager", "compile", "graphs", "checkpointing"], required=True)
+    one.add_argument("--variant", choices=["eager", *MODES, "checkpointing"], required=True)
     one.add_argument("--attention", choices=["eager", "sdpa"], help="attn_implementation of transformers")
     one.add_argument("--cpu", action="store_true")
+    one.add_argument("--wait", action="store_true", help="say `ready` after the first steps, and wait for a line")
     everyone = commands.add_parser("all")
     everyone.add_argument("--trainer", required=True)
+    everyone.add_argument("--together", type=float, metavar="SECONDS")
     everyone.add_argument("words", nargs="*")
     step = commands.add_parser("kernels", help="what else is given goes to pipe-trainer bench")
     step.add_argument("--trainer", required=True)
@@ -288,7 +373,7 @@ def main():
     if more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if given.command == "all":
-        sys.exit(0 if everything(given.trainer, given.words) else 1)
+        sys.exit(0 if everything(given.trainer, given.words, given.together) else 1)
     if given.cpu:
         given.precision = "fp32"
     print(json.dumps(reference(given)))

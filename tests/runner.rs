@@ -64,6 +64,8 @@ mod terminal;
 mod tokenizers;
 #[path = "runner/tracking.rs"]
 mod tracking;
+#[path = "runner/tune.rs"]
+mod tune;
 #[path = "runner/untrusted_input.rs"]
 mod untrusted_input;
 #[path = "runner/walk.rs"]
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
     containers::tests(&mut suite);
     commands::tests(&mut suite);
     steps::tests(&mut suite);
+    tune::tests(&mut suite);
     python::tests(&mut suite);
     compute_capability::tests(&mut suite);
     cuda::tests(&mut suite);

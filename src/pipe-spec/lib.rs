@@ -15,6 +15,7 @@ mod problem;
 pub mod run;
 pub mod separator;
 mod step_state;
+pub mod study;
 pub mod text;
 pub mod trainer;
 pub mod variables;

@@ -203,7 +203,53 @@ pub struct RunState {
     /// The steps of a run of several, in the order of the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub graph: Vec<StepState>,
+    /// How far a search has come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub study: Option<StudyState>,
+    /// Whether a batch that is known not to fit ends the run, instead of being made smaller.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub as_asked: bool,
+    /// Why it was not tried, where what it asks for is known not to fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub infeasible: Option<String>,
     pub attempts: Vec<Attempt>,
+}
+
+/// How far a search has come, as `run.json` holds it. Its trials are in its storage.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StudyState {
+    /// A journal file of Optuna.
+    pub storage: PathBuf,
+    /// Seconds that it ran for, over all `pipe` processes.
+    pub seconds: f64,
+    pub trials: TrialCounts,
+    /// Trials that it may run.
+    pub budget: Option<u64>,
+    /// The number of the best trial, and its value, with one objective.
+    pub best: Option<(u64, f64)>,
+}
+
+/// Trials of a study, by how they ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TrialCounts {
+    pub running: u64,
+    pub complete: u64,
+    /// Ended early because others were better, or out of memory.
+    pub pruned: u64,
+    /// Never begun: known not to fit.
+    pub infeasible: u64,
+    /// Never begun: the same training as another trial, whose values they have.
+    pub repeated: u64,
+    pub failed: u64,
+}
+
+impl TrialCounts {
+    /// Those that count against the budget.
+    pub fn run(&self) -> u64 {
+        self.running + self.complete + self.pruned + self.failed
+    }
 }
 
 /// What a run has achieved. Metrics have the names that `save.best` takes, such as `eval.loss`.
@@ -277,6 +323,9 @@ impl RunState {
             result: None,
             part_of: None,
             graph: Vec::new(),
+            study: None,
+            as_asked: false,
+            infeasible: None,
             attempts: Vec::new(),
         }
     }

@@ -108,8 +108,8 @@ pub enum Error {
     StepNotDone { step: String, only: String },
     #[error("the step {step} has not written its output {output}: {path} is not there", path = path.display())]
     NoOutput { step: String, output: String, path: PathBuf },
-    #[error("the run of the step cannot be read: {}; `pipe rm {id}` removes it, and the step begins anew", damage.join(", "))]
-    DamagedStep { id: String, damage: Vec<String> },
+    #[error("its run cannot be read: {}; `pipe rm {id}` removes it, and it begins anew", damage.join(", "))]
+    DamagedPart { id: String, damage: Vec<String> },
     #[error("{path} is a link that leads out of the output of its step", path = path.display())]
     LinkedOutput { path: PathBuf },
     #[error("{}", reasons.join("\n"))]
@@ -118,8 +118,29 @@ pub enum Error {
     RunInUse { id: String, by: String },
     #[error("{id} has several steps, each of which is a run: {}", runs.join(", "))]
     HasSteps { id: String, runs: Vec<String> },
+    #[error("{id} is a study, each trial of which is a run: {id}.0 is the first")]
+    HasTrials { id: String },
     #[error("{file} has no steps", file = file.display())]
     NotSteps { file: PathBuf },
+
+    #[error("{why}")]
+    KnownNotToFit { why: String },
+    #[error(transparent)]
+    Journal(#[from] pipe_search::JournalError),
+    #[error("{file} is a study: settings to be tried, not a pipeline to be run", file = file.display())]
+    IsStudy { file: PathBuf },
+    #[error("{file} is not a study: it has no `tune`", file = file.display())]
+    NotStudy { file: PathBuf },
+    #[error("{id} is not a study")]
+    NotStudyRun { id: String },
+    #[error("{id} has no trial {number}; it has {trials}")]
+    NoTrial { id: String, number: u64, trials: u64 },
+    #[error("no trial of {id} has come to its end with {objective} yet")]
+    NoBest { id: String, objective: String },
+    #[error("{times} trials in a row have failed, the last one (trial {number}) with: {reason}")]
+    TrialsFail { id: String, times: u64, number: u64, reason: String },
+    #[error("nothing in the space fits: {tried} settings were asked for, and the smallest of them needs {} of {}", human_bytes(*least), human_bytes(*capacity))]
+    NothingFits { tried: u64, least: u64, capacity: u64 },
 
     #[error("the run {id} cannot be reproduced here:\n{}", indented(reasons))]
     NotReproducible { id: String, reasons: Vec<String> },
@@ -226,12 +247,22 @@ impl Error {
             | Self::OtherArchitecture { .. }
             | Self::NoCaptions { .. } => PipeExit::Usage,
             Self::RunEnded { code, .. } | Self::StepsFailed { code, .. } => *code,
-            Self::NoStep { .. } | Self::StepNotDone { .. } | Self::HasSteps { .. } | Self::NotSteps { .. } => {
+            Self::NoStep { .. }
+            | Self::StepNotDone { .. }
+            | Self::HasSteps { .. }
+            | Self::HasTrials { .. }
+            | Self::NotSteps { .. } => {
                 PipeExit::Usage
             }
             Self::NoOutput { .. } | Self::LinkedOutput { .. } => PipeExit::TrainingFailed,
             Self::RunInUse { .. } => PipeExit::Usage,
-            Self::DamagedStep { .. } => PipeExit::Unexpected,
+            Self::KnownNotToFit { .. } | Self::NothingFits { .. } => PipeExit::OutOfMemory,
+            Self::IsStudy { .. } | Self::NotStudy { .. } | Self::NotStudyRun { .. } | Self::NoTrial { .. } => {
+                PipeExit::Usage
+            }
+            Self::Journal(_) => PipeExit::Unexpected,
+            Self::NoBest { .. } | Self::TrialsFail { .. } => PipeExit::TrainingFailed,
+            Self::DamagedPart { .. } => PipeExit::Unexpected,
             Self::Damaged { .. } | Self::NotDriven { .. } | Self::StillRuns { .. } | Self::NoQueue { .. } => {
                 PipeExit::Unexpected
             }
@@ -311,12 +342,24 @@ impl Error {
                 "`pipe resume {id}` goes on with the steps that have not finished; `pipe run` begins anew, without what has not changed"
             )),
             Self::HasSteps { .. } => Some("name one of them".to_owned()),
+            Self::HasTrials { id } => Some(format!("name one of them; `pipe tune status {id}` lists them")),
             Self::NoOutput { .. } => Some(
                 "write it below {run}, or correct `outputs`; a training writes its model with save.export: true".to_owned(),
             ),
             Self::LinkedOutput { .. } => Some("write the files themselves below {run}".to_owned()),
             Self::RunInUse { .. } => Some("wait for it, or stop it; --force removes the run all the same".to_owned()),
             Self::NotSteps { .. } => Some("leave --only and --from out".to_owned()),
+            Self::IsStudy { file } => Some(format!("`pipe tune run {}` runs it", file.display())),
+            Self::NotStudy { file } => Some(format!("`pipe run {}` runs a pipeline", file.display())),
+            Self::NotStudyRun { id } => Some(format!("`pipe show {id}` shows it; `pipe tune run FILE` begins a study")),
+            Self::NoTrial { id, .. } => Some(format!("`pipe tune status {id}` lists them")),
+            Self::NoBest { id, .. } => Some(format!("`pipe tune status {id}` shows how far it has come")),
+            Self::TrialsFail { id, number, .. } => Some(format!(
+                "`pipe logs {id}.{number}` shows the log of the last one; `pipe tune resume {id}` goes on"
+            )),
+            Self::NothingFits { .. } => {
+                Some("allow smaller batches, shorter rows or smaller models in `space`, or more memory".to_owned())
+            }
             Self::NoImage { .. } => Some("pull it first, or give a Dockerfile as container.image".to_owned()),
             Self::NoRun { .. } | Self::AmbiguousRun { .. } => Some("`pipe ls` lists the runs".to_owned()),
             Self::Write { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
@@ -387,7 +430,9 @@ impl Error {
             | Self::NotDriven { .. }
             | Self::RunEnded { .. }
             | Self::NoStep { .. }
-            | Self::DamagedStep { .. }
+            | Self::DamagedPart { .. }
+            | Self::KnownNotToFit { .. }
+            | Self::Journal(_)
             | Self::Engine { .. }
             | Self::Spawn { .. }
             | Self::NotElf { .. }

@@ -26,12 +26,14 @@ mod inspect;
 mod interrupt;
 mod ledger;
 mod lock;
+mod part;
 mod predict;
 mod queue;
 mod report;
 mod run;
 mod supervise;
 mod track;
+mod tune;
 mod watcher;
 
 use std::process::ExitCode;

@@ -1,5 +1,6 @@
 //! A working folder for one test, in which `pipe` is run as a user would.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -50,9 +51,15 @@ impl Folder {
     }
 
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(pipe());
+        let mut command = self.other_command(pipe());
+        command.args(args);
         command
-            .args(args)
+    }
+
+    /// A program that runs `pipe` in turn.
+    pub fn other_command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command
             .current_dir(&self.path)
             .env_remove("PIPE_RUNS")
             .env_remove("RUST_LOG")

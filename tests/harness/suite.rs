@@ -27,6 +27,8 @@ pub enum Needs {
     Mlflow,
     /// The packages of tests/wandb.txt.
     Wandb,
+    /// The packages of tests/optuna.txt and tests/optuna4.txt.
+    Optuna,
     /// The daemon, on a machine without a GPU.
     DockerWithoutGpu,
     /// The model that tests/fetch-minilm fetches.
@@ -55,6 +57,10 @@ impl Needs {
             Self::Mlflow => {
                 (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
             }
+            Self::Optuna => {
+                let is_there = |version: u32| optuna(version).join("complete").is_file();
+                (!(is_there(4) && is_there(5))).then_some("target/optuna5 is not there; make optuna fetches it")
+            }
             Self::Wandb => {
                 (!wandb().join("complete").is_file()).then_some("target/wandb is not there; make wandb fetches it")
             }
@@ -78,7 +84,7 @@ impl Needs {
             Self::BaseSystem => dpkg().then_some("PIPE_REQUIRE_DOCKER"),
             Self::Chromium => Some("PIPE_REQUIRE_BROWSER"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
-            Self::Mlflow | Self::Wandb | Self::Python => None,
+            Self::Mlflow | Self::Wandb | Self::Optuna | Self::Python => None,
         }
     }
 }
@@ -121,6 +127,11 @@ pub fn mlflow() -> PathBuf {
 /// Where the packages of tests/wandb.txt lie.
 pub fn wandb() -> PathBuf {
     repository().join("target/wandb")
+}
+
+/// The packages of one version of Optuna. What both need is with the fifth.
+pub fn optuna(version: u32) -> PathBuf {
+    repository().join(format!("target/optuna{version}"))
 }
 
 /// Where tests/fetch-minilm puts its model.

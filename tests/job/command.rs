@@ -58,6 +58,23 @@ pub fn run(words: &[String]) {
                 }
             }
         }
+        // So many steps, each of so many milliseconds, whose score falls to the square of how far `--x` is from one half. Runs out beyond
+        // `--most` samples, and fails where `--x` is above 1.9.
+        "score" => {
+            let float = |name: &str| after(name).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
+            let (x, most) = (float("--x"), float("--most"));
+            if most > 0.0 && f64::from(batch) > most {
+                fail(CUDA, 1);
+            }
+            if x > 1.9 {
+                fail("x is too large", 3);
+            }
+            for step in 1..=number {
+                std::thread::sleep(Duration::from_millis(float("--millis") as u64));
+                let score = (x - 0.5).powi(2) + 1.0 - f64::from(step) / f64::from(number);
+                println!("{{\"step\": {step}, \"total_steps\": {number}, \"score\": {score}, \"peak_memory\": {}}}", 1_000_000 * u64::from(batch));
+            }
+        }
         "nap" => {
             println!("napping");
             std::thread::sleep(Duration::from_millis(number.into()));

@@ -9,7 +9,7 @@ use super::{
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
 
-pub(super) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, Problems> {
+pub(crate) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, Problems> {
     let schema = schema();
     let mut problems = Structure::new(&schema, &Transformers).check(tree);
     missing_variables(tree, variables, &mut problems);

@@ -39,6 +39,9 @@ pub use train::{
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 pub use work::{Training, Work, WorkKind};
 
+pub(crate) use check::pipeline as pipeline_of;
+pub(crate) use other_names::Transformers as OtherNamesOfPipelines;
+
 use crate::text::Name;
 use crate::variables::Variables;
 

@@ -4,7 +4,7 @@
 use crate::yaml::{OtherName, OtherNames};
 
 /// The names of the transformers Trainer.
-pub(super) struct Transformers;
+pub(crate) struct Transformers;
 
 impl OtherNames for Transformers {
     fn key(&self, name: &str) -> Option<&OtherName> {

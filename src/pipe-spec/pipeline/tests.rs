@@ -1,4 +1,5 @@
 use super::*;
+use crate::study::Study;
 
 const MINIMAL: &str = "version: 1\nname: demo\nmodel: {arch: t5, config: {d_model: 8}}\ndata: {train: a.jsonl}\n";
 
@@ -346,13 +347,15 @@ fn nothing_in_on_means_everything() {
 #[test]
 fn every_pipeline_of_the_repository_is_valid() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pipelines");
-    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
     let pipelines: Vec<_> = files.iter().filter(|file| file.extension().is_some_and(|end| end == "yaml")).collect();
     assert!(!pipelines.is_empty());
     for file in pipelines {
         let text = std::fs::read_to_string(file).unwrap();
         let variables = Variables::new(None, std::iter::empty());
+        let beside = |named: &str| std::fs::read_to_string(folder.join(named)).map_err(|error| error.to_string());
         let result = match Graph::parse(&text, &[], &variables) {
+            Ok(None) if Study::is_one(&text) => Study::parse(&text, &[], beside, &variables).map(drop),
             Ok(None) => Pipeline::parse(&text, &[], &variables).map(drop),
             steps => steps.map(drop),
         };

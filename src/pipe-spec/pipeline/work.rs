@@ -69,4 +69,13 @@ pub enum WorkKind {
     Command,
     /// Several of these, each in a run of its own.
     Steps,
+    /// A search: trials, each in a run of its own.
+    Study,
+}
+
+impl WorkKind {
+    /// Whether it does something itself, and not in runs of their own.
+    pub fn is_single(self) -> bool {
+        matches!(self, Self::Training | Self::Command)
+    }
 }

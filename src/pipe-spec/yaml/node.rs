@@ -75,12 +75,31 @@ impl Node {
         } else {
             Self::parse(value).map_err(|error| usage(format!("{path}: {error}")))?.kind
         };
+        self.put(path, value).ok_or_else(|| usage(format!("{path}: no such place")))
+    }
+
+    /// Replaces the value at a dotted path; nothing where there is no such place.
+    pub fn put(&mut self, path: &str, value: Kind) -> Option<()> {
         let mut node = self;
         for key in path.split('.') {
-            node = node.child_or_insert(key).ok_or_else(|| usage(format!("{path}: no such place")))?;
+            node = node.child_or_insert(key)?;
         }
         *node = Self { line: None, kind: value.without_lines() };
-        Ok(())
+        Some(())
+    }
+
+    /// Removes what is at a dotted path, if anything is.
+    pub fn remove(&mut self, path: &str) {
+        let (parent, key) = path.rsplit_once('.').unwrap_or(("", path));
+        let mut node = self;
+        for key in parent.split('.').filter(|key| !key.is_empty()) {
+            let Kind::Map(entries) = &mut node.kind else { return };
+            let Some(entry) = entries.iter_mut().find(|entry| entry.key == key) else { return };
+            node = &mut entry.value;
+        }
+        if let Kind::Map(entries) = &mut node.kind {
+            entries.retain(|entry| entry.key != key);
+        }
     }
 
     fn child_or_insert(&mut self, key: &str) -> Option<&mut Self> {
@@ -184,6 +203,18 @@ impl Node {
 }
 
 impl Kind {
+    /// A value that did not come from a file.
+    pub fn of_json(value: &Value) -> Self {
+        let node = |value: &Value| Node { line: None, kind: Self::of_json(value) };
+        match value {
+            Value::Array(items) => Self::List(items.iter().map(node).collect()),
+            Value::Object(map) => Self::Map(
+                map.iter().map(|(key, value)| Entry { line: None, key: key.clone(), value: node(value) }).collect(),
+            ),
+            scalar => Self::Scalar(scalar.clone()),
+        }
+    }
+
     fn without_lines(self) -> Self {
         let strip = |node: Node| Node { line: None, kind: node.kind.without_lines() };
         match self {

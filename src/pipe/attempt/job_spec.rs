@@ -35,7 +35,7 @@ impl JobSpec {
         match kind {
             WorkKind::Training => serde_json::from_slice(&text).ok().map(Self::Training),
             WorkKind::Command => serde_json::from_slice(&text).ok().map(Self::Command),
-            WorkKind::Steps => None,
+            WorkKind::Steps | WorkKind::Study => None,
         }
     }
 

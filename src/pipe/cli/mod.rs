@@ -8,6 +8,7 @@ mod man;
 mod pipeline;
 mod predict;
 mod runs;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -23,6 +24,7 @@ use man::ManArgs;
 use pipeline::{CheckArgs, InitArgs, PlanArgs, RunArgs, StartArgs};
 use predict::PredictArgs;
 use runs::{AttachArgs, DiffArgs, LogsArgs, LsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs};
+use tune::TuneCommand;
 
 /// Run training pipelines in containers, with retries after out-of-memory that keep the training the same
 #[derive(Parser)]
@@ -83,6 +85,9 @@ enum Command {
     Logs(LogsArgs),
     /// Remove runs with their folders and containers, or containers that a killed pipe process left
     Rm(RmArgs),
+    /// Search for good settings: trials in containers, memory as a constraint, a storage that Optuna reads
+    #[command(subcommand)]
+    Tune(TuneCommand),
     /// Build the trainer image, or list the images that pipe built
     #[command(subcommand)]
     Image(ImageCommand),
@@ -92,8 +97,12 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Print the JSON schema of the pipeline file
-    Schema,
+    /// Print the JSON schema of the pipeline file, or of the study file
+    Schema {
+        /// That of the study file, for `pipe tune`
+        #[arg(long)]
+        study: bool,
+    },
     /// Print completions for a shell; in bash and zsh they know the ids of the runs
     Completions { shell: clap_complete::Shell },
     /// Print the manual page of pipe or of a command: `pipe man run | man -l -`
@@ -146,6 +155,21 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Ledger(LedgerCommand::Show { id }) => command::ledger::show(&id),
         Command::Ledger(LedgerCommand::Forget { ids, all }) => command::ledger::forget(&ids, all),
         Command::Ledger(LedgerCommand::Export) => command::ledger::export(),
+        Command::Tune(TuneCommand::Run(args)) => command::tune::run(&args.options(quiet)),
+        Command::Tune(TuneCommand::Status { study, json }) => command::tune::status(&study, json),
+        Command::Tune(TuneCommand::Best { study, trial, out, json }) => {
+            command::tune::best(&study, trial, out.as_deref(), json)
+        }
+        Command::Tune(TuneCommand::Resume { study, set, detach, json }) => {
+            let run = command::tune::find(&study)?.state.id;
+            command::resume::run(&command::resume::Options { run, set, detach, json, quiet })
+        }
+        Command::Tune(TuneCommand::Stop { study, now }) => {
+            command::stop::run(&[command::tune::find(&study)?.state.id], now, quiet)
+        }
+        Command::Tune(TuneCommand::Export { study, format, out }) => {
+            command::tune::export(&study, format.into(), out.as_deref())
+        }
         Command::Ls(args) => command::ls::run(&args.options(quiet)),
         Command::Show(args) => command::show::run(&args.run, args.json),
         Command::Predict(args) => command::predict::run(&args.options(quiet)),
@@ -163,8 +187,8 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Image(ImageCommand::Files { json }) => command::image::files(json),
         Command::Image(ImageCommand::Ls { json }) => command::image::ls(json),
         Command::Doctor { json } => command::doctor::run(json),
-        Command::Schema => {
-            print_json(&pipe_spec::pipeline::schema());
+        Command::Schema { study } => {
+            print_json(&if study { pipe_spec::study::schema() } else { pipe_spec::pipeline::schema() });
             Ok(())
         }
         Command::Completions { shell } => {

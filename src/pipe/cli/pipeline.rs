@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use pipe_spec::Job;
 use pipe_spec::pipeline::Arch;
 use pipe_spec::text::{ByteSize, Name};
 
@@ -124,7 +123,7 @@ impl StartArgs {
             resume: false,
             detach: false,
             selection: Selection::default(),
-            choices: Choices { job: Job::Train, ignore_ledger: self.ignore_ledger, no_queue: self.no_queue },
+            choices: Choices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue, ..Choices::default() },
             json: self.json,
             pins: Vec::new(),
             quiet,

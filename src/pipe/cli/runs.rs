@@ -24,6 +24,9 @@ pub struct LsArgs {
     /// List at most so many runs
     #[arg(long, value_name = "NUMBER")]
     limit: Option<usize>,
+    /// List the trials of studies too
+    #[arg(long)]
+    trials: bool,
     /// The order: by metric the best first, by the time of the start the newest first, or by name
     #[arg(long, value_enum, default_value_t, value_name = "BY")]
     sort: SortBy,
@@ -34,9 +37,9 @@ pub struct LsArgs {
 
 impl LsArgs {
     pub fn options(self, quiet: bool) -> command::ls::Options {
-        let Self { status, name, since, limit, sort, json } = self;
+        let Self { status, name, since, limit, trials, sort, json } = self;
         let filter = Filter { statuses: status, name, since: since.map(|since| since.seconds(now())) };
-        command::ls::Options { filter, limit, sort: sort.into(), json, quiet }
+        command::ls::Options { filter, limit, trials, sort: sort.into(), json, quiet }
     }
 }
 

@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
+use pipe_search::Journal;
 use pipe_spec::pipeline::WorkKind;
 use pipe_spec::{PipeExit, RunState, Status};
 
 use crate::detach;
 use crate::error::Error;
 use crate::graph::GraphWatcher;
+use crate::input::load::{self, ParsedStudy};
 use crate::interrupt::Interrupts;
 use crate::report::{Reporter, say};
 use crate::run::{self, Listed};
+use crate::tune::{StudyView, StudyWatcher};
 use crate::watcher::Watcher;
 
 /// How often the run folder is read.
@@ -41,10 +44,7 @@ pub fn run(wanted: &str, json: bool, quiet: bool) -> Result<(), Error> {
 
 async fn watch(found: &Listed, reporter: Reporter, json: bool) -> Result<(), Error> {
     let mut watcher = Watcher::new(found, reporter, json);
-    let mut steps = match found.state.work {
-        WorkKind::Steps => Some(GraphWatcher::new(json, &found.state)),
-        WorkKind::Training | WorkKind::Command => None,
-    };
+    let mut parts = Parts::of(found, json)?;
     watcher.catch_up()?;
     let mut takeovers = 0;
     loop {
@@ -59,14 +59,64 @@ async fn watch(found: &Listed, reporter: Reporter, json: bool) -> Result<(), Err
             continue;
         }
         watcher.show(&state)?;
-        if let Some(steps) = &mut steps {
-            steps.show(&state, &mut watcher.reporter)?;
-        }
+        parts.show(&state, &mut watcher.reporter)?;
         if state.status != Status::Running {
-            watcher.reporter.run_ended(&state, &found.folder);
+            parts.end(&state, &found.folder, &mut watcher.reporter);
             return over(&state);
         }
         tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// The runs that a run consists of, where it does nothing itself.
+enum Parts {
+    None,
+    Steps(GraphWatcher),
+    Study(Box<(ParsedStudy, Option<Journal>, StudyWatcher)>),
+}
+
+impl Parts {
+    fn of(found: &Listed, json: bool) -> Result<Self, Error> {
+        Ok(match found.state.work {
+            WorkKind::Training | WorkKind::Command => Self::None,
+            WorkKind::Steps => Self::Steps(GraphWatcher::new(json, &found.state)),
+            WorkKind::Study => match load::parse_study(&found.folder().resolved(), &[])? {
+                Some(parsed) => {
+                    let watcher = StudyWatcher::new(json, &found.state.id, &parsed.study, &[]);
+                    Self::Study(Box::new((parsed, None, watcher)))
+                }
+                None => return Err(Error::NotStudyRun { id: found.state.id.clone() }),
+            },
+        })
+    }
+
+    fn show(&mut self, state: &RunState, reporter: &mut Reporter) -> Result<(), Error> {
+        match self {
+            Self::None => Ok(()),
+            Self::Steps(steps) => steps.show(state, reporter),
+            Self::Study(study) => {
+                let (parsed, journal, watcher) = study.as_mut();
+                let storage = state.study.as_ref().map(|study| study.storage.clone()).unwrap_or_default();
+                // One that has just been created has no storage yet.
+                if journal.is_none() && storage.is_file() {
+                    *journal = Some(Journal::read(&storage, parsed.study.name.as_str())?);
+                }
+                let Some(journal) = journal else { return Ok(()) };
+                journal.refresh()?;
+                watcher.show(state, journal.trials(), reporter)
+            }
+        }
+    }
+
+    fn end(&self, state: &RunState, folder: &str, reporter: &mut Reporter) {
+        match self {
+            Self::None | Self::Steps(_) => reporter.run_ended(state, folder),
+            Self::Study(study) => {
+                let trials = study.1.as_ref().map(Journal::trials).unwrap_or_default();
+                let view = StudyView { study: &study.0.study, trials, state };
+                reporter.study_ended(state, folder, &view.summary());
+            }
+        }
     }
 }
 

@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::Inspection;
 use pipe_spec::pipeline::accum;
+use pipe_spec::study::Study;
 use pipe_spec::text::count;
 use serde_json::{Value, json};
 
+use super::tune;
 use crate::error::Error;
 use crate::graph;
 use crate::hub::HubAccess;
@@ -24,6 +26,9 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
+    if let Some(parsed) = load::parse_study(&options.file, &options.set)? {
+        return check_study(options, &parsed.study);
+    }
     // What is wrong with a file of steps is said as of any other.
     let steps = load::parse_graph(&options.file, &options.set).ok().flatten();
     let checked = match steps.as_ref().map(|parsed| graph::check_inputs(parsed, &options.file)) {
@@ -52,6 +57,19 @@ pub fn run(options: &Options) -> Result<(), Error> {
     if !options.json {
         print_checked(&options.file, &checked);
     }
+    Ok(())
+}
+
+fn check_study(options: &Options, study: &Study) -> Result<(), Error> {
+    tune::check_space(study, &options.file)?;
+    let lines = tune::describe(study);
+    if options.json {
+        let settings: Vec<&str> = study.parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+        print_json(&json!({ "valid": true, "problems": [], "warnings": [], "settings": settings, "notes": lines }));
+        return Ok(());
+    }
+    print(&format!("{} is valid: {}", options.file.display(), lines[0]));
+    lines[1..].iter().for_each(|line| print(&format!("  {line}")));
     Ok(())
 }
 

@@ -26,10 +26,11 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<(), Error> {
     let found = run::find(&options.run)?;
-    if found.state.work == WorkKind::Steps {
-        return of_steps(&found, options);
+    match found.state.work {
+        WorkKind::Training | WorkKind::Command => of_run(&found, options),
+        WorkKind::Steps => of_steps(&found, options),
+        WorkKind::Study => Err(Error::HasTrials { id: found.state.id }),
     }
-    of_run(&found, options)
 }
 
 /// The logs of all steps, one after the other. To follow one it must be named.

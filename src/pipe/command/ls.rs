@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use pipe_spec::pipeline::Metric;
+use pipe_spec::pipeline::{Metric, WorkKind};
 use pipe_spec::run::StepStatus;
 use pipe_spec::{RunState, Status};
 
@@ -25,6 +25,8 @@ pub enum Sort {
 
 pub struct Options {
     pub filter: Filter,
+    /// The trials of studies too.
+    pub trials: bool,
     /// At most so many, of those that the order puts first.
     pub limit: Option<usize>,
     pub sort: Sort,
@@ -57,6 +59,11 @@ pub fn run(options: &Options) -> Result<(), Error> {
 
 /// The runs that are wanted, in the order that is wanted.
 fn select(mut runs: Vec<Listed>, options: &Options) -> Vec<Listed> {
+    if !options.trials {
+        let studies: Vec<String> =
+            runs.iter().filter(|run| run.state.work == WorkKind::Study).map(|run| run.state.id.clone()).collect();
+        runs.retain(|run| !studies.iter().any(|study| run.is_step_of(study)));
+    }
     runs.retain(|run| options.filter.wants(&run.state));
     let limit = options.limit.unwrap_or(usize::MAX);
     // Only the order by metric needs the results of all.
@@ -100,9 +107,10 @@ fn print_table(runs: &[Listed]) {
             (Some(step), Some(steps)) => format!("{step}/{steps}"),
             _ => "-".to_owned(),
         };
-        let seconds = match state.graph.is_empty() {
-            true => state.attempts.iter().map(|attempt| attempt.seconds).sum(),
-            false => state
+        let seconds = match state.work {
+            WorkKind::Training | WorkKind::Command => state.attempts.iter().map(|attempt| attempt.seconds).sum(),
+            WorkKind::Study => state.study.as_ref().map_or(0.0, |study| study.seconds),
+            WorkKind::Steps => state
                 .graph
                 .iter()
                 .filter(|step| step.status != StepStatus::Unchanged)
@@ -110,7 +118,7 @@ fn print_table(runs: &[Listed]) {
                 .sum(),
         };
         let is_below = runs.iter().any(|whole| run.is_step_of(&whole.state.id));
-        let attempts = if state.graph.is_empty() { state.attempts.len().to_string() } else { "-".to_owned() };
+        let attempts = if state.work.is_single() { state.attempts.len().to_string() } else { "-".to_owned() };
         table.row(vec![
             if is_below { format!("  {}", state.id) } else { state.id.clone() },
             state.status.name().to_owned(),
@@ -161,6 +169,11 @@ fn remark(run: &Listed) -> String {
             0 => done,
             failed => format!("{done}, {failed} failed"),
         };
+    }
+    if let Some(study) = &run.state.study {
+        let of = study.budget.map_or(String::new(), |budget| format!(" of {budget}"));
+        let best = study.best.map_or(String::new(), |(number, value)| format!(", best {} (trial {number})", figure(value)));
+        return format!("{}{of} trials{best}", study.trials.run());
     }
     match run.state.status {
         Status::Running => run.state.doing.clone().unwrap_or_default(),

@@ -19,6 +19,7 @@ pub mod rm;
 pub mod run;
 pub mod show;
 pub mod stop;
+pub mod tune;
 
 use crate::error::Error;
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pipe_spec::pipeline::WorkKind;
 use pipe_spec::{RunFolder, Variables};
 
 use crate::error::Error;
@@ -23,8 +24,13 @@ pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
         (None, [folder]) => folder.report(),
         (None, _) => return Err(Error::NoReportPath),
     };
-    let records: Vec<Record> = folders.iter().map(Record::read).collect();
-    let page = html_report::page(&records, &Variables::new(None, std::env::vars()));
+    let page = match folders.as_slice() {
+        [folder] if is_study(folder) => super::tune::page(folder)?,
+        _ => {
+            let records: Vec<Record> = folders.iter().map(Record::read).collect();
+            html_report::page(&records, &Variables::new(None, std::env::vars()))
+        }
+    };
     if out == Path::new("-") {
         print_data(format!("{}\n", page.trim_end()).as_bytes());
         return Ok(());
@@ -32,6 +38,10 @@ pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
     write(&out, &page)?;
     print(&absolute(&out).display().to_string());
     Ok(())
+}
+
+fn is_study(folder: &RunFolder) -> bool {
+    Listed::read(folder.path()).is_some_and(|found| found.state.work == WorkKind::Study)
 }
 
 /// The folder of a run, which may also be given as a path.

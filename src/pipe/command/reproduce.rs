@@ -149,7 +149,7 @@ fn rerun(first: &Listed, engine: &str, pins: Vec<LockedRepository>, options: &Op
         resume: false,
         detach: false,
         selection: Selection::default(),
-        choices: Choices { job: Job::Train, ignore_ledger: true, no_queue: first.state.no_queue },
+        choices: Choices { ignore_ledger: true, no_queue: first.state.no_queue, ..Choices::default() },
         pins,
         json: false,
         // stdout is for the verdict alone.

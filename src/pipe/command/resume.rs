@@ -18,6 +18,7 @@ use crate::lock;
 use crate::report::{Reporter, print};
 use crate::run::{self, Listed, Run};
 use crate::supervise::StartMode;
+use crate::tune::StudyDriver;
 
 pub struct Options {
     pub run: String,
@@ -31,13 +32,18 @@ pub struct Options {
 const CHANGEABLE: [&str; 8] =
     ["container", "data.prefetch", "data.workers", "evaluate.batch", "memory", "notify", "on_oom", "track"];
 
+/// The same of a study.
+const OF_STUDIES: [&str; 1] = ["budget"];
+
 pub fn run(options: &Options) -> Result<(), Error> {
     let found = run::find(&options.run)?;
-    if found.state.status == Status::Finished {
+    let is_study = found.state.work == WorkKind::Study;
+    // A study that has spent its budget may be given more.
+    if found.state.status == Status::Finished && !(is_study && !options.set.is_empty()) {
         print(&format!("run {} has finished: {}", found.state.id, found.folder));
         return Ok(());
     }
-    options.set.iter().try_for_each(|set| is_changeable(set))?;
+    options.set.iter().try_for_each(|set| is_changeable(set, if is_study { &OF_STUDIES } else { &CHANGEABLE }))?;
     if options.detach {
         detach::start(&found.folder(), &options.set)?;
         super::run::print_detached(&found.state.id, &found.folder, options.json, options.quiet);
@@ -58,8 +64,10 @@ pub async fn resume_run(
     reporter: &mut Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
-    if found.state.work == WorkKind::Steps {
-        return resume_steps(found, set, reporter, interrupts).await;
+    match found.state.work {
+        WorkKind::Training | WorkKind::Command => {}
+        WorkKind::Steps => return resume_steps(found, set, reporter, interrupts).await,
+        WorkKind::Study => return resume_study(found, set, reporter, interrupts).await,
     }
     let run = Run::take_over(found)?;
     if !lock::has_own_settings(&run.folder) {
@@ -87,6 +95,23 @@ async fn resume_steps(
     let file = run.folder.resolved();
     let Some(parsed) = load::parse_graph(&file, &[])? else { return Err(Error::NotSteps { file }) };
     GraphDriver::new(&parsed, run, reporter, interrupts).run().await
+}
+
+/// The same for a study.
+async fn resume_study(
+    found: &Listed,
+    set: &[String],
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(), Error> {
+    let run = Run::take_over(found)?;
+    let file = run.folder.resolved();
+    let Some(parsed) = load::parse_study(&file, set)? else { return Err(Error::NotStudyRun { id: run.state.id }) };
+    if !set.is_empty() {
+        write_whole(&file, parsed.study.to_yaml().as_bytes())?;
+    }
+    let engine = registry::choose(Some(&run.state.engine), reporter).await?;
+    StudyDriver::new(&parsed.study, &parsed.variables, run, engine, reporter, interrupts)?.run().await
 }
 
 /// The same with the pipeline as it is now, in the working directory, where it may be another checkout of the same files.
@@ -175,26 +200,26 @@ pub async fn obstacle(
         return Ok(Some("its settings cannot be read".to_owned()));
     };
     let differing = paths_that_differ(&then, &loaded.pipeline);
-    if let Some(path) = differing.iter().find(|path| !may_change(path)) {
+    if let Some(path) = differing.iter().find(|path| !may_change(path, &CHANGEABLE)) {
         return Ok(Some(format!("{path} has changed")));
     }
     let inputs = lock::changed_inputs(&found.folder(), &loaded.inputs, reporter, interrupts).await?;
     Ok(inputs.first().map(|input| format!("{} has changed", input.what)))
 }
 
-fn is_changeable(set: &str) -> Result<(), Error> {
+fn is_changeable(set: &str, allowed: &[&str]) -> Result<(), Error> {
     let key = set.split('=').next().unwrap_or_default().trim();
-    match may_change(key) {
+    match may_change(key, allowed) {
         true => Ok(()),
-        false => Err(Error::NotChangeable { key: key.to_owned(), allowed: CHANGEABLE.join(", ") }),
+        false => Err(Error::NotChangeable { key: key.to_owned(), allowed: allowed.join(", ") }),
     }
 }
 
-/// Whether the setting at this path may change on resume.
-fn may_change(path: &str) -> bool {
+/// Whether the setting at this path may change on resume, where those `allowed` may.
+fn may_change(path: &str, allowed: &[&str]) -> bool {
     let under =
         |allowed: &&str| path.strip_prefix(*allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    CHANGEABLE.iter().any(under) && path != "container.image"
+    allowed.iter().any(under) && path != "container.image"
 }
 
 #[cfg(test)]
@@ -210,12 +235,12 @@ mod tests {
             "evaluate.batch=2",
             "track.tensorboard=true",
         ] {
-            assert!(is_changeable(set).is_ok(), "{set}");
+            assert!(is_changeable(set, &CHANGEABLE).is_ok(), "{set}");
         }
         for set in
             ["train.seed=1", "train.batch=4", "memoryx=1", "container.image=x", "data.train=x", "evaluate.every=1", ""]
         {
-            assert!(is_changeable(set).is_err(), "{set}");
+            assert!(is_changeable(set, &CHANGEABLE).is_err(), "{set}");
         }
     }
 }

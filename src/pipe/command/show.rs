@@ -2,7 +2,7 @@
 
 use pipe_spec::Status;
 use pipe_spec::evaluation::EvaluationDetails;
-use pipe_spec::pipeline::LossUnit;
+use pipe_spec::pipeline::{LossUnit, WorkKind};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -34,6 +34,9 @@ struct Shown {
 
 pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     let mut found = [run::find(wanted)?];
+    if found[0].state.work == WorkKind::Study {
+        return super::tune::status(&found[0].state.id, json);
+    }
     super::ls::find_left_behind(&mut found)?;
     let [mut found] = found;
     found.read_result();

@@ -57,6 +57,7 @@ fn signal_owner(found: &Listed, request: StopRequest, quiet: bool) -> Result<(),
             WorkKind::Training => "the trainer",
             WorkKind::Command => "the command",
             WorkKind::Steps => "each step that runs",
+            WorkKind::Study => "each trial that runs",
         };
         let how = match request {
             StopRequest::Graceful => format!(

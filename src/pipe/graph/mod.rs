@@ -17,16 +17,16 @@ use pipe_spec::{Job, Lock, PipeExit, RunFolder, RunState, Status};
 
 use crate::attempt::template;
 use crate::clock::now;
-use crate::detach;
 use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::files::write_whole;
 use crate::html_report;
 use crate::input::load::{self, Loaded, Parsed, ParsedGraph};
-use crate::interrupt::{Interrupts, StopRequest, signal_for};
+use crate::interrupt::{Interrupts, StopRequest};
 use crate::lock;
+use crate::part;
 use crate::report::{Reporter, outlive_stdout};
-use crate::run::{self, Choices, Listed, Owner, Record, Run};
+use crate::run::{self, Choices, Listed, Record, Run};
 use schedule::Room;
 pub use watch::GraphWatcher;
 
@@ -51,14 +51,10 @@ pub struct GraphDriver<'a> {
     engines: BTreeMap<String, Rc<dyn Engine>>,
     /// What was asked of it, if it is to stop.
     stopping: Option<StopRequest>,
-    /// How often a step was taken over from a `pipe` that had been killed.
-    takeovers: BTreeMap<String, u32>,
+    takeovers: part::Takeovers,
     /// The steps that run again, so that their outputs will be elsewhere.
     moved: BTreeSet<String>,
 }
-
-/// A step whose `pipe` ends so often without a word has failed.
-const MAX_TAKEOVERS: u32 = 5;
 
 /// Notes why a step could not begin, or came to nothing, with what to do about it.
 fn fail(step: &mut StepState, error: &Error) {
@@ -141,7 +137,7 @@ impl<'a> GraphDriver<'a> {
             watcher,
             engines: BTreeMap::new(),
             stopping: None,
-            takeovers: BTreeMap::new(),
+            takeovers: part::Takeovers::default(),
             moved: BTreeSet::new(),
         }
     }
@@ -237,15 +233,7 @@ impl<'a> GraphDriver<'a> {
         let step = &parsed.graph.steps[index];
         let id = run::step_id(&self.run.state.id, &step.name);
         let folder = run::folder_of(&id);
-        let mut begun = Listed::read(folder.path());
-        if begun.as_ref().is_some_and(|begun| !begun.damage.is_empty() && begun.state.attempts.is_empty()) {
-            // A `pipe` was killed while it made the folder: nothing has run in it.
-            std::fs::remove_dir_all(folder.path()).ok();
-            begun = None;
-        }
-        if let Some(damaged) = begun.as_ref().filter(|begun| !begun.damage.is_empty()) {
-            return Err(Error::DamagedStep { id, damage: damaged.damage.clone() });
-        }
+        let begun = part::find(&folder)?;
         self.reporter.doing(&format!("preparing {}", step.name));
         let engine = self.engine_of(step).await?;
         let (pipeline, loaded) = self.load(step, engine.as_ref()).await?;
@@ -263,7 +251,7 @@ impl<'a> GraphDriver<'a> {
                 return Ok(());
             }
             let RunState { ignore_ledger, no_queue, .. } = self.run.state;
-            let choices = Choices { job: Job::Train, ignore_ledger, no_queue };
+            let choices = Choices { ignore_ledger, no_queue, ..Choices::default() };
             drop(Run::create_step(&pipeline, &step.name, &self.run.state.id, engine.name(), choices)?);
         } else if step.references().iter().any(|named| self.moved.contains(&named.step)) {
             lock::record_settings(&folder, &pipeline)?;
@@ -278,8 +266,7 @@ impl<'a> GraphDriver<'a> {
         state.began.get_or_insert(now());
         // Written before the step begins, so that the next `pipe` finds its run.
         self.run.save()?;
-        let ended = begun.is_some_and(|begun| begun.state.status == Status::Finished || begun.is_owned());
-        if ended { Ok(()) } else { detach::start(&folder, &[]) }
+        part::start(&folder, begun.as_ref())
     }
 
     async fn engine_of(&mut self, step: &GraphStep) -> Result<Rc<dyn Engine>, Error> {
@@ -387,7 +374,7 @@ impl<'a> GraphDriver<'a> {
             Some(found) => match found.state.status {
                 Status::Running => return Ok(()),
                 // Its `pipe` was killed: another one takes over.
-                Status::Orphaned => match self.take_over(&step.name, &folder) {
+                Status::Orphaned => match self.takeovers.take_over(&folder) {
                     Ok(()) => {
                         self.stopping.iter().for_each(|request| self.signal_steps(*request));
                         return Ok(());
@@ -414,16 +401,6 @@ impl<'a> GraphDriver<'a> {
         Ok(())
     }
 
-    /// Starts a `pipe` for a step whose own was killed.
-    fn take_over(&mut self, step: &str, folder: &RunFolder) -> Result<(), Error> {
-        let times = self.takeovers.entry(step.to_owned()).or_default();
-        *times += 1;
-        if *times > MAX_TAKEOVERS {
-            return Err(Error::NotDriven { log: folder.driver_log() });
-        }
-        detach::start(folder, &[])
-    }
-
     /// Asks the steps that run to stop; no other begins.
     fn stop(&mut self, request: StopRequest) {
         if self.stopping.is_none() {
@@ -435,12 +412,7 @@ impl<'a> GraphDriver<'a> {
 
     fn signal_steps(&self, request: StopRequest) {
         for step in self.run.state.graph.iter().filter(|step| step.status == StepStatus::Running) {
-            let folder = step.run.as_ref().map(|id| run::folder_of(id));
-            let owner = folder.and_then(|folder| Owner::process(&folder)).filter(run::OwnerProcess::is_here);
-            if let Some(owner) = owner {
-                // SAFETY: kill takes two integers and has no memory effects.
-                unsafe { libc::kill(owner.pid, signal_for(request)) };
-            }
+            step.run.iter().for_each(|id| part::signal(id, request));
         }
     }
 

@@ -15,6 +15,7 @@ mod retrieval;
 mod scale;
 mod sections;
 mod steps;
+mod study;
 mod texts;
 mod thin;
 
@@ -22,6 +23,7 @@ use pipe_spec::Variables;
 
 use crate::run::Record;
 use escape::escape;
+pub use study::StudyPage;
 
 /// The legend of long curves.
 const RUNNING_MEAN_NOTE: &str = "in long runs every step is faint and the running mean is strong";
@@ -37,6 +39,15 @@ pub fn page(runs: &[Record], variables: &Variables) -> String {
         [run] => (run.id.clone(), one(run, variables)),
         _ => (format!("{} runs compared", runs.len()), compare::body(runs)),
     };
+    whole(&title, &body)
+}
+
+/// The page of a study.
+pub fn study_page(page: &StudyPage<'_>) -> String {
+    whole(page.name, &study::body(page))
+}
+
+fn whole(title: &str, body: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -44,7 +55,7 @@ pub fn page(runs: &[Record], variables: &Variables) -> String {
          <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n\
          <title>{} - pipe</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n\
          <footer>written by pipe {}</footer>\n</body>\n</html>\n",
-        escape(&title),
+        escape(title),
         env!("CARGO_PKG_VERSION")
     )
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::CONFIG;
 use pipe_spec::pipeline::{Graph, MAX_FILE_BYTES, Pipeline, Training};
+use pipe_spec::study::Study;
 use pipe_spec::{Lock, Problems, Variables};
 use serde_json::{Map, Value};
 
@@ -53,6 +54,9 @@ pub struct Parsed {
 /// Reads a pipeline file, with a `.env` of the working directory.
 pub fn parse(file: &Path, set: &[String]) -> Result<Parsed, Error> {
     let (text, variables) = (text(file)?, variables());
+    if Study::is_one(&text) {
+        return Err(Error::IsStudy { file: file.to_owned() });
+    }
     let pipeline = Pipeline::parse(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
     Ok(Parsed { pipeline, text, variables })
 }
@@ -78,6 +82,29 @@ pub fn parse_graph(file: &Path, set: &[String]) -> Result<Option<ParsedGraph>, E
     let (text, variables) = (text(file)?, variables());
     let graph = Graph::parse(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
     Ok(graph.map(|graph| ParsedGraph { graph, text, variables }))
+}
+
+/// A study, with the text it was read from.
+pub struct ParsedStudy {
+    pub study: Study,
+    pub text: String,
+    pub variables: Variables,
+}
+
+/// The same for a study file, and the pipeline file that it names; nothing where it is none.
+pub fn parse_study(file: &Path, set: &[String]) -> Result<Option<ParsedStudy>, Error> {
+    let (text, variables) = (text(file)?, variables());
+    if !Study::is_one(&text) {
+        return Ok(None);
+    }
+    // The pipeline that it names is beside it.
+    let beside = |named: &str| {
+        let path = variables.expand(named).map_err(|name| format!("the variable ${{{name}}} is not set"))?;
+        let path = file.parent().unwrap_or(Path::new("")).join(path);
+        self::text(&path).map_err(|error| error.to_string())
+    };
+    let study = Study::parse(&text, set, beside, &variables).map_err(|problems| invalid(file, problems))?;
+    Ok(Some(ParsedStudy { study, text, variables }))
 }
 
 /// Those of the environment and of a `.env` of the working directory.

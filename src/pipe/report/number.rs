@@ -30,7 +30,10 @@ pub fn figure(value: f64) -> String {
         _ if !value.is_finite() => "-".to_owned(),
         0.0 => "0".to_owned(),
         size if !(1e-3..1e6).contains(&size) => format!("{value:.2e}"),
-        size if size >= 1000.0 => grouped(value.abs().round() as u64),
+        size if size >= 1000.0 => {
+            let sign = if value < 0.0 { "-" } else { "" };
+            format!("{sign}{}", grouped(size.round() as u64))
+        }
         size if size >= 100.0 => format!("{value:.1}"),
         _ => format!("{value:.4}"),
     }

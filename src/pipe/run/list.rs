@@ -174,11 +174,14 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
 /// The same, of a run that trains or runs a command itself.
 pub fn find_single(wanted: &str) -> Result<Listed, Error> {
     let found = find(wanted)?;
-    if found.state.work == WorkKind::Steps {
-        let runs = found.state.graph.iter().filter_map(|step| step.run.clone()).collect();
-        return Err(Error::HasSteps { id: found.state.id, runs });
+    match found.state.work {
+        WorkKind::Training | WorkKind::Command => Ok(found),
+        WorkKind::Steps => {
+            let runs = found.state.graph.iter().filter_map(|step| step.run.clone()).collect();
+            Err(Error::HasSteps { id: found.state.id, runs })
+        }
+        WorkKind::Study => Err(Error::HasTrials { id: found.state.id }),
     }
-    Ok(found)
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@ use std::io::ErrorKind::StorageFull;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::{Graph, Pipeline, WorkKind};
-use pipe_spec::run::StepState;
+use pipe_spec::run::{StepState, StudyState};
+use pipe_spec::study::Study;
 use pipe_spec::{Job, RunFolder, RunState, Status};
 use time::OffsetDateTime;
 
@@ -47,6 +48,8 @@ pub struct Choices {
     pub job: Job,
     pub ignore_ledger: bool,
     pub no_queue: bool,
+    /// Whether a batch that is known not to fit ends the run, instead of being made smaller.
+    pub as_asked: bool,
 }
 
 impl Run {
@@ -67,7 +70,7 @@ impl Run {
         Self::create_with(runs, text, &pipeline.to_yaml(), state_of(id, pipeline, engine, choices))
     }
 
-    /// The run of a step of the run `part_of`. Its id is known beforehand, so that there is one such run at most.
+    /// The run of a step, or of a trial, of the run `part_of`. Its id is known beforehand, so that there is one such run at most.
     pub fn create_step(
         pipeline: &Pipeline,
         step: &str,
@@ -93,6 +96,18 @@ impl Run {
             ..RunState::new(new_id(graph.name.as_str()), graph.name.to_string(), engine)
         };
         Self::create_with(&absolute(&runs_folder()), text, &graph.to_yaml(), state)
+    }
+
+    /// The run of a study, whose file said `text`.
+    pub fn create_study(study: &Study, text: &str, engine: &str, choices: Choices) -> Result<Self, Error> {
+        let state = RunState {
+            work: WorkKind::Study,
+            ignore_ledger: choices.ignore_ledger,
+            no_queue: choices.no_queue,
+            study: Some(StudyState { budget: study.budget.trials, ..StudyState::default() }),
+            ..RunState::new(new_id(study.name.as_str()), study.name.to_string(), engine)
+        };
+        Self::create_with(&absolute(&runs_folder()), text, &study.to_yaml(), state)
     }
 
     fn create_with(runs: &Path, text: &str, resolved: &str, state: RunState) -> Result<Self, Error> {
@@ -167,11 +182,12 @@ fn state_of(id: String, pipeline: &Pipeline, engine: &str, choices: Choices) -> 
         ignore_ledger: choices.ignore_ledger,
         retries: pipeline.on_oom.retries,
         no_queue: choices.no_queue,
+        as_asked: choices.as_asked,
         ..RunState::new(id, pipeline.name.to_string(), engine)
     }
 }
 
-/// The id of the run that does a step of the run `part_of`.
+/// The id of the run that does a step, or a trial, of the run `part_of`.
 pub fn step_id(part_of: &str, step: &str) -> String {
     format!("{part_of}.{step}")
 }

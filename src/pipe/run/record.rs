@@ -6,7 +6,7 @@ use std::path::Path;
 
 use pipe_spec::evaluation::EvaluationDetails;
 use pipe_spec::event::{Eval, Finished, Metrics, RecordedEvent, Sample, Started, Step};
-use pipe_spec::pipeline::{LossUnit, WorkKind};
+use pipe_spec::pipeline::LossUnit;
 use pipe_spec::text::count;
 use pipe_spec::{EventKind, RunFolder, RunState};
 use serde_json::{Map, Value};
@@ -58,8 +58,8 @@ impl Record {
             record.missing.extend(listed.damage);
             record.state = Some(listed.state);
         }
-        // A run of several steps trains nothing itself.
-        if record.state.as_ref().is_some_and(|state| state.work == WorkKind::Steps) {
+        // A run of several steps, or a study, trains nothing itself.
+        if record.state.as_ref().is_some_and(|state| !state.work.is_single()) {
             record.resolved = record.text(&folder.resolved());
             return record;
         }

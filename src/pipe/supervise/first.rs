@@ -17,7 +17,14 @@ use crate::ledger::{self, Advice};
 impl Supervisor<'_> {
     pub(super) fn first_state(&mut self) -> Result<LoopState, Error> {
         let Some(last) = self.run.state.attempts.last().cloned() else {
-            return Ok(LoopState::Start(self.with_ledger_advice(self.template.first_settings())));
+            let asked = self.template.first_settings();
+            let advised = self.with_ledger_advice(asked.clone());
+            if self.run.state.as_asked && advised.batch < asked.batch {
+                let why = format!("batch {} is known not to fit: {} would", asked.batch, advised.batch);
+                self.run.state.infeasible = Some(why.clone());
+                return Err(Error::KnownNotToFit { why });
+            }
+            return Ok(LoopState::Start(advised));
         };
         let settings = self.settings_of(&last);
         self.collect_points(&last);

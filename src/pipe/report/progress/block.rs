@@ -39,6 +39,7 @@ pub fn lines(view: &View, now: f64, terminal: TerminalSize) -> Vec<String> {
         lines.extend(painter.memory(training).map(|line| (3, line)));
         lines.extend(painter.figures(training).map(|line| (4, line)));
     }
+    lines.extend(view.facts.iter().map(|(name, text)| (1, painter.named(name, text))));
     let width = view.steps.iter().map(|step| measure_text_width(&step.name)).max().unwrap_or(0).max(MARGIN);
     lines.extend(view.steps.iter().map(|step| (1, painter.step(step, width))));
     if let Some(known) = &view.metrics {

@@ -105,6 +105,31 @@ impl Reporter {
         self.show();
     }
 
+    /// Shows a study in the block: how far it has come, and the trials that run.
+    pub fn show_study(&mut self, facts: Vec<(&'static str, String)>, trials: Vec<StepLine>) {
+        let mut view = lock(&self.view);
+        (view.facts, view.steps) = (facts, trials);
+        drop(view);
+        self.show();
+    }
+
+    /// A study is over: `lines` say what it has found.
+    pub fn study_ended(&mut self, state: &RunState, folder: &str, lines: &[String]) {
+        self.hide();
+        match self.mode {
+            Mode::Json => {
+                let mut line = json!({ "type": "study", "folder": folder });
+                merge(&mut line, state);
+                print_json_line(&line);
+            }
+            Mode::Block | Mode::Lines => {
+                lines.iter().for_each(|line| print(line));
+                print(&format!("study {} {}: {folder}", state.id, state.status.name()));
+            }
+            Mode::Log | Mode::Quiet => {}
+        }
+    }
+
     fn with_mode(mode: Mode) -> Self {
         Self {
             mode,

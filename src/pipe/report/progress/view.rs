@@ -13,6 +13,9 @@ use super::pace::{Pace, span};
 use crate::report::visible::visible_line;
 use crate::report::{figure, number};
 
+/// How wide the curve of one of several runs is drawn.
+const CURVE_COLUMNS: usize = 16;
+
 pub struct View {
     /// The current stage.
     pub stage: String,
@@ -25,8 +28,10 @@ pub struct View {
     pub curve: Curve,
     /// What the loss averages over.
     pub unit: LossUnit,
-    /// Of a pipeline with several.
+    /// Of a pipeline with several, or the trials of a study.
     pub steps: Vec<StepLine>,
+    /// Of a study: how far it has come, by name.
+    pub facts: Vec<(&'static str, String)>,
 }
 
 /// A step of a pipeline, and how far it has come.
@@ -98,6 +103,7 @@ impl Default for View {
             curve: Curve::default(),
             unit: LossUnit::default(),
             steps: Vec::new(),
+            facts: Vec::new(),
         }
     }
 }
@@ -164,6 +170,8 @@ impl View {
             }
             _ => words.push(self.stage.clone()),
         }
+        let curve = self.curve.draw(CURVE_COLUMNS);
+        words.extend(Some(curve).filter(|curve| curve.chars().count() > 1));
         words.join("   ")
     }
 

@@ -1,0 +1,246 @@
+//! One study in a journal, for reading and for writing.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::error::JournalError;
+use super::log::{self, Log};
+use super::ops::{self, Op};
+use super::replay::{Replay, Study};
+use super::time;
+use crate::space::Domain;
+use crate::trial::{Direction, Trial, TrialState};
+
+/// One study in a journal file of Optuna. What it says is as of the last `refresh` or write.
+#[derive(Debug)]
+pub struct Journal {
+    log: Log,
+    replay: Replay,
+    name: String,
+    worker: String,
+    /// The id of the study, once it is open.
+    id: Option<u64>,
+    read_only: bool,
+}
+
+impl Journal {
+    /// Opens the file and the study of that name in it. What is not there is created.
+    pub fn open(path: &Path, study: &str, directions: &[Direction]) -> Result<Self, JournalError> {
+        let mut journal = Self::new(path, study, false);
+        journal.log.create()?;
+        let lock = journal.log.lock()?;
+        journal.take_in()?;
+        journal.log.repair(&lock)?;
+        if journal.replay.study().is_none() {
+            journal.log.append(&lock, &ops::create_study(&journal.worker, study, directions))?;
+            journal.take_in()?;
+        }
+        drop(lock);
+        journal.bind()?;
+        let found = journal.directions();
+        if found != directions {
+            let (path, found, wanted) = (path.into(), found.to_vec(), directions.to_vec());
+            return Err(JournalError::Directions { path, study: study.into(), found, wanted });
+        }
+        Ok(journal)
+    }
+
+    /// Opens what is there, for reading only: it takes no lock and writes nothing.
+    pub fn read(path: &Path, study: &str) -> Result<Self, JournalError> {
+        let mut journal = Self::new(path, study, true);
+        journal.take_in()?;
+        journal.bind()?;
+        Ok(journal)
+    }
+
+    /// Takes in what others have added since. Costs one `stat` where that is nothing.
+    pub fn refresh(&mut self) -> Result<(), JournalError> {
+        self.take_in()?;
+        self.study().map(|_| ())
+    }
+
+    /// By number.
+    pub fn trials(&self) -> &[Trial] {
+        self.replay.study().map_or(&[], |study| &study.trials)
+    }
+
+    pub fn directions(&self) -> &[Direction] {
+        self.replay.study().map_or(&[], |study| &study.directions)
+    }
+
+    /// Of the study.
+    pub fn user_attrs(&self) -> &BTreeMap<String, Value> {
+        static NONE: BTreeMap<String, Value> = BTreeMap::new();
+        self.replay.study().map_or(&NONE, |study| &study.user_attrs)
+    }
+
+    pub fn set_study_attr(&mut self, key: &str, value: Value) -> Result<(), JournalError> {
+        self.write(|study, worker| Ok(ops::set_study_attr(worker, study.id, key, &value))).map(|_| ())
+    }
+
+    /// Adds a trial, all of it in one line, and returns its number, which is the next one of the study and not that of `trial`.
+    pub fn add(&mut self, trial: &Trial) -> Result<u64, JournalError> {
+        self.check_values(trial.state, &trial.values)?;
+        self.write(|study, worker| {
+            ops::create_trial(worker, study.id, trial)
+                .map_err(|(name, reason)| JournalError::Parameter { name, reason })
+        })?;
+        self.replay.created().ok_or_else(|| self.deleted())
+    }
+
+    /// Takes a trial that waits for this process. False where it waits no more: another was faster.
+    pub fn claim(&mut self, number: u64) -> Result<bool, JournalError> {
+        self.write(|study, worker| {
+            let (trial, id) = study.trial(number)?;
+            if trial.state != TrialState::Waiting {
+                return Ok(String::new());
+            }
+            Ok(ops::set_state(worker, id, TrialState::Running, &[], time::now()))
+        })
+    }
+
+    /// Sets intermediate values by step, all in one write. False where the trial has ended.
+    pub fn set_intermediate(&mut self, number: u64, values: &[(u64, f64)]) -> Result<bool, JournalError> {
+        self.update(number, |id, worker| {
+            values.iter().map(|(step, value)| ops::set_intermediate(worker, id, *step, *value)).collect()
+        })
+    }
+
+    /// Sets a user attribute of a trial. False where the trial has ended.
+    pub fn set_attr(&mut self, number: u64, key: &str, value: Value) -> Result<bool, JournalError> {
+        self.update(number, |id, worker| ops::set_attr(worker, id, key, &value))
+    }
+
+    /// Sets a parameter of a trial that was claimed. False where the trial has ended.
+    pub fn set_param(&mut self, number: u64, name: &str, value: &Value, domain: &Domain) -> Result<bool, JournalError> {
+        self.write(|study, worker| {
+            let (trial, id) = study.trial(number)?;
+            if trial.state.has_ended() {
+                return Ok(String::new());
+            }
+            let failed = |reason: String| JournalError::Parameter { name: name.into(), reason };
+            if !study.accepts(name, domain) {
+                return Err(failed(
+                    "an earlier trial has it with other choices, of another kind or on another scale".into(),
+                ));
+            }
+            ops::set_param(worker, id, name, value, domain).map_err(failed)
+        })
+    }
+
+    /// Ends a trial: state and values in one line. False, and nothing is written, where it has ended already.
+    pub fn end(&mut self, number: u64, state: TrialState, values: &[f64], at: f64) -> Result<bool, JournalError> {
+        self.check_values(state, values)?;
+        if !state.has_ended() {
+            let reason = "that is not an end".into();
+            return Err(JournalError::Values { state, values: values.into(), reason });
+        }
+        self.update(number, |id, worker| ops::set_state(worker, id, state, values, at))
+    }
+
+    /// The same with attributes, and with constraints where they are known, all in one write.
+    pub fn end_with(
+        &mut self,
+        number: u64,
+        (state, values, at): (TrialState, &[f64], f64),
+        attrs: &[(&str, Value)],
+        constraints: Option<&[f64]>,
+    ) -> Result<bool, JournalError> {
+        self.check_values(state, values)?;
+        self.update(number, |id, worker| {
+            let attrs = attrs.iter().map(|(key, value)| ops::set_attr(worker, id, key, value));
+            let constraints = constraints.map(|constraints| ops::set_constraints(worker, id, constraints));
+            attrs.chain(constraints).chain([ops::set_state(worker, id, state, values, at)]).collect()
+        })
+    }
+
+    fn new(path: &Path, study: &str, read_only: bool) -> Self {
+        let worker = format!("pipe-{}-{:016x}", std::process::id(), log::random());
+        let replay = Replay::new(study, &worker);
+        Self { log: Log::new(path), replay, name: study.into(), worker, id: None, read_only }
+    }
+
+    /// Remembers which study it is: one that is deleted and made again under the same name is another.
+    fn bind(&mut self) -> Result<(), JournalError> {
+        let Some(study) = self.replay.study() else {
+            let (path, others) = (self.log.path().into(), self.replay.names());
+            return Err(JournalError::NoStudy { path, study: self.name.clone(), others });
+        };
+        self.id = Some(study.id);
+        Ok(())
+    }
+
+    fn study(&self) -> Result<&Study, JournalError> {
+        self.replay.study().filter(|study| Some(study.id) == self.id).ok_or_else(|| self.deleted())
+    }
+
+    fn deleted(&self) -> JournalError {
+        JournalError::Deleted { path: self.log.path().into(), study: self.name.clone() }
+    }
+
+    fn take_in(&mut self) -> Result<(), JournalError> {
+        let news = self.log.read()?;
+        if news.restarted {
+            self.replay = Replay::new(&self.name, &self.worker);
+        }
+        for line in news.lines {
+            let (number, end, torn) = line.place();
+            let applied = Op::parse(line.value).and_then(|op| self.replay.apply(op));
+            applied.map_err(|reason| self.log.unreadable(number, reason))?;
+            self.log.done(number, end, torn);
+        }
+        Ok(())
+    }
+
+    /// Adds the lines that `lines` makes of the study as it is now, with the lock held. False where it makes none.
+    fn write(
+        &mut self,
+        lines: impl FnOnce(&Study, &str) -> Result<String, JournalError>,
+    ) -> Result<bool, JournalError> {
+        if self.read_only {
+            return Err(JournalError::ReadOnly { path: self.log.path().into() });
+        }
+        let lock = self.log.lock()?;
+        self.take_in()?;
+        self.log.repair(&lock)?;
+        let lines = lines(self.study()?, &self.worker)?;
+        if lines.is_empty() {
+            return Ok(false);
+        }
+        self.log.append(&lock, &lines)?;
+        self.take_in()?;
+        Ok(true)
+    }
+
+    /// Adds lines about a trial, unless it has ended.
+    fn update(&mut self, number: u64, lines: impl FnOnce(u64, &str) -> String) -> Result<bool, JournalError> {
+        self.write(|study, worker| {
+            let (trial, id) = study.trial(number)?;
+            Ok(if trial.state.has_ended() { String::new() } else { lines(id, worker) })
+        })
+    }
+
+    /// A complete trial has one value for each objective, another may have none. Optuna and its dashboard fail on a value that is
+    /// not a number.
+    fn check_values(&self, state: TrialState, values: &[f64]) -> Result<(), JournalError> {
+        let count = self.directions().len();
+        let reason = if values.iter().any(|value| value.is_nan()) {
+            "one is not a number".into()
+        } else if values.len() != count && (state == TrialState::Complete || !values.is_empty()) {
+            format!("the study has {count} objectives")
+        } else {
+            return Ok(());
+        };
+        Err(JournalError::Values { state, values: values.into(), reason })
+    }
+}
+
+impl Study {
+    /// A trial and its id.
+    fn trial(&self, number: u64) -> Result<(&Trial, u64), JournalError> {
+        let at = usize::try_from(number).ok();
+        at.and_then(|at| self.trials.get(at).zip(self.ids.get(at).copied())).ok_or(JournalError::NoTrial { number })
+    }
+}

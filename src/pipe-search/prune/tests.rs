@@ -1,0 +1,124 @@
+use Direction::{Maximize, Minimize};
+
+use super::*;
+use crate::space::Point;
+
+fn trial(number: u64, state: TrialState, intermediate: &[(u64, f64)]) -> Trial {
+    let mut trial = Trial::new(number, Point::new());
+    trial.state = state;
+    trial.intermediate = intermediate.iter().copied().collect();
+    trial
+}
+
+/// 40 trials of up to 20 steps, one after the other: at which step each is given up; -1 where it is not.
+fn steps_of_a_study(pruner: Pruner, direction: Direction) -> Vec<i64> {
+    let value = |number: u64, step: u64| {
+        ((number * 37) % 101) as f64 / 10.0 + ((number * number + step * 17) % 23) as f64 / (step as f64 + 1.0)
+    };
+    let mut others: Vec<Trial> = Vec::new();
+    let mut steps = Vec::new();
+    for number in 0..40 {
+        let mut running = trial(number, TrialState::Running, &[]);
+        let mut given_up = None;
+        for step in 0..20 {
+            running.intermediate.insert(step, value(number, step));
+            given_up = prunes_at(pruner, direction, &running, &others);
+            if given_up.is_some() {
+                assert_eq!(given_up, Some(step), "as soon as it can be");
+                break;
+            }
+        }
+        running.state = if given_up.is_some() { TrialState::Pruned } else { TrialState::Complete };
+        assert_eq!(prunes_at(pruner, direction, &running, &others), given_up, "the same decision afterwards");
+        steps.push(given_up.map_or(-1, |step| step as i64));
+        others.push(running);
+    }
+    steps
+}
+
+/// What `MedianPruner` and `SuccessiveHalvingPruner` of Optuna 5.0.0 decide about the same study.
+#[test]
+#[rustfmt::skip]
+fn the_same_trials_are_given_up_as_by_optuna() {
+    let late_median = Pruner::Median { startup_trials: 2, warmup_steps: 3 };
+    let thirds = Pruner::Asha { min_steps: 2, reduction: 3 };
+    let table = [
+        (Pruner::MEDIAN, Minimize, [-1, -1, -1, -1, -1, 0, 0, 2, 0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, -1, 4, 0, 19, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3]),
+        (Pruner::MEDIAN, Maximize, [-1, -1, -1, -1, -1, -1, -1, 0, -1, -1, -1, 0, 0, -1, 0, -1, 0, -1, 0, -1, 0, 0, 0, 0, 0, 0, 0, -1, 0, -1, 0, -1, -1, 0, 0, 0, 0, -1, -1, 0]),
+        (late_median, Minimize, [-1, -1, 3, -1, 3, 3, 9, 3, 3, 5, 3, -1, 3, 3, 15, 3, 3, 7, 3, 3, 3, 3, -1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 15, 3, 3, 4, 3, 3, 3]),
+        (late_median, Maximize, [-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 3, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1]),
+        (Pruner::ASHA, Minimize, [-1, 1, 1, 16, 1, 1, 1, 1, 1, 1, 1, -1, 4, 1, 1, 1, 1, 1, 1, 1, 4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 4, 1, 4, 1, 1, 1]),
+        (Pruner::ASHA, Maximize, [-1, 4, -1, 1, 1, -1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, 1, 1, 1, 1, 4, 1, 1, 4, 1, 1, 1, 1, 1, -1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        (thirds, Minimize, [-1, 2, 2, 2, 2, 2, 6, 2, 2, 6, 2, 6, 2, 2, 6, 2, 2, 6, 2, 2, 2, 2, 6, 2, 2, 2, 2, 2, 2, 6, 2, 6, 2, 2, 2, 2, 2, 6, 2, 2]),
+        (thirds, Maximize, [-1, -1, -1, 2, 2, -1, 2, 2, -1, 2, 6, 2, 2, 18, 2, 2, -1, 2, 2, 2, 2, 6, 2, 2, 6, 2, 6, 2, 2, 2, -1, 2, 2, 2, 2, 18, 2, 2, 6, 2]),
+    ];
+    for (pruner, direction, expected) in table {
+        assert_eq!(steps_of_a_study(pruner, direction), expected, "{pruner:?} {direction:?}");
+    }
+}
+
+#[test]
+fn only_complete_trials_count_for_the_median() {
+    use TrialState::{Complete, Pruned, Running};
+    let pruner = Pruner::Median { startup_trials: 2, warmup_steps: 0 };
+    let worst = trial(9, Running, &[(1, 5.0), (2, 9.0)]);
+    let table: [([TrialState; 3], Option<u64>); 3] = [
+        ([Complete, Complete, Pruned], Some(1)),
+        ([Complete, Pruned, Running], None),
+        ([Running, Running, Complete], None),
+    ];
+    for (states, expected) in table {
+        let others: Vec<Trial> = states
+            .iter()
+            .enumerate()
+            .map(|(number, state)| trial(number as u64, *state, &[(1, 1.0), (2, 1.0)]))
+            .collect();
+        assert_eq!(prunes_at(pruner, Minimize, &worst, &others), expected, "{states:?}");
+    }
+}
+
+#[test]
+fn steps_that_no_other_has_are_passed() {
+    let others: Vec<Trial> = (0..5).map(|number| trial(number, TrialState::Complete, &[(10, 1.0)])).collect();
+    let worse = trial(9, TrialState::Running, &[(5, 8.0), (9, 8.0), (10, 8.0)]);
+    assert_eq!(prunes_at(Pruner::MEDIAN, Minimize, &worse, &others), Some(10));
+    assert_eq!(prunes_at(Pruner::MEDIAN, Maximize, &worse, &others), None);
+}
+
+#[test]
+fn what_is_not_a_number_ends_a_trial() {
+    let nan = trial(0, TrialState::Running, &[(1, 1.0), (2, f64::NAN), (3, 1.0)]);
+    let warming_up = Pruner::Median { startup_trials: 5, warmup_steps: 100 };
+    let table = [
+        (Pruner::None, None),
+        (Pruner::MEDIAN, Some(2)),
+        (warming_up, Some(2)),
+        (Pruner::Asha { min_steps: 50, reduction: 4 }, Some(2)),
+    ];
+    for (pruner, expected) in table {
+        assert_eq!(prunes_at(pruner, Minimize, &nan, &[]), expected, "{pruner:?}");
+    }
+}
+
+#[test]
+fn values_of_others_that_are_not_numbers_do_not_count() {
+    let mut others: Vec<Trial> =
+        (0..6).map(|number| trial(number, TrialState::Complete, &[(1, f64::NAN), (4, f64::INFINITY)])).collect();
+    let running = trial(9, TrialState::Running, &[(1, 1.0), (4, 2.0)]);
+    assert_eq!(prunes_at(Pruner::MEDIAN, Minimize, &running, &others), None);
+    assert_eq!(prunes_at(Pruner::ASHA, Minimize, &running, &others), None);
+    others[0].intermediate.insert(1, 0.5);
+    assert_eq!(prunes_at(Pruner::MEDIAN, Minimize, &running, &others), Some(1));
+    assert_eq!(prunes_at(Pruner::ASHA, Minimize, &running, &others), Some(1));
+}
+
+#[test]
+fn steps_that_jump_over_rungs_are_judged_at_the_next() {
+    let others: Vec<Trial> = (0..8).map(|number| trial(number, TrialState::Complete, &[(7, number as f64)])).collect();
+    let pruner = Pruner::Asha { min_steps: 5, reduction: 4 };
+    let table = [(0.5, None), (1.0, None), (1.5, Some(9))];
+    for (value, expected) in table {
+        let running = trial(9, TrialState::Running, &[(3, 99.0), (9, value)]);
+        assert_eq!(prunes_at(pruner, Minimize, &running, &others), expected, "{value}");
+    }
+}

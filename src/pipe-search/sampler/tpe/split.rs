@@ -1,0 +1,194 @@
+//! Which trials are good and which are not.
+
+use super::hypervolume;
+use crate::pareto;
+use crate::trial::{Direction, Trial, TrialState};
+
+/// Both in the order of their numbers.
+pub(super) struct Groups<'a> {
+    pub(super) good: Vec<&'a Trial>,
+    pub(super) bad: Vec<&'a Trial>,
+}
+
+/// The best tenth is good: of those that are complete first, then of those that were given up, then of those that are not allowed.
+/// One that runs or waits counts as bad, so that trials beside each other differ. One that failed counts not at all.
+pub(super) fn split<'a>(trials: &'a [Trial], directions: &[Direction]) -> Groups<'a> {
+    let mut complete = Vec::new();
+    let mut pruned = Vec::new();
+    let mut infeasible = Vec::new();
+    let mut running = Vec::new();
+    for trial in trials {
+        match trial.state {
+            TrialState::Failed => {}
+            TrialState::Running | TrialState::Waiting => running.push(trial),
+            _ if !trial.is_feasible() => infeasible.push(trial),
+            TrialState::Complete => complete.push(trial),
+            TrialState::Pruned => pruned.push(trial),
+        }
+    }
+    let left = good_count(complete.len() + pruned.len() + infeasible.len(), directions.len());
+    let complete = order_complete(complete, directions, left);
+    pruned.sort_by(|one, other| compare_pruned(one, other, directions));
+    infeasible.sort_by(|one, other| loss(one.violation()).total_cmp(&loss(other.violation())));
+
+    let mut good: Vec<&Trial> = complete.into_iter().chain(pruned).chain(infeasible).collect();
+    let mut bad = good.split_off(left.min(good.len()));
+    bad.extend(running);
+    good.sort_by_key(|trial| trial.number);
+    bad.sort_by_key(|trial| trial.number);
+    Groups { good, bad }
+}
+
+fn good_count(ended: usize, objectives: usize) -> usize {
+    let tenth = ended.div_ceil(10);
+    if objectives > 1 { tenth } else { tenth.min(25) }
+}
+
+/// The best `count` first.
+fn order_complete<'a>(trials: Vec<&'a Trial>, directions: &[Direction], count: usize) -> Vec<&'a Trial> {
+    let (mut measured, unmeasured): (Vec<_>, Vec<_>) = trials
+        .into_iter()
+        .map(|trial| (trial, pareto::losses(trial, directions)))
+        .partition(|(_, losses)| losses.is_some());
+    if directions.len() > 1 {
+        let losses: Vec<Vec<f64>> = measured.iter().map(|(_, losses)| losses.clone().unwrap_or_default()).collect();
+        let mut first = best_of_several(&losses, count);
+        let rest: Vec<usize> = (0..measured.len()).filter(|index| !first.contains(index)).collect();
+        first.extend(rest);
+        measured = first.into_iter().map(|index| measured[index].clone()).collect();
+    } else {
+        measured.sort_by(|(_, one), (_, other)| {
+            let first = |losses: &Option<Vec<f64>>| losses.as_ref().map_or(f64::INFINITY, |losses| losses[0]);
+            first(one).total_cmp(&first(other))
+        });
+    }
+    measured.into_iter().chain(unmeasured).map(|(trial, _)| trial).collect()
+}
+
+/// Front after front; of the one that is too large those that cover the most together.
+fn best_of_several(losses: &[Vec<f64>], count: usize) -> Vec<usize> {
+    let mut left: Vec<usize> = (0..losses.len()).collect();
+    let mut best = Vec::new();
+    while best.len() < count && !left.is_empty() {
+        let front = pareto::front(losses, &left);
+        left.retain(|index| !front.contains(index));
+        if best.len() + front.len() <= count {
+            best.extend(front);
+        } else {
+            best.extend(hypervolume::largest_subset(losses, &front, count - best.len()));
+        }
+    }
+    best
+}
+
+/// The later it was given up the better, and of those at the same step the better value.
+fn compare_pruned(one: &Trial, other: &Trial, directions: &[Direction]) -> std::cmp::Ordering {
+    let direction = directions.first().copied().unwrap_or(Direction::Minimize);
+    let last = |trial: &Trial| trial.intermediate.last_key_value().map(|(step, value)| (*step, *value));
+    match (last(one), last(other)) {
+        (Some((step, value)), Some((other_step, other_value))) => other_step
+            .cmp(&step)
+            .then_with(|| loss(direction.loss(value)).total_cmp(&loss(direction.loss(other_value)))),
+        (one, other) => other.is_some().cmp(&one.is_some()),
+    }
+}
+
+/// What is not a number is worse than all numbers.
+fn loss(value: f64) -> f64 {
+    if value.is_nan() { f64::INFINITY } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::Point;
+
+    /// The numbers of the good trials, of as many as fill the rest with worse ones up to `count`.
+    fn good(mut trials: Vec<Trial>, count: usize, directions: &[Direction]) -> Vec<u64> {
+        while trials.len() < count {
+            let mut worst = trial(trials.len() as u64, TrialState::Pruned);
+            worst.constraints = vec![1000.0];
+            trials.push(worst);
+        }
+        split(&trials, directions).good.iter().map(|trial| trial.number).collect()
+    }
+
+    fn trial(number: u64, state: TrialState) -> Trial {
+        let mut trial = Trial::new(number, Point::new());
+        trial.state = state;
+        trial
+    }
+
+    fn complete(number: u64, values: &[f64]) -> Trial {
+        Trial { values: values.to_vec(), ..trial(number, TrialState::Complete) }
+    }
+
+    fn pruned(number: u64, step: u64, value: f64) -> Trial {
+        Trial { intermediate: [(step, value)].into(), ..trial(number, TrialState::Pruned) }
+    }
+
+    #[test]
+    fn a_tenth_is_good() {
+        for (ended, objectives, expected) in [(0, 1, 0), (1, 1, 1), (10, 1, 1), (11, 1, 2), (900, 1, 25), (900, 2, 90)]
+        {
+            assert_eq!(good_count(ended, objectives), expected, "{ended}");
+        }
+    }
+
+    #[test]
+    fn complete_before_pruned_before_infeasible() {
+        let one = [Direction::Minimize];
+        let trials = || {
+            vec![
+                complete(0, &[9.0]),
+                pruned(1, 5, f64::NAN),
+                pruned(2, 5, 3.0),
+                pruned(3, 7, 99.0),
+                Trial { constraints: vec![0.1], ..complete(4, &[0.0]) },
+                complete(5, &[f64::NAN]),
+                complete(6, &[8.0]),
+                trial(7, TrialState::Pruned),
+                trial(8, TrialState::Running),
+                trial(9, TrialState::Failed),
+            ]
+        };
+        let table: [(usize, &[u64]); 5] =
+            [(10, &[6]), (20, &[0, 6]), (40, &[0, 3, 5, 6]), (50, &[0, 2, 3, 5, 6]), (80, &[0, 1, 2, 3, 4, 5, 6, 7])];
+        for (count, expected) in table {
+            // Two of them have not ended.
+            assert_eq!(good(trials(), count + 2, &one), expected, "{count}");
+        }
+        let greatest = good(trials(), 12, &[Direction::Maximize]);
+        assert_eq!(greatest, [0]);
+    }
+
+    #[test]
+    fn those_that_run_are_bad_and_those_that_failed_nothing() {
+        let trials = [
+            trial(2, TrialState::Running),
+            complete(1, &[1.0]),
+            trial(0, TrialState::Waiting),
+            trial(3, TrialState::Failed),
+        ];
+        let groups = split(&trials, &[Direction::Minimize]);
+        let numbers = |trials: &[&Trial]| trials.iter().map(|trial| trial.number).collect::<Vec<_>>();
+        assert_eq!((numbers(&groups.good), numbers(&groups.bad)), (vec![1], vec![0, 2]));
+    }
+
+    #[test]
+    fn fronts_come_one_after_the_other() {
+        let two = [Direction::Minimize, Direction::Maximize];
+        let trials = || {
+            vec![
+                complete(0, &[1.0, 1.0]),
+                complete(1, &[2.0, 0.5]),
+                complete(2, &[5.0, 9.0]),
+                complete(3, &[6.0, 8.0]),
+                complete(4, &[f64::NAN, 9.0]),
+            ]
+        };
+        assert_eq!(good(trials(), 20, &two), [0, 2]);
+        assert_eq!(good(trials(), 40, &two), [0, 1, 2, 3]);
+        assert_eq!(good(trials(), 50, &two), [0, 1, 2, 3, 4]);
+    }
+}

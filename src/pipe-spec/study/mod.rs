@@ -1,0 +1,240 @@
+//! The study file: a pipeline, the settings that are tried, and what makes one trial better than another. Parsed, checked as a whole,
+//! and turned into types that can be trusted.
+
+mod file;
+mod space;
+#[cfg(test)]
+mod tests;
+
+pub use file::{Budget, Goal, Objective, OomPolicy, Prune, PruneKind, SamplerKind, Which, schema};
+pub use space::{Choice, Condition, Parameter, Test, Values};
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::pipeline::{OtherNamesOfPipelines, Pipeline, Problems, pipeline_of};
+use crate::text::Name;
+use crate::variables::Variables;
+use crate::yaml::{Kind, Node, Structure};
+use file::{BasePipeline, Objectives, StudyFile};
+
+/// A study that has passed every check.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Study {
+    pub name: Name,
+    pub objectives: Vec<Objective>,
+    /// Those that conditions name come before those that have them.
+    pub parameters: Vec<Parameter>,
+    pub budget: Budget,
+    pub sampler: SamplerKind,
+    pub prune: Prune,
+    pub oom: OomPolicy,
+    pub seed: u64,
+    pub storage: Option<String>,
+    /// The pipeline as every trial has it.
+    base: Node,
+    file: StudyFile,
+}
+
+/// Objectives that are not metrics of the training.
+pub const MEASURED: [&str; 3] = ["peak_memory", "seconds", "samples_per_second"];
+
+/// The most trials of a study that says nothing of it.
+pub const DEFAULT_TRIALS: u64 = 100;
+
+impl Study {
+    /// Whether a text is a study file at all.
+    pub fn is_one(text: &str) -> bool {
+        Node::parse(text).is_ok_and(|tree| tree.find("tune").is_some())
+    }
+
+    /// Reads a study file. `overrides` are `path=value` pairs that replace what it says, `read` gives the text of the pipeline file
+    /// that it names.
+    pub fn parse(
+        text: &str,
+        overrides: &[String],
+        read: impl FnOnce(&str) -> Result<String, String>,
+        variables: &Variables,
+    ) -> Result<Self, Problems> {
+        let mut tree = Node::parse(text)?;
+        for pair in overrides {
+            tree.set(pair)?;
+        }
+        let schema = schema();
+        let problems = Structure::new(&schema, &OtherNamesOfPipelines).check(&tree);
+        if !problems.is_empty() {
+            return Err(problems.sorted());
+        }
+        let file: StudyFile = serde_json::from_value(tree.to_json())
+            .map_err(|error| Problems::one(tree.line, "", format!("not a study: {error}")))?;
+        let base = base(&file, &tree, read)?;
+        let mut problems = Problems::default();
+        let parameters = space::read(&file.space, &tree, &mut problems);
+        check(&file, &tree, &mut problems);
+        if !problems.is_empty() {
+            return Err(problems.sorted());
+        }
+        let study = Self {
+            name: file.tune.clone(),
+            objectives: objectives(&file),
+            parameters,
+            budget: Budget {
+                trials: file.budget.trials.or(file.budget.hours.is_none().then_some(DEFAULT_TRIALS)),
+                ..file.budget.clone()
+            },
+            sampler: file.sampler,
+            prune: file.prune.clone(),
+            oom: file.oom,
+            seed: file.seed,
+            storage: file.storage.clone(),
+            base,
+            file,
+        };
+        study.check_values(&tree, variables)?;
+        Ok(study)
+    }
+
+    pub fn parameter(&self, name: &str) -> Option<&Parameter> {
+        self.parameters.iter().find(|parameter| parameter.name == name)
+    }
+
+    /// The pipeline of a trial: the values of `point`, by the names of their settings, and those of `more` beside them.
+    pub fn pipeline(
+        &self,
+        name: &str,
+        point: &BTreeMap<String, Value>,
+        more: &[(&str, Value)],
+        variables: &Variables,
+    ) -> Result<Pipeline, Problems> {
+        let mut tree = self.base.clone();
+        tree.put("name", Kind::Scalar(json!(name)));
+        if point.contains_key("train.accum") && !point.contains_key("train.effective_batch") {
+            tree.remove("train.effective_batch");
+        }
+        if point.contains_key("train.effective_batch") && !point.contains_key("train.accum") {
+            tree.remove("train.accum");
+        }
+        let values = point.iter().map(|(path, value)| {
+            let written = self.parameter(path).map_or_else(|| value.clone(), |parameter| parameter.written(value));
+            (path.as_str(), written)
+        });
+        for (path, value) in values.chain(more.iter().map(|(path, value)| (*path, value.clone()))) {
+            tree.put(path, Kind::of_json(&value))
+                .ok_or_else(|| Problems::one(None, path, "the pipeline has no such place"))?;
+        }
+        pipeline_of(&tree, variables)
+    }
+
+    /// Finds values that no pipeline may have: each is tried once, beside the first values of the others.
+    fn check_values(&self, tree: &Node, variables: &Variables) -> Result<(), Problems> {
+        let mut problems = Problems::default();
+        let first = self.first_point();
+        if let Err(found) = self.pipeline(self.name.as_str(), &first, &[], variables) {
+            for problem in found.0 {
+                let line = space::line(tree, &problem.path).or_else(|| tree.line_of("pipeline"));
+                let place = if first.contains_key(&problem.path) { "space" } else { "pipeline" };
+                problems.push(line, &format!("{place}.{}", problem.path), problem.message);
+            }
+            return Err(problems.sorted());
+        }
+        for parameter in &self.parameters {
+            for value in parameter.values.examples() {
+                let mut point = first.clone();
+                point.insert(parameter.name.clone(), value);
+                let Err(found) = self.pipeline(self.name.as_str(), &point, &[], variables) else { continue };
+                for problem in found.0 {
+                    let at = if problem.path == parameter.name { String::new() } else { format!("{}: ", problem.path) };
+                    let path = format!("space.{}", parameter.name);
+                    problems.push(space::line(tree, &parameter.name), &path, format!("{at}{}", problem.message));
+                }
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems.sorted()) }
+    }
+
+    /// The first value of each setting that every trial has.
+    pub fn first_point(&self) -> BTreeMap<String, Value> {
+        let unconditional = self.parameters.iter().filter(|parameter| parameter.when.is_empty());
+        unconditional.filter_map(|parameter| Some((parameter.name.clone(), parameter.values.examples().first()?.clone()))).collect()
+    }
+
+    /// Whether trials that differ in nothing but how a step is cut are one training: the batch is searched beside an effective batch
+    /// that stays, or that the point says.
+    pub fn searches_cut(&self) -> bool {
+        self.parameter("train.batch").is_some()
+            && (self.parameter("train.accum").is_some()
+                || self.parameter("train.effective_batch").is_some()
+                || self.base.find("train.effective_batch").is_some())
+    }
+
+    /// The study with the pipeline in it, for the run folder.
+    pub fn to_yaml(&self) -> String {
+        let mut file = self.file.clone();
+        if let Value::Object(map) = self.base.to_json() {
+            file.pipeline = BasePipeline::Inline(map);
+        }
+        serde_saphyr::to_string(&file).expect("a study holds nothing that YAML cannot")
+    }
+}
+
+/// The pipeline as a tree, without a name: each trial has its own.
+fn base(
+    file: &StudyFile,
+    tree: &Node,
+    read: impl FnOnce(&str) -> Result<String, String>,
+) -> Result<Node, Problems> {
+    let problem = |message: String| Problems::one(tree.line_of("pipeline"), "pipeline", message);
+    let base = match &file.pipeline {
+        BasePipeline::File(path) => {
+            let text = read(path).map_err(problem)?;
+            Node::parse(&text).map_err(|problems| problem(format!("{path}: {problems}")))?
+        }
+        BasePipeline::Inline(map) => Node { line: None, kind: Kind::of_json(&Value::Object(map.clone())) },
+    };
+    if base.find("steps").is_some() {
+        return Err(problem("a pipeline of several steps cannot be searched; name one with a model or a command".to_owned()));
+    }
+    Ok(base)
+}
+
+fn objectives(file: &StudyFile) -> Vec<Objective> {
+    match &file.objective {
+        Objectives::One(one) => vec![one.clone()],
+        Objectives::Several(several) => several.clone(),
+    }
+}
+
+/// Finds what serde cannot know.
+fn check(file: &StudyFile, tree: &Node, problems: &mut Problems) {
+    let objectives = objectives(file);
+    let mut problem = |path: &str, message: String| problems.push(tree.line_of(path), path, message);
+    if file.space.is_empty() {
+        problem("space", "empty; name at least one setting with its values".to_owned());
+    }
+    if objectives.is_empty() {
+        problem("objective", "empty; name at least one metric".to_owned());
+    }
+    for (index, objective) in objectives.iter().enumerate() {
+        if objectives[..index].iter().any(|other| other.metric == objective.metric) {
+            problem("objective", format!("{} is given twice", objective.metric));
+        }
+        if objective.value == Which::Best && MEASURED.contains(&objective.metric.as_str()) {
+            problem("objective", format!("{} is measured once: `value: best` is for metrics", objective.metric));
+        }
+    }
+    let pruned = file.prune.kind != PruneKind::None;
+    if pruned && objectives.len() > 1 {
+        problem("prune", "with several objectives no trial can be told to be worse on the way; allowed: kind: none".to_owned());
+    }
+    let first = objectives.first().map(|objective| objective.metric.as_str());
+    if let Some(metric) = first.filter(|metric| pruned && MEASURED.contains(metric)) {
+        problem("prune", format!("{metric} is known at the end only; allowed: kind: none"));
+    }
+    if file.budget.hours.is_some_and(|hours| hours <= 0.0) {
+        problem("budget.hours", "must be above 0".to_owned());
+    }
+    if format!("{}.1000000", file.tune.as_str()).parse::<Name>().is_err() {
+        problem("tune", "the name must have 56 characters at most: those of the trials are longer".to_owned());
+    }
+}

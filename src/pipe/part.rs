@@ -1,0 +1,60 @@
+//! A run that is part of another: a step of a pipeline, or a trial of a study. It is done by a `pipe` of its own in the background, so
+//! that it outlives the one that began it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pipe_spec::{RunFolder, Status};
+
+use crate::detach;
+use crate::error::Error;
+use crate::interrupt::{StopRequest, signal_for};
+use crate::run::{self, Listed, Owner};
+
+/// A part whose `pipe` ends so often without a word has failed.
+const MAX_TAKEOVERS: u32 = 5;
+
+/// The run in this folder, if one was begun there.
+pub fn find(folder: &RunFolder) -> Result<Option<Listed>, Error> {
+    let Some(begun) = Listed::read(folder.path()) else { return Ok(None) };
+    match begun.damage.is_empty() {
+        true => Ok(Some(begun)),
+        // A `pipe` was killed while it made the folder: nothing has run in it.
+        false if begun.state.attempts.is_empty() => {
+            std::fs::remove_dir_all(folder.path()).ok();
+            Ok(None)
+        }
+        false => Err(Error::DamagedPart { id: begun.state.id, damage: begun.damage }),
+    }
+}
+
+/// Starts a `pipe` for a part, unless it has one or has finished. `begun` is what was found in its folder.
+pub fn start(folder: &RunFolder, begun: Option<&Listed>) -> Result<(), Error> {
+    let needs_none = begun.is_some_and(|begun| begun.state.status == Status::Finished || begun.is_owned());
+    if needs_none { Ok(()) } else { detach::start(folder, &[]) }
+}
+
+/// Asks a part to stop.
+pub fn signal(id: &str, request: StopRequest) {
+    let owner = Owner::process(&run::folder_of(id)).filter(run::OwnerProcess::is_here);
+    if let Some(owner) = owner {
+        // SAFETY: kill takes two integers and has no memory effects.
+        unsafe { libc::kill(owner.pid, signal_for(request)) };
+    }
+}
+
+/// How often each part was taken over from a `pipe` that had been killed.
+#[derive(Default)]
+pub struct Takeovers(BTreeMap<PathBuf, u32>);
+
+impl Takeovers {
+    /// Starts a `pipe` for a part whose own was killed.
+    pub fn take_over(&mut self, folder: &RunFolder) -> Result<(), Error> {
+        let times = self.0.entry(folder.path().to_owned()).or_default();
+        *times += 1;
+        if *times > MAX_TAKEOVERS {
+            return Err(Error::NotDriven { log: folder.driver_log() });
+        }
+        detach::start(folder, &[])
+    }
+}

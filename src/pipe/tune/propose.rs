@@ -1,0 +1,305 @@
+//! The next trial: chosen by the sampler, held against what is known, and begun.
+
+use pipe_search::{Trial, TrialState, suggest};
+use pipe_spec::pipeline::{Arch, Gpus, Pipeline};
+use pipe_spec::study::OomPolicy;
+use serde_json::{Map, Value, json};
+
+use super::room::{self, Room};
+use super::same::Trainings;
+use super::{Live, StudyDriver, refuses, space, trial};
+use crate::attempt::template;
+use crate::background;
+use crate::clock::now;
+use crate::error::Error;
+use crate::gpu::Card;
+use crate::input::load::{self, Parsed};
+use crate::part;
+use crate::run::{self, Choices, Run};
+use crate::tune::curve::Curves;
+
+/// So many proposals one after the other that do not fit, or that are trainings which were done before, end a study: nothing else is
+/// to be expected.
+const MAX_REFUSED: u64 = 1000;
+const MAX_REPEATED: u64 = 50;
+
+/// Proposals one after the other that were not begun.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Refused {
+    count: u64,
+    repeated: u64,
+    /// The smallest that did not fit: what it would hold, and what there is.
+    least: Option<(u64, u64)>,
+}
+
+impl Refused {
+    fn note(&mut self, room: &Room) {
+        self.count += 1;
+        if let (Some(predicted), Some(capacity)) = (room.predicted, room.capacity) {
+            let least = self.least.get_or_insert((predicted, capacity));
+            *least = (*least).min((predicted, capacity));
+        }
+    }
+
+    pub fn nothing_fits(&self, tried: u64) -> Error {
+        let (least, capacity) = self.least.unwrap_or_default();
+        Error::NothingFits { tried, least, capacity }
+    }
+}
+
+/// What there is to do for a trial.
+struct Planned {
+    pipeline: Pipeline,
+    room: Room,
+}
+
+impl StudyDriver<'_> {
+    /// Begins the next trial, or notes why the one that was proposed is not begun.
+    pub(super) async fn begin_next(&mut self) -> Result<(), Error> {
+        if let Some(number) = self.claim_waiting()? {
+            return self.begin_claimed(number).await;
+        }
+        let trials = self.journal.trials();
+        let number = trials.len() as u64;
+        let sampler = space::sampler(self.study);
+        let Some(point) = suggest(sampler, &self.space, &self.directions, trials, number, self.study.seed) else {
+            self.is_spent = true;
+            return Ok(());
+        };
+        let mut proposed = self.trial(number, point);
+        let planned = match self.plan(&proposed).await {
+            Ok(planned) => planned,
+            Err(Error::Interrupted) => {
+                self.stop(crate::interrupt::StopRequest::Graceful);
+                return Ok(());
+            }
+            Err(error) => {
+                proposed.state = TrialState::Failed;
+                proposed.ended = Some(now());
+                proposed.user_attrs.insert(trial::ERROR.to_owned(), json!(error.to_string()));
+                self.journal.add(&proposed)?;
+                return self.note_failure(number, &error.to_string());
+            }
+        };
+        if let Some(first) = self.same_training(&planned.pipeline) {
+            return self.add_repeated(proposed, first);
+        }
+        self.note_room(&mut proposed, &planned.room);
+        if !planned.room.fits && (refuses(self.study) || planned.room.smaller.is_none()) {
+            return self.add_infeasible(proposed, &planned.room);
+        }
+        self.refused = Refused::default();
+        // The trial is noted before its run begins, all of it in one line: the next `pipe` finds it, or nothing was done.
+        let number = self.journal.add(&proposed)?;
+        self.start(number, &planned.pipeline)
+    }
+
+    fn trial(&self, number: u64, point: pipe_search::Point) -> Trial {
+        let domain = |name: &String| Some((name.clone(), self.space.parameter(name)?.domain.clone()));
+        let domains = point.keys().filter_map(domain).collect();
+        let mut trial = Trial { domains, began: Some(now()), ..Trial::new(number, point) };
+        trial.user_attrs.insert(trial::STUDY.to_owned(), json!(self.run.state.id));
+        trial
+    }
+
+    /// A trial that somebody has asked for with Optuna, if there is one.
+    fn claim_waiting(&mut self) -> Result<Option<u64>, Error> {
+        let waiting = |trial: &&Trial| trial.state == TrialState::Waiting;
+        let numbers: Vec<u64> = self.journal.trials().iter().filter(waiting).map(|trial| trial.number).collect();
+        for number in numbers {
+            // Noted first: a `pipe` that is killed in between leaves a trial that still waits.
+            self.journal.set_attr(number, trial::STUDY, json!(self.run.state.id))?;
+            if self.journal.claim(number)? {
+                return Ok(Some(number));
+            }
+            self.journal.set_attr(number, trial::STUDY, Value::Null)?;
+        }
+        Ok(None)
+    }
+
+    /// Fills in what was not asked for, and begins it whatever is known: a person wants to see it.
+    async fn begin_claimed(&mut self, number: u64) -> Result<(), Error> {
+        let trials = self.journal.trials();
+        let fixed = trials.get(number as usize).and_then(|trial| trial.system_attrs.get("fixed_params")).cloned();
+        let sampler = space::sampler(self.study);
+        let mut point =
+            suggest(sampler, &self.space, &self.directions, trials, number, self.study.seed).unwrap_or_default();
+        for (name, value) in fixed.as_ref().and_then(Value::as_object).into_iter().flatten() {
+            if self.space.parameter(name).is_some_and(|parameter| parameter.domain.contains(value)) {
+                point.insert(name.clone(), value.clone());
+            }
+        }
+        let applying = |name: &String| self.space.parameter(name).is_some_and(|parameter| parameter.applies(&point));
+        let names: Vec<String> = point.keys().filter(|name| applying(name)).cloned().collect();
+        for name in names {
+            if let Some(parameter) = self.space.parameter(&name) {
+                self.journal.set_param(number, &name, &point[&name], &parameter.domain)?;
+            }
+        }
+        self.begin_again(number).await
+    }
+
+    /// Begins a trial that the journal has, and that has no run.
+    pub(super) async fn begin_noted(&mut self, number: u64) -> Result<(), Error> {
+        let was_claimed = |trial: &Trial| trial.point.is_empty() && trial.system_attrs.contains_key("fixed_params");
+        match self.journal.trials().get(number as usize).is_some_and(was_claimed) {
+            true => self.begin_claimed(number).await,
+            false => self.begin_again(number).await,
+        }
+    }
+
+    async fn begin_again(&mut self, number: u64) -> Result<(), Error> {
+        let Some(known) = self.journal.trials().get(number as usize).cloned() else { return Ok(()) };
+        match self.plan(&known).await {
+            Ok(planned) => self.start(number, &planned.pipeline),
+            Err(Error::Interrupted) => {
+                self.stop(crate::interrupt::StopRequest::Graceful);
+                Ok(())
+            }
+            Err(error) => self.fail(number, &error.to_string()),
+        }
+    }
+
+    /// The pipeline of a trial, and whether it is foreseen to fit.
+    async fn plan(&mut self, trial: &Trial) -> Result<Planned, Error> {
+        let name = run::step_id(self.study.name.as_str(), &trial.number.to_string());
+        let mut more: Vec<(&str, Value)> = Vec::new();
+        let mut pipeline = self.study.pipeline(&name, &trial.point, &more, self.variables).map_err(invalid_in(self))?;
+        let searches_model = trial.point.contains_key("model.from") && !trial.point.contains_key("model.arch");
+        let config = self.config(&pipeline).await?;
+        if searches_model && let Some(arch) = arch_of(&config) {
+            more.push(("model.arch", json!(arch.name())));
+        }
+        if self.study.oom == OomPolicy::Prune {
+            more.push(("on_oom.retries", json!(0)));
+        }
+        if let Some(card) = self.free_card(&pipeline) {
+            more.push(("container.gpus", json!([card])));
+        }
+        if !more.is_empty() {
+            pipeline = self.study.pipeline(&name, &trial.point, &more, self.variables).map_err(invalid_in(self))?;
+        }
+        template::check(self.engine.as_ref(), &pipeline, pipe_spec::Job::Train)?;
+        let room = room::foresee(&pipeline, &config, self.engine.as_ref())?;
+        if let (false, OomPolicy::Shrink, Some(batch)) = (room.fits, self.study.oom, room.smaller) {
+            let effective = pipeline.work.effective_batch();
+            // The same training, cut into smaller batches.
+            more.extend([("train.batch", json!(batch)), ("train.effective_batch", json!(effective))]);
+            let mut point = trial.point.clone();
+            point.remove("train.accum");
+            point.insert("train.effective_batch".to_owned(), json!(effective));
+            pipeline = self.study.pipeline(&name, &point, &more, self.variables).map_err(invalid_in(self))?;
+        }
+        Ok(Planned { pipeline, room })
+    }
+
+    /// The config.json of the model of a training.
+    async fn config(&mut self, pipeline: &Pipeline) -> Result<Map<String, Value>, Error> {
+        let Some(training) = pipeline.training() else { return Ok(Map::new()) };
+        let Some(from) = training.model.from.clone() else {
+            return Ok(training.model.config.clone().unwrap_or_default());
+        };
+        if let Some(known) = self.configs.get(&from) {
+            return Ok(known.clone());
+        }
+        let parsed = Parsed { pipeline: pipeline.clone(), text: String::new(), variables: self.variables.clone() };
+        let progress = self.reporter.fetch_progress();
+        let config =
+            background::run_interruptibly(self.interrupts, move || load::planned_config(&parsed, progress)).await?;
+        self.configs.insert(from, config.clone());
+        Ok(config)
+    }
+
+    /// Of several cards that would do, the one with the fewest trials.
+    fn free_card(&self, pipeline: &Pipeline) -> Option<String> {
+        if !matches!(pipeline.container.gpus, Gpus::Auto | Gpus::Count(1)) || self.study.budget.parallel < 2 {
+            return None;
+        }
+        let cards = Card::read(&Gpus::All).len();
+        if cards < 2 {
+            return None;
+        }
+        let holds = |card: usize| self.watcher.trials_on(&card.to_string());
+        (0..cards).min_by_key(|card| (holds(*card), *card)).map(|card| card.to_string())
+    }
+
+    /// The trial that is the same training, if one has come to its end.
+    fn same_training(&self, pipeline: &Pipeline) -> Option<u64> {
+        self.trainings.find(&Trainings::name(self.study, pipeline)?)
+    }
+
+    fn add_repeated(&mut self, mut proposed: Trial, first: u64) -> Result<(), Error> {
+        let Some(known) = self.journal.trials().get(first as usize) else { return Ok(()) };
+        proposed.values.clone_from(&known.values);
+        proposed.constraints.clone_from(&known.constraints);
+        proposed.state = TrialState::Complete;
+        proposed.ended = Some(now());
+        proposed.user_attrs.insert(trial::SAME_AS.to_owned(), json!(first));
+        self.journal.add(&proposed)?;
+        self.refused.count += 1;
+        self.refused.repeated += 1;
+        if self.refused.repeated >= MAX_REPEATED {
+            self.reporter.note(&format!(
+                "the last {MAX_REPEATED} proposals were trainings that had been done before, or do not fit: the study ends"
+            ));
+            self.is_spent = true;
+        }
+        Ok(())
+    }
+
+    fn note_room(&self, proposed: &mut Trial, room: &Room) {
+        let known = [(trial::PREDICTED_PEAK, room.predicted), (trial::CAPACITY, room.capacity)];
+        for (name, bytes) in known.into_iter().filter_map(|(name, bytes)| Some((name, bytes?))) {
+            proposed.user_attrs.insert(name.to_owned(), json!(bytes));
+        }
+        // What runs is allowed until it is shown not to fit; Optuna wants to see it of every trial.
+        proposed.constraints = vec![room.excess().min(0.0)];
+    }
+
+    fn add_infeasible(&mut self, mut proposed: Trial, room: &Room) -> Result<(), Error> {
+        proposed.state = TrialState::Pruned;
+        proposed.ended = Some(now());
+        proposed.constraints = vec![room.excess()];
+        proposed.user_attrs.insert(trial::INFEASIBLE.to_owned(), json!(true));
+        self.journal.add(&proposed)?;
+        self.refused.note(room);
+        if self.refused.count >= MAX_REFUSED {
+            self.reporter.note(&format!("the last {MAX_REFUSED} proposals do not fit: the study ends"));
+            self.is_spent = true;
+        }
+        Ok(())
+    }
+
+    /// Makes the run of a trial, where there is none, and starts it.
+    fn start(&mut self, number: u64, pipeline: &Pipeline) -> Result<(), Error> {
+        let id = self.run_id(number);
+        let folder = run::folder_of(&id);
+        self.running.insert(number, Live::new(Curves::new(&folder, &self.study.objectives)));
+        let begun = match part::find(&folder) {
+            Ok(begun) => begun,
+            Err(error) => return self.fail(number, &error.to_string()),
+        };
+        let created = match &begun {
+            Some(_) => Ok(()),
+            None => {
+                let pipe_spec::RunState { ignore_ledger, no_queue, .. } = self.run.state;
+                let choices = Choices { ignore_ledger, no_queue, as_asked: refuses(self.study), ..Choices::default() };
+                let engine = self.engine.name();
+                Run::create_step(pipeline, &number.to_string(), &self.run.state.id, engine, choices).map(drop)
+            }
+        };
+        match created.and_then(|()| part::start(&folder, begun.as_ref())) {
+            Ok(()) => self.save(),
+            Err(error) => self.fail(number, &error.to_string()),
+        }
+    }
+}
+
+fn arch_of(config: &Map<String, Value>) -> Option<Arch> {
+    Arch::of_model_type(config.get("model_type")?.as_str()?)
+}
+
+fn invalid_in(driver: &StudyDriver<'_>) -> impl Fn(pipe_spec::Problems) -> Error + use<> {
+    let path = driver.run.folder.pipeline();
+    move |problems| Error::Invalid { path: path.clone(), problems }
+}
