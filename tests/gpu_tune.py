@@ -24,13 +24,14 @@ def main():
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--sampler", default="tpe")
     parser.add_argument("--hours", type=float, default=0.14)
     args = parser.parse_args()
     pipe, trainer = (args.bin / "pipe").resolve(), (args.bin / "pipe-trainer").resolve()
     args.out.mkdir(parents=True, exist_ok=True)
     subprocess.run([trainer, "data", "texts", "--rows", "1200", "--seed", "1", "--out", args.out / "data/text-hpo"], check=True)
     pipeline = (ROOT / "pipelines/text-hpo.yaml").read_text()
-    # Short trials: a few steps, no checkpoint, few rows to evaluate; rows as long as they are, the longest first.
+    # Short trials: a few steps, no model, few rows to evaluate; rows as long as they are, the longest first.
     pipeline = re.sub(r"epochs: 3", f"steps: {args.steps}", pipeline)
     pipeline = pipeline.replace("  pad: max\n", "").replace("  eval: data/text-hpo/eval.jsonl\n", "  eval: eval.jsonl\n")
     pipeline = re.sub(r"schedule: .*", "schedule: {kind: constant}", pipeline)
@@ -41,12 +42,15 @@ def main():
     (args.out / "eval.jsonl").write_text("\n".join(rows) + "\n")
     study = (ROOT / "pipelines/text-tune.yaml").read_text()
     study = re.sub(r"budget: .*", f"budget: {{trials: {args.trials}, hours: {args.hours}}}", study)
+    study = study.replace("sampler: tpe", f"sampler: {args.sampler}")
     study = re.sub(r"prune: .*", f"seed: {args.seed}", study)
     (args.out / "text-tune.yaml").write_text(study)
     env = {**os.environ, "PIPE_LEDGER": str(args.out / "ledger"), "PIPE_CACHE": str(args.out / "cache")}
     began = time.monotonic()
     ended = subprocess.run([pipe, "tune", "run", "text-tune.yaml", "--engine", "process"], cwd=args.out, env=env)
     took = time.monotonic() - began
+    if not (args.out / "runs").is_dir():
+        sys.exit(ended.returncode or 1)
 
     def read(*words):
         return json.loads(subprocess.run([pipe, *words, "--json"], cwd=args.out, env=env, check=True, capture_output=True, text=True).stdout)
@@ -64,7 +68,7 @@ def main():
         attributes = trial["attributes"]
         # A trial that was retried has held less than what it was foreseen for.
         if trial["state"] == "complete" and attributes.get("attempts") == 1 and attributes.get("predicted_peak"):
-            errors.append(attributes["peak_memory"] / (attributes["predicted_peak"] - (768 << 20)) - 1)
+            errors.append(attributes["peak_memory"] / attributes["predicted_peak"] - 1)
     counts = shown["counts"]
     table = [
         ("trials that ran", sum(counts[name] for name in ("complete", "pruned", "failed", "running"))),

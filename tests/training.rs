@@ -41,6 +41,8 @@ mod predict;
 mod reproducing;
 #[path = "training/small_t5.rs"]
 mod small_t5;
+#[path = "training/tune.rs"]
+mod tune;
 #[path = "training/weights.rs"]
 mod weights;
 
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
     detach_and_resume::tests(&mut suite);
     ci::tests(&mut suite);
     clip::tests(&mut suite);
+    tune::tests(&mut suite);
     predict::tests(&mut suite);
     reproducing::tests(&mut suite);
     suite.run()

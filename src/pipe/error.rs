@@ -135,8 +135,8 @@ pub enum Error {
     NotStudyRun { id: String },
     #[error("{id} has no trial {number}; it has {trials}")]
     NoTrial { id: String, number: u64, trials: u64 },
-    #[error("no trial of {id} has come to its end with {objective} yet")]
-    NoBest { id: String, objective: String },
+    #[error("no trial of {id} has come to its end with {objective}{}", why.as_ref().map_or(String::new(), |why| format!("; the last one: {why}")))]
+    NoBest { id: String, objective: String, why: Option<String> },
     #[error("{times} trials in a row have failed, the last one (trial {number}) with: {reason}")]
     TrialsFail { id: String, times: u64, number: u64, reason: String },
     #[error("nothing in the space fits: {tried} settings were asked for, and the smallest of them needs {} of {}", human_bytes(*least), human_bytes(*capacity))]
@@ -251,9 +251,7 @@ impl Error {
             | Self::StepNotDone { .. }
             | Self::HasSteps { .. }
             | Self::HasTrials { .. }
-            | Self::NotSteps { .. } => {
-                PipeExit::Usage
-            }
+            | Self::NotSteps { .. } => PipeExit::Usage,
             Self::NoOutput { .. } | Self::LinkedOutput { .. } => PipeExit::TrainingFailed,
             Self::RunInUse { .. } => PipeExit::Usage,
             Self::KnownNotToFit { .. } | Self::NothingFits { .. } => PipeExit::OutOfMemory,

@@ -34,13 +34,28 @@ pub fn start(folder: &RunFolder, begun: Option<&Listed>) -> Result<(), Error> {
     if needs_none { Ok(()) } else { detach::start(folder, &[]) }
 }
 
-/// Asks a part to stop.
-pub fn signal(id: &str, request: StopRequest) {
+/// Asks a part to stop; false where it has no `pipe` here that could be asked.
+pub fn signal(id: &str, request: StopRequest) -> bool {
     let owner = Owner::process(&run::folder_of(id)).filter(run::OwnerProcess::is_here);
-    if let Some(owner) = owner {
-        // SAFETY: kill takes two integers and has no memory effects.
-        unsafe { libc::kill(owner.pid, signal_for(request)) };
+    // SAFETY: kill takes two integers and has no memory effects.
+    owner.is_some_and(|owner| unsafe { libc::kill(owner.pid, signal_for(request)) } == 0)
+}
+
+/// Stops a part whose `pipe` was killed, and whose job may still run: by a `pipe stop` in the background, which takes it over.
+pub fn stop_orphan(folder: &RunFolder, request: StopRequest) -> Result<(), Error> {
+    let program = std::env::current_exe().map_err(|source| Error::Read { path: "this program".into(), source })?;
+    let mut command = std::process::Command::new(&program);
+    command.arg("stop").arg(folder.path().file_name().unwrap_or_default()).arg("--quiet");
+    if request == StopRequest::Hard {
+        command.arg("--now");
     }
+    let none = std::process::Stdio::null;
+    command
+        .env("PIPE_RUNS", folder.path().parent().unwrap_or(folder.path()))
+        .stdin(none())
+        .stdout(none())
+        .stderr(none());
+    command.spawn().map(drop).map_err(|source| Error::Spawn { program, source })
 }
 
 /// How often each part was taken over from a `pipe` that had been killed.

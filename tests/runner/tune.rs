@@ -22,6 +22,10 @@ pub fn tests(suite: &mut Suite) {
     suite.test("tune::trials_are_killed_with_it", Needs::Nothing, all_killed);
     suite.test("tune::what_cannot_fit_is_never_begun", Needs::Nothing, foreseen);
     suite.test("tune::nothing_fits", Needs::Nothing, nothing_fits);
+    suite.test("tune::what_ran_out_of_memory_is_not_asked_for_again", Needs::Nothing, refused);
+    suite.test("tune::a_file_that_is_no_journal_is_left_alone", Needs::Nothing, foreign_file);
+    suite.test("tune::what_a_trial_reads_is_gone", Needs::Nothing, inputs_gone);
+    suite.test("tune::stopped_while_nothing_fits", Needs::Nothing, interrupted);
     suite.test("tune::bad_trials_end_early", Needs::Nothing, pruned);
     suite.test("tune::stopped_and_resumed_with_more_trials", Needs::Nothing, stopped);
     suite.test("tune::one_training_is_run_once", Needs::Nothing, repeated);
@@ -75,7 +79,10 @@ fn states(study: &Value) -> Vec<String> {
 
 /// What a study has tried, and what came of it.
 fn outcome(study: &Value) -> Vec<(Value, Value, Value)> {
-    trials(study).iter().map(|trial| (trial["params"].clone(), trial["state"].clone(), trial["values"].clone())).collect()
+    trials(study)
+        .iter()
+        .map(|trial| (trial["params"].clone(), trial["state"].clone(), trial["values"].clone()))
+        .collect()
 }
 
 /// The runs that the trials of a study have had.
@@ -135,7 +142,8 @@ fn memory(engine: &str) {
 }
 
 fn oom_prunes(engine: &str) {
-    let folder = folder(engine, "2 --most 8", "  train.batch: [8, 16]\n", "budget: {trials: 6}\noom: prune\nsampler: random\n");
+    let folder =
+        folder(engine, "2 --most 8", "  train.batch: [8, 16]\n", "budget: {trials: 6}\noom: prune\nsampler: random\n");
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0).says("out of memory");
     let study = study(&folder);
     for trial in trials(&study) {
@@ -175,7 +183,8 @@ fn killed() {
     let own: Vec<Value> = runs(&folder).into_iter().filter(|run| run["part_of"] == disturbed["id"]).collect();
     assert_eq!(own.len(), 8, "{own:#?}");
     for run in own {
-        let ended = run["attempts"].as_array().unwrap().iter().filter(|attempt| attempt["outcome"] == "finished").count();
+        let ended =
+            run["attempts"].as_array().unwrap().iter().filter(|attempt| attempt["outcome"] == "finished").count();
         assert_eq!(ended, 1, "{run:#}");
     }
 }
@@ -185,7 +194,8 @@ fn kill_owner(folder: &Folder, id: &str) -> bool {
     let text = std::fs::read_to_string(folder.path().join("runs").join(id).join(".owner")).unwrap_or_default();
     let pid = text.split_whitespace().next().and_then(|word| word.parse::<i32>().ok());
     // The file keeps the number of a process that has ended.
-    let is_pipe = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "pipe");
+    let is_pipe =
+        |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "pipe");
     let pid = pid.filter(is_pipe);
     // SAFETY: kill takes two integers and has no memory effects.
     pid.is_some_and(|pid| pid > 1 && unsafe { libc::kill(pid, libc::SIGKILL) } == 0)
@@ -195,7 +205,9 @@ fn kill_owner(folder: &Folder, id: &str) -> bool {
 fn all_killed() {
     let folder = folder("process", "40 --millis 25", "", "budget: {trials: 2}\nseed: 2\n");
     folder.pipe(&["tune", "run", "study.yaml", "--detach"]).exits(0);
-    folder.wait_until("a step", || trials(&study(&folder)).iter().any(|trial| !trial["intermediate"].as_object().unwrap().is_empty()));
+    folder.wait_until("a step", || {
+        trials(&study(&folder)).iter().any(|trial| !trial["intermediate"].as_object().unwrap().is_empty())
+    });
     let id = study(&folder)["id"].as_str().unwrap().to_owned();
     assert!(kill_owner(&folder, &id));
     kill_owner(&folder, &format!("{id}.0"));
@@ -207,9 +219,17 @@ fn all_killed() {
 
 /// A model of 40 million parameters does not fit into 512 MB with its optimizer, whatever the batch.
 fn foreseen() {
-    let folder = training("fit 64", "  model.config: {values: {small: {d_model: 64, num_layers: 1}, large: {d_model: 1024, num_layers: 8, d_ff: 4096}}}\n\
-         \x20 train.optimizer.lr: {low: 1.0e-5, high: 1.0e-2, log: true}\n", "budget: {trials: 6}\n");
-    folder.pipe(&["tune", "run", "study.yaml", "--engine", "process"]).exits(0).says("not begun: it needs ").prints("never begun because they do not fit");
+    let folder = training(
+        "fit 64",
+        "  model.config: {values: {small: {d_model: 64, num_layers: 1}, large: {d_model: 1024, num_layers: 8, d_ff: 4096}}}\n\
+         \x20 train.optimizer.lr: {low: 1.0e-5, high: 1.0e-2, log: true}\n",
+        "budget: {trials: 6}\n",
+    );
+    folder
+        .pipe(&["tune", "run", "study.yaml", "--engine", "process"])
+        .exits(0)
+        .says("not begun: it needs ")
+        .prints("never begun because they do not fit");
     let study = study(&folder);
     let refused: Vec<Value> = trials(&study).into_iter().filter(|trial| trial["state"] == "infeasible").collect();
     assert!(!refused.is_empty());
@@ -222,9 +242,71 @@ fn foreseen() {
 }
 
 fn nothing_fits() {
-    let folder = training("fit 64", "  model.config: {values: {a: {d_model: 2048, num_layers: 8}, b: {d_model: 2048, num_layers: 9}}}\n", "budget: {trials: 3}\n");
-    folder.pipe(&["tune", "run", "study.yaml", "--engine", "process"]).exits(7).says("nothing in the space fits").says("allow smaller batches");
+    let folder = training(
+        "fit 64",
+        "  model.config: {values: {a: {d_model: 2048, num_layers: 8}, b: {d_model: 2048, num_layers: 9}}}\n",
+        "budget: {trials: 3}\n",
+    );
+    folder
+        .pipe(&["tune", "run", "study.yaml", "--engine", "process"])
+        .exits(7)
+        .says("nothing in the space fits")
+        .says("allow smaller batches");
     assert!(runs(&folder).is_empty());
+}
+
+/// One batch, which does not fit: the first trial shows it, and none is started after it.
+fn refused() {
+    let space = "  train.optimizer.lr: {low: 1.0e-5, high: 1.0e-2, log: true}\n";
+    let folder = training("fit 8", space, "budget: {trials: 3}\noom: prune\n");
+    let text = folder.read("job.yaml") + "train: {batch: 16, effective_batch: 16}\n";
+    folder.write("job.yaml", text);
+    folder
+        .pipe(&["tune", "run", "study.yaml", "--engine", "process"])
+        .exits(6)
+        .says("proposals do not fit: the study ends");
+    assert_eq!(states(&study(&folder))[..2], ["out_of_memory", "infeasible"]);
+    assert_eq!(runs(&folder).len(), 1);
+}
+
+fn foreign_file() {
+    let folder = folder("process", "1", "", "");
+    folder.write("precious.txt", "precious");
+    folder
+        .pipe(&["tune", "run", "study.yaml", "--set", "storage=precious.txt"])
+        .exits(1)
+        .says("not a journal of Optuna");
+    assert_eq!(folder.read("precious.txt"), "precious");
+    assert!(!folder.has_runs());
+}
+
+fn inputs_gone() {
+    let folder = training(
+        "long 400 20 64",
+        "  train.optimizer.lr: {low: 1.0e-5, high: 1.0e-2, log: true}\n",
+        "budget: {trials: 9}\n",
+    );
+    folder.pipe(&["tune", "run", "study.yaml", "--engine", "process", "--detach"]).exits(0);
+    folder.wait_until("a step", || runs(&folder).iter().any(|run| run["steps"].is_u64()));
+    folder.pipe(&["tune", "stop"]).exits(0);
+    std::fs::remove_file(folder.path().join("train.jsonl")).unwrap();
+    folder.pipe(&["tune", "resume"]).exits(6).says("5 trials in a row have failed");
+}
+
+/// Ctrl-C is heard between proposals too.
+fn interrupted() {
+    let more = "budget: {trials: 3}\nsampler: random\n";
+    let folder = training(
+        "fit 64",
+        "  model.config: {values: {a: {d_model: 2048, num_layers: 8}}}\n  train.optimizer.lr: {low: 1.0e-5, high: 1.0e-2}\n",
+        more,
+    );
+    let running = folder.start(&["tune", "run", "study.yaml", "--engine", "process"]);
+    folder.wait_until("a proposal", || {
+        folder.has_runs() && folder.pipe(&["tune", "status", "--json"]).stdout.contains("infeasible")
+    });
+    running.signal("INT");
+    running.end().exits(130).prints("pipe tune resume");
 }
 
 /// A study of the training stand-in.
@@ -232,13 +314,16 @@ fn training(job: &str, space: &str, more: &str) -> Folder {
     let folder = job::folder(job, "");
     let text = folder.read("job.yaml").replace("memory: 64m", "memory: 512m");
     folder.write("job.yaml", text);
-    let study = format!("version: 1\ntune: search\npipeline: job.yaml\nobjective: {{metric: loss, direction: minimize}}\nspace:\n{space}{more}");
+    let study = format!(
+        "version: 1\ntune: search\npipeline: job.yaml\nobjective: {{metric: loss, direction: minimize}}\nspace:\n{space}{more}"
+    );
     folder.write("study.yaml", study);
     folder
 }
 
 fn pruned() {
-    let more = "budget: {trials: 12}\nseed: 1\nprune: {kind: median, startup_trials: 3, warmup_steps: 2}\nsampler: random\n";
+    let more =
+        "budget: {trials: 12}\nseed: 1\nprune: {kind: median, startup_trials: 3, warmup_steps: 2}\nsampler: random\n";
     let folder = folder("process", "20 --millis 20", "", more);
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0).says("ended early at step").prints("ended early");
     let study = study(&folder);
@@ -247,7 +332,11 @@ fn pruned() {
     for trial in &ended {
         let at = trial["attributes"]["pruned_at"].as_u64().unwrap();
         assert!((2..20).contains(&at) && trial["values"].as_array().unwrap().is_empty());
-        assert_eq!(trial["intermediate"].as_object().unwrap().len() as u64, at, "nothing is noted beyond its end: {trial:#}");
+        assert_eq!(
+            trial["intermediate"].as_object().unwrap().len() as u64,
+            at,
+            "nothing is noted beyond its end: {trial:#}"
+        );
     }
 }
 
@@ -272,7 +361,10 @@ fn repeated() {
     let text = folder.read("job.yaml") + "train: {effective_batch: 8}\n";
     folder.write("job.yaml", text);
     folder.pipe(&["check", "study.yaml"]).exits(0).prints("trials with the same effective batch are one training");
-    folder.pipe(&["tune", "run", "study.yaml", "--engine", "process"]).exits(0).says("not begun: the same training as trial 0");
+    folder
+        .pipe(&["tune", "run", "study.yaml", "--engine", "process"])
+        .exits(0)
+        .says("not begun: the same training as trial 0");
     let study = study(&folder);
     assert_eq!(states(&study)[..2], ["complete", "repeated"]);
     assert!(trials(&study).iter().all(|trial| trial["values"] == trials(&study)[0]["values"]));
@@ -280,7 +372,12 @@ fn repeated() {
 }
 
 fn grid() {
-    let folder = folder("process", "1", "  train.batch: {values: [1, 2], when: {vars.x: {above: 0}}}\n", "budget: {trials: 50}\nsampler: grid\n");
+    let folder = folder(
+        "process",
+        "1",
+        "  train.batch: {values: [1, 2], when: {vars.x: {above: 0}}}\n",
+        "budget: {trials: 50}\nsampler: grid\n",
+    );
     let text = folder.read("study.yaml").replace("high: 1.8", "high: 1.0, step: 1.0");
     folder.write("study.yaml", text);
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0);
@@ -296,7 +393,10 @@ fn failing() {
     folder.write("study.yaml", text);
     folder.pipe(&["tune", "run", "study.yaml"]);
     let study = study(&folder);
-    assert!(states(&study).contains(&"failed".to_owned()) && states(&study).contains(&"complete".to_owned()), "{study:#}");
+    assert!(
+        states(&study).contains(&"failed".to_owned()) && states(&study).contains(&"complete".to_owned()),
+        "{study:#}"
+    );
     // All of them: what is wrong is wrong with all.
     let text = folder.read("study.yaml").replace("low: -2.0", "low: 2.0").replace("tune: search", "tune: other");
     folder.write("study.yaml", text);
@@ -315,8 +415,10 @@ fn parallel() {
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0);
     let study = study(&folder);
     assert_eq!(states(&study), ["complete"; 6]);
-    let spans: Vec<(f64, f64)> =
-        trials(&study).iter().map(|trial| (trial["began"].as_f64().unwrap(), trial["ended"].as_f64().unwrap())).collect();
+    let spans: Vec<(f64, f64)> = trials(&study)
+        .iter()
+        .map(|trial| (trial["began"].as_f64().unwrap(), trial["ended"].as_f64().unwrap()))
+        .collect();
     let at_once = |at: f64| spans.iter().filter(|(began, ended)| *began <= at && at < *ended).count();
     let most = spans.iter().map(|(began, _)| at_once(*began)).max();
     assert_eq!(most, Some(3), "{spans:?}");
@@ -362,7 +464,8 @@ fn objectives() {
     folder.write("study.yaml", text);
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0);
     let study = study(&folder);
-    let best: Vec<usize> = study["best"].as_array().unwrap().iter().map(|number| number.as_u64().unwrap() as usize).collect();
+    let best: Vec<usize> =
+        study["best"].as_array().unwrap().iter().map(|number| number.as_u64().unwrap() as usize).collect();
     let values = |index: usize| -> Vec<f64> {
         trials(&study)[index]["values"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
     };
@@ -384,7 +487,11 @@ fn packages(version: u32) -> String {
 fn optuna_reads(version: u32) {
     let folder = folder("process", "3 --millis 30", "", "budget: {trials: 8}\n");
     let mut python = folder.other_command("python3");
-    python.arg(repository().join("tests/optuna_tune.py")).arg(folder.command(&[]).get_program()).arg("study.yaml").env("PYTHONPATH", packages(version));
+    python
+        .arg(repository().join("tests/optuna_tune.py"))
+        .arg(folder.command(&[]).get_program())
+        .arg("study.yaml")
+        .env("PYTHONPATH", packages(version));
     let answer = Answer::new("optuna_tune.py".to_owned(), python.output().unwrap()).exits(0).json();
     assert!(answer["optuna"].as_str().unwrap().starts_with(&format!("{version}.")), "{answer}");
     assert_eq!((answer["began_by_pipe"].as_u64(), answer["began_by_optuna"].as_u64()), (Some(8), Some(17)), "{answer}");
@@ -409,14 +516,26 @@ fn bad_input() {
         ("  vars.x: {low: -2.0, high: 1.8}", "  train.precison: [bf16]", "did you mean"),
         ("  vars.x: {low: -2.0, high: 1.8}", "  train.batch: [1, 2, 2]", "2 is given twice"),
         ("  vars.x: {low: -2.0, high: 1.8}", "  train.batch: [0]", "space.train.batch"),
-        ("  vars.x: {low: -2.0, high: 1.8}", "  vars.x: {low: 1, high: 2, when: {vars.y: {above: 1}}}", "is not another setting of the space"),
-        ("  vars.x: {low: -2.0, high: 1.8}", "  vars.x: {low: 1, high: 2, when: {train.batch: {above: 1}}}\n  train.batch: {values: [1, 2], when: {vars.x: {above: 1}}}", "in a circle"),
+        (
+            "  vars.x: {low: -2.0, high: 1.8}",
+            "  vars.x: {low: 1, high: 2, when: {vars.y: {above: 1}}}",
+            "is not another setting of the space",
+        ),
+        (
+            "  vars.x: {low: -2.0, high: 1.8}",
+            "  vars.x: {low: 1, high: 2, when: {train.batch: {above: 1}}}\n  train.batch: {values: [1, 2], when: {vars.x: {above: 1}}}",
+            "in a circle",
+        ),
         ("  vars.x: {low: -2.0, high: 1.8}", "  vars.x: {low: 1}", "give `low` and `high`, or `values`"),
         ("direction: minimize", "direction: down", "allowed"),
         ("objective:", "objectve:", "did you mean `objective`?"),
         ("pipeline: score.yaml", "pipeline: other.yaml", "cannot read"),
         ("direction: minimize}", "direction: minimize}\nsampler: grid", "has no finite number of values"),
-        ("{metric: score, direction: minimize}", "[{metric: score, direction: minimize}, {metric: seconds, direction: minimize}]\nprune: {kind: asha}", "with several objectives"),
+        (
+            "{metric: score, direction: minimize}",
+            "[{metric: score, direction: minimize}, {metric: seconds, direction: minimize}]\nprune: {kind: asha}",
+            "with several objectives",
+        ),
     ] {
         assert!(base.contains(from), "{from}");
         folder.write("study.yaml", base.replacen(from, to, 1));

@@ -43,6 +43,9 @@ pub struct Line {
     torn: usize,
 }
 
+/// What every line of a journal begins with, whoever writes it.
+const BEGINNING: &[u8] = b"{\"op_code\":";
+
 impl Log {
     pub fn new(path: &Path) -> Self {
         Self { path: path.into(), grace: lock::GRACE, offset: 0, line: 1, file: None, torn: Vec::new() }
@@ -104,6 +107,20 @@ impl Log {
 
     pub fn unreadable(&self, line: u64, reason: String) -> JournalError {
         JournalError::Line { path: self.path.clone(), line, reason }
+    }
+
+    /// Fails where there is no line in the file, and what there is is not the beginning of one: it is somebody's, and no journal.
+    pub fn check_beginning(&self) -> Result<(), JournalError> {
+        let read = || -> io::Result<Vec<u8>> {
+            let mut beginning = Vec::new();
+            std::fs::File::open(&self.path)?.take(BEGINNING.len() as u64).read_to_end(&mut beginning)?;
+            Ok(beginning)
+        };
+        let beginning = read().map_err(|source| self.failed("read", source))?;
+        match self.offset > 0 || BEGINNING.starts_with(&beginning) {
+            true => Ok(()),
+            false => Err(self.unreadable(1, "the file is not a journal of Optuna".into())),
+        }
     }
 
     /// Makes good what a writer that was killed has left. A last line without its end goes: nobody has read it, and what Optuna

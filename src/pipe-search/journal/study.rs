@@ -32,6 +32,7 @@ impl Journal {
         journal.log.create()?;
         let lock = journal.log.lock()?;
         journal.take_in()?;
+        journal.log.check_beginning()?;
         journal.log.repair(&lock)?;
         if journal.replay.study().is_none() {
             journal.log.append(&lock, &ops::create_study(&journal.worker, study, directions))?;
@@ -115,18 +116,26 @@ impl Journal {
 
     /// Sets a parameter of a trial that was claimed. False where the trial has ended.
     pub fn set_param(&mut self, number: u64, name: &str, value: &Value, domain: &Domain) -> Result<bool, JournalError> {
+        self.set_params(number, &[(name, value, domain)])
+    }
+
+    /// Sets several parameters, all in one write. False where the trial has ended.
+    pub fn set_params(&mut self, number: u64, params: &[(&str, &Value, &Domain)]) -> Result<bool, JournalError> {
         self.write(|study, worker| {
             let (trial, id) = study.trial(number)?;
             if trial.state.has_ended() {
                 return Ok(String::new());
             }
-            let failed = |reason: String| JournalError::Parameter { name: name.into(), reason };
-            if !study.accepts(name, domain) {
-                return Err(failed(
-                    "an earlier trial has it with other choices, of another kind or on another scale".into(),
-                ));
-            }
-            ops::set_param(worker, id, name, value, domain).map_err(failed)
+            let line = |(name, value, domain): &(&str, &Value, &Domain)| {
+                let failed = |reason: String| JournalError::Parameter { name: (*name).into(), reason };
+                if !study.accepts(name, domain) {
+                    return Err(failed(
+                        "an earlier trial has it with other choices, of another kind or on another scale".into(),
+                    ));
+                }
+                ops::set_param(worker, id, name, value, domain).map_err(failed)
+            };
+            params.iter().map(line).collect()
         })
     }
 

@@ -31,17 +31,28 @@ impl Pruner {
     pub const ASHA: Self = Self::Asha { min_steps: 1, reduction: 4 };
 }
 
-/// The first step of the trial's intermediate values at which it is given up. What is not a number ends a trial at once.
+/// The first step of the trial's intermediate values after `judged` at which it is given up: those up to there it has been kept at, when
+/// fewer others had come as far. What is not a number ends a trial at once.
 ///
 /// `others` may hold the trial itself, which is left out.
-pub fn prunes_at(pruner: Pruner, direction: Direction, trial: &Trial, others: &[Trial]) -> Option<u64> {
+pub fn prunes_at(
+    pruner: Pruner,
+    direction: Direction,
+    trial: &Trial,
+    others: &[Trial],
+    judged: Option<u64>,
+) -> Option<u64> {
     let others: Vec<&Trial> = others.iter().filter(|other| other.number != trial.number).collect();
     let by_rule = match pruner {
         Pruner::None => return None,
         Pruner::Median { startup_trials, warmup_steps } => {
-            median_step(startup_trials, warmup_steps, direction, trial, &others)
+            let first_step = judged.map_or(0, |judged| judged + 1).max(warmup_steps);
+            median_step(startup_trials, first_step, direction, trial, &others)
         }
-        Pruner::Asha { min_steps, reduction } => halving_step(min_steps, reduction, direction, trial, &others),
+        Pruner::Asha { min_steps, reduction } => {
+            let first_step = judged.map_or(0, |judged| judged + 1);
+            halving_step((min_steps, reduction), first_step, direction, trial, &others)
+        }
     };
     let not_a_number = trial.intermediate.iter().find(|(_, value)| value.is_nan()).map(|(step, _)| *step);
     by_rule.into_iter().chain(not_a_number).min()
@@ -49,7 +60,7 @@ pub fn prunes_at(pruner: Pruner, direction: Direction, trial: &Trial, others: &[
 
 fn median_step(
     startup_trials: u64,
-    warmup_steps: u64,
+    first_step: u64,
     direction: Direction,
     trial: &Trial,
     others: &[&Trial],
@@ -61,7 +72,7 @@ fn median_step(
     let mut best = f64::INFINITY;
     for (step, value) in &trial.intermediate {
         best = best.min(direction.loss(*value));
-        if *step < warmup_steps {
+        if *step < first_step {
             continue;
         }
         let at_step = complete.iter().filter_map(|other| other.intermediate.get(step));
@@ -80,7 +91,13 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     Some(if lower == upper { upper } else { f64::midpoint(lower, upper) })
 }
 
-fn halving_step(min_steps: u64, reduction: u64, direction: Direction, trial: &Trial, others: &[&Trial]) -> Option<u64> {
+fn halving_step(
+    (min_steps, reduction): (u64, u64),
+    first_step: u64,
+    direction: Direction,
+    trial: &Trial,
+    others: &[&Trial],
+) -> Option<u64> {
     let reduction = reduction.max(2);
     let mut rung = min_steps.max(1);
     while let Some((step, value)) = arrival(trial, rung) {
@@ -95,7 +112,7 @@ fn halving_step(min_steps: u64, reduction: u64, direction: Direction, trial: &Tr
         reached.sort_by(f64::total_cmp);
         // With fewer than one in `reduction`, only the best goes on.
         let kept = (reached.len() / reduction as usize).max(1);
-        if loss.is_nan() || loss > reached[kept - 1] {
+        if step >= first_step && (loss.is_nan() || loss > reached[kept - 1]) {
             return Some(step);
         }
         rung = rung.checked_mul(reduction)?;

@@ -1,5 +1,10 @@
 use Direction::{Maximize, Minimize};
 
+/// Of a trial of which no step has been judged.
+fn prunes_at(pruner: Pruner, direction: Direction, trial: &Trial, others: &[Trial]) -> Option<u64> {
+    super::prunes_at(pruner, direction, trial, others, None)
+}
+
 use super::*;
 use crate::space::Point;
 
@@ -121,4 +126,19 @@ fn steps_that_jump_over_rungs_are_judged_at_the_next() {
         let running = trial(9, TrialState::Running, &[(3, 99.0), (9, value)]);
         assert_eq!(prunes_at(pruner, Minimize, &running, &others), expected, "{value}");
     }
+}
+
+#[test]
+fn a_step_is_judged_once() {
+    let of = |number: u64, values: &[(u64, f64)]| {
+        let mut trial = Trial::new(number, crate::space::Point::new());
+        trial.intermediate = values.iter().copied().collect();
+        trial
+    };
+    // It was alone when it came to steps 1 and 2; one that came later was better there.
+    let first = of(0, &[(1, 1.0), (2, 0.9), (3, 0.5), (4, 0.1)]);
+    let later = [of(1, &[(1, 0.5), (2, 0.4)])];
+    let asha = Pruner::Asha { min_steps: 1, reduction: 2 };
+    assert_eq!(super::prunes_at(asha, Direction::Minimize, &first, &later, None), Some(1));
+    assert_eq!(super::prunes_at(asha, Direction::Minimize, &first, &later, Some(2)), None);
 }

@@ -37,10 +37,14 @@ pub struct StudyFile {
     /// fits: the training is the same.
     #[serde(default)]
     pub oom: OomPolicy,
+    /// Whose models and checkpoints are kept once trials have ended: those of the best alone, or those of all.
+    #[serde(default)]
+    pub keep: Keep,
     /// With the same seed, and one trial at a time, a study tries the same settings again.
     #[serde(default)]
     pub seed: u64,
-    /// A journal file of Optuna, which may hold trials already. Default: `optuna.log` in the study's folder.
+    /// A journal file of Optuna, named from the folder of this file, which may hold trials already. Default: `optuna.log` in the study's
+    /// folder.
     #[serde(default)]
     pub storage: Option<String>,
 }
@@ -224,6 +228,15 @@ pub enum OomPolicy {
     Retry,
     Prune,
     Shrink,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum Keep {
+    #[default]
+    Best,
+    All,
 }
 
 /// The JSON schema of the study file.

@@ -6,7 +6,7 @@ mod space;
 #[cfg(test)]
 mod tests;
 
-pub use file::{Budget, Goal, Objective, OomPolicy, Prune, PruneKind, SamplerKind, Which, schema};
+pub use file::{Budget, Goal, Keep, Objective, OomPolicy, Prune, PruneKind, SamplerKind, Which, schema};
 pub use space::{Choice, Condition, Parameter, Test, Values};
 
 use std::collections::BTreeMap;
@@ -30,6 +30,7 @@ pub struct Study {
     pub sampler: SamplerKind,
     pub prune: Prune,
     pub oom: OomPolicy,
+    pub keep: Keep,
     pub seed: u64,
     pub storage: Option<String>,
     /// The pipeline as every trial has it.
@@ -86,6 +87,7 @@ impl Study {
             sampler: file.sampler,
             prune: file.prune.clone(),
             oom: file.oom,
+            keep: file.keep,
             seed: file.seed,
             storage: file.storage.clone(),
             base,
@@ -93,6 +95,13 @@ impl Study {
         };
         study.check_values(&tree, variables)?;
         Ok(study)
+    }
+
+    /// The same with its storage at this path, wherever it is read from again.
+    pub fn with_storage(mut self, path: String) -> Self {
+        self.file.storage = Some(path.clone());
+        self.storage = Some(path);
+        self
     }
 
     pub fn parameter(&self, name: &str) -> Option<&Parameter> {
@@ -132,8 +141,19 @@ impl Study {
         let first = self.first_point();
         if let Err(found) = self.pipeline(self.name.as_str(), &first, &[], variables) {
             for problem in found.0 {
-                let line = space::line(tree, &problem.path).or_else(|| tree.line_of("pipeline"));
-                let place = if first.contains_key(&problem.path) { "space" } else { "pipeline" };
+                // What is within a setting of the space, or around it, comes from there.
+                let around = |name: &&String| {
+                    let (long, short) = if name.len() > problem.path.len() {
+                        (name.as_str(), problem.path.as_str())
+                    } else {
+                        (problem.path.as_str(), name.as_str())
+                    };
+                    long.strip_prefix(short).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+                };
+                let (line, place) = match first.keys().find(around) {
+                    Some(name) => (space::line(tree, name), "space"),
+                    None => (tree.line_of("pipeline"), "pipeline"),
+                };
                 problems.push(line, &format!("{place}.{}", problem.path), problem.message);
             }
             return Err(problems.sorted());
@@ -156,13 +176,18 @@ impl Study {
     /// The first value of each setting that every trial has.
     pub fn first_point(&self) -> BTreeMap<String, Value> {
         let unconditional = self.parameters.iter().filter(|parameter| parameter.when.is_empty());
-        unconditional.filter_map(|parameter| Some((parameter.name.clone(), parameter.values.examples().first()?.clone()))).collect()
+        unconditional
+            .filter_map(|parameter| Some((parameter.name.clone(), parameter.values.examples().first()?.clone())))
+            .collect()
     }
 
     /// Whether trials that differ in nothing but how a step is cut are one training: the batch is searched beside an effective batch
     /// that stays, or that the point says.
     pub fn searches_cut(&self) -> bool {
+        let is_measured = |objective: &Objective| MEASURED.contains(&objective.metric.as_str());
         self.parameter("train.batch").is_some()
+            && self.base.find("command").is_none()
+            && !self.objectives.iter().any(is_measured)
             && (self.parameter("train.accum").is_some()
                 || self.parameter("train.effective_batch").is_some()
                 || self.base.find("train.effective_batch").is_some())
@@ -179,11 +204,7 @@ impl Study {
 }
 
 /// The pipeline as a tree, without a name: each trial has its own.
-fn base(
-    file: &StudyFile,
-    tree: &Node,
-    read: impl FnOnce(&str) -> Result<String, String>,
-) -> Result<Node, Problems> {
+fn base(file: &StudyFile, tree: &Node, read: impl FnOnce(&str) -> Result<String, String>) -> Result<Node, Problems> {
     let problem = |message: String| Problems::one(tree.line_of("pipeline"), "pipeline", message);
     let base = match &file.pipeline {
         BasePipeline::File(path) => {
@@ -193,7 +214,9 @@ fn base(
         BasePipeline::Inline(map) => Node { line: None, kind: Kind::of_json(&Value::Object(map.clone())) },
     };
     if base.find("steps").is_some() {
-        return Err(problem("a pipeline of several steps cannot be searched; name one with a model or a command".to_owned()));
+        return Err(problem(
+            "a pipeline of several steps cannot be searched; name one with a model or a command".to_owned(),
+        ));
     }
     Ok(base)
 }
@@ -225,7 +248,10 @@ fn check(file: &StudyFile, tree: &Node, problems: &mut Problems) {
     }
     let pruned = file.prune.kind != PruneKind::None;
     if pruned && objectives.len() > 1 {
-        problem("prune", "with several objectives no trial can be told to be worse on the way; allowed: kind: none".to_owned());
+        problem(
+            "prune",
+            "with several objectives no trial can be told to be worse on the way; allowed: kind: none".to_owned(),
+        );
     }
     let first = objectives.first().map(|objective| objective.metric.as_str());
     if let Some(metric) = first.filter(|metric| pruned && MEASURED.contains(metric)) {

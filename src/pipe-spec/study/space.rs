@@ -98,7 +98,9 @@ fn parameter(name: &str, domain: &Domain, space: &BTreeMap<String, Domain>, prob
     }
     let (values, when) = match domain {
         Domain::List(values) => (choices(values, problems), Vec::new()),
-        Domain::Described(described) => (described_values(described, problems), conditions(name, described, space, problems)),
+        Domain::Described(described) => {
+            (described_values(described, problems), conditions(name, described, space, problems))
+        }
     };
     Parameter { name: name.to_owned(), values, when }
 }
@@ -106,7 +108,8 @@ fn parameter(name: &str, domain: &Domain, space: &BTreeMap<String, Domain>, prob
 fn choices(values: &[Value], problems: &mut Vec<String>) -> Values {
     for (index, value) in values.iter().enumerate() {
         if value.is_array() || value.is_object() {
-            problems.push("values that are lists or maps need names: `values: {small: {...}, large: {...}}`".to_owned());
+            problems
+                .push("values that are lists or maps need names: `values: {small: {...}, large: {...}}`".to_owned());
             break;
         }
         if values[..index].contains(value) {
@@ -132,7 +135,8 @@ fn described_values(described: &Described, problems: &mut Vec<String>) -> Values
                     if named.is_empty() {
                         problems.push("no value in it".to_owned());
                     }
-                    let choice = |(label, value): (&String, &Value)| Choice { label: json!(label), value: value.clone() };
+                    let choice =
+                        |(label, value): (&String, &Value)| Choice { label: json!(label), value: value.clone() };
                     Values::Choices(named.iter().map(choice).collect())
                 }
             }
@@ -185,11 +189,15 @@ fn conditions(
         if parameter == name || !space.contains_key(parameter) {
             let others: Vec<&str> = space.keys().map(String::as_str).filter(|other| *other != name).collect();
             let near = nearest(parameter, &others);
-            problems.push(format!("when: {parameter} is not another setting of the space{near}; allowed: {}", others.join(", ")));
+            problems.push(format!(
+                "when: {parameter} is not another setting of the space{near}; allowed: {}",
+                others.join(", ")
+            ));
             continue;
         }
         let file::When { above, below, any_of } = when;
-        let tests = [above.map(Test::Above), below.map(Test::Below), (!any_of.is_empty()).then(|| Test::AnyOf(any_of.clone()))];
+        let tests =
+            [above.map(Test::Above), below.map(Test::Below), (!any_of.is_empty()).then(|| Test::AnyOf(any_of.clone()))];
         let before = conditions.len();
         conditions.extend(tests.into_iter().flatten().map(|test| Condition { parameter: parameter.clone(), test }));
         if conditions.len() == before {

@@ -42,7 +42,8 @@ fn every_kind_of_values() {
 #[test]
 fn accum_takes_the_place_of_an_effective_batch() {
     let study = parse("  train.accum: [1, 3]\n").unwrap();
-    let pipeline = study.pipeline("x", &[("train.accum".to_owned(), json!(3))].into(), &[], &Variables::default()).unwrap();
+    let pipeline =
+        study.pipeline("x", &[("train.accum".to_owned(), json!(3))].into(), &[], &Variables::default()).unwrap();
     assert_eq!(pipeline.work.effective_batch(), 24);
 }
 
@@ -69,7 +70,10 @@ fn what_is_wrong_is_said_with_its_line() {
         ("  train.batch: {values: [8], step: 1}\n", "`step` and `log` are for a range"),
         ("  model.config: [{a: 1}]\n", "need names"),
         ("  name: [a, b]\n", "cannot be searched"),
-        ("  train.batch: {values: [8], when: {train.acum: {above: 1}}}\n  train.accum: [1]\n", "did you mean `train.accum`?"),
+        (
+            "  train.batch: {values: [8], when: {train.acum: {above: 1}}}\n  train.accum: [1]\n",
+            "did you mean `train.accum`?",
+        ),
         ("  train.batch: {values: [8], when: {train.accum: {}}}\n  train.accum: [1]\n", "has no condition"),
         ("  train: {values: {a: {}}}\n  train.batch: [8]\n", "holds train.batch, which is searched too"),
     ] {
@@ -85,7 +89,12 @@ fn a_pipeline_is_no_study() {
 #[test]
 fn a_pipeline_that_is_wrong_is_named() {
     let text = "version: 1\ntune: search\npipeline: base.yaml\nobjective: {metric: loss, direction: minimize}\nspace: {train.batch: [1]}\n";
-    let parse = |base: &str| Study::parse(text, &[], |_| Ok(base.to_owned()), &Variables::default()).unwrap_err().to_string();
-    assert!(parse(&BASE.replace("train.jsonl", "\"${NOWHERE}\"")).contains("line 3: pipeline.data.train"), "{}", parse(&BASE.replace("train.jsonl", "\"${NOWHERE}\"")));
+    let parse =
+        |base: &str| Study::parse(text, &[], |_| Ok(base.to_owned()), &Variables::default()).unwrap_err().to_string();
+    assert!(
+        parse(&BASE.replace("train.jsonl", "\"${NOWHERE}\"")).contains("line 3: pipeline.data.train"),
+        "{}",
+        parse(&BASE.replace("train.jsonl", "\"${NOWHERE}\""))
+    );
     assert!(parse("version: 1\nname: a\nsteps: {}\n").contains("several steps"));
 }

@@ -172,7 +172,8 @@ fn remark(run: &Listed) -> String {
     }
     if let Some(study) = &run.state.study {
         let of = study.budget.map_or(String::new(), |budget| format!(" of {budget}"));
-        let best = study.best.map_or(String::new(), |(number, value)| format!(", best {} (trial {number})", figure(value)));
+        let best =
+            study.best.map_or(String::new(), |(number, value)| format!(", best {} (trial {number})", figure(value)));
         return format!("{}{of} trials{best}", study.trials.run());
     }
     match run.state.status {

@@ -39,7 +39,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let found = run::find(&options.run)?;
     let is_study = found.state.work == WorkKind::Study;
     // A study that has spent its budget may be given more.
-    if found.state.status == Status::Finished && !(is_study && !options.set.is_empty()) {
+    if found.state.status == Status::Finished && (!is_study || options.set.is_empty()) {
         print(&format!("run {} has finished: {}", found.state.id, found.folder));
         return Ok(());
     }

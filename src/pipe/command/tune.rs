@@ -21,7 +21,7 @@ use crate::interrupt::Interrupts;
 use crate::report::{Reporter, print, print_data, print_json, say};
 use crate::run::{self, Choices, Listed, Run};
 use crate::tune::trial::Standing;
-use crate::tune::{StudyDriver, StudyView, space, trial_json};
+use crate::tune::{StudyDriver, StudyView, directions, space, trial_json};
 
 pub struct Options {
     pub file: PathBuf,
@@ -64,6 +64,10 @@ async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
         let parsed = Parsed { pipeline: first, text: String::new(), variables: variables.clone() };
         load::find_interruptibly(parsed, options.file.clone(), &reporter, &mut interrupts).await?;
     }
+    // A storage that cannot be used is said before there is a study.
+    if let Some(path) = &study.storage {
+        Journal::open(Path::new(path), study.name.as_str(), &directions(study))?;
+    }
     let run = Run::create_study(study, text, engine.name(), options.choices)?;
     let (id, folder) = (run.state.id.clone(), run.folder.clone());
     if options.detach {
@@ -82,12 +86,16 @@ pub fn check_space(study: &Study, file: &Path) -> Result<(), Error> {
     if study.sampler == SamplerKind::Grid
         && let Err(name) = grid_size(&space(study))
     {
-        let message = "has no finite number of values, which `sampler: grid` wants; give it a step, or a list of values";
+        let message =
+            "has no finite number of values, which `sampler: grid` wants; give it a step, or a list of values";
         let problems = Problems::one(None, &format!("space.{name}"), message);
         return Err(Error::Invalid { path: file.to_owned(), problems });
     }
     Ok(())
 }
+
+/// Combinations that are worth a count.
+const MANY: u64 = 1_000_000_000;
 
 /// What a study is, in a few lines.
 pub fn describe(study: &Study) -> Vec<String> {
@@ -96,17 +104,23 @@ pub fn describe(study: &Study) -> Vec<String> {
     let hours = budget.hours.map_or(String::new(), |hours| format!(", {hours} hours at most"));
     let objectives: Vec<&str> = study.objectives.iter().map(|objective| objective.metric.as_str()).collect();
     let size = match grid_size(&space(study)) {
+        Ok(size) if size > MANY => String::new(),
         Ok(size) => format!(", {} in all", count(size, "combination")),
         Err(_) => String::new(),
     };
     let mut lines = vec![
-        format!("{} searched{size}; {} by {}", count(study.parameters.len(), "setting"), objectives.join(", "), study.sampler.name()),
+        format!(
+            "{} searched{size}; {} by {}",
+            count(study.parameters.len(), "setting"),
+            objectives.join(", "),
+            study.sampler.name()
+        ),
         format!("{trials}{hours}, {} at a time", budget.parallel),
     ];
     if study.searches_cut() {
         lines.push(
-            "train.batch and train.accum: trials with the same effective batch are one training, which is run once; the batch \
-             decides memory and speed alone"
+            "train.batch: trials with the same effective batch are one training, which is run once; the batch decides memory and \
+             speed alone"
                 .to_owned(),
         );
     }
@@ -118,9 +132,12 @@ fn unfinished(options: &Options, study: &Study) -> Result<Option<Listed>, Error>
     if !options.resume {
         return Ok(None);
     }
-    let is_of = |run: &Listed| run.state.work == WorkKind::Study && run.state.name == study.name.as_str() && run.damage.is_empty();
+    let is_of = |run: &Listed| {
+        run.state.work == WorkKind::Study && run.state.name == study.name.as_str() && run.damage.is_empty()
+    };
     let newest = run::list()?.into_iter().find(is_of);
-    let same = |run: &Listed| std::fs::read_to_string(run.folder().resolved()).is_ok_and(|text| text == study.to_yaml());
+    let same =
+        |run: &Listed| std::fs::read_to_string(run.folder().resolved()).is_ok_and(|text| text == study.to_yaml());
     match newest.filter(|run| run.state.status != Status::Finished) {
         Some(run) if same(&run) => Ok(Some(run)),
         Some(run) => {
@@ -213,7 +230,11 @@ pub fn status(wanted: &str, json: bool) -> Result<(), Error> {
         print(&format!("\n{}\n", view.table(SHOWN).on_stdout()));
     }
     if let Some(more) = opened.trials.len().checked_sub(SHOWN).filter(|more| *more > 0) {
-        print(&format!("the last {SHOWN} of {}; `pipe tune export {}` has the {more} before them", opened.trials.len(), opened.state.id));
+        print(&format!(
+            "the last {SHOWN} of {}; `pipe tune export {}` has the {more} before them",
+            opened.trials.len(),
+            opened.state.id
+        ));
     }
     view.summary().iter().for_each(|line| print(line));
     Ok(())
@@ -226,10 +247,7 @@ pub fn best(wanted: &str, number: Option<u64>, out: Option<&Path>, json: bool) -
     let best = view.best();
     let trial = match number {
         Some(number) => opened.trial(number)?,
-        None => {
-            let objective = opened.study.objectives.first().map_or(String::new(), |objective| objective.metric.clone());
-            *best.first().ok_or(Error::NoBest { id: opened.state.id.clone(), objective })?
-        }
+        None => *best.first().ok_or_else(|| view.no_best())?,
     };
     if json {
         let trials: Vec<&Trial> = if number.is_some() { vec![trial] } else { best.clone() };
@@ -247,7 +265,10 @@ pub fn best(wanted: &str, number: Option<u64>, out: Option<&Path>, json: bool) -
     }
     if best.len() > 1 && number.is_none() {
         let numbers: Vec<String> = best.iter().map(|trial| trial.number.to_string()).collect();
-        say(&format!("none is better than these in all objectives: {}; --trial NUMBER takes another", numbers.join(", ")));
+        say(&format!(
+            "none is better than these in all objectives: {}; --trial NUMBER takes another",
+            numbers.join(", ")
+        ));
     }
     Ok(())
 }
@@ -277,12 +298,14 @@ pub fn export(wanted: &str, format: Format, out: Option<&Path>) -> Result<(), Er
 fn csv(opened: &Opened) -> String {
     let metrics = opened.study.objectives.iter().map(|objective| objective.metric.clone());
     let settings: Vec<String> = opened.study.parameters.iter().map(|parameter| parameter.name.clone()).collect();
-    let attributes = ["peak_memory", "predicted_peak", "capacity", "seconds", "attempts", "pruned_at", "same_as", "run", "error"];
+    let attributes =
+        ["peak_memory", "predicted_peak", "capacity", "seconds", "attempts", "pruned_at", "same_as", "run", "error"];
     let head = ["number".to_owned(), "state".to_owned()].into_iter().chain(metrics).chain(settings.clone());
     let head: Vec<String> = head.chain(attributes.map(ToOwned::to_owned)).collect();
     let mut lines = vec![csv_line(&head)];
     for trial in &opened.trials {
-        let values = (0..opened.study.objectives.len()).map(|index| trial.values.get(index).map_or(String::new(), f64::to_string));
+        let values = (0..opened.study.objectives.len())
+            .map(|index| trial.values.get(index).map_or(String::new(), f64::to_string));
         let cell = |value: Option<&Value>| match value {
             None | Some(Value::Null) => String::new(),
             Some(Value::String(text)) => text.clone(),

@@ -412,7 +412,9 @@ impl<'a> GraphDriver<'a> {
 
     fn signal_steps(&self, request: StopRequest) {
         for step in self.run.state.graph.iter().filter(|step| step.status == StepStatus::Running) {
-            step.run.iter().for_each(|id| part::signal(id, request));
+            if let Some(id) = &step.run {
+                part::signal(id, request);
+            }
         }
     }
 

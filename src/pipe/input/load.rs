@@ -97,13 +97,17 @@ pub fn parse_study(file: &Path, set: &[String]) -> Result<Option<ParsedStudy>, E
     if !Study::is_one(&text) {
         return Ok(None);
     }
-    // The pipeline that it names is beside it.
-    let beside = |named: &str| {
+    // What it names is beside it.
+    let beside = |named: &str| -> Result<PathBuf, String> {
         let path = variables.expand(named).map_err(|name| format!("the variable ${{{name}}} is not set"))?;
-        let path = file.parent().unwrap_or(Path::new("")).join(path);
-        self::text(&path).map_err(|error| error.to_string())
+        Ok(absolute(&file.parent().unwrap_or(Path::new("")).join(path)))
     };
-    let study = Study::parse(&text, set, beside, &variables).map_err(|problems| invalid(file, problems))?;
+    let read = |named: &str| self::text(&beside(named)?).map_err(|error| error.to_string());
+    let mut study = Study::parse(&text, set, read, &variables).map_err(|problems| invalid(file, problems))?;
+    if let Some(storage) = study.storage.clone() {
+        let path = beside(&storage).map_err(|message| invalid(file, Problems::one(None, "storage", message)))?;
+        study = study.with_storage(path.display().to_string());
+    }
     Ok(Some(ParsedStudy { study, text, variables }))
 }
 

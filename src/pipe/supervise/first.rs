@@ -20,7 +20,7 @@ impl Supervisor<'_> {
             let asked = self.template.first_settings();
             let advised = self.with_ledger_advice(asked.clone());
             if self.run.state.as_asked && advised.batch < asked.batch {
-                let why = format!("batch {} is known not to fit: {} would", asked.batch, advised.batch);
+                let why = format!("batch {} is known not to fit: {} may", asked.batch, advised.batch);
                 self.run.state.infeasible = Some(why.clone());
                 return Err(Error::KnownNotToFit { why });
             }

@@ -161,14 +161,19 @@ mod tests {
     }
 
     fn eval(step: u64, accuracy: f64) -> EventKind {
-        EventKind::Eval(Eval { step, loss: 1.0, samples: 1, ms: 1.0, scores: [("accuracy".to_owned(), accuracy)].into() })
+        EventKind::Eval(Eval {
+            step,
+            loss: 1.0,
+            samples: 1,
+            ms: 1.0,
+            scores: [("accuracy".to_owned(), accuracy)].into(),
+        })
     }
 
     #[test]
     fn the_last_or_the_best_value() {
         let run = RunState::new("x", "x", "toy");
-        let mut curves =
-            curves(&[objective("eval.accuracy", Which::Last), objective("eval.accuracy", Which::Best)]);
+        let mut curves = curves(&[objective("eval.accuracy", Which::Last), objective("eval.accuracy", Which::Best)]);
         for (step, accuracy) in [(10, 0.4), (20, 0.9), (30, 0.6)] {
             curves.add(&eval(step, accuracy));
         }

@@ -1,10 +1,14 @@
 //! How trials come to their ends: what their runs have shown, whether they are worth going on with, and what the journal is told.
 
-use pipe_search::{Trial, TrialState, prunes_at};
-use pipe_spec::{Outcome, PipeExit, RunState, Status};
+use pipe_search::{Trial, TrialState, best, prunes_at};
+use pipe_spec::pipeline::Pipeline;
+use pipe_spec::study::Keep;
+use pipe_spec::{Cause, Outcome, PipeExit, RunState, Status};
 use serde_json::{Value, json};
 
 use super::curve::{self, Curves};
+use super::propose::Refused;
+use super::same;
 use super::{Live, MAX_FAILURES, StudyDriver, space, trial};
 use crate::clock::now;
 use crate::error::Error;
@@ -27,10 +31,7 @@ impl StudyDriver<'_> {
             };
         };
         let objectives = &self.study.objectives;
-        let live = self
-            .running
-            .entry(number)
-            .or_insert_with(|| Live::new(Curves::new(&folder, objectives)));
+        let live = self.running.entry(number).or_insert_with(|| Live::new(Curves::new(&folder, objectives)));
         live.curves.read()?;
         self.note_values(number)?;
         match found.state.status {
@@ -38,13 +39,9 @@ impl StudyDriver<'_> {
                 self.prune(number);
                 Ok(())
             }
-            Status::Orphaned if self.stopping.is_some() => {
-                self.running.remove(&number);
-                Ok(())
-            }
-            Status::Orphaned => match self.takeovers.take_over(&folder) {
-                Ok(()) => Ok(()),
-                Err(error) => self.fail(number, &error.to_string()),
+            Status::Orphaned => match self.stopping {
+                Some(request) => self.stop_orphan(number, request),
+                None => self.takeovers.take_over(&folder).or_else(|error| self.fail(number, &error.to_string())),
             },
             Status::Stopped if self.pruned_at(number).is_none() && self.stopping.is_some() => {
                 // It goes on when the study does.
@@ -52,9 +49,11 @@ impl StudyDriver<'_> {
                 Ok(())
             }
             Status::Stopped if self.pruned_at(number).is_none() && self.was_stopped_before(&found.state) => {
-                crate::detach::start(&folder, &[]).or_else(|error| self.fail(number, &error.to_string()))
+                self.takeovers.take_over(&folder).or_else(|error| self.fail(number, &error.to_string()))
             }
-            Status::Finished | Status::Failed | Status::Stopped | Status::Unknown => self.end_trial(number, &found.state),
+            Status::Finished | Status::Failed | Status::Stopped | Status::Unknown => {
+                self.end_trial(number, &found.state)
+            }
         }
     }
 
@@ -74,14 +73,24 @@ impl StudyDriver<'_> {
         trial.intermediate.extend(values);
         let pruner = space::pruner(self.study);
         let direction = self.directions[0];
-        let others: Vec<Trial> =
-            self.journal.trials().iter().filter(|other| other.number != number).cloned().collect();
-        let pruned_at = prunes_at(pruner, direction, &trial, &others);
+        // One that has the values of another has shown nothing itself.
+        let counts = |other: &&Trial| other.number != number && !other.user_attrs.contains_key(trial::SAME_AS);
+        let others: Vec<Trial> = self.journal.trials().iter().filter(counts).cloned().collect();
+        // What the journal has was judged when it came.
+        let judged = known.intermediate.keys().next_back().copied();
+        let noted = known.user_attrs.get(trial::PRUNED_AT).and_then(Value::as_u64);
+        let pruned_at = noted.or_else(|| prunes_at(pruner, direction, &trial, &others, judged));
         let is_new = |(step, value): &(&u64, &f64)| {
-            pruned_at.is_none_or(|last| **step <= last) && known.intermediate.get(*step) != Some(*value) && value.is_finite()
+            pruned_at.is_none_or(|last| **step <= last)
+                && known.intermediate.get(*step) != Some(*value)
+                && value.is_finite()
         };
         let new: Vec<(u64, f64)> =
             trial.intermediate.iter().filter(is_new).map(|(step, value)| (*step, *value)).collect();
+        // Noted before the values: what the journal has counts as judged.
+        if let Some(step) = pruned_at.filter(|_| noted.is_none()) {
+            self.journal.set_attr(number, trial::PRUNED_AT, json!(step))?;
+        }
         if !new.is_empty() {
             self.journal.set_intermediate(number, &new)?;
         }
@@ -97,10 +106,23 @@ impl StudyDriver<'_> {
 
     /// Ends a trial that is worse than others.
     fn prune(&mut self, number: u64) {
+        let id = self.run_id(number);
+        let request = if self.study.prune.save { StopRequest::Graceful } else { StopRequest::Hard };
         let Some(live) = self.running.get_mut(&number).filter(|live| live.pruned_at.is_some()) else { return };
-        if !std::mem::replace(&mut live.is_ending, true) {
-            let request = if self.study.prune.save { StopRequest::Graceful } else { StopRequest::Hard };
-            part::signal(&self.run_id(number), request);
+        if !live.is_ending {
+            live.is_ending = part::signal(&id, request);
+        }
+    }
+
+    /// Stops a trial whose `pipe` was killed.
+    fn stop_orphan(&mut self, number: u64, request: StopRequest) -> Result<(), Error> {
+        let folder = run::folder_of(&self.run_id(number));
+        match self.running.get_mut(&number) {
+            Some(live) if !live.is_ending => {
+                live.is_ending = true;
+                part::stop_orphan(&folder, request)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -155,6 +177,14 @@ impl StudyDriver<'_> {
         if let Some(ended) = ended.filter(|ended| ended.state == TrialState::Complete) {
             self.recognise(&ended);
         }
+        self.clear(number, state);
+        match does_not_fit || ran_out_at_first(run) {
+            true => self.note_too_large(run),
+            false => self.refused = Refused::default(),
+        }
+        if run.infeasible.is_some() {
+            self.note_refused();
+        }
         match state {
             TrialState::Failed if run.status != Status::Stopped => {
                 let reason = run.error.clone().unwrap_or_else(|| self.error_of(number));
@@ -165,6 +195,35 @@ impl StudyDriver<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Removes what nobody needs of trials that have ended: checkpoints, which none goes on from, and models of trials that are not the
+    /// best. What cannot be removed stays.
+    fn clear(&self, number: u64, state: TrialState) {
+        if self.study.keep == Keep::All {
+            return;
+        }
+        let saved = state == TrialState::Pruned && self.study.prune.save;
+        if state != TrialState::Failed && !saved {
+            std::fs::remove_dir_all(run::folder_of(&self.run_id(number)).checkpoints()).ok();
+        }
+        // Of Optuna's own trials there is no model: the best of ours is kept whatever they show.
+        let own: Vec<Trial> = self.own().cloned().collect();
+        let best: Vec<u64> =
+            best(&own, &self.directions).into_iter().filter_map(|index| Some(own.get(index)?.number)).collect();
+        for trial in self.own().filter(|trial| trial.state.has_ended() && !best.contains(&trial.number)) {
+            std::fs::remove_dir_all(run::folder_of(&self.run_id(trial.number)).model()).ok();
+        }
+    }
+
+    /// Remembers that trials like this do not fit.
+    fn note_too_large(&mut self, run: &RunState) {
+        let text = std::fs::read_to_string(run::folder_of(&run.id).resolved()).unwrap_or_default();
+        let name = Pipeline::parse(&text, &[], self.variables).ok().as_ref().and_then(same::memory_name);
+        let batch = run.attempts.first().map_or(String::new(), |attempt| format!("batch {} ", attempt.batch));
+        let known = run.infeasible.clone();
+        let why = known.unwrap_or_else(|| format!("{batch}ran out of memory with the same settings, in {}", run.id));
+        self.too_large.extend(name.map(|name| (name, why)));
     }
 
     fn error_of(&self, number: u64) -> String {
@@ -199,6 +258,11 @@ impl StudyDriver<'_> {
         let reason = reason.lines().next().unwrap_or_default().to_owned();
         Err(Error::TrialsFail { id: self.run.state.id.clone(), times: self.failures, number, reason })
     }
+}
+
+/// Whether what was asked for was too large, though a smaller batch did it.
+fn ran_out_at_first(run: &RunState) -> bool {
+    run.attempts.first().is_some_and(|attempt| matches!(attempt.cause, Some(Cause::Capacity | Cause::HostMemory)))
 }
 
 fn is_out_of_memory(run: &RunState) -> bool {

@@ -12,11 +12,12 @@ mod view;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use pipe_search::{Direction, Journal, Space, Trial, TrialState, importances};
+use pipe_spec::pipeline::Pipeline;
 use pipe_spec::run::StudyState;
 use pipe_spec::study::{OomPolicy, Study};
 use pipe_spec::{RunFolder, Status, Variables};
@@ -24,11 +25,11 @@ use serde_json::{Map, Value};
 
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::files::{absolute, write_whole};
+use crate::files::write_whole;
 use crate::interrupt::{Interrupts, StopRequest};
 use crate::part;
 use crate::report::{Reporter, outlive_stdout};
-use crate::run::{self, Run};
+use crate::run::{self, Owner, Run};
 use curve::Curves;
 use same::Trainings;
 pub use space::{directions, space};
@@ -37,6 +38,9 @@ pub use watch::StudyWatcher;
 
 /// How often the runs of the trials are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(150);
+
+/// How often the state of a study is written, at least: its time counts though `pipe` may be killed.
+const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How often the page of a study is written, at most.
 const PAGE_INTERVAL: Duration = Duration::from_secs(10);
@@ -70,6 +74,9 @@ pub struct StudyDriver<'a> {
     /// Seconds that earlier `pipe` processes spent on it.
     seconds_before: f64,
     page_written: Option<Instant>,
+    saved: Instant,
+    /// What is known not to fit, by what decides how much a trial holds, with the reason.
+    too_large: BTreeMap<String, String>,
     /// Trials that have failed one after the other, and proposals one after the other that were not begun.
     failures: u64,
     refused: propose::Refused,
@@ -93,11 +100,8 @@ impl Live {
 }
 
 /// Where the storage of a study is, whose own folder is `folder`.
-pub fn storage(study: &Study, folder: &RunFolder, cwd: &Path) -> PathBuf {
-    match &study.storage {
-        Some(path) => absolute(&cwd.join(path)),
-        None => folder.path().join(JOURNAL),
-    }
+fn storage(study: &Study, folder: &RunFolder) -> PathBuf {
+    study.storage.as_ref().map_or_else(|| folder.path().join(JOURNAL), PathBuf::from)
 }
 
 impl<'a> StudyDriver<'a> {
@@ -112,7 +116,7 @@ impl<'a> StudyDriver<'a> {
         outlive_stdout();
         reporter.keep_journal(&run.folder.journal());
         let directions = directions(study);
-        let storage = storage(study, &run.folder, &run.state.cwd);
+        let storage = storage(study, &run.folder);
         let journal = Journal::open(&storage, study.name.as_str(), &directions)?;
         let state = run.state.study.get_or_insert_default();
         state.storage = storage;
@@ -137,6 +141,8 @@ impl<'a> StudyDriver<'a> {
             began: Instant::now(),
             seconds_before,
             page_written: None,
+            saved: Instant::now(),
+            too_large: BTreeMap::new(),
             failures: 0,
             refused: propose::Refused::default(),
             is_spent: false,
@@ -154,6 +160,9 @@ impl<'a> StudyDriver<'a> {
         state.status = Status::Running;
         (state.error, state.exit_code) = (None, None);
         let result = self.run_trials().await;
+        if result.is_err() {
+            self.wind_down().await;
+        }
         let result = result.and_then(|()| self.verdict());
         let saved = self.end(result.as_ref().err());
         result.and(saved)
@@ -163,19 +172,51 @@ impl<'a> StudyDriver<'a> {
         self.recognise_trainings();
         self.save()?;
         loop {
+            self.notice_interrupts().await;
             self.journal.refresh()?;
             self.poll_trials().await?;
             while self.stopping.is_none() && self.has_room() {
                 self.begin_next().await?;
                 self.show()?;
+                self.notice_interrupts().await;
             }
             self.show()?;
+            if self.saved.elapsed() >= SAVE_INTERVAL {
+                self.save()?;
+            }
             if self.running.is_empty() && (self.stopping.is_some() || !self.has_budget()) {
                 return Ok(());
             }
             tokio::select! {
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
                 request = self.interrupts.next() => self.stop(request),
+            }
+        }
+    }
+
+    /// Takes in what was asked of it by now.
+    async fn notice_interrupts(&mut self) {
+        tokio::select! {
+            biased;
+            request = self.interrupts.next() => self.stop(request),
+            // Signals come in only while something waits.
+            () = tokio::time::sleep(Duration::from_millis(1)) => {}
+        }
+    }
+
+    /// Ends the trials that run, where the study cannot go on: nobody would look after them.
+    async fn wind_down(&mut self) {
+        let ids: Vec<String> = self.running.keys().map(|number| self.run_id(*number)).collect();
+        let ask = |request: StopRequest| {
+            for id in &ids {
+                part::signal(id, request);
+            }
+        };
+        ask(StopRequest::Graceful);
+        while ids.iter().any(|id| Owner::exists(&run::folder_of(id))) {
+            tokio::select! {
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
+                asked = self.interrupts.next() => ask(asked),
             }
         }
     }
@@ -203,15 +244,16 @@ impl<'a> StudyDriver<'a> {
 
     /// Notes which trainings have come to their end before.
     fn recognise_trainings(&mut self) {
-        let done: Vec<Trial> =
-            self.own().filter(|trial| trial.state == TrialState::Complete).cloned().collect();
+        let done: Vec<Trial> = self.own().filter(|trial| trial.state == TrialState::Complete).cloned().collect();
         for trial in done {
             self.recognise(&trial);
         }
     }
 
     fn recognise(&mut self, trial: &Trial) {
-        let pipeline = self.study.pipeline(self.study.name.as_str(), &trial.point, &[], self.variables).ok();
+        // As it ran: the architecture may be that of a model that was chosen.
+        let text = std::fs::read_to_string(run::folder_of(&self.run_id(trial.number)).resolved()).unwrap_or_default();
+        let pipeline = Pipeline::parse(&text, &[], self.variables).ok();
         let name = pipeline.and_then(|pipeline| Trainings::name(self.study, &pipeline));
         if let Some(name) = name {
             self.trainings.add(name, trial.number);
@@ -221,6 +263,12 @@ impl<'a> StudyDriver<'a> {
     async fn poll_trials(&mut self) -> Result<(), Error> {
         let open: Vec<u64> =
             self.own().filter(|trial| trial.state == TrialState::Running).map(|trial| trial.number).collect();
+        // Optuna may have ended one.
+        let gone: Vec<u64> = self.running.keys().filter(|number| !open.contains(number)).copied().collect();
+        for number in gone {
+            part::signal(&self.run_id(number), StopRequest::Hard);
+            self.running.remove(&number);
+        }
         for number in open {
             let before = self.running.len();
             self.poll_trial(number).await?;
@@ -241,10 +289,14 @@ impl<'a> StudyDriver<'a> {
             self.reporter.note("stopping: each trial that runs saves and ends; again to end them at once");
         }
         self.stopping = Some(request);
-        self.running.keys().for_each(|number| part::signal(&self.run_id(*number), request));
+        for number in self.running.keys() {
+            part::signal(&self.run_id(*number), request);
+        }
     }
 
     fn show(&mut self) -> Result<(), Error> {
+        let seconds = self.seconds();
+        self.run.state.study.get_or_insert_default().seconds = seconds;
         self.watcher.show(&self.run.state, self.journal.trials(), self.reporter)
     }
 
@@ -255,6 +307,7 @@ impl<'a> StudyDriver<'a> {
         let state: &mut StudyState = self.run.state.study.get_or_insert_default();
         (state.trials, state.best, state.seconds) = (counts, best, seconds);
         self.run.save()?;
+        self.saved = Instant::now();
         if self.page_written.is_none_or(|at| at.elapsed() >= PAGE_INTERVAL) {
             self.page_written = Some(Instant::now());
             self.write_page();
@@ -262,10 +315,13 @@ impl<'a> StudyDriver<'a> {
         Ok(())
     }
 
-    /// The study as a page. That it cannot be written takes nothing from the study.
+    /// The pipeline of the best trial, and the study as a page. That they cannot be written takes nothing from the study.
     fn write_page(&self) {
         let view = StudyView { study: self.study, trials: self.journal.trials(), state: &self.run.state };
-        if let Err(error) = write_whole(&self.run.folder.report(), view.page().as_bytes()) {
+        let best = view.best_pipeline(self.variables);
+        let best = best.map_or(Ok(()), |text| write_whole(&self.run.folder.path().join(view::BEST), text.as_bytes()));
+        let written = best.and_then(|()| write_whole(&self.run.folder.report(), view.page().as_bytes()));
+        if let Err(error) = written {
             self.reporter.note(&format!("warning: {error}"));
         }
     }
@@ -278,10 +334,10 @@ impl<'a> StudyDriver<'a> {
         let counts = trial::counts(self.journal.trials().iter());
         if counts.complete + counts.repeated == 0 {
             if counts.run() == 0 && counts.infeasible > 0 {
-                return Err(self.refused.nothing_fits(counts.infeasible));
+                return Err(self.nothing_fits(counts.infeasible));
             }
-            let objective = self.study.objectives.first().map_or("objective", |objective| &objective.metric).to_owned();
-            return Err(Error::NoBest { id: self.run.state.id.clone(), objective });
+            let view = StudyView { study: self.study, trials: self.journal.trials(), state: &self.run.state };
+            return Err(view.no_best());
         }
         Ok(())
     }
@@ -291,12 +347,6 @@ impl<'a> StudyDriver<'a> {
         self.show().ok();
         self.run.note_end(error);
         self.page_written = None;
-        let view = StudyView { study: self.study, trials: self.journal.trials(), state: &self.run.state };
-        if let Some((number, text)) = view.best_pipeline(self.variables)
-            && let Err(error) = write_whole(&self.run.folder.path().join(view::BEST), text.as_bytes())
-        {
-            self.reporter.note(&format!("warning: the pipeline of trial {number} cannot be written: {error}"));
-        }
         let saved = self.save();
         let lines = StudyView { study: self.study, trials: self.journal.trials(), state: &self.run.state }.summary();
         self.reporter.study_ended(&self.run.state, &self.run.folder.path().display().to_string(), &lines);

@@ -1,12 +1,12 @@
 //! The next trial: chosen by the sampler, held against what is known, and begun.
 
-use pipe_search::{Trial, TrialState, suggest};
+use pipe_search::{Domain, JournalError, Trial, TrialState, suggest};
 use pipe_spec::pipeline::{Arch, Gpus, Pipeline};
-use pipe_spec::study::OomPolicy;
+use pipe_spec::study::{OomPolicy, SamplerKind};
 use serde_json::{Map, Value, json};
 
 use super::room::{self, Room};
-use super::same::Trainings;
+use super::same::{self, Trainings};
 use super::{Live, StudyDriver, refuses, space, trial};
 use crate::attempt::template;
 use crate::background;
@@ -20,7 +20,7 @@ use crate::tune::curve::Curves;
 
 /// So many proposals one after the other that do not fit, or that are trainings which were done before, end a study: nothing else is
 /// to be expected.
-const MAX_REFUSED: u64 = 1000;
+const MAX_REFUSED: u64 = 200;
 const MAX_REPEATED: u64 = 50;
 
 /// Proposals one after the other that were not begun.
@@ -28,23 +28,6 @@ const MAX_REPEATED: u64 = 50;
 pub struct Refused {
     count: u64,
     repeated: u64,
-    /// The smallest that did not fit: what it would hold, and what there is.
-    least: Option<(u64, u64)>,
-}
-
-impl Refused {
-    fn note(&mut self, room: &Room) {
-        self.count += 1;
-        if let (Some(predicted), Some(capacity)) = (room.predicted, room.capacity) {
-            let least = self.least.get_or_insert((predicted, capacity));
-            *least = (*least).min((predicted, capacity));
-        }
-    }
-
-    pub fn nothing_fits(&self, tried: u64) -> Error {
-        let (least, capacity) = self.least.unwrap_or_default();
-        Error::NothingFits { tried, least, capacity }
-    }
 }
 
 /// What there is to do for a trial.
@@ -85,10 +68,13 @@ impl StudyDriver<'_> {
             return self.add_repeated(proposed, first);
         }
         self.note_room(&mut proposed, &planned.room);
-        if !planned.room.fits && (refuses(self.study) || planned.room.smaller.is_none()) {
-            return self.add_infeasible(proposed, &planned.room);
+        if let Some(why) = self.known_too_large(&planned.pipeline) {
+            proposed.user_attrs.insert(trial::ERROR.to_owned(), json!(why));
+            return self.add_infeasible(proposed, room::LEAST_EXCESS.max(planned.room.excess()));
         }
-        self.refused = Refused::default();
+        if !planned.room.fits && (refuses(self.study) || planned.room.smaller.is_none()) {
+            return self.add_infeasible(proposed, planned.room.excess());
+        }
         // The trial is noted before its run begins, all of it in one line: the next `pipe` finds it, or nothing was done.
         let number = self.journal.add(&proposed)?;
         self.start(number, &planned.pipeline)
@@ -125,18 +111,25 @@ impl StudyDriver<'_> {
         let mut point =
             suggest(sampler, &self.space, &self.directions, trials, number, self.study.seed).unwrap_or_default();
         for (name, value) in fixed.as_ref().and_then(Value::as_object).into_iter().flatten() {
-            if self.space.parameter(name).is_some_and(|parameter| parameter.domain.contains(value)) {
-                point.insert(name.clone(), value.clone());
+            match self.space.parameter(name) {
+                Some(parameter) if parameter.domain.contains(value) => drop(point.insert(name.clone(), value.clone())),
+                Some(_) => {
+                    return self
+                        .fail(number, &format!("it was asked for with {name} {value}, which is not in the space"));
+                }
+                None => return self.fail(number, &format!("it was asked for with {name}, which is not in the space")),
             }
         }
-        let applying = |name: &String| self.space.parameter(name).is_some_and(|parameter| parameter.applies(&point));
-        let names: Vec<String> = point.keys().filter(|name| applying(name)).cloned().collect();
-        for name in names {
-            if let Some(parameter) = self.space.parameter(&name) {
-                self.journal.set_param(number, &name, &point[&name], &parameter.domain)?;
-            }
+        let applying = self.space.parameters.iter().filter(|parameter| parameter.applies(&point));
+        let params: Vec<(&str, &Value, &Domain)> = applying
+            .filter_map(|parameter| Some((parameter.name.as_str(), point.get(&parameter.name)?, &parameter.domain)))
+            .collect();
+        // All in one write: a `pipe` that is killed leaves all of them or none.
+        match self.journal.set_params(number, &params) {
+            Ok(_) => self.begin_again(number).await,
+            Err(error @ JournalError::Parameter { .. }) => self.fail(number, &error.to_string()),
+            Err(error) => Err(error.into()),
         }
-        self.begin_again(number).await
     }
 
     /// Begins a trial that the journal has, and that has no run.
@@ -151,7 +144,14 @@ impl StudyDriver<'_> {
     async fn begin_again(&mut self, number: u64) -> Result<(), Error> {
         let Some(known) = self.journal.trials().get(number as usize).cloned() else { return Ok(()) };
         match self.plan(&known).await {
-            Ok(planned) => self.start(number, &planned.pipeline),
+            Ok(planned) => {
+                if let Some(predicted) =
+                    planned.room.predicted.filter(|_| !known.user_attrs.contains_key(trial::PREDICTED_PEAK))
+                {
+                    self.journal.set_attr(number, trial::PREDICTED_PEAK, json!(predicted))?;
+                }
+                self.start(number, &planned.pipeline)
+            }
             Err(Error::Interrupted) => {
                 self.stop(crate::interrupt::StopRequest::Graceful);
                 Ok(())
@@ -238,7 +238,7 @@ impl StudyDriver<'_> {
         self.journal.add(&proposed)?;
         self.refused.count += 1;
         self.refused.repeated += 1;
-        if self.refused.repeated >= MAX_REPEATED {
+        if self.refused.repeated >= MAX_REPEATED && self.study.sampler != SamplerKind::Grid {
             self.reporter.note(&format!(
                 "the last {MAX_REPEATED} proposals were trainings that had been done before, or do not fit: the study ends"
             ));
@@ -256,18 +256,39 @@ impl StudyDriver<'_> {
         proposed.constraints = vec![room.excess().min(0.0)];
     }
 
-    fn add_infeasible(&mut self, mut proposed: Trial, room: &Room) -> Result<(), Error> {
+    fn add_infeasible(&mut self, mut proposed: Trial, excess: f64) -> Result<(), Error> {
         proposed.state = TrialState::Pruned;
         proposed.ended = Some(now());
-        proposed.constraints = vec![room.excess()];
+        proposed.constraints = vec![excess];
         proposed.user_attrs.insert(trial::INFEASIBLE.to_owned(), json!(true));
         self.journal.add(&proposed)?;
-        self.refused.note(room);
-        if self.refused.count >= MAX_REFUSED {
+        self.note_refused();
+        Ok(())
+    }
+
+    /// Counts a proposal that does not fit.
+    pub(super) fn note_refused(&mut self) {
+        self.refused.count += 1;
+        // A grid knows itself when it is spent.
+        if self.refused.count >= MAX_REFUSED && self.study.sampler != SamplerKind::Grid {
             self.reporter.note(&format!("the last {MAX_REFUSED} proposals do not fit: the study ends"));
             self.is_spent = true;
         }
-        Ok(())
+    }
+
+    /// Why a trial like this is known not to fit, if it is.
+    fn known_too_large(&self, pipeline: &Pipeline) -> Option<String> {
+        self.too_large.get(&same::memory_name(pipeline)?).filter(|_| refuses(self.study)).cloned()
+    }
+
+    /// Nothing of the space fits: says what the smallest of it needs.
+    pub(super) fn nothing_fits(&self, tried: u64) -> Error {
+        let bytes = |trial: &Trial, name: &str| trial.user_attrs.get(name).and_then(Value::as_u64);
+        let known = self.journal.trials().iter();
+        let known =
+            known.filter_map(|trial| Some((bytes(trial, trial::PREDICTED_PEAK)?, bytes(trial, trial::CAPACITY)?)));
+        let (least, capacity) = known.min().unwrap_or_default();
+        Error::NothingFits { tried, least, capacity }
     }
 
     /// Makes the run of a trial, where there is none, and starts it.

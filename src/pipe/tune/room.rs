@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::forecast::{Forecast, Forecaster, Target};
+use crate::forecast::{CONTEXT, Forecast, Forecaster, Target};
 use crate::gpu::Card;
 
 /// What is foreseen of a trial, in bytes.
@@ -38,7 +38,7 @@ impl Room {
 }
 
 /// Of what does not fit though it is no larger than what there is: a margin is kept free.
-const LEAST_EXCESS: f64 = 1e-3;
+pub const LEAST_EXCESS: f64 = 1e-3;
 
 /// What is foreseen of a trial on this engine; nothing is where there is no estimate.
 pub fn foresee(pipeline: &Pipeline, config: &Map<String, Value>, engine: &dyn Engine) -> Result<Room, Error> {
@@ -61,8 +61,9 @@ fn on_card(training: &Training, forecast: &Forecast) -> Room {
     // With `auto` the trainer finds a batch that fits, if one does.
     let finds_batch = training.train.batch == BatchSetting::Auto;
     Room {
-        predicted: Some(forecast.peak),
-        capacity: forecast.capacity,
+        // As the trainer counts: without what the driver holds.
+        predicted: Some(forecast.allocated),
+        capacity: forecast.capacity.map(|capacity| capacity.saturating_sub(CONTEXT)),
         fits: forecast.fits.unwrap_or(true) || (finds_batch && smaller.is_some()),
         smaller: smaller.map(|change| change.batch),
     }

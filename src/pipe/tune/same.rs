@@ -49,6 +49,29 @@ impl Trainings {
     }
 }
 
+/// The settings that do not change how much a training holds.
+const WITHOUT_MEMORY: [&str; 12] = [
+    "name",
+    "on_oom",
+    "evaluate",
+    "save",
+    "track",
+    "notify",
+    "train.seed",
+    "train.steps",
+    "train.epochs",
+    "train.schedule",
+    "train.optimizer.lr",
+    "train.optimizer.weight_decay",
+];
+
+/// A name for what decides how much a trial holds.
+pub fn memory_name(pipeline: &Pipeline) -> Option<String> {
+    let mut settings = serde_json::to_value(pipeline).ok()?;
+    WITHOUT_MEMORY.iter().for_each(|path| remove(&mut settings, path));
+    Some(settings.to_string())
+}
+
 fn remove(value: &mut Value, path: &str) {
     let Some(map) = value.as_object_mut() else { return };
     match path.split_once('.') {

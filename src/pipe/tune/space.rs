@@ -10,7 +10,9 @@ pub fn space(study: &Study) -> Space {
 fn parameter(parameter: &study::Parameter) -> Parameter {
     let domain = match &parameter.values {
         study::Values::Choices(choices) => Domain::Choices(choices.iter().map(|choice| choice.label.clone()).collect()),
-        study::Values::Float { low, high, log, step } => Domain::Float { low: *low, high: *high, log: *log, step: *step },
+        study::Values::Float { low, high, log, step } => {
+            Domain::Float { low: *low, high: *high, log: *log, step: *step }
+        }
         study::Values::Int { low, high, log, step } => Domain::Int { low: *low, high: *high, log: *log, step: *step },
     };
     let condition = |condition: &study::Condition| Condition {
@@ -47,9 +49,7 @@ pub fn pruner(study: &Study) -> Pruner {
     let prune = &study.prune;
     match prune.kind {
         PruneKind::None => Pruner::None,
-        PruneKind::Median => {
-            Pruner::Median { startup_trials: prune.startup_trials, warmup_steps: prune.warmup_steps }
-        }
+        PruneKind::Median => Pruner::Median { startup_trials: prune.startup_trials, warmup_steps: prune.warmup_steps },
         PruneKind::Asha => Pruner::Asha { min_steps: prune.min_steps, reduction: prune.reduction },
     }
 }

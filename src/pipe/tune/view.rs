@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use pipe_search::{Trial, best};
 use pipe_spec::study::Study;
 use pipe_spec::text::{count, human_bytes};
-use pipe_spec::{RunState, Variables};
+use pipe_spec::{RunState, Status, Variables};
 use serde_json::{Value, json};
 
 use super::trial::{self, Standing};
 use super::{directions, importances_of, space};
+use crate::error::Error;
 use crate::html_report::StudyPage;
 use crate::report::{Table, duration, figure};
 
@@ -52,16 +53,28 @@ impl StudyView<'_> {
         trial.user_attrs.get(trial::RUN).and_then(Value::as_str).map(ToOwned::to_owned)
     }
 
-    /// The number of the best trial, of several the first, and its pipeline file.
-    pub fn best_pipeline(&self, variables: &Variables) -> Option<(u64, String)> {
-        let trial = self.best().into_iter().next()?;
-        Some((trial.number, self.pipeline(trial, variables).ok()?))
+    /// The pipeline file of the best trial, of several the first.
+    pub fn best_pipeline(&self, variables: &Variables) -> Option<String> {
+        self.pipeline(self.best().into_iter().next()?, variables).ok()
+    }
+
+    /// There is no best trial: says why the last one is none.
+    pub fn no_best(&self) -> Error {
+        let objective = self.study.objectives.first().map_or(String::new(), |objective| objective.metric.clone());
+        let ended = self.trials.iter().rev().find_map(|trial| trial.user_attrs.get(trial::ERROR)?.as_str());
+        Error::NoBest {
+            id: self.state.id.clone(),
+            objective,
+            why: ended.and_then(|text| text.lines().next()).map(ToOwned::to_owned),
+        }
     }
 
     /// The objectives of a trial with their names.
     pub fn values(&self, trial: &Trial) -> Vec<String> {
         let named = self.study.objectives.iter().zip(&trial.values);
-        named.map(|(objective, value)| format!("{} {}", objective.metric, value_text(&objective.metric, *value))).collect()
+        named
+            .map(|(objective, value)| format!("{} {}", objective.metric, value_text(&objective.metric, *value)))
+            .collect()
     }
 
     /// How much of the budget is spent.
@@ -81,7 +94,7 @@ impl StudyView<'_> {
     pub fn counts(&self) -> String {
         let counts = trial::counts(self.trials.iter());
         let named = [
-            (counts.running, "running"),
+            (counts.running, if self.state.status == Status::Running { "running" } else { "begun and not ended" }),
             (counts.complete, "complete"),
             (counts.pruned, "ended early"),
             (counts.failed, "failed"),
@@ -92,7 +105,10 @@ impl StudyView<'_> {
         if counts.infeasible > 0 {
             let proposed = counts.run() + counts.repeated + counts.infeasible;
             let share = counts.infeasible as f64 * 100.0 / proposed as f64;
-            words.push(format!("{} never begun because they do not fit ({share:.0} % of the proposals)", counts.infeasible));
+            words.push(format!(
+                "{} never begun because they do not fit ({share:.0} % of the proposals)",
+                counts.infeasible
+            ));
         }
         if words.is_empty() { "none yet".to_owned() } else { words.join(", ") }
     }
@@ -102,10 +118,18 @@ impl StudyView<'_> {
         let mut lines = vec![format!("trials: {}", self.counts())];
         let best = self.best();
         for trial in best.iter().take(MOST_BEST) {
-            lines.push(format!("best: trial {}, {}: {}", trial.number, self.values(trial).join(", "), trial::settings(trial)));
+            lines.push(format!(
+                "best: trial {}, {}: {}",
+                trial.number,
+                self.values(trial).join(", "),
+                trial::settings(trial)
+            ));
         }
         if best.len() > MOST_BEST {
             lines.push(format!("and {} more that none is better than in all objectives", best.len() - MOST_BEST));
+        }
+        if matches!(self.state.status, Status::Stopped | Status::Failed | Status::Orphaned) {
+            lines.push(format!("`pipe tune resume {}` goes on", self.state.id));
         }
         if !best.is_empty() {
             lines.push(format!("its pipeline: `pipe tune best {}`", self.state.id));
@@ -152,6 +176,7 @@ impl StudyView<'_> {
             .map(|(objective, direction)| (objective.metric.clone(), direction))
             .collect();
         let id = &self.state.id;
+        let best_file = crate::run::folder_of(id).path().join(BEST);
         crate::html_report::study_page(&StudyPage {
             name: id,
             status: self.state.status.name(),
@@ -160,7 +185,7 @@ impl StudyView<'_> {
             trials: self.trials,
             importances: importances_of(self.study, self.trials),
             budget: self.budget(),
-            best_file: (!self.best().is_empty()).then(|| format!("pipe tune best {id} --out {BEST}")),
+            best_file: Some(best_file).filter(|file| file.is_file()).map(|file| file.display().to_string()),
         })
     }
 
@@ -177,7 +202,7 @@ impl StudyView<'_> {
             "budget": self.study.budget,
             "seconds": self.state.study.as_ref().map(|study| study.seconds),
             "best": best,
-            "trials": self.trials.iter().map(|trial| trial_json(trial)).collect::<Vec<_>>(),
+            "trials": self.trials.iter().map(trial_json).collect::<Vec<_>>(),
         })
     }
 }

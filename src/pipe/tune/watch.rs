@@ -10,9 +10,9 @@ use pipe_spec::study::Study;
 use pipe_spec::text::human_bytes;
 use serde_json::{Value, json};
 
+use super::directions;
 use super::trial::{self, Standing};
 use super::view::{StudyView, trial_json};
-use super::directions;
 use crate::clock::now;
 use crate::error::Error;
 use crate::input::load;
@@ -152,7 +152,9 @@ impl StudyWatcher {
         let has_card = |watcher: &&Watcher| {
             let text = std::fs::read_to_string(watcher.found.folder().resolved()).unwrap_or_default();
             let pipeline = Pipeline::parse(&text, &[], &load::variables());
-            pipeline.is_ok_and(|pipeline| matches!(&pipeline.container.gpus, Gpus::Ids(ids) if ids.iter().any(|id| id == card)))
+            pipeline.is_ok_and(
+                |pipeline| matches!(&pipeline.container.gpus, Gpus::Ids(ids) if ids.iter().any(|id| id == card)),
+            )
         };
         self.runs.values().filter(has_card).count()
     }
