@@ -87,6 +87,16 @@ pub struct Started {
     pub part_bytes: Option<u64>,
     /// The step of the checkpoint that this attempt resumed from.
     pub resumed_from: Option<u64>,
+    /// Processes that share the steps; 0 where it was not written down.
+    #[serde(default, skip_serializing_if = "is_at_most_one")]
+    pub ranks: u32,
+    /// Of several ranks, what sums their gradients: `nccl` or `gloo`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sums_by: Option<String>,
+}
+
+fn is_at_most_one(ranks: &u32) -> bool {
+    *ranks <= 1
 }
 
 /// A batch that was tried for its memory alone, in steps that train nothing.
@@ -157,9 +167,24 @@ pub struct Step {
     /// estimate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filled: Option<f64>,
+    /// Of several ranks, of the one that has most.
     pub allocated: u64,
     pub reserved: u64,
     pub peak: u64,
+    /// Each of several ranks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<RankUse>,
+}
+
+/// What a rank held and how long it computed in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankUse {
+    pub allocated: u64,
+    pub reserved: u64,
+    pub peak: u64,
+    /// Until its gradient was complete, without waiting for those of the others.
+    pub ms: f64,
+    pub parts: u32,
 }
 
 impl Step {

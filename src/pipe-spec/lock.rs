@@ -40,6 +40,9 @@ pub struct Lock {
     /// `cpu`, or the name of the card.
     pub device: Option<String>,
     pub card: Option<LockedCard>,
+    /// All of several cards.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cards: Vec<LockedCard>,
     pub cpu: Option<Cpu>,
     /// Threads for computation.
     pub threads: Option<u32>,
@@ -124,6 +127,7 @@ impl Lock {
         self.device = Some(started.device.clone());
         if started.device == "cpu" {
             self.card = None;
+            self.cards.clear();
             return;
         }
         let card = self.card.get_or_insert_default();

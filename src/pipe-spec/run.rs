@@ -133,6 +133,7 @@ impl JobFolder {
     pub const OOM: &str = "oom.json";
     pub const EVALUATION: &str = "evaluation.json";
     pub const BEST_EVALUATION: &str = "evaluation-best.json";
+    pub const RANKS: &str = "ranks";
 
     pub fn path(&self) -> &Path {
         &self.0
@@ -150,6 +151,11 @@ impl JobFolder {
     /// What the last evaluation of this attempt has shown.
     pub fn evaluation(&self) -> PathBuf {
         self.0.join(Self::EVALUATION)
+    }
+
+    /// Where the ranks of an attempt find each other, and leave what they have to say to each other.
+    pub fn ranks(&self) -> PathBuf {
+        self.0.join(Self::RANKS)
     }
 
     /// The same of the best evaluation by `save.best`, where this attempt made it.
@@ -379,6 +385,9 @@ pub struct Attempt {
     pub number: u32,
     pub batch: u32,
     pub accum: u32,
+    /// Trainer processes that shared its steps.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub ranks: u32,
     pub outcome: Option<Outcome>,
     pub cause: Option<Cause>,
     /// The cause as text.
@@ -409,6 +418,14 @@ pub struct Attempt {
     pub log: Option<LogPosition>,
 }
 
+fn one() -> u32 {
+    1
+}
+
+fn is_one(number: &u32) -> bool {
+    *number == 1
+}
+
 /// How much of a job's log was read and written down.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogPosition {
@@ -432,6 +449,7 @@ impl Attempt {
             number,
             batch,
             accum,
+            ranks: 1,
             outcome: None,
             cause: None,
             reason: None,

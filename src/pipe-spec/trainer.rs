@@ -17,7 +17,10 @@ pub struct TrainerSpec {
     #[serde(default, skip_serializing_if = "Rank::is_only")]
     pub rank: Rank,
     pub device: Device,
-    /// Which of the cards that the trainer sees, counted from 0.
+    /// How many cards the ranks have among them.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub cards: u32,
+    /// Which of the cards that the trainer sees, counted from 0. Of several ranks each has the next one.
     #[serde(default, skip_serializing_if = "is_first")]
     pub device_index: u32,
     /// Threads for computation; absent leaves it to libtorch.
@@ -36,7 +39,7 @@ pub struct TrainerSpec {
     pub maths_changed: bool,
 }
 
-/// One trainer process among those that share a step. Only one is available yet.
+/// One trainer process among those that share a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rank {
     /// From 0.
@@ -63,6 +66,14 @@ pub const LEASE_ON_STDIN: &str = "stdin";
 
 /// The text in the trainer's message before the row or file that it was reading when memory ran out.
 pub const WHILE_READING: &str = " while reading ";
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(number: &u32) -> bool {
+    *number == 1
+}
 
 fn is_first(index: &u32) -> bool {
     *index == 0

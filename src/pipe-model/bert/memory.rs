@@ -44,6 +44,8 @@ mod tests {
         checkpointing: false,
         batch: 8,
         accum: 1,
+        ranks: 1,
+        sharded: false,
         source: 128,
         target: 0,
         padded: true,

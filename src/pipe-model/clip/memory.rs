@@ -108,6 +108,8 @@ mod tests {
             checkpointing: false,
             batch: 64,
             accum: 1,
+            ranks: 1,
+            sharded: false,
             source: 77,
             target: 0,
             padded: true,

@@ -188,6 +188,8 @@ mod tests {
         checkpointing: false,
         batch: 4,
         accum: 1,
+        ranks: 1,
+        sharded: false,
         source: 128,
         target: 0,
         padded: true,

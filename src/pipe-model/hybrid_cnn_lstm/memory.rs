@@ -85,6 +85,8 @@ mod tests {
             checkpointing,
             batch,
             accum: 1,
+            ranks: 1,
+            sharded: false,
             source: 0,
             target: 0,
             padded: false,

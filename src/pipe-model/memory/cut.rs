@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use super::estimate::Estimate;
 use super::lengths::Lengths;
+use super::owners::owners;
 use super::work::Work;
 use crate::{ModelConfig, Parameter};
 
@@ -14,6 +15,9 @@ const LENGTH_STEP: u32 = 4;
 
 /// The largest number of samples that parts have a multiple of.
 const MOST_ROUND: usize = 16;
+
+/// So many times as many parts as there have to be are tried for several ranks.
+const MOST_ROUNDS: usize = 3;
 
 /// What a part costs whatever it has, in tokens: its launches, and reading all weights.
 const PART_COST: u64 = 512;
@@ -108,10 +112,11 @@ impl Cutter {
         Self::of(Rc::clone(&self.config), Rc::clone(&self.parameters), work, recompute, step)
     }
 
-    /// Sizes of the parts that samples in this order become: as few parts as there is room for, and of those the ones whose
-    /// work is most alike. Where parts may be computed again, they are if that is less work than parts that are not.
-    pub fn cut(&self, samples: &[Lengths]) -> Vec<usize> {
-        let cut = |again: bool| cut(samples, |lengths| self.room_for(lengths, again) as usize);
+    /// Sizes of the parts that samples in this order become, for so many ranks: as few parts as there is room for and as give
+    /// each rank the same number, and of those the ones whose work is most alike. Where parts may be computed again, they are if
+    /// that is less work than parts that are not.
+    pub fn cut(&self, samples: &[Lengths], ranks: u32) -> Vec<usize> {
+        let cut = |again: bool| cut(samples, ranks, |lengths| self.room_for(lengths, again) as usize);
         match self.recompute {
             Recompute::Never => cut(false),
             Recompute::Always => cut(true),
@@ -208,11 +213,41 @@ fn held(config: &dyn ModelConfig, parameters: &[Parameter], work: &Work) -> Held
     Held { kept: bytes(kept), peak: estimate.allocated(), passing }
 }
 
-/// As `Cutter::cut`, with `room` samples of such lengths in a part at most.
-fn cut(samples: &[Lengths], room: impl Fn(Lengths) -> usize) -> Vec<usize> {
-    let any = alike(samples, &room, 1);
-    let round = alike(samples, &room, round_size(samples.len()));
-    if round.len() <= any.len() { round } else { any }
+/// As `Cutter::cut`, with `room` samples of such lengths in a part at most. Several ranks may have more parts than they need, where
+/// that makes their work more alike.
+pub fn cut(samples: &[Lengths], ranks: u32, room: impl Fn(Lengths) -> usize) -> Vec<usize> {
+    let rounds = if ranks > 1 { MOST_ROUNDS } else { 1 };
+    let cuts = (1..=rounds).map(|rounds| {
+        let any = alike(samples, &room, 1, ranks, rounds);
+        let round = alike(samples, &room, round_size(samples.len() / ranks.max(1) as usize), ranks, rounds);
+        if round.len() <= any.len() { round } else { any }
+    });
+    cuts.min_by_key(|sizes| slowest(samples, sizes, ranks)).unwrap_or_default()
+}
+
+/// The work of the rank that has most.
+fn slowest(samples: &[Lengths], sizes: &[usize], ranks: u32) -> u64 {
+    let mut rest = samples;
+    let work: Vec<u64> = sizes
+        .iter()
+        .map(|size| {
+            let (part, after) = rest.split_at(*size);
+            rest = after;
+            let longest = part.iter().fold(Lengths::default(), |longest, one| longest.max(*one));
+            *size as u64 * longest.tokens() + PART_COST
+        })
+        .collect();
+    let mut each = vec![0; ranks.max(1) as usize];
+    for (owner, work) in owners(&work, ranks).into_iter().zip(work) {
+        each[owner as usize] += work;
+    }
+    each.into_iter().max().unwrap_or(0)
+}
+
+/// Sizes of parts of `room` samples at most that are all alike: as few as give each rank the same number.
+pub fn even(samples: usize, ranks: u32, room: usize) -> Vec<usize> {
+    let parts = samples.div_ceil(room.max(1)).next_multiple_of(ranks.max(1) as usize).min(samples);
+    (0..parts).map(|part| samples / parts + usize::from(part < samples % parts)).collect()
 }
 
 /// Parts have a multiple of this many samples where that costs no part more, so that few sizes come up again and again.
@@ -220,15 +255,16 @@ fn round_size(samples: usize) -> usize {
     1 << (samples / 8).clamp(1, MOST_ROUND).ilog2()
 }
 
-/// The parts whose work is most alike, of as few as there is room for. All but the last have a multiple of `round` samples, or fewer.
-fn alike(samples: &[Lengths], room: impl Fn(Lengths) -> usize, round: usize) -> Vec<usize> {
+/// The parts whose work is most alike, of so many times as few as there is room for, and as many for each rank. All but the last have a multiple
+/// of `round` samples, or fewer.
+fn alike(samples: &[Lengths], room: impl Fn(Lengths) -> usize, round: usize, ranks: u32, rounds: usize) -> Vec<usize> {
     let within = |most_work: u64| greedy(samples, &room, round, most_work);
-    let all = within(u64::MAX);
+    let all = within(u64::MAX).len().next_multiple_of(ranks.max(1) as usize) * rounds;
     let whole = samples.iter().fold(Lengths::default(), |longest, one| longest.max(*one)).tokens();
     let (mut least, mut enough) = (0, whole * samples.len() as u64);
     while least < enough {
         let middle = least + (enough - least) / 2;
-        if within(middle).len() <= all.len() { enough = middle } else { least = middle + 1 }
+        if within(middle).len() <= all { enough = middle } else { least = middle + 1 }
     }
     within(enough)
 }
@@ -289,6 +325,8 @@ mod tests {
         checkpointing: false,
         batch: 7,
         accum: 9,
+        ranks: 1,
+        sharded: false,
         source: 77,
         target: 64,
         padded: true,
@@ -333,10 +371,10 @@ mod tests {
         let (long, short) = (of(512, 128), of(32, 32));
         assert!(cutter.recomputes(60, long) && !cutter.recomputes(20, long) && !cutter.recomputes(60, short));
         // Two parts that are kept are less work than one that is computed again.
-        assert_eq!(cutter.cut(&[long; 60]), [32, 28]);
-        assert_eq!(cutter.cut(&[short; 60]), [60]);
+        assert_eq!(cutter.cut(&[long; 60], 1), [32, 28]);
+        assert_eq!(cutter.cut(&[short; 60], 1), [60]);
         let mixed: Vec<Lengths> = [[long; 33].as_slice(), &[short; 27]].concat();
-        let sizes = cutter.cut(&mixed);
+        let sizes = cutter.cut(&mixed, 1);
         let mut rest = mixed.as_slice();
         for size in &sizes {
             let (part, after) = rest.split_at(*size);
@@ -367,16 +405,16 @@ mod tests {
             (0, 8, &[]),
         ];
         for (count, fits, want) in table {
-            assert_eq!(cut(&same(count), |_| fits), want, "{count} samples, {fits} fit");
+            assert_eq!(cut(&same(count), 1, |_| fits), want, "{count} samples, {fits} fit");
         }
         // Sizes that come up again, where they cost no part more.
-        assert_eq!(cut(&same(90), |_| 50), [48, 42]);
-        assert_eq!(cut(&same(100), |_| 50), [50, 50]);
+        assert_eq!(cut(&same(90), 1, |_| 50), [48, 42]);
+        assert_eq!(cut(&same(100), 1, |_| 50), [50, 50]);
         // One long sample by itself: with the short ones it would make them as long.
         let mixed: Vec<Lengths> = std::iter::once(of(512, 0)).chain(same(40)).collect();
-        assert_eq!(cut(&mixed, room(400_000)), [1, 40]);
+        assert_eq!(cut(&mixed, 1, room(400_000)), [1, 40]);
         // One that is too long for any part is one.
-        assert_eq!(cut(&[of(9000, 0), of(1, 0)], room(1000)), [1, 1]);
+        assert_eq!(cut(&[of(9000, 0), of(1, 0)], 1, room(1000)), [1, 1]);
     }
 
     /// The fewest parts of any kind, by trying all of them.
@@ -441,7 +479,7 @@ mod tests {
             let count = if case % 3 == 0 { 1 + numbers.below(400) } else { 1 + numbers.below(7) };
             let samples = numbers.samples(count, case % 2 == 0);
             let room = room(50_000 + numbers.below(3_000_000));
-            let sizes = cut(&samples, &room);
+            let sizes = cut(&samples, 1, &room);
             assert_eq!(sizes.iter().sum::<usize>(), samples.len());
             let mut rest = samples.as_slice();
             for size in &sizes {
@@ -458,6 +496,48 @@ mod tests {
                     sizes.len()
                 );
             }
+        }
+    }
+
+    /// However many ranks there are: every sample once, no part with more than there is room for, and work that is alike.
+    #[test]
+    fn ranks_have_alike_work() {
+        let samples: Vec<Lengths> = (0..256u32).map(|index| of(12 + (256 - index) * (256 - index) / 300, 20)).collect();
+        for ranks in 1..=8 {
+            for fits in [4usize, 23, 64, 300] {
+                let sizes = cut(&samples, ranks, |_| fits);
+                assert_eq!(sizes.iter().sum::<usize>(), samples.len());
+                assert!(sizes.iter().all(|size| (1..=fits).contains(size)), "{ranks} ranks, {fits} fit: {sizes:?}");
+                let mut start = 0;
+                let work: Vec<u64> = sizes
+                    .iter()
+                    .map(|size| {
+                        let longest = samples[start..start + size].iter().fold(Lengths::default(), |a, b| a.max(*b));
+                        start += size;
+                        *size as u64 * longest.tokens()
+                    })
+                    .collect();
+                let mut each = vec![0; ranks as usize];
+                for (owner, work) in owners(&work, ranks).into_iter().zip(&work) {
+                    each[owner as usize] += work;
+                }
+                // The slowest decides.
+                let (most, mean) = (each.iter().max().unwrap(), each.iter().sum::<u64>() as f64 / f64::from(ranks));
+                assert!(*most as f64 <= 1.2 * mean, "{ranks} ranks, {fits} fit: {each:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_one_length_are_even() {
+        for (samples, ranks, room, want) in [
+            (10, 4, 100, vec![3, 3, 2, 2]),
+            (9, 4, 100, vec![3, 2, 2, 2]),
+            (10, 2, 2, vec![2, 2, 2, 2, 1, 1]),
+            (2, 4, 8, vec![1, 1]),
+            (8, 1, 8, vec![8]),
+        ] {
+            assert_eq!(even(samples, ranks, room), want, "{samples} over {ranks}");
         }
     }
 }

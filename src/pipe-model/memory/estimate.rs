@@ -3,6 +3,7 @@
 use pipe_spec::pipeline::OptimizerKind;
 
 use super::column_sums::column_sums;
+use super::owners::owners;
 use super::stage::{Peak, Stage, peak};
 use super::work::Work;
 use crate::{Init, Parameter};
@@ -40,9 +41,13 @@ impl Estimate {
         let trained = || parameters.iter().filter(|parameter| parameter.trained);
         let params: u128 = trained().map(count).sum();
         let kept: u128 = parameters.iter().filter(|parameter| !parameter.trained).map(remembered).sum();
-        let optimizer = match work.optimizer {
-            OptimizerKind::Adamw => 2 * params * work.weight(),
-            OptimizerKind::Adafactor => trained().map(factored).sum::<u128>() * 4,
+        let remembers = |parameter: &Parameter| match work.optimizer {
+            OptimizerKind::Adamw => 2 * count(parameter) * work.weight(),
+            OptimizerKind::Adafactor => factored(parameter) * 4,
+        };
+        let optimizer = match work.sharded {
+            false => trained().map(remembers).sum(),
+            true => largest_share(&trained().collect::<Vec<_>>(), work.ranks, remembers),
         };
         let all_gradients = params * work.weight();
         let mut highest = peak(stages, all_gradients, work);
@@ -61,6 +66,16 @@ impl Estimate {
             moment: highest.moment,
         }
     }
+}
+
+/// Of what is remembered of all parameters, what the rank with most of it has.
+fn largest_share(trained: &[&Parameter], ranks: u32, remembers: impl Fn(&Parameter) -> u128) -> u128 {
+    let sizes: Vec<u64> = trained.iter().map(|parameter| parameter.count()).collect();
+    let mut shares = vec![0; ranks.max(1) as usize];
+    for (parameter, owner) in trained.iter().zip(owners(&sizes, ranks)) {
+        shares[owner as usize] += remembers(parameter);
+    }
+    shares.into_iter().max().unwrap_or(0)
 }
 
 /// More than 64 bits can count is as much as they can: no card has it.

@@ -43,6 +43,8 @@ mod tests {
             checkpointing: true,
             batch: 1,
             accum: 1,
+            ranks: 1,
+            sharded: false,
             source: 1,
             target: 1,
             padded: false,

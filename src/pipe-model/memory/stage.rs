@@ -35,9 +35,9 @@ impl Peak {
 }
 
 /// Forward through all stages, then back through them. With several passes in a step the later ones find the gradients of
-/// all parameters there already.
+/// all parameters there already; so do all passes of several ranks.
 pub fn peak(stages: &[Stage], all_gradients: u128, work: &Work) -> Peak {
-    let held_before = if work.accum > 1 { all_gradients } else { 0 };
+    let held_before = if work.holds_gradients() { all_gradients } else { 0 };
     let mut highest = Peak::default();
     // Named once it is known to be the highest.
     let mut moment = None;

@@ -11,8 +11,12 @@ pub struct Work {
     pub checkpointing: bool,
     /// Samples in one forward and backward pass.
     pub batch: u128,
-    /// Passes in a step.
+    /// Passes of a rank in a step.
     pub accum: u128,
+    /// Processes that share a step.
+    pub ranks: u32,
+    /// Whether each of them keeps the optimizer's state of its own parameters alone.
+    pub sharded: bool,
     /// Tokens of a row, of a T5's source, as they are padded.
     pub source: u128,
     /// Tokens of a T5's target.
@@ -38,6 +42,12 @@ impl Work {
             Precision::Fp32 | Precision::Tf32 => 4,
             Precision::Bf16 | Precision::Bf16Mixed | Precision::Fp16Mixed => 2,
         }
+    }
+
+    /// Whether there are gradients of all parameters before a pass begins: those of an earlier pass, or the room in which ranks add
+    /// theirs up.
+    pub fn holds_gradients(&self) -> bool {
+        self.accum > 1 || self.ranks > 1
     }
 
     /// Whether products are computed in less than the weights are kept in.

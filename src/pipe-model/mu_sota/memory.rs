@@ -161,6 +161,8 @@ mod tests {
             checkpointing,
             batch,
             accum: 1,
+            ranks: 1,
+            sharded: false,
             source: 512,
             target: 0,
             padded: false,

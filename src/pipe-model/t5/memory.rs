@@ -215,6 +215,8 @@ mod tests {
         checkpointing: false,
         batch: 8,
         accum: 1,
+        ranks: 1,
+        sharded: false,
         source: 256,
         target: 64,
         padded: true,

@@ -1,10 +1,12 @@
 //! From a parsed tree to a pipeline: structure first, then what serde cannot know. Every problem is collected.
 
+use std::num::NonZeroU32;
+
 use super::bounds::MAX_SAMPLES;
 use super::other_names::Transformers;
 use super::{
     BatchSetting, Command, CommandTrain, Every, Limit, Metric, MetricsFormat, OnOom, PLACEHOLDERS, Pipeline,
-    PipelineFile, Problems, Reduce, Track, Train, TrainFile, Training, Work, availability, schema,
+    PipelineFile, Problems, Ranks, Reduce, Track, Train, TrainFile, Training, Work, availability, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
@@ -27,7 +29,8 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
     check.file(&file);
     check.metrics(&file);
     check.addresses(&file, variables);
-    let train = check.train(&file.train);
+    let ranks = check.ranks(&file);
+    let train = check.train(&file.train).map(|train| Train { ranks, ..train });
     for (path, feature) in availability::missing(&file) {
         check.problem(path, format!("{feature}: not available yet"));
     }
@@ -351,6 +354,8 @@ impl Check<'_> {
             effective_batch,
             split: file.split,
             ranks: file.ranks,
+            shard: file.shard,
+            rank_timeout: file.rank_timeout,
             precision: file.precision,
             optimizer: file.optimizer.clone(),
             schedule: file.schedule.clone(),
@@ -365,23 +370,57 @@ impl Check<'_> {
         })
     }
 
+    /// One for each card, where their number is given. Every card has a rank, and every rank has a sample of a step.
+    fn ranks(&mut self, file: &PipelineFile) -> Ranks {
+        let cards = file.container.gpus.count().and_then(NonZeroU32::new);
+        if file.command.is_some() {
+            return Ranks::Auto;
+        }
+        let ranks = match (file.train.ranks, cards) {
+            (Ranks::Auto, Some(cards)) if cards.get() > 1 => Ranks::Count(cards),
+            (ranks, _) => ranks,
+        };
+        if let (Ranks::Count(count), Some(cards)) = (ranks, cards)
+            && count < cards
+        {
+            let message = format!("found {count}; allowed: at least {cards}, one for each GPU of container.gpus");
+            self.problem("train.ranks", message);
+        }
+        if let (Ranks::Count(count), Some(effective)) = (ranks, known_effective_batch(&file.train))
+            && count.get() > effective
+        {
+            let path = if file.train.ranks.is_auto() { "container.gpus" } else { "train.ranks" };
+            self.problem(path, format!("found {count}; allowed: at most the effective batch, which is {effective}"));
+        }
+        ranks
+    }
+
     /// Samples in a step. A batch that depends on the card must not decide it.
     fn effective_batch(&mut self, file: &TrainFile) -> Option<u32> {
-        match (file.batch, file.accum, file.effective_batch) {
-            (_, _, Some(effective)) => Some(effective.get()),
-            (BatchSetting::Fixed(batch), accum, None) => {
-                let accum = accum.map_or(1, u32::from);
-                let effective = batch.get().checked_mul(accum).filter(|effective| *effective <= MAX_SAMPLES);
-                if effective.is_none() {
-                    let message = format!("batch {batch} x accum {accum} is too large; allowed: at most {MAX_SAMPLES}");
-                    self.problem("train.accum", message);
-                }
-                effective
+        let effective = known_effective_batch(file);
+        match (file.batch, effective) {
+            (_, Some(_)) => {}
+            (BatchSetting::Fixed(batch), None) => {
+                let accum = file.accum.map_or(1, u32::from);
+                let message = format!("batch {batch} x accum {accum} is too large; allowed: at most {MAX_SAMPLES}");
+                self.problem("train.accum", message);
             }
-            (BatchSetting::Auto, _, None) => {
+            (BatchSetting::Auto, None) => {
                 self.problem("train.effective_batch", "missing; with batch: auto it says how many samples a step has");
-                None
             }
         }
+        effective
+    }
+}
+
+/// Nothing where the file does not say it, or says more than is allowed.
+fn known_effective_batch(file: &TrainFile) -> Option<u32> {
+    match (file.batch, file.effective_batch) {
+        (_, Some(effective)) => Some(effective.get()),
+        (BatchSetting::Fixed(batch), None) => {
+            let effective = batch.get().checked_mul(file.accum.map_or(1, u32::from));
+            effective.filter(|effective| *effective <= MAX_SAMPLES)
+        }
+        (BatchSetting::Auto, None) => None,
     }
 }

@@ -16,12 +16,12 @@ pub struct Container {
     /// A Dockerfile, which is built, or name:tag or name@sha256:..., which is used as it is. Default: the trainer image of pipe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<Image>,
-    /// 0, a number, `all`, a list of ids, or `auto`: a GPU where there is one. Not available yet: more than one GPU.
+    /// 0, a number, `all`, a list of ids, or `auto`: a GPU where there is one. A training on several GPUs has a rank on each.
     pub gpus: Gpus,
     /// What the container may use of the host's memory; default: all of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
-    /// Size of `/dev/shm`. Default: the daemon's.
+    /// Size of `/dev/shm`. Default: the daemon's, and 1g for a training of several ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shm: Option<ByteSize>,
     /// CPU cores, which is also the number of compute threads. Default: all.
@@ -113,6 +113,17 @@ pub enum Gpus {
     Count(u32),
     All,
     Ids(Vec<String>),
+}
+
+impl Gpus {
+    /// How many are asked for by number or by name.
+    pub fn count(&self) -> Option<u32> {
+        match self {
+            Self::Auto | Self::All => None,
+            Self::Count(count) => Some(*count),
+            Self::Ids(ids) => Some(ids.len() as u32),
+        }
+    }
 }
 
 impl Serialize for Gpus {

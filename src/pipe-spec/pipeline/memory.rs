@@ -12,7 +12,7 @@ use crate::text::ByteSize;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
-    /// Share of the card, or a size such as 12g; on the CPU a size.
+    /// Share of the card, or a size such as 12g; on the CPU a size. Of several ranks each has so much.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Limit>,
     pub allocator: Allocator,

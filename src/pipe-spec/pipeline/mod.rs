@@ -34,7 +34,7 @@ pub use on_oom::{Change, Edit, OnOom, Reduce};
 pub use task::{LossUnit, Task};
 pub use train::{
     BatchSetting, Checkpointing, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule,
-    ScheduleKind, Split, Train, TrainFile, Warmup, accum,
+    ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 pub use work::{Training, Work, WorkKind};

@@ -268,8 +268,8 @@ fn numbers_have_bounds_and_nothing_overflows() {
 #[test]
 fn what_is_not_built_yet_is_refused_by_name() {
     let cases = [
-        ("container: {gpus: 2}", "container.gpus: training on several GPUs: not available yet"),
         ("engine: slurm", "engine: the engine slurm: not available yet"),
+        ("engine: kubernetes", "engine: the engine kubernetes: not available yet"),
     ];
     for (section, want) in cases {
         let got = problems(&format!("{MINIMAL}{section}\n"));
@@ -461,17 +461,44 @@ fn warmup_is_steps_or_a_share() {
     assert!(parse(MINIMAL).unwrap().to_yaml().contains("    warmup: 0\n"));
 }
 
+/// One for each card unless the file says more; the number of samples in a step stays what it is.
+#[test]
+fn ranks_follow_the_cards() {
+    let ranks = |settings: &[&str]| {
+        let settings: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
+        let pipeline = Pipeline::parse(MINIMAL, &settings, &variables());
+        pipeline
+            .map(|pipeline| (pipeline.work.ranks(), pipeline.work.effective_batch()))
+            .map_err(|error| error.to_string())
+    };
+    let effective = ranks(&[]).unwrap().1;
+    for (settings, want) in [
+        (["container.gpus=auto", "train.seed=1"], 1),
+        (["container.gpus=2", "train.seed=1"], 2),
+        (["container.gpus=[0, GPU-77]", "train.seed=1"], 2),
+        (["container.gpus=0", "train.ranks=3"], 3),
+        (["container.gpus=1", "train.ranks=2"], 2),
+        (["container.gpus=all", "train.ranks=2"], 2),
+    ] {
+        assert_eq!(ranks(&settings), Ok((want, effective)), "{settings:?}");
+    }
+    for (settings, want) in [
+        (["container.gpus=2", "train.ranks=1"], "train.ranks: found 1; allowed: at least 2, one for each GPU"),
+        (["container.gpus=0", "train.ranks=900"], "train.ranks: found 900; allowed: at most the effective batch"),
+        (["container.gpus=900", "train.seed=1"], "container.gpus: found 900; allowed: at most the effective batch"),
+    ] {
+        let got = ranks(&settings).unwrap_err();
+        assert!(got.contains(want), "{settings:?}: {got}");
+    }
+}
+
 /// What is refused as not available is marked in the schema, which editors show.
 #[test]
 fn the_schema_marks_what_is_not_available_yet() {
     let schema = schema();
     let described =
         |pointer: &str| schema.pointer(pointer).and_then(|of| of["description"].as_str().map(str::to_owned));
-    for (pointer, refused) in [
-        ("/$defs/TrainFile/properties/ranks", "train.ranks=2"),
-        ("/$defs/Container/properties/gpus", "container.gpus=2"),
-        ("/properties/engine", "engine=slurm"),
-    ] {
+    for (pointer, refused) in [("/properties/engine", "engine=slurm"), ("/properties/engine", "engine=kubernetes")] {
         let text = described(pointer).unwrap_or_default();
         assert!(text.contains("Not available yet"), "{pointer}: {text:?}");
         let got = Pipeline::parse(MINIMAL, &[refused.to_owned()], &variables()).unwrap_err().to_string();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::Metric;
-use super::bounds::{MAX_EPOCHS, MAX_PATIENCE, MAX_SAMPLES, MAX_STEPS};
+use super::bounds::{MAX_EPOCHS, MAX_PATIENCE, MAX_SAMPLES, MAX_STEPS, MAX_WAIT};
 use crate::text::count;
 
 /// The section of the file, where some settings have two spellings.
@@ -32,9 +32,15 @@ pub struct TrainFile {
     /// How the samples of a step become parts. `fixed`: `batch` samples each. `fill`: as many as hold what `batch` samples of
     /// full length would, so that short samples make few large parts. The training is the same: docs/memory.md.
     pub split: Split,
-    /// Trainer processes, each with a card of its own, that share a step. Default: `auto`, one for each GPU. Not available yet:
-    /// more than 1.
+    /// Trainer processes that share a step, each with a card of its own. Default: `auto`, one for each GPU, and one on the CPU. The
+    /// training is the same with any number: docs/several-cards.md.
     pub ranks: Ranks,
+    /// What several ranks share out among them instead of keeping a copy each. `optimizer`: the optimizer's state. The training is
+    /// the same.
+    pub shard: Shard,
+    /// Seconds after which a rank that does nothing while others wait for it is given up.
+    #[schemars(range(max = MAX_WAIT))]
+    pub rank_timeout: NonZeroU32,
     /// Number formats of weights and matrix products: docs/memory.md.
     pub precision: Precision,
     pub optimizer: Optimizer,
@@ -71,6 +77,8 @@ impl Default for TrainFile {
             effective_batch: None,
             split: Split::Fill,
             ranks: Ranks::Auto,
+            shard: Shard::None,
+            rank_timeout: default_rank_timeout(),
             precision: Precision::Fp32,
             optimizer: Optimizer::default(),
             schedule: Schedule::default(),
@@ -101,6 +109,10 @@ pub struct Train {
     pub split: Split,
     #[serde(default, skip_serializing_if = "Ranks::is_auto")]
     pub ranks: Ranks,
+    #[serde(default, skip_serializing_if = "Shard::is_none")]
+    pub shard: Shard,
+    #[serde(default = "default_rank_timeout", skip_serializing_if = "is_default_rank_timeout")]
+    pub rank_timeout: NonZeroU32,
     pub precision: Precision,
     pub optimizer: Optimizer,
     pub schedule: Schedule,
@@ -116,6 +128,14 @@ pub struct Train {
     pub early_stop: Option<EarlyStop>,
     #[serde(default, skip_serializing_if = "ClassWeights::is_none")]
     pub class_weights: ClassWeights,
+}
+
+fn default_rank_timeout() -> NonZeroU32 {
+    NonZeroU32::new(600).expect("600 is not zero")
+}
+
+fn is_default_rank_timeout(seconds: &NonZeroU32) -> bool {
+    *seconds == default_rank_timeout()
 }
 
 fn yes() -> bool {
@@ -224,7 +244,7 @@ pub enum Ranks {
 }
 
 impl Ranks {
-    /// One where the number is left to `pipe`: several are not available yet.
+    /// One where the number is not known yet.
     pub fn count(self) -> u32 {
         match self {
             Self::Auto => 1,
@@ -232,8 +252,24 @@ impl Ranks {
         }
     }
 
-    fn is_auto(&self) -> bool {
+    pub fn is_auto(&self) -> bool {
         *self == Self::Auto
+    }
+}
+
+/// What the ranks of a training share out among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Shard {
+    #[default]
+    None,
+    /// The optimizer's state: that of each parameter is kept by one rank (ZeRO, stage 1).
+    Optimizer,
+}
+
+impl Shard {
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
     }
 }
 

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::{
     Allocator, Checkpoints, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Limit, Memory,
-    MetricsFormat, Model, Notify, OnOom, Pipeline, Save, Track, Train, VarValue, Work,
+    MetricsFormat, Model, Notify, OnOom, Pipeline, Ranks, Save, Track, Train, VarValue, Work,
 };
 use crate::text::Name;
 
@@ -64,13 +64,18 @@ enum WrittenTrain<'a> {
 impl Serialize for Pipeline {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (training, command) = (self.training(), self.command());
+        // One rank for each card is what there is with any number of cards.
+        let ranks = |train: &Train| Some(train.ranks.count()).filter(|ranks| *ranks > 1);
+        let is_default = |train: &&Train| ranks(train).is_some() && ranks(train) == self.container.gpus.count();
+        let plain = training.map(|training| &training.train).filter(is_default);
+        let plain = plain.map(|train| Train { ranks: Ranks::Auto, ..train.clone() });
         Written {
             version: self.version,
             name: &self.name,
             model: training.map(|training| &training.model),
             data: training.map(|training| &training.data),
             train: Some(match &self.work {
-                Work::Training(training) => WrittenTrain::Training(&training.train),
+                Work::Training(training) => WrittenTrain::Training(plain.as_ref().unwrap_or(&training.train)),
                 Work::Command(command) => WrittenTrain::Command(&command.train),
             }),
             memory: Some(match &self.work {
