@@ -3,7 +3,16 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    for file in ["shim.cpp", "functions.hpp", "cuda.hpp", "dropout.hpp", "attention.hpp", "chunked_attention.hpp"] {
+    for file in [
+        "shim.cpp",
+        "functions.hpp",
+        "cuda.hpp",
+        "dropout.hpp",
+        "attention.hpp",
+        "chunked_attention.hpp",
+        "graph.hpp",
+        "ranks.hpp",
+    ] {
         println!("cargo:rerun-if-changed=torch/{file}");
     }
     println!("cargo:rerun-if-env-changed=LIBTORCH");
@@ -14,7 +23,11 @@ fn main() {
         .std("c++17")
         .pic(true)
         .warnings(false)
-        .includes([format!("{libtorch}/include"), format!("{libtorch}/include/torch/csrc/api/include")])
+        .includes([
+            "torch".to_owned(),
+            format!("{libtorch}/include"),
+            format!("{libtorch}/include/torch/csrc/api/include"),
+        ])
         .file("torch/shim.cpp")
         .compile("pipe_shim");
     println!("cargo:rustc-link-arg=-Wl,--unresolved-symbols=ignore-in-shared-libs");

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -24,6 +25,8 @@ pub enum Command {
     Train {
         #[arg(long, value_name = "FILE")]
         spec: PathBuf,
+        #[command(flatten)]
+        rank: RankArgs,
     },
     /// Find the largest batch that fits; events go to stdout, one JSON object a line
     Fit {
@@ -60,6 +63,20 @@ pub enum Command {
     /// Generate synthetic data
     #[command(subcommand)]
     Data(DataCommand),
+}
+
+/// For a rank that the trainer starts itself.
+#[derive(Args)]
+pub struct RankArgs {
+    /// Which one
+    #[arg(long, hide = true)]
+    pub rank: Option<u32>,
+    /// The batch, where the spec leaves it open
+    #[arg(long, hide = true, requires = "rank")]
+    pub batch: Option<NonZeroU32>,
+    /// Events that are written already
+    #[arg(long, hide = true, requires = "rank", default_value_t = 0)]
+    pub events: u64,
 }
 
 #[derive(Args)]
@@ -137,6 +154,18 @@ pub struct BenchArgs {
     /// On the CPU instead of the card
     #[arg(long)]
     pub cpu: bool,
+    /// As one of several ranks on a card that is alone: instead of being summed, gradients wait as long as a sum at so many GB/s takes
+    #[arg(long, value_name = "GB/S", conflicts_with = "cpu")]
+    pub sums: Option<f64>,
+    /// Microseconds that each of the sums takes beside that
+    #[arg(long, value_name = "US", default_value_t = 0.0, requires = "sums")]
+    pub sum_latency: f64,
+    /// Blocks of threads that a sum takes from the card
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "sums")]
+    pub sum_blocks: u32,
+    /// Sums after the last part, which may then be a CUDA graph too
+    #[arg(long, requires = "sums")]
+    pub sums_after: bool,
     /// Writes what the card does in one more step, as a Chrome trace
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

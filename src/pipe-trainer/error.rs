@@ -48,6 +48,14 @@ pub enum TrainerError {
     WeightsNotFinite { step: u64, tensor: String, last: Option<PathBuf> },
     #[error("stopped on request after step {step}")]
     Stopped { step: u64 },
+    /// Of a rank, when another has ended.
+    #[error("rank {rank} has ended: {message}")]
+    PeerEnded { rank: u32, message: String },
+    /// Of the process that started the ranks. `exit` is its exit code too.
+    #[error("rank {rank}: {message}")]
+    RankEnded { rank: u32, message: String, hint: Option<String>, exit: i32 },
+    #[error("after step {step} the {what} of rank {rank} are not those of rank 0; {}", last_complete(last))]
+    RanksDiffer { step: u64, rank: u32, what: &'static str, last: Option<PathBuf> },
     #[error("cannot save {}: {source}; {}", path.display(), last_complete(last))]
     Save { path: PathBuf, source: io::Error, last: Option<PathBuf> },
     #[error("CUDA cannot be used: {message}")]
@@ -98,7 +106,10 @@ impl TrainerError {
             Self::NotFinite { .. } | Self::WeightsNotFinite { .. } => TrainerExit::NotFinite,
             Self::Stopped { .. } => TrainerExit::Stopped,
             Self::Measurer { exit, .. } => *exit,
-            Self::Save { .. }
+            Self::RankEnded { exit, .. } => TrainerExit::from_code(i64::from(*exit)).unwrap_or(TrainerExit::Unexpected),
+            Self::PeerEnded { .. }
+            | Self::RanksDiffer { .. }
+            | Self::Save { .. }
             | Self::Cuda { .. }
             | Self::Io { .. }
             | Self::Torch { .. }
@@ -107,10 +118,21 @@ impl TrainerError {
         }
     }
 
+    /// What the process ends with: its exit code, or that of a rank that was killed.
+    pub fn status(&self) -> i32 {
+        match self {
+            Self::RankEnded { exit, .. } => *exit,
+            _ => self.exit_code().code(),
+        }
+    }
+
     /// What to do about it, where that is known.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Measurer { hint, .. } => hint.as_deref(),
+            Self::Measurer { hint, .. } | Self::RankEnded { hint, .. } => hint.as_deref(),
+            Self::RanksDiffer { .. } => Some(
+                "resume: the training goes on from there; if it comes again, a disk, the memory of that card or of the machine may be faulty",
+            ),
             Self::MeasurerSilent { .. } => Some("give train.batch a number, or try again"),
             Self::Variable { .. } => Some("set it in the environment of the trainer"),
             Self::Tokenizer { .. } => Some(
@@ -126,6 +148,7 @@ impl TrainerError {
             Self::Save { .. } => Some("free space on the disk that holds the run folder, then resume"),
             Self::Cuda { .. } => Some("train on the CPU, or run where the driver and a CUDA build of libtorch are"),
             Self::Spec { .. }
+            | Self::PeerEnded { .. }
             | Self::NotAvailable { .. }
             | Self::Config(_)
             | Self::Model { .. }

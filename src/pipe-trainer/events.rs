@@ -20,23 +20,49 @@ pub struct Events {
     seq: u64,
     stop: Stop,
     file: Option<EventFile>,
+    /// Of a rank whose events another one writes.
+    silent: bool,
 }
 
 impl Events {
     /// On stdout alone.
     pub fn new(stop: Stop) -> Self {
-        Self { seq: 0, stop, file: None }
+        Self { seq: 0, stop, file: None, silent: false }
+    }
+
+    /// Nowhere.
+    pub fn silent(stop: Stop) -> Self {
+        Self { silent: true, ..Self::new(stop) }
+    }
+
+    /// After the first `seq`, which another process has written into the folder of an attempt.
+    pub fn after(seq: u64, folder: &JobFolder, stop: Stop) -> Self {
+        if seq == 0 {
+            return Self::in_folder(folder, stop);
+        }
+        let file = File::options().append(true).open(folder.events());
+        let file = file.inspect_err(|error| tracing::warn!("cannot write {}: {error}", folder.events().display()));
+        let file = file.ok().map(|file| EventFile { file, unwritten: Vec::new() });
+        Self { seq, file, ..Self::new(stop) }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.seq
     }
 
     /// In the folder of an attempt too. Where its file cannot be created, events go to stdout alone.
     pub fn in_folder(folder: &JobFolder, stop: Stop) -> Self {
         let file = EventFile::create(&folder.events());
         let file = file.inspect_err(|error| tracing::warn!("cannot write {}: {error}", folder.events().display()));
-        Self { seq: 0, stop, file: file.ok() }
+        Self { file: file.ok(), ..Self::new(stop) }
     }
 
     /// Writes one line. When neither the file nor stdout takes it, the training stops: a later attempt resumes it.
     pub fn emit(&mut self, kind: EventKind) {
+        if self.silent {
+            return;
+        }
         self.seq += 1;
         let ts = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let event = Event { seq: self.seq, ts, kind };

@@ -20,6 +20,7 @@ mod precision;
 mod predict;
 mod progress;
 mod random;
+mod ranks;
 mod spec;
 mod storage;
 mod synthetic;
@@ -44,12 +45,14 @@ static ALLOCATOR: HostAllocator = HostAllocator;
 fn main() {
     let watched = lease::watch();
     let cli = Cli::read();
-    log_to_stderr();
+    let rank = if let Command::Train { rank, .. } = &cli.command { rank.rank.unwrap_or(0) } else { 0 };
+    log_to_stderr(rank);
+    let _rank = (rank > 0).then(|| tracing::warn_span!("rank", number = rank).entered());
     if let Err(error) = watched {
         tracing::warn!("cannot watch whether pipe is still there: {error}");
     }
     let ended = match &cli.command {
-        Command::Train { spec } => train::train(spec),
+        Command::Train { spec, rank } => train::train(spec, rank),
         Command::Fit { spec } => boundary::guard(|| train::fit(spec)),
         Command::Inspect { spec } => boundary::guard(|| inspect::inspect(spec)),
         Command::Predict { spec } => boundary::guard(|| predict::predict(spec)),
@@ -65,11 +68,11 @@ fn main() {
         Command::Data(DataCommand::Stories(args)) => synthetic::stories::generate(args),
         Command::Data(DataCommand::Series(args)) => synthetic::series::generate(args),
     };
-    std::process::exit(report(ended).code());
+    std::process::exit(report(ended));
 }
 
-fn report(ended: Result<(), TrainerError>) -> TrainerExit {
-    let Err(error) = ended else { return TrainerExit::Done };
+fn report(ended: Result<(), TrainerError>) -> i32 {
+    let Err(error) = ended else { return TrainerExit::Done.code() };
     let mut stderr = io::stderr().lock();
     // Stderr may be closed; the exit code is still set.
     let _ = match error {
@@ -79,11 +82,13 @@ fn report(ended: Result<(), TrainerError>) -> TrainerExit {
     if let Some(hint) = error.hint() {
         let _ = writeln!(stderr, "hint: {hint}");
     }
-    error.exit_code()
+    error.status()
 }
 
-fn log_to_stderr() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+/// The other ranks have little to say that the first does not say too.
+fn log_to_stderr(rank: u32) {
+    let level = if rank == 0 { "info" } else { "warn" };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)

@@ -4,10 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::{Limit, Paths, bounds};
-use pipe_spec::{Device, PredictSpec, TrainerSpec, Variables};
+use pipe_spec::run::JobFolder;
+use pipe_spec::{Device, PredictSpec, RunFolder, TrainerSpec, Variables};
 use serde::de::DeserializeOwned;
 
 use crate::error::TrainerError;
+
+/// What the attempt of this spec may write about itself.
+pub fn job_folder(spec: &TrainerSpec) -> JobFolder {
+    RunFolder::new(&spec.run).attempt(spec.attempt).job()
+}
 
 pub fn read(path: &Path) -> Result<TrainerSpec, TrainerError> {
     let mut spec: TrainerSpec = parse(path)?;
@@ -65,6 +71,9 @@ fn problem(spec: &TrainerSpec) -> Option<String> {
     }
     if spec.model.from.is_some() == spec.model.config.is_some() {
         return Some("model: give either from or config".to_owned());
+    }
+    if spec.rank.count == 0 || spec.rank.index >= spec.rank.count || spec.cards == 0 {
+        return Some(format!("rank {} of {} on {} cards", spec.rank.index, spec.rank.count, spec.cards));
     }
     if spec.device == Device::Cpu && spec.device_index > 0 {
         return Some(format!("device_index: found {}; allowed: 0 on the CPU", spec.device_index));

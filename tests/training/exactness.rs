@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 
 use crate::harness::{Folder, Needs, Suite};
-use crate::small_t5::{curve, events, folder, run_trainer, same_curve, trainer};
+use crate::small_t5::{curve, events, folder, make_rows_longer, run_trainer, same_curve, trainer};
 
 const STEPS: usize = 30;
 
@@ -77,16 +77,8 @@ fn falling_batches(engine: &str, limits: &str) {
 /// run fills its parts, the other has parts of one size.
 fn in_the_middle(engine: &str, limits: &str) {
     let text = |limits: &str| format!("  shuffle: false\n{}{limits}", train(48));
-    let prepare = |folder: &Folder| {
-        // So wide that the first long step alone exceeds the limit, whatever the steps before it left in the heap.
-        let yaml = folder.read("t5.yaml").replace("pad: max", "pad: longest").replace("d_ff: 64", "d_ff: 1024");
-        let rows = folder.read("data/train.jsonl");
-        let mut rows: Vec<&str> = rows.lines().collect();
-        rows.sort_by_key(|row| row.len());
-        let mut mixed: Vec<&str> = rows.iter().take(48).cycle().take(48 * 11).copied().collect();
-        mixed.extend(rows.iter().rev().take(48).cycle().take(48 * 19));
-        folder.write("t5.yaml", yaml).write("data/train.jsonl", mixed.join("\n") + "\n");
-    };
+    // So wide that the first long step alone exceeds the limit, whatever the steps before it left in the heap.
+    let prepare = |folder: &Folder| make_rows_longer(folder, "d_ff: 1024");
     let folder = folder(&text(limits));
     prepare(&folder);
     let set = ["--set", "memory.worst_first=false", "--set", "train.split=fill"];

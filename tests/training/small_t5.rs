@@ -35,6 +35,17 @@ pub fn folder(more: &str) -> Folder {
     folder
 }
 
+/// Short recipes, then long ones from the twelfth step of 48 samples on, in a wide model that pads rows to the longest.
+pub fn make_rows_longer(folder: &Folder, width: &str) {
+    let yaml = folder.read("t5.yaml").replace("pad: max", "pad: longest").replace("d_ff: 64", width);
+    let rows = folder.read("data/train.jsonl");
+    let mut rows: Vec<&str> = rows.lines().collect();
+    rows.sort_by_key(|row| row.len());
+    let mut mixed: Vec<&str> = rows.iter().take(48).cycle().take(48 * 11).copied().collect();
+    mixed.extend(rows.iter().rev().take(48).cycle().take(48 * 19));
+    folder.write("t5.yaml", yaml).write("data/train.jsonl", mixed.join("\n") + "\n");
+}
+
 /// The steps that a run recorded: step, samples so far, loss.
 pub fn curve(run: &Path) -> Vec<(u64, u64, f64)> {
     events(run)

@@ -3,21 +3,24 @@
 
 mod models;
 mod random_data;
+mod stand_in;
 
 use std::time::Instant;
 
 use pipe_spec::TrainerSpec;
+use pipe_spec::pipeline::Checkpointing;
 use serde_json::json;
 use tch::Tensor;
 
 use self::models::Bench;
 use self::random_data::Repeated;
+use self::stand_in::StandIn;
 use crate::cli::BenchArgs;
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, Share};
 use crate::torch;
 use crate::train::{Graphs, clip_factor, contrastive_backward};
 
@@ -30,10 +33,15 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
     let device = hardware.device;
     let definition = Definition::from_spec(&spec.model)?;
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
-    let optimizer = Optimizer::new(&spec.train, model.weights())?;
+    let optimizer = Optimizer::new(&spec.train, model.weights(), &Share::of(&spec.train, spec.rank, model.weights()))?;
     let part = random_data::part(args, &definition.task_data()?, device)?;
     let graphs = if args.no_graphs { None } else { Graphs::new(&hardware, model.as_ref())? };
-    let mut steps = Steps { model: model.as_ref(), optimizer, part, spec: &spec, graphs };
+    let stand_in = match (args.sums, device) {
+        (Some(gigabytes), tch::Device::Cuda(card)) => Some(StandIn::new(model.as_ref(), card, gigabytes, args)?),
+        _ => None,
+    };
+    let mut steps =
+        Steps { model: model.as_ref(), optimizer, part, spec: &spec, graphs, stand_in, sums_after: args.sums_after };
 
     let mut times = Vec::new();
     for step in 1..=(WARM_UP + args.steps) as u64 {
@@ -55,6 +63,8 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
     model.weights().forget_gradients()?;
     let mut phases = Phases::begin(&hardware)?;
     steps.one(1, &mut |phase| phases.ended(phase))?;
+    let buckets =
+        steps.stand_in.as_ref().map(|stand_in| json!({ "buckets": stand_in.buckets(), "early": stand_in.early }));
     let mut measured = times.split_off(WARM_UP);
     measured.sort_by(f64::total_cmp);
     let ms = measured[measured.len() / 2];
@@ -73,6 +83,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
             "optimizer_ms": update.ms,
             "params": model.weights().count(),
             "device": hardware.name,
+            "sums": buckets,
             // Bytes: of the training's state, held between steps, held after each phase, and the most in each.
             "memory": {
                 "weights": model.weights().bytes(),
@@ -102,6 +113,9 @@ struct Steps<'a> {
     part: Part,
     spec: &'a TrainerSpec,
     graphs: Option<Graphs<'a>>,
+    stand_in: Option<StandIn>,
+    /// Whether the last part is a graph too, and all is summed after it.
+    sums_after: bool,
 }
 
 /// The phases of a step, in order.
@@ -116,49 +130,62 @@ impl Steps<'_> {
         step: u64,
         after: &mut impl FnMut(usize) -> Result<(), TrainerError>,
     ) -> Result<f64, TrainerError> {
-        let Self { model, optimizer, part, spec, graphs } = self;
+        let Self { model, optimizer, part, spec, graphs, stand_in, sums_after } = self;
         let train = &spec.train;
+        if let Some(stand_in) = stand_in {
+            stand_in.begin(model.weights())?;
+        }
         match graphs {
-            Some(graphs) => graphs.begin_step(model.weights(), train.accum() as usize)?,
+            Some(graphs) => graphs.begin_step(model.weights(), train.accum() as usize, stand_in.is_some())?,
+            None if stand_in.is_some() => {}
             None => model.weights().forget_gradients()?,
         }
         let drawn = Drawn::new(step, 0);
         let mode = Mode::Train(drawn);
         let parts = Repeated { part, count: train.accum() as usize, mode };
-        let mut loss = 0.0;
+        let mut losses = Vec::new();
         match model.contrastive() {
             Some(contrastive) => {
                 let mean = contrastive_backward(contrastive, &parts, 1.0)?;
                 after(BACKWARD)?;
-                loss = mean.f_double_value(&[])?;
+                losses.push(mean);
             }
             None => {
                 let targets = (part.get("labels")?.numel() * parts.count) as f64;
-                for _ in 0..parts.count {
-                    let launched = graphs.as_ref().map(|graphs| graphs.launch(*model, part, drawn, 1.0 / targets));
+                for index in 0..parts.count {
+                    let watched = stand_in.as_ref().filter(|_| index + 1 == parts.count && !*sums_after);
+                    let launched = graphs
+                        .as_ref()
+                        .filter(|_| watched.is_none())
+                        .map(|graphs| graphs.launch(*model, part, drawn, 1.0 / targets));
                     let sum = match launched.transpose()?.flatten() {
                         Some(sum) => sum,
                         None => {
                             let sum = model.loss_sum(part, mode)?;
                             after(FORWARD)?;
+                            watched
+                                .map_or(Ok(()), |stand_in| stand_in.watch(train.checkpointing == Checkpointing::On))?;
                             sum.f_mul_scalar(1.0 / targets)?.f_backward()?;
                             after(BACKWARD)?;
                             sum
                         }
                     };
-                    loss += sum.f_double_value(&[])? / targets;
+                    losses.push(sum.f_detach()?.f_div_scalar(targets)?);
                 }
                 if let Some(why) = graphs.as_ref().and_then(Graphs::take_refusal) {
                     tracing::warn!("no CUDA graphs: {why}");
                 }
             }
         }
+        if let Some(stand_in) = stand_in {
+            stand_in.finish()?;
+        }
         let gradients = model.weights().gradients()?;
         let norm = torch::total_norm(&gradients)?;
         let scale = clip_factor(&norm, train.clip)?;
         optimizer.update(model.weights(), &gradients, &scale, train.optimizer.lr, step)?;
         after(UPDATE)?;
-        Ok(loss)
+        losses.iter().map(|loss| Ok(loss.f_double_value(&[])?)).sum()
     }
 }
 

@@ -83,7 +83,12 @@ impl Parts for Repeated<'_> {
         Ok((self.part.shallow_clone(), self.mode))
     }
 
-    fn before_backward(&self) -> Result<(), TrainerError> {
+    fn before_backward(&self, _: usize) -> Result<(), TrainerError> {
         Ok(())
+    }
+
+    fn first_sample(&self, index: usize) -> i64 {
+        let samples = self.part.tensors().next().map_or(0, |(_, tensor)| tensor.size()[0]);
+        index as i64 * samples
     }
 }

@@ -33,12 +33,12 @@ pub struct Checkpoint {
 }
 
 impl Store {
-    /// Removes incomplete folders of a killed trainer.
-    pub fn open(run: &RunFolder, keep: u32) -> Result<Self, TrainerError> {
+    /// Who `saves` removes incomplete folders of a killed trainer.
+    pub fn open(run: &RunFolder, keep: u32, saves: bool) -> Result<Self, TrainerError> {
         let folder = run.checkpoints();
         let fail = |source| TrainerError::Io { path: folder.clone(), source };
         fs::create_dir_all(&folder).map_err(fail)?;
-        for entry in fs::read_dir(&folder).map_err(fail)? {
+        for entry in fs::read_dir(&folder).map_err(fail)?.filter(|_| saves) {
             let entry = entry.map_err(fail)?;
             if staged_folder::is_temporary(&entry.file_name().to_string_lossy()) {
                 fs::remove_dir_all(entry.path()).map_err(fail)?;
@@ -190,7 +190,7 @@ mod tests {
     fn store(name: &str) -> (Store, PathBuf) {
         let root = std::env::temp_dir().join(format!("pipe-store-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
-        (Store::open(&RunFolder::new(&root), 2).unwrap(), root)
+        (Store::open(&RunFolder::new(&root), 2, true).unwrap(), root)
     }
 
     fn save(store: &Store, step: u64) {
@@ -247,7 +247,7 @@ mod tests {
         save(&store, 1);
         fs::create_dir(root.join("checkpoints/.step-00000002.tmp")).unwrap();
         let other = Identity { effective_batch: 16, ..identity() };
-        let error = Store::open(&RunFolder::new(&root), 2).unwrap().newest(&other, false, |_| ()).err().unwrap();
+        let error = Store::open(&RunFolder::new(&root), 2, true).unwrap().newest(&other, false, |_| ()).err().unwrap();
         assert!(error.to_string().ends_with("it was made with effective batch 8, this run has 16"), "{error}");
         assert_eq!(fs::read_dir(root.join("checkpoints")).unwrap().count(), 1);
         fs::remove_dir_all(root).unwrap();

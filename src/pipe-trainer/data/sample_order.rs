@@ -95,7 +95,7 @@ mod tests {
     use std::num::NonZeroU32;
 
     use pipe_spec::pipeline::{
-        BatchSetting, Checkpointing, ClassWeights, Optimizer, Precision, Ranks, Schedule, Split,
+        BatchSetting, Checkpointing, ClassWeights, Optimizer, Precision, Ranks, Schedule, Shard, Split,
     };
 
     use super::*;
@@ -108,6 +108,8 @@ mod tests {
             effective_batch,
             split: Split::Fixed,
             ranks: Ranks::Auto,
+            shard: Shard::None,
+            rank_timeout: NonZeroU32::MIN,
             precision: Precision::Fp32,
             optimizer: Optimizer::default(),
             schedule: Schedule::default(),

@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod allocator;
+pub mod child;
 pub mod lease;
 pub mod limit;
 pub mod memory;

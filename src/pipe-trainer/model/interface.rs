@@ -9,6 +9,7 @@ use super::weights::Weights;
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::random::{self, Purpose};
+use crate::ranks::SharedSum;
 
 pub trait Model {
     fn weights(&self) -> &Weights;
@@ -56,6 +57,9 @@ pub trait Model {
     fn is_recordable(&self) -> bool {
         false
     }
+
+    /// For a model that depends on the batch: several ranks compute a batch together, and sum inside the model over all of them.
+    fn share_statistics(&self, _sum: &'static SharedSum) {}
 
     /// Called after each step, for a model with state that is not trained, such as batch norm. The state of a step counts when
     /// the step was `done`, and not when the step is repeated.

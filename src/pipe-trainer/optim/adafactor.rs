@@ -5,6 +5,7 @@ use pipe_spec::pipeline::{Optimizer, Train};
 use tch::{Kind, TchError, Tensor};
 
 use super::decay;
+use super::share::Share;
 use crate::error::TrainerError;
 use crate::model::Weights;
 use crate::random::{self, Purpose};
@@ -21,7 +22,8 @@ const DECAY_RATE: f64 = -0.8;
 pub struct Adafactor {
     settings: Optimizer,
     seed: u64,
-    moments: Vec<(String, Moment)>,
+    /// By parameter; absent where another rank has it.
+    moments: Vec<(String, Option<Moment>)>,
 }
 
 /// The average of a parameter's squared gradients, in fp32 whatever the parameter is kept in.
@@ -37,15 +39,15 @@ enum Moment {
 }
 
 impl Adafactor {
-    pub fn new(train: &Train, weights: &Weights) -> Result<Self, TrainerError> {
-        Self::build(train, weights, |_, shape, parameter| {
+    pub fn new(train: &Train, weights: &Weights, share: &Share) -> Result<Self, TrainerError> {
+        Self::build(train, weights, share, |_, shape, parameter| {
             Ok(Tensor::f_zeros(shape, (Kind::Float, parameter.device()))?)
         })
     }
 
     /// What `tensors` wrote.
-    pub fn load(train: &Train, weights: &Weights, files: &TensorFiles) -> Result<Self, TrainerError> {
-        Self::build(train, weights, |name, shape, parameter| {
+    pub fn load(train: &Train, weights: &Weights, share: &Share, files: &TensorFiles) -> Result<Self, TrainerError> {
+        Self::build(train, weights, share, |name, shape, parameter| {
             files.read_shaped(name, shape, Kind::Float, parameter.device())
         })
     }
@@ -53,6 +55,7 @@ impl Adafactor {
     fn build(
         train: &Train,
         weights: &Weights,
+        share: &Share,
         make: impl Fn(&str, &[i64], &Tensor) -> Result<Tensor, TrainerError>,
     ) -> Result<Self, TrainerError> {
         let moment = |name: &str, parameter: &Tensor| {
@@ -65,17 +68,21 @@ impl Adafactor {
                 shape => Moment::Whole { square: make("square", shape)? },
             })
         };
-        let moments = weights.trained().map(|(name, parameter)| Ok((name.to_owned(), moment(name, parameter)?)));
+        let moments = weights.trained().enumerate().map(|(index, (name, parameter))| {
+            let moment = share.has(index).then(|| moment(name, parameter)).transpose()?;
+            Ok((name.to_owned(), moment))
+        });
         let moments = moments.collect::<Result<_, TrainerError>>()?;
         Ok(Self { settings: train.optimizer.clone(), seed: train.seed, moments })
     }
 
     pub fn tensors(&self) -> Vec<(String, &Tensor)> {
-        let named = |(name, moment): &'_ (String, Moment)| match moment {
+        let named = |name: &str, moment: &Moment| match moment {
             Moment::Factored { .. } => vec![format!("row.{name}"), format!("column.{name}")],
             Moment::Whole { .. } => vec![format!("square.{name}")],
         };
-        self.moments.iter().flat_map(|entry| named(entry).into_iter().zip(entry.1.tensors())).collect()
+        let kept = self.moments.iter().filter_map(|(name, moment)| Some((name, moment.as_ref()?)));
+        kept.flat_map(|(name, moment)| named(name, moment).into_iter().zip(moment.tensors())).collect()
     }
 
     /// The gradient of the largest parameter in fp32, its square and its change.
@@ -102,6 +109,7 @@ impl Adafactor {
         let forget = (step as f64).powf(DECAY_RATE);
         let Optimizer { weight_decay, decay, .. } = self.settings;
         for (index, ((name, parameter), (_, moment))) in weights.trained().zip(&mut self.moments).enumerate() {
+            let Some(moment) = moment else { continue };
             let gradient = gradients[index].f_to_kind(Kind::Float)?.f_mul_(scale)?;
             let mut change = moment.normalise(&gradient, forget)?;
             drop(gradient);
@@ -194,7 +202,7 @@ mod tests {
             matrix.shallow_clone().copy_(&Tensor::from_slice2(&[[0.5f32, -1.0, 2.0], [1.5, 0.25, -0.75]]));
             vector.shallow_clone().copy_(&Tensor::from_slice(&[1.0f32, -2.0, 0.5]));
         });
-        let mut adafactor = Adafactor::new(&train(0.1), &weights).unwrap();
+        let mut adafactor = Adafactor::new(&train(0.1), &weights, &Share::whole()).unwrap();
         let half = Tensor::from(0.5f32);
         let mut update = |matrix: [[f32; 3]; 2], vector: [f32; 3], step| {
             let gradients = [Tensor::from_slice2(&matrix), Tensor::from_slice(&vector)];
@@ -216,7 +224,7 @@ mod tests {
     /// How far weights of 1 are from 1.05 after 600 updates of about 1e-4, each far below what bf16 can resolve there.
     fn distance_after(kind: Kind) -> f64 {
         let weights = weights(&[("matrix", &[64, 64]), ("vector", &[4096])], kind);
-        let mut adafactor = Adafactor::new(&train(0.0), &weights).unwrap();
+        let mut adafactor = Adafactor::new(&train(0.0), &weights, &Share::whole()).unwrap();
         let one = Tensor::from(1.0f32);
         let missing = |tensor: &Tensor| tensor.detach().to_kind(Kind::Float) - 1.05;
         for step in 1..=600 {

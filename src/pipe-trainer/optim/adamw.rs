@@ -4,6 +4,7 @@ use pipe_spec::pipeline::{Decay, Optimizer, Train};
 use tch::{Kind, TchError, Tensor};
 
 use super::decay;
+use super::share::Share;
 use crate::error::TrainerError;
 use crate::model::Weights;
 use crate::storage::TensorFiles;
@@ -12,7 +13,8 @@ use crate::torch::{self, AdamWGroup, AdamWStep};
 pub struct AdamW {
     settings: Optimizer,
     seed: u64,
-    moments: Vec<Moments>,
+    /// By parameter; absent where another rank has them.
+    moments: Vec<Option<Moments>>,
     groups: Vec<Group>,
 }
 
@@ -30,16 +32,16 @@ struct Group {
 }
 
 impl AdamW {
-    pub fn new(train: &Train, weights: &Weights) -> Result<Self, TrainerError> {
-        Self::build(train, weights, |_, tensor| {
+    pub fn new(train: &Train, weights: &Weights, share: &Share) -> Result<Self, TrainerError> {
+        Self::build(train, weights, share, |_, tensor| {
             let zeros = || tensor.f_detach()?.f_zeros_like();
             Ok((zeros()?, zeros()?))
         })
     }
 
     /// What `tensors` wrote.
-    pub fn load(train: &Train, weights: &Weights, files: &TensorFiles) -> Result<Self, TrainerError> {
-        Self::build(train, weights, |name, tensor| {
+    pub fn load(train: &Train, weights: &Weights, share: &Share, files: &TensorFiles) -> Result<Self, TrainerError> {
+        Self::build(train, weights, share, |name, tensor| {
             let read = |kind: &str| {
                 files.read_shaped(&format!("{kind}.{name}"), &tensor.size(), tensor.kind(), tensor.device())
             };
@@ -50,17 +52,22 @@ impl AdamW {
     fn build(
         train: &Train,
         weights: &Weights,
+        share: &Share,
         make: impl Fn(&str, &Tensor) -> Result<(Tensor, Tensor), TrainerError>,
     ) -> Result<Self, TrainerError> {
         let parameters: Vec<(&str, &Tensor)> = weights.trained().collect();
         let moments = parameters
             .iter()
-            .map(|(name, parameter)| {
+            .enumerate()
+            .map(|(index, (name, parameter))| {
+                if !share.has(index) {
+                    return Ok(None);
+                }
                 let (average, square) = make(name, parameter)?;
-                Ok(Moments { name: (*name).to_owned(), average, square })
+                Ok(Some(Moments { name: (*name).to_owned(), average, square }))
             })
             .collect::<Result<_, TrainerError>>()?;
-        let groups = grouped(&parameters, train.optimizer.decay);
+        let groups = grouped(&parameters, train.optimizer.decay, share);
         Ok(Self { settings: train.optimizer.clone(), seed: train.seed, moments, groups })
     }
 
@@ -68,6 +75,7 @@ impl AdamW {
         let both = |moments: &'_ Moments| [format!("exp_avg.{}", moments.name), format!("exp_avg_sq.{}", moments.name)];
         self.moments
             .iter()
+            .flatten()
             .flat_map(|moments| both(moments).into_iter().zip([&moments.average, &moments.square]))
             .collect()
     }
@@ -87,7 +95,7 @@ impl AdamW {
         for group in &self.groups {
             let weight_decay = if group.decays { weight_decay } else { 0.0 };
             let numbers = AdamWStep { lr, betas, eps, weight_decay, step };
-            let moments = || group.members.iter().map(|index| &self.moments[*index]);
+            let moments = || group.members.iter().filter_map(|index| self.moments[*index].as_ref());
             let group = AdamWGroup {
                 parameters: group.members.iter().map(|index| parameters[*index]).collect(),
                 gradients: group.members.iter().map(|index| &gradients[*index]).collect(),
@@ -104,11 +112,12 @@ impl AdamW {
     }
 }
 
-/// The parameters that decay, and those that do not.
-fn grouped(parameters: &[(&str, &Tensor)], decay: Decay) -> Vec<Group> {
+/// The parameters of a share that decay, and those that do not.
+fn grouped(parameters: &[(&str, &Tensor)], decay: Decay, share: &Share) -> Vec<Group> {
     let group = |decays: bool| {
-        let belongs =
-            |(_, (name, parameter)): &(usize, &(&str, &Tensor))| decay::applies(decay, name, parameter) == decays;
+        let belongs = |(index, (name, parameter)): &(usize, &(&str, &Tensor))| {
+            share.has(*index) && decay::applies(decay, name, parameter) == decays
+        };
         let members = parameters.iter().enumerate().filter(belongs).map(|(index, _)| index).collect();
         Group { members, decays }
     };

@@ -6,6 +6,8 @@ mod decay;
 mod loss_scale;
 mod optimizer;
 pub mod schedule;
+mod share;
 
 pub use loss_scale::LossScale;
 pub use optimizer::Optimizer;
+pub use share::Share;

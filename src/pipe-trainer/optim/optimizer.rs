@@ -5,6 +5,7 @@ use tch::{TchError, Tensor};
 
 use super::adafactor::Adafactor;
 use super::adamw::AdamW;
+use super::share::Share;
 use crate::error::TrainerError;
 use crate::model::Weights;
 use crate::storage::TensorFiles;
@@ -15,22 +16,26 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    pub fn new(train: &Train, weights: &Weights) -> Result<Self, TrainerError> {
+    /// What the names of `tensors` begin with, in their order.
+    pub const KINDS: [&str; 5] = ["exp_avg", "exp_avg_sq", "row", "column", "square"];
+
+    /// Of the parameters of a share.
+    pub fn new(train: &Train, weights: &Weights, share: &Share) -> Result<Self, TrainerError> {
         match train.optimizer.kind {
-            OptimizerKind::Adamw => AdamW::new(train, weights).map(Self::AdamW),
-            OptimizerKind::Adafactor => Adafactor::new(train, weights).map(Self::Adafactor),
+            OptimizerKind::Adamw => AdamW::new(train, weights, share).map(Self::AdamW),
+            OptimizerKind::Adafactor => Adafactor::new(train, weights, share).map(Self::Adafactor),
         }
     }
 
-    /// What `tensors` wrote.
-    pub fn load(train: &Train, weights: &Weights, files: &TensorFiles) -> Result<Self, TrainerError> {
+    /// What `tensors` wrote, as far as it belongs to a share.
+    pub fn load(train: &Train, weights: &Weights, share: &Share, files: &TensorFiles) -> Result<Self, TrainerError> {
         match train.optimizer.kind {
-            OptimizerKind::Adamw => AdamW::load(train, weights, files).map(Self::AdamW),
-            OptimizerKind::Adafactor => Adafactor::load(train, weights, files).map(Self::Adafactor),
+            OptimizerKind::Adamw => AdamW::load(train, weights, share, files).map(Self::AdamW),
+            OptimizerKind::Adafactor => Adafactor::load(train, weights, share, files).map(Self::Adafactor),
         }
     }
 
-    /// All that it remembers between updates, by name.
+    /// All that it remembers of its share between updates, by name.
     pub fn tensors(&self) -> Vec<(String, &Tensor)> {
         match self {
             Self::AdamW(adamw) => adamw.tensors(),
@@ -47,7 +52,7 @@ impl Optimizer {
         }
     }
 
-    /// One update, the `step`th, counted from 1, with the gradients times `scale`. An error leaves some parameters updated
+    /// One update of its share, the `step`th, counted from 1, with the gradients times `scale`. An error leaves some parameters updated
     /// and others not.
     pub fn update(
         &mut self,

@@ -133,6 +133,22 @@ impl TensorFiles {
         Ok(span.f_as_strided(&stored.shape, strides, None)?.f_contiguous()?)
     }
 
+    /// All of them where they lie, without a copy. They are read while `self` lives.
+    pub fn views(&self) -> Result<Vec<(String, Tensor)>, TrainerError> {
+        let view = |(name, stored): (&String, &StoredTensor)| {
+            let address = self.maps[stored.map][stored.start..stored.end].as_ptr();
+            let strides = contiguous_strides(&stored.shape);
+            let aligned = address.align_offset(stored.kind.elt_size_in_bytes()) == 0 && stored.strides.is_none();
+            if !aligned {
+                return Ok((name.clone(), self.read(name)?));
+            }
+            // SAFETY: the mapping has all bytes of the tensor, and lives as long as `self`. Nothing writes to the tensor.
+            let tensor = unsafe { Tensor::f_from_blob(address, &stored.shape, &strides, stored.kind, Device::Cpu)? };
+            Ok((name.clone(), tensor))
+        };
+        self.tensors.iter().map(view).collect()
+    }
+
     /// Whether it is there in this shape. Reads nothing of it.
     pub fn check_shape(&self, name: &str, shape: &[i64]) -> Result<(), TrainerError> {
         let found = &self.stored(name)?.shape;
@@ -156,6 +172,14 @@ impl TensorFiles {
     fn fail(&self, name: &str, message: String) -> TrainerError {
         TrainerError::Tensor { path: self.path.clone(), name: name.to_owned(), message }
     }
+}
+
+fn contiguous_strides(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for at in (1..shape.len()).rev() {
+        strides[at - 1] = strides[at] * shape[at];
+    }
+    strides
 }
 
 impl StoredTensor {

@@ -18,6 +18,7 @@ mod not_finite;
 mod pairs;
 mod precision;
 mod predict;
+mod ranks;
 mod resume;
 mod split;
 mod support;

@@ -15,6 +15,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
+#include "library.hpp"
+
 namespace cuda {
 
 struct Functions {
@@ -37,14 +39,8 @@ struct Functions {
 
 inline const Functions& functions() {
   static const Functions all = [] {
-    void* handle = dlopen("libcaffe2_nvrtc.so", RTLD_NOW | RTLD_GLOBAL);
-    TORCH_CHECK(handle, "kernels cannot be compiled: ", dlerror());
-    auto find = [&](auto& into, const char* name) {
-      void* symbol = dlsym(handle, name);
-      TORCH_CHECK(symbol, "kernels cannot be compiled: no ", name);
-      into = reinterpret_cast<std::decay_t<decltype(into)>>(symbol);
-      return symbol;
-    };
+    Library library("libcaffe2_nvrtc.so", RTLD_NOW | RTLD_GLOBAL, "kernels cannot be compiled");
+    auto find = [&](auto& into, const char* name) { return library.find(into, name); };
     Functions f{};
     // NVRTC looks for its other half by name alone; it lies beside it.
     Dl_info info{};

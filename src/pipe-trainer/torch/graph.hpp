@@ -3,12 +3,12 @@
 
 #pragma once
 
-#include <dlfcn.h>
-
 #include <cstddef>
 #include <utility>
 
 #include <torch/torch.h>
+
+#include "library.hpp"
 
 class CudaGraph {
   using Pool = std::pair<unsigned long long, unsigned long long>;
@@ -24,13 +24,8 @@ class CudaGraph {
 
   static const Functions& functions() {
     static const Functions all = [] {
-      void* handle = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
-      TORCH_CHECK(handle, "CUDA graphs: libtorch_cuda.so is not loaded");
-      auto find = [&](auto& into, const char* name) {
-        void* symbol = dlsym(handle, name);
-        TORCH_CHECK(symbol, "CUDA graphs: this libtorch has no ", name);
-        into = reinterpret_cast<std::decay_t<decltype(into)>>(symbol);
-      };
+      Library library("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD, "CUDA graphs");
+      auto find = [&](auto& into, const char* name) { library.find(into, name); };
       Functions f{};
       find(f.construct, "_ZN2at4cuda9CUDAGraphC1Eb");
       find(f.destroy, "_ZN2at4cuda9CUDAGraphD1Ev");

@@ -488,3 +488,16 @@ __global__ void round_to_bf16(const float* in, BF16* out, u64 n, u32 seed) {
     rounded(out[at], in[at], h);
   }
 }
+
+// --- So many nanoseconds of nothing -------------------------------------------------------------------------------------
+// For measurements: in place of sums over a link that is not there.
+
+#ifndef PIPE_ON_CPU  // there is nothing to compare with fp64
+__global__ void spin(unsigned long long ns) {
+  unsigned long long start, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - start < ns);
+}
+#endif

@@ -11,6 +11,7 @@ mod fused;
 mod gradients;
 mod graph;
 mod optimizer;
+mod ranks;
 
 pub use arithmetic::{allow_tf32, deterministic, flush_denormals};
 pub use attention::{Attention, has_attention};
@@ -22,3 +23,4 @@ pub use fused::{AddNorm, FeedForward, linear, linears};
 pub use gradients::{set_gradient, total_norm};
 pub use graph::{Graph, to_device};
 pub use optimizer::{AdamWGroup, AdamWStep, adamw, adamw_bf16, round_to_bf16};
+pub use ranks::{BucketSums, Link, Waits, rendezvous};

@@ -19,6 +19,7 @@
 #include "chunked_attention.hpp"
 #include "functions.hpp"
 #include "graph.hpp"
+#include "ranks.hpp"
 
 namespace {
 
@@ -458,5 +459,80 @@ char* pipe_deterministic(bool on) {
     context.setSDPUseMemEfficient(!on);
     context.setSDPUseCuDNN(!on);
   });
+}
+
+// --- Several ranks ------------------------------------------------------------------------------------------------------
+
+// Waits for all ranks in a file at `path`. `host` sums tensors of the host; `device` those of the card, by NCCL, where one is wanted.
+char* pipe_ranks_rendezvous(const char* path, int rank, int count, int64_t timeout_ms, int64_t card, ranks::Link** host,
+                      ranks::Link** device) {
+  return guarded([&] {
+    std::chrono::milliseconds timeout(timeout_ms);
+    auto store = c10::make_intrusive<c10d::FileStore>(path, count);
+    store->setTimeout(timeout);
+    *device = nullptr;
+    auto gloo = std::make_unique<ranks::Gloo>(store, rank, count, timeout);
+    if (card >= 0) *device = new ranks::Nccl(*store, rank, count, card);
+    *host = gloo.release();
+  });
+}
+
+char* pipe_ranks_stand_in(int64_t card, double bytes_per_ns, double latency_ns, int64_t blocks, ranks::Link** device) {
+  return guarded([&] { *device = new ranks::StandIn(card, bytes_per_ns, latency_ns, blocks); });
+}
+
+// Begins to sum a tensor in place.
+char* pipe_ranks_sum(ranks::Link* link, Tensor* tensor) {
+  return guarded([&] {
+    link->sum(tensor->detach());
+    link->all_begun();
+  });
+}
+
+// Begins to give every rank what `roots` have, in place.
+char* pipe_ranks_broadcast(ranks::Link* link, Tensor** tensors, const int32_t* roots, size_t count) {
+  return guarded([&] {
+    link->group_begin();
+    for (size_t i = 0; i < count; i++) link->broadcast(tensors[i]->detach(), roots[i]);
+    link->group_end();
+    link->all_begun();
+  });
+}
+
+char* pipe_ranks_ready(ranks::Link* link, bool* ready) {
+  return guarded([&] { *ready = link->ready(); });
+}
+
+char* pipe_ranks_done(ranks::Link* link, bool* done) {
+  return guarded([&] { *done = link->done(); });
+}
+
+char* pipe_ranks_leave(ranks::Link* link) {
+  return guarded([&] { link->leave(); });
+}
+
+// `wait` returns when the sums of `link` are done, or what went wrong.
+char* pipe_ranks_differentiable_sum(Tensor* tensor, ranks::Link* link, ranks::SumOverRanks::Wait wait, void* data, Tensor** out) {
+  return guarded([&] { *out = new Tensor(ranks::SumOverRanks::apply(*tensor, int64_t(link), int64_t(wait), int64_t(data))); });
+}
+
+// Gradients of the parameters are views of the buckets, `bucket_of` says of which.
+char* pipe_buckets_new(ranks::Link* link, Tensor** buckets, size_t bucket_count, Tensor** parameters, const size_t* bucket_of, size_t count,
+                       ranks::BucketSums** out) {
+  return guarded([&] {
+    *out = new ranks::BucketSums(link, list(buckets, bucket_count), list(parameters, count), std::vector<size_t>(bucket_of, bucket_of + count));
+  });
+}
+
+char* pipe_buckets_watch(ranks::BucketSums* buckets, bool recomputes, bool overlaps) {
+  return guarded([&] { buckets->watch(recomputes, overlaps); });
+}
+
+char* pipe_buckets_forget(ranks::BucketSums* buckets) {
+  return guarded([&] { buckets->forget(); });
+}
+
+char* pipe_buckets_finish(ranks::BucketSums* buckets, size_t* early, bool* late) {
+  return guarded([&] { *early = buckets->finish(late); });
 }
 }

@@ -5,24 +5,31 @@ use std::path::Path;
 
 use pipe_spec::event::{EventKind, MemoryKind};
 use pipe_spec::pipeline::BatchSetting;
-use pipe_spec::{OomRecord, Phase, TrainerExit};
+use pipe_spec::{OomRecord, Phase, TrainerExit, TrainerSpec};
 
 use super::fit::{Searched, search};
 use super::measure::Failure;
-use super::session::{Session, job_folder};
+use super::session::Session;
 use super::state::State;
 use super::training::Training;
+use crate::cli::RankArgs;
 use crate::error::TrainerError;
 use crate::events::Events;
 use crate::host::Stop;
 use crate::host::limit;
+use crate::ranks::{self, Notices};
+use crate::spec::job_folder;
 use crate::storage::durable;
 use crate::{boundary, oom, spec};
 
-/// Trains as the spec says. An out-of-memory is recorded, and no completed step is lost to it or to a stop.
-pub fn train(spec_file: &Path) -> Result<(), TrainerError> {
+/// Trains as the spec says. An out-of-memory is recorded, and no completed step is lost to it or to a stop. Several ranks are processes
+/// of their own, which this one starts, unless it is one of them.
+pub fn train(spec_file: &Path, rank: &RankArgs) -> Result<(), TrainerError> {
     let mut spec = spec::read(spec_file)?;
     let stop = Stop::on_signals().map_err(TrainerError::signals)?;
+    if let Some(index) = rank.rank {
+        return train_rank(spec, rank, index, stop);
+    }
     let mut events = Events::in_folder(&job_folder(&spec), stop.clone());
     if spec.train.batch == BatchSetting::Auto {
         let searched = search(spec_file, &spec, &mut events, &stop, false)?;
@@ -33,7 +40,34 @@ pub fn train(spec_file: &Path) -> Result<(), TrainerError> {
             events.emit(EventKind::Fitted(fitted));
         }
     }
-    let session = boundary::guard(|| Session::open(spec, events, stop))?;
+    match spec.rank.count {
+        1 => run(boundary::guard(|| Session::alone(spec, events, stop))?),
+        _ => ranks::launch(&ranks::Start { spec_file, spec: &spec, events: events.count() }, &stop),
+    }
+}
+
+/// One of several ranks. What goes wrong is reported by the process that started it.
+fn train_rank(mut spec: TrainerSpec, args: &RankArgs, index: u32, stop: Stop) -> Result<(), TrainerError> {
+    spec.rank.index = index;
+    spec.device_index += index % spec.cards;
+    if let Some(batch) = args.batch {
+        spec.train.batch = BatchSetting::Fixed(batch);
+    }
+    let events = match index {
+        0 => Events::after(args.events, &job_folder(&spec), stop.clone()),
+        _ => Events::silent(stop.clone()),
+    };
+    let notices = Notices::new(&job_folder(&spec).ranks());
+    let ended = boundary::guard(|| Session::join(spec, events, stop)).and_then(run);
+    if let Err(error) = ended {
+        let status = error.status();
+        notices.leave_unless_others_have(index, &error);
+        std::process::exit(status);
+    }
+    Ok(())
+}
+
+fn run(session: Session) -> Result<(), TrainerError> {
     let mut training = match boundary::guard(|| Training::prepare(&session)) {
         Ok(training) => training,
         Err(error) => return handle_error(&session, None, error),
@@ -63,47 +97,77 @@ pub fn fit(spec_file: &Path) -> Result<(), TrainerError> {
 }
 
 fn handle_error(session: &Session, training: Option<&Training<'_>>, error: TrainerError) -> Result<(), TrainerError> {
+    let error = session.peers.behind(error);
     match &error {
         TrainerError::Stopped { .. } => {
-            training.map_or(Ok(()), |training| training.state.save_if_new(session))?;
+            let training = training.filter(|_| session.peers.is_nobody() || is_intact(session.progress.phase()));
+            training.map_or(Ok(()), |training| training.state.save_at_the_end(session))?;
+        }
+        TrainerError::PeerEnded { rank, .. } => {
+            tracing::info!("ending, because rank {rank} has ended");
+            session.peers.abandon();
+            let ended = session.peers.ended(*rank);
+            if let Some(training) = training.filter(|_| !ended.as_ref().is_some_and(|ended| ended.weights_differ)) {
+                save_last_step(session, &training.state, session.progress.phase());
+            }
+            if let Some(record) = ended.and_then(|ended| ended.oom) {
+                session.emit(EventKind::Oom(*record));
+            }
         }
         TrainerError::OutOfMemory { memory, message, host } => {
             let mut record =
                 oom::record(*memory, message, *host, &session.progress, &session.hardware, session.allocator());
+            record.rank = session.peers.rank.index;
             limit::lift();
+            // The others are not to wait for what follows, nor this rank for them.
+            session.peers.leave(&error, Some(record.clone()));
+            session.peers.abandon();
+            write_oom_record(session, &record);
             if let Some(training) = training {
+                training.forget_sums()?;
                 save_last_step(session, &training.state, record.phase);
-                if record.memory == MemoryKind::Device && matches!(record.phase, Phase::Forward | Phase::Backward) {
+                let may_measure = training.state.shared_sum.is_none()
+                    && matches!(record.phase, Phase::Forward | Phase::Backward)
+                    && record.memory == MemoryKind::Device;
+                if may_measure {
                     record.points = training.rehearsal().smaller(session.spec.train.batch());
+                    write_oom_record(session, &record);
                 }
             }
-            write_oom_record(session, record);
+            session.emit(EventKind::Oom(record));
         }
-        _ => {}
+        _ => session.peers.leave(&error, None),
     }
     Err(error)
 }
 
 /// Saves the last completed step, unless an update failed half way and left no such state.
 fn save_last_step(session: &Session, state: &State, phase: Phase) {
-    let intact = match phase {
-        Phase::Forward | Phase::Backward | Phase::Eval | Phase::Checkpoint => true,
-        Phase::Load | Phase::Optimizer | Phase::Resume => false,
-    };
-    if !intact {
+    if !is_intact(phase) {
         return;
     }
-    if let Err(error) = boundary::guard(|| state.save_if_new(session)) {
-        session.warn(format!("step {} could not be saved after the out-of-memory: {error}", state.step));
+    if let Err(error) = boundary::guard(|| state.save_at_the_end(session)) {
+        session.warn(format!("step {} could not be saved at the end: {error}", state.step));
     }
 }
 
-fn write_oom_record(session: &Session, record: OomRecord) {
+/// Whether the state is that of the last completed step.
+fn is_intact(phase: Phase) -> bool {
+    match phase {
+        Phase::Forward | Phase::Backward | Phase::Eval | Phase::Checkpoint => true,
+        Phase::Load | Phase::Optimizer | Phase::Resume => false,
+    }
+}
+
+/// The first of several ranks whose memory runs out is the one that counts.
+fn write_oom_record(session: &Session, record: &OomRecord) {
+    if session.peers.another_ended() {
+        return;
+    }
     let folder = job_folder(&session.spec);
-    let json = serde_json::to_vec_pretty(&record).expect("a record is plain data");
+    let json = serde_json::to_vec_pretty(record).expect("a record is plain data");
     let written = std::fs::create_dir_all(folder.path()).and_then(|()| durable::write_whole(&folder.oom(), &json));
     if let Err(error) = written {
         session.warn(format!("cannot write {}: {error}", folder.oom().display()));
     }
-    session.emit(EventKind::Oom(record));
 }

@@ -10,6 +10,14 @@ use crate::data::{Padding, PartShape, Sample};
 use crate::error::TrainerError;
 use crate::model::{Definition, Model};
 
+/// A part of a step.
+#[derive(Clone, Copy)]
+pub struct StepPart<'s> {
+    pub samples: &'s [Sample],
+    /// Where its first sample stands in the step.
+    pub first_sample: u32,
+}
+
 pub struct Cut {
     batch: u32,
     /// Whether parts have more than `batch` samples where these are short.
@@ -71,6 +79,8 @@ impl Cut {
                     checkpointing: false,
                     batch: spec.train.batch().into(),
                     accum: spec.train.accum().into(),
+                    ranks: spec.rank.count,
+                    sharded: !spec.train.shard.is_none(),
                     source: full.source.into(),
                     target: full.target.into(),
                     padded: true,
@@ -117,15 +127,44 @@ impl Cut {
 
     /// The samples of a step, longest first, in parts.
     pub fn parts<'s>(&self, samples: &'s [Sample]) -> Vec<&'s [Sample]> {
-        let Some(cutter) = self.filling() else { return samples.chunks(self.batch as usize).collect() };
-        let lengths: Vec<Lengths> = samples.iter().map(|sample| self.lengths(std::slice::from_ref(sample))).collect();
+        self.cut(samples, 1)
+    }
+
+    /// The parts of each of so many ranks, in order. Their work is alike, and where rows are of one length so is the number of samples:
+    /// then the parts of a round, one of each rank, follow each other.
+    pub fn shares<'s>(&self, samples: &'s [Sample], ranks: u32) -> Vec<Vec<StepPart<'s>>> {
+        let parts = self.cut(samples, ranks);
+        let work = |part: &&[Sample]| part.len() as u64 * self.lengths(part).tokens();
+        let owners: Vec<u32> = match self.by_length {
+            true => memory::owners(&parts.iter().map(work).collect::<Vec<_>>(), ranks),
+            false => (0..ranks).cycle().take(parts.len()).collect(),
+        };
+        let mut shares: Vec<Vec<StepPart<'s>>> = (0..ranks).map(|_| Vec::new()).collect();
+        let mut first_sample = 0;
+        for (part, owner) in parts.into_iter().zip(owners) {
+            shares[owner as usize].push(StepPart { samples: part, first_sample });
+            first_sample += part.len() as u32;
+        }
+        shares
+    }
+
+    fn cut<'s>(&self, samples: &'s [Sample], ranks: u32) -> Vec<&'s [Sample]> {
+        let lengths =
+            || -> Vec<Lengths> { samples.iter().map(|sample| self.lengths(std::slice::from_ref(sample))).collect() };
+        let sizes = match (self.filling(), ranks) {
+            (None, 1) => return samples.chunks(self.batch as usize).collect(),
+            (Some(cutter), 1) => cutter.cut(&lengths(), 1),
+            (_, ranks) if !self.by_length => memory::even(samples.len(), ranks, self.room(samples) as usize),
+            (Some(cutter), ranks) => cutter.cut(&lengths(), ranks),
+            (None, ranks) => memory::cut(&lengths(), ranks, |_| self.batch as usize),
+        };
         let mut rest = samples;
         let mut take = |size: usize| {
             let (part, after) = rest.split_at(size);
             rest = after;
             part
         };
-        cutter.cut(&lengths).into_iter().map(&mut take).collect()
+        sizes.into_iter().map(&mut take).collect()
     }
 
     /// Whether the blocks of a part are computed again for its gradient.
@@ -137,9 +176,9 @@ impl Cut {
     }
 
     /// How much of what a part may keep the fullest of these keeps. Absent where parts are not filled.
-    pub fn filled(&self, parts: &[&[Sample]]) -> Option<f64> {
+    pub fn filled<'s>(&self, parts: impl Iterator<Item = &'s [Sample]>) -> Option<f64> {
         let cutter = self.filling()?;
-        parts.iter().map(|part| cutter.filled(part.len() as u32, self.lengths(part))).reduce(f64::max)
+        parts.map(|part| cutter.filled(part.len() as u32, self.lengths(part))).reduce(f64::max)
     }
 
     /// What a part may hold beside the state of the model, in bytes. Absent where parts are not filled, or nothing is known of it.

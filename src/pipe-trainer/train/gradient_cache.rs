@@ -14,33 +14,70 @@ pub trait Parts {
     fn load(&self, index: usize) -> Result<(Part, Mode), TrainerError>;
 
     /// Called before the backward pass of a part.
-    fn before_backward(&self) -> Result<(), TrainerError>;
+    fn before_backward(&self, index: usize) -> Result<(), TrainerError>;
+
+    /// Whether these are all parts of the step, and not those of one rank.
+    fn are_all(&self) -> bool {
+        true
+    }
+
+    /// Where the first sample of a part stands among all embeddings.
+    fn first_sample(&self, index: usize) -> i64;
+
+    /// The embeddings of all samples of the step, from those of the parts.
+    fn of_all_ranks(&self, own: &[Embeddings]) -> Result<Embeddings, TrainerError> {
+        concatenated(own)
+    }
+
+    /// What the loss itself gave gradients to counts once, however many ranks have computed it.
+    fn forget_gradients_of_the_loss(&self) -> Result<(), TrainerError> {
+        Ok(())
+    }
 }
 
 /// Adds the gradient of `scale` times the mean loss to the weights' gradients, and returns the loss.
 ///
 /// Gradient caching (Gao et al., 2021): embeddings of all parts without a graph, the loss over all of them and its gradient
-/// by embedding, and then each part again, to send its share of that gradient back.
+/// by embedding, and then each part again, to send its share of that gradient back. The only part of a rank is computed once.
 pub fn backward(contrastive: &dyn Contrastive, parts: &dyn Parts, scale: f64) -> Result<Tensor, TrainerError> {
-    if parts.count() == 1 {
+    if parts.count() == 1 && parts.are_all() {
         let loss = contrastive.loss(&embed(contrastive, parts, 0)?)?;
-        parts.before_backward()?;
+        parts.before_backward(0)?;
         loss.f_mul_scalar(scale)?.f_backward()?;
         return Ok(loss.f_detach()?);
     }
-    let (sizes, all) = tch::no_grad(|| embed_all(contrastive, parts))?;
+    let mut held = if parts.count() == 1 { Some(embed(contrastive, parts, 0)?) } else { None };
+    let own = match &held {
+        Some(part) => vec![detached(part)?],
+        None => tch::no_grad(|| embed_all(contrastive, parts))?,
+    };
+    let all = parts.of_all_ranks(&own)?;
+    drop(own);
     let (loss, gradient) = loss_and_gradient(contrastive, all, scale)?;
-    let mut start = 0;
-    for (index, size) in sizes.into_iter().enumerate() {
-        let part = embed(contrastive, parts, index)?;
-        parts.before_backward()?;
+    parts.forget_gradients_of_the_loss()?;
+    for index in 0..parts.count() {
+        let part = match held.take() {
+            Some(part) => part,
+            None => embed(contrastive, parts, index)?,
+        };
+        parts.before_backward(index)?;
+        let (start, size) = (parts.first_sample(index), part.images.size()[0]);
         // A sum whose gradient by each embedding is the one that was kept.
         let share = |of: &Tensor, gradient: &Tensor| of.f_mul(&gradient.f_narrow(0, start, size)?)?.f_sum(of.kind());
         let sum = share(&part.images, &gradient.images)?.f_add(&share(&part.texts, &gradient.texts)?)?;
         sum.f_backward()?;
-        start += size;
     }
     Ok(loss)
+}
+
+/// One after the other.
+pub fn concatenated(parts: &[Embeddings]) -> Result<Embeddings, TrainerError> {
+    let cat = |side: fn(&Embeddings) -> &Tensor| Tensor::f_cat(&parts.iter().map(side).collect::<Vec<_>>(), 0);
+    Ok(Embeddings { images: cat(|part| &part.images)?, texts: cat(|part| &part.texts)? })
+}
+
+fn detached(part: &Embeddings) -> Result<Embeddings, TrainerError> {
+    Ok(Embeddings { images: part.images.f_detach()?, texts: part.texts.f_detach()? })
 }
 
 fn embed(contrastive: &dyn Contrastive, parts: &dyn Parts, index: usize) -> Result<Embeddings, TrainerError> {
@@ -48,16 +85,8 @@ fn embed(contrastive: &dyn Contrastive, parts: &dyn Parts, index: usize) -> Resu
     contrastive.embed(&part, mode)
 }
 
-/// The samples of each part, and all embeddings concatenated.
-fn embed_all(contrastive: &dyn Contrastive, parts: &dyn Parts) -> Result<(Vec<i64>, Embeddings), TrainerError> {
-    let (mut sizes, mut images, mut texts) = (Vec::new(), Vec::new(), Vec::new());
-    for index in 0..parts.count() {
-        let part = embed(contrastive, parts, index)?;
-        sizes.push(part.images.size()[0]);
-        images.push(part.images);
-        texts.push(part.texts);
-    }
-    Ok((sizes, Embeddings { images: Tensor::f_cat(&images, 0)?, texts: Tensor::f_cat(&texts, 0)? }))
+fn embed_all(contrastive: &dyn Contrastive, parts: &dyn Parts) -> Result<Vec<Embeddings>, TrainerError> {
+    (0..parts.count()).map(|index| embed(contrastive, parts, index)).collect()
 }
 
 /// The gradient by embedding. What else the loss depends on gets its gradient here too.
@@ -118,8 +147,12 @@ mod tests {
             Ok((part, Mode::Train(Drawn::new(100, start as u32))))
         }
 
-        fn before_backward(&self) -> Result<(), TrainerError> {
+        fn before_backward(&self, _: usize) -> Result<(), TrainerError> {
             Ok(())
+        }
+
+        fn first_sample(&self, index: usize) -> i64 {
+            index as i64 * self.part
         }
     }
 
@@ -149,7 +182,7 @@ mod tests {
     /// The graphs of all parts held at once.
     fn held(model: &dyn Model, parts: &RandomParts) -> (Tensor, f64) {
         gradient(model, |contrastive| {
-            let (_, all) = embed_all(contrastive, parts).unwrap();
+            let all = parts.of_all_ranks(&embed_all(contrastive, parts).unwrap()).unwrap();
             let loss = contrastive.loss(&all).unwrap();
             loss.backward();
             loss.detach()

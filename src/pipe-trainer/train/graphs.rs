@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use tch::{Device, Kind, TchError, Tensor};
 
+use super::flat_gradients::FlatGradients;
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
@@ -28,9 +29,6 @@ const RECORDED_ANYWAY: u32 = 12;
 /// A host that waits for so much of a step is ahead of the card.
 const AHEAD: f64 = 0.1;
 
-/// Gradients begin at multiples of so many elements, as kernels want them.
-const ALIGNED: i64 = 16;
-
 /// What decides which kernels a part launches: names and sizes, and whether blocks are computed again.
 type Shape = (Vec<(String, Vec<i64>)>, bool);
 
@@ -50,8 +48,10 @@ struct State {
     recorded: HashMap<Shape, Recorded>,
     seen: HashMap<Shape, u32>,
     launches: u64,
+    /// Whether the gradients that parts add to are someone else's.
+    given: bool,
     /// Of a training whose steps have several parts: all parts add to these.
-    gradients: Option<Gradients>,
+    gradients: Option<FlatGradients>,
     /// Whether parts of this step may be recorded.
     records: bool,
     /// Whether the host waits for the card, and not the card for the host.
@@ -77,12 +77,6 @@ struct Left {
     kind: Kind,
 }
 
-/// Of all trained parameters, in one piece.
-struct Gradients {
-    whole: Tensor,
-    each: Vec<Tensor>,
-}
-
 impl<'a> Graphs<'a> {
     /// Absent where there is no card, or the model cannot be recorded.
     pub fn new(hardware: &'a Hardware, model: &dyn Model) -> Result<Option<Self>, TrainerError> {
@@ -97,10 +91,14 @@ impl<'a> Graphs<'a> {
         Ok(Some(Self { hardware, keys, rows, scale, state: RefCell::default() }))
     }
 
-    /// Makes the gradients of a step with so many parts zero.
-    pub fn begin_step(&self, weights: &Weights, parts: usize) -> Result<(), TrainerError> {
+    /// Makes the gradients of a step with so many parts zero. Those that are `given` are zero already, and all parts add to them.
+    pub fn begin_step(&self, weights: &Weights, parts: usize, given: bool) -> Result<(), TrainerError> {
         let mut state = self.state.borrow_mut();
         state.records = state.refused.is_none();
+        state.given = given;
+        if given {
+            return Ok(());
+        }
         if state.gradients.is_none() {
             weights.forget_gradients()?;
             if parts > 1 {
@@ -108,11 +106,11 @@ impl<'a> Graphs<'a> {
                 if state.records {
                     // Those of steps with one part leave gradients elsewhere.
                     state.recorded.clear();
-                    state.gradients = Some(Gradients::of(weights)?);
+                    state.gradients = Some(FlatGradients::of(weights)?);
                 }
             }
         }
-        if let Some(gradients) = &mut state.gradients {
+        if let Some(gradients) = &state.gradients {
             gradients.begin(weights)?;
         }
         Ok(())
@@ -145,7 +143,7 @@ impl<'a> Graphs<'a> {
                 return Ok(None);
             }
             let clock = Instant::now();
-            match self.record(model, part, drawn.recomputes, state.gradients.is_some()) {
+            match self.record(model, part, drawn.recomputes, state.given || state.gradients.is_some()) {
                 Ok(recorded) => {
                     tracing::debug!("recorded a CUDA graph in {:.0?} for parts of {shape:?}", clock.elapsed());
                     state.forget_oldest();
@@ -155,7 +153,7 @@ impl<'a> Graphs<'a> {
                     state.recorded.clear();
                     state.records = false;
                     state.refused = Some(error.to_string());
-                    if state.gradients.is_none() {
+                    if state.gradients.is_none() && !state.given {
                         model.weights().forget_gradients()?;
                     }
                     torch::empty_cache()?;
@@ -294,30 +292,5 @@ impl Left {
         // SAFETY: the memory is that of the graph, which lives as long as `Recorded` does. What is there is read before anything else
         // is launched in that memory: gradients are used up within their step.
         unsafe { Tensor::f_from_blob(self.address.cast(), &self.size, &self.stride, self.kind, device) }
-    }
-}
-
-impl Gradients {
-    fn of(weights: &Weights) -> Result<Self, TrainerError> {
-        let room = |tensor: &Tensor| (tensor.numel() as i64 + ALIGNED - 1) / ALIGNED * ALIGNED;
-        let all: Vec<&Tensor> = weights.trained().map(|(_, tensor)| tensor).collect();
-        let Some(first) = all.first() else { return Err(TrainerError::Panic { message: "nothing is trained".into() }) };
-        let whole =
-            Tensor::f_zeros([all.iter().map(|tensor| room(tensor)).sum::<i64>()], (first.kind(), first.device()))?;
-        let mut start = 0;
-        let mut each = Vec::new();
-        for tensor in all {
-            each.push(whole.f_narrow(0, start, tensor.numel() as i64)?.f_view(&tensor.size()[..])?);
-            start += room(tensor);
-        }
-        Ok(Self { whole, each })
-    }
-
-    fn begin(&mut self, weights: &Weights) -> Result<(), TrainerError> {
-        let _ = self.whole.f_zero_()?;
-        for ((_, parameter), gradient) in weights.trained().zip(&self.each) {
-            torch::set_gradient(parameter, Some(gradient))?;
-        }
-        Ok(())
     }
 }

@@ -72,7 +72,7 @@ pub fn measure(spec_file: &Path) -> Result<(), TrainerError> {
 
 fn answer_batches(spec_file: &Path) -> Result<(), TrainerError> {
     let stop = Stop::on_signals().map_err(TrainerError::signals)?;
-    let session = Session::open(spec::read(spec_file)?, Events::new(stop.clone()), stop)?;
+    let session = Session::alone(spec::read(spec_file)?, Events::new(stop.clone()), stop)?;
     // A training holds a little more than its steps do: a batch that fits here must fit there.
     session.hardware.enforce_limit(&session.spec.memory, |bytes| usable(session.spec.device, bytes))?;
     let mut measuring = Measuring::prepare(&session)?;

@@ -1,9 +1,7 @@
 //! The process `pipe-trainer measure`, seen by its parent. Every wait for it ends: with an answer, with its death, with a
 //! requested stop, or when it neither writes nor computes for a long time.
 
-use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -17,6 +15,7 @@ use pipe_spec::{Event, TrainerExit};
 use super::measure::{Answer, Failure, Ready};
 use crate::error::TrainerError;
 use crate::host::Stop;
+use crate::host::child::{cpu_time, die_with_this_process};
 
 /// How often a requested stop is looked for.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -89,7 +88,7 @@ impl Measurer {
 
     /// Waits for the answer that `wanted` takes. Every other line is skipped, but warnings are kept.
     fn wait<T>(&mut self, stop: &Stop, wanted: impl Fn(Answer) -> Option<T>) -> Result<Result<T, Ended>, TrainerError> {
-        let mut active = (Instant::now(), self.cpu_time());
+        let mut active = (Instant::now(), cpu_time(self.child.id()));
         loop {
             if stop.requested() {
                 self.end();
@@ -98,7 +97,7 @@ impl Measurer {
             let line = match self.lines.recv_timeout(POLL_INTERVAL) {
                 Ok(line) => line,
                 Err(RecvTimeoutError::Timeout) => {
-                    let now = (Instant::now(), self.cpu_time());
+                    let now = (Instant::now(), cpu_time(self.child.id()));
                     if now.1 != active.1 {
                         active = now;
                     } else if now.0.duration_since(active.0) >= self.silence_timeout {
@@ -112,7 +111,7 @@ impl Measurer {
                     return Ok(Err(Ended::Died));
                 }
             };
-            active = (Instant::now(), self.cpu_time());
+            active = (Instant::now(), cpu_time(self.child.id()));
             match serde_json::from_slice(&line) {
                 Ok(Answer::Failed(failure)) => {
                     self.end();
@@ -136,15 +135,6 @@ impl Measurer {
         if let Some(Event { kind: EventKind::Warning(warning), .. }) = event {
             self.warnings.push(warning);
         }
-    }
-
-    /// Clock ticks that all of its threads have computed for; fields 14 and 15 of proc(5).
-    fn cpu_time(&self) -> Option<u64> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
-        // The name of the program may have spaces and parentheses.
-        let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
-        let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-        Some(user + system)
     }
 
     /// Its memory is free again when it has exited.
@@ -172,24 +162,6 @@ fn forward(stdout: ChildStdout, sender: &SyncSender<Vec<u8>>) {
         if sender.send(line).is_err() {
             return;
         }
-    }
-}
-
-/// The kernel kills the other process when this one dies.
-fn die_with_this_process(command: &mut Command) {
-    let parent = std::process::id();
-    // SAFETY: prctl and getppid are async-signal-safe and touch nothing of ours.
-    unsafe {
-        command.pre_exec(move || {
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // This process may have died before the call.
-            if libc::getppid().cast_unsigned() != parent {
-                return Err(io::ErrorKind::BrokenPipe.into());
-            }
-            Ok(())
-        });
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pipe_spec::event::EventKind;
-use pipe_spec::run::JobFolder;
 use pipe_spec::{Device, Phase, RunFolder, TrainerSpec};
 use rayon::ThreadPool;
 
@@ -17,6 +16,7 @@ use crate::error::TrainerError;
 use crate::events::Events;
 use crate::host::Stop;
 use crate::progress::Progress;
+use crate::ranks::Peers;
 
 pub struct Session {
     pub spec: TrainerSpec,
@@ -25,19 +25,36 @@ pub struct Session {
     pub store: Store,
     pub progress: Progress,
     pub pool: Arc<ThreadPool>,
+    pub peers: Peers,
     pub began: Instant,
     events: RefCell<Events>,
     stop: Stop,
 }
 
 impl Session {
+    /// One of the ranks of an attempt, which waits for the others.
+    pub fn join(spec: TrainerSpec, events: Events, stop: Stop) -> Result<Self, TrainerError> {
+        Self::open(spec, events, stop, Peers::join)
+    }
+
+    /// Without others, however many ranks the spec has.
+    pub fn alone(spec: TrainerSpec, events: Events, stop: Stop) -> Result<Self, TrainerError> {
+        Self::open(spec, events, stop, |_, _| Ok(Peers::nobody()))
+    }
+
     /// Threads are started before memory is limited: their stacks are not the training's.
-    pub fn open(spec: TrainerSpec, events: Events, stop: Stop) -> Result<Self, TrainerError> {
+    fn open(
+        spec: TrainerSpec,
+        events: Events,
+        stop: Stop,
+        join: impl FnOnce(&TrainerSpec, &Hardware) -> Result<Peers, TrainerError>,
+    ) -> Result<Self, TrainerError> {
         let began = Instant::now();
         let hardware = Hardware::prepare(&spec)?;
         let pool = data::workers(spec.data.workers.get())?;
         let run = RunFolder::new(&spec.run);
-        let store = Store::open(&run, spec.save.keep.get())?;
+        let peers = join(&spec, &hardware)?;
+        let store = Store::open(&run, spec.save.keep.get(), peers.leads())?;
         hardware.enforce_limit(&spec.memory, |bytes| bytes)?;
         Ok(Self {
             run,
@@ -45,6 +62,7 @@ impl Session {
             store,
             progress: Progress::new(spec.train.batch()),
             pool,
+            peers,
             began,
             events: RefCell::new(events),
             stop,
@@ -75,15 +93,21 @@ impl Session {
 
     /// Enters a phase; an error where a stop is requested after `step` completed steps or host memory is exhausted.
     pub fn enter(&self, phase: Phase, step: u64) -> Result<(), TrainerError> {
-        if self.stop.requested() {
+        self.begin(phase, step, true)
+    }
+
+    /// The same where other ranks count on this one to go on: it stops only where there are none.
+    pub fn go_on(&self, phase: Phase, step: u64) -> Result<(), TrainerError> {
+        self.begin(phase, step, false)
+    }
+
+    fn begin(&self, phase: Phase, step: u64, may_leave: bool) -> Result<(), TrainerError> {
+        if self.peers.is_nobody() && self.stop.requested() {
             return Err(TrainerError::Stopped { step });
         }
+        // Before the others are asked: what was done before this is complete, also where it goes no further.
         self.progress.enter(phase);
+        self.peers.enter(phase, step, &self.stop, may_leave)?;
         boundary::check_host_memory()
     }
-}
-
-/// What the attempt of this spec may write about itself.
-pub fn job_folder(spec: &TrainerSpec) -> JobFolder {
-    RunFolder::new(&spec.run).attempt(spec.attempt).job()
 }

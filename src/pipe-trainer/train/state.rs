@@ -1,6 +1,7 @@
 //! What training changes: the weights, the optimizer and the count of steps.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::time::Instant;
 
 use pipe_spec::Phase;
@@ -8,18 +9,27 @@ use pipe_spec::event::{self, EventKind};
 use pipe_spec::run::checkpoint_name;
 use tch::Tensor;
 
+use super::agreement;
+use super::flat_gradients::FlatGradients;
+use super::optimizer_shares::{self, OptimizerShares};
 use super::session::Session;
 use crate::checkpoint::{Checkpoint, Identity, MetricRecords, SavedState};
 use crate::data::SampleOrder;
 use crate::error::TrainerError;
 use crate::model::{Definition, Model, Setup, Start};
-use crate::optim::LossScale;
-use crate::optim::Optimizer;
+use crate::optim::{LossScale, Optimizer, Share};
+use crate::ranks::SharedSum;
 use crate::storage::finite;
 
 pub struct State {
     pub model: Box<dyn Model>,
+    /// Of several ranks, what each of them updates.
+    pub share: Share,
     pub optimizer: Optimizer,
+    /// Where several ranks add theirs up.
+    pub gradients: Option<FlatGradients>,
+    /// Of several ranks, where the model compares the samples of all of them.
+    pub shared_sum: Option<&'static SharedSum>,
     /// In fp16 alone.
     pub loss_scale: Option<LossScale>,
     /// The most that the device held while the weights were loaded, where it is known.
@@ -63,10 +73,14 @@ impl State {
         }
         let load_peak = session.hardware.card_peak();
         session.progress.enter(Phase::Optimizer);
-        let optimizer = Optimizer::new(train, model.weights())?;
+        let share = Share::of(train, session.spec.rank, model.weights());
+        let optimizer = Optimizer::new(train, model.weights(), &share)?;
         Ok(Self {
             load_peak,
+            gradients: gradients(session, model.as_ref())?,
+            shared_sum: shared_sum(session, model.as_ref()),
             model,
+            share,
             optimizer,
             loss_scale: LossScale::new(train.precision),
             step: 0,
@@ -91,17 +105,21 @@ impl State {
         let load_peak = session.hardware.card_peak();
         let SavedState { step, evaluated, last_eval, loss_scale, metrics, identity, .. } = &checkpoint.state;
         let (step, evaluated) = (*step, *evaluated);
+        let share = Share::of(train, session.spec.rank, model.weights());
         let optimizer = if identity.optimizer == train.optimizer.kind {
-            Optimizer::load(train, model.weights(), &checkpoint.optimizer)?
+            Optimizer::load(train, model.weights(), &share, &checkpoint.optimizer)?
         } else {
             session.warn(format!("the optimizer changes at step {step}: its state is newly initialised"));
-            Optimizer::new(train, model.weights())?
+            Optimizer::new(train, model.weights(), &share)?
         };
         let loss_scale =
             if identity.precision == train.precision { *loss_scale } else { LossScale::new(train.precision) };
         Ok(Self {
             load_peak,
+            gradients: gradients(session, model.as_ref())?,
+            shared_sum: shared_sum(session, model.as_ref()),
             model,
+            share,
             optimizer,
             loss_scale,
             step,
@@ -114,15 +132,46 @@ impl State {
         })
     }
 
-    /// Saves a checkpoint of the last completed step, if there is one and it is not saved already.
+    /// Saves a checkpoint of the last completed step, if there is one and it is not saved already. Of several ranks all come here
+    /// together, and have the same weights.
     pub fn save_if_new(&self, session: &Session) -> Result<(), TrainerError> {
         if self.step == self.saved.get() {
             return Ok(());
         }
+        agreement::check(session, self)?;
+        let shares = optimizer_shares::hand_in(session, self)?;
+        session.peers.barrier()?;
+        self.save(session, shares)
+    }
+
+    /// The same when this rank ends, whatever the others do.
+    pub fn save_at_the_end(&self, session: &Session) -> Result<(), TrainerError> {
+        if self.step == self.saved.get() {
+            return Ok(());
+        }
+        let shares = optimizer_shares::hand_in(session, self)?;
+        if session.peers.leads() && !shares.await_all(&session.peers) {
+            let message =
+                format!("step {} is not saved: not all ranks could hand in their share of the optimizer", self.step);
+            session.warn(message);
+            return Ok(());
+        }
+        self.save(session, shares)
+    }
+
+    fn save(&self, session: &Session, shares: OptimizerShares) -> Result<(), TrainerError> {
+        self.saved.set(self.step);
+        if !session.peers.leads() {
+            return Ok(());
+        }
         let clock = Instant::now();
-        let (weights, optimizer) = (self.named_weights(), self.optimizer.tensors());
+        let shares = shares.read()?;
+        let others = &shares.tensors;
+        let (weights, optimizer) = (self.named_weights(), self.whole_optimizer(others));
         self.check_finite(session, &weights)?;
-        self.check_finite(session, &optimizer)?;
+        // Those of other ranks are not on the card.
+        self.check_finite(session, &self.optimizer.tensors())?;
+        self.check_finite(session, &others.iter().map(|(name, tensor)| (name.clone(), tensor)).collect::<Vec<_>>())?;
         let state = SavedState {
             version: SavedState::VERSION,
             step: self.step,
@@ -137,7 +186,6 @@ impl State {
         };
         session.sync_events();
         let bytes = session.store.save(&state, &weights, &optimizer)?;
-        self.saved.set(self.step);
         session.emit(EventKind::Checkpoint(event::Checkpoint {
             step: self.step,
             path: format!("checkpoints/{}", checkpoint_name(self.step)),
@@ -145,6 +193,27 @@ impl State {
             ms: milliseconds(clock),
         }));
         Ok(())
+    }
+
+    /// What the optimizer remembers, in the order of the parameters, whichever rank remembers it.
+    fn whole_optimizer<'a>(&'a self, others: &'a [(String, Tensor)]) -> Vec<(String, &'a Tensor)> {
+        let mut all = self.optimizer.tensors();
+        all.extend(others.iter().map(|(name, tensor)| (name.clone(), tensor)));
+        if !others.is_empty() {
+            let places: HashMap<&str, usize> =
+                self.model.weights().trained().enumerate().map(|(place, (name, _))| (name, place)).collect();
+            let place = |name: &str| {
+                let (kind, parameter) = name.split_once('.').unwrap_or_default();
+                (places.get(parameter).copied(), Optimizer::KINDS.iter().position(|one| *one == kind))
+            };
+            all.sort_by_key(|(name, _)| place(name));
+        }
+        all
+    }
+
+    /// That a rank has something else than the first.
+    pub fn ranks_differ(&self, session: &Session, rank: usize, what: &'static str) -> TrainerError {
+        TrainerError::RanksDiffer { step: self.step, rank: rank as u32, what, last: session.store.newest_path() }
     }
 
     /// Refuses to write tensors that are not finite: a checkpoint of them would replace the last good one.
@@ -174,6 +243,18 @@ fn identity(session: &Session, order: &SampleOrder) -> Identity {
         rows: order.rows(),
         class_weights: session.spec.train.class_weights,
     }
+}
+
+/// Where there are several ranks, also where one of them measures alone what it will hold.
+fn gradients(session: &Session, model: &dyn Model) -> Result<Option<FlatGradients>, TrainerError> {
+    let needed = session.spec.rank.count > 1 || !session.peers.is_nobody();
+    needed.then(|| FlatGradients::of(model.weights())).transpose()
+}
+
+fn shared_sum(session: &Session, model: &dyn Model) -> Option<&'static SharedSum> {
+    let shared = model.depends_on_batch().and_then(|_| session.peers.shared_sum(session.hardware.device))?;
+    model.share_statistics(shared);
+    Some(shared)
 }
 
 fn metric_records(session: &Session) -> MetricRecords {

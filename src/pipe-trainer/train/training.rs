@@ -5,21 +5,24 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pipe_spec::Phase;
-use pipe_spec::event::{self, EventKind};
+use pipe_spec::event::{self, EventKind, RankUse};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
+use super::agreement;
 use super::cut::Cut;
 use super::evaluation::{Evaluated, Evaluator, details_file};
 use super::export::{self, Exported};
 use super::graphs::Graphs;
 use super::longest_samples::LongestSamples;
+use super::pace::Pace;
 use super::rehearsal::Rehearsal;
 use super::session::Session;
 use super::state::{State, milliseconds};
+use super::sums::Sums;
 use super::watched_metrics;
 use crate::data::{self, Loaded, Loader, Reader, SampleOrder};
-use crate::device::LIBTORCH;
+use crate::device::{LIBTORCH, Usage};
 use crate::error::TrainerError;
 use crate::host::lease;
 use crate::model::Definition;
@@ -39,6 +42,8 @@ pub struct Training<'a> {
     evaluation: Option<Evaluator>,
     longest_samples: LongestSamples,
     graphs: Option<Graphs<'a>>,
+    sums: Option<Sums>,
+    pace: Pace,
     pub state: State,
 }
 
@@ -56,8 +61,9 @@ impl<'a> Training<'a> {
         session.enter(Phase::Load, 0)?;
         let state = State::open(session, &order, &definition)?;
         session.enter(Phase::Load, state.step)?;
-        if let Some(why) = state.model.depends_on_batch().filter(|_| spec.train.batch() < spec.train.effective_batch) {
-            let (batch, effective) = (spec.train.batch(), spec.train.effective_batch);
+        let (batch, effective) = (spec.train.batch(), spec.train.effective_batch);
+        let together = u64::from(batch) * u64::from(spec.rank.count);
+        if let Some(why) = state.model.depends_on_batch().filter(|_| together < u64::from(effective)) {
             session.warn(format!("{why}: with batch {batch} it is not the training of {effective} samples at once"));
         }
         let reader = Reader { source: sources.train, pool: Arc::clone(&session.pool) };
@@ -68,7 +74,10 @@ impl<'a> Training<'a> {
             false => None,
         };
         let cut = Cut::for_model(session, &definition, &task_data, &sources.paddings, state.model.as_ref())?;
-        Ok(Self { session, order, loader, skipped: 0, cut, evaluation, longest_samples, graphs, state })
+        agreement::check_step(session, &state)?;
+        let sums = Sums::new(session, &state)?;
+        let pace = Pace::default();
+        Ok(Self { session, order, loader, skipped: 0, cut, evaluation, longest_samples, graphs, sums, pace, state })
     }
 
     pub fn rehearsal(&self) -> Rehearsal<'_> {
@@ -106,22 +115,25 @@ impl<'a> Training<'a> {
         self.report_skipped(&loaded)?;
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
-        let (accumulated, grad_norm) = loop {
-            let Self { session, state, cut, graphs, .. } = &*self;
-            let work = Accumulation { session, state, cut, graphs: graphs.as_ref() };
+        let (accumulated, ranks, grad_norm) = loop {
+            let Self { session, state, cut, graphs, sums, .. } = &*self;
+            let work = Accumulation { session, state, cut, graphs: graphs.as_ref(), sums: sums.as_ref() };
             let accumulated = match work.of(&loaded.samples) {
                 // What the graphs hold may be all that is missing. The step is the same again: nothing of it was updated.
-                Err(TrainerError::OutOfMemory { .. }) if self.give_graphs_up()? => work.of(&loaded.samples)?,
+                Err(TrainerError::OutOfMemory { .. }) if self.may_try_again() && self.give_graphs_up()? => {
+                    work.of(&loaded.samples)?
+                }
                 accumulated => accumulated?,
             };
+            let Some((accumulated, ranks)) = self.sum_over_ranks(accumulated)? else { continue };
             let norm = self.update(lr, &accumulated)?;
             self.state.model.step_ended(norm.is_some())?;
             if let Some(norm) = norm {
-                break (accumulated, norm);
+                break (accumulated, ranks, norm);
             }
         };
         // The one place of a step that waits for the device: everything is queued by now.
-        let Accumulated { loss, targets, divisor, parts, filled } = accumulated;
+        let Accumulated { loss, targets, divisor, parts, filled, .. } = accumulated;
         let launched = Instant::now();
         let (loss, grad_norm) = (loss.f_double_value(&[])? / divisor, grad_norm.f_double_value(&[])?);
         if let Some(graphs) = &self.graphs {
@@ -133,7 +145,11 @@ impl<'a> Training<'a> {
         self.clear_cache_if_due()?;
 
         let step = self.state.step;
-        let usage = self.session.hardware.usage();
+        let own = self.session.hardware.usage();
+        let most = |of: fn(&RankUse) -> u64, own: u64| ranks.iter().map(of).max().unwrap_or(own);
+        if let Some(message) = self.pace.falls_behind(&ranks) {
+            self.session.warn(message);
+        }
         tracing::info!("step {step}/{} loss {loss:.4} lr {lr:.3e} grad norm {grad_norm:.3}", self.order.steps());
         self.session.emit(EventKind::Step(event::Step {
             step,
@@ -147,11 +163,60 @@ impl<'a> Training<'a> {
             data_ms,
             parts,
             filled,
-            allocated: usage.allocated,
-            reserved: usage.reserved,
-            peak: usage.peak,
+            allocated: most(|rank| rank.allocated, own.allocated),
+            reserved: most(|rank| rank.reserved, own.reserved),
+            peak: most(|rank| rank.peak, own.peak),
+            ranks,
         }));
         Ok(())
+    }
+
+    /// Of several ranks, waits until the gradients are those of all, and adds up their losses. Nothing where the step is to be computed
+    /// again, which all ranks find together.
+    fn sum_over_ranks(&self, accumulated: Accumulated) -> Result<Option<(Accumulated, Vec<RankUse>)>, TrainerError> {
+        let (Some(sums), Session { peers, hardware, .. }) = (&self.sums, self.session) else {
+            return Ok(Some((accumulated, Vec::new())));
+        };
+        let mut ms = 0.0;
+        peers.wait(hardware.device, || ms = milliseconds(accumulated.began))?;
+        let Usage { allocated, reserved, peak } = hardware.usage();
+        let loss = accumulated.loss.f_double_value(&[])?;
+        let is_wrong = f64::from(u8::from(!accumulated.sums_up));
+        let (parts, took) = (accumulated.own_parts.into(), milliseconds(accumulated.began));
+        let same = [accumulated.samples as f64, accumulated.targets as f64, accumulated.divisor];
+        let own = [loss, is_wrong, allocated as f64, reserved as f64, peak as f64, ms, parts, took];
+        let all = peers.gather(&[own.as_slice(), &same].concat())?;
+        // A row that one rank alone could not read would make another step of it.
+        if let Some(rank) = all.iter().position(|rank| rank[own.len()..] != all[0][own.len()..]) {
+            return Err(self.state.ranks_differ(self.session, rank, "samples"));
+        }
+        sums.step_took(all.iter().map(|rank| rank[7]).fold(0.0, f64::max), accumulated.targets);
+        if all.iter().any(|rank| rank[1] > 0.0) {
+            sums.stop_overlapping();
+            // Of a step that is repeated nothing counts.
+            self.state.model.step_ended(false)?;
+            return Ok(None);
+        }
+        let loss = all.iter().map(|rank| rank[0]).sum::<f64>();
+        let ranks = all.iter().map(|rank| RankUse {
+            allocated: rank[2] as u64,
+            reserved: rank[3] as u64,
+            peak: rank[4] as u64,
+            ms: rank[5],
+            parts: rank[6] as u32,
+        });
+        let ranks = ranks.collect();
+        Ok(Some((Accumulated { loss: Tensor::f_from_slice(&[loss])?.f_squeeze()?, ..accumulated }, ranks)))
+    }
+
+    /// What is computed from now on is not summed over the ranks.
+    pub fn forget_sums(&self) -> Result<(), TrainerError> {
+        self.sums.as_ref().map_or(Ok(()), Sums::begin_step)
+    }
+
+    /// Whether no other rank can have anything of this step from this one.
+    fn may_try_again(&self) -> bool {
+        self.sums.as_ref().is_none_or(|sums| !sums.have_begun())
     }
 
     /// Says how many samples could not be read, whenever there are more.
@@ -172,7 +237,7 @@ impl<'a> Training<'a> {
     /// Clips the gradient and updates the weights; returns the norm before clipping, or nothing when fp16 could not hold
     /// the gradient and the step is repeated with a smaller scale. Only that check waits for the device.
     fn update(&mut self, lr: f64, accumulated: &Accumulated) -> Result<Option<Tensor>, TrainerError> {
-        self.session.enter(Phase::Optimizer, self.state.step)?;
+        self.session.go_on(Phase::Optimizer, self.state.step)?;
         let gradients = self.state.model.weights().gradients()?;
         let mut norm = torch::total_norm(&gradients)?;
         let mut unscale = 1.0;
@@ -187,7 +252,12 @@ impl<'a> Training<'a> {
         }
         let scale = clip_factor(&norm, self.session.spec.train.clip)?.f_mul_scalar(unscale)?;
         let step = self.state.step + 1;
-        self.state.optimizer.update(self.state.model.weights(), &gradients, &scale, lr, step)?;
+        let weights = self.state.model.weights();
+        self.state.optimizer.update(weights, &gradients, &scale, lr, step)?;
+        if let Some(owners) = self.state.share.owners() {
+            let parameters: Vec<&Tensor> = weights.trained().map(|(_, parameter)| parameter).collect();
+            self.session.peers.broadcast(&parameters, owners)?;
+        }
         Ok(Some(norm))
     }
 
@@ -213,9 +283,12 @@ impl<'a> Training<'a> {
         let due = |evaluation: &&Evaluator| evaluation.is_due(step, &self.order) && self.state.evaluated != step;
         let Some(evaluation) = self.evaluation.as_ref().filter(due) else { return Ok(()) };
         let evaluate = || evaluation.run(self.session, &self.state, &self.cut);
+        // What it holds is not bounded by what a step holds: the graphs may be in its way. Several ranks evaluate once.
+        if self.sums.is_some() {
+            self.release_graphs()?;
+        }
         let evaluated = match evaluate() {
-            // What it holds is not bounded by what a step holds: the graphs may be in its way.
-            Err(TrainerError::OutOfMemory { .. }) if self.release_graphs()? => evaluate()?,
+            Err(TrainerError::OutOfMemory { .. }) if self.sums.is_none() && self.release_graphs()? => evaluate()?,
             evaluated => evaluated?,
         };
         let Evaluated { eval, details } = evaluated;
@@ -224,7 +297,9 @@ impl<'a> Training<'a> {
         self.state.last_eval = kept(&eval);
         tracing::info!("step {step} evaluation loss {:.4}", eval.loss);
         // Before the event: who sees the event finds the details.
-        details_file::write(self.session, &details, self.state.metrics.best_step() == Some(step));
+        if self.session.peers.leads() {
+            details_file::write(self.session, &details, self.state.metrics.best_step() == Some(step));
+        }
         self.session.emit(EventKind::Eval(eval));
         Ok(())
     }
@@ -245,7 +320,7 @@ impl<'a> Training<'a> {
         let (step, every) = (self.state.step, self.session.spec.save.every);
         let is_best = self.state.metrics.best_step() == Some(step);
         if self.is_over() || is_best || (every > 0 && step.is_multiple_of(every)) {
-            self.session.progress.enter(Phase::Checkpoint);
+            self.session.go_on(Phase::Checkpoint, step)?;
             self.state.save_if_new(self.session)?;
         }
         Ok(())
@@ -272,10 +347,15 @@ impl<'a> Training<'a> {
             longest: Some(self.cut.longest(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))),
             part_bytes: self.cut.part_bytes(),
             resumed_from: self.state.resumed_from,
+            ranks: spec.rank.count,
+            sums_by: self.session.peers.sums_by().map(str::to_owned),
         }));
     }
 
     fn finish(&self) -> Result<(), TrainerError> {
+        if !self.session.peers.leads() {
+            return Ok(());
+        }
         let model_step = if self.session.spec.save.export { Some(self.export()?) } else { None };
         let stopped_early = self.stopped_early();
         if let Some(reason) = &stopped_early {

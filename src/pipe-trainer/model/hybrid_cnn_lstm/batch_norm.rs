@@ -1,11 +1,12 @@
 //! Batch norm: in training by the mean and variance of the batch, which it also remembers; otherwise by what it remembers.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use crate::error::TrainerError;
 use crate::model::weights::Weights;
+use crate::ranks::SharedSum;
 
 const EPSILON: f64 = 1e-5;
 const MOMENTUM: f64 = 0.1;
@@ -16,6 +17,8 @@ pub struct BatchNorm {
     remembered: Statistics,
     /// What the step that is under way has seen, if it has seen anything.
     seen: RefCell<Option<Statistics>>,
+    /// Where several ranks have a batch together.
+    shared: Cell<Option<&'static SharedSum>>,
 }
 
 struct Statistics {
@@ -29,7 +32,7 @@ impl BatchNorm {
         let of = |name: &str| weights.get(&format!("{path}.{name}"));
         let remembered =
             Statistics { mean: of("running_mean"), var: of("running_var"), batches: of("num_batches_tracked") };
-        Self { weight: of("weight"), bias: of("bias"), remembered, seen: RefCell::new(None) }
+        Self { weight: of("weight"), bias: of("bias"), remembered, seen: RefCell::new(None), shared: Cell::new(None) }
     }
 
     /// [batch, channels, time], in the kind of the input; inside in fp32.
@@ -44,10 +47,18 @@ impl BatchNorm {
         }
         // A copy each time: the graph of the batch before still holds the one it was computed with.
         let seen = self.seen.borrow_mut().take().as_ref().unwrap_or(&self.remembered).copy()?;
-        let normed = norm(&seen)?;
+        let normed = match self.shared.get() {
+            None => norm(&seen)?,
+            Some(shared) => norm_shared(input, &weight, &bias, &seen, shared)?,
+        };
         let _ = seen.batches.shallow_clone().f_add_scalar_(1)?;
         *self.seen.borrow_mut() = Some(seen);
         Ok(normed)
+    }
+
+    /// From now on a batch is that of all ranks together.
+    pub fn share_statistics(&self, sum: &'static SharedSum) {
+        self.shared.set(Some(sum));
     }
 
     /// Remembers what the step has seen, or forgets it.
@@ -57,6 +68,35 @@ impl BatchNorm {
             _ => Ok(()),
         }
     }
+}
+
+/// By mean and variance of the batches of all ranks, which `seen` takes in.
+fn norm_shared(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    seen: &Statistics,
+    shared: &'static SharedSum,
+) -> Result<Tensor, TrainerError> {
+    let wide = input.f_to_kind(Kind::Float)?;
+    // [1, channels, 1]
+    let total = |of: &Tensor| of.f_sum_dim_intlist([0i64, 2].as_slice(), true, Kind::Float);
+    let own = if shared.is_silent() { 0.0 } else { 1.0 };
+    let count = Tensor::f_full([1], own * (input.size()[0] * input.size()[2]) as f64, (Kind::Float, input.device()))?;
+    let count = shared.of(&count)?.f_detach()?;
+    let mean = shared.of(&total(&wide)?.f_mul_scalar(own)?)?.f_div(&count)?;
+    let apart = wide.f_sub(&mean)?;
+    let var = shared.of(&total(&apart.f_square()?)?.f_mul_scalar(own)?)?.f_div(&count)?;
+    tch::no_grad(|| {
+        let unbiased = var.f_mul(&count)?.f_div(&count.f_sub_scalar(1.0)?.f_clamp_min(1.0)?)?;
+        for (seen, found) in [(&seen.mean, &mean), (&seen.var, &unbiased)] {
+            let _ = seen.shallow_clone().f_lerp_(&found.f_reshape([-1i64])?, MOMENTUM)?;
+        }
+        Ok::<_, TchError>(())
+    })?;
+    let wide_shape = |of: &Tensor| of.f_reshape([1, -1, 1]);
+    let normed = apart.f_mul(&var.f_add_scalar(EPSILON)?.f_rsqrt()?)?;
+    Ok(normed.f_mul(&wide_shape(weight)?)?.f_add(&wide_shape(bias)?)?.f_to_kind(input.kind())?)
 }
 
 impl Statistics {

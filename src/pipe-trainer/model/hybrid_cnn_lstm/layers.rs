@@ -11,6 +11,7 @@ use crate::model::attention::{Scores, attend};
 use crate::model::layers::{LayerNorm, Linear, merge_heads, split_heads};
 use crate::model::pass::{Block, Pass};
 use crate::model::weights::Weights;
+use crate::ranks::SharedSum;
 
 /// Of torch's norms.
 const EPSILON: f64 = 1e-5;
@@ -38,6 +39,12 @@ impl Stage {
         match self {
             Self::Layer(stage) => pass.block(stage, number, &[input]),
             Self::Batch(conv, norm) => Ok(norm.forward(&conv.forward(input, pass)?, training)?.f_gelu("none")?),
+        }
+    }
+
+    pub fn share_statistics(&self, sum: &'static SharedSum) {
+        if let Self::Batch(_, norm) = self {
+            norm.share_statistics(sum);
         }
     }
 

@@ -20,6 +20,7 @@ use super::setup::{Setup, Start};
 use super::weights::Weights;
 use crate::data::Part;
 use crate::error::TrainerError;
+use crate::ranks::SharedSum;
 
 pub fn build(
     _: Arch,
@@ -105,6 +106,10 @@ impl Model for HybridCnnLstm {
     fn depends_on_batch(&self) -> Option<&'static str> {
         (self.config.norm == NormKind::Batch)
             .then_some("batch norm takes the mean and variance of each batch by itself")
+    }
+
+    fn share_statistics(&self, sum: &'static SharedSum) {
+        self.stages.iter().for_each(|stage| stage.share_statistics(sum));
     }
 
     fn step_ended(&self, done: bool) -> Result<(), TrainerError> {

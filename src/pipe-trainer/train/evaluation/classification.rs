@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::evaluated::Measures;
 use super::pass::Pass;
-use crate::data::IGNORED;
+use crate::data::{IGNORED, Sample};
 use crate::error::TrainerError;
 use crate::metrics::{self, Confusion, Reliability};
 use crate::model::{Mode, classification};
@@ -24,36 +24,75 @@ pub struct Predictions {
 
 pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
     let mut predictions = Predictions::default();
-    pass.for_each_part(|samples| {
+    let compute = |samples: &[Sample]| {
         let part = pass.cut.shape().collate(samples)?;
-        let targets = samples.iter().map(|sample| sample.targets).sum();
-        predictions.add(&pass.state.model.logits(&part, Mode::Eval)?, part.get("labels")?, targets)
+        Judged::of(&pass.state.model.logits(&part, Mode::Eval)?, part.get("labels")?).map(|judged| judged.0)
+    };
+    pass.for_each_part(Judged::numbers, compute, |samples, numbers| {
+        predictions.take(numbers, samples.iter().map(|sample| sample.targets).sum());
     })?;
     let details = EvaluationDetails { classes: predictions.details(pass.class_names), ..EvaluationDetails::default() };
-    Ok(Measures { loss: predictions.loss(), scores: predictions.scores(), details })
+    Ok(Measures { loss: predictions.loss(), scores: predictions.scores(), details, ..Measures::default() })
+}
+
+/// What the model said of a part, as numbers: the loss, whether numbers are predicted, and of each sample what was wanted, what was
+/// predicted and with which confidence.
+struct Judged(Vec<f64>);
+
+/// Of a part, and of each of its samples.
+const OF_A_PART: usize = 2;
+const OF_A_SAMPLE: usize = 3;
+
+impl Judged {
+    /// Of so many samples.
+    fn numbers(samples: usize) -> usize {
+        OF_A_PART + OF_A_SAMPLE * samples
+    }
+
+    fn of(logits: &Tensor, labels: &Tensor) -> Result<Self, TrainerError> {
+        let loss = classification::loss_sum(logits, labels)?.f_double_value(&[])?;
+        let are_numbers = labels.is_floating_point() || logits.size2()?.1 == 1;
+        let list = |tensor: &Tensor| Vec::<f64>::try_from(tensor.f_to_kind(Kind::Double)?);
+        let (predicted, confidences) = match are_numbers {
+            true => {
+                let predicted = list(&logits.f_select(1, 0)?)?;
+                let none = vec![0.0; predicted.len()];
+                (predicted, none)
+            }
+            false => {
+                let probabilities = logits.f_softmax(1, Kind::Float)?.f_amax([1i64].as_slice(), false)?;
+                (list(&logits.f_argmax(1, false)?)?, list(&probabilities)?)
+            }
+        };
+        let mut all = vec![loss, f64::from(u8::from(are_numbers))];
+        for ((wanted, predicted), confidence) in list(labels)?.into_iter().zip(predicted).zip(confidences) {
+            all.extend([wanted, predicted, confidence]);
+        }
+        Ok(Self(all))
+    }
 }
 
 impl Predictions {
     /// Of samples that together have so many targets.
     pub fn add(&mut self, logits: &Tensor, labels: &Tensor, targets: u64) -> Result<(), TrainerError> {
-        let loss = classification::loss_sum(logits, labels)?.f_double_value(&[])?;
-        (self.loss, self.samples) = (self.loss + loss, self.samples + targets);
-        if labels.is_floating_point() || logits.size2()?.1 == 1 {
-            let numbers = |tensor: &Tensor| Vec::<f64>::try_from(tensor.f_to_kind(Kind::Double)?);
-            self.numbers.0.extend(numbers(labels)?);
-            self.numbers.1.extend(numbers(&logits.f_select(1, 0)?)?);
-            return Ok(());
-        }
-        let (wanted, predicted) = (Vec::<i64>::try_from(labels)?, Vec::<i64>::try_from(logits.f_argmax(1, false)?)?);
-        let probabilities = logits.f_softmax(1, Kind::Float)?.f_amax([1i64].as_slice(), false)?;
-        let confidences = Vec::<f64>::try_from(probabilities.f_to_kind(Kind::Double)?)?;
-        for ((wanted, predicted), confidence) in wanted.into_iter().zip(predicted).zip(confidences) {
-            if wanted != IGNORED {
-                self.classes.add(wanted, predicted);
+        self.take(&Judged::of(logits, labels)?.0, targets);
+        Ok(())
+    }
+
+    /// The numbers of `Judged`.
+    fn take(&mut self, numbers: &[f64], targets: u64) {
+        let (of_part, samples) = numbers.split_at(OF_A_PART);
+        (self.loss, self.samples) = (self.loss + of_part[0], self.samples + targets);
+        for sample in samples.chunks_exact(OF_A_SAMPLE) {
+            let (wanted, predicted, confidence) = (sample[0], sample[1], sample[2]);
+            if of_part[1] > 0.0 {
+                self.numbers.0.push(wanted);
+                self.numbers.1.push(predicted);
+            } else if wanted as i64 != IGNORED {
+                self.classes.add(wanted as i64, predicted as i64);
                 self.reliability.add(confidence, wanted == predicted);
             }
         }
-        Ok(())
     }
 
     /// Nothing where numbers are predicted.

@@ -2,13 +2,15 @@
 
 use pipe_spec::evaluation::EvaluationDetails;
 use pipe_spec::event::Scores;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::evaluated::Measures;
 use super::pass::Pass;
 use super::retrieval;
 use crate::error::TrainerError;
 use crate::model::{Contrastive, Embeddings, Mode};
+use crate::ranks::Peers;
+use crate::train::exchange;
 
 /// Similarities that are computed at a time: 64 MiB in fp32.
 const SIMILARITIES_AT_A_TIME: i64 = 1 << 24;
@@ -23,8 +25,12 @@ pub struct Figures {
 pub fn evaluate(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<Measures, TrainerError> {
     let (all, rows) = embed(pass, contrastive)?;
     let Figures { loss, scores, text_places } = figures(contrastive, &all, pass.session.spec.train.effective_batch)?;
-    let retrieval = retrieval::examples(pass.reader.source.as_ref(), &all, &rows, &text_places)?;
-    Ok(Measures { loss, scores, details: EvaluationDetails { retrieval, ..EvaluationDetails::default() } })
+    let retrieval = match pass.session.peers.leads() {
+        true => retrieval::examples(pass.reader.source.as_ref(), &all, &rows, &text_places)?,
+        false => Vec::new(),
+    };
+    let details = EvaluationDetails { retrieval, ..EvaluationDetails::default() };
+    Ok(Measures { loss, scores, details, samples: Some(rows.len() as u64) })
 }
 
 /// Besides the loss, `text_recall_k`: for how many pictures their own text is among the `k` most similar of all, and
@@ -40,11 +46,15 @@ pub fn figures(contrastive: &dyn Contrastive, all: &Embeddings, effective_batch:
     Ok(Figures { loss: loss(contrastive, all, effective_batch)?, scores, text_places })
 }
 
-/// Every sample of the data, part by part, and which rows of the data they are.
+/// Every sample of the data, part by part, and which rows of the data they are. Ranks share out the parts.
 fn embed(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<(Embeddings, Vec<usize>), TrainerError> {
     let indices: Vec<usize> = (0..pass.reader.source.len()).collect();
+    let peers = &pass.session.peers;
     let (mut images, mut texts, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-    for part in indices.chunks(pass.batch) {
+    for (part, rank) in indices.chunks(pass.batch).zip((0..peers.rank.count).cycle()) {
+        if rank != peers.rank.index {
+            continue;
+        }
         let samples = pass.samples(part)?;
         rows.extend(readable(pass, part, samples.len())?);
         if !samples.is_empty() {
@@ -53,11 +63,53 @@ fn embed(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<(Embeddings, 
             texts.push(part.texts);
         }
     }
+    if !peers.is_nobody() {
+        let device = pass.session.hardware.device;
+        let [images, texts, read] = of_all_ranks(peers, indices.len(), &rows, [&images, &texts], device)?;
+        rows = Vec::<f64>::try_from(read.f_flatten(0, 1)?.f_to_kind(Kind::Double)?)?
+            .iter()
+            .enumerate()
+            .filter_map(|(row, read)| (*read > 0.0).then_some(row))
+            .collect();
+        let places: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
+        let places = Tensor::f_from_slice(&places)?.f_to_device(device)?;
+        if !rows.is_empty() {
+            let of = |all: &Tensor| all.f_index_select(0, &places);
+            return Ok((Embeddings { images: of(&images)?, texts: of(&texts)? }, rows));
+        }
+    }
     if images.is_empty() {
         let message = "no sample could be read".to_owned();
         return Err(TrainerError::Data { path: "data.eval".into(), line: None, message });
     }
     Ok((Embeddings { images: Tensor::f_cat(&images, 0)?, texts: Tensor::f_cat(&texts, 0)? }, rows))
+}
+
+/// Both sides of every row of the data, and which rows were read: [rows, width] twice, and [rows, 1].
+fn of_all_ranks(
+    peers: &Peers,
+    count: usize,
+    rows: &[usize],
+    sides: [&[Tensor]; 2],
+    device: Device,
+) -> Result<[Tensor; 3], TrainerError> {
+    let exchange = |parts: &[Tensor]| {
+        let whole = if parts.is_empty() { None } else { Some(Tensor::f_cat(parts, 0)?) };
+        // Row by row: what could not be read leaves gaps.
+        let own: Vec<(i64, Tensor)> = match &whole {
+            None => Vec::new(),
+            Some(whole) => rows
+                .iter()
+                .enumerate()
+                .map(|(at, row)| Ok((*row as i64, whole.f_narrow(0, at as i64, 1)?)))
+                .collect::<Result<_, TrainerError>>()?,
+        };
+        let own: Vec<(i64, &Tensor)> = own.iter().map(|(row, tensor)| (*row, tensor)).collect();
+        exchange::rows(peers, count as i64, &own, device)
+    };
+    let one = Tensor::f_ones([1, 1], (Kind::Float, device))?;
+    let read: Vec<(i64, &Tensor)> = rows.iter().map(|row| (*row as i64, &one)).collect();
+    Ok([exchange(sides[0])?, exchange(sides[1])?, exchange::rows(peers, count as i64, &read, device)?])
 }
 
 /// The rows of a part that were read, of which there are `count`.

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use pipe_spec::evaluation::EvaluationDetails;
 
+use crate::spec::job_folder;
 use crate::storage::durable;
-use crate::train::session::{Session, job_folder};
+use crate::train::session::Session;
 
 /// Writes the details of the latest evaluation, and again as those of the best where it is. A training does not end because
 /// they cannot be written.

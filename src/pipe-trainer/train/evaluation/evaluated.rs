@@ -9,6 +9,8 @@ pub struct Measures {
     pub loss: f64,
     pub scores: Scores,
     pub details: EvaluationDetails,
+    /// How many samples there were, where that is not what the source says.
+    pub samples: Option<u64>,
 }
 
 /// The event of an evaluation, and what is too large for an event.

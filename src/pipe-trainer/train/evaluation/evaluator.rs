@@ -14,6 +14,7 @@ use super::{classification, contrastive, generation};
 use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources, Tokens};
 use crate::error::TrainerError;
 use crate::model::Mode;
+use crate::ranks::Peers;
 use crate::train::cut::Cut;
 use crate::train::session::Session;
 use crate::train::state::{State, milliseconds};
@@ -89,15 +90,29 @@ impl Evaluator {
             rows,
             cut: &cut.without_gradients(self.batch as u32, rows as u32),
         };
-        let Measures { loss, scores, mut details } = match (self.task, state.model.contrastive()) {
+        let Measures { loss, scores, mut details, samples } = match (self.task, state.model.contrastive()) {
             (_, Some(model)) => contrastive::evaluate(&pass, model)?,
             (Task::Seq2Seq | Task::Language, None) => generation::evaluate(&pass)?,
             (Task::Classification | Task::TimeSeries, None) => classification::evaluate(&pass)?,
             (Task::Contrastive, None) => Measures { loss: pass.loss()?, ..Measures::default() },
         };
-        let samples = self.reader.source.len() as u64 - self.reader.source.skipped();
+        let samples = samples.unwrap_or_else(|| self.reader.source.len() as u64 - self.reader.source.skipped());
         details.step = state.step;
         let eval = event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), scores };
-        Ok(Evaluated { eval, details })
+        Ok(Evaluated { eval: as_led(&session.peers, eval)?, details })
     }
+}
+
+/// What the leading rank found: some of it only that one has computed.
+fn as_led(peers: &Peers, eval: event::Eval) -> Result<event::Eval, TrainerError> {
+    if peers.is_nobody() {
+        return Ok(eval);
+    }
+    // As bits: JSON has no numbers that are not finite.
+    let scores: Vec<(&String, u64)> = eval.scores.iter().map(|(name, score)| (name, score.to_bits())).collect();
+    let said = peers.broadcast_bytes(serde_json::to_vec(&(eval.loss.to_bits(), scores)).expect("it is plain data"))?;
+    let (loss, scores): (u64, Vec<(String, u64)>) = serde_json::from_slice(&said)
+        .map_err(|error| TrainerError::Panic { message: format!("an evaluation of rank 0: {error}") })?;
+    let scores = scores.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
+    Ok(event::Eval { loss: f64::from_bits(loss), scores, ..eval })
 }

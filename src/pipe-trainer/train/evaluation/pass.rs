@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use pipe_spec::Phase;
 use pipe_spec::pipeline::Task;
-use tch::Kind;
+use tch::{Kind, Tensor};
 
 use crate::data::{Reader, Sample, Tokens, sort_longest_first};
 use crate::error::TrainerError;
@@ -33,27 +33,63 @@ impl Pass<'_> {
     /// The mean over all targets.
     pub fn loss(&self) -> Result<f64, TrainerError> {
         let (mut loss, mut targets) = (0.0, 0);
-        self.for_each_part(|samples| {
+        let compute = |samples: &[Sample]| {
             let sum = self.state.model.loss_sum(&self.cut.shape().collate(samples)?, Mode::Eval)?;
-            loss += sum.f_to_kind(Kind::Double)?.f_double_value(&[])?;
-            targets += samples.iter().map(|sample| sample.targets).sum::<u64>();
-            Ok(())
-        })?;
+            Ok(vec![sum.f_to_kind(Kind::Double)?.f_double_value(&[])?])
+        };
+        self.for_each_part(
+            |_| 1,
+            compute,
+            |samples, numbers| {
+                loss += numbers[0];
+                targets += samples.iter().map(|sample| sample.targets).sum::<u64>();
+            },
+        )?;
         Ok(loss / targets.max(1) as f64)
     }
 
-    /// All samples, in parts of those that are alike in length: not in the order of the data.
+    /// All samples, in parts of those that are alike in length: not in the order of the data. Ranks share out the parts; each takes
+    /// in what all have computed, in the order of the parts, so that what is added up is the same with any number of ranks. Of a
+    /// part with so many samples `compute` gives `numbers`.
     pub fn for_each_part(
         &self,
-        mut compute: impl FnMut(&[Sample]) -> Result<(), TrainerError>,
+        numbers: impl Fn(usize) -> usize,
+        mut compute: impl FnMut(&[Sample]) -> Result<Vec<f64>, TrainerError>,
+        mut take: impl FnMut(&[Sample], &[f64]),
     ) -> Result<(), TrainerError> {
         let indices: Vec<usize> = (0..self.reader.source.len()).collect();
+        let peers = &self.session.peers;
         for rows in indices.chunks(self.rows) {
             let mut samples = self.samples(rows)?;
             sort_longest_first(&mut samples);
-            for part in self.cut.parts(&samples) {
-                self.enter(part)?;
-                compute(part)?;
+            let counts = peers.gather(&[samples.len() as f64])?;
+            if let Some(rank) = counts.iter().position(|count| *count != counts[0]) {
+                return Err(self.state.ranks_differ(self.session, rank, "samples"));
+            }
+            let parts = self.cut.parts(&samples);
+            let mut all = Vec::new();
+            for (part, rank) in parts.iter().zip((0..peers.rank.count).cycle()) {
+                let own = rank == peers.rank.index;
+                let computed = match own {
+                    true => {
+                        self.enter(part)?;
+                        compute(part)?
+                    }
+                    false => vec![0.0; numbers(part.len())],
+                };
+                assert_eq!(computed.len(), numbers(part.len()), "ranks must agree on how many numbers there are");
+                all.extend(computed);
+            }
+            if !peers.is_nobody() {
+                let sum = Tensor::f_from_slice(&all)?;
+                peers.sum(&sum)?;
+                all = Vec::try_from(sum)?;
+            }
+            let mut rest = all.as_slice();
+            for part in parts {
+                let (own, after) = rest.split_at(numbers(part.len()));
+                take(part, own);
+                rest = after;
             }
         }
         Ok(())
