@@ -61,7 +61,7 @@ save: {every: 500, keep: 3}
 track: {tensorboard: true, mlflow: "${MLFLOW_TRACKING_URI}", wandb: recipes}
 notify: [{discord: "${DISCORD_WEBHOOK}", on: [oom, finished, failed]}]
 container:
-  gpus: auto                     # 0 | 1 | [id] | auto: a GPU where there is one
+  gpus: auto                     # 0 | a number | all | [ids] | auto: a GPU where there is one
   memory: 24g
   cpus: 8
 ```
@@ -69,7 +69,7 @@ container:
 - Unknown keys are errors. `pipe check` reports all problems of a file at once: line, key, the value found, the values allowed and the nearest
   spelling.
 - A key whose feature is not built yet is refused with "not available yet". `pipe` never ignores a key. Today these are
-  more than one GPU in `container.gpus`, more than one of `train.ranks`, and the engines `slurm` and `kubernetes`.
+  the engines `slurm` and `kubernetes`.
 - `${VAR}` in a text is replaced by the environment variable `VAR`, or by its line in a `.env` file in the working directory. `pipe`
   writes only the name of a variable to disk, never its value.
 - Relative paths are relative to the working directory.

@@ -1,6 +1,7 @@
 //! A stand-in for NVIDIA's management library, for tests of what the runner asks it. It says what the file named by TEST_CARD
 //! says when it is asked: a line with the MiB of the card and those that are free, and if it is to be known its compute
-//! capability (12.0 is 120), then a line with pid and MiB for every process that computes on it.
+//! capability (12.0 is 120), then a line with pid and MiB for every process that computes on it. The next card comes after an empty
+//! line. Card 1 has the UUID GPU-00000001-test.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -26,13 +27,24 @@ pub struct Process {
     compute_instance: c_uint,
 }
 
-fn text() -> Option<String> {
-    std::fs::read_to_string(std::env::var("TEST_CARD").ok()?).ok()
+/// What is said of each card.
+fn cards() -> Option<Vec<String>> {
+    let text = std::fs::read_to_string(std::env::var("TEST_CARD").ok()?).ok()?;
+    Some(text.trim_end().split("\n\n").map(str::to_owned).collect())
+}
+
+/// A handle is never null.
+fn index_of(device: *mut c_void) -> usize {
+    device as usize / 8 - 1
+}
+
+fn text(device: *mut c_void) -> Option<String> {
+    cards()?.get(index_of(device)).cloned()
 }
 
 /// The first two numbers of every line.
-fn card() -> Option<Vec<[u64; 2]>> {
-    let text = text()?;
+fn card(device: *mut c_void) -> Option<Vec<[u64; 2]>> {
+    let text = text(device)?;
     let numbers = |line: &str| {
         let mut words = line.split_whitespace().map(|word| word.parse().ok());
         Some([words.next()??, words.next()??])
@@ -52,7 +64,7 @@ fn write(text: &str, into: *mut c_char, length: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInit_v2() -> c_int {
-    if card().is_some() { SUCCESS } else { NOT_FOUND }
+    if cards().is_some() { SUCCESS } else { NOT_FOUND }
 }
 
 #[unsafe(no_mangle)]
@@ -62,11 +74,22 @@ pub extern "C" fn nvmlShutdown() -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut *mut c_void) -> c_int {
-    if index > 0 {
+    if index as usize >= cards().map_or(0, |cards| cards.len()) {
         return NOT_FOUND;
     }
-    unsafe { *device = 8 as *mut c_void };
+    unsafe { *device = ((index as usize + 1) * 8) as *mut c_void };
     SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_int {
+    unsafe { *count = cards().map_or(0, |cards| cards.len()) as c_uint };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetUUID(device: *mut c_void, uuid: *mut c_char, length: c_uint) -> c_int {
+    write(&format!("GPU-{:08}-test", index_of(device)), uuid, length)
 }
 
 #[unsafe(no_mangle)]
@@ -80,8 +103,12 @@ pub extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uin
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetCudaComputeCapability(_: *mut c_void, major: *mut c_int, minor: *mut c_int) -> c_int {
-    let text = text().unwrap_or_default();
+pub extern "C" fn nvmlDeviceGetCudaComputeCapability(
+    device: *mut c_void,
+    major: *mut c_int,
+    minor: *mut c_int,
+) -> c_int {
+    let text = text(device).unwrap_or_default();
     let third = text.lines().next().and_then(|line| line.split_whitespace().nth(2)?.parse::<c_int>().ok());
     let Some(number) = third else { return NOT_SUPPORTED };
     unsafe { (*major, *minor) = (number / 10, number % 10) };
@@ -89,8 +116,8 @@ pub extern "C" fn nvmlDeviceGetCudaComputeCapability(_: *mut c_void, major: *mut
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(_: *mut c_void, memory: *mut Memory) -> c_int {
-    let Some([[total, free], ..]) = card().as_deref().and_then(|lines| lines.first_chunk::<1>()).copied() else {
+pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, memory: *mut Memory) -> c_int {
+    let Some([[total, free], ..]) = card(device).as_deref().and_then(|lines| lines.first_chunk::<1>()).copied() else {
         return NOT_FOUND;
     };
     unsafe {
@@ -104,11 +131,11 @@ pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(_: *mut c_void, memory: *mut Memory
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
-    _: *mut c_void,
+    device: *mut c_void,
     count: *mut c_uint,
     into: *mut Process,
 ) -> c_int {
-    let lines = card().unwrap_or_default();
+    let lines = card(device).unwrap_or_default();
     let processes = lines.get(1..).unwrap_or_default();
     let room = unsafe { *count } as usize;
     unsafe { *count = processes.len() as c_uint };

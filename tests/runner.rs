@@ -54,6 +54,8 @@ mod reproducing;
 mod results;
 #[path = "runner/retries.rs"]
 mod retries;
+#[path = "runner/several_cards.rs"]
+mod several_cards;
 #[path = "runner/steps.rs"]
 mod steps;
 #[path = "runner/stopping.rs"]
@@ -109,6 +111,7 @@ fn main() -> ExitCode {
     hub::tests(&mut suite);
     progress::tests(&mut suite);
     queue::tests(&mut suite);
+    several_cards::tests(&mut suite);
     ledger::tests(&mut suite);
     terminal::tests(&mut suite);
     untrusted_input::tests(&mut suite);

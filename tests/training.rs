@@ -37,6 +37,8 @@ mod minilm;
 mod mu_sota;
 #[path = "training/predict.rs"]
 mod predict;
+#[path = "training/ranks.rs"]
+mod ranks;
 #[path = "training/reproducing.rs"]
 mod reproducing;
 #[path = "training/small_t5.rs"]
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
     // The slowest come first, so that none of them is waited for alone at the end.
     memory::tests(&mut suite);
     first_hour::tests(&mut suite);
+    ranks::tests(&mut suite);
     golden::tests(&mut suite);
     minilm::tests(&mut suite);
     mu_sota::tests(&mut suite);

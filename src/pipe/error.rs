@@ -54,6 +54,20 @@ pub enum Error {
     UnknownEngine { name: String, known: Vec<String> },
     #[error("a GPU was requested, but none is available:\n{}", reasons.join("\n"))]
     NoGpu { reasons: Vec<String> },
+    #[error("container.gpus asks for {asked} GPUs; this machine has {present}")]
+    TooFewGpus { asked: u32, present: u32 },
+    #[error("container.gpus names {}; this machine has {}", gpu_names(ids), gpu_range(*present))]
+    NoSuchGpu { ids: Vec<String>, present: u32 },
+    #[error("container.gpus names one GPU twice: {first} and {second}")]
+    GpuTwice { first: String, second: String },
+    #[error("container.gpus is all, but the driver does not tell how many GPUs there are")]
+    UncountedGpus,
+    #[error("train.ranks is {ranks}, but container.gpus gives {cards} GPUs: every GPU has at least one rank")]
+    IdleGpus { ranks: u32, cards: u32 },
+    #[error(
+        "{ranks} ranks share a step of {effective_batch} samples (train.effective_batch): every rank has at least one sample"
+    )]
+    IdleRanks { ranks: u32, effective_batch: u32 },
     #[error("{card} has compute capability {capability}, but this libtorch was built for {}", built_for.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))]
     Capability { card: String, capability: Capability, built_for: Vec<Architecture> },
     #[error("a GPU was requested, but libtorch in {} lacks CUDA libraries: {}", folder.display(), libraries.join(", "))]
@@ -212,6 +226,8 @@ impl Error {
                 PipeExit::Unavailable
             }
             Self::EngineLost { .. } => PipeExit::Unavailable,
+            Self::TooFewGpus { .. } | Self::NoSuchGpu { .. } | Self::UncountedGpus => PipeExit::Unavailable,
+            Self::GpuTwice { .. } | Self::IdleGpus { .. } | Self::IdleRanks { .. } => PipeExit::Invalid,
             Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } | Self::DoctorFailed { .. } => {
                 PipeExit::Unavailable
             }
@@ -314,6 +330,13 @@ impl Error {
             ),
             Self::HubCache { .. } => Some("make it writable, or choose another folder with HF_HUB_CACHE".to_owned()),
             Self::NoGpu { .. } => Some("fix one of these, or set container.gpus to 0 or auto".to_owned()),
+            Self::TooFewGpus { present, .. } => Some(format!(
+                "--set container.gpus={present}, or all: the training is the same on any number of GPUs"
+            )),
+            Self::NoSuchGpu { .. } => Some("`nvidia-smi -L` lists those that there are".to_owned()),
+            Self::UncountedGpus => Some("give their number: --set container.gpus=2".to_owned()),
+            Self::IdleGpus { .. } => Some("leave out train.ranks, or set container.gpus".to_owned()),
+            Self::IdleRanks { .. } => Some("use fewer GPUs: --set container.gpus=1".to_owned()),
             Self::Capability { .. } => Some(
                 "build the trainer with a libtorch for this card and name it in PIPE_TRAINER, use another card, or train on \
                  the CPU: --set container.gpus=0"
@@ -430,6 +453,7 @@ impl Error {
             | Self::NoStep { .. }
             | Self::DamagedPart { .. }
             | Self::KnownNotToFit { .. }
+            | Self::GpuTwice { .. }
             | Self::Journal(_)
             | Self::Engine { .. }
             | Self::Spawn { .. }
@@ -454,6 +478,19 @@ pub fn fetch_cuda(folder: &std::path::Path) -> String {
             "install the archive of pipe whose name ends in -cuda (`make dist CUDA=1` makes it)".to_owned()
         }
         None => format!("put them into {}", folder.display()),
+    }
+}
+
+/// Ids of cards as text: a number is one of the driver's.
+fn gpu_names(ids: &[String]) -> String {
+    let name = |id: &String| if id.parse::<u32>().is_ok() { format!("GPU {id}") } else { id.clone() };
+    ids.iter().map(name).collect::<Vec<_>>().join(" and ")
+}
+
+fn gpu_range(present: u32) -> String {
+    match present {
+        1 => "GPU 0".to_owned(),
+        present => format!("GPUs 0 to {}", present.saturating_sub(1)),
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use pipe_spec::event::Point;
+use pipe_spec::event::{OomRecord, Point, RankUse, Step};
 use pipe_spec::pipeline::Precision;
 use pipe_spec::{EventKind, Phase, TrainerExit, TrainerSpec};
 
-use crate::events::{Events, MIB, Shortage, job_folder, rehearsed};
+use crate::events::{Events, MIB, Shortage, job_folder, rehearsed, step};
 
 pub const TOTAL: u64 = 16 * 1024 * MIB;
 
@@ -15,7 +15,8 @@ fn needed(batch: u32) -> u64 {
 }
 
 /// Runs out of memory for the reason in the first word: `free` none but the batch, `crowded` other processes while the file that
-/// follows exists, `fragmented` unless segments can grow, `model` the model itself unless it is computed in bf16.
+/// follows exists, `fragmented` unless segments can grow, `model` the model itself unless it is computed in bf16. The last of several
+/// ranks is the one that does.
 pub fn run(spec: &TrainerSpec, events: &mut Events, words: &[&str]) {
     let batch = spec.train.batch();
     match words[0] {
@@ -34,8 +35,24 @@ pub fn run(spec: &TrainerSpec, events: &mut Events, words: &[&str]) {
         }
         _ => {
             events.emit(rehearsed(batch, needed(batch)));
-            crate::steps(events, 3, 1.0);
+            (1..=3).for_each(|number| events.emit(EventKind::Step(shared_step(spec, number))));
         }
+    }
+}
+
+/// A step as several ranks do it: each holds 100 MiB more than the one before, and is slower.
+pub fn shared_step(spec: &TrainerSpec, number: u64) -> Step {
+    let one = |rank: u64| RankUse {
+        peak: (rank + 1) * 100 * MIB,
+        ms: 10.0 * (rank + 1) as f64,
+        parts: 1,
+        ..RankUse::default()
+    };
+    let ranks: Vec<RankUse> = (0..u64::from(spec.rank.count)).map(one).collect();
+    let plain = step(number, 10.0 / number as f64);
+    match ranks.len() {
+        1 => plain,
+        _ => Step { peak: ranks.iter().map(|rank| rank.peak).max().unwrap_or(0), ranks, ..plain },
     }
 }
 
@@ -52,7 +69,7 @@ fn shortage(phase: Phase, reserved: u64, allocated: u64, free: u64, others: u64)
 }
 
 fn fail(spec: &TrainerSpec, events: &mut Events, shortage: Shortage) -> ! {
-    let record = shortage.record(spec.train.batch(), TOTAL);
+    let record = OomRecord { rank: spec.rank.count - 1, ..shortage.record(spec.train.batch(), TOTAL) };
     let text = serde_json::to_string(&record).expect("a record is plain data");
     fs::write(job_folder(spec).oom(), text).expect("the record");
     events.emit(EventKind::Oom(record));

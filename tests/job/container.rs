@@ -35,10 +35,20 @@ pub fn probe() {
         format!("own_writable {}", ["checkpoints", "model", "attempts/01/job"].iter().all(|name| is_writable(name))),
         format!("interfaces {}", interfaces.join(",")),
         format!("connected {connected}"),
+        format!("loopback {}", reaches_itself()),
     ];
     for line in words {
         eprintln!("{line}");
     }
+}
+
+/// Ranks find each other so.
+fn reaches_itself() -> bool {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0));
+    listener.is_ok_and(|listener| {
+        let address = listener.local_addr().expect("an address");
+        std::net::TcpStream::connect_timeout(&address, Duration::from_secs(2)).is_ok()
+    })
 }
 
 fn list(folder: &str) -> Vec<String> {

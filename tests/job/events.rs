@@ -72,6 +72,8 @@ pub fn started(spec: &TrainerSpec, steps: u64) -> Started {
         steps,
         samples: 3,
         longest: Some("64".to_owned()),
+        ranks: spec.rank.count,
+        sums_by: (spec.rank.count > 1).then(|| "gloo".to_owned()),
         ..Started::default()
     }
 }

@@ -89,6 +89,24 @@ fn main() {
             // SAFETY: the signal ends the program.
             unsafe { raise(number as i32) };
         }
+        // A rank is gone, and the first process ends with a code of that.
+        "lost" => {
+            eprintln!("error: rank 1 was killed by SIGKILL");
+            std::process::exit(number as i32);
+        }
+        // A rank takes memory until the kernel ends it, where the batch is too large.
+        "rank-eats" if !fits => {
+            let program = std::env::current_exe().expect("this program");
+            let rank = std::process::Command::new(program).args(["command", "eat", "0", "--batch", "1"]).status();
+            eprintln!("error: rank 1 ended with {}", rank.expect("a rank"));
+            std::process::exit(137);
+        }
+        "rank-eats" => steps(&mut events, 3, 1.0),
+        // Says what these variables are.
+        "env" => {
+            words.iter().for_each(|name| eprintln!("{name}={}", std::env::var(name).unwrap_or_default()));
+            (1..=3).for_each(|number| events.emit(EventKind::Step(card::shared_step(&spec, number))));
+        }
         // SAFETY: none; a bad access is what is asked for.
         "segfault" => unsafe { std::ptr::write_volatile(8 as *mut u8, 1) },
         // Ends well when the batch is small enough, and is out of host memory otherwise.

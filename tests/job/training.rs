@@ -76,17 +76,18 @@ pub fn search(mut spec: TrainerSpec, events: &mut Events, most: u32) {
     let longest = || "64".to_owned();
     if spec.train.batch == BatchSetting::Auto || is_fit() {
         let effective_batch = spec.train.effective_batch;
-        let batch = most.min(effective_batch);
+        let share = effective_batch.div_ceil(spec.rank.count);
+        let batch = most.min(share);
         for (batch, fits) in [(batch, true), (batch + 1, false)] {
             let peak = fits.then_some(MIB);
-            if batch <= effective_batch {
+            if batch <= share {
                 let measured = Measured { batch, fits, peak, reserved: peak, longest: longest(), ms: 1.0 };
                 events.emit(EventKind::Measured(measured));
             }
         }
         events.emit(EventKind::Fitted(Fitted {
             batch,
-            accum: accum(effective_batch, batch, 1),
+            accum: accum(effective_batch, batch, spec.rank.count),
             effective_batch,
             peak: MIB,
             capacity: Some(64 * MIB),

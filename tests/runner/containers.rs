@@ -68,6 +68,7 @@ fn tried_from_inside() {
         "seen_of_attempts job,spec.json",
         "interfaces lo",
         "connected false",
+        "loopback true",
     ] {
         assert!(log.stdout.lines().any(|said| said == line), "{line:?} is not in\n{log}");
     }

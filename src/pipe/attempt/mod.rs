@@ -5,5 +5,6 @@ pub mod job_spec;
 pub mod metrics;
 pub mod oom_text;
 pub mod outcome;
+pub mod placement;
 pub mod retry;
 pub mod template;

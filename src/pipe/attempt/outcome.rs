@@ -21,6 +21,8 @@ pub struct Evidence<'a> {
     pub command: Option<&'a OnOom>,
     /// Whether the job had a card.
     pub on_card: bool,
+    /// Trainer processes that shared its steps.
+    pub ranks: u32,
     /// Whether a person requested the stop.
     pub stop_requested: bool,
 }
@@ -61,7 +63,9 @@ pub fn diagnose(evidence: &Evidence<'_>) -> Diagnosis {
     }
     // The kernel may have killed a child of the trainer, which continued without it.
     if ending.oom_killed && TrainerExit::from_code(code).is_none() {
-        return Diagnosis::new(Outcome::Oom, Cause::HostMemory, killed_by_kernel(ending.memory_limit));
+        let rank = lost_rank(evidence).map_or(String::new(), |said| format!("; {said}"));
+        let reason = format!("{}{rank}", killed_by_kernel(ending.memory_limit));
+        return Diagnosis::new(Outcome::Oom, Cause::HostMemory, reason);
     }
     match TrainerExit::from_code(code) {
         Some(TrainerExit::Done) => Diagnosis { outcome: Outcome::Finished, cause: None, reason: None },
@@ -73,11 +77,11 @@ pub fn diagnose(evidence: &Evidence<'_>) -> Diagnosis {
         }
         None if evidence.stop_requested => Diagnosis::new(Outcome::Stopped, Cause::Requested, "stopped on request"),
         None => match signal_of(code) {
-            Some(signal) => Diagnosis::new(
-                Outcome::Failed,
-                Cause::Killed,
-                format!("killed by {signal} (exit code {code}), not because of memory"),
-            ),
+            Some(signal) => {
+                let what = lost_rank(evidence).map_or_else(|| format!("killed by {signal}"), str::to_owned);
+                let reason = format!("{what} (exit code {code}), not because of memory");
+                Diagnosis::new(Outcome::Failed, Cause::Killed, reason)
+            }
             None => Diagnosis::new(Outcome::Failed, Cause::Trainer, trainer_error(code, evidence.tail)),
         },
     }
@@ -137,7 +141,7 @@ fn out_of_memory(memory: MemoryKind, evidence: &Evidence<'_>) -> Diagnosis {
     let cause = match memory {
         MemoryKind::Host => Cause::HostMemory,
         MemoryKind::Device if is_crowded(record, card) => {
-            let reason = format!("{}{}", describe(memory, record), held_by(card));
+            let reason = format!("{}{}", describe(memory, record, evidence.ranks), held_by(card));
             return Diagnosis::new(Outcome::Oom, Cause::Neighbour, reason);
         }
         MemoryKind::Device if is_fragmented(record) => Cause::Fragmented,
@@ -147,7 +151,7 @@ fn out_of_memory(memory: MemoryKind, evidence: &Evidence<'_>) -> Diagnosis {
             Phase::Load | Phase::Optimizer | Phase::Checkpoint | Phase::Resume => Cause::Model,
         },
     };
-    Diagnosis::new(Outcome::Oom, cause, describe(memory, record))
+    Diagnosis::new(Outcome::Oom, cause, describe(memory, record, evidence.ranks))
 }
 
 /// What a process needs on a card before it has allocated anything.
@@ -190,15 +194,17 @@ fn reading_position(message: &str) -> Option<&str> {
     message.find(WHILE_READING).map(|start| &message[start..])
 }
 
-fn describe(memory: MemoryKind, record: &OomRecord) -> String {
-    if let (MemoryKind::Host, Some(position)) = (memory, reading_position(&record.message)) {
-        return format!("the host's memory ran out{position}");
-    }
-    let whose = match memory {
-        MemoryKind::Device => "the card's",
-        MemoryKind::Host => "the host's",
+fn describe(memory: MemoryKind, record: &OomRecord, ranks: u32) -> String {
+    let mut text = match (ranks, memory) {
+        (0 | 1, MemoryKind::Device) => "the card's memory ran out".to_owned(),
+        (0 | 1, MemoryKind::Host) => "the host's memory ran out".to_owned(),
+        (_, MemoryKind::Device) => format!("rank {} ran out of memory on its card", record.rank),
+        (_, MemoryKind::Host) => format!("rank {} ran out of memory of the host", record.rank),
     };
-    let mut text = format!("{whose} memory ran out");
+    if let (MemoryKind::Host, Some(position)) = (memory, reading_position(&record.message)) {
+        text.push_str(position);
+        return text;
+    }
     // A command does not say what it was doing.
     if record.step > 0 || record.phase != Phase::Forward {
         text.push_str(&format!(" in {} of step {}", record.phase.name(), record.step));
@@ -212,6 +218,12 @@ fn describe(memory: MemoryKind, record: &OomRecord) -> String {
         }
     }
     text
+}
+
+/// What a trainer says of the rank that it lost: it is the first process of several, and ends as that rank did.
+fn lost_rank<'a>(evidence: &Evidence<'a>) -> Option<&'a str> {
+    let said = evidence.tail.iter().rev().find_map(|line| line.strip_prefix("error: "))?;
+    Some(said).filter(|said| evidence.ranks > 1 && said.starts_with("rank "))
 }
 
 /// The trainer's own error, with its hint, from the end of its log.
@@ -267,7 +279,16 @@ mod tests {
 
     fn diagnosis(ending: &Ending, record: Option<&OomRecord>, tail: &[&str], stop_requested: bool) -> Diagnosis {
         let tail: Vec<String> = tail.iter().map(|line| (*line).to_owned()).collect();
-        diagnose(&Evidence { ending, record, card: None, tail: &tail, command: None, on_card: false, stop_requested })
+        diagnose(&Evidence {
+            ending,
+            record,
+            card: None,
+            tail: &tail,
+            command: None,
+            on_card: false,
+            ranks: 1,
+            stop_requested,
+        })
     }
 
     #[test]
@@ -373,19 +394,13 @@ mod tests {
     #[test]
     fn who_holds_the_card_is_said() {
         let holder = |pid, bytes| Holder { pid, name: Some("python3".to_owned()), bytes: Some(bytes) };
-        let mut card = Card {
-            name: "A card".to_owned(),
-            driver: "1".to_owned(),
-            capability: None,
-            total: 24 << 30,
-            free: 512 << 20,
-            holders: vec![holder(77, 20 << 30)],
-        };
+        let mut card =
+            Card { total: 24 << 30, free: 512 << 20, holders: vec![holder(77, 20 << 30)], ..Card::example(0) };
         let ended = ending(Some(42), false);
         let judged = |card: &Card| {
             let (record, card) = (None, Some(card));
             let (command, on_card, stop_requested) = (None, true, false);
-            diagnose(&Evidence { ending: &ended, record, card, tail: &[], command, on_card, stop_requested })
+            diagnose(&Evidence { ending: &ended, record, card, tail: &[], command, on_card, ranks: 1, stop_requested })
         };
         let diagnosis = judged(&card);
         assert_eq!(diagnosis.cause, Some(Cause::Neighbour));
@@ -402,6 +417,37 @@ mod tests {
         assert_eq!(got.reason.as_deref(), Some("exit code 1; the last line of its log is: panic at the disco"));
     }
 
+    #[test]
+    fn the_rank_is_named() {
+        let tail = ["error: rank 3 was killed by SIGKILL".to_owned(), "hint: none".to_owned()];
+        let of = |ending: &Ending, record: Option<&OomRecord>, ranks: u32| {
+            let (card, command, on_card, stop_requested) = (None, None, true, false);
+            let evidence = Evidence { ending, record, card, tail: &tail, command, on_card, ranks, stop_requested };
+            let found = diagnose(&evidence);
+            (found.cause, found.reason.unwrap_or_default())
+        };
+        let record = OomRecord { rank: 2, ..record(Phase::Backward, 100, 100, 20) };
+        let (cause, reason) = of(&ending(Some(42), false), Some(&record), 4);
+        assert_eq!(cause, Some(Cause::Capacity));
+        assert_eq!(reason, "rank 2 ran out of memory on its card in backward of step 3: 20 B requested");
+        let (_, reason) = of(&ending(Some(42), false), Some(&record), 1);
+        assert_eq!(reason, "the card's memory ran out in backward of step 3: 20 B requested");
+        let (cause, reason) = of(&ending(Some(43), false), Some(&record), 4);
+        assert_eq!(
+            (cause, reason.starts_with("rank 2 ran out of memory of the host in backward")),
+            (Some(Cause::HostMemory), true)
+        );
+        // The trainer ends as its rank did.
+        let (cause, reason) = of(&ending(Some(137), true), None, 4);
+        assert_eq!(cause, Some(Cause::HostMemory));
+        assert!(reason.ends_with("limit of 700.0 MiB; rank 3 was killed by SIGKILL"), "{reason}");
+        let (cause, reason) = of(&ending(Some(137), false), None, 4);
+        assert_eq!(cause, Some(Cause::Killed));
+        assert!(reason == "rank 3 was killed by SIGKILL (exit code 137), not because of memory", "{reason}");
+        let (cause, reason) = of(&ending(Some(1), false), None, 4);
+        assert_eq!((cause, reason.as_str()), (Some(Cause::Trainer), "rank 3 was killed by SIGKILL\nhint: none"));
+    }
+
     /// Exit codes of a command are its own: what its log, the kernel and the pipeline say decides.
     #[test]
     fn ends_of_commands() {
@@ -409,7 +455,7 @@ mod tests {
         let record = OomRecord { requested: Some(2 << 30), ..OomRecord::new(MemoryKind::Device, Phase::Forward) };
         let of = |ending: &Ending, record, stop_requested| {
             let (command, on_card) = (Some(&policy), true);
-            diagnose(&Evidence { ending, record, card: None, tail: &[], command, on_card, stop_requested })
+            diagnose(&Evidence { ending, record, card: None, tail: &[], command, on_card, ranks: 1, stop_requested })
         };
         use Outcome::{Failed, Finished, Oom, Stopped};
         for (code, killed, record, stop, outcome, cause) in [

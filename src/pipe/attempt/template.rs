@@ -13,6 +13,7 @@ use pipe_spec::{Device, Job, Rank, RunFolder, TrainerSpec, Variables};
 
 use super::checkpoint;
 use super::job_spec::{CommandSpec, JobSpec};
+use super::placement::Placement;
 use super::retry::Settings;
 use crate::engine::{Engine, JobProgram, Launch, registry};
 use crate::error::Error;
@@ -23,16 +24,20 @@ use crate::input::{Input, Inputs};
 /// Where the run folder lies in a container.
 pub const CONTAINER_RUN_FOLDER: &str = "/run/pipe";
 
-/// Refuses what the engine cannot give a job of this pipeline. Before there is a run.
-pub fn check(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<(), Error> {
+/// The size of `/dev/shm` for several ranks, where the pipeline gives none.
+pub const RANKS_SHM: u64 = 1 << 30;
+
+/// Where a job of this pipeline will compute. Refuses what the engine cannot give it, before there is a run.
+pub fn check(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<Placement, Error> {
     match &pipeline.work {
-        Work::Command(_) if job == Job::Fit => Err(Error::NotATraining),
-        Work::Training(_) => engine.check(&pipeline.container),
+        Work::Command(_) if job == Job::Fit => return Err(Error::NotATraining),
+        Work::Training(_) => engine.check(&pipeline.container)?,
         Work::Command(_) if engine.images().is_some() && pipeline.container.image.is_none() => {
-            Err(Error::CommandWithoutImage { other: registry::without_images() })
+            return Err(Error::CommandWithoutImage { other: registry::without_images() });
         }
-        Work::Command(_) => engine.device(&pipeline.container.gpus).map(drop),
+        Work::Command(_) => {}
     }
+    Placement::find(engine, pipeline)
 }
 
 /// A pipeline with all that it names, for one engine.
@@ -40,7 +45,7 @@ pub struct JobTemplate<'a> {
     pub pipeline: &'a Pipeline,
     pub inputs: &'a Inputs,
     pub variables: &'a Variables,
-    pub device: Device,
+    pub placement: Placement,
     pub job: Job,
     /// Where the engine has images.
     pub image: Option<String>,
@@ -62,6 +67,7 @@ pub fn trainer_spec(
         attempt: 1,
         rank: Rank::default(),
         device: Device::Cpu,
+        cards: 1,
         device_index: 0,
         threads: None,
         model: training.model.clone(),
@@ -90,8 +96,8 @@ impl<'a> JobTemplate<'a> {
         job: Job,
     ) -> Result<Self, Error> {
         let Loaded { pipeline, variables, .. } = loaded;
-        let device = engine.device(&pipeline.container.gpus)?;
-        Ok(Self { pipeline, inputs, variables, device, job, image: on.image.clone() })
+        let placement = Placement::find(engine, pipeline)?;
+        Ok(Self { pipeline, inputs, variables, placement, job, image: on.image.clone() })
     }
 
     /// The settings that the pipeline asks for.
@@ -99,7 +105,8 @@ impl<'a> JobTemplate<'a> {
         match &self.pipeline.work {
             Work::Training(training) => {
                 let Training { train, data, evaluate, memory, .. } = training.as_ref();
-                Settings::of_trainer(train, data, evaluate, memory)
+                let settings = Settings::of_trainer(train, data, evaluate, memory);
+                Settings { batch: settings.batch.min(self.placement.share(train.effective_batch)), ..settings }
             }
             Work::Command(command) => Settings {
                 expandable_segments: command.memory.allocator.expandable_segments,
@@ -111,12 +118,13 @@ impl<'a> JobTemplate<'a> {
     /// With these settings, but a batch that was found.
     pub fn with_batch(&self, batch: u32, settings: Settings) -> Settings {
         let asked = self.pipeline.training().and_then(|training| training.evaluate.batch);
+        let batch = batch.min(self.placement.share(self.pipeline.work.effective_batch()));
         Settings { batch, auto: false, eval_batch: asked.map_or(batch, u32::from), ..settings }
     }
 
-    /// How many batches make a step.
+    /// How many batches of a rank make its part of a step.
     pub fn accum(&self, batch: u32) -> u32 {
-        accum(self.pipeline.work.effective_batch(), batch, self.pipeline.work.ranks())
+        accum(self.pipeline.work.effective_batch(), batch, self.placement.ranks)
     }
 
     /// What attempt `number` is to do.
@@ -167,7 +175,7 @@ impl<'a> JobTemplate<'a> {
 
     /// What the allocators of torch and JAX read.
     fn allocator_env(&self, command: &Command, engine: &dyn Engine, settings: &Settings) -> Vec<(String, String)> {
-        if self.device == Device::Cpu {
+        if self.placement.device == Device::Cpu {
             return Vec::new();
         }
         let total = || engine.cards(&self.pipeline.container.gpus).first().map(|card| card.total);
@@ -204,7 +212,10 @@ impl<'a> JobTemplate<'a> {
             engine.job_path(host, mounted)
         });
         spec.attempt = number;
-        spec.device = self.device;
+        spec.rank = Rank { index: 0, count: self.placement.ranks };
+        spec.train.ranks = self.placement.rank_setting();
+        spec.device = self.placement.device;
+        spec.cards = self.placement.cards;
         spec.threads = self.threads();
         spec.maths_changed = settings.changes > 0;
         spec.data.prefetch = settings.prefetch;
@@ -216,22 +227,40 @@ impl<'a> JobTemplate<'a> {
             apply(change, &mut spec);
         }
         spec.memory.allocator.expandable_segments = settings.expandable_segments;
-        if let Some(limit) = self.limit_without_container(engine) {
+        if let Some(limit) = self.own_limit(engine) {
             spec.memory.limit = Some(Limit::Size(limit));
         }
         spec
     }
 
-    /// For computation; nothing leaves it to libtorch.
+    /// For the computation of a rank; nothing leaves it to libtorch. Ranks share the cores.
     pub fn threads(&self) -> Option<u32> {
-        self.pipeline.container.cpus.map(|cpus| (cpus.ceil() as u32).max(1))
+        let ranks = self.placement.ranks;
+        let share = |cores: f64| ((cores / f64::from(ranks)).ceil() as u32).max(1);
+        match self.pipeline.container.cpus {
+            Some(cpus) => Some(share(cpus)),
+            None if ranks > 1 => {
+                let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
+                Some((cores / ranks).max(1))
+            }
+            None => None,
+        }
     }
 
-    /// The limit for the trainer itself, for an engine that does not limit memory.
-    pub fn limit_without_container(&self, engine: &dyn Engine) -> Option<ByteSize> {
+    /// The limit of a rank for its own allocations on the CPU: its share of `container.memory`, where the engine does not hold the
+    /// job to that, or holds all ranks to it together.
+    pub fn own_limit(&self, engine: &dyn Engine) -> Option<ByteSize> {
         let training = self.pipeline.training()?;
-        let own = !engine.limits_memory() && self.device == Device::Cpu && training.memory.limit.is_none();
-        self.pipeline.container.memory.filter(|_| own)
+        let ranks = self.placement.ranks;
+        let own = !engine.limits_memory() || ranks > 1;
+        let own = own && self.placement.device == Device::Cpu && training.memory.limit.is_none();
+        self.pipeline.container.memory.filter(|_| own).map(|size| ByteSize(size.0 / u64::from(ranks.max(1))))
+    }
+
+    /// The size of `/dev/shm`: ranks exchange gradients through it.
+    fn shm(&self) -> Option<u64> {
+        let given = self.pipeline.container.shm.map(|size| size.0);
+        given.or((self.placement.ranks > 1).then_some(RANKS_SHM))
     }
 
     pub fn launch(
@@ -246,6 +275,10 @@ impl<'a> JobTemplate<'a> {
         let value = |text: &str| self.variables.expand(text).unwrap_or_default();
         // Threads that wait by spinning slow each other down as soon as they share a core; the pipeline may say otherwise.
         let mut env = BTreeMap::from([("OMP_WAIT_POLICY".to_owned(), "PASSIVE".to_owned())]);
+        if self.placement.device == Device::Cuda {
+            // Cards are counted as the driver counts them, here and in the job.
+            env.insert("CUDA_DEVICE_ORDER".to_owned(), "PCI_BUS_ID".to_owned());
+        }
         if let JobSpec::Command(spec) = job_spec {
             // What Python prints comes when it is printed, and in order.
             env.insert("PYTHONUNBUFFERED".to_owned(), "1".to_owned());
@@ -306,7 +339,7 @@ impl<'a> JobTemplate<'a> {
             network: container.network,
             stop_timeout: container.stop_timeout(),
             memory: container.memory.map(|size| size.0),
-            shm: container.shm.map(|size| size.0),
+            shm: self.shm(),
             cpus: container.cpus,
         }
     }

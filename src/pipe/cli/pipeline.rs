@@ -1,5 +1,6 @@
 //! Arguments of the commands that take a pipeline file.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -190,6 +191,9 @@ pub struct PlanArgs {
     /// A card by its memory, such as 24g
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
+    /// So many trainer processes, each with such a card, instead of what container.gpus comes to
+    #[arg(long, value_name = "NUMBER")]
+    ranks: Option<NonZeroU32>,
     /// Print the plan as JSON
     #[arg(long)]
     json: bool,
@@ -197,7 +201,7 @@ pub struct PlanArgs {
 
 impl PlanArgs {
     pub fn options(self) -> command::plan::Options {
-        let Self { file, set, gpu, memory, json } = self;
-        command::plan::Options { file, set, gpu, memory, json }
+        let Self { file, set, gpu, memory, ranks, json } = self;
+        command::plan::Options { file, set, gpu, memory, ranks, json }
     }
 }

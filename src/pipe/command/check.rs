@@ -9,13 +9,14 @@ use pipe_spec::text::count;
 use serde_json::{Value, json};
 
 use super::tune;
+use crate::attempt::placement::{expected_ranks, share};
 use crate::error::Error;
 use crate::graph;
 use crate::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
 use crate::inspect::{self, ExpectedTime, Opened};
 use crate::interrupt::Interrupts;
-use crate::report::{Reporter, bounded, duration, print, print_json};
+use crate::report::{Reporter, bounded, duration, print, print_json, times_ranks};
 
 pub struct Options {
     pub file: PathBuf,
@@ -128,9 +129,14 @@ async fn check(options: &Options) -> Result<Checked, Error> {
 
 fn print_checked(file: &Path, checked: &Checked) {
     let work = &checked.loaded.pipeline.work;
-    let (batch, effective_batch) = (work.batch(), work.effective_batch());
-    let accum = accum(effective_batch, batch, work.ranks());
-    print(&format!("{} is valid: batch {batch} x accum {accum} = effective batch {effective_batch}", file.display()));
+    let effective_batch = work.effective_batch();
+    let ranks = expected_ranks(&checked.loaded.pipeline);
+    let batch = work.batch().min(share(effective_batch, ranks));
+    let (accum, ranks) = (accum(effective_batch, batch, ranks), times_ranks(ranks));
+    print(&format!(
+        "{} is valid: batch {batch} x accum {accum}{ranks} = effective batch {effective_batch}",
+        file.display()
+    ));
     let lines = checked.inspection.as_ref().map(inspect::summary).unwrap_or_default();
     lines.iter().for_each(|line| print(&format!("  {line}")));
     if let Some(ExpectedTime { seconds, device, run }) = &checked.time {

@@ -176,14 +176,17 @@ fn remark(run: &Listed) -> String {
             study.best.map_or(String::new(), |(number, value)| format!(", best {} (trial {number})", figure(value)));
         return format!("{}{of} trials{best}", study.trials.run());
     }
-    match run.state.status {
+    let remark = match run.state.status {
         Status::Running => run.state.doing.clone().unwrap_or_default(),
         Status::Orphaned | Status::Stopped if run.left_behind.is_empty() => "`pipe resume` continues it".to_owned(),
         _ if !run.left_behind.is_empty() => {
             "its container is still running; `pipe attach` continues the run".to_owned()
         }
         _ => String::new(),
-    }
+    };
+    let ranks = run.state.attempts.last().map_or(1, |attempt| attempt.ranks);
+    let ranks = (ranks > 1).then(|| format!("{ranks} ranks"));
+    ranks.into_iter().chain(Some(remark).filter(|remark| !remark.is_empty())).collect::<Vec<_>>().join("; ")
 }
 
 /// The jobs of all runs that an engine has.

@@ -1,22 +1,26 @@
 //! `pipe plan`: how much a training will hold, before anything is started.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use pipe_spec::pipeline::Pipeline;
 use pipe_spec::text::{ByteSize, human_bytes};
 use serde_json::json;
 
+use crate::attempt::placement::expected_ranks;
 use crate::error::Error;
 use crate::forecast::{Forecast, Forecaster, NoForecast, Target, cards};
 use crate::gpu::Card;
 use crate::input::load;
-use crate::report::{Reporter, Table, grouped, print, print_json};
+use crate::report::{Reporter, Table, grouped, print, print_json, times_ranks};
 
 pub struct Options {
     pub file: PathBuf,
     pub set: Vec<String>,
     pub gpu: Option<String>,
     pub memory: Option<ByteSize>,
+    /// Trainer processes, each with such a card.
+    pub ranks: Option<NonZeroU32>,
     pub json: bool,
 }
 
@@ -25,7 +29,12 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let config = load::planned_config(&parsed, Reporter::new(options.json, false).fetch_progress())?;
     let card = target(options, &parsed.pipeline)?;
     let training = parsed.pipeline.training().ok_or(Error::NotATraining)?;
-    let forecast = match Forecaster::new(training, &config).forecast(card) {
+    let ranks = options.ranks.map_or_else(|| expected_ranks(&parsed.pipeline), u32::from);
+    let effective_batch = training.train.effective_batch;
+    if ranks > effective_batch {
+        return Err(Error::IdleRanks { ranks, effective_batch });
+    }
+    let forecast = match Forecaster::new(training, &config).with_ranks(ranks).forecast(card) {
         Ok(forecast) => forecast,
         Err(NoForecast::Config(error)) => return Err(Error::NoPlan { reason: error.to_string() }),
         Err(none @ NoForecast::NoEstimate { .. }) => {
@@ -60,14 +69,16 @@ fn target(options: &Options, pipeline: &Pipeline) -> Result<Option<Target>, Erro
         (None, Some(size)) => Some(Target { name: format!("a card of {}", human_bytes(size.0)), total: size.0 }),
         (None, None) => Card::read(&pipeline.container.gpus)
             .into_iter()
-            .next()
+            // Of several cards the smallest decides.
+            .min_by_key(|card| card.total)
             .map(|card| Target { name: card.name, total: card.total }),
     })
 }
 
 fn show(pipeline: &Pipeline, forecast: &Forecast) {
     let Forecast { params, batch, accum, peak, breakdown, .. } = forecast;
-    print(&format!("{}: {} parameters, batch {batch} x accum {accum}", pipeline.name, grouped(*params)));
+    let (name, params, on_ranks) = (&pipeline.name, grouped(*params), times_ranks(forecast.ranks));
+    print(&format!("{name}: {params} parameters, batch {batch} x accum {accum}{on_ranks}"));
     let mut parts = Table::new(&["part", "memory"]);
     for (name, bytes) in [
         ("weights", breakdown.weights),
@@ -84,8 +95,8 @@ fn show(pipeline: &Pipeline, forecast: &Forecast) {
     print(&format!("\n{}\n\npeak memory is in the {}", parts.on_stdout(), forecast.moment));
     print(&verdict(forecast));
     for change in &forecast.changes {
-        let accum = pipe_spec::pipeline::accum(forecast.effective_batch, change.batch, 1);
-        let what = format!("batch {} x accum {accum}, peak {}", change.batch, human_bytes(change.peak));
+        let accum = pipe_spec::pipeline::accum(forecast.effective_batch, change.batch, forecast.ranks);
+        let what = format!("batch {} x accum {accum}{on_ranks}, peak {}", change.batch, human_bytes(change.peak));
         print(&format!("  it would fit with {} ({what})", change.change));
     }
     forecast.notes.iter().for_each(|note| print(&format!("note: {note}")));
@@ -99,7 +110,11 @@ fn show(pipeline: &Pipeline, forecast: &Forecast) {
         table.row(vec![format!("{} GB", row.gib), number(row.batch), number(row.accum), peak]);
     }
     let table = table.on_stdout();
-    print(&format!("\nthe largest batch for an effective batch of {}:\n{table}", forecast.effective_batch));
+    let each = match forecast.ranks {
+        1 => String::new(),
+        ranks => format!(" on each of {ranks} cards"),
+    };
+    print(&format!("\nthe largest batch{each} for an effective batch of {}:\n{table}", forecast.effective_batch));
 }
 
 fn verdict(forecast: &Forecast) -> String {
@@ -111,7 +126,11 @@ fn verdict(forecast: &Forecast) -> String {
         .card
         .as_ref()
         .map_or("by memory.limit".to_owned(), |card| format!("{}{}", card.name, limited(card.total)));
-    let of = format!("{} of {} ({card})", human_bytes(forecast.peak), human_bytes(capacity));
+    let each = match forecast.ranks {
+        1 => String::new(),
+        ranks => format!(" on each of {ranks} cards"),
+    };
+    let of = format!("{} of {} ({card}){each}", human_bytes(forecast.peak), human_bytes(capacity));
     match (fits, forecast.changes.is_empty()) {
         (true, _) => format!("{of}: fits"),
         (false, false) => format!("{of}: does not fit"),

@@ -4,7 +4,7 @@ use pipe_spec::pipeline::{Pipeline, WorkKind};
 use pipe_spec::{Outcome, Status};
 
 use crate::attempt::template;
-use crate::compare::paths_that_differ;
+use crate::compare::{CHANGEABLE_SETTINGS, may_change, paths_that_differ};
 use crate::detach;
 use crate::drive::Driver;
 use crate::engine::registry;
@@ -28,11 +28,7 @@ pub struct Options {
     pub quiet: bool,
 }
 
-/// The settings that may change on resume. None of them changes the training result.
-const CHANGEABLE: [&str; 8] =
-    ["container", "data.prefetch", "data.workers", "evaluate.batch", "memory", "notify", "on_oom", "track"];
-
-/// The same of a study.
+/// The settings that may change when a study is resumed.
 const OF_STUDIES: [&str; 1] = ["budget"];
 
 pub fn run(options: &Options) -> Result<(), Error> {
@@ -43,7 +39,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
         print(&format!("run {} has finished: {}", found.state.id, found.folder));
         return Ok(());
     }
-    options.set.iter().try_for_each(|set| is_changeable(set, if is_study { &OF_STUDIES } else { &CHANGEABLE }))?;
+    options
+        .set
+        .iter()
+        .try_for_each(|set| is_changeable(set, if is_study { &OF_STUDIES } else { &CHANGEABLE_SETTINGS }))?;
     if options.detach {
         detach::start(&found.folder(), &options.set)?;
         super::run::print_detached(&found.state.id, &found.folder, options.json, options.quiet);
@@ -173,14 +172,14 @@ async fn drive(
         Status::Failed | Status::Stopped => StartMode::Resumed { changed },
     };
     let engine = registry::choose(Some(&run.state.engine), reporter).await?;
-    template::check(engine.as_ref(), &loaded.pipeline, run.state.job)?;
+    let placement = template::check(engine.as_ref(), &loaded.pipeline, run.state.job)?;
     if changed {
         write_settings(&run, loaded)?;
     }
     let prints_json = reporter.prints_json();
     let driver = Driver::new(loaded, run, start_mode, reporter, interrupts);
     let fitted = driver.run(engine.as_ref()).await?;
-    super::run::print_fitted(fitted.as_ref(), prints_json);
+    super::run::print_fitted(fitted.as_ref(), placement.ranks, prints_json);
     Ok(())
 }
 
@@ -200,7 +199,7 @@ pub async fn obstacle(
         return Ok(Some("its settings cannot be read".to_owned()));
     };
     let differing = paths_that_differ(&then, &loaded.pipeline);
-    if let Some(path) = differing.iter().find(|path| !may_change(path, &CHANGEABLE)) {
+    if let Some(path) = differing.iter().find(|path| !may_change(path, &CHANGEABLE_SETTINGS)) {
         return Ok(Some(format!("{path} has changed")));
     }
     let inputs = lock::changed_inputs(&found.folder(), &loaded.inputs, reporter, interrupts).await?;
@@ -215,13 +214,6 @@ fn is_changeable(set: &str, allowed: &[&str]) -> Result<(), Error> {
     }
 }
 
-/// Whether the setting at this path may change on resume, where those `allowed` may.
-fn may_change(path: &str, allowed: &[&str]) -> bool {
-    let under =
-        |allowed: &&str| path.strip_prefix(*allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    allowed.iter().any(under) && path != "container.image"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,13 +226,16 @@ mod tests {
             "memory.limit=0.5",
             "evaluate.batch=2",
             "track.tensorboard=true",
+            "container.gpus=2",
+            "train.ranks=4",
+            "train.shard=optimizer",
         ] {
-            assert!(is_changeable(set, &CHANGEABLE).is_ok(), "{set}");
+            assert!(is_changeable(set, &CHANGEABLE_SETTINGS).is_ok(), "{set}");
         }
         for set in
             ["train.seed=1", "train.batch=4", "memoryx=1", "container.image=x", "data.train=x", "evaluate.every=1", ""]
         {
-            assert!(is_changeable(set, &CHANGEABLE).is_err(), "{set}");
+            assert!(is_changeable(set, &CHANGEABLE_SETTINGS).is_err(), "{set}");
         }
     }
 }

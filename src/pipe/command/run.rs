@@ -22,7 +22,7 @@ use crate::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
 use crate::interrupt::Interrupts;
 use crate::lock;
-use crate::report::{Reporter, print, print_json, say};
+use crate::report::{Reporter, print, print_json, say, times_ranks};
 use crate::run::{self, Choices, Listed, Run};
 use crate::supervise::StartMode;
 
@@ -98,7 +98,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     let engine = registry::choose(wanted, &reporter).await?;
     let engine = engine.as_ref();
     // What cannot be had is said before there is a run.
-    template::check(engine, &loaded.pipeline, options.choices.job)?;
+    let placement = template::check(engine, &loaded.pipeline, options.choices.job)?;
     if options.dry_run {
         let description = tokio::select! {
             description = describe(engine, loaded, options.choices.job) => description?,
@@ -121,7 +121,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     driver.discard_bad_input = true;
     driver.reporter.note(&format!("run {id}"));
     let fitted = driver.run(engine).await?;
-    print_fitted(fitted.as_ref(), options.json);
+    print_fitted(fitted.as_ref(), placement.ranks, options.json);
     Ok(())
 }
 
@@ -188,9 +188,9 @@ async fn start_steps(
 }
 
 /// Prints the largest batch that a search found; nothing after a training.
-pub fn print_fitted(fitted: Option<&Fitted>, json: bool) {
+pub fn print_fitted(fitted: Option<&Fitted>, ranks: u32, json: bool) {
     if let Some(fitted) = fitted.filter(|_| !json) {
-        print(&fitted_line(fitted));
+        print(&fitted_line(fitted, ranks));
     }
 }
 
@@ -242,12 +242,13 @@ pub fn print_detached(id: &str, folder: &str, json: bool, quiet: bool) {
 }
 
 /// The result as a line of YAML.
-fn fitted_line(fitted: &Fitted) -> String {
+fn fitted_line(fitted: &Fitted, ranks: u32) -> String {
     let Fitted { batch, accum, effective_batch, peak, .. } = fitted;
     let of = fitted.capacity.map_or(String::new(), |capacity| format!(" of {}", human_bytes(capacity)));
     let result = match fitted.is_whole_step() {
+        true if ranks > 1 => format!("{batch} fits, and it is all that a rank has of a step; larger was not tried"),
         true => format!("{batch} fits, and it is the whole effective batch; larger was not tried"),
-        false => format!("x accum {accum} = {effective_batch}"),
+        false => format!("x accum {accum}{} = {effective_batch}", times_ranks(ranks)),
     };
     format!("train.batch: {batch}   # {result}; peak {}{of} on {}", human_bytes(*peak), fitted.device)
 }

@@ -3,12 +3,14 @@
 use pipe_spec::Status;
 use pipe_spec::evaluation::EvaluationDetails;
 use pipe_spec::pipeline::{LossUnit, WorkKind};
+use pipe_spec::text::human_bytes;
 use serde::Serialize;
 
 use crate::error::Error;
 use crate::report::{
-    ResultFiles, attempts_table, class_table, metrics_table, print, print_json, result_lines, speed, steps_table,
+    ResultFiles, Table, attempts_table, class_table, metrics_table, print, print_json, result_lines, speed, steps_table,
 };
+use crate::run::ranks::{self, RankFigures};
 use crate::run::{self, Listed, Record};
 
 /// How fast the median step was; absent before the first step.
@@ -27,6 +29,9 @@ struct Shown {
     files: ResultFiles,
     #[serde(skip_serializing_if = "Option::is_none")]
     throughput: Option<Throughput>,
+    /// Of each of several ranks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ranks: Vec<RankFigures>,
     /// What the evaluation of the model has shown, without pictures.
     #[serde(skip_serializing_if = "Option::is_none")]
     evaluation: Option<EvaluationDetails>,
@@ -42,11 +47,12 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     found.read_result();
     let record = Record::read(&found.folder());
     let throughput = record.tokens_per_second().map(|per_second| Throughput { per_second, unit: record.unit() });
+    let ranks = ranks::figures(&record.history.steps);
     if json {
         let mut evaluation = record.evaluation;
         evaluation.iter_mut().flat_map(|details| &mut details.retrieval).for_each(|example| example.picture.clear());
         let files = ResultFiles::find(&found.state, found.folder().path());
-        print_json(&Shown { found, files, throughput, evaluation });
+        print_json(&Shown { found, files, throughput, ranks, evaluation });
         return Ok(());
     }
     let state = &found.state;
@@ -73,6 +79,9 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     if !state.attempts.is_empty() {
         print(&format!("\n{}", attempts_table(state).on_stdout()));
     }
+    if !ranks.is_empty() {
+        print(&format!("\n{}", ranks_table(&ranks).on_stdout()));
+    }
     if let Some(table) = state.result.as_ref().and_then(metrics_table) {
         print(&format!("\n{}", table.on_stdout()));
     }
@@ -81,4 +90,15 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
         more.iter().for_each(|more| print(more));
     }
     Ok(())
+}
+
+/// What each of several ranks held, and how long it took.
+fn ranks_table(ranks: &[RankFigures]) -> Table {
+    let mut table = Table::new(&["rank", "peak", "time of a step"]);
+    let slowest = ranks::slowest(ranks);
+    for (index, RankFigures { peak, ms }) in ranks.iter().enumerate() {
+        let mark = if slowest == Some(index) { ", the slowest" } else { "" };
+        table.row(vec![index.to_string(), human_bytes(*peak), format!("{ms:.0} ms{mark}")]);
+    }
+    table
 }

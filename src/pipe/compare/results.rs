@@ -8,7 +8,7 @@ use pipe_spec::{Attempt, Cause, Outcome};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::report::duration;
+use crate::report::{duration, times_ranks};
 use crate::run::Record;
 
 /// What is not known is absent.
@@ -35,6 +35,7 @@ pub struct Results {
 pub struct AttemptResult {
     pub batch: u32,
     pub accum: u32,
+    pub ranks: u32,
     pub outcome: Option<Outcome>,
     pub cause: Option<Cause>,
     pub changes: Vec<String>,
@@ -81,14 +82,21 @@ impl Results {
 
 impl AttemptResult {
     fn new(attempt: &Attempt) -> Self {
-        let Attempt { batch, accum, outcome, cause, first_step, last_step, .. } = *attempt;
-        Self { batch, accum, outcome, cause, changes: attempt.changes.clone(), first_step, last_step }
+        let Attempt { batch, accum, ranks, outcome, cause, first_step, last_step, .. } = *attempt;
+        Self { batch, accum, ranks, outcome, cause, changes: attempt.changes.clone(), first_step, last_step }
     }
 }
 
 impl std::fmt::Display for AttemptResult {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} x {} {}", self.batch, self.accum, self.outcome.map_or("running", Outcome::name))?;
+        write!(
+            f,
+            "{} x {}{} {}",
+            self.batch,
+            self.accum,
+            times_ranks(self.ranks),
+            self.outcome.map_or("running", Outcome::name)
+        )?;
         // A cause is written as in run.json.
         if let Some(Ok(Value::String(cause))) = self.cause.map(serde_json::to_value) {
             write!(f, " ({})", cause.replace('_', " "))?;

@@ -7,6 +7,21 @@ use pipe_spec::{Variables, variables};
 use serde::Serialize;
 use serde_json::Value;
 
+/// The settings that may change when a run is resumed. None of them changes the training result.
+pub const CHANGEABLE_SETTINGS: [&str; 11] = [
+    "container",
+    "data.prefetch",
+    "data.workers",
+    "evaluate.batch",
+    "memory",
+    "notify",
+    "on_oom",
+    "track",
+    "train.rank_timeout",
+    "train.ranks",
+    "train.shard",
+];
+
 /// A setting that differs; absent where a run has none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Setting {
@@ -47,6 +62,13 @@ pub fn paths_that_differ(first: &Pipeline, second: &Pipeline) -> Vec<String> {
     let (first, second) = (flat(first), flat(second));
     let paths: BTreeSet<&String> = first.keys().chain(second.keys()).collect();
     paths.into_iter().filter(|path| first.get(*path) != second.get(*path)).cloned().collect()
+}
+
+/// Whether the setting at this path may change on resume, where those `allowed` may.
+pub fn may_change(path: &str, allowed: &[&str]) -> bool {
+    let under =
+        |allowed: &&str| path.strip_prefix(*allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    allowed.iter().any(under) && path != "container.image"
 }
 
 fn flatten(path: &str, value: &Value, into: &mut BTreeMap<String, String>) {

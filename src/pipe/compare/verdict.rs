@@ -140,6 +140,7 @@ mod tests {
         let attempt = AttemptResult {
             batch,
             accum: 1,
+            ranks: 1,
             outcome: Some(Outcome::Finished),
             cause: None,
             changes: Vec::new(),

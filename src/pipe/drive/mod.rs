@@ -1,5 +1,6 @@
 //! Runs one run from its state on disk to its end: engine, image, lock, card, attempts, report.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -179,15 +180,20 @@ impl<'a> Driver<'a> {
                     .note(&format!("the engine {engine} does not limit memory: container.memory has no effect"));
             }
         }
-        if let Some(limit) = template.limit_without_container(engine) {
+        if let Some(limit) = template.own_limit(engine).filter(|_| !engine.limits_memory()) {
+            let own = match template.placement.ranks {
+                1 => format!("the trainer limits its own allocations to container.memory ({limit})"),
+                ranks => format!(
+                    "each of {ranks} ranks limits its own allocations to its share of container.memory ({limit})"
+                ),
+            };
             self.reporter.note(&format!(
-                "the engine {} does not limit memory: the trainer limits its own allocations to container.memory ({limit}); \
-                 libraries and mapped files are not counted",
+                "the engine {} does not limit memory: {own}; libraries and mapped files are not counted",
                 self.run.state.engine
             ));
         }
         self.check_lock(&program, engine, &template).await?;
-        let _tickets = self.queue(engine, template.device, gpus).await?;
+        let _tickets = self.queue(engine, template.placement.device, gpus).await?;
         let ledger = Ledger::find().filter(|_| !self.run.state.ignore_ledger);
         self.check_ledger(ledger.as_ref());
         let first = template.spec(engine, self.run.folder.path(), 1, &template.first_settings());
@@ -201,7 +207,7 @@ impl<'a> Driver<'a> {
             let data = match (first.training(), loaded.pipeline.command()) {
                 (Some(spec), _) => ledger::data_hash(spec, inputs),
                 (None, command) => command.map_or_else(String::new, |command| {
-                    LedgerJob::of_command(command, false, template.device).data().to_owned()
+                    LedgerJob::of_command(command, false, template.placement.device).data().to_owned()
                 }),
             };
             LedgerSession::open(ledger, &self.run.state.id, identity, data)
@@ -281,8 +287,9 @@ impl<'a> Driver<'a> {
         if device == Device::Cpu || self.run.state.no_queue || engine.has_queue() {
             return Ok(tickets);
         }
-        for card in queue::card_names(gpus) {
-            match self.queue_for(&card).await? {
+        let cards = queue::card_names(gpus, &engine.cards(&Gpus::All));
+        for card in &cards {
+            match self.queue_for(card, &cards).await? {
                 Some(ticket) => tickets.push(ticket),
                 None => break,
             }
@@ -290,7 +297,8 @@ impl<'a> Driver<'a> {
         Ok(tickets)
     }
 
-    async fn queue_for(&mut self, card: &str) -> Result<Option<Ticket>, Error> {
+    /// `cards` are all that the run wants.
+    async fn queue_for(&mut self, card: &str, cards: &BTreeSet<String>) -> Result<Option<Ticket>, Error> {
         let ticket = match Ticket::take(card, &self.run.state.id) {
             Ok((ticket, warning)) => {
                 warning.iter().for_each(|warning| self.reporter.note(warning));
@@ -314,7 +322,13 @@ impl<'a> Driver<'a> {
                     1 => String::new(),
                     count => format!(", {} more ahead of this run", count - 1),
                 };
-                let waiting = format!("waiting for {card}: {first} has it{more}");
+                let all = match cards.len() {
+                    1 => String::new(),
+                    _ => {
+                        format!("; this run wants {}", cards.iter().map(String::as_str).collect::<Vec<_>>().join(", "))
+                    }
+                };
+                let waiting = format!("waiting for {card}: {first} has it{more}{all}");
                 self.reporter.note(&waiting);
                 self.doing(&waiting)?;
                 reported = ahead;

@@ -25,16 +25,19 @@ use super::{
 };
 use crate::background;
 use crate::error::Error;
-use crate::gpu::Card;
+use crate::gpu::{Card, VISIBLE_DEVICES, Visible};
 use crate::image::{self, check_cards};
 use crate::report::Reporter;
 
 /// How long a trainer whose `pipe` is gone may take to save and end. Ours takes 120 s at most.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long the processes that a command left behind may go on, unless they were asked to stop.
+/// How long the processes that a job left behind may go on, unless they were asked to stop.
 const REST_TIMEOUT: Duration = Duration::from_secs(5);
 const REST_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The exit code of a job that SIGKILL ended.
+const KILLED: i64 = 128 + 9;
 
 const NAME: &str = "process";
 
@@ -70,7 +73,7 @@ struct Process {
     is_trainer: bool,
     /// The variable that its processes have.
     job: String,
-    /// Tells when what a command left behind was ended.
+    /// Tells when what the job left behind was ended.
     rest: Option<oneshot::Receiver<()>>,
     stop_requested: Arc<AtomicBool>,
     /// Open for as long as this `pipe` lives: the trainer ends when it closes.
@@ -91,7 +94,7 @@ impl Engine for ProcessEngine {
 
     fn device(&self, gpus: &Gpus) -> Result<Device, Error> {
         // Not every system that has a driver has its devices there.
-        let present = || Path::new("/dev/nvidiactl").exists() || !Card::read(gpus).is_empty();
+        let present = || Path::new("/dev/nvidiactl").exists() || !self.cards(&Gpus::All).is_empty();
         match gpus {
             Gpus::Count(0) => Ok(Device::Cpu),
             _ if present() => Ok(Device::Cuda),
@@ -103,7 +106,7 @@ impl Engine for ProcessEngine {
     }
 
     fn cards(&self, gpus: &Gpus) -> Vec<Card> {
-        Card::read(gpus)
+        Card::read(&Visible::here().choose(gpus))
     }
 
     fn check(&self, container: &Container) -> Result<(), Error> {
@@ -167,8 +170,10 @@ impl Engine for ProcessEngine {
                 command.stdin(Stdio::null()).stdout(writer.try_clone().map_err(spawn_error)?).stderr(writer);
             }
         }
-        if let Gpus::Ids(ids) = &launch.gpus {
-            command.env("CUDA_VISIBLE_DEVICES", ids.join(","));
+        // What the pipeline sets itself, it means so.
+        let is_set = launch.env.contains_key(VISIBLE_DEVICES) && !matches!(launch.gpus, Gpus::Ids(_));
+        if let Some(ids) = Visible::here().of_job(&launch.gpus).filter(|_| !is_set) {
+            command.env(VISIBLE_DEVICES, ids);
         }
         ask_to_end_with_this_process(&mut command);
         let oom_kills_before = cgroup_oom_kills();
@@ -177,7 +182,7 @@ impl Engine for ProcessEngine {
         drop(command);
         let (sender, lines) = mpsc::channel(1024);
         let stop_requested = Arc::new(AtomicBool::new(false));
-        let rest = child.id().filter(|_| !is_trainer).map(|id| {
+        let rest = child.id().map(|id| {
             let rest = Rest {
                 leader: id,
                 job: job_variable(launch),
@@ -218,7 +223,8 @@ impl Engine for ProcessEngine {
         }
         let Some(id) = id else { return Ok(FoundJob::NotStarted) };
         let began = Instant::now();
-        while id.parse().is_ok_and(|id| is_of_job(id, &variable)) {
+        // Its ranks may live longer than it does.
+        while !processes_of(&variable).is_empty() {
             if began.elapsed() > SAVE_TIMEOUT {
                 return Err(Error::StillRuns { pid: id.to_owned() });
             }
@@ -246,9 +252,7 @@ impl JobHandle for Process {
 
     async fn kill(&self) -> Result<(), Error> {
         self.signal(libc::SIGKILL);
-        if !self.is_trainer {
-            processes_of(&self.job).into_iter().for_each(|id| signal(id, libc::SIGKILL));
-        }
+        processes_of(&self.job).into_iter().for_each(|id| signal(id, libc::SIGKILL));
         Ok(())
     }
 
@@ -260,8 +264,8 @@ impl JobHandle for Process {
         let failed = |source| Error::Spawn { program: self.program.clone(), source };
         let status = self.child.wait().await.map_err(failed)?;
         let exit_code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).map(i64::from);
-        // Of a command it may have been one of its processes.
-        let killed = status.signal() == Some(libc::SIGKILL) || (!self.is_trainer && !status.success());
+        // It may have been one of its processes: a trainer whose rank was killed ends as if it had been killed itself.
+        let killed = exit_code == Some(KILLED) || (!self.is_trainer && !status.success());
         let oom_killed = killed && cgroup_oom_kills() > self.oom_kills_before;
         Ok(Ending { oom_killed, ..Ending::exited(exit_code) })
     }
@@ -283,7 +287,7 @@ impl Process {
     }
 }
 
-/// What a command may leave behind when its first process, the leader, ends.
+/// What a job may leave behind when its first process, the leader, ends: processes of a command, or ranks of a training.
 struct Rest {
     leader: u32,
     job: String,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use futures_util::future::LocalBoxFuture;
+use pipe_spec::pipeline::Gpus;
 
 use super::{Engine, docker, process};
 use crate::error::Error;
@@ -37,12 +38,17 @@ pub struct Registration {
 /// This machine, for the checks of `pipe doctor`.
 pub struct Host {
     pub trainer: Result<PathBuf, Error>,
-    pub card: Option<Card>,
+    pub cards: Vec<Card>,
 }
 
 impl Host {
     pub fn look() -> Self {
-        Self { trainer: image::find_trainer(), card: Card::of_host() }
+        Self { trainer: image::find_trainer(), cards: Card::read(&Gpus::All) }
+    }
+
+    /// The first card.
+    pub fn card(&self) -> Option<&Card> {
+        self.cards.first()
     }
 }
 

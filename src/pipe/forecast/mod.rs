@@ -7,11 +7,14 @@ use std::num::NonZeroU32;
 use pipe_model::memory::{self, Estimate, Lengths, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel};
 use pipe_model::{ConfigError, ModelConfig, Parameter};
 use pipe_spec::pipeline::{
-    Arch, BatchSetting, Checkpointing, Data, Limit, Memory, OptimizerKind, Precision, Split, Train, Training, accum,
+    Arch, BatchSetting, Checkpointing, Data, Limit, Memory, OptimizerKind, Precision, Ranks, Shard, Split, Train,
+    Training, accum,
 };
 use serde::Serialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
+
+use crate::attempt::placement::share;
 
 /// What a process holds on a card before it has allocated anything: measured on an H200 with driver 580.
 pub const CONTEXT: u64 = 768 << 20;
@@ -40,7 +43,10 @@ pub struct Breakdown {
 pub struct Forecast {
     pub params: u64,
     pub batch: u32,
+    /// Batches of a rank in a step.
     pub accum: u32,
+    /// Trainer processes that share a step, each with a card of its own. What follows is of one card.
+    pub ranks: u32,
     pub effective_batch: u32,
     /// All of the breakdown together.
     pub peak: u64,
@@ -120,6 +126,16 @@ impl Forecaster {
         }
     }
 
+    /// With so many ranks.
+    pub fn with_ranks(mut self, ranks: u32) -> Self {
+        self.train.ranks = NonZeroU32::new(ranks).map_or(Ranks::Auto, Ranks::Count);
+        self
+    }
+
+    fn ranks(&self) -> u32 {
+        self.train.ranks.count()
+    }
+
     pub fn forecast(&self, card: Option<Target>) -> Result<Forecast, NoForecast> {
         let arch = self.model.arch;
         let config = pipe_model::read_config(arch, &self.model.config)?;
@@ -131,7 +147,7 @@ impl Forecaster {
         let automatic = capacity.and_then(|capacity| recomputing.largest(&model, capacity));
         let batch = match self.train.batch {
             BatchSetting::Auto => automatic.map_or(1, |(batch, _)| batch),
-            BatchSetting::Fixed(batch) => batch.get(),
+            BatchSetting::Fixed(batch) => batch.get().min(self.share()),
         };
         // With `auto` all of it is kept where it fits, as the trainer sees it.
         let kept = self.with_checkpointing(Checkpointing::Off).peak(&model, batch).saturating_sub(CONTEXT);
@@ -155,7 +171,8 @@ impl Forecaster {
         Ok(Forecast {
             params: estimate.params,
             batch,
-            accum: accum(effective_batch, batch, self.train.ranks.count()),
+            accum: accum(effective_batch, batch, self.ranks()),
+            ranks: self.ranks(),
             effective_batch,
             peak,
             allocated: peak - CONTEXT,
@@ -210,7 +227,7 @@ impl Forecaster {
             Some((batch, peak)) => Row {
                 gib,
                 batch: Some(batch),
-                accum: Some(accum(self.train.effective_batch, batch, self.train.ranks.count())),
+                accum: Some(accum(self.train.effective_batch, batch, self.ranks())),
                 peak,
             },
             None => Row { gib, batch: None, accum: None, peak: self.peak(model, 1) },
@@ -223,12 +240,17 @@ impl Forecaster {
         if !fits(1) {
             return None;
         }
-        let (mut fitting, mut beyond) = (1, self.train.effective_batch.saturating_add(1));
+        let (mut fitting, mut beyond) = (1, self.share().saturating_add(1));
         while beyond - fitting > 1 {
             let middle = fitting + (beyond - fitting) / 2;
             if fits(middle) { fitting = middle } else { beyond = middle }
         }
         Some((fitting, self.peak(model, fitting)))
+    }
+
+    /// Samples of a step that a rank has at most.
+    fn share(&self) -> u32 {
+        share(self.train.effective_batch, self.ranks())
     }
 
     fn peak(&self, model: &Model<'_>, batch: u32) -> u64 {
@@ -242,7 +264,9 @@ impl Forecaster {
             optimizer: self.train.optimizer.kind,
             checkpointing: self.train.checkpointing == Checkpointing::On,
             batch: batch.into(),
-            accum: accum(self.train.effective_batch, batch, self.train.ranks.count()).into(),
+            accum: accum(self.train.effective_batch, batch, self.ranks()).into(),
+            ranks: self.ranks(),
+            sharded: self.ranks() > 1 && !self.train.shard.is_none(),
             source: source.into(),
             target: target.into(),
             padded: true,
@@ -291,6 +315,9 @@ impl Forecaster {
         if self.train.optimizer.kind != OptimizerKind::Adafactor {
             let kind = OptimizerKind::Adafactor;
             consider("train.optimizer.kind: adafactor".to_owned(), &with(&|one| one.train.optimizer.kind = kind));
+        }
+        if self.ranks() > 1 && self.train.shard.is_none() {
+            consider("train.shard: optimizer".to_owned(), &with(&|one| one.train.shard = Shard::Optimizer));
         }
         for (key, get) in LENGTHS {
             let mut changed = self.clone();

@@ -1,5 +1,7 @@
 //! The card, asked through NVML from outside of any container: what it is, what is free, and who holds the rest.
 
+use std::collections::BTreeSet;
+
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -11,6 +13,10 @@ use super::Capability;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Card {
+    /// Its number on this machine, as the driver counts.
+    pub index: u32,
+    /// The driver's own name for it, `GPU-...`, if it reports one.
+    pub uuid: Option<String>,
     pub name: String,
     pub driver: String,
     /// If the driver reports it.
@@ -32,28 +38,47 @@ pub struct Holder {
 }
 
 impl Card {
-    /// The cards of this host that the pipeline asks for, as far as the driver knows them: none without a driver.
+    /// The cards of this host that the pipeline asks for, as far as the driver knows them: none without a driver. In the order in
+    /// which the driver counts them, which is the order that a job sees them in.
     pub fn read(gpus: &Gpus) -> Vec<Self> {
-        let indices: Vec<u32> = match gpus {
-            Gpus::Count(count) => (0..*count).collect(),
-            Gpus::Auto => vec![0],
-            Gpus::Ids(ids) => ids.iter().map(|id| id.parse().unwrap_or(0)).collect(),
-            Gpus::All => (0..count()).collect(),
+        let known = |error: &NvmlError| tracing::debug!("NVML: {error}");
+        let Ok(nvml) = Nvml::init().inspect_err(known) else { return Vec::new() };
+        let count = nvml.device_count().inspect_err(known).unwrap_or(0);
+        let indices: BTreeSet<u32> = match gpus {
+            Gpus::Count(wanted) => (0..count.min(*wanted)).collect(),
+            Gpus::Auto => (0..count.min(1)).collect(),
+            Gpus::All => (0..count).collect(),
+            Gpus::Ids(ids) => ids.iter().filter_map(|id| index_of(&nvml, count, id)).collect(),
         };
-        indices.into_iter().filter_map(Self::at).collect()
+        indices.into_iter().filter_map(|index| Self::ask(&nvml, index).inspect_err(known).ok()).collect()
     }
 
     /// The first card of this host.
     pub fn of_host() -> Option<Self> {
-        Self::at(0)
+        Self::read(&Gpus::Count(1)).into_iter().next()
     }
 
-    fn at(index: u32) -> Option<Self> {
-        Self::ask(index).inspect_err(|error| tracing::debug!("NVML: {error}")).ok()
+    /// Whether a pipeline may call it so: by its number, or by the beginning of the driver's name.
+    pub fn is_called(&self, id: &str) -> bool {
+        id.parse() == Ok(self.index) || self.uuid.as_deref().is_some_and(|uuid| is_uuid(id) && uuid.starts_with(id))
     }
 
-    fn ask(index: u32) -> Result<Self, NvmlError> {
-        let nvml = Nvml::init()?;
+    /// For tests.
+    #[cfg(test)]
+    pub fn example(index: u32) -> Self {
+        Self {
+            index,
+            uuid: None,
+            name: "Test Card".to_owned(),
+            driver: "1.2.3".to_owned(),
+            capability: None,
+            total: 16 << 30,
+            free: 16 << 30,
+            holders: Vec::new(),
+        }
+    }
+
+    fn ask(nvml: &Nvml, index: u32) -> Result<Self, NvmlError> {
         let device = nvml.device_by_index(index)?;
         let memory = device.memory_info()?;
         let mut holders: Vec<Holder> = device
@@ -72,6 +97,8 @@ impl Card {
         let capability = device.cuda_compute_capability().ok();
         let number = |part: i32| u32::try_from(part).ok();
         Ok(Self {
+            index,
+            uuid: device.uuid().ok(),
             name: device.name()?,
             driver: nvml.sys_driver_version()?,
             capability: capability
@@ -97,9 +124,25 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// How many cards the driver knows.
-fn count() -> u32 {
-    Nvml::init().and_then(|nvml| nvml.device_count()).unwrap_or(0)
+/// Whether an id names a whole card, and not a part of one (MIG).
+pub fn is_whole(id: &str) -> bool {
+    id.parse::<u32>().is_ok() || is_uuid(id)
+}
+
+fn is_uuid(id: &str) -> bool {
+    id.starts_with("GPU-")
+}
+
+/// The number of the card that a pipeline calls so; none of a part of a card, or of a card that is not there.
+fn index_of(nvml: &Nvml, count: u32, id: &str) -> Option<u32> {
+    match id.parse() {
+        Ok(index) => Some(index).filter(|index| *index < count),
+        Err(_) if is_uuid(id) => (0..count).find(|index| {
+            let uuid = nvml.device_by_index(*index).and_then(|device| device.uuid());
+            uuid.is_ok_and(|uuid| uuid.starts_with(id))
+        }),
+        Err(_) => None,
+    }
 }
 
 fn program(pid: u32) -> Option<String> {

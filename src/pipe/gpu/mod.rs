@@ -2,8 +2,10 @@
 
 mod capability;
 mod card;
+mod visible;
 
 pub use capability::{Architecture, Capability};
-pub use card::Card;
 #[cfg(test)]
 pub use card::Holder;
+pub use card::{Card, is_whole};
+pub use visible::{VISIBLE_DEVICES, Visible};

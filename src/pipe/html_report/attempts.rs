@@ -41,7 +41,10 @@ fn row(attempts: &[Attempt], index: usize) -> Vec<String> {
     let changes = if attempt.changes.is_empty() { "none".to_owned() } else { escape(&attempt.changes.join(", ")) };
     vec![
         attempt.number.to_string(),
-        format!("{} &times; {}", attempt.batch, attempt.accum),
+        match attempt.ranks {
+            1 => format!("{} &times; {}", attempt.batch, attempt.accum),
+            ranks => format!("{} &times; {} &times; {ranks} ranks", attempt.batch, attempt.accum),
+        },
         format!("<span class=\"tag {outcome}\">{outcome}</span>"),
         known(why),
         known(attempt.action.as_deref().map(escape).map(|action| prose(&action))),

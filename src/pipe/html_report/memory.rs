@@ -18,7 +18,11 @@ pub fn section(run: &Record, variables: &Variables) -> String {
     let measured = run.peak_memory();
     let capacity = run.history.capacity();
     let mut html = "<section id=\"memory\"><h2>Memory, predicted and measured</h2>".to_owned();
-    let batch = format!("batch {} &times; accum {}", forecast.batch, forecast.accum);
+    let ranks = match forecast.ranks {
+        1 => String::new(),
+        ranks => format!(" &times; {ranks} ranks, on each card"),
+    };
+    let batch = format!("batch {} &times; accum {}{ranks}", forecast.batch, forecast.accum);
     let limit =
         capacity.map_or(String::new(), |bytes| format!(" The dashed line is the capacity, {}.", human_bytes(bytes)));
     let moment = escape(&forecast.moment);
@@ -53,7 +57,8 @@ fn forecast(run: &Record, variables: &Variables) -> Option<Forecast> {
     // What `checkpointing: auto` comes to depends on what there was. On the CPU nothing is computed again.
     let capacity = run.history.capacity().filter(|_| !on_cpu(run));
     training.memory.limit = capacity.map(|bytes| Limit::Size(ByteSize(bytes)));
-    Forecaster::new(training, &config).forecast(None).ok()
+    let ranks = run.history.started.last().map_or(1, |(_, started)| started.ranks.max(1));
+    Forecaster::new(training, &config).with_ranks(ranks).forecast(None).ok()
 }
 
 fn parts(forecast: &Forecast) -> [(&'static str, u64); 6] {

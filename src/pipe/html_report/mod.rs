@@ -10,6 +10,7 @@ mod curve;
 mod escape;
 mod figures;
 mod memory;
+mod ranks;
 pub mod results;
 mod retrieval;
 mod scale;
@@ -82,6 +83,7 @@ fn one(run: &Record, variables: &Variables) -> String {
     [
         sections::heading(run),
         run.state.as_ref().map_or(String::new(), attempts::section),
+        ranks::section(run),
         format!("<section id=\"curves\"><h2>Curves</h2>{key}<div class=\"figures\">{charts}</div></section>\n"),
         metrics(std::slice::from_ref(run)),
         classes::section(run),

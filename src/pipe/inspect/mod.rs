@@ -12,6 +12,7 @@ use pipe_spec::{Device, Inspection, Problems, TrainerExit};
 use serde::Serialize;
 use tokio::process::Command;
 
+use crate::attempt::placement::expected_ranks;
 use crate::attempt::template::trainer_spec;
 use crate::error::Error;
 use crate::gpu::Card;
@@ -88,7 +89,8 @@ fn expected_time(loaded: &Loaded, inputs: &Inputs, steps: u64) -> Option<Expecte
     let card = Card::of_host().filter(|_| loaded.pipeline.container.gpus != Gpus::Count(0));
     let device = card.map_or("cpu".to_owned(), |card| card.name);
     let config = model_config(training, inputs)?;
-    let spec = trainer_spec(training, inputs, PathBuf::new(), |input: &Input| input.host.clone());
+    let mut spec = trainer_spec(training, inputs, PathBuf::new(), |input: &Input| input.host.clone());
+    spec.rank.count = expected_ranks(&loaded.pipeline);
     let session = LedgerSession::open(Ledger::find()?, "", String::new(), ledger::data_hash(&spec, inputs));
     let pace = session.pace(&LedgerJob::of_training(&spec, &config), &device).ok()??;
     Some(ExpectedTime { seconds: pace.seconds(steps, training.train.effective_batch), device, run: pace.run })

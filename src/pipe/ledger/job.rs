@@ -22,6 +22,7 @@ pub struct LedgerJob {
     pub(super) optimizer: OptimizerKind,
     pub(super) checkpointing: Checkpointing,
     pub(super) ranks: u32,
+    pub(super) sharded: bool,
     pub(super) fills: bool,
     pub(super) allocator: String,
     pub(super) device: Device,
@@ -42,6 +43,7 @@ impl LedgerJob {
             optimizer: spec.train.optimizer.kind,
             checkpointing: spec.train.checkpointing,
             ranks: spec.rank.count,
+            sharded: spec.rank.count > 1 && !spec.train.shard.is_none(),
             fills: spec.train.split == Split::Fill,
             allocator: allocator_text(&spec.memory.allocator),
             device: spec.device,
@@ -65,6 +67,7 @@ impl LedgerJob {
             optimizer: OptimizerKind::Adamw,
             checkpointing: Checkpointing::Off,
             ranks: 1,
+            sharded: false,
             fills: false,
             allocator: allocator_text(&Allocator { expandable_segments, ..command.memory.allocator.clone() }),
             device,
@@ -73,6 +76,11 @@ impl LedgerJob {
             is_command: true,
             effective_batch: command.train.effective_batch,
         }
+    }
+
+    /// The largest batch that makes a difference: all that a rank has of a step.
+    pub fn largest_batch(&self) -> u32 {
+        self.effective_batch.div_ceil(self.ranks.max(1))
     }
 
     /// What the ledger finds how long the rows of a command are by: itself.

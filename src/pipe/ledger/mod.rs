@@ -31,6 +31,9 @@ pub struct Key {
     /// Trainer processes that share a step.
     #[serde(default = "one_rank", skip_serializing_if = "is_one_rank")]
     pub ranks: u32,
+    /// Whether each of them keeps the optimizer's state of its own parameters alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sharded: bool,
     /// Tokens of the longest row, such as `480` or `512+128`.
     pub longest: String,
     /// With `train.split: fill` what decides how many samples a part has beside the batch: samples of a step, and a hash of the
@@ -191,6 +194,7 @@ mod tests {
             optimizer: OptimizerKind::Adamw,
             checkpointing: Checkpointing::Off,
             ranks: 1,
+            sharded: false,
             filled: None,
             longest: "64".to_owned(),
             allocator: "default".to_owned(),

@@ -54,6 +54,7 @@ impl LedgerSession {
             optimizer: job.optimizer,
             checkpointing: job.checkpointing,
             ranks: job.ranks,
+            sharded: job.sharded,
             longest: longest.to_owned(),
             filled: job.fills.then(|| (job.effective_batch, self.data.clone())),
             allocator: job.allocator.clone(),
@@ -191,8 +192,8 @@ pub fn advise(entry: &LedgerEntry, job: &LedgerJob, batch: u32, min_batch: u32, 
 
 /// The batch that an earlier search found for a job like this.
 pub fn known_largest(entry: &LedgerEntry, job: &LedgerJob, capacity: Option<u64>) -> Option<u32> {
-    let effective_batch = job.effective_batch;
-    entry.largest(&BatchRequest { batch: effective_batch, effective_batch, ranks: job.ranks, min_batch: 1, capacity })
+    let (batch, effective_batch) = (job.largest_batch(), job.effective_batch);
+    entry.largest(&BatchRequest { batch, effective_batch, ranks: job.ranks, min_batch: 1, capacity })
 }
 
 /// A hash of what decides how long the rows of a training are.

@@ -56,6 +56,9 @@ pub fn differences(first: &Lock, second: &Lock) -> Vec<Difference> {
         found.known("driver", Effect::Rounding, &one.driver, &other.driver, Clone::clone);
         found.known("compute capability", Effect::Rounding, &one.capability, &other.capability, Clone::clone);
     }
+    let names = |lock: &Lock| lock.cards.iter().map(|card| card.name.clone()).collect::<Vec<_>>();
+    let several = |lock: &Lock| Some(names(lock)).filter(|names| !names.is_empty());
+    found.known("cards", Effect::Rounding, &several(first), &several(second), |names| names.join(", "));
     found.known("cpu", Effect::Rounding, &first.cpu, &second.cpu, |cpu| format!("{} x {}", cpu.count, cpu.model));
     let threads = |lock: &Lock| lock.resolved.is_some().then_some(lock.threads);
     let number = |threads: &Option<u32>| threads.map_or("default of libtorch".to_owned(), |count| count.to_string());
@@ -182,6 +185,7 @@ mod tests {
             libtorch: text("2.11.0"),
             device: text("H200"),
             card: Some(LockedCard { name: "H200".to_owned(), driver: text("580"), capability: text("9.0") }),
+            cards: ["H200", "H100"].map(|name| LockedCard { name: name.to_owned(), ..LockedCard::default() }).to_vec(),
             cpu: Some(Cpu { model: "Abacus".to_owned(), count: 4 }),
             threads: Some(2),
             ranks: Some(1),
@@ -199,8 +203,9 @@ mod tests {
     fn each_difference_has_its_effect() {
         use Effect::{Forbids, None as Nothing, Rounding};
         type Change = fn(&mut Lock);
-        let cases: [(Change, &str, Effect); 23] = [
+        let cases: [(Change, &str, Effect); 24] = [
             (|lock| lock.ranks = Some(2), "ranks", Rounding),
+            (|lock| lock.cards.reverse(), "cards", Rounding),
             (|lock| lock.resolved = Some("x".into()), "settings", Forbids),
             (|lock| lock.seed = Some(2), "seed", Forbids),
             (|lock| lock.train[1].hash = "x".into(), "data.train", Forbids),

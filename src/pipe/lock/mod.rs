@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::files::digests::Digests;
 use crate::files::model_files;
 use crate::files::write_json;
+use crate::gpu::Card;
 use crate::input::{Input, Inputs};
 use crate::interrupt::Interrupts;
 use crate::report::Reporter;
@@ -43,8 +44,14 @@ pub async fn collect(
     let (pipeline, inputs) = (template.pipeline, template.inputs);
     let resolved = settings(pipeline);
     let names: BTreeSet<String> = variables::names(&resolved).map(str::to_owned).collect();
-    let cards = if template.device == Device::Cuda { engine.cards(&pipeline.container.gpus) } else { Vec::new() };
-    let card = cards.into_iter().next();
+    let cards =
+        if template.placement.device == Device::Cuda { engine.cards(&pipeline.container.gpus) } else { Vec::new() };
+    let locked = |card: &Card| LockedCard {
+        name: card.name.clone(),
+        driver: Some(card.driver.clone()),
+        capability: card.capability.map(|capability| capability.to_string()),
+    };
+    let card = cards.first().map(locked);
     // One that is still to be trained will be the one that the run had: the hashes of the training data answer for it.
     let then = inputs.tokenizer_training.as_ref().and_then(|_| read(folder));
     let (tokenizer, tokenizer_files) =
@@ -65,18 +72,15 @@ pub async fn collect(
         hub: Vec::new(),
         commit: commit::read(Path::new(".")),
         libtorch: None,
-        device: match (template.device, &card) {
+        device: match (template.placement.device, &card) {
             (Device::Cpu, _) => Some("cpu".to_owned()),
             (Device::Cuda, card) => card.as_ref().map(|card| card.name.clone()),
         },
-        card: card.map(|card| LockedCard {
-            name: card.name,
-            driver: Some(card.driver),
-            capability: card.capability.map(|capability| capability.to_string()),
-        }),
+        card,
+        cards: if cards.len() > 1 { cards.iter().map(locked).collect() } else { Vec::new() },
         cpu: cpu(),
         threads: template.threads(),
-        ranks: Some(pipeline.work.ranks()),
+        ranks: Some(template.placement.ranks),
     };
     with_inputs(lock, inputs, reporter, interrupts).await
 }

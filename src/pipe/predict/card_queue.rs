@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pipe_spec::pipeline::Gpus;
 
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::interrupt::Interrupts;
 use crate::queue::{Ticket, card_names};
@@ -14,13 +15,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Waits until no run has the cards. They are held while the tickets live.
 pub async fn wait(
+    engine: &dyn Engine,
     gpus: &Gpus,
     id: &str,
     reporter: &Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<Vec<Ticket>, Error> {
     let mut tickets = Vec::new();
-    for card in card_names(gpus) {
+    for card in card_names(gpus, &engine.cards(&Gpus::All)) {
         let ticket = match Ticket::take(&card, id) {
             Ok((ticket, warning)) => {
                 warning.iter().for_each(|warning| reporter.note(warning));

@@ -39,6 +39,15 @@ const WRITABLE: &str = "job";
 const SPEC: &str = "spec.json";
 const OUTPUT: &str = "predictions.jsonl";
 
+/// One card of those that the training had: one process predicts.
+fn one_of(gpus: &Gpus) -> Gpus {
+    match gpus {
+        Gpus::Auto | Gpus::Count(0 | 1) => gpus.clone(),
+        Gpus::Count(_) | Gpus::All => Gpus::Count(1),
+        Gpus::Ids(ids) => Gpus::Ids(ids.iter().take(1).cloned().collect()),
+    }
+}
+
 impl Job<'_> {
     /// The complete output, once `run` has ended well.
     pub fn output(&self) -> PathBuf {
@@ -64,7 +73,7 @@ impl Job<'_> {
         write_json(&self.folder.join(SPEC), &self.spec(engine, device))?;
         let launch = self.launch(engine, gpus, program.image);
         let _tickets = match device == Device::Cuda && !no_queue && !engine.has_queue() {
-            true => card_queue::wait(&launch.gpus, &launch.run_id, reporter, interrupts).await?,
+            true => card_queue::wait(engine, &launch.gpus, &launch.run_id, reporter, interrupts).await?,
             false => Vec::new(),
         };
         let mut job = engine.start(&launch).await?;
@@ -75,7 +84,7 @@ impl Job<'_> {
 
     /// A model that was trained on a card also predicts where there is none.
     fn device(&self, engine: &dyn Engine, on_cpu: bool, reporter: &Reporter) -> Result<(Device, Gpus), Error> {
-        let gpus = &self.subject.container.gpus;
+        let gpus = &one_of(&self.subject.container.gpus);
         if on_cpu {
             return Ok((Device::Cpu, Gpus::Count(0)));
         }
@@ -125,7 +134,8 @@ impl Job<'_> {
     fn launch(&self, engine: &dyn Engine, gpus: Gpus, image: Option<String>) -> Launch {
         let container = &self.subject.container;
         let value = |text: &str| self.subject.variables.expand(text).unwrap_or_default();
-        let mut env = BTreeMap::from([("OMP_WAIT_POLICY".to_owned(), "PASSIVE".to_owned())]);
+        let own = [("OMP_WAIT_POLICY", "PASSIVE"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")];
+        let mut env: BTreeMap<String, String> = own.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         env.extend(container.env.iter().map(|(name, text)| (name.clone(), value(text))));
         let run = Path::new(CONTAINER_RUN_FOLDER);
         let pair = |name: &str| {

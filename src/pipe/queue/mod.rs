@@ -15,6 +15,7 @@ use pipe_spec::pipeline::Gpus;
 use rustix::process::geteuid;
 
 use crate::error::Error;
+use crate::gpu::Card;
 use folder::{Folder, TicketState};
 
 /// The digits of a number, and the largest one.
@@ -168,14 +169,21 @@ fn run_id(text: &str) -> String {
     if is_id { id } else { "(without a name)".to_owned() }
 }
 
-/// The names of the requested cards, in the order in which every run queues for them.
-pub fn card_names(gpus: &Gpus) -> BTreeSet<String> {
+/// The names of the requested cards, in the order in which every run queues for them. A card that the driver knows, which is one of
+/// `present`, has one name however a pipeline calls it.
+pub fn card_names(gpus: &Gpus, present: &[Card]) -> BTreeSet<String> {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() || "_.:-".contains(letter) { letter } else { '-' };
     let name = |id: &str| format!("gpu-{}", id.chars().take(100).map(plain).collect::<String>());
+    let at = |position: u32| present.get(position as usize).map_or(position, |card| card.index);
+    let first = |count: u32| (0..count.max(1)).map(|position| name(&at(position).to_string())).collect();
     match gpus {
-        Gpus::Ids(ids) => ids.iter().map(|id| name(id)).collect(),
-        Gpus::Count(count) => (0..(*count).max(1)).map(|index| name(&index.to_string())).collect(),
-        Gpus::Auto | Gpus::All => BTreeSet::from([name("0")]),
+        Gpus::Ids(ids) => {
+            let card = |id: &String| present.iter().find(|card| card.is_called(id));
+            ids.iter().map(|id| card(id).map_or_else(|| name(id), |card| name(&card.index.to_string()))).collect()
+        }
+        Gpus::Count(count) => first(*count),
+        Gpus::Auto => first(1),
+        Gpus::All => first(present.len() as u32),
     }
 }
 

@@ -227,3 +227,24 @@ fn of_many_at_once_one_is_first() {
     assert_eq!(most.load(Ordering::SeqCst), 1);
     assert!(folder.names().is_empty());
 }
+
+#[test]
+fn one_name_for_a_card() {
+    let ids = |ids: &[&str]| Gpus::Ids(ids.iter().map(|id| (*id).to_owned()).collect());
+    let card = |index: u32| Card { uuid: Some(format!("GPU-{index}f")), ..Card::example(index) };
+    let present: Vec<Card> = (0..3).map(card).collect();
+    for (gpus, want) in [
+        (Gpus::Auto, "gpu-0"),
+        (Gpus::Count(1), "gpu-0"),
+        (Gpus::Count(2), "gpu-0 gpu-1"),
+        (Gpus::All, "gpu-0 gpu-1 gpu-2"),
+        (ids(&["2", "0"]), "gpu-0 gpu-2"),
+        (ids(&["GPU-2f", "1"]), "gpu-1 gpu-2"),
+        (ids(&["MIG-x/1"]), "gpu-MIG-x-1"),
+    ] {
+        assert_eq!(card_names(&gpus, &present).into_iter().collect::<Vec<_>>().join(" "), want, "{gpus:?}");
+    }
+    // Without the driver's word.
+    assert_eq!(card_names(&Gpus::All, &[]), BTreeSet::from(["gpu-0".to_owned()]));
+    assert_eq!(card_names(&ids(&["GPU-2f"]), &[]), BTreeSet::from(["gpu-GPU-2f".to_owned()]));
+}

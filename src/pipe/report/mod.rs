@@ -14,7 +14,7 @@ mod wrap;
 
 pub use check::{Check, CheckStatus};
 pub use classes::class_table;
-pub use number::{figure, grouped, speed};
+pub use number::{figure, grouped, speed, times_ranks};
 pub use progress::{FetchProgress, Reporter, StepLine};
 pub use result::{ResultFiles, metrics_table, result_lines};
 pub use stderr::{ask, say};

@@ -39,6 +39,11 @@ pub fn figure(value: f64) -> String {
     }
 }
 
+/// After a batch and its accumulation: by how many ranks a step is shared; nothing for one.
+pub fn times_ranks(ranks: u32) -> String {
+    if ranks > 1 { format!(" x {ranks} ranks") } else { String::new() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

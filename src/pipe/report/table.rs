@@ -3,6 +3,7 @@
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, Outcome, RunState};
 
+use super::number::times_ranks;
 use super::visible::visible_line;
 use super::wrap::{stdout_columns, wrap};
 
@@ -151,7 +152,7 @@ pub fn attempts_table(state: &RunState) -> Table {
             .join("; then ");
         table.row(vec![
             attempt.number.to_string(),
-            format!("{} x {}", attempt.batch, attempt.accum),
+            format!("{} x {}{}", attempt.batch, attempt.accum, times_ranks(attempt.ranks)),
             attempt.outcome.map_or("running", Outcome::name).to_owned(),
             steps(attempt),
             losses(attempt),

@@ -7,6 +7,7 @@ mod follow;
 pub mod job_file;
 mod list;
 mod owner;
+pub mod ranks;
 mod record;
 mod repeated;
 mod reserve;

@@ -48,6 +48,8 @@ impl Supervisor<'_> {
         if settings.auto && attempt.first_step.is_some() {
             settings = self.template.with_batch(attempt.batch, settings);
         }
+        settings.batch =
+            settings.batch.min(self.template.placement.share(self.template.pipeline.work.effective_batch()));
         settings.expandable_segments |= self.template.pipeline.work.memory().allocator.expandable_segments;
         settings
     }
@@ -87,12 +89,18 @@ impl Supervisor<'_> {
         lines.filter_map(|line| serde_json::from_str(&line).ok()).filter(keep).collect()
     }
 
-    /// Measured batches of attempts with the same changes.
+    /// Measured batches of attempts with the same changes, and as many ranks with as much to keep as there will be.
     fn collect_points(&mut self, last: &Attempt) {
-        let same = |number: u32| {
-            let attempts = &self.run.state.attempts;
-            attempts.iter().any(|attempt| attempt.number == number && attempt.changes == last.changes)
+        let ranks = self.template.placement.ranks;
+        let shard = self.template.pipeline.training().map(|training| training.train.shard);
+        let keeps_as_much = |number: u32| match self.spec_of(number) {
+            Some(JobSpec::Training(spec)) => ranks == 1 || Some(spec.train.shard) == shard,
+            Some(JobSpec::Command(_)) | None => true,
         };
+        let attempts = self.run.state.attempts.iter();
+        let alike = attempts.filter(|attempt| attempt.changes == last.changes && attempt.ranks == ranks);
+        let alike: Vec<u32> = alike.map(|attempt| attempt.number).filter(|number| keeps_as_much(*number)).collect();
+        let same = |number: u32| alike.contains(&number);
         // An attempt that is still running reports its own.
         let closed = |number: u32| number != last.number || last.outcome.is_some();
         let recorded = self.recorded(|event| {
@@ -112,7 +120,7 @@ impl Supervisor<'_> {
         let pipeline = self.template.pipeline;
         let spec = self.template.spec(self.engine, self.run.folder.path(), 1, &settings);
         let (Some(session), Some(job)) = (&self.session, self.ledger_job(&spec)) else { return settings };
-        let card = self.card(self.template.device);
+        let card = self.card(self.template.placement.device);
         let (entry, hints) = match session.ask(&job, card.as_ref()) {
             Ok(known) => known,
             Err(error) => {
@@ -131,8 +139,12 @@ impl Supervisor<'_> {
         let capacity = ledger::capacity(&job, card.as_ref(), memory);
         let found = ledger::known_largest(&entry, &job, capacity).filter(|_| settings.auto);
         let (batch, why) = match found {
-            Some(batch) if batch == job.effective_batch => {
-                (batch, format!("batch {batch} is known to fit, and it is the whole effective batch"))
+            Some(batch) if batch == job.largest_batch() => {
+                let all = match self.template.placement.ranks {
+                    1 => "the whole effective batch",
+                    _ => "all that a rank has of the effective batch",
+                };
+                (batch, format!("batch {batch} is known to fit, and it is {all}"))
             }
             Some(batch) => (batch, format!("batch {batch} was found to be the largest that fits")),
             None if settings.auto => return settings,

@@ -13,7 +13,7 @@ impl Supervisor<'_> {
         match (spec, self.template.pipeline.command()) {
             (JobSpec::Training(spec), _) => Some(LedgerJob::of_training(spec, &self.config)),
             (JobSpec::Command(spec), Some(command)) => {
-                Some(LedgerJob::of_command(command, spec.expandable_segments, self.template.device))
+                Some(LedgerJob::of_command(command, spec.expandable_segments, self.template.placement.device))
             }
             (JobSpec::Command(_), None) => None,
         }
@@ -33,7 +33,7 @@ impl Supervisor<'_> {
     /// Tells the ledger what a command runs on.
     pub(super) fn begin_command(&mut self, spec: &JobSpec) {
         let Some(job) = self.ledger_job(spec).filter(|_| self.template.pipeline.command().is_some()) else { return };
-        let card = self.card(self.template.device);
+        let card = self.card(self.template.placement.device);
         let memory = self.template.pipeline.container.memory.map(|size| size.0);
         let capacity = ledger::capacity(&job, card.as_ref(), memory);
         if let Some(session) = &mut self.session {

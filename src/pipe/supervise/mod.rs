@@ -199,7 +199,7 @@ impl Supervisor<'_> {
         let decision = decide(&OomContext {
             policy,
             is_command: self.template.pipeline.command().is_some(),
-            device: self.template.device,
+            device: self.template.placement.device,
             settings,
             retries_used: self.retries_used(),
             cause: diagnosis.cause.unwrap_or(Cause::Capacity),
@@ -254,6 +254,7 @@ impl Supervisor<'_> {
         self.metrics = self.metrics_reader();
 
         let mut attempt = Attempt::new(number, settings.batch, spec.accum());
+        attempt.ranks = self.template.placement.ranks;
         attempt.changes =
             self.template.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect();
         attempt.began = now();
@@ -320,12 +321,18 @@ impl Supervisor<'_> {
         self.engine.start(&launch).await
     }
 
-    /// The card that the job computes on, as far as the engine can tell.
+    /// The first card that the job computes on, as far as the engine can tell.
     fn card(&self, device: Device) -> Option<Card> {
         match device {
             Device::Cpu => None,
-            Device::Cuda => self.engine.cards(&self.template.pipeline.container.gpus).into_iter().next(),
+            Device::Cuda => self.card_of(0),
         }
+    }
+
+    /// The card of a rank, as far as the engine can tell.
+    fn card_of(&self, rank: u32) -> Option<Card> {
+        let cards = self.engine.cards(&self.template.pipeline.container.gpus);
+        cards.into_iter().nth(self.template.placement.card_of(rank))
     }
 
     /// Stays with a job until it ends, and diagnoses its end.
@@ -359,14 +366,16 @@ impl Supervisor<'_> {
             None => ended.ending.exit_code == Some(i64::from(TrainerExit::DeviceOutOfMemory.code())),
             Some(_) => record.as_ref().is_some_and(|record| record.memory == MemoryKind::Device),
         };
-        let card = ran_out.then(|| self.card(Device::Cuda)).flatten();
+        let rank = record.as_ref().map_or(0, |record| record.rank);
+        let card = ran_out.then(|| self.card_of(rank)).flatten();
         let mut diagnosis = diagnose(&Evidence {
             ending: &ended.ending,
             record: record.as_ref(),
             card: card.as_ref(),
             tail: &ended.tail,
             command: self.template.pipeline.command().map(|_| &self.template.pipeline.on_oom),
-            on_card: self.template.device == Device::Cuda,
+            on_card: self.template.placement.device == Device::Cuda,
+            ranks: self.template.placement.ranks,
             stop_requested: ended.stop_requested,
         });
         diagnosis.reason = diagnosis.reason.map(|reason| self.with_host_paths(&reason));
@@ -423,7 +432,7 @@ impl Supervisor<'_> {
         }
         let folder = self.run.folder.attempt(number);
         let patterns = &self.template.pipeline.on_oom.patterns;
-        let find = |log: &str| oom_text::find(log, patterns, self.template.device == Device::Cuda);
+        let find = |log: &str| oom_text::find(log, patterns, self.template.placement.device == Device::Cuda);
         let mut found = find(&watch::end_of(&folder.log(), OOM_TEXT_LIMIT));
         if found.is_none() {
             let last = ended.handle.last_output(OOM_TEXT_LIMIT as usize).await;

@@ -12,7 +12,6 @@ use crate::attempt::template;
 use crate::background;
 use crate::clock::now;
 use crate::error::Error;
-use crate::gpu::Card;
 use crate::input::load::{self, Parsed};
 use crate::part;
 use crate::run::{self, Choices, Run};
@@ -173,8 +172,8 @@ impl StudyDriver<'_> {
         if self.study.oom == OomPolicy::Prune {
             more.push(("on_oom.retries", json!(0)));
         }
-        if let Some(card) = self.free_card(&pipeline) {
-            more.push(("container.gpus", json!([card])));
+        if let Some(cards) = self.free_cards(&pipeline) {
+            more.push(("container.gpus", json!(cards)));
         }
         if !more.is_empty() {
             pipeline = self.study.pipeline(&name, &trial.point, &more, self.variables).map_err(invalid_in(self))?;
@@ -210,17 +209,21 @@ impl StudyDriver<'_> {
         Ok(config)
     }
 
-    /// Of several cards that would do, the one with the fewest trials.
-    fn free_card(&self, pipeline: &Pipeline) -> Option<String> {
-        if !matches!(pipeline.container.gpus, Gpus::Auto | Gpus::Count(1)) || self.study.budget.parallel < 2 {
+    /// Of more cards than a trial wants, as many as it wants: those with the fewest trials.
+    fn free_cards(&self, pipeline: &Pipeline) -> Option<Vec<String>> {
+        let wanted = match pipeline.container.gpus {
+            Gpus::Auto => 1,
+            Gpus::Count(count) if count > 0 => count as usize,
+            Gpus::Count(_) | Gpus::All | Gpus::Ids(_) => return None,
+        };
+        let mut cards = self.engine.cards(&Gpus::All);
+        if self.study.budget.parallel < 2 || cards.len() <= wanted {
             return None;
         }
-        let cards = Card::read(&Gpus::All).len();
-        if cards < 2 {
-            return None;
-        }
-        let holds = |card: usize| self.watcher.trials_on(&card.to_string());
-        (0..cards).min_by_key(|card| (holds(*card), *card)).map(|card| card.to_string())
+        cards.sort_by_key(|card| (self.watcher.trials_on(&card.index.to_string()), card.index));
+        cards.truncate(wanted);
+        cards.sort_by_key(|card| card.index);
+        Some(cards.iter().map(|card| card.index.to_string()).collect())
     }
 
     /// The trial that is the same training, if one has come to its end.

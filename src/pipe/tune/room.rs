@@ -4,10 +4,10 @@ use pipe_spec::Device;
 use pipe_spec::pipeline::{BatchSetting, Limit, Pipeline, Training};
 use serde_json::{Map, Value};
 
+use crate::attempt::placement::Placement;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::forecast::{CONTEXT, Forecast, Forecaster, Target};
-use crate::gpu::Card;
 
 /// What is foreseen of a trial, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,17 +42,19 @@ pub const LEAST_EXCESS: f64 = 1e-3;
 
 /// What is foreseen of a trial on this engine; nothing is where there is no estimate.
 pub fn foresee(pipeline: &Pipeline, config: &Map<String, Value>, engine: &dyn Engine) -> Result<Room, Error> {
-    let device = engine.device(&pipeline.container.gpus)?;
+    let Placement { device, ranks, .. } = Placement::find(engine, pipeline)?;
     let Some(training) = pipeline.training() else { return Ok(Room::UNKNOWN) };
     let card = match device {
         Device::Cpu => None,
-        Device::Cuda => Card::read(&pipeline.container.gpus).into_iter().next(),
+        Device::Cuda => engine.cards(&pipeline.container.gpus).into_iter().min_by_key(|card| card.total),
     };
     let target = card.map(|card| Target { name: card.name, total: card.total });
-    let Ok(forecast) = Forecaster::new(training, config).forecast(target) else { return Ok(Room::UNKNOWN) };
+    let Ok(forecast) = Forecaster::new(training, config).with_ranks(ranks).forecast(target) else {
+        return Ok(Room::UNKNOWN);
+    };
     Ok(match device {
         Device::Cuda => on_card(training, &forecast),
-        Device::Cpu => on_host(training, pipeline.container.memory.map(|size| size.0), &forecast),
+        Device::Cpu => on_host(training, pipeline.container.memory.map(|size| size.0 / u64::from(ranks)), &forecast),
     })
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use pipe_spec::text::{count, human_bytes};
 
+use crate::attempt::template::RANKS_SHM;
 use crate::files::absolute;
 use crate::files::digests;
 use crate::files::disk::{Space, nearest};
@@ -36,10 +37,20 @@ pub fn memory() -> Check {
     }
 }
 
-pub fn shared_memory() -> Check {
+/// Ranks of a training without containers exchange gradients through it, on a machine with several cards.
+pub fn shared_memory(cards: usize) -> Check {
     let Some(space) = Space::at(Path::new("/dev/shm")) else {
         return Check::note("shm", "no /dev/shm").hint("mount a tmpfs there; images of your own may want it");
     };
+    if cards > 1 {
+        let (size, needed) = (human_bytes(space.total), human_bytes(RANKS_SHM));
+        let found = format!("/dev/shm of {size}; a training on several cards has {needed} of its own in a container");
+        return match space.total < RANKS_SHM {
+            true => Check::note("shm", found)
+                .hint(format!("too small for one without a container: mount a tmpfs of {needed} or more there")),
+            false => Check::ok("shm", found),
+        };
+    }
     let found = format!("/dev/shm of {}; a container has {} of its own", human_bytes(space.total), human_bytes(SHM));
     Check::ok("shm", found)
         .hint("enough for the trainer of pipe; for one that shares batches among processes set container.shm: 2g")

@@ -1,5 +1,6 @@
 //! `pipe doctor`: is everything there that a run needs, and what to do where it is not.
 
+mod links;
 mod machine;
 mod program;
 
@@ -22,12 +23,21 @@ pub fn run(json: bool) -> Result<(), Error> {
 fn checks() -> Result<Vec<Check>, Error> {
     let host = Host::look();
     let mut checks = super::runtime()?.block_on(registry::doctor(&host));
-    let Host { trainer, card } = &host;
-    checks.extend([program::card(card.as_ref()), program::trainer(trainer)]);
-    if trainer.is_ok() {
-        checks.extend([program::libtorch(card.as_ref()), program::image()]);
+    let Host { trainer, cards } = &host;
+    match cards.as_slice() {
+        [] | [_] => checks.push(program::card(host.card())),
+        several => checks.extend(several.iter().map(|card| program::card(Some(card)))),
     }
-    checks.extend([machine::memory(), machine::shared_memory(), machine::disk(), machine::ledger(), machine::cache()]);
+    checks.push(program::trainer(trainer));
+    if trainer.is_ok() {
+        checks.extend([program::libtorch(host.card()), program::image()]);
+    }
+    if cards.len() > 1 {
+        checks.push(links::links(cards.len()));
+        checks.extend(trainer.as_ref().ok().map(|_| links::nccl()));
+    }
+    let shared_memory = machine::shared_memory(cards.len());
+    checks.extend([machine::memory(), shared_memory, machine::disk(), machine::ledger(), machine::cache()]);
     Ok(checks)
 }
 

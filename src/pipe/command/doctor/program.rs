@@ -14,7 +14,7 @@ pub fn card(card: Option<&Card>) -> Check {
     let Some(card) = card else {
         return Check::note("card", "NVML finds no card");
     };
-    let Card { name, driver, capability, total, free, holders } = card;
+    let Card { name, driver, capability, total, free, holders, .. } = card;
     let capability = capability.map_or(String::new(), |capability| format!(", compute capability {capability}"));
     let memory = format!("{} free of {}", human_bytes(*free), human_bytes(*total));
     let check = Check::ok("card", format!("{name}, driver {driver}{capability}, {memory}"));
@@ -118,14 +118,7 @@ mod tests {
     }
 
     fn card(driver: &str) -> Card {
-        Card {
-            name: "Test Card".into(),
-            driver: driver.into(),
-            capability: None,
-            total: 1,
-            free: 1,
-            holders: Vec::new(),
-        }
+        Card { driver: driver.into(), ..Card::example(0) }
     }
 
     #[test]

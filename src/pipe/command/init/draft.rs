@@ -51,7 +51,7 @@ impl Draft {
         self.memory(&mut page);
         self.watch(&mut page, task);
         page.line("container:", "");
-        page.line("  gpus: auto", "0 for the CPU, 1, [id], or auto: a GPU where there is one");
+        page.line("  gpus: auto", "0 for the CPU, a number, all, [ids], or auto: a GPU where there is one");
         page.line("  # memory: 24g", "limit on host memory");
         page.line("  # cpus: 8", "");
         page.0

@@ -22,7 +22,7 @@ pub async fn checks(host: &Host) -> Vec<Check> {
     let connected = DockerEngine::connect().await;
     let info = connected.as_ref().ok().map(|engine| &engine.info);
     let mut checks = vec![daemon(connected.as_ref(), host.trainer.is_ok()), podman()];
-    checks.extend(ways(info, host.card.as_ref()));
+    checks.extend(ways(info, host.card()));
     checks.extend(disk(info));
     checks
 }
@@ -121,14 +121,7 @@ mod tests {
 
     #[test]
     fn a_card_that_no_container_gets_is_missed() {
-        let card = Card {
-            name: "Test Card".into(),
-            driver: "1".into(),
-            capability: None,
-            total: 1,
-            free: 1,
-            holders: Vec::new(),
-        };
+        let card = Card::example(0);
         let status = |info: Option<&Info>, card: Option<&Card>| ways(info, card)[0].status;
         assert_eq!(status(None, Some(&card)), Status::Note);
         let info = Info::default();

@@ -165,6 +165,22 @@ mod tests {
         assert_eq!(Passthrough::choose(&Gpus::Count(0), &Info::default()).unwrap(), None);
     }
 
+    /// The ids of cards, which every way has to pass on.
+    #[test]
+    fn several_cards() {
+        let named = |names: &[&str]| Gpus::Ids(names.iter().map(|name| (*name).to_owned()).collect());
+        for (gpus, want, visible) in [
+            (Gpus::Count(3), "0,1,2", Some("0,1,2")),
+            (Gpus::All, "all", None),
+            (named(&["1", "GPU-a"]), "1,GPU-a", Some("1,GPU-a")),
+            (Gpus::Auto, "0", Some("0")),
+        ] {
+            let ids = ids(&gpus);
+            assert_eq!(ids.join(","), want, "{gpus:?}");
+            assert_eq!(chosen(&ids).as_deref(), visible, "{gpus:?}");
+        }
+    }
+
     #[test]
     fn a_card_that_is_not_there_is_named_for_each_way() {
         let info = Info::default();
@@ -185,6 +201,9 @@ mod tests {
         std::fs::write(dir.join("nvidia.yaml"), "kind: nvidia.com/gpu\n").unwrap();
         let way = Passthrough::choose(&Gpus::Ids(vec!["1".into()]), &info).unwrap();
         assert_eq!(way, Some(Passthrough::Cdi { devices: vec!["nvidia.com/gpu=1".into()] }));
+        let way = Passthrough::choose(&Gpus::Count(2), &info).unwrap();
+        let devices = ["nvidia.com/gpu=0", "nvidia.com/gpu=1"].map(str::to_owned).to_vec();
+        assert_eq!(way, Some(Passthrough::Cdi { devices }));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

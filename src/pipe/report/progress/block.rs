@@ -37,6 +37,7 @@ pub fn lines(view: &View, now: f64, terminal: TerminalSize) -> Vec<String> {
         lines.extend(training.epochs().map(|epochs| (4, painter.epoch(training, epochs))));
         lines.extend(training.last.as_ref().map(|step| (2, painter.loss(view, step.loss, training.eval))));
         lines.extend(painter.memory(training).map(|line| (3, line)));
+        lines.extend(painter.ranks(training).map(|line| (4, line)));
         lines.extend(painter.figures(training).map(|line| (4, line)));
     }
     lines.extend(view.facts.iter().map(|(name, text)| (1, painter.named(name, text))));
@@ -237,6 +238,17 @@ impl Painter {
         Some(self.beside("memory", &self.paint(style, &bar(share, self.bar)), &texts))
     }
 
+    /// Of several ranks what each held, and which was the slowest.
+    fn ranks(&self, training: &Training) -> Option<String> {
+        let ranks = &training.last.as_ref()?.ranks;
+        let slowest = (0..ranks.len()).max_by(|a, b| ranks[*a].ms.total_cmp(&ranks[*b].ms))?;
+        let peaks: Vec<String> = ranks.iter().map(|rank| human_bytes(rank.peak)).collect();
+        let slow = format!("slowest {slowest}, {:.0} ms", ranks[slowest].ms);
+        let texts = [format!("{}   {slow}", peaks.join("  ")), slow];
+        let text = self.first_that_fits(&texts, self.terminal.columns.saturating_sub(MARGIN));
+        Some(self.named("ranks", &text))
+    }
+
     /// Learning rate, speed and last checkpoint, as many as fit.
     fn figures(&self, training: &Training) -> Option<String> {
         let step = training.last.as_ref()?;
@@ -266,7 +278,7 @@ fn silence(training: &Training) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::event::{Checkpoint, Eval, Event, Started};
+    use pipe_spec::event::{Checkpoint, Eval, Event, RankUse, Started};
     use pipe_spec::{Attempt, EventKind, Outcome};
 
     use super::*;
@@ -357,6 +369,17 @@ mod tests {
         let wide = memory(120).unwrap();
         assert!(wide.ends_with("75%   peak 12.0 GiB of 16.0 GiB   3 parts, 91% full"), "{wide}");
         assert!(memory(80).unwrap().ends_with("of 16.0 GiB"), "{:?}", memory(80));
+    }
+
+    #[test]
+    fn several_ranks() {
+        let mut view = view();
+        let rank = |gib: u64, ms: f64| RankUse { peak: gib << 30, ms, ..RankUse::default() };
+        let ranks = vec![rank(11, 90.0), rank(12, 120.4), rank(10, 100.0)];
+        view.take(&event(1500.0, EventKind::Step(Step { step: 1235, peak: 12 << 30, ranks, ..Step::default() })));
+        let line = |columns| lines(&view, 1500.0, size(columns)).into_iter().find(|line| line.starts_with("ranks"));
+        assert_eq!(line(120).as_deref(), Some("ranks   11.0 GiB  12.0 GiB  10.0 GiB   slowest 1, 120 ms"));
+        assert_eq!(line(40).as_deref(), Some("ranks   slowest 1, 120 ms"));
     }
 
     #[test]

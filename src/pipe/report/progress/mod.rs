@@ -24,6 +24,7 @@ use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, EventKind, RunState};
 use serde_json::json;
 
+use super::number::times_ranks;
 use super::stderr;
 use super::table::{ends_with_error_of_last_attempt, steps_table};
 use super::visible::{visible, visible_line};
@@ -206,7 +207,7 @@ impl Reporter {
     pub fn attempt_started(&mut self, attempt: &Attempt, of: u32, auto: bool, before: Option<&Attempt>) {
         let batch = match auto {
             true => "looking for the largest batch".to_owned(),
-            false => format!("batch {} x accum {}", attempt.batch, attempt.accum),
+            false => format!("batch {} x accum {}{}", attempt.batch, attempt.accum, times_ranks(attempt.ranks)),
         };
         self.say(&format!("attempt {} of at most {of}: {batch}", attempt.number));
         self.last_line = None;

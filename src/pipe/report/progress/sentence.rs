@@ -15,8 +15,10 @@ pub fn start(started: &Started) -> String {
     let from = started.resumed_from.map_or(String::new(), |step| format!(", resuming from step {step}"));
     let capacity = started.capacity.map_or(String::new(), |bytes| format!(" with {}", human_bytes(bytes)));
     let parts = started.part_bytes.map_or(String::new(), |bytes| format!(" in parts of up to {}", human_bytes(bytes)));
+    let sums_by = started.sums_by.as_ref().map_or(String::new(), |name| format!(" ({name})"));
+    let ranks = if started.ranks > 1 { format!(", {} ranks{sums_by}", started.ranks) } else { String::new() };
     format!(
-        "training {} on {}{capacity}: {} of {}{parts}{from}",
+        "training {} on {}{capacity}{ranks}: {} of {}{parts}{from}",
         match started.params {
             1 => "1 parameter".to_owned(),
             more => format!("{} parameters", grouped(more)),
