@@ -77,7 +77,7 @@ def curves(args, trainer, table):
         alone = spec(args.out, args.out / f"nccl-{name}", data, **changed)
         folder = args.out / f"nccl-{name}/attempts/01/job/ranks"
         folder.mkdir(parents=True)
-        (folder / "heartbeats").write_bytes(bytes(40))
+        (folder / "heartbeats-0").write_bytes(bytes(40))
         ended, losses, evals, started, _ = train(trainer, args.out, "NCCL, one rank", alone, ["--rank", "0"], {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"})
         _, other, *_ = train(trainer, args.out, "one rank", spec(args.out, args.out / f"none-{name}", data, **changed))
         table.add(f"one rank by {started.get('sums_by')}, {name}: apart from none", apart(other, losses))

@@ -16,8 +16,11 @@ pub struct TrainerSpec {
     /// Which of the processes that share a step this one is.
     #[serde(default, skip_serializing_if = "Rank::is_only")]
     pub rank: Rank,
+    /// How many machines the ranks are on, as many of them on each; `NODE_VARIABLE` says which one this is.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub nodes: u32,
     pub device: Device,
-    /// How many cards the ranks have among them.
+    /// How many cards the ranks of a machine have among them.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub cards: u32,
     /// Which of the cards that the trainer sees, counted from 0. Of several ranks each has the next one.
@@ -63,6 +66,12 @@ impl Default for Rank {
 /// as that program lives.
 pub const LEASE_VARIABLE: &str = "PIPE_LEASE";
 pub const LEASE_ON_STDIN: &str = "stdin";
+
+/// Set where the ranks are on several machines: which of them this is, counted from 0. All of them see the run folder.
+pub const NODE_VARIABLE: &str = "PIPE_NODE";
+
+/// Set where the ranks of other machines reach this one by another address than that of its name.
+pub const ADDRESS_VARIABLE: &str = "PIPE_ADDRESS";
 
 /// The text in the trainer's message before the row or file that it was reading when memory ran out.
 pub const WHILE_READING: &str = " while reading ";

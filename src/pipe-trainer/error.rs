@@ -51,6 +51,11 @@ pub enum TrainerError {
     /// Of a rank, when another has ended.
     #[error("rank {rank} has ended: {message}")]
     PeerEnded { rank: u32, message: String },
+    /// Of a rank, when a node is gone without a notice.
+    #[error("the connection to ranks of another node is lost: {message}")]
+    NodeLost { message: String },
+    #[error("ranks of other nodes cannot connect to this one: {of}: {message}")]
+    NoAddress { of: String, message: String },
     /// Of the process that started the ranks. `exit` is its exit code too.
     #[error("rank {rank}: {message}")]
     RankEnded { rank: u32, message: String, hint: Option<String>, exit: i32 },
@@ -108,6 +113,8 @@ impl TrainerError {
             Self::Measurer { exit, .. } => *exit,
             Self::RankEnded { exit, .. } => TrainerExit::from_code(i64::from(*exit)).unwrap_or(TrainerExit::Unexpected),
             Self::PeerEnded { .. }
+            | Self::NodeLost { .. }
+            | Self::NoAddress { .. }
             | Self::RanksDiffer { .. }
             | Self::Save { .. }
             | Self::Cuda { .. }
@@ -133,6 +140,12 @@ impl TrainerError {
             Self::RanksDiffer { .. } => Some(
                 "resume: the training goes on from there; if it comes again, a disk, the memory of that card or of the machine may be faulty",
             ),
+            Self::NodeLost { .. } => {
+                Some("look at the log of the other nodes; resume goes on from the last checkpoint")
+            }
+            Self::NoAddress { .. } => {
+                Some("set PIPE_ADDRESS to an address of this machine, or GLOO_SOCKET_IFNAME to its network interface")
+            }
             Self::MeasurerSilent { .. } => Some("give train.batch a number, or try again"),
             Self::Variable { .. } => Some("set it in the environment of the trainer"),
             Self::Tokenizer { .. } => Some(

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::{Limit, Paths, bounds};
 use pipe_spec::run::JobFolder;
+use pipe_spec::trainer::NODE_VARIABLE;
 use pipe_spec::{Device, PredictSpec, RunFolder, TrainerSpec, Variables};
 use serde::de::DeserializeOwned;
 
 use crate::error::TrainerError;
+use crate::ranks::Node;
 
 /// What the attempt of this spec may write about itself.
 pub fn job_folder(spec: &TrainerSpec) -> JobFolder {
@@ -27,6 +29,23 @@ pub fn read_predict(path: &Path) -> Result<PredictSpec, TrainerError> {
     let spec: PredictSpec = parse(path)?;
     check(path, &spec.settings)?;
     Ok(spec)
+}
+
+/// Which of the nodes this is.
+pub fn node(path: &Path, spec: &TrainerSpec) -> Result<Node, TrainerError> {
+    let index = match spec.nodes {
+        1 => Ok(0),
+        nodes => node_index(nodes, std::env::var_os(NODE_VARIABLE).map(|text| text.to_string_lossy().into_owned())),
+    };
+    let index = index.map_err(|message| TrainerError::Spec { path: path.to_owned(), message })?;
+    Ok(Node::new(spec, index))
+}
+
+fn node_index(nodes: u32, text: Option<String>) -> Result<u32, String> {
+    let allowed = format!("allowed: 0 to {}, because nodes is {nodes}", nodes - 1);
+    let text = text.ok_or_else(|| format!("the variable {NODE_VARIABLE} is not set; {allowed}"))?;
+    let index = text.trim().parse().ok().filter(|index| *index < nodes);
+    index.ok_or_else(|| format!("the variable {NODE_VARIABLE}: found {text:?}; {allowed}"))
 }
 
 fn parse<T: DeserializeOwned>(path: &Path) -> Result<T, TrainerError> {
@@ -75,6 +94,9 @@ fn problem(spec: &TrainerSpec) -> Option<String> {
     if spec.rank.count == 0 || spec.rank.index >= spec.rank.count || spec.cards == 0 {
         return Some(format!("rank {} of {} on {} cards", spec.rank.index, spec.rank.count, spec.cards));
     }
+    if spec.nodes == 0 || !spec.rank.count.is_multiple_of(spec.nodes) {
+        return Some(format!("nodes: {} ranks are not as many on each of {} nodes", spec.rank.count, spec.nodes));
+    }
     if spec.device == Device::Cpu && spec.device_index > 0 {
         return Some(format!("device_index: found {}; allowed: 0 on the CPU", spec.device_index));
     }
@@ -101,4 +123,19 @@ fn fill_in(spec: &mut TrainerSpec, variables: &Variables) -> Result<(), TrainerE
         *path = PathBuf::from(expand(&path.to_string_lossy())?);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_has_a_number() {
+        let of = |text: &str| node_index(2, Some(text.to_owned()));
+        assert_eq!((of("0"), of("1")), (Ok(0), Ok(1)));
+        for text in ["2", "-1", "first", ""] {
+            assert!(of(text).unwrap_err().contains(&format!("PIPE_NODE: found {text:?}; allowed: 0 to 1")), "{text}");
+        }
+        assert!(node_index(2, None).unwrap_err().starts_with("the variable PIPE_NODE is not set"));
+    }
 }

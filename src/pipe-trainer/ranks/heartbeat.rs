@@ -1,14 +1,16 @@
-//! Heartbeats: a file in which every rank counts what it does, for the one that watches them all.
+//! Heartbeats: a file in which every rank of a node counts what it does, for the process that watches them. It is mapped, which other
+//! machines would not see: each node has its own.
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::MmapRaw;
 use pipe_spec::Phase;
 
-const FILE: &str = "heartbeats";
+use super::node::Node;
 
 /// Numbers of a rank: its count, what it does, its phase, its step, how often it has polled while it waits.
 const NUMBERS: usize = 5;
@@ -37,7 +39,7 @@ impl RankState {
 
 pub struct Heartbeats {
     map: MmapRaw,
-    count: usize,
+    ranks: Range<u32>,
 }
 
 /// What is known of a rank.
@@ -53,28 +55,29 @@ pub struct Heartbeat {
 }
 
 impl Heartbeats {
-    pub fn create(folder: &Path, count: u32) -> io::Result<Self> {
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(folder.join(FILE))?;
-        file.set_len(u64::from(count) * (NUMBERS * 8) as u64)?;
-        Self::map(&file, count)
+    pub fn create(folder: &Path, node: Node) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path(folder, node))?;
+        file.set_len(bytes(node))?;
+        Self::map(&file, node)
     }
 
-    pub fn open(folder: &Path, count: u32) -> io::Result<Self> {
-        let file = File::options().read(true).write(true).open(folder.join(FILE))?;
-        if file.metadata()?.len() < u64::from(count) * (NUMBERS * 8) as u64 {
+    pub fn open(folder: &Path, node: Node) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).open(path(folder, node))?;
+        if file.metadata()?.len() < bytes(node) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Self::map(&file, count)
+        Self::map(&file, node)
     }
 
-    fn map(file: &File, count: u32) -> io::Result<Self> {
-        Ok(Self { map: MmapRaw::map_raw(file)?, count: count as usize })
+    fn map(file: &File, node: Node) -> io::Result<Self> {
+        Ok(Self { map: MmapRaw::map_raw(file)?, ranks: node.ranks() })
     }
 
     fn number(&self, rank: u32, which: usize) -> &AtomicU64 {
-        assert!((rank as usize) < self.count, "there is no such rank");
+        assert!(self.ranks.contains(&rank), "there is no such rank");
+        let at = (rank - self.ranks.start) as usize * NUMBERS + which;
         // SAFETY: the file has room for all ranks, the mapping begins at a page, and all access to it is atomic.
-        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().cast::<u64>().add(rank as usize * NUMBERS + which)) }
+        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().cast::<u64>().add(at)) }
     }
 
     /// A rank has done something.
@@ -103,6 +106,14 @@ impl Heartbeats {
     }
 }
 
+fn path(folder: &Path, node: Node) -> PathBuf {
+    folder.join(format!("heartbeats-{}", node.index))
+}
+
+fn bytes(node: Node) -> u64 {
+    u64::from(node.size()) * (NUMBERS * 8) as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,8 +122,9 @@ mod tests {
     fn what_a_rank_writes_others_read() {
         let folder = std::env::temp_dir().join(format!("pipe-heartbeats-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let watcher = Heartbeats::create(&folder, 3).unwrap();
-        let rank = Heartbeats::open(&folder, 3).unwrap();
+        let node = Node { index: 0, count: 1, all_ranks: 3 };
+        let watcher = Heartbeats::create(&folder, node).unwrap();
+        let rank = Heartbeats::open(&folder, node).unwrap();
         assert_eq!(
             watcher.of(2),
             Heartbeat { count: 0, state: RankState::Starting, phase: Phase::Load, step: 0, polls: 0 }
@@ -125,7 +137,10 @@ mod tests {
             Heartbeat { count: 1, state: RankState::Waiting, phase: Phase::Eval, step: 7, polls: 1 }
         );
         assert_eq!(watcher.of(1).count, 0);
-        assert!(Heartbeats::open(&folder, 4).is_err(), "a rank too many");
+        assert!(Heartbeats::open(&folder, Node { all_ranks: 4, ..node }).is_err(), "a rank too many");
+        let second = Heartbeats::create(&folder, Node { index: 1, count: 2, all_ranks: 6 }).unwrap();
+        second.count(5, Phase::Eval, 9);
+        assert_eq!((second.of(5).step, watcher.of(2).step), (9, 7), "each node has its own");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,12 +1,16 @@
-//! Several processes that train together, each with a card of its own: one of them starts the others and watches them, all of them sum
-//! what they compute, and none waits for one that is gone.
+//! Several processes that train together, each with a card of its own: another one on each machine starts them and watches them, all of
+//! them sum what they compute, and none waits for one that is gone.
 
+mod address;
 mod heartbeat;
 mod launcher;
+mod node;
 mod notices;
 mod peers;
 mod waiter;
+mod watched;
 
-pub use launcher::{Start, launch};
+pub use launcher::{Start, await_batch, launch};
+pub use node::Node;
 pub use notices::Notices;
 pub use peers::{Peers, SharedSum};

@@ -8,6 +8,8 @@ use pipe_spec::trainer::Rank;
 use pipe_spec::{Phase, TrainerSpec};
 use tch::{Kind, Tensor};
 
+use super::address::Address;
+use super::node::Node;
 use super::notices::Ended;
 use super::waiter::Waiter;
 use crate::device::Hardware;
@@ -42,12 +44,16 @@ impl Peers {
     pub fn join(spec: &TrainerSpec, hardware: &Hardware) -> Result<Self, TrainerError> {
         let rank = spec.rank;
         let folder = job_folder(spec).ranks();
-        let waiter = Waiter::open(&folder, rank)?;
+        let node = Node::with_rank(spec, rank.index);
+        let waiter = Waiter::open(&folder, rank, node)?;
         let card = match hardware.device {
-            tch::Device::Cuda(card) if rank.count <= spec.cards => Some(card),
+            tch::Device::Cuda(card) if node.size() <= spec.cards => Some(card),
             _ => None,
         };
-        let (host, device) = torch::rendezvous(&folder.join(RENDEZVOUS), rank.index, rank.count, SUM_TIMEOUT, card)?;
+        let address = Address::find(node)?;
+        let path = folder.join(RENDEZVOUS);
+        let (host, device) = torch::rendezvous(&path, rank.index, rank.count, SUM_TIMEOUT, address.name(), card)?;
+        waiter.joined();
         Ok(Self { rank, joined: Some(Joined { waiter: Arc::new(waiter), host, device }) })
     }
 
@@ -85,17 +91,10 @@ impl Peers {
     pub fn leave(&self, error: &TrainerError, oom: Option<pipe_spec::OomRecord>) {
         let Some(joined) = &self.joined else { return };
         let notices = &joined.waiter.notices;
-        if notices.of_others(self.rank.index, self.rank.count).is_some() {
+        if notices.of_others(self.rank.index).is_some() {
             return;
         }
-        notices.leave(&Ended {
-            rank: self.rank.index,
-            message: error.to_string(),
-            hint: error.hint().map(str::to_owned),
-            exit: error.exit_code().code(),
-            weights_differ: matches!(error, TrainerError::RanksDiffer { .. }),
-            oom: oom.map(Box::new),
-        });
+        notices.leave(&Ended { oom: oom.map(Box::new), ..Ended::by(self.rank.index, error) });
     }
 
     /// Gives up on sums that were begun and cannot be completed: on a card they would keep everything else waiting.
@@ -109,7 +108,7 @@ impl Peers {
     pub fn another_ended(&self) -> bool {
         let Some(joined) = &self.joined else { return false };
         let notices = &joined.waiter.notices;
-        notices.of(self.rank.index).is_none() && notices.of_others(self.rank.index, self.rank.count).is_some()
+        notices.of(self.rank.index).is_none() && notices.of_others(self.rank.index).is_some()
     }
 
     /// Why another rank has ended.

@@ -14,6 +14,7 @@ mod hybrid;
 mod lease;
 mod memory;
 mod mu_sota;
+mod nodes;
 mod not_finite;
 mod pairs;
 mod precision;

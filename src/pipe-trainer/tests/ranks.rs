@@ -10,7 +10,7 @@ use crate::{bag_of_words, classification, deberta, hybrid, mu_sota, pairs};
 use pipe_spec::event::{Eval, EventKind, Started, Step};
 use serde_json::json;
 
-fn ranks(bench: &mut Bench, count: u32) -> &mut Bench {
+pub fn ranks(bench: &mut Bench, count: u32) -> &mut Bench {
     bench.set("/rank", json!({ "index": 0, "count": count })).set("/train/ranks", json!(count))
 }
 
@@ -192,7 +192,7 @@ fn stop_after(bench: &Bench, step: u64) -> Ended {
 }
 
 /// The processes of the ranks, by number.
-fn processes(launcher: &Child) -> BTreeMap<u32, u32> {
+pub fn processes(launcher: &Child) -> BTreeMap<u32, u32> {
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", launcher.id())).unwrap_or_default();
     let rank = |process: &str| {
         let line = fs::read(format!("/proc/{process}/cmdline")).ok()?;
@@ -233,14 +233,14 @@ fn strike(bench: &Bench, after: u64, signal: i32, which: impl Fn(u32) -> bool, l
     Ended { code: output.status.code(), stderr: String::from_utf8_lossy(&output.stderr).into_owned(), events }
 }
 
-fn long_bench() -> Bench {
+pub fn long_bench() -> Bench {
     let mut bench = bench();
     bench.set("/train/steps", json!(40)).set("/save/every", json!(10)).set("/evaluate/every", json!(0));
     ranks(&mut bench, 3);
     bench
 }
 
-fn last_saved(bench: &Bench) -> u64 {
+pub fn last_saved(bench: &Bench) -> u64 {
     let names = fs::read_dir(bench.run_folder().checkpoints()).unwrap().flatten().map(|entry| entry.file_name());
     names.filter_map(|name| name.to_str()?.strip_prefix("step-")?.parse().ok()).max().unwrap_or(0)
 }

@@ -86,9 +86,12 @@ class Gloo : public Link {
   }
 
  public:
-  Gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int count, std::chrono::milliseconds timeout) {
-    auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface("lo"));
+  // Listens on an address of this machine, or on a network interface of that name.
+  Gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int count, std::chrono::milliseconds timeout,
+       const char* address, bool is_interface) {
+    using Group = c10d::ProcessGroupGloo;
+    auto options = Group::Options::create(timeout);
+    options->devices.push_back(is_interface ? Group::createDeviceForInterface(address) : Group::createDeviceForHostname(address));
     group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, count, options);
   }
 

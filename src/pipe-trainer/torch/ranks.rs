@@ -18,6 +18,8 @@ unsafe extern "C" {
         rank: c_int,
         count: c_int,
         timeout_ms: i64,
+        address: *const c_char,
+        is_interface: bool,
         card: i64,
         host: *mut *mut c_void,
         device: *mut *mut c_void,
@@ -69,24 +71,29 @@ unsafe impl Send for Link {}
 unsafe impl Sync for Link {}
 
 /// Waits for all ranks to come to the file `path`, and returns what sums tensors of the host, and those of `card` where one is given:
-/// on a card NCCL, which wants a card of its own for each rank.
+/// on a card NCCL, which wants a card of its own for each rank. Gloo listens on an `address` of this machine, or where it `is_interface`,
+/// on a network interface of that name.
 pub fn rendezvous(
     path: &Path,
     rank: u32,
     count: u32,
     timeout: Duration,
+    (address, is_interface): (&str, bool),
     card: Option<usize>,
 ) -> Result<(Link, Option<Link>), TchError> {
-    let path = CString::new(path.to_string_lossy().as_bytes()).map_err(|error| TchError::Torch(error.to_string()))?;
+    let c_string = |text: &str| CString::new(text).map_err(|error| TchError::Torch(error.to_string()));
+    let (path, address) = (c_string(&path.to_string_lossy())?, c_string(address)?);
     let (mut host, mut device) = (std::ptr::null_mut(), std::ptr::null_mut());
     let card = card.map_or(-1, |card| card as i64);
-    // SAFETY: the path is a C string, and both pointers are valid for a write.
+    // SAFETY: path and address are C strings, and both pointers are valid for a write.
     checked(unsafe {
         pipe_ranks_rendezvous(
             path.as_ptr(),
             rank as c_int,
             count as c_int,
             timeout.as_millis() as i64,
+            address.as_ptr(),
+            is_interface,
             card,
             &raw mut host,
             &raw mut device,
@@ -219,7 +226,7 @@ mod tests {
     #[test]
     fn a_late_gradient_is_noticed() {
         let path = std::env::temp_dir().join(format!("pipe-meeting-{}", std::process::id()));
-        let (link, device) = rendezvous(&path, 0, 1, Duration::from_secs(60), None).unwrap();
+        let (link, device) = rendezvous(&path, 0, 1, Duration::from_secs(60), ("lo", true), None).unwrap();
         assert!(device.is_none());
         let weight = Tensor::ones([4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let gradient = Tensor::zeros([4], (Kind::Float, Device::Cpu));

@@ -464,14 +464,14 @@ char* pipe_deterministic(bool on) {
 // --- Several ranks ------------------------------------------------------------------------------------------------------
 
 // Waits for all ranks in a file at `path`. `host` sums tensors of the host; `device` those of the card, by NCCL, where one is wanted.
-char* pipe_ranks_rendezvous(const char* path, int rank, int count, int64_t timeout_ms, int64_t card, ranks::Link** host,
-                      ranks::Link** device) {
+char* pipe_ranks_rendezvous(const char* path, int rank, int count, int64_t timeout_ms, const char* address,
+                            bool is_interface, int64_t card, ranks::Link** host, ranks::Link** device) {
   return guarded([&] {
     std::chrono::milliseconds timeout(timeout_ms);
     auto store = c10::make_intrusive<c10d::FileStore>(path, count);
     store->setTimeout(timeout);
     *device = nullptr;
-    auto gloo = std::make_unique<ranks::Gloo>(store, rank, count, timeout);
+    auto gloo = std::make_unique<ranks::Gloo>(store, rank, count, timeout, address, is_interface);
     if (card >= 0) *device = new ranks::Nccl(*store, rank, count, card);
     *host = gloo.release();
   });

@@ -17,7 +17,7 @@ use crate::error::TrainerError;
 use crate::events::Events;
 use crate::host::Stop;
 use crate::host::limit;
-use crate::ranks::{self, Notices};
+use crate::ranks::{self, Node, Notices};
 use crate::spec::job_folder;
 use crate::storage::durable;
 use crate::{boundary, oom, spec};
@@ -30,26 +30,65 @@ pub fn train(spec_file: &Path, rank: &RankArgs) -> Result<(), TrainerError> {
     if let Some(index) = rank.rank {
         return train_rank(spec, rank, index, stop);
     }
-    let mut events = Events::in_folder(&job_folder(&spec), stop.clone());
-    if spec.train.batch == BatchSetting::Auto {
-        let searched = search(spec_file, &spec, &mut events, &stop, false)?;
-        // Where nothing could be measured, the training itself will say why.
-        let batch = if let Searched::Fitted(fitted) = &searched { fitted.batch } else { 1 };
-        spec.train.batch = NonZeroU32::new(batch).map_or(spec.train.batch, BatchSetting::Fixed);
-        if let Searched::Fitted(fitted) = searched {
-            events.emit(EventKind::Fitted(fitted));
-        }
+    let node = spec::node(spec_file, &spec)?;
+    if !node.is_only() {
+        return train_node(spec_file, spec, node, &stop);
     }
+    let mut events = Events::in_folder(&job_folder(&spec), stop.clone());
+    choose_batch(spec_file, &mut spec, &mut events, &stop)?;
     match spec.rank.count {
         1 => run(boundary::guard(|| Session::alone(spec, events, stop))?),
-        _ => ranks::launch(&ranks::Start { spec_file, spec: &spec, events: events.count() }, &stop),
+        _ => ranks::launch(&ranks::Start { spec_file, spec: &spec, node, events: events.count() }, &stop),
     }
+}
+
+/// The ranks of one of several nodes, each of which runs this. The first one writes events and finds the batch.
+fn train_node(spec_file: &Path, mut spec: TrainerSpec, node: Node, stop: &Stop) -> Result<(), TrainerError> {
+    let folder = job_folder(&spec).ranks();
+    std::fs::create_dir_all(&folder).map_err(|source| TrainerError::Io { path: folder.clone(), source })?;
+    let notices = Notices::new(&folder, node);
+    let is_auto = spec.train.batch == BatchSetting::Auto;
+    let mut train = || {
+        let mut events = Events::silent(stop.clone());
+        if node.index == 0 {
+            events = Events::in_folder(&job_folder(&spec), stop.clone());
+            choose_batch(spec_file, &mut spec, &mut events, stop)?;
+            if is_auto {
+                notices.leave_batch(spec.train.batch());
+            }
+        } else if is_auto {
+            spec.train.batch = BatchSetting::Fixed(ranks::await_batch(&notices, stop)?);
+        }
+        ranks::launch(&ranks::Start { spec_file, spec: &spec, node, events: events.count() }, stop)
+    };
+    train().inspect_err(|error| notices.leave_launcher(error))
+}
+
+/// Finds the largest batch that fits, where the spec leaves it open.
+fn choose_batch(
+    spec_file: &Path,
+    spec: &mut TrainerSpec,
+    events: &mut Events,
+    stop: &Stop,
+) -> Result<(), TrainerError> {
+    if spec.train.batch != BatchSetting::Auto {
+        return Ok(());
+    }
+    let searched = search(spec_file, spec, events, stop, false)?;
+    // Where nothing could be measured, the training itself will say why.
+    let batch = if let Searched::Fitted(fitted) = &searched { fitted.batch } else { 1 };
+    spec.train.batch = NonZeroU32::new(batch).map_or(spec.train.batch, BatchSetting::Fixed);
+    if let Searched::Fitted(fitted) = searched {
+        events.emit(EventKind::Fitted(fitted));
+    }
+    Ok(())
 }
 
 /// One of several ranks. What goes wrong is reported by the process that started it.
 fn train_rank(mut spec: TrainerSpec, args: &RankArgs, index: u32, stop: Stop) -> Result<(), TrainerError> {
+    let node = Node::with_rank(&spec, index);
     spec.rank.index = index;
-    spec.device_index += index % spec.cards;
+    spec.device_index += (index - node.ranks().start) % spec.cards;
     if let Some(batch) = args.batch {
         spec.train.batch = BatchSetting::Fixed(batch);
     }
@@ -57,7 +96,7 @@ fn train_rank(mut spec: TrainerSpec, args: &RankArgs, index: u32, stop: Stop) ->
         0 => Events::after(args.events, &job_folder(&spec), stop.clone()),
         _ => Events::silent(stop.clone()),
     };
-    let notices = Notices::new(&job_folder(&spec).ranks());
+    let notices = Notices::new(&job_folder(&spec).ranks(), node);
     let ended = boundary::guard(|| Session::join(spec, events, stop)).and_then(run);
     if let Err(error) = ended {
         let status = error.status();
@@ -112,6 +151,13 @@ fn handle_error(session: &Session, training: Option<&Training<'_>>, error: Train
             }
             if let Some(record) = ended.and_then(|ended| ended.oom) {
                 session.emit(EventKind::Oom(*record));
+            }
+        }
+        TrainerError::NodeLost { .. } => {
+            session.peers.leave(&error, None);
+            session.peers.abandon();
+            if let Some(training) = training {
+                save_last_step(session, &training.state, session.progress.phase());
             }
         }
         TrainerError::OutOfMemory { memory, message, host } => {

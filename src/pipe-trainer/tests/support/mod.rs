@@ -107,10 +107,15 @@ impl Bench {
     }
 
     pub fn start_to(&self, verb: &str) -> Child {
+        self.command(verb).spawn().unwrap()
+    }
+
+    pub fn command(&self, verb: &str) -> Command {
         let spec = self.root.join("spec.json");
         fs::write(&spec, self.spec.to_string()).unwrap();
         let mut command = trainer();
-        command.args([verb, "--spec"]).arg(spec).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        command.args([verb, "--spec"]).arg(spec).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
     }
 
     pub fn train(&self) -> Ended {
