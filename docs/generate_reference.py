@@ -68,8 +68,8 @@ container:
 
 - Unknown keys are errors. `pipe check` reports all problems of a file at once: line, key, the value found, the values allowed and the nearest
   spelling.
-- A key whose feature is not built yet is refused with "not available yet". `pipe` never ignores a key. Today these are
-  the engines `slurm` and `kubernetes`.
+- A key whose feature is not built yet is refused with "not available yet". `pipe` never ignores a key. Today this is
+  the engine `kubernetes`.
 - `${VAR}` in a text is replaced by the environment variable `VAR`, or by its line in a `.env` file in the working directory. `pipe`
   writes only the name of a variable to disk, never its value.
 - Relative paths are relative to the working directory.
@@ -95,6 +95,7 @@ SECTIONS = {
     "save": "Checkpoints and the exported model. [best-model.md](best-model.md) describes `best` and the metrics.",
     "container": "What the job gets. [images.md](images.md) describes the image and the container, [security.md](security.md) what the job cannot do.",
     "container.mounts": "Each entry is one more folder or file that the job can read.",
+    "slurm": "What the jobs of a run ask the cluster for, with `engine: slurm` or `--engine slurm`: [clusters.md](clusters.md).",
     "notify": "A list of receivers of messages: [tracking.md](tracking.md#messages).",
     "track": "Experiment trackers: [tracking.md](tracking.md).",
     "steps": "Several trainings and commands, each with the sections of this page except `version`, `name` and `steps`, and with these: [steps.md](steps.md).",

@@ -8,6 +8,8 @@ mod checkpoints;
 mod ci;
 #[path = "training/clip.rs"]
 mod clip;
+#[path = "training/clusters.rs"]
+mod clusters;
 #[path = "training/data_files.rs"]
 mod data_files;
 #[path = "training/detach_and_resume.rs"]
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     // The slowest come first, so that none of them is waited for alone at the end.
     memory::tests(&mut suite);
+    clusters::tests(&mut suite);
     first_hour::tests(&mut suite);
     ranks::tests(&mut suite);
     golden::tests(&mut suite);

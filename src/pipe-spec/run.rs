@@ -52,6 +52,11 @@ impl RunFolder {
         self.0.join(".owner")
     }
 
+    /// Written by a `pipe` on another machine that wants the run to stop: `graceful` or `hard`.
+    pub fn stop_request(&self) -> PathBuf {
+        self.0.join(".stop")
+    }
+
     /// What `pipe` said about the run, line by line.
     pub fn journal(&self) -> PathBuf {
         self.0.join("pipe.log")
@@ -517,10 +522,18 @@ pub enum Cause {
     Requested,
     /// What ran it went away: the engine, the machine, or the `pipe` whose child it was.
     Interrupted,
+    /// The time that the cluster gave the job was over.
+    TimeLimit,
+    /// The cluster needed its place for another job.
+    Preempted,
+    /// A machine of the cluster that it ran on is gone.
+    NodeLost,
+    /// A person cancelled its job with the cluster's own means.
+    Cancelled,
 }
 
 impl Cause {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 15] = [
         Self::Fragmented,
         Self::Capacity,
         Self::Neighbour,
@@ -532,5 +545,14 @@ impl Cause {
         Self::Vanished,
         Self::Requested,
         Self::Interrupted,
+        Self::TimeLimit,
+        Self::Preempted,
+        Self::NodeLost,
+        Self::Cancelled,
     ];
+
+    /// Whether an attempt that ended so is followed by the same again, from its last checkpoint.
+    pub fn goes_on(self) -> bool {
+        matches!(self, Self::Interrupted | Self::TimeLimit | Self::Preempted | Self::NodeLost)
+    }
 }

@@ -50,6 +50,10 @@ pub enum Error {
         refused: bool,
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    #[error("{engine} refused the job: {said}")]
+    JobRefused { engine: &'static str, said: String, hint: String },
+    #[error("{reason}")]
+    TimeTooShort { reason: String },
     #[error("unknown engine {name:?}")]
     UnknownEngine { name: String, known: Vec<String> },
     #[error("a GPU was requested, but none is available:\n{}", reasons.join("\n"))]
@@ -225,7 +229,7 @@ impl Error {
             Self::NoEngine { .. } | Self::Engine { .. } | Self::UnknownEngine { .. } | Self::NoGpu { .. } => {
                 PipeExit::Unavailable
             }
-            Self::EngineLost { .. } => PipeExit::Unavailable,
+            Self::EngineLost { .. } | Self::JobRefused { .. } | Self::TimeTooShort { .. } => PipeExit::Unavailable,
             Self::TooFewGpus { .. } | Self::NoSuchGpu { .. } | Self::UncountedGpus => PipeExit::Unavailable,
             Self::GpuTwice { .. } | Self::IdleGpus { .. } | Self::IdleRanks { .. } => PipeExit::Invalid,
             Self::NoTrainer { .. } | Self::Spawn { .. } | Self::Capability { .. } | Self::DoctorFailed { .. } => {
@@ -302,8 +306,12 @@ impl Error {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::NoEngine { hint, .. } | Self::OutOfMemory { hint, .. } | Self::NoModel { hint, .. } => {
-                Some(hint.clone())
+            Self::NoEngine { hint, .. }
+            | Self::OutOfMemory { hint, .. }
+            | Self::NoModel { hint, .. }
+            | Self::JobRefused { hint, .. } => Some(hint.clone()),
+            Self::TimeTooShort { .. } => {
+                Some("give a job more time: --set slurm.time=MINUTES; then continue with `pipe resume`".to_owned())
             }
             Self::UnknownRole { .. } => Some("--field takes ROLE=COLUMN, such as text=review".to_owned()),
             Self::Rows { message } if message.contains("no field ") || message.contains("no column") => {
@@ -397,7 +405,7 @@ impl Error {
             Self::DriverStuck { id, pid } => Some(format!(
                 "if the process is suspended, `kill -CONT {pid}` continues it; `kill -9 {pid}` and then `pipe stop {id}` end the run"
             )),
-            Self::RunElsewhere { id, host, .. } => Some(format!("on {host}: `pipe stop {id}`")),
+            Self::RunElsewhere { id, host, .. } => Some(format!("`pipe attach {id}` watches it, `pipe stop {id}` stops it; if {host} is down, it counts as gone within a minute")),
             Self::RunBusy { id } => Some(format!("`pipe attach {id}` watches it, `pipe stop {id}` stops it")),
             Self::Damaged { id, .. } => Some(format!(
                 "its checkpoints and logs are kept; start a new run from its pipeline.yaml with `pipe run`, or remove it with `pipe rm {id}`"

@@ -37,6 +37,8 @@ pub enum Needs {
     Chromium,
     /// To be root and have `dockerd`, to start a daemon of the test's own.
     OwnDaemon,
+    /// To be root, and the packages that tests/slurm/cluster installs.
+    Slurm,
     /// The daemon, and to be root of a Debian, whose packages a base system is made of.
     BaseSystem,
 }
@@ -69,6 +71,9 @@ impl Needs {
             }
             Self::Chromium => chromium().is_none().then_some("no Chromium"),
             Self::Root => (!root()).then_some("not root"),
+            Self::Slurm => {
+                (!root() || !slurm()).then_some("not root, or no Slurm; `tests/slurm/cluster install` installs it")
+            }
             Self::BaseSystem => {
                 Self::Docker.missing().or((!root() || !dpkg()).then_some("not root, or no Debian packages"))
             }
@@ -83,6 +88,7 @@ impl Needs {
             Self::DockerWithoutGpu => (!gpu()).then_some("PIPE_REQUIRE_DOCKER"),
             Self::BaseSystem => dpkg().then_some("PIPE_REQUIRE_DOCKER"),
             Self::Chromium => Some("PIPE_REQUIRE_BROWSER"),
+            Self::Slurm => Some("PIPE_REQUIRE_SLURM"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
             Self::Mlflow | Self::Wandb | Self::Optuna | Self::Python => None,
         }
@@ -92,6 +98,15 @@ impl Needs {
 fn docker() -> bool {
     static ANSWERS: OnceLock<bool> = OnceLock::new();
     *ANSWERS.get_or_init(|| succeeds(Command::new("docker").args(["version", "--format", "{{.Server.Version}}"])))
+}
+
+fn slurm() -> bool {
+    let here = |program: &str| {
+        ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+            .iter()
+            .any(|folder| std::path::Path::new(folder).join(program).is_file())
+    };
+    ["slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch"].iter().all(|program| here(program))
 }
 
 fn gpu() -> bool {

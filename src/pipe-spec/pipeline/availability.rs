@@ -11,7 +11,7 @@ pub(super) fn missing(file: &PipelineFile) -> Vec<(&'static str, String)> {
         }
     };
     unless(
-        !matches!(file.engine, Some(EngineKind::Slurm | EngineKind::Kubernetes)),
+        file.engine != Some(EngineKind::Kubernetes),
         "engine",
         format!("the engine {}", file.engine.map_or("", EngineKind::name)),
     );

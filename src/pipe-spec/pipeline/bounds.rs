@@ -20,6 +20,9 @@ pub const MAX_WAIT: u64 = 365 * 24 * 60 * 60;
 pub const MAX_TEXTS: u32 = 1 << 16;
 pub const MAX_BEAMS: u32 = 1024;
 pub const MAX_CPUS: f64 = 4096.0;
+
+/// Machines of a job.
+pub const MAX_NODES: u32 = 1024;
 /// `memory.allocator.max_split_size_mb`
 pub const MAX_SPLIT_MB: u64 = 1 << 24;
 /// `memory.allocator.roundup_power2_divisions`

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use super::bounds::MAX_SAMPLES;
 use super::other_names::Transformers;
 use super::{
-    BatchSetting, Command, CommandTrain, Every, Limit, Metric, MetricsFormat, OnOom, PLACEHOLDERS, Pipeline,
+    BatchSetting, Cluster, Command, CommandTrain, Every, Limit, Metric, MetricsFormat, OnOom, PLACEHOLDERS, Pipeline,
     PipelineFile, Problems, Ranks, Reduce, Track, Train, TrainFile, Training, Work, availability, schema,
 };
 use crate::variables::{self, Variables};
@@ -29,6 +29,7 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
     check.file(&file);
     check.metrics(&file);
     check.addresses(&file, variables);
+    check.cluster(&file);
     let ranks = check.ranks(&file);
     let train = check.train(&file.train).map(|train| Train { ranks, ..train });
     for (path, feature) in availability::missing(&file) {
@@ -58,12 +59,54 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
             on_oom: file.on_oom,
             container: file.container,
             engine: file.engine,
+            cluster: file.cluster,
             notify: file.notify,
             track: file.track,
         }),
         _ => Err(problems),
     }
 }
+
+/// The options of sbatch that pipe gives itself.
+const SET_BY_PIPE: [&str; 37] = [
+    "--account",
+    "-A",
+    "--array",
+    "-a",
+    "--chdir",
+    "-D",
+    "--constraint",
+    "-C",
+    "--cpus-per-task",
+    "-c",
+    "--error",
+    "-e",
+    "--export",
+    "--job-name",
+    "-J",
+    "--mem",
+    "--mem-per-cpu",
+    "--no-requeue",
+    "--nodes",
+    "-N",
+    "--ntasks",
+    "-n",
+    "--ntasks-per-node",
+    "--open-mode",
+    "--output",
+    "-o",
+    "--parsable",
+    "--partition",
+    "-p",
+    "--qos",
+    "-q",
+    "--requeue",
+    "--signal",
+    "--test-only",
+    "--time",
+    "-t",
+    "--wrap",
+];
 
 /// The keys that only a command has.
 pub(super) const OF_COMMANDS: [&str; 7] = [
@@ -393,6 +436,33 @@ impl Check<'_> {
             self.problem(path, format!("found {count}; allowed: at most the effective batch, which is {effective}"));
         }
         ranks
+    }
+
+    fn cluster(&mut self, file: &PipelineFile) {
+        let Cluster { nodes, min_nodes, extra, time, .. } = &file.cluster;
+        if let Some(time) = time.as_ref().filter(|time| time.seconds().is_none()) {
+            let message = format!("found {:?}; allowed: minutes, HH:MM:SS or D-HH:MM:SS, above 0", time.as_str());
+            self.problem("slurm.time", message);
+        }
+        if let Some(fewest) = min_nodes.filter(|fewest| fewest > nodes) {
+            self.problem("slurm.min_nodes", format!("found {fewest}; allowed: at most slurm.nodes, which is {nodes}"));
+        }
+        if nodes.get() > 1 && file.command.is_some() {
+            let message =
+                format!("found {nodes}; allowed: 1 for a command, which starts its own processes on other nodes");
+            self.problem("slurm.nodes", message);
+        }
+        for option in extra {
+            let name = option.split('=').next().unwrap_or_default();
+            if !option.starts_with('-') {
+                self.problem("slurm.extra", format!("{option} is no option of sbatch: one begins with - or --"));
+            } else if SET_BY_PIPE.contains(&name)
+                || (!name.starts_with("--") && SET_BY_PIPE.contains(&&name[..name.len().min(2)]))
+            {
+                let message = format!("{name} is set by pipe; slurm, container and name say what it is set to");
+                self.problem("slurm.extra", message);
+            }
+        }
     }
 
     /// Samples in a step. A batch that depends on the card must not decide it.

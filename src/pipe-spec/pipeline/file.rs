@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Checkpoints, CommandLine, Container, Data, EngineKind, Evaluate, Memory, MetricsFormat, Model, Notify, OnOom, Save,
-    Track, TrainFile, VarValue,
+    Checkpoints, Cluster, CommandLine, Container, Data, EngineKind, Evaluate, Memory, MetricsFormat, Model, Notify,
+    OnOom, Save, Track, TrainFile, VarValue,
 };
 use crate::text::Name;
 
@@ -40,9 +40,12 @@ pub struct PipelineFile {
     pub save: Save,
     #[serde(default)]
     pub container: Container,
-    /// Default: docker when a daemon answers, else process. Not available yet: slurm, kubernetes.
+    /// Default: docker when a daemon answers, else process. Not available yet: kubernetes.
     #[serde(default)]
     pub engine: Option<EngineKind>,
+    /// What the jobs ask the cluster for, with the engine slurm.
+    #[serde(default, rename = "slurm")]
+    pub cluster: Cluster,
     #[serde(default)]
     pub notify: Vec<Notify>,
     #[serde(default)]
@@ -61,8 +64,8 @@ pub struct PipelineFile {
     /// with groups named `step`, `steps` and after the values, such as `(?P<loss>\S+)`.
     #[serde(default)]
     pub metrics: MetricsFormat,
-    /// Several trainings and commands by name, each with the sections above, in place of one. `engine`, `container`, `memory`, `on_oom`,
-    /// `notify`, `track` and `vars` beside `steps` stand for all of them, key by key, unless a step says otherwise.
+    /// Several trainings and commands by name, each with the sections above, in place of one. `engine`, `slurm`, `container`, `memory`,
+    /// `on_oom`, `notify`, `track` and `vars` beside `steps` stand for all of them, key by key, unless a step says otherwise.
     #[serde(default)]
     pub steps: Option<Map<String, Value>>,
 }

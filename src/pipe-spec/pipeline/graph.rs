@@ -60,7 +60,7 @@ impl OutputRef {
 const OF_STEPS: [&str; 3] = ["needs", "inputs", "outputs"];
 
 /// The sections that stand for all steps, unless a step says otherwise.
-const SHARED: [&str; 7] = ["engine", "container", "memory", "on_oom", "notify", "track", "vars"];
+const SHARED: [&str; 8] = ["engine", "slurm", "container", "memory", "on_oom", "notify", "track", "vars"];
 
 /// What a training has.
 const MODEL: &str = "model";

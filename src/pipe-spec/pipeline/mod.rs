@@ -3,6 +3,7 @@
 mod availability;
 pub mod bounds;
 mod check;
+mod cluster;
 mod command;
 mod container;
 mod data;
@@ -22,6 +23,7 @@ mod work;
 mod written;
 
 pub use crate::problem::{Problem, Problems};
+pub use cluster::{Cluster, ContainerRuntime, SECTION as CLUSTER_SECTION, TimeLimit, seconds as cluster_seconds};
 pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat, PLACEHOLDERS, VarValue};
 pub use container::{Container, EngineKind, Gpus, Image, Mount};
 pub use data::{CONVERSATION, Data, Pad, Paths};
@@ -57,6 +59,7 @@ pub struct Pipeline {
     pub on_oom: OnOom,
     pub container: Container,
     pub engine: Option<EngineKind>,
+    pub cluster: Cluster,
     pub notify: Vec<Notify>,
     pub track: Track,
 }
@@ -69,6 +72,20 @@ impl Pipeline {
             tree.set(pair)?;
         }
         check::pipeline(&tree, variables)
+    }
+
+    /// What its jobs ask a cluster for. A command without an image runs without a container.
+    pub fn cluster_request(&self) -> Cluster {
+        let mut cluster = self.cluster.clone();
+        if self.command().is_some() && self.container.image.is_none() {
+            cluster.containers.get_or_insert(ContainerRuntime::None);
+        }
+        cluster
+    }
+
+    /// Machines of a job, as far as the pipeline says.
+    pub fn nodes(&self) -> u32 {
+        if self.engine == Some(EngineKind::Slurm) && self.training().is_some() { self.cluster.nodes.get() } else { 1 }
     }
 
     /// The training that it holds, unless it holds a command.

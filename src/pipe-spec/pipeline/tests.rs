@@ -100,7 +100,7 @@ fn every_problem_is_told_at_once_with_its_line() {
         problems(text),
         [
             "line 2: name: found the text \"a/b\"; allowed: 1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
-            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, notify, track, command, vars, checkpoints, metrics, steps",
+            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, slurm, notify, track, command, vars, checkpoints, metrics, steps",
             unknown.as_str(),
             "line 6: data.train: missing; allowed: text, or a list of text",
             "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, eval_share, tokenizer, fields, max_source, max_target, max_length, pad, skip_bad, shuffle, workers, prefetch",
@@ -267,10 +267,7 @@ fn numbers_have_bounds_and_nothing_overflows() {
 
 #[test]
 fn what_is_not_built_yet_is_refused_by_name() {
-    let cases = [
-        ("engine: slurm", "engine: the engine slurm: not available yet"),
-        ("engine: kubernetes", "engine: the engine kubernetes: not available yet"),
-    ];
+    let cases = [("engine: kubernetes", "engine: the engine kubernetes: not available yet")];
     for (section, want) in cases {
         let got = problems(&format!("{MINIMAL}{section}\n"));
         assert!(got.iter().any(|line| line.ends_with(want)), "{section}\n  got {got:#?}");
@@ -498,10 +495,36 @@ fn the_schema_marks_what_is_not_available_yet() {
     let schema = schema();
     let described =
         |pointer: &str| schema.pointer(pointer).and_then(|of| of["description"].as_str().map(str::to_owned));
-    for (pointer, refused) in [("/properties/engine", "engine=slurm"), ("/properties/engine", "engine=kubernetes")] {
+    for (pointer, refused) in [("/properties/engine", "engine=kubernetes")] {
         let text = described(pointer).unwrap_or_default();
         assert!(text.contains("Not available yet"), "{pointer}: {text:?}");
         let got = Pipeline::parse(MINIMAL, &[refused.to_owned()], &variables()).unwrap_err().to_string();
         assert!(got.contains("not available yet"), "{refused}: {got}");
+    }
+}
+
+#[test]
+fn what_a_cluster_is_asked_for() {
+    let parse = |section: &str| Pipeline::parse(&format!("{MINIMAL}engine: slurm\n{section}\n"), &[], &variables());
+    let pipeline =
+        parse("slurm: {partition: gpu, time: 1-00:00:00, nodes: 4, min_nodes: 2, extra: [--exclusive]}").unwrap();
+    assert_eq!((pipeline.cluster.nodes.get(), pipeline.cluster.fewest_nodes()), (4, 2));
+    let again = Pipeline::parse(&pipeline.to_yaml(), &[], &variables()).unwrap();
+    assert_eq!(again, pipeline);
+    assert!(!parse("").unwrap().to_yaml().contains("slurm:"), "what is not said is not written");
+    for (section, want) in [
+        ("slurm: {min_nodes: 2}", "slurm.min_nodes: found 2; allowed: at most slurm.nodes, which is 1"),
+        ("slurm: {time: 1h}", "slurm.time: found \"1h\"; allowed: minutes, HH:MM:SS or D-HH:MM:SS, above 0"),
+        ("slurm: {extra: [exclusive]}", "slurm.extra: exclusive is no option of sbatch: one begins with - or --"),
+        (
+            "slurm: {extra: [--nodes=2]}",
+            "slurm.extra: --nodes is set by pipe; slurm, container and name say what it is set to",
+        ),
+        ("slurm: {extra: [-N2]}", "slurm.extra: -N2 is set by pipe"),
+        ("slurm: {queue: x}", "slurm.queue: unknown key"),
+        ("slurm: {nodes: 0}", "slurm.nodes: found 0"),
+    ] {
+        let got = parse(section).unwrap_err().to_string();
+        assert!(got.contains(want), "{section}: {got}");
     }
 }

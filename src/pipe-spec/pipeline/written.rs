@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Serialize, Serializer};
 
 use super::{
-    Allocator, Checkpoints, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Limit, Memory,
+    Allocator, Checkpoints, Cluster, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Limit, Memory,
     MetricsFormat, Model, Notify, OnOom, Pipeline, Ranks, Save, Track, Train, VarValue, Work,
 };
 use crate::text::Name;
@@ -30,6 +30,8 @@ struct Written<'a> {
     container: &'a Container,
     #[serde(skip_serializing_if = "Option::is_none")]
     engine: Option<EngineKind>,
+    #[serde(rename = "slurm", skip_serializing_if = "Option::is_none")]
+    cluster: Option<&'a Cluster>,
     #[serde(skip_serializing_if = "<[Notify]>::is_empty")]
     notify: &'a [Notify],
     track: &'a Track,
@@ -89,6 +91,7 @@ impl Serialize for Pipeline {
             save: training.map(|training| &training.save),
             container: &self.container,
             engine: self.engine,
+            cluster: Some(&self.cluster).filter(|cluster| **cluster != Cluster::default()),
             notify: &self.notify,
             track: &self.track,
             command: command.map(|command| &command.line),

@@ -6,7 +6,7 @@ use pipe_spec::text::human_bytes;
 use pipe_spec::trainer::WHILE_READING;
 use pipe_spec::{Cause, OomRecord, Outcome, Phase, TrainerExit};
 
-use crate::engine::Ending;
+use crate::engine::{Cut, Ending};
 use crate::gpu::Card;
 
 /// What is known about an attempt that is over.
@@ -50,6 +50,9 @@ pub fn diagnose(evidence: &Evidence<'_>) -> Diagnosis {
     {
         return Diagnosis::new(Outcome::Stopped, Cause::Interrupted, "the engine or the machine stopped while it ran");
     }
+    if let Some(cut) = ending.cut.as_ref().filter(|_| !evidence.stop_requested && !says_more(evidence)) {
+        return of_cut(cut, ending.exit_code == Some(i64::from(TrainerExit::Stopped.code())));
+    }
     let Some(code) = ending.exit_code else {
         let why = ending.lost.clone().unwrap_or_else(|| "it left no exit code".to_owned());
         return if evidence.stop_requested {
@@ -85,6 +88,35 @@ pub fn diagnose(evidence: &Evidence<'_>) -> Diagnosis {
             None => Diagnosis::new(Outcome::Failed, Cause::Trainer, trainer_error(code, evidence.tail)),
         },
     }
+}
+
+/// Whether the job itself says how it ended, whatever was done to it then.
+fn says_more(evidence: &Evidence<'_>) -> bool {
+    let out_of_memory =
+        [TrainerExit::DeviceOutOfMemory, TrainerExit::HostOutOfMemory].map(|exit| i64::from(exit.code()));
+    match evidence.ending.exit_code {
+        Some(0) => true,
+        Some(code) => evidence.ending.oom_killed || (evidence.command.is_none() && out_of_memory.contains(&code)),
+        None => evidence.ending.oom_killed,
+    }
+}
+
+/// The end of a job that the cluster did not let come to its end.
+fn of_cut(cut: &Cut, saved: bool) -> Diagnosis {
+    let saved = if saved { ", saved" } else { "" };
+    let (cause, reason) = match cut {
+        Cut::TimeLimit => (Cause::TimeLimit, format!("the time limit of the job was reached{saved}")),
+        Cut::Preempted => (Cause::Preempted, format!("another job took its place{saved}")),
+        Cut::NodeLost { what } => (Cause::NodeLost, what.clone()),
+        Cut::Cancelled { by_other: None } => (Cause::Cancelled, format!("the job was cancelled, not by pipe{saved}")),
+        Cut::Cancelled { by_other: Some(0) } => {
+            (Cause::Cancelled, format!("an administrator cancelled the job{saved}"))
+        }
+        Cut::Cancelled { by_other: Some(user) } => {
+            (Cause::Cancelled, format!("the user {user} cancelled the job{saved}"))
+        }
+    };
+    Diagnosis::new(Outcome::Stopped, cause, reason)
 }
 
 /// The end of a command: what it printed and survived is no out-of-memory.
@@ -263,7 +295,7 @@ mod tests {
     use crate::gpu::Holder;
 
     fn ending(exit_code: Option<i64>, oom_killed: bool) -> Ending {
-        Ending { exit_code, oom_killed, memory_limit: Some(700 << 20), lost: None, outage: false }
+        Ending { exit_code, oom_killed, memory_limit: Some(700 << 20), lost: None, outage: false, cut: None }
     }
 
     fn record(phase: Phase, reserved: u64, allocated: u64, requested: u64) -> OomRecord {

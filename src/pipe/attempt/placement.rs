@@ -12,9 +12,11 @@ use crate::gpu::{self, Card};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     pub device: Device,
-    /// That the job sees; 1 on the CPU.
+    /// That the job sees on each of its machines; 1 on the CPU.
     pub cards: u32,
-    /// Trainer processes that share a step; 1 for a command.
+    /// Machines that the job runs on.
+    pub nodes: u32,
+    /// Trainer processes that share a step, on all machines together; 1 for a command.
     pub ranks: u32,
 }
 
@@ -25,9 +27,13 @@ impl Placement {
         let device = engine.device(gpus)?;
         let cards = match device {
             Device::Cpu => 1,
-            Device::Cuda => count_cards(gpus, engine.cards(&Gpus::All).len() as u32, &engine.cards(gpus))?,
+            Device::Cuda => {
+                let present = engine.cards_of_node(gpus).unwrap_or_else(|| engine.cards(&Gpus::All).len() as u32);
+                count_cards(gpus, present, &engine.cards(gpus))?
+            }
         };
-        let ranks = match (pipeline.training().map(|training| training.train.ranks), device) {
+        let nodes = if pipeline.training().is_some() { engine.nodes() } else { 1 };
+        let on_each = match (pipeline.training().map(|training| training.train.ranks), device) {
             (None, _) | (Some(Ranks::Auto), Device::Cpu) => 1,
             (Some(Ranks::Auto), Device::Cuda) => cards,
             (Some(Ranks::Count(ranks)), Device::Cuda) if ranks.get() < cards => {
@@ -35,11 +41,21 @@ impl Placement {
             }
             (Some(Ranks::Count(ranks)), _) => ranks.get(),
         };
+        let ranks = on_each * nodes;
         let effective_batch = pipeline.work.effective_batch();
         match pipeline.training().is_some() && ranks > effective_batch {
             true => Err(Error::IdleRanks { ranks, effective_batch }),
-            false => Ok(Self { device, cards, ranks }),
+            false => Ok(Self { device, cards, nodes, ranks }),
         }
+    }
+
+    /// The same on so many machines.
+    pub fn on_nodes(self, nodes: u32) -> Self {
+        Self { nodes, ranks: self.ranks_on_node() * nodes, ..self }
+    }
+
+    pub fn ranks_on_node(self) -> u32 {
+        (self.ranks / self.nodes.max(1)).max(1)
     }
 
     /// The number of ranks as a trainer spec has it.
@@ -54,7 +70,7 @@ impl Placement {
 
     /// Which of the cards of the job a rank has.
     pub fn card_of(self, rank: u32) -> usize {
-        (rank % self.cards.max(1)) as usize
+        (rank % self.ranks_on_node() % self.cards.max(1)) as usize
     }
 }
 
@@ -65,10 +81,11 @@ pub fn share(effective_batch: u32, ranks: u32) -> u32 {
 
 /// How many ranks a run would have on this machine, as far as that can be said without an engine.
 pub fn expected_ranks(pipeline: &Pipeline) -> u32 {
-    match (pipeline.training().map(|training| training.train.ranks), &pipeline.container.gpus) {
+    let on_each = match (pipeline.training().map(|training| training.train.ranks), &pipeline.container.gpus) {
         (Some(Ranks::Auto), Gpus::All) => Card::read(&Gpus::All).len().max(1) as u32,
         _ => pipeline.work.ranks(),
-    }
+    };
+    on_each * pipeline.nodes()
 }
 
 /// How many cards a job gets. The machine has `present`, of which `named` are those that were asked for; where the driver does not

@@ -121,7 +121,15 @@ pub fn decide(context: &OomContext<'_>) -> Decision {
                 hint: "raise container.memory".to_owned(),
             },
         },
-        Cause::Killed | Cause::Trainer | Cause::Vanished | Cause::Requested | Cause::Interrupted => Decision::Stop {
+        Cause::Killed
+        | Cause::Trainer
+        | Cause::Vanished
+        | Cause::Requested
+        | Cause::Interrupted
+        | Cause::TimeLimit
+        | Cause::Preempted
+        | Cause::NodeLost
+        | Cause::Cancelled => Decision::Stop {
             reason: "the attempt did not run out of memory".to_owned(),
             hint: "see the log of the attempt".to_owned(),
         },
@@ -331,7 +339,15 @@ mod tests {
                         (Cause::HostMemory, Device::Cpu, _) => "batch 32",
                         (Cause::HostMemory, Device::Cuda, _) => "prefetch 1",
                         (
-                            Cause::Killed | Cause::Trainer | Cause::Vanished | Cause::Requested | Cause::Interrupted,
+                            Cause::Killed
+                            | Cause::Trainer
+                            | Cause::Vanished
+                            | Cause::Requested
+                            | Cause::Interrupted
+                            | Cause::TimeLimit
+                            | Cause::Preempted
+                            | Cause::NodeLost
+                            | Cause::Cancelled,
                             _,
                             _,
                         ) => "stop",

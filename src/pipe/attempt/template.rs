@@ -29,6 +29,7 @@ pub const RANKS_SHM: u64 = 1 << 30;
 
 /// Where a job of this pipeline will compute. Refuses what the engine cannot give it, before there is a run.
 pub fn check(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<Placement, Error> {
+    engine.check_request(&pipeline.container)?;
     match &pipeline.work {
         Work::Command(_) if job == Job::Fit => return Err(Error::NotATraining),
         Work::Training(_) => engine.check(&pipeline.container)?,
@@ -66,6 +67,7 @@ pub fn trainer_spec(
         run,
         attempt: 1,
         rank: Rank::default(),
+        nodes: 1,
         device: Device::Cpu,
         cards: 1,
         device_index: 0,
@@ -214,9 +216,10 @@ impl<'a> JobTemplate<'a> {
         spec.attempt = number;
         spec.rank = Rank { index: 0, count: self.placement.ranks };
         spec.train.ranks = self.placement.rank_setting();
+        spec.nodes = self.placement.nodes;
         spec.device = self.placement.device;
         spec.cards = self.placement.cards;
-        spec.threads = self.threads();
+        spec.threads = self.threads(engine);
         spec.maths_changed = settings.changes > 0;
         spec.data.prefetch = settings.prefetch;
         if !settings.auto {
@@ -234,12 +237,13 @@ impl<'a> JobTemplate<'a> {
     }
 
     /// For the computation of a rank; nothing leaves it to libtorch. Ranks share the cores.
-    pub fn threads(&self) -> Option<u32> {
-        let ranks = self.placement.ranks;
+    pub fn threads(&self, engine: &dyn Engine) -> Option<u32> {
+        let ranks = self.placement.ranks_on_node();
         let share = |cores: f64| ((cores / f64::from(ranks)).ceil() as u32).max(1);
         match self.pipeline.container.cpus {
             Some(cpus) => Some(share(cpus)),
-            None if ranks > 1 => {
+            // How many cores another machine gives it, libtorch finds out there.
+            None if ranks > 1 && engine.is_here() => {
                 let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
                 Some((cores / ranks).max(1))
             }
@@ -251,7 +255,7 @@ impl<'a> JobTemplate<'a> {
     /// job to that, or holds all ranks to it together.
     pub fn own_limit(&self, engine: &dyn Engine) -> Option<ByteSize> {
         let training = self.pipeline.training()?;
-        let ranks = self.placement.ranks;
+        let ranks = self.placement.ranks_on_node();
         let own = !engine.limits_memory() || ranks > 1;
         let own = own && self.placement.device == Device::Cpu && training.memory.limit.is_none();
         self.pipeline.container.memory.filter(|_| own).map(|size| ByteSize(size.0 / u64::from(ranks.max(1))))
@@ -341,6 +345,7 @@ impl<'a> JobTemplate<'a> {
             memory: container.memory.map(|size| size.0),
             shm: self.shm(),
             cpus: container.cpus,
+            nodes: self.placement.nodes,
         }
     }
 }

@@ -12,10 +12,12 @@ mod tune;
 
 use std::process::ExitCode;
 
+use clap::builder::PossibleValuesParser;
 use clap::{CommandFactory, Parser, Subcommand};
 use pipe_spec::PipeExit;
 
 use crate::command;
+use crate::engine::registry;
 use crate::error::Error;
 use crate::report::{print_data, print_json, say, visible};
 use image::ImageCommand;
@@ -93,6 +95,9 @@ enum Command {
     Image(ImageCommand),
     /// Check engine, GPU, driver, trainer, memory and disk, and print what to do; exits 4 if runs cannot start
     Doctor {
+        /// Check this engine in place of those that are tried by themselves; slurm runs a small job on the cluster
+        #[arg(long, value_parser = PossibleValuesParser::new(registry::names()))]
+        engine: Option<String>,
         /// Print the checks as JSON
         #[arg(long)]
         json: bool,
@@ -186,7 +191,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         }
         Command::Image(ImageCommand::Files { json }) => command::image::files(json),
         Command::Image(ImageCommand::Ls { json }) => command::image::ls(json),
-        Command::Doctor { json } => command::doctor::run(json),
+        Command::Doctor { engine, json } => command::doctor::run(engine.as_deref(), json),
         Command::Schema { study } => {
             print_json(&if study { pipe_spec::study::schema() } else { pipe_spec::pipeline::schema() });
             Ok(())

@@ -1,6 +1,6 @@
 //! `pipe resume`: continues a run from its last checkpoint.
 
-use pipe_spec::pipeline::{Pipeline, WorkKind};
+use pipe_spec::pipeline::{Cluster, Pipeline, WorkKind};
 use pipe_spec::{Outcome, Status};
 
 use crate::attempt::template;
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::files::write_whole;
 use crate::graph::GraphDriver;
 use crate::hub::HubAccess;
-use crate::input::load::{self, Loaded, Request};
+use crate::input::load::{self, Loaded, ParsedStudy, Request};
 use crate::interrupt::Interrupts;
 use crate::lock;
 use crate::report::{Reporter, print};
@@ -109,8 +109,15 @@ async fn resume_study(
     if !set.is_empty() {
         write_whole(&file, parsed.study.to_yaml().as_bytes())?;
     }
-    let engine = registry::choose(Some(&run.state.engine), reporter).await?;
+    let engine = registry::choose(Some(&run.state.engine), &cluster_of(&parsed), reporter).await?;
     StudyDriver::new(&parsed.study, &parsed.variables, run, engine, reporter, interrupts)?.run().await
+}
+
+/// What the pipeline of a study says of the cluster.
+fn cluster_of(parsed: &ParsedStudy) -> Cluster {
+    let ParsedStudy { study, variables, .. } = parsed;
+    let first = study.pipeline(study.name.as_str(), &study.first_point(), &[], variables);
+    first.map(|first| first.cluster_request()).unwrap_or_default()
 }
 
 /// The same with the pipeline as it is now, in the working directory, where it may be another checkout of the same files.
@@ -171,7 +178,7 @@ async fn drive(
         Status::Running | Status::Orphaned | Status::Unknown => StartMode::Continue,
         Status::Failed | Status::Stopped => StartMode::Resumed { changed },
     };
-    let engine = registry::choose(Some(&run.state.engine), reporter).await?;
+    let engine = registry::choose(Some(&run.state.engine), &loaded.pipeline.cluster_request(), reporter).await?;
     let placement = template::check(engine.as_ref(), &loaded.pipeline, run.state.job)?;
     if changed {
         write_settings(&run, loaded)?;

@@ -95,7 +95,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     }
     let loaded = &loaded;
     let wanted = options.engine.as_deref().or(loaded.pipeline.engine.map(EngineKind::name));
-    let engine = registry::choose(wanted, &reporter).await?;
+    let engine = registry::choose(wanted, &loaded.pipeline.cluster_request(), &reporter).await?;
     let engine = engine.as_ref();
     // What cannot be had is said before there is a run.
     let placement = template::check(engine, &loaded.pipeline, options.choices.job)?;
@@ -169,7 +169,8 @@ async fn start_steps(
     // Every step has an engine; this one is for those that name none.
     let named = parsed.graph.steps.iter().all(|step| step.pipeline.engine.is_some());
     let first = parsed.graph.steps.first().and_then(|step| step.pipeline.engine).filter(|_| named);
-    let engine = registry::choose(first.map(EngineKind::name), reporter).await?;
+    let cluster = parsed.graph.steps.first().map(|step| step.pipeline.cluster_request()).unwrap_or_default();
+    let engine = registry::choose(first.map(EngineKind::name), &cluster, reporter).await?;
     let mut run = Run::create_graph(&parsed.graph, &parsed.text, engine.name(), options.choices)?;
     run.state.graph = state;
     run.save()?;

@@ -45,12 +45,14 @@ fn stop(found: &Listed, request: StopRequest, quiet: bool) -> Result<(), Error> 
 fn signal_owner(found: &Listed, request: StopRequest, quiet: bool) -> Result<(), Error> {
     let folder = found.folder();
     let Some(owner) = Owner::process(&folder) else { return Ok(()) };
-    if !owner.is_here() {
-        return Err(Error::RunElsewhere { id: found.state.id.clone(), host: owner.host, pid: owner.pid });
-    }
     let pid = owner.pid;
-    // SAFETY: kill takes two integers and has no memory effects.
-    unsafe { libc::kill(pid, signal_for(request)) };
+    match owner.is_here() {
+        // SAFETY: kill takes two integers and has no memory effects.
+        true => unsafe {
+            libc::kill(pid, signal_for(request));
+        },
+        false => Owner::ask(&folder, request)?,
+    }
     let timeout = stop_timeout(&folder);
     if !quiet {
         let what = match found.state.work {

@@ -56,7 +56,7 @@ async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
     let invalid = |problems| Error::Invalid { path: options.file.clone(), problems };
     let first = study.pipeline(study.name.as_str(), &study.first_point(), &[], variables).map_err(invalid)?;
     let wanted = options.engine.as_deref().or(first.engine.map(EngineKind::name));
-    let engine = registry::choose(wanted, &reporter).await?;
+    let engine = registry::choose(wanted, &first.cluster_request(), &reporter).await?;
     // What cannot be had is said before there is a study.
     template::check(engine.as_ref(), &first, pipe_spec::Job::Train)?;
     // A model that is searched for may be of another architecture than the pipeline says.

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pipe_spec::pipeline::Pipeline;
+use pipe_spec::pipeline::{CLUSTER_SECTION, Pipeline};
 use pipe_spec::{Variables, variables};
 use serde::Serialize;
 use serde_json::Value;
 
 /// The settings that may change when a run is resumed. None of them changes the training result.
-pub const CHANGEABLE_SETTINGS: [&str; 11] = [
+pub const CHANGEABLE_SETTINGS: [&str; 12] = [
     "container",
     "data.prefetch",
     "data.workers",
@@ -16,6 +16,7 @@ pub const CHANGEABLE_SETTINGS: [&str; 11] = [
     "memory",
     "notify",
     "on_oom",
+    CLUSTER_SECTION,
     "track",
     "train.rank_timeout",
     "train.ranks",

@@ -214,7 +214,7 @@ impl<'a> Driver<'a> {
         });
         let supervisor = Supervisor {
             engine,
-            template: &template,
+            template,
             run: &mut self.run,
             reporter: self.reporter,
             interrupts: self.interrupts,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use pipe_spec::pipeline::Gpus;
+use pipe_spec::pipeline::{Container, Gpus};
 
 #[derive(Clone, Debug)]
 pub struct Launch {
@@ -30,6 +30,33 @@ pub struct Launch {
     pub stop_timeout: u32,
     pub shm: Option<u64>,
     pub cpus: Option<f64>,
+    /// Machines that it runs on, where the engine has several.
+    pub nodes: u32,
+}
+
+impl Launch {
+    /// A job that does nothing, with what a container may have.
+    pub fn example(container: &Container, nodes: u32) -> Self {
+        Self {
+            run_id: "check".to_owned(),
+            attempt: 1,
+            run_folder: PathBuf::new(),
+            writable: Vec::new(),
+            work_folder: None,
+            program: JobProgram::Command("true".to_owned()),
+            image: None,
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            mounts: Vec::new(),
+            network: false,
+            gpus: container.gpus.clone(),
+            memory: container.memory.map(|size| size.0),
+            stop_timeout: container.stop_timeout(),
+            shm: None,
+            cpus: container.cpus,
+            nodes,
+        }
+    }
 }
 
 /// What is started with the arguments of a launch.

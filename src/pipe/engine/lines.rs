@@ -9,6 +9,8 @@ pub enum Source {
     Stderr,
     /// Not of the job: what the engine has to say about it.
     Engine,
+    /// Not of the job: what it waits for in the queue of the engine.
+    Queue,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ mod launch;
 mod lines;
 mod process;
 pub mod registry;
+mod slurm;
 mod sockets;
 #[cfg(test)]
 mod toy;
@@ -43,8 +44,38 @@ pub trait Engine {
     /// The cards that a job will see, as far as the engine can tell before the job runs.
     fn cards(&self, gpus: &Gpus) -> Vec<Card>;
 
+    /// Cards of a machine that a job may get, where the engine knows that of machines other than this one.
+    fn cards_of_node(&self, _gpus: &Gpus) -> Option<u32> {
+        None
+    }
+
+    /// Whether jobs run on this machine.
+    fn is_here(&self) -> bool {
+        true
+    }
+
+    /// How many machines a job has.
+    fn nodes(&self) -> u32 {
+        1
+    }
+
+    /// How many are enough once one was lost.
+    fn fewest_nodes(&self) -> u32 {
+        1
+    }
+
+    /// How many machines there are now for a job, where the engine has several.
+    async fn usable_nodes(&self) -> Option<u32> {
+        None
+    }
+
     /// Refuses what this engine cannot give a job. Called before there is a run.
     fn check(&self, container: &Container) -> Result<(), Error>;
+
+    /// Refuses what the engine cannot give any job, a command too. Called before there is a run.
+    fn check_request(&self, _container: &Container) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Whether the engine holds the job to `container.memory`.
     fn limits_memory(&self) -> bool;
@@ -152,12 +183,27 @@ pub struct Ending {
     pub lost: Option<String>,
     /// The engine went away while it ran.
     pub outage: bool,
+    /// What the engine did to it before it was done.
+    pub cut: Option<Cut>,
+}
+
+/// Why an engine ends a job that has not come to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Its time is over.
+    TimeLimit,
+    /// Another job needed its place.
+    Preempted,
+    /// A machine that it ran on is gone.
+    NodeLost { what: String },
+    /// A person ended it, and not with `pipe`; the number of that user where it was another one.
+    Cancelled { by_other: Option<u32> },
 }
 
 impl Ending {
     /// A job that ended by itself, without a limit on its memory.
     pub fn exited(exit_code: Option<i64>) -> Self {
-        Self { exit_code, oom_killed: false, memory_limit: None, lost: None, outage: false }
+        Self { exit_code, oom_killed: false, memory_limit: None, lost: None, outage: false, cut: None }
     }
 }
 

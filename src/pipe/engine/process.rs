@@ -43,9 +43,10 @@ const NAME: &str = "process";
 
 pub const REGISTRATION: Registration = Registration {
     name: NAME,
-    connect: || {
+    connect: |_| {
         async { Ok(Box::new(ProcessEngine { trainer: image::find_trainer()? }) as Box<dyn Engine>) }.boxed_local()
     },
+    is_tried: true,
     keeps_jobs: false,
     has_images: false,
     doctor: |_| async { Vec::new() }.boxed_local(),

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use futures_util::future::LocalBoxFuture;
-use pipe_spec::pipeline::Gpus;
+use pipe_spec::pipeline::{Cluster, Gpus};
 
-use super::{Engine, docker, process};
+use super::{Engine, docker, process, slurm};
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::image;
@@ -15,18 +15,21 @@ use crate::report::{Check, Reporter};
 const ENGINES: &[Registration] = &[
     docker::REGISTRATION,
     process::REGISTRATION,
+    slurm::REGISTRATION,
     #[cfg(test)]
     super::toy::REGISTRATION,
 ];
 
-/// Connects to an engine, or says why it does not answer.
-pub type Connect = fn() -> LocalBoxFuture<'static, Result<Box<dyn Engine>, Error>>;
+/// Connects to an engine, with what a pipeline says about its cluster, or says why it does not answer.
+pub type Connect = fn(Cluster) -> LocalBoxFuture<'static, Result<Box<dyn Engine>, Error>>;
 
 /// How `pipe` gets to an engine.
 pub struct Registration {
     /// As pipelines, `--engine` and run folders name it.
     pub name: &'static str,
     pub connect: Connect,
+    /// Whether it is tried where a pipeline names none.
+    pub is_tried: bool,
     /// Whether its jobs continue after the `pipe` process that started them ends.
     pub keeps_jobs: bool,
     /// Whether `pipe image` builds for it.
@@ -39,11 +42,13 @@ pub struct Registration {
 pub struct Host {
     pub trainer: Result<PathBuf, Error>,
     pub cards: Vec<Card>,
+    /// The folder for runs.
+    pub runs: PathBuf,
 }
 
 impl Host {
-    pub fn look() -> Self {
-        Self { trainer: image::find_trainer(), cards: Card::read(&Gpus::All) }
+    pub fn look(runs: PathBuf) -> Self {
+        Self { trainer: image::find_trainer(), cards: Card::read(&Gpus::All), runs }
     }
 
     /// The first card.
@@ -70,14 +75,20 @@ fn find(name: &str) -> Result<&'static Registration, Error> {
         .ok_or_else(|| Error::UnknownEngine { name: name.to_owned(), known: known() })
 }
 
+/// The engine of this name, for jobs that it has already.
 pub async fn connect(name: &str) -> Result<Box<dyn Engine>, Error> {
-    (find(name)?.connect)().await
+    connect_for(name, &Cluster::default()).await
+}
+
+/// The engine of this name, for the jobs of a pipeline.
+pub async fn connect_for(name: &str, cluster: &Cluster) -> Result<Box<dyn Engine>, Error> {
+    (find(name)?.connect)(cluster.clone()).await
 }
 
 /// The requested engine, else the first that answers. Prints its name.
-pub async fn choose(wanted: Option<&str>, reporter: &Reporter) -> Result<Box<dyn Engine>, Error> {
+pub async fn choose(wanted: Option<&str>, cluster: &Cluster, reporter: &Reporter) -> Result<Box<dyn Engine>, Error> {
     let engine = match wanted {
-        Some(name) => connect(name).await?,
+        Some(name) => connect_for(name, cluster).await?,
         None => first_that_answers(reporter).await?,
     };
     reporter.note(&format!("engine: {}", engine.describe()));
@@ -85,9 +96,9 @@ pub async fn choose(wanted: Option<&str>, reporter: &Reporter) -> Result<Box<dyn
 }
 
 async fn first_that_answers(reporter: &Reporter) -> Result<Box<dyn Engine>, Error> {
-    let mut engines = ENGINES.iter().peekable();
+    let mut engines = ENGINES.iter().filter(|engine| engine.is_tried).peekable();
     while let Some(engine) = engines.next() {
-        match ((engine.connect)().await, engines.peek()) {
+        match ((engine.connect)(Cluster::default()).await, engines.peek()) {
             (Err(Error::NoEngine { reason, .. }), Some(next)) => {
                 reporter.note(&format!("{} is not available ({reason}): using the engine {}", engine.name, next.name));
             }
@@ -100,7 +111,7 @@ async fn first_that_answers(reporter: &Reporter) -> Result<Box<dyn Engine>, Erro
 /// The engine that `pipe image` builds for.
 pub async fn connect_for_images() -> Result<Box<dyn Engine>, Error> {
     match ENGINES.iter().find(|engine| engine.has_images) {
-        Some(engine) => (engine.connect)().await,
+        Some(engine) => (engine.connect)(Cluster::default()).await,
         None => Err(Error::NoEngine { reason: "no engine has images".to_owned(), hint: String::new() }),
     }
 }
@@ -110,10 +121,11 @@ pub fn keeps_jobs(name: &str) -> bool {
     find(name).map_or(true, |engine| engine.keeps_jobs)
 }
 
-/// What every engine has to say to `pipe doctor`.
-pub async fn doctor(host: &Host) -> Vec<Check> {
+/// What an engine has to say to `pipe doctor`, or all that are tried.
+pub async fn doctor(host: &Host, wanted: Option<&str>) -> Vec<Check> {
+    let is_wanted = |engine: &&Registration| wanted.map_or(engine.is_tried, |name| name == engine.name);
     let mut checks = Vec::new();
-    for engine in ENGINES {
+    for engine in ENGINES.iter().filter(is_wanted) {
         checks.extend((engine.doctor)(host).await);
     }
     checks

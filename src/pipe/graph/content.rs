@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Graph, GraphStep, OutputRef, Work, WorkKind};
+use pipe_spec::pipeline::{CLUSTER_SECTION, Graph, GraphStep, OutputRef, Work, WorkKind};
 use pipe_spec::run::{StepState, StepStatus};
 use pipe_spec::{Lock, RunFolder, Status, Variables};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use crate::input::named_paths;
 use crate::run::{self, Listed};
 
 /// The sections that do not change what a step computes.
-const IRRELEVANT: [&str; 6] = ["name", "engine", "memory", "on_oom", "notify", "track"];
+const IRRELEVANT: [&str; 7] = ["name", "engine", CLUSTER_SECTION, "memory", "on_oom", "notify", "track"];
 
 /// The settings of a container that do.
 const RELEVANT_OF_CONTAINER: [&str; 3] = ["env", "workdir", "network"];

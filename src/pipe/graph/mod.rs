@@ -5,13 +5,13 @@ mod content;
 mod schedule;
 mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{GraphStep, Image, Mount, OutputRef, Pipeline, Problems, Task, WorkKind};
+use pipe_spec::pipeline::{Cluster, GraphStep, Image, Mount, OutputRef, Pipeline, Problems, Task, WorkKind};
 use pipe_spec::run::{StepState, StepStatus};
 use pipe_spec::{Job, Lock, PipeExit, RunFolder, RunState, Status};
 
@@ -48,7 +48,8 @@ pub struct GraphDriver<'a> {
     reporter: &'a mut Reporter,
     interrupts: &'a mut Interrupts,
     watcher: GraphWatcher,
-    engines: BTreeMap<String, Rc<dyn Engine>>,
+    /// By name, and by what steps say of the cluster.
+    engines: Vec<(String, Cluster, Rc<dyn Engine>)>,
     /// What was asked of it, if it is to stop.
     stopping: Option<StopRequest>,
     takeovers: part::Takeovers,
@@ -135,7 +136,7 @@ impl<'a> GraphDriver<'a> {
             reporter,
             interrupts,
             watcher,
-            engines: BTreeMap::new(),
+            engines: Vec::new(),
             stopping: None,
             takeovers: part::Takeovers::default(),
             moved: BTreeSet::new(),
@@ -272,11 +273,13 @@ impl<'a> GraphDriver<'a> {
     async fn engine_of(&mut self, step: &GraphStep) -> Result<Rc<dyn Engine>, Error> {
         let wanted =
             step.pipeline.engine.map_or_else(|| self.run.state.engine.clone(), |engine| engine.name().to_owned());
-        if let Some(known) = self.engines.get(&wanted) {
-            return Ok(known.clone());
+        let cluster = step.pipeline.cluster_request();
+        let known = self.engines.iter().find(|(name, of, _)| *name == wanted && *of == cluster);
+        if let Some((_, _, engine)) = known {
+            return Ok(engine.clone());
         }
-        let engine: Rc<dyn Engine> = Rc::from(registry::connect(&wanted).await?);
-        self.engines.insert(wanted, engine.clone());
+        let engine: Rc<dyn Engine> = Rc::from(registry::connect_for(&wanted, &cluster).await?);
+        self.engines.push((wanted, cluster, engine.clone()));
         Ok(engine)
     }
 

@@ -102,6 +102,10 @@ fn describe_cause(cause: Cause) -> &'static str {
         Cause::Vanished => "ended without an exit code",
         Cause::Requested => "stopped on request",
         Cause::Interrupted => "the engine or the machine stopped",
+        Cause::TimeLimit => "the time limit of the job",
+        Cause::Preempted => "another job took its place",
+        Cause::NodeLost => "a node was lost",
+        Cause::Cancelled => "the job was cancelled",
     }
 }
 

@@ -79,7 +79,7 @@ pub async fn collect(
         card,
         cards: if cards.len() > 1 { cards.iter().map(locked).collect() } else { Vec::new() },
         cpu: cpu(),
-        threads: template.threads(),
+        threads: template.threads(engine),
         ranks: Some(template.placement.ranks),
     };
     with_inputs(lock, inputs, reporter, interrupts).await

@@ -8,7 +8,7 @@ use pipe_spec::model_folder;
 use pipe_spec::pipeline::{Checkpointing, ClassWeights, Container, Gpus, Limit, Paths};
 use pipe_spec::predict::Predicted;
 use pipe_spec::trainer::error_message;
-use pipe_spec::{Device, PredictEvent, PredictSpec, TrainerExit};
+use pipe_spec::{Device, PredictEvent, PredictSpec, Rank, TrainerExit};
 
 use super::destination::WORK_FOLDER;
 use super::{Rows, Subject, card_queue};
@@ -119,6 +119,7 @@ impl Job<'_> {
         settings.data.train = Paths(rows.inputs().train.iter().map(|input| text(seen_input(input))).collect());
         (settings.data.eval, settings.data.eval_share, settings.data.tokenizer) = (None, 0.0, None);
         // What is for a training alone.
+        (settings.rank, settings.nodes) = (Rank::default(), 1);
         (settings.train.checkpointing, settings.train.class_weights) = (Checkpointing::Off, ClassWeights::None);
         let is_share = matches!(settings.memory.limit, Some(Limit::Share(_)));
         if device == Device::Cpu && is_share {
@@ -168,6 +169,7 @@ impl Job<'_> {
             memory: container.memory.map(|size| size.0),
             shm: container.shm.map(|size| size.0),
             cpus: container.cpus,
+            nodes: 1,
         }
     }
 
@@ -223,7 +225,7 @@ async fn watch(job: &mut StartedJob, reporter: &mut Reporter, interrupts: &mut I
         };
         let Some(Line { source, text, .. }) = line else { break };
         match (source, PredictEvent::parse(&text)) {
-            (Source::Engine, _) => progress.note(&text),
+            (Source::Engine | Source::Queue, _) => progress.note(&text),
             (Source::Stdout, Some(PredictEvent::Started { predictions })) => progress.begin(predictions),
             (Source::Stdout, Some(PredictEvent::Progress { predictions })) => progress.set(predictions),
             (Source::Stdout, Some(PredictEvent::Warning { message })) => progress.note(&format!("warning: {message}")),

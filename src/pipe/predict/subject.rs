@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{Arch, Container, Pipeline, Task};
+use pipe_spec::pipeline::{Arch, Cluster, Container, Pipeline, Task};
 use pipe_spec::{Status, TrainerSpec, Variables};
 
 use crate::attempt::template::trainer_spec;
@@ -20,6 +20,7 @@ pub struct Subject {
     /// The folder of the model.
     pub model: PathBuf,
     pub container: Container,
+    pub cluster: Cluster,
     /// What `container` names.
     pub variables: Variables,
     /// What the model was trained with, or the defaults.
@@ -68,6 +69,7 @@ impl Subject {
             engine: Some(run.state.engine.clone()).filter(|name| !name.is_empty()),
             model: absolute(&folder.model()),
             container: parsed.pipeline.container,
+            cluster: parsed.pipeline.cluster,
             variables: parsed.variables,
             settings: settings.map_err(|error| damaged(format!("{}: {error}", spec.display())))?,
         })
@@ -96,6 +98,7 @@ impl Subject {
             engine: None,
             model: folder.to_owned(),
             container: pipeline.container.clone(),
+            cluster: Cluster::default(),
             variables,
             settings,
         })

@@ -1,26 +1,41 @@
-//! The owner of a run: a kernel lock, which is released when its process ends.
+//! The owner of a run: a kernel lock, which is released when its process ends. On a file system that several machines share, a lock
+//! may hold on its own machine alone: there the owner also writes to its file every few seconds, and who stops doing so is gone.
 
 use std::fs::{File, TryLockError};
-use std::io::Write;
-use std::time::Duration;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use pipe_spec::RunFolder;
 
 use crate::error::Error;
+use crate::interrupt::{StopRequest, signal_for};
 
 /// How often the lock is tried, and how long is waited in between.
 const MAX_TRIES: u32 = 20;
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
+/// How often an owner writes that it lives, and after how long without that one on another machine is taken to be gone.
+const SIGN_INTERVAL: Duration = Duration::from_secs(10);
+const GONE_AFTER: Duration = Duration::from_secs(60);
+
+/// How often it looks for a request from another machine.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(500);
+
 pub struct Owner {
-    _locked: File,
+    locked: File,
+    /// Ends the thread that writes signs of life.
+    _thread: mpsc::Sender<()>,
 }
 
 impl Owner {
     pub fn take(folder: &RunFolder, id: &str) -> Result<Self, Error> {
         let path = folder.owner();
         let write_error = |source| Error::Write { path: path.clone(), source };
-        let mut file = File::options().create(true).truncate(false).write(true).open(&path).map_err(write_error)?;
+        let mut file =
+            File::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(write_error)?;
         let mut tries = 0;
         loop {
             match file.try_lock() {
@@ -28,30 +43,92 @@ impl Owner {
                 // A process that checks the lock holds it for a moment.
                 Err(TryLockError::WouldBlock) if tries < MAX_TRIES => {
                     tries += 1;
-                    std::thread::sleep(RETRY_INTERVAL);
+                    thread::sleep(RETRY_INTERVAL);
                 }
                 Err(TryLockError::WouldBlock) => return Err(Error::RunBusy { id: id.to_owned() }),
                 Err(TryLockError::Error(source)) => return Err(write_error(source)),
             }
         }
-        file.set_len(0).and_then(|()| writeln!(file, "{} {}", std::process::id(), host_name())).map_err(write_error)?;
-        Ok(Self { _locked: file })
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(write_error)?;
+        if let Some(OwnerProcess { pid, host }) = OwnerProcess::read(&text).filter(|owner| owner.lives_elsewhere(&path))
+        {
+            return Err(Error::RunElsewhere { id: id.to_owned(), host, pid });
+        }
+        // What was asked of an earlier owner.
+        std::fs::remove_file(folder.stop_request()).ok();
+        let text = format!("{} {}\n", std::process::id(), host_name());
+        write(&mut file, &text).map_err(write_error)?;
+        let (end, ended) = mpsc::channel();
+        let own = file.try_clone().map_err(write_error)?;
+        let request = folder.stop_request();
+        thread::spawn(move || live(own, &text, &request, &ended));
+        Ok(Self { locked: file, _thread: end })
     }
 
     /// Whether a live process owns the run. The check uses a shared lock, so that two checks do not see each other.
     pub fn exists(folder: &RunFolder) -> bool {
-        File::open(folder.owner()).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+        let path = folder.owner();
+        let Ok(mut file) = File::open(&path) else { return false };
+        if matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)) {
+            return true;
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text)
+            .is_ok_and(|_| OwnerProcess::read(&text).is_some_and(|owner| owner.lives_elsewhere(&path)))
+    }
+
+    /// Asks the owner to stop, wherever it is.
+    pub fn ask(folder: &RunFolder, request: StopRequest) -> Result<(), Error> {
+        let text = match request {
+            StopRequest::Graceful => GRACEFUL,
+            StopRequest::Hard => HARD,
+        };
+        crate::files::write_whole(&folder.stop_request(), text.as_bytes())
     }
 
     /// The process that owns the run, while it lives.
     pub fn process(folder: &RunFolder) -> Option<OwnerProcess> {
-        let text = std::fs::read_to_string(folder.owner()).ok()?;
-        let mut parts = text.split_whitespace();
-        let pid = parts.next()?.parse().ok()?;
-        // An earlier version wrote no host.
-        let host = parts.next().map_or_else(host_name, str::to_owned);
+        let owner = OwnerProcess::read(&std::fs::read_to_string(folder.owner()).ok()?)?;
         // Only while the lock is held is the number that of a living owner.
-        Self::exists(folder).then_some(OwnerProcess { pid, host })
+        Self::exists(folder).then_some(owner)
+    }
+}
+
+impl Drop for Owner {
+    /// Other machines need not wait until it counts as gone.
+    fn drop(&mut self) {
+        self.locked.set_len(0).ok();
+    }
+}
+
+const GRACEFUL: &str = "graceful";
+const HARD: &str = "hard";
+
+fn write(file: &mut File, text: &str) -> std::io::Result<()> {
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
+}
+
+/// Writes that this process lives, and passes on what other machines ask of it, until the owner is dropped.
+fn live(mut file: File, text: &str, request: &Path, ended: &mpsc::Receiver<()>) {
+    let mut written = Instant::now();
+    while ended.recv_timeout(REQUEST_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+        if written.elapsed() >= SIGN_INTERVAL {
+            written = Instant::now();
+            if let Err(error) = write(&mut file, text) {
+                tracing::debug!("cannot write to the owner file: {error}");
+            }
+        }
+        let asked = match std::fs::read_to_string(request).as_deref() {
+            Ok(GRACEFUL) => StopRequest::Graceful,
+            Ok(HARD) => StopRequest::Hard,
+            _ => continue,
+        };
+        std::fs::remove_file(request).ok();
+        // SAFETY: kill takes two integers and has no memory effects.
+        unsafe { libc::kill(std::process::id().cast_signed(), signal_for(asked)) };
     }
 }
 
@@ -63,6 +140,21 @@ pub struct OwnerProcess {
 }
 
 impl OwnerProcess {
+    fn read(text: &str) -> Option<Self> {
+        let mut parts = text.split_whitespace();
+        let pid = parts.next()?.parse().ok()?;
+        // An earlier version wrote no host.
+        Some(Self { pid, host: parts.next().map_or_else(host_name, str::to_owned) })
+    }
+
+    /// Whether it runs on another machine and has written to its file not long ago. Here the lock tells.
+    fn lives_elsewhere(&self, file: &PathBuf) -> bool {
+        let written = || std::fs::metadata(file).and_then(|found| found.modified());
+        // A file from the future is one whose machine has another clock.
+        let age = || written().ok().map(|at| at.elapsed().unwrap_or_default());
+        !self.is_here() && age().is_some_and(|age| age < GONE_AFTER)
+    }
+
     pub fn is_here(&self) -> bool {
         self.host == host_name()
     }
@@ -100,6 +192,13 @@ mod tests {
             drop(owner);
         });
         assert!(!Owner::exists(&folder));
+        // One on another machine whose lock is not seen here lives as long as it writes.
+        std::fs::write(folder.owner(), "17 elsewhere\n").unwrap();
+        assert!(Owner::exists(&folder));
+        assert!(matches!(Owner::take(&folder, "x"), Err(Error::RunElsewhere { pid: 17, .. })));
+        let file = File::options().write(true).open(folder.owner()).unwrap();
+        file.set_modified(std::time::SystemTime::now() - 2 * GONE_AFTER).unwrap();
+        assert!(!Owner::exists(&folder) && Owner::take(&folder, "x").is_ok());
         std::fs::remove_dir_all(folder.path()).unwrap();
     }
 }

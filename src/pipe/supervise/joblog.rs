@@ -63,7 +63,7 @@ impl JobLog {
         match line.source {
             Source::Stdout => self.position.stdout.clone_from(&line.stamp),
             Source::Stderr => self.position.stderr.clone_from(&line.stamp),
-            Source::Engine => {}
+            Source::Engine | Source::Queue => {}
         }
         Ok(())
     }

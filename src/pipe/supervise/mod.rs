@@ -47,7 +47,7 @@ const OOM_LIMIT: u64 = 1 << 20;
 
 pub struct Supervisor<'a> {
     pub engine: &'a dyn Engine,
-    pub template: &'a JobTemplate<'a>,
+    pub template: JobTemplate<'a>,
     pub run: &'a mut Run,
     pub reporter: &'a mut Reporter,
     pub interrupts: &'a mut Interrupts,
@@ -130,8 +130,9 @@ impl Supervisor<'_> {
             };
             match diagnosis.outcome {
                 Outcome::Finished => return Ok(()),
-                Outcome::Stopped if diagnosis.cause == Some(Cause::Interrupted) => {
-                    state = LoopState::Start(self.after_interruption(settings, diagnosis)?);
+                Outcome::Stopped if diagnosis.cause.is_some_and(Cause::goes_on) => {
+                    let next = self.after_interruption(settings, diagnosis)?;
+                    state = LoopState::Start(self.on_usable_nodes(next).await);
                     continue;
                 }
                 Outcome::Stopped => return Err(Error::Interrupted),
@@ -164,15 +165,37 @@ impl Supervisor<'_> {
         // A command does not say what it has done.
         let is_command = self.template.pipeline.command().is_some();
         let has_done = |attempt: &Attempt| attempt.last_step.is_some() || (is_command && attempt.seconds > LONG_ENOUGH);
-        let cut_off = |attempt: &&Attempt| attempt.cause == Some(Cause::Interrupted) && !has_done(attempt);
+        // Who is preempted waits in the queue each time.
+        let counts = |cause: Cause| cause.goes_on() && cause != Cause::Preempted;
+        let cut_off = |attempt: &&Attempt| attempt.cause.is_some_and(counts) && !has_done(attempt);
         let in_a_row = self.run.state.attempts.iter().rev().take_while(cut_off).count();
         let reason = diagnosis.reason.unwrap_or_default();
         if in_a_row >= MAX_INTERRUPTIONS {
-            return Err(Error::EngineLost { reason: format!("{reason}, {in_a_row} times in a row") });
+            let reason = format!("{reason}, {in_a_row} times in a row before a step was done");
+            return Err(match diagnosis.cause {
+                Some(Cause::TimeLimit) => Error::TimeTooShort { reason },
+                _ => Error::EngineLost { reason },
+            });
         }
         self.reporter.note(&format!("continuing: {reason}"));
         self.note_action("same settings".to_owned())?;
         Ok(settings)
+    }
+
+    /// On as many machines as there are now, where fewer than the pipeline asks for are enough.
+    async fn on_usable_nodes(&mut self, settings: Settings) -> Settings {
+        let (most, fewest) = (self.engine.nodes(), self.engine.fewest_nodes());
+        let before = self.template.placement;
+        if fewest >= most || before.nodes <= 1 && most <= 1 {
+            return settings;
+        }
+        let usable = self.engine.usable_nodes().await.unwrap_or(most).clamp(fewest, most);
+        if usable != before.nodes {
+            self.reporter.note(&format!("going on with {usable} of {most} nodes"));
+            self.template.placement = before.on_nodes(usable);
+        }
+        let share = self.template.placement.share(self.template.pipeline.work.effective_batch());
+        Settings { batch: settings.batch.min(share), ..settings }
     }
 
     /// Retries made before the last attempt ran out of memory, since a person last resumed the run.

@@ -57,12 +57,10 @@ impl Supervisor<'_> {
         if let Some(attempt) = self.run.state.attempts.last_mut() {
             attempt.container = Some(job.id.clone());
         }
-        let is_command = self.template.pipeline.command().is_some();
-        let stage = if is_command { "running the command" } else { "training" };
-        let mut watched = self.run.set_doing(stage);
+        let mut watched = self.run.set_doing(self.stage());
         // A trainer says itself when it has begun.
-        if is_command {
-            self.reporter.doing(stage);
+        if self.template.pipeline.command().is_some() {
+            self.reporter.doing(self.stage());
         }
         let mut tail = Tail::default();
         let mut saved = Instant::now();
@@ -127,6 +125,11 @@ impl Supervisor<'_> {
     /// What runs, for people.
     fn job_noun(&self) -> &'static str {
         if self.template.pipeline.command().is_some() { "the command" } else { "the trainer" }
+    }
+
+    /// What the run does while its job runs.
+    fn stage(&self) -> &'static str {
+        if self.template.pipeline.command().is_some() { "running the command" } else { "training" }
     }
 
     fn stop_timeout(&self) -> Duration {
@@ -196,9 +199,20 @@ impl Supervisor<'_> {
         events: &mut EventLog,
         tail: &mut Tail,
     ) -> Result<(), Error> {
-        if line.source == Source::Engine {
-            self.reporter.note(&line.text);
-            return Ok(());
+        match line.source {
+            Source::Queue => {
+                self.reporter.note(&line.text);
+                return self.run.set_doing(&line.text);
+            }
+            Source::Engine => {
+                self.reporter.note(&line.text);
+                return Ok(());
+            }
+            Source::Stdout | Source::Stderr => {}
+        }
+        // It has begun, where it had to wait.
+        if self.run.state.doing.as_deref() != Some(self.stage()) {
+            self.run.set_doing(self.stage())?;
         }
         log.write(line)?;
         if self.template.pipeline.command().is_some() {

@@ -6,10 +6,12 @@ mod program;
 
 use crate::engine::registry::{self, Host};
 use crate::error::Error;
+use crate::files::absolute;
 use crate::report::{Check, CheckStatus, print, print_json, stdout_columns, wrap};
+use crate::run;
 
-pub fn run(json: bool) -> Result<(), Error> {
-    let checks = checks()?;
+pub fn run(engine: Option<&str>, json: bool) -> Result<(), Error> {
+    let checks = checks(engine)?;
     if json {
         print_json(&checks);
     } else {
@@ -20,10 +22,10 @@ pub fn run(json: bool) -> Result<(), Error> {
     if missing.is_empty() { Ok(()) } else { Err(Error::DoctorFailed { missing }) }
 }
 
-fn checks() -> Result<Vec<Check>, Error> {
-    let host = Host::look();
-    let mut checks = super::runtime()?.block_on(registry::doctor(&host));
-    let Host { trainer, cards } = &host;
+fn checks(engine: Option<&str>) -> Result<Vec<Check>, Error> {
+    let host = Host::look(absolute(&run::runs_folder()));
+    let mut checks = super::runtime()?.block_on(registry::doctor(&host, engine));
+    let Host { trainer, cards, .. } = &host;
     match cards.as_slice() {
         [] | [_] => checks.push(program::card(host.card())),
         several => checks.extend(several.iter().map(|card| program::card(Some(card)))),

@@ -55,7 +55,8 @@ const NAME_INTERVAL: Duration = Duration::from_millis(100);
 
 pub const REGISTRATION: Registration = Registration {
     name: NAME,
-    connect: || async { Ok(Box::new(DockerEngine::connect().await?) as Box<dyn Engine>) }.boxed_local(),
+    connect: |_| async { Ok(Box::new(DockerEngine::connect().await?) as Box<dyn Engine>) }.boxed_local(),
+    is_tried: true,
     keeps_jobs: true,
     has_images: true,
     doctor: |host| doctor::checks(host).boxed_local(),

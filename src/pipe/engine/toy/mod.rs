@@ -30,7 +30,8 @@ pub const FITS: u32 = 4;
 
 pub const REGISTRATION: Registration = Registration {
     name: NAME,
-    connect: || async { Ok(Box::new(ToyEngine) as Box<dyn Engine>) }.boxed_local(),
+    connect: |_| async { Ok(Box::new(ToyEngine) as Box<dyn Engine>) }.boxed_local(),
+    is_tried: true,
     keeps_jobs: false,
     has_images: false,
     doctor: |_| async { Vec::new() }.boxed_local(),

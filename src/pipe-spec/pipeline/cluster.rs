@@ -1,0 +1,214 @@
+//! `slurm`: what the jobs of a run ask a cluster for.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::bounds::MAX_NODES;
+
+/// The name of the section.
+pub const SECTION: &str = "slurm";
+
+/// With `engine: slurm`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cluster {
+    /// Default: that of the cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition: Option<String>,
+    /// Who pays. Default: the user's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
+    /// The quality of service, which sets priority and limits. Default: the user's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qos: Option<String>,
+    /// The time limit of a job: minutes, `HH:MM:SS` or `D-HH:MM:SS`. A training that takes longer goes on in the next job. Default:
+    /// the partition's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<TimeLimit>,
+    /// Machines of a job. `container` says what it has on each of them; a training has as many ranks on each.
+    #[schemars(range(min = 1, max = MAX_NODES))]
+    pub nodes: NonZeroU32,
+    /// How many of them are enough after a node was lost. Default: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = MAX_NODES))]
+    pub min_nodes: Option<NonZeroU32>,
+    /// Features that nodes must have, such as `h100&ib`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub constraint: Option<String>,
+    /// Further options of sbatch, such as `--exclusive`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub extra: Vec<String>,
+    /// What runs containers on the nodes. Default: the first of pyxis, apptainer and charliecloud that is here; without any, `none`:
+    /// the trainer runs as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub containers: Option<ContainerRuntime>,
+    /// Seconds before the time limit at which the job is asked to save and end. Default: 120, and at most a quarter of `time`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub save_before: Option<NonZeroU32>,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            partition: None,
+            account: None,
+            qos: None,
+            time: None,
+            nodes: NonZeroU32::MIN,
+            min_nodes: None,
+            constraint: None,
+            extra: Vec::new(),
+            containers: None,
+            save_before: None,
+        }
+    }
+}
+
+impl Cluster {
+    const SAVE_BEFORE: u64 = 120;
+
+    /// How many nodes are enough once one was lost.
+    pub fn fewest_nodes(&self) -> u32 {
+        self.min_nodes.unwrap_or(self.nodes).get()
+    }
+
+    /// How long before its time limit a job is asked to save; `limit` as the cluster knows it.
+    pub fn save_before(&self, limit: Option<Duration>) -> Duration {
+        let limit = self.time.as_ref().and_then(TimeLimit::seconds).map(Duration::from_secs).or(limit);
+        let most = limit.map_or(Self::SAVE_BEFORE, |limit| (limit.as_secs() / 4).clamp(1, Self::SAVE_BEFORE));
+        Duration::from_secs(self.save_before.map_or(most, |seconds| seconds.get().into()))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ContainerRuntime {
+    /// The plugin of srun that runs containers of enroot.
+    Pyxis,
+    Apptainer,
+    Charliecloud,
+    None,
+}
+
+impl ContainerRuntime {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pyxis => "pyxis",
+            Self::Apptainer => "apptainer",
+            Self::Charliecloud => "charliecloud",
+            Self::None => "none",
+        }
+    }
+}
+
+/// As sbatch takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimeLimit(String);
+
+impl TimeLimit {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Nothing of a text that is no time.
+    pub fn seconds(&self) -> Option<u64> {
+        seconds(&self.0).filter(|seconds| *seconds > 0)
+    }
+}
+
+/// Of `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or `days-hours:minutes:seconds`, as
+/// Slurm reads and writes times.
+pub fn seconds(text: &str) -> Option<u64> {
+    let number = |text: &str| text.parse::<u64>().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let (days, rest) = match text.split_once('-') {
+        Some((days, rest)) => (Some(number(days)?), rest),
+        None => (None, text),
+    };
+    let parts = rest.split(':').map(number).collect::<Option<Vec<u64>>>()?;
+    let seconds = match (days, parts.as_slice()) {
+        (Some(_), [hours]) => hours * 3600,
+        (Some(_), [hours, minutes]) => hours * 3600 + minutes * 60,
+        (None, [minutes]) => minutes * 60,
+        (None, [minutes, seconds]) => minutes * 60 + seconds,
+        (_, [hours, minutes, seconds]) => hours * 3600 + minutes * 60 + seconds,
+        _ => return None,
+    };
+    Some(days.unwrap_or(0) * 86400 + seconds)
+}
+
+impl Serialize for TimeLimit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for TimeLimit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Minutes(u64),
+            Text(String),
+        }
+        Ok(Self(match Written::deserialize(deserializer)? {
+            Written::Minutes(minutes) => minutes.to_string(),
+            Written::Text(text) => text,
+        }))
+    }
+}
+
+impl JsonSchema for TimeLimit {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "TimeLimit".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "anyOf": [
+                { "type": "integer", "minimum": 1 },
+                {
+                    "type": "string",
+                    "description": "minutes, HH:MM:SS or D-HH:MM:SS"
+                }
+            ]
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_as_slurm_reads_them() {
+        for (text, want) in [
+            ("90", Some(5400)),
+            ("1:30", Some(90)),
+            ("01:00:00", Some(3600)),
+            ("2-0", Some(172_800)),
+            ("1-02:30", Some(95_400)),
+            ("1-00:00:01", Some(86_401)),
+            ("1h", None),
+            ("", None),
+            ("-1", None),
+            ("1:2:3:4", None),
+            ("UNLIMITED", None),
+        ] {
+            assert_eq!(seconds(text), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_short_job_is_not_asked_to_save_at_once() {
+        let with = |time: &str| Cluster { time: serde_json::from_value(time.into()).ok(), ..Cluster::default() };
+        let seconds = |cluster: &Cluster, limit| cluster.save_before(limit).as_secs();
+        assert_eq!(seconds(&with("1"), None), 15);
+        assert_eq!(seconds(&with("1-00:00:00"), None), 120);
+        assert_eq!(seconds(&Cluster::default(), Some(Duration::from_secs(240))), 60);
+        assert_eq!(seconds(&Cluster { save_before: NonZeroU32::new(300), ..with("10") }, None), 300);
+    }
+}

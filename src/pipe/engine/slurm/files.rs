@@ -1,0 +1,59 @@
+//! What a job and its script leave in the folder of the attempt, which all nodes see.
+
+use std::path::{Path, PathBuf};
+
+use pipe_spec::RunFolder;
+
+use super::state::Left;
+use crate::engine::Launch;
+use crate::error::Error;
+
+#[derive(Clone, Debug)]
+pub struct JobFiles {
+    folder: PathBuf,
+}
+
+impl JobFiles {
+    pub fn of(launch: &Launch) -> Self {
+        Self { folder: RunFolder::new(&launch.run_folder).attempt(launch.attempt).path().to_owned() }
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub fn create_folder(&self) -> Result<(), Error> {
+        let failed = |source| Error::Write { path: self.folder.clone(), source };
+        std::fs::create_dir_all(&self.folder).map_err(failed)
+    }
+
+    /// What the job has written to stdout and stderr.
+    pub fn output(&self) -> PathBuf {
+        self.folder.join("job.out")
+    }
+
+    /// Holds the id of the job once it has begun.
+    pub fn started(&self) -> PathBuf {
+        self.folder.join("job.started")
+    }
+
+    /// Is there when the job was asked to save because of its time limit.
+    pub fn time_was_up(&self) -> PathBuf {
+        self.folder.join("job.time")
+    }
+
+    /// Holds the exit code of the job once it has ended.
+    pub fn ended(&self) -> PathBuf {
+        self.folder.join("job.ended")
+    }
+
+    pub fn job_id(&self) -> Option<String> {
+        let id = std::fs::read_to_string(self.started()).ok()?.trim().to_owned();
+        Some(id).filter(|id| !id.is_empty())
+    }
+
+    pub fn left(&self) -> Left {
+        let code = std::fs::read_to_string(self.ended()).ok().and_then(|code| code.trim().parse().ok());
+        Left { code, time_was_up: self.time_was_up().exists() }
+    }
+}

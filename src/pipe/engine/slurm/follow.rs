@@ -1,0 +1,170 @@
+//! Follows a job to its end: its output by the file in the run folder, its state by asking the cluster, ever less often.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::time::{Duration, Instant};
+
+use pipe_spec::run::{LogPosition, LogStamp};
+use tokio::sync::mpsc;
+
+use super::files::JobFiles;
+use super::job::Refusal;
+use super::programs::{self, Failure};
+use super::snapshot;
+use super::state::JobState;
+use crate::engine::{Line, LineSplitter, Source};
+
+/// Between two looks into the run folder.
+const FOLDER_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Between two questions to the cluster: at first, and at most.
+const FIRST_INTERVAL: Duration = Duration::from_secs(1);
+const LAST_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How long the last lines of a job may take to appear on another machine.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
+const PIECE: u64 = 1 << 20;
+
+pub struct Follower {
+    pub cluster: String,
+    pub id: String,
+    pub files: JobFiles,
+    pub refused: Refusal,
+    offset: u64,
+    splitter: LineSplitter,
+    said: String,
+    is_away: bool,
+}
+
+/// Nobody listens any more.
+struct Closed;
+
+impl Follower {
+    pub fn new(cluster: &str, id: String, files: JobFiles, refused: Refusal, read: Option<&LogPosition>) -> Self {
+        let offset = read.and_then(|read| read.stdout.as_ref()?.time.parse().ok()).unwrap_or(0);
+        let splitter = LineSplitter::new(Source::Stdout);
+        Self { cluster: cluster.to_owned(), id, files, refused, offset, splitter, said: String::new(), is_away: false }
+    }
+
+    pub async fn follow(mut self, to: mpsc::Sender<Line>) {
+        self.until_end(&to).await.ok();
+    }
+
+    async fn until_end(&mut self, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
+        let mut interval = FIRST_INTERVAL;
+        let mut asked = Instant::now();
+        let mut missing = 0;
+        loop {
+            self.send_output(to).await?;
+            if self.files.ended().exists() {
+                break;
+            }
+            if asked.elapsed() >= interval {
+                asked = Instant::now();
+                // Others may have asked just now.
+                let (cluster, oldest) = (self.cluster.clone(), interval / 2);
+                interval = (interval * 3 / 2).min(LAST_INTERVAL);
+                let jobs = tokio::task::spawn_blocking(move || snapshot::jobs(&cluster, oldest)).await;
+                let Ok(jobs) = jobs else { return Ok(()) };
+                match jobs.map(|jobs| jobs.into_iter().find(|job| job.id == self.id)) {
+                    Err(failure) => self.note_absence(&failure, to).await?,
+                    Ok(Some(job)) => {
+                        (missing, self.is_away) = (0, false);
+                        if self.note_state(&job.state, &job.nodes, to).await? {
+                            interval = FIRST_INTERVAL;
+                        }
+                        if self.is_refused(&job.state) || job.state.has_ended() {
+                            break;
+                        }
+                    }
+                    // One that was just submitted may not be there yet; one that is unknown twice is over.
+                    Ok(None) if missing < 2 => missing += 1,
+                    Ok(None) => break,
+                }
+            }
+            tokio::time::sleep(FOLDER_INTERVAL).await;
+        }
+        // What was written on another machine may come a moment later.
+        let began = Instant::now();
+        while began.elapsed() < LAST_LINES {
+            tokio::time::sleep(FOLDER_INTERVAL).await;
+            self.send_output(to).await?;
+        }
+        match self.splitter.end() {
+            Some(line) => to.send(line).await.map_err(|_| Closed),
+            None => Ok(()),
+        }
+    }
+
+    /// A job that cannot ever start is taken out of the queue.
+    fn is_refused(&mut self, state: &JobState) -> bool {
+        let Some(reason) = state.never_starts() else { return false };
+        let said = format!("the job can never start: {reason}");
+        *self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(said);
+        if let Err(failure) = programs::scancel(&[&self.id]) {
+            tracing::warn!("cannot cancel job {}: {}", self.id, failure.said());
+        }
+        true
+    }
+
+    /// Says where the job stands, when that has changed.
+    async fn note_state(&mut self, state: &JobState, nodes: &str, to: &mpsc::Sender<Line>) -> Result<bool, Closed> {
+        let (source, text) = match state.state.as_str() {
+            "PENDING" if state.reason.is_empty() => (Source::Queue, format!("job {} waits in the queue", self.id)),
+            "PENDING" => (Source::Queue, format!("job {} waits in the queue ({})", self.id, state.reason)),
+            "SUSPENDED" => (Source::Queue, format!("job {} is suspended", self.id)),
+            "RUNNING" => (Source::Engine, format!("job {} runs on {nodes}", self.id)),
+            _ => return Ok(false),
+        };
+        if text == self.said {
+            return Ok(false);
+        }
+        self.said.clone_from(&text);
+        self.note(source, text, to).await.map(|()| true)
+    }
+
+    async fn note_absence(&mut self, failure: &Failure, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
+        if std::mem::replace(&mut self.is_away, true) {
+            return Ok(());
+        }
+        let said = failure.said();
+        let first = said.lines().next().unwrap_or_default();
+        self.note(
+            Source::Engine,
+            format!("the cluster does not answer ({first}); the job goes on and is watched by its files"),
+            to,
+        )
+        .await
+    }
+
+    async fn note(&self, source: Source, text: String, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
+        to.send(Line { source, text, stamp: None }).await.map_err(|_| Closed)
+    }
+
+    /// What the job has written since the last time. A line knows where it ends in the file, so that another `pipe` can go on from
+    /// there.
+    async fn send_output(&mut self, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
+        loop {
+            let bytes = self.read().unwrap_or_default();
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+                self.offset += piece.len() as u64;
+                for mut line in self.splitter.push(piece) {
+                    line.stamp = Some(LogStamp { time: format!("{:020}", self.offset), count: 1 });
+                    to.send(line).await.map_err(|_| Closed)?;
+                }
+            }
+        }
+    }
+
+    fn read(&self) -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(self.files.output())?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut bytes = Vec::new();
+        file.take(PIECE).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+}

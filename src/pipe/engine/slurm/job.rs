@@ -1,0 +1,126 @@
+//! A job of the cluster that was submitted.
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+
+use super::files::JobFiles;
+use super::programs::{self, Failure};
+use super::state::{self, JobState};
+use crate::background;
+use crate::engine::{Ending, JobHandle, Launch};
+use crate::error::Error;
+
+/// A request to stop is repeated so often: the controller serves everyone.
+const ASK_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long the cluster may take to say how a job has ended.
+const END_TIMEOUT: Duration = Duration::from_secs(120);
+const END_INTERVAL: Duration = Duration::from_millis(500);
+
+pub struct ClusterJob {
+    pub id: String,
+    files: JobFiles,
+    memory: Option<u64>,
+    asked: Cell<Option<Instant>>,
+    /// Why it will never run.
+    refused: Refusal,
+}
+
+/// Set by the one that follows the job.
+pub type Refusal = Arc<Mutex<Option<String>>>;
+
+impl ClusterJob {
+    pub fn new(id: String, launch: &Launch, refused: Refusal) -> Self {
+        Self { id, files: JobFiles::of(launch), memory: launch.memory, asked: Cell::new(None), refused }
+    }
+
+    /// What the cluster says once the job has ended there too; nothing where it does not know it or does not answer.
+    async fn final_state(&self) -> Option<JobState> {
+        let began = Instant::now();
+        loop {
+            let id = self.id.clone();
+            let known = background::run(move || Ok(programs::job(&id))).await.ok()?;
+            match known {
+                Ok(Some(job)) if job.has_ended() => return Some(job),
+                Ok(None) => return None,
+                Ok(Some(_)) | Err(_) if began.elapsed() < END_TIMEOUT => tokio::time::sleep(END_INTERVAL).await,
+                Ok(Some(_)) | Err(_) => return None,
+            }
+        }
+    }
+}
+
+#[async_trait(?Send)]
+impl JobHandle for ClusterJob {
+    async fn stop(&self) -> Result<(), Error> {
+        if self.asked.get().is_some_and(|at| at.elapsed() < ASK_INTERVAL) {
+            return Ok(());
+        }
+        self.asked.set(Some(Instant::now()));
+        let (id, files) = (self.id.clone(), self.files.clone());
+        background::run(move || {
+            // One that has not begun has nothing to save; should it begin this moment, it gets the signal with the next request.
+            let asked = match files.job_id() {
+                None => programs::scancel(&["--state=PENDING", &id]),
+                Some(_) => programs::scancel(&["--batch", "--signal=TERM", &id]),
+            };
+            asked.or_else(later)
+        })
+        .await
+    }
+
+    async fn kill(&self) -> Result<(), Error> {
+        let id = self.id.clone();
+        background::run(move || {
+            programs::scancel(&["--full", "--signal=KILL", &id]).or_else(later)?;
+            programs::scancel(&[&id]).or_else(later)
+        })
+        .await
+    }
+
+    async fn ending(&mut self) -> Result<Ending, Error> {
+        if let Some(said) = self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone() {
+            return Err(
+                Failure::Refused { said }.error("correct `slurm` or `container`, or ask those who run the cluster")
+            );
+        }
+        let left = self.files.left();
+        // What it says itself needs no second opinion.
+        let known = match left.code {
+            Some(0 | 42 | 43) => None,
+            _ => self.final_state().await,
+        };
+        let began = self.files.job_id().is_some() || self.files.output().exists();
+        if let Some(job) = known.as_ref().filter(|job| !began && job.state == "FAILED") {
+            return Err(unseen_folder(&self.files, job));
+        }
+        Ok(state::ending(&left, known.as_ref(), self.memory, programs::user()))
+    }
+
+    async fn remove(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// The script of a job that failed at once has not even begun.
+fn unseen_folder(files: &JobFiles, job: &JobState) -> Error {
+    let exit = job.exit.map_or(String::new(), |(code, signal)| format!(", exit code {code}:{signal}"));
+    let said = format!("the job failed before its script began ({}{exit})", job.reason);
+    let folder = files.folder().display();
+    let hint = format!("the nodes must see {folder}: choose a folder on a shared file system with PIPE_RUNS");
+    Failure::Refused { said }.error(&hint)
+}
+
+/// A controller that does not answer is asked again.
+fn later(failure: Failure) -> Result<(), Error> {
+    match failure {
+        Failure::Away { said } => {
+            tracing::debug!("{said}");
+            Ok(())
+        }
+        other => Err(other.error("see the message of scancel")),
+    }
+}

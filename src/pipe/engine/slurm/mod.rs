@@ -1,0 +1,326 @@
+//! The engine for clusters with Slurm: jobs go out with sbatch, and are watched through the run folder, which all nodes see.
+
+mod doctor;
+mod files;
+mod follow;
+mod job;
+mod programs;
+mod runtime;
+mod script;
+mod snapshot;
+mod state;
+mod trainer_folder;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use futures_util::FutureExt;
+use pipe_spec::Device;
+use pipe_spec::lock::Program;
+use pipe_spec::pipeline::{Cluster, Container, ContainerRuntime, Gpus, Image, cluster_seconds};
+use pipe_spec::run::LogPosition;
+use tokio::sync::mpsc;
+
+use super::registry::Registration;
+use super::{Engine, EngineJob, FoundJob, JobProgram, Launch, StartedJob};
+use crate::background;
+use crate::error::Error;
+use crate::gpu::Card;
+use crate::image;
+use crate::report::Reporter;
+use files::JobFiles;
+use follow::Follower;
+use job::ClusterJob;
+use programs::{Config, Failure, NodeGroup, SeenJob};
+use runtime::Root;
+
+const NAME: &str = "slurm";
+
+/// How long a controller that does not answer is waited for when a job is submitted.
+const AWAY_TIMEOUT: Duration = Duration::from_secs(300);
+const AWAY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The jobs as `pipe ls` shows them may be so old.
+const LIST_AGE: Duration = Duration::from_secs(5);
+
+const REFUSED_HINT: &str = "`sinfo` shows the partitions and their limits, `sacctmgr show assoc user=$USER` the accounts; `slurm` in \
+                            the pipeline, or --set slurm.partition=NAME, chooses them";
+
+pub const REGISTRATION: Registration = Registration {
+    name: NAME,
+    connect: |cluster| {
+        async move { Ok(Box::new(SlurmEngine::connect(cluster).await?) as Box<dyn Engine>) }.boxed_local()
+    },
+    is_tried: false,
+    keeps_jobs: true,
+    has_images: false,
+    doctor: |host| doctor::checks(host).boxed_local(),
+};
+
+struct SlurmEngine {
+    settings: Cluster,
+    config: Config,
+    groups: Vec<NodeGroup>,
+    runtime: ContainerRuntime,
+}
+
+impl SlurmEngine {
+    async fn connect(settings: Cluster) -> Result<Self, Error> {
+        background::run(move || {
+            let failed = |failure: Failure| failure.error(REFUSED_HINT);
+            let config = programs::config().map_err(failed)?;
+            let groups = programs::node_groups().map_err(failed)?;
+            let runtime = runtime::choose(settings.containers);
+            Ok(Self { settings, config, groups, runtime })
+        })
+        .await
+    }
+
+    /// The nodes that jobs of this run may have.
+    fn own_groups(&self) -> impl Iterator<Item = &NodeGroup> {
+        // Several may be named, with commas between them.
+        let wanted = |group: &&NodeGroup| match &self.settings.partition {
+            Some(names) => names.split(',').any(|name| name == group.partition),
+            None => group.is_default,
+        };
+        self.groups.iter().filter(wanted)
+    }
+
+    /// Cards of a node of the partition: those of the one that has most of them, unless all of any node are wanted.
+    fn present_cards(&self, gpus: &Gpus) -> Option<u32> {
+        let cards = self.own_groups().map(|group| group.cards).filter(|cards| *cards > 0);
+        if *gpus == Gpus::All { cards.min() } else { cards.max() }
+    }
+
+    /// How long a job may take that does not say so.
+    fn time_limit(&self) -> Option<Duration> {
+        let group = self.own_groups().next()?;
+        let seconds = cluster_seconds(&group.default_time).or_else(|| cluster_seconds(&group.time_limit))?;
+        Some(Duration::from_secs(seconds))
+    }
+
+    fn options(&self, launch: &Launch) -> Vec<String> {
+        let cards = script::cards(&launch.gpus, self.present_cards(&launch.gpus));
+        script::options(launch, &self.settings, cards, self.settings.save_before(self.time_limit()))
+    }
+
+    fn follow(&self, id: String, launch: &Launch, read: Option<&LogPosition>) -> StartedJob {
+        let (sender, lines) = mpsc::channel(1024);
+        let refused = Arc::default();
+        let follower =
+            Follower::new(&self.config.cluster, id.clone(), JobFiles::of(launch), Arc::clone(&refused), read);
+        tokio::spawn(follower.follow(sender));
+        let handle = ClusterJob::new(id.clone(), launch, refused);
+        StartedJob { handle: Box::new(handle), id, lines }
+    }
+
+    /// The jobs of this user that were seen at most so long ago.
+    async fn seen(&self, oldest: Duration) -> Result<Vec<SeenJob>, Error> {
+        let cluster = self.config.cluster.clone();
+        background::run(move || snapshot::jobs(&cluster, oldest).map_err(|failure| failure.error(REFUSED_HINT))).await
+    }
+
+    /// What a job runs in, on a file system that the nodes see.
+    async fn root(&self, launch: &Launch) -> Result<Root, Error> {
+        let runtime = self.runtime;
+        let needs_folder = launch.program == JobProgram::Trainer && launch.image.is_none();
+        let folder = match needs_folder {
+            true => Some(background::run(trainer_folder).await?),
+            false => None,
+        };
+        Ok(Root { runtime, folder, image: launch.image.clone() })
+    }
+
+    /// Submits a job. Where the controller does not answer, it may have taken the job all the same.
+    async fn submit(&self, launch: &Launch, script: String) -> Result<String, Error> {
+        let mut args = vec!["--parsable".to_owned()];
+        args.extend(self.options(launch));
+        let began = Instant::now();
+        loop {
+            let (own, text) = (args.clone(), script.clone());
+            match background::run(move || Ok(programs::sbatch(&own, &text))).await? {
+                Ok(id) => return Ok(id),
+                Err(Failure::Away { said }) if began.elapsed() < AWAY_TIMEOUT => {
+                    tracing::info!("{said}; trying again");
+                    tokio::time::sleep(AWAY_INTERVAL).await;
+                    if let Ok(Some(id)) = self.find_by_name(launch).await {
+                        return Ok(id);
+                    }
+                }
+                Err(failure) => return Err(failure.error(REFUSED_HINT)),
+            }
+        }
+    }
+
+    async fn find_by_name(&self, launch: &Launch) -> Result<Option<String>, Error> {
+        let name = script::name(&launch.run_id, launch.attempt);
+        let jobs = self.seen(Duration::ZERO).await?;
+        Ok(jobs.into_iter().rev().find(|job| job.name == name).map(|job| job.id))
+    }
+}
+
+fn trainer_folder() -> Result<PathBuf, Error> {
+    trainer_folder::ensure(&image::trainer_digest()?, image::libraries_digest().as_deref())
+}
+
+#[async_trait(?Send)]
+impl Engine for SlurmEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn describe(&self) -> String {
+        let containers = match self.runtime {
+            ContainerRuntime::None => "no containers: the trainer runs as it is".to_owned(),
+            runtime => format!("containers by {}", runtime.name()),
+        };
+        format!("{NAME} {}, cluster {}, {containers}", self.config.version, self.config.cluster)
+    }
+
+    fn device(&self, gpus: &Gpus) -> Result<Device, Error> {
+        match gpus {
+            Gpus::Count(0) => Ok(Device::Cpu),
+            Gpus::Auto if self.present_cards(gpus).is_none() => Ok(Device::Cpu),
+            Gpus::Auto | Gpus::Count(_) | Gpus::All | Gpus::Ids(_) => Ok(Device::Cuda),
+        }
+    }
+
+    /// They are on other machines.
+    fn cards(&self, _gpus: &Gpus) -> Vec<Card> {
+        Vec::new()
+    }
+
+    fn cards_of_node(&self, gpus: &Gpus) -> Option<u32> {
+        self.present_cards(gpus)
+    }
+
+    fn is_here(&self) -> bool {
+        false
+    }
+
+    fn nodes(&self) -> u32 {
+        self.settings.nodes.get()
+    }
+
+    fn fewest_nodes(&self) -> u32 {
+        self.settings.fewest_nodes()
+    }
+
+    async fn usable_nodes(&self) -> Option<u32> {
+        let groups = background::run(|| programs::node_groups().map_err(|failure| failure.error(""))).await.ok()?;
+        let engine =
+            Self { groups, settings: self.settings.clone(), config: self.config.clone(), runtime: self.runtime };
+        Some(engine.own_groups().filter(|group| group.is_usable()).map(|group| group.nodes).sum())
+    }
+
+    fn check(&self, _container: &Container) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn check_request(&self, container: &Container) -> Result<(), Error> {
+        let refused = |said: String, hint: &str| Error::JobRefused { engine: NAME, said, hint: hint.to_owned() };
+        if let Gpus::Ids(_) = container.gpus {
+            let said = "container.gpus names cards: the cluster chooses them".to_owned();
+            return Err(refused(said, "give their number: --set container.gpus=1"));
+        }
+        runtime::check_image(self.runtime, container.image.as_ref())?;
+        if self.own_groups().next().is_none() {
+            let mut known: Vec<&str> = self.groups.iter().map(|group| group.partition.as_str()).collect();
+            known.dedup();
+            let said = match &self.settings.partition {
+                Some(name) => format!("there is no partition {name}; partitions: {}", known.join(", ")),
+                None => format!("the cluster has no default partition; partitions: {}", known.join(", ")),
+            };
+            return Err(refused(said, "choose one: --set slurm.partition=NAME"));
+        }
+        // What the cluster refuses, it refuses here too, and queues nothing.
+        let launch = Launch::example(container, self.nodes());
+        let mut args = vec!["--test-only".to_owned()];
+        args.extend(self.options(&launch).into_iter().filter(|option| !option.starts_with("--output=")));
+        args.extend(["--wrap".to_owned(), "true".to_owned()]);
+        match programs::call("sbatch", &args) {
+            Err(failure @ Failure::Refused { .. }) => Err(failure.error(REFUSED_HINT)),
+            _ => Ok(()),
+        }
+    }
+
+    fn limits_memory(&self) -> bool {
+        self.config.limits_memory
+    }
+
+    fn has_queue(&self) -> bool {
+        true
+    }
+
+    fn job_path(&self, host: PathBuf, mounted: PathBuf) -> PathBuf {
+        if self.runtime == ContainerRuntime::None { host } else { mounted }
+    }
+
+    async fn program(&self, image: Option<&Image>) -> Result<Program, Error> {
+        let engine_version = Some(self.config.version.clone());
+        if let Some(Image::Existing(name)) = image {
+            return Ok(Program {
+                engine: NAME.to_owned(),
+                engine_version,
+                image: Some(name.clone()),
+                ..Program::default()
+            });
+        }
+        let digests = || Ok((image::trainer_digest()?, image::libraries_digest()));
+        let (trainer, libraries) = background::run(digests).await?;
+        Ok(Program { engine: NAME.to_owned(), engine_version, trainer: Some(trainer), libraries, ..Program::default() })
+    }
+
+    fn preparation(&self) -> &'static str {
+        "preparing the trainer for the nodes"
+    }
+
+    async fn prepare(
+        &self,
+        image: Option<&Image>,
+        _first: Option<&Program>,
+        _reporter: &mut Reporter,
+    ) -> Result<Program, Error> {
+        self.program(image).await
+    }
+
+    async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {
+        let files = JobFiles::of(launch);
+        let program = runtime::program(&self.root(launch).await?, launch)?;
+        let folder = match (self.runtime, &launch.work_folder) {
+            (ContainerRuntime::None, Some(folder)) => folder.clone(),
+            _ => std::env::current_dir().unwrap_or_default(),
+        };
+        files.create_folder()?;
+        let id = self.submit(launch, script::text(launch, &program, &folder)).await?;
+        Ok(self.follow(id, launch, None))
+    }
+
+    async fn find(&self, launch: &Launch, id: Option<&str>, read: Option<&LogPosition>) -> Result<FoundJob, Error> {
+        let files = JobFiles::of(launch);
+        let known = id.map(str::to_owned).or_else(|| files.job_id());
+        if let Some(id) = known {
+            return Ok(FoundJob::Job(self.follow(id, launch, read)));
+        }
+        Ok(match self.find_by_name(launch).await? {
+            Some(id) => FoundJob::Job(self.follow(id, launch, read)),
+            None => FoundJob::NotStarted,
+        })
+    }
+
+    async fn jobs(&self) -> Result<Vec<EngineJob>, Error> {
+        let living = |job: &SeenJob| !job.state.has_ended();
+        let job = |job: SeenJob| {
+            let (run, attempt) = script::of_name(&job.name)?;
+            Some(EngineJob { id: job.id, run, attempt: Some(attempt) })
+        };
+        Ok(self.seen(LIST_AGE).await?.into_iter().filter(living).filter_map(job).collect())
+    }
+
+    async fn remove(&self, id: &str) -> Result<(), Error> {
+        let id = id.to_owned();
+        background::run(move || programs::scancel(&[&id]).map_err(|failure| failure.error(REFUSED_HINT))).await
+    }
+}

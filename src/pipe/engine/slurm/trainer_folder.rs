@@ -1,0 +1,101 @@
+//! The trainer and all that it loads, as a folder that every node sees: the root of a container without an image format, and a program
+//! that runs as it is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::Error;
+use crate::files::digests::cache_folder;
+use crate::image;
+
+/// Where a Dockerfile of the trainer puts what is staged under these names.
+const PLACES: [(&str, &str); 3] =
+    [("pipe/bin", "opt/pipe/bin"), ("pipe/libtorch", "opt/pipe/libtorch"), ("pipe/system", "")];
+
+/// What runtimes mount over, or expect to be there.
+const FOLDERS: [&str; 12] =
+    ["dev", "proc", "sys", "tmp", "etc", "run", "root", "home", "var/tmp", "mnt", "opt/pipe/driver", "usr/bin"];
+const FILES: [&str; 5] = ["etc/passwd", "etc/group", "etc/hosts", "etc/resolv.conf", "etc/nsswitch.conf"];
+
+/// The trainer in such a folder.
+pub const TRAINER: &str = "opt/pipe/bin/pipe-trainer";
+
+/// The folder for the trainer of this machine, under the hash of its content; it is made where it is not there.
+pub fn ensure(trainer: &str, libraries: Option<&str>) -> Result<PathBuf, Error> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(trainer.as_bytes()).update(libraries.unwrap_or_default().as_bytes());
+    let name = hasher.finalize().to_hex()[..16].to_owned();
+    let all = cache_folder().ok_or(Error::NoCache)?.join("trainers");
+    let folder = all.join(&name);
+    if folder.join(TRAINER).is_file() {
+        return Ok(folder);
+    }
+    // Whole, or not at all: others may make it at the same time.
+    let own = all.join(format!("{name}.{}", std::process::id()));
+    let failed = |source| Error::Write { path: own.clone(), source };
+    let made = fill(&own).and_then(|()| match fs::rename(&own, &folder) {
+        Err(_) if folder.join(TRAINER).is_file() => Ok(()),
+        renamed => renamed.map_err(failed),
+    });
+    fs::remove_dir_all(&own).ok();
+    made.map(|()| folder)
+}
+
+/// The same as one file, beside the folder.
+pub fn archive(folder: &Path) -> Result<PathBuf, Error> {
+    let file = folder.with_extension("sqsh");
+    if file.is_file() {
+        return Ok(file);
+    }
+    let own = folder.with_extension(format!("{}.new", std::process::id()));
+    let spawn_error = |source| Error::Spawn { program: "mksquashfs".into(), source };
+    let output =
+        Command::new("mksquashfs").args([folder, &own]).args(["-noappend", "-quiet"]).output().map_err(spawn_error)?;
+    if !output.status.success() {
+        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(Error::ImageBuild { step: Some("mksquashfs".to_owned()), message });
+    }
+    fs::rename(&own, &file).map_err(|source| Error::Write { path: file.clone(), source })?;
+    Ok(file)
+}
+
+fn fill(root: &Path) -> Result<(), Error> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::Write { path, source }
+    };
+    for folder in FOLDERS {
+        fs::create_dir_all(root.join(folder)).map_err(failed(root))?;
+    }
+    for file in FILES {
+        fs::write(root.join(file), "").map_err(failed(root))?;
+    }
+    for (name, source) in image::stage()?.files {
+        let Some(place) = PLACES.iter().find_map(|(staged, place)| Some((place, name.strip_prefix(staged)?))) else {
+            continue;
+        };
+        let to = root.join(place.0).join(place.1.trim_start_matches('/'));
+        if let Some(folder) = to.parent() {
+            fs::create_dir_all(folder).map_err(failed(&to))?;
+        }
+        fs::copy(&source, &to).map_err(failed(&to))?;
+    }
+    Ok(())
+}
+
+/// Where something is mounted in a folder, there must be something to mount over.
+pub fn make_mount_point(root: &Path, host: &Path, mounted: &Path) -> Result<(), Error> {
+    let place = root.join(mounted.strip_prefix("/").unwrap_or(mounted));
+    let failed = |source| Error::Write { path: place.clone(), source };
+    if host.is_dir() {
+        return fs::create_dir_all(&place).map_err(failed);
+    }
+    if let Some(folder) = place.parent() {
+        fs::create_dir_all(folder).map_err(failed)?;
+    }
+    match place.exists() {
+        true => Ok(()),
+        false => fs::write(&place, "").map_err(failed),
+    }
+}

@@ -1,0 +1,299 @@
+//! The engine for clusters on a real Slurm: every way in which a cluster ends a job, each with the curve of a run that nothing
+//! happened to.
+
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use crate::harness::{Folder, Needs, Slurm, Suite};
+use crate::small_t5::{curve, folder, make_rows_longer, same_curve};
+
+const STEPS: usize = 30;
+const EFFECTIVE: u64 = 48;
+
+type Curve = Vec<(u64, u64, f64)>;
+
+pub fn tests(suite: &mut Suite) {
+    let mut test = |name: &str, test: fn()| suite.test(&format!("clusters::{name}"), Needs::Slurm, test);
+    test("a_chain_of_one_minute_jobs", chain);
+    test("lost_nodes", lost_nodes);
+    test("out_of_memory_in_a_container_and_without", out_of_memory);
+    test("another_job_and_a_restarted_controller", preempted_and_restarted);
+    test("stopped_killed_and_cancelled", stopped_killed_and_cancelled);
+    test("two_nodes", two_nodes);
+    test("what_the_cluster_refuses_and_doctor", refused);
+    test("a_folder_that_nodes_do_not_see", unseen_folder);
+    test("many_runs_ask_as_often_as_one", many_runs);
+}
+
+const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 700m}\nengine: slurm\n";
+
+fn train(steps: usize) -> String {
+    format!(
+        "  shuffle: false\ntrain: {{steps: {steps}, batch: 24, effective_batch: {EFFECTIVE}, split: fixed, dropout: 0.1, \
+         optimizer: {{lr: 2.0e-3, eps: 1.0e-6}}}}\nsave: {{every: 5}}\n"
+    )
+}
+
+fn prepared(more: &str) -> Folder {
+    let folder = folder(more);
+    make_rows_longer(&folder, "d_ff: 2048");
+    folder
+}
+
+/// The same training without a cluster.
+fn undisturbed() -> &'static Curve {
+    static CURVE: OnceLock<Curve> = OnceLock::new();
+    CURVE.get_or_init(|| {
+        let folder = prepared(&format!("{}container: {{gpus: 0, cpus: 1}}\n", train(STEPS)));
+        folder.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
+        curve(&folder.run_folder())
+    })
+}
+
+/// Steps that a job did and could not save come again.
+fn curve_once(folder: &Folder) -> Curve {
+    let mut curve = curve(&folder.run_folder());
+    curve.sort_by_key(|(step, ..)| *step);
+    curve.dedup_by_key(|(step, ..)| *step);
+    curve
+}
+
+#[track_caller]
+fn is_undisturbed(folder: &Folder) {
+    same_curve(&curve_once(folder), undisturbed(), EFFECTIVE, 1e-5);
+}
+
+fn attempts(folder: &Folder) -> Vec<Value> {
+    folder.show()["attempts"].as_array().unwrap().clone()
+}
+
+#[track_caller]
+fn ends_by(attempts: &[Value], cause: &str) {
+    let (last, before) = attempts.split_last().unwrap();
+    assert_eq!(last["outcome"], "finished", "{attempts:#?}");
+    assert!(before.iter().any(|attempt| attempt["cause"] == cause), "no {cause}: {attempts:#?}");
+}
+
+fn containers(slurm: &Slurm) {
+    for (runtime, says) in
+        [("charliecloud", "containers by charliecloud"), ("none", "no containers: the trainer runs as it is")]
+    {
+        let folder = slurm.with(prepared(&format!("{}{SMALL}slurm: {{containers: {runtime}}}\n", train(STEPS))));
+        folder.pipe(&["run", "t5.yaml"]).exits(0).says(says);
+        is_undisturbed(&folder);
+    }
+    assert_eq!(slurm.queue(), [""; 0]);
+}
+
+fn out_of_memory() {
+    let slurm = Slurm::start(1);
+    containers(&slurm);
+    // The kernel kills at the limit of the job; with a limit of its own the trainer says so itself.
+    for more in
+        ["container: {gpus: 0, cpus: 1, memory: 155m}\n", "container: {gpus: 0, cpus: 1}\nmemory: {limit: 270m}\n"]
+    {
+        let folder = slurm.with(prepared(&format!("{}{more}engine: slurm\n", train(STEPS))));
+        folder.pipe(&["run", "t5.yaml", "--set", "memory.worst_first=false"]).exits(0);
+        let attempts = attempts(&folder);
+        ends_by(&attempts, "host_memory");
+        assert_eq!(attempts[0]["outcome"], "oom", "{attempts:#?}");
+        is_undisturbed(&folder);
+    }
+}
+
+fn chain() {
+    let slurm = Slurm::start(1);
+    // As many steps as take two minutes here.
+    let speed = prepared(&format!("{}container: {{gpus: 0, cpus: 1}}\n", train(STEPS)));
+    speed.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
+    let seconds = attempts(&speed)[0]["seconds"].as_f64().unwrap();
+    let steps = (110.0 / seconds * STEPS as f64) as usize;
+    let settings = "slurm: {partition: short, time: 1, save_before: 30}\n";
+    let folder = slurm.with(prepared(&format!("{}{SMALL}{settings}", train(steps))));
+    let alone = prepared(&format!("{}container: {{gpus: 0, cpus: 1}}\n", train(steps)));
+    let beside = alone.start(&["run", "t5.yaml", "--engine", "process"]);
+    folder.pipe(&["run", "t5.yaml"]).exits(0);
+    beside.end().exits(0);
+    let attempts = attempts(&folder);
+    ends_by(&attempts, "time_limit");
+    assert!(attempts.len() >= 5, "{} jobs for {steps} steps", attempts.len());
+    // Each was saved in time: no step was done twice.
+    same_curve(&curve(&folder.run_folder()), &curve(&alone.run_folder()), EFFECTIVE, 1e-5);
+}
+
+fn lost_nodes() {
+    let slurm = Slurm::start(2);
+    lost_node_of_two(&slurm);
+    slurm.ask("regain", &["n2"]);
+    let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"step\":6,");
+    let node = slurm.queue()[0].split(' ').next_back().unwrap().to_owned();
+    slurm.ask("lose", &[&node]);
+    running.end().exits(0);
+    ends_by(&attempts(&folder), "node_lost");
+    is_undisturbed(&folder);
+}
+
+fn lost_node_of_two(slurm: &Slurm) {
+    let folder = slurm.with(prepared(&format!("{}{SMALL}slurm: {{nodes: 2, min_nodes: 1}}\n", train(STEPS))));
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"step\":6,");
+    slurm.ask("lose", &["n2"]);
+    running.end().exits(0).says("going on with 1 of 2 nodes");
+    let attempts = attempts(&folder);
+    ends_by(&attempts, "node_lost");
+    assert_eq!((attempts[0]["ranks"].as_u64(), attempts.last().unwrap()["ranks"].as_u64().unwrap_or(1)), (Some(2), 1));
+    is_undisturbed(&folder);
+}
+
+fn preempted_and_restarted() {
+    let slurm = Slurm::start(1);
+    restarted_controller(&slurm);
+    let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"step\":6,");
+    slurm.call("sbatch", &["--partition=hi", "--exclusive", "--output=/dev/null", "--wrap=sleep 5"]);
+    running.end().exits(0);
+    ends_by(&attempts(&folder), "preempted");
+    is_undisturbed(&folder);
+}
+
+fn restarted_controller(slurm: &Slurm) {
+    let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"step\":4,");
+    slurm.ask("restart-controller", &[]);
+    running.end().exits(0);
+    assert_eq!(attempts(&folder).len(), 1);
+    is_undisturbed(&folder);
+}
+
+fn two_nodes() {
+    let slurm = Slurm::start(2);
+    let folder = slurm.with(prepared(&format!("{}{SMALL}slurm: {{nodes: 2}}\n", train(STEPS))));
+    folder.pipe(&["run", "t5.yaml"]).exits(0);
+    let attempts = attempts(&folder);
+    assert_eq!((attempts.len(), attempts[0]["ranks"].as_u64()), (1, Some(2)), "{attempts:#?}");
+    is_undisturbed(&folder);
+}
+
+fn stopped_killed_and_cancelled() {
+    let slurm = Slurm::start(1);
+    stopped(&slurm);
+    killed_pipe(&slurm);
+    let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"step\":6,");
+    slurm.call("scancel", &["--user=root"]);
+    running.end().exits(130);
+    let attempts = attempts(&folder);
+    assert_eq!(attempts[0]["cause"], "cancelled", "{attempts:#?}");
+    folder.pipe(&["resume"]).exits(0);
+    is_undisturbed(&folder);
+}
+
+fn stopped(slurm: &Slurm) {
+    let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
+    folder.pipe(&["run", "t5.yaml", "--detach"]).exits(0);
+    folder.wait_for_log(1, "\"step\":6,");
+    folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
+    assert_eq!(slurm.queue(), [""; 0]);
+    // While another job has the node the next one waits; it is stopped there too.
+    slurm.call("sbatch", &["--exclusive", "--output=/dev/null", "--wrap=sleep 300"]);
+    folder.pipe(&["resume", "--detach"]).exits(0);
+    folder.wait_until("a job in the queue", || slurm.queue().len() == 2);
+    folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
+    assert_eq!(slurm.queue().len(), 1);
+    slurm.call("scancel", &["--user=root"]);
+    folder.pipe(&["resume"]).exits(0);
+    // What was saved was not done again.
+    same_curve(&curve(&folder.run_folder()), undisturbed(), EFFECTIVE, 1e-5);
+}
+
+fn killed_pipe(slurm: &Slurm) {
+    let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"step\":4,");
+    running.kill_alive();
+    folder.pipe(&["ls", "--json"]).exits(0);
+    folder.pipe(&["resume"]).exits(0);
+    assert_eq!(attempts(&folder).len(), 1, "the job went on");
+    same_curve(&curve(&folder.run_folder()), undisturbed(), EFFECTIVE, 1e-5);
+}
+
+fn refused() {
+    let slurm = Slurm::start(1);
+    doctor(&slurm);
+    for (setting, says) in [
+        ("slurm.partition=nope", "there is no partition nope; partitions: p, short, hi, single"),
+        ("slurm.account=nope", "Invalid account"),
+        ("slurm.qos=nope", "Invalid qos"),
+        ("slurm.time=1-00:00:00", "Requested time limit is invalid"),
+        ("slurm.nodes=9", "allocation failure: "),
+        ("container.memory=90g", "allocation failure: "),
+        ("container.gpus=9", "container.gpus asks for 9 GPUs"),
+        ("slurm.constraint=nope", "Invalid feature specification"),
+        ("slurm.extra=[--nodelist=nope]", "Invalid node name"),
+        // The cluster takes it, and would let it wait for ever.
+        ("slurm.account=empty", "the job can never start: AssocGrpCPUMinutesLimit"),
+    ] {
+        let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
+        folder.pipe(&["run", "t5.yaml", "--set", setting]).exits(4).says(says).says("hint: ");
+        assert_eq!(slurm.queue(), [""; 0], "{setting}");
+    }
+}
+
+fn unseen_folder() {
+    let folder = prepared(&format!("{}{SMALL}", train(STEPS)));
+    let slurm = Slurm::start_with(1, &["--blind", folder.path().to_str().unwrap()]);
+    let folder = slurm.with(folder);
+    folder.pipe(&["run", "t5.yaml"]).exits(4).says("the job failed before its script began").says("must see");
+    folder.pipe(&["doctor", "--engine", "slurm"]).exits(4).prints("does not see");
+    assert_eq!(slurm.queue(), [""; 0]);
+}
+
+fn doctor(slurm: &Slurm) {
+    let folder = slurm.with(Folder::new());
+    let answer = folder.pipe(&["doctor", "--engine", "slurm"]).exits(0);
+    answer.prints("p (default): 1 of 1 nodes up, time limit 10:00").prints("sees");
+    let folder = Folder::new().env("SLURM_CONF", "/nowhere/slurm.conf");
+    folder.pipe(&["doctor", "--engine", "slurm"]).exits(4);
+}
+
+/// A squeue that counts how often it is called stands before the real one.
+fn many_runs() {
+    let slurm = Slurm::start(1);
+    let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
+    let path = format!("{}/bin:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let cache = folder.path().join("cache").display().to_string();
+    let folder = folder.env("PATH", path).env("PIPE_CACHE", cache);
+    folder.write("bin/squeue", "#!/bin/sh\necho >> \"$COUNTED\"\nexec /usr/bin/squeue \"$@\"\n");
+    let made = std::process::Command::new("chmod").arg("+x").arg(folder.path().join("bin/squeue")).status().unwrap();
+    assert!(made.success());
+    let counted = folder.path().join("counted");
+    let folder = folder.env("COUNTED", counted.display());
+    slurm.call("sbatch", &["--exclusive", "--output=/dev/null", "--wrap=sleep 300"]);
+    let runs = 5;
+    for _ in 0..runs {
+        folder.pipe(&["run", "t5.yaml", "--detach"]).exits(0);
+    }
+    folder.wait_until("all jobs in the queue", || slurm.queue().len() == runs + 1);
+    let calls = || std::fs::read_to_string(&counted).map_or(0, |text| text.lines().count());
+    let (before, began) = (calls(), std::time::Instant::now());
+    std::thread::sleep(std::time::Duration::from_secs(15));
+    // Each of them asks once a second at first, and ever less often.
+    let most = began.elapsed().as_secs() as usize + 1;
+    assert!(calls() - before <= most, "{} calls of squeue in {most} s", calls() - before);
+    let before = calls();
+    folder.pipe(&["ls"]).exits(0);
+    assert!(calls() - before <= 1);
+    let listed = folder.pipe(&["ls", "--json"]).exits(0).json();
+    let ids: Vec<String> =
+        listed.as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap().to_owned()).collect();
+    let mut stop = vec!["stop"];
+    stop.extend(ids.iter().map(String::as_str));
+    folder.pipe(&stop).exits(0);
+    slurm.call("scancel", &["--user=root"]);
+}
