@@ -134,6 +134,23 @@ fn lost_nodes() {
     running.end().exits(0);
     ends_by(&attempts(&folder), "node_lost");
     is_undisturbed(&folder);
+    taken_node(&slurm);
+}
+
+/// The node is only said to be down: srun ends with 0 then.
+fn taken_node(slurm: &Slurm) {
+    let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"step\":6,");
+    let node = slurm.queue()[0].split(' ').next_back().unwrap().to_owned();
+    slurm.call("scontrol", &["update", &format!("NodeName={node}"), "State=DOWN", "Reason=test"]);
+    folder.wait_until("the end of the attempt", || {
+        folder.state().is_some_and(|run| run["attempts"][0]["outcome"] != Value::Null)
+    });
+    slurm.ask("regain", &[&node]);
+    running.end().exits(0);
+    ends_by(&attempts(&folder), "node_lost");
+    is_undisturbed(&folder);
 }
 
 fn lost_node_of_two(slurm: &Slurm) {
@@ -181,6 +198,7 @@ fn two_nodes() {
 
 fn stopped_killed_and_cancelled() {
     let slurm = Slurm::start(1);
+    commands(&slurm);
     stopped(&slurm);
     killed_pipe(&slurm);
     let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
@@ -212,6 +230,24 @@ fn stopped(slurm: &Slurm) {
     same_curve(&curve(&folder.run_folder()), undisturbed(), EFFECTIVE, 1e-5);
 }
 
+/// A command that ends with 0 when it is told to stop is not done; one that is only starting is told too.
+fn commands(slurm: &Slurm) {
+    let folder = slurm.with(Folder::new());
+    let command = "trap 'echo told; exit 0' TERM; echo begun; for i in $(seq 600); do sleep 0.1; done";
+    let settings = "container: {gpus: 0, memory: 200m}\nengine: slurm\n";
+    folder.write("job.yaml", format!("version: 1\nname: job\ncommand: [bash, -c, \"{command}\"]\n{settings}"));
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "begun");
+    slurm.call("scancel", &["--user=root"]);
+    running.end().exits(130);
+    assert_eq!(attempts(&folder)[0]["cause"], "cancelled");
+    folder.pipe(&["resume", "--detach"]).exits(0);
+    let started = folder.run_folder().join("attempts/02/job.started");
+    folder.wait_until("the job", || started.exists());
+    folder.pipe(&["stop", "job"]).exits(0).prints("stopped");
+    assert_eq!(slurm.queue(), [""; 0]);
+}
+
 fn killed_pipe(slurm: &Slurm) {
     let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
     let running = folder.start(&["run", "t5.yaml"]);
@@ -231,7 +267,7 @@ fn refused() {
         ("slurm.account=nope", "Invalid account"),
         ("slurm.qos=nope", "Invalid qos"),
         ("slurm.time=1-00:00:00", "Requested time limit is invalid"),
-        ("slurm.nodes=9", "allocation failure: "),
+        ("slurm.nodes=9", "slurm.nodes asks for 9 nodes; the partition has 1"),
         ("container.memory=90g", "allocation failure: "),
         ("container.gpus=9", "container.gpus asks for 9 GPUs"),
         ("slurm.constraint=nope", "Invalid feature specification"),

@@ -6,7 +6,7 @@ use super::bounds::MAX_SAMPLES;
 use super::other_names::Transformers;
 use super::{
     BatchSetting, Cluster, Command, CommandTrain, Every, Limit, Metric, MetricsFormat, OnOom, PLACEHOLDERS, Pipeline,
-    PipelineFile, Problems, Ranks, Reduce, Track, Train, TrainFile, Training, Work, availability, schema,
+    PipelineFile, Problems, Ranks, Reduce, TimeLimit, Track, Train, TrainFile, Training, Work, availability, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
@@ -29,6 +29,7 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
     check.file(&file);
     check.metrics(&file);
     check.addresses(&file, variables);
+    check.variables_of_job(&file);
     check.cluster(&file);
     let ranks = check.ranks(&file);
     let train = check.train(&file.train).map(|train| Train { ranks, ..train });
@@ -68,12 +69,16 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
 }
 
 /// The options of sbatch that pipe gives itself.
-const SET_BY_PIPE: [&str; 37] = [
+const SET_BY_PIPE: [&str; 41] = [
     "--account",
     "-A",
     "--array",
     "-a",
     "--chdir",
+    "--clusters",
+    "-M",
+    "--wait",
+    "-W",
     "-D",
     "--constraint",
     "-C",
@@ -107,6 +112,15 @@ const SET_BY_PIPE: [&str; 37] = [
     "-t",
     "--wrap",
 ];
+
+/// Long options may be cut short, and a short one may have its value behind it.
+fn is_set_by_pipe(option: &str) -> bool {
+    let is_one = |set: &&str| match set.starts_with("--") {
+        true => option.len() > 2 && set.starts_with(option),
+        false => option.starts_with(*set) && !option.starts_with("--"),
+    };
+    SET_BY_PIPE.iter().any(|set| is_one(&set))
+}
 
 /// The keys that only a command has.
 pub(super) const OF_COMMANDS: [&str; 7] = [
@@ -438,11 +452,33 @@ impl Check<'_> {
         ranks
     }
 
+    fn variables_of_job(&mut self, file: &PipelineFile) {
+        let is_name = |name: &str| {
+            name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+                && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        };
+        for name in file.container.env.keys().filter(|name| !is_name(name)) {
+            self.problem(
+                "container.env",
+                format!("{name:?} is no name of a variable: letters, digits and _, not beginning with a digit"),
+            );
+        }
+    }
+
     fn cluster(&mut self, file: &PipelineFile) {
-        let Cluster { nodes, min_nodes, extra, time, .. } = &file.cluster;
+        let Cluster { nodes, min_nodes, extra, time, save_before, .. } = &file.cluster;
         if let Some(time) = time.as_ref().filter(|time| time.seconds().is_none()) {
             let message = format!("found {:?}; allowed: minutes, HH:MM:SS or D-HH:MM:SS, above 0", time.as_str());
             self.problem("slurm.time", message);
+        }
+        let limit = time.as_ref().and_then(TimeLimit::seconds);
+        if let (Some(limit), Some(before)) = (limit, save_before)
+            && u64::from(before.get()) >= limit
+        {
+            self.problem(
+                "slurm.save_before",
+                format!("found {before}; allowed: less than slurm.time, which is {limit} s"),
+            );
         }
         if let Some(fewest) = min_nodes.filter(|fewest| fewest > nodes) {
             self.problem("slurm.min_nodes", format!("found {fewest}; allowed: at most slurm.nodes, which is {nodes}"));
@@ -456,9 +492,7 @@ impl Check<'_> {
             let name = option.split('=').next().unwrap_or_default();
             if !option.starts_with('-') {
                 self.problem("slurm.extra", format!("{option} is no option of sbatch: one begins with - or --"));
-            } else if SET_BY_PIPE.contains(&name)
-                || (!name.starts_with("--") && SET_BY_PIPE.contains(&&name[..name.len().min(2)]))
-            {
+            } else if is_set_by_pipe(name) {
                 let message = format!("{name} is set by pipe; slurm, container and name say what it is set to");
                 self.problem("slurm.extra", message);
             }

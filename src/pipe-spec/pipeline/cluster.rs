@@ -129,15 +129,16 @@ pub fn seconds(text: &str) -> Option<u64> {
         None => (None, text),
     };
     let parts = rest.split(':').map(number).collect::<Option<Vec<u64>>>()?;
-    let seconds = match (days, parts.as_slice()) {
-        (Some(_), [hours]) => hours * 3600,
-        (Some(_), [hours, minutes]) => hours * 3600 + minutes * 60,
-        (None, [minutes]) => minutes * 60,
-        (None, [minutes, seconds]) => minutes * 60 + seconds,
-        (_, [hours, minutes, seconds]) => hours * 3600 + minutes * 60 + seconds,
+    let (hours, minutes, seconds) = match (days, parts.as_slice()) {
+        (Some(_), [hours]) => (*hours, 0, 0),
+        (Some(_), [hours, minutes]) => (*hours, *minutes, 0),
+        (None, [minutes]) => (0, *minutes, 0),
+        (None, [minutes, seconds]) => (0, *minutes, *seconds),
+        (_, [hours, minutes, seconds]) => (*hours, *minutes, *seconds),
         _ => return None,
     };
-    Some(days.unwrap_or(0) * 86400 + seconds)
+    let parts = [(days.unwrap_or(0), 86400), (hours, 3600), (minutes, 60), (seconds, 1)];
+    parts.iter().try_fold(0u64, |sum, (count, unit)| sum.checked_add(count.checked_mul(*unit)?))
 }
 
 impl Serialize for TimeLimit {
@@ -193,6 +194,7 @@ mod tests {
             ("1-02:30", Some(95_400)),
             ("1-00:00:01", Some(86_401)),
             ("1h", None),
+            ("18446744073709551615", None),
             ("", None),
             ("-1", None),
             ("1:2:3:4", None),

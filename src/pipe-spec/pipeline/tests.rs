@@ -511,6 +511,7 @@ fn what_a_cluster_is_asked_for() {
     assert_eq!((pipeline.cluster.nodes.get(), pipeline.cluster.fewest_nodes()), (4, 2));
     let again = Pipeline::parse(&pipeline.to_yaml(), &[], &variables()).unwrap();
     assert_eq!(again, pipeline);
+    assert!(parse("slurm: {extra: [-é, --exclusive, --gres=gpu:h100:4, -w n1]}").is_ok());
     assert!(!parse("").unwrap().to_yaml().contains("slurm:"), "what is not said is not written");
     for (section, want) in [
         ("slurm: {min_nodes: 2}", "slurm.min_nodes: found 2; allowed: at most slurm.nodes, which is 1"),
@@ -521,6 +522,12 @@ fn what_a_cluster_is_asked_for() {
             "slurm.extra: --nodes is set by pipe; slurm, container and name say what it is set to",
         ),
         ("slurm: {extra: [-N2]}", "slurm.extra: -N2 is set by pipe"),
+        ("slurm: {extra: [--part=x]}", "slurm.extra: --part is set by pipe"),
+        (
+            "slurm: {time: 1, save_before: 60}",
+            "slurm.save_before: found 60; allowed: less than slurm.time, which is 60 s",
+        ),
+        ("container: {env: {\"a b\": x}}", "container.env: \"a b\" is no name of a variable"),
         ("slurm: {queue: x}", "slurm.queue: unknown key"),
         ("slurm: {nodes: 0}", "slurm.nodes: found 0"),
     ] {

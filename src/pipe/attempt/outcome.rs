@@ -51,7 +51,8 @@ pub fn diagnose(evidence: &Evidence<'_>) -> Diagnosis {
         return Diagnosis::new(Outcome::Stopped, Cause::Interrupted, "the engine or the machine stopped while it ran");
     }
     if let Some(cut) = ending.cut.as_ref().filter(|_| !evidence.stop_requested && !says_more(evidence)) {
-        return of_cut(cut, ending.exit_code == Some(i64::from(TrainerExit::Stopped.code())));
+        let saved = evidence.command.is_none() && ending.exit_code == Some(i64::from(TrainerExit::Stopped.code()));
+        return of_cut(cut, saved);
     }
     let Some(code) = ending.exit_code else {
         let why = ending.lost.clone().unwrap_or_else(|| "it left no exit code".to_owned());
@@ -95,7 +96,6 @@ fn says_more(evidence: &Evidence<'_>) -> bool {
     let out_of_memory =
         [TrainerExit::DeviceOutOfMemory, TrainerExit::HostOutOfMemory].map(|exit| i64::from(exit.code()));
     match evidence.ending.exit_code {
-        Some(0) => true,
         Some(code) => evidence.ending.oom_killed || (evidence.command.is_none() && out_of_memory.contains(&code)),
         None => evidence.ending.oom_killed,
     }

@@ -29,7 +29,6 @@ pub const RANKS_SHM: u64 = 1 << 30;
 
 /// Where a job of this pipeline will compute. Refuses what the engine cannot give it, before there is a run.
 pub fn check(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<Placement, Error> {
-    engine.check_request(&pipeline.container)?;
     match &pipeline.work {
         Work::Command(_) if job == Job::Fit => return Err(Error::NotATraining),
         Work::Training(_) => engine.check(&pipeline.container)?,
@@ -39,6 +38,12 @@ pub fn check(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<Place
         Work::Command(_) => {}
     }
     Placement::find(engine, pipeline)
+}
+
+/// The same of a run that is new: also what the engine would not take now.
+pub fn check_new(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<Placement, Error> {
+    engine.check_request(&pipeline.container)?;
+    check(engine, pipeline, job)
 }
 
 /// A pipeline with all that it names, for one engine.
@@ -345,7 +350,10 @@ impl<'a> JobTemplate<'a> {
             memory: container.memory.map(|size| size.0),
             shm: self.shm(),
             cpus: container.cpus,
-            nodes: self.placement.nodes,
+            nodes: match job_spec {
+                JobSpec::Training(spec) => spec.nodes,
+                JobSpec::Command(_) => 1,
+            },
         }
     }
 }

@@ -238,7 +238,7 @@ impl<'a> GraphDriver<'a> {
         self.reporter.doing(&format!("preparing {}", step.name));
         let engine = self.engine_of(step).await?;
         let (pipeline, loaded) = self.load(step, engine.as_ref()).await?;
-        template::check(engine.as_ref(), &pipeline, Job::Train)?;
+        template::check_new(engine.as_ref(), &pipeline, Job::Train)?;
         let hash = self.hash(step, &loaded, engine.as_ref()).await?;
         if begun.is_none() {
             let reusable = hash.as_ref().filter(|_| !self.run.state.graph[index].again);

@@ -1,11 +1,12 @@
 //! The owner of a run: a kernel lock, which is released when its process ends. On a file system that several machines share, a lock
-//! may hold on its own machine alone: there the owner also writes to its file every few seconds, and who stops doing so is gone.
+//! may hold on its own machine alone: therefore the owner also writes to its file every few seconds, and one that does not is taken to be
+//! gone.
 
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use pipe_spec::RunFolder;
@@ -17,8 +18,8 @@ use crate::interrupt::{StopRequest, signal_for};
 const MAX_TRIES: u32 = 20;
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How often an owner writes that it lives, and after how long without that one on another machine is taken to be gone.
-const SIGN_INTERVAL: Duration = Duration::from_secs(10);
+/// How often an owner writes to its file, and after how long without that one on another machine is taken to be gone.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 const GONE_AFTER: Duration = Duration::from_secs(60);
 
 /// How often it looks for a request from another machine.
@@ -26,8 +27,7 @@ const REQUEST_INTERVAL: Duration = Duration::from_millis(500);
 
 pub struct Owner {
     locked: File,
-    /// Ends the thread that writes signs of life.
-    _thread: mpsc::Sender<()>,
+    heartbeat: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
 impl Owner {
@@ -62,8 +62,8 @@ impl Owner {
         let (end, ended) = mpsc::channel();
         let own = file.try_clone().map_err(write_error)?;
         let request = folder.stop_request();
-        thread::spawn(move || live(own, &text, &request, &ended));
-        Ok(Self { locked: file, _thread: end })
+        let thread = thread::spawn(move || write_heartbeats(own, &text, &request, &ended));
+        Ok(Self { locked: file, heartbeat: Some((end, thread)) })
     }
 
     /// Whether a live process owns the run. The check uses a shared lock, so that two checks do not see each other.
@@ -98,6 +98,10 @@ impl Owner {
 impl Drop for Owner {
     /// Other machines need not wait until it counts as gone.
     fn drop(&mut self) {
+        if let Some((end, thread)) = self.heartbeat.take() {
+            drop(end);
+            thread.join().ok();
+        }
         self.locked.set_len(0).ok();
     }
 }
@@ -105,18 +109,31 @@ impl Drop for Owner {
 const GRACEFUL: &str = "graceful";
 const HARD: &str = "hard";
 
+fn read(file: &mut File) -> std::io::Result<String> {
+    let mut text = String::new();
+    file.seek(SeekFrom::Start(0))?;
+    file.read_to_string(&mut text)?;
+    Ok(text)
+}
+
 fn write(file: &mut File, text: &str) -> std::io::Result<()> {
     file.seek(SeekFrom::Start(0))?;
     file.write_all(text.as_bytes())?;
     file.set_len(text.len() as u64)
 }
 
-/// Writes that this process lives, and passes on what other machines ask of it, until the owner is dropped.
-fn live(mut file: File, text: &str, request: &Path, ended: &mpsc::Receiver<()>) {
+/// Writes to the file of the owner, and passes on what other machines ask of it, until the owner is dropped.
+fn write_heartbeats(mut file: File, text: &str, request: &Path, ended: &mpsc::Receiver<()>) {
     let mut written = Instant::now();
     while ended.recv_timeout(REQUEST_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        if written.elapsed() >= SIGN_INTERVAL {
+        if written.elapsed() >= HEARTBEAT_INTERVAL {
             written = Instant::now();
+            // While this process or its file system stood still, another machine may have taken the run: it is not this one's any more.
+            let found = read(&mut file).unwrap_or_default();
+            if found != text && !found.is_empty() {
+                eprintln!("error: the run was taken over by another pipe process ({}); this one ends", found.trim());
+                std::process::exit(1);
+            }
             if let Err(error) = write(&mut file, text) {
                 tracing::debug!("cannot write to the owner file: {error}");
             }

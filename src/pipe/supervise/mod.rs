@@ -98,6 +98,9 @@ impl Supervisor<'_> {
         let diagnosis = self.attempt(&settings, &mut events).await?;
         match (diagnosis.outcome, self.fitted.take()) {
             (Outcome::Finished, Some(fitted)) => Ok(fitted),
+            (Outcome::Stopped, _) if diagnosis.cause.is_some_and(Cause::goes_on) => {
+                Err(Error::EngineLost { reason: diagnosis.reason.unwrap_or_default() })
+            }
             (Outcome::Stopped, _) => Err(Error::Interrupted),
             (Outcome::Oom, _) => Err(Error::OutOfMemory {
                 reason: diagnosis.reason.unwrap_or_default(),
@@ -115,6 +118,9 @@ impl Supervisor<'_> {
             remove_jobs_of(self.engine, &self.run.state.id, open).await?;
         }
         let mut state = self.first_state()?;
+        if let (LoopState::Start(settings), false) = (&state, self.run.state.attempts.is_empty()) {
+            state = LoopState::Start(self.on_usable_nodes(settings.clone()).await);
+        }
         let mut waited = false;
         loop {
             let (mut settings, diagnosis) = match state {
@@ -170,8 +176,9 @@ impl Supervisor<'_> {
         let cut_off = |attempt: &&Attempt| attempt.cause.is_some_and(counts) && !has_done(attempt);
         let in_a_row = self.run.state.attempts.iter().rev().take_while(cut_off).count();
         let reason = diagnosis.reason.unwrap_or_default();
+        let in_a_row = in_a_row.max(self.times_without_progress());
         if in_a_row >= MAX_INTERRUPTIONS {
-            let reason = format!("{reason}, {in_a_row} times in a row before a step was done");
+            let reason = format!("{reason}, {in_a_row} times in a row without anything saved");
             return Err(match diagnosis.cause {
                 Some(Cause::TimeLimit) => Error::TimeTooShort { reason },
                 _ => Error::EngineLost { reason },
@@ -180,6 +187,20 @@ impl Supervisor<'_> {
         self.reporter.note(&format!("continuing: {reason}"));
         self.note_action("same settings".to_owned())?;
         Ok(settings)
+    }
+
+    /// How many of the last attempts ended at their time limit and began where the last one did: what they did was not saved.
+    fn times_without_progress(&self) -> usize {
+        let keeps_nothing = self.template.pipeline.command().is_some_and(|command| command.checkpoints.is_none());
+        let attempts = &self.run.state.attempts;
+        let Some(last) = attempts.last() else { return 0 };
+        let again = |attempt: &&Attempt| {
+            attempt.cause == Some(Cause::TimeLimit) && (keeps_nothing || attempt.first_step == last.first_step)
+        };
+        match self.template.pipeline.command() {
+            Some(_) if !keeps_nothing => 0,
+            _ => attempts.iter().rev().take_while(again).count(),
+        }
     }
 
     /// On as many machines as there are now, where fewer than the pipeline asks for are enough.
@@ -287,6 +308,12 @@ impl Supervisor<'_> {
         self.announce(settings);
         self.begin_command(&spec);
         let launched = self.launch(number, &spec).await;
+        if matches!(launched, Err(Error::Interrupted)) {
+            let reason = Some("stopped on request".to_owned());
+            let diagnosis = Diagnosis { outcome: Outcome::Stopped, cause: Some(Cause::Requested), reason };
+            self.close_attempt(None, &diagnosis)?;
+            return Ok(diagnosis);
+        }
         self.watch_to_end(launched, log, &spec, events).await
     }
 
@@ -336,12 +363,23 @@ impl Supervisor<'_> {
         }
     }
 
-    async fn launch(&self, number: u32, spec: &JobSpec) -> Result<StartedJob, Error> {
+    /// An engine that queues jobs may have to wait until it can take one.
+    async fn launch(&mut self, number: u32, spec: &JobSpec) -> Result<StartedJob, Error> {
         let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, spec);
         for (path, _) in &launch.writable {
             std::fs::create_dir_all(path).map_err(|source| Error::Write { path: path.clone(), source })?;
         }
-        self.engine.start(&launch).await
+        let engine = self.engine;
+        if !engine.has_queue() {
+            return engine.start(&launch).await;
+        }
+        tokio::select! {
+            started = engine.start(&launch) => started,
+            () = self.interrupts.signal() => {
+                remove_jobs_of(engine, &launch.run_id, None).await?;
+                Err(Error::Interrupted)
+            }
+        }
     }
 
     /// The first card that the job computes on, as far as the engine can tell.

@@ -204,15 +204,15 @@ impl Supervisor<'_> {
                 self.reporter.note(&line.text);
                 return self.run.set_doing(&line.text);
             }
-            Source::Engine => {
-                self.reporter.note(&line.text);
-                return Ok(());
-            }
+            Source::Engine => self.reporter.note(&line.text),
             Source::Stdout | Source::Stderr => {}
         }
         // It has begun, where it had to wait.
         if self.run.state.doing.as_deref() != Some(self.stage()) {
             self.run.set_doing(self.stage())?;
+        }
+        if line.source == Source::Engine {
+            return Ok(());
         }
         log.write(line)?;
         if self.template.pipeline.command().is_some() {

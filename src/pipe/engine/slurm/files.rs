@@ -47,6 +47,14 @@ impl JobFiles {
         self.folder.join("job.ended")
     }
 
+    /// Tells a job that begins that it is to end.
+    pub fn note_stop(&self) {
+        if let Err(error) = std::fs::write(self.folder.join("job.stop"), "") {
+            tracing::debug!("cannot write job.stop: {error}");
+        }
+    }
+
+    /// The job that does the attempt, once it has begun.
     pub fn job_id(&self) -> Option<String> {
         let id = std::fs::read_to_string(self.started()).ok()?.trim().to_owned();
         Some(id).filter(|id| !id.is_empty())

@@ -34,6 +34,7 @@ pub struct Follower {
     offset: u64,
     splitter: LineSplitter,
     said: String,
+    state: String,
     is_away: bool,
 }
 
@@ -44,7 +45,17 @@ impl Follower {
     pub fn new(cluster: &str, id: String, files: JobFiles, refused: Refusal, read: Option<&LogPosition>) -> Self {
         let offset = read.and_then(|read| read.stdout.as_ref()?.time.parse().ok()).unwrap_or(0);
         let splitter = LineSplitter::new(Source::Stdout);
-        Self { cluster: cluster.to_owned(), id, files, refused, offset, splitter, said: String::new(), is_away: false }
+        Self {
+            cluster: cluster.to_owned(),
+            id,
+            files,
+            refused,
+            offset,
+            splitter,
+            said: String::new(),
+            state: String::new(),
+            is_away: false,
+        }
     }
 
     pub async fn follow(mut self, to: mpsc::Sender<Line>) {
@@ -67,6 +78,8 @@ impl Follower {
                 interval = (interval * 3 / 2).min(LAST_INTERVAL);
                 let jobs = tokio::task::spawn_blocking(move || snapshot::jobs(&cluster, oldest)).await;
                 let Ok(jobs) = jobs else { return Ok(()) };
+                // Where two were submitted, the other one does it.
+                self.id = self.files.job_id().unwrap_or_else(|| self.id.clone());
                 match jobs.map(|jobs| jobs.into_iter().find(|job| job.id == self.id)) {
                     Err(failure) => self.note_absence(&failure, to).await?,
                     Ok(Some(job)) => {
@@ -121,7 +134,9 @@ impl Follower {
             return Ok(false);
         }
         self.said.clone_from(&text);
-        self.note(source, text, to).await.map(|()| true)
+        self.note(source, text, to).await?;
+        // Another reason to wait is no reason to ask more often.
+        Ok(std::mem::replace(&mut self.state, state.state.clone()) != state.state)
     }
 
     async fn note_absence(&mut self, failure: &Failure, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
@@ -130,8 +145,9 @@ impl Follower {
         }
         let said = failure.said();
         let first = said.lines().next().unwrap_or_default();
+        self.said.clear();
         self.note(
-            Source::Engine,
+            Source::Queue,
             format!("the cluster does not answer ({first}); the job goes on and is watched by its files"),
             to,
         )

@@ -10,20 +10,22 @@ use super::files::JobFiles;
 use super::programs::{self, Failure};
 use super::state::{self, JobState};
 use crate::background;
-use crate::engine::{Ending, JobHandle, Launch};
+use crate::engine::{Ending, JobHandle, JobProgram, Launch};
 use crate::error::Error;
 
 /// A request to stop is repeated so often: the controller serves everyone.
 const ASK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How long the cluster may take to say how a job has ended.
-const END_TIMEOUT: Duration = Duration::from_secs(120);
-const END_INTERVAL: Duration = Duration::from_millis(500);
+const END_TIMEOUT: Duration = Duration::from_secs(300);
+const END_INTERVAL: Duration = Duration::from_millis(300);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 
 pub struct ClusterJob {
     pub id: String,
     files: JobFiles,
     memory: Option<u64>,
+    is_trainer: bool,
     asked: Cell<Option<Instant>>,
     /// Why it will never run.
     refused: Refusal,
@@ -34,21 +36,32 @@ pub type Refusal = Arc<Mutex<Option<String>>>;
 
 impl ClusterJob {
     pub fn new(id: String, launch: &Launch, refused: Refusal) -> Self {
-        Self { id, files: JobFiles::of(launch), memory: launch.memory, asked: Cell::new(None), refused }
+        let is_trainer = launch.program == JobProgram::Trainer;
+        Self { id, files: JobFiles::of(launch), memory: launch.memory, is_trainer, asked: Cell::new(None), refused }
     }
 
-    /// What the cluster says once the job has ended there too; nothing where it does not know it or does not answer.
-    async fn final_state(&self) -> Option<JobState> {
+    /// The job that does the attempt: where two were submitted, one ended at once.
+    fn own_id(&self) -> String {
+        self.files.job_id().unwrap_or_else(|| self.id.clone())
+    }
+
+    /// What the cluster says once the job has ended there too; nothing where it does not know it any more.
+    async fn final_state(&self) -> Result<Option<JobState>, Error> {
         let began = Instant::now();
+        let mut interval = END_INTERVAL;
         loop {
-            let id = self.id.clone();
-            let known = background::run(move || Ok(programs::job(&id))).await.ok()?;
-            match known {
-                Ok(Some(job)) if job.has_ended() => return Some(job),
-                Ok(None) => return None,
-                Ok(Some(_)) | Err(_) if began.elapsed() < END_TIMEOUT => tokio::time::sleep(END_INTERVAL).await,
-                Ok(Some(_)) | Err(_) => return None,
+            let id = self.own_id();
+            let message = match background::run(move || Ok(programs::job(&id))).await? {
+                Ok(Some(job)) if job.has_ended() => return Ok(Some(job)),
+                Ok(None) => return Ok(None),
+                Ok(Some(job)) => format!("its job is still {}", job.state),
+                Err(failure) => failure.said(),
+            };
+            if began.elapsed() > END_TIMEOUT {
+                return Err(Error::EngineLost { reason: message });
             }
+            tokio::time::sleep(interval).await;
+            interval = (interval * 3 / 2).min(LONGEST_INTERVAL);
         }
     }
 }
@@ -60,9 +73,10 @@ impl JobHandle for ClusterJob {
             return Ok(());
         }
         self.asked.set(Some(Instant::now()));
-        let (id, files) = (self.id.clone(), self.files.clone());
+        let (id, files) = (self.own_id(), self.files.clone());
         background::run(move || {
-            // One that has not begun has nothing to save; should it begin this moment, it gets the signal with the next request.
+            // One that has not begun has nothing to save; should it begin this moment, it finds the note.
+            files.note_stop();
             let asked = match files.job_id() {
                 None => programs::scancel(&["--state=PENDING", &id]),
                 Some(_) => programs::scancel(&["--batch", "--signal=TERM", &id]),
@@ -73,7 +87,7 @@ impl JobHandle for ClusterJob {
     }
 
     async fn kill(&self) -> Result<(), Error> {
-        let id = self.id.clone();
+        let id = self.own_id();
         background::run(move || {
             programs::scancel(&["--full", "--signal=KILL", &id]).or_else(later)?;
             programs::scancel(&[&id]).or_else(later)
@@ -88,16 +102,17 @@ impl JobHandle for ClusterJob {
             );
         }
         let left = self.files.left();
-        // What it says itself needs no second opinion.
         let known = match left.code {
-            Some(0 | 42 | 43) => None,
-            _ => self.final_state().await,
+            // So the trainer says that memory ran out.
+            Some(42 | 43) if self.is_trainer => None,
+            // Also of one that ended with 0: srun does so too when a node is taken from it.
+            _ => self.final_state().await?,
         };
         let began = self.files.job_id().is_some() || self.files.output().exists();
         if let Some(job) = known.as_ref().filter(|job| !began && job.state == "FAILED") {
             return Err(unseen_folder(&self.files, job));
         }
-        Ok(state::ending(&left, known.as_ref(), self.memory, programs::user()))
+        Ok(state::ending(&left, known.as_ref(), self.is_trainer, self.memory, programs::user()))
     }
 
     async fn remove(&mut self) -> Result<(), Error> {

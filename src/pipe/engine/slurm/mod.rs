@@ -42,8 +42,11 @@ const NAME: &str = "slurm";
 const AWAY_TIMEOUT: Duration = Duration::from_secs(300);
 const AWAY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The jobs as `pipe ls` shows them may be so old.
-const LIST_AGE: Duration = Duration::from_secs(5);
+/// How often a job is submitted again where the user has as many as he may.
+const FULL_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How long a job that was cancelled may take to end.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(90);
 
 const REFUSED_HINT: &str = "`sinfo` shows the partitions and their limits, `sacctmgr show assoc user=$USER` the accounts; `slurm` in \
                             the pipeline, or --set slurm.partition=NAME, chooses them";
@@ -143,11 +146,22 @@ impl SlurmEngine {
             match background::run(move || Ok(programs::sbatch(&own, &text))).await? {
                 Ok(id) => return Ok(id),
                 Err(Failure::Away { said }) if began.elapsed() < AWAY_TIMEOUT => {
-                    tracing::info!("{said}; trying again");
-                    tokio::time::sleep(AWAY_INTERVAL).await;
-                    if let Ok(Some(id)) = self.find_by_name(launch).await {
-                        return Ok(id);
+                    tracing::warn!("{said}; trying again");
+                    // It may have taken the job all the same. As long as that is not known, none is submitted.
+                    loop {
+                        tokio::time::sleep(AWAY_INTERVAL).await;
+                        match self.find_by_name(launch).await {
+                            Ok(Some(id)) => return Ok(id),
+                            Ok(None) => break,
+                            Err(error) if began.elapsed() > AWAY_TIMEOUT => return Err(error),
+                            Err(_) => {}
+                        }
                     }
+                }
+                // There are as many jobs of the user as the cluster takes: some will end.
+                Err(Failure::Refused { said }) if said.contains("SubmitJob") => {
+                    tracing::warn!("{said}; trying again every {} s", FULL_INTERVAL.as_secs());
+                    tokio::time::sleep(FULL_INTERVAL).await;
                 }
                 Err(failure) => return Err(failure.error(REFUSED_HINT)),
             }
@@ -235,8 +249,25 @@ impl Engine for SlurmEngine {
             };
             return Err(refused(said, "choose one: --set slurm.partition=NAME"));
         }
+        let present: u32 = self.own_groups().map(|group| group.nodes).sum();
+        if present < self.nodes() {
+            let said = format!("slurm.nodes asks for {} nodes; the partition has {present}", self.nodes());
+            return Err(refused(
+                said,
+                "--set slurm.nodes=1, or choose another partition with --set slurm.partition=NAME",
+            ));
+        }
+        if self.runtime == ContainerRuntime::Charliecloud && self.device(&container.gpus)? == Device::Cuda {
+            let said = "with Charliecloud there are no GPUs in a container: the libraries of the driver are missing"
+                .to_owned();
+            return Err(refused(
+                said,
+                "run without a container: --set slurm.containers=none; or on the CPU: --set container.gpus=0",
+            ));
+        }
         // What the cluster refuses, it refuses here too, and queues nothing.
-        let launch = Launch::example(container, self.nodes());
+        // Those that are down now may be up when it is its turn.
+        let launch = Launch::example(container, self.fewest_nodes());
         let mut args = vec!["--test-only".to_owned()];
         args.extend(self.options(&launch).into_iter().filter(|option| !option.starts_with("--output=")));
         args.extend(["--wrap".to_owned(), "true".to_owned()]);
@@ -283,6 +314,9 @@ impl Engine for SlurmEngine {
         _first: Option<&Program>,
         _reporter: &mut Reporter,
     ) -> Result<Program, Error> {
+        if image.is_none() {
+            background::run(trainer_folder).await?;
+        }
         self.program(image).await
     }
 
@@ -291,7 +325,9 @@ impl Engine for SlurmEngine {
         let program = runtime::program(&self.root(launch).await?, launch)?;
         let folder = match (self.runtime, &launch.work_folder) {
             (ContainerRuntime::None, Some(folder)) => folder.clone(),
-            _ => std::env::current_dir().unwrap_or_default(),
+            (ContainerRuntime::None, None) => std::env::current_dir().unwrap_or_default(),
+            // The runtime says where the job starts.
+            _ => PathBuf::from("/"),
         };
         files.create_folder()?;
         let id = self.submit(launch, script::text(launch, &program, &folder)).await?;
@@ -316,11 +352,23 @@ impl Engine for SlurmEngine {
             let (run, attempt) = script::of_name(&job.name)?;
             Some(EngineJob { id: job.id, run, attempt: Some(attempt) })
         };
-        Ok(self.seen(LIST_AGE).await?.into_iter().filter(living).filter_map(job).collect())
+        Ok(self.seen(Duration::ZERO).await?.into_iter().filter(living).filter_map(job).collect())
     }
 
     async fn remove(&self, id: &str) -> Result<(), Error> {
         let id = id.to_owned();
-        background::run(move || programs::scancel(&[&id]).map_err(|failure| failure.error(REFUSED_HINT))).await
+        background::run(move || {
+            programs::scancel(&[&id]).map_err(|failure| failure.error(REFUSED_HINT))?;
+            // Until it has ended it may still write.
+            let began = Instant::now();
+            while began.elapsed() < CANCEL_TIMEOUT {
+                match programs::job(&id) {
+                    Ok(Some(job)) if !job.has_ended() => std::thread::sleep(Duration::from_secs(1)),
+                    _ => break,
+                }
+            }
+            Ok(())
+        })
+        .await
     }
 }

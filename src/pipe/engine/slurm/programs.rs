@@ -133,7 +133,7 @@ impl NodeGroup {
 }
 
 pub fn node_groups() -> Result<Vec<NodeGroup>, Failure> {
-    let text = call("sinfo", &words(&["--noheader", "--format=%P|%l|%L|%D|%t|%G"]))?;
+    let text = call("sinfo", &words(&["--all", "--noheader", "--format=%P|%l|%L|%D|%t|%G"]))?;
     Ok(text.lines().filter_map(node_group).collect())
 }
 
@@ -185,13 +185,13 @@ pub fn read_squeue(text: &str) -> Vec<SeenJob> {
 pub fn job(id: &str) -> Result<Option<JobState>, Failure> {
     let known = match call("scontrol", &words(&["show", "job", "--details", "--oneliner", id])) {
         Ok(text) => read_scontrol(&text),
-        Err(Failure::Refused { .. }) => None,
+        Err(Failure::Refused { said }) if said.contains("Invalid job id") => None,
         Err(other) => return Err(other),
     };
     match known {
         // Only accounting knows by whom.
         Some(job) if job.state != "CANCELLED" => Ok(Some(job)),
-        known => Ok(from_accounting(id).or(known)),
+        known => Ok(from_accounting(id).filter(JobState::has_ended).or(known)),
     }
 }
 
@@ -208,11 +208,13 @@ const OUT_OF_MEMORY: &str = "0:125";
 
 /// Nothing where there is no accounting.
 fn from_accounting(id: &str) -> Option<JobState> {
-    let args = ["--noheader", "--parsable2", "--allocations", "--format=State,Reason,ExitCode", "--jobs", id];
+    let args =
+        ["--noheader", "--parsable2", "--allocations", "--format=State,Reason,ExitCode,DerivedExitCode", "--jobs", id];
     let text = call("sacct", &words(&args)).ok()?;
     let mut parts = text.lines().last()?.split('|');
     let (state, reason, exit) = (parts.next()?, parts.next()?, parts.next()?);
-    Some(JobState::new(state, reason, exit))
+    let step_out_of_memory = parts.next() == Some(OUT_OF_MEMORY);
+    Some(JobState { step_out_of_memory, ..JobState::new(state, reason, exit) })
 }
 
 /// The id of the job that was submitted. The script may hold values of variables, which are never written to disk.
@@ -229,7 +231,7 @@ pub fn sbatch(args: &[String], script: &str) -> Result<String, Failure> {
 /// A job that is gone already is fine.
 pub fn scancel(args: &[&str]) -> Result<(), Failure> {
     match call("scancel", &words(args)) {
-        Err(Failure::Refused { said }) if said.contains("Invalid job id") || said.contains("already completed") => {
+        Err(Failure::Refused { said }) if said.contains("Invalid job id") || said.contains("already completing") => {
             Ok(())
         }
         other => other.map(drop),

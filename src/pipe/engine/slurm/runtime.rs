@@ -83,6 +83,13 @@ pub fn program(root: &Root, launch: &Launch) -> Result<Program, Error> {
         let read = launch.mounts.iter().map(|pair| format!("{}:ro", bind(pair)));
         read.chain(launch.writable.iter().map(bind)).collect::<Vec<_>>()
     };
+    if let Some((host, _)) = pairs().find(|(host, _)| has_separator(host) && root.runtime != ContainerRuntime::None) {
+        return Err(Error::JobRefused {
+            engine: super::NAME,
+            said: format!("{} has a colon or a comma in its name, which cannot be mounted", host.display()),
+            hint: "rename it, or run without a container: --set slurm.containers=none".to_owned(),
+        });
+    }
     let (mut words, mut srun) = (Vec::new(), Vec::new());
     match root.runtime {
         ContainerRuntime::None => {}
@@ -108,6 +115,10 @@ pub fn program(root: &Root, launch: &Launch) -> Result<Program, Error> {
     }
     words.extend(own);
     Ok(Program { words, srun })
+}
+
+fn has_separator(path: &Path) -> bool {
+    path.to_string_lossy().contains([':', ','])
 }
 
 /// Pyxis takes an image by name, or an archive.

@@ -10,6 +10,9 @@ use pipe_spec::trainer::NODE_VARIABLE;
 use super::files::JobFiles;
 use crate::engine::Launch;
 
+/// The exit code of a job that was told to stop.
+const STOPPED: u32 = 128 + 15;
+
 /// Seconds that the processes of other nodes may take to end when that of one has.
 const NODES_WAIT: u32 = 90;
 
@@ -73,42 +76,64 @@ pub fn cards(gpus: &Gpus, present: Option<u32>) -> u32 {
     }
 }
 
+/// Variables that srun and the runtime would heed: they are set for the program alone.
+const OF_PROGRAM: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"];
+
+/// The part of the script before the variables. Of two jobs that were submitted for one attempt the first does it. USR1 comes before
+/// the time limit, TERM when a person ends the job; srun would kill its tasks if it got a signal.
+const BEGIN: &str = r#"
+note() { echo "$2" > "$folder/$1.new" && mv "$folder/$1.new" "$folder/$1"; }
+mkdir "$folder/job.claim" || exit 0
+ask() { again=1; touch "$folder/job.stop"; scancel --signal=TERM "$SLURM_JOB_ID"; }
+trap 'note job.time "$SLURM_JOB_ID"; ask' USR1
+trap ask TERM
+note job.started "$SLURM_JOB_ID"
+export USER="${USER:-$(id -un)}"
+"#;
+
+/// What comes after the program. A signal ends the wait, and the job goes on.
+const END: &str = r#" &
+child=$!
+again=1
+while [ -n "$again" ]; do
+  again=
+  wait "$child"
+  code=$?
+done
+note job.ended "$code"
+exit "$code"
+"#;
+
 pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
-    let files = JobFiles::of(launch);
     let path = |path: &Path| quoted(&path.to_string_lossy());
-    let mut text = format!(
-        "#!/bin/bash\n# Attempt {} of {}, written by pipe.\n\nnote() {{ echo \"$2\" > \"$1.new\" && mv \"$1.new\" \"$1\"; }}\n\n",
-        launch.attempt, launch.run_id
-    );
-    let _ = writeln!(text, "note {} \"$SLURM_JOB_ID\"", path(&files.started()));
-    // Which some container runtimes want.
-    text.push_str("export USER=\"${USER:-$(id -un)}\"\n");
+    let mut text = format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe.\n", launch.attempt, launch.run_id);
+    let _ = write!(text, "folder={}{BEGIN}", path(JobFiles::of(launch).folder()));
+    let mut restored = String::new();
     for (name, value) in &launch.env {
-        let _ = writeln!(text, "export {name}={}", quoted(value));
+        let is_deferred = OF_PROGRAM.contains(&name.as_str());
+        let own = if is_deferred { format!("PIPE_JOB_{name}") } else { name.clone() };
+        let _ = writeln!(text, "export {own}={}", quoted(value));
+        if is_deferred {
+            let _ = write!(restored, "export {name}=\"${own}\"; ");
+        }
     }
-    let _ = writeln!(text, "cd {} || exit 1\n", path(folder));
-    // USR1 comes before the time limit, TERM when a person ends the job. srun would kill its tasks if it got a signal.
-    let _ = write!(
-        text,
-        "time_is_up={}\nask() {{ again=1; scancel --signal=TERM \"$SLURM_JOB_ID\"; }}\n\
-         trap 'note \"$time_is_up\" \"$SLURM_JOB_ID\"; ask' USR1\ntrap ask TERM\n\n",
-        path(&files.time_was_up()),
-    );
     let words = program.words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
     let options = program.srun.iter().map(|option| format!(" {}", quoted(option))).collect::<String>();
     let cpus = launch.cpus.map_or(String::new(), |cpus| format!(" --cpus-per-task={}", cpus.ceil()));
     let nodes = launch.nodes;
+    // A stop that came before there was a task to be told. There is no shell in a container that srun itself starts.
+    let wrapper = match program.srun.is_empty() {
+        true => format!(
+            "bash -c '[ ! -e \"$0\" ] || exit {STOPPED}; export {NODE_VARIABLE}=$SLURM_NODEID; {restored}exec \"$@\"' \"$folder/job.stop\" "
+        ),
+        false => String::new(),
+    };
     // Also on one node: a cluster that needs its place tells the tasks of srun so in advance, and nobody else.
-    let started = format!(
-        "srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
-         --wait={NODES_WAIT}{cpus}{options} \\\n  bash -c 'export {NODE_VARIABLE}=$SLURM_NODEID; exec \"$@\"' pipe {words}"
-    );
-    // A signal ends the wait, and the job goes on.
     let _ = write!(
         text,
-        "{started} &\nchild=$!\nagain=1\nwhile [ -n \"$again\" ]; do\n  again=\n  wait \"$child\"\n  code=$?\ndone\n\
-         note {} \"$code\"\nexit \"$code\"\n",
-        path(&files.ended()),
+        "cd {} || exit 1\nsrun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
+         --wait={NODES_WAIT}{cpus}{options} \\\n  {wrapper}{words}{END}",
+        path(folder)
     );
     text
 }

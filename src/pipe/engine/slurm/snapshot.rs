@@ -14,7 +14,7 @@ pub fn jobs(cluster: &str, oldest: Duration) -> Result<Vec<SeenJob>, Failure> {
     let name: String = cluster.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     // Two clusters may have one name.
     let conf = std::env::var_os("SLURM_CONF").unwrap_or_default();
-    let name = format!("{name}-{}", &blake3::hash(conf.as_encoded_bytes()).to_hex()[..8]);
+    let name = format!("{name}-{}-{}", programs::user(), &blake3::hash(conf.as_encoded_bytes()).to_hex()[..8]);
     let shared = cache_folder().map(|folder| folder.join("cluster").join(name));
     let text = match shared.and_then(|folder| Shared::open(&folder)) {
         Some(shared) => shared.read(oldest)?,

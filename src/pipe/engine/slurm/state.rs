@@ -67,6 +67,8 @@ impl JobState {
         // Hours that are spent come back when the account gets more.
         let spent = |reason: &str| {
             (reason.starts_with("Assoc") || reason.starts_with("QOS"))
+                // Minutes of jobs that run come back when these end.
+                && !reason.contains("RunMinutes")
                 && (reason.contains("Minutes") || reason.contains("PerJob") || reason.contains("MaxWallDuration"))
         };
         let reason = self.reason.as_str();
@@ -86,8 +88,9 @@ pub struct Left {
 /// The exit code of a job that SIGKILL ended.
 const KILLED: i64 = 128 + 9;
 
-/// The end of a job, from what its script left and what the cluster says; `own` is the number of this user.
-pub fn ending(left: &Left, job: Option<&JobState>, memory_limit: Option<u64>, own: u32) -> Ending {
+/// The end of a job, from what its script left and what the cluster says. `is_trainer`: the trainer ends with 0 only when it is done, while a
+/// command may also do so when it was told to stop. `own` is the number of this user.
+pub fn ending(left: &Left, job: Option<&JobState>, is_trainer: bool, memory_limit: Option<u64>, own: u32) -> Ending {
     let state = job.map_or("", |job| job.state.as_str());
     let oom_killed = state == "OUT_OF_MEMORY" || job.is_some_and(|job| job.step_out_of_memory);
     let exit_code = match left.code {
@@ -96,8 +99,6 @@ pub fn ending(left: &Left, job: Option<&JobState>, memory_limit: Option<u64>, ow
         code => code.or_else(|| job.and_then(exit_code)),
     };
     let cut = match state {
-        // A job that ended by itself in time.
-        _ if exit_code == Some(0) => None,
         "TIMEOUT" | "DEADLINE" => Some(Cut::TimeLimit),
         "PREEMPTED" => Some(Cut::Preempted),
         "NODE_FAIL" => Some(Cut::NodeLost { what: "a node failed".to_owned() }),
@@ -105,6 +106,8 @@ pub fn ending(left: &Left, job: Option<&JobState>, memory_limit: Option<u64>, ow
         "CANCELLED" | "REVOKED" => {
             Some(Cut::Cancelled { by_other: job.and_then(|job| job.cancelled_by).filter(|user| *user != own) })
         }
+        // A trainer that is done.
+        _ if is_trainer && exit_code == Some(0) => None,
         // It ended by itself when it was told.
         _ if job.is_some_and(|job| job.preempted) => Some(Cut::Preempted),
         _ if left.time_was_up => Some(Cut::TimeLimit),
@@ -118,7 +121,9 @@ pub fn ending(left: &Left, job: Option<&JobState>, memory_limit: Option<u64>, ow
         (None, Some(job)) => Some(format!("the cluster says {} of its job", job.state)),
         (None, None) => Some("the cluster does not know its job any more".to_owned()),
     };
-    Ending { exit_code, oom_killed, memory_limit, lost, outage: false, cut }
+    // One that nobody knows any more was not ended by a person.
+    let outage = exit_code.is_none() && job.is_none();
+    Ending { exit_code, oom_killed, memory_limit, lost, outage, cut }
 }
 
 /// As a shell gives it. What ends without a word of its own has none.
@@ -165,8 +170,21 @@ mod tests {
             ("CANCELLED", "0:15", None, false, None, by(None)),
         ] {
             let job = JobState::new(state, "None", exit);
-            let ending = ending(&left(code, time_was_up), Some(&job), None, OWN);
+            let ending = ending(&left(code, time_was_up), Some(&job), true, None, OWN);
             assert_eq!((ending.exit_code, ending.cut), (want_code, want_cut), "{state} {exit}");
+        }
+    }
+
+    /// srun ends with 0 when a node is taken from it, and a command may when it is told to stop.
+    #[test]
+    fn zero_is_not_always_done() {
+        let lost = JobState::new("NODE_FAIL", "NodeDown", "0:0");
+        assert!(matches!(ending(&left(Some(0), false), Some(&lost), true, None, OWN).cut, Some(Cut::NodeLost { .. })));
+        let done = JobState::new("COMPLETED", "None", "0:0");
+        for (is_trainer, time_was_up, want) in
+            [(true, true, None), (false, true, Some(Cut::TimeLimit)), (false, false, None)]
+        {
+            assert_eq!(ending(&left(Some(0), time_was_up), Some(&done), is_trainer, None, OWN).cut, want);
         }
     }
 
@@ -174,7 +192,7 @@ mod tests {
     fn memory() {
         let job = JobState::new("OUT_OF_MEMORY", "OutOfMemory", "0:125");
         for code in [Some(137), None] {
-            let ending = ending(&left(code, false), Some(&job), Some(1 << 30), OWN);
+            let ending = ending(&left(code, false), Some(&job), true, Some(1 << 30), OWN);
             assert!(ending.oom_killed && ending.exit_code == Some(137) && ending.memory_limit == Some(1 << 30));
         }
     }
@@ -182,19 +200,19 @@ mod tests {
     #[test]
     fn what_only_the_steps_tell() {
         let of_step = JobState { step_out_of_memory: true, ..JobState::new("FAILED", "NonZeroExitCode", "137:0") };
-        let ended = ending(&left(Some(1), false), Some(&of_step), None, OWN);
+        let ended = ending(&left(Some(1), false), Some(&of_step), true, None, OWN);
         assert!(ended.oom_killed && ended.exit_code == Some(137));
         let told = JobState { preempted: true, ..JobState::new("FAILED", "NonZeroExitCode", "143:0") };
-        assert_eq!(ending(&left(Some(143), false), Some(&told), None, OWN).cut, Some(Cut::Preempted));
-        assert_eq!(ending(&left(Some(0), false), Some(&told), None, OWN).cut, None);
+        assert_eq!(ending(&left(Some(143), false), Some(&told), true, None, OWN).cut, Some(Cut::Preempted));
+        assert_eq!(ending(&left(Some(0), false), Some(&told), true, None, OWN).cut, None);
     }
 
     #[test]
     fn without_the_word_of_the_cluster() {
-        assert_eq!(ending(&left(Some(42), false), None, None, OWN).exit_code, Some(42));
-        assert_eq!(ending(&left(Some(143), true), None, None, OWN).cut, Some(Cut::TimeLimit));
-        let lost = ending(&left(None, false), None, None, OWN);
-        assert_eq!((lost.exit_code, lost.lost.is_some()), (None, true));
+        assert_eq!(ending(&left(Some(42), false), None, true, None, OWN).exit_code, Some(42));
+        assert_eq!(ending(&left(Some(143), true), None, true, None, OWN).cut, Some(Cut::TimeLimit));
+        let lost = ending(&left(None, false), None, true, None, OWN);
+        assert_eq!((lost.exit_code, lost.lost.is_some(), lost.outage), (None, true, true));
     }
 
     #[test]
@@ -206,6 +224,7 @@ mod tests {
             ("PENDING", "PartitionTimeLimit", true),
             ("PENDING", "PartitionNodeLimit", true),
             ("PENDING", "AssocGrpCPUMinutesLimit", true),
+            ("PENDING", "AssocGrpCPURunMinutesLimit", false),
             ("PENDING", "QOSMaxNodePerJobLimit", true),
             ("RUNNING", "PartitionTimeLimit", false),
         ] {

@@ -32,7 +32,7 @@ pub fn ensure(trainer: &str, libraries: Option<&str>) -> Result<PathBuf, Error> 
         return Ok(folder);
     }
     // Whole, or not at all: others may make it at the same time.
-    let own = all.join(format!("{name}.{}", std::process::id()));
+    let own = all.join(unique(&name));
     let failed = |source| Error::Write { path: own.clone(), source };
     let made = fill(&own).and_then(|()| match fs::rename(&own, &folder) {
         Err(_) if folder.join(TRAINER).is_file() => Ok(()),
@@ -42,13 +42,19 @@ pub fn ensure(trainer: &str, libraries: Option<&str>) -> Result<PathBuf, Error> 
     made.map(|()| folder)
 }
 
+/// A name that no other process uses, on this machine or another.
+fn unique(name: &str) -> String {
+    let time = std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos());
+    format!("{name}.{}-{time}", std::process::id())
+}
+
 /// The same as one file, beside the folder.
 pub fn archive(folder: &Path) -> Result<PathBuf, Error> {
     let file = folder.with_extension("sqsh");
     if file.is_file() {
         return Ok(file);
     }
-    let own = folder.with_extension(format!("{}.new", std::process::id()));
+    let own = folder.with_extension(unique("new"));
     let spawn_error = |source| Error::Spawn { program: "mksquashfs".into(), source };
     let output =
         Command::new("mksquashfs").args([folder, &own]).args(["-noappend", "-quiet"]).output().map_err(spawn_error)?;
