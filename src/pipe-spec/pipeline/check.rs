@@ -115,11 +115,10 @@ const SET_BY_PIPE: [&str; 41] = [
 
 /// Long options may be cut short, and a short one may have its value behind it.
 fn is_set_by_pipe(option: &str) -> bool {
-    let is_one = |set: &&str| match set.starts_with("--") {
+    SET_BY_PIPE.iter().any(|set| match set.starts_with("--") {
         true => option.len() > 2 && set.starts_with(option),
-        false => option.starts_with(*set) && !option.starts_with("--"),
-    };
-    SET_BY_PIPE.iter().any(|set| is_one(&set))
+        false => option.starts_with(set) && !option.starts_with("--"),
+    })
 }
 
 /// The keys that only a command has.

@@ -131,7 +131,7 @@ fn write_heartbeats(mut file: File, text: &str, request: &Path, ended: &mpsc::Re
             // While this process or its file system stood still, another machine may have taken the run: it is not this one's any more.
             let found = read(&mut file).unwrap_or_default();
             if found != text && !found.is_empty() {
-                eprintln!("error: the run was taken over by another pipe process ({}); this one ends", found.trim());
+                tracing::error!("the run was taken over by another pipe process ({}); this one ends", found.trim());
                 std::process::exit(1);
             }
             if let Err(error) = write(&mut file, text) {
