@@ -9,7 +9,10 @@ use crate::harness::{Folder, Needs, Slurm, Suite};
 use crate::small_t5::{curve, folder, make_rows_longer, same_curve};
 
 const STEPS: usize = 60;
-const EFFECTIVE: u64 = 48;
+const EFFECTIVE: u64 = 16;
+
+/// Of trainings that run out of memory.
+const WIDE_EFFECTIVE: u64 = 48;
 
 type Curve = Vec<(u64, u64, f64)>;
 
@@ -29,8 +32,13 @@ pub fn tests(suite: &mut Suite) {
 const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 700m}\nengine: slurm\n";
 
 fn train(steps: usize) -> String {
+    train_with(steps, EFFECTIVE)
+}
+
+fn train_with(steps: usize, effective: u64) -> String {
+    let batch = effective / 2;
     format!(
-        "  shuffle: false\ntrain: {{steps: {steps}, batch: 24, effective_batch: {EFFECTIVE}, split: fixed, dropout: 0.1, \
+        "  shuffle: false\ntrain: {{steps: {steps}, batch: {batch}, effective_batch: {effective}, split: fixed, dropout: 0.1, \
          optimizer: {{lr: 2.0e-3, eps: 1.0e-6}}}}\nsave: {{every: 5}}\n"
     )
 }
@@ -91,7 +99,7 @@ fn out_of_memory() {
     containers(&slurm);
     // The kernel kills at the limit of the job; with a limit of its own the trainer says so itself.
     let wide = |more: &str| {
-        let folder = folder(&format!("{}{more}", train(STEPS / 2)));
+        let folder = folder(&format!("{}{more}", train_with(STEPS / 2, WIDE_EFFECTIVE)));
         make_rows_longer(&folder, "d_ff: 2048");
         folder
     };
@@ -106,7 +114,7 @@ fn out_of_memory() {
         ends_by(&attempts, "host_memory");
         assert_eq!(attempts[0]["outcome"], "oom", "{attempts:#?}");
         // Parts of other sizes are rounded otherwise.
-        same_curve(&curve_once(&folder), &curve(&alone.run_folder()), EFFECTIVE, 1e-4);
+        same_curve(&curve_once(&folder), &curve(&alone.run_folder()), WIDE_EFFECTIVE, 1e-4);
     }
 }
 
@@ -134,7 +142,7 @@ fn time_limit(slurm: &Slurm) {
     let speed = prepared(&format!("{}container: {{gpus: 0, cpus: 1}}\n", train(STEPS)));
     speed.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
     let seconds = attempts(&speed)[0]["seconds"].as_f64().unwrap();
-    let steps = ((90.0 / seconds * STEPS as f64) as usize).max(6 * STEPS);
+    let steps = ((90.0 / seconds * STEPS as f64) as usize).max(10 * STEPS);
     let settings = "slurm: {partition: short, time: 1, save_before: 30}\n";
     let folder = slurm.with(prepared(&format!("{}{SMALL}{settings}", train(steps))));
     let alone = prepared(&format!("{}container: {{gpus: 0, cpus: 1}}\n", train(steps)));
