@@ -13,6 +13,7 @@ mod host;
 mod inspect;
 mod metrics;
 mod model;
+mod node;
 mod oom;
 mod optim;
 mod parity;

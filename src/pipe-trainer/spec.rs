@@ -10,7 +10,7 @@ use pipe_spec::{Device, PredictSpec, RunFolder, TrainerSpec, Variables};
 use serde::de::DeserializeOwned;
 
 use crate::error::TrainerError;
-use crate::ranks::Node;
+use crate::node::Node;
 
 /// What the attempt of this spec may write about itself.
 pub fn job_folder(spec: &TrainerSpec) -> JobFolder {

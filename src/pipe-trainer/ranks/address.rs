@@ -7,8 +7,8 @@ use std::path::Path;
 
 use pipe_spec::trainer::ADDRESS_VARIABLE;
 
-use super::node::Node;
 use crate::error::TrainerError;
+use crate::node::Node;
 
 /// Gloo's own variable.
 const INTERFACE_VARIABLE: &str = "GLOO_SOCKET_IFNAME";

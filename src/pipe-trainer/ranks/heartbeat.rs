@@ -7,10 +7,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::node::Node;
 use memmap2::MmapRaw;
 use pipe_spec::Phase;
-
-use super::node::Node;
 
 /// Numbers of a rank: its count, what it does, its phase, its step, how often it has polled while it waits.
 const NUMBERS: usize = 5;

@@ -14,12 +14,12 @@ use pipe_spec::trainer::LEASE_VARIABLE;
 use pipe_spec::{TrainerExit, TrainerSpec};
 
 use super::heartbeat::{Heartbeats, RankState};
-use super::node::Node;
 use super::notices::{Ended, Notices};
 use super::watched::Watched;
 use crate::error::TrainerError;
 use crate::host::child::die_with_this_process;
 use crate::host::{Stop, lease};
+use crate::node::Node;
 use crate::spec::job_folder;
 use crate::storage::durable;
 

@@ -4,13 +4,11 @@
 mod address;
 mod heartbeat;
 mod launcher;
-mod node;
 mod notices;
 mod peers;
 mod waiter;
 mod watched;
 
 pub use launcher::{Start, await_batch, launch};
-pub use node::Node;
 pub use notices::Notices;
 pub use peers::{Peers, SharedSum};

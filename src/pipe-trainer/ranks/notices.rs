@@ -10,8 +10,8 @@ use std::time::Duration;
 use pipe_spec::{OomRecord, TrainerExit};
 use serde::{Deserialize, Serialize};
 
-use super::node::Node;
 use crate::error::TrainerError;
+use crate::node::Node;
 
 const STOP: &str = "stop";
 const BATCH: &str = "batch";

@@ -9,12 +9,12 @@ use pipe_spec::{Phase, TrainerSpec};
 use tch::{Kind, Tensor};
 
 use super::address::Address;
-use super::node::Node;
 use super::notices::Ended;
 use super::waiter::Waiter;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::host::Stop;
+use crate::node::Node;
 use crate::spec::job_folder;
 use crate::torch::{self, Link, Waits};
 

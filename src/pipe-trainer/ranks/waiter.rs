@@ -10,9 +10,9 @@ use pipe_spec::Phase;
 use pipe_spec::trainer::Rank;
 
 use super::heartbeat::{Heartbeats, RankState};
-use super::node::Node;
 use super::notices::Notices;
 use crate::error::TrainerError;
+use crate::node::Node;
 use crate::torch::Link;
 
 /// A sum that is there soon is not slept for.
