@@ -49,7 +49,7 @@ pub fn tests(suite: &mut Suite) {
         ("name_with_slash", GOOD.replace("demo", "a/b"), "line 2: name: found the text \"a/b\""),
         ("name_with_dots", GOOD.replace("demo", "../x"), "line 2: name: found the text \"../x\""),
         ("alias_bomb", alias_bomb(), "YAML syntax: "),
-        ("not_available", with("engine: slurm"), "the engine slurm: not available yet"),
+        ("not_available", with("engine: kubernetes"), "the engine kubernetes: not available yet"),
         ("auto_without_effective", with("train: {batch: auto}"), "train.effective_batch: missing; with batch: auto"),
         (
             "unknown_change",
