@@ -6,7 +6,7 @@ use pipe_spec::text::human_bytes;
 use pipe_spec::trainer::WHILE_READING;
 use pipe_spec::{Cause, OomRecord, Outcome, Phase, TrainerExit};
 
-use crate::engine::{Cut, Ending};
+use crate::engine::{EndedBy, Ending};
 use crate::gpu::Card;
 
 /// What is known about an attempt that is over.
@@ -50,9 +50,9 @@ pub fn diagnose(evidence: &Evidence<'_>) -> Diagnosis {
     {
         return Diagnosis::new(Outcome::Stopped, Cause::Interrupted, "the engine or the machine stopped while it ran");
     }
-    if let Some(cut) = ending.cut.as_ref().filter(|_| !evidence.stop_requested && !says_more(evidence)) {
+    if let Some(ended_by) = ending.ended_by.as_ref().filter(|_| !evidence.stop_requested && !says_more(evidence)) {
         let saved = evidence.command.is_none() && ending.exit_code == Some(i64::from(TrainerExit::Stopped.code()));
-        return of_cut(cut, saved);
+        return of_engine(ended_by, saved);
     }
     let Some(code) = ending.exit_code else {
         let why = ending.lost.clone().unwrap_or_else(|| "it left no exit code".to_owned());
@@ -102,17 +102,19 @@ fn says_more(evidence: &Evidence<'_>) -> bool {
 }
 
 /// The end of a job that the cluster did not let come to its end.
-fn of_cut(cut: &Cut, saved: bool) -> Diagnosis {
+fn of_engine(ended_by: &EndedBy, saved: bool) -> Diagnosis {
     let saved = if saved { ", saved" } else { "" };
-    let (cause, reason) = match cut {
-        Cut::TimeLimit => (Cause::TimeLimit, format!("the time limit of the job was reached{saved}")),
-        Cut::Preempted => (Cause::Preempted, format!("another job took its place{saved}")),
-        Cut::NodeLost { what } => (Cause::NodeLost, what.clone()),
-        Cut::Cancelled { by_other: None } => (Cause::Cancelled, format!("the job was cancelled, not by pipe{saved}")),
-        Cut::Cancelled { by_other: Some(0) } => {
+    let (cause, reason) = match ended_by {
+        EndedBy::TimeLimit => (Cause::TimeLimit, format!("the time limit of the job was reached{saved}")),
+        EndedBy::Preempted => (Cause::Preempted, format!("another job took its place{saved}")),
+        EndedBy::NodeLost { what } => (Cause::NodeLost, what.clone()),
+        EndedBy::Cancelled { by_other: None } => {
+            (Cause::Cancelled, format!("the job was cancelled, not by pipe{saved}"))
+        }
+        EndedBy::Cancelled { by_other: Some(0) } => {
             (Cause::Cancelled, format!("an administrator cancelled the job{saved}"))
         }
-        Cut::Cancelled { by_other: Some(user) } => {
+        EndedBy::Cancelled { by_other: Some(user) } => {
             (Cause::Cancelled, format!("the user {user} cancelled the job{saved}"))
         }
     };
@@ -295,7 +297,7 @@ mod tests {
     use crate::gpu::Holder;
 
     fn ending(exit_code: Option<i64>, oom_killed: bool) -> Ending {
-        Ending { exit_code, oom_killed, memory_limit: Some(700 << 20), lost: None, outage: false, cut: None }
+        Ending { exit_code, oom_killed, memory_limit: Some(700 << 20), lost: None, outage: false, ended_by: None }
     }
 
     fn record(phase: Phase, reserved: u64, allocated: u64, requested: u64) -> OomRecord {

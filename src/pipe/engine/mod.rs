@@ -184,12 +184,12 @@ pub struct Ending {
     /// The engine went away while it ran.
     pub outage: bool,
     /// What the engine did to it before it was done.
-    pub cut: Option<Cut>,
+    pub ended_by: Option<EndedBy>,
 }
 
 /// Why an engine ends a job that has not come to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum EndedBy {
     /// Its time is over.
     TimeLimit,
     /// Another job needed its place.
@@ -203,7 +203,7 @@ pub enum Cut {
 impl Ending {
     /// A job that ended by itself, without a limit on its memory.
     pub fn exited(exit_code: Option<i64>) -> Self {
-        Self { exit_code, oom_killed: false, memory_limit: None, lost: None, outage: false, cut: None }
+        Self { exit_code, oom_killed: false, memory_limit: None, lost: None, outage: false, ended_by: None }
     }
 }
 

@@ -123,7 +123,7 @@ fn probe(runs: &Path, runtime: ContainerRuntime) -> Check {
     args.extend(folders.iter().map(|marked| marked.file.display().to_string()));
     match programs::call("srun", &args) {
         Err(failure) => Check::note("job", format!("a test job did not run: {}", failure.said()))
-            .hint("the nodes may all be busy: try again later"),
+            .hint("`srun hostname` tries it by hand; `squeue` shows what has the nodes, should they be busy"),
         Ok(said) => {
             let (node, missing) = said.trim().split_once(':').unwrap_or((said.trim(), ""));
             match missing.trim() {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::RunFolder;
 
-use super::state::Left;
+use super::state::ScriptResult;
 use crate::engine::Launch;
 use crate::error::Error;
 
@@ -60,8 +60,8 @@ impl JobFiles {
         Some(id).filter(|id| !id.is_empty())
     }
 
-    pub fn left(&self) -> Left {
+    pub fn result(&self) -> ScriptResult {
         let code = std::fs::read_to_string(self.ended()).ok().and_then(|code| code.trim().parse().ok());
-        Left { code, time_was_up: self.time_was_up().exists() }
+        ScriptResult { code, time_was_up: self.time_was_up().exists() }
     }
 }

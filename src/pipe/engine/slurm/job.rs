@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use pipe_spec::TrainerExit;
 
 use super::files::JobFiles;
 use super::programs::{self, Failure};
@@ -22,7 +23,7 @@ const END_INTERVAL: Duration = Duration::from_millis(300);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 
 pub struct ClusterJob {
-    pub id: String,
+    id: String,
     files: JobFiles,
     memory: Option<u64>,
     is_trainer: bool,
@@ -101,10 +102,9 @@ impl JobHandle for ClusterJob {
                 Failure::Refused { said }.error("correct `slurm` or `container`, or ask those who run the cluster")
             );
         }
-        let left = self.files.left();
-        let known = match left.code {
-            // So the trainer says that memory ran out.
-            Some(42 | 43) if self.is_trainer => None,
+        let script = self.files.result();
+        let known = match script.code.and_then(TrainerExit::from_code) {
+            Some(TrainerExit::DeviceOutOfMemory | TrainerExit::HostOutOfMemory) if self.is_trainer => None,
             // Also of one that ended with 0: srun does so too when a node is taken from it.
             _ => self.final_state().await?,
         };
@@ -112,7 +112,7 @@ impl JobHandle for ClusterJob {
         if let Some(job) = known.as_ref().filter(|job| !began && job.state == "FAILED") {
             return Err(unseen_folder(&self.files, job));
         }
-        Ok(state::ending(&left, known.as_ref(), self.is_trainer, self.memory, programs::user()))
+        Ok(state::ending(&script, known.as_ref(), self.is_trainer, self.memory, programs::user()))
     }
 
     async fn remove(&mut self) -> Result<(), Error> {

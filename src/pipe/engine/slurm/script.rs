@@ -83,7 +83,7 @@ const OF_PROGRAM: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"];
 /// the time limit, TERM when a person ends the job; srun would kill its tasks if it got a signal.
 const BEGIN: &str = r#"
 note() { echo "$2" > "$folder/$1.new" && mv "$folder/$1.new" "$folder/$1"; }
-mkdir "$folder/job.claim" || exit 0
+mkdir "$folder/job.claim" || { [ -e "$folder/job.claim" ] && exit 0; exit 1; }
 ask() { again=1; touch "$folder/job.stop"; scancel --signal=TERM "$SLURM_JOB_ID"; }
 trap 'note job.time "$SLURM_JOB_ID"; ask' USR1
 trap ask TERM

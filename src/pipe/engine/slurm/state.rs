@@ -1,6 +1,6 @@
 //! What a job's state and exit code, as the cluster gives them, say about its end. Pure.
 
-use crate::engine::{Cut, Ending};
+use crate::engine::{EndedBy, Ending};
 
 /// A job as squeue, scontrol or sacct tell of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl JobState {
 
 /// What the batch script left in the folder of its attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Left {
+pub struct ScriptResult {
     /// The exit code of the job.
     pub code: Option<i64>,
     /// Whether the job was asked to save because its time was almost over.
@@ -90,27 +90,33 @@ const KILLED: i64 = 128 + 9;
 
 /// The end of a job, from what its script left and what the cluster says. `is_trainer`: the trainer ends with 0 only when it is done, while a
 /// command may also do so when it was told to stop. `own` is the number of this user.
-pub fn ending(left: &Left, job: Option<&JobState>, is_trainer: bool, memory_limit: Option<u64>, own: u32) -> Ending {
+pub fn ending(
+    script: &ScriptResult,
+    job: Option<&JobState>,
+    is_trainer: bool,
+    memory_limit: Option<u64>,
+    own: u32,
+) -> Ending {
     let state = job.map_or("", |job| job.state.as_str());
     let oom_killed = state == "OUT_OF_MEMORY" || job.is_some_and(|job| job.step_out_of_memory);
-    let exit_code = match left.code {
+    let exit_code = match script.code {
         // So srun says that a task was killed.
         Some(1) if oom_killed => Some(KILLED),
         code => code.or_else(|| job.and_then(exit_code)),
     };
-    let cut = match state {
-        "TIMEOUT" | "DEADLINE" => Some(Cut::TimeLimit),
-        "PREEMPTED" => Some(Cut::Preempted),
-        "NODE_FAIL" => Some(Cut::NodeLost { what: "a node failed".to_owned() }),
-        "BOOT_FAIL" => Some(Cut::NodeLost { what: "a node did not boot".to_owned() }),
+    let ended_by = match state {
+        "TIMEOUT" | "DEADLINE" => Some(EndedBy::TimeLimit),
+        "PREEMPTED" => Some(EndedBy::Preempted),
+        "NODE_FAIL" => Some(EndedBy::NodeLost { what: "a node failed".to_owned() }),
+        "BOOT_FAIL" => Some(EndedBy::NodeLost { what: "a node did not boot".to_owned() }),
         "CANCELLED" | "REVOKED" => {
-            Some(Cut::Cancelled { by_other: job.and_then(|job| job.cancelled_by).filter(|user| *user != own) })
+            Some(EndedBy::Cancelled { by_other: job.and_then(|job| job.cancelled_by).filter(|user| *user != own) })
         }
         // A trainer that is done.
         _ if is_trainer && exit_code == Some(0) => None,
         // It ended by itself when it was told.
-        _ if job.is_some_and(|job| job.preempted) => Some(Cut::Preempted),
-        _ if left.time_was_up => Some(Cut::TimeLimit),
+        _ if job.is_some_and(|job| job.preempted) => Some(EndedBy::Preempted),
+        _ if script.time_was_up => Some(EndedBy::TimeLimit),
         _ => None,
     };
     let lost = match (exit_code, job) {
@@ -123,7 +129,7 @@ pub fn ending(left: &Left, job: Option<&JobState>, is_trainer: bool, memory_limi
     };
     // One that nobody knows any more was not ended by a person.
     let outage = exit_code.is_none() && job.is_none();
-    Ending { exit_code, oom_killed, memory_limit, lost, outage, cut }
+    Ending { exit_code, oom_killed, memory_limit, lost, outage, ended_by }
 }
 
 /// As a shell gives it. What ends without a word of its own has none.
@@ -143,14 +149,14 @@ mod tests {
 
     const OWN: u32 = 1000;
 
-    fn left(code: Option<i64>, time_was_up: bool) -> Left {
-        Left { code, time_was_up }
+    fn script(code: Option<i64>, time_was_up: bool) -> ScriptResult {
+        ScriptResult { code, time_was_up }
     }
 
     #[test]
     fn states_and_exit_codes() {
-        let by = |user| Some(Cut::Cancelled { by_other: user });
-        for (state, exit, code, time_was_up, want_code, want_cut) in [
+        let by = |user| Some(EndedBy::Cancelled { by_other: user });
+        for (state, exit, code, time_was_up, want_code, want_end) in [
             ("COMPLETED", "0:0", Some(0), false, Some(0), None),
             ("COMPLETED", "0:0", None, false, Some(0), None),
             // Done at the last moment.
@@ -158,20 +164,20 @@ mod tests {
             ("FAILED", "42:0", Some(42), false, Some(42), None),
             ("FAILED", "42:0", None, false, Some(42), None),
             ("FAILED", "0:9", None, false, Some(137), None),
-            ("FAILED", "143:0", Some(143), true, Some(143), Some(Cut::TimeLimit)),
-            ("TIMEOUT", "0:0", None, true, None, Some(Cut::TimeLimit)),
-            ("TIMEOUT", "0:0", None, false, None, Some(Cut::TimeLimit)),
-            ("PREEMPTED", "0:15", None, false, None, Some(Cut::Preempted)),
-            ("PREEMPTED", "143:0", Some(143), false, Some(143), Some(Cut::Preempted)),
-            ("NODE_FAIL", "0:0", None, false, None, Some(Cut::NodeLost { what: "a node failed".to_owned() })),
-            ("BOOT_FAIL", "0:0", None, false, None, Some(Cut::NodeLost { what: "a node did not boot".to_owned() })),
+            ("FAILED", "143:0", Some(143), true, Some(143), Some(EndedBy::TimeLimit)),
+            ("TIMEOUT", "0:0", None, true, None, Some(EndedBy::TimeLimit)),
+            ("TIMEOUT", "0:0", None, false, None, Some(EndedBy::TimeLimit)),
+            ("PREEMPTED", "0:15", None, false, None, Some(EndedBy::Preempted)),
+            ("PREEMPTED", "143:0", Some(143), false, Some(143), Some(EndedBy::Preempted)),
+            ("NODE_FAIL", "0:0", None, false, None, Some(EndedBy::NodeLost { what: "a node failed".to_owned() })),
+            ("BOOT_FAIL", "0:0", None, false, None, Some(EndedBy::NodeLost { what: "a node did not boot".to_owned() })),
             ("CANCELLED by 1000", "0:15", None, false, None, by(None)),
             ("CANCELLED by 0", "0:15", None, false, None, by(Some(0))),
             ("CANCELLED", "0:15", None, false, None, by(None)),
         ] {
             let job = JobState::new(state, "None", exit);
-            let ending = ending(&left(code, time_was_up), Some(&job), true, None, OWN);
-            assert_eq!((ending.exit_code, ending.cut), (want_code, want_cut), "{state} {exit}");
+            let ending = ending(&script(code, time_was_up), Some(&job), true, None, OWN);
+            assert_eq!((ending.exit_code, ending.ended_by), (want_code, want_end), "{state} {exit}");
         }
     }
 
@@ -179,12 +185,15 @@ mod tests {
     #[test]
     fn zero_is_not_always_done() {
         let lost = JobState::new("NODE_FAIL", "NodeDown", "0:0");
-        assert!(matches!(ending(&left(Some(0), false), Some(&lost), true, None, OWN).cut, Some(Cut::NodeLost { .. })));
+        assert!(matches!(
+            ending(&script(Some(0), false), Some(&lost), true, None, OWN).ended_by,
+            Some(EndedBy::NodeLost { .. })
+        ));
         let done = JobState::new("COMPLETED", "None", "0:0");
         for (is_trainer, time_was_up, want) in
-            [(true, true, None), (false, true, Some(Cut::TimeLimit)), (false, false, None)]
+            [(true, true, None), (false, true, Some(EndedBy::TimeLimit)), (false, false, None)]
         {
-            assert_eq!(ending(&left(Some(0), time_was_up), Some(&done), is_trainer, None, OWN).cut, want);
+            assert_eq!(ending(&script(Some(0), time_was_up), Some(&done), is_trainer, None, OWN).ended_by, want);
         }
     }
 
@@ -192,7 +201,7 @@ mod tests {
     fn memory() {
         let job = JobState::new("OUT_OF_MEMORY", "OutOfMemory", "0:125");
         for code in [Some(137), None] {
-            let ending = ending(&left(code, false), Some(&job), true, Some(1 << 30), OWN);
+            let ending = ending(&script(code, false), Some(&job), true, Some(1 << 30), OWN);
             assert!(ending.oom_killed && ending.exit_code == Some(137) && ending.memory_limit == Some(1 << 30));
         }
     }
@@ -200,18 +209,18 @@ mod tests {
     #[test]
     fn what_only_the_steps_tell() {
         let of_step = JobState { step_out_of_memory: true, ..JobState::new("FAILED", "NonZeroExitCode", "137:0") };
-        let ended = ending(&left(Some(1), false), Some(&of_step), true, None, OWN);
+        let ended = ending(&script(Some(1), false), Some(&of_step), true, None, OWN);
         assert!(ended.oom_killed && ended.exit_code == Some(137));
         let told = JobState { preempted: true, ..JobState::new("FAILED", "NonZeroExitCode", "143:0") };
-        assert_eq!(ending(&left(Some(143), false), Some(&told), true, None, OWN).cut, Some(Cut::Preempted));
-        assert_eq!(ending(&left(Some(0), false), Some(&told), true, None, OWN).cut, None);
+        assert_eq!(ending(&script(Some(143), false), Some(&told), true, None, OWN).ended_by, Some(EndedBy::Preempted));
+        assert_eq!(ending(&script(Some(0), false), Some(&told), true, None, OWN).ended_by, None);
     }
 
     #[test]
     fn without_the_word_of_the_cluster() {
-        assert_eq!(ending(&left(Some(42), false), None, true, None, OWN).exit_code, Some(42));
-        assert_eq!(ending(&left(Some(143), true), None, true, None, OWN).cut, Some(Cut::TimeLimit));
-        let lost = ending(&left(None, false), None, true, None, OWN);
+        assert_eq!(ending(&script(Some(42), false), None, true, None, OWN).exit_code, Some(42));
+        assert_eq!(ending(&script(Some(143), true), None, true, None, OWN).ended_by, Some(EndedBy::TimeLimit));
+        let lost = ending(&script(None, false), None, true, None, OWN);
         assert_eq!((lost.exit_code, lost.lost.is_some(), lost.outage), (None, true, true));
     }
 
