@@ -8,6 +8,8 @@ mod checkpoints;
 mod ci;
 #[path = "training/clip.rs"]
 mod clip;
+#[path = "training/cluster_queue.rs"]
+mod cluster_queue;
 #[path = "training/clusters.rs"]
 mod clusters;
 #[path = "training/data_files.rs"]
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     // The slowest come first, so that none of them is waited for alone at the end.
     memory::tests(&mut suite);
+    cluster_queue::tests(&mut suite);
     clusters::tests(&mut suite);
     first_hour::tests(&mut suite);
     ranks::tests(&mut suite);

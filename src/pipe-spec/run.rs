@@ -75,6 +75,11 @@ impl RunFolder {
         self.0.join("checkpoints")
     }
 
+    /// Jobs that wait in the queue of a cluster for the parts of this run.
+    pub fn places(&self) -> PathBuf {
+        self.0.join("places")
+    }
+
     /// What a command writes, in all of its attempts.
     pub fn output(&self) -> PathBuf {
         self.0.join("output")

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::{Limit, Paths, bounds};
 use pipe_spec::run::JobFolder;
-use pipe_spec::trainer::NODE_VARIABLE;
+use pipe_spec::trainer::{NODE_VARIABLE, SLURM_NODE_VARIABLE};
 use pipe_spec::{Device, PredictSpec, RunFolder, TrainerSpec, Variables};
 use serde::de::DeserializeOwned;
 
@@ -35,7 +35,10 @@ pub fn read_predict(path: &Path) -> Result<PredictSpec, TrainerError> {
 pub fn node(path: &Path, spec: &TrainerSpec) -> Result<Node, TrainerError> {
     let index = match spec.nodes {
         1 => Ok(0),
-        nodes => node_index(nodes, std::env::var_os(NODE_VARIABLE).map(|text| text.to_string_lossy().into_owned())),
+        nodes => {
+            let text = std::env::var_os(NODE_VARIABLE).or_else(|| std::env::var_os(SLURM_NODE_VARIABLE));
+            node_index(nodes, text.map(|text| text.to_string_lossy().into_owned()))
+        }
     };
     let index = index.map_err(|message| TrainerError::Spec { path: path.to_owned(), message })?;
     Ok(Node::new(spec, index))

@@ -218,6 +218,8 @@ pub enum Error {
     EngineLost { reason: String },
     #[error("stopped on request")]
     Interrupted,
+    #[error("{reason}")]
+    Cancelled { reason: String },
 }
 
 impl Error {
@@ -254,7 +256,7 @@ impl Error {
             Self::PredictionFailed { .. } => PipeExit::TrainingFailed,
             Self::UnknownRole { .. } | Self::NoSummaryPlace => PipeExit::Usage,
             Self::OutOfMemory { .. } => PipeExit::OutOfMemory,
-            Self::Interrupted => PipeExit::Interrupted,
+            Self::Interrupted | Self::Cancelled { .. } => PipeExit::Interrupted,
             Self::NoRun { .. } | Self::AmbiguousRun { .. } | Self::NoEntry { .. } | Self::NoCommand { .. } => {
                 PipeExit::Usage
             }
@@ -471,7 +473,8 @@ impl Error {
             | Self::Rows { .. }
             | Self::Output { .. }
             | Self::PredictionFailed { .. }
-            | Self::Interrupted => None,
+            | Self::Interrupted
+            | Self::Cancelled { .. } => None,
         }
     }
 }

@@ -104,21 +104,13 @@ fn says_more(evidence: &Evidence<'_>) -> bool {
 /// The end of a job that the cluster did not let come to its end.
 fn of_engine(ended_by: &EndedBy, saved: bool) -> Diagnosis {
     let saved = if saved { ", saved" } else { "" };
-    let (cause, reason) = match ended_by {
-        EndedBy::TimeLimit => (Cause::TimeLimit, format!("the time limit of the job was reached{saved}")),
-        EndedBy::Preempted => (Cause::Preempted, format!("another job took its place{saved}")),
-        EndedBy::NodeLost { what } => (Cause::NodeLost, what.clone()),
-        EndedBy::Cancelled { by_other: None } => {
-            (Cause::Cancelled, format!("the job was cancelled, not by pipe{saved}"))
-        }
-        EndedBy::Cancelled { by_other: Some(0) } => {
-            (Cause::Cancelled, format!("an administrator cancelled the job{saved}"))
-        }
-        EndedBy::Cancelled { by_other: Some(user) } => {
-            (Cause::Cancelled, format!("the user {user} cancelled the job{saved}"))
-        }
+    let cause = match ended_by {
+        EndedBy::TimeLimit => Cause::TimeLimit,
+        EndedBy::Preempted => Cause::Preempted,
+        EndedBy::NodeLost { .. } => Cause::NodeLost,
+        EndedBy::Cancelled { .. } => Cause::Cancelled,
     };
-    Diagnosis::new(Outcome::Stopped, cause, reason)
+    Diagnosis::new(Outcome::Stopped, cause, format!("{ended_by}{saved}"))
 }
 
 /// The end of a command: what it printed and survived is no out-of-memory.

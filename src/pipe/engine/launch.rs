@@ -32,6 +32,10 @@ pub struct Launch {
     pub cpus: Option<f64>,
     /// Machines that it runs on, where the engine has several.
     pub nodes: u32,
+    /// The variables that the pipeline names, of which the values above are made. They are never written to disk.
+    pub variables: BTreeMap<String, String>,
+    /// Where places in the queue may be kept for it, if it is part of a run.
+    pub places: Option<PathBuf>,
 }
 
 impl Launch {
@@ -55,6 +59,8 @@ impl Launch {
             shm: None,
             cpus: container.cpus,
             nodes,
+            variables: BTreeMap::new(),
+            places: None,
         }
     }
 }

@@ -6,6 +6,7 @@
 mod docker;
 mod launch;
 mod lines;
+mod places;
 mod process;
 pub mod registry;
 mod slurm;
@@ -13,6 +14,7 @@ mod sockets;
 #[cfg(test)]
 mod toy;
 
+use std::fmt;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
@@ -28,6 +30,7 @@ use crate::image::Recipe;
 use crate::report::Reporter;
 pub use launch::{JobProgram, Launch};
 pub use lines::{Line, LineSplitter, Source};
+pub use places::{KeptPlaces, Places, QueuePlaces, Several};
 pub use sockets::EngineSockets;
 
 #[async_trait(?Send)]
@@ -83,6 +86,11 @@ pub trait Engine {
     /// Whether the engine itself queues jobs for cards. Else runs queue in the queue of `pipe`.
     fn has_queue(&self) -> bool {
         false
+    }
+
+    /// The queue of the engine, where jobs can wait for runs that are not ready to begin.
+    fn queue_places(&self) -> Option<&dyn QueuePlaces> {
+        None
     }
 
     /// Where the job will find a path of the host, given the path that it is mounted at.
@@ -198,6 +206,19 @@ pub enum EndedBy {
     NodeLost { what: String },
     /// A person ended it, and not with `pipe`; the number of that user where it was another one.
     Cancelled { by_other: Option<u32> },
+}
+
+impl fmt::Display for EndedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TimeLimit => f.write_str("the time limit of the job was reached"),
+            Self::Preempted => f.write_str("another job took its place"),
+            Self::NodeLost { what } => f.write_str(what),
+            Self::Cancelled { by_other: None } => f.write_str("the job was cancelled, not by pipe"),
+            Self::Cancelled { by_other: Some(0) } => f.write_str("an administrator cancelled the job"),
+            Self::Cancelled { by_other: Some(user) } => write!(f, "the user {user} cancelled the job"),
+        }
+    }
 }
 
 impl Ending {

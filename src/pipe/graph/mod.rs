@@ -2,6 +2,7 @@
 //! step that has finished before, and of which nothing has changed since, is not run again.
 
 mod content;
+mod places;
 mod schedule;
 mod watch;
 
@@ -27,6 +28,7 @@ use crate::lock;
 use crate::part;
 use crate::report::{Reporter, outlive_stdout};
 use crate::run::{self, Choices, Listed, Record, Run};
+use places::StepPlaces;
 use schedule::Room;
 pub use watch::GraphWatcher;
 
@@ -55,6 +57,7 @@ pub struct GraphDriver<'a> {
     takeovers: part::Takeovers,
     /// The steps that run again, so that their outputs will be elsewhere.
     moved: BTreeSet<String>,
+    places: StepPlaces,
 }
 
 /// Notes why a step could not begin, or came to nothing, with what to do about it.
@@ -140,6 +143,7 @@ impl<'a> GraphDriver<'a> {
             stopping: None,
             takeovers: part::Takeovers::default(),
             moved: BTreeSet::new(),
+            places: StepPlaces::default(),
         }
     }
 
@@ -155,6 +159,7 @@ impl<'a> GraphDriver<'a> {
         (state.error, state.exit_code) = (None, None);
         self.reset_steps();
         let result = self.run_steps().await;
+        self.give_up_places().await;
         let result = result.and_then(|()| self.verdict());
         let saved = self.end(result.as_ref().err());
         result.and(saved)
@@ -185,15 +190,16 @@ impl<'a> GraphDriver<'a> {
     }
 
     async fn run_steps(&mut self) -> Result<(), Error> {
-        let takes: Vec<Room> =
-            self.parsed.graph.steps.iter().map(|step| Room::of_step(&step.pipeline.container)).collect();
+        let takes = self.rooms_of_steps().await;
         let room = Room::of_machine();
+        self.give_up_places().await;
         loop {
             self.poll_steps()?;
             if self.stopping.is_none() {
                 for index in schedule::startable(&self.run.state.graph, &takes, room) {
                     self.begin(index).await?;
                 }
+                self.keep_places().await;
             }
             self.show()?;
             let runs = self.run.state.graph.iter().any(|step| step.status == StepStatus::Running);
@@ -207,9 +213,24 @@ impl<'a> GraphDriver<'a> {
             }
             tokio::select! {
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
-                request = self.interrupts.next() => self.stop(request),
+                request = self.interrupts.next() => {
+                    self.stop(request);
+                    self.give_up_places().await;
+                }
             }
         }
+    }
+
+    /// What each step takes of this machine: nothing where its job runs on another.
+    async fn rooms_of_steps(&mut self) -> Vec<Room> {
+        let parsed = self.parsed;
+        let mut rooms = Vec::new();
+        for step in &parsed.graph.steps {
+            // What is wrong with its engine is said when it begins.
+            let is_here = self.engine_of(step).await.map_or(true, |engine| engine.is_here());
+            rooms.push(if is_here { Room::of_step(&step.pipeline.container) } else { Room::NOTHING });
+        }
+        rooms
     }
 
     fn show(&mut self) -> Result<(), Error> {

@@ -12,6 +12,8 @@ pub struct Room {
 }
 
 impl Room {
+    pub const NOTHING: Self = Self { cpus: 0.0, memory: 0 };
+
     /// Of this machine. Memory that cannot be read is not counted.
     pub fn of_machine() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

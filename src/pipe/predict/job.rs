@@ -170,6 +170,8 @@ impl Job<'_> {
             shm: container.shm.map(|size| size.0),
             cpus: container.cpus,
             nodes: 1,
+            variables: BTreeMap::new(),
+            places: None,
         }
     }
 
@@ -190,7 +192,8 @@ impl Job<'_> {
             _ if ending.oom_killed => Err(out_of_memory("the kernel killed the trainer".to_owned())),
             (_, _) => {
                 let code = ending.exit_code.map_or("no exit code".to_owned(), |code| format!("exit code {code}"));
-                let lost = ending.lost.map(|lost| format!("{lost}; ")).unwrap_or_default();
+                let lost = ending.lost.or_else(|| ending.ended_by.as_ref().map(ToString::to_string));
+                let lost = lost.map(|lost| format!("{lost}; ")).unwrap_or_default();
                 Err(Error::PredictionFailed { reason: format!("{lost}{message} ({code})") })
             }
         }

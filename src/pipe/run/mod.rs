@@ -157,7 +157,7 @@ impl Run {
         let state = &mut self.state;
         state.status = match error {
             None => Status::Finished,
-            Some(Error::Interrupted) => Status::Stopped,
+            Some(Error::Interrupted | Error::Cancelled { .. }) => Status::Stopped,
             Some(_) => Status::Failed,
         };
         state.error = error.map(ToString::to_string);

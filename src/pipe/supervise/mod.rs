@@ -20,14 +20,14 @@ use crate::attempt::retry::{Decision, OomContext, Settings, decide};
 use crate::attempt::template::{CONTAINER_RUN_FOLDER, JobTemplate};
 use crate::attempt::{metrics, oom_text};
 use crate::clock::now;
-use crate::engine::{Ending, Engine, FoundJob, StartedJob, remove_jobs_of};
+use crate::engine::{Ending, Engine, FoundJob, Launch, StartedJob, remove_jobs_of};
 use crate::error::Error;
 use crate::files::write_json;
 use crate::gpu::Card;
 use crate::interrupt::Interrupts;
 use crate::ledger::LedgerSession;
 use crate::report::Reporter;
-use crate::run::{EventLog, Run, job_file};
+use crate::run::{self, EventLog, Run, job_file};
 use crate::track::{Listeners, Notice};
 use job_events::JobEvents;
 use joblog::JobLog;
@@ -101,7 +101,7 @@ impl Supervisor<'_> {
             (Outcome::Stopped, _) if diagnosis.cause.is_some_and(Cause::goes_on) => {
                 Err(Error::EngineLost { reason: diagnosis.reason.unwrap_or_default() })
             }
-            (Outcome::Stopped, _) => Err(Error::Interrupted),
+            (Outcome::Stopped, _) => Err(stopped(diagnosis)),
             (Outcome::Oom, _) => Err(Error::OutOfMemory {
                 reason: diagnosis.reason.unwrap_or_default(),
                 hint: "`pipe plan` says what would make it fit".to_owned(),
@@ -141,7 +141,7 @@ impl Supervisor<'_> {
                     state = LoopState::Start(self.on_usable_nodes(next).await);
                     continue;
                 }
-                Outcome::Stopped => return Err(Error::Interrupted),
+                Outcome::Stopped => return Err(stopped(diagnosis)),
                 Outcome::Failed => return Err(self.failure(diagnosis)),
                 Outcome::Oom => {}
             }
@@ -324,7 +324,7 @@ impl Supervisor<'_> {
         let spec = self
             .spec_of(number)
             .unwrap_or_else(|| self.template.spec(self.engine, self.run.folder.path(), number, settings));
-        let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, &spec);
+        let launch = self.launch_of(number, &spec);
         let log = JobLog::open(&self.run.folder.attempt(number).log(), attempt.log.clone())?;
         events.begin_attempt(number);
         self.metrics = self.metrics_reader();
@@ -363,9 +363,15 @@ impl Supervisor<'_> {
         }
     }
 
+    fn launch_of(&self, number: u32, spec: &JobSpec) -> Launch {
+        let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, spec);
+        let places = self.run.state.part_of.as_ref().map(|whole| run::folder_of(whole).places());
+        Launch { places, ..launch }
+    }
+
     /// An engine that queues jobs may have to wait until it can take one.
     async fn launch(&mut self, number: u32, spec: &JobSpec) -> Result<StartedJob, Error> {
-        let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, spec);
+        let launch = self.launch_of(number, spec);
         for (path, _) in &launch.writable {
             std::fs::create_dir_all(path).map_err(|source| Error::Write { path: path.clone(), source })?;
         }
@@ -376,6 +382,9 @@ impl Supervisor<'_> {
         tokio::select! {
             started = engine.start(&launch) => started,
             () = self.interrupts.signal() => {
+                if let FoundJob::Job(job) = engine.find(&launch, None, None).await? {
+                    engine.remove(&job.id).await?;
+                }
                 remove_jobs_of(engine, &launch.run_id, None).await?;
                 Err(Error::Interrupted)
             }
@@ -548,6 +557,14 @@ pub fn warn(reporter: &Reporter, reasons: Vec<String>) {
 
 fn failed_to_run(reason: String) -> Diagnosis {
     Diagnosis { outcome: Outcome::Failed, cause: Some(Cause::Vanished), reason: Some(reason) }
+}
+
+/// The end of a run whose attempt was stopped for good.
+fn stopped(diagnosis: Diagnosis) -> Error {
+    match (diagnosis.cause, diagnosis.reason) {
+        (Some(Cause::Cancelled), Some(reason)) => Error::Cancelled { reason },
+        _ => Error::Interrupted,
+    }
 }
 
 /// The diagnosis of a job whose end was not observed.

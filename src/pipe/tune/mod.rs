@@ -3,6 +3,7 @@
 
 mod curve;
 mod end;
+mod places;
 mod propose;
 mod room;
 mod same;
@@ -82,6 +83,8 @@ pub struct StudyDriver<'a> {
     refused: propose::Refused,
     /// Whether nothing is left to try.
     is_spent: bool,
+    /// Whether the cluster takes no jobs for trials that are to come.
+    keeps_no_places: bool,
 }
 
 /// A trial that runs.
@@ -146,6 +149,7 @@ impl<'a> StudyDriver<'a> {
             failures: 0,
             refused: propose::Refused::default(),
             is_spent: false,
+            keeps_no_places: false,
             run,
         })
     }
@@ -160,6 +164,7 @@ impl<'a> StudyDriver<'a> {
         state.status = Status::Running;
         (state.error, state.exit_code) = (None, None);
         let result = self.run_trials().await;
+        self.give_up_places().await;
         if result.is_err() {
             self.wind_down().await;
         }
@@ -171,8 +176,13 @@ impl<'a> StudyDriver<'a> {
     async fn run_trials(&mut self) -> Result<(), Error> {
         self.recognise_trainings();
         self.save()?;
+        self.give_up_places().await;
         loop {
             self.notice_interrupts().await;
+            if self.stopping.is_some() && !self.keeps_no_places {
+                self.keeps_no_places = true;
+                self.give_up_places().await;
+            }
             self.journal.refresh()?;
             self.poll_trials().await?;
             while self.stopping.is_none() && self.has_room() {

@@ -87,10 +87,10 @@ struct Marked {
 }
 
 impl Marked {
-    fn new(folder: PathBuf) -> Option<Self> {
+    fn new(folder: PathBuf) -> std::io::Result<Self> {
         let file = folder.join(format!(".pipe-doctor-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&file, "")).ok()?;
-        Some(Self { folder, file })
+        std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&file, ""))?;
+        Ok(Self { folder, file })
     }
 }
 
@@ -105,7 +105,17 @@ fn probe(runs: &Path, runtime: ContainerRuntime) -> Check {
     // That of the runs may not be there yet.
     let runs = runs.ancestors().find(|folder| folder.is_dir()).map(Path::to_owned);
     let folders = [runs, cache_folder()];
-    let folders: Vec<Marked> = folders.into_iter().flatten().filter_map(Marked::new).collect();
+    let mut marked = Vec::new();
+    for folder in folders.into_iter().flatten() {
+        match Marked::new(folder.clone()) {
+            Ok(folder) => marked.push(folder),
+            Err(error) => {
+                return Check::missing("job", format!("cannot write to {}: {error}", folder.display()))
+                    .hint("choose other folders with PIPE_RUNS and PIPE_CACHE");
+            }
+        }
+    }
+    let folders = marked;
     let names = folders.iter().map(|marked| marked.folder.display().to_string()).collect::<Vec<_>>().join(" and ");
     let program = match runtime {
         ContainerRuntime::Charliecloud => "ch-run",

@@ -8,6 +8,9 @@ use super::state::ScriptResult;
 use crate::engine::Launch;
 use crate::error::Error;
 
+/// What the job writes to stdout and stderr.
+pub const OUTPUT: &str = "job.out";
+
 #[derive(Clone, Debug)]
 pub struct JobFiles {
     folder: PathBuf,
@@ -27,9 +30,8 @@ impl JobFiles {
         std::fs::create_dir_all(&self.folder).map_err(failed)
     }
 
-    /// What the job has written to stdout and stderr.
     pub fn output(&self) -> PathBuf {
-        self.folder.join("job.out")
+        self.folder.join(OUTPUT)
     }
 
     /// Holds the id of the job once it has begun.

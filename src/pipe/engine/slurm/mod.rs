@@ -4,6 +4,7 @@ mod doctor;
 mod files;
 mod follow;
 mod job;
+mod places;
 mod programs;
 mod runtime;
 mod script;
@@ -11,6 +12,7 @@ mod snapshot;
 mod state;
 mod trainer_folder;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +26,7 @@ use pipe_spec::run::LogPosition;
 use tokio::sync::mpsc;
 
 use super::registry::Registration;
-use super::{Engine, EngineJob, FoundJob, JobProgram, Launch, StartedJob};
+use super::{Engine, EngineJob, FoundJob, JobProgram, Launch, QueuePlaces, StartedJob};
 use crate::background;
 use crate::error::Error;
 use crate::gpu::Card;
@@ -33,8 +35,9 @@ use crate::report::Reporter;
 use files::JobFiles;
 use follow::Follower;
 use job::ClusterJob;
-use programs::{Config, Failure, NodeGroup, SeenJob};
+use programs::{Config, Failure, Node, NodeGroup, SeenJob};
 use runtime::Root;
+use script::Submitted;
 
 const NAME: &str = "slurm";
 
@@ -139,6 +142,8 @@ impl SlurmEngine {
     /// Submits a job. Where the controller does not answer, it may have taken the job all the same.
     async fn submit(&self, launch: &Launch, script: String) -> Result<String, Error> {
         let mut args = vec!["--parsable".to_owned()];
+        let name = script::name(&launch.run_id, launch.attempt);
+        args.extend(script::naming(&name, JobFiles::of(launch).folder(), files::OUTPUT));
         args.extend(self.options(launch));
         let began = Instant::now();
         loop {
@@ -223,10 +228,16 @@ impl Engine for SlurmEngine {
     }
 
     async fn usable_nodes(&self) -> Option<u32> {
-        let groups = background::run(|| programs::node_groups().map_err(|failure| failure.error(""))).await.ok()?;
-        let engine =
-            Self { groups, settings: self.settings.clone(), config: self.config.clone(), runtime: self.runtime };
-        Some(engine.own_groups().filter(|group| group.is_usable()).map(|group| group.nodes).sum())
+        let nodes = background::run(|| programs::nodes().map_err(|failure| failure.error(""))).await.ok()?;
+        let constraint = self.settings.constraint.as_deref().unwrap_or_default();
+        let is_own = |node: &&Node| {
+            self.own_groups().any(|group| group.partition == node.partition)
+                && programs::is_usable(&node.state)
+                && programs::has_features(constraint, &node.features)
+        };
+        // One that is in several partitions is one.
+        let names: BTreeSet<&String> = nodes.iter().filter(is_own).map(|node| &node.name).collect();
+        Some(names.len() as u32)
     }
 
     fn check(&self, _container: &Container) -> Result<(), Error> {
@@ -269,7 +280,7 @@ impl Engine for SlurmEngine {
         // Those that are down now may be up when it is its turn.
         let launch = Launch::example(container, self.fewest_nodes());
         let mut args = vec!["--test-only".to_owned()];
-        args.extend(self.options(&launch).into_iter().filter(|option| !option.starts_with("--output=")));
+        args.extend(self.options(&launch));
         args.extend(["--wrap".to_owned(), "true".to_owned()]);
         match programs::call("sbatch", &args) {
             Err(failure @ Failure::Refused { .. }) => Err(failure.error(REFUSED_HINT)),
@@ -283,6 +294,10 @@ impl Engine for SlurmEngine {
 
     fn has_queue(&self) -> bool {
         true
+    }
+
+    fn queue_places(&self) -> Option<&dyn QueuePlaces> {
+        Some(self)
     }
 
     fn job_path(&self, host: PathBuf, mounted: PathBuf) -> PathBuf {
@@ -330,13 +345,17 @@ impl Engine for SlurmEngine {
             _ => PathBuf::from("/"),
         };
         files.create_folder()?;
-        let id = self.submit(launch, script::text(launch, &program, &folder)).await?;
+        let text = |submitted| script::text(launch, &program, &folder, submitted);
+        let id = match self.take_place(launch, &text(Submitted::InPlace)).await {
+            Some(id) => id,
+            None => self.submit(launch, text(Submitted::ByItself)).await?,
+        };
         Ok(self.follow(id, launch, None))
     }
 
     async fn find(&self, launch: &Launch, id: Option<&str>, read: Option<&LogPosition>) -> Result<FoundJob, Error> {
         let files = JobFiles::of(launch);
-        let known = id.map(str::to_owned).or_else(|| files.job_id());
+        let known = id.map(str::to_owned).or_else(|| files.job_id()).or_else(|| places::taken_by(launch));
         if let Some(id) = known {
             return Ok(FoundJob::Job(self.follow(id, launch, read)));
         }

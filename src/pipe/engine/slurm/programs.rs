@@ -91,6 +91,8 @@ pub struct Config {
     pub version: String,
     /// Whether a job is held to its memory.
     pub limits_memory: bool,
+    /// How many jobs an array may have.
+    pub largest_array: u32,
 }
 
 pub fn config() -> Result<Config, Failure> {
@@ -106,6 +108,8 @@ fn read_config(text: &str) -> Config {
         cluster: value("ClusterName"),
         version: value("SLURM_VERSION"),
         limits_memory: value("ConstrainRAMSpace").eq_ignore_ascii_case("yes"),
+        // Which counts from 0.
+        largest_array: value("MaxArraySize").parse::<u32>().unwrap_or(0).saturating_sub(1),
     }
 }
 
@@ -124,12 +128,46 @@ pub struct NodeGroup {
 }
 
 impl NodeGroup {
-    /// Whether jobs can run there, now or when others have ended.
     pub fn is_usable(&self) -> bool {
-        let state = self.state.trim_end_matches(['*', '~', '#', '!', '%', '$', '@', '^', '-', '+']);
-        !["down", "drain", "drained", "draining", "drng", "fail", "failing", "unk", "unknown", "maint", "inval"]
-            .contains(&state)
+        is_usable(&self.state)
     }
+}
+
+/// Whether jobs can run on nodes in this state, now or when others have ended.
+pub fn is_usable(state: &str) -> bool {
+    let state = state.trim_end_matches(['*', '~', '#', '!', '%', '$', '@', '^', '-', '+']);
+    !["down", "drain", "drained", "draining", "drng", "fail", "failing", "unk", "unknown", "maint", "inval"]
+        .contains(&state)
+}
+
+/// A node, as one partition has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    pub name: String,
+    pub partition: String,
+    pub state: String,
+    pub features: Vec<String>,
+}
+
+pub fn nodes() -> Result<Vec<Node>, Failure> {
+    let text = call("sinfo", &words(&["--all", "--Node", "--noheader", "--format=%N|%R|%t|%b"]))?;
+    Ok(text.lines().filter_map(node).collect())
+}
+
+fn node(line: &str) -> Option<Node> {
+    let mut parts = line.split('|').map(|part| part.trim().to_owned());
+    let (name, partition, state) = (parts.next()?, parts.next()?, parts.next()?);
+    let features = parts.next()?.split(',').map(str::to_owned).collect();
+    Some(Node { name, partition, state, features })
+}
+
+/// Whether a node has the features of a `--constraint`. What is more than a list with `&` or `|` is left to the cluster.
+pub fn has_features(constraint: &str, features: &[String]) -> bool {
+    if constraint.is_empty() || constraint.contains(['(', ')', '[', ']', '*', '!']) {
+        return true;
+    }
+    let has = |name: &str| features.iter().any(|feature| feature == name.trim());
+    constraint.split('|').any(|all| all.split(['&', ',']).all(has))
 }
 
 pub fn node_groups() -> Result<Vec<NodeGroup>, Failure> {
@@ -168,7 +206,8 @@ pub struct SeenJob {
 /// All jobs of this user that the controller remembers, as text.
 pub fn squeue() -> Result<String, Failure> {
     let user = user().to_string();
-    call("squeue", &words(&["--noheader", "--states=all", "--format=%i|%T|%r|%N|%j", "--user", &user]))
+    let options = ["--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N|%j", "--user", &user];
+    call("squeue", &words(&options))
 }
 
 pub fn read_squeue(text: &str) -> Vec<SeenJob> {
@@ -251,9 +290,14 @@ mod tests {
     #[test]
     fn what_the_programs_print() {
         let config = read_config(
-            "ClusterName             = local\nSLURM_VERSION           = 22.05.8\n\nCgroup Support Configuration:\nConstrainRAMSpace       = yes\n",
+            "ClusterName             = local\nMaxArraySize            = 1001\nSLURM_VERSION           = 22.05.8\n\nCgroup Support Configuration:\nConstrainRAMSpace       = yes\n",
         );
-        let want = Config { cluster: "local".to_owned(), version: "22.05.8".to_owned(), limits_memory: true };
+        let want = Config {
+            cluster: "local".to_owned(),
+            version: "22.05.8".to_owned(),
+            limits_memory: true,
+            largest_array: 1000,
+        };
         assert_eq!(config, want);
 
         let group = node_group("p*|10:00|n/a|3|idle|gpu:2(S:0)").unwrap();
@@ -273,6 +317,23 @@ mod tests {
             "JobState=FAILED Reason=None ExitCode=1:0 DerivedExitCode=0:125 PreemptTime=2026-01-01T00:00:00",
         );
         assert!(job.is_some_and(|job| job.step_out_of_memory && job.preempted));
+    }
+
+    #[test]
+    fn features_of_nodes() {
+        let node = node("n7|gpu|mix|h100,ib").unwrap();
+        assert_eq!((node.name.as_str(), node.partition.as_str()), ("n7", "gpu"));
+        for (constraint, want) in [
+            ("", true),
+            ("h100", true),
+            ("a100", false),
+            ("h100&ib", true),
+            ("h100&fast", false),
+            ("a100|h100", true),
+            ("[rack1*2&rack2*2]", true),
+        ] {
+            assert_eq!(has_features(constraint, &node.features), want, "{constraint}");
+        }
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The batch script of a job, and the options that it is submitted with. Pure.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
 use pipe_spec::pipeline::{Cluster, Gpus};
-use pipe_spec::trainer::NODE_VARIABLE;
+use pipe_spec::trainer::{NODE_VARIABLE, SLURM_NODE_VARIABLE};
 
 use super::files::JobFiles;
 use crate::engine::Launch;
@@ -36,10 +37,21 @@ pub fn of_name(name: &str) -> Option<(String, u32)> {
     Some((run.to_owned(), attempt.parse().ok()?))
 }
 
-/// The options of sbatch.
+/// The name of jobs that keep places for parts of a run.
+pub fn name_of_places(run: &str) -> String {
+    format!("{NAME_PREFIX}{run}:places")
+}
+
+/// The options of sbatch that say which job it is.
+pub fn naming(name: &str, folder: &Path, output: &str) -> Vec<String> {
+    // A % begins a pattern.
+    let folder = folder.display().to_string().replace('%', "%%");
+    vec![format!("--job-name={name}"), format!("--output={folder}/{output}")]
+}
+
+/// The options of sbatch that say what it needs.
 pub fn options(launch: &Launch, cluster: &Cluster, cards: u32, save_before: Duration) -> Vec<String> {
     let mut options = vec![
-        format!("--job-name={}", name(&launch.run_id, launch.attempt)),
         format!("--nodes={}", launch.nodes),
         format!("--ntasks={}", launch.nodes),
         "--ntasks-per-node=1".to_owned(),
@@ -48,9 +60,6 @@ pub fn options(launch: &Launch, cluster: &Cluster, cards: u32, save_before: Dura
         "--open-mode=append".to_owned(),
         format!("--signal=B:USR1@{}", save_before.as_secs()),
     ];
-    let files = JobFiles::of(launch);
-    // A % begins a pattern.
-    options.push(format!("--output={}", files.output().display().to_string().replace('%', "%%")));
     let given = [
         ("partition", cluster.partition.clone()),
         ("account", cluster.account.clone()),
@@ -79,15 +88,17 @@ pub fn cards(gpus: &Gpus, present: Option<u32>) -> u32 {
 /// Variables that srun and the runtime would heed: they are set for the program alone.
 const OF_PROGRAM: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"];
 
+/// The id of the job as the queue shows it. SLURM_JOB_ID of one job of an array stands for all of them.
+const ID: &str = r#"${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"#;
+
 /// The part of the script before the variables. Of two jobs that were submitted for one attempt the first does it. USR1 comes before
 /// the time limit, TERM when a person ends the job; srun would kill its tasks if it got a signal.
-const BEGIN: &str = r#"
-note() { echo "$2" > "$folder/$1.new" && mv "$folder/$1.new" "$folder/$1"; }
+const BEGIN: &str = r#"note() { echo "$2" > "$folder/$1.new" && mv "$folder/$1.new" "$folder/$1"; }
 mkdir "$folder/job.claim" || { [ -e "$folder/job.claim" ] && exit 0; exit 1; }
-ask() { again=1; touch "$folder/job.stop"; scancel --signal=TERM "$SLURM_JOB_ID"; }
-trap 'note job.time "$SLURM_JOB_ID"; ask' USR1
+ask() { again=1; touch "$folder/job.stop"; scancel --signal=TERM "$id"; }
+trap 'note job.time "$id"; ask' USR1
 trap ask TERM
-note job.started "$SLURM_JOB_ID"
+note job.started "$id"
 export USER="${USER:-$(id -un)}"
 "#;
 
@@ -104,10 +115,32 @@ note job.ended "$code"
 exit "$code"
 "#;
 
-pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
+/// The first lines of the script, by which it is known whose it is.
+pub fn heading(launch: &Launch) -> String {
+    format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe.\n", launch.attempt, launch.run_id)
+}
+
+/// Where the job of an attempt runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// In a job of its own, whose script nobody else sees.
+    ByItself,
+    /// In a place that was kept, by a file: it names variables where their values were.
+    InPlace,
+}
+
+pub fn text(launch: &Launch, program: &Program, folder: &Path, submitted: Submitted) -> String {
+    let none = BTreeMap::new();
+    let in_place = submitted == Submitted::InPlace;
+    let hidden = if in_place { &launch.variables } else { &none };
+    let quoted = |word: &str| quoted_without(word, hidden);
     let path = |path: &Path| quoted(&path.to_string_lossy());
-    let mut text = format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe.\n", launch.attempt, launch.run_id);
-    let _ = write!(text, "folder={}{BEGIN}", path(JobFiles::of(launch).folder()));
+    let mut text = heading(launch);
+    let _ = writeln!(text, "id={ID}\nfolder={}", path(JobFiles::of(launch).folder()));
+    if in_place {
+        text.push_str("exec >> \"$folder/job.out\" 2>&1\n");
+    }
+    text.push_str(BEGIN);
     let mut restored = String::new();
     for (name, value) in &launch.env {
         let is_deferred = OF_PROGRAM.contains(&name.as_str());
@@ -124,7 +157,7 @@ pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
     // A stop that came before there was a task to be told. There is no shell in a container that srun itself starts.
     let wrapper = match program.srun.is_empty() {
         true => format!(
-            "bash -c '[ ! -e \"$0\" ] || exit {STOPPED}; export {NODE_VARIABLE}=$SLURM_NODEID; {restored}exec \"$@\"' \"$folder/job.stop\" "
+            "bash -c '[ ! -e \"$0\" ] || exit {STOPPED}; export {NODE_VARIABLE}=${SLURM_NODE_VARIABLE}; {restored}exec \"$@\"' \"$folder/job.stop\" "
         ),
         false => String::new(),
     };
@@ -136,6 +169,53 @@ pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
         path(folder)
     );
     text
+}
+
+/// Seconds that a place waits for its run once it is there.
+pub const PLACE_WAIT: u32 = 120;
+
+/// What a place does before it has a run. A file that appears under the name `script` is the job; who puts one there first has the place.
+/// Where one waits in vain the `pipe` that kept it is gone: so are the others that wait in the queue.
+const PLACE: &str = r#"
+for ((i = 0; ; i++)); do
+  ls "$place" > /dev/null 2>&1
+  [ ! -e "$place/script" ] || break
+  if [ "$i" -ge "$limit" ]; then
+    mkdir -p "$place"
+    echo 'exit 0' > "$place/unused"
+    scancel --state=PENDING --name="$name" "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
+    if ln "$place/unused" "$place/script"; then exit 0; fi
+    [ -e "$place/script" ] || exit 1
+  fi
+  sleep 0.2
+done
+. "$place/script"
+"#;
+
+/// The script of places. The values of variables stay in it.
+pub fn text_of_place(name: &str, folder: &Path, variables: &BTreeMap<String, String>) -> String {
+    let mut text = "#!/bin/bash\n# A place in the queue, kept by pipe.\n".to_owned();
+    for (name, value) in variables {
+        let _ = writeln!(text, "{}={}", hidden_name(name), quoted(value));
+    }
+    let limit = PLACE_WAIT * 5;
+    let folder = quoted(&folder.to_string_lossy());
+    let _ = write!(text, "name={}\nlimit={limit}\nplace={folder}/\"${{SLURM_ARRAY_TASK_ID:-1}}\"{PLACE}", quoted(name));
+    text
+}
+
+/// How the script of a place names the value of a variable.
+fn hidden_name(variable: &str) -> String {
+    format!("pipe_value_{variable}")
+}
+
+/// One word of a shell that names variables where it has their values.
+fn quoted_without(word: &str, hidden: &BTreeMap<String, String>) -> String {
+    // The longest first: one value may be part of another.
+    let held = hidden.iter().filter(|(_, value)| !value.is_empty() && word.contains(value.as_str()));
+    let Some((name, value)) = held.max_by_key(|(_, value)| value.len()) else { return quoted(word) };
+    let parts: Vec<String> = word.split(value.as_str()).map(|part| quoted_without(part, hidden)).collect();
+    parts.join(&format!("\"${{{}}}\"", hidden_name(name)))
 }
 
 /// One word of a shell.
@@ -155,6 +235,17 @@ mod tests {
         );
         assert_eq!(of_name("pipe"), None);
         assert_eq!(of_name("pipe:x"), None);
+    }
+
+    #[test]
+    fn values_of_variables_are_named() {
+        let hidden = [("HOME", "/home/a"), ("TOKEN", "s3cret"), ("LONG", "s3cret-2"), ("EMPTY", "")];
+        let hidden = hidden.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        assert_eq!(quoted_without("plain", &hidden), "'plain'");
+        assert_eq!(
+            quoted_without("/home/a/x?s3cret-2&s3cret", &hidden),
+            r#"''"${pipe_value_HOME}"'/x?'"${pipe_value_LONG}"'&'"${pipe_value_TOKEN}"''"#
+        );
     }
 
     #[test]

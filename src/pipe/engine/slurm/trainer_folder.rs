@@ -43,7 +43,7 @@ pub fn ensure(trainer: &str, libraries: Option<&str>) -> Result<PathBuf, Error> 
 }
 
 /// A name that no other process uses, on this machine or another.
-fn unique(name: &str) -> String {
+pub fn unique(name: &str) -> String {
     let time = std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos());
     format!("{name}.{}-{time}", std::process::id())
 }

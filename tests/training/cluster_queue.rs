@@ -1,0 +1,115 @@
+//! Steps and trials that wait in the queue of a real Slurm before it is their turn.
+
+use crate::harness::{Folder, Needs, Slurm, Suite};
+
+pub fn tests(suite: &mut Suite) {
+    suite.test("cluster_queue::steps_and_trials", Needs::Slurm, steps_and_trials);
+}
+
+const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 200m, env: {TOKEN: \"a ${TOKEN_OF_TEST}\"}}";
+
+/// It is on no disk, but for that of the cluster.
+const SECRET: &str = "value-of-a-variable";
+
+/// Jobs by the name that they have, with their ids, in the order of the ids.
+fn jobs(slurm: &Slurm) -> Vec<(String, String)> {
+    let text = slurm.call("squeue", &["--noheader", "--array", "--states=all", "--sort=i", "--format=%j %i"]);
+    text.lines().filter_map(|line| line.split_once(' ')).map(|(name, id)| (name.to_owned(), id.to_owned())).collect()
+}
+
+fn id_of(slurm: &Slurm, end_of_name: &str) -> String {
+    let jobs = jobs(slurm);
+    let found = jobs.iter().find(|(name, _)| name.ends_with(end_of_name));
+    found.unwrap_or_else(|| panic!("no {end_of_name}: {jobs:?}")).1.clone()
+}
+
+#[track_caller]
+fn holds_no_secret(folder: &Folder) {
+    let found = folder.other_command("grep").args(["--recursive", "--files-with-matches", SECRET, "."]).output();
+    assert_eq!(String::from_utf8(found.unwrap().stdout).unwrap(), "");
+}
+
+fn steps_and_trials() {
+    let slurm = Slurm::start(1);
+    let with_secret = || slurm.with(Folder::new()).env("TOKEN_OF_TEST", SECRET);
+    steps(&slurm, &with_secret());
+    steps_that_end(&slurm, &with_secret());
+    trials(&slurm, &with_secret());
+}
+
+fn write_steps(folder: &Folder, first: &str) {
+    folder.write(
+        "steps.yaml",
+        format!(
+            "version: 1\nname: graph\nengine: slurm\nsteps:\n  \
+             one:\n    command: [bash, -c, '{first}']\n    outputs: {{a: a}}\n    train: {{batch: 8}}\n    {SMALL}\n  \
+             two:\n    needs: [one]\n    command: [bash, -c, 'cat {{steps.one.a}} > {{run}}/b; echo \"$TOKEN\" | wc -c >> {{run}}/b']\n    \
+             outputs: {{b: b}}\n    {SMALL}\n  \
+             three:\n    needs: [two]\n    command: [bash, -c, 'cat {{steps.two.b}}']\n    {SMALL}\n"
+        ),
+    );
+}
+
+/// The first step runs out of memory once: those that wait for it wait for its next job then.
+fn steps(slurm: &Slurm, folder: &Folder) {
+    write_steps(
+        folder,
+        "sleep 3; [ {batch} -lt 8 ] || {{ echo \"torch.OutOfMemoryError: CUDA out of memory\"; exit 1; }}; echo done > {run}/a",
+    );
+    let answer = folder.pipe(&["run", "steps.yaml", "--set", "steps.one.on_oom.patterns=[OutOfMemory]"]).exits(0);
+    answer
+        .says(&format!("two: job {} waits in the queue for {}", id_of(slurm, ".two:1"), id_of(slurm, ".one:2")))
+        .says(&format!("three: job {} waits in the queue for {}", id_of(slurm, ".three:1"), id_of(slurm, ".two:1")))
+        .says(&format!("for {}", id_of(slurm, ".one:1")))
+        .says("[three] done")
+        .says(&format!("[three] {}", SECRET.len() + 3));
+    assert_eq!(slurm.queue(), [""; 0]);
+    holds_no_secret(folder);
+    // Nothing has changed: nothing runs, and nothing waits.
+    let before = jobs(slurm).len();
+    folder.pipe(&["run", "steps.yaml", "--set", "steps.one.on_oom.patterns=[OutOfMemory]"]).exits(0);
+    assert_eq!(jobs(slurm).len(), before);
+}
+
+/// Where a step fails or is stopped, those that wait for it leave the queue.
+fn steps_that_end(slurm: &Slurm, folder: &Folder) {
+    write_steps(folder, "sleep 2; exit 1");
+    folder.pipe(&["run", "steps.yaml"]).exits(6).says("three: job ");
+    assert_eq!(slurm.queue(), [""; 0]);
+    write_steps(folder, "sleep 100");
+    folder.pipe(&["run", "steps.yaml", "--detach"]).exits(0);
+    folder.wait_until("three jobs in the queue", || slurm.queue().len() == 3);
+    folder.pipe(&["stop", "graph"]).exits(0);
+    assert_eq!(slurm.queue(), [""; 0]);
+}
+
+fn write_study(folder: &Folder, trials: u32, space: &str) {
+    let script = "import json, time; time.sleep(1); print(json.dumps(dict(step=1, loss=({vars.x} - 0.3) ** 2)))";
+    folder.write(
+        "study.yaml",
+        format!(
+            "version: 1\ntune: study\npipeline:\n  version: 1\n  name: study\n  engine: slurm\n  command: [python3, -c, \"{script}\"]\n  \
+             vars: {{x: 1.0}}\n  {SMALL}\nobjective: {{metric: loss, direction: minimize}}\nspace: {{vars.x: {{low: 0.0, high: 1.0}}{space}}}\n\
+             budget: {{trials: {trials}, parallel: 2}}\nprune: {{kind: none}}\n"
+        ),
+    );
+}
+
+fn trials(slurm: &Slurm, folder: &Folder) {
+    write_study(folder, 5, "");
+    folder.pipe(&["tune", "run", "study.yaml"]).exits(0).says("trials run as jobs of the array ");
+    let array = id_of(slurm, ".0:1").split_once('_').unwrap().0.to_owned();
+    let places: Vec<String> = (0..5).map(|trial| id_of(slurm, &format!(".{trial}:1"))).collect();
+    assert!(places.iter().all(|id| id.starts_with(&format!("{array}_"))), "{places:?}");
+    assert_eq!(slurm.queue(), [""; 0]);
+    holds_no_secret(folder);
+    // Jobs that ask for different things are no array.
+    write_study(folder, 2, ", container.memory: [150m, 250m]");
+    folder.pipe(&["tune", "run", "study.yaml"]).exits(0).says_not("array");
+    // A study that is stopped leaves nothing behind, and goes on.
+    write_study(folder, 30, "");
+    folder.pipe(&["tune", "run", "study.yaml", "--detach"]).exits(0);
+    folder.wait_until("an array in the queue", || slurm.queue().len() > 1);
+    folder.pipe(&["stop", "study"]).exits(0);
+    assert_eq!(slurm.queue(), [""; 0]);
+}
