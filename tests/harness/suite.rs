@@ -39,6 +39,8 @@ pub enum Needs {
     OwnDaemon,
     /// To be root, and the packages that tests/slurm/cluster installs.
     Slurm,
+    /// The same, and a daemon on this machine.
+    SlurmAndDocker,
     /// The daemon, and to be root of a Debian, whose packages a base system is made of.
     BaseSystem,
 }
@@ -74,6 +76,7 @@ impl Needs {
             Self::Slurm => {
                 (!root() || !slurm()).then_some("not root, or no Slurm; `tests/slurm/cluster install` installs it")
             }
+            Self::SlurmAndDocker => Self::Slurm.missing().or(Self::Docker.missing()),
             Self::BaseSystem => {
                 Self::Docker.missing().or((!root() || !dpkg()).then_some("not root, or no Debian packages"))
             }
@@ -88,7 +91,7 @@ impl Needs {
             Self::DockerWithoutGpu => (!gpu()).then_some("PIPE_REQUIRE_DOCKER"),
             Self::BaseSystem => dpkg().then_some("PIPE_REQUIRE_DOCKER"),
             Self::Chromium => Some("PIPE_REQUIRE_BROWSER"),
-            Self::Slurm => Some("PIPE_REQUIRE_SLURM"),
+            Self::Slurm | Self::SlurmAndDocker => Some("PIPE_REQUIRE_SLURM"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
             Self::Mlflow | Self::Wandb | Self::Optuna | Self::Python => None,
         }

@@ -27,6 +27,7 @@ pub fn tests(suite: &mut Suite) {
     test("what_the_cluster_refuses_and_doctor", refused);
     test("a_folder_that_nodes_do_not_see", unseen_folder);
     test("many_runs_ask_as_often_as_one", many_runs);
+    suite.test("clusters::an_image_that_is_built_here", Needs::SlurmAndDocker, built_image);
 }
 
 const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 700m}\nengine: slurm\n";
@@ -360,4 +361,53 @@ fn many_runs() {
     stop.extend(ids.iter().map(String::as_str));
     folder.pipe(&stop).exits(0);
     slurm.call("scancel", &["--user=root"]);
+}
+
+/// A command in an image that is built and exported here sees its files, variables and folder.
+fn built_image() {
+    let slurm = Slurm::start(1);
+    let folder = slurm.with(Folder::new());
+    let cache = folder.path().join("cache").display().to_string();
+    let folder = folder.env("PIPE_CACHE", cache);
+    write_shell_image(&folder);
+    let command = r#"read -r line < file; echo \"$line, $GREETING, $LEVEL, $(pwd)\""#;
+    let container = "{gpus: 0, memory: 200m, image: image/shell.Dockerfile, env: {LEVEL: pipeline}}";
+    folder.write(
+        "job.yaml",
+        format!(
+            "version: 1\nname: job\ncommand: [sh, -c, \"{command}\"]\ncontainer: {container}\nengine: slurm\n\
+             slurm: {{containers: charliecloud}}\n"
+        ),
+    );
+    let sees = "a file, it's = here, pipeline, /work";
+    folder.pipe(&["run", "job.yaml"]).exits(0).says("exporting pipe-shell:").says(sees);
+    let lock: Value = serde_json::from_str(&folder.read_run("lock.json")).unwrap();
+    let on = |name: &str| lock["on"][name].as_str().unwrap_or_default().to_owned();
+    assert!(on("image").starts_with("pipe-shell:") && on("image_id").starts_with("sha256:"), "{lock:#}");
+    folder.pipe(&["run", "job.yaml"]).exits(0).says("(unchanged)").says_not("exporting").says(sees);
+    let unknown = "container.image=nobody/nothing:1";
+    folder.pipe(&["run", "job.yaml", "--set", unknown]).exits(4).says("does not have nobody/nothing:1").says("hint: ");
+    // Without a daemon what was exported can be used, and nothing else.
+    let folder = folder.env("DOCKER_HOST", "unix:///nowhere/docker.sock");
+    folder.pipe(&["run", "job.yaml"]).exits(0).says(sees);
+    folder.write("image/file", "another file\n");
+    folder.pipe(&["run", "job.yaml"]).exits(4).says("shell.Dockerfile cannot be built").says("hint: ");
+    assert_eq!(slurm.queue(), [""; 0]);
+}
+
+/// An image with nothing but a shell of this machine.
+fn write_shell_image(folder: &Folder) {
+    let root = folder.path().join("image/root");
+    let loaded = std::process::Command::new("ldd").arg("/bin/sh").output().unwrap();
+    let loaded = String::from_utf8(loaded.stdout).unwrap();
+    let libraries = loaded.split_whitespace().filter(|word| word.starts_with('/')).map(|path| (path, &path[1..]));
+    for (from, to) in libraries.chain([("/bin/sh", "tools/sh")]) {
+        let to = root.join(to);
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(from, to).unwrap();
+    }
+    folder.write("image/file", "a file\n").write(
+        "image/shell.Dockerfile",
+        "FROM scratch\nCOPY root /\nCOPY file /work/file\nENV PATH=/tools LEVEL=image GREETING=\"it's = here\"\nWORKDIR /work\n",
+    );
 }

@@ -41,8 +41,8 @@ pub fn check(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<Place
 }
 
 /// The same of a run that is new: also what the engine would not take now.
-pub fn check_new(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<Placement, Error> {
-    engine.check_request(&pipeline.container)?;
+pub async fn check_new(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<Placement, Error> {
+    engine.check_request(&pipeline.container).await?;
     check(engine, pipeline, job)
 }
 

@@ -98,7 +98,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     let engine = registry::choose(wanted, &loaded.pipeline.cluster_request(), &reporter).await?;
     let engine = engine.as_ref();
     // What cannot be had is said before there is a run.
-    let placement = template::check_new(engine, &loaded.pipeline, options.choices.job)?;
+    let placement = template::check_new(engine, &loaded.pipeline, options.choices.job).await?;
     if options.dry_run {
         let description = tokio::select! {
             description = describe(engine, loaded, options.choices.job) => description?,

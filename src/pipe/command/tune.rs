@@ -58,7 +58,7 @@ async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
     let wanted = options.engine.as_deref().or(first.engine.map(EngineKind::name));
     let engine = registry::choose(wanted, &first.cluster_request(), &reporter).await?;
     // What cannot be had is said before there is a study.
-    template::check_new(engine.as_ref(), &first, pipe_spec::Job::Train)?;
+    template::check_new(engine.as_ref(), &first, pipe_spec::Job::Train).await?;
     // A model that is searched for may be of another architecture than the pipeline says.
     if study.parameter("model.from").is_none() {
         let parsed = Parsed { pipeline: first, text: String::new(), variables: variables.clone() };

@@ -198,7 +198,8 @@ impl<'a> Driver<'a> {
         self.check_ledger(ledger.as_ref());
         let first = template.spec(engine, self.run.folder.path(), 1, &template.first_settings());
         let config = loaded.pipeline.training().and_then(|training| model_config(training, inputs)).unwrap_or_default();
-        let identity = match loaded.pipeline.command().filter(|_| engine.images().is_none()) {
+        let in_image = engine.runs_in_image(loaded.pipeline.container.image.as_ref());
+        let identity = match loaded.pipeline.command().filter(|_| !in_image) {
             // Without an image the scripts that it names are its program.
             Some(command) => format!("{}:{}", program.identity(), scripts_hash(command, &loaded.variables)),
             None => program.identity(),

@@ -15,7 +15,7 @@ mod sockets;
 mod toy;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use pipe_spec::Device;
@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 
 use crate::error::Error;
 use crate::gpu::Card;
-use crate::image::Recipe;
+use crate::image::{ImageConfig, Recipe};
 use crate::report::Reporter;
 pub use launch::{JobProgram, Launch};
 pub use lines::{Line, LineSplitter, Source};
@@ -76,7 +76,7 @@ pub trait Engine {
     fn check(&self, container: &Container) -> Result<(), Error>;
 
     /// Refuses what the engine cannot give any job, a command too. Called before there is a run.
-    fn check_request(&self, _container: &Container) -> Result<(), Error> {
+    async fn check_request(&self, _container: &Container) -> Result<(), Error> {
         Ok(())
     }
 
@@ -126,6 +126,11 @@ pub trait Engine {
     fn images(&self) -> Option<&dyn ImageStore> {
         None
     }
+
+    /// Whether a job with this `container.image` sees the files of an image, and not those of the machine.
+    fn runs_in_image(&self, _image: Option<&Image>) -> bool {
+        self.images().is_some()
+    }
 }
 
 /// A job that was started.
@@ -161,6 +166,9 @@ pub trait ImageStore {
 
     /// Those that were built by `pipe`.
     async fn built_images(&self) -> Result<Vec<BuiltImage>, Error>;
+
+    /// Writes the files of an image into a folder that is empty. Returns how its programs are started.
+    async fn export(&self, image: &str, folder: &Path) -> Result<ImageConfig, Error>;
 }
 
 /// An image that was built by `pipe`.

@@ -4,6 +4,7 @@ pub mod bounded;
 pub mod digests;
 pub mod disk;
 pub mod model_files;
+pub mod rooted;
 pub mod tree;
 mod whole;
 

@@ -259,7 +259,7 @@ impl<'a> GraphDriver<'a> {
         self.reporter.doing(&format!("preparing {}", step.name));
         let engine = self.engine_of(step).await?;
         let (pipeline, loaded) = self.load(step, engine.as_ref()).await?;
-        template::check_new(engine.as_ref(), &pipeline, Job::Train)?;
+        template::check_new(engine.as_ref(), &pipeline, Job::Train).await?;
         let hash = self.hash(step, &loaded, engine.as_ref()).await?;
         if begun.is_none() {
             let reusable = hash.as_ref().filter(|_| !self.run.state.graph[index].again);
@@ -341,9 +341,9 @@ impl<'a> GraphDriver<'a> {
             return Ok(None);
         }
         let is_command = step.pipeline.work.kind() == WorkKind::Command;
-        let has_images = engine.images().is_some();
         let image = loaded.pipeline.container.image.as_ref();
-        let program = match has_images || !is_command {
+        let in_image = engine.runs_in_image(image);
+        let program = match in_image || !is_command {
             true => Some(engine.program(image).await?),
             false => None,
         };
@@ -369,7 +369,7 @@ impl<'a> GraphDriver<'a> {
             program: program.as_ref().map(Program::identity).into_iter().chain(image_id).collect(),
             lock: locked.as_ref(),
             outputs: outputs.collect(),
-            names_files: !has_images,
+            names_files: !in_image,
         };
         content::hash(step, &inputs, &self.parsed.variables).map(Some)
     }

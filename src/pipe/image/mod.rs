@@ -1,10 +1,12 @@
 //! What images are made of: the files that go in, their hash, the context that is sent. Knows no engine.
 
 mod card_support;
+mod config;
 mod context;
 mod elf;
 mod fatbin;
 mod stage;
+mod unpack;
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +16,12 @@ use crate::error::Error;
 use crate::files::bounded;
 use crate::files::digests::Digests;
 pub use card_support::{check_card, check_cards};
+pub use config::ImageConfig;
 pub use context::Context;
 pub use elf::find_library;
 pub use fatbin::architectures;
 pub use stage::{Cuda, Staged, find_trainer, stage};
+pub use unpack::unpack;
 
 /// The Dockerfile of the trainer image, used where a pipeline names none.
 const TRAINER_DOCKERFILE: &str = include_str!("../../../docker/trainer.Dockerfile");

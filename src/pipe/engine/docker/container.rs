@@ -146,7 +146,7 @@ pub async fn kernel_reported_oom(docker: &Docker, id: &str, state: &ContainerSta
     matches!(tokio::time::timeout(Duration::from_secs(2), events.next()).await, Ok(Some(Ok(_))))
 }
 
-fn unix_now() -> u64 {
+pub fn unix_now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
 

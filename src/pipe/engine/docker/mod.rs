@@ -4,13 +4,14 @@ mod build;
 mod connect;
 mod container;
 mod doctor;
+mod export;
 mod follow;
 mod gpu;
 mod image;
 mod job;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ use super::registry::Registration;
 use super::{BuiltImage, Engine, EngineJob, FoundJob, ImageStore, JobProgram, Launch, StartedJob};
 use crate::error::Error;
 use crate::gpu::Card;
-use crate::image::{Recipe, check_cards};
+use crate::image::{ImageConfig, Recipe, check_cards};
 use crate::report::Reporter;
 use follow::Follower;
 use gpu::Passthrough;
@@ -43,6 +44,7 @@ pub const LABEL_RUN: &str = "pipe.run";
 pub const LABEL_ATTEMPT: &str = "pipe.attempt";
 pub const LABEL_FOLDER: &str = "pipe.folder";
 pub const LABEL_IMAGE: &str = "pipe.image";
+pub const LABEL_EXPORT: &str = "pipe.export";
 
 const NAME: &str = "docker";
 
@@ -276,6 +278,10 @@ impl ImageStore for DockerEngine {
                 image.repo_tags.into_iter().map(move |name| BuiltImage { name, id: id.clone(), size, created })
             })
             .collect())
+    }
+
+    async fn export(&self, image: &str, folder: &Path) -> Result<ImageConfig, Error> {
+        self.export_image(image, folder).await
     }
 }
 

@@ -3,6 +3,8 @@
 mod doctor;
 mod files;
 mod follow;
+mod image;
+mod image_folder;
 mod job;
 mod places;
 mod programs;
@@ -12,7 +14,8 @@ mod snapshot;
 mod state;
 mod trainer_folder;
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,13 +33,15 @@ use super::{Engine, EngineJob, FoundJob, JobProgram, Launch, QueuePlaces, Starte
 use crate::background;
 use crate::error::Error;
 use crate::gpu::Card;
-use crate::image;
+use crate::image::{libraries_digest, trainer_digest};
 use crate::report::Reporter;
 use files::JobFiles;
 use follow::Follower;
+use image::ReadyImage;
+use image_folder::ImageFolder;
 use job::ClusterJob;
 use programs::{Config, Failure, Node, NodeGroup, SeenJob};
-use runtime::Root;
+use runtime::{Root, RootFiles};
 use script::Submitted;
 
 const NAME: &str = "slurm";
@@ -70,6 +75,8 @@ struct SlurmEngine {
     config: Config,
     groups: Vec<NodeGroup>,
     runtime: ContainerRuntime,
+    /// The images that `prepare` has exported, by their names.
+    image_folders: RefCell<BTreeMap<String, ImageFolder>>,
 }
 
 impl SlurmEngine {
@@ -79,19 +86,30 @@ impl SlurmEngine {
             let config = programs::config().map_err(failed)?;
             let groups = programs::node_groups().map_err(failed)?;
             let runtime = runtime::choose(settings.containers);
-            Ok(Self { settings, config, groups, runtime })
+            Ok((settings, config, groups, runtime))
         })
         .await
+        .map(|(settings, config, groups, runtime)| Self {
+            settings,
+            config,
+            groups,
+            runtime,
+            image_folders: RefCell::default(),
+        })
     }
 
     /// The nodes that jobs of this run may have.
     fn own_groups(&self) -> impl Iterator<Item = &NodeGroup> {
+        self.own_of(&self.groups)
+    }
+
+    fn own_of<'a>(&'a self, groups: &'a [NodeGroup]) -> impl Iterator<Item = &'a NodeGroup> {
         // Several may be named, with commas between them.
         let wanted = |group: &&NodeGroup| match &self.settings.partition {
             Some(names) => names.split(',').any(|name| name == group.partition),
             None => group.is_default,
         };
-        self.groups.iter().filter(wanted)
+        groups.iter().filter(wanted)
     }
 
     /// Cards of a node of the partition: those of the one that has most of them, unless all of any node are wanted.
@@ -130,13 +148,25 @@ impl SlurmEngine {
 
     /// What a job runs in, on a file system that the nodes see.
     async fn root(&self, launch: &Launch) -> Result<Root, Error> {
-        let runtime = self.runtime;
-        let needs_folder = launch.program == JobProgram::Trainer && launch.image.is_none();
-        let folder = match needs_folder {
-            true => Some(background::run(trainer_folder).await?),
-            false => None,
+        let files = match (&launch.image, &launch.program) {
+            (Some(name), _) => match self.image_folders.borrow().get(name) {
+                Some(folder) => RootFiles::Image(folder.clone()),
+                None => RootFiles::Pulled(name.clone()),
+            },
+            (None, JobProgram::Trainer) => RootFiles::Trainer(background::run(trainer_folder).await?),
+            (None, JobProgram::Command(_)) => RootFiles::OfNode,
         };
-        Ok(Root { runtime, folder, image: launch.image.clone() })
+        Ok(Root { runtime: self.runtime, files })
+    }
+
+    fn program_in(&self, image: String, image_id: Option<String>) -> Program {
+        Program {
+            engine: NAME.to_owned(),
+            engine_version: Some(self.config.version.clone()),
+            image: Some(image),
+            image_id,
+            ..Program::default()
+        }
     }
 
     /// Submits a job. Where the controller does not answer, it may have taken the job all the same.
@@ -181,7 +211,7 @@ impl SlurmEngine {
 }
 
 fn trainer_folder() -> Result<PathBuf, Error> {
-    trainer_folder::ensure(&image::trainer_digest()?, image::libraries_digest().as_deref())
+    trainer_folder::ensure(&trainer_digest()?, libraries_digest().as_deref())
 }
 
 #[async_trait(?Send)]
@@ -244,13 +274,13 @@ impl Engine for SlurmEngine {
         Ok(())
     }
 
-    fn check_request(&self, container: &Container) -> Result<(), Error> {
+    async fn check_request(&self, container: &Container) -> Result<(), Error> {
         let refused = |said: String, hint: &str| Error::JobRefused { engine: NAME, said, hint: hint.to_owned() };
         if let Gpus::Ids(_) = container.gpus {
             let said = "container.gpus names cards: the cluster chooses them".to_owned();
             return Err(refused(said, "give their number: --set container.gpus=1"));
         }
-        runtime::check_image(self.runtime, container.image.as_ref())?;
+        image::check(self.runtime, container.image.as_ref()).await?;
         if self.own_groups().next().is_none() {
             let mut known: Vec<&str> = self.groups.iter().map(|group| group.partition.as_str()).collect();
             known.dedup();
@@ -306,33 +336,38 @@ impl Engine for SlurmEngine {
 
     async fn program(&self, image: Option<&Image>) -> Result<Program, Error> {
         let engine_version = Some(self.config.version.clone());
-        if let Some(Image::Existing(name)) = image {
-            return Ok(Program {
-                engine: NAME.to_owned(),
-                engine_version,
-                image: Some(name.clone()),
-                ..Program::default()
-            });
+        if let Some(image) = image {
+            let (name, id) = image::identify(image).await?;
+            return Ok(self.program_in(name, id));
         }
-        let digests = || Ok((image::trainer_digest()?, image::libraries_digest()));
+        let digests = || Ok((trainer_digest()?, libraries_digest()));
         let (trainer, libraries) = background::run(digests).await?;
         Ok(Program { engine: NAME.to_owned(), engine_version, trainer: Some(trainer), libraries, ..Program::default() })
     }
 
     fn preparation(&self) -> &'static str {
-        "preparing the trainer for the nodes"
+        "preparing what the nodes run"
     }
 
     async fn prepare(
         &self,
         image: Option<&Image>,
-        _first: Option<&Program>,
-        _reporter: &mut Reporter,
+        first: Option<&Program>,
+        reporter: &mut Reporter,
     ) -> Result<Program, Error> {
-        if image.is_none() {
+        let Some(image) = image else {
             background::run(trainer_folder).await?;
+            return self.program(None).await;
+        };
+        let ReadyImage { name, id, folder } = image::prepare(self.runtime, image, first, reporter).await?;
+        if let Some(folder) = folder {
+            self.image_folders.borrow_mut().insert(name.clone(), folder);
         }
-        self.program(image).await
+        Ok(self.program_in(name, id))
+    }
+
+    fn runs_in_image(&self, image: Option<&Image>) -> bool {
+        image.is_some()
     }
 
     async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {

@@ -22,6 +22,8 @@ pub struct Program {
     pub words: Vec<String>,
     /// Options of srun that run it in a container.
     pub srun: Vec<String>,
+    /// Variables that the script exports.
+    pub env: BTreeMap<String, String>,
 }
 
 /// The name of a job, by which it is found again.
@@ -86,7 +88,7 @@ pub fn cards(gpus: &Gpus, present: Option<u32>) -> u32 {
 }
 
 /// Variables that srun and the runtime would heed: they are set for the program alone.
-const OF_PROGRAM: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"];
+pub const OF_PROGRAM: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"];
 
 /// The id of the job as the queue shows it. SLURM_JOB_ID of one job of an array stands for all of them.
 const ID: &str = r#"${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"#;
@@ -142,7 +144,7 @@ pub fn text(launch: &Launch, program: &Program, folder: &Path, submitted: Submit
     }
     text.push_str(BEGIN);
     let mut restored = String::new();
-    for (name, value) in &launch.env {
+    for (name, value) in &program.env {
         let is_deferred = OF_PROGRAM.contains(&name.as_str());
         let own = if is_deferred { format!("PIPE_JOB_{name}") } else { name.clone() };
         let _ = writeln!(text, "export {own}={}", quoted(value));

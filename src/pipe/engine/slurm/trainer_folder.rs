@@ -7,6 +7,7 @@ use std::process::Command;
 
 use crate::error::Error;
 use crate::files::digests::cache_folder;
+use crate::files::rooted::inside;
 use crate::image;
 
 /// Where a Dockerfile of the trainer puts what is staged under these names.
@@ -14,8 +15,7 @@ const PLACES: [(&str, &str); 3] =
     [("pipe/bin", "opt/pipe/bin"), ("pipe/libtorch", "opt/pipe/libtorch"), ("pipe/system", "")];
 
 /// What runtimes mount over, or expect to be there.
-const FOLDERS: [&str; 12] =
-    ["dev", "proc", "sys", "tmp", "etc", "run", "root", "home", "var/tmp", "mnt", "opt/pipe/driver", "usr/bin"];
+const FOLDERS: [&str; 11] = ["dev", "proc", "sys", "tmp", "etc", "run", "root", "home", "var/tmp", "mnt", "usr/bin"];
 const FILES: [&str; 5] = ["etc/passwd", "etc/group", "etc/hosts", "etc/resolv.conf", "etc/nsswitch.conf"];
 
 /// The trainer in such a folder.
@@ -50,7 +50,7 @@ pub fn unique(name: &str) -> String {
 
 /// The same as one file, beside the folder.
 pub fn archive(folder: &Path) -> Result<PathBuf, Error> {
-    let file = folder.with_extension("sqsh");
+    let file = archive_path(folder);
     if file.is_file() {
         return Ok(file);
     }
@@ -66,17 +66,18 @@ pub fn archive(folder: &Path) -> Result<PathBuf, Error> {
     Ok(file)
 }
 
+/// Where that file is.
+pub fn archive_path(folder: &Path) -> PathBuf {
+    folder.with_extension("sqsh")
+}
+
 fn fill(root: &Path) -> Result<(), Error> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| Error::Write { path, source }
     };
-    for folder in FOLDERS {
-        fs::create_dir_all(root.join(folder)).map_err(failed(root))?;
-    }
-    for file in FILES {
-        fs::write(root.join(file), "").map_err(failed(root))?;
-    }
+    fs::create_dir_all(root.join("opt/pipe/driver")).map_err(failed(root))?;
+    add_runtime_places(root)?;
     for (name, source) in image::stage()?.files {
         let Some(place) = PLACES.iter().find_map(|(staged, place)| Some((place, name.strip_prefix(staged)?))) else {
             continue;
@@ -90,18 +91,27 @@ fn fill(root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Where something is mounted in a folder, there must be something to mount over.
-pub fn make_mount_point(root: &Path, host: &Path, mounted: &Path) -> Result<(), Error> {
-    let place = root.join(mounted.strip_prefix("/").unwrap_or(mounted));
-    let failed = |source| Error::Write { path: place.clone(), source };
-    if host.is_dir() {
-        return fs::create_dir_all(&place).map_err(failed);
+/// Makes what runtimes mount over, where it is not there.
+pub fn add_runtime_places(root: &Path) -> Result<(), Error> {
+    FOLDERS.iter().try_for_each(|folder| make_place(root, Path::new(folder), true).map(drop))?;
+    FILES.iter().try_for_each(|file| make_place(root, Path::new(file), false).map(drop))
+}
+
+/// Where something is mounted in a folder, there must be something to mount over. Returns where that is for the job, behind the
+/// links that lead there.
+pub fn make_mount_point(root: &Path, host: &Path, mounted: &Path) -> Result<PathBuf, Error> {
+    let place = make_place(root, mounted, host.is_dir())?;
+    Ok(Path::new("/").join(place.strip_prefix(root).unwrap_or(&place)))
+}
+
+fn make_place(root: &Path, path: &Path, is_folder: bool) -> Result<PathBuf, Error> {
+    let failed = |source| Error::Write { path: root.join(path.strip_prefix("/").unwrap_or(path)), source };
+    let place = inside(root, path).map_err(failed)?;
+    if is_folder {
+        fs::create_dir_all(&place).map_err(failed)?;
+    } else if !place.exists() {
+        place.parent().map_or(Ok(()), fs::create_dir_all).map_err(failed)?;
+        fs::write(&place, "").map_err(failed)?;
     }
-    if let Some(folder) = place.parent() {
-        fs::create_dir_all(folder).map_err(failed)?;
-    }
-    match place.exists() {
-        true => Ok(()),
-        false => fs::write(&place, "").map_err(failed),
-    }
+    Ok(place)
 }

@@ -1,0 +1,180 @@
+//! Where jobs get `container.image` from: the container engine of this machine, which builds and exports it, or a registry that the
+//! nodes pull from.
+
+use pipe_spec::lock::Program;
+use pipe_spec::pipeline::{ContainerRuntime, Image};
+
+use super::image_folder::{self, ImageFolder};
+use crate::background;
+use crate::engine::{Engine, ImageStore, registry};
+use crate::error::Error;
+use crate::image::{self, Recipe};
+use crate::report::Reporter;
+
+/// An image that jobs can have.
+pub struct ReadyImage {
+    pub name: String,
+    pub id: Option<String>,
+    /// Absent where the nodes pull it.
+    pub folder: Option<ImageFolder>,
+}
+
+/// Refuses an image that jobs cannot get. Builds nothing.
+pub async fn check(runtime: ContainerRuntime, image: Option<&Image>) -> Result<(), Error> {
+    let Some(image) = image else { return Ok(()) };
+    if runtime == ContainerRuntime::None {
+        return refuse(runtime, image, false, None);
+    }
+    let engine = connect().await?;
+    let can_be_had = match (&engine, image) {
+        (Ok(_), Image::Dockerfile(_)) => true,
+        (Ok(engine), Image::Existing(name)) => store(engine.as_ref())?.image_id(name).await?.is_some(),
+        (Err(_), image) => exported(image).await?.is_some(),
+    };
+    refuse(runtime, image, can_be_had, engine.err().as_deref())
+}
+
+/// The name of an image, and its id where it is there. Builds nothing.
+pub async fn identify(image: &Image) -> Result<(String, Option<String>), Error> {
+    let name = name(image).await?;
+    let id = match connect().await? {
+        Ok(engine) => store(engine.as_ref())?.image_id(&name).await?,
+        Err(_) => exported(image).await?.and_then(|image| image.id),
+    };
+    Ok((name, id))
+}
+
+/// Builds and exports an image, as far as that is needed. `first` is what earlier attempts of the run had, which it keeps.
+pub async fn prepare(
+    runtime: ContainerRuntime,
+    image: &Image,
+    first: Option<&Program>,
+    reporter: &mut Reporter,
+) -> Result<ReadyImage, Error> {
+    let has_containers = runtime != ContainerRuntime::None;
+    if has_containers
+        && let Some(Program { image: Some(name), image_id: Some(id), .. }) = first
+        && let Some(folder) = image_folder::find(id)?
+    {
+        return Ok(ReadyImage { name: name.clone(), id: Some(id.clone()), folder: Some(folder) });
+    }
+    check(runtime, Some(image)).await?;
+    let pulled = |name: String| ReadyImage { name, id: None, folder: None };
+    let Ok(engine) = connect().await? else {
+        return match exported(image).await? {
+            Some(exported) => Ok(exported),
+            None => Ok(pulled(name(image).await?)),
+        };
+    };
+    let images = store(engine.as_ref())?;
+    let name = match image {
+        Image::Existing(name) => name.clone(),
+        Image::Dockerfile(path) => {
+            let recipe = recipe(path).await?;
+            images.ensure(&recipe, reporter).await?;
+            recipe.name
+        }
+    };
+    let Some(id) = images.image_id(&name).await? else { return Ok(pulled(name)) };
+    let folder = image_folder::ensure(images, &name, &id, reporter).await?;
+    Ok(ReadyImage { name, id: Some(id), folder: Some(folder) })
+}
+
+/// The image of a Dockerfile, where it was exported before: its name is a hash of its content.
+async fn exported(image: &Image) -> Result<Option<ReadyImage>, Error> {
+    let Image::Dockerfile(_) = image else { return Ok(None) };
+    let name = name(image).await?;
+    let found = image_folder::find_named(&name)?;
+    Ok(found.map(|(id, folder)| ReadyImage { name, id: Some(id), folder: Some(folder) }))
+}
+
+async fn name(image: &Image) -> Result<String, Error> {
+    match image {
+        Image::Existing(name) => Ok(name.clone()),
+        Image::Dockerfile(path) => Ok(recipe(path).await?.name),
+    }
+}
+
+/// The engine of this machine that has images, or why there is none.
+async fn connect() -> Result<Result<Box<dyn Engine>, String>, Error> {
+    match registry::connect_for_images().await {
+        Ok(engine) => Ok(Ok(engine)),
+        Err(Error::NoEngine { reason, .. }) => Ok(Err(reason)),
+        Err(error) => Err(error),
+    }
+}
+
+fn store(engine: &dyn Engine) -> Result<&dyn ImageStore, Error> {
+    let reason = || format!("the engine {} has no images", engine.name());
+    engine.images().ok_or_else(|| Error::NoEngine { reason: reason(), hint: String::new() })
+}
+
+/// Runs in a thread of its own, so that signals are heard.
+async fn recipe(dockerfile: &str) -> Result<Recipe, Error> {
+    let path = dockerfile.to_owned();
+    background::run(move || image::recipe(Some(&path))).await
+}
+
+/// `missing`: why no container engine answers on this machine, if none does.
+fn refuse(runtime: ContainerRuntime, image: &Image, can_be_had: bool, missing: Option<&str>) -> Result<(), Error> {
+    let missing = missing.map(|reason| format!("no container engine answers here ({reason})"));
+    let (said, hint) = match (runtime, image) {
+        (ContainerRuntime::None, _) => (
+            format!("container.image cannot be used with slurm.containers: {}", runtime.name()),
+            "leave it out: the trainer runs as it is, and so does a command",
+        ),
+        _ if can_be_had => return Ok(()),
+        (_, Image::Dockerfile(path)) => (
+            format!("{path} cannot be built: {}", missing.unwrap_or_default()),
+            "start Docker or Podman here; or run pipe once where there is one, with the same PIPE_CACHE: jobs use the folder that it \
+             leaves there; or push the image, and give its name with a tag that the nodes can pull (apptainer, pyxis)",
+        ),
+        (ContainerRuntime::Pyxis | ContainerRuntime::Apptainer, Image::Existing(_)) => return Ok(()),
+        (ContainerRuntime::Charliecloud, Image::Existing(name)) => (
+            format!(
+                "Charliecloud pulls no images, and {}",
+                missing.unwrap_or_else(|| format!("the container engine of this machine does not have {name}"))
+            ),
+            "pull it here first with Docker or Podman, or let the nodes pull it: --set slurm.containers=apptainer, where they have \
+             Apptainer",
+        ),
+    };
+    Err(Error::JobRefused { engine: super::NAME, said, hint: hint.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_jobs_cannot_get_is_refused() {
+        use ContainerRuntime::{Apptainer, Charliecloud, None as NoRuntime, Pyxis};
+        let (file, name) = (Image::Dockerfile("x/Dockerfile".to_owned()), Image::Existing("x:1".to_owned()));
+        let absent = Some("no socket");
+        for (runtime, image, can_be_had, missing, want) in [
+            (Charliecloud, &file, true, None, Ok(())),
+            (Apptainer, &file, true, absent, Ok(())),
+            (Charliecloud, &name, true, None, Ok(())),
+            (Apptainer, &name, false, absent, Ok(())),
+            (Pyxis, &name, false, None, Ok(())),
+            (NoRuntime, &file, true, None, Err("slurm.containers: none")),
+            (NoRuntime, &name, false, absent, Err("slurm.containers: none")),
+            (
+                Pyxis,
+                &file,
+                false,
+                absent,
+                Err("x/Dockerfile cannot be built: no container engine answers here (no socket)"),
+            ),
+            (Charliecloud, &name, false, None, Err("does not have x:1")),
+            (Charliecloud, &name, false, absent, Err("no container engine answers here (no socket)")),
+        ] {
+            let got = refuse(runtime, image, can_be_had, missing);
+            match (&got, want) {
+                (Ok(()), Ok(())) => {}
+                (Err(Error::JobRefused { said, .. }), Err(want)) => assert!(said.contains(want), "{said}"),
+                _ => panic!("{} {image:?}: {got:?}", runtime.name()),
+            }
+        }
+    }
+}
