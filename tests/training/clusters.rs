@@ -267,8 +267,8 @@ fn commands(slurm: &Slurm) {
     folder.write("job.yaml", format!("version: 1\nname: job\ncommand: [bash, -c, \"{command}\"]\n{settings}"));
     let running = folder.start(&["run", "job.yaml"]);
     folder.wait_for_log(1, "begun");
-    slurm.call("scancel", &["--user=root"]);
-    running.end().exits(130);
+    slurm.cancel_as_operator();
+    running.end().exits(130).says("error: the user 65534 cancelled the job");
     assert_eq!(attempts(&folder)[0]["cause"], "cancelled");
     folder.pipe(&["resume", "--detach"]).exits(0);
     let started = folder.run_folder().join("attempts/02/job.started");

@@ -100,16 +100,12 @@ impl SlurmEngine {
 
     /// The nodes that jobs of this run may have.
     fn own_groups(&self) -> impl Iterator<Item = &NodeGroup> {
-        self.own_of(&self.groups)
-    }
-
-    fn own_of<'a>(&'a self, groups: &'a [NodeGroup]) -> impl Iterator<Item = &'a NodeGroup> {
         // Several may be named, with commas between them.
         let wanted = |group: &&NodeGroup| match &self.settings.partition {
             Some(names) => names.split(',').any(|name| name == group.partition),
             None => group.is_default,
         };
-        groups.iter().filter(wanted)
+        self.groups.iter().filter(wanted)
     }
 
     /// Cards of a node of the partition: those of the one that has most of them, unless all of any node are wanted.
