@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -184,6 +185,9 @@ pub fn root() -> bool {
     unsafe { geteuid() == 0 }
 }
 
+/// Whether a test has run that may have built Docker images.
+static MAY_BUILD_IMAGES: AtomicBool = AtomicBool::new(false);
+
 #[derive(Default)]
 pub struct Suite {
     trials: Vec<Trial>,
@@ -198,6 +202,10 @@ impl Suite {
         let run = move || match (missing, required) {
             (Some(what), Some(variable)) => Err(Failed::from(format!("{variable} is set, and {what}"))),
             _ => {
+                // Those of clusters build none, and run beside programs that do.
+                if needs != Needs::Slurm {
+                    MAY_BUILD_IMAGES.store(true, Ordering::Relaxed);
+                }
                 let _watched = watch(&own_name);
                 let began = Instant::now();
                 test();
@@ -219,7 +227,7 @@ impl Suite {
         arguments.test_threads.get_or_insert(processors.div_ceil(2) * 3);
         let before = if docker() { images() } else { Vec::new() };
         let conclusion = libtest_mimic::run(&arguments, self.trials);
-        if docker() {
+        if docker() && MAY_BUILD_IMAGES.load(Ordering::Relaxed) {
             for image in images().into_iter().filter(|image| !before.contains(image)) {
                 succeeds(Command::new("docker").args(["image", "rm", "--force", &image]));
             }
