@@ -7,6 +7,7 @@ pub mod ci;
 pub mod daemon;
 pub mod docker_proxy;
 pub mod folder;
+pub mod generated;
 pub mod job;
 pub mod mlflow;
 pub mod receiver;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::harness::{Folder, Needs, Suite};
-use crate::small_t5::run_trainer;
+use crate::small_t5::generate;
 
 pub fn tests(suite: &mut Suite) {
     suite.test("check_data::rows_classes_and_lengths_are_printed", Needs::Nothing, printed);
@@ -21,9 +21,7 @@ pub fn tests(suite: &mut Suite) {
 /// Descriptions of dishes with their class, and `dishes.yaml`.
 fn dishes() -> Folder {
     let folder = Folder::new();
-    let data = folder.path().join("data");
-    let data = data.to_str().unwrap();
-    run_trainer(&["data", "texts", "--rows", "60", "--eval-rows", "30", "--seed", "1", "--out", data]).exits(0);
+    generate(&["texts", "--rows", "60", "--eval-rows", "30", "--seed", "1"], &folder);
     folder.write(
         "dishes.yaml",
         "version: 1\nname: dishes\nmodel: {arch: bag-of-words, config: {vocab_size: 192, hidden_size: 8}}\n\

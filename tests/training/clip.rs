@@ -1,7 +1,7 @@
 //! Pictures with texts on every engine: files beside the data are found, and a smaller batch keeps all negatives.
 
 use crate::harness::{Folder, Needs, Suite};
-use crate::small_t5::{curve, events, run_trainer, same_curve};
+use crate::small_t5::{curve, events, generate, same_curve};
 
 pub fn tests(suite: &mut Suite) {
     for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
@@ -13,23 +13,7 @@ pub fn tests(suite: &mut Suite) {
 /// A folder with pictures of cars and `clip.yaml`; `more` is added to the pipeline.
 fn folder(layers: u32, width: u32, more: &str) -> Folder {
     let folder = Folder::new();
-    let data = folder.path().join("data");
-    let out = data.to_str().unwrap();
-    run_trainer(&[
-        "data",
-        "pictures",
-        "--rows",
-        "200",
-        "--eval-rows",
-        "20",
-        "--seed",
-        "3",
-        "--size",
-        "32",
-        "--out",
-        out,
-    ])
-    .exits(0);
+    generate(&["pictures", "--rows", "200", "--eval-rows", "20", "--seed", "3", "--size", "32"], &folder);
     let tower = format!(
         "hidden_size: {width}, intermediate_size: {}, num_hidden_layers: {layers}, num_attention_heads: 4",
         4 * width

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
@@ -11,6 +12,8 @@ use crate::harness::{Folder, Needs, Suite};
 use crate::small_t5::{curve, events, folder, make_rows_longer, run_trainer, same_curve, trainer};
 
 const STEPS: usize = 30;
+
+type Curve = Vec<(u64, u64, f64)>;
 
 pub fn tests(suite: &mut Suite) {
     suite.test("exactness::kernel_kills_and_the_curve_is_the_same::docker", Needs::Docker, || {
@@ -36,7 +39,7 @@ fn train(batch: u32) -> String {
 }
 
 /// The same training without a disturbance, and with less padding, which makes no difference.
-fn undisturbed(pipeline: &str) -> (Folder, Vec<(u64, u64, f64)>) {
+fn undisturbed(pipeline: &str) -> (Folder, Curve) {
     let folder = folder(&format!("{pipeline}container: {{gpus: 0, cpus: 1}}\n"));
     folder.write("t5.yaml", folder.read("t5.yaml").replace("pad: max", "pad: longest"));
     folder.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
@@ -46,6 +49,7 @@ fn undisturbed(pipeline: &str) -> (Folder, Vec<(u64, u64, f64)>) {
 }
 
 fn falling_batches(engine: &str, limits: &str) {
+    static WANT: OnceLock<Curve> = OnceLock::new();
     let folder = folder(&format!("{}{limits}", train(48)));
     folder.pipe(&["run", "t5.yaml", "--engine", engine]).exits(0);
     let run = folder.show();
@@ -67,15 +71,16 @@ fn falling_batches(engine: &str, limits: &str) {
     } else {
         assert!(folder.containers().is_empty());
     }
-    let (_reference, want) = undisturbed(&train(48));
+    let want = WANT.get_or_init(|| undisturbed(&train(48)).1);
     assert_eq!(want.len(), STEPS);
-    same_curve(&curve(&folder.run_folder()), &want, 48, 1e-5);
+    same_curve(&curve(&folder.run_folder()), want, 48, 1e-5);
     assert!(want.last().unwrap().2 < want[0].2 * 0.8, "nothing was learned: {want:?}");
 }
 
 /// Short recipes, then long ones from the twelfth step on: the batch fits until then. No step is recorded twice. The disturbed
 /// run fills its parts, the other has parts of one size.
 fn in_the_middle(engine: &str, limits: &str) {
+    static WANT: OnceLock<Curve> = OnceLock::new();
     let text = |limits: &str| format!("  shuffle: false\n{}{limits}", train(48));
     // So wide that the first long step alone exceeds the limit, whatever the steps before it left in the heap.
     let prepare = |folder: &Folder| make_rows_longer(folder, "d_ff: 1024");
@@ -95,10 +100,13 @@ fn in_the_middle(engine: &str, limits: &str) {
 
     assert!(folder.read_run("report.html").contains("Parts of a step"));
 
-    let reference = self::folder(&text("container: {gpus: 0, cpus: 1}\n"));
-    prepare(&reference);
-    reference.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
-    same_curve(&curve(&folder.run_folder()), &curve(&reference.run_folder()), 48, 1e-5);
+    let want = WANT.get_or_init(|| {
+        let reference = self::folder(&text("container: {gpus: 0, cpus: 1}\n"));
+        prepare(&reference);
+        reference.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
+        curve(&reference.run_folder())
+    });
+    same_curve(&curve(&folder.run_folder()), want, 48, 1e-5);
 }
 
 fn killed_and_resumed() {

@@ -2,7 +2,7 @@
 
 use crate::golden::{compare, expected, fixture};
 use crate::harness::{Folder, Needs, Suite};
-use crate::small_t5::{curve, events, run_trainer};
+use crate::small_t5::{curve, events, generate, run_trainer};
 
 pub fn tests(suite: &mut Suite) {
     for name in ["mu-sota", "mu-sota-uneven"] {
@@ -52,8 +52,7 @@ fn loss_curve(batch: u32) {
 /// A folder with stories and `mu.yaml`; `more` is added to the pipeline.
 fn stories(more: &str) -> Folder {
     let folder = Folder::new();
-    let data = folder.path().join("data");
-    run_trainer(&["data", "stories", "--rows", "120", "--seed", "3", "--out", data.to_str().unwrap()]).exits(0);
+    generate(&["stories", "--rows", "120", "--seed", "3"], &folder);
     folder.write(
         "mu.yaml",
         format!(

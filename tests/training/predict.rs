@@ -7,7 +7,7 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, Folder, Needs, Suite};
-use crate::small_t5::run_trainer;
+use crate::small_t5::generate;
 
 pub fn tests(suite: &mut Suite) {
     for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
@@ -26,9 +26,7 @@ pub fn tests(suite: &mut Suite) {
 /// A folder with descriptions of dishes and a run that has learned them; `more` is added to the pipeline.
 fn trained(engine: &str, more: &str) -> Folder {
     let folder = Folder::new();
-    let data = folder.path().join("data");
-    let out = data.to_str().unwrap();
-    run_trainer(&["data", "texts", "--rows", "200", "--eval-rows", "40", "--seed", "3", "--out", out]).exits(0);
+    generate(&["texts", "--rows", "200", "--eval-rows", "40", "--seed", "3"], &folder);
     folder.write(
         "dishes.yaml",
         format!(

@@ -1,6 +1,8 @@
 //! Several ranks through `pipe`: a real out-of-memory of one of them, `pipe` killed, and another number of ranks, each with the curve of one
 //! rank that nothing happened to.
 
+use std::sync::OnceLock;
+
 use serde_json::Value;
 
 use crate::harness::{Folder, Needs, Suite};
@@ -37,10 +39,16 @@ fn prepared(more: &str) -> Folder {
     folder
 }
 
-fn undisturbed() -> Vec<(u64, u64, f64)> {
-    let folder = prepared(&format!("{}container: {{gpus: 0, cpus: 1}}\n", train(1)));
-    folder.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
-    curve(&folder.run_folder())
+type Curve = Vec<(u64, u64, f64)>;
+
+/// Of one rank that nothing happens to.
+fn undisturbed() -> &'static Curve {
+    static CURVE: OnceLock<Curve> = OnceLock::new();
+    CURVE.get_or_init(|| {
+        let folder = prepared(&format!("{}container: {{gpus: 0, cpus: 1}}\n", train(1)));
+        folder.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
+        curve(&folder.run_folder())
+    })
 }
 
 fn out_of_memory(engine: &str, limits: &str) {
@@ -68,7 +76,7 @@ fn out_of_memory(engine: &str, limits: &str) {
         failed.last().unwrap()["last_step"].as_u64().map(|step| step + 1),
         "{run:#}"
     );
-    same_curve(&curve(&folder.run_folder()), &undisturbed(), EFFECTIVE, 1e-5);
+    same_curve(&curve(&folder.run_folder()), undisturbed(), EFFECTIVE, 1e-5);
 }
 
 fn killed(engine: &str) {
@@ -81,7 +89,7 @@ fn killed(engine: &str) {
     // Without a container the trainer ends with pipe: steps that were not saved come twice.
     losses.sort_by_key(|(step, ..)| *step);
     losses.dedup_by_key(|(step, ..)| *step);
-    same_curve(&losses, &undisturbed(), EFFECTIVE, 1e-5);
+    same_curve(&losses, undisturbed(), EFFECTIVE, 1e-5);
     assert!(folder.containers().is_empty());
 }
 
@@ -91,5 +99,5 @@ fn another_number() {
     folder.wait_for_log(1, "\"step\":6,");
     folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
     folder.pipe(&["resume", "--set", "train.ranks=2", "--set", "train.shard=optimizer"]).exits(0);
-    same_curve(&curve(&folder.run_folder()), &undisturbed(), EFFECTIVE, 1e-5);
+    same_curve(&curve(&folder.run_folder()), undisturbed(), EFFECTIVE, 1e-5);
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Answer, Folder};
+use crate::harness::{Answer, Folder, generated};
 
 /// The real trainer.
 pub fn trainer() -> PathBuf {
@@ -17,12 +17,16 @@ pub fn run_trainer(args: &[&str]) -> Answer {
     Answer::new(format!("pipe-trainer {}", args.join(" ")), output)
 }
 
+/// Writes the files of `pipe-trainer data` with these arguments into `data` of the folder.
+pub fn generate(args: &[&str], folder: &Folder) {
+    generated::generate(Command::new(trainer()), args, &folder.path().join("data"));
+}
+
 /// A folder with recipes and `t5.yaml`; `more` is added to the pipeline. Every sample is padded to the same length, so
 /// memory depends on the batch alone.
 pub fn folder(more: &str) -> Folder {
     let folder = Folder::new();
-    let data = folder.path().join("data");
-    run_trainer(&["data", "recipes", "--rows", "400", "--seed", "3", "--out", data.to_str().unwrap()]).exits(0);
+    generate(&["recipes", "--rows", "400", "--seed", "3"], &folder);
     folder.write(
         "t5.yaml",
         format!(

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::{Bench, furthest, losses};
+use crate::support::{Bench, furthest, generate, losses};
 use pipe_spec::event::EventKind;
 use serde_json::{Value, json};
 
@@ -10,8 +10,7 @@ use serde_json::{Value, json};
 pub fn texts() -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
-    let args = ["data", "texts", "--rows", "600", "--eval-rows", "100", "--seed", "1", "--out"];
-    assert!(crate::support::trainer().args(args).arg(&data).status().unwrap().success());
+    generate(&["texts", "--rows", "600", "--eval-rows", "100", "--seed", "1"], &data);
     let config = json!({
         "vocab_size": 192, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
         "max_position_embeddings": 64, "relative_attention": true, "position_buckets": 8, "norm_rel_ebd": "layer_norm",

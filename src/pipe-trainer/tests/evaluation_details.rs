@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use crate::support::{Bench, Ended, trainer};
+use crate::support::{Bench, Ended, generate};
 use pipe_spec::evaluation::{ClassDetails, EvaluationDetails, RetrievalExample};
 use pipe_spec::event::{Eval, EventKind};
 use serde_json::{Value, json};
@@ -29,8 +29,7 @@ fn dishes() -> Bench {
 fn series() -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
-    let args = ["data", "series", "--rows", "1500", "--seed", "5", "--out"];
-    assert!(trainer().args(args).arg(&data).status().unwrap().success());
+    generate(&["series", "--rows", "1500", "--seed", "5"], &data);
     let config = json!({
         "input_features": 8, "sequence_length": 24, "conv_channels": [16], "lstm_hidden": 16, "lstm_layers": 1,
         "attention_heads": 4, "num_classes": 3,
@@ -49,8 +48,8 @@ fn series() -> Bench {
 fn cars(eval_rows: u32) -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
-    let args = ["data", "pictures", "--rows", "40", "--seed", "1", "--size", "32", "--eval-rows"];
-    assert!(trainer().args(args).arg(eval_rows.to_string()).arg("--out").arg(&data).status().unwrap().success());
+    let eval_rows = eval_rows.to_string();
+    generate(&["pictures", "--rows", "40", "--seed", "1", "--size", "32", "--eval-rows", &eval_rows], &data);
     let tower = json!({
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
         "vocab_size": 96, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::support::{Bench, Ended, furthest, losses};
+use crate::support::{Bench, Ended, furthest, generate, losses};
 use pipe_spec::event::{Eval, EventKind};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -12,8 +12,7 @@ use serde_json::{Value, json};
 pub fn series() -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
-    let args = ["data", "series", "--rows", "3000", "--seed", "5", "--out"];
-    assert!(crate::support::trainer().args(args).arg(&data).status().unwrap().success());
+    generate(&["series", "--rows", "3000", "--seed", "5"], &data);
     bench.set("/tokenizer", json!(null));
     bench.set("/data", json!({ "train": data.join("train.csv"), "eval": data.join("eval.csv") }));
     bench.set(

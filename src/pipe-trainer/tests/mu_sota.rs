@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::{Bench, Ended, furthest, trainer};
+use crate::support::{Bench, Ended, furthest, generate, trainer};
 use pipe_spec::event::{EventKind, Sample};
 use serde_json::json;
 
@@ -10,9 +10,7 @@ use serde_json::json;
 pub fn bench(stories: u32) -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
-    let rows = stories.to_string();
-    let made = trainer().args(["data", "stories", "--rows", &rows, "--seed", "1", "--out"]).arg(&data).status();
-    assert!(made.unwrap().success());
+    generate(&["stories", "--rows", &stories.to_string(), "--seed", "1"], &data);
     bench.set("/tokenizer", json!(data.join("tokenizer.json")));
     bench.set(
         "/model",

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout};
+use std::sync::OnceLock;
 use std::thread::{self, JoinHandle};
 
 use crate::ranks::{last_saved, long_bench, processes, ranks};
@@ -122,8 +123,9 @@ fn bench() -> Bench {
     bench
 }
 
-fn undisturbed() -> Vec<f64> {
-    losses(&alone(&mut bench()).train().expect(0))
+fn undisturbed() -> &'static [f64] {
+    static LOSSES: OnceLock<Vec<f64>> = OnceLock::new();
+    LOSSES.get_or_init(|| losses(&alone(&mut bench()).train().expect(0)))
 }
 
 #[test]
@@ -141,7 +143,7 @@ fn nodes_are_one_training() {
             (ended.curve(), losses(&ended), bench.checkpoint_digests(40))
         };
         let first = run();
-        let apart = furthest(&whole, &first.1);
+        let apart = furthest(whole, &first.1);
         assert!(apart < 1e-5, "{count} ranks: {apart}\n{whole:?}\n{:?}", first.1);
         assert_eq!(run(), first, "{count} ranks");
     }
@@ -160,7 +162,7 @@ fn a_stop_of_one_node_stops_all() {
         let done = stopped.curve().len();
         assert!((4..40).contains(&done), "{done}");
         assert_eq!(last_saved(&bench), done as u64, "node {node}: {}", stopped.stderr);
-        expect_the_rest(&mut bench, &whole);
+        expect_the_rest(&mut bench, whole);
     }
 }
 
@@ -192,7 +194,7 @@ fn a_node_that_is_gone_costs_nothing() {
         assert!(left.stderr.contains("the connection to ranks of another node is lost"), "{}", left.stderr);
         let done = ended[0].curve().len() as u64;
         assert_eq!(last_saved(&bench), if gone == 1 { done } else { done / 10 * 10 }, "node {gone}: {}", left.stderr);
-        expect_the_rest(&mut bench, &whole);
+        expect_the_rest(&mut bench, whole);
     }
 }
 
@@ -209,7 +211,7 @@ fn a_rank_that_is_killed_is_named_on_every_node() {
     }
     let first = expect_both(ended, 137);
     assert_eq!(last_saved(&bench), first.curve().len() as u64, "{}", first.stderr);
-    expect_the_rest(&mut bench, &whole);
+    expect_the_rest(&mut bench, whole);
 }
 
 /// A rank that hangs is named by its own launcher; a node that hangs as a whole is given up by the others.
@@ -238,7 +240,7 @@ fn what_hangs_is_found() {
         }
         let first = expect_both(ended, 1);
         assert_eq!(last_saved(&bench), first.curve().len() as u64, "{}", first.stderr);
-        expect_the_rest(&mut bench, &whole);
+        expect_the_rest(&mut bench, whole);
     }
 }
 

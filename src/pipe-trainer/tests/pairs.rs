@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::support::{Bench, Ended, furthest, trainer};
+use crate::support::{Bench, Ended, furthest, generate, trainer};
 use pipe_spec::event::{Eval, EventKind};
 use serde_json::{Value, json};
 
@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 pub fn bench(rows: u32, eval_rows: u32) -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
-    pictures(&data, rows, eval_rows);
+    let (rows, eval_rows) = (rows.to_string(), eval_rows.to_string());
+    generate(&["pictures", "--rows", &rows, "--eval-rows", &eval_rows, "--seed", "1", "--size", "32"], &data);
     let tower = json!({
         "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "vocab_size": 96, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
@@ -23,25 +24,6 @@ pub fn bench(rows: u32, eval_rows: u32) -> Bench {
     bench.set("/data", json!({ "train": data.join("train.jsonl"), "eval": data.join("eval.jsonl") }));
     bench.set("/train/steps", json!(8)).set("/train/batch", json!(12)).set("/train/effective_batch", json!(12));
     bench
-}
-
-fn pictures(folder: &Path, rows: u32, eval_rows: u32) {
-    let (rows, eval_rows) = (rows.to_string(), eval_rows.to_string());
-    let mut command = trainer();
-    command.args([
-        "data",
-        "pictures",
-        "--rows",
-        &rows,
-        "--eval-rows",
-        &eval_rows,
-        "--seed",
-        "1",
-        "--size",
-        "32",
-        "--out",
-    ]);
-    assert!(command.arg(folder).status().unwrap().success());
 }
 
 /// From here on it begins from nothing, in another run folder.
@@ -322,7 +304,8 @@ fn generated_pictures_are_the_same_every_time() {
     let bench = Bench::golden();
     let folders = [bench.path("a"), bench.path("b")];
     for folder in &folders {
-        pictures(folder, 20, 2);
+        let args = ["data", "pictures", "--rows", "20", "--eval-rows", "2", "--seed", "1", "--size", "32", "--out"];
+        assert!(trainer().args(args).arg(folder).status().unwrap().success());
     }
     let names = |folder: &Path| {
         let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::support::{Bench, trainer};
+use crate::support::{Bench, generate, trainer};
 use pipe_spec::event::{Eval, EventKind};
 use pipe_spec::predict::{PredictEvent, Predicted};
 use serde_json::{Value, json};
@@ -109,8 +109,7 @@ fn texts(arch: &str) -> Bench {
 fn pictures() -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
-    let args = ["data", "pictures", "--rows", "40", "--eval-rows", "20", "--seed", "1", "--size", "32", "--out"];
-    assert!(trainer().args(args).arg(&data).status().unwrap().success());
+    generate(&["pictures", "--rows", "40", "--eval-rows", "20", "--seed", "1", "--size", "32"], &data);
     let tower = json!({
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
         "vocab_size": 96, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
@@ -132,8 +131,7 @@ fn pictures() -> Bench {
 fn series() -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
-    let args = ["data", "series", "--rows", "1000", "--eval-rows", "200", "--seed", "5", "--out"];
-    assert!(trainer().args(args).arg(&data).status().unwrap().success());
+    generate(&["series", "--rows", "1000", "--eval-rows", "200", "--seed", "5"], &data);
     bench
         .set("/tokenizer", json!(null))
         .set("/data", json!({ "train": data.join("train.csv"), "eval": data.join("eval.csv") }))
@@ -151,8 +149,7 @@ fn series() -> Bench {
 fn stories() -> Bench {
     let mut bench = Bench::golden();
     let data = bench.path("data");
-    let made = trainer().args(["data", "stories", "--rows", "200", "--seed", "1", "--out"]).arg(&data).status();
-    assert!(made.unwrap().success());
+    generate(&["stories", "--rows", "200", "--seed", "1"], &data);
     bench
         .set("/tokenizer", json!(data.join("tokenizer.json")))
         .set(

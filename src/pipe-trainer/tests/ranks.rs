@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Child;
+use std::sync::OnceLock;
 
 use crate::support::{Bench, Ended, furthest, losses, step_line, wait_for};
 use crate::{bag_of_words, classification, deberta, hybrid, mu_sota, pairs};
@@ -240,6 +241,12 @@ pub fn long_bench() -> Bench {
     bench
 }
 
+/// The losses of `long_bench` where nothing happens to it.
+fn undisturbed() -> &'static [f64] {
+    static LOSSES: OnceLock<Vec<f64>> = OnceLock::new();
+    LOSSES.get_or_init(|| losses(&long_bench().train().expect(0)))
+}
+
 pub fn last_saved(bench: &Bench) -> u64 {
     let names = fs::read_dir(bench.run_folder().checkpoints()).unwrap().flatten().map(|entry| entry.file_name());
     names.filter_map(|name| name.to_str()?.strip_prefix("step-")?.parse().ok()).max().unwrap_or(0)
@@ -248,7 +255,7 @@ pub fn last_saved(bench: &Bench) -> u64 {
 /// One rank is killed: the others end, the first saves the last completed step, and the run goes on as if nothing had happened.
 #[test]
 fn a_rank_that_is_killed_costs_nothing() {
-    let whole = losses(&long_bench().train().expect(0));
+    let whole = undisturbed();
     for (rank, shard) in [(1, "none"), (2, "optimizer"), (0, "none")] {
         let mut bench = long_bench();
         bench.set("/train/shard", json!(shard));
@@ -272,7 +279,7 @@ fn a_rank_that_is_killed_costs_nothing() {
 
 #[test]
 fn all_ranks_or_their_launcher_killed_cost_the_steps_since_the_last_checkpoint() {
-    let whole = losses(&long_bench().train().expect(0));
+    let whole = undisturbed();
     for launcher in [false, true] {
         let bench = long_bench();
         let struck = strike(&bench, 12, libc::SIGKILL, |_| !launcher, launcher);
@@ -286,7 +293,7 @@ fn all_ranks_or_their_launcher_killed_cost_the_steps_since_the_last_checkpoint()
 /// Stopped by the launcher, or by any one of the ranks: all stop after the same step, which is saved.
 #[test]
 fn a_stop_is_agreed_between_ranks() {
-    let whole = losses(&long_bench().train().expect(0));
+    let whole = undisturbed();
     for (rank, shard) in [(None, "none"), (None, "optimizer"), (Some(2), "optimizer"), (Some(0), "none")] {
         let mut bench = long_bench();
         bench.set("/train/shard", json!(shard));
@@ -303,7 +310,7 @@ fn a_stop_is_agreed_between_ranks() {
 /// A rank that hangs is named, and given up after train.rank_timeout; the others save.
 #[test]
 fn a_rank_that_hangs_is_found() {
-    let whole = losses(&long_bench().train().expect(0));
+    let whole = undisturbed();
     let mut bench = long_bench();
     bench.set("/train/rank_timeout", json!(2));
     let struck = strike(&bench, 3, libc::SIGSTOP, |rank| rank == 1, false);

@@ -1,5 +1,7 @@
 //! Runs the real binary on a spec, in a folder that goes away with the test.
 
+#[path = "../../../../tests/harness/generated.rs"]
+mod generated;
 #[path = "../../../../tests/harness/watchdog.rs"]
 mod watchdog;
 
@@ -56,8 +58,7 @@ impl Bench {
     pub fn recipes() -> Self {
         let mut bench = Self::golden();
         let data = bench.root.join("data");
-        let made = trainer().args(["data", "recipes", "--rows", "200", "--seed", "1", "--out"]).arg(&data).status();
-        assert!(made.unwrap().success());
+        generate(&["recipes", "--rows", "200", "--seed", "1"], &data);
         bench.set("/tokenizer", json!(data.join("tokenizer.json")));
         bench.set(
             "/model",
@@ -79,11 +80,8 @@ impl Bench {
     /// Generated descriptions of dishes with their class, in the folder `data`.
     pub fn dishes(eval_rows: u32) -> Self {
         let bench = Self::golden();
-        let made = trainer()
-            .args(["data", "texts", "--rows", "600", "--eval-rows", &eval_rows.to_string(), "--seed", "1", "--out"])
-            .arg(bench.path("data"))
-            .status();
-        assert!(made.unwrap().success());
+        let eval_rows = eval_rows.to_string();
+        generate(&["texts", "--rows", "600", "--eval-rows", &eval_rows, "--seed", "1"], &bench.path("data"));
         bench
     }
 
@@ -311,6 +309,11 @@ pub fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     let looks = std::iter::repeat_with(look).inspect(|_| std::thread::sleep(Duration::from_millis(20)));
     let mut looks = looks.take_while(|_| began.elapsed() < HANG);
     looks.find_map(|answer| answer).unwrap_or_else(|| panic!("{what} did not happen in {HANG:?}"))
+}
+
+/// Writes the files of `pipe-trainer data` with these arguments into `folder`.
+pub fn generate(args: &[&str], folder: &Path) {
+    generated::generate(trainer(), args, folder);
 }
 
 pub fn trainer() -> Command {
