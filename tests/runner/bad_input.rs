@@ -1,6 +1,6 @@
 //! Bad input gets a clear error with its place, and nothing is created.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::harness::{Folder, Needs, Suite, job};
 
@@ -114,22 +114,30 @@ fn largest_sizes() {
         folder(&format!("{}train: {{effective_batch: 16777216}}\n", pipeline.replace("train.jsonl", data)))
     };
     let time = |folder: &Folder| {
-        let began = Instant::now();
-        for command in
-            [&["check", "p.yaml", "--no-data"][..], &["plan", "p.yaml", "--gpu", "H200"], &["plan", "p.yaml", "--json"]]
-        {
-            folder.pipe(command).exits(0);
-        }
-        began.elapsed()
+        shortest_of_three(|| {
+            let began = Instant::now();
+            for command in [
+                &["check", "p.yaml", "--no-data"][..],
+                &["plan", "p.yaml", "--gpu", "H200"],
+                &["plan", "p.yaml", "--json"],
+            ] {
+                folder.pipe(command).exits(0);
+            }
+            began.elapsed()
+        })
     };
     // Eight times the layers may take eight times as long, and not the square of it.
     let (eighth, whole) = (time(&deep(512)), time(&deep(4096)));
     assert!(whole < eighth * 32, "{whole:?}, and {eighth:?} for an eighth of the layers");
 }
 
+/// Other tests can hold up one of them.
+fn shortest_of_three(time: impl Fn() -> Duration) -> Duration {
+    [time(), time(), time()].into_iter().min().unwrap()
+}
+
 /// Every number at the most that is allowed, through a run and its report.
 fn largest_numbers_run() {
-    let folder = job::folder("exit 0", "");
     let numbers = [
         "data.workers=1024",
         "data.prefetch=1024",
@@ -151,13 +159,16 @@ fn largest_numbers_run() {
     ];
     let set = numbers.iter().flat_map(|number| ["--set", number]);
     let args: Vec<&str> = ["run", "job.yaml", "--engine", "process"].into_iter().chain(set).collect();
-    let time = |folder: &Folder, args: &[&str]| {
-        let began = Instant::now();
-        folder.pipe(args).exits(0);
-        assert!(folder.run_folder().join("report.html").is_file());
-        began.elapsed()
+    let time = |args: &[&str]| {
+        shortest_of_three(|| {
+            let folder = job::folder("exit 0", "");
+            let began = Instant::now();
+            folder.pipe(args).exits(0);
+            assert!(folder.run_folder().join("report.html").is_file());
+            began.elapsed()
+        })
     };
-    let (small, large) = (time(&job::folder("exit 0", ""), &args[..4]), time(&folder, &args));
+    let (small, large) = (time(&args[..4]), time(&args));
     assert!(large < small * 20, "{large:?}, and {small:?} with the defaults");
 }
 
