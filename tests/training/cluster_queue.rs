@@ -54,7 +54,7 @@ fn write_steps(folder: &Folder, first: &str) {
 fn steps(slurm: &Slurm, folder: &Folder) {
     write_steps(
         folder,
-        "sleep 3; [ {batch} -lt 8 ] || {{ echo \"torch.OutOfMemoryError: CUDA out of memory\"; exit 1; }}; echo done > {run}/a",
+        "sleep 3; [ {batch} -lt 8 ] || { echo \"torch.OutOfMemoryError: CUDA out of memory\"; exit 1; }; echo done > {run}/a",
     );
     let answer = folder.pipe(&["run", "steps.yaml", "--set", "steps.one.on_oom.patterns=[OutOfMemory]"]).exits(0);
     answer

@@ -20,14 +20,16 @@ pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("clusters::{name}"), Needs::Slurm, test);
     test("a_chain_of_one_minute_jobs", chain);
     test("lost_nodes", lost_nodes);
-    test("out_of_memory_in_a_container_and_without", out_of_memory);
+    test("in_a_container_and_without", containers);
+    test("out_of_memory", out_of_memory);
     test("another_job_and_a_restarted_controller", preempted_and_restarted);
     test("stopped_killed_and_cancelled", stopped_killed_and_cancelled);
     test("two_nodes", two_nodes);
     test("what_the_cluster_refuses_and_doctor", refused);
     test("a_folder_that_nodes_do_not_see", unseen_folder);
     test("many_runs_ask_as_often_as_one", many_runs);
-    suite.test("clusters::an_image_that_is_built_here", Needs::SlurmAndDocker, built_image);
+    // It builds an image, and so runs with those that do.
+    suite.test("images::a_folder_for_slurm", Needs::SlurmAndDocker, built_image);
 }
 
 const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 700m}\nengine: slurm\n";
@@ -84,7 +86,8 @@ fn ends_by(attempts: &[Value], cause: &str) {
     assert!(before.iter().any(|attempt| attempt["cause"] == cause), "no {cause}: {attempts:#?}");
 }
 
-fn containers(slurm: &Slurm) {
+fn containers() {
+    let slurm = Slurm::start(1);
     for (runtime, says) in
         [("charliecloud", "containers by charliecloud"), ("none", "no containers: the trainer runs as it is")]
     {
@@ -97,7 +100,6 @@ fn containers(slurm: &Slurm) {
 
 fn out_of_memory() {
     let slurm = Slurm::start(1);
-    containers(&slurm);
     // The kernel kills at the limit of the job; with a limit of its own the trainer says so itself.
     let wide = |more: &str| {
         let folder = folder(&format!("{}{more}", train_with(STEPS / 2, WIDE_EFFECTIVE, 1e-3)));
