@@ -234,7 +234,7 @@ def devices(pipe, slurm):
 
 def memory(pipe, slurm):
     whole = pipe.run("whole", "process", **pipe.wide("60g" if pipe.with_card else "900m"), container=pipe.container())
-    run = pipe.run("limited", **pipe.wide("3g" if pipe.with_card else "300m"), container=pipe.container())
+    run = pipe.run("limited", **pipe.wide("1200m" if pipe.with_card else "300m"), container=pipe.container())
     apart = run.apart(whole)
     first, last = (run.attempts or [(None,) * 3])[0], (run.attempts or [(None,) * 3])[-1]
     retried = run.code == 0 and first[0] == "oom" and last[0] == "finished" and last[2] < first[2] and len(set(run.jobs)) == len(run.attempts)

@@ -33,8 +33,10 @@ fn steps_and_trials() {
     let slurm = Slurm::start(1);
     let with_secret = || slurm.with(Folder::new()).env("TOKEN_OF_TEST", SECRET);
     steps(&slurm, &with_secret());
-    steps_that_end(&slurm, &with_secret());
+    failed_step(&slurm, &with_secret());
+    stopped_steps(&slurm, &with_secret());
     trials(&slurm, &with_secret());
+    stopped_trials(&slurm, &with_secret());
 }
 
 fn write_steps(folder: &Folder, first: &str) {
@@ -71,11 +73,14 @@ fn steps(slurm: &Slurm, folder: &Folder) {
     assert_eq!(jobs(slurm).len(), before);
 }
 
-/// Where a step fails or is stopped, those that wait for it leave the queue.
-fn steps_that_end(slurm: &Slurm, folder: &Folder) {
+/// Where a step fails, those that wait for it leave the queue.
+fn failed_step(slurm: &Slurm, folder: &Folder) {
     write_steps(folder, "sleep 2; exit 1");
     folder.pipe(&["run", "steps.yaml"]).exits(6).says("three: job ");
     assert_eq!(slurm.queue(), [""; 0]);
+}
+
+fn stopped_steps(slurm: &Slurm, folder: &Folder) {
     write_steps(folder, "sleep 100");
     folder.pipe(&["run", "steps.yaml", "--detach"]).exits(0);
     folder.wait_until("three jobs in the queue", || slurm.queue().len() == 3);
@@ -106,7 +111,9 @@ fn trials(slurm: &Slurm, folder: &Folder) {
     // Jobs that ask for different things are no array.
     write_study(folder, 2, ", container.memory: [150m, 250m]");
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0).says_not("array");
-    // A study that is stopped leaves nothing behind, and goes on.
+}
+
+fn stopped_trials(slurm: &Slurm, folder: &Folder) {
     write_study(folder, 30, "");
     folder.pipe(&["tune", "run", "study.yaml", "--detach"]).exits(0);
     folder.wait_until("an array in the queue", || slurm.queue().len() > 1);

@@ -300,7 +300,7 @@ fn first_gradients(run: &RunFolder) -> BTreeMap<String, Vec<f32>> {
 }
 
 /// Half of what a training is given to save: however busy the machine is, what takes longer waits for something.
-const HANG: Duration = Duration::from_secs(60);
+const HANG: Duration = Duration::from_secs(120);
 
 /// Looks until there is an answer.
 #[track_caller]

@@ -352,7 +352,7 @@ impl Engine for SlurmEngine {
         reporter: &mut Reporter,
     ) -> Result<Program, Error> {
         let Some(image) = image else {
-            background::run(trainer_folder).await?;
+            // The folder of the trainer is made when a job needs it: a command does not.
             return self.program(None).await;
         };
         let ReadyImage { name, id, folder } = image::prepare(self.runtime, image, first, reporter).await?;
