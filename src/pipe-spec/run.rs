@@ -76,8 +76,8 @@ impl RunFolder {
     }
 
     /// Jobs that wait in the queue of a cluster for the parts of this run.
-    pub fn places(&self) -> PathBuf {
-        self.0.join("places")
+    pub fn early_jobs(&self) -> PathBuf {
+        self.0.join("early")
     }
 
     /// What a command writes, in all of its attempts.

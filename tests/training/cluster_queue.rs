@@ -52,13 +52,19 @@ fn write_steps(folder: &Folder, first: &str) {
     );
 }
 
-/// The first step runs out of memory once: those that wait for it wait for its next job then.
+/// The first step runs out of memory once: those that wait for it wait for its next job then. Each attempt goes on when it is told.
 fn steps(slurm: &Slurm, folder: &Folder) {
-    write_steps(
-        folder,
-        "sleep 3; [ {batch} -lt 8 ] || { echo \"torch.OutOfMemoryError: CUDA out of memory\"; exit 1; }; echo done > {run}/a",
-    );
-    let answer = folder.pipe(&["run", "steps.yaml", "--set", "steps.one.on_oom.patterns=[OutOfMemory]"]).exits(0);
+    let wait = format!("until [ -e {}/go-{{batch}} ]; do sleep 0.1; done", folder.path().display());
+    let fails = "[ {batch} -lt 8 ] || { echo \"torch.OutOfMemoryError: CUDA out of memory\"; exit 1; }";
+    write_steps(folder, &format!("{wait}; {fails}; echo done > {{run}}/a"));
+    let args = ["run", "steps.yaml", "--set", "steps.one.on_oom.patterns=[OutOfMemory]"];
+    let running = folder.start(&args);
+    let one = |attempt: u32| jobs(slurm).iter().any(|(name, _)| name.ends_with(&format!(".one:{attempt}")));
+    for (attempt, go) in [(1, "go-8"), (2, "go-4")] {
+        folder.wait_until("a job and two that wait for it", || one(attempt) && slurm.queue().len() == 3);
+        folder.write(go, "");
+    }
+    let answer = running.end().exits(0);
     answer
         .says(&format!("two: job {} waits in the queue for {}", id_of(slurm, ".two:1"), id_of(slurm, ".one:2")))
         .says(&format!("three: job {} waits in the queue for {}", id_of(slurm, ".three:1"), id_of(slurm, ".two:1")))
@@ -69,14 +75,18 @@ fn steps(slurm: &Slurm, folder: &Folder) {
     holds_no_secret(folder);
     // Nothing has changed: nothing runs, and nothing waits.
     let before = jobs(slurm).len();
-    folder.pipe(&["run", "steps.yaml", "--set", "steps.one.on_oom.patterns=[OutOfMemory]"]).exits(0);
+    folder.pipe(&args).exits(0);
     assert_eq!(jobs(slurm).len(), before);
 }
 
 /// Where a step fails, those that wait for it leave the queue.
 fn failed_step(slurm: &Slurm, folder: &Folder) {
-    write_steps(folder, "sleep 2; exit 1");
-    folder.pipe(&["run", "steps.yaml"]).exits(6).says("three: job ");
+    let wait = format!("until [ -e {}/go ]; do sleep 0.1; done", folder.path().display());
+    write_steps(folder, &format!("{wait}; exit 1"));
+    let running = folder.start(&["run", "steps.yaml"]);
+    folder.wait_until("three jobs in the queue", || slurm.queue().len() == 3);
+    folder.write("go", "");
+    running.end().exits(6);
     assert_eq!(slurm.queue(), [""; 0]);
 }
 
@@ -85,6 +95,12 @@ fn stopped_steps(slurm: &Slurm, folder: &Folder) {
     folder.pipe(&["run", "steps.yaml", "--detach"]).exits(0);
     folder.wait_until("three jobs in the queue", || slurm.queue().len() == 3);
     folder.pipe(&["stop", "graph"]).exits(0);
+    assert_eq!(slurm.queue(), [""; 0]);
+    // Who cancels a job of one step stops all of them.
+    let running = folder.start(&["resume"]);
+    folder.wait_until("three jobs in the queue", || slurm.queue().len() == 3);
+    slurm.call("scancel", &["--state=RUNNING", "--user=root"]);
+    running.end().exits(130).says("error: step one: the job was cancelled, not by pipe");
     assert_eq!(slurm.queue(), [""; 0]);
 }
 
@@ -102,10 +118,10 @@ fn write_study(folder: &Folder, trials: u32, space: &str) {
 
 fn trials(slurm: &Slurm, folder: &Folder) {
     write_study(folder, 5, "");
-    folder.pipe(&["tune", "run", "study.yaml"]).exits(0).says("trials run as jobs of the array ");
+    folder.pipe(&["tune", "run", "study.yaml"]).exits(0).says("trials are jobs of an array, 2 at a time");
     let array = id_of(slurm, ".0:1").split_once('_').unwrap().0.to_owned();
-    let places: Vec<String> = (0..5).map(|trial| id_of(slurm, &format!(".{trial}:1"))).collect();
-    assert!(places.iter().all(|id| id.starts_with(&format!("{array}_"))), "{places:?}");
+    let ids: Vec<String> = (0..5).map(|trial| id_of(slurm, &format!(".{trial}:1"))).collect();
+    assert!(ids.iter().all(|id| id.starts_with(&format!("{array}_"))), "{ids:?}");
     assert_eq!(slurm.queue(), [""; 0]);
     holds_no_secret(folder);
     // Jobs that ask for different things are no array.
@@ -113,10 +129,17 @@ fn trials(slurm: &Slurm, folder: &Folder) {
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0).says_not("array");
 }
 
+/// A study that is stopped or cancelled leaves nothing behind, and goes on.
 fn stopped_trials(slurm: &Slurm, folder: &Folder) {
-    write_study(folder, 30, "");
+    write_study(folder, 6, "");
     folder.pipe(&["tune", "run", "study.yaml", "--detach"]).exits(0);
-    folder.wait_until("an array in the queue", || slurm.queue().len() > 1);
+    folder.wait_until("an array in the queue", || slurm.queue().len() > 2);
     folder.pipe(&["stop", "study"]).exits(0);
     assert_eq!(slurm.queue(), [""; 0]);
+    let running = folder.start(&["tune", "resume"]);
+    folder.wait_until("an array in the queue", || slurm.queue().len() > 2);
+    slurm.call("scancel", &["--user=root"]);
+    running.end().exits(130).says("the job was cancelled, not by pipe");
+    assert_eq!(slurm.queue(), [""; 0]);
+    folder.pipe(&["tune", "resume"]).exits(0).says("trials: 6 complete");
 }

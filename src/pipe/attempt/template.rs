@@ -355,7 +355,7 @@ impl<'a> JobTemplate<'a> {
                 JobSpec::Command(_) => 1,
             },
             variables: self.pipeline.variables_of_jobs(self.variables),
-            places: None,
+            early_jobs: None,
         }
     }
 }

@@ -34,8 +34,8 @@ pub struct Launch {
     pub nodes: u32,
     /// The variables that the pipeline names, of which the values above are made. They are never written to disk.
     pub variables: BTreeMap<String, String>,
-    /// Where places in the queue may be kept for it, if it is part of a run.
-    pub places: Option<PathBuf>,
+    /// The folder of early jobs, of which it may take one, if it is part of a run.
+    pub early_jobs: Option<PathBuf>,
 }
 
 impl Launch {
@@ -60,7 +60,7 @@ impl Launch {
             cpus: container.cpus,
             nodes,
             variables: BTreeMap::new(),
-            places: None,
+            early_jobs: None,
         }
     }
 }

@@ -4,9 +4,9 @@
 //! an engine. `docs/adding-an-engine.md` walks through a new one.
 
 mod docker;
+mod early;
 mod launch;
 mod lines;
-mod places;
 mod process;
 pub mod registry;
 mod slurm;
@@ -28,9 +28,9 @@ use crate::error::Error;
 use crate::gpu::Card;
 use crate::image::{ImageConfig, Recipe};
 use crate::report::Reporter;
+pub use early::{EarlyArray, EarlyJob, EarlyQueue, SubmittedEarly};
 pub use launch::{JobProgram, Launch};
 pub use lines::{Line, LineSplitter, Source};
-pub use places::{KeptPlaces, Places, QueuePlaces, Several};
 pub use sockets::EngineSockets;
 
 #[async_trait(?Send)]
@@ -89,7 +89,7 @@ pub trait Engine {
     }
 
     /// The queue of the engine, where jobs can wait for runs that are not ready to begin.
-    fn queue_places(&self) -> Option<&dyn QueuePlaces> {
+    fn early_queue(&self) -> Option<&dyn EarlyQueue> {
         None
     }
 

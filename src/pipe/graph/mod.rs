@@ -2,7 +2,7 @@
 //! step that has finished before, and of which nothing has changed since, is not run again.
 
 mod content;
-mod places;
+mod early;
 mod schedule;
 mod watch;
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Cluster, GraphStep, Image, Mount, OutputRef, Pipeline, Problems, Task, WorkKind};
 use pipe_spec::run::{StepState, StepStatus};
-use pipe_spec::{Job, Lock, PipeExit, RunFolder, RunState, Status};
+use pipe_spec::{Cause, Job, Lock, PipeExit, RunFolder, RunState, Status};
 
 use crate::attempt::template;
 use crate::clock::now;
@@ -28,7 +28,7 @@ use crate::lock;
 use crate::part;
 use crate::report::{Reporter, outlive_stdout};
 use crate::run::{self, Choices, Listed, Record, Run};
-use places::StepPlaces;
+use early::EarlySteps;
 use schedule::Room;
 pub use watch::GraphWatcher;
 
@@ -57,7 +57,7 @@ pub struct GraphDriver<'a> {
     takeovers: part::Takeovers,
     /// The steps that run again, so that their outputs will be elsewhere.
     moved: BTreeSet<String>,
-    places: StepPlaces,
+    early: EarlySteps,
 }
 
 /// Notes why a step could not begin, or came to nothing, with what to do about it.
@@ -75,6 +75,12 @@ fn keep(step: &RunFolder, whole: &RunFolder, name: &str) -> String {
     let Some(place) = place.filter(|_| step.path().exists()) else { return String::new() };
     let moved = std::fs::create_dir_all(&folder).and_then(|()| std::fs::rename(step.path(), &place));
     moved.map_or_else(|_| String::new(), |()| format!("; what it had done is in {}", place.display()))
+}
+
+/// Why the last job of a run was cancelled, if it was, and not by `pipe`.
+fn cancellation(run: &RunState) -> Option<String> {
+    let attempt = run.attempts.last().filter(|attempt| attempt.cause == Some(Cause::Cancelled))?;
+    attempt.reason.clone()
 }
 
 /// Finds inputs of steps that are not there, in the file `file`.
@@ -143,7 +149,7 @@ impl<'a> GraphDriver<'a> {
             stopping: None,
             takeovers: part::Takeovers::default(),
             moved: BTreeSet::new(),
-            places: StepPlaces::default(),
+            early: EarlySteps::default(),
         }
     }
 
@@ -159,7 +165,7 @@ impl<'a> GraphDriver<'a> {
         (state.error, state.exit_code) = (None, None);
         self.reset_steps();
         let result = self.run_steps().await;
-        self.give_up_places().await;
+        self.withdraw_early_jobs().await;
         let result = result.and_then(|()| self.verdict());
         let saved = self.end(result.as_ref().err());
         result.and(saved)
@@ -192,14 +198,20 @@ impl<'a> GraphDriver<'a> {
     async fn run_steps(&mut self) -> Result<(), Error> {
         let takes = self.rooms_of_steps().await;
         let room = Room::of_machine();
-        self.give_up_places().await;
+        self.withdraw_early_jobs().await;
         loop {
             self.poll_steps()?;
             if self.stopping.is_none() {
                 for index in schedule::startable(&self.run.state.graph, &takes, room) {
                     self.begin(index).await?;
+                    if self.stopping.is_some() {
+                        break;
+                    }
                 }
-                self.keep_places().await;
+                match self.stopping {
+                    None => self.submit_early_jobs().await,
+                    Some(_) => self.withdraw_early_jobs().await,
+                }
             }
             self.show()?;
             let runs = self.run.state.graph.iter().any(|step| step.status == StepStatus::Running);
@@ -215,7 +227,7 @@ impl<'a> GraphDriver<'a> {
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
                 request = self.interrupts.next() => {
                     self.stop(request);
-                    self.give_up_places().await;
+                    self.withdraw_early_jobs().await;
                 }
             }
         }
@@ -291,9 +303,12 @@ impl<'a> GraphDriver<'a> {
         part::start(&folder, begun.as_ref())
     }
 
+    fn engine_name(&self, step: &GraphStep) -> String {
+        step.pipeline.engine.map_or_else(|| self.run.state.engine.clone(), |engine| engine.name().to_owned())
+    }
+
     async fn engine_of(&mut self, step: &GraphStep) -> Result<Rc<dyn Engine>, Error> {
-        let wanted =
-            step.pipeline.engine.map_or_else(|| self.run.state.engine.clone(), |engine| engine.name().to_owned());
+        let wanted = self.engine_name(step);
         let cluster = step.pipeline.cluster_request();
         let known = self.engines.iter().find(|(name, of, _)| *name == wanted && *of == cluster);
         if let Some((_, _, engine)) = known {
@@ -415,7 +430,7 @@ impl<'a> GraphDriver<'a> {
                         return Ok(());
                     }
                 },
-                Status::Stopped => (StepStatus::Stopped, None, found.state.exit_code),
+                Status::Stopped => (StepStatus::Stopped, cancellation(&found.state), found.state.exit_code),
                 Status::Failed | Status::Unknown => (StepStatus::Failed, found.state.error, found.state.exit_code),
             },
         };
@@ -447,9 +462,14 @@ impl<'a> GraphDriver<'a> {
         let failed: Vec<&StepState> =
             self.run.state.graph.iter().filter(|step| step.status == StepStatus::Failed).collect();
         let Some(first) = failed.first() else {
-            let stopped =
-                self.stopping.is_some() || self.run.state.graph.iter().any(|step| step.status == StepStatus::Stopped);
-            return if stopped { Err(Error::Interrupted) } else { Ok(()) };
+            let mut stopped = self.run.state.graph.iter().filter(|step| step.status == StepStatus::Stopped).peekable();
+            let is_stopped = self.stopping.is_some() || stopped.peek().is_some();
+            let cancelled = stopped.find_map(|step| Some(format!("step {}: {}", step.name, step.error.as_ref()?)));
+            return match cancelled.filter(|_| self.stopping.is_none()) {
+                Some(reason) => Err(Error::Cancelled { reason }),
+                None if is_stopped => Err(Error::Interrupted),
+                None => Ok(()),
+            };
         };
         let reasons =
             failed.iter().map(|step| format!("step {}: {}", step.name, step.error.as_deref().unwrap_or("failed")));

@@ -171,7 +171,7 @@ impl Job<'_> {
             cpus: container.cpus,
             nodes: 1,
             variables: BTreeMap::new(),
-            places: None,
+            early_jobs: None,
         }
     }
 

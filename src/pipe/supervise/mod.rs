@@ -365,8 +365,8 @@ impl Supervisor<'_> {
 
     fn launch_of(&self, number: u32, spec: &JobSpec) -> Launch {
         let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, spec);
-        let places = self.run.state.part_of.as_ref().map(|whole| run::folder_of(whole).places());
-        Launch { places, ..launch }
+        let early_jobs = self.run.state.part_of.as_ref().map(|whole| run::folder_of(whole).early_jobs());
+        Launch { early_jobs, ..launch }
     }
 
     /// An engine that queues jobs may have to wait until it can take one.

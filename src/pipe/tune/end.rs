@@ -19,6 +19,10 @@ use crate::run::{self, Listed};
 /// How far above 0 a constraint is where a trial ran out of memory and nobody knows by how much.
 const OUT_OF_MEMORY: f64 = 1.0;
 
+fn is_cancelled(run: &RunState) -> bool {
+    run.attempts.last().is_some_and(|attempt| attempt.cause == Some(Cause::Cancelled))
+}
+
 impl StudyDriver<'_> {
     /// Looks at the run of a trial that has not ended.
     pub(super) async fn poll_trial(&mut self, number: u64) -> Result<(), Error> {
@@ -50,6 +54,14 @@ impl StudyDriver<'_> {
             }
             Status::Stopped if self.pruned_at(number).is_none() && self.was_stopped_before(&found.state) => {
                 self.takeovers.take_over(&folder).or_else(|error| self.fail(number, &error.to_string()))
+            }
+            Status::Stopped if self.pruned_at(number).is_none() && is_cancelled(&found.state) => {
+                // Who cancels a job of a study wants the study to stop: it goes on with this trial when it is resumed.
+                let reason = found.state.error.clone().unwrap_or_default();
+                self.cancelled = Some(format!("trial {number}: {reason}"));
+                self.running.remove(&number);
+                self.stop(StopRequest::Graceful);
+                Ok(())
             }
             Status::Finished | Status::Failed | Status::Stopped | Status::Unknown => {
                 self.end_trial(number, &found.state)

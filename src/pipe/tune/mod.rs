@@ -2,8 +2,8 @@
 //! begun, and nothing that happens to a trial ends the study.
 
 mod curve;
+mod early;
 mod end;
-mod places;
 mod propose;
 mod room;
 mod same;
@@ -83,8 +83,10 @@ pub struct StudyDriver<'a> {
     refused: propose::Refused,
     /// Whether nothing is left to try.
     is_spent: bool,
-    /// Whether the cluster takes no jobs for trials that are to come.
-    keeps_no_places: bool,
+    /// Whether trials take no jobs of an array, or none any more.
+    has_no_array: bool,
+    /// Who cancelled the job of a trial, if somebody did, and not with `pipe`.
+    cancelled: Option<String>,
 }
 
 /// A trial that runs.
@@ -149,7 +151,8 @@ impl<'a> StudyDriver<'a> {
             failures: 0,
             refused: propose::Refused::default(),
             is_spent: false,
-            keeps_no_places: false,
+            has_no_array: false,
+            cancelled: None,
             run,
         })
     }
@@ -164,7 +167,7 @@ impl<'a> StudyDriver<'a> {
         state.status = Status::Running;
         (state.error, state.exit_code) = (None, None);
         let result = self.run_trials().await;
-        self.give_up_places().await;
+        self.withdraw_early_jobs().await;
         if result.is_err() {
             self.wind_down().await;
         }
@@ -176,13 +179,10 @@ impl<'a> StudyDriver<'a> {
     async fn run_trials(&mut self) -> Result<(), Error> {
         self.recognise_trainings();
         self.save()?;
-        self.give_up_places().await;
+        self.withdraw_early_jobs().await;
         loop {
             self.notice_interrupts().await;
-            if self.stopping.is_some() && !self.keeps_no_places {
-                self.keeps_no_places = true;
-                self.give_up_places().await;
-            }
+            self.withdraw_unneeded().await;
             self.journal.refresh()?;
             self.poll_trials().await?;
             while self.stopping.is_none() && self.has_room() {
@@ -338,6 +338,9 @@ impl<'a> StudyDriver<'a> {
 
     /// How the study has ended, now that no trial runs.
     fn verdict(&self) -> Result<(), Error> {
+        if let Some(reason) = &self.cancelled {
+            return Err(Error::Cancelled { reason: reason.clone() });
+        }
         if self.stopping.is_some() {
             return Err(Error::Interrupted);
         }

@@ -76,7 +76,7 @@ impl StudyDriver<'_> {
         }
         // The trial is noted before its run begins, all of it in one line: the next `pipe` finds it, or nothing was done.
         let number = self.journal.add(&proposed)?;
-        self.start(number, &planned.pipeline).await
+        self.start(number, &planned.pipeline)
     }
 
     fn trial(&self, number: u64, point: pipe_search::Point) -> Trial {
@@ -149,7 +149,7 @@ impl StudyDriver<'_> {
                 {
                     self.journal.set_attr(number, trial::PREDICTED_PEAK, json!(predicted))?;
                 }
-                self.start(number, &planned.pipeline).await
+                self.start(number, &planned.pipeline)
             }
             Err(Error::Interrupted) => {
                 self.stop(crate::interrupt::StopRequest::Graceful);
@@ -295,8 +295,8 @@ impl StudyDriver<'_> {
     }
 
     /// Makes the run of a trial, where there is none, and starts it.
-    async fn start(&mut self, number: u64, pipeline: &Pipeline) -> Result<(), Error> {
-        self.keep_places(pipeline).await;
+    fn start(&mut self, number: u64, pipeline: &Pipeline) -> Result<(), Error> {
+        self.request_array();
         let id = self.run_id(number);
         let folder = run::folder_of(&id);
         self.running.insert(number, Live::new(Curves::new(&folder, &self.study.objectives)));

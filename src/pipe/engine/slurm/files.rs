@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use pipe_spec::RunFolder;
 
 use super::state::ScriptResult;
+use super::trainer_folder::unique;
 use crate::engine::Launch;
 use crate::error::Error;
+use crate::files::write_whole;
 
 /// What the job writes to stdout and stderr.
 pub const OUTPUT: &str = "job.out";
@@ -47,6 +49,17 @@ impl JobFiles {
     /// Holds the exit code of the job once it has ended.
     pub fn ended(&self) -> PathBuf {
         self.folder.join("job.ended")
+    }
+
+    /// What tells the job of this attempt from one of a run that had the same id.
+    pub fn key(&self) -> Option<String> {
+        std::fs::read_to_string(self.folder.join("job.key")).ok().filter(|key| !key.is_empty())
+    }
+
+    pub fn make_key(&self) -> Result<String, Error> {
+        let key = unique("key");
+        write_whole(&self.folder.join("job.key"), key.as_bytes())?;
+        Ok(key)
     }
 
     /// Tells a job that begins that it is to end.

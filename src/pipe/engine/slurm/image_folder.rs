@@ -91,7 +91,7 @@ pub async fn ensure(
     let root = own.path().join(ROOT);
     fs::create_dir(&root).map_err(failed)?;
     let config = images.export(id, &root).await?;
-    trainer_folder::add_runtime_places(&root)?;
+    trainer_folder::add_runtime_files(&root)?;
     if let Some(work) = &config.work_folder {
         inside(&root, work).and_then(fs::create_dir_all).map_err(failed)?;
     }

@@ -1,12 +1,12 @@
 //! The engine for clusters with Slurm: jobs go out with sbatch, and are watched through the run folder, which all nodes see.
 
 mod doctor;
+mod early;
 mod files;
 mod follow;
 mod image;
 mod image_folder;
 mod job;
-mod places;
 mod programs;
 mod runtime;
 mod script;
@@ -15,7 +15,7 @@ mod state;
 mod trainer_folder;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use pipe_spec::run::LogPosition;
 use tokio::sync::mpsc;
 
 use super::registry::Registration;
-use super::{Engine, EngineJob, FoundJob, JobProgram, Launch, QueuePlaces, StartedJob};
+use super::{EarlyQueue, Engine, EngineJob, FoundJob, JobProgram, Launch, StartedJob};
 use crate::background;
 use crate::error::Error;
 use crate::gpu::Card;
@@ -261,9 +261,12 @@ impl Engine for SlurmEngine {
                 && programs::is_usable(&node.state)
                 && programs::has_features(constraint, &node.features)
         };
-        // One that is in several partitions is one.
-        let names: BTreeSet<&String> = nodes.iter().filter(is_own).map(|node| &node.name).collect();
-        Some(names.len() as u32)
+        // A job gets the nodes of one partition.
+        let mut counts = BTreeMap::<&str, u32>::new();
+        for node in nodes.iter().filter(is_own) {
+            *counts.entry(&node.partition).or_default() += 1;
+        }
+        Some(counts.into_values().max().unwrap_or(0))
     }
 
     fn check(&self, _container: &Container) -> Result<(), Error> {
@@ -322,7 +325,7 @@ impl Engine for SlurmEngine {
         true
     }
 
-    fn queue_places(&self) -> Option<&dyn QueuePlaces> {
+    fn early_queue(&self) -> Option<&dyn EarlyQueue> {
         Some(self)
     }
 
@@ -376,8 +379,9 @@ impl Engine for SlurmEngine {
             _ => PathBuf::from("/"),
         };
         files.create_folder()?;
-        let text = |submitted| script::text(launch, &program, &folder, submitted);
-        let id = match self.take_place(launch, &text(Submitted::InPlace)).await {
+        let key = files.make_key()?;
+        let text = |submitted| script::text(launch, &key, &program, &folder, submitted);
+        let id = match self.take_early_job(launch, &text(Submitted::Early)).await {
             Some(id) => id,
             None => self.submit(launch, text(Submitted::ByItself)).await?,
         };
@@ -386,7 +390,7 @@ impl Engine for SlurmEngine {
 
     async fn find(&self, launch: &Launch, id: Option<&str>, read: Option<&LogPosition>) -> Result<FoundJob, Error> {
         let files = JobFiles::of(launch);
-        let known = id.map(str::to_owned).or_else(|| files.job_id()).or_else(|| places::taken_by(launch));
+        let known = id.map(str::to_owned).or_else(|| files.job_id()).or_else(|| early::taken_by(launch));
         if let Some(id) = known {
             return Ok(FoundJob::Job(self.follow(id, launch, read)));
         }

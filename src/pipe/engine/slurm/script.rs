@@ -39,9 +39,9 @@ pub fn of_name(name: &str) -> Option<(String, u32)> {
     Some((run.to_owned(), attempt.parse().ok()?))
 }
 
-/// The name of jobs that keep places for parts of a run.
-pub fn name_of_places(run: &str) -> String {
-    format!("{NAME_PREFIX}{run}:places")
+/// The name of early jobs for parts of a run, until one of them takes it.
+pub fn name_of_early_jobs(run: &str) -> String {
+    format!("{NAME_PREFIX}{run}:early")
 }
 
 /// The options of sbatch that say which job it is.
@@ -118,8 +118,8 @@ exit "$code"
 "#;
 
 /// The first lines of the script, by which it is known whose it is.
-pub fn heading(launch: &Launch) -> String {
-    format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe.\n", launch.attempt, launch.run_id)
+pub fn heading(launch: &Launch, key: &str) -> String {
+    format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe. {key}\n", launch.attempt, launch.run_id)
 }
 
 /// Where the job of an attempt runs.
@@ -127,19 +127,19 @@ pub fn heading(launch: &Launch) -> String {
 pub enum Submitted {
     /// In a job of its own, whose script nobody else sees.
     ByItself,
-    /// In a place that was kept, by a file: it names variables where their values were.
-    InPlace,
+    /// In an early job, by a file: it names variables where their values were.
+    Early,
 }
 
-pub fn text(launch: &Launch, program: &Program, folder: &Path, submitted: Submitted) -> String {
+pub fn text(launch: &Launch, key: &str, program: &Program, folder: &Path, submitted: Submitted) -> String {
     let none = BTreeMap::new();
-    let in_place = submitted == Submitted::InPlace;
-    let hidden = if in_place { &launch.variables } else { &none };
+    let is_early = submitted == Submitted::Early;
+    let hidden = if is_early { &launch.variables } else { &none };
     let quoted = |word: &str| quoted_without(word, hidden);
     let path = |path: &Path| quoted(&path.to_string_lossy());
-    let mut text = heading(launch);
+    let mut text = heading(launch, key);
     let _ = writeln!(text, "id={ID}\nfolder={}", path(JobFiles::of(launch).folder()));
-    if in_place {
+    if is_early {
         text.push_str("exec >> \"$folder/job.out\" 2>&1\n");
     }
     text.push_str(BEGIN);
@@ -173,42 +173,47 @@ pub fn text(launch: &Launch, program: &Program, folder: &Path, submitted: Submit
     text
 }
 
-/// Seconds that a place waits for its run once it is there.
-pub const PLACE_WAIT: u32 = 120;
+/// Seconds that an early job with its nodes waits for its run.
+pub const RUN_TIMEOUT: u32 = 120;
 
-/// What a place does before it has a run. A file that appears under the name `script` is the job; who puts one there first has the place.
-/// Where one waits in vain the `pipe` that kept it is gone: so are the others that wait in the queue.
-const PLACE: &str = r#"
+/// What an early job does before it has a run. A file that appears under the name `script` is what it runs; who puts one there first has the
+/// job. Where one waits in vain the `pipe` that submitted it is gone, so that all others which wait in the queue leave it. It fails: jobs
+/// that depend on it must not start.
+const WAIT_FOR_RUN: &str = r#"
 for ((i = 0; ; i++)); do
-  ls "$place" > /dev/null 2>&1
-  [ ! -e "$place/script" ] || break
+  ls "$early" > /dev/null 2>&1
+  [ ! -e "$early/script" ] || break
   if [ "$i" -ge "$limit" ]; then
-    mkdir -p "$place"
-    echo 'exit 0' > "$place/unused"
+    mkdir -p "$early"
+    echo 'exit 1' > "$early/unused"
     scancel --state=PENDING --name="$name" "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
-    if ln "$place/unused" "$place/script"; then exit 0; fi
-    [ -e "$place/script" ] || exit 1
+    if ln "$early/unused" "$early/script"; then exit 1; fi
+    [ -e "$early/script" ] || exit 1
   fi
   sleep 0.2
 done
-. "$place/script"
+. "$early/script"
 "#;
 
-/// The script of places. The values of variables stay in it.
-pub fn text_of_place(name: &str, folder: &Path, variables: &BTreeMap<String, String>) -> String {
-    let mut text = "#!/bin/bash\n# A place in the queue, kept by pipe.\n".to_owned();
+/// The script of early jobs, which wait so many seconds for a run. The values of variables stay in it.
+pub fn text_of_early_job(name: &str, folder: &Path, variables: &BTreeMap<String, String>, timeout: u32) -> String {
+    let mut text = "#!/bin/bash\n# Submitted early by pipe, for a run that is to begin.\n".to_owned();
     for (name, value) in variables {
         let _ = writeln!(text, "{}={}", hidden_name(name), quoted(value));
     }
-    let limit = PLACE_WAIT * 5;
-    let folder = quoted(&folder.to_string_lossy());
-    let _ = write!(text, "name={}\nlimit={limit}\nplace={folder}/\"${{SLURM_ARRAY_TASK_ID:-1}}\"{PLACE}", quoted(name));
+    let (limit, folder) = (timeout * 5, quoted(&folder.to_string_lossy()));
+    let name = quoted(name);
+    let _ = write!(text, "name={name}\nlimit={limit}\nearly={folder}/\"${{SLURM_ARRAY_TASK_ID:-1}}\"{WAIT_FOR_RUN}");
     text
 }
 
-/// How the script of a place names the value of a variable.
+/// How the script of an early job names the value of a variable. Not every name of a variable is one for a shell.
 fn hidden_name(variable: &str) -> String {
-    format!("pipe_value_{variable}")
+    let letter = |byte: u8| match byte.is_ascii_alphanumeric() {
+        true => char::from(byte).to_string(),
+        false => format!("_{byte:02X}"),
+    };
+    format!("pipe_value_{}", variable.bytes().map(letter).collect::<String>())
 }
 
 /// One word of a shell that names variables where it has their values.
@@ -241,13 +246,44 @@ mod tests {
 
     #[test]
     fn values_of_variables_are_named() {
-        let hidden = [("HOME", "/home/a"), ("TOKEN", "s3cret"), ("LONG", "s3cret-2"), ("EMPTY", "")];
+        let hidden = [("HOME", "/home/a"), ("my-token", "s3cret"), ("LONG_1", "s3cret-2"), ("EMPTY", "")];
         let hidden = hidden.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         assert_eq!(quoted_without("plain", &hidden), "'plain'");
         assert_eq!(
             quoted_without("/home/a/x?s3cret-2&s3cret", &hidden),
-            r#"''"${pipe_value_HOME}"'/x?'"${pipe_value_LONG}"'&'"${pipe_value_TOKEN}"''"#
+            r#"''"${pipe_value_HOME}"'/x?'"${pipe_value_LONG_5F1}"'&'"${pipe_value_my_2Dtoken}"''"#
         );
+    }
+
+    /// Runs an early job; `scancel` writes its arguments to a file.
+    fn run_early(folder: &Path, timeout: u32) -> (Option<i32>, String) {
+        let variables = [("my-token".to_owned(), "it's secret".to_owned())].into();
+        let text = text_of_early_job("pipe:a:early", folder, &variables, timeout);
+        std::fs::write(folder.join("scancel"), "#!/bin/sh\necho \"$@\" > \"$(dirname \"$0\")/cancelled\"\n").unwrap();
+        std::fs::write(folder.join("job"), text).unwrap();
+        let script =
+            "chmod +x scancel; PATH=$PWD:$PATH SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=3 SLURM_JOB_ID=9 bash job";
+        let output = std::process::Command::new("bash").args(["-c", script]).current_dir(folder).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    }
+
+    #[test]
+    fn an_early_job_runs_what_it_is_given() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("3")).unwrap();
+        std::fs::write(folder.path().join("3/script"), "echo \"${pipe_value_my_2Dtoken}\"; exit 7\n").unwrap();
+        assert_eq!(run_early(folder.path(), 120), (Some(7), "it's secret\n".to_owned()));
+        assert!(!folder.path().join("cancelled").exists());
+    }
+
+    #[test]
+    fn an_early_job_without_a_run_ends_with_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(run_early(folder.path(), 0), (Some(1), String::new()));
+        let cancelled = std::fs::read_to_string(folder.path().join("cancelled")).unwrap();
+        assert_eq!(cancelled, "--state=PENDING --name=pipe:a:early 7\n");
+        // Nobody takes it any more.
+        assert_eq!(std::fs::read_to_string(folder.path().join("3/script")).unwrap(), "exit 1\n");
     }
 
     #[test]

@@ -77,7 +77,7 @@ fn fill(root: &Path) -> Result<(), Error> {
         move |source| Error::Write { path, source }
     };
     fs::create_dir_all(root.join("opt/pipe/driver")).map_err(failed(root))?;
-    add_runtime_places(root)?;
+    add_runtime_files(root)?;
     for (name, source) in image::stage()?.files {
         let Some(place) = PLACES.iter().find_map(|(staged, place)| Some((place, name.strip_prefix(staged)?))) else {
             continue;
@@ -92,19 +92,19 @@ fn fill(root: &Path) -> Result<(), Error> {
 }
 
 /// Makes what runtimes mount over, where it is not there.
-pub fn add_runtime_places(root: &Path) -> Result<(), Error> {
-    FOLDERS.iter().try_for_each(|folder| make_place(root, Path::new(folder), true).map(drop))?;
-    FILES.iter().try_for_each(|file| make_place(root, Path::new(file), false).map(drop))
+pub fn add_runtime_files(root: &Path) -> Result<(), Error> {
+    FOLDERS.iter().try_for_each(|folder| make_path(root, Path::new(folder), true).map(drop))?;
+    FILES.iter().try_for_each(|file| make_path(root, Path::new(file), false).map(drop))
 }
 
 /// Where something is mounted in a folder, there must be something to mount over. Returns where that is for the job, behind the
 /// links that lead there.
 pub fn make_mount_point(root: &Path, host: &Path, mounted: &Path) -> Result<PathBuf, Error> {
-    let place = make_place(root, mounted, host.is_dir())?;
+    let place = make_path(root, mounted, host.is_dir())?;
     Ok(Path::new("/").join(place.strip_prefix(root).unwrap_or(&place)))
 }
 
-fn make_place(root: &Path, path: &Path, is_folder: bool) -> Result<PathBuf, Error> {
+fn make_path(root: &Path, path: &Path, is_folder: bool) -> Result<PathBuf, Error> {
     let failed = |source| Error::Write { path: root.join(path.strip_prefix("/").unwrap_or(path)), source };
     let place = inside(root, path).map_err(failed)?;
     if is_folder {
