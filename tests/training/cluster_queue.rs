@@ -98,7 +98,8 @@ fn stopped_steps(slurm: &Slurm, folder: &Folder) {
     assert_eq!(slurm.queue(), [""; 0]);
     // Who cancels a job of one step stops all of them.
     let running = folder.start(&["resume"]);
-    folder.wait_until("three jobs in the queue", || slurm.queue().len() == 3);
+    let runs = |queue: &[String]| queue.len() == 3 && queue.iter().any(|job| job.contains("RUNNING"));
+    folder.wait_until("a job and two that wait for it", || runs(&slurm.queue()));
     slurm.call("scancel", &["--state=RUNNING", "--user=root"]);
     running.end().exits(130).says("error: step one: the job was cancelled, not by pipe");
     assert_eq!(slurm.queue(), [""; 0]);
@@ -141,5 +142,5 @@ fn stopped_trials(slurm: &Slurm, folder: &Folder) {
     slurm.call("scancel", &["--user=root"]);
     running.end().exits(130).says("the job was cancelled, not by pipe");
     assert_eq!(slurm.queue(), [""; 0]);
-    folder.pipe(&["tune", "resume"]).exits(0).says("trials: 6 complete");
+    folder.pipe(&["tune", "resume"]).exits(0).prints("trials: 6 complete");
 }
