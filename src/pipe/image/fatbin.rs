@@ -73,7 +73,7 @@ fn of_part(part: &[u8]) -> Vec<Architecture> {
             PTX if flags & ARCH_SPECIFIC == 0 => found.push(Architecture::Ptx(capability)),
             _ => {}
         }
-        at = at.saturating_add(head.max(1) as usize).saturating_add(size as usize);
+        at = at.saturating_add(head.max(1) as usize).saturating_add(size as usize).min(part.len());
     }
     found
 }
