@@ -132,7 +132,7 @@ fn trials(slurm: &Slurm, folder: &Folder) {
 
 /// A study that is stopped or cancelled leaves nothing behind, and goes on.
 fn stopped_trials(slurm: &Slurm, folder: &Folder) {
-    write_study(folder, 6, "");
+    write_study(folder, 10, "");
     folder.pipe(&["tune", "run", "study.yaml", "--detach"]).exits(0);
     folder.wait_until("an array in the queue", || slurm.queue().len() > 2);
     folder.pipe(&["stop", "study"]).exits(0);
@@ -142,5 +142,5 @@ fn stopped_trials(slurm: &Slurm, folder: &Folder) {
     slurm.call("scancel", &["--user=root"]);
     running.end().exits(130).says("the job was cancelled, not by pipe");
     assert_eq!(slurm.queue(), [""; 0]);
-    folder.pipe(&["tune", "resume"]).exits(0).prints("trials: 6 complete");
+    folder.pipe(&["tune", "resume"]).exits(0).prints("trials: 10 complete");
 }
