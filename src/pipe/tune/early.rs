@@ -33,8 +33,7 @@ impl StudyDriver<'_> {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let array = EarlyArray { whole: self.run.state.id.clone(), count, at_once: parallel };
         match queue.request_array(&folder, &array) {
-            // Said once.
-            Ok(()) if folder.read_dir().is_ok_and(|found| found.count() == 1) && counts.run() == 1 => {
+            Ok(()) if counts.run() == 1 => {
                 self.reporter.note(&format!("trials are jobs of an array, {parallel} at a time"));
             }
             Ok(()) => {}

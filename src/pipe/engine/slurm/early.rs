@@ -1,4 +1,4 @@
-//! Early jobs: one that depends on others for a step of a pipeline, an array for the trials of a study. Such a job waits for a file on the
+//! WaitingJob jobs: one that depends on others for a step of a pipeline, an array for the trials of a study. Such a job waits for a file on the
 //! shared file system, which is what it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::files::{write_json, write_whole};
 
 /// What an early job runs that is not needed. It fails, so that those which depend on it leave the queue.
-const NOTHING: &str = "exit 1\n";
+const UNNEEDED_SCRIPT: &str = "exit 1\n";
 
 /// Ids that scancel is given at a time.
 const IDS_AT_ONCE: usize = 500;
@@ -49,13 +49,13 @@ struct Record {
 }
 
 /// Jobs that were submitted together.
-struct Batch {
+struct Submission {
     folder: PathBuf,
     record: Record,
 }
 
-/// One job of a batch.
-struct Early {
+/// One job of a submission.
+struct WaitingJob {
     /// The id of the job as the queue shows it.
     id: String,
     folder: PathBuf,
@@ -63,7 +63,7 @@ struct Early {
     depends: bool,
 }
 
-impl Early {
+impl WaitingJob {
     fn script(&self) -> PathBuf {
         self.folder.join("script")
     }
@@ -97,9 +97,9 @@ impl Early {
     }
 }
 
-impl Batch {
+impl Submission {
     fn read(folder: &Path) -> Option<Self> {
-        let record = serde_json::from_slice(&fs::read(folder.join("batch.json")).ok()?).ok()?;
+        let record = serde_json::from_slice(&fs::read(folder.join("submission.json")).ok()?).ok()?;
         Some(Self { folder: folder.to_owned(), record })
     }
 
@@ -111,8 +111,8 @@ impl Batch {
         folders.iter().filter_map(|folder| Self::read(folder)).collect()
     }
 
-    fn jobs(&self) -> impl Iterator<Item = Early> {
-        (1..=self.record.count.unwrap_or(1)).map(|number| Early {
+    fn jobs(&self) -> impl Iterator<Item = WaitingJob> {
+        (1..=self.record.count.unwrap_or(1)).map(|number| WaitingJob {
             id: match self.record.count {
                 Some(_) => format!("{}_{number}", self.record.job),
                 None => self.record.job.clone(),
@@ -122,8 +122,8 @@ impl Batch {
         })
     }
 
-    fn untaken(&self) -> impl Iterator<Item = Early> {
-        self.jobs().filter(Early::is_untaken)
+    fn untaken(&self) -> impl Iterator<Item = WaitingJob> {
+        self.jobs().filter(WaitingJob::is_untaken)
     }
 
     fn fits(&self, launch: &Launch, options: &[String]) -> bool {
@@ -132,8 +132,8 @@ impl Batch {
 
     /// Those that nobody has taken end, and nobody takes them any more.
     fn withdraw(&self) -> Result<(), Failure> {
-        let is_taken = |job: &Early| {
-            let taken = job.take(NOTHING);
+        let is_taken = |job: &WaitingJob| {
+            let taken = job.take(UNNEEDED_SCRIPT);
             taken.is_err_and(|error| error.kind() == ErrorKind::AlreadyExists)
         };
         let ids: Vec<String> = self.untaken().filter(|job| !is_taken(job)).map(|job| job.id).collect();
@@ -147,8 +147,8 @@ impl Batch {
 /// The job that a `pipe` which was killed has taken for an attempt.
 pub fn taken_by(launch: &Launch) -> Option<String> {
     let heading = script::heading(launch, &JobFiles::of(launch).key()?);
-    let is_own = |job: &Early| fs::read_to_string(job.script()).is_ok_and(|text| text.starts_with(&heading));
-    Batch::all(launch.early_jobs.as_deref()?).iter().flat_map(Batch::jobs).find(is_own).map(|job| job.id)
+    let is_own = |job: &WaitingJob| fs::read_to_string(job.script()).is_ok_and(|text| text.starts_with(&heading));
+    Submission::all(launch.early_jobs.as_deref()?).iter().flat_map(Submission::jobs).find(is_own).map(|job| job.id)
 }
 
 async fn has_ended(id: &str) -> bool {
@@ -189,23 +189,24 @@ impl SlurmEngine {
 
     async fn take_submitted(&self, launch: &Launch, folder: &Path, text: &str) -> Option<String> {
         let options = self.options(launch);
-        let own = |batch: &Batch| batch.record.run.as_ref().is_none_or(|run| *run == launch.run_id);
-        let batches: Vec<Batch> = Batch::all(folder).into_iter().filter(own).collect();
-        let (fitting, others): (Vec<_>, Vec<_>) = batches.into_iter().partition(|batch| batch.fits(launch, &options));
-        for other in others.iter().filter(|batch| batch.record.run.is_some()) {
+        let own = |submission: &Submission| submission.record.run.as_ref().is_none_or(|run| *run == launch.run_id);
+        let submissions: Vec<Submission> = Submission::all(folder).into_iter().filter(own).collect();
+        let (fitting, others): (Vec<_>, Vec<_>) =
+            submissions.into_iter().partition(|submission| submission.fits(launch, &options));
+        for other in others.iter().filter(|submission| submission.record.run.is_some()) {
             other.withdraw().unwrap_or_else(|failure| tracing::debug!("{}", failure.said()));
         }
-        let untaken: Vec<Early> = fitting.iter().flat_map(Batch::untaken).collect();
+        let untaken: Vec<WaitingJob> = fitting.iter().flat_map(Submission::untaken).collect();
         if untaken.is_empty() {
             return None;
         }
         let jobs = self.seen(Duration::ZERO).await.ok()?;
-        let state = |job: &Early| jobs.iter().find(|seen| seen.id == job.id).map(|seen| &seen.state);
+        let state = |job: &WaitingJob| jobs.iter().find(|seen| seen.id == job.id).map(|seen| &seen.state);
         let is_usable = |state: &JobState| state.is_pending() || state.state == "RUNNING";
         let (mut usable, ended): (Vec<_>, Vec<_>) =
             untaken.into_iter().partition(|job| state(job).is_some_and(is_usable));
         for job in ended {
-            job.take(NOTHING).ok();
+            job.take(UNNEEDED_SCRIPT).ok();
         }
         // One that has its nodes comes before one that waits for them.
         usable.sort_by_key(|job| state(job).is_some_and(JobState::is_pending));
@@ -222,7 +223,7 @@ impl SlurmEngine {
                 return Some(job.id);
             }
             // It had ended by then.
-            write_whole(&job.script(), NOTHING.as_bytes()).ok();
+            write_whole(&job.script(), UNNEEDED_SCRIPT.as_bytes()).ok();
         }
         None
     }
@@ -249,10 +250,6 @@ impl SlurmEngine {
     }
 
     async fn submit_early(&self, launch: &Launch, wanted: &Wanted<'_>) -> Result<SubmittedEarly, Error> {
-        let depends = |option: &&String| option.starts_with("--dependency") || option.starts_with("-d");
-        if let Some(option) = self.settings.extra.iter().find(depends) {
-            return Err(Failure::Refused { said: format!("slurm.extra has {option}") }.error(REFUSED_HINT));
-        }
         let options = self.options(launch);
         let count = wanted.array.map(|array| array.count.min(self.config.largest_array));
         let folder = new_folder(wanted.folder, wanted.run.unwrap_or("array"))?;
@@ -275,12 +272,12 @@ impl SlurmEngine {
             options,
             variables: wanted.variables.keys().cloned().collect(),
         };
-        write_json(&folder.join("batch.json"), &record)?;
+        write_json(&folder.join("submission.json"), &record)?;
         Ok(SubmittedEarly { job: record.job, folder })
     }
 }
 
-/// Early jobs that are submitted together.
+/// WaitingJob jobs that are submitted together.
 struct Wanted<'a> {
     whole: &'a str,
     folder: &'a Path,
@@ -318,17 +315,17 @@ impl EarlyQueue for SlurmEngine {
     }
 
     fn untaken(&self, folder: &Path) -> u32 {
-        Batch::all(folder).iter().flat_map(Batch::untaken).count() as u32
+        Submission::all(folder).iter().flat_map(Submission::untaken).count() as u32
     }
 
     async fn withdraw(&self, folder: &Path) -> Result<(), Error> {
         for file in [ARRAY_REQUEST, REFUSAL] {
             fs::remove_file(folder.join(file)).ok();
         }
-        let mut batches = Batch::all(folder);
-        batches.extend(Batch::read(folder));
+        let mut submissions = Submission::all(folder);
+        submissions.extend(Submission::read(folder));
         background::run(move || {
-            batches.iter().try_for_each(Batch::withdraw).map_err(|failure| failure.error(REFUSED_HINT))
+            submissions.iter().try_for_each(Submission::withdraw).map_err(|failure| failure.error(REFUSED_HINT))
         })
         .await
     }

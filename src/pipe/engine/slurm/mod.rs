@@ -40,7 +40,7 @@ use follow::Follower;
 use image::ReadyImage;
 use image_folder::ImageFolder;
 use job::ClusterJob;
-use programs::{Config, Failure, Node, NodeGroup, SeenJob};
+use programs::{Config, Failure, NodeGroup, SeenJob};
 use runtime::{Root, RootFiles};
 use script::Submitted;
 
@@ -256,17 +256,8 @@ impl Engine for SlurmEngine {
     async fn usable_nodes(&self) -> Option<u32> {
         let nodes = background::run(|| programs::nodes().map_err(|failure| failure.error(""))).await.ok()?;
         let constraint = self.settings.constraint.as_deref().unwrap_or_default();
-        let is_own = |node: &&Node| {
-            self.own_groups().any(|group| group.partition == node.partition)
-                && programs::is_usable(&node.state)
-                && programs::has_features(constraint, &node.features)
-        };
-        // A job gets the nodes of one partition.
-        let mut counts = BTreeMap::<&str, u32>::new();
-        for node in nodes.iter().filter(is_own) {
-            *counts.entry(&node.partition).or_default() += 1;
-        }
-        Some(counts.into_values().max().unwrap_or(0))
+        let is_own = |partition: &str| self.own_groups().any(|group| group.partition == partition);
+        Some(programs::usable_count(&nodes, is_own, constraint))
     }
 
     fn check(&self, _container: &Container) -> Result<(), Error> {
@@ -326,7 +317,9 @@ impl Engine for SlurmEngine {
     }
 
     fn early_queue(&self) -> Option<&dyn EarlyQueue> {
-        Some(self)
+        // A job has one list of those that it depends on.
+        let depends = |option: &String| option.starts_with("--dependency") || option.starts_with("-d");
+        (!self.settings.extra.iter().any(depends)).then_some(self)
     }
 
     fn job_path(&self, host: PathBuf, mounted: PathBuf) -> PathBuf {

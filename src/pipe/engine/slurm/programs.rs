@@ -1,5 +1,6 @@
 //! Calls of the cluster's own programs: sbatch, squeue, scontrol, sacct, scancel, sinfo.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
@@ -134,7 +135,7 @@ impl NodeGroup {
 }
 
 /// Whether jobs can run on nodes in this state, now or when others have ended.
-pub fn is_usable(state: &str) -> bool {
+fn is_usable(state: &str) -> bool {
     let state = state.trim_end_matches(['*', '~', '#', '!', '%', '$', '@', '^', '-', '+']);
     !["down", "drain", "drained", "draining", "drng", "fail", "failing", "unk", "unknown", "maint", "inval"]
         .contains(&state)
@@ -161,8 +162,19 @@ fn node(line: &str) -> Option<Node> {
     Some(Node { name, partition, state, features })
 }
 
+/// How many nodes a job can have, now or when others have ended: a job gets those of one partition.
+pub fn usable_count(nodes: &[Node], is_own: impl Fn(&str) -> bool, constraint: &str) -> u32 {
+    let mut counts = BTreeMap::<&str, u32>::new();
+    for node in nodes {
+        if is_own(&node.partition) && is_usable(&node.state) && has_features(constraint, &node.features) {
+            *counts.entry(&node.partition).or_default() += 1;
+        }
+    }
+    counts.into_values().max().unwrap_or(0)
+}
+
 /// Whether a node has the features of a `--constraint`. What is more than a list with `&` or `|` is left to the cluster.
-pub fn has_features(constraint: &str, features: &[String]) -> bool {
+fn has_features(constraint: &str, features: &[String]) -> bool {
     if constraint.is_empty() || constraint.contains(['(', ')', '[', ']', '*', '!']) {
         return true;
     }
@@ -333,6 +345,19 @@ mod tests {
             ("[rack1*2&rack2*2]", true),
         ] {
             assert_eq!(has_features(constraint, &node.features), want, "{constraint}");
+        }
+    }
+
+    #[test]
+    fn usable_nodes_of_one_partition() {
+        let lines =
+            ["n1|a|idle|ib", "n2|a|down*|ib", "n2|b|down*|ib", "n3|b|mix|ib", "n4|b|alloc|slow", "n5|c|idle|ib"];
+        let nodes: Vec<Node> = lines.iter().filter_map(|line| node(line)).collect();
+        for (partitions, constraint, want) in
+            [(&["a"][..], "", 1), (&["a", "b"], "", 2), (&["b"], "ib", 1), (&["a", "b", "c"], "ib", 1), (&["d"], "", 0)]
+        {
+            let is_own = |partition: &str| partitions.contains(&partition);
+            assert_eq!(usable_count(&nodes, is_own, constraint), want, "{partitions:?} {constraint}");
         }
     }
 
