@@ -1,11 +1,16 @@
 # The two commands of the README: `make demo` and `make test`. Everything else is a step of them.
 CARGO ?= cargo
-PIPE = target/release/pipe
-TRAINER = target/release/pipe-trainer
+PIPE = target/debug/pipe
+TRAINER = target/debug/pipe-trainer
 
-.PHONY: build demo demo-gpu test test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e libtorch minilm mlflow wandb optuna python clean
+.PHONY: build release demo demo-gpu test test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e libtorch minilm mlflow wandb optuna python clean
 
+# Compiled fast, for the demo and the tests: the profile `dev` of Cargo.toml, in target/debug.
 build: libtorch
+	$(CARGO) build --workspace
+
+# Optimised, for `make install`, `make dist` and the benchmarks, in target/release.
+release: libtorch
 	$(CARGO) build --release --workspace
 
 # libtorch, from PyPI by name and hash, once. CUDA=1 with the libraries for cards, CUDA=0 without; by default with them where
@@ -57,14 +62,14 @@ test: libtorch
 
 # Without the jobs of make: cargo counts processors itself.
 test-programs: libtorch
-	MAKEFLAGS= $(CARGO) test --release --workspace --no-run
+	MAKEFLAGS= $(CARGO) test --workspace --no-run
 
 test-docs: build
 	python3 docs/generate_reference.py --check
-	python3 tests/docs_commands.py --bin target/release
+	python3 tests/docs_commands.py --bin target/debug
 
 test-storm: build
-	python3 tests/storm.py --bin target/release --short
+	python3 tests/storm.py --bin target/debug --short
 
 test-kernels:
 	tests/cuda_on_cpu/run.sh
@@ -73,38 +78,38 @@ test-kernels:
 # PyPI by name, once; `make test` skips these tests where they are not there.
 test-transformers: build
 	tests/fetch-packages tests/transformers.txt target/transformers "torch and transformers (2.6 GB, once)"
-	PIPE_REQUIRE_TRANSFORMERS=1 $(CARGO) test --release --workspace --test training -- export_loads_in_transformers
+	PIPE_REQUIRE_TRANSFORMERS=1 $(CARGO) test --workspace --test training -- export_loads_in_transformers
 
 # Ten minutes of kills, full disks, damaged folders, cut sockets, a second user and hostile images, then a minute for each reader of
 # foreign bytes. SEED=N repeats one.
 SEED ?=
 storm: build
-	python3 tests/storm.py --bin target/release --minutes 10 $(if $(SEED),--seed $(SEED))
-	PIPE_FUZZ_SECONDS=60 $(if $(SEED),PIPE_FUZZ_SEED=$(SEED)) $(CARGO) test --release -p pipe-spec --test foreign_bytes
+	python3 tests/storm.py --bin target/debug --minutes 10 $(if $(SEED),--seed $(SEED))
+	PIPE_FUZZ_SECONDS=60 $(if $(SEED),PIPE_FUZZ_SEED=$(SEED)) $(CARGO) test -p pipe-spec --test foreign_bytes
 
 # Below PREFIX: programs, the libraries they load, completions, manual pages, pipelines. With CUDA=1 the libraries for cards.
 PREFIX ?= /usr/local
-install: build
+install: release
 	docker/install $(PREFIX)
 
 # The same as one archive that runs on any x86-64 Linux with glibc 2.34 or newer, in target/dist.
-dist: build
+dist: release
 	docker/dist target/dist
 
 lint:
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
 bench: build
 	$(CARGO) bench --quiet -p pipe --bench bench
 
 # On a machine with a CUDA card and a python3 that has torch and transformers.
-bench-gpu: build
-	python3 tests/bench_gpu.py all --trainer $(TRAINER)
+bench-gpu: release
+	python3 tests/bench_gpu.py all --trainer target/release/pipe-trainer
 
 # Trainings from a file, beside those of transformers, on a card.
-e2e: build
-	python3 tests/bench_e2e.py --trainer $(TRAINER)
+e2e: release
+	python3 tests/bench_e2e.py --trainer target/release/pipe-trainer
 
 clean:
-	$(CARGO) clean --release
+	$(CARGO) clean

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs every command of README.md, CONTRIBUTING.md and docs/*.md with the real binaries.
 
-    tests/docs_commands.py --bin target/release            run them all
-    tests/docs_commands.py --bin target/release watching   only pages whose name contains this
+    tests/docs_commands.py --bin target/debug            run them all
+    tests/docs_commands.py --bin target/debug watching   only pages whose name contains this
 
 Fenced blocks are found by their language. In ```console the lines behind `$ ` are commands and the others are output; ```sh is a
 script. A block is one shell with `set -e`, in a folder that all blocks of the page share, and must end with exit code 0. A comment on

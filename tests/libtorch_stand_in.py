@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes a small source tree whose libtorch and CUDA libraries are empty: their wheels in FOLDER/wheels, the lists that name
-them in FOLDER/docker, and a trainer that loads them in FOLDER/target/release. For tests of what fetches and misses libraries.
+them in FOLDER/docker, and a trainer that loads them in FOLDER/target/debug. For tests of what fetches and misses libraries.
 
 usage: libtorch_stand_in.py FOLDER"""
 
@@ -53,7 +53,7 @@ def wheel(folder, pin, content, filler=b""):
 
 
 def make(tree):
-    wheels, build, docker, release = (tree / name for name in ("wheels", "build", "docker", "target/release"))
+    wheels, build, docker, release = (tree / name for name in ("wheels", "build", "docker", "target/debug"))
     for folder in (wheels, build, docker, release):
         folder.mkdir(parents=True)
     for packages in (CUDA, BASE):

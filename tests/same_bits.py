@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records what the programs compute, and compares two records: a change that should not change a result must not change a bit.
 
-    python3 tests/same_bits.py record --bin target/release --out before.json
+    python3 tests/same_bits.py record --bin target/debug --out before.json
     python3 tests/same_bits.py compare before.json after.json      exit 1 if anything differs
 
 Programs that were copied elsewhere find libtorch by LD_LIBRARY_PATH=target/libtorch/lib.
@@ -298,7 +298,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     recorder = commands.add_parser("record", help="run everything and write down the results")
-    recorder.add_argument("--bin", default="target/release", help="the folder of pipe and pipe-trainer")
+    recorder.add_argument("--bin", default="target/debug", help="the folder of pipe and pipe-trainer")
     recorder.add_argument("--out", required=True, help="the JSON file to write")
     recorder.add_argument("--jobs", type=int, default=2, help="how many cases run at the same time")
     recorder.add_argument("--only", default="", metavar="NAME", help="cases whose name begins so")

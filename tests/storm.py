@@ -2,8 +2,8 @@
 """Disturbs runs of the real `pipe` in every way we know, for a bounded time, and checks what comes out of them against
 undisturbed runs: the same losses to the bit, the same model, each step once, no container and no process left.
 
-    python3 tests/storm.py --bin target/release --minutes 10     what `make storm` runs
-    python3 tests/storm.py --bin target/release --short          what `make test` runs: a few of each, always the same
+    python3 tests/storm.py --bin target/debug --minutes 10     what `make storm` runs
+    python3 tests/storm.py --bin target/debug --short          what `make test` runs: a few of each, always the same
     python3 tests/storm.py --list
     python3 tests/storm.py --only kill-training/docker --seed 7 --index 3    one that failed, again
 """
@@ -27,7 +27,7 @@ SHORT_SEED = 1
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bin", default="target/release", help="the folder of pipe and pipe-trainer")
+    parser.add_argument("--bin", default="target/debug", help="the folder of pipe and pipe-trainer")
     parser.add_argument("--minutes", type=float, default=10, help="no case is started after so many")
     parser.add_argument("--seed", type=int, help="default: a new one, which is printed")
     parser.add_argument("--short", action="store_true", help="a few of each case, with a fixed seed")

@@ -33,7 +33,7 @@ fn main() {
     println!("cargo:rustc-link-arg=-Wl,--unresolved-symbols=ignore-in-shared-libs");
     // Searched before LD_LIBRARY_PATH, which on many machines names libraries of another CUDA version.
     println!("cargo:rustc-link-arg=-Wl,--disable-new-dtags");
-    // From target/release, from target/release/deps (test programs), and from bin/ where pipe is installed.
+    // From target/debug, from target/debug/deps (test programs), and from bin/ where pipe is installed.
     for folder in ["../libtorch/lib", "../../libtorch/lib", "../lib/pipe"] {
         println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/{folder}");
     }

@@ -23,7 +23,7 @@ fn with_tree() -> Folder {
     let tree = folder.path().join("tree");
     python(&["libtorch_stand_in.py", tree.to_str().unwrap()]).exits(0);
     make(&folder, &["-C", tree.to_str().unwrap(), "libtorch", "CUDA=0"]).exits(0);
-    folder.env("PIPE_TRAINER", tree.join("target/release/pipe-trainer").display())
+    folder.env("PIPE_TRAINER", tree.join("target/debug/pipe-trainer").display())
 }
 
 fn python(args: &[&str]) -> Answer {
