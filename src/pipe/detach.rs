@@ -13,7 +13,7 @@ use crate::run::{self, Owner};
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts `pipe resume` in the background, and returns when it owns the run or has ended.
-pub fn start(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
+pub fn start_detached(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
     let program = std::env::current_exe().map_err(|source| Error::Read { path: "this program".into(), source })?;
     let fail = |source| Error::Spawn { program: program.clone(), source };
     let log = std::fs::File::options().create(true).append(true).open(folder.driver_log()).map_err(fail)?;

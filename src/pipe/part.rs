@@ -31,7 +31,7 @@ pub fn find(folder: &RunFolder) -> Result<Option<Listed>, Error> {
 /// Starts a `pipe` for a part, unless it has one or has finished. `begun` is what was found in its folder.
 pub fn start(folder: &RunFolder, begun: Option<&Listed>) -> Result<(), Error> {
     let needs_none = begun.is_some_and(|begun| begun.state.status == Status::Finished || begun.is_owned());
-    if needs_none { Ok(()) } else { detach::start(folder, &[]) }
+    if needs_none { Ok(()) } else { detach::start_detached(folder, &[]) }
 }
 
 /// Asks a part to stop; false where it has no `pipe` here that could be asked.
@@ -70,6 +70,6 @@ impl Takeovers {
         if *times > MAX_TAKEOVERS {
             return Err(Error::NotDriven { log: folder.driver_log() });
         }
-        detach::start(folder, &[])
+        detach::start_detached(folder, &[])
     }
 }

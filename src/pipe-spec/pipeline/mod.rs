@@ -44,7 +44,6 @@ pub use work::{Training, Work, WorkKind};
 pub(crate) use check::pipeline as pipeline_of;
 pub(crate) use other_names::Transformers as OtherNamesOfPipelines;
 
-use std::collections::BTreeMap;
 
 use crate::text::Name;
 use crate::variables::Variables;
@@ -83,13 +82,6 @@ impl Pipeline {
             cluster.containers.get_or_insert(ContainerRuntime::None);
         }
         cluster
-    }
-
-    /// The variables that its jobs are made of, which messages and trackers are not part of.
-    pub fn variables_of_jobs(&self, variables: &Variables) -> BTreeMap<String, String> {
-        let jobs = Self { notify: Vec::new(), track: Track::default(), ..self.clone() };
-        let text = jobs.to_yaml();
-        variables.used(&text).map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
     /// Machines of a job, as far as the pipeline says.

@@ -354,8 +354,6 @@ impl<'a> JobTemplate<'a> {
                 JobSpec::Training(spec) => spec.nodes,
                 JobSpec::Command(_) => 1,
             },
-            variables: self.pipeline.variables_of_jobs(self.variables),
-            early_jobs: None,
         }
     }
 }

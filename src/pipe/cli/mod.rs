@@ -155,7 +155,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Run(args) => command::run::run(args.options(quiet)),
         Command::Check(args) => command::check::run(&args.options()),
         Command::Plan(args) => command::plan::run(&args.options()),
-        Command::Fit(args) => command::fit::run(args.options(quiet)),
+        Command::Fit(args) => command::fit::fit(args.options(quiet)),
         Command::Ledger(LedgerCommand::Ls { json }) => command::ledger::ls(json),
         Command::Ledger(LedgerCommand::Show { id }) => command::ledger::show(&id),
         Command::Ledger(LedgerCommand::Forget { ids, all }) => command::ledger::forget(&ids, all),

@@ -55,7 +55,7 @@ async fn watch(found: &Listed, reporter: Reporter, json: bool) -> Result<(), Err
                 return Err(Error::NotDriven { log: found.folder().driver_log() });
             }
             watcher.reporter.note("no pipe process is running this run: starting one in the background");
-            detach::start(&found.folder(), &[])?;
+            detach::start_detached(&found.folder(), &[])?;
             continue;
         }
         watcher.show(&state)?;

@@ -7,7 +7,7 @@ use crate::run::Choices;
 
 use super::run::Options;
 
-pub fn run(options: Options) -> Result<(), Error> {
+pub fn fit(options: Options) -> Result<(), Error> {
     let choices = Choices { job: Job::Fit, ..options.choices };
     super::run::run(Options { choices, ..options })
 }

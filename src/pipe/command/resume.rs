@@ -44,7 +44,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         .iter()
         .try_for_each(|set| is_changeable(set, if is_study { &OF_STUDIES } else { &CHANGEABLE_SETTINGS }))?;
     if options.detach {
-        detach::start(&found.folder(), &options.set)?;
+        detach::start_detached(&found.folder(), &options.set)?;
         super::run::print_detached(&found.state.id, &found.folder, options.json, options.quiet);
         return Ok(());
     }
@@ -141,7 +141,7 @@ pub fn resume_here_detached(found: &Listed, loaded: &Loaded) -> Result<(), Error
     }
     run.save()?;
     drop(run);
-    detach::start(&folder, &[])
+    detach::start_detached(&folder, &[])
 }
 
 /// Notes that the paths of a run begin in the working directory from now on.

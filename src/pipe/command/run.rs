@@ -112,7 +112,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     if options.detach {
         let (folder, id) = (run.folder.clone(), run.state.id.clone());
         drop(run);
-        detach::start(&folder, &[])?;
+        detach::start_detached(&folder, &[])?;
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
@@ -149,7 +149,7 @@ async fn start_steps(
             reporter.note(&format!("resuming run {id} ({status})"));
             resume::move_here(&found)?;
             if options.detach {
-                detach::start(&found.folder(), &[])?;
+                detach::start_detached(&found.folder(), &[])?;
                 print_detached(id, &found.folder, options.json, options.quiet);
                 return Ok(());
             }
@@ -179,7 +179,7 @@ async fn start_steps(
     if options.detach {
         let folder = run.folder.clone();
         drop(run);
-        detach::start(&folder, &[])?;
+        detach::start_detached(&folder, &[])?;
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }

@@ -72,7 +72,7 @@ async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
     let (id, folder) = (run.state.id.clone(), run.folder.clone());
     if options.detach {
         drop(run);
-        detach::start(&folder, &[])?;
+        detach::start_detached(&folder, &[])?;
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }

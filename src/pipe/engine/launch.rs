@@ -32,10 +32,6 @@ pub struct Launch {
     pub cpus: Option<f64>,
     /// Machines that it runs on, where the engine has several.
     pub nodes: u32,
-    /// The variables that the pipeline names, of which the values above are made. They are never written to disk.
-    pub variables: BTreeMap<String, String>,
-    /// The folder of early jobs, of which it may take one, if it is part of a run.
-    pub early_jobs: Option<PathBuf>,
 }
 
 impl Launch {
@@ -59,8 +55,6 @@ impl Launch {
             shm: None,
             cpus: container.cpus,
             nodes,
-            variables: BTreeMap::new(),
-            early_jobs: None,
         }
     }
 }

@@ -2,7 +2,6 @@
 //! step that has finished before, and of which nothing has changed since, is not run again.
 
 mod content;
-mod early;
 mod schedule;
 mod watch;
 
@@ -28,7 +27,6 @@ use crate::lock;
 use crate::part;
 use crate::report::{Reporter, outlive_stdout};
 use crate::run::{self, Choices, Listed, Record, Run};
-use early::EarlySteps;
 use schedule::Room;
 pub use watch::GraphWatcher;
 
@@ -57,7 +55,6 @@ pub struct GraphDriver<'a> {
     takeovers: part::Takeovers,
     /// The steps that run again, so that their outputs will be elsewhere.
     moved: BTreeSet<String>,
-    early: EarlySteps,
 }
 
 /// Notes why a step could not begin, or came to nothing, with what to do about it.
@@ -149,7 +146,6 @@ impl<'a> GraphDriver<'a> {
             stopping: None,
             takeovers: part::Takeovers::default(),
             moved: BTreeSet::new(),
-            early: EarlySteps::default(),
         }
     }
 
@@ -165,7 +161,6 @@ impl<'a> GraphDriver<'a> {
         (state.error, state.exit_code) = (None, None);
         self.reset_steps();
         let result = self.run_steps().await;
-        self.withdraw_early_jobs().await;
         let result = result.and_then(|()| self.verdict());
         let saved = self.end(result.as_ref().err());
         result.and(saved)
@@ -198,7 +193,6 @@ impl<'a> GraphDriver<'a> {
     async fn run_steps(&mut self) -> Result<(), Error> {
         let takes = self.rooms_of_steps().await;
         let room = Room::of_machine();
-        self.withdraw_early_jobs().await;
         loop {
             self.poll_steps()?;
             if self.stopping.is_none() {
@@ -207,10 +201,6 @@ impl<'a> GraphDriver<'a> {
                     if self.stopping.is_some() {
                         break;
                     }
-                }
-                match self.stopping {
-                    None => self.submit_early_jobs().await,
-                    Some(_) => self.withdraw_early_jobs().await,
                 }
             }
             self.show()?;
@@ -225,10 +215,7 @@ impl<'a> GraphDriver<'a> {
             }
             tokio::select! {
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
-                request = self.interrupts.next() => {
-                    self.stop(request);
-                    self.withdraw_early_jobs().await;
-                }
+                request = self.interrupts.next() => self.stop(request),
             }
         }
     }

@@ -35,7 +35,7 @@ pub struct Refusal {
 pub fn failure(error: RequestError, client: &Client, address: &Address, file: Option<&str>) -> Failure {
     match error {
         RequestError::Transient { reason, .. } => unavailable(client, &reason),
-        RequestError::Refused(refusal) => refused(&refusal, client, address, file),
+        RequestError::Refused(refusal) => refused_file(&refusal, client, address, file),
     }
 }
 
@@ -43,7 +43,7 @@ fn unavailable(client: &Client, reason: &str) -> Failure {
     Failure::Error(Error::Hub { host: client.host(), reason: reason.to_owned() })
 }
 
-fn refused(refusal: &Refusal, client: &Client, address: &Address, file: Option<&str>) -> Failure {
+fn refused_file(refusal: &Refusal, client: &Client, address: &Address, file: Option<&str>) -> Failure {
     let (kind, id, revision) = (address.kind(), &address.id, &address.revision);
     let page = format!("{}/{}", client.endpoint(), address.name());
     let Refusal { status, code, message } = refusal;

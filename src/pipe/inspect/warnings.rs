@@ -36,7 +36,7 @@ pub fn warnings(training: &Training, inspection: &Inspection) -> Vec<String> {
     if train.skipped > 0 {
         warnings.push(format!("data.train: {} cannot be read and will be skipped", count(train.skipped, "row")));
     }
-    warnings.extend(classes(train, eval.as_ref()));
+    warnings.extend(class_warnings(train, eval.as_ref()));
     warnings
 }
 
@@ -55,7 +55,7 @@ fn cut(training: &Training, train: &Split) -> Vec<String> {
     train.lengths.iter().filter(|lengths| is_cut(lengths.at_limit)).map(warn).collect()
 }
 
-fn classes(train: &Split, eval: Option<&Split>) -> Vec<String> {
+fn class_warnings(train: &Split, eval: Option<&Split>) -> Vec<String> {
     let mut warnings = Vec::new();
     let present = || train.classes.iter().filter(|class| class.rows > 0);
     if let (Some(only), 1) = (present().next(), present().count()) {

@@ -7,7 +7,7 @@ use pipe_spec::lock::Commit;
 
 /// Nothing where there is no git, no work tree, or no commit yet. Files that git does not know say nothing: data and runs
 /// lie about in most work trees.
-pub fn read(folder: &Path) -> Option<Commit> {
+pub fn read_commit(folder: &Path) -> Option<Commit> {
     let id = ask(folder, &["rev-parse", "--verify", "HEAD"])?;
     let changed = ask(folder, &["status", "--porcelain", "--untracked-files=no"])?;
     Some(Commit { id, dirty: !changed.is_empty() })

@@ -70,7 +70,7 @@ pub async fn collect(
         tokenizer_files,
         model: Vec::new(),
         hub: Vec::new(),
-        commit: commit::read(Path::new(".")),
+        commit: commit::read_commit(Path::new(".")),
         libtorch: None,
         device: match (template.placement.device, &card) {
             (Device::Cpu, _) => Some("cpu".to_owned()),

@@ -170,8 +170,6 @@ impl Job<'_> {
             shm: container.shm.map(|size| size.0),
             cpus: container.cpus,
             nodes: 1,
-            variables: BTreeMap::new(),
-            early_jobs: None,
         }
     }
 

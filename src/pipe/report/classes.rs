@@ -18,11 +18,11 @@ pub fn class_table(details: &EvaluationDetails) -> Option<(Table, Option<String>
     let head = format!("class, step {}", details.step);
     let mut table = Table::new(&[&head, "rows", "predicted", "precision", "recall", "f1"]);
     let shown = classes.largest(MOST_CLASSES);
-    shown.iter().for_each(|class| table.row(row(class)));
+    shown.iter().for_each(|class| table.row(class_row(class)));
     Some((table, left_out(classes, shown.len())))
 }
 
-fn row(class: &ClassScores) -> Vec<String> {
+fn class_row(class: &ClassScores) -> Vec<String> {
     let ClassScores { name, rows, predicted, precision, recall, f1, .. } = class;
     let share = |value: &Option<f64>| match value {
         Some(value) if (0.0..=1.0).contains(value) => format!("{value:.3}"),

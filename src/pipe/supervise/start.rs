@@ -12,7 +12,7 @@ use crate::clock::now;
 use crate::engine::{FoundJob, Launch, StartedJob, remove_jobs_of};
 use crate::error::Error;
 use crate::files::write_json;
-use crate::run::{self, EventLog};
+use crate::run::EventLog;
 
 impl Supervisor<'_> {
     /// A new attempt from its spec to its diagnosis.
@@ -95,9 +95,7 @@ impl Supervisor<'_> {
     }
 
     fn launch_of(&self, number: u32, spec: &JobSpec) -> Launch {
-        let launch = self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, spec);
-        let early_jobs = self.run.state.part_of.as_ref().map(|whole| run::folder_of(whole).early_jobs());
-        Launch { early_jobs, ..launch }
+        self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, spec)
     }
 
     /// An engine that queues jobs may have to wait until it can take one.

@@ -2,7 +2,6 @@
 //! begun, and nothing that happens to a trial ends the study.
 
 mod curve;
-mod early;
 mod end;
 mod propose;
 mod room;
@@ -83,8 +82,6 @@ pub struct StudyDriver<'a> {
     refused: propose::Refused,
     /// Whether nothing is left to try.
     is_spent: bool,
-    /// Whether trials take no jobs of an array, or none any more.
-    has_no_array: bool,
     /// Who cancelled the job of a trial, if somebody did, and not with `pipe`.
     cancelled: Option<String>,
 }
@@ -151,7 +148,6 @@ impl<'a> StudyDriver<'a> {
             failures: 0,
             refused: propose::Refused::default(),
             is_spent: false,
-            has_no_array: false,
             cancelled: None,
             run,
         })
@@ -167,7 +163,6 @@ impl<'a> StudyDriver<'a> {
         state.status = Status::Running;
         (state.error, state.exit_code) = (None, None);
         let result = self.run_trials().await;
-        self.withdraw_early_jobs().await;
         if result.is_err() {
             self.wind_down().await;
         }
@@ -179,10 +174,8 @@ impl<'a> StudyDriver<'a> {
     async fn run_trials(&mut self) -> Result<(), Error> {
         self.recognise_trainings();
         self.save()?;
-        self.withdraw_early_jobs().await;
         loop {
             self.notice_interrupts().await;
-            self.withdraw_unneeded().await;
             self.journal.refresh()?;
             self.poll_trials().await?;
             while self.stopping.is_none() && self.has_room() {

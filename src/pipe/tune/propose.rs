@@ -296,7 +296,6 @@ impl StudyDriver<'_> {
 
     /// Makes the run of a trial, where there is none, and starts it.
     fn start(&mut self, number: u64, pipeline: &Pipeline) -> Result<(), Error> {
-        self.request_array();
         let id = self.run_id(number);
         let folder = run::folder_of(&id);
         self.running.insert(number, Live::new(Curves::new(&folder, &self.study.objectives)));

@@ -1,7 +1,6 @@
 //! The engine for clusters with Slurm: jobs go out with sbatch, and are watched through the run folder, which all nodes see.
 
 mod doctor;
-mod early;
 mod files;
 mod follow;
 mod image;
@@ -29,7 +28,7 @@ use pipe_spec::run::LogPosition;
 use tokio::sync::mpsc;
 
 use super::registry::Registration;
-use super::{EarlyQueue, Engine, EngineJob, FoundJob, JobProgram, Launch, StartedJob};
+use super::{Engine, EngineJob, FoundJob, JobProgram, Launch, StartedJob};
 use crate::background;
 use crate::error::Error;
 use crate::gpu::Card;
@@ -42,7 +41,6 @@ use image_folder::ImageFolder;
 use job::ClusterJob;
 use programs::{Config, Failure, NodeGroup, SeenJob};
 use runtime::{Root, RootFiles};
-use script::Submitted;
 
 const NAME: &str = "slurm";
 
@@ -316,12 +314,6 @@ impl Engine for SlurmEngine {
         true
     }
 
-    fn early_queue(&self) -> Option<&dyn EarlyQueue> {
-        // A job has one list of those that it depends on.
-        let depends = |option: &String| option.starts_with("--dependency") || option.starts_with("-d");
-        (!self.settings.extra.iter().any(depends)).then_some(self)
-    }
-
     fn job_path(&self, host: PathBuf, mounted: PathBuf) -> PathBuf {
         if self.runtime == ContainerRuntime::None { host } else { mounted }
     }
@@ -373,17 +365,13 @@ impl Engine for SlurmEngine {
         };
         files.create_folder()?;
         let key = files.make_key()?;
-        let text = |submitted| script::text(launch, &key, &program, &folder, submitted);
-        let id = match self.take_early_job(launch, &text(Submitted::Early)).await {
-            Some(id) => id,
-            None => self.submit(launch, text(Submitted::ByItself)).await?,
-        };
+        let id = self.submit(launch, script::text(launch, &key, &program, &folder)).await?;
         Ok(self.follow(id, launch, None))
     }
 
     async fn find(&self, launch: &Launch, id: Option<&str>, read: Option<&LogPosition>) -> Result<FoundJob, Error> {
         let files = JobFiles::of(launch);
-        let known = id.map(str::to_owned).or_else(|| files.job_id()).or_else(|| early::taken_by(launch));
+        let known = id.map(str::to_owned).or_else(|| files.job_id());
         if let Some(id) = known {
             return Ok(FoundJob::Job(self.follow(id, launch, read)));
         }
