@@ -65,9 +65,7 @@ fn steps(slurm: &Slurm, folder: &Folder) {
         folder.write(go, "");
     }
     let answer = running.end().exits(0);
-    answer
-        .says("[three] done")
-        .says(&format!("[three] {}", SECRET.len() + 3));
+    answer.says("[three] done").says(&format!("[three] {}", SECRET.len() + 3));
     assert_eq!(slurm.queue(), [""; 0]);
     holds_no_secret(folder);
     // Nothing has changed: nothing runs, and nothing waits.

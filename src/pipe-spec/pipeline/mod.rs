@@ -36,14 +36,13 @@ pub use on_oom::{Change, Edit, OnOom, Reduce};
 pub use task::{LossUnit, Task};
 pub use train::{
     BatchSetting, Checkpointing, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule,
-    ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum,
+    ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum, share,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 pub use work::{Training, Work, WorkKind};
 
 pub(crate) use check::pipeline as pipeline_of;
 pub(crate) use other_names::Transformers as OtherNamesOfPipelines;
-
 
 use crate::text::Name;
 use crate::variables::Variables;

@@ -4,8 +4,7 @@
 //! an engine. `docs/adding-an-engine.md` walks through a new one.
 
 mod docker;
-mod launch;
-mod lines;
+mod job;
 mod process;
 pub mod registry;
 mod slurm;
@@ -27,8 +26,8 @@ use crate::error::Error;
 use crate::gpu::Card;
 use crate::image::{ImageConfig, Recipe};
 use crate::report::Reporter;
-pub use launch::{JobProgram, Launch};
-pub use lines::{Line, LineSplitter, Source};
+
+pub use job::{JobProgram, Launch, Line, LineSplitter, Source};
 pub use sockets::EngineSockets;
 
 #[async_trait(?Send)]

@@ -300,11 +300,7 @@ mod tests {
         let config = read_config(
             "ClusterName             = local\nSLURM_VERSION           = 22.05.8\n\nCgroup Support Configuration:\nConstrainRAMSpace       = yes\n",
         );
-        let want = Config {
-            cluster: "local".to_owned(),
-            version: "22.05.8".to_owned(),
-            limits_memory: true,
-        };
+        let want = Config { cluster: "local".to_owned(), version: "22.05.8".to_owned(), limits_memory: true };
         assert_eq!(config, want);
 
         let group = node_group("p*|10:00|n/a|3|idle|gpu:2(S:0)").unwrap();

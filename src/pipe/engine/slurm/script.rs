@@ -8,7 +8,7 @@ use std::time::Duration;
 use pipe_spec::pipeline::{Cluster, Gpus};
 use pipe_spec::trainer::{NODE_VARIABLE, SLURM_NODE_VARIABLE};
 
-use super::files::JobFiles;
+use super::job::JobFiles;
 use crate::engine::Launch;
 
 /// The exit code of a job that was told to stop.
@@ -109,14 +109,9 @@ note job.ended "$code"
 exit "$code"
 "#;
 
-/// The first lines of the script, by which it is known whose it is.
-pub fn heading(launch: &Launch, key: &str) -> String {
-    format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe. {key}\n", launch.attempt, launch.run_id)
-}
-
-pub fn text(launch: &Launch, key: &str, program: &Program, folder: &Path) -> String {
+pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
     let path = |path: &Path| quoted(&path.to_string_lossy());
-    let mut text = heading(launch, key);
+    let mut text = format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe.\n", launch.attempt, launch.run_id);
     let _ = writeln!(text, "id=$SLURM_JOB_ID\nfolder={}", path(JobFiles::of(launch).folder()));
     text.push_str(BEGIN);
     let mut restored = String::new();
