@@ -162,22 +162,10 @@ pub fn stdout_columns() -> Option<usize> {
     size.map(|(_, columns)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
-/// Lines of at most so many characters, broken at spaces where there are some.
+/// Lines of at most `width` characters, broken at spaces where there are some.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
-    let width = width.max(1);
-    let mut lines = Vec::new();
-    for line in text.split('\n') {
-        let mut rest: Vec<char> = line.trim_end().chars().collect();
-        while rest.len() > width {
-            let space = (1..=width).rev().find(|at| rest[*at] == ' ' && rest[..*at].iter().any(|c| *c != ' '));
-            let end = space.unwrap_or(width);
-            lines.push(rest[..end].iter().collect::<String>().trim_end().to_owned());
-            let next = rest[end..].iter().position(|c| *c != ' ').map_or(rest.len(), |skip| end + skip);
-            rest.drain(..next);
-        }
-        lines.push(rest.into_iter().collect());
-    }
-    lines
+    let options = textwrap::Options::new(width.max(1)).word_splitter(textwrap::WordSplitter::NoHyphenation);
+    textwrap::wrap(text, options).into_iter().map(Cow::into_owned).collect()
 }
 
 /// The beginning of a text that is too long, with an ellipsis.

@@ -15,6 +15,7 @@ use super::owner::Owner;
 use super::record::Record;
 use super::{absolute, now, runs_folder};
 use crate::error::Error;
+use crate::system::glob::Pattern;
 
 /// A run as it is found on disk.
 #[derive(Clone, Debug, Serialize)]
@@ -229,33 +230,13 @@ pub struct Filter {
 impl Filter {
     pub fn wants(&self, state: &RunState) -> bool {
         let status = self.statuses.is_empty() || self.statuses.contains(&state.status);
-        let name = self.name.as_ref().is_none_or(|pattern| matches(pattern, &state.name));
+        let name = self.name.as_ref().is_none_or(|pattern| Pattern::new(pattern).matches(&state.name));
         status && name && self.since.is_none_or(|since| state.created >= since)
     }
 
     pub fn is_empty(&self) -> bool {
         self.statuses.is_empty() && self.name.is_none() && self.since.is_none()
     }
-}
-
-/// Whether all of `name` is what the pattern describes.
-fn matches(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    // Which lengths of the beginning of `name` the beginning of the pattern so far describes.
-    let mut reached = vec![false; name.len() + 1];
-    reached[0] = true;
-    for letter in pattern {
-        let mut next = vec![false; name.len() + 1];
-        for length in 0..=name.len() {
-            next[length] = match letter {
-                '*' => reached[length] || (length > 0 && next[length - 1]),
-                '?' => length > 0 && reached[length - 1],
-                letter => length > 0 && reached[length - 1] && name[length - 1] == letter,
-            };
-        }
-        reached = next;
-    }
-    reached[name.len()]
 }
 
 /// A time as people write it: how long ago, or a date.
@@ -329,7 +310,7 @@ mod filter_tests {
             ("a*b", "axc", false),
             ("[a]", "a", false),
         ] {
-            assert_eq!(matches(pattern, name), want, "{pattern} {name}");
+            assert_eq!(Pattern::new(pattern).matches(name), want, "{pattern} {name}");
         }
     }
 

@@ -3,5 +3,6 @@
 pub mod clock;
 pub mod digests;
 pub mod files;
+pub mod glob;
 pub mod http;
 pub mod interrupt;

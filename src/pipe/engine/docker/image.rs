@@ -13,11 +13,10 @@ use bollard::body_try_stream;
 use bollard::models::{BuildInfo, ContainerCreateBody, ImageConfig as DaemonConfig};
 use bollard::query_parameters::{BuildImageOptionsBuilder, ListContainersOptionsBuilder};
 use bytes::{Buf, Bytes};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use pipe_spec::pipeline::Image;
 use pipe_spec::text::count;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 
 use super::container::unix_now;
 use super::{DockerEngine, LABEL_EXPORT, LABEL_IMAGE, LIBRARY_PATH, failed, remove_container};
@@ -99,14 +98,14 @@ impl DockerEngine {
             .forcerm(true)
             .labels(&labels)
             .build();
-        let (sender, receiver) = mpsc::channel(8);
+        let (sender, mut receiver) = mpsc::channel(8);
         let (counter, mut counted) = mpsc::unbounded_channel();
         let sending = tokio::task::spawn_blocking({
             let context = context.clone();
             move || context.send(sender, counter)
         });
         let patient = self.docker.clone().with_timeout(std::time::Duration::from_secs(3600));
-        let body = body_try_stream(ReceiverStream::new(receiver));
+        let body = body_try_stream(stream::poll_fn(move |context| receiver.poll_recv(context)));
         let mut answers = std::pin::pin!(patient.build_image(options, None, Some(body)));
         let mut step = None;
         let result = loop {

@@ -10,6 +10,7 @@ use pipe_spec::pipeline::{Checkpoints, WorkKind};
 use serde::{Deserialize, Serialize};
 
 use crate::execute::decide::retry::Settings;
+use crate::system::glob::Pattern;
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
@@ -72,10 +73,11 @@ impl JobSpec {
 pub fn newest(output: &Path, checkpoints: &Checkpoints) -> Option<PathBuf> {
     let folder: PathBuf =
         Path::new(&checkpoints.folder).components().filter(|part| *part != Component::CurDir).collect();
+    let pattern = Pattern::new(&checkpoints.pattern);
     let found = std::fs::read_dir(output.join(&folder)).ok()?.flatten();
     let complete = found.filter(|entry| {
         let name = entry.file_name();
-        name.to_str().is_some_and(|name| matches(&checkpoints.pattern, name))
+        name.to_str().is_some_and(|name| pattern.matches(name))
             && is_complete(&entry.path(), checkpoints.complete.as_deref())
     });
     let newest = complete.max_by_key(|entry| {
@@ -99,16 +101,6 @@ fn last_number(name: &str) -> Option<u64> {
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
     let digits = stem.len() - stem.trim_end_matches(|c: char| c.is_ascii_digit()).len();
     stem[stem.len() - digits..].parse().ok()
-}
-
-/// Whether `name` is what `pattern` says, in which `*` is anything.
-fn matches(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((before, after)) => name.strip_prefix(before).is_some_and(|rest| {
-            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| matches(after, &rest[at..]))
-        }),
-    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,5 @@
-//! How a pipeline names a repository of the hub: `owner/name@revision`, `hf://datasets/owner/name@revision/path`.
-//!
-//! Which files of a repository a path of a pipeline means.
-
-use hf_hub::{Repo, RepoType};
+//! How a pipeline names a repository of the hub: `owner/name@revision`, `hf://datasets/owner/name@revision/path`; and the
+//! names that the hub and its cache have for it.
 
 const DATASETS: &str = "hf://datasets/";
 const DEFAULT_REVISION: &str = "main";
@@ -39,17 +36,26 @@ impl Address {
         })
     }
 
-    /// The repository as `hf-hub` knows it, for the names of folders and addresses.
-    pub fn repo(&self, revision: &str) -> Repo {
-        let kind = if self.is_data { RepoType::Dataset } else { RepoType::Model };
-        Repo::with_revision(self.id.clone(), kind, revision.to_owned())
-    }
-
-    /// Its path on the hub's site: `owner/name`, `datasets/owner/name`.
+    /// The path of the repository on the hub's site: `owner/name`, `datasets/owner/name`.
     pub fn name(&self) -> String {
-        self.repo(&self.revision).url()
+        if self.is_data { format!("datasets/{}", self.id) } else { self.id.clone() }
     }
 
+    /// The folder of the repository in a cache: `models--owner--name`.
+    pub fn folder_name(&self) -> String {
+        format!("{}--{}", self.group(), self.id.replace('/', "--"))
+    }
+
+    /// The path of one revision below the hub's `api/`.
+    pub fn api_path(&self, revision: &str) -> String {
+        format!("{}/{}/revision/{}", self.group(), self.id, revision.replace('/', "%2F"))
+    }
+
+    fn group(&self) -> &'static str {
+        if self.is_data { "datasets" } else { "models" }
+    }
+
+    /// The word for the repository in messages.
     pub fn kind(&self) -> &'static str {
         if self.is_data { "data set" } else { "model" }
     }
@@ -107,6 +113,15 @@ fn is_name(text: &str) -> bool {
 
 fn is_revision(text: &str) -> bool {
     text.split('/').all(|part| is_name(part) && !part.contains(".."))
+}
+
+/// Whether `path` lies in `folder` itself, not in a folder of it. The empty folder is the whole repository.
+pub fn is_in(folder: &str, path: &str) -> bool {
+    let inside = match folder {
+        "" => Some(path),
+        _ => path.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')),
+    };
+    inside.is_some_and(|name| !name.is_empty() && !name.contains('/'))
 }
 
 #[cfg(test)]
@@ -168,84 +183,6 @@ mod tests {
     fn addresses_are_written_as_they_are_read() {
         for text in ["a/b", "a/b@v1"] {
             assert_eq!(Address::of_model(text).unwrap().to_string(), text);
-        }
-    }
-}
-
-/// Whether `path` is more than the name of one file or folder.
-pub fn is_pattern(path: &str) -> bool {
-    path.contains(['*', '?'])
-}
-
-/// Whether `path` matches: `*` is any text without a slash, `?` one letter of it, `**` any text.
-pub fn matches(pattern: &str, path: &str) -> bool {
-    let (mut letters, mut rest) = (pattern.chars(), path.chars());
-    loop {
-        let before = letters.clone();
-        match letters.next() {
-            None => return rest.next().is_none(),
-            Some('*') => {
-                let deep = before.as_str().starts_with("**");
-                let after = before.as_str().trim_start_matches('*');
-                // `a/**/b` is also a/b.
-                let after_slash = after.strip_prefix('/').filter(|_| deep);
-                if after_slash.is_some_and(|after| matches(after, rest.as_str())) {
-                    return true;
-                }
-                return star(after, rest.as_str(), deep);
-            }
-            Some('?') => match rest.next() {
-                Some(letter) if letter != '/' => {}
-                _ => return false,
-            },
-            Some(letter) => {
-                if rest.next() != Some(letter) {
-                    return false;
-                }
-            }
-        }
-    }
-}
-
-fn star(after: &str, path: &str, deep: bool) -> bool {
-    let end = if deep { path.len() } else { path.find('/').unwrap_or(path.len()) };
-    let mut places = path.char_indices().map(|(at, _)| at).chain([path.len()]).take_while(|at| *at <= end);
-    places.any(|at| matches(after, &path[at..]))
-}
-
-/// Whether `path` lies in `folder` itself, not in a folder of it. The empty folder is the whole repository.
-pub fn is_in(folder: &str, path: &str) -> bool {
-    let inside = match folder {
-        "" => Some(path),
-        _ => path.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')),
-    };
-    inside.is_some_and(|name| !name.is_empty() && !name.contains('/'))
-}
-
-#[cfg(test)]
-mod pattern_tests {
-    use super::*;
-
-    #[test]
-    fn patterns() {
-        let cases = [
-            ("data/train-*.parquet", "data/train-00000-of-00002.parquet", true),
-            ("data/train-*.parquet", "data/eval-00000.parquet", false),
-            ("data/train-*.parquet", "data/train-a/b.parquet", false),
-            ("*.jsonl", "a.jsonl", true),
-            ("*.jsonl", "a/b.jsonl", false),
-            ("**.jsonl", "a/b.jsonl", true),
-            ("a/**/b.csv", "a/b.csv", true),
-            ("a/**/b.csv", "a/x/y/b.csv", true),
-            ("a/**/b.csv", "a/xb.csv", false),
-            ("part-?.csv", "part-1.csv", true),
-            ("part-?.csv", "part-12.csv", false),
-            ("part?x.csv", "part/x.csv", false),
-            ("*", "", true),
-            ("é*", "étude.csv", true),
-        ];
-        for (pattern, path, want) in cases {
-            assert_eq!(matches(pattern, path), want, "{pattern} {path}");
         }
     }
 

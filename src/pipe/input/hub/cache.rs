@@ -12,8 +12,6 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hf_hub::CacheRepo;
-
 use super::address::{Address, is_commit};
 use super::listing::ContentHash;
 use crate::error::Error;
@@ -30,20 +28,16 @@ pub struct Cache {
 impl Cache {
     /// The folder of a repository.
     pub fn repository(&self, address: &Address) -> PathBuf {
-        self.folder.join(address.repo("main").folder_name())
+        self.folder.join(address.folder_name())
     }
 
     /// The folder of one commit of it.
     pub fn snapshot(&self, address: &Address, commit: &str) -> PathBuf {
-        self.repo(address).pointer_path(commit)
+        self.repository(address).join("snapshots").join(commit)
     }
 
     pub fn blob(&self, address: &Address, hash: &ContentHash) -> PathBuf {
-        self.repo(address).blob_path(hash.as_str())
-    }
-
-    fn repo(&self, address: &Address) -> CacheRepo {
-        hf_hub::Cache::new(self.folder.clone()).repo(address.repo("main"))
+        self.repository(address).join("blobs").join(hash.as_str())
     }
 
     /// The commit that a revision named when it was fetched.
@@ -90,7 +84,7 @@ impl Cache {
 
     /// Waits until no other process fetches this content. `waits` is called once where one does.
     pub fn lock(&self, address: &Address, hash: &ContentHash, mut waits: impl FnMut()) -> Result<Lock, Error> {
-        let name = address.repo("main").folder_name();
+        let name = address.folder_name();
         let path = self.folder.join(".locks").join(name).join(format!("{}.lock", hash.as_str()));
         make_parent(&path)?;
         let fail = |source| cannot_write(&path, source);

@@ -80,7 +80,7 @@ impl Client {
         })
     }
 
-    /// What the hub says about a file: the headers of its own answer, before any redirect to where the content lies.
+    /// The hub's headers for a file: those of its own answer, before any redirect to where the content lies.
     pub fn head(&self, path: &str) -> Result<HeaderMap, RequestError> {
         self.with_retries(|| Ok(self.send(&Method::HEAD, path, 0)?.into_parts().0.headers))
     }
@@ -143,7 +143,7 @@ pub struct Retries {
 }
 
 impl Retries {
-    /// Of short questions.
+    /// The retries of short requests.
     pub fn of_questions() -> Self {
         Self { done: 0, most: 3 }
     }
@@ -289,13 +289,13 @@ impl From<Error> for Failure {
 #[derive(Debug)]
 pub struct Refusal {
     pub status: u16,
-    /// Of the header `X-Error-Code`.
+    /// The value of the header `X-Error-Code`.
     pub code: String,
-    /// Of the header `X-Error-Message`.
+    /// The value of the header `X-Error-Message`.
     pub message: String,
 }
 
-/// What went wrong with `file` of a repository, or with the repository itself.
+/// The failure of a request for `file` of a repository, or for the repository itself.
 pub fn failure(error: RequestError, client: &Client, address: &Address, file: Option<&str>) -> Failure {
     match error {
         RequestError::Transient { reason, .. } => unavailable(client, &reason),
@@ -345,7 +345,7 @@ fn plain(message: &str) -> String {
     if text.is_empty() { "no reason is given; is HF_TOKEN a token that may read it?".to_owned() } else { text }
 }
 
-/// There is no room for what is to be fetched.
+/// The error where the disk has too little space for a download.
 pub fn no_space(folder: &std::path::Path, needed: u64, free: u64) -> Error {
     Error::NoSpace { folder: folder.to_owned(), needed: human_bytes(needed), free: human_bytes(free) }
 }

@@ -1,6 +1,6 @@
 //! The files of a repository at one commit, as the hub lists them. A commit never changes, so its list is kept.
 //!
-//! What a file of the hub holds, by the hash that the hub itself names it with.
+//! The hash by which the hub names the content of a file.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::system::digests::cache_folder;
 use crate::system::files::write_whole;
 
-/// Of a path of a repository in an address.
+/// The characters that are escaped in a path of a repository.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,14 +55,14 @@ pub struct RemoteFile {
 impl Listing {
     /// Asks the hub for the files at `revision`.
     pub fn ask(client: &Client, address: &Address, revision: &str) -> Result<Self, Failure> {
-        let path = format!("api/{}?blobs=true", address.repo(revision).api_url());
+        let path = format!("api/{}?blobs=true", address.api_path(revision));
         let body = client.text(&path).map_err(|error| failure(error, client, address, None))?;
         let unusable = || Error::Hub { host: client.host(), reason: format!("its list of {address} cannot be read") };
         let mut listing: Self = serde_json::from_slice(&body).map_err(|_| unusable())?;
         if !is_commit(&listing.commit) {
             return Err(unusable().into());
         }
-        // What the hub names becomes a path on this machine.
+        // A name from the hub becomes a path on this machine.
         listing.siblings.retain(|sibling| is_inside(&sibling.rfilename));
         listing.keep(address);
         Ok(listing)
@@ -132,7 +132,7 @@ pub fn resolve_path(address: &Address, commit: &str, name: &str) -> String {
 }
 
 fn listing_path(address: &Address, commit: &str) -> Option<PathBuf> {
-    Some(cache_folder()?.join("hub").join(address.repo(commit).folder_name()).join(format!("{commit}.json")))
+    Some(cache_folder()?.join("hub").join(address.folder_name()).join(format!("{commit}.json")))
 }
 
 #[cfg(test)]

@@ -1,13 +1,9 @@
-//! Data sets: which files of a repository a path means, and which of those the cache has.
+//! Models and data sets of the Hugging Face hub, in the cache that its own tools fill; files that are missing there are
+//! downloaded.
 //!
-//! Models: which of their files are needed, and which of those the cache has.
-//!
-//! Models and data sets of the Hugging Face hub, in the cache that its own tools fill, fetched where they are missing.
-//!
-//! The crate `hf-hub` knows the hub's names: which folder of the cache and which address a repository has (`Repo`,
-//! `CacheRepo`). The transfer is our own: `hf-hub` neither checks hashes, nor continues what an earlier process left,
-//! nor knows HF_HUB_OFFLINE, nor says why the hub refuses something. So `client` asks (with `ureq`), `listing` reads what
-//! a repository has, `transfer` fetches and checks one file, and `cache` writes in the layout of `huggingface_hub`.
+//! The crate `hf-hub` is not used: it neither checks hashes, nor continues what an earlier process left, nor knows
+//! HF_HUB_OFFLINE, nor says why the hub refuses something. So `client` asks (with `ureq`), `listing` reads the files of a
+//! repository, `transfer` downloads and checks one file, and `cache` writes in the layout of `huggingface_hub`.
 //!
 //! Knows nothing of pipelines: `preflight` says what is wanted.
 
@@ -33,6 +29,7 @@ use settings::Settings;
 use crate::error::Error;
 use crate::report::FetchProgress;
 use crate::system::digests::Weights;
+use crate::system::glob::Pattern;
 
 pub use address::{Address, DataAddress};
 pub use client::Failure;
@@ -45,7 +42,7 @@ pub struct FoundData {
 }
 
 impl Hub {
-    /// The files that a path of a data set means, in the order of their names. Of a folder those that `accepts` takes.
+    /// The files that a path of a data set means, in the order of their names; in a folder, those that `accepts` takes.
     pub fn data(&self, data: &DataAddress, accepts: impl Fn(&Path) -> bool) -> Result<FoundData, Failure> {
         let address = &data.repository;
         let has = |commit: &str, name: &str| self.cache.snapshot(address, commit).join(name).is_file();
@@ -76,9 +73,10 @@ fn expand(listing: &Listing, path: &str, accepts: impl Fn(&Path) -> bool) -> Opt
     if listing.has(path) {
         return Some(vec![path.to_owned()]);
     }
-    let chosen = |name: &&str| match address::is_pattern(path) {
-        true => address::matches(path, name),
-        false => address::is_in(path, name) && accepts(Path::new(name)),
+    let pattern = Pattern::is_meant(path).then(|| Pattern::new(path));
+    let chosen = |name: &&str| match &pattern {
+        Some(pattern) => pattern.matches(name),
+        None => address::is_in(path, name) && accepts(Path::new(name)),
     };
     let mut names: Vec<String> = listing.names().filter(chosen).map(str::to_owned).collect();
     names.sort();
@@ -118,7 +116,7 @@ impl Hub {
         Ok(self.cache.snapshot(address, &listing.commit))
     }
 
-    /// What the hub has, with the config.json of it in the cache.
+    /// The files that the hub has, after config.json was put into the cache.
     fn with_config(&self, address: &Address) -> Result<(&Client, Listing), Failure> {
         let client = self.client(address)?;
         let listing = self.listing(client, address)?;
@@ -167,7 +165,7 @@ impl Hub {
 /// How much is fetched from the hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HubAccess {
-    /// What is in the cache; the network is not used.
+    /// Only files of the cache; the network is not used.
     CacheOnly,
     /// A model's config.json, and whether the hub has all the rest.
     Check,
@@ -239,7 +237,7 @@ impl Hub {
         Some(&pin.commit)
     }
 
-    /// What the hub has at the commit that is known for the revision; without one, or where the hub no longer has that
+    /// The files that the hub has at the commit that is known for the revision; without one, or where the hub no longer has that
     /// commit, at the one that the revision names now. So all that a pipeline names of a revision is of one commit.
     fn listing(&self, client: &Client, address: &Address) -> Result<Listing, Failure> {
         if let Some(commit) = self.commit(address) {

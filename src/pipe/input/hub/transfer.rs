@@ -30,7 +30,7 @@ pub struct Transfer<'a> {
     pub stop: &'a AtomicBool,
 }
 
-/// What has come so far.
+/// The part of a file that has been downloaded so far.
 struct Partial {
     file: File,
     path: PathBuf,
@@ -70,7 +70,7 @@ impl Transfer<'_> {
             if !is_resumed {
                 return Err(self.wrong(found.as_str()).into());
             }
-            // What an earlier process left may have been damaged since.
+            // A part that an earlier process left may have been damaged since.
             self.progress.note(&format!("{} did not match its hash; fetching it again from its beginning", file.name));
         }
     }
