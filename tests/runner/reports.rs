@@ -239,7 +239,7 @@ fn learned() {
         assert!(page.contains(text), "no {text:?} in\n{page}");
     }
     assert!(page.contains(&format!("<img alt=\"soup\" src=\"data:image/png;base64,{PICTURE}\">")), "{page}");
-    assert!(page.contains("Its own text has place 9, with 0.25."), "{page}");
+    assert!(page.contains("Its own text ranks 9th (0.25)."), "{page}");
 
     let id = run.file_name().unwrap().to_string_lossy();
     folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "train.batch=5", "--name", "other"]).exits(0);

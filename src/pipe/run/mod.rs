@@ -16,7 +16,6 @@ use pipe_spec::pipeline::{Graph, Pipeline, WorkKind};
 use pipe_spec::run::{StepState, StudyState};
 use pipe_spec::study::Study;
 use pipe_spec::{Job, RunFolder, RunState, Status};
-use time::OffsetDateTime;
 
 use crate::error::Error;
 use crate::system::clock::{iso, now};
@@ -198,10 +197,10 @@ pub fn runs_folder() -> PathBuf {
 
 /// `<name>-<date>-<time>-<4 letters>`, in UTC.
 fn new_id(name: &str) -> String {
-    let at = OffsetDateTime::now_utc();
+    let at = now();
     let letters: String = {
         let mut random = blake3::Hasher::new();
-        random.update(&at.unix_timestamp_nanos().to_le_bytes());
+        random.update(&at.to_le_bytes());
         random.update(&std::process::id().to_le_bytes());
         random.finalize().as_bytes()[..4].iter().map(|byte| char::from(b'a' + byte % 26)).collect()
     };

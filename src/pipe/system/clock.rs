@@ -1,4 +1,4 @@
-//! The time of day, as files and messages have it.
+//! The time of day, as files and messages have it: seconds since the Unix epoch, and UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,15 +10,13 @@ pub fn now() -> f64 {
 }
 
 /// A time in ISO 8601, to the second.
-pub fn iso(at: OffsetDateTime) -> String {
-    let (date, clock) = (at.date(), at.time());
-    format!(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
-        date.year(),
-        u8::from(date.month()),
-        date.day(),
-        clock.hour(),
-        clock.minute(),
-        clock.second()
-    )
+pub fn iso(seconds: f64) -> String {
+    let at = OffsetDateTime::from_unix_timestamp(seconds as i64).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let ((year, month, day), (hour, minute, second)) = (at.to_calendar_date(), at.to_hms());
+    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z", u8::from(month))
+}
+
+/// A time for people, to the minute: `2026-01-31 13:05 UTC`. Absent for a time that was not recorded.
+pub fn minutes_utc(seconds: f64) -> Option<String> {
+    (seconds > 0.0).then(|| format!("{} UTC", iso(seconds)[..16].replace('T', " ")))
 }

@@ -13,7 +13,6 @@ use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, Cause, Outcome, RunState, Status, Variables};
 use serde::Serialize;
 use serde_json::{Value, json};
-use time::OffsetDateTime;
 
 use super::delivery::{Deliver, DeliveryThread};
 use super::{Listener, Notice, shortened};
@@ -32,7 +31,7 @@ pub struct Message {
     pub name: String,
     pub status: Status,
     pub engine: String,
-    /// Of this attempt: its number, settings, how it ended and what is done about it.
+    /// The number of the attempt; the next fields are its settings, its outcome and the action after it.
     pub attempt: Option<u32>,
     pub batch: Option<u32>,
     pub accum: Option<u32>,
@@ -112,7 +111,7 @@ pub fn embed(message: &Message) -> Value {
             "color": color,
             "fields": fields(message),
             "footer": { "text": shortened(&message.run, 256) },
-            "timestamp": timestamp(message.time),
+            "timestamp": iso(message.time),
         }],
         // Nothing that an error says calls anybody.
         "allowed_mentions": { "parse": [] },
@@ -162,10 +161,6 @@ fn fields(message: &Message) -> Vec<Value> {
     .into_iter()
     .filter_map(|(name, value)| Some(json!({ "name": name, "value": value?, "inline": true })))
     .collect()
-}
-
-fn timestamp(time: f64) -> String {
-    iso(OffsetDateTime::from_unix_timestamp(time as i64).unwrap_or(OffsetDateTime::UNIX_EPOCH))
 }
 
 #[cfg(test)]

@@ -16,11 +16,10 @@ use std::time::{Duration, Instant};
 
 use pipe_spec::text::count;
 use serde::{Deserialize, Serialize};
-use time::OffsetDateTime;
 
 use super::{Fact, Key, LedgerEntry};
 use crate::error::Error;
-use crate::system::clock::iso;
+use crate::system::clock::{iso, now};
 use crate::system::files::{self, write_whole};
 
 /// How long to wait for another process that writes it.
@@ -154,7 +153,7 @@ impl Ledger {
     /// Gives the file a second name, beside its own.
     fn set_aside(&self) -> Result<PathBuf, Error> {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let when = iso(OffsetDateTime::now_utc()).replace(['-', ':'], "");
+        let when = iso(now()).replace(['-', ':'], "");
         for number in 1..1000 {
             let more = if number == 1 { String::new() } else { format!("-{number}") };
             let aside = self.path.with_file_name(format!("{name}.damaged-{when}{more}"));
@@ -278,7 +277,7 @@ mod tests {
 const HEAD: &str = "{\"check\":\"";
 const DIGITS: usize = 16;
 
-/// What the file holds.
+/// The content of the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lines {
     /// By the names of their keys.

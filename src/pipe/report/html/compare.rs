@@ -3,28 +3,30 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::curve::style;
-use super::escape::escape;
-use super::results::results;
-use super::{RUNNING_MEAN_NOTE, attempts, figures, sections, table};
+use super::curve::{Chart, RUNNING_MEAN_NOTE, style};
+use super::figures;
+use super::markup::{escape, table};
+use super::run::{attempts_table, missing, results};
 use crate::report::compare::flat_settings;
 use crate::run::Record;
 
 pub fn body(runs: &[Record]) -> String {
     let mut html = format!("<header><p class=\"kind\">pipe</p><h1>{} runs compared</h1></header>\n", runs.len());
     html.push_str(&legend(runs));
-    let charts: String = figures::of_all(runs)
-        .iter()
-        .chain(&figures::of_commands(runs))
-        .map(crate::report::html::curve::Chart::svg)
-        .collect();
-    writeln!(html, "<section id=\"curves\"><h2>Curves</h2><p class=\"note\">Circles: eval &middot; dotted, in the colour of a run that was retried: where its attempts begin, with their numbers &middot; {RUNNING_MEAN_NOTE}</p><div class=\"figures\">{charts}</div></section>").ok();
-    html.push_str(&crate::report::html::metrics(runs));
+    let charts: String = figures::of_all(runs).iter().chain(&figures::of_commands(runs)).map(Chart::svg).collect();
+    writeln!(
+        html,
+        "<section id=\"curves\"><h2>Curves</h2><p class=\"note\">Circles: eval &middot; dotted, in the colour of a run that \
+         was retried: start of its attempts, with their numbers &middot; {RUNNING_MEAN_NOTE}</p>\
+         <div class=\"figures\">{charts}</div></section>"
+    )
+    .ok();
+    html.push_str(&figures::metrics(runs));
     html.push_str(&outcome(runs));
     html.push_str(&settings(runs));
     for run in runs {
-        let table = run.state.as_ref().map_or(String::new(), attempts::attempts_table);
-        let (id, missing) = (escape(&run.id), sections::missing(run));
+        let table = run.state.as_ref().map_or(String::new(), attempts_table);
+        let (id, missing) = (escape(&run.id), missing(run));
         writeln!(html, "<details><summary>Attempts of {id}</summary>{table}</details>{missing}").ok();
     }
     html

@@ -1,26 +1,23 @@
-//! A line chart as inline SVG: axes, curves, and lines where attempts begin. Colours and dashes are the page's.
+//! A chart of curves over the steps of runs, with lines where attempts start. Colours and dashes are the page's.
 
 use std::fmt::Write;
 
-use super::escape::escape;
-use super::scale::{Scale, Unit};
-use super::thin::{Point, running_mean, thin};
-use crate::report::figure;
+use super::axis::{Axis, Unit};
+use super::chart::{BOTTOM, Frame, Point, TOP, empty, figure};
+use super::markup::escape;
+use crate::report::figure as number;
 
 /// Points of a curve, at most.
 const MAX_POINTS: usize = 1000;
-/// From so many points on, noise hides a curve.
+/// From this many points on, noise hides a curve.
 const NOISY_POINTS: usize = 200;
-const WIDTH: f64 = 480.0;
-const HEIGHT: f64 = 240.0;
-const LEFT: f64 = 62.0;
-const RIGHT: f64 = 22.0;
-const TOP: f64 = 26.0;
-const BOTTOM: f64 = 36.0;
-/// Names of marks that are closer than this would cover each other.
+/// Names of attempts that are closer than this would cover each other.
 const NAME_WIDTH: f64 = 36.0;
 
-/// One curve over steps.
+/// The legend of long curves.
+pub const RUNNING_MEAN_NOTE: &str = "light: each step; dark: running mean";
+
+/// Curves over steps.
 pub struct Chart {
     /// The id of the figure: `loss`.
     pub key: String,
@@ -31,27 +28,27 @@ pub struct Chart {
     pub top: f64,
     /// Heights that are the same at every step.
     pub levels: Vec<(String, f64)>,
-    pub marks: Vec<Mark>,
+    pub attempts: Vec<AttemptLine>,
 }
 
-/// Where an attempt begins, or several.
-pub struct Mark {
+/// A line where an attempt starts, or several do.
+pub struct AttemptLine {
     pub step: f64,
     pub name: String,
-    /// Which run it is of, where there are several: its name, and its style.
+    /// The name and the style of its run, where the chart shows several runs.
     pub run: Option<(String, usize)>,
 }
 
 pub struct Curve {
     pub name: String,
     pub points: Vec<Point>,
-    /// Which of the page's colours and dashes it has.
+    /// The number of one of the page's colours and dashes.
     pub style: usize,
-    pub kind: Kind,
+    pub look: Look,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Look {
     Line,
     /// A line that is drawn faint where it is long, with its running mean over it.
     Noisy,
@@ -70,109 +67,101 @@ impl Chart {
     pub fn svg(&self) -> String {
         let all = || self.curves.iter().flat_map(|curve| &curve.points);
         let title = escape(&self.title);
-        let mut html = format!("<figure id=\"figure-{}\"><figcaption>{title}</figcaption>", self.key);
         if all().next().is_none() {
-            html.push_str("<p class=\"none\">Nothing was recorded.</p></figure>\n");
-            return html;
+            return empty(&self.key, &title, "Nothing was recorded.");
         }
         let heights = || all().map(|point| point.1).chain(self.levels.iter().map(|level| level.1));
         let low = heights().fold(0.0, f64::min);
         let high = heights().fold(f64::NEG_INFINITY, f64::max);
-        let y = Scale::around(low, if self.top > 0.0 { high.max(self.top) } else { high }, self.unit);
-        let ends = all().map(|point| point.0).chain(self.marks.iter().map(|mark| mark.step));
-        let x = Scale::of_steps(ends.fold(0.0, f64::max));
-        let frame = Frame { x, y };
-        write!(html, "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\"><title>{title} over steps</title>").ok();
-        frame.axes(&mut html);
-        for (index, mark) in self.marks.iter().enumerate() {
-            let beside = |other: &&Mark| (frame.across(other.step) - frame.across(mark.step)).abs() < NAME_WIDTH;
-            frame.mark(&mut html, mark, self.marks[..index].iter().filter(beside).count());
+        let y = Axis::around(low, if self.top > 0.0 { high.max(self.top) } else { high }, self.unit);
+        let ends = all().map(|point| point.0).chain(self.attempts.iter().map(|attempt| attempt.step));
+        let x = Axis::counted(ends.fold(0.0, f64::max));
+        let frame = Frame { x, y, name: "step".to_owned(), lane: false };
+        let mut svg = String::new();
+        frame.axes(&mut svg);
+        for (index, attempt) in self.attempts.iter().enumerate() {
+            let across = |attempt: &AttemptLine| frame.across(frame.x.at(attempt.step));
+            let beside = |other: &&AttemptLine| (across(other) - across(attempt)).abs() < NAME_WIDTH;
+            attempt.draw(&mut svg, across(attempt), self.attempts[..index].iter().filter(beside).count());
         }
-        self.levels.iter().for_each(|level| frame.level(&mut html, level));
-        self.curves.iter().for_each(|curve| frame.curve(&mut html, curve));
-        html.push_str("</svg></figure>\n");
-        html
+        self.levels.iter().for_each(|(name, height)| frame.level(&mut svg, name, *height));
+        self.curves.iter().for_each(|curve| curve.draw(&mut svg, &frame));
+        figure(&self.key, &title, &format!("{title} over steps"), &svg, "")
     }
 }
 
-struct Frame {
-    x: Scale,
-    y: Scale,
-}
-
-impl Frame {
-    fn across(&self, x: f64) -> f64 {
-        LEFT + self.x.position(x) * (WIDTH - LEFT - RIGHT)
-    }
-
-    fn down(&self, y: f64) -> f64 {
-        HEIGHT - BOTTOM - self.y.position(y) * (HEIGHT - TOP - BOTTOM)
-    }
-
-    fn axes(&self, html: &mut String) {
-        let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-        for (value, text) in &self.y.ticks {
-            let y = self.down(*value);
-            write!(html, "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>").ok();
-            write!(html, "<text class=\"end\" x=\"{}\" y=\"{:.1}\">{text}</text>", LEFT - 7.0, y + 4.0).ok();
-        }
-        for (value, text) in &self.x.ticks {
-            let x = self.across(*value);
-            write!(html, "<path class=\"axis\" d=\"M{x:.1} {bottom}v4\"/>").ok();
-            write!(html, "<text class=\"middle\" x=\"{x:.1}\" y=\"{}\">{text}</text>", bottom + 17.0).ok();
-        }
-        write!(html, "<path class=\"axis\" d=\"M{LEFT} {bottom}H{right}\"/>").ok();
-        write!(html, "<text class=\"end\" x=\"{right}\" y=\"{}\">step</text>", HEIGHT - 4.0).ok();
-    }
-
-    /// Marks that are close to each other get a column each for their names.
-    fn mark(&self, html: &mut String, mark: &Mark, column: usize) {
-        let (x, name, step) = (self.across(mark.step), escape(&mark.name), mark.step);
-        let (class, of) = match &mark.run {
+impl AttemptLine {
+    /// Lines that are close to each other get a column each for their names.
+    fn draw(&self, svg: &mut String, x: f64, column: usize) {
+        let (name, step) = (escape(&self.name), self.step);
+        let (class, of) = match &self.run {
             None => ("mark".to_owned(), String::new()),
             Some((run, index)) => (format!("mark own {}", style(*index)), format!(" of {}", escape(run))),
         };
-        write!(html, "<g class=\"{class}\"><title>attempt {name}{of} begins after step {step}</title>").ok();
-        write!(html, "<path d=\"M{x:.1} {}V{}\"/>", TOP - 8.0, HEIGHT - BOTTOM).ok();
+        write!(svg, "<g class=\"{class}\"><title>attempt {name}{of} begins after step {step}</title>").ok();
+        write!(svg, "<path d=\"M{x:.1} {}V{BOTTOM}\"/>", TOP - 8.0).ok();
         let (x, y) = (x + NAME_WIDTH * column as f64, TOP - 12.0);
-        write!(html, "<text class=\"middle\" x=\"{x:.1}\" y=\"{y}\">{name}</text></g>").ok();
+        write!(svg, "<text class=\"middle\" x=\"{x:.1}\" y=\"{y}\">{name}</text></g>").ok();
     }
+}
 
-    fn level(&self, html: &mut String, (name, height): &(String, f64)) {
-        let (y, name) = (self.down(*height), escape(name));
-        let right = WIDTH - RIGHT;
-        write!(html, "<g class=\"level\"><path d=\"M{LEFT} {y:.1}H{right}\"/>").ok();
-        write!(html, "<text class=\"end\" x=\"{}\" y=\"{:.1}\">{name}</text></g>", right - 4.0, y + 15.0).ok();
-    }
-
-    fn curve(&self, html: &mut String, curve: &Curve) {
-        let points = thin(&curve.points, MAX_POINTS);
-        write!(html, "<g class=\"curve {}\"><title>{}</title>", style(curve.style), escape(&curve.name)).ok();
-        if curve.kind == Kind::Dots || points.len() == 1 {
-            points.iter().for_each(|point| self.dot(html, curve, *point));
-        } else if curve.kind == Kind::Marked {
-            self.line(html, "", &points);
-            points.iter().for_each(|point| self.dot(html, curve, *point));
-        } else if curve.kind == Kind::Noisy && curve.points.len() >= NOISY_POINTS {
-            self.line(html, " class=\"faint\"", &points);
-            self.line(html, "", &thin(&running_mean(&curve.points), MAX_POINTS / 4));
-        } else {
-            self.line(html, "", &points);
+impl Curve {
+    fn draw(&self, svg: &mut String, frame: &Frame) {
+        let points = thin(&self.points, MAX_POINTS);
+        let dots = self.look == Look::Dots || points.len() == 1;
+        let faint = self.look == Look::Noisy && self.points.len() >= NOISY_POINTS;
+        write!(svg, "<g class=\"curve {}\"><title>{}</title>", style(self.style), escape(&self.name)).ok();
+        if !dots {
+            frame.polyline(svg, if faint { " class=\"faint\"" } else { "" }, &points);
         }
-        html.push_str("</g>");
+        if faint {
+            frame.polyline(svg, "", &thin(&running_mean(&self.points), MAX_POINTS / 4));
+        }
+        if dots || self.look == Look::Marked {
+            for (step, height) in points {
+                let (x, y) = frame.point((step, height));
+                let tip = format!("{}, step {step}: {}", escape(&self.name), number(height));
+                write!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\"><title>{tip}</title></circle>").ok();
+            }
+        }
+        svg.push_str("</g>");
     }
+}
+/// At most `most` points, in order: the ends, and the lowest and the highest of every stretch, so that spikes stay.
+pub fn thin(points: &[Point], most: usize) -> Vec<Point> {
+    let [first, inner @ .., last] = points else { return points.to_vec() };
+    if points.len() <= most {
+        return points.to_vec();
+    }
+    let stretches = (most.saturating_sub(2) / 2).max(1);
+    let mut kept = vec![*first];
+    for stretch in inner.chunks(inner.len().div_ceil(stretches)) {
+        let by_height = |a: &&Point, b: &&Point| a.1.total_cmp(&b.1);
+        let (Some(low), Some(high)) = (stretch.iter().min_by(by_height), stretch.iter().max_by(by_height)) else {
+            continue;
+        };
+        kept.push(if low.0 <= high.0 { *low } else { *high });
+        if low.0 != high.0 {
+            kept.push(if low.0 <= high.0 { *high } else { *low });
+        }
+    }
+    kept.push(*last);
+    kept
+}
 
-    fn line(&self, html: &mut String, class: &str, points: &[Point]) {
-        let point = |(x, y): &Point| format!("{:.1},{:.1}", self.across(*x), self.down(*y));
-        let places: Vec<String> = points.iter().map(point).collect();
-        write!(html, "<polyline{class} points=\"{}\"/>", places.join(" ")).ok();
+/// The mean of what lies around each point, a fiftieth of the curve; narrower at its beginning, where curves are steep.
+fn running_mean(points: &[Point]) -> Vec<Point> {
+    let reach = points.len() / 100;
+    let mut sums = vec![0.0];
+    for point in points {
+        sums.push(sums[sums.len() - 1] + point.1);
     }
-
-    fn dot(&self, html: &mut String, curve: &Curve, (step, height): Point) {
-        let (x, y) = (self.across(step), self.down(height));
-        let tip = format!("{}, step {step}: {}", escape(&curve.name), figure(height));
-        write!(html, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\"><title>{tip}</title></circle>").ok();
-    }
+    let mean = |index: usize| {
+        let before = reach.min(index);
+        let after = before.min(points.len() - 1 - index);
+        (sums[index + after + 1] - sums[index - before]) / (before + after + 1) as f64
+    };
+    points.iter().enumerate().map(|(index, point)| (point.0, mean(index))).collect()
 }
 
 #[cfg(test)]
@@ -180,9 +169,9 @@ mod tests {
     use super::*;
 
     fn chart(points: Vec<Point>) -> Chart {
-        let curve = Curve { name: "<b>&\"".to_owned(), points, style: 0, kind: Kind::Noisy };
-        let mark = |step, name: &str| Mark { step, name: name.to_owned(), run: None };
-        let marks = vec![mark(0.0, "1"), mark(20.0, "2")];
+        let curve = Curve { name: "<b>&\"".to_owned(), points, style: 0, look: Look::Noisy };
+        let mark = |step, name: &str| AttemptLine { step, name: name.to_owned(), run: None };
+        let attempts = vec![mark(0.0, "1"), mark(20.0, "2")];
         Chart {
             key: "loss".to_owned(),
             title: "Loss".to_owned(),
@@ -190,7 +179,7 @@ mod tests {
             curves: vec![curve],
             top: 0.0,
             levels: Vec::new(),
-            marks,
+            attempts,
         }
     }
 
@@ -205,8 +194,8 @@ mod tests {
     #[test]
     fn marks_of_several_runs_do_not_cover_each_other() {
         let mut chart = chart((1..=100).map(|step| (f64::from(step), 1.0)).collect());
-        let mark = |step, run| Mark { step, name: "1-3".to_owned(), run: Some(("a<b".to_owned(), run)) };
-        chart.marks = vec![mark(0.0, 0), mark(0.0, 1), mark(60.0, 1)];
+        let mark = |step, run| AttemptLine { step, name: "1-3".to_owned(), run: Some(("a<b".to_owned(), run)) };
+        chart.attempts = vec![mark(0.0, 0), mark(0.0, 1), mark(60.0, 1)];
         let svg = chart.svg();
         assert!(svg.contains("class=\"mark own c1 d1\"") && svg.contains("attempt 1-3 of a&lt;b begins"), "{svg}");
         let places: Vec<&str> =
@@ -225,5 +214,39 @@ mod tests {
     fn styles_differ() {
         let styles: std::collections::BTreeSet<String> = (0..40).map(style).collect();
         assert_eq!(styles.len(), 40);
+    }
+
+    #[test]
+    fn few_points_stay() {
+        let points: Vec<Point> = (0..10).map(|x| (f64::from(x), 1.0)).collect();
+        assert_eq!(thin(&points, 10), points);
+        assert_eq!(thin(&[], 10), []);
+        assert_eq!(thin(&points[..1], 0), points[..1]);
+    }
+
+    #[test]
+    fn means_follow_a_line_and_flatten_noise() {
+        let line: Vec<Point> = (0..1000).map(|x| (f64::from(x), f64::from(2 * x))).collect();
+        assert!(running_mean(&line)[..990].iter().zip(&line).all(|(mean, point)| (mean.1 - point.1).abs() < 1e-6));
+        let noise: Vec<Point> = (0..1000).map(|x| (f64::from(x), f64::from(x % 2))).collect();
+        assert!(running_mean(&noise)[20..].iter().all(|mean| (mean.1 - 0.5).abs() < 0.06));
+        assert_eq!(running_mean(&[]), []);
+    }
+
+    #[test]
+    fn spikes_and_ends_stay() {
+        let height = |x: u32| match x {
+            31_337 => 900.0,
+            77_777 => -900.0,
+            x => f64::from(x % 17),
+        };
+        let points: Vec<Point> = (0..100_000).map(|x| (f64::from(x), height(x))).collect();
+        for most in [10, 999, 1000] {
+            let kept = thin(&points, most);
+            assert!(kept.len() <= most && kept.len() > most / 2, "{} of {most}", kept.len());
+            assert!(kept.is_sorted_by(|a, b| a.0 < b.0));
+            assert_eq!((kept.first(), kept.last()), (points.first(), points.last()));
+            assert!(kept.contains(&(31_337.0, 900.0)) && kept.contains(&(77_777.0, -900.0)));
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What is drawn of runs: loss, learning rate, gradient norm, throughput, memory, and every metric of their evaluations.
+//! The charts of runs: loss, learning rate, gradient norm, throughput, memory, and every metric of their evaluations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,9 +6,9 @@ use pipe_spec::event::{Eval, Step};
 use pipe_spec::pipeline::Metric;
 use pipe_spec::text::human_bytes;
 
-use super::curve::{Chart, Curve, Kind, Mark};
-use super::scale::Unit;
-use super::thin::Point;
+use super::axis::Unit;
+use super::chart::Point;
+use super::curve::{AttemptLine, Chart, Curve, Look};
 use crate::run::Record;
 
 /// The colour of evaluations in the figure of the loss, in a whole line.
@@ -24,22 +24,22 @@ struct Figure {
     key: &'static str,
     title: &'static str,
     unit: Unit,
-    kind: Kind,
+    look: Look,
     get: Get,
 }
 
 const FIGURES: [Figure; 7] = [
-    figure("loss", "Loss", Kind::Noisy, |step| step.loss),
-    figure("lr", "Learning rate", Kind::Line, |step| step.lr),
-    figure("norm", "Gradient norm", Kind::Noisy, |step| step.grad_norm),
-    figure(THROUGHPUT, "Throughput", Kind::Noisy, Step::tokens_per_second),
-    Figure { unit: Unit::Bytes, ..figure("memory", "Peak memory", Kind::Line, |step| step.peak as f64) },
-    figure("waiting", "Waiting for data, percent of a step", Kind::Noisy, waiting),
-    figure(PARTS, "Parts of a step", Kind::Noisy, |step| f64::from(step.parts)),
+    figure("loss", "Loss", Look::Noisy, |step| step.loss),
+    figure("lr", "Learning rate", Look::Line, |step| step.lr),
+    figure("norm", "Gradient norm", Look::Noisy, |step| step.grad_norm),
+    figure(THROUGHPUT, "Throughput", Look::Noisy, Step::tokens_per_second),
+    Figure { unit: Unit::Bytes, ..figure("memory", "Peak memory", Look::Line, |step| step.peak as f64) },
+    figure("waiting", "Waiting for data, percent of a step", Look::Noisy, waiting),
+    figure(PARTS, "Parts of a step", Look::Noisy, |step| f64::from(step.parts)),
 ];
 
-const fn figure(key: &'static str, title: &'static str, kind: Kind, get: Get) -> Figure {
-    Figure { key, title, unit: Unit::Number, kind, get }
+const fn figure(key: &'static str, title: &'static str, look: Look, get: Get) -> Figure {
+    Figure { key, title, unit: Unit::Number, look, get }
 }
 
 fn waiting(step: &Step) -> f64 {
@@ -56,12 +56,12 @@ fn drawn(runs: &[&Record]) -> impl Iterator<Item = &'static Figure> {
 pub fn of_one(run: &Record) -> Vec<Chart> {
     let draw = |figure: &Figure| {
         let mut curves =
-            vec![Curve { name: "train".to_owned(), points: points(run, figure.get), style: 0, kind: figure.kind }];
+            vec![Curve { name: "train".to_owned(), points: points(run, figure.get), style: 0, look: figure.look }];
         if figure.key == "loss" && !run.history.evals.is_empty() {
             let points = evals(run, |eval| Some(eval.loss));
-            curves.push(Curve { name: "eval".to_owned(), points, style: 1, kind: Kind::Dots });
+            curves.push(Curve { name: "eval".to_owned(), points, style: 1, look: Look::Dots });
         }
-        chart(figure, curves, &[run], attempts(run, None))
+        chart(figure, curves, &[run], attempt_lines(run, None))
     };
     drawn(&[run]).map(draw).collect()
 }
@@ -72,29 +72,40 @@ pub fn of_all(runs: &[Record]) -> Vec<Chart> {
     let draw = |figure: &Figure| {
         let mut curves = Vec::new();
         for (style, run) in runs.iter().enumerate() {
-            curves.push(Curve { name: run.id.clone(), points: points(run, figure.get), style, kind: figure.kind });
+            curves.push(Curve { name: run.id.clone(), points: points(run, figure.get), style, look: figure.look });
             if figure.key == "loss" && !run.history.evals.is_empty() {
                 let points = evals(run, |eval| Some(eval.loss));
-                curves.push(Curve { name: format!("{}, eval", run.id), points, style, kind: Kind::Dots });
+                curves.push(Curve { name: format!("{}, eval", run.id), points, style, look: Look::Dots });
             }
         }
         // That a run began needs no mark; that it began again does.
         let retried = |run: &Record| run.state.as_ref().is_some_and(|state| state.attempts.len() > 1);
         let marks = runs.iter().enumerate().filter(|(_, run)| retried(run));
-        chart(figure, curves, &every, marks.flat_map(|(style, run)| attempts(run, Some(style))).collect())
+        chart(figure, curves, &every, marks.flat_map(|(style, run)| attempt_lines(run, Some(style))).collect())
     };
     drawn(&every).map(draw).collect()
 }
 
-/// A figure for each metric of the evaluations, of one run or of several.
-pub fn of_metrics(runs: &[Record]) -> Vec<Chart> {
+/// The section with a chart for each metric of the evaluations; empty where there are none.
+pub fn metrics(runs: &[Record]) -> String {
+    let charts: String = of_metrics(runs).iter().map(Chart::svg).collect();
+    if charts.is_empty() {
+        return charts;
+    }
+    format!(
+        "<section id=\"metrics\"><h2>Evaluation metrics</h2><div class=\"figures small\">{charts}</div></section>\n"
+    )
+}
+
+/// A chart for each metric of the evaluations, of one run or of several.
+fn of_metrics(runs: &[Record]) -> Vec<Chart> {
     let evaluations = runs.iter().flat_map(|run| &run.history.evals);
     let names: BTreeSet<&str> = evaluations.flat_map(Eval::shown_scores).map(|(name, _)| name).collect();
     let draw = |name: &&str| {
         let curve = |(style, run): (usize, &Record)| {
             let points = evals(run, |eval| eval.scores.get(*name).copied());
             let style = if runs.len() == 1 { EVALUATION_STYLE } else { style };
-            Curve { name: run.id.clone(), points, style, kind: Kind::Marked }
+            Curve { name: run.id.clone(), points, style, look: Look::Marked }
         };
         let curves: Vec<Curve> = runs.iter().enumerate().map(curve).collect();
         let is_share = curves.iter().flat_map(|curve| &curve.points).all(|point| (-1.0..=1.0).contains(&point.1));
@@ -106,7 +117,7 @@ pub fn of_metrics(runs: &[Record]) -> Vec<Chart> {
             // Shares are easier to compare on one scale.
             top: if is_share && !Metric::less_is_better(name) { 1.0 } else { 0.0 },
             levels: Vec::new(),
-            marks: Vec::new(),
+            attempts: Vec::new(),
         }
     };
     names.iter().take(MOST_METRICS).map(draw).collect()
@@ -123,7 +134,7 @@ pub fn of_commands(runs: &[Record]) -> Vec<Chart> {
                 run.history.metrics.iter().filter_map(|metrics| Some((metrics.step, *metrics.values.get(*name)?)));
             let by_step: BTreeMap<u64, f64> = values.collect();
             let points = by_step.into_iter().map(|(step, value)| (step as f64, value)).filter_map(drawable).collect();
-            Curve { name: run.id.clone(), points, style, kind: Kind::Line }
+            Curve { name: run.id.clone(), points, style, look: Look::Line }
         };
         Chart {
             key: format!("command-{}", plain(name)),
@@ -132,7 +143,7 @@ pub fn of_commands(runs: &[Record]) -> Vec<Chart> {
             curves: runs.iter().enumerate().map(curve).collect(),
             top: 0.0,
             levels: Vec::new(),
-            marks: if let [run] = runs { attempts(run, None) } else { Vec::new() },
+            attempts: if let [run] = runs { attempt_lines(run, None) } else { Vec::new() },
         }
     };
     names.iter().take(MOST_METRICS).map(draw).collect()
@@ -152,12 +163,12 @@ fn metric_title(name: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// What may be part of an id.
+/// The name with letters and digits that an id may have.
 fn plain(name: &str) -> String {
     name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect()
 }
 
-fn chart(figure: &Figure, curves: Vec<Curve>, runs: &[&Record], marks: Vec<Mark>) -> Chart {
+fn chart(figure: &Figure, curves: Vec<Curve>, runs: &[&Record], attempts: Vec<AttemptLine>) -> Chart {
     let mut capacities: Vec<u64> = runs.iter().filter_map(|run| run.history.capacity()).collect();
     capacities.sort_unstable();
     capacities.dedup();
@@ -168,10 +179,10 @@ fn chart(figure: &Figure, curves: Vec<Curve>, runs: &[&Record], marks: Vec<Mark>
     let levels = levels.collect();
     let Figure { key, title, unit, .. } = *figure;
     let title = if key == THROUGHPUT { format!("{title}, {} per second", counted(runs)) } else { title.to_owned() };
-    Chart { key: key.to_owned(), title, unit, curves, top: 0.0, levels, marks }
+    Chart { key: key.to_owned(), title, unit, curves, top: 0.0, levels, attempts }
 }
 
-/// What the speed of all runs is counted in.
+/// The unit in which the speed of all runs is counted.
 fn counted(runs: &[&Record]) -> &'static str {
     let mut units: Vec<&str> = runs.iter().map(|run| run.unit().name()).collect();
     units.dedup();
@@ -200,7 +211,7 @@ fn drawable((step, height): Point) -> Option<Point> {
 }
 
 /// Where attempts begin; those that begin at the same step share a mark. With `style` it is one run of several.
-fn attempts(run: &Record, style: Option<usize>) -> Vec<Mark> {
+fn attempt_lines(run: &Record, style: Option<usize>) -> Vec<AttemptLine> {
     let mut begins: BTreeMap<u32, u64> = BTreeMap::new();
     let mut done = 0;
     for attempt in run.state.iter().flat_map(|state| &state.attempts) {
@@ -213,8 +224,11 @@ fn attempts(run: &Record, style: Option<usize>) -> Vec<Mark> {
     let mut at: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     begins.into_iter().for_each(|(number, step)| at.entry(step).or_default().push(number));
     let of = |style| (run.id.clone(), style);
-    let mark =
-        |(step, numbers): (u64, Vec<u32>)| Mark { step: step as f64, name: together(&numbers), run: style.map(of) };
+    let mark = |(step, numbers): (u64, Vec<u32>)| AttemptLine {
+        step: step as f64,
+        name: together(&numbers),
+        run: style.map(of),
+    };
     at.into_iter().map(mark).collect()
 }
 

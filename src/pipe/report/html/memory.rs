@@ -1,4 +1,4 @@
-//! Memory as `pipe plan` predicts it, beside what was measured.
+//! The memory of a run as `pipe plan` predicts it, and as it was measured.
 
 use std::fmt::Write;
 use std::num::NonZeroU32;
@@ -7,8 +7,7 @@ use pipe_spec::Variables;
 use pipe_spec::pipeline::{BatchSetting, Limit, Pipeline};
 use pipe_spec::text::{ByteSize, human_bytes};
 
-use super::escape::escape;
-use super::table;
+use super::markup::{escape, table};
 use crate::fit::forecast::{Forecast, Forecaster};
 use crate::run::Record;
 
@@ -45,7 +44,7 @@ pub fn section(run: &Record, variables: &Variables) -> String {
     html
 }
 
-/// For the batch that the run ended with.
+/// The forecast for the batch that the run ended with.
 fn forecast(run: &Record, variables: &Variables) -> Option<Forecast> {
     let mut pipeline = Pipeline::parse(run.resolved.as_ref()?, &[], variables).ok()?;
     let training = pipeline.training_mut()?;
@@ -54,7 +53,7 @@ fn forecast(run: &Record, variables: &Variables) -> Option<Forecast> {
     if let Some(batch) = last.and_then(|attempt| NonZeroU32::new(attempt.batch)) {
         training.train.batch = BatchSetting::Fixed(batch);
     }
-    // What `checkpointing: auto` comes to depends on what there was. On the CPU nothing is computed again.
+    // `checkpointing: auto` depends on the capacity. On the CPU nothing is computed again.
     let capacity = run.history.capacity().filter(|_| !on_cpu(run));
     training.memory.limit = capacity.map(|bytes| Limit::Size(ByteSize(bytes)));
     let ranks = run.history.started.last().map_or(1, |(_, started)| started.ranks.max(1));
@@ -80,9 +79,9 @@ fn row(index: usize, name: &str, bytes: u64) -> Vec<String> {
 /// Two bars, one made of parts, and a line where the device ends.
 fn bars(forecast: &Forecast, measured: Option<u64>, capacity: Option<u64>) -> String {
     const LEFT: f64 = 84.0;
-    const ROOM: f64 = 640.0 - LEFT - 6.0;
+    const WIDTH: f64 = 640.0 - LEFT - 6.0;
     let longest = [forecast.allocated, measured.unwrap_or(0), capacity.unwrap_or(0)].into_iter().max().unwrap_or(0);
-    let wide = |bytes: u64| bytes as f64 / longest.max(1) as f64 * ROOM;
+    let wide = |bytes: u64| bytes as f64 / longest.max(1) as f64 * WIDTH;
     let mut svg = "<svg class=\"bars\" viewBox=\"0 0 640 86\" role=\"img\">".to_owned();
     svg.push_str("<title>Predicted and measured peak memory</title>");
     svg.push_str("<text class=\"end\" x=\"76\" y=\"27\">predicted</text>");

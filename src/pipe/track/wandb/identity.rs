@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::{RunState, Variables};
 use serde::{Deserialize, Serialize};
-use time::OffsetDateTime;
 
 use crate::system::clock::iso;
 
@@ -42,7 +41,7 @@ impl Identity {
     }
 
     pub fn started_at(&self) -> String {
-        iso(OffsetDateTime::from_unix_timestamp(self.created as i64).unwrap_or(OffsetDateTime::UNIX_EPOCH))
+        iso(self.created)
     }
 
     /// The folder that `wandb sync` takes, in the folder of the run.
@@ -52,7 +51,7 @@ impl Identity {
     }
 }
 
-/// What W&B's own variables say about a run. They are kept, so that a `pipe` in another shell that takes the run over does not
+/// The settings of a run in W&B's own variables. They are kept, so that a `pipe` in another shell that takes the run over does not
 /// change them.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]

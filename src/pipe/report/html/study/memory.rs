@@ -1,4 +1,4 @@
-//! Peak memory by batch, measured and predicted, beside what there is.
+//! Peak memory by batch, measured and predicted, with the capacity.
 
 use std::fmt::Write;
 
@@ -6,13 +6,11 @@ use pipe_search::{Domain, Trial};
 use pipe_spec::text::human_bytes;
 use serde_json::Value;
 
-use super::StudyPage;
-use super::attributes::{number, usable, was_retried};
-use super::axis::Axis;
-use super::outcome::Outcome;
-use super::scatter::{Frame, LEFT, Mark, RIGHT, Series, Shape, WIDTH, figure as drawing, key, legend};
-use super::text::{short, title};
-use crate::report::html::escape::escape;
+use super::page::StudyPage;
+use super::ranking::{Outcome, attribute, was_retried};
+use crate::report::html::axis::{Axis, Unit, usable};
+use crate::report::html::chart::{Frame, Mark, Series, Shape, figure as drawing, key, legend};
+use crate::report::html::markup::{escape, short, title};
 
 /// Trials that are drawn.
 const MOST: usize = 1000;
@@ -50,7 +48,9 @@ pub fn figure(page: &StudyPage<'_>, parameters: &[(String, Domain)]) -> String {
     let infeasible = series(Shape::Ring, "bad", &|point| !point.is_measured && is_infeasible(point));
     let mut svg = String::new();
     frame.axes(&mut svg);
-    capacities.iter().for_each(|capacity| line(&mut svg, &frame, *capacity));
+    for capacity in &capacities {
+        frame.level(&mut svg, &format!("capacity: {}", human_bytes(*capacity as u64)), *capacity);
+    }
     let every = [&predicted, &infeasible, &over, &measured];
     every.iter().for_each(|series| series.draw(&mut svg));
     let retried: Vec<&&Point<'_>> = points.iter().filter(|point| was_retried(point.trial)).collect();
@@ -75,11 +75,11 @@ pub fn figure(page: &StudyPage<'_>, parameters: &[(String, Domain)]) -> String {
         write!(note, " Drawn: {} of {} trials, an even selection.", points.len(), all.len()).ok();
     }
     let caption = format!("Peak memory by {}", title(name));
-    let label = format!("Peak memory of each trial by {}, and what there is", title(name));
+    let label = format!("Peak memory of each trial by {}, and the capacity", title(name));
     drawing("memory", &caption, &label, &svg, &note)
 }
 
-/// What memory depends on most: the batch, or else the first parameter that is a number.
+/// The parameter on which memory depends most: the batch, or else the first parameter that is a number.
 fn cause(parameters: &[(String, Domain)]) -> Option<&str> {
     let is_number = |domain: &Domain| match domain {
         Domain::Choices(values) => values.iter().all(Value::is_number),
@@ -93,15 +93,15 @@ fn cause(parameters: &[(String, Domain)]) -> Option<&str> {
 
 fn point<'a>(trial: &'a Trial, name: &str) -> Option<Point<'a>> {
     let x = trial.point.get(name).and_then(Value::as_f64).and_then(usable)?;
-    let measured = number(trial, "peak_memory");
-    let bytes = measured.or_else(|| number(trial, "predicted_peak"))?;
+    let measured = attribute(trial, "peak_memory");
+    let bytes = measured.or_else(|| attribute(trial, "predicted_peak"))?;
     Some(Point { trial, x, bytes, is_measured: measured.is_some() })
 }
 
 /// The different capacities, the largest first; as text they differ too.
 fn capacities(trials: &[Trial]) -> Vec<f64> {
     let mut all: Vec<f64> =
-        trials.iter().filter_map(|trial| number(trial, "capacity")).filter(|bytes| *bytes > 0.0).collect();
+        trials.iter().filter_map(|trial| attribute(trial, "capacity")).filter(|bytes| *bytes > 0.0).collect();
     all.sort_by(|a, b| b.total_cmp(a));
     all.dedup_by_key(|bytes| human_bytes(*bytes as u64));
     all.truncate(MOST_LINES);
@@ -120,14 +120,15 @@ fn vertical(points: &[Point<'_>], capacities: &[f64]) -> Axis {
         _ => bytes,
     };
     let top = points.iter().map(|point| highest(point.bytes, point.is_measured)).fold(0.0, f64::max);
-    Axis::bytes(top.max(capacity.unwrap_or(0.0)).max(1.0))
+    Axis::around(0.0, top.max(capacity.unwrap_or(0.0)).max(1.0), Unit::Bytes)
 }
 
 fn mark(frame: &Frame, point: &Point<'_>) -> Mark {
     let kind = if point.is_measured { "measured" } else { "predicted" };
-    let again = match was_retried(point.trial) {
-        true => format!(", {} attempts", number(point.trial, "attempts").unwrap_or(0.0)),
-        false => String::new(),
+    let again = if was_retried(point.trial) {
+        format!(", {} attempts", attribute(point.trial, "attempts").unwrap_or(0.0))
+    } else {
+        String::new()
     };
     let Point { trial, x, bytes, .. } = point;
     let (size, outcome) = (human_bytes(*bytes as u64), Outcome::of(trial).name());
@@ -135,23 +136,15 @@ fn mark(frame: &Frame, point: &Point<'_>) -> Mark {
     frame.mark(frame.x.at(*x), *bytes, tip)
 }
 
-fn line(svg: &mut String, frame: &Frame, capacity: f64) {
-    let y = frame.down(frame.y.at(capacity));
-    let right = WIDTH - RIGHT;
-    write!(svg, "<g class=\"level\"><path d=\"M{LEFT} {y:.1}H{right}\"/>").ok();
-    let text = human_bytes(capacity as u64);
-    write!(svg, "<text class=\"halo\" x=\"{}\" y=\"{:.1}\">what there is: {text}</text></g>", LEFT + 6.0, y - 6.0).ok();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::html::study::parameters;
-    use crate::report::html::study::samples::{Sample, infeasible, trial};
+    use crate::report::html::study::page::parameters;
+    use crate::report::html::study::page::samples::{Sample, infeasible, trial};
     use serde_json::json;
 
     #[test]
-    fn measured_predicted_and_what_there_is() {
+    fn measured_predicted_and_the_capacity() {
         let mut trials = vec![trial(0, 0.5), trial(1, 0.5), trial(2, 0.5), infeasible(6)];
         trials[0].user_attrs.insert("peak_memory".to_owned(), json!(8_u64 << 30));
         trials[1].user_attrs =
@@ -162,7 +155,7 @@ mod tests {
         let drawing = html.split("</svg>").next().unwrap_or_default();
         assert_eq!(drawing.matches("<circle").count(), 3, "{drawing}");
         assert_eq!(drawing.matches("h8l-4 -7z").count(), 1, "beyond: {drawing}");
-        assert!(drawing.contains("what there is: 24.0 GiB") && drawing.contains("class=\"again\""), "{drawing}");
+        assert!(drawing.contains("capacity: 24.0 GiB") && drawing.contains("class=\"again\""), "{drawing}");
         assert!(html.contains("Peak memory by train.batch") && html.contains("9.0 GiB predicted"), "{html}");
         assert!(drawing.contains("trial 6, infeasible: 48.0 GiB predicted, train.batch 64"), "{drawing}");
     }

@@ -1,59 +1,31 @@
-//! The page of a study: how the search went, which settings matter, what fits into memory, and every trial. Pure: what the
-//! journal holds comes in, HTML goes out.
+//! The page of a study: how the search went, which settings matter, what fits into memory, and every trial. Pure: the
+//! content of the journal comes in, HTML goes out.
 
-mod attributes;
-mod axis;
-mod curves;
-mod front;
-mod heading;
-mod history;
-mod importance;
 mod memory;
-mod outcome;
+mod page;
 mod parallel;
 mod ranking;
-#[cfg(test)]
-mod samples;
-mod scatter;
+mod search;
 mod slices;
-mod text;
 mod trials;
 
-use std::collections::BTreeMap;
-
-use pipe_search::{Direction, Domain, Space, Trial};
+pub use page::StudyPage;
+use page::parameters;
 use ranking::Ranking;
-
-/// What the page of a study shows.
-pub struct StudyPage<'a> {
-    pub name: &'a str,
-    /// `running`, `finished`, `stopped` or `failed`.
-    pub status: &'a str,
-    /// The metric of each objective, and which of its values are better.
-    pub objectives: &'a [(String, Direction)],
-    pub space: &'a Space,
-    pub trials: &'a [Trial],
-    /// For each objective, by its metric: the share of each parameter.
-    pub importances: Vec<(String, BTreeMap<String, f64>)>,
-    /// What is used up, such as `37 of 100 trials, 2.1 of 12 hours`.
-    pub budget: String,
-    /// The pipeline file with the settings of the best trial.
-    pub best_file: Option<String>,
-}
 
 /// The body of the page.
 pub fn body(page: &StudyPage<'_>) -> String {
     let ranking = Ranking::new(page.trials, page.objectives);
     let parameters = parameters(page);
     let figures = [
-        history::figures(page, &ranking),
-        importance::figures(page, &ranking),
-        front::figures(page, &ranking),
-        curves::figure(page, &ranking),
+        search::history(page, &ranking),
+        search::importance(page, &ranking),
+        slices::fronts(page, &ranking),
+        search::curves(page, &ranking),
         memory::figure(page, &parameters),
     ];
     [
-        heading::heading(page, &ranking),
+        trials::heading(page, &ranking),
         format!("<section id=\"search\"><h2>Search</h2><div class=\"figures\">{}</div></section>\n", figures.concat()),
         parallel::section(page, &ranking, &parameters),
         slices::section(page, &ranking, &parameters),
@@ -62,35 +34,11 @@ pub fn body(page: &StudyPage<'_>) -> String {
     .concat()
 }
 
-/// The parameters of the space, and after them those that only trials have: a space may have changed since.
-fn parameters(page: &StudyPage<'_>) -> Vec<(String, Domain)> {
-    let of_space = page.space.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.domain.clone()));
-    let mut parameters: Vec<(String, Domain)> = of_space.collect();
-    let of_trials: BTreeMap<&String, &Domain> = page.trials.iter().flat_map(|trial| &trial.domains).collect();
-    for (name, domain) in of_trials {
-        if page.space.parameter(name).is_none() {
-            parameters.push((name.clone(), domain.clone()));
-        }
-    }
-    parameters
-}
-
-/// The parameters, the one with the largest share of the first objective first, at most `most`.
-fn most_important(page: &StudyPage<'_>, parameters: &[(String, Domain)], most: usize) -> Vec<(String, Domain)> {
-    let mut sorted = parameters.to_vec();
-    if let Some((_, shares)) = page.importances.first() {
-        let share = |name: &String| shares.get(name).copied().filter(|share| share.is_finite()).unwrap_or(0.0);
-        sorted.sort_by(|a, b| share(&b.0).total_cmp(&share(&a.0)));
-    }
-    sorted.truncate(most);
-    sorted
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::html::study::samples::{Sample, space, trial};
-    use pipe_search::TrialState;
+    use crate::report::html::study::page::samples::{Sample, space, trial};
+    use pipe_search::{Direction, Domain, Trial, TrialState};
     use serde_json::json;
 
     #[test]

@@ -6,18 +6,15 @@ use std::fmt::Write;
 use pipe_search::{Domain, Trial};
 use serde_json::Value;
 
-use super::attributes::value;
-use super::axis::Axis;
-use super::outcome::Outcome;
-use super::ranking::{Level, Ranking, selection_note};
-use super::text::{end_of, number, path_parts};
-use super::{StudyPage, most_important};
+use super::page::{StudyPage, most_important};
+use super::ranking::{Level, Outcome, Ranking, selection_note, value};
 use crate::report::bounded;
-use crate::report::html::escape::escape;
+use crate::report::html::axis::Axis;
+use crate::report::html::markup::{end_of, escape, number, path_parts};
 
 /// Lines that are drawn.
 const MOST: usize = 300;
-/// Of which so many are of infeasible trials.
+/// Lines of infeasible trials, which are among them.
 const MOST_INFEASIBLE: usize = 60;
 /// From so many on, each is fainter.
 const MANY: usize = 100;
@@ -30,19 +27,19 @@ const BOTTOM: f64 = 44.0;
 const LEFT: f64 = 26.0;
 /// From one axis to the next.
 const GAP: f64 = 132.0;
-/// Room for the ticks of the last.
+/// The width of the ticks of the last.
 const RIGHT: f64 = 98.0;
 /// Characters of a name over an axis, and of a category beside it.
 const NAME: usize = 15;
 const LABEL: usize = 14;
 
-/// One axis: what it is of, and where each trial crosses it.
+/// One axis: its name, and where each trial crosses it.
 struct Column {
     /// Not escaped.
     name: String,
     axis: Axis,
     /// By the number of the trial; absent where it has no value.
-    places: BTreeMap<u64, f64>,
+    crossings: BTreeMap<u64, f64>,
 }
 
 pub fn section(page: &StudyPage<'_>, ranking: &Ranking<'_>, parameters: &[(String, Domain)]) -> String {
@@ -77,13 +74,14 @@ pub fn section(page: &StudyPage<'_>, ranking: &Ranking<'_>, parameters: &[(Strin
     let infeasible = drawn.iter().any(|trial| ranking.level(trial).is_none());
     let infeasible = if infeasible { " Dashed: infeasible, without a value." } else { "" };
     let best = if page.objectives.len() > 1 {
-        "Strong: on the Pareto front."
+        "Highlighted: on the Pareto front."
     } else {
-        "Strong: the best trial; the better, the stronger."
+        "Best trial highlighted; darker is better."
     };
-    let none = match columns.iter().any(|column| has_gap(column, &drawn)) {
-        true => " A line passes <i>none</i> where a parameter does not apply, or a trial has no value.",
-        false => "",
+    let none = if columns.iter().any(|column| has_gap(column, &drawn)) {
+        " A line passes <i>none</i> where a parameter does not apply, or a trial has no value."
+    } else {
+        ""
     };
     let all = page.trials.iter().filter(|trial| ranking.level(trial).is_some() || is_infeasible(trial)).count();
     let note = format!("{best}{infeasible}{none}{left_out}{}", selection_note(drawn.len(), all));
@@ -95,7 +93,7 @@ fn is_infeasible(trial: &Trial) -> bool {
     Outcome::of(trial) == Outcome::Infeasible
 }
 
-/// Those that are ranked, and those that cannot fit.
+/// The ranked trials, and those that cannot fit.
 fn drawn<'a>(page: &StudyPage<'a>, ranking: &Ranking<'a>) -> Vec<&'a Trial> {
     let infeasible: Vec<&Trial> = page.trials.iter().filter(|trial| is_infeasible(trial)).collect();
     let mut drawn = ranking.select(infeasible, MOST_INFEASIBLE);
@@ -110,16 +108,16 @@ fn columns(page: &StudyPage<'_>, drawn: &[&Trial], parameters: &[(String, Domain
     let parameter = |(name, domain): &(String, Domain)| {
         let values: Vec<&Value> = drawn.iter().filter_map(|trial| trial.point.get(name)).collect();
         let axis = Axis::parameter(domain, &values);
-        let place = |trial: &&Trial| Some((trial.number, axis.place(trial.point.get(name)?)?));
-        let places = drawn.iter().filter_map(place).collect();
-        Column { name: name.clone(), axis, places }
+        let crossing = |trial: &&Trial| Some((trial.number, axis.setting(trial.point.get(name)?)?));
+        let crossings = drawn.iter().filter_map(crossing).collect();
+        Column { name: name.clone(), axis, crossings }
     };
     let objective = |index: usize| {
         let (name, direction) = &page.objectives[index];
         let values: Vec<f64> = drawn.iter().filter_map(|trial| value(trial, index)).collect();
         let axis = Axis::objective(&values, *direction, &[]);
-        let places = drawn.iter().filter_map(|trial| Some((trial.number, axis.at(value(trial, index)?)))).collect();
-        Column { name: name.clone(), axis, places }
+        let crossings = drawn.iter().filter_map(|trial| Some((trial.number, axis.at(value(trial, index)?)))).collect();
+        Column { name: name.clone(), axis, crossings }
     };
     let objectives = 0..page.objectives.len().min(MOST_OBJECTIVES);
     parameters.iter().map(parameter).chain(objectives.map(objective)).collect()
@@ -129,21 +127,21 @@ fn across(index: usize) -> f64 {
     LEFT + GAP * index as f64
 }
 
-/// `place` from 0 to 1; absent is under the axis.
-fn down(place: Option<f64>) -> f64 {
+/// `share` from 0 to 1; absent is under the axis.
+fn down(share: Option<f64>) -> f64 {
     let bottom = HEIGHT - BOTTOM;
-    place.map_or(bottom + 24.0, |place| bottom - place * (bottom - TOP))
+    share.map_or(bottom + 24.0, |share| bottom - share * (bottom - TOP))
 }
 
 fn has_gap(column: &Column, drawn: &[&Trial]) -> bool {
-    column.places.len() < drawn.len()
+    column.crossings.len() < drawn.len()
 }
 
 fn draw_axis(html: &mut String, index: usize, column: &Column, drawn: &[&Trial]) {
     let (x, top, bottom) = (across(index), down(Some(1.0)), down(Some(0.0)));
     write!(html, "<path class=\"axis\" d=\"M{x:.1} {top:.1}V{bottom:.1}\"/>").ok();
-    for (place, _) in &column.axis.ticks {
-        write!(html, "<path class=\"axis\" d=\"M{x:.1} {:.1}h5\"/>", down(Some(*place))).ok();
+    for (share, _) in &column.axis.ticks {
+        write!(html, "<path class=\"axis\" d=\"M{x:.1} {:.1}h5\"/>", down(Some(*share))).ok();
     }
     if has_gap(column, drawn) {
         let y = down(None);
@@ -151,7 +149,7 @@ fn draw_axis(html: &mut String, index: usize, column: &Column, drawn: &[&Trial])
     }
 }
 
-/// What is written stands over the lines.
+/// Texts are written over the lines.
 fn draw_texts(html: &mut String, index: usize, column: &Column, drawn: &[&Trial]) {
     let x = across(index);
     if has_gap(column, drawn) {
@@ -163,8 +161,8 @@ fn draw_texts(html: &mut String, index: usize, column: &Column, drawn: &[&Trial]
     write!(html, "<g><title>{}</title>", escape(&column.name)).ok();
     write!(html, "<text x=\"{from:.1}\" y=\"16\">{}</text>", escape(&end_of(path, NAME))).ok();
     write!(html, "<text class=\"strong\" x=\"{from:.1}\" y=\"33\">{}</text></g>", escape(&bounded(leaf, NAME))).ok();
-    for (place, text) in &column.axis.ticks {
-        let (y, short) = (down(Some(*place)) + 4.0, escape(&bounded(text, LABEL)));
+    for (share, text) in &column.axis.ticks {
+        let (y, short) = (down(Some(*share)) + 4.0, escape(&bounded(text, LABEL)));
         write!(html, "<text class=\"halo\" x=\"{:.1}\" y=\"{y:.1}\">{short}</text>", x + 8.0).ok();
     }
 }
@@ -174,10 +172,10 @@ fn draw_lines(html: &mut String, columns: &[Column], drawn: &[&Trial], ranking: 
         let class = level.map_or("cut bad", Level::class);
         write!(html, "<g class=\"line {class}\">").ok();
         for trial in drawn.iter().filter(|trial| ranking.level(trial) == level) {
-            let place = |(index, column): (usize, &Column)| {
-                format!("{:.0},{:.1}", across(index), down(column.places.get(&trial.number).copied()))
+            let crossing = |(index, column): (usize, &Column)| {
+                format!("{:.0},{:.1}", across(index), down(column.crossings.get(&trial.number).copied()))
             };
-            let points: Vec<String> = columns.iter().enumerate().map(place).collect();
+            let points: Vec<String> = columns.iter().enumerate().map(crossing).collect();
             let value = value(trial, 0).map_or(Outcome::of(trial).name().to_owned(), number);
             write!(html, "<polyline points=\"{}\"><title>trial {}: ", points.join(" "), trial.number).ok();
             write!(html, "{value}</title></polyline>").ok();
@@ -189,8 +187,8 @@ fn draw_lines(html: &mut String, columns: &[Column], drawn: &[&Trial], ranking: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::html::study::parameters;
-    use crate::report::html::study::samples::{Sample, infeasible, trial};
+    use crate::report::html::study::page::parameters;
+    use crate::report::html::study::page::samples::{Sample, infeasible, trial};
 
     fn html(trials: Vec<Trial>) -> String {
         let sample = Sample::of(trials);

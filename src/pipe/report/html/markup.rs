@@ -1,15 +1,57 @@
-//! Numbers, settings and sentences of the page as text. What is text of a user comes back escaped.
+//! Text of runs and studies within HTML: escaped, shortened, in tables.
 
 use pipe_search::Direction;
 use serde_json::Value;
 
-use crate::report::html::escape::escape;
 use crate::report::{bounded, figure};
+
+/// Escapes `text` for an element or a quoted attribute.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            // HTML knows no other control characters than these.
+            '\n' | '\t' => escaped.push(c),
+            c if c.is_control() => escaped.push('\u{fffd}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
 
 /// Characters of a title.
 const TITLE: usize = 80;
 /// Characters of a setting in a table.
 const SETTING: usize = 40;
+
+/// A table that scrolls within itself. The head is text, the cells are HTML.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let head: String = head.iter().map(|cell| format!("<th scope=\"col\">{}</th>", escape(cell))).collect();
+    let row = |cells: &Vec<String>| {
+        let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
+        format!("<tr>{cells}</tr>")
+    };
+    let rows: String = rows.iter().map(row).collect();
+    format!(
+        "<div class=\"table\" tabindex=\"0\"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+}
+
+/// A cell of sentences, which is not narrowed to a word a line. The text is HTML.
+pub fn prose(html: &str) -> String {
+    format!("<div class=\"prose\">{html}</div>")
+}
+
+/// A share such as 0.8333 as text; `-` for a number that is no share.
+pub fn share(value: Option<f64>) -> String {
+    let value = value.filter(|value| (0.0..=1.0).contains(value));
+    value.map_or("-".to_owned(), |value| format!("{value:.3}"))
+}
 
 /// A value of an objective.
 pub fn number(value: f64) -> String {
@@ -60,7 +102,7 @@ pub fn better(direction: Direction) -> &'static str {
     }
 }
 
-/// A path of a setting as what leads to it, and its own name: `train.optimizer` and `lr`.
+/// The parent of a setting, and its own name: `train.optimizer` and `lr`.
 pub fn path_parts(name: &str) -> (&str, &str) {
     name.rsplit_once('.').filter(|(_, leaf)| !leaf.is_empty()).unwrap_or(("", name))
 }
@@ -68,16 +110,30 @@ pub fn path_parts(name: &str) -> (&str, &str) {
 /// The end of `text`, which tells names apart better than their beginning.
 pub fn end_of(text: &str, most: usize) -> String {
     let length = text.chars().count();
-    match length > most {
-        true => std::iter::once('…').chain(text.chars().skip(length + 1 - most)).collect(),
-        false => text.to_owned(),
+    if length <= most {
+        return text.to_owned();
     }
+    std::iter::once('…').chain(text.chars().skip(length + 1 - most)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn nothing_breaks_out() {
+        for (text, want) in [
+            ("plain", "plain"),
+            ("<b>&\"", "&lt;b&gt;&amp;&quot;"),
+            ("it's", "it&#39;s"),
+            ("a\nb\tc\u{0}\u{1b}[1m", "a\nb\tc\u{fffd}\u{fffd}[1m"),
+            ("&amp;", "&amp;amp;"),
+            ("Käse", "Käse"),
+        ] {
+            assert_eq!(escape(text), want);
+        }
+    }
 
     #[test]
     fn numbers_and_settings() {

@@ -1,10 +1,9 @@
-//! The steps of a run of several: a drawing of which comes after which, and a table.
+//! The stages of a run that has several: a drawing of their order, and a table.
 
 use pipe_spec::RunState;
 use pipe_spec::run::StepState;
 
-use super::escape::escape;
-use super::table;
+use super::markup::{escape, prose, table};
 use crate::report::duration;
 
 const WIDTH: usize = 150;
@@ -25,9 +24,7 @@ pub fn section(state: &RunState) -> String {
             step.seconds.map_or("-".to_owned(), duration),
             if step.needs.is_empty() { "-".to_owned() } else { escape(&step.needs.join(", ")) },
             run,
-            step.error
-                .as_deref()
-                .map_or("-".to_owned(), |error| format!("<div class=\"prose\">{}</div>", escape(error))),
+            step.error.as_deref().map_or("-".to_owned(), |error| prose(&escape(error))),
         ]
     };
     let rows: Vec<Vec<String>> = state.graph.iter().map(row).collect();
@@ -35,7 +32,7 @@ pub fn section(state: &RunState) -> String {
     format!("<section id=\"steps\"><h2>Steps</h2>{}{}</section>\n", drawing(&state.graph), table(&head, &rows))
 }
 
-/// As the page colours outcomes.
+/// The class with which the page colours this outcome.
 fn class(step: &StepState) -> &'static str {
     use pipe_spec::run::StepStatus::{Failed, Finished, LeftOut, Running, Stopped, Unchanged, Waiting};
     match step.status {
@@ -47,7 +44,7 @@ fn class(step: &StepState) -> &'static str {
     }
 }
 
-/// How many steps come before each, one after the other.
+/// The number of stages that come before each stage, one after the other.
 fn depths(steps: &[StepState]) -> Vec<usize> {
     let mut depths = vec![0; steps.len()];
     // A graph has no circle, so that after as many rounds as there are steps nothing changes any more.
@@ -115,7 +112,7 @@ fn drawing(steps: &[StepState]) -> String {
     svg
 }
 
-/// What there is room for in a box.
+/// The name, cut to what fits into a box.
 fn shortened(name: &str) -> String {
     match name.char_indices().nth(17) {
         Some((end, _)) => format!("{}…", &name[..end]),
