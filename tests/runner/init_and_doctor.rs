@@ -157,7 +157,7 @@ fn unclear() {
     folder.write("a.csv", forty("note,length\n", |number| format!("{},{}.{number}", story(number), number % 7)));
     let init = ["init", "--yes", "--data", "a.csv"];
     let answer =
-        folder.pipe(&init).exits(2).says("a.csv: what is to be trained on it is not clear").says("numbers whose names");
+        folder.pipe(&init).exits(2).says("a.csv: cannot tell what to train on this data").says("numbers whose names");
     let answer =
         answer.says("COLUMN  LOOKS LIKE  EXAMPLE").says("length  number      0.0").says("--fields text=COLUMN");
     assert!(answer.stderr.lines().all(|line| line.chars().count() < 140), "{answer}");

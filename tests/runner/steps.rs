@@ -93,7 +93,7 @@ fn diamond(engine: &str) {
         .says("[first] joined first")
         .says("[left] failed: training failed: the command ended with exit code 4")
         .says("[right] finished")
-        .says("goes on with the steps that have not finished");
+        .says("continues the unfinished steps");
     assert_eq!(statuses(&folder), "first finished, left failed, right finished, end waiting");
     assert_eq!(folder.show()["exit_code"], 6);
     folder.write("own/left.txt", "");
