@@ -1,4 +1,4 @@
-//! What a training will hold, and where it fits: computed from the pipeline and the model's config alone.
+//! The memory that a training will need, and where it fits: computed from the pipeline and the model's config alone.
 //!
 //! Cards by name, for planning for one that is not here.
 
@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-/// What a process holds on a card before it has allocated anything: measured on an H200 with driver 580.
+/// The memory of a process on a card before it has allocated anything: measured on an H200 with driver 580.
 pub const CONTEXT: u64 = 768 << 20;
 
 /// The card that is planned for.
@@ -25,7 +25,7 @@ pub struct Target {
     pub total: u64,
 }
 
-/// What a training holds at its worst moment, in bytes.
+/// The memory of a training at its worst moment, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Breakdown {
     pub weights: u64,
@@ -48,7 +48,7 @@ pub struct Forecast {
     pub effective_batch: u32,
     /// All of the breakdown together.
     pub peak: u64,
-    /// What of it torch's allocator will call its peak.
+    /// The part that torch's allocator will report as its peak.
     pub allocated: u64,
     /// The phase at that moment.
     pub moment: String,
@@ -60,7 +60,7 @@ pub struct Forecast {
     pub table: Vec<Row>,
     /// Where it does not fit: single changes with which it would.
     pub changes: Vec<Suggestion>,
-    /// What the pipeline asks for and the estimate does not know.
+    /// Settings of the pipeline that the estimate does not know.
     pub notes: Vec<&'static str>,
 }
 
@@ -83,7 +83,7 @@ pub struct Suggestion {
     pub peak: u64,
 }
 
-/// What a forecast is made from.
+/// The input of a forecast.
 #[derive(Clone)]
 pub struct Forecaster {
     model: ModelFacts,
@@ -185,7 +185,7 @@ impl Forecaster {
         })
     }
 
-    /// What `auto` comes to; any other setting stays.
+    /// Replaces `auto` by the setting that was chosen; any other setting stays.
     fn with_checkpointing(&self, settled: Checkpointing) -> Self {
         let mut changed = self.clone();
         if changed.train.checkpointing == Checkpointing::Auto {
@@ -338,7 +338,7 @@ const LENGTHS: [(&str, Length); 3] = [
     ("max_length", |data| &mut data.max_length),
 ];
 
-/// What the allocator reserved beyond what it had handed out, at most, where steps just fitted.
+/// The most that the allocator reserved beyond what it had handed out, where steps just fitted.
 const SEGMENTS: u64 = 112 << 20;
 
 /// The margin is of what the allocator holds.
@@ -368,7 +368,7 @@ fn total(parts: &Breakdown) -> u64 {
 
 const GIB: u64 = 1 << 30;
 
-/// What a card is called and how many MiB it says it has, longer names before those that they begin with.
+/// The name of a card and the MiB that it reports, longer names before those that they begin with.
 const CARDS: &[(&str, u64)] = &[
     ("B200", 183_359),
     ("H200", 143_771),

@@ -1,4 +1,4 @@
-//! What fits on a card: what earlier runs measured (the ledger), and what is expected (the forecast).
+//! Which batches fit on a card: measurements of earlier runs (the ledger), and expectations (the forecast).
 
 pub mod forecast;
 pub mod ledger;

@@ -178,7 +178,7 @@ impl Serialize for Capability {
     }
 }
 
-/// What code was compiled for.
+/// A target that code was compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Architecture {
     /// Machine code, which later cards of the same generation run as well.
@@ -243,7 +243,7 @@ mod capability_tests {
     }
 }
 
-/// What CUDA reads.
+/// The variable from which CUDA reads the cards that a process may use.
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The ids that the environment lists; none where it lists none.
@@ -272,7 +272,7 @@ impl Visible {
         }
     }
 
-    /// What a job is to see, as CUDA reads it; nothing where it may see all.
+    /// The cards that a job may see, as CUDA reads them; absent where it may see all.
     pub fn of_job(&self, gpus: &Gpus) -> Option<String> {
         match self.choose(gpus) {
             Gpus::All | Gpus::Count(0) => None,

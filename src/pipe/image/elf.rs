@@ -20,7 +20,7 @@ use crate::gpu::{Architecture, Capability};
 const SYSTEM_FOLDERS: [&str; 6] =
     ["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
-/// What one program or library says about itself.
+/// The facts that the headers of one program or library contain.
 struct Object {
     needed: Vec<String>,
     /// Folders of its own to look in, with `$ORIGIN` already filled in.
@@ -87,7 +87,7 @@ impl Libraries {
         Ok(libraries)
     }
 
-    /// What was found, or the first that was not.
+    /// The libraries that were found; an error for the first that was not.
     pub fn all(self) -> Result<BTreeMap<String, PathBuf>, Error> {
         match self.missing.into_iter().next() {
             None => Ok(self.found),
@@ -197,7 +197,7 @@ pub fn architectures(library: &Path) -> Vec<Architecture> {
     read().unwrap_or_default()
 }
 
-/// What more than half of the parts were compiled for: some parts have code for further cards, where it is faster.
+/// The architectures of more than half of the parts: some parts have code for further cards, where it is faster.
 fn of_most_parts(section: &[u8]) -> Vec<Architecture> {
     let mut counts: BTreeMap<Architecture, usize> = BTreeMap::new();
     let mut parts = 0;

@@ -1,4 +1,4 @@
-//! What images are made of: the files that go in, their hash, the context that is sent. Knows no engine.
+//! The content of images: the files that go in, their hash, the context that is sent. Knows no engine.
 //!
 //! How the programs of an image are started.
 //!
@@ -49,7 +49,7 @@ pub struct Recipe {
     pub cuda: Cuda,
 }
 
-/// What has to be built for `image`; the trainer image when there is none.
+/// The source that `image` is built from; the trainer image when there is none.
 pub fn recipe(image: Option<&str>) -> Result<Recipe, Error> {
     let (stem, dockerfile, folder) = match image {
         None => ("trainer".to_owned(), TRAINER_DOCKERFILE.to_owned(), None),
@@ -169,7 +169,7 @@ mod tests {
     }
 }
 
-/// What an image says of the containers that are made of it.
+/// The settings that an image gives to its containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ImageConfig {

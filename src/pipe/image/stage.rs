@@ -23,7 +23,7 @@ pub fn find_trainer() -> Result<PathBuf, Error> {
     looked.iter().find(|path| path.is_file()).cloned().ok_or(Error::NoTrainer { looked })
 }
 
-/// What a build context holds of the trainer.
+/// The files of the trainer in a build context.
 pub struct Staged {
     /// Path in the context and path on the host of every file.
     pub files: BTreeMap<String, PathBuf>,

@@ -1,4 +1,4 @@
-//! What people and scripts see: progress, tables, JSON. stdout is data, stderr is everything else.
+//! The output for people and scripts: progress, tables, JSON. stdout is data, stderr is everything else.
 
 pub mod compare;
 pub mod html;

@@ -89,7 +89,7 @@ pub struct Check {
     pub name: &'static str,
     pub status: CheckStatus,
     pub found: String,
-    /// What to do.
+    /// An action that helps the user.
     pub hint: Option<String>,
 }
 
@@ -126,7 +126,7 @@ impl Check {
         Self { status: CheckStatus::Missing, ..Self::ok(name, found) }
     }
 
-    /// What an error says, and what it says to do.
+    /// A check that failed with this error; its message and hint are shown.
     pub fn failed(name: &'static str, status: CheckStatus, error: &Error) -> Self {
         Self { name, status, found: error.to_string(), hint: error.hint() }
     }

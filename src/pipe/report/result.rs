@@ -18,7 +18,7 @@ use super::table::{duration, losses, steps};
 use super::text::{bounded, grouped};
 use super::{Table, figure};
 
-/// What lies in the folder of a run and how it is used. What is not there is absent.
+/// The files in the folder of a run, and the commands that use them. A file that does not exist is absent.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ResultFiles {
     #[serde(skip_serializing_if = "Option::is_none")]

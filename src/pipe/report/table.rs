@@ -12,7 +12,7 @@ const LONGEST_CELL: usize = 1000;
 const LEAST_WRAPPED: usize = 16;
 /// Columns whose values are compared are wrapped where they are wider than this.
 const COMPARED: usize = 30;
-/// What stands below a row is indented by this.
+/// The indent of a cell that stands below its row.
 const INDENT: usize = 4;
 const GAP: usize = 2;
 
@@ -52,8 +52,8 @@ impl Table {
         };
         let Some(last) = widths.pop() else { return String::new() };
         if self.compares {
-            let room = columns.saturating_sub(GAP + last.min(LEAST_WRAPPED));
-            shrink(&mut widths, room, COMPARED);
+            let free = columns.saturating_sub(GAP + last.min(LEAST_WRAPPED));
+            shrink(&mut widths, free, COMPARED);
         }
         let others = total(&widths) + GAP;
         if others + last.min(LEAST_WRAPPED) <= columns && !widths.is_empty() {
@@ -93,7 +93,7 @@ impl Table {
     }
 }
 
-/// Makes the widest columns narrower until all have room, none less than `least`.
+/// Makes the widest columns narrower until all fit, none less than `least`.
 fn shrink(widths: &mut [usize], columns: usize, least: usize) {
     let gaps = GAP * widths.len().saturating_sub(1);
     while widths.iter().sum::<usize>() + gaps > columns {

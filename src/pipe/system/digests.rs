@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 
-/// What is done about links in a folder.
+/// How links in a folder are treated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Links {
     /// Those of the user.
@@ -128,7 +128,7 @@ struct KnownDigest {
 const MIN_AGE: i128 = 100_000_000;
 
 impl Digests {
-    /// What is remembered under `PIPE_CACHE`, or the user's cache folder. A file that cannot be read is no loss.
+    /// Loads the hashes that are remembered under `PIPE_CACHE`, or the user's cache folder. A file that cannot be read is no loss.
     pub fn load() -> Self {
         let file = cache_folder().map(|folder| folder.join("digests.json"));
         let known = file
@@ -218,7 +218,7 @@ impl Weights {
         }
     }
 
-    /// What there could have been, for messages.
+    /// The names that weights may have, for messages.
     pub fn expected() -> String {
         let names = WEIGHTS.iter().flat_map(|format| [format.single, format.index]);
         names.collect::<Vec<_>>().join(", ")

@@ -128,7 +128,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// Of the file system that `path` lies on.
+    /// The space of the file system that `path` is on.
     pub fn at(path: &Path) -> Option<Self> {
         let path = CString::new(path.as_os_str().as_encoded_bytes()).ok()?;
         let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();

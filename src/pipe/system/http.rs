@@ -42,7 +42,7 @@ impl Web {
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_global(Some(REQUEST_TIMEOUT))
             .http_status_as_error(false)
-            // What is meant for one address is not sent to another.
+            // A request for one address is not sent to another.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .tls_config(TlsConfig::builder().root_certs(trusted()).build())
@@ -120,7 +120,7 @@ pub fn describe(error: &ureq::Error) -> String {
     match error {
         ureq::Error::Timeout(_) => "it did not answer in time".to_owned(),
         ureq::Error::HostNotFound => "its host was not found".to_owned(),
-        // What it says of a certificate that is not trusted.
+        // The error for a certificate that is not trusted.
         ureq::Error::Io(error) if error.kind() == ErrorKind::InvalidData => {
             "no secure connection could be made".to_owned()
         }

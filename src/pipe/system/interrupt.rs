@@ -7,7 +7,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::Error;
 
-/// What a person or a program asks of a run.
+/// A request to stop a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopRequest {
     /// Save and end.
@@ -16,7 +16,7 @@ pub enum StopRequest {
     Hard,
 }
 
-/// What asks a `pipe` to stop so.
+/// The signal that asks a `pipe` process to stop in this way.
 pub fn signal_for(request: StopRequest) -> i32 {
     match request {
         StopRequest::Graceful => libc::SIGTERM,

@@ -19,7 +19,7 @@ const MAX_TRIES: u32 = 4;
 const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// What is delivered, and how.
+/// A receiver, and how items are delivered to it.
 pub trait Deliver: Send + 'static {
     type Item: Send + 'static;
 
@@ -56,11 +56,11 @@ struct Shared {
 #[derive(Default)]
 struct Progress {
     queued: usize,
-    /// What the delivery has not delivered yet.
+    /// The number of items that are not delivered yet.
     left: usize,
     /// When something was delivered or refused.
     moved: Option<Instant>,
-    /// What went wrong last.
+    /// The last error.
     last_error: Option<String>,
     /// Whether something is lost, or late.
     serious: bool,
@@ -113,7 +113,7 @@ impl<T: Send + 'static> DeliveryThread<T> {
         }
     }
 
-    /// What went wrong, once.
+    /// A warning about failed deliveries; only the first call returns it.
     pub fn warning(&self) -> Option<String> {
         let mut progress = self.shared.lock();
         if !progress.serious || progress.warned {
@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    /// What of 1, 2 and 3 is delivered, and the warning.
+    /// Those of the items 1, 2 and 3 that are delivered, and the warning.
     fn delivered(failures: Vec<Failure>) -> (Vec<u32>, Option<String>) {
         let (delivered, seen) = channel();
         let fake = Fake { waiting: VecDeque::new(), failures: failures.into(), delivered };

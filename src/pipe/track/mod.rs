@@ -128,7 +128,7 @@ fn secrets_in_file(pipeline: &Pipeline) -> impl Iterator<Item = String> {
     })
 }
 
-/// What was changed after an attempt, and why; nothing where no other followed.
+/// The change after an attempt, and its reason; absent where no other attempt followed.
 fn retry(attempt: &Attempt) -> Option<String> {
     let why = attempt.reason.as_deref().unwrap_or("out of memory");
     attempt.action.as_ref().map(|action| format!("{action}: {why}"))

@@ -46,7 +46,7 @@ impl LedgerEntry {
     pub fn advise(&self, request: &BatchRequest) -> Advice {
         let Some(failed) = self.failure(request.batch, request) else { return Advice::Keep };
         let (batch, because) = match (self.known_to_fit(request), self.on_the_line(request)) {
-            // What was measured at small batches alone may lie far below what fits.
+            // Measurements of small batches alone may lie far below what fits.
             (Some(known), line) if line.is_none_or(|line| line <= known + known / 4) => {
                 (known, "which is known to fit")
             }
@@ -61,7 +61,7 @@ impl LedgerEntry {
         Advice::Instead { batch, why }
     }
 
-    /// What shows that `batch` will fail: it, or a smaller one, failed in as much memory. Gradients that are held through
+    /// The measurement that shows that `batch` will fail: it, or a smaller one, failed in as much memory. Gradients that are held through
     /// several passes make a step larger, never smaller.
     fn failure(&self, batch: u32, request: &BatchRequest) -> Option<&Fact> {
         let accumulates = accum(request.effective_batch, batch, request.ranks) > 1;

@@ -20,7 +20,7 @@ pub use advice::Advice;
 pub use session::{LedgerSession, advise, capacity, known_largest};
 pub use store::Ledger;
 
-/// What decides how much a batch holds, and where.
+/// Everything that decides how much memory a batch needs, and on which card.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Key {
     /// A hash of the architecture and its config, or of a command.
@@ -117,7 +117,7 @@ impl Fact {
     }
 }
 
-/// What is known under one key.
+/// All measurements under one key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LedgerEntry {
     pub key: Key,
@@ -141,7 +141,7 @@ impl LedgerEntry {
         self.facts.sort_by_key(|fact| (fact.batch, fact.accumulates));
     }
 
-    /// What batches held that fitted, in steps like those of `accumulates`.
+    /// The memory of batches that fitted, in steps like those of `accumulates`.
     pub fn points(&self, accumulates: bool) -> Vec<Point> {
         let fitted = self.facts.iter().filter(|fact| fact.fits && fact.accumulates == accumulates);
         fitted.filter_map(|fact| fact.peak.map(|peak| Point { batch: fact.batch, peak })).collect()
@@ -311,7 +311,7 @@ impl LedgerJob {
         self.effective_batch.div_ceil(self.ranks.max(1))
     }
 
-    /// What the ledger finds how long the rows of a command are by: itself.
+    /// The key under which the ledger finds the row lengths of a command: itself.
     pub fn data(&self) -> &str {
         &self.model
     }

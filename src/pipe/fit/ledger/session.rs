@@ -24,7 +24,7 @@ pub struct LedgerSession {
     observed: Observed,
 }
 
-/// What the events of an attempt report.
+/// The figures in the events of an attempt.
 #[derive(Default)]
 struct Observed {
     gpu: Option<String>,

@@ -29,7 +29,7 @@ pub struct Folder {
     dir: OwnedFd,
 }
 
-/// What lies under a name.
+/// The state of a ticket.
 #[derive(Debug, PartialEq, Eq)]
 pub enum TicketState {
     /// A process holds it.
@@ -166,7 +166,7 @@ impl Folder {
         }
     }
 
-    /// What lies under `name`.
+    /// The state of the ticket `name`.
     pub fn look(&self, name: &str) -> TicketState {
         let Some((file, stat)) = self.open_file(name) else { return TicketState::Ignored };
         match try_lock(&file) {

@@ -164,7 +164,7 @@ fn number_of(name: &str, card: &str) -> Option<u32> {
     is_number.then(|| digits.parse().ok()).flatten()
 }
 
-/// What another process wrote into its ticket, as far as it can be the id of a run.
+/// The text that another process wrote into its ticket, cut to what can be the id of a run.
 fn run_id(text: &str) -> String {
     let id: String = text.trim().chars().take(200).collect();
     let is_id = !id.is_empty() && id.chars().all(|letter| letter.is_alphanumeric() || "-_.".contains(letter));

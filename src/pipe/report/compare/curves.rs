@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::run::Record;
 
-/// What the exactness contract allows rounding to do: up to which step losses agree to what.
+/// The rounding that the exactness contract allows: up to this step, losses agree to this share.
 pub const TOLERANCES: [(u64, f64); 2] = [(30, 1e-5), (100, 1e-3)];
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -68,7 +68,7 @@ impl Gap {
     }
 }
 
-/// What is promised of a step; nothing of late ones, where rounding has grown to anything.
+/// The tolerance that is promised for a step; none for late steps, where rounding may have grown without bound.
 fn tolerance(step: u64) -> Option<f64> {
     TOLERANCES.iter().find(|(last, _)| step <= *last).map(|(_, most)| *most)
 }

@@ -32,7 +32,7 @@ pub struct Comparison {
     pub runs: [String; 2],
     /// Those that differ; absent where they are not known of both.
     pub settings: Option<Vec<Setting>>,
-    /// What differs; absent where not both have one.
+    /// The differences of the locks; absent where not both runs have one.
     pub lock: Option<Vec<Difference>>,
     pub results: [Results; 2],
     pub curves: Curves,
@@ -99,22 +99,22 @@ fn hashes(folder: &Path, digests: &mut Digests) -> Option<BTreeMap<String, Strin
     (!found.is_empty()).then_some(found)
 }
 
-/// What is not known is absent.
+/// The results of one run. A value that is not known is absent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Results {
     pub status: Option<&'static str>,
     pub attempts: Vec<AttemptResult>,
     /// Steps that were done.
     pub steps: u64,
-    /// Of the last step.
+    /// The loss of the last step.
     pub loss: Option<f64>,
-    /// Of the last evaluation: its loss, and its scores by their names.
+    /// The loss and the scores of the last evaluation, by name.
     pub eval: BTreeMap<String, f64>,
     pub seconds: Option<f64>,
     /// Bytes.
     pub peak_memory: Option<u64>,
     pub tokens_per_second: Option<f64>,
-    /// What that counts.
+    /// The unit that the speed counts.
     pub unit: LossUnit,
 }
 

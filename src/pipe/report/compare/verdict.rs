@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{Comparison, Results};
 use crate::run::lock::Effect;
 
-/// What is required of the losses.
+/// How closely the losses must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standard {

@@ -19,7 +19,7 @@ pub struct TerminalSize {
     pub colours: bool,
 }
 
-/// Of the names of lines, with the space after them.
+/// The width of the names of lines, with the space after them.
 const MARGIN: usize = 8;
 const BAR: std::ops::RangeInclusive<usize> = 10..=40;
 /// Without an event for this many steps and this long, the head line says so.
@@ -104,7 +104,7 @@ impl Painter {
         style.force_styling(self.terminal.colours).apply_to(text).to_string()
     }
 
-    /// The first of these that there is room for; the last one shortened where there is none.
+    /// The first of these texts that fits; the last one shortened where none does.
     fn first_that_fits(&self, texts: &[String], columns: usize) -> String {
         let fits = texts.iter().find(|text| measure_text_width(text) <= columns);
         let text = fits.or(texts.last()).map_or("", String::as_str);
@@ -121,13 +121,13 @@ impl Painter {
         self.beside(name, &self.paint(Style::new().cyan(), &bar(share, self.bar)), texts)
     }
 
-    /// A line with a drawing as wide as a bar, and what of `texts` there is room for beside it.
+    /// A line with a drawing as wide as a bar, and those of `texts` that fit beside it.
     fn beside(&self, name: &str, drawing: &str, texts: &[String]) -> String {
         let left = self.terminal.columns.saturating_sub(MARGIN + self.bar + 2);
         self.named(name, &format!("{drawing}  {}", self.first_that_fits(texts, left)))
     }
 
-    /// A step of a pipeline: a mark, its name, and how far it has come.
+    /// A step of a pipeline: a mark, its name, and its progress.
     fn step(&self, step: &StepLine, width: usize) -> String {
         let (mark, style) = match step.status {
             StepStatus::Waiting => ("·", Style::new().dim()),
@@ -176,7 +176,7 @@ impl Painter {
         self.first_that_fits(&texts, self.terminal.columns)
     }
 
-    /// Why there is another attempt: in one line where there is room, else in two.
+    /// Why there is another attempt: in one line where it fits, else in two.
     fn before(&self, attempt: &CurrentAttempt) -> Vec<String> {
         let texts: Vec<&str> = [&attempt.reason, &attempt.action].into_iter().flatten().map(String::as_str).collect();
         let paint = |text: &str| self.paint(Style::new().yellow(), text);
@@ -238,7 +238,7 @@ impl Painter {
         Some(self.beside("memory", &self.paint(style, &bar(share, self.bar)), &texts))
     }
 
-    /// Of several ranks what each held, and which was the slowest.
+    /// The peak memory of each of several ranks, and the slowest rank.
     fn ranks(&self, training: &Training) -> Option<String> {
         let ranks = &training.last.as_ref()?.ranks;
         let slowest = (0..ranks.len()).max_by(|a, b| ranks[*a].ms.total_cmp(&ranks[*b].ms))?;

@@ -57,7 +57,7 @@ pub struct Reporter {
     journal: Option<File>,
     /// Why the last attempt ended: printed before the next line, unless the run ends with an error that says the same.
     reason: Mutex<Option<String>>,
-    /// Of a step: its name, and the lines that it would have printed.
+    /// The name of a stage, and the lines that it would have printed.
     step: Option<(String, Mutex<Vec<String>>)>,
 }
 
@@ -99,7 +99,7 @@ impl Reporter {
         self.show();
     }
 
-    /// Shows a study in the block: how far it has come, and the trials that run.
+    /// Shows a study in the block: its progress, and the trials that run.
     pub fn show_study(&mut self, facts: Vec<(&'static str, String)>, trials: Vec<StepLine>) {
         let mut view = lock(&self.view);
         (view.facts, view.steps) = (facts, trials);
@@ -142,7 +142,7 @@ impl Reporter {
         self.mode == Mode::Json
     }
 
-    /// What the speed of the run is counted in.
+    /// Sets the unit of the speed of the run.
     pub fn set_unit(&mut self, unit: LossUnit) {
         lock(&self.view).unit = unit;
     }
@@ -158,7 +158,7 @@ impl Reporter {
     /// A line for people, which is also kept in the journal.
     pub fn note(&self, line: &str) {
         if let Some(mut journal) = self.journal.as_ref() {
-            // What cannot be written is seen all the same.
+            // A line that cannot be written is still shown.
             writeln!(journal, "{line}").ok();
         }
         self.say(line);

@@ -135,7 +135,7 @@ const SMOOTHING_STEPS: f64 = 50.0;
 #[derive(Clone, Debug, Default)]
 pub struct Pace {
     steps: u64,
-    /// Of one step, smoothed.
+    /// The smoothed time of one step.
     ms: f64,
     tokens: f64,
     /// When the first step ended, and the latest, by the trainer's clock in seconds.
@@ -164,7 +164,7 @@ impl Pace {
         (self.ms > 0.0).then_some(self.ms / 1000.0)
     }
 
-    /// Of what the loss averages over.
+    /// Tokens or samples in a second, as the loss counts them.
     pub fn tokens_per_second(&self) -> Option<f64> {
         self.step().map(|seconds| self.tokens / seconds)
     }

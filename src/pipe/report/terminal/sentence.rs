@@ -45,7 +45,7 @@ pub fn step(training: &Training) -> Option<String> {
     ))
 }
 
-/// What a command said of a step.
+/// The metrics that a command printed for a step.
 pub fn metrics(metrics: &Metrics) -> String {
     let of = metrics.steps.map_or(String::new(), |steps| format!("/{steps}"));
     let values: Vec<String> = metrics.values.iter().map(|(name, value)| format!("{name} {}", figure(*value))).collect();

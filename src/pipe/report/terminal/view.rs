@@ -91,7 +91,7 @@ impl Terminal {
         let lines = block::lines(&lock(&self.view), now(), size);
         let mut text = back(&self.drawn, size.columns);
         let above = if above.is_empty() { String::new() } else { format!("\u{1b}[J{above}") };
-        // What was there is longer, or has more lines.
+        // The old text may be longer, or have more lines.
         text.push_str(&format!("{above}{}\u{1b}[K\u{1b}[J", lines.join("\u{1b}[K\n")));
         self.drawn = lines.iter().map(|line| measure_text_width(line)).collect();
         self.write(&text);
@@ -147,19 +147,19 @@ pub struct View {
     pub since: Instant,
     pub attempt: Option<CurrentAttempt>,
     pub training: Option<Training>,
-    /// Of a command.
+    /// The last metrics of a command.
     pub metrics: Option<CommandMetrics>,
     /// Loss over the whole run.
     pub curve: Curve,
-    /// What the loss averages over.
+    /// The unit that the loss averages over.
     pub unit: LossUnit,
-    /// Of a pipeline with several, or the trials of a study.
+    /// The stages of a pipeline that has several, or the trials of a study.
     pub steps: Vec<StepLine>,
-    /// Of a study: how far it has come, by name.
+    /// The progress of a study: names and values.
     pub facts: Vec<(&'static str, String)>,
 }
 
-/// A step of a pipeline, and how far it has come.
+/// A step of a pipeline, and its progress.
 pub struct StepLine {
     pub name: String,
     pub status: StepStatus,

@@ -108,12 +108,12 @@ impl Mlflow {
         }
     }
 
-    /// What was changed after an attempt, and why.
+    /// Records the change after an attempt, and its reason.
     fn retry(&self, attempt: &Attempt) {
         self.tag(&[(&format!("pipe.retry.{}", attempt.number), retry(attempt).as_deref())]);
     }
 
-    /// What the attempts run in, once that is locked.
+    /// The image in which the attempts run, once it is locked.
     fn image(&self) -> Option<String> {
         let lock: serde_json::Value = serde_json::from_slice(&std::fs::read(self.folder.lock()).ok()?).ok()?;
         lock["on"]["image"].as_str().map(str::to_owned)
@@ -170,7 +170,7 @@ fn status(status: Status) -> &'static str {
     }
 }
 
-/// What must not be in a file that others can read, if the pipeline itself contains it.
+/// The texts of the pipeline that must not be in a file that others can read.
 fn secrets(pipeline: &Pipeline, variables: &Variables) -> Vec<String> {
     let discord = pipeline.notify.iter().filter_map(|notify| notify.discord.as_ref());
     let mlflow = pipeline.track.mlflow.iter().filter(|address| address.contains('@'));

@@ -13,7 +13,7 @@ use crate::system::files::write_json;
 use crate::system::http::Failure;
 use crate::track::delivery::Deliver;
 
-/// What the server takes at once: parameters, tags, and of everything together.
+/// The most that the server takes in one request: parameters, tags, and all items together.
 const MAX_PARAMETERS: usize = 100;
 const MAX_TAGS: usize = 100;
 const MAX_ITEMS: usize = 1000;
@@ -25,7 +25,7 @@ struct SavedRun {
     experiment_id: String,
 }
 
-/// What is kept beside the run on the server.
+/// A file that is kept with the run on the server.
 enum Artifact {
     File(PathBuf),
     Text { name: &'static str, text: String },
@@ -35,7 +35,7 @@ pub(super) struct Worker {
     server: Server,
     folder: RunFolder,
     experiment: String,
-    /// What must not be in an artifact.
+    /// Texts that must not be in an artifact.
     secrets: Vec<String>,
     /// The run's id and when it was created, until the server knows of it.
     begun: Option<(String, f64)>,
@@ -95,8 +95,8 @@ impl Worker {
     fn log(&mut self, id: &str) -> Result<(), Failure> {
         let parameters: Vec<_> = self.parameters.iter().take(MAX_PARAMETERS).cloned().collect();
         let tags: Vec<_> = self.tags.iter().take(MAX_TAGS).map(|(key, value)| (key.clone(), value.clone())).collect();
-        let room = MAX_ITEMS - parameters.len() - tags.len();
-        let metrics: Vec<_> = self.metrics.iter().take(room).cloned().collect();
+        let free = MAX_ITEMS - parameters.len() - tags.len();
+        let metrics: Vec<_> = self.metrics.iter().take(free).cloned().collect();
         let logged = self.server.log(id, &parameters, &tags, &metrics);
         if !matches!(logged, Err(Failure::Later { .. })) {
             self.parameters.drain(..parameters.len());

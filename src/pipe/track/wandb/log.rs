@@ -187,7 +187,7 @@ pub fn header() -> Message {
     header
 }
 
-/// What the run is called, where it belongs, and its settings.
+/// The name of the run, its project, and its settings.
 pub fn run(identity: &Identity, config: &Map<String, Value>) -> Message {
     let mut run = Message::default();
     run.text(1, &identity.id).text(2, &identity.labels.entity).text(3, &identity.project);

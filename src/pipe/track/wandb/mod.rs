@@ -112,7 +112,7 @@ impl Wandb {
             self.write_recorded_events()?;
         }
         self.describe(state)?;
-        // What was uploaded before is not all of it any more.
+        // The upload of before is no longer complete.
         std::fs::remove_file(folder.join(format!("{name}.synced"))).ok();
         self.open.as_mut().map_or(Ok(()), |open| open.log.publish())
     }
@@ -145,7 +145,7 @@ impl Wandb {
         }
     }
 
-    /// What is known of the run: to config and summary.
+    /// Writes the state of the run to config and summary.
     fn describe(&mut self, state: &RunState) -> io::Result<()> {
         merge(&mut self.config, about(state));
         if let Some(open) = &mut self.open {
@@ -244,7 +244,7 @@ impl Listener for Wandb {
     }
 }
 
-/// What the run is, for its config.
+/// The facts about the run for its config.
 fn about(state: &RunState) -> Value {
     json!({
         "run": state.id,
@@ -324,7 +324,7 @@ impl Summary {
     }
 }
 
-/// What was changed after each attempt that was followed by another, and why, by its number.
+/// The change after each attempt that another followed, and its reason, by the number of the attempt.
 pub fn retries(state: &RunState) -> Map<String, Value> {
     let retries =
         state.attempts.iter().filter_map(|attempt| Some((attempt.number.to_string(), retry(attempt)?.into())));
