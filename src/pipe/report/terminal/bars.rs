@@ -7,10 +7,23 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pipe_spec::text::{count, human_bytes};
 
 use super::pace::{line_interval, span};
-use super::view::lock;
+use super::screen::lock;
 use super::{Mode, Reporter};
 use crate::image::BuildWatcher;
 use crate::report::say;
+
+/// The time between two drawings.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A bar of bytes, which is drawn only `on_terminal`.
+fn byte_bar(message: &'static str, total: u64, on_terminal: bool) -> ProgressBar {
+    let bar = if on_terminal { ProgressBar::new(total) } else { ProgressBar::hidden() };
+    let template = "{msg} {bar:24} {bytes} of {total_bytes}, {bytes_per_sec}, {eta}";
+    bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
+    bar.set_message(message);
+    bar.enable_steady_tick(REDRAW_INTERVAL);
+    bar
+}
 
 /// Shows that data is prepared while it is there.
 pub struct DataProgress<'a> {
@@ -34,12 +47,7 @@ impl<'a> DataProgress<'a> {
         self.reporter.note(&format!("preparing {what} ({}), once", human_bytes(bytes)));
         self.reporter.hide();
         (self.bytes, self.began, self.last_line) = (bytes, Instant::now(), Instant::now());
-        let bar = if self.on_terminal { ProgressBar::new(bytes) } else { ProgressBar::hidden() };
-        let template = "{msg} {bar:24} {bytes} of {total_bytes}, {bytes_per_sec}, {eta}";
-        bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
-        bar.set_message("preparing");
-        bar.enable_steady_tick(Duration::from_millis(250));
-        self.bar = Some(bar);
+        self.bar = Some(byte_bar("preparing", bytes, self.on_terminal));
     }
 
     /// So many bytes were read.
@@ -110,14 +118,10 @@ impl FetchProgress {
         let files = count(sizes.len(), "file");
         let here = if before > 0 { format!(", {} of them here already", human_bytes(before)) } else { String::new() };
         self.note(&format!("fetching {name}: {files}, {}{here}", human_bytes(total)));
-        let bar = if self.mode == Mode::Block { ProgressBar::new(total) } else { ProgressBar::hidden() };
-        let template = "{msg} {bar:24} {bytes} of {total_bytes}, {bytes_per_sec}, {eta}";
-        bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
-        bar.set_message("fetching");
+        let bar = byte_bar("fetching", total, self.mode == Mode::Block);
         bar.set_position(before);
-        // Speed and time left are those of what is fetched now.
+        // Speed and time left are those of this download.
         bar.reset_eta();
-        bar.enable_steady_tick(Duration::from_millis(250));
         let (done, now) = (sizes.into_iter().map(|file| file.0).collect(), Instant::now());
         *lock(&self.state) =
             Some(State { name: name.to_owned(), bar, done, before, total, began: now, last_line: now });
@@ -182,12 +186,7 @@ pub struct ImageProgress<'a> {
 impl<'a> ImageProgress<'a> {
     /// Draws only where `on_terminal`.
     pub(super) fn new(reporter: &'a mut Reporter, size: u64, on_terminal: bool) -> Self {
-        let bar = if on_terminal { ProgressBar::new(size) } else { ProgressBar::hidden() };
-        let template = "{msg} {bar:24} {bytes} of {total_bytes}, {bytes_per_sec}, {eta}";
-        bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
-        bar.set_message("sending");
-        bar.enable_steady_tick(Duration::from_millis(250));
-        Self { reporter, bar }
+        Self { reporter, bar: byte_bar("sending", size, on_terminal) }
     }
 }
 
@@ -232,7 +231,7 @@ impl<'a> PredictProgress<'a> {
         let bar = ProgressBar::new(predictions);
         let template = "predicting {bar:24} {human_pos} of {human_len}, {eta}";
         bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
-        bar.enable_steady_tick(Duration::from_millis(250));
+        bar.enable_steady_tick(REDRAW_INTERVAL);
         self.bar = Some(bar);
     }
 

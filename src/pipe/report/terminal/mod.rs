@@ -4,6 +4,7 @@
 mod bars;
 mod block;
 mod pace;
+mod screen;
 mod sentence;
 mod view;
 
@@ -19,8 +20,9 @@ use pipe_spec::event::RecordedEvent;
 use pipe_spec::pipeline::LossUnit;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, EventKind, RunState};
+use screen::{Screen, lock};
 use serde_json::json;
-use view::{Screen, View, lock};
+use view::View;
 
 use super::table::{ends_with_error_of_last_attempt, steps_table};
 use super::text::{times_ranks, visible, visible_line};
