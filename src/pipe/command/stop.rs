@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::input::load;
 use crate::report::{Reporter, print, say};
 use crate::run::{self, Listed, Owner};
-use crate::system::interrupt::{Interrupts, StopRequest, signal_for};
+use crate::system::interrupt::{Interrupts, StopRequest};
 
 /// How long a `pipe` that was asked to stop may take, beyond what its job may, before it is taken to be stuck.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(90);
@@ -46,12 +46,10 @@ fn signal_owner(found: &Listed, request: StopRequest, quiet: bool) -> Result<(),
     let folder = found.folder();
     let Some(owner) = Owner::process(&folder) else { return Ok(()) };
     let pid = owner.pid;
-    match owner.is_here() {
-        // SAFETY: kill takes two integers and has no memory effects.
-        true => unsafe {
-            libc::kill(pid, signal_for(request));
-        },
-        false => Owner::ask(&folder, request)?,
+    if owner.is_here() {
+        request.send(pid);
+    } else {
+        Owner::ask(&folder, request)?;
     }
     let timeout = stop_timeout(&folder);
     if !quiet {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use pipe_spec::RunFolder;
 
 use crate::error::Error;
-use crate::system::interrupt::{StopRequest, signal_for};
+use crate::system::interrupt::StopRequest;
 
 /// How often the lock is tried, and how long is waited in between.
 const MAX_TRIES: u32 = 20;
@@ -144,8 +144,7 @@ fn write_heartbeats(mut file: File, text: &str, request: &Path, ended: &mpsc::Re
             _ => continue,
         };
         std::fs::remove_file(request).ok();
-        // SAFETY: kill takes two integers and has no memory effects.
-        unsafe { libc::kill(std::process::id().cast_signed(), signal_for(asked)) };
+        asked.send(std::process::id().cast_signed());
     }
 }
 

@@ -8,11 +8,13 @@
 //!
 //! Paths below a folder that is the root of a container: its symbolic links lead to places in the folder, never out of it.
 
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use crate::error::Error;
 
@@ -75,7 +77,11 @@ mod whole_tests {
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let read_error = |source| Error::Read { path: path.to_owned(), source };
     // Opening a pipe must not wait for its other end.
-    let mut file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(read_error)?;
+    let mut file = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)
+        .map_err(read_error)?;
     let meta = file.metadata().map_err(read_error)?;
     if !meta.is_file() {
         let kind = meta.file_type();
@@ -130,15 +136,7 @@ pub struct Space {
 impl Space {
     /// The space of the file system that `path` is on.
     pub fn at(path: &Path) -> Option<Self> {
-        let path = CString::new(path.as_os_str().as_encoded_bytes()).ok()?;
-        let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: the path ends in a zero byte and `stat` is large enough; it is read only when the call succeeded.
-        let stat = unsafe {
-            if libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) != 0 {
-                return None;
-            }
-            stat.assume_init()
-        };
+        let stat = rustix::fs::statvfs(path).ok()?;
         Some(Self { free: stat.f_bavail * stat.f_frsize, total: stat.f_blocks * stat.f_frsize })
     }
 }

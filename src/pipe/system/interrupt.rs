@@ -3,6 +3,7 @@
 //!
 //! Blocking work in a thread, so that Ctrl-C is handled meanwhile.
 
+use rustix::process::{Pid, kill_process};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::Error;
@@ -16,11 +17,14 @@ pub enum StopRequest {
     Hard,
 }
 
-/// The signal that asks a `pipe` process to stop in this way.
-pub fn signal_for(request: StopRequest) -> i32 {
-    match request {
-        StopRequest::Graceful => libc::SIGTERM,
-        StopRequest::Hard => libc::SIGQUIT,
+impl StopRequest {
+    /// Sends the signal that asks a `pipe` process to stop in this way; false where there is no such process.
+    pub fn send(self, pid: i32) -> bool {
+        let signal = match self {
+            Self::Graceful => rustix::process::Signal::TERM,
+            Self::Hard => rustix::process::Signal::QUIT,
+        };
+        Pid::from_raw(pid).is_some_and(|pid| kill_process(pid, signal).is_ok())
     }
 }
 

@@ -1,6 +1,5 @@
 //! The machine: memory, disks, and the files that `pipe` keeps for itself.
 
-use std::ffi::CString;
 use std::path::Path;
 
 use pipe_spec::text::{count, human_bytes};
@@ -113,7 +112,5 @@ fn writable(path: &Path) -> bool {
     if existing != path && !existing.is_dir() {
         return false;
     }
-    let Ok(path) = CString::new(existing.as_os_str().as_encoded_bytes()) else { return false };
-    // SAFETY: the path ends in a zero byte and is only read.
-    unsafe { libc::access(path.as_ptr(), libc::W_OK) == 0 }
+    rustix::fs::access(existing, rustix::fs::Access::WRITE_OK).is_ok()
 }

@@ -134,9 +134,7 @@ fn pass_through(
 
 /// The user's own ids, so that what the container writes is the user's.
 fn user() -> String {
-    // SAFETY: these two calls cannot fail and touch no memory.
-    let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
-    format!("{uid}:{gid}")
+    format!("{}:{}", rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
 /// Whether the kernel reported to the daemon that memory ran out in this container. Its own flag can be a moment late, or

@@ -287,8 +287,7 @@ pub fn scancel(args: &[&str]) -> Result<(), Failure> {
 
 /// The number of this user.
 pub fn user() -> u32 {
-    // SAFETY: getuid takes nothing and cannot fail.
-    unsafe { libc::getuid() }
+    rustix::process::getuid().as_raw()
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use pipe_spec::{RunFolder, Status};
 
 use crate::error::Error;
 use crate::run::{self, Listed, Owner};
-use crate::system::interrupt::{StopRequest, signal_for};
+use crate::system::interrupt::StopRequest;
 
 /// A part whose `pipe` ends so often without a word has failed.
 const MAX_TAKEOVERS: u32 = 5;
@@ -43,8 +43,7 @@ pub fn start(folder: &RunFolder, begun: Option<&Listed>) -> Result<(), Error> {
 /// Asks a part to stop; false where it has no `pipe` here that could be asked.
 pub fn signal(id: &str, request: StopRequest) -> bool {
     let owner = Owner::process(&run::folder_of(id)).filter(run::OwnerProcess::is_here);
-    // SAFETY: kill takes two integers and has no memory effects.
-    owner.is_some_and(|owner| unsafe { libc::kill(owner.pid, signal_for(request)) } == 0)
+    owner.is_some_and(|owner| request.send(owner.pid))
 }
 
 /// Stops a part whose `pipe` was killed, and whose job may still run: by a `pipe stop` in the background, which takes it over.

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pipe_spec::text::count;
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::{Fact, Key, LedgerEntry};
@@ -171,7 +172,7 @@ impl Ledger {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let path = self.path.with_file_name(format!(".{name}.lock"));
         let fail = |error: std::io::Error| self.fail(format!("{}: {error}", path.display()));
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file =
             File::options().create(true).truncate(false).write(true).custom_flags(flags).open(&path).map_err(fail)?;
         let began = Instant::now();
