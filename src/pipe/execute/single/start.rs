@@ -29,7 +29,7 @@ impl Supervisor<'_> {
         write_json(&folder.spec(), &spec)?;
         let log = JobLog::open(&folder.log(), None)?;
         self.oom = None;
-        self.metrics = self.metrics_reader();
+        self.metrics = self.workload().metrics_reader();
 
         let mut attempt = Attempt::new(number, settings.batch, spec.accum());
         attempt.ranks = self.template.placement.ranks;
@@ -61,7 +61,7 @@ impl Supervisor<'_> {
         let launch = self.launch_of(number, &spec);
         let log = JobLog::open(&self.run.folder.attempt(number).log(), attempt.log.clone())?;
         events.begin_attempt(number);
-        self.metrics = self.metrics_reader();
+        self.metrics = self.workload().metrics_reader();
         let job = match self.engine.find(&launch, attempt.container.as_deref(), attempt.log.as_ref()).await? {
             FoundJob::Job(job) => {
                 self.replay_recorded();
