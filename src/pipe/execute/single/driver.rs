@@ -19,12 +19,18 @@ use crate::gpu::queue::{self, Ticket};
 use crate::input::Inputs;
 use crate::input::data_cache::{self, PreparedInputs};
 use crate::input::load::Loaded;
-use crate::report::{Reporter, html, outlive_stdout};
+use crate::report::{Reporter, html};
 use crate::run::lock::{self, Difference, Effect};
 use crate::run::{self, Record, Run};
 use crate::system::files::{write_json, write_whole};
 use crate::system::interrupt::Interrupts;
 use crate::track::{Listeners, Notice};
+
+/// The largest batch that a search has found, and the ranks that share a step.
+pub struct FoundBatch {
+    pub fitted: Fitted,
+    pub ranks: u32,
+}
 
 pub struct Driver<'a> {
     pub loaded: &'a Loaded,
@@ -33,8 +39,6 @@ pub struct Driver<'a> {
     pub reporter: &'a mut Reporter,
     pub interrupts: &'a mut Interrupts,
     pub listeners: Listeners,
-    /// Whether a run that fails on its input before it trains is removed: its error says all that there is to know.
-    pub discard_bad_input: bool,
 }
 
 impl<'a> Driver<'a> {
@@ -45,24 +49,14 @@ impl<'a> Driver<'a> {
         reporter: &'a mut Reporter,
         interrupts: &'a mut Interrupts,
     ) -> Self {
-        outlive_stdout();
-        reporter.keep_journal(&run.folder.journal());
         if let Some(unit) = workload(&loaded.pipeline).loss_unit() {
             reporter.set_unit(unit);
         }
-        Self {
-            loaded,
-            run,
-            start_mode,
-            reporter,
-            interrupts,
-            listeners: Listeners::default(),
-            discard_bad_input: false,
-        }
+        Self { loaded, run, start_mode, reporter, interrupts, listeners: Listeners::default() }
     }
 
     /// Does the job of the run to its end, and leaves the run's state on disk whatever happens. Returns what a search found.
-    pub async fn run(self, engine: &dyn Engine) -> Result<Option<Fitted>, Error> {
+    pub async fn run(self, engine: &dyn Engine) -> Result<Option<FoundBatch>, Error> {
         match self.run.state.job {
             Job::Train => self.train(engine).await.map(|()| None),
             Job::Fit => self.fit(engine).await.map(Some),
@@ -81,7 +75,8 @@ impl<'a> Driver<'a> {
         warn(self.reporter, self.listeners.notify(&Notice::RunStarted(&self.run.state)));
         let result = self.on(engine, Job::Train).await.map(drop);
         let saved = match result.as_ref().err() {
-            Some(error) if self.discard_bad_input && self.failed_on_input(error) => self.discard(error),
+            // Its error says all that there is to know.
+            Some(error) if self.start_mode == StartMode::New && self.failed_on_input(error) => self.discard(error),
             error => self.end(error),
         };
         result.and(saved)
@@ -105,7 +100,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Searches for the largest batch. If that fails, the run stays for `pipe show` and `pipe resume`.
-    async fn fit(mut self, engine: &dyn Engine) -> Result<Fitted, Error> {
+    async fn fit(mut self, engine: &dyn Engine) -> Result<FoundBatch, Error> {
         self.note_start();
         self.doing("preparing")?;
         let found = self.on(engine, Job::Fit).await;
@@ -125,7 +120,7 @@ impl<'a> Driver<'a> {
         (state.error, state.exit_code) = (None, None);
     }
 
-    async fn on(&mut self, engine: &dyn Engine, job: Job) -> Result<Option<Fitted>, Error> {
+    async fn on(&mut self, engine: &dyn Engine, job: Job) -> Result<Option<FoundBatch>, Error> {
         if !self.is_open() {
             self.interrupts.check()?;
         }
@@ -158,7 +153,7 @@ impl<'a> Driver<'a> {
         program: Program,
         job: Job,
         inputs: &Inputs,
-    ) -> Result<Option<Fitted>, Error> {
+    ) -> Result<Option<FoundBatch>, Error> {
         let loaded = self.loaded;
         let template = JobTemplate::new(loaded, inputs, engine, &program, job)?;
         let gpus = &loaded.pipeline.container.gpus;
@@ -200,6 +195,7 @@ impl<'a> Driver<'a> {
             let data = workload.data_hash(&first, inputs, template.placement.device);
             LedgerSession::open(ledger, &self.run.state.id, identity, data)
         });
+        let ranks = template.placement.ranks;
         let supervisor = Supervisor {
             engine,
             template,
@@ -217,7 +213,7 @@ impl<'a> Driver<'a> {
         };
         let result = match job {
             Job::Train => supervisor.run().await.map(|()| None),
-            Job::Fit => supervisor.fit().await.map(Some),
+            Job::Fit => supervisor.fit().await.map(|fitted| Some(FoundBatch { fitted, ranks })),
         };
         self.warn_of(ledger.as_ref());
         result

@@ -34,7 +34,7 @@ impl Supervisor<'_> {
         let Some(outcome) = last.outcome else { return Ok(LoopState::Adopt(settings)) };
         let diagnosis = Diagnosis { outcome, cause: last.cause, reason: last.reason };
         Ok(match (self.start_mode, outcome) {
-            (StartMode::Continue, _) | (_, Outcome::Finished) => LoopState::Ended(settings, diagnosis),
+            (StartMode::New | StartMode::Continue, _) | (_, Outcome::Finished) => LoopState::Ended(settings, diagnosis),
             (StartMode::Resumed { changed: false }, Outcome::Oom) => LoopState::Ended(settings, diagnosis),
             (StartMode::Resumed { .. }, _) => LoopState::Start(settings),
         })

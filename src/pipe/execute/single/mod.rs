@@ -65,7 +65,9 @@ pub struct Supervisor<'a> {
 /// How this process starts with a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartMode {
-    /// The run is new, or its `pipe` process was killed: it continues as if nothing had happened.
+    /// `pipe run` has just created the run: if its input is refused before it trains, nothing of it is kept.
+    New,
+    /// The `pipe` process of the run was killed, or the run was started in the background: it continues as if nothing had happened.
     Continue,
     /// The run had ended and a person resumes it; `changed` if settings were changed.
     Resumed { changed: bool },
@@ -205,7 +207,7 @@ impl<'a> Supervisor<'a> {
     /// Retries made before the last attempt ran out of memory, since a person last resumed the run.
     fn retries_used(&self) -> u32 {
         match self.start_mode {
-            StartMode::Continue => self.run.state.times_out_of_memory().saturating_sub(1),
+            StartMode::New | StartMode::Continue => self.run.state.times_out_of_memory().saturating_sub(1),
             StartMode::Resumed { .. } => 0,
         }
     }

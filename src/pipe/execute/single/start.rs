@@ -36,7 +36,8 @@ impl Supervisor<'_> {
         attempt.changes =
             self.template.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect();
         attempt.began = now();
-        attempt.resumed = std::mem::replace(&mut self.start_mode, StartMode::Continue) != StartMode::Continue;
+        let start_mode = std::mem::replace(&mut self.start_mode, StartMode::Continue);
+        attempt.resumed = matches!(start_mode, StartMode::Resumed { .. });
         self.run.state.attempts.push(attempt);
         self.run.set_doing("starting")?;
         self.announce(settings);

@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::execute::launch::environment;
 use crate::execute::launch::workload::workload;
 use crate::input::load::{self, Loaded, Parsed, ParsedGraph};
-use crate::report::{Reporter, html, outlive_stdout};
+use crate::report::{Reporter, html};
 use crate::run::{self, Choices, Listed, Record, Run, lock};
 use crate::system::clock::now;
 use crate::system::files::write_whole;
@@ -134,8 +134,6 @@ pub fn select(parsed: &ParsedGraph, state: &mut [StepState], selection: &Selecti
 
 impl<'a> GraphDriver<'a> {
     pub fn new(parsed: &'a ParsedGraph, run: Run, reporter: &'a mut Reporter, interrupts: &'a mut Interrupts) -> Self {
-        outlive_stdout();
-        reporter.keep_journal(&run.folder.journal());
         let watcher = GraphWatcher::new(reporter.prints_json(), &run.state);
         Self {
             parsed,
@@ -148,11 +146,6 @@ impl<'a> GraphDriver<'a> {
             takeovers: children::Takeovers::default(),
             moved: BTreeSet::new(),
         }
-    }
-
-    /// A line for people, which the journal of the run keeps.
-    pub fn note(&self, line: &str) {
-        self.reporter.note(line);
     }
 
     /// Runs the steps that have not finished, and leaves the state of the run on disk whatever happens.
