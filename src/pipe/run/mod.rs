@@ -3,10 +3,12 @@
 //! Room on the disk that is kept for the end of a run: where the disk is full, it is given up so that `run.json` can say so.
 
 mod events;
+pub mod history;
+pub mod job_file;
 mod list;
 pub mod lock;
 mod owner;
-pub mod record;
+mod record;
 pub mod result;
 
 use std::io::ErrorKind::StorageFull;

@@ -13,7 +13,8 @@ use pipe_spec::run::{Evaluation, JobFolder, RunResult};
 use pipe_spec::{RunFolder, RunState};
 use serde::Serialize;
 
-use super::record::{self, History};
+use super::history::History;
+use super::job_file;
 
 /// The name of the training loss, for runs that are not evaluated.
 const TRAINING_LOSS: &str = "loss";
@@ -132,7 +133,7 @@ pub fn of_model(folder: &RunFolder, state: &RunState, history: &History) -> Opti
 fn newest(folder: &RunFolder, state: &RunState, name: &str, step: Option<u64>) -> Option<EvaluationDetails> {
     let mut attempts = state.attempts.iter().rev();
     attempts.find_map(|attempt| {
-        let bytes = record::read(folder.attempt(attempt.number).job().path(), name, LIMIT).ok()?;
+        let bytes = job_file::read(folder.attempt(attempt.number).job().path(), name, LIMIT).ok()?;
         let details: EvaluationDetails = serde_json::from_slice(&bytes).ok()?;
         (!details.is_empty() && step.is_none_or(|step| step == details.step)).then_some(details)
     })

@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::fit::ledger::LedgerSession;
 use crate::gpu::Card;
 use crate::report::Reporter;
-use crate::run::{EventLog, Run, record};
+use crate::run::{EventLog, Run, job_file};
 use crate::system::clock::now;
 use crate::system::files::write_json;
 use crate::system::interrupt::Interrupts;
@@ -355,7 +355,7 @@ impl<'a> Supervisor<'a> {
     /// The job's record of an out-of-memory, from its file or its event. A copy of what was read is kept with the attempt.
     fn take_oom_record(&mut self, number: u32) -> Result<Option<OomRecord>, Error> {
         let folder = self.run.folder.attempt(number);
-        let text = record::read(folder.job().path(), JobFolder::OOM, OOM_LIMIT).ok();
+        let text = job_file::read(folder.job().path(), JobFolder::OOM, OOM_LIMIT).ok();
         let written = text.and_then(|text| serde_json::from_slice(&text).ok());
         let record = written.or_else(|| self.oom.take());
         if let Some(record) = &record {

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::{duration, times_ranks};
 use crate::run::lock::{self, Difference, Effect, differences};
-use crate::run::{Record, record};
+use crate::run::{Record, job_file};
 use crate::system::digests::Digests;
 
 pub use curves::Curves;
@@ -93,7 +93,7 @@ impl Files {
 }
 
 fn hashes(folder: &Path, digests: &mut Digests) -> Option<BTreeMap<String, String>> {
-    let names = record::names(folder, MAX_FILES).ok()?.into_iter();
+    let names = job_file::names(folder, MAX_FILES).ok()?.into_iter();
     let found: BTreeMap<String, String> =
         names.filter_map(|name| Some((name.clone(), digests.hash(&folder.join(name)).ok()?))).collect();
     (!found.is_empty()).then_some(found)
