@@ -1,7 +1,7 @@
 //! The content of a run folder, as far as it can be read. Damaged and missing files are listed and are no error.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 
 use pipe_spec::evaluation::EvaluationDetails;
@@ -46,7 +46,7 @@ impl Record {
             record.state = Some(listed.state);
         }
         // A run of several steps, or a study, trains nothing itself.
-        if record.state.as_ref().is_some_and(|state| !state.work.is_single()) {
+        if record.state.as_ref().is_some_and(|state| !state.work().is_single()) {
             record.resolved = record.text(&folder.resolved());
             return record;
         }
@@ -76,7 +76,7 @@ impl Record {
 
     /// Bytes, of the last attempt that did a step.
     pub fn peak_memory(&self) -> Option<u64> {
-        let attempts = self.state.iter().flat_map(|state| state.attempts.iter().rev());
+        let attempts = self.state.iter().flat_map(|state| state.attempts().iter().rev());
         let recorded = attempts.filter(|attempt| attempt.last_step.is_some()).find_map(|attempt| attempt.peak_memory);
         recorded.or_else(|| self.history.steps.iter().map(|step| step.peak).max())
     }
@@ -84,16 +84,16 @@ impl Record {
     /// Seconds from the start of the run to the end of its last attempt.
     pub fn seconds(&self) -> Option<f64> {
         let state = self.state.as_ref()?;
-        if !state.graph.is_empty() {
-            let ends = state.graph.iter().filter_map(|step| Some(step.began? + step.seconds?));
+        if !state.stages().is_empty() {
+            let ends = state.stages().iter().filter_map(|step| Some(step.began? + step.seconds?));
             let last = ends.filter(|end| *end >= state.created).fold(state.created, f64::max);
             return Some(last - state.created);
         }
-        let last = state.attempts.last()?;
+        let last = state.attempts().last()?;
         if last.began > 0.0 {
             return Some((last.began + last.seconds - state.created).max(0.0));
         }
-        Some(state.attempts.iter().map(|attempt| attempt.seconds).sum())
+        Some(state.attempts().iter().map(|attempt| attempt.seconds).sum())
     }
 
     fn text(&mut self, path: &Path) -> Option<String> {

@@ -137,7 +137,7 @@ impl Results {
         let scores = eval.into_iter().flat_map(|eval| eval.scores.iter().map(|(name, score)| (name.clone(), *score)));
         Self {
             status: run.state.as_ref().map(|state| state.status.name()),
-            attempts: run.state.iter().flat_map(|state| &state.attempts).map(AttemptResult::new).collect(),
+            attempts: run.state.iter().flat_map(|state| state.attempts()).map(AttemptResult::new).collect(),
             steps: run.history.steps.len() as u64,
             loss: run.history.steps.last().map(|step| step.loss),
             eval: eval.map(|eval| ("loss".to_owned(), eval.loss)).into_iter().chain(scores).collect(),
