@@ -1,15 +1,21 @@
-//! What a model's folder gives to the registry.
+//! Everything that the runner and the trainer know about an architecture. Each model's folder defines its own.
 
-use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 
+use crate::tokenization::Tokenization;
 use crate::{ConfigError, ModelConfig, Starter};
 
-/// Reads the config.json of a model.
-pub type ReadConfig = fn(Arch, &Map<String, Value>) -> Result<Box<dyn ModelConfig>, ConfigError>;
+/// Reads and checks the config.json of a model.
+pub type ReadConfig = fn(&Map<String, Value>) -> Result<Box<dyn ModelConfig>, ConfigError>;
 
 pub struct Architecture {
-    /// Reads and checks a config.json. Architectures that share a folder differ in the first argument.
     pub read: ReadConfig,
-    pub starter: fn(Arch) -> Starter,
+    /// What `pipe init` writes.
+    pub starter: Starter,
+    /// Absent for a model that reads no text.
+    pub tokenization: Option<Tokenization>,
+    /// Whether transformers loads the exported model.
+    pub in_transformers: bool,
+    /// Keys of config.json that `generation_config.json` repeats. Empty: the export has no such file.
+    pub generation_keys: &'static [&'static str],
 }

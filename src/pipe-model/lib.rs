@@ -19,13 +19,16 @@ mod registry;
 mod starter;
 pub mod t5;
 mod task_data;
+mod tokenization;
 
 pub use activation::Activation;
+pub use architecture::Architecture;
 pub use config_keys::ConfigKeys;
 pub use error::ConfigError;
 pub use labels::Labels;
 pub use model_config::ModelConfig;
 pub use parameter::{Init, Parameter};
-pub use registry::{read_config, starter};
+pub use registry::{architecture, read_config, starter};
 pub use starter::{ModelSize, Recipe, Starter, StarterSizes};
 pub use task_data::{Scale, TaskData};
+pub use tokenization::{Algorithm, Roles, Template, Tokenization, TrainedTokenizer, VocabularyFormat};

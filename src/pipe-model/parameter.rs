@@ -8,7 +8,7 @@ pub struct Parameter {
     pub init: Init,
     /// Other names that checkpoints may have for it.
     pub aliases: Vec<String>,
-    /// Whether it is newly initialised when it is not in the checkpoint.
+    /// Whether a checkpoint may lack it. The model then initialises it, or does without it.
     pub may_be_missing: bool,
     /// Whether it is trained; state such as the running mean of a batch norm is not.
     pub trained: bool,

@@ -96,7 +96,11 @@ pub(crate) fn number_of_labels(classes: usize) -> Option<String> {
 }
 
 impl Starter {
-    pub(crate) fn classifier(hub: &'static str, vocabulary: u64, config: fn(&StarterSizes) -> Vec<String>) -> Self {
+    pub(crate) const fn classifier(
+        hub: &'static str,
+        vocabulary: u64,
+        config: fn(&StarterSizes) -> Vec<String>,
+    ) -> Self {
         Self {
             fine_tuning: Recipe { lr: 2.0e-5, epochs: 3, steps: 60 },
             scratch: Recipe { lr: 5.0e-4, epochs: 5, steps: 500 },

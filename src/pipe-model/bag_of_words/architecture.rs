@@ -5,11 +5,12 @@ use serde_json::{Map, Value};
 use super::{BagOfWordsConfig, parameters};
 use crate::architecture::Architecture;
 use crate::starter::number_of_labels;
+use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer};
 use crate::{Labels, ModelConfig, Parameter, Recipe, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
-    read: |_, config| Ok(Box::new(BagOfWordsConfig::read(config)?)),
-    starter: |_| Starter {
+    read: |config| Ok(Box::new(BagOfWordsConfig::read(config)?)),
+    starter: Starter {
         fine_tuning: Recipe { lr: 1.0e-3, epochs: 3, steps: 60 },
         scratch: Recipe { lr: 1.0e-2, epochs: 5, steps: 300 },
         base_lr: 1.0e-2,
@@ -22,6 +23,13 @@ pub const ARCHITECTURE: Architecture = Architecture {
             sizes.into_iter().chain(number_of_labels(*classes)).collect()
         },
     },
+    tokenization: Some(Tokenization::json(TrainedTokenizer {
+        algorithm: Algorithm::WordPiece,
+        special: &["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+        template: Template::Typed { start: "[CLS]", end: "[SEP]" },
+    })),
+    in_transformers: false,
+    generation_keys: &[],
 };
 
 impl ModelConfig for BagOfWordsConfig {

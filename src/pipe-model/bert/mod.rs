@@ -6,6 +6,6 @@ pub(crate) mod layer;
 mod memory;
 mod parameters;
 
-pub use architecture::ARCHITECTURE;
+pub use architecture::{BERT, ROBERTA, XLM_ROBERTA};
 pub use config::{BertConfig, Family};
 pub use parameters::parameters;

@@ -5,11 +5,12 @@ use serde_json::{Map, Value};
 use super::{ClipConfig, memory, parameters};
 use crate::architecture::Architecture;
 use crate::memory::{Stage, StepMemory, Work};
+use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer, VocabularyFormat};
 use crate::{Labels, ModelConfig, ModelSize, Parameter, Recipe, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
-    read: |_, config| Ok(Box::new(ClipConfig::read(config)?)),
-    starter: |_| Starter {
+    read: |config| Ok(Box::new(ClipConfig::read(config)?)),
+    starter: Starter {
         fine_tuning: Recipe { lr: 1.0e-5, epochs: 5, steps: 100 },
         scratch: Recipe { lr: 1.0e-3, epochs: 10, steps: 300 },
         base_lr: 5.0e-4,
@@ -19,6 +20,18 @@ pub const ARCHITECTURE: Architecture = Architecture {
         vocabulary: 49_408,
         config,
     },
+    tokenization: Some(Tokenization {
+        vocabulary: Some(VocabularyFormat::Clip),
+        trained: TrainedTokenizer {
+            algorithm: Algorithm::WordEndBpe,
+            special: &["<|startoftext|>", "<|endoftext|>"],
+            template: Template::Enclosed { start: "<|startoftext|>", end: "<|endoftext|>" },
+        },
+        token_types: false,
+        reserved_positions: 0,
+    }),
+    in_transformers: true,
+    generation_keys: &[],
 };
 
 fn config(sizes: &StarterSizes) -> Vec<String> {

@@ -6,22 +6,32 @@ use super::{DebertaConfig, memory, parameters};
 use crate::architecture::Architecture;
 use crate::memory::{Stage, StepMemory, Work};
 use crate::starter::{encoder, number_of_labels};
+use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer, VocabularyFormat};
 use crate::{Labels, ModelConfig, Parameter, Starter, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
-    read: |_, config| Ok(Box::new(DebertaConfig::read(config)?)),
-    starter: |_| {
-        Starter::classifier("microsoft/deberta-v3-base", 128_100, |sizes| {
-            let lines = [
-                format!("vocab_size: {}, max_position_embeddings: 512, type_vocab_size: 0", sizes.vocabulary),
-                encoder(sizes.model),
-                "relative_attention: true, position_buckets: 256, norm_rel_ebd: layer_norm, share_att_key: true"
-                    .to_owned(),
-                "pos_att_type: [p2c, c2p], position_biased_input: false".to_owned(),
-            ];
-            lines.into_iter().chain(number_of_labels(sizes.classes)).collect()
-        })
-    },
+    read: |config| Ok(Box::new(DebertaConfig::read(config)?)),
+    starter: Starter::classifier("microsoft/deberta-v3-base", 128_100, |sizes| {
+        let lines = [
+            format!("vocab_size: {}, max_position_embeddings: 512, type_vocab_size: 0", sizes.vocabulary),
+            encoder(sizes.model),
+            "relative_attention: true, position_buckets: 256, norm_rel_ebd: layer_norm, share_att_key: true".to_owned(),
+            "pos_att_type: [p2c, c2p], position_biased_input: false".to_owned(),
+        ];
+        lines.into_iter().chain(number_of_labels(sizes.classes)).collect()
+    }),
+    tokenization: Some(Tokenization {
+        vocabulary: Some(VocabularyFormat::DebertaV3),
+        trained: TrainedTokenizer {
+            algorithm: Algorithm::Unigram { unknown: "[UNK]" },
+            special: &["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"],
+            template: Template::Typed { start: "[CLS]", end: "[SEP]" },
+        },
+        token_types: true,
+        reserved_positions: 0,
+    }),
+    in_transformers: true,
+    generation_keys: &[],
 };
 
 impl ModelConfig for DebertaConfig {

@@ -8,8 +8,8 @@ use crate::memory::{Stage, StepMemory, Work};
 use crate::{Labels, ModelConfig, ModelSize, Parameter, Recipe, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
-    read: |_, config| Ok(Box::new(HybridConfig::read(config)?)),
-    starter: |_| Starter {
+    read: |config| Ok(Box::new(HybridConfig::read(config)?)),
+    starter: Starter {
         fine_tuning: Recipe { lr: 1.0e-4, epochs: 5, steps: 100 },
         scratch: Recipe { lr: 1.0e-3, epochs: 5, steps: 400 },
         base_lr: 1.0e-4,
@@ -19,6 +19,9 @@ pub const ARCHITECTURE: Architecture = Architecture {
         vocabulary: 0,
         config,
     },
+    tokenization: None,
+    in_transformers: false,
+    generation_keys: &[],
 };
 
 fn config(StarterSizes { model, features, window, classes, .. }: &StarterSizes) -> Vec<String> {

@@ -5,11 +5,12 @@ use serde_json::{Map, Value};
 use super::{MuSotaConfig, memory, parameters};
 use crate::architecture::Architecture;
 use crate::memory::{Stage, StepMemory, Work};
+use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer};
 use crate::{Labels, ModelConfig, ModelSize, Parameter, Recipe, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
-    read: |_, config| Ok(Box::new(MuSotaConfig::read(config)?)),
-    starter: |_| Starter {
+    read: |config| Ok(Box::new(MuSotaConfig::read(config)?)),
+    starter: Starter {
         fine_tuning: Recipe { lr: 1.0e-4, epochs: 3, steps: 60 },
         scratch: Recipe { lr: 2.0e-3, epochs: 3, steps: 200 },
         base_lr: 3.0e-4,
@@ -19,6 +20,13 @@ pub const ARCHITECTURE: Architecture = Architecture {
         vocabulary: 50_257,
         config,
     },
+    tokenization: Some(Tokenization::json(TrainedTokenizer {
+        algorithm: Algorithm::ByteLevelBpe,
+        special: &["<|endoftext|>"],
+        template: Template::Bare,
+    })),
+    in_transformers: false,
+    generation_keys: &[],
 };
 
 fn config(StarterSizes { model, vocabulary, length, .. }: &StarterSizes) -> Vec<String> {

@@ -5,11 +5,12 @@ use serde_json::{Map, Value};
 use super::{T5Config, memory, parameters};
 use crate::architecture::Architecture;
 use crate::memory::{Stage, StepMemory, Work};
+use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer, VocabularyFormat};
 use crate::{Labels, ModelConfig, ModelSize, Parameter, Recipe, Starter, StarterSizes, TaskData};
 
 pub const ARCHITECTURE: Architecture = Architecture {
-    read: |_, config| Ok(Box::new(T5Config::read(config)?)),
-    starter: |_| Starter {
+    read: |config| Ok(Box::new(T5Config::read(config)?)),
+    starter: Starter {
         fine_tuning: Recipe { lr: 3.0e-4, epochs: 3, steps: 100 },
         scratch: Recipe { lr: 1.0e-3, epochs: 5, steps: 500 },
         base_lr: 5.0e-4,
@@ -19,6 +20,18 @@ pub const ARCHITECTURE: Architecture = Architecture {
         vocabulary: 32_128,
         config,
     },
+    tokenization: Some(Tokenization {
+        vocabulary: Some(VocabularyFormat::T5),
+        trained: TrainedTokenizer {
+            algorithm: Algorithm::Unigram { unknown: "<unk>" },
+            special: &["<pad>", "</s>", "<unk>"],
+            template: Template::Ended { end: "</s>" },
+        },
+        token_types: false,
+        reserved_positions: 0,
+    }),
+    in_transformers: true,
+    generation_keys: &["decoder_start_token_id", "eos_token_id", "pad_token_id"],
 };
 
 fn config(StarterSizes { model, vocabulary, .. }: &StarterSizes) -> Vec<String> {

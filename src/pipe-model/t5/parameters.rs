@@ -23,6 +23,8 @@ pub fn parameters(config: &T5Config, tied: bool) -> Vec<Parameter> {
     if !tied {
         list.normal("lm_head.weight", [config.vocab_size, config.d_model], 1.0);
     }
+    // A checkpoint without a head of its own has `shared` as its head, whatever its config says.
+    list.parameters.iter_mut().for_each(|one| one.may_be_missing = one.name == "lm_head.weight");
     list.parameters
 }
 

@@ -2,20 +2,13 @@
 
 use std::path::Path;
 
+use pipe_model::VocabularyFormat;
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 use tokenizers::models::wordpiece::WordPiece;
 
 use super::parts::{Built, classify, decode, normalize, pre_tokenize};
 use super::settings::Settings;
-
-pub const NAMES: [(&str, &str); 5] = [
-    ("unk_token", "[UNK]"),
-    ("sep_token", "[SEP]"),
-    ("pad_token", "[PAD]"),
-    ("cls_token", "[CLS]"),
-    ("mask_token", "[MASK]"),
-];
 
 pub fn build(path: &Path, settings: &Settings) -> Built {
     let vocabulary = path.to_str().ok_or("its path is not UTF-8")?;
@@ -32,7 +25,7 @@ pub fn build(path: &Path, settings: &Settings) -> Built {
     normalize(&mut tokenizer, &normalizer)?;
     pre_tokenize(&mut tokenizer, &json!({ "type": "BertPreTokenizer" }))?;
     decode(&mut tokenizer, &json!({ "type": "WordPiece", "prefix": "##", "cleanup": true }))?;
-    settings.add_tokens(&mut tokenizer, &NAMES, settings.additional())?;
+    settings.add_tokens(&mut tokenizer, VocabularyFormat::Bert.roles(), settings.additional())?;
     classify(&mut tokenizer, &settings.token("cls_token", "[CLS]"), &settings.token("sep_token", "[SEP]"))?;
     Ok(tokenizer)
 }

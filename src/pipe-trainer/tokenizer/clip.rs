@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pipe_model::VocabularyFormat;
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
@@ -9,8 +10,8 @@ use super::parts::{Built, decode, normalize, pre_tokenize};
 use super::roberta::{byte_level, files, surround};
 use super::settings::Settings;
 
-pub const START: &str = "<|startoftext|>";
-pub const END: &str = "<|endoftext|>";
+const START: &str = "<|startoftext|>";
+const END: &str = "<|endoftext|>";
 
 /// A word is letters, one digit, or what is neither; or the end of a short form.
 const WORDS: &str = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+";
@@ -22,8 +23,7 @@ pub fn build(path: &Path, settings: &Settings) -> Built {
     normalize(&mut tokenizer, &normalizer())?;
     pre_tokenize(&mut tokenizer, &pre_tokenizer())?;
     decode(&mut tokenizer, &byte_level(true))?;
-    let names = [("bos_token", START), ("eos_token", END), ("unk_token", END), ("pad_token", END)];
-    settings.add_tokens(&mut tokenizer, &names, settings.additional())?;
+    settings.add_tokens(&mut tokenizer, VocabularyFormat::Clip.roles(), settings.additional())?;
     let (bos, eos) = (settings.token("bos_token", START), settings.token("eos_token", END));
     surround(&mut tokenizer, &bos, &eos, false, false)?;
     Ok(tokenizer)

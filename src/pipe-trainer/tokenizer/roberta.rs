@@ -2,22 +2,13 @@
 
 use std::path::Path;
 
+use pipe_model::VocabularyFormat;
 use serde_json::json;
 use tokenizers::Tokenizer;
 use tokenizers::models::bpe::{BPE, BpeBuilder};
 
 use super::parts::{Built, decode, number, post_process, pre_tokenize};
 use super::settings::Settings;
-
-pub const NAMES: [(&str, &str); 7] = [
-    ("bos_token", "<s>"),
-    ("eos_token", "</s>"),
-    ("unk_token", "<unk>"),
-    ("sep_token", "</s>"),
-    ("pad_token", "<pad>"),
-    ("cls_token", "<s>"),
-    ("mask_token", "<mask>"),
-];
 
 pub fn build(path: &Path, settings: &Settings) -> Built {
     let model = files(path)?.end_of_word_suffix(String::new()).build().map_err(|error| error.to_string())?;
@@ -26,7 +17,7 @@ pub fn build(path: &Path, settings: &Settings) -> Built {
     let trim = settings.flag("trim_offsets").unwrap_or(true);
     pre_tokenize(&mut tokenizer, &byte_level(space))?;
     decode(&mut tokenizer, &byte_level(true))?;
-    settings.add_tokens(&mut tokenizer, &NAMES, settings.additional())?;
+    settings.add_tokens(&mut tokenizer, VocabularyFormat::Roberta.roles(), settings.additional())?;
     let (sep, cls) = (settings.token("sep_token", "</s>"), settings.token("cls_token", "<s>"));
     surround(&mut tokenizer, &cls, &sep, trim, space)?;
     Ok(tokenizer)

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use pipe_model::VocabularyFormat;
 use serde_json::{Value, json};
 use tokenizers::models::unigram::Unigram;
 use tokenizers::normalizers::precompiled::Precompiled;
@@ -29,11 +30,7 @@ pub fn t5(path: &Path, settings: &Settings) -> Built {
     split_at_whitespace(&mut tokenizer, "always")?;
     let sentinels = (0..ids).map(|id| Special::Plain(extra(id)));
     let special = own_tokens(&pieces).chain(sentinels).collect();
-    settings.add_tokens(
-        &mut tokenizer,
-        &[("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")],
-        special,
-    )?;
+    settings.add_tokens(&mut tokenizer, VocabularyFormat::T5.roles(), special)?;
     let eos = number(&tokenizer, &settings.token("eos_token", "</s>"))?;
     let end = json!({ "SpecialToken": { "id": "</s>", "type_id": 0 } });
     let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
@@ -42,43 +39,27 @@ pub fn t5(path: &Path, settings: &Settings) -> Built {
 }
 
 pub fn xlm_roberta(path: &Path, settings: &Settings) -> Built {
-    const NAMES: [(&str, &str); 7] = [
-        ("bos_token", "<s>"),
-        ("pad_token", "<pad>"),
-        ("eos_token", "</s>"),
-        ("unk_token", "<unk>"),
-        ("mask_token", "<mask>"),
-        ("sep_token", "</s>"),
-        ("cls_token", "<s>"),
-    ];
     let pieces = read(path)?;
     // fairseq had four tokens in front where the model has three, and one behind.
-    let named = NAMES.map(|(name, default)| (settings.token(name, default), 0.0));
-    let [bos, pad, eos, unk, mask, ..] = named.clone();
-    let vocabulary = [bos, pad, eos, unk].into_iter().chain(pieces.vocabulary().skip(3)).chain([mask]).collect();
+    let named = |name, default| settings.token(name, default);
+    let (bos, eos) = (named("bos_token", "<s>"), named("eos_token", "</s>"));
+    let front = [bos.clone(), named("pad_token", "<pad>"), eos.clone(), named("unk_token", "<unk>")];
+    let (front, mask) = (front.map(|token| (token, 0.0)), (named("mask_token", "<mask>"), 0.0));
+    let vocabulary = front.into_iter().chain(pieces.vocabulary().skip(3)).chain([mask]).collect();
     let mut tokenizer = unigram(vocabulary, 3)?;
     normalize_by_charsmap(&mut tokenizer, &pieces)?;
     let scheme = if settings.flag("add_prefix_space").unwrap_or(true) { "always" } else { "never" };
     split_at_whitespace(&mut tokenizer, scheme)?;
-    settings.add_tokens(&mut tokenizer, &NAMES, own_tokens(&pieces).collect())?;
-    let (bos, eos) = (&named[0].0, &named[2].0);
+    settings.add_tokens(&mut tokenizer, VocabularyFormat::XlmRoberta.roles(), own_tokens(&pieces).collect())?;
+    let (bos, eos) = (bos.as_str(), eos.as_str());
     let token = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
     let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
-    let known = [(bos.as_str(), number(&tokenizer, bos)?), (eos.as_str(), number(&tokenizer, eos)?)];
+    let known = [(bos, number(&tokenizer, bos)?), (eos, number(&tokenizer, eos)?)];
     surround(&mut tokenizer, &[token(bos), text("A"), token(eos)], &[token(eos), text("B"), token(eos)], &known)?;
     Ok(tokenizer)
 }
 
 pub fn deberta_v3(path: &Path, settings: &Settings) -> Built {
-    const NAMES: [(&str, &str); 7] = [
-        ("bos_token", "[CLS]"),
-        ("eos_token", "[SEP]"),
-        ("unk_token", "[UNK]"),
-        ("sep_token", "[SEP]"),
-        ("pad_token", "[PAD]"),
-        ("cls_token", "[CLS]"),
-        ("mask_token", "[MASK]"),
-    ];
     let pieces = read(path)?;
     let unk = settings.token("unk_token", "[UNK]");
     let unknown = pieces.pieces.iter().position(|piece| piece.text == unk && piece.score == 0.0);
@@ -99,7 +80,7 @@ pub fn deberta_v3(path: &Path, settings: &Settings) -> Built {
     }
     pre_tokenize(&mut tokenizer, &json!({ "type": "Sequence", "pretokenizers": splitters }))?;
     decode(&mut tokenizer, &metaspace(scheme))?;
-    settings.add_tokens(&mut tokenizer, &NAMES, own_tokens(&pieces).collect())?;
+    settings.add_tokens(&mut tokenizer, VocabularyFormat::DebertaV3.roles(), own_tokens(&pieces).collect())?;
     classify(&mut tokenizer, &settings.token("cls_token", "[CLS]"), &settings.token("sep_token", "[SEP]"))?;
     Ok(tokenizer)
 }
@@ -127,7 +108,7 @@ fn normalize_by_charsmap(tokenizer: &mut Tokenizer, pieces: &Pieces) -> Result<(
     tokenizer.with_normalizer(Some(normalizer)).map(drop).map_err(|error| error.to_string())
 }
 
-fn metaspace(scheme: &str) -> Value {
+pub fn metaspace(scheme: &str) -> Value {
     json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true })
 }
 

@@ -10,7 +10,8 @@ use tokenizers::{AddedToken, Tokenizer};
 use crate::storage::bounded_file::{self, LARGEST_TOKENIZER};
 
 /// The special tokens that every tokenizer may have, in the order in which they are added.
-const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+pub const NAMED: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 #[derive(Debug, Default)]
 pub struct Settings {

@@ -1,38 +1,12 @@
 //! The special tokens of a tokenizer by their roles, and the settings files that tell transformers of them.
 
-use pipe_spec::pipeline::Arch;
+use pipe_model::Roles;
 use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
-use super::{bert, roberta};
+use super::settings::NAMED;
 
-/// Role and token, as transformers' classes for the architectures have them by default.
-type Roles = &'static [(&'static str, &'static str)];
-
-const T5: Roles = &[("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")];
-
-const BERT: Roles = &bert::NAMES;
-
-const ROBERTA: Roles = &roberta::NAMES;
-
-const DEBERTA: Roles = &[
-    ("bos_token", "[CLS]"),
-    ("eos_token", "[SEP]"),
-    ("unk_token", "[UNK]"),
-    ("sep_token", "[SEP]"),
-    ("pad_token", "[PAD]"),
-    ("cls_token", "[CLS]"),
-    ("mask_token", "[MASK]"),
-];
-
-const CLIP: Roles = &[
-    ("bos_token", "<|startoftext|>"),
-    ("eos_token", "<|endoftext|>"),
-    ("unk_token", "<|endoftext|>"),
-    ("pad_token", "<|endoftext|>"),
-];
-
-/// What tokens are called wherever no class says it. Of several for a role the first counts that a tokenizer has.
+/// Usual names of special tokens, for tokenizers without a class of their own. The first one that a tokenizer has counts.
 const COMMON: Roles = &[
     ("bos_token", "<s>"),
     ("bos_token", "<|startoftext|>"),
@@ -50,22 +24,6 @@ const COMMON: Roles = &[
     ("mask_token", "<mask>"),
 ];
 
-fn roles(arch: Arch) -> Roles {
-    match arch {
-        Arch::T5 => T5,
-        Arch::Bert => BERT,
-        Arch::Roberta | Arch::XlmRoberta => ROBERTA,
-        Arch::DebertaV3 => DEBERTA,
-        Arch::Clip => CLIP,
-        Arch::HybridCnnLstm | Arch::MuSota | Arch::BagOfWords => COMMON,
-    }
-}
-
-/// Whether the model takes the type of each token.
-fn has_token_types(arch: Arch) -> bool {
-    matches!(arch, Arch::Bert | Arch::DebertaV3)
-}
-
 pub struct SpecialTokens {
     named: Vec<(String, String)>,
     /// Special tokens without a role.
@@ -73,18 +31,17 @@ pub struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    /// Those that `settings` (tokenizer_config.json, special_tokens_map.json) name, else those of the architecture, as far as
-    /// the tokenizer has them.
-    pub fn of(tokenizer: &Tokenizer, arch: Arch, settings: &[&Map<String, Value>]) -> Self {
+    /// Those that `settings` (tokenizer_config.json, special_tokens_map.json) name, else those of the architecture (`own`; any
+    /// usual ones where it has none), as far as the tokenizer has them.
+    pub fn of(tokenizer: &Tokenizer, own: Roles, settings: &[&Map<String, Value>]) -> Self {
         let mut named: Vec<(String, String)> = Vec::new();
         let known = |token: &str| tokenizer.token_to_id(token).is_some();
-        let own = roles(arch).iter().copied();
-        let common = COMMON.iter().copied().filter(|(role, _)| roles(arch).iter().any(|(one, _)| one == role));
-        let all = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-        for role in all {
+        let has_role = |role: &str| own.is_empty() || own.iter().any(|(one, _)| *one == role);
+        let common = COMMON.iter().filter(|(role, _)| has_role(role));
+        for role in NAMED {
             let given = settings.iter().find_map(|settings| content(settings.get(role)?));
-            let default = || own.clone().chain(common.clone()).find(|(one, token)| *one == role && known(token));
-            if let Some(token) = given.or_else(|| default().map(|(_, token)| token)) {
+            let default = || own.iter().chain(common.clone()).find(|(one, token)| *one == role && known(token));
+            if let Some(token) = given.or_else(|| default().map(|(_, token)| *token)) {
                 named.push((role.to_owned(), token.to_owned()));
             }
         }
@@ -109,12 +66,12 @@ impl SpecialTokens {
 
     /// `tokenizer_config.json` for a tokenizer that is all in tokenizer.json: the classes of the architectures would put their
     /// own normalization in its place.
-    pub fn tokenizer_config(&self, arch: Arch, max_length: Option<u64>) -> Map<String, Value> {
+    pub fn tokenizer_config(&self, token_types: bool, max_length: Option<u64>) -> Map<String, Value> {
         let mut config = self.map();
         config.insert("tokenizer_class".to_owned(), json!("PreTrainedTokenizerFast"));
         config.insert("clean_up_tokenization_spaces".to_owned(), json!(false));
         let mut inputs = vec!["input_ids", "attention_mask"];
-        if has_token_types(arch) {
+        if token_types {
             inputs.insert(1, "token_type_ids");
         }
         config.insert("model_input_names".to_owned(), json!(inputs));
@@ -132,6 +89,8 @@ fn content(value: &Value) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use pipe_model::VocabularyFormat;
+
     use super::*;
 
     fn tokenizer(tokens: &[&str], plain: &str) -> Tokenizer {
@@ -150,22 +109,23 @@ mod tests {
     #[test]
     fn roles_are_those_of_the_files_then_of_the_architecture() {
         let bert = tokenizer(&["[PAD]", "[CLS]", "[SEP]", "[NEW]"], "[UNK]");
-        let map = SpecialTokens::of(&bert, Arch::Bert, &[]).map();
+        let own = VocabularyFormat::Bert.roles();
+        let map = SpecialTokens::of(&bert, own, &[]).map();
         let want = json!({ "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]",
             "additional_special_tokens": ["[NEW]"] });
         assert_eq!(Value::Object(map), want);
         let config = json!({ "pad_token": { "content": "[NEW]" }, "cls_token": null });
-        let map = SpecialTokens::of(&bert, Arch::Bert, &[config.as_object().unwrap()]).map();
+        let map = SpecialTokens::of(&bert, own, &[config.as_object().unwrap()]).map();
         assert_eq!((&map["pad_token"], &map["cls_token"]), (&json!("[NEW]"), &json!("[CLS]")));
         let story = tokenizer(&["<unk>", "</s>"], "a");
-        let map = SpecialTokens::of(&story, Arch::MuSota, &[]).map();
+        let map = SpecialTokens::of(&story, &[], &[]).map();
         assert_eq!(Value::Object(map), json!({ "eos_token": "</s>", "unk_token": "<unk>" }));
     }
 
     #[test]
     fn only_models_with_token_types_are_given_them() {
         let t5 = tokenizer(&["<pad>", "</s>"], "<unk>");
-        let config = SpecialTokens::of(&t5, Arch::T5, &[]).tokenizer_config(Arch::T5, Some(512));
+        let config = SpecialTokens::of(&t5, VocabularyFormat::T5.roles(), &[]).tokenizer_config(false, Some(512));
         assert_eq!(config["model_input_names"], json!(["input_ids", "attention_mask"]));
         assert_eq!((&config["model_max_length"], &config["eos_token"]), (&json!(512), &json!("</s>")));
     }
