@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
@@ -86,7 +87,7 @@ impl Drop for Lock {
 fn remove(link: &Path) {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let name = with_suffix(link, &format!("{}-{count}-{}.rename", process::id(), super::log::random()));
+    let name = with_suffix(link, &format!("{}-{count}-{}.rename", process::id(), random()));
     if fs::rename(link, &name).is_ok() {
         let _ = fs::remove_file(&name);
     }
@@ -112,6 +113,11 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()
+}
+
+/// A number that no other process has.
+pub fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
 }
 
 #[cfg(test)]

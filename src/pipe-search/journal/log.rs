@@ -1,7 +1,6 @@
 //! The journal as a file of lines: what is new in it, and lines added to its end.
 
 use std::fs::{self, File, OpenOptions};
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -42,9 +41,6 @@ pub struct Line {
     end: u64,
     torn: usize,
 }
-
-/// What every line of a journal begins with, whoever writes it.
-const BEGINNING: &[u8] = b"{\"op_code\":";
 
 impl Log {
     pub fn new(path: &Path) -> Self {
@@ -113,11 +109,11 @@ impl Log {
     pub fn check_beginning(&self) -> Result<(), JournalError> {
         let read = || -> io::Result<Vec<u8>> {
             let mut beginning = Vec::new();
-            std::fs::File::open(&self.path)?.take(BEGINNING.len() as u64).read_to_end(&mut beginning)?;
+            std::fs::File::open(&self.path)?.take(LINE_START.len() as u64).read_to_end(&mut beginning)?;
             Ok(beginning)
         };
         let beginning = read().map_err(|source| self.failed("read", source))?;
-        match self.offset > 0 || BEGINNING.starts_with(&beginning) {
+        match self.offset > 0 || LINE_START.starts_with(&beginning) {
             true => Ok(()),
             false => Err(self.unreadable(1, "the file is not a journal of Optuna".into())),
         }
@@ -196,9 +192,4 @@ fn parse(line: &[u8]) -> Result<(usize, Value), String> {
     let last = line.windows(LINE_START.len()).rposition(|window| window == LINE_START);
     let last = last.filter(|at| *at > 0).ok_or_else(|| failed.clone())?;
     python::parse(&line[last..]).map(|value| (last, value)).map_err(|_| failed)
-}
-
-/// A number that no other process has.
-pub fn random() -> u64 {
-    RandomState::new().hash_one(std::process::id())
 }

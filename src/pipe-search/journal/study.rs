@@ -6,7 +6,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::error::JournalError;
-use super::log::{self, Log};
+use super::lock;
+use super::log::Log;
 use super::ops::{self, Op};
 use super::replay::{Replay, Study};
 use super::time;
@@ -166,7 +167,7 @@ impl Journal {
     }
 
     fn new(path: &Path, study: &str, read_only: bool) -> Self {
-        let worker = format!("pipe-{}-{:016x}", std::process::id(), log::random());
+        let worker = format!("pipe-{}-{:016x}", std::process::id(), lock::random());
         let replay = Replay::new(study, &worker);
         Self { log: Log::new(path), replay, name: study.into(), worker, id: None, read_only }
     }
