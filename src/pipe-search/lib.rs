@@ -5,7 +5,6 @@ mod axis;
 mod importance;
 mod journal;
 mod normal;
-mod pareto;
 mod prune;
 mod sampler;
 mod space;
@@ -13,8 +12,7 @@ mod trial;
 
 pub use importance::importances;
 pub use journal::{Journal, JournalError};
-pub use pareto::best;
 pub use prune::{Pruner, prunes_at};
 pub use sampler::{Sampler, grid_size, suggest};
 pub use space::{Condition, Domain, Parameter, Point, Space, Test};
-pub use trial::{Direction, Trial, TrialState};
+pub use trial::{Direction, Trial, TrialState, best};

@@ -1,4 +1,4 @@
-//! The journal as a file of lines: what is new in it, and lines added to its end.
+//! The journal as a file of lines: new lines are read, added to its end, and repaired after a writer was killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::error::JournalError;
 use super::lock::{self, Lock};
 use super::python;
+use crate::trial::{Direction, TrialState};
 
 /// How every line begins, of Optuna's and of ours.
 const LINE_START: &[u8] = b"{\"op_code\":";
@@ -192,4 +192,38 @@ fn parse(line: &[u8]) -> Result<(usize, Value), String> {
     let last = line.windows(LINE_START.len()).rposition(|window| window == LINE_START);
     let last = last.filter(|at| *at > 0).ok_or_else(|| failed.clone())?;
     python::parse(&line[last..]).map(|value| (last, value)).map_err(|_| failed)
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{}: line {line} cannot be read: {reason}", path.display())]
+    Line { path: PathBuf, line: u64, reason: String },
+    #[error("{} has no study \"{study}\"{}", path.display(), list(others))]
+    NoStudy { path: PathBuf, study: String, others: Vec<String> },
+    #[error("study \"{study}\" of {} was deleted", path.display())]
+    Deleted { path: PathBuf, study: String },
+    #[error("study \"{study}\" of {} has the directions {} and not {}", path.display(), names(found), names(wanted))]
+    Directions { path: PathBuf, study: String, found: Vec<Direction>, wanted: Vec<Direction> },
+    #[error("{} was opened for reading only", path.display())]
+    ReadOnly { path: PathBuf },
+    #[error("there is no trial {number}")]
+    NoTrial { number: u64 },
+    #[error("parameter {name}: {reason}")]
+    Parameter { name: String, reason: String },
+    #[error("a trial cannot be {state:?} with the values {values:?}: {reason}")]
+    Values { state: TrialState, values: Vec<f64>, reason: String },
+}
+
+fn list(others: &[String]) -> String {
+    if others.is_empty() { ", and no other".into() } else { format!(", but {}", others.join(", ")) }
+}
+
+fn names(directions: &[Direction]) -> String {
+    let name = |direction: &Direction| match direction {
+        Direction::Minimize => "minimize",
+        Direction::Maximize => "maximize",
+    };
+    directions.iter().map(name).collect::<Vec<_>>().join(", ")
 }

@@ -5,16 +5,13 @@
 //! whoever reads replays the lines. A trial has an id, counted over all studies of the file, and a number, counted in its study.
 
 mod distribution;
-mod error;
 mod lock;
 mod log;
 mod ops;
 mod python;
-mod replay;
 mod study;
 #[cfg(test)]
 mod tests;
-mod time;
 
-pub use error::JournalError;
+pub use log::JournalError;
 pub use study::Journal;

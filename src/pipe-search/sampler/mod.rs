@@ -2,16 +2,17 @@
 
 mod grid;
 mod random;
-mod stream;
+#[cfg(test)]
+mod tests;
 mod tpe;
 
 use serde::{Deserialize, Serialize};
 
-pub use grid::grid_size;
-pub(crate) use stream::Stream;
-
 use crate::space::{Point, Space, same};
 use crate::trial::{Direction, Trial};
+
+pub use grid::grid_size;
+use random::Stream;
 
 /// How the next point is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +58,3 @@ fn same_point(left: &Point, right: &Point) -> bool {
     left.len() == right.len()
         && left.iter().all(|(name, value)| right.get(name).is_some_and(|other| same(value, other)))
 }
-
-#[cfg(test)]
-mod tests;
