@@ -2,8 +2,12 @@
 
 use serde_json::{Map, Value};
 
+use crate::config_keys::ConfigError;
+use crate::estimate::StepMemory;
+use crate::parameter::Parameter;
+use crate::starter::Starter;
+use crate::task_data::{Labels, TaskData};
 use crate::tokenization::Tokenization;
-use crate::{ConfigError, ModelConfig, Starter};
 
 /// Reads and checks the config.json of a model.
 pub type ReadConfig = fn(&Map<String, Value>) -> Result<Box<dyn ModelConfig>, ConfigError>;
@@ -18,4 +22,30 @@ pub struct Architecture {
     pub in_transformers: bool,
     /// Keys of config.json that `generation_config.json` repeats. Empty: the export has no such file.
     pub generation_keys: &'static [&'static str],
+}
+
+/// The config of a model, read and checked.
+pub trait ModelConfig {
+    fn parameters(&self) -> Vec<Parameter>;
+
+    /// What its data must be like. `labels` are what a classifier predicts; absent where the data decides.
+    fn task_data(&self, labels: Option<Labels>) -> TaskData;
+
+    /// The parameter whose rows are the labels, for a classifier: where a checkpoint lacks it, the data decides the labels.
+    fn head(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Whether dropout is on in training, unless the pipeline says otherwise.
+    fn drops(&self) -> bool;
+
+    /// The width of its heads, where all of its attention has a kernel if such heads have one: then rows need not be rounded up on a card.
+    fn head_width(&self) -> Option<i64> {
+        None
+    }
+
+    /// The estimate of what a step holds, where the model has one.
+    fn step_memory(&self) -> Option<&dyn StepMemory> {
+        None
+    }
 }

@@ -26,6 +26,28 @@ impl Parameter {
     }
 }
 
+/// The parameters of a model as they are listed, in order.
+#[derive(Default)]
+pub(crate) struct Listed(pub Vec<Parameter>);
+
+impl Listed {
+    pub fn push(&mut self, name: &str, shape: &[i64], init: Init) {
+        self.0.push(Parameter::new(name, shape, init));
+    }
+
+    /// A weight that begins as `init`, and a bias of 0 with all dimensions of the weight but the last.
+    pub fn linear(&mut self, path: &str, shape: &[i64], init: Init) {
+        self.push(&format!("{path}.weight"), shape, init);
+        self.push(&format!("{path}.bias"), &shape[..shape.len() - 1], Init::Constant(0.0));
+    }
+
+    /// A norm with weight and bias.
+    pub fn norm(&mut self, path: &str, width: i64) {
+        self.push(&format!("{path}.weight"), &[width], Init::Constant(1.0));
+        self.push(&format!("{path}.bias"), &[width], Init::Constant(0.0));
+    }
+}
+
 /// How a parameter is initialised.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {

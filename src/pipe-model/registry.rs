@@ -3,8 +3,9 @@
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 
-use crate::architecture::Architecture;
-use crate::{ConfigError, ModelConfig, Starter};
+use crate::architecture::{Architecture, ModelConfig};
+use crate::config_keys::ConfigError;
+use crate::starter::Starter;
 
 /// The definition of an architecture.
 pub fn architecture(arch: Arch) -> &'static Architecture {

@@ -1,29 +1,30 @@
 //! What the passes of a training step hold.
 
 use super::{ConvConfig, DebertaConfig, Relative};
-use crate::bert::layer::{Flow, linear};
-use crate::memory::{Bias, Stage, Work};
+use crate::bert::memory::{Flow, linear};
+use crate::estimate::{Bias, Stage, StepMemory, Work};
 
-/// In the order of the forward pass.
-pub fn stages(config: &DebertaConfig, work: &Work) -> Vec<Stage> {
-    let [width, inner, heads] =
-        [config.hidden_size, config.intermediate_size, config.num_attention_heads].map(|size| size as u128);
-    // Padding too is hidden pair by pair.
-    let bias = if config.relative.is_some() || work.padded { Bias::ByPair } else { Bias::None };
-    let flow = Flow { work, width, inner, heads, bias };
-    let distances = Distances::new(config, flow);
-    let mut stages = vec![embeddings(config, &flow), distances.shared(config)];
-    for number in 1..=config.num_hidden_layers as u128 {
-        let attention = distances.attention(number);
-        // Queries and keys are gone when the feed-forward part begins.
-        stages.extend(flow.layer(number, attention, flow.unrecorded(flow.hidden()).max(distances.unrecorded())));
-        if let (1, Some(conv)) = (number, config.conv) {
-            stages.push(convolution(conv, &flow));
+impl StepMemory for DebertaConfig {
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        let [width, inner, heads] =
+            [self.hidden_size, self.intermediate_size, self.num_attention_heads].map(|size| size as u128);
+        // Padding too is hidden pair by pair.
+        let bias = if self.relative.is_some() || work.padded { Bias::ByPair } else { Bias::None };
+        let flow = Flow { work, width, inner, heads, bias };
+        let distances = Distances::new(self, flow);
+        let mut stages = vec![embeddings(self, &flow), distances.shared(self)];
+        for number in 1..=self.num_hidden_layers as u128 {
+            let attention = distances.attention(number);
+            // Queries and keys are gone when the feed-forward part begins.
+            stages.extend(flow.layer(number, attention, flow.unrecorded(flow.hidden()).max(distances.unrecorded())));
+            if let (1, Some(conv)) = (number, self.conv) {
+                stages.push(convolution(conv, &flow));
+            }
         }
+        let drops_first = self.pooler_dropout > 0.0 && work.drops;
+        stages.push(flow.head(!drops_first, self.labels.count() as u128));
+        stages
     }
-    let drops_first = config.pooler_dropout > 0.0 && work.drops;
-    stages.push(flow.head(!drops_first, config.labels.count() as u128));
-    stages
 }
 
 fn embeddings(config: &DebertaConfig, flow: &Flow<'_>) -> Stage {
@@ -197,7 +198,7 @@ mod tests {
     };
 
     fn kept(config: &DebertaConfig, work: &Work) -> u128 {
-        stages(config, work).iter().map(|stage| stage.kept).sum()
+        config.stages(work).iter().map(|stage| stage.kept).sum()
     }
 
     #[test]
@@ -206,7 +207,7 @@ mod tests {
         for changed in [json!({}), json!({"norm_rel_ebd": "layer_norm", "position_biased_input": false}), conv] {
             let config = config("p2c|c2p", changed);
             for checkpointing in [false, true] {
-                let stages = stages(&config, &Work { checkpointing, ..WORK });
+                let stages = config.stages(&Work { checkpointing, ..WORK });
                 let gradients: u128 = stages.iter().map(|stage| stage.gradients).sum();
                 assert_eq!(gradients, 4 * parameters(&config).iter().map(|one| u128::from(one.count())).sum::<u128>());
             }

@@ -1,15 +1,22 @@
-//! The estimate of what a training holds: the state of the model, computed exactly, and the peak of its passes.
+//! What a training holds at its peak: the state of the model, computed exactly, and the passes of a step.
 
 use pipe_spec::pipeline::OptimizerKind;
 
-use super::column_sums::column_sums;
-use super::owners::owners;
+use super::kernels::column_sums;
 use super::stage::{Peak, Stage, peak};
-use super::work::Work;
-use crate::{Init, Parameter};
+use super::work::{Work, owners};
+use crate::parameter::{Init, Parameter};
 
 /// What cuBLAS and cuBLASLt keep for their products, on cards that take this much.
 pub const WORKSPACE: u64 = 64 << 20;
+
+/// The share of a card that estimates may fill: they are a few percent off, and blocks do not fit into each other without gaps.
+const USABLE: f64 = 0.92;
+
+/// Bytes of a capacity that parts may hold, where `checkpointing: auto` fills them.
+pub fn usable(capacity: u64) -> u64 {
+    (capacity as f64 * USABLE) as u64
+}
 
 /// What a training holds at its peak, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,5 +122,20 @@ fn update<'a>(parameters: impl Iterator<Item = &'a Parameter>, work: &Work) -> u
             copies * 4 * count(largest)
                 + rows_and_columns(largest).map_or(0, |[_, rows, columns]| column_sums(rows, columns))
         }
+    }
+}
+
+pub trait StepMemory {
+    /// The passes of a step, in the order of the forward pass.
+    fn stages(&self, work: &Work) -> Vec<Stage>;
+
+    /// What deterministic kernels hold beyond the estimate, in words.
+    fn uncounted_when_deterministic(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// The peak of a training. `parameters` are the model's own, which stay the same however often it is estimated.
+    fn estimate(&self, parameters: &[Parameter], work: &Work) -> Estimate {
+        Estimate::of(parameters, &self.stages(work), work)
     }
 }

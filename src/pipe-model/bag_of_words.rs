@@ -1,8 +1,13 @@
-//! The config.json of a bag of words.
+//! A bag of words: the mean of token embeddings and a linear head. It has no estimate of memory.
 
 use serde_json::{Map, Value, json};
 
-use crate::{ConfigError, ConfigKeys, Labels, TaskData};
+use crate::architecture::{Architecture, ModelConfig};
+use crate::config_keys::{ConfigError, ConfigKeys};
+use crate::parameter::{Init, Parameter};
+use crate::starter::{Recipe, Starter, StarterSizes, joined, number_of_labels};
+use crate::task_data::{Labels, TaskData};
+use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct BagOfWordsConfig {
@@ -38,22 +43,6 @@ impl BagOfWordsConfig {
         Ok(config)
     }
 
-    /// `labels` are absent where the data decides. A text may have any length: there are no positions.
-    pub fn task_data(&self, labels: Option<Labels>) -> TaskData {
-        TaskData::Classification {
-            vocab_size: self.vocab_size as u64,
-            pad_token_id: self.pad_token_id,
-            max_length: u32::MAX,
-            token_types: false,
-            labels,
-        }
-    }
-
-    /// The parameter whose rows are the labels.
-    pub fn head(&self) -> &'static str {
-        "classifier.weight"
-    }
-
     /// config.json: what was given, with every default filled in.
     pub fn export(&self) -> Map<String, Value> {
         let mut config = self.given.clone();
@@ -70,6 +59,68 @@ impl BagOfWordsConfig {
         self.labels.export(&mut config);
         config
     }
+}
+
+pub const ARCHITECTURE: Architecture = Architecture {
+    read: |config| Ok(Box::new(BagOfWordsConfig::read(config)?)),
+    starter: Starter {
+        fine_tuning: Recipe { lr: 1.0e-3, epochs: 3, steps: 60 },
+        scratch: Recipe { lr: 1.0e-2, epochs: 5, steps: 300 },
+        base_lr: 1.0e-2,
+        effective_batch: 32,
+        schedule: "linear",
+        hub: None,
+        vocabulary: 30_522,
+        config: |StarterSizes { vocabulary, classes, .. }| {
+            let sizes = json!({ "vocab_size": vocabulary, "hidden_size": 128 });
+            joined([sizes, number_of_labels(*classes)])
+        },
+    },
+    tokenization: Some(Tokenization::json(TrainedTokenizer {
+        algorithm: Algorithm::WordPiece,
+        special: &["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+        template: Template::Typed { start: "[CLS]", end: "[SEP]" },
+    })),
+    in_transformers: false,
+    generation_keys: &[],
+};
+
+impl ModelConfig for BagOfWordsConfig {
+    fn parameters(&self) -> Vec<Parameter> {
+        parameters(self)
+    }
+
+    /// A text may have any length: there are no positions.
+    fn task_data(&self, labels: Option<Labels>) -> TaskData {
+        TaskData::Classification {
+            vocab_size: self.vocab_size as u64,
+            pad_token_id: self.pad_token_id,
+            max_length: u32::MAX,
+            token_types: false,
+            labels,
+        }
+    }
+
+    fn head(&self) -> Option<&'static str> {
+        Some("classifier.weight")
+    }
+
+    fn drops(&self) -> bool {
+        self.dropout > 0.0
+    }
+}
+
+pub fn parameters(config: &BagOfWordsConfig) -> Vec<Parameter> {
+    let (hidden, labels) = (config.hidden_size, config.labels.count());
+    let std = (hidden as f64).powf(-0.5);
+    vec![
+        Parameter::new("embedding.weight", &[config.vocab_size, hidden], Init::Normal { std }),
+        Parameter {
+            may_be_missing: true,
+            ..Parameter::new("classifier.weight", &[labels, hidden], Init::Normal { std })
+        },
+        Parameter { may_be_missing: true, ..Parameter::new("classifier.bias", &[labels], Init::Constant(0.0)) },
+    ]
 }
 
 #[cfg(test)]
@@ -103,5 +154,12 @@ mod tests {
             BagOfWordsConfig { given: Map::new(), ..read(Value::Object(exported)).unwrap() },
             BagOfWordsConfig { given: Map::new(), ..config }
         );
+    }
+
+    #[test]
+    fn an_embedding_and_a_head() {
+        let config = json!({"vocab_size": 100, "hidden_size": 16, "num_labels": 3});
+        let config = BagOfWordsConfig::read(config.as_object().unwrap()).unwrap();
+        assert_eq!(parameters(&config).iter().map(Parameter::count).sum::<u64>(), 100 * 16 + 3 * 16 + 3);
     }
 }
