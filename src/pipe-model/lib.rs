@@ -1,5 +1,5 @@
-//! The models as numbers: their configs, the parameters that follow from them, and what a training of them holds. Knows no
-//! tensors, so that a plan needs no libtorch.
+//! The models as numbers: their configs, the parameters that follow from them, and what a training of them holds. Knows
+//! no tensors, so that a plan needs no libtorch.
 
 mod architecture;
 pub mod bag_of_words;

@@ -1,5 +1,5 @@
-//! The search of `pipe tune`, as numbers and files: what may be tried, what is tried next, when a trial is given up, and the journal
-//! that Optuna reads too. Nothing here runs anything.
+//! The search of `pipe tune`, as numbers and files: what may be tried, what is tried next, when a trial is given up,
+//! and the journal that Optuna reads too. Nothing here runs anything.
 
 mod axis;
 mod importance;

@@ -1,4 +1,5 @@
-//! BERT, RoBERTa and XLM-RoBERTa: config.json with keys and defaults as in Hugging Face's `BertConfig`, `RobertaConfig` and `XLMRobertaConfig`, and their parameters with names, shapes and initialisation as there.
+//! BERT, RoBERTa and XLM-RoBERTa: config.json with keys and defaults as in Hugging Face's `BertConfig`,
+//! `RobertaConfig` and `XLMRobertaConfig`, and their parameters with names, shapes and initialisation as there.
 
 pub(crate) mod memory;
 

@@ -1,5 +1,5 @@
-//! The estimate of what a training step holds on a card: the stages of its passes with their bytes, and the peak. It must know no
-//! model.
+//! The estimate of what a training step holds on a card: the stages of its passes with their bytes, and the peak. It
+//! must know no model.
 
 mod kernels;
 mod peak;

@@ -1,4 +1,5 @@
-//! HybridCNNLSTM: its config.json, and its parameters with names, shapes and initialisation as torch's modules have them.
+//! HybridCNNLSTM: its config.json, and its parameters with names, shapes and initialisation as torch's modules have
+//! them.
 
 mod memory;
 

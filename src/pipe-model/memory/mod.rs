@@ -1,4 +1,5 @@
-//! What a training holds on a card: the estimate of a step, how its samples are cut into parts that fit, and the largest batch.
+//! What a training holds on a card: the estimate of a step, how its samples are cut into parts that fit, and the
+//! largest batch.
 
 mod cut;
 mod cutter;

@@ -1,4 +1,5 @@
-//! MU-SOTA: its config.json and its parameters. The defaults are the model of its authors, which has 26.87 million parameters.
+//! MU-SOTA: its config.json and its parameters. The defaults are the model of its authors, which has 26.87 million
+//! parameters.
 
 mod memory;
 

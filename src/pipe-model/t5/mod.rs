@@ -1,4 +1,5 @@
-//! T5: config.json with keys and defaults as in Hugging Face's `T5Config`, and its parameters with names, shapes and initialisation as there.
+//! T5: config.json with keys and defaults as in Hugging Face's `T5Config`, and its parameters with names, shapes
+//! and initialisation as there.
 
 mod memory;
 

@@ -1,4 +1,5 @@
-//! Domains as Optuna writes its distributions, and the values of parameters as it keeps them: the index of a choice, or the number.
+//! Domains as Optuna writes its distributions, and the values of parameters as it keeps them: the index of a
+//! choice, or the number.
 
 use serde_json::Value;
 

@@ -1,8 +1,10 @@
-//! The lock that Optuna takes by default before it writes: a symbolic link beside the journal, named after it with `.lock`. A link
-//! that stays the same for longer than the grace period was left by a process that died, and is removed.
+//! The lock that Optuna takes by default before it writes: a symbolic link beside the journal, named after it with
+//! `.lock`. A link that stays the same for longer than the grace period was left by a process that died, and is
+//! removed.
 //!
-//! We also hold a `flock` on the journal meanwhile, and our links are told from those of Optuna by a `/./`. So a link of ours that
-//! is found while its `flock` is free was left by a process that died, and nobody waits for the grace period.
+//! We also hold a `flock` on the journal meanwhile, and our links are told from those of Optuna by a `/./`. So a link
+//! of ours that is found while its `flock` is free was left by a process that died, and nobody waits for the grace
+//! period.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};

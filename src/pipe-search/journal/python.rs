@@ -1,4 +1,5 @@
-//! What Python writes and Rust does not: JSON with `NaN`, `Infinity` and halves of surrogate pairs, and local times without a zone.
+//! What Python writes and Rust does not: JSON with `NaN`, `Infinity` and halves of surrogate pairs, and local times
+//! without a zone.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -150,11 +151,6 @@ mod tests {
             assert_eq!(write_number(number), text);
         }
     }
-}
-
-#[cfg(test)]
-mod time_tests {
-    use super::*;
 
     #[test]
     fn reads_what_it_writes() {

@@ -1,4 +1,5 @@
-//! What is written: one JSON object for each prediction, in a file that has its name when it is complete, and events on stdout.
+//! What is written: one JSON object for each prediction, in a file that has its name when it is complete, and
+//! events on stdout.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};

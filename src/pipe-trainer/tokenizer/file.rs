@@ -7,7 +7,7 @@ use pipe_spec::pipeline::Arch;
 use tokenizers::Tokenizer;
 
 use super::settings::Settings;
-use super::{bert, clip, roberta, sentencepiece};
+use super::{sentencepiece, vocabulary};
 use crate::boundary;
 use crate::error::TrainerError;
 use crate::host::activity;
@@ -29,9 +29,9 @@ pub fn open(path: &Path, arch: Arch) -> Result<Tokenizer, TrainerError> {
             VocabularyFormat::T5 => sentencepiece::t5(path, &settings),
             VocabularyFormat::XlmRoberta => sentencepiece::xlm_roberta(path, &settings),
             VocabularyFormat::DebertaV3 => sentencepiece::deberta_v3(path, &settings),
-            VocabularyFormat::Bert => bert::build(path, &settings),
-            VocabularyFormat::Roberta => roberta::build(path, &settings),
-            VocabularyFormat::Clip => clip::build(path, &settings),
+            VocabularyFormat::Bert => vocabulary::bert(path, &settings),
+            VocabularyFormat::Roberta => vocabulary::roberta(path, &settings),
+            VocabularyFormat::Clip => vocabulary::clip(path, &settings),
         }
     };
     let tokenizer = activity::during(format_args!("the tokenizer {}", path.display()), || guarded(build));

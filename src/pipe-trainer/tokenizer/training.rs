@@ -1,5 +1,5 @@
-//! Trains a tokenizer on texts, with the algorithm and the special tokens that the published models of an architecture have. The
-//! same texts give the same tokenizer.
+//! Trains a tokenizer on texts, with the algorithm and the special tokens that the published models of an architecture
+//! have. The same texts give the same tokenizer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,10 +16,11 @@ use tokenizers::{
     Tokenizer, Trainer,
 };
 
-use super::clip;
-use super::parts::{Built, classify, decode, normalize, number, pre_tokenize, surround};
-use super::roberta::{self, byte_level};
 use super::sentencepiece::metaspace;
+use super::vocabulary::{
+    Built, byte_level, classify, clip_normalizer, clip_pre_tokenizer, decode, normalize, number, pre_tokenize,
+    surround, surround_as_roberta,
+};
 
 /// A tokenizer for an architecture with at most `size` tokens.
 pub fn train(arch: Arch, size: u32, texts: &[String]) -> Built {
@@ -58,7 +59,7 @@ fn normalizer(algorithm: Algorithm) -> Option<Value> {
         Algorithm::WordPiece => Some(json!({
             "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true,
         })),
-        Algorithm::WordEndBpe => Some(clip::normalizer()),
+        Algorithm::WordEndBpe => Some(clip_normalizer()),
         Algorithm::Unigram { .. } => Some(json!({ "type": "Sequence", "normalizers": [{ "type": "NFKC" }, spaces] })),
         Algorithm::ByteLevelBpe => None,
     }
@@ -67,7 +68,7 @@ fn normalizer(algorithm: Algorithm) -> Option<Value> {
 fn pre_tokenizer(algorithm: Algorithm) -> Value {
     match algorithm {
         Algorithm::WordPiece => json!({ "type": "BertPreTokenizer" }),
-        Algorithm::WordEndBpe => clip::pre_tokenizer(),
+        Algorithm::WordEndBpe => clip_pre_tokenizer(),
         Algorithm::Unigram { .. } => metaspace("always"),
         Algorithm::ByteLevelBpe => byte_level(false),
     }
@@ -94,8 +95,8 @@ fn enclose(tokenizer: &mut Tokenizer, algorithm: Algorithm, template: Template) 
         }
         Template::Typed { start, end } => classify(tokenizer, start, end),
         Template::Enclosed { start, end } => match algorithm {
-            Algorithm::ByteLevelBpe => roberta::surround(tokenizer, start, end, true, false),
-            Algorithm::WordEndBpe => roberta::surround(tokenizer, start, end, false, false),
+            Algorithm::ByteLevelBpe => surround_as_roberta(tokenizer, start, end, true, false),
+            Algorithm::WordEndBpe => surround_as_roberta(tokenizer, start, end, false, false),
             Algorithm::WordPiece | Algorithm::Unigram { .. } => {
                 let known = [(start, number(tokenizer, start)?), (end, number(tokenizer, end)?)];
                 let (start, end) = (token(start), token(end));

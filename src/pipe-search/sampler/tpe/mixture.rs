@@ -302,14 +302,6 @@ mod tests {
         let sum: f64 = seen.iter().map(|(_, probability)| probability).sum();
         assert!((sum - 1.0).abs() < 1e-9, "{sum}");
     }
-}
-
-#[cfg(test)]
-mod kernel_tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::space::Domain;
 
     #[test]
     fn a_kernel_is_as_wide_as_its_larger_gap() {

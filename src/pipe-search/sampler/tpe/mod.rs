@@ -1,9 +1,9 @@
 //! The tree-structured Parzen estimator, with the settings of Optuna 5.
 //!
-//! Good trials make one density over the space, all the others a second one. Of some candidates from the first, that one is taken where
-//! the first is largest in comparison with the second. Bergstra et al., "Algorithms for Hyper-Parameter Optimization" (2011);
-//! Watanabe, "Tree-Structured Parzen Estimator: Understanding Its Algorithm Components" (2023).
-//! Trials that could not run say which points are probably not allowed.
+//! Good trials make one density over the space, all the others a second one. Of some candidates from the first, that
+//! one is taken where the first is largest in comparison with the second. Bergstra et al., "Algorithms for
+//! Hyper-Parameter Optimization" (2011); Watanabe, "Tree-Structured Parzen Estimator: Understanding Its Algorithm
+//! Components" (2023). Trials that could not run say which points are probably not allowed.
 
 mod mixture;
 mod split;

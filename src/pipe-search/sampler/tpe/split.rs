@@ -271,11 +271,6 @@ mod tests {
         assert_eq!(good(trials(), 40, &two), [0, 1, 2, 3]);
         assert_eq!(good(trials(), 50, &two), [0, 1, 2, 3, 4]);
     }
-}
-
-#[cfg(test)]
-mod hypervolume_tests {
-    use super::*;
 
     #[test]
     fn volumes_of_overlapping_boxes() {

@@ -1,24 +1,20 @@
-//! Synthetic stories: endless, reproducible and learnable, because where an animal lives and what it eats depends on the animal
-//! alone, and names come again.
-
-mod tokenizer;
-mod vocabulary;
+//! Synthetic stories: endless, reproducible and learnable, because where an animal lives and what it eats depends
+//! on the animal alone, and names come again.
 
 use std::fs;
 
-use self::vocabulary::{ADJECTIVES, ANIMALS, Animal, NAMES, PLACES, TIMES};
+use super::rows::{Split, Unigram};
 use crate::cli::StoriesArgs;
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};
 use crate::storage::durable;
-use crate::synthetic::split::Split;
 
 pub fn generate(args: &StoriesArgs) -> Result<(), TrainerError> {
     let eval_rows = args.eval_rows.unwrap_or((args.rows / 20).max(1));
     let files = [
         ("train.txt", stories(args.seed, Split::Train, args.rows)),
         ("eval.txt", stories(args.seed, Split::Eval, eval_rows)),
-        ("tokenizer.json", tokenizer::json()),
+        ("tokenizer.json", tokenizer()),
     ];
     fs::create_dir_all(&args.out).map_err(|source| TrainerError::Io { path: args.out.clone(), source })?;
     for (name, text) in files {
@@ -62,8 +58,62 @@ fn one_of<'a>(words: &[&'a str], random: &mut Random) -> &'a str {
     words[random.below(words.len() as u64) as usize]
 }
 
+pub struct Animal {
+    pub kind: &'static str,
+    pub home: &'static str,
+    pub food: &'static str,
+}
+
+const fn animal(kind: &'static str, home: &'static str, food: &'static str) -> Animal {
+    Animal { kind, home, food }
+}
+
+pub const ANIMALS: [Animal; 12] = [
+    animal("fox", "forest", "berries"),
+    animal("bear", "cave", "honey"),
+    animal("owl", "barn", "mice"),
+    animal("frog", "pond", "flies"),
+    animal("rabbit", "meadow", "clover"),
+    animal("otter", "river", "fish"),
+    animal("squirrel", "oak", "nuts"),
+    animal("hedgehog", "garden", "worms"),
+    animal("goat", "mountain", "grass"),
+    animal("duck", "lake", "bread"),
+    animal("mouse", "mill", "cheese"),
+    animal("horse", "stable", "apples"),
+];
+
+pub const NAMES: [&str; 12] =
+    ["milo", "ada", "pip", "luna", "otto", "nora", "finn", "ruby", "hugo", "ivy", "max", "zoe"];
+
+pub const ADJECTIVES: [&str; 8] = ["small", "brave", "clever", "lazy", "kind", "hungry", "old", "happy"];
+
+pub const TIMES: [&str; 4] = ["morning", "day", "afternoon", "evening"];
+
+pub const PLACES: [&str; 6] = ["market", "bridge", "beach", "village", "hill", "harbour"];
+
+/// Every word that a story can have.
+pub fn words() -> Vec<&'static str> {
+    let others = "once upon a time there was named lived in the and loved to eat one went met had come from look for helped \
+                  together they found near at night home slept well";
+    let mut words: Vec<&str> = others.split_whitespace().collect();
+    words.extend(ANIMALS.iter().flat_map(|animal| [animal.kind, animal.home, animal.food]));
+    words.extend(NAMES.iter().chain(&ADJECTIVES).chain(&TIMES).chain(&PLACES));
+    words.sort_unstable();
+    words.dedup();
+    words
+}
+
+/// Nothing is put around a text: the end token goes between documents, when they are packed.
+pub fn tokenizer() -> String {
+    let special = ["<|endoftext|>", "<unk>"];
+    Unigram { special: &special, unknown: 1, start: None, end: None, normalizer: "NFKC" }.json(words())
+}
+
 #[cfg(test)]
 mod tests {
+    use tokenizers::Tokenizer;
+
     use super::*;
 
     #[test]
@@ -86,6 +136,18 @@ mod tests {
             let hero = hero.unwrap();
             assert!(story.contains(&format!("lived in the {} and loved to eat {}.", hero.home, hero.food)), "{story}");
             assert!(story.ends_with(&format!("home to the {} and slept well.", hero.home)), "{story}");
+        }
+    }
+
+    #[test]
+    fn a_story_comes_back_and_its_words_are_whole() {
+        let tokenizer = Tokenizer::from_bytes(tokenizer()).unwrap();
+        for number in 0..50 {
+            let story = story(&mut Random::new(Purpose::Stories, 4, &[number]));
+            let encoding = tokenizer.encode(story.as_str(), false).unwrap();
+            let words = story.split_whitespace().count() + story.matches(['.', ',']).count();
+            assert_eq!(encoding.len(), words, "{:?}", encoding.get_tokens());
+            assert_eq!(tokenizer.decode(encoding.get_ids(), true).unwrap(), story);
         }
     }
 }
