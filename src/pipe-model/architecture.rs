@@ -14,7 +14,7 @@ pub type ReadConfig = fn(&Map<String, Value>) -> Result<Box<dyn ModelConfig>, Co
 
 pub struct Architecture {
     pub read: ReadConfig,
-    /// What `pipe init` writes.
+    /// The settings that `pipe init` writes.
     pub starter: Starter,
     /// Absent for a model that reads no text.
     pub tokenization: Option<Tokenization>,
@@ -28,7 +28,7 @@ pub struct Architecture {
 pub trait ModelConfig {
     fn parameters(&self) -> Vec<Parameter>;
 
-    /// What its data must be like. `labels` are what a classifier predicts; absent where the data decides.
+    /// The data that it needs. `labels` are what a classifier predicts; absent where the data decides.
     fn task_data(&self, labels: Option<Labels>) -> TaskData;
 
     /// The parameter whose rows are the labels, for a classifier: where a checkpoint lacks it, the data decides the labels.

@@ -14,7 +14,7 @@ pub struct BagOfWordsConfig {
     pub vocab_size: i64,
     pub hidden_size: i64,
     pub pad_token_id: i64,
-    /// Of the mean, before the head.
+    /// The dropout of the mean, before the head.
     pub dropout: f64,
     pub labels: Labels,
     /// Everything that was given, kept for the export.

@@ -27,7 +27,7 @@ pub fn read_config(arch: Arch, config: &Map<String, Value>) -> Result<Box<dyn Mo
     (architecture(arch).read)(config)
 }
 
-/// What a new pipeline for a model starts with.
+/// The first settings of a new pipeline for a model.
 pub fn starter(arch: Arch) -> Starter {
     architecture(arch).starter
 }

@@ -1,4 +1,4 @@
-//! What a new pipeline for a model starts with, before anybody has tuned it.
+//! The first settings of a new pipeline for a model, before anybody has tuned it.
 
 use serde_json::{Map, Value, json};
 
@@ -31,7 +31,7 @@ pub struct Recipe {
     pub steps: u32,
 }
 
-/// What the config of a new model takes from the data.
+/// The sizes that the config of a new model takes from the data.
 #[derive(Clone, Copy, Debug)]
 pub struct StarterSizes {
     pub model: ModelSize,

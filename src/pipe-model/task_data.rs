@@ -1,4 +1,4 @@
-//! What a model's data must be like: one variant for each task, and the labels of a classifier.
+//! The data that a model needs: one variant for each task, and the labels of a classifier.
 
 use pipe_spec::pipeline::Task;
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ pub enum TaskData {
     Seq2Seq {
         vocab_size: u64,
         pad_token_id: i64,
-        /// What every text must end with.
+        /// Every text must end with this token.
         eos_token_id: i64,
     },
     /// One text or two, and a class or a number.
@@ -28,7 +28,7 @@ pub enum TaskData {
     Contrastive {
         vocab_size: u64,
         pad_token_id: i64,
-        /// What every text must have, if the model looks for it.
+        /// Every text must have this token, if the model looks for it.
         eos_token_id: Option<i64>,
         /// Tokens of a text at most.
         max_length: u32,
@@ -99,7 +99,7 @@ impl Labels {
         }
     }
 
-    /// What `num_labels`, `id2label` and `problem_type` of a config.json say, if they say anything.
+    /// Reads `num_labels`, `id2label` and `problem_type` of a config.json. Absent where none of them is there.
     pub fn read(config: &Map<String, Value>) -> Result<Option<Self>, ConfigError> {
         let keys = ConfigKeys(config);
         let named = names(config)?;
@@ -192,7 +192,7 @@ mod tests {
         for (config, want) in cases {
             let labels = read(config.clone()).unwrap();
             assert_eq!(labels, want, "{config}");
-            // What is written down is read again; the names of numbers are of no consequence.
+            // An export is read back; the names of numbers do not matter.
             let Some(labels) = labels else { continue };
             let mut exported = config.as_object().unwrap().clone();
             labels.export(&mut exported);

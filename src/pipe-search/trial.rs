@@ -48,7 +48,7 @@ pub struct Trial {
     pub number: u64,
     pub state: TrialState,
     pub point: Point,
-    /// What each value of the point was taken from.
+    /// The domain that each value of the point was taken from.
     pub domains: BTreeMap<String, Domain>,
     /// One for each objective, of a trial that is complete.
     pub values: Vec<f64>,

@@ -1,4 +1,4 @@
-//! What the passes of a training step hold. DeBERTa shares the embeddings, the layers and the head.
+//! The memory of the passes of a training step. DeBERTa shares the embeddings, the layers and the head.
 
 use super::{BertConfig, Family};
 use crate::estimate::{Attention, Bias, Stage, StepMemory, Work, column_sums};
@@ -33,7 +33,7 @@ fn attention(flow: &Flow<'_>, number: u128) -> Stage {
 /// Up to this many tokens the gradient of embeddings is computed without partial sums.
 const FEW_TOKENS: u128 = 3072;
 
-/// What flows through the layers.
+/// The sizes of the tensors between layers.
 #[derive(Clone, Copy)]
 pub(crate) struct Flow<'a> {
     pub work: &'a Work,
@@ -94,17 +94,17 @@ impl Flow<'_> {
         Attention { work, heads, width: self.width / heads, queries: length, keys: length, drops: work.drops, bias }
     }
 
-    /// What attention keeps: its input, queries, keys and values, what it gives and the sums of its weights.
+    /// Bytes that attention keeps: its input, queries, keys and values, its output and the sums of its weights.
     pub fn attention_kept(&self) -> u128 {
         5 * self.hidden() + self.attends().kept()
     }
 
-    /// What the forward pass of attention holds while queries, keys and values are made: their weights in one piece too.
+    /// Bytes of the forward pass of attention while queries, keys and values are made: their weights in one piece too.
     pub fn attention_forward(&self) -> u128 {
         4 * self.hidden() + self.stacked().max(self.hidden() + self.attends().forward())
     }
 
-    /// What the backward pass of attention holds. `more` is what it holds beside that until the gradients of queries, keys and
+    /// Bytes of the backward pass of attention. `more` is what it holds beside that until the gradients of queries, keys and
     /// values are there.
     pub fn attention_backward(&self, more: u128) -> u128 {
         // The gradients of the residual, of what it gave, of queries, keys and values; those of parameters come after them.
@@ -149,7 +149,7 @@ impl Flow<'_> {
         let inner = self.tokens() * self.inner * self.work.compute();
         let weights = self.narrow(self.width * self.inner);
         let kept = 2 * hidden + inner + self.spreads();
-        // What attention gave is still there, and what went into the activation and came out of it.
+        // The output of attention is still there, and the input and output of the activation.
         let forward = (3 * hidden + 2 * inner + weights).max(2 * hidden + kept);
         // The gradients of the residual and, if some of it was dropped, of the product are no longer the same.
         let given = (1 + u128::from(self.work.drops)) * hidden;
@@ -159,7 +159,7 @@ impl Flow<'_> {
         self.stage(format!("the feed-forward part of layer {number}"), [kept, forward, backward], parameters)
     }
 
-    /// What the forward pass of a layer holds where nothing is kept. In its feed-forward part `others` are still there, beside
+    /// Bytes of the forward pass of a layer where nothing is kept. In its feed-forward part `others` are still there, beside
     /// what attention gave, its product, the norm of that and what the part gives.
     pub fn unrecorded(&self, others: u128) -> u128 {
         let inner = self.tokens() * self.inner * self.work.compute();
@@ -173,7 +173,7 @@ impl Flow<'_> {
         let hidden = self.hidden();
         let gradients: u128 = stages.iter().map(|stage| stage.gradients).sum();
         let made_at_once = |made: u128| if self.work.accum > 1 { 0 } else { made };
-        // What came out and its gradient stay until all is done.
+        // The output and its gradient stay until all is done.
         let (mut kept, mut highest) = (hidden, 0);
         for stage in stages {
             highest = highest.max(kept + stage.forward);
@@ -198,7 +198,7 @@ impl Flow<'_> {
         self.stage("the head".to_owned(), [kept, hidden, kept + hidden], parameters)
     }
 
-    /// What the gradient of a norm's parameters is summed up from.
+    /// Bytes of the partial sums from which the gradient of a norm's parameters is made.
     fn norm_sums(&self) -> u128 {
         3 * self.tokens().min(792) * self.width * 4
     }

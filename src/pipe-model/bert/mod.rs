@@ -37,7 +37,7 @@ pub struct BertConfig {
     given: Map<String, Value>,
 }
 
-/// What the three differ in.
+/// The three members of the family, which differ in names, positions and heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     Bert,
@@ -117,7 +117,7 @@ impl BertConfig {
         }
     }
 
-    /// What the names of the encoder's parameters begin with.
+    /// The prefix of the encoder's parameters.
     pub fn prefix(&self) -> &'static str {
         match self.family {
             Family::Bert => "bert",

@@ -1,4 +1,4 @@
-//! What the passes of a training step hold, and the layers of a tower.
+//! The memory of the passes of a training step, and of the layers of a tower.
 
 use super::{ClipConfig, TextConfig, TowerConfig, VisionConfig};
 use crate::estimate::{Attention, Bias, Stage, StepMemory, Way, Work, column_sums};
@@ -66,7 +66,7 @@ fn words(text: &TextConfig, layers: &Layers, work: &Work) -> Stage {
     }
 }
 
-/// Of one position of each sample.
+/// The projection of one position of each sample.
 fn projection(name: &str, config: &ClipConfig, layers: &Layers) -> Stage {
     let width = config.projection_dim as u128;
     let rows = layers.batch * (3 * layers.width + 3 * width) * FLOAT;
@@ -167,7 +167,7 @@ impl Layers {
         }
     }
 
-    /// What is added to the scores, [batch, 1, length, length]; a kernel of the trainer's own takes lengths instead.
+    /// Bytes of the mask that is added to the scores, [batch, 1, length, length]. The trainer's own kernel takes lengths instead.
     pub fn mask(&self) -> u128 {
         let added = self.masked && self.attends().way() != Way::Kernel;
         if added { self.batch * self.length * self.length * self.compute } else { 0 }

@@ -43,7 +43,7 @@ pub struct VisionConfig {
     pub patch_size: i64,
 }
 
-/// What both towers have.
+/// The keys that both towers have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TowerConfig {
     pub hidden_size: i64,
@@ -55,7 +55,7 @@ pub struct TowerConfig {
     pub attention_dropout: f64,
     pub initializer_range: f64,
     pub initializer_factor: f64,
-    /// What was given for it.
+    /// All keys that were given for it, kept for the export.
     given: Map<String, Value>,
 }
 

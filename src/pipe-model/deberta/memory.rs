@@ -1,4 +1,4 @@
-//! What the passes of a training step hold.
+//! The memory of the passes of a training step.
 
 use super::{ConvConfig, DebertaConfig, Relative};
 use crate::bert::memory::{Flow, linear};
@@ -33,7 +33,7 @@ fn embeddings(config: &DebertaConfig, flow: &Flow<'_>) -> Stage {
     let positions = if config.position_biased_input { config.max_position_embeddings } else { 0 };
     let tables = (words + (positions + config.type_vocab_size) as u128) * width;
     let projection = if width == flow.width { 0 } else { width * flow.width };
-    // What was embedded with its padding set to 0.
+    // The embeddings with padding set to 0.
     let masked = if work.padded { flow.tokens() * flow.width * work.weight() } else { 0 };
     let mut stage = flow.embeddings(words, tables + projection, masked);
     if projection > 0 {
@@ -96,7 +96,7 @@ impl<'a> Distances<'a> {
         if self.shares_projections { self.parts * self.flow.width * self.flow.width } else { 0 }
     }
 
-    /// What all layers look at, and the parameters that are not of one layer.
+    /// The tensors that all layers read, and the parameters that belong to no single layer.
     fn shared(&self, config: &DebertaConfig) -> Stage {
         let Flow { work, width, .. } = self.flow;
         let table = self.rows * width * work.weight();
@@ -125,7 +125,7 @@ impl<'a> Distances<'a> {
         let (hidden, scores, work) = (flow.hidden(), self.scores(), flow.work);
         let inside = parts * self.projected() + self.kept_embeddings();
         let kept = flow.attention_kept() + inside + scores;
-        // What all layers look at is held until the last has, and what was dropped of it until all parts are there.
+        // The tensors that all layers read are held until the last has read them, and their dropped copies until all parts are there.
         let table = self.rows * flow.width * work.weight();
         let shared = if work.checkpointing { 0 } else { self.mask + table };
         let dropped = if work.drops && work.mixed() { table } else { 0 };
@@ -142,7 +142,7 @@ impl<'a> Distances<'a> {
         flow.stage(format!("the scores of layer {number}"), [kept, forward, backward], parameters)
     }
 
-    /// What the forward pass of attention holds where nothing is kept.
+    /// Bytes that the forward pass of attention holds where nothing is kept.
     fn unrecorded(&self) -> u128 {
         let embeddings = self.rows * self.flow.width * self.flow.work.weight();
         4 * self.flow.hidden() + embeddings + (2 * self.parts + 1) * self.scores()
@@ -156,7 +156,7 @@ fn convolution(config: ConvConfig, flow: &Flow<'_>) -> Stage {
     let narrow = if flow.work.mixed() { weights * flow.work.compute() } else { 0 };
     let hidden = flow.hidden();
     let kept = 2 * hidden + narrow;
-    // What the layer gave and what was found: masked, dropped, activated, added and normed.
+    // The output of the layer and of the convolution: masked, dropped, activated, added and normed.
     let held = [kept, kept + 6 * hidden, kept + 4 * hidden];
     let stage = flow.stage("the convolution".to_owned(), held, weights + 3 * flow.width);
     if flow.work.checkpointing {

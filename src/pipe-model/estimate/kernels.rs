@@ -1,4 +1,4 @@
-//! What kernels hold for a moment beside their inputs and outputs: attention, sums of columns, chunks of rows.
+//! The memory that kernels take for a moment beside inputs and outputs: attention, sums of columns, chunks of rows.
 
 use super::work::Work;
 
@@ -11,7 +11,7 @@ const KEYS: u128 = 32;
 const CHUNK: u128 = 64 << 20;
 const FLOAT: u128 = 4;
 
-/// What the lengths of rows are rounded up to a multiple of on a card, where the fused attention of torch reads a bias.
+/// Rows are padded to a multiple of this length on a card, where the fused attention of torch reads a bias.
 pub const ROW_MULTIPLE: usize = 16;
 
 /// Whether heads of this width have a kernel of the trainer's own, in kinds of 16 bits.
@@ -22,7 +22,7 @@ pub fn has_attention_kernel(width: i64) -> bool {
 pub(crate) struct Attention<'a> {
     pub work: &'a Work,
     pub heads: u128,
-    /// Of one head.
+    /// The width of one head.
     pub width: u128,
     pub queries: u128,
     pub keys: u128,
@@ -30,12 +30,12 @@ pub(crate) struct Attention<'a> {
     pub bias: Bias,
 }
 
-/// What is added to scores, beside what hides padding.
+/// A term that is added to scores, beside the mask of padding.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bias {
     None,
     ByDistance,
-    /// Of each sample, which there is no kernel for.
+    /// A term for each pair of tokens of each sample. There is no kernel for it.
     ByPair,
 }
 
@@ -106,7 +106,7 @@ impl Attention<'_> {
     }
 }
 
-/// Of an H100 or H200; with fewer it takes less.
+/// The processors of an H100 or H200. A card with fewer needs less.
 const PROCESSORS: u128 = 132;
 /// Blocks of 128 threads at once on each.
 const BLOCKS: u128 = 16;

@@ -1,4 +1,4 @@
-//! What a training holds at its peak: the state of the model, computed exactly, and the passes of a step.
+//! The peak of a training: the state of the model, computed exactly, and the passes of a step.
 
 use pipe_spec::pipeline::OptimizerKind;
 
@@ -7,7 +7,7 @@ use super::stage::{Peak, Stage, peak};
 use super::work::{Work, owners};
 use crate::parameter::{Init, Parameter};
 
-/// What cuBLAS and cuBLASLt keep for their products, on cards that take this much.
+/// Bytes that cuBLAS and cuBLASLt keep for their products, on cards that take this much.
 pub const WORKSPACE: u64 = 64 << 20;
 
 /// The share of a card that estimates may fill: they are a few percent off, and blocks do not fit into each other without gaps.
@@ -18,7 +18,7 @@ pub fn usable(capacity: u64) -> u64 {
     (capacity as f64 * USABLE) as u64
 }
 
-/// What a training holds at its peak, in bytes.
+/// The peak of a training, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Estimate {
     /// How many numbers are learned.
@@ -26,12 +26,12 @@ pub struct Estimate {
     pub weights: u64,
     pub gradients: u64,
     pub optimizer: u64,
-    /// What the passes forward and back hold, without logits.
+    /// Bytes of the passes forward and back, without logits.
     pub activations: u64,
-    /// What the model says about every word, where it says that.
+    /// Bytes of the logits, for a model that predicts words.
     pub logits: u64,
     pub workspace: u64,
-    /// What was going on at that moment.
+    /// The stage of the step at that moment.
     pub moment: String,
 }
 
@@ -43,7 +43,7 @@ impl Estimate {
             .fold(0, u64::saturating_add)
     }
 
-    /// Of a model with these parameters whose passes go through these stages.
+    /// The estimate for a model with these parameters whose passes go through these stages.
     pub fn of(parameters: &[Parameter], stages: &[Stage], work: &Work) -> Self {
         let trained = || parameters.iter().filter(|parameter| parameter.trained);
         let params: u128 = trained().map(count).sum();
@@ -75,7 +75,7 @@ impl Estimate {
     }
 }
 
-/// Of what is remembered of all parameters, what the rank with most of it has.
+/// The optimizer's state on the rank that has most of it.
 fn largest_share(trained: &[&Parameter], ranks: u32, remembers: impl Fn(&Parameter) -> u128) -> u128 {
     let sizes: Vec<u64> = trained.iter().map(|parameter| parameter.count()).collect();
     let mut shares = vec![0; ranks.max(1) as usize];
@@ -110,7 +110,7 @@ fn rows_and_columns(parameter: &Parameter) -> Option<[u128; 3]> {
     Some([outer.iter().product::<i64>() as u128, *rows as u128, *columns as u128])
 }
 
-/// What an update holds for a moment beside the gradients.
+/// Bytes that an update holds for a moment beside the gradients.
 fn update<'a>(parameters: impl Iterator<Item = &'a Parameter>, work: &Work) -> u128 {
     let Some(largest) = parameters.max_by_key(|parameter| parameter.count()) else { return 0 };
     match work.optimizer {
@@ -129,7 +129,7 @@ pub trait StepMemory {
     /// The passes of a step, in the order of the forward pass.
     fn stages(&self, work: &Work) -> Vec<Stage>;
 
-    /// What deterministic kernels hold beyond the estimate, in words.
+    /// A sentence on what deterministic kernels hold beyond the estimate.
     fn uncounted_when_deterministic(&self) -> Option<&'static str> {
         None
     }

@@ -1,4 +1,4 @@
-//! What decides how much a training holds beside the model: its settings, and the share of each rank.
+//! The settings that decide how much a training holds beside the model, and the share of each rank.
 
 use pipe_spec::pipeline::{OptimizerKind, Precision};
 

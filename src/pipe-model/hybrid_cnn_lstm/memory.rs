@@ -1,4 +1,4 @@
-//! What the passes of a training step hold: convolutions, cuDNN's LSTM, attention and the head.
+//! The memory of the passes of a training step: convolutions, cuDNN's LSTM, attention and the head.
 
 use super::{HybridConfig, NormKind};
 use crate::estimate::{Stage, StepMemory, Work, column_sums, has_attention_kernel, recomputed};
@@ -52,11 +52,11 @@ fn convolution(sizes: &Sizes, number: usize, [before, channels]: [u128; 2], taps
     if !computed_again {
         return stage;
     }
-    // What it gave is there a second time.
+    // Its output is held a second time.
     Stage { kept: state, backward: backward + state, ..stage }
 }
 
-/// Of each sample once.
+/// The head runs once for each sample.
 fn head(sizes: &Sizes, classes: u128) -> Stage {
     let (width, state) = (sizes.width, sizes.state(sizes.width));
     let rows = sizes.work.batch * 2 * width * sizes.work.compute();
@@ -74,7 +74,7 @@ pub const FLOAT: u128 = 4;
 
 pub struct Sizes<'a> {
     pub work: &'a Work,
-    /// Of a sample.
+    /// Times of one sample.
     pub length: u128,
     /// Times of all samples.
     pub times: u128,
@@ -142,7 +142,7 @@ pub fn lstm_stages(sizes: &Sizes, channels: u128) -> [Stage; 2] {
     };
     let lstm = Stage {
         name: "LSTM".to_owned(),
-        // What comes out is counted by what is behind it.
+        // The next stage counts the output.
         kept: if sizes.work.checkpointing { 0 } else { kept },
         // cuDNN wants times before samples, and gives what there is after the last time.
         forward: kept + sizes.narrowed(weights) + input + 2 * ends + workspace,
@@ -163,7 +163,7 @@ fn ends(sizes: &Sizes) -> u128 {
     sizes.work.batch * sizes.layers * sizes.width * sizes.work.compute()
 }
 
-/// What cuDNN keeps of every layer: gates, cells and what goes into the next.
+/// Bytes that cuDNN keeps of every layer: gates, cells and the input of the next.
 fn reserve(sizes: &Sizes) -> u128 {
     (6 * sizes.layers - 1) * sizes.state(sizes.width)
 }
@@ -217,13 +217,13 @@ fn projection(sizes: &Sizes) -> Stage {
 fn attention(sizes: &Sizes) -> Stage {
     let (state, weights) = (sizes.state(sizes.width), sizes.width * sizes.width);
     let sums = sizes.times * sizes.heads * FLOAT;
-    // What was attended to, and what was normed.
+    // The output of attention and the input of the norm.
     let kept = 2 * state + sums;
     Stage {
         name: "attention".to_owned(),
         kept,
         forward: kept + 3 * state,
-        // What was attended to, its gradient and that of what goes around it, and those of queries, keys and values.
+        // The output of attention, its gradient and that of the residual, and those of queries, keys and values.
         backward: 6 * state + sums + accumulated(sizes) + sizes.new_gradients(weights),
         gradients: (weights + 3 * sizes.width) * sizes.work.weight(),
         logits: 0,

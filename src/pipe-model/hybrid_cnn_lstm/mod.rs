@@ -25,7 +25,7 @@ pub struct HybridConfig {
     pub num_classes: i64,
     pub dropout: f64,
     pub norm: NormKind,
-    /// Of a model that was trained on series: `feature_names`, `feature_mean` and `feature_std`.
+    /// `feature_names`, `feature_mean` and `feature_std` of a model that was trained on series.
     pub scale: Option<Scale>,
     /// Everything that was given, kept for the export.
     given: Map<String, Value>,
@@ -88,7 +88,7 @@ impl HybridConfig {
         Ok(())
     }
 
-    /// What `id2label` calls the classes, if it names them all.
+    /// The names of the classes in `id2label`, if it names them all.
     fn names(&self) -> Option<Vec<String>> {
         let names = self.given.get("id2label")?.as_object()?;
         (0..names.len()).map(|number| names.get(&number.to_string())?.as_str().map(str::to_owned)).collect()
@@ -242,7 +242,7 @@ pub fn parameters(config: &HybridConfig) -> Vec<Parameter> {
     list.0
 }
 
-/// What torch calls the ends of the names of an LSTM's parameters, layer by layer and direction by direction.
+/// The suffixes that torch gives an LSTM's parameters, layer by layer and direction by direction.
 pub fn lstm_suffixes(config: &HybridConfig) -> Vec<String> {
     let directions: &[&str] = if config.bidirectional { &["", "_reverse"] } else { &[""] };
     (0..config.lstm_layers)

@@ -163,7 +163,7 @@ impl Cutter {
         }
     }
 
-    /// What a part may hold beside the state of the model, in bytes. Absent where the model has no estimate.
+    /// Bytes that a part may hold beside the state of the model. Absent where the model has no estimate.
     pub fn part_bytes(&self) -> Option<u64> {
         self.config.step_memory().map(|_| self.budget.passing)
     }
@@ -175,7 +175,7 @@ impl Cutter {
     }
 }
 
-/// What a part holds. Counts tokens where the model has no estimate.
+/// Bytes that a part holds; tokens where the model has no estimate.
 fn held(config: &dyn ModelConfig, parameters: &[Parameter], work: &Work) -> Held {
     let bytes = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
     let Some(memory) = config.step_memory() else {

@@ -1,4 +1,4 @@
-//! What a training holds on a card: the estimate of a step, how its samples are cut into parts that fit, and the
+//! The memory of a training on a card: the estimate of a step, how its samples are cut into parts that fit, and the
 //! largest batch.
 
 mod cut;

@@ -1,4 +1,4 @@
-//! What the passes of a training step hold: the tensors of the trainer's `model/mu_sota` on a card.
+//! The memory of the passes of a training step: the tensors of the trainer's `model/mu_sota` on a card.
 
 use super::MuSotaConfig;
 use crate::estimate::{Stage, StepMemory, WordLoss, Work, column_sums, has_attention_kernel, recomputed};
@@ -89,7 +89,7 @@ impl Sizes<'_> {
             true => rows * ((width / heads).next_multiple_of(32) + 1) * 4,
             false => rows * 4,
         };
-        // Of what came out, of queries, keys and values; then of these three apart and together.
+        // The gradients of the output, of queries, keys and values; then of these three apart and together.
         let inside = kept + 4 * projected + summed;
         let joined = self.normed() + 6 * projected;
         let biases = self.normed() + 3 * projected + self.narrow() + column_sums(self.tokens, 3 * width);
@@ -112,7 +112,7 @@ impl Sizes<'_> {
         // Gradients of weights are added up in fp32 where there are several chunks.
         let summed = 2 * weights * if self.tokens > rows { 4 } else { self.compute };
         let first = if self.tokens > rows { summed } else { summed / 2 };
-        // What goes into the activation, its gradient and that of what comes out; then the first of them for the bias.
+        // The input of the activation, its gradient and that of the output; then the first of them for the bias.
         let inside = (3 * inner + first).max(inner + summed + column_sums(rows.min(self.tokens), self.feed));
         let gradients = (2 * weights + self.feed + 3 * self.width) * self.weight;
         let given = self.hidden() + self.dropped();
@@ -152,7 +152,7 @@ pub struct Sizes<'a> {
     pub width: u128,
     pub blocks_width: u128,
     pub feed: u128,
-    /// Of a number that is added up along the layers, and of one that is computed with.
+    /// Bytes of a number that is added up along the layers, and of one that is computed with.
     pub weight: u128,
     pub compute: u128,
 }
@@ -193,7 +193,7 @@ impl<'a> Sizes<'a> {
         4 * self.blocks_width * self.width * self.compute
     }
 
-    /// What a norm keeps: what came in, normed and, where the trainer has a kernel for the width, before that as it is
+    /// Bytes that a norm keeps: its input, normed and, where the trainer has a kernel for the width, before that as it is
     /// multiplied with its weights; and what each row was divided by.
     pub fn normed(&self) -> u128 {
         let has_kernel = self.width.is_multiple_of(8) && self.width <= 4096;

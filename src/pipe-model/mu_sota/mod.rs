@@ -25,7 +25,7 @@ pub struct MuSotaConfig {
     pub cross_heads: i64,
     pub ffn_dim: i64,
     pub max_seq_len: i64,
-    /// Of embeddings, and of what each attention and each feed-forward layer adds.
+    /// The dropout of embeddings, and of the output of each attention and each feed-forward layer.
     pub dropout: f64,
     /// Everything that was given, kept for the export.
     given: Map<String, Value>,

@@ -1,4 +1,4 @@
-//! What the passes of a training step hold: the tensors of the trainer's `model/t5` on a card.
+//! The memory of the passes of a training step: the tensors of the trainer's `model/t5` on a card.
 
 use super::T5Config;
 use crate::estimate::{Attention, Bias, Stage, StepMemory, Way, WordLoss, Work, recomputed};
@@ -59,7 +59,7 @@ impl Sizes<'_> {
 
     fn embedding(&self, name: &str, tokens: u128, is_decoder: bool) -> Stage {
         let hidden = self.hidden(tokens);
-        // Of the decoder are the tokens themselves, the labels one to the right.
+        // The decoder keeps its tokens: the labels shifted to the right.
         let kept = if is_decoder { tokens * 8 } else { 0 };
         // The first gradient stays, those that come later are added to it.
         let is_first = is_decoder && !self.config.tie_word_embeddings;
@@ -128,7 +128,7 @@ impl Sizes<'_> {
         }
         inside.push(self.feed_forward(path(" feed-forward"), tokens));
 
-        // What later layers have added up: the gradients of the bias and of the encoder's output.
+        // Later layers have added up the gradients of the bias and of the encoder's output.
         let is_last = number + 1 == layers;
         let memory = if is_decoder { self.narrow(source) } else { 0 };
         let waiting = if is_last { 0 } else { self.held_bias(length) + memory };
@@ -214,7 +214,7 @@ pub struct Sizes<'a> {
     pub feed: u128,
     pub heads: u128,
     pub vocab: u128,
-    /// Of a number that is added up along the layers, and of one that is computed with.
+    /// Bytes of a number that is added up along the layers, and of one that is computed with.
     pub weight: u128,
     pub compute: u128,
 }
@@ -269,7 +269,7 @@ impl<'a> Sizes<'a> {
         if self.work.accum > 1 { gradients } else { 0 }
     }
 
-    /// What a layer keeps of its input: itself, its norm and their ratio.
+    /// Bytes that a layer keeps of its input: itself, its norm and their ratio.
     pub fn normed(&self, tokens: u128) -> u128 {
         self.hidden(tokens) + self.narrow(tokens) + tokens * 4
     }
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_grows_with_the_batch_alone_but_for_buckets_and_head() {
-        // Of 8 heads, in fp32, by distance.
+        // The bias by distance of 8 heads, in fp32.
         let fixed = 2 * (256 + 64) * (8 + 8 * 4) + 32128 * 512 * 2;
         assert_eq!(kept(Work { batch: 16, ..WORK }) - fixed, 2 * (kept(WORK) - fixed));
     }

@@ -98,7 +98,7 @@ pub fn parse_value(domain: &Domain, kept: &Value) -> Result<Value, String> {
         Domain::Choices(choices) => {
             whole(kept).and_then(|index| usize::try_from(index).ok()).and_then(|index| choices.get(index).cloned())
         }
-        // What JSON has no number for stays the text that stands for it.
+        // A number that JSON does not have stays the text that stands for it.
         Domain::Float { .. } => match kept {
             Value::String(_) => python::number(kept).map(|_| kept.clone()),
             _ => kept.as_f64().map(Value::from),

@@ -99,7 +99,7 @@ fn identity(link: &Path) -> Option<Identity> {
     fs::symlink_metadata(link).ok().map(|found| (found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
-/// What the link points to: the journal, where Optuna looks for the time of the last change. The second is how we write it.
+/// The target of the link: the journal, where Optuna looks for the time of the last change. The second is how we write it.
 fn targets(path: &Path) -> io::Result<(PathBuf, PathBuf)> {
     let absolute = std::path::absolute(path)?;
     let (Some(folder), Some(name)) = (absolute.parent(), absolute.file_name()) else {

@@ -28,7 +28,7 @@ pub struct Log {
     torn: Vec<(u64, usize)>,
 }
 
-/// What a read found.
+/// The result of a read.
 pub struct News {
     /// The file is another one, or shorter than it was: all of it is new.
     pub restarted: bool,
@@ -167,7 +167,7 @@ impl Log {
 }
 
 impl Line {
-    /// What `Log::done` wants to know.
+    /// The arguments of `Log::done`.
     pub fn place(&self) -> (u64, u64, usize) {
         (self.number, self.end, self.torn)
     }

@@ -1,4 +1,4 @@
-//! What Python writes and Rust does not: JSON with `NaN`, `Infinity` and halves of surrogate pairs, and local times
+//! JSON and times as Python writes them: with `NaN`, `Infinity` and halves of surrogate pairs, and local times
 //! without a zone.
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -69,7 +69,7 @@ impl Journal {
         self.replay.study().map_or(&[], |study| &study.directions)
     }
 
-    /// Of the study.
+    /// The user attributes of the study.
     pub fn user_attrs(&self) -> &BTreeMap<String, Value> {
         static NONE: BTreeMap<String, Value> = BTreeMap::new();
         self.replay.study().map_or(&NONE, |study| &study.user_attrs)
@@ -261,7 +261,7 @@ pub struct Replay {
     studies: BTreeMap<u64, String>,
     next_study: u64,
     study: Option<Study>,
-    /// Of each trial of the file, by id, its number in our study if it is of ours.
+    /// The number in our study of each trial of the file, by id; absent for trials of other studies.
     numbers: Vec<Option<u64>>,
     /// The number of the trial that this worker created last.
     created: Option<u64>,

@@ -1,4 +1,4 @@
-//! What is tried next. [`suggest`] is a pure function: the same study gives the same point on every machine.
+//! The next point of a study. [`suggest`] is a pure function: the same study gives the same point on every machine.
 
 mod grid;
 mod random;

@@ -66,7 +66,7 @@ impl FileEntry {
     }
 }
 
-/// What must not change within a run.
+/// The settings that must not change within a run: resuming is the same training only where they agree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     pub seed: u64,
@@ -114,7 +114,7 @@ pub struct SavedState {
     pub step: u64,
     /// The last step after which the model was evaluated.
     pub evaluated: u64,
-    /// What came of it.
+    /// The result of that evaluation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_eval: Option<Eval>,
     pub samples: u64,
@@ -122,7 +122,7 @@ pub struct SavedState {
     /// The batch it was made with; a resumed run may have another one.
     pub batch: u32,
     pub loss_scale: Option<LossScale>,
-    /// What the evaluations so far have shown. Checkpoints from before `save.best` do not have it.
+    /// The metrics of the evaluations so far. Checkpoints from before `save.best` do not have it.
     #[serde(default, skip_serializing_if = "MetricRecords::is_empty")]
     pub metrics: MetricRecords,
     pub identity: Identity,

@@ -13,7 +13,7 @@ const NAME: usize = 200;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Confusion(BTreeMap<(i64, i64), u64>);
 
-/// What happened to one class.
+/// The counts of one class.
 #[derive(Clone, Copy, Default)]
 struct Tally {
     wanted: u64,
@@ -54,7 +54,7 @@ impl Confusion {
         share(right * total - both, scale)
     }
 
-    /// What is known about every class. `names` are those of the classes by number; classes without one have their number.
+    /// The figures of every class. `names` are those of the classes by number; classes without one have their number.
     pub fn details(&self, names: &[String]) -> ClassDetails {
         let tallies = self.tallies();
         let found = tallies.keys().filter_map(|class| u64::try_from(*class).ok()).max().map_or(0, |last| last + 1);

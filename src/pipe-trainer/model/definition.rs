@@ -96,7 +96,7 @@ impl Definition {
         Ok(read_config(self.arch, &self.config)?)
     }
 
-    /// What its data must be like.
+    /// The data that it needs.
     pub fn task_data(&self) -> Result<TaskData, TrainerError> {
         let config = self.config()?;
         let labels = config.head().map(|head| self.labels(head)).transpose()?.flatten();

@@ -44,7 +44,7 @@ impl Adafactor {
         })
     }
 
-    /// What `tensors` wrote.
+    /// Restores the tensors that `tensors` gave.
     pub fn load(train: &Train, weights: &Weights, share: &Share, files: &TensorFiles) -> Result<Self, TrainerError> {
         Self::build(train, weights, share, |name, shape, parameter| {
             files.read_shaped(name, shape, Kind::Float, parameter.device())
@@ -192,7 +192,7 @@ mod tests {
         assert!(near, "{got:?} is not {want:?}");
     }
 
-    /// What is expected was computed apart from this, in double precision, from the formulas of `transformers.Adafactor`.
+    /// The expected values were computed apart from this, in double precision, from the formulas of `transformers.Adafactor`.
     #[test]
     fn two_updates_give_the_numbers_of_the_formula() {
         let weights = weights(&[("matrix", &[2, 3]), ("vector", &[3])], Kind::Float);

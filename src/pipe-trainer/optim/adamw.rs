@@ -38,7 +38,7 @@ impl AdamW {
         })
     }
 
-    /// What `tensors` wrote.
+    /// Restores the tensors that `tensors` gave.
     pub fn load(train: &Train, weights: &Weights, share: &Share, files: &TensorFiles) -> Result<Self, TrainerError> {
         Self::build(train, weights, share, |name, tensor| {
             let read = |kind: &str| {

@@ -7,7 +7,7 @@ use tch::Tensor;
 
 use crate::model::Weights;
 
-/// Of all trained parameters, by their order. Every rank updates all of them, unless the optimizer's state is shared out.
+/// The trained parameters that a rank updates, by their order: all of them, unless the optimizer's state is shared out.
 pub struct Share {
     rank: u32,
     /// The rank that updates each; absent where every rank does.

@@ -16,7 +16,7 @@ use super::pickle::{self, Located};
 use crate::error::TrainerError;
 
 pub struct TensorFiles {
-    /// What was opened, for messages.
+    /// The path that was opened, for messages.
     path: PathBuf,
     tensors: BTreeMap<String, StoredTensor>,
     maps: Vec<Mmap>,

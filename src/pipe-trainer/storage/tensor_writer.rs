@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use tch::{Device, Kind, TchError, Tensor};
 
-/// What was written.
+/// Size and checksum of a file that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     pub bytes: u64,

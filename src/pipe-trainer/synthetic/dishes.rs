@@ -74,7 +74,7 @@ fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
 }
 
 impl Kind {
-    /// What is only done to a dish of this kind.
+    /// The verbs that only a dish of this kind has.
     #[cfg(test)]
     pub fn verbs(&self) -> &[&'static str] {
         &self.verbs

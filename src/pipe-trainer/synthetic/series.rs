@@ -56,7 +56,7 @@ fn text(seed: u64, split: Split, rows: u64, features: u64) -> String {
     text
 }
 
-/// What a feature is measured in, and where each state pulls it.
+/// The scale of a feature, and where each state pulls it.
 struct Feature {
     offset: f64,
     scale: f64,

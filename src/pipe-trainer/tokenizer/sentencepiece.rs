@@ -127,7 +127,7 @@ pub struct Pieces {
     pub pieces: Vec<Piece>,
     /// The number of the piece for what no other fits.
     pub unknown: usize,
-    /// What normalizes a text; nothing where it stays as it is.
+    /// The normalization of texts; absent where they stay as they are.
     pub charsmap: Option<Vec<u8>>,
 }
 

@@ -137,7 +137,7 @@ impl Settings {
         self.named.get(name).map_or(default, Special::content).to_owned()
     }
 
-    /// What a vocabulary without special tokens of its own has besides the named ones.
+    /// The special tokens beside the named ones of a vocabulary that has none of its own.
     pub fn additional(&self) -> Vec<Special> {
         self.additional.clone()
     }
@@ -181,7 +181,7 @@ impl Settings {
     }
 }
 
-/// What a token says of itself; `special` where it does not say.
+/// A token from its keys; `special` where they do not say it.
 fn added_token(keys: &Map<String, Value>, special: bool) -> Option<AddedToken> {
     let content = keys.get("content")?.as_str()?;
     let flag = |key: &str| keys.get(key).and_then(Value::as_bool);

@@ -42,7 +42,7 @@ pub fn post_process(tokenizer: &mut Tokenizer, value: &Value) -> Result<(), Stri
     Ok(())
 }
 
-/// What stands around one text, and what follows it where there is a second.
+/// Sets the tokens around one text, and those that follow it where there is a second.
 pub fn surround(
     tokenizer: &mut Tokenizer,
     single: &[Value],

@@ -22,7 +22,7 @@ use crate::storage::durable;
 use crate::storage::tensor_writer;
 use crate::tokenizer::{self, SpecialTokens};
 
-/// What is exported, and what the card of a model says beside its settings.
+/// The weights that are exported, and what the model card says beside the settings.
 pub struct Exported<'a> {
     /// The step of the weights.
     pub step: u64,

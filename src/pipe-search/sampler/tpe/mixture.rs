@@ -20,13 +20,13 @@ struct Column {
     kernels: Vec<Kernel>,
     /// The weights of the components that these kernels are of.
     weights: Vec<f64>,
-    /// Of each component which kernel it has.
+    /// The kernel of each component.
     kernel_of: Vec<Option<usize>>,
 }
 
 pub(super) struct Candidate {
     pub(super) point: Point,
-    /// Of each parameter that the point has.
+    /// The coordinate of each parameter that the point has.
     coordinates: Vec<Option<f64>>,
 }
 
@@ -162,7 +162,7 @@ impl Kernel {
         match *self {
             Self::Certain => 0.0,
             Self::Category { observed, base, count } => {
-                // Of the sum `count * base + 1` the observed one has 1 for itself.
+                // The observed one has 1 of the sum `count * base + 1` for itself.
                 match observed {
                     Some(index) if stream.uniform() * (count as f64 * base + 1.0) < 1.0 => index as f64,
                     _ => stream.index(count) as f64,

@@ -91,7 +91,7 @@ fn compare_pruned(one: &Trial, other: &Trial, directions: &[Direction]) -> std::
     }
 }
 
-/// What is not a number is worse than all numbers.
+/// A NaN is worse than all numbers.
 fn loss(value: f64) -> f64 {
     if value.is_nan() { f64::INFINITY } else { value }
 }
@@ -105,7 +105,7 @@ pub(super) fn largest_subset(losses: &[Vec<f64>], among: &[usize], size: usize) 
     {
         return among.iter().copied().take(size).collect();
     }
-    // What a point adds becomes less with each one that is chosen, never more: an old figure is a bound.
+    // The volume that a point adds becomes less with each one that is chosen, never more: an old figure is a bound.
     let mut left: Vec<(usize, f64)> =
         among.iter().map(|index| (*index, volume_of(&losses[*index], &reference))).collect();
     let mut chosen: Vec<usize> = Vec::new();
@@ -145,13 +145,13 @@ fn volume_of(point: &[f64], reference: &[f64]) -> f64 {
     point.iter().zip(reference).map(|(value, reference)| (reference - value).max(0.0)).product()
 }
 
-/// What a point dominates that the chosen ones do not.
+/// The volume that a point dominates and the chosen ones do not.
 fn added_volume(losses: &[Vec<f64>], chosen: &[usize], point: usize, reference: &[f64]) -> f64 {
     let within: Vec<Vec<f64>> = chosen.iter().map(|other| worse_of(&losses[*other], &losses[point])).collect();
     volume_of(&losses[point], reference) - volume(&within, reference)
 }
 
-/// What all of them dominate together: one after the other, each without what the following ones dominate too. While et al., "A Fast
+/// The volume that all of them dominate together: one after the other, each without what the following ones dominate too. While et al., "A Fast
 /// Way of Calculating Exact Hypervolumes" (2012).
 fn volume(points: &[Vec<f64>], reference: &[f64]) -> f64 {
     let mut sum = 0.0;

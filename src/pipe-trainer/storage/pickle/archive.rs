@@ -109,7 +109,7 @@ impl Entry {
         bytes.take(8)?;
         let header = bytes.u32()?;
         let name = bytes.text(name.into())?;
-        // What does not fit in 32 bits stands in a field of its own, in this order.
+        // Numbers that do not fit in 32 bits stand in a field of their own, in this order.
         let mut wide = wide(bytes.take(extra.into())?)?;
         let mut read = |narrow: u32| if narrow == u32::MAX { wide.u64() } else { Ok(narrow.into()) };
         let (size, packed, header) = (read(size)?, read(packed)?, read(header)?);

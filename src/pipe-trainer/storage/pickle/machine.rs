@@ -15,7 +15,7 @@ const MOST_OPCODES: u32 = 1 << 22;
 /// The most bytes of the name of a module or a class.
 const LONGEST_NAME: usize = 256;
 
-/// What a pickle says.
+/// The result of a pickle.
 pub struct Unpickled<'a> {
     pub value: Value<'a>,
     pub objects: Objects<'a>,
@@ -257,7 +257,7 @@ impl<'a> Machine<'a> {
         Ok(top)
     }
 
-    /// What was pushed since the last MARK.
+    /// The values that were pushed since the last MARK.
     fn marked(&mut self) -> Result<Vec<Value<'a>>, String> {
         let mark = self.marks.pop().ok_or("an opcode looks for a MARK that is not there")?;
         Ok(self.stack.split_off(mark))

@@ -35,7 +35,7 @@ pub fn storage<'a>(objects: &Objects<'a>, id: Value<'a>) -> Result<Storage<'a>, 
     Ok(Storage { key, kind, elements, offset })
 }
 
-/// What a call of `class` with the tuple `args` makes.
+/// The result of a call of `class` with the tuple `args`.
 pub fn call<'a>(objects: &mut Objects<'a>, class: Class, args: Value<'a>) -> Result<Value<'a>, String> {
     let wrong = || format!("{class:?} is called in an unknown way");
     let given = objects.items(args).ok_or_else(wrong)?;
@@ -137,7 +137,7 @@ pub enum Value<'a> {
     /// A number beyond 64 bits, little-endian.
     Long(&'a [u8]),
     Text(&'a str),
-    /// What nothing here looks at: floats, bytes.
+    /// A value that nothing here reads: floats, bytes.
     Opaque,
     Class(Class),
     Object(usize),
