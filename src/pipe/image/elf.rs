@@ -38,9 +38,10 @@ struct RunPath {
 impl RunPath {
     /// The folders in the order in which the linker searches them, those of `LD_LIBRARY_PATH` among them.
     fn search_order(&self) -> Vec<PathBuf> {
-        match self.after_library_path {
-            true => library_path().into_iter().chain(self.folders.clone()).collect(),
-            false => self.folders.iter().cloned().chain(library_path()).collect(),
+        if self.after_library_path {
+            library_path().into_iter().chain(self.folders.clone()).collect()
+        } else {
+            self.folders.iter().cloned().chain(library_path()).collect()
         }
     }
 }

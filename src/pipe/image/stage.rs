@@ -104,9 +104,10 @@ fn cuda_libraries(folder: &Path) -> Result<Libraries, Error> {
     let mut libraries = Libraries::default();
     for name in CUDA_PARTS {
         let path = folder.join(name);
-        match path.is_file() {
-            true => add(&path, &mut libraries)?,
-            false => drop(libraries.missing.insert(name.to_owned(), folder.to_owned())),
+        if path.is_file() {
+            add(&path, &mut libraries)?;
+        } else {
+            libraries.missing.insert(name.to_owned(), folder.to_owned());
         }
     }
     if folder.join(LINEAR_ALGEBRA).is_file() {

@@ -27,10 +27,7 @@ pub fn print(text: &str) {
 /// Prints the content of a file, as it is; a terminal shows its control characters and does not obey them.
 pub fn print_data(bytes: &[u8]) {
     let out = std::io::stdout();
-    match out.is_terminal() {
-        true => write(visible(&String::from_utf8_lossy(bytes)).as_bytes()),
-        false => write(bytes),
-    }
+    if out.is_terminal() { write(visible(&String::from_utf8_lossy(bytes)).as_bytes()) } else { write(bytes) }
 }
 
 /// Prints `value` as indented JSON.
@@ -44,10 +41,7 @@ pub fn print_json_line(value: &impl Serialize) {
 }
 
 fn write_json(text: &str) {
-    match std::io::stdout().is_terminal() {
-        true => write_line(&visible_json(text)),
-        false => write_line(text),
-    }
+    if std::io::stdout().is_terminal() { write_line(&visible_json(text)) } else { write_line(text) }
 }
 
 fn write_line(text: &str) {

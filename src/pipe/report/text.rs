@@ -92,9 +92,10 @@ pub fn visible_json(json: &str) -> Cow<'_, str> {
     }
     let mut escaped = String::with_capacity(json.len());
     for letter in json.chars() {
-        match is_special(letter) {
-            true => write!(escaped, "\\u{:04x}", u32::from(letter)).expect("a string takes everything"),
-            false => escaped.push(letter),
+        if is_special(letter) {
+            write!(escaped, "\\u{:04x}", u32::from(letter)).expect("a string takes everything");
+        } else {
+            escaped.push(letter);
         }
     }
     Cow::Owned(escaped)
@@ -107,15 +108,13 @@ fn escaped(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
     }
     let mut escaped = String::with_capacity(text.len() + 8);
     for letter in text.chars() {
-        match is_escaped(letter) {
-            false => escaped.push(letter),
-            true if letter == '\n' => escaped.push_str("\\n"),
-            true if letter == '\r' => escaped.push_str("\\r"),
-            true if letter == '\t' => escaped.push_str("\\t"),
-            true if letter <= '\u{ff}' => {
-                write!(escaped, "\\x{:02x}", u32::from(letter)).expect("a string takes everything");
-            }
-            true => write!(escaped, "\\u{{{:x}}}", u32::from(letter)).expect("a string takes everything"),
+        match letter {
+            letter if !is_escaped(letter) => escaped.push(letter),
+            '\n' => escaped.push_str("\\n"),
+            '\r' => escaped.push_str("\\r"),
+            '\t' => escaped.push_str("\\t"),
+            ..='\u{ff}' => write!(escaped, "\\x{:02x}", u32::from(letter)).expect("a string takes everything"),
+            _ => write!(escaped, "\\u{{{:x}}}", u32::from(letter)).expect("a string takes everything"),
         }
     }
     Cow::Owned(escaped)

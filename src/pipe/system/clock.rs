@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use time::OffsetDateTime;
+use jiff::Timestamp;
 
 /// Seconds since the Unix epoch.
 pub fn now() -> f64 {
@@ -11,9 +11,7 @@ pub fn now() -> f64 {
 
 /// A time in ISO 8601, to the second.
 pub fn iso(seconds: f64) -> String {
-    let at = OffsetDateTime::from_unix_timestamp(seconds as i64).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    let ((year, month, day), (hour, minute, second)) = (at.to_calendar_date(), at.to_hms());
-    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z", u8::from(month))
+    Timestamp::from_second(seconds as i64).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
 
 /// A time for people, to the minute: `2026-01-31 13:05 UTC`. Absent for a time that was not recorded.

@@ -214,10 +214,10 @@ fn join(address: &str, location: &str) -> Option<String> {
         return Some(location.to_owned());
     }
     let uri: Uri = address.parse().ok()?;
-    match location.starts_with('/') && !location.starts_with("//") {
-        true => Some(format!("{}://{}{location}", uri.scheme_str()?, uri.authority()?)),
-        false => None,
+    if !location.starts_with('/') || location.starts_with("//") {
+        return None;
     }
+    Some(format!("{}://{}{location}", uri.scheme_str()?, uri.authority()?))
 }
 
 #[cfg(test)]
@@ -327,9 +327,10 @@ fn refused_file(refusal: &Refusal, client: &Client, address: &Address, file: Opt
                 .into()
         }
         ("RepoNotFound", _) | (_, 401 | 404) => {
-            let private = match client.has_token() {
-                true => "or it is private and your token (HF_TOKEN) may not read it",
-                false => "or it is private: set HF_TOKEN to a token that may read it",
+            let private = if client.has_token() {
+                "or it is private and your token (HF_TOKEN) may not read it"
+            } else {
+                "or it is private: set HF_TOKEN to a token that may read it"
             };
             format!("the hub has no {kind} {id} (looked at {page}), {private}")
         }

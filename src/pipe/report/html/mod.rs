@@ -54,7 +54,7 @@ fn whole(title: &str, body: &str) -> String {
 }
 
 fn one(run: &Record, variables: &Variables) -> String {
-    if let Some(state) = run.state.as_ref().filter(|state| !state.graph.is_empty()) {
+    if let Some(state) = run.state.as_ref().filter(|state| !state.stages().is_empty()) {
         return [run::heading(run), stages::section(state), run::files(run)].concat();
     }
     let charts = if run.history.metrics.is_empty() {

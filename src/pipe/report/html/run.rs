@@ -18,12 +18,12 @@ pub fn heading(run: &Record) -> String {
         let mut facts = vec![format!("engine {}", escape(&state.engine))];
         facts.extend(minutes_utc(state.created).map(|when| format!("began {when}")));
         facts.extend(run.seconds().map(|seconds| format!("took {}", duration(seconds))));
-        facts.extend((state.graph.is_empty()).then(|| format!("effective batch {}", state.effective_batch)));
+        facts.extend((state.stages().is_empty()).then(|| format!("effective batch {}", state.effective_batch())));
         if let Some((_, started)) = run.history.started.last() {
             facts.push(format!("{} parameters on {}", grouped(started.params), escape(&started.device)));
         }
         write!(html, "{}</p>", facts.join(" &middot; ")).ok();
-        if let Some(why) = state.result.as_ref().and_then(|result| result.stopped_early.as_ref()) {
+        if let Some(why) = state.result().and_then(|result| result.stopped_early.as_ref()) {
             write!(html, "<p class=\"note\">stopped early: {}</p>", escape(why)).ok();
         }
         if let Some(error) = &state.error {
@@ -114,7 +114,7 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
     for (name, score) in eval.iter().flat_map(|eval| eval.shown_scores()) {
         add(&format!("eval {}", name.replace('_', " ")), Some(figure(score)));
     }
-    let result = run.state.as_ref().and_then(|state| state.result.as_ref());
+    let result = run.state.as_ref().and_then(|state| state.result());
     if let Some((metric, best)) = result.and_then(|result| Some((result.metric.as_ref()?, result.best.as_ref()?))) {
         let value = best.metrics.get(metric).map(|value| format!("{} at step {}", figure(*value), best.step));
         add(&format!("best {metric}"), value);
@@ -124,7 +124,7 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
     add("peak memory", run.peak_memory().map(human_bytes));
     add("time", run.seconds().map(duration));
     let attempts =
-        run.state.as_ref().filter(|state| state.graph.is_empty()).map(|state| state.attempts.len().to_string());
+        run.state.as_ref().filter(|state| state.stages().is_empty()).map(|state| state.attempts().len().to_string());
     add("attempts", attempts);
     results
 }
@@ -132,7 +132,7 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
 /// The steps that were done, of all: `500 of 2000`.
 pub fn steps(run: &Record) -> Option<String> {
     let done = run.history.last_step().unwrap_or(0);
-    let all = run.state.as_ref().and_then(|state| state.steps);
+    let all = run.state.as_ref().and_then(|state| state.steps());
     all.or_else(|| run.history.started.last().map(|(_, started)| started.steps)).map(|all| format!("{done} of {all}"))
 }
 
@@ -151,14 +151,15 @@ const ATTEMPT_HEAD: [&str; 10] = [
 
 /// The table of attempts, and the cost of the retries.
 pub fn attempts(state: &RunState) -> String {
-    if state.attempts.is_empty() {
+    if state.attempts().is_empty() {
         return "<section><h2>Attempts</h2><p class=\"none\">None was started.</p></section>\n".to_owned();
     }
     format!("<section id=\"attempts\"><h2>Attempts</h2>{}{}</section>\n", attempts_table(state), cost(state))
 }
 
 pub fn attempts_table(state: &RunState) -> String {
-    let rows: Vec<Vec<String>> = (0..state.attempts.len()).map(|index| attempt_row(&state.attempts, index)).collect();
+    let rows: Vec<Vec<String>> =
+        (0..state.attempts().len()).map(|index| attempt_row(state.attempts(), index)).collect();
     table(&ATTEMPT_HEAD, &rows)
 }
 
@@ -195,12 +196,13 @@ fn lost_before(attempts: &[Attempt], index: usize) -> Option<f64> {
 
 /// The cost of the retries, in a sentence.
 fn cost(state: &RunState) -> String {
-    let [failed @ .., _] = state.attempts.as_slice() else { return String::new() };
+    let [failed @ .., _] = state.attempts() else { return String::new() };
     if failed.is_empty() {
         return String::new();
     }
     let spent: f64 = failed.iter().map(|attempt| attempt.seconds).sum();
-    let between: Vec<f64> = (1..state.attempts.len()).filter_map(|index| lost_before(&state.attempts, index)).collect();
+    let between: Vec<f64> =
+        (1..state.attempts().len()).filter_map(|index| lost_before(state.attempts(), index)).collect();
     let between = if between.is_empty() {
         String::new()
     } else {

@@ -200,9 +200,10 @@ impl Reporter {
 
     /// With `auto` the trainer finds the batch itself. `before` is the attempt before this one.
     pub fn attempt_started(&mut self, attempt: &Attempt, of: u32, auto: bool, before: Option<&Attempt>) {
-        let batch = match auto {
-            true => "looking for the largest batch".to_owned(),
-            false => format!("batch {} x accum {}{}", attempt.batch, attempt.accum, times_ranks(attempt.ranks)),
+        let batch = if auto {
+            "looking for the largest batch".to_owned()
+        } else {
+            format!("batch {} x accum {}{}", attempt.batch, attempt.accum, times_ranks(attempt.ranks))
         };
         self.say(&format!("attempt {} of at most {of}: {batch}", attempt.number));
         self.last_line = None;
@@ -307,11 +308,9 @@ impl Reporter {
                 print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
-                match state.graph.is_empty() {
-                    true => print(&attempts_table(state).on_stdout()),
-                    false => print(&steps_table(state).on_stdout()),
-                }
-                if let Some(table) = state.result.as_ref().and_then(metrics_table) {
+                let table = if state.stages().is_empty() { attempts_table(state) } else { steps_table(state) };
+                print(&table.on_stdout());
+                if let Some(table) = state.result().and_then(metrics_table) {
                     print(&format!("\n{}\n", table.on_stdout()));
                 }
                 result_lines(state, Path::new(folder)).iter().for_each(|line| print(line));

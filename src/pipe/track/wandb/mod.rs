@@ -108,7 +108,7 @@ impl Wandb {
         // A record for the machine would be newer than some versions of `wandb sync` that are in use.
         open.write(Kind::Files, &crate::track::wandb::log::file(METADATA))?;
         self.open = Some(open);
-        if !state.attempts.is_empty() {
+        if !state.attempts().is_empty() {
             self.write_recorded_events()?;
         }
         self.describe(state)?;
@@ -226,10 +226,7 @@ impl Open {
             row.values.iter().map(|(key, value)| (key.clone(), json!(value))).chain(own).collect();
         let is_evaluated = values.keys().any(|key| key.starts_with("eval/"));
         self.write(Kind::History, &crate::track::wandb::log::history(step, &values))?;
-        match self.summary.step(at, values) || is_evaluated {
-            true => self.write_summary(),
-            false => Ok(()),
-        }
+        if self.summary.step(at, values) || is_evaluated { self.write_summary() } else { Ok(()) }
     }
 
     fn write_summary(&mut self) -> io::Result<()> {
@@ -301,10 +298,10 @@ impl Summary {
 
     pub fn describe(&mut self, state: &RunState) {
         let retries = retries(state);
-        let peak = state.attempts.iter().filter_map(|attempt| attempt.peak_memory).max();
+        let peak = state.attempts().iter().filter_map(|attempt| attempt.peak_memory).max();
         self.pipe = json!({
             "status": state.status.name(),
-            "attempts": state.attempts.len(),
+            "attempts": state.attempts().len(),
             "retries": retries.len(),
             "retry": retries,
             "peak_memory_bytes": peak,
@@ -327,6 +324,6 @@ impl Summary {
 /// The change after each attempt that another followed, and its reason, by the number of the attempt.
 pub fn retries(state: &RunState) -> Map<String, Value> {
     let retries =
-        state.attempts.iter().filter_map(|attempt| Some((attempt.number.to_string(), retry(attempt)?.into())));
+        state.attempts().iter().filter_map(|attempt| Some((attempt.number.to_string(), retry(attempt)?.into())));
     retries.collect()
 }
