@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
@@ -16,6 +17,11 @@ impl Cli {
     /// The command line of this process. Ends the process where it is wrong.
     pub fn read() -> Self {
         Self::parse()
+    }
+
+    /// Another command line, whose first word is the name of the program. It must be right.
+    pub fn of(words: impl IntoIterator<Item: Into<OsString> + Clone>) -> Self {
+        Self::parse_from(words)
     }
 }
 
@@ -63,6 +69,13 @@ pub enum Command {
     /// Generate synthetic data
     #[command(subcommand)]
     Data(DataCommand),
+}
+
+impl Command {
+    /// Whether a signal to stop lets it save first. It ends the others at once.
+    pub fn saves_when_stopped(&self) -> bool {
+        matches!(self, Self::Train { .. } | Self::Fit { .. } | Self::Predict { .. } | Self::Measure { .. })
+    }
 }
 
 /// For a rank that the trainer starts itself.

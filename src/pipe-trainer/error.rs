@@ -133,6 +133,13 @@ impl TrainerError {
         }
     }
 
+    /// What the process says of it: the error, and what to do about it.
+    pub fn report(&self) -> String {
+        let kind = if matches!(self, Self::Stopped { .. }) { "" } else { "error: " };
+        let hint = self.hint().map(|hint| format!("hint: {hint}\n")).unwrap_or_default();
+        format!("{kind}{self}\n{hint}")
+    }
+
     /// What to do about it, where that is known.
     pub fn hint(&self) -> Option<&str> {
         match self {

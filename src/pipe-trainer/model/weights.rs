@@ -28,7 +28,10 @@ impl Weights {
     /// Drawn, or read one tensor at a time, each straight to its kind and device.
     pub fn start(parameters: &[Parameter], start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
         let (Start::Random { seed } | Start::Tensors { seed, .. }) = start;
-        random::seed_torch(Purpose::Weights, *seed, &[]);
+        random::with_torch_seeded(Purpose::Weights, *seed, || Self::collect(parameters, start, setup))
+    }
+
+    fn collect(parameters: &[Parameter], start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
         let mut tensors = Vec::with_capacity(parameters.len());
         let mut newly_initialised = Vec::new();
         for parameter in parameters {

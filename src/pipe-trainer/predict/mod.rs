@@ -28,9 +28,8 @@ use crate::host::Stop;
 use crate::model::{Definition, Model, Setup, Start};
 use crate::spec;
 
-pub fn predict(spec_file: &Path) -> Result<(), TrainerError> {
+pub fn predict(spec_file: &Path, stop: Stop) -> Result<(), TrainerError> {
     let spec = spec::read_predict(spec_file)?;
-    let stop = Stop::on_signals().map_err(TrainerError::signals)?;
     let hardware = Hardware::prepare(&spec.settings)?;
     let pool = data::workers(spec.settings.data.workers.get())?;
     hardware.enforce_limit(&spec.settings.memory, |bytes| bytes)?;

@@ -11,6 +11,7 @@ mod evaluation_details;
 mod exports;
 mod failures;
 mod hybrid;
+mod in_process;
 mod lease;
 mod memory;
 mod mu_sota;

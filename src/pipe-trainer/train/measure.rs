@@ -17,10 +17,10 @@ use super::rehearsal::Rehearsal;
 use super::session::Session;
 use super::state::{State, milliseconds};
 use super::training::LONGEST_SAMPLE_COUNT;
+use crate::Console;
 use crate::data::{self, Reader, SampleOrder};
 use crate::error::TrainerError;
 use crate::events::Events;
-use crate::host::Stop;
 use crate::model::Definition;
 use crate::storage::tensor_writer;
 use crate::{boundary, spec, torch};
@@ -58,8 +58,8 @@ pub struct Ready {
 }
 
 /// An error is for the parent to report, and ends the process here; it is returned where the parent does not take it.
-pub fn measure(spec_file: &Path) -> Result<(), TrainerError> {
-    let ended = boundary::guard(|| answer_batches(spec_file));
+pub fn measure(spec_file: &Path, console: Console) -> Result<(), TrainerError> {
+    let ended = boundary::guard(|| answer_batches(spec_file, console));
     if let Err(error) = &ended {
         let exit = error.exit_code().code();
         let failure = Failure { message: error.to_string(), hint: error.hint().map(str::to_owned), exit };
@@ -70,9 +70,9 @@ pub fn measure(spec_file: &Path) -> Result<(), TrainerError> {
     ended
 }
 
-fn answer_batches(spec_file: &Path) -> Result<(), TrainerError> {
-    let stop = Stop::on_signals().map_err(TrainerError::signals)?;
-    let session = Session::alone(spec::read(spec_file)?, Events::new(stop.clone()), stop)?;
+fn answer_batches(spec_file: &Path, console: Console) -> Result<(), TrainerError> {
+    let stop = console.stop.clone();
+    let session = Session::alone(spec::read(spec_file)?, Events::new(console), stop)?;
     // A training holds a little more than its steps do: a batch that fits here must fit there.
     session.hardware.enforce_limit(&session.spec.memory, |bytes| usable(session.spec.device, bytes))?;
     let mut measuring = Measuring::prepare(&session)?;
