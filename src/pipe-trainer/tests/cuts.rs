@@ -1,56 +1,127 @@
 //! However a step is cut, with dropout on: one training, in every architecture.
 
-use crate::support::{Bench, expect_one_training_however_it_is_cut};
-use crate::{bag_of_words, classification, deberta, hybrid, mu_sota, pairs};
+use std::collections::BTreeMap;
+use std::fs;
+
+use pipe_spec::RunFolder;
+use pipe_spec::run::checkpoint_name;
+use safetensors::SafeTensors;
 use serde_json::json;
+
+use crate::bag_of_words::dishes as bag_of_words;
+use crate::classification::{balanced_dishes as bert_with_weights_of_classes, dishes as bert};
+use crate::support::{Bench, for_each_architecture, furthest, losses};
+use crate::{deberta, hybrid, mu_sota, pairs};
+
+fn roberta() -> Bench {
+    let mut bench = bert();
+    bench.set("/model/arch", json!("roberta"));
+    bench
+}
+
+fn deberta() -> Bench {
+    let mut bench = deberta::texts();
+    bench.set("/model/config/conv_kernel_size", json!(3));
+    bench
+}
+
+fn hybrid_cnn_lstm() -> Bench {
+    let mut bench = hybrid::series();
+    bench.set("/model/config/norm", json!("layer"));
+    bench
+}
+
+fn mu_sota() -> Bench {
+    mu_sota::bench(100)
+}
+
+for_each_architecture! {
+    expect_one_cut_to_change_nothing, expect_no_cut_to_change_anything:
+    bert, bert_with_weights_of_classes, roberta, deberta, hybrid_cnn_lstm, mu_sota, bag_of_words
+}
 
 #[test]
 fn t5() {
-    expect_one_training_however_it_is_cut(Bench::recipes());
-}
-
-#[test]
-fn bert() {
-    expect_one_training_however_it_is_cut(classification::dishes());
-}
-
-#[test]
-fn bert_with_weights_of_classes() {
-    expect_one_training_however_it_is_cut(classification::balanced_dishes());
-}
-
-#[test]
-fn roberta() {
-    let mut bench = classification::dishes();
-    bench.set("/model/arch", json!("roberta"));
-    expect_one_training_however_it_is_cut(bench);
-}
-
-#[test]
-fn deberta() {
-    let mut bench = deberta::texts();
-    bench.set("/model/config/conv_kernel_size", json!(3));
-    expect_one_training_however_it_is_cut(bench);
+    expect_no_cut_to_change_anything(Bench::recipes());
 }
 
 #[test]
 fn clip() {
-    expect_one_training_however_it_is_cut(pairs::bench(60, 5));
+    expect_no_cut_to_change_anything(pairs::bench(60, 5));
 }
 
-#[test]
-fn hybrid_cnn_lstm() {
-    let mut bench = hybrid::series();
-    bench.set("/model/config/norm", json!("layer"));
-    expect_one_training_however_it_is_cut(bench);
+/// A part's samples at most, how they are put together, and whether it checkpoints.
+type Cut = (u32, &'static str, bool);
+
+const WHOLE: Cut = (12, "fixed", false);
+
+/// Trains with steps of 12 samples.
+fn train(bench: &mut Bench, steps: u32, dropout: f64, (batch, split, checkpointing): Cut) -> (Vec<f64>, RunFolder) {
+    bench.set("/train/effective_batch", json!(12)).set("/data/eval", json!(null));
+    // A gradient that is nothing but rounding is no step of full size.
+    bench.set("/train/optimizer/eps", json!(1e-6));
+    let folder = bench.path(&format!("run-{steps}-{dropout}-{batch}-{split}-{checkpointing}"));
+    bench.set("/run", json!(folder)).set("/train/dropout", json!(dropout)).set("/train/batch", json!(batch));
+    bench.set("/train/steps", json!(steps)).set("/train/checkpointing", json!(checkpointing));
+    bench.set("/train/split", json!(split));
+    (losses(&bench.train().expect(0)), RunFolder::new(folder))
 }
 
-#[test]
-fn mu_sota() {
-    expect_one_training_however_it_is_cut(mu_sota::bench(100));
+#[track_caller]
+fn expect_the_same(whole: &[f64], cut: &[f64], dropout: f64, how: Cut) {
+    let apart = furthest(whole, cut);
+    assert!(
+        apart < 1e-5,
+        "dropout {dropout}, batch, split and checkpointing {how:?}: {apart}\n{whole:?}\n{cut:?}"
+    );
 }
 
-#[test]
-fn bag_of_words() {
-    expect_one_training_however_it_is_cut(bag_of_words::dishes());
+/// Ten steps whole and ten of short parts that are recomputed.
+#[track_caller]
+fn expect_one_cut_to_change_nothing(mut bench: Bench) {
+    let (dropout, how) = (0.3, (5, "fill", true));
+    let (whole, _) = train(&mut bench, 10, dropout, WHOLE);
+    expect_the_same(&whole, &train(&mut bench, 10, dropout, how).0, dropout, how);
+}
+
+/// However a step is cut, with checkpointing and without, what dropout drops included: one training over 30 steps, and the same
+/// gradient at the first.
+#[track_caller]
+fn expect_no_cut_to_change_anything(mut bench: Bench) {
+    let mut run = |steps: u32, dropout: f64, how: Cut| train(&mut bench, steps, dropout, how);
+    let cuts = [
+        (0.1, [(12, "fixed", true), (7, "fixed", false), (5, "fill", true)]),
+        (0.3, [(11, "fixed", true), (2, "fill", false), (1, "fixed", false)]),
+    ];
+    let mut wholes = Vec::new();
+    for (dropout, cuts) in cuts {
+        let (whole, _) = run(30, dropout, WHOLE);
+        for how in cuts {
+            expect_the_same(&whole, &run(30, dropout, how).0, dropout, how);
+        }
+        wholes.push(whole);
+    }
+    assert!(furthest(&wholes[0], &wholes[1]) > 1e-4, "nothing is dropped: {wholes:?}");
+
+    let (whole, cut) = (first_gradients(&run(1, 0.3, WHOLE).1), first_gradients(&run(1, 0.3, (5, "fixed", false)).1));
+    for (name, whole) in whole {
+        let norm =
+            |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+        let apart = norm(&mut whole.iter().zip(&cut[&name]).map(|(a, b)| a - b));
+        // Of some, such as the bias of keys, the true gradient is 0.
+        let size = norm(&mut whole.iter().copied()).max(1e-3);
+        assert!(apart < 1e-5 * size, "{name}: {apart} of {size}");
+    }
+}
+
+/// By parameter, up to one factor: after one step AdamW's average is the gradient.
+fn first_gradients(run: &RunFolder) -> BTreeMap<String, Vec<f32>> {
+    let file = fs::read(run.checkpoints().join(checkpoint_name(1)).join("optimizer.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let numbers = |bytes: &[u8]| bytes.chunks(4).map(|number| f32::from_le_bytes(number.try_into().unwrap())).collect();
+    let averages =
+        tensors.tensors().into_iter().filter(|(name, _)| name.contains("exp_avg") && !name.contains("exp_avg_sq"));
+    let averages: BTreeMap<String, Vec<f32>> = averages.map(|(name, view)| (name, numbers(view.data()))).collect();
+    assert!(averages.len() > 1, "{:?}", tensors.names());
+    averages
 }
