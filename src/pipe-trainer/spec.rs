@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::{Limit, Paths, bounds};
 use pipe_spec::run::JobFolder;
-use pipe_spec::trainer::{NODE_VARIABLE, SLURM_NODE_VARIABLE};
+use pipe_spec::trainer::NODE_VARIABLE;
 use pipe_spec::{Device, PredictSpec, RunFolder, TrainerSpec, Variables};
 use serde::de::DeserializeOwned;
 
@@ -36,18 +36,21 @@ pub fn node(path: &Path, spec: &TrainerSpec) -> Result<Node, TrainerError> {
     let index = match spec.nodes {
         1 => Ok(0),
         nodes => {
-            let text = std::env::var_os(NODE_VARIABLE).or_else(|| std::env::var_os(SLURM_NODE_VARIABLE));
-            node_index(nodes, text.map(|text| text.to_string_lossy().into_owned()))
+            let text = std::env::var_os(NODE_VARIABLE).map(|text| text.to_string_lossy().into_owned());
+            node_index(nodes, text, &Variables::new(None, std::env::vars()))
         }
     };
     let index = index.map_err(|message| TrainerError::Spec { path: path.to_owned(), message })?;
     Ok(Node::new(spec, index))
 }
 
-fn node_index(nodes: u32, text: Option<String>) -> Result<u32, String> {
+/// A number, or `${NAME}` where a scheduler sets the variable of that name on each node.
+fn node_index(nodes: u32, text: Option<String>, variables: &Variables) -> Result<u32, String> {
     let allowed = format!("allowed: 0 to {}, because nodes is {nodes}", nodes - 1);
     let text = text.ok_or_else(|| format!("the variable {NODE_VARIABLE} is not set; {allowed}"))?;
-    let index = text.trim().parse().ok().filter(|index| *index < nodes);
+    let number = variables.expand(&text);
+    let number = number.map_err(|name| format!("the variable {name} of {NODE_VARIABLE} is not set; {allowed}"))?;
+    let index = number.trim().parse().ok().filter(|index| *index < nodes);
     index.ok_or_else(|| format!("the variable {NODE_VARIABLE}: found {text:?}; {allowed}"))
 }
 
@@ -134,11 +137,13 @@ mod tests {
 
     #[test]
     fn a_node_has_a_number() {
-        let of = |text: &str| node_index(2, Some(text.to_owned()));
-        assert_eq!((of("0"), of("1")), (Ok(0), Ok(1)));
+        let variables = Variables::new(None, [("NUMBER".to_owned(), "1".to_owned())].into_iter());
+        let of = |text: &str| node_index(2, Some(text.to_owned()), &variables);
+        assert_eq!((of("0"), of("1"), of("${NUMBER}")), (Ok(0), Ok(1), Ok(1)));
+        assert!(of("${OTHER}").unwrap_err().starts_with("the variable OTHER of PIPE_NODE is not set"));
         for text in ["2", "-1", "first", ""] {
             assert!(of(text).unwrap_err().contains(&format!("PIPE_NODE: found {text:?}; allowed: 0 to 1")), "{text}");
         }
-        assert!(node_index(2, None).unwrap_err().starts_with("the variable PIPE_NODE is not set"));
+        assert!(node_index(2, None, &variables).unwrap_err().starts_with("the variable PIPE_NODE is not set"));
     }
 }

@@ -73,6 +73,7 @@ impl AddNorm<'_> {
     fn compute(&self, sum: Option<&mut *mut C_tensor>) -> Result<Option<Tensor>, TchError> {
         let (input, input_bias) = self.input.map_or((None, None), |(input, bias)| (Some(input), bias));
         let mut out = std::ptr::null_mut();
+        let kind = scalar_type(self.kind)?;
         // SAFETY: the pointers are of living tensors, or null; the results have room.
         checked(unsafe {
             pipe_add_norm(
@@ -81,7 +82,7 @@ impl AddNorm<'_> {
                 pointer(self.residual),
                 pointer(self.weight),
                 pointer(self.bias),
-                scalar_type(self.kind),
+                kind,
                 self.eps,
                 &raw const self.dropped,
                 &raw mut out,
@@ -142,11 +143,12 @@ impl FeedForward<'_> {
     }
 }
 
-/// As torch counts them.
-fn scalar_type(kind: Kind) -> c_int {
+/// The number of a kind in torch, of those that the kernels know.
+fn scalar_type(kind: Kind) -> Result<c_int, TchError> {
     match kind {
-        Kind::Half => 5,
-        Kind::BFloat16 => 15,
-        _ => 6,
+        Kind::Half => Ok(5),
+        Kind::Float => Ok(6),
+        Kind::BFloat16 => Ok(15),
+        other => Err(TchError::Kind(format!("no kernel computes in {other:?}"))),
     }
 }

@@ -180,32 +180,29 @@ impl<'a> Training<'a> {
         let mut ms = 0.0;
         peers.wait(hardware.device, || ms = milliseconds(accumulated.began))?;
         let Usage { allocated, reserved, peak } = hardware.usage();
-        let loss = accumulated.loss.f_double_value(&[])?;
-        let is_wrong = f64::from(u8::from(!accumulated.sums_up));
-        let (parts, took) = (accumulated.own_parts.into(), milliseconds(accumulated.began));
-        let same = [accumulated.samples as f64, accumulated.targets as f64, accumulated.divisor];
-        let own = [loss, is_wrong, allocated as f64, reserved as f64, peak as f64, ms, parts, took];
-        let all = peers.gather(&[own.as_slice(), &same].concat())?;
+        let own = RankStep {
+            samples: accumulated.samples as f64,
+            targets: accumulated.targets as f64,
+            divisor: accumulated.divisor,
+            loss: accumulated.loss.f_double_value(&[])?,
+            must_repeat: !accumulated.sums_up,
+            took: milliseconds(accumulated.began),
+            used: RankUse { allocated, reserved, peak, ms, parts: accumulated.own_parts },
+        };
+        let all: Vec<RankStep> = peers.gather(&own.to_numbers())?.iter().map(|rank| RankStep::from_numbers(rank)).collect();
         // A row that one rank alone could not read would make another step of it.
-        if let Some(rank) = all.iter().position(|rank| rank[own.len()..] != all[0][own.len()..]) {
+        if let Some(rank) = all.iter().position(|rank| !rank.is_of_same_samples(&all[0])) {
             return Err(self.state.ranks_differ(self.session, rank, "samples"));
         }
-        sums.step_took(all.iter().map(|rank| rank[7]).fold(0.0, f64::max), accumulated.targets);
-        if all.iter().any(|rank| rank[1] > 0.0) {
+        sums.step_took(all.iter().map(|rank| rank.took).fold(0.0, f64::max), accumulated.targets);
+        if all.iter().any(|rank| rank.must_repeat) {
             sums.stop_overlapping();
-            // Of a step that is repeated nothing counts.
+            // Nothing of a step that is repeated counts.
             self.state.model.step_ended(false)?;
             return Ok(None);
         }
-        let loss = all.iter().map(|rank| rank[0]).sum::<f64>();
-        let ranks = all.iter().map(|rank| RankUse {
-            allocated: rank[2] as u64,
-            reserved: rank[3] as u64,
-            peak: rank[4] as u64,
-            ms: rank[5],
-            parts: rank[6] as u32,
-        });
-        let ranks = ranks.collect();
+        let loss = all.iter().map(|rank| rank.loss).sum::<f64>();
+        let ranks = all.into_iter().map(|rank| rank.used).collect();
         Ok(Some((Accumulated { loss: Tensor::f_from_slice(&[loss])?.f_squeeze()?, ..accumulated }, ranks)))
     }
 
@@ -414,6 +411,46 @@ impl<'a> Training<'a> {
             best_step: record.best.map(|best| best.step),
             best: record.best.map(|best| best.value),
         })
+    }
+}
+
+/// What one rank tells the others about its share of a step.
+struct RankStep {
+    /// Samples of the whole step, which all ranks must agree on.
+    samples: f64,
+    /// Targets of the whole step, which all ranks must agree on.
+    targets: f64,
+    /// What losses are divided by, which all ranks must agree on.
+    divisor: f64,
+    /// The sum of this rank's own losses.
+    loss: f64,
+    /// Whether a gradient came too late for its sum.
+    must_repeat: bool,
+    /// Milliseconds from the first part until all gradients were summed.
+    took: f64,
+    used: RankUse,
+}
+
+impl RankStep {
+    /// Ranks exchange doubles, which hold every count of these exactly.
+    fn to_numbers(&self) -> [f64; 11] {
+        let Self { samples, targets, divisor, loss, must_repeat, took, used } = self;
+        let RankUse { allocated, reserved, peak, ms, parts } = used;
+        let must_repeat = f64::from(u8::from(*must_repeat));
+        let [allocated, reserved, peak] = [*allocated as f64, *reserved as f64, *peak as f64];
+        [*samples, *targets, *divisor, *loss, must_repeat, *took, allocated, reserved, peak, *ms, f64::from(*parts)]
+    }
+
+    fn from_numbers(numbers: &[f64]) -> Self {
+        let [samples, targets, divisor, loss, must_repeat, took, allocated, reserved, peak, ms, parts] =
+            numbers.try_into().expect("a rank sends as many numbers as it is sent");
+        let [allocated, reserved, peak] = [allocated as u64, reserved as u64, peak as u64];
+        let used = RankUse { allocated, reserved, peak, ms, parts: parts as u32 };
+        Self { samples, targets, divisor, loss, must_repeat: must_repeat > 0.0, took, used }
+    }
+
+    fn is_of_same_samples(&self, other: &Self) -> bool {
+        (self.samples, self.targets, self.divisor) == (other.samples, other.targets, other.divisor)
     }
 }
 

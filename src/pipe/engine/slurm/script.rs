@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pipe_spec::pipeline::{Cluster, Gpus};
-use pipe_spec::trainer::{NODE_VARIABLE, SLURM_NODE_VARIABLE};
+use pipe_spec::trainer::NODE_VARIABLE;
 
 use super::files::JobFiles;
 use crate::engine::Launch;
@@ -117,6 +117,9 @@ note job.ended "$code"
 exit "$code"
 "#;
 
+/// In which Slurm tells each task the number of its node.
+const SLURM_NODE_VARIABLE: &str = "SLURM_NODEID";
+
 /// The first lines of the script, by which it is known whose it is.
 pub fn heading(launch: &Launch, key: &str) -> String {
     format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe. {key}\n", launch.attempt, launch.run_id)
@@ -161,7 +164,10 @@ pub fn text(launch: &Launch, key: &str, program: &Program, folder: &Path, submit
         true => format!(
             "bash -c '[ ! -e \"$0\" ] || exit {STOPPED}; export {NODE_VARIABLE}=${SLURM_NODE_VARIABLE}; {restored}exec \"$@\"' \"$folder/job.stop\" "
         ),
-        false => String::new(),
+        false => {
+            let _ = writeln!(text, "export {NODE_VARIABLE}='${{{SLURM_NODE_VARIABLE}}}'");
+            String::new()
+        }
     };
     // Also on one node: a cluster that needs its place tells the tasks of srun so in advance, and nobody else.
     let _ = write!(
