@@ -35,11 +35,8 @@ fn main() {
 }
 
 fn run(command: &Command) -> Result<(), TrainerError> {
-    let stop = if command.saves_when_stopped() {
-        Stop::on_signals().map_err(TrainerError::signals)?
-    } else {
-        Stop::default()
-    };
+    let stop =
+        if command.saves_when_stopped() { Stop::on_signals().map_err(TrainerError::signals)? } else { Stop::default() };
     pipe_trainer::run(command, Console { stop, events: Box::new(io::stdout()) })
 }
 

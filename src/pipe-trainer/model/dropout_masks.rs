@@ -20,13 +20,14 @@ pub fn dropout_masks(kind: Kind, device: Device) -> Result<Vec<(String, Tensor)>
         let pass = pass.for_block(number);
         all.push((format!("states {sizes:?}"), pass.drop_out(&ones)?.f_ne(0.0)?));
         let width = ones.size()[ones.dim() - 1];
-        let layer =
-            || -> Result<Linear, TrainerError> { Ok(Linear { weight: Tensor::f_eye(width, options)?, bias: None }) };
+        let layer = || -> Result<Linear, TrainerError> {
+            Ok(Linear { weight: Tensor::f_eye(width, options)?.into(), bias: None })
+        };
         let layers =
             FeedForward { first: layer()?, gate: None, second: layer()?, activation: Activation::Relu, drops: true };
         all.push((format!("between layers {sizes:?}"), layers.forward(&ones, pass)?.f_ne(0.0)?));
         let of = |value: f64| Tensor::f_full([width], value, options);
-        let norm = LayerNorm { weight: of(1.0)?, bias: of(0.0)?, epsilon: 1e-6 };
+        let norm = LayerNorm { weight: of(1.0)?.into(), bias: of(0.0)?.into(), epsilon: 1e-6 };
         let residual = ones.f_zeros_like()?;
         let normed = norm.after(&Product { output: ones, bias: None }, &residual, pass)?;
         all.push((format!("before a norm {sizes:?}"), normed.f_gt(0.0)?));

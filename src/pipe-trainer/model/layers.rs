@@ -5,13 +5,13 @@ use tch::{Kind, Tensor};
 
 use super::activation::activate;
 use super::pass::Pass;
-use super::weights::Weights;
+use super::weights::{SharedTensor, Weights};
 use crate::error::TrainerError;
 use crate::torch::{self, Dropped};
 
 pub struct Linear {
-    pub weight: Tensor,
-    pub bias: Option<Tensor>,
+    pub weight: SharedTensor,
+    pub bias: Option<SharedTensor>,
 }
 
 impl Linear {
@@ -26,19 +26,19 @@ impl Linear {
 
     /// In the kind that the pass computes in.
     pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, self.bias.as_ref())
+        pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, self.bias.as_deref())
     }
 
     /// The same with its bias still to be added.
     pub fn product(&self, input: &Tensor, pass: Pass) -> Result<Product<'_>, TrainerError> {
         let output = pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, None)?;
-        Ok(Product { output, bias: self.bias.as_ref() })
+        Ok(Product { output, bias: self.bias.as_deref() })
     }
 }
 
 pub struct LayerNorm {
-    pub weight: Tensor,
-    pub bias: Tensor,
+    pub weight: SharedTensor,
+    pub bias: SharedTensor,
     pub epsilon: f64,
 }
 
@@ -133,15 +133,15 @@ impl Product<'_> {
 
 /// Several layers of one input, computed as one. They all have biases.
 pub fn together<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
-    let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_ref()).collect();
-    Ok(torch::linears(&input.f_to_kind(pass.compute)?, layers.map(|layer| &layer.weight), biases.try_into().ok())?)
+    let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_deref()).collect();
+    Ok(torch::linears(&input.f_to_kind(pass.compute)?, layers.map(|layer| &*layer.weight), biases.try_into().ok())?)
 }
 
 /// Two layers with an activation between them.
 pub struct FeedForward {
     pub first: Linear,
     /// Multiplied with the activation.
-    pub gate: Option<Tensor>,
+    pub gate: Option<SharedTensor>,
     pub second: Linear,
     pub activation: Activation,
     /// Whether some of what lies between the layers is dropped.
@@ -151,20 +151,20 @@ pub struct FeedForward {
 impl FeedForward {
     /// `input` is in the kind that the pass computes in, and so is what comes out.
     pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        self.compute(input, self.second.bias.as_ref(), pass)
+        self.compute(input, self.second.bias.as_deref(), pass)
     }
 
     /// The same with the second bias still to be added.
     pub fn product(&self, input: &Tensor, pass: Pass) -> Result<Product<'_>, TrainerError> {
-        Ok(Product { output: self.compute(input, None, pass)?, bias: self.second.bias.as_ref() })
+        Ok(Product { output: self.compute(input, None, pass)?, bias: self.second.bias.as_deref() })
     }
 
     fn compute(&self, input: &Tensor, second_bias: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
         if input.device().is_cuda() && is_fused(self.activation) {
             let fused = torch::FeedForward {
                 first: &self.first.weight,
-                first_bias: self.first.bias.as_ref(),
-                gate: self.gate.as_ref(),
+                first_bias: self.first.bias.as_deref(),
+                gate: self.gate.as_deref(),
                 second: &self.second.weight,
                 second_bias,
                 activation: self.activation as i64,

@@ -1,6 +1,8 @@
 //! The parameters of a model, in order and by name.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
+use std::ops::Deref;
 
 use pipe_model::{Init, Parameter};
 use tch::{Device, Kind, TchError, Tensor};
@@ -16,6 +18,33 @@ pub struct Weights {
     indices: HashMap<String, usize>,
     /// Names that were not in the checkpoint.
     newly_initialised: Vec<String>,
+}
+
+/// A parameter as the layers of a model hold it. A block that is recomputed reads it on the thread of the backward pass.
+pub struct SharedTensor(Tensor);
+
+// SAFETY: nothing but reads go through it, which libtorch allows from several threads at once. Optimizers write through `Weights`, and
+// no pass runs meanwhile.
+unsafe impl Sync for SharedTensor {}
+
+impl From<Tensor> for SharedTensor {
+    fn from(tensor: Tensor) -> Self {
+        Self(tensor)
+    }
+}
+
+impl Deref for SharedTensor {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.0
+    }
+}
+
+impl Borrow<Tensor> for SharedTensor {
+    fn borrow(&self) -> &Tensor {
+        &self.0
+    }
 }
 
 struct NamedTensor {
@@ -66,9 +95,9 @@ impl Weights {
     }
 
     /// The parameter `name`, sharing its memory.
-    pub fn get(&self, name: &str) -> Tensor {
+    pub fn get(&self, name: &str) -> SharedTensor {
         let index = self.indices.get(name).unwrap_or_else(|| panic!("the model has no parameter {name}"));
-        self.tensors[*index].tensor.shallow_clone()
+        self.tensors[*index].tensor.shallow_clone().into()
     }
 
     /// All of them, in order.

@@ -70,10 +70,7 @@ fn train(bench: &mut Bench, steps: u32, dropout: f64, (batch, split, checkpointi
 #[track_caller]
 fn expect_the_same(whole: &[f64], cut: &[f64], dropout: f64, how: Cut) {
     let apart = furthest(whole, cut);
-    assert!(
-        apart < 1e-5,
-        "dropout {dropout}, batch, split and checkpointing {how:?}: {apart}\n{whole:?}\n{cut:?}"
-    );
+    assert!(apart < 1e-5, "dropout {dropout}, batch, split and checkpointing {how:?}: {apart}\n{whole:?}\n{cut:?}");
 }
 
 /// Ten steps whole and ten of short parts that are recomputed.

@@ -95,8 +95,7 @@ fn expect_the_same(one: &Ended, several: &Ended, how: Ranks) {
         assert!((one.loss - other.loss).abs() < 1e-5, "{name}: {one:?} {other:?}");
         assert_eq!(one.scores.len(), other.scores.len(), "{name}: {one:?} {other:?}");
         // A text that is generated may turn at one token.
-        for (score, value) in
-            one.scores.iter().filter(|(name, _)| !["rouge_l", "exact_match"].contains(&name.as_str()))
+        for (score, value) in one.scores.iter().filter(|(name, _)| !["rouge_l", "exact_match"].contains(&name.as_str()))
         {
             let apart = (value - other.scores[score]).abs() / value.abs().max(1.0);
             assert!(apart < 1e-4, "{name}: {score} {one:?} {other:?}");

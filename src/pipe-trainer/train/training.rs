@@ -189,7 +189,8 @@ impl<'a> Training<'a> {
             took: milliseconds(accumulated.began),
             used: RankUse { allocated, reserved, peak, ms, parts: accumulated.own_parts },
         };
-        let all: Vec<RankStep> = peers.gather(&own.to_numbers())?.iter().map(|rank| RankStep::from_numbers(rank)).collect();
+        let all: Vec<RankStep> =
+            peers.gather(&own.to_numbers())?.iter().map(|rank| RankStep::from_numbers(rank)).collect();
         // A row that one rank alone could not read would make another step of it.
         if let Some(rank) = all.iter().position(|rank| !rank.is_of_same_samples(&all[0])) {
             return Err(self.state.ranks_differ(self.session, rank, "samples"));

@@ -10,7 +10,7 @@ use super::interface::{Mode, Model};
 use super::layers::Linear;
 use super::pass::Pass;
 use super::setup::{Setup, Start};
-use super::weights::Weights;
+use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
 
@@ -28,7 +28,7 @@ pub struct BagOfWords {
     weights: Weights,
     dropout: f64,
     setup: Setup,
-    embedding: Tensor,
+    embedding: SharedTensor,
     classifier: Linear,
 }
 

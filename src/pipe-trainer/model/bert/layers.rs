@@ -8,12 +8,12 @@ use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend};
 use crate::model::layers::{FeedForward, LayerNorm, Linear, merge_heads, split_heads, together};
 use crate::model::pass::{self, Pass};
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 
 pub struct Embeddings {
-    word_embeddings: Tensor,
-    position_embeddings: Tensor,
-    token_type_embeddings: Tensor,
+    word_embeddings: SharedTensor,
+    position_embeddings: SharedTensor,
+    token_type_embeddings: SharedTensor,
     layer_norm: LayerNorm,
     family: Family,
     pad_token_id: i64,
@@ -79,10 +79,6 @@ pub struct Layer {
     heads: i64,
     attention_dropout: f64,
 }
-
-// SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed layer is recomputed on the thread of the backward pass.
-unsafe impl Sync for Layer {}
 
 impl Layer {
     pub fn new(config: &BertConfig, weights: &Weights, number: i64, attention_dropout: f64) -> Self {

@@ -49,10 +49,6 @@ struct Layer {
     causal: bool,
 }
 
-// SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed layer is recomputed on the thread of the backward pass.
-unsafe impl Sync for Layer {}
-
 impl Layer {
     fn new(config: &TowerConfig, weights: &Weights, path: &str, causal: bool) -> Self {
         let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));

@@ -16,7 +16,7 @@ use super::interface::{Contrastive, Embeddings, Mode, Model};
 use super::layers::Linear;
 use super::pass::Pass;
 use super::setup::{Setup, Start};
-use super::weights::Weights;
+use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
 
@@ -37,7 +37,7 @@ pub struct Clip {
     text_projection: Linear,
     vision_model: VisionTower,
     visual_projection: Linear,
-    logit_scale: Tensor,
+    logit_scale: SharedTensor,
 }
 
 impl Clip {

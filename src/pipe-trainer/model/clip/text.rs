@@ -9,12 +9,12 @@ use crate::error::TrainerError;
 use crate::model::attention::key_lengths;
 use crate::model::layers::LayerNorm;
 use crate::model::pass::Pass;
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 use crate::precision::hidden_score;
 
 pub struct TextTower {
-    token_embedding: Tensor,
-    position_embedding: Tensor,
+    token_embedding: SharedTensor,
+    position_embedding: SharedTensor,
     encoder: Encoder,
     final_layer_norm: LayerNorm,
     eos_token_id: Option<i64>,

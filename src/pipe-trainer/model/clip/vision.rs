@@ -7,12 +7,12 @@ use super::encoder::Encoder;
 use crate::error::TrainerError;
 use crate::model::layers::LayerNorm;
 use crate::model::pass::Pass;
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 
 pub struct VisionTower {
-    class_embedding: Tensor,
-    patch_embedding: Tensor,
-    position_embedding: Tensor,
+    class_embedding: SharedTensor,
+    patch_embedding: SharedTensor,
+    position_embedding: SharedTensor,
     pre_layrnorm: LayerNorm,
     encoder: Encoder,
     post_layernorm: LayerNorm,

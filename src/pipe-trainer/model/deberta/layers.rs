@@ -10,12 +10,12 @@ use crate::error::TrainerError;
 use crate::model::activation::activate;
 use crate::model::layers::{FeedForward, LayerNorm, Linear};
 use crate::model::pass::{self, Pass};
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 
 pub struct Embeddings {
-    word_embeddings: Tensor,
-    position_embeddings: Option<Tensor>,
-    token_type_embeddings: Option<Tensor>,
+    word_embeddings: SharedTensor,
+    position_embeddings: Option<SharedTensor>,
+    token_type_embeddings: Option<SharedTensor>,
     embed_proj: Option<Linear>,
     layer_norm: LayerNorm,
     pad_token_id: i64,
@@ -77,10 +77,6 @@ pub struct Layer {
     relative: bool,
 }
 
-// SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed layer is recomputed on the thread of the backward pass.
-unsafe impl Sync for Layer {}
-
 impl Layer {
     pub fn new(config: &DebertaConfig, weights: &Weights, number: i64, attention_dropout: f64) -> Self {
         let path = format!("deberta.encoder.layer.{number}");
@@ -123,14 +119,11 @@ impl pass::Block for Layer {
 
 /// A convolution of the embeddings, added to what the first layer gave.
 pub struct Conv {
-    weight: Tensor,
-    bias: Tensor,
+    weight: SharedTensor,
+    bias: SharedTensor,
     norm: LayerNorm,
     config: ConvConfig,
 }
-
-// SAFETY: as above.
-unsafe impl Sync for Conv {}
 
 impl Conv {
     pub fn new(config: &DebertaConfig, conv: ConvConfig, weights: &Weights) -> Self {

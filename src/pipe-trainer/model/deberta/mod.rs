@@ -19,7 +19,7 @@ use super::interface::{Encoder, Mode, Model};
 use super::layers::LayerNorm;
 use super::pass::Pass;
 use super::setup::{Setup, Start};
-use super::weights::Weights;
+use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
 use crate::precision::hidden_score;
@@ -40,7 +40,7 @@ pub struct Deberta {
     setup: Setup,
     embeddings: Embeddings,
     /// One for each bucket of distances.
-    rel_embeddings: Option<Tensor>,
+    rel_embeddings: Option<SharedTensor>,
     rel_norm: Option<LayerNorm>,
     layers: Vec<Arc<Layer>>,
     conv: Option<Arc<Conv>>,

@@ -5,15 +5,15 @@ use std::cell::{Cell, RefCell};
 use tch::{Kind, TchError, Tensor};
 
 use crate::error::TrainerError;
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 use crate::ranks::SharedSum;
 
 const EPSILON: f64 = 1e-5;
 const MOMENTUM: f64 = 0.1;
 
 pub struct BatchNorm {
-    weight: Tensor,
-    bias: Tensor,
+    weight: SharedTensor,
+    bias: SharedTensor,
     remembered: Statistics,
     /// What the step that is under way has seen, if it has seen anything.
     seen: RefCell<Option<Statistics>>,
@@ -30,8 +30,9 @@ struct Statistics {
 impl BatchNorm {
     pub fn new(weights: &Weights, path: &str) -> Self {
         let of = |name: &str| weights.get(&format!("{path}.{name}"));
-        let remembered =
-            Statistics { mean: of("running_mean"), var: of("running_var"), batches: of("num_batches_tracked") };
+        let [mean, var, batches] =
+            ["running_mean", "running_var", "num_batches_tracked"].map(|name| of(name).shallow_clone());
+        let remembered = Statistics { mean, var, batches };
         Self { weight: of("weight"), bias: of("bias"), remembered, seen: RefCell::new(None), shared: Cell::new(None) }
     }
 

@@ -10,7 +10,7 @@ use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend};
 use crate::model::layers::{LayerNorm, Linear, merge_heads, split_heads};
 use crate::model::pass::{Block, Pass};
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 use crate::ranks::SharedSum;
 
 /// Of torch's norms.
@@ -57,8 +57,8 @@ impl Stage {
 }
 
 pub struct Conv {
-    weight: Tensor,
-    bias: Tensor,
+    weight: SharedTensor,
+    bias: SharedTensor,
     padding: i64,
 }
 
@@ -79,10 +79,6 @@ pub struct LayerStage {
     norm: LayerNorm,
 }
 
-// SAFETY: the tensors of a block are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed block is recomputed on the thread of the backward pass.
-unsafe impl Sync for LayerStage {}
-
 impl Block for LayerStage {
     /// The norm is one over all channels and times of a sample: GroupNorm with one group.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
@@ -99,9 +95,6 @@ pub struct Attention {
     norm: LayerNorm,
     heads: i64,
 }
-
-// SAFETY: as above.
-unsafe impl Sync for Attention {}
 
 impl Attention {
     pub fn new(config: &HybridConfig, weights: &Weights) -> Self {

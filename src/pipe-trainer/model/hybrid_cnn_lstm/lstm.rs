@@ -6,19 +6,15 @@ use tch::Tensor;
 
 use crate::error::TrainerError;
 use crate::model::pass::{Block, Pass};
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 
 pub struct Lstm {
     /// For each layer and direction weight_ih, weight_hh, bias_ih and bias_hh.
-    parameters: Vec<Tensor>,
+    parameters: Vec<SharedTensor>,
     hidden: i64,
     layers: i64,
     bidirectional: bool,
 }
-
-// SAFETY: the tensors of a block are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed block is recomputed on the thread of the backward pass.
-unsafe impl Sync for Lstm {}
 
 impl Lstm {
     pub fn new(config: &HybridConfig, weights: &Weights) -> Self {

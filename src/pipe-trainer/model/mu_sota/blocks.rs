@@ -8,12 +8,12 @@ use pipe_model::mu_sota::MuSotaConfig;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::TrainerError;
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 
 pub struct Blocks {
-    qkv_weight: Vec<Tensor>,
-    qkv_bias: Vec<Tensor>,
-    out_weight: Vec<Tensor>,
+    qkv_weight: Vec<SharedTensor>,
+    qkv_bias: Vec<SharedTensor>,
+    out_weight: Vec<SharedTensor>,
     n_blocks: i64,
     block_dim: i64,
     block_heads: i64,
@@ -31,7 +31,7 @@ pub struct Projections {
 
 impl Blocks {
     pub fn new(config: &MuSotaConfig, weights: &Weights) -> Self {
-        let of = |name: &str| -> Vec<Tensor> {
+        let of = |name: &str| -> Vec<SharedTensor> {
             (0..config.n_layers).map(|layer| weights.get(&format!("layers.{layer}.blocks.{name}"))).collect()
         };
         Self {
@@ -84,7 +84,7 @@ impl Blocks {
 }
 
 /// The tensors of all layers, one behind the other.
-fn stacked(layers: &[Tensor], kind: Kind) -> Result<Tensor, TrainerError> {
+fn stacked(layers: &[SharedTensor], kind: Kind) -> Result<Tensor, TrainerError> {
     Ok(Tensor::f_stack(layers, 0)?.f_to_kind(kind)?)
 }
 

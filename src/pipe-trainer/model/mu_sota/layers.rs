@@ -9,7 +9,7 @@ use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend};
 use crate::model::layers::{LayerNorm, Linear, merge_heads};
 use crate::model::pass::{self, Pass};
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 use crate::torch;
 
 /// The epsilon of torch's norms.
@@ -18,7 +18,7 @@ pub const EPSILON: f64 = 1e-5;
 pub(super) struct Layer {
     ln1: LayerNorm,
     /// [n_blocks, block_dim]
-    blocks_out_bias: Tensor,
+    blocks_out_bias: SharedTensor,
     block_heads: Heads,
     ln2: LayerNorm,
     cross_qkv: Linear,
@@ -29,12 +29,8 @@ pub(super) struct Layer {
     /// outer: kept whole, it would be most of the memory.
     feed_forward_rows: i64,
     /// Weight and bias of fc1 and of fc2.
-    ffn: [Tensor; 4],
+    ffn: [SharedTensor; 4],
 }
-
-// SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed layer is recomputed on the thread of the backward pass.
-unsafe impl Sync for Layer {}
 
 impl Layer {
     pub fn new(config: &MuSotaConfig, weights: &Weights, index: i64) -> Self {

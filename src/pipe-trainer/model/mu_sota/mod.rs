@@ -18,7 +18,7 @@ use super::interface::{Mode, Model, TextGenerator};
 use super::layers::LayerNorm;
 use super::pass::Pass;
 use super::setup::{Setup, Start};
-use super::weights::Weights;
+use super::weights::{SharedTensor, Weights};
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::torch;
@@ -37,8 +37,8 @@ pub struct MuSota {
     weights: Weights,
     dropout: f64,
     setup: Setup,
-    tok_emb: Tensor,
-    pos_emb: Tensor,
+    tok_emb: SharedTensor,
+    pos_emb: SharedTensor,
     blocks: Blocks,
     layers: Vec<Arc<Layer>>,
     ln_f: LayerNorm,

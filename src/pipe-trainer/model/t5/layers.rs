@@ -11,13 +11,13 @@ use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend, has_kernel};
 use crate::model::layers::{self, Linear};
 use crate::model::pass::{self, Pass};
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 
 pub struct Stack {
     pub(super) blocks: Vec<Arc<Block>>,
     pub(super) final_layer_norm: Norm,
     /// [buckets, heads]; the first block's, used by all.
-    pub(super) relative_attention_bias: Tensor,
+    pub(super) relative_attention_bias: SharedTensor,
     pub(super) buckets: position::Buckets,
     d_kv: i64,
     /// The number of its first block among all of the model.
@@ -99,10 +99,6 @@ pub(super) struct Block {
     pub(super) feed_forward: FeedForward,
 }
 
-// SAFETY: the tensors of a block are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed block is recomputed on the thread of the backward pass.
-unsafe impl Sync for Block {}
-
 impl Block {
     fn new(config: &T5Config, weights: &Weights, path: &str, is_decoder: bool) -> Self {
         let cross = || Attention::new(config, weights, &format!("{path}.1"), "EncDecAttention");
@@ -140,10 +136,10 @@ impl pass::Block for Block {
 
 pub(super) struct Attention {
     pub(super) layer_norm: Norm,
-    pub(super) q: Tensor,
-    pub(super) k: Tensor,
-    pub(super) v: Tensor,
-    pub(super) o: Tensor,
+    pub(super) q: SharedTensor,
+    pub(super) k: SharedTensor,
+    pub(super) v: SharedTensor,
+    pub(super) o: SharedTensor,
     pub(super) heads: i64,
     pub(super) d_kv: i64,
 }
@@ -216,7 +212,7 @@ impl FeedForward {
 
 /// Scaled by the root mean square, without mean and without bias.
 pub(super) struct Norm {
-    weight: Tensor,
+    weight: SharedTensor,
     epsilon: f64,
 }
 
@@ -226,6 +222,6 @@ impl Norm {
     }
 
     pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor, TrainerError> {
-        Ok(hidden.f_rms_norm(self.weight.size(), Some(&self.weight), self.epsilon)?)
+        Ok(hidden.f_rms_norm(self.weight.size(), Some(&*self.weight), self.epsilon)?)
     }
 }

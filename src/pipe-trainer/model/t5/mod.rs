@@ -16,7 +16,7 @@ use super::attention::{key_mask, row_multiple};
 use super::interface::{Mode, Model, TextGenerator};
 use super::pass::Pass;
 use super::setup::{Setup, Start};
-use super::weights::Weights;
+use super::weights::{SharedTensor, Weights};
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::torch;
@@ -35,10 +35,10 @@ pub struct T5 {
     weights: Weights,
     dropout: f64,
     setup: Setup,
-    shared: Tensor,
+    shared: SharedTensor,
     encoder: Stack,
     decoder: Stack,
-    head: Tensor,
+    head: SharedTensor,
 }
 
 impl T5 {

@@ -130,8 +130,10 @@ impl Bench {
     /// Where it changes what all trainings of a process share, or starts processes itself.
     fn needs_a_process(&self) -> bool {
         let is = |pointer: &str, usual: Value| self.spec.pointer(pointer).is_none_or(|value| *value == usual);
-        let shares = is("/threads", json!(1)) && is("/train/deterministic", json!(false)) && is("/device", json!("cpu"));
-        let starts_none = is("/rank/count", json!(1)) && is("/nodes", json!(1)) && self.spec["train"]["batch"] != "auto";
+        let shares =
+            is("/threads", json!(1)) && is("/train/deterministic", json!(false)) && is("/device", json!("cpu"));
+        let starts_none =
+            is("/rank/count", json!(1)) && is("/nodes", json!(1)) && self.spec["train"]["batch"] != "auto";
         !shares || !starts_none || self.spec.pointer("/memory/limit").is_some()
     }
 
