@@ -3,29 +3,23 @@
 //! A library, so that a test can train in its own process. What belongs to a process stays in `main.rs`: the allocator, signals, the
 //! lease of the runner, the log and the exit code.
 
-mod bench;
+pub mod bench;
 mod boundary;
 mod checkpoint;
 pub mod cli;
 mod data;
 mod device;
 mod error;
-mod events;
 mod generate;
 pub mod host;
 mod inspect;
 mod metrics;
 mod model;
-mod node;
-mod oom;
 mod optim;
-mod parity;
-mod precision;
 mod predict;
-mod progress;
 mod random;
 mod ranks;
-mod spec;
+mod session;
 mod storage;
 mod synthetic;
 mod tokenizer;
@@ -33,19 +27,9 @@ mod torch;
 mod train;
 mod train_tokenizer;
 
-use std::io::Write;
-
 use crate::cli::{Command, DataCommand, TokenizerCommand};
 pub use crate::error::TrainerError;
-use crate::host::Stop;
-
-/// What a command has of its process.
-pub struct Console {
-    /// Set when the command should save and end.
-    pub stop: Stop,
-    /// Where a training writes its events, beside the file of the attempt.
-    pub events: Box<dyn Write + Send>,
-}
+pub use crate::session::events::Console;
 
 /// Runs one command to its end.
 ///
@@ -58,9 +42,6 @@ pub fn run(command: &Command, console: Console) -> Result<(), TrainerError> {
         Command::Inspect { spec } => boundary::guard(|| inspect::inspect(spec)),
         Command::Predict { spec } => boundary::guard(|| predict::predict(spec, console.stop)),
         Command::Measure { spec } => train::measure(spec, console),
-        Command::Parity(args) => boundary::guard(|| parity::parity(args)),
-        Command::DropoutMasks(args) => boundary::guard(|| parity::dropout_masks(args)),
-        Command::Bench(args) => boundary::guard(|| bench::bench(args)),
         Command::Generate(args) => boundary::guard(|| generate::generate(args)),
         Command::Tokenizer(TokenizerCommand::Train(args)) => boundary::guard(|| train_tokenizer::train(args)),
         Command::Data(DataCommand::Recipes(args)) => synthetic::RECIPES.generate(args),

@@ -4,8 +4,7 @@ use std::io::{self, Write};
 
 use pipe_spec::TrainerExit;
 use pipe_trainer::cli::{Cli, Command};
-use pipe_trainer::host::allocator::HostAllocator;
-use pipe_trainer::host::{Stop, lease};
+use pipe_trainer::host::{self, HostAllocator, Stop};
 use pipe_trainer::{Console, TrainerError};
 use tracing_subscriber::EnvFilter;
 
@@ -13,7 +12,7 @@ use tracing_subscriber::EnvFilter;
 static ALLOCATOR: HostAllocator = HostAllocator;
 
 fn main() {
-    let watched = lease::watch();
+    let watched = host::watch_lease();
     let cli = Cli::read();
     let rank = if let Command::Train { rank, .. } = &cli.command { rank.rank } else { None };
     log_to_stderr(rank.unwrap_or(0));

@@ -4,9 +4,9 @@ use pipe_model::memory::{ROW_MULTIPLE, has_attention_kernel};
 use tch::{Device, Kind, Tensor};
 
 use super::pass::Pass;
+use super::setup::hidden_score;
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::precision::hidden_score;
 use crate::torch::{self, Dropped};
 
 /// What becomes of the products of queries and keys before they are weights.

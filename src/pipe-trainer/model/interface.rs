@@ -3,12 +3,10 @@
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use super::dropout_keys::DropoutKeys;
-use super::generation::Generation;
+use super::pass::Mode;
 use super::weights::Weights;
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
-use crate::random::{self, Purpose};
 use crate::ranks::SharedSum;
 
 pub trait Model {
@@ -101,34 +99,27 @@ pub struct Embeddings {
     pub texts: Tensor,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// With dropout.
-    Train(Drawn),
-    /// Without.
-    Eval,
-}
-
-/// How a part is computed. What dropout draws in it is a function of seed, first sample and the place in the model, and of nothing else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drawn {
-    /// Of the step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Generation {
+    /// Tokens of an answer at most, its end token included.
+    pub max_length: i64,
+    /// Beams; 1 takes the most probable token each time.
+    pub beams: i64,
+    /// Sampling temperature of a language model; 0 takes the most probable token.
+    pub temperature: f64,
+    /// Nucleus sampling: the most probable tokens that together have this probability.
+    pub top_p: f64,
+    /// Seed of the sampling, with the number of the row.
     pub seed: u64,
-    /// Where the first sample of the part stands in the step.
-    pub first_sample: u32,
-    /// Where the kernels of a CUDA graph find the keys, each time that it is launched.
-    pub keys: Option<&'static DropoutKeys>,
-    /// Whether blocks are computed again for the backward pass, where the model does not do so anyway.
-    pub recomputes: bool,
+    /// The number of the first row of the part among all rows.
+    pub first_row: u64,
+    /// What ends a text, for a model whose config does not say.
+    pub end_token: Option<i64>,
 }
 
-impl Drawn {
-    pub fn new(seed: u64, first_sample: u32) -> Self {
-        Self { seed, first_sample, keys: None, recomputes: false }
-    }
-
-    /// Of the thing that is dropped in a block after `count` others.
-    pub fn key(&self, block: u64, count: u64) -> u64 {
-        random::derived(Purpose::Dropout, self.seed, &[block, count])
+impl Generation {
+    /// The most probable token each time.
+    pub const fn greedy(max_length: i64) -> Self {
+        Self { max_length, beams: 1, temperature: 0.0, top_p: 1.0, seed: 0, first_row: 0, end_token: None }
     }
 }

@@ -1,9 +1,8 @@
-//! Layers that several architectures have.
+//! Layers that several architectures have, and the functions between them.
 
 use pipe_model::Activation;
 use tch::{Kind, Tensor};
 
-use super::activation::activate;
 use super::pass::Pass;
 use super::weights::{SharedTensor, Weights};
 use crate::error::TrainerError;
@@ -181,6 +180,36 @@ impl FeedForward {
     }
 }
 
+/// What follows attention in a layer of BERT and of DeBERTa: a projection and a feed-forward part, each added to what came in and normed.
+pub struct PostNormOutput {
+    attention_output: Linear,
+    attention_norm: LayerNorm,
+    feed_forward: FeedForward,
+    norm: LayerNorm,
+}
+
+impl PostNormOutput {
+    /// Below the `path` of the layer, by the names of transformers.
+    pub fn new(weights: &Weights, path: &str, activation: Activation, epsilon: f64) -> Self {
+        let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));
+        let norm = |name: &str| LayerNorm::new(weights, &format!("{path}.{name}"), epsilon);
+        let (first, second) = (linear("intermediate.dense"), linear("output.dense"));
+        Self {
+            attention_output: linear("attention.output.dense"),
+            attention_norm: norm("attention.output.LayerNorm"),
+            feed_forward: FeedForward { first, gate: None, second, activation, drops: false },
+            norm: norm("output.LayerNorm"),
+        }
+    }
+
+    /// `attended` are the merged heads, `hidden` is what came into the layer.
+    pub fn forward(&self, attended: &Tensor, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let attended = self.attention_output.product(attended, pass)?;
+        let hidden = self.attention_norm.after(&attended, hidden, pass)?;
+        self.norm.after(&self.feed_forward.product(&hidden, pass)?, &hidden, pass)
+    }
+}
+
 /// Whether the kernels of torch/kernels.cu know it.
 fn is_fused(activation: Activation) -> bool {
     activation as i64 <= Activation::Tanh as i64
@@ -196,4 +225,53 @@ pub fn split_heads(input: &Tensor, heads: i64) -> Result<Tensor, TrainerError> {
 pub fn merge_heads(input: &Tensor) -> Result<Tensor, TrainerError> {
     let (batch, heads, length, width) = input.size4()?;
     Ok(input.f_transpose(1, 2)?.f_reshape([batch, length, heads * width])?)
+}
+
+pub fn activate(function: Activation, input: &Tensor) -> Result<Tensor, TrainerError> {
+    Ok(match function {
+        Activation::Relu => input.f_relu()?,
+        Activation::Gelu => input.f_gelu("none")?,
+        Activation::GeluTanh => input.f_gelu("tanh")?,
+        // The same as silu, which keeps one tensor for its gradient instead of two.
+        Activation::QuickGelu => input.f_mul_scalar(1.702)?.f_silu()?.f_mul_scalar(1.0 / 1.702)?,
+        Activation::Silu => input.f_silu()?,
+        Activation::Tanh => input.f_tanh()?,
+        Activation::Sigmoid => input.f_sigmoid()?,
+        Activation::Mish => input.f_mish()?,
+        Activation::LeakyRelu => input.f_leaky_relu()?,
+        Activation::Relu6 => input.f_relu6()?,
+        Activation::SquaredRelu => input.f_relu()?.f_square()?,
+        Activation::Linear => input.shallow_clone(),
+    })
+}
+
+#[cfg(test)]
+mod activation_tests {
+    use super::*;
+
+    #[test]
+    fn values_of_torch() {
+        let cases = [
+            ("relu", -2.0, 0.0),
+            ("gelu", 1.0, 0.841_344_7),
+            ("gelu_python", 1.0, 0.841_344_7),
+            ("gelu_new", 1.0, 0.841_192),
+            ("gelu_fast", 1.0, 0.841_192),
+            ("quick_gelu", 1.0, 0.845_795_8),
+            ("silu", 1.0, 0.731_058_6),
+            ("swish", 1.0, 0.731_058_6),
+            ("tanh", 1.0, 0.761_594_2),
+            ("sigmoid", 1.0, 0.731_058_6),
+            ("mish", 1.0, 0.865_098_4),
+            ("leaky_relu", -2.0, -0.02),
+            ("relu6", 7.0, 6.0),
+            ("relu2", 3.0, 9.0),
+            ("linear", -2.0, -2.0),
+        ];
+        for (name, input, want) in cases {
+            let function = Activation::parse("hidden_act", name).unwrap();
+            let got = activate(function, &Tensor::from_slice(&[input])).unwrap().double_value(&[0]);
+            assert!((got - want).abs() < 1e-6, "{name}({input}) is {got}");
+        }
+    }
 }

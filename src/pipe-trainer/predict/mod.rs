@@ -13,20 +13,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use batches::{Batches, Head};
+use output::{Output, print};
 use pipe_model::{Labels, TaskData};
 use pipe_spec::event::Scores;
 use pipe_spec::predict::{Evaluation, Predicted};
 use pipe_spec::{PredictEvent, PredictSpec};
 use rayon::ThreadPool;
 
-use self::batches::{Batches, Head};
-use self::output::{Output, print};
 use crate::data::{self, KeptColumns, PartShape, Source};
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::host::Stop;
 use crate::model::{Definition, Model, Setup, Start};
-use crate::spec;
+use crate::session::spec;
 
 pub fn predict(spec_file: &Path, stop: Stop) -> Result<(), TrainerError> {
     let spec = spec::read_predict(spec_file)?;

@@ -11,7 +11,7 @@ use pipe_spec::{OomRecord, TrainerExit};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainerError;
-use crate::node::Node;
+use crate::session::spec::Node;
 
 const STOP: &str = "stop";
 const BATCH: &str = "batch";

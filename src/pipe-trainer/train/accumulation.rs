@@ -6,12 +6,11 @@ use pipe_spec::Phase;
 use tch::{Kind, Tensor};
 
 use super::cut::{Cut, StepPart};
-use super::exchange;
 use super::gradient_cache::{self, Parts};
 use super::graphs::Graphs;
 use super::session::Session;
 use super::state::State;
-use super::sums::Sums;
+use super::sums::{self, Sums};
 use crate::data::{Part, Sample};
 use crate::error::TrainerError;
 use crate::model::{Contrastive, Drawn, Embeddings, Mode};
@@ -254,7 +253,7 @@ impl Parts for StepParts<'_> {
         let rows = |side: fn(&Embeddings) -> &Tensor| {
             let own: Vec<(i64, &Tensor)> =
                 own.iter().enumerate().map(|(index, part)| (self.first_sample(index), side(part))).collect();
-            exchange::rows(
+            sums::exchange_rows(
                 &self.work.session.peers,
                 self.step.samples.len() as i64,
                 &own,

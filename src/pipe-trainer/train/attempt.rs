@@ -12,17 +12,15 @@ use super::measure::Failure;
 use super::session::Session;
 use super::state::State;
 use super::training::Training;
-use crate::Console;
+use crate::boundary;
 use crate::cli::RankArgs;
 use crate::error::TrainerError;
-use crate::events::Events;
-use crate::host::Stop;
-use crate::host::limit;
-use crate::node::Node;
+use crate::host::{self, Stop};
 use crate::ranks::{self, Notices};
-use crate::spec::job_folder;
+use crate::session::events::{Console, Events};
+use crate::session::oom;
+use crate::session::spec::{self, Node, job_folder};
 use crate::storage::durable;
-use crate::{boundary, oom, spec};
 
 /// Trains as the spec says. An out-of-memory is recorded, and no completed step is lost to it or to a stop. Several ranks are processes
 /// of their own, which this one starts, unless it is one of them.
@@ -163,7 +161,7 @@ fn handle_error(session: &Session, training: Option<&Training<'_>>, error: Train
             let mut record =
                 oom::record(*memory, message, *host, &session.progress, &session.hardware, session.allocator());
             record.rank = session.peers.rank.index;
-            limit::lift();
+            host::lift_limit();
             // The others are not to wait for what follows, nor this rank for them.
             session.peers.leave(&error, Some(record.clone()));
             session.peers.abandon();

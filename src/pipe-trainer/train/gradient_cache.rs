@@ -110,8 +110,8 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
+    use crate::model::setup::Kinds;
     use crate::model::{Definition, Drawn, Model, Setup, Start};
-    use crate::precision::Kinds;
 
     /// Random samples, in parts.
     struct RandomParts {

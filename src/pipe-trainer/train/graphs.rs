@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::flat_gradients::FlatGradients;
+use super::sums::FlatGradients;
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;

@@ -6,24 +6,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use pipe_spec::Device;
 use pipe_spec::event::Measured;
 use serde::{Deserialize, Serialize};
 
-use super::capacity::usable;
 use super::cut::Cut;
 use super::evaluation::Evaluator;
-use super::longest_samples::LongestSamples;
-use super::rehearsal::Rehearsal;
+use super::rehearsal::{LongestSamples, Rehearsal};
 use super::session::Session;
 use super::state::{State, milliseconds};
 use super::training::LONGEST_SAMPLE_COUNT;
-use crate::Console;
+use crate::boundary;
 use crate::data::{self, Reader, SampleOrder};
 use crate::error::TrainerError;
-use crate::events::Events;
 use crate::model::Definition;
+use crate::session::events::{Console, Events};
+use crate::session::spec;
 use crate::storage::tensor_writer;
-use crate::{boundary, spec, torch};
+use crate::torch;
 
 /// A line of stdout that is meant for the parent. Other lines there are events, or texts of libraries.
 #[derive(Debug, Serialize, Deserialize)]
@@ -184,5 +184,14 @@ impl<'a> Measuring<'a> {
         tensor_writer::read_all(&self.state.optimizer.tensors())?;
         // What was served from the reserve did not fit.
         boundary::check_host_memory()
+    }
+}
+
+/// How much of its memory a training may hold. All of a card's can be used; on the host the page cache
+/// needs some, and programs slow down long before they are killed.
+pub fn usable(device: Device, bytes: u64) -> u64 {
+    match device {
+        Device::Cuda => bytes,
+        Device::Cpu => bytes / 10 * 9,
     }
 }

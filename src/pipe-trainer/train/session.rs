@@ -13,10 +13,10 @@ use crate::checkpoint::Store;
 use crate::data;
 use crate::device::Hardware;
 use crate::error::TrainerError;
-use crate::events::Events;
 use crate::host::Stop;
-use crate::progress::Progress;
 use crate::ranks::Peers;
+use crate::session::events::Events;
+use crate::session::oom::Progress;
 
 pub struct Session {
     pub spec: TrainerSpec,

@@ -9,22 +9,18 @@ use pipe_spec::event::{self, EventKind, RankUse};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
-use super::agreement;
 use super::cut::Cut;
-use super::evaluation::{Evaluated, Evaluator, details_file};
+use super::evaluation::{self, Evaluated, Evaluator};
 use super::export::{self, Exported};
 use super::graphs::Graphs;
-use super::longest_samples::LongestSamples;
-use super::pace::Pace;
-use super::rehearsal::Rehearsal;
+use super::rehearsal::{LongestSamples, Rehearsal};
 use super::session::Session;
 use super::state::{State, milliseconds};
-use super::sums::Sums;
-use super::watched_metrics;
+use super::sums::{Pace, RankStep, Sums};
 use crate::data::{self, Loaded, Loader, Reader, SampleOrder};
 use crate::device::{LIBTORCH, Usage};
 use crate::error::TrainerError;
-use crate::host::lease;
+use crate::host;
 use crate::model::Definition;
 use crate::optim::schedule;
 use crate::torch;
@@ -54,7 +50,7 @@ impl<'a> Training<'a> {
         let task_data = definition.task_data()?;
         let mut sources = data::open(spec, &task_data, &session.pool)?;
         sources.notices.drain(..).for_each(|notice| session.warn(notice));
-        watched_metrics::check(spec, &task_data, &sources)?;
+        evaluation::check_metrics(spec, &task_data, &sources)?;
         let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
         let evaluation = Evaluator::open(session, &sources, definition.class_names());
@@ -74,8 +70,11 @@ impl<'a> Training<'a> {
             false => None,
         };
         let cut = Cut::for_model(session, &definition, &task_data, &sources.paddings, state.model.as_ref())?;
-        agreement::check_step(session, &state)?;
-        let sums = Sums::new(session, &state)?;
+        state.check_step(session)?;
+        let weights = state.model.weights();
+        // Where a model sums inside too, the order of sums must not depend on which part is the last of a rank.
+        let overlaps = state.shared_sum.is_none();
+        let sums = Sums::new(session, state.gradients.as_ref(), weights, overlaps)?;
         let pace = Pace::default();
         Ok(Self { session, order, loader, skipped: 0, cut, evaluation, longest_samples, graphs, sums, pace, state })
     }
@@ -86,7 +85,7 @@ impl<'a> Training<'a> {
 
     /// Each iteration evaluates and saves where that is due, then takes one step; so does the first one after a resume.
     pub fn run(&mut self) -> Result<(), TrainerError> {
-        lease::training_started();
+        host::training_started();
         self.announce();
         self.rehearse_if_wanted()?;
         loop {
@@ -296,7 +295,7 @@ impl<'a> Training<'a> {
         tracing::info!("step {step} evaluation loss {:.4}", eval.loss);
         // Before the event: who sees the event finds the details.
         if self.session.peers.leads() {
-            details_file::write(self.session, &details, self.state.metrics.best_step() == Some(step));
+            evaluation::write_details(self.session, &details, self.state.metrics.best_step() == Some(step));
         }
         self.session.emit(EventKind::Eval(eval));
         Ok(())
@@ -412,46 +411,6 @@ impl<'a> Training<'a> {
             best_step: record.best.map(|best| best.step),
             best: record.best.map(|best| best.value),
         })
-    }
-}
-
-/// What one rank tells the others about its share of a step.
-struct RankStep {
-    /// Samples of the whole step, which all ranks must agree on.
-    samples: f64,
-    /// Targets of the whole step, which all ranks must agree on.
-    targets: f64,
-    /// What losses are divided by, which all ranks must agree on.
-    divisor: f64,
-    /// The sum of this rank's own losses.
-    loss: f64,
-    /// Whether a gradient came too late for its sum.
-    must_repeat: bool,
-    /// Milliseconds from the first part until all gradients were summed.
-    took: f64,
-    used: RankUse,
-}
-
-impl RankStep {
-    /// Ranks exchange doubles, which hold every count of these exactly.
-    fn to_numbers(&self) -> [f64; 11] {
-        let Self { samples, targets, divisor, loss, must_repeat, took, used } = self;
-        let RankUse { allocated, reserved, peak, ms, parts } = used;
-        let must_repeat = f64::from(u8::from(*must_repeat));
-        let [allocated, reserved, peak] = [*allocated as f64, *reserved as f64, *peak as f64];
-        [*samples, *targets, *divisor, *loss, must_repeat, *took, allocated, reserved, peak, *ms, f64::from(*parts)]
-    }
-
-    fn from_numbers(numbers: &[f64]) -> Self {
-        let [samples, targets, divisor, loss, must_repeat, took, allocated, reserved, peak, ms, parts] =
-            numbers.try_into().expect("a rank sends as many numbers as it is sent");
-        let [allocated, reserved, peak] = [allocated as u64, reserved as u64, peak as u64];
-        let used = RankUse { allocated, reserved, peak, ms, parts: parts as u32 };
-        Self { samples, targets, divisor, loss, must_repeat: must_repeat > 0.0, took, used }
-    }
-
-    fn is_of_same_samples(&self, other: &Self) -> bool {
-        (self.samples, self.targets, self.divisor) == (other.samples, other.targets, other.divisor)
     }
 }
 

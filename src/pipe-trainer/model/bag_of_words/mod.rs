@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use super::classification;
-use super::interface::{Mode, Model};
+use super::interface::Model;
 use super::layers::Linear;
-use super::pass::Pass;
+use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
 use crate::data::Part;

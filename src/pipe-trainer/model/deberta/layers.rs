@@ -7,8 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::attention::{Attention, Distances};
 use crate::error::TrainerError;
-use crate::model::activation::activate;
-use crate::model::layers::{FeedForward, LayerNorm, Linear};
+use crate::model::layers::{LayerNorm, Linear, PostNormOutput, activate};
 use crate::model::pass::{self, Pass};
 use crate::model::weights::{SharedTensor, Weights};
 
@@ -70,30 +69,16 @@ impl Embeddings {
 
 pub struct Layer {
     attention: Attention,
-    attention_output: Linear,
-    attention_norm: LayerNorm,
-    feed_forward: FeedForward,
-    norm: LayerNorm,
+    output: PostNormOutput,
     relative: bool,
 }
 
 impl Layer {
     pub fn new(config: &DebertaConfig, weights: &Weights, number: i64, attention_dropout: f64) -> Self {
         let path = format!("deberta.encoder.layer.{number}");
-        let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));
-        let norm = |name: &str| LayerNorm::new(weights, &format!("{path}.{name}"), config.layer_norm_eps);
         Self {
             attention: Attention::new(config, weights, &format!("{path}.attention.self"), attention_dropout),
-            attention_output: linear("attention.output.dense"),
-            attention_norm: norm("attention.output.LayerNorm"),
-            feed_forward: FeedForward {
-                first: linear("intermediate.dense"),
-                gate: None,
-                second: linear("output.dense"),
-                activation: config.hidden_act,
-                drops: false,
-            },
-            norm: norm("output.LayerNorm"),
+            output: PostNormOutput::new(weights, &path, config.hidden_act, config.layer_norm_eps),
             relative: config.relative.is_some(),
         }
     }
@@ -111,9 +96,7 @@ impl pass::Block for Layer {
             [] => panic!("a layer without an input"),
         };
         let attended = self.attention.forward(hidden, rest.first().copied(), distances, pass)?;
-        let attended = self.attention_output.product(&attended, pass)?;
-        let hidden = self.attention_norm.after(&attended, hidden, pass)?;
-        self.norm.after(&self.feed_forward.product(&hidden, pass)?, &hidden, pass)
+        self.output.forward(&attended, hidden, pass)
     }
 }
 

@@ -3,26 +3,24 @@
 
 mod attention;
 mod layers;
-mod position;
 
 use std::sync::Arc;
 
+use layers::{Conv, Embeddings, Head, Layer};
 use pipe_model::deberta::{DebertaConfig, parameters};
 use pipe_model::memory::ROW_MULTIPLE;
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use self::layers::{Conv, Embeddings, Head, Layer};
 use super::classification;
-use super::interface::{Encoder, Mode, Model};
+use super::interface::{Encoder, Model};
 use super::layers::LayerNorm;
-use super::pass::Pass;
-use super::setup::{Setup, Start};
+use super::pass::{Mode, Pass};
+use super::setup::{Setup, Start, hidden_score};
 use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::precision::hidden_score;
 
 pub fn build(
     _: Arch,
@@ -107,7 +105,7 @@ impl Deberta {
                 Some(norm) => norm.forward(embeddings)?,
                 None => embeddings.shallow_clone(),
             });
-            shared.push(position::rows(relative, ids.size2()?.1)?.f_to_device(ids.device())?);
+            shared.push(crate::model::deberta::attention::rows(relative, ids.size2()?.1)?.f_to_device(ids.device())?);
         }
         if let Some(mask) = mask {
             shared.push(hidden_pairs(mask, pass.compute)?);

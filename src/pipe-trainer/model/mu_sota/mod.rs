@@ -1,22 +1,19 @@
 //! MU-SOTA: a language model whose layers attend within narrow blocks side by side, and then across all of them.
 
-mod blocks;
-mod choice;
 mod generate;
 mod layers;
 
 use std::sync::Arc;
 
+use layers::{Blocks, EPSILON, Layer};
 use pipe_model::mu_sota::{MuSotaConfig, parameters};
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use self::blocks::Blocks;
-use self::layers::{EPSILON, Layer};
-use super::interface::{Mode, Model, TextGenerator};
+use super::interface::{Model, TextGenerator};
 use super::layers::LayerNorm;
-use super::pass::Pass;
+use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
 use crate::data::{IGNORED, Part};

@@ -1,20 +1,18 @@
 //! T5: the encoder-decoder of Raffel et al. (2020), versions 1.0 and 1.1, as transformers computes it.
 
-mod beams;
 mod decode;
 mod generate;
 mod layers;
-mod position;
 
+use layers::Stack;
 use pipe_model::t5::{T5Config, parameters};
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use self::layers::Stack;
 use super::attention::{key_mask, row_multiple};
-use super::interface::{Mode, Model, TextGenerator};
-use super::pass::Pass;
+use super::interface::{Model, TextGenerator};
+use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
 use crate::data::{IGNORED, Part};

@@ -4,8 +4,7 @@ use pipe_spec::evaluation::{ClassDetails, EvaluationDetails};
 use pipe_spec::event::Scores;
 use tch::{Kind, Tensor};
 
-use super::evaluated::Measures;
-use super::pass::Pass;
+use super::pass::{Measures, Pass};
 use crate::data::{IGNORED, Sample};
 use crate::error::TrainerError;
 use crate::metrics::{self, Confusion, Reliability};

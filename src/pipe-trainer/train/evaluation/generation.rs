@@ -4,8 +4,7 @@ use pipe_spec::TrainerSpec;
 use pipe_spec::event::{self, EventKind, Scores};
 use pipe_spec::pipeline::Task;
 
-use super::evaluated::Measures;
-use super::pass::Pass;
+use super::pass::{Measures, Pass};
 use crate::data::Tokens;
 use crate::error::TrainerError;
 use crate::metrics;

@@ -1,8 +1,10 @@
-//! One evaluation: what it reads and what it computes with.
+//! One pass over the evaluation data, and what the measures of a task make of it.
 
 use std::ops::Range;
 
 use pipe_spec::Phase;
+use pipe_spec::evaluation::EvaluationDetails;
+use pipe_spec::event::Scores;
 use pipe_spec::pipeline::Task;
 use tch::{Kind, Tensor};
 
@@ -12,6 +14,16 @@ use crate::model::Mode;
 use crate::train::cut::Cut;
 use crate::train::session::Session;
 use crate::train::state::State;
+
+/// What the measures of a task give.
+#[derive(Default)]
+pub struct Measures {
+    pub loss: f64,
+    pub scores: Scores,
+    pub details: EvaluationDetails,
+    /// How many samples there were, where that is not what the source says.
+    pub samples: Option<u64>,
+}
 
 /// One pass over the evaluation data.
 pub struct Pass<'a> {

@@ -11,11 +11,18 @@ use pipe_spec::event::Warning;
 use pipe_spec::run::JobFolder;
 use pipe_spec::{Event, EventKind};
 
-use crate::Console;
 use crate::host::Stop;
 
 /// Bytes of events that may wait for room on a full disk before the training is stopped.
 const MAX_UNWRITTEN: usize = 16 << 20;
+
+/// What a command has of its process.
+pub struct Console {
+    /// Set when the command should save and end.
+    pub stop: Stop,
+    /// Where a training writes its events, beside the file of the attempt.
+    pub events: Box<dyn Write + Send>,
+}
 
 pub struct Events {
     seq: u64,
