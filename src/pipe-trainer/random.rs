@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// What a stream of random numbers is for. Streams of different purposes share no numbers.
+/// The purpose of a stream of random numbers. Streams of different purposes share no numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
     Order,

@@ -112,7 +112,7 @@ fn bytes(tensor: &Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
 }
 
-/// What steps are made of.
+/// Everything that a timed step needs.
 struct Steps<'a> {
     model: &'a dyn Model,
     optimizer: Optimizer,
@@ -195,7 +195,7 @@ impl Steps<'_> {
     }
 }
 
-/// What the phases of one step took.
+/// Time and memory of the phases of one step.
 struct Phases<'a> {
     hardware: &'a Hardware,
     clock: Instant,

@@ -1,4 +1,4 @@
-//! What is measured: models of published sizes, random data, and sums that stand in for those of other ranks.
+//! The workload of a benchmark: models of published sizes, random data, and sums that stand in for those of other ranks.
 
 use std::thread;
 
@@ -23,7 +23,7 @@ pub struct Bench {
 const MODELS: &str = "t5-small, t5-base, t5-large, t5-xl, bert-base, bert-large, clip-vit-b-32, mu-sota";
 
 impl Bench {
-    /// What is asked for: any architecture with its config, or a model of a published size.
+    /// The model that the command line asks for: any architecture with its config, or one of a published size.
     pub fn asked(args: &BenchArgs) -> Result<Self, TrainerError> {
         let fail = |key: &str, message: String| TrainerError::config(key, message);
         match (&args.model, &args.arch) {

@@ -1,4 +1,4 @@
-//! What the CUDA driver knows about the card, asked without CUDA headers: its library is loaded where the machine has one.
+//! Asks the CUDA driver about the card, without CUDA headers: its library is loaded where the machine has one.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fs;

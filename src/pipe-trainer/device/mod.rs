@@ -146,7 +146,7 @@ impl Hardware {
         self.card.as_ref().and_then(|_| self.card_memory().ok()).map(|card| card.peak_allocated)
     }
 
-    /// What torch's allocator holds on the card; nothing on the CPU.
+    /// Bytes that torch's allocator holds on the card; nothing on the CPU.
     pub fn card_memory(&self) -> Result<CardMemory, TrainerError> {
         match self.device {
             tch::Device::Cuda(index) => Ok(torch::card_memory(index)?),

@@ -77,14 +77,16 @@ fn kilobytes(text: &str, name: &str) -> Option<u64> {
     Some(number * 1024)
 }
 
-/// Of the limit, and this much at most: enough for an error, a record and a checkpoint, which is written tensor by tensor.
+/// The reserve is this share of the limit, and 256 MiB at most: enough for an error, a record and a checkpoint, which is written tensor
+/// by tensor.
 const RESERVE_SHARE: u64 = 8;
 const LARGEST_RESERVE: u64 = 256 << 20;
 
 /// The limit that was set; 0 while there is none.
 static LIMIT: AtomicU64 = AtomicU64::new(0);
 
-/// Blocks of at least this many bytes are given back to the kernel when they are freed. Smaller ones are too many for that: each costs its pages anew.
+/// Blocks of at least this many bytes are given back to the kernel when they are freed. Smaller ones are too many for that: each costs
+/// its pages anew.
 const GIVEN_BACK: libc::c_int = 1 << 20;
 
 /// Makes allocations beyond `bytes` fail. Threads that exist already keep their stacks.

@@ -1,4 +1,4 @@
-//! What every model can do, whatever its architecture.
+//! The interface of every model, whatever its architecture.
 
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
@@ -45,7 +45,7 @@ pub trait Model {
         None
     }
 
-    /// What the lengths of rows should be multiples of, for the sake of the kernels that it has.
+    /// The lengths of rows should be multiples of this, for the sake of the model's kernels.
     fn row_multiple(&self) -> usize {
         1
     }
@@ -67,12 +67,12 @@ pub trait Model {
 }
 
 pub trait TextGenerator {
-    /// What the model writes after each row of a part, without dropout and without gradients. Labels are ignored.
+    /// Writes a text after each row of a part, without dropout and without gradients. Labels are ignored.
     fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError>;
 }
 
 pub trait Encoder {
-    /// What its last layer gives, [samples, length, width], without dropout.
+    /// The output of its last layer, [samples, length, width], without dropout.
     fn last_hidden_state(&self, part: &Part) -> Result<Tensor, TrainerError>;
 }
 
@@ -83,10 +83,10 @@ pub trait Contrastive {
         Ok(Embeddings { images: self.embed_images(part, mode)?, texts: self.embed_texts(part, mode)? })
     }
 
-    /// Of a part that may have no texts.
+    /// Embeds the images of a part that may have no texts.
     fn embed_images(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
 
-    /// Of a part that may have no images.
+    /// Embeds the texts of a part that may have no images.
     fn embed_texts(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
 
     /// The mean loss over all samples.
@@ -113,7 +113,7 @@ pub struct Generation {
     pub seed: u64,
     /// The number of the first row of the part among all rows.
     pub first_row: u64,
-    /// What ends a text, for a model whose config does not say.
+    /// The token that ends a text, for a model whose config does not say.
     pub end_token: Option<i64>,
 }
 

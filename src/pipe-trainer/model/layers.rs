@@ -65,7 +65,7 @@ impl LayerNorm {
         Ok(normed.f_to_kind(kind)?)
     }
 
-    /// What `layer` gives for `input`, some of it dropped, added to `residual`, and normed: the end of a block that norms last.
+    /// A layer's product, some of it dropped, added to `residual`, and normed: the end of a block that norms last.
     pub fn after(&self, product: &Product<'_>, residual: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let output = &product.output;
         let residual = residual.f_to_kind(output.kind())?;
@@ -115,7 +115,7 @@ impl LayerNorm {
     }
 }
 
-/// What a layer gave before its bias is added, so that the next operation can add it.
+/// The product of a layer before its bias is added, so that the next operation can add it.
 pub struct Product<'a> {
     pub output: Tensor,
     pub bias: Option<&'a Tensor>,
@@ -180,7 +180,7 @@ impl FeedForward {
     }
 }
 
-/// What follows attention in a layer of BERT and of DeBERTa: a projection and a feed-forward part, each added to what came in and normed.
+/// The rest of a layer of BERT or DeBERTa after its attention: a projection and a feed-forward part, each added to what came in and normed.
 pub struct PostNormOutput {
     attention_output: Linear,
     attention_norm: LayerNorm,

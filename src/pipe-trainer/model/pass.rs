@@ -21,7 +21,7 @@ pub enum Mode {
 /// How a part is computed. What dropout draws in it is a function of seed, first sample and the place in the model, and of nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drawn {
-    /// Of the step.
+    /// Seed of the step.
     pub seed: u64,
     /// Where the first sample of the part stands in the step.
     pub first_sample: u32,
@@ -36,7 +36,7 @@ impl Drawn {
         Self { seed, first_sample, keys: None, recomputes: false }
     }
 
-    /// Of the thing that is dropped in a block after `count` others.
+    /// The key of the thing that is dropped in a block after `count` others.
     pub fn key(&self, block: u64, count: u64) -> u64 {
         random::derived(Purpose::Dropout, self.seed, &[block, count])
     }
@@ -87,7 +87,7 @@ impl Pass {
         Self { dropout, ..self }
     }
 
-    /// What is dropped next in this block: a place in the model is a block and how often something was dropped in it before.
+    /// The key of the next dropout in this block: a place in the model is a block and how often something was dropped in it before.
     pub fn dropped(self) -> Dropped {
         match self.drawn {
             Some(drawn) if self.dropout > 0.0 => {
@@ -123,7 +123,7 @@ impl Pass {
         }
     }
 
-    /// What a layer gave, some of it dropped, added to `residual`, in whose kind the sum is.
+    /// A layer's output, some of it dropped, added to `residual`, in whose kind the sum is.
     pub fn drop_add(self, output: &Tensor, residual: &Tensor) -> Result<Tensor, TrainerError> {
         if output.device().is_cuda() {
             return Ok(torch::drop_add(output, Some(residual), self.dropped())?);

@@ -35,7 +35,7 @@ pub fn hidden_score(kind: Kind) -> f64 {
     }
 }
 
-/// What the weights of a model start from.
+/// The start of a model's weights.
 pub enum Start<'a> {
     Random {
         seed: u64,

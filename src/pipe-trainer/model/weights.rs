@@ -148,7 +148,7 @@ pub fn check(
     Ok(())
 }
 
-/// What it is called in the files, if it is there.
+/// The name of a parameter in the files, if it is there.
 fn stored_name<'a>(parameter: &'a Parameter, files: &TensorFiles) -> Option<&'a String> {
     std::iter::once(&parameter.name).chain(&parameter.aliases).find(|name| files.contains(name))
 }

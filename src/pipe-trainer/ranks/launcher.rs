@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long ranks may take to save and end when one of them has ended.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What the ranks are told beside the spec.
+/// Arguments of the ranks beside the spec.
 pub struct Start<'a> {
     pub spec_file: &'a Path,
     pub spec: &'a TrainerSpec,
@@ -55,7 +55,7 @@ pub fn launch(start: &Start<'_>, stop: &Stop) -> Result<(), TrainerError> {
     let folder = job_folder(start.spec).ranks();
     let fail = |source| TrainerError::Io { path: folder.clone(), source };
     let node = start.node;
-    // What an earlier process has left there. Of several nodes another may be there already.
+    // An earlier process may have left files there. With several nodes another may be there already.
     if node.is_only() {
         durable::remove_folder(&folder).map_err(fail)?;
     }
@@ -114,7 +114,7 @@ struct Launcher {
     heartbeats: Heartbeats,
     notices: Notices,
     timeout: Duration,
-    /// Of all nodes, and when it last changed.
+    /// The progress of all nodes, and when it last changed.
     progress: (Vec<Option<u64>>, Instant),
     /// Since when a rank has ended before its time.
     leaving: Option<Instant>,
@@ -158,8 +158,8 @@ impl Launcher {
         }
     }
 
-    /// Of ranks that are to end: one that has not begun, because it waits for others to come, notices nothing else, and one that neither
-    /// saves nor computes for long does not end by itself.
+    /// Kills ranks that should end and cannot: one that has not begun, because it waits for others to come, notices nothing else, and
+    /// one that neither saves nor computes for long does not end by itself.
     fn end_stragglers(&mut self) {
         for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
             let heartbeat = self.heartbeats.of(rank.rank);
@@ -267,7 +267,7 @@ impl Launcher {
         self.leaving = Some(Instant::now());
     }
 
-    /// What the attempt came to: the reason of the rank that ended first, if one did.
+    /// The result of the attempt: the reason of the rank that ended first, if one did.
     fn result(&self) -> Result<(), TrainerError> {
         let silent = || self.failed().map(|(rank, status)| without_a_word(rank, status));
         if let Some(ended) = self.notices.any().or_else(silent) {
@@ -289,7 +289,7 @@ fn given_up(rank: &Watched, message: String, hint: &str) -> Ended {
     Ended { rank: rank.rank, message, hint, exit, weights_differ: false, oom: None }
 }
 
-/// Of a rank that left nothing.
+/// The notice of a rank that left none.
 fn without_a_word(rank: u32, status: ExitStatus) -> Ended {
     let (message, exit) = match (status.signal(), status.code()) {
         (Some(signal), _) => (format!("it was killed by signal {signal}"), 128 + signal),

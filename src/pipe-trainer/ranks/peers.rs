@@ -1,4 +1,4 @@
-//! What a rank does together with the others, and the address by which they reach this machine.
+//! The other ranks of a training, and the address by which they reach this machine.
 
 use std::ffi::CStr;
 use std::io;
@@ -68,7 +68,7 @@ impl Peers {
         self.rank.index == 0
     }
 
-    /// What sums gradients.
+    /// The library that sums gradients.
     pub fn sums_by(&self) -> Option<&'static str> {
         self.joined.as_ref().map(|joined| if joined.device.is_some() { "nccl" } else { "gloo" })
     }
@@ -122,7 +122,7 @@ impl Peers {
         self.joined.as_ref().expect("there are other ranks")
     }
 
-    /// What sums tensors of this device.
+    /// The link that sums tensors of this device.
     pub fn link(&self, device: tch::Device) -> Link {
         let joined = self.joined();
         joined.device.filter(|_| device.is_cuda()).unwrap_or(joined.host)
@@ -152,7 +152,7 @@ impl Peers {
         self.gather(&[0.0]).map(drop)
     }
 
-    /// What is behind an error: another rank may have ended, or all are to stop here.
+    /// The reason behind an error: another rank may have ended, or all are to stop here.
     pub fn behind(&self, error: TrainerError) -> TrainerError {
         match (&self.joined, &error) {
             (Some(joined), TrainerError::Torch { message }) if message.contains("NCCL") => joined.waiter.reason(error),
@@ -181,7 +181,7 @@ impl Peers {
         self.joined().waiter.wait(link)
     }
 
-    /// What the leading rank says, on every rank.
+    /// The bytes of the leading rank, on every rank.
     pub fn broadcast_bytes(&self, bytes: Vec<u8>) -> Result<Vec<u8>, TrainerError> {
         if self.is_nobody() {
             return Ok(bytes);
@@ -239,7 +239,7 @@ impl Waits for SharedSum {
 /// Gloo's own variable.
 const INTERFACE_VARIABLE: &str = "GLOO_SOCKET_IFNAME";
 
-/// What Gloo listens on.
+/// The address or interface that Gloo listens on.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Address {
     /// A network interface.

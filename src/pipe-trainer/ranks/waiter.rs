@@ -26,7 +26,7 @@ const SPIN: Duration = Duration::from_micros(300);
 const REASON_TIMEOUT: Duration = Duration::from_secs(5);
 const NETWORK_REASON_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a rank needs to wait, from whichever thread.
+/// Waits for sums, from whichever thread.
 pub struct Waiter {
     pub rank: Rank,
     node: Node,
@@ -127,7 +127,7 @@ impl Waiter {
         self.reason(error)
     }
 
-    /// What is behind an error of a sum: most often another rank is gone. One of this node leaves a notice, or its launcher does. Where
+    /// The reason behind an error of a sum: most often another rank is gone. One of this node leaves a notice, or its launcher does. Where
     /// there is none, a whole node is gone.
     pub fn reason(&self, error: TrainerError) -> TrainerError {
         let began = Instant::now();
@@ -150,7 +150,7 @@ impl Waiter {
 /// Numbers of a rank: its count, what it does, its phase, its step, how often it has polled while it waits.
 const NUMBERS: usize = 5;
 
-/// What a rank is doing.
+/// The state of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankState {
     Starting,
@@ -177,7 +177,7 @@ pub struct Heartbeats {
     ranks: Range<u32>,
 }
 
-/// What is known of a rank.
+/// The latest heartbeat of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
     pub count: u64,

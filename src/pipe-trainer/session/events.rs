@@ -16,7 +16,7 @@ use crate::host::Stop;
 /// Bytes of events that may wait for room on a full disk before the training is stopped.
 const MAX_UNWRITTEN: usize = 16 << 20;
 
-/// What a command has of its process.
+/// The outside world of a command: its process, or a test.
 pub struct Console {
     /// Set when the command should save and end.
     pub stop: Stop,

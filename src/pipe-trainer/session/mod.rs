@@ -1,4 +1,4 @@
-//! What an attempt has beside its training: its spec, its events, and what it was doing when memory ran out.
+//! The surroundings of a training: its spec, its events, and its progress for the record of an out-of-memory.
 
 pub mod events;
 pub mod oom;

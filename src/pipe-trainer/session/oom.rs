@@ -1,4 +1,4 @@
-//! What a training is doing, and the record of an out-of-memory: phase and step, and what torch and the kernel reported.
+//! The progress of a training, and the record of an out-of-memory: phase and step, and what torch and the kernel reported.
 
 use std::cell::Cell;
 
@@ -48,7 +48,7 @@ impl Progress {
         self.filled.set(filled);
     }
 
-    /// What a part may hold, where parts are filled.
+    /// Sets the bytes that a part may hold, where parts are filled.
     pub fn set_part_bytes(&self, bytes: Option<u64>) {
         self.part_bytes.set(bytes);
     }
@@ -146,7 +146,7 @@ fn others(message: &str) -> Option<u64> {
     message.split("Process ").skip(1).filter_map(of_process).reduce(|sum, bytes| sum + bytes)
 }
 
-/// What was asked for: "tried to allocate 4096 bytes", "Tried to allocate 2.00 GiB".
+/// The bytes that were asked for: "tried to allocate 4096 bytes", "Tried to allocate 2.00 GiB".
 fn requested(message: &str) -> Option<u64> {
     let lower = message.to_ascii_lowercase();
     let at = lower.find("tried to allocate ")? + "tried to allocate ".len();

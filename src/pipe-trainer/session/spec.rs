@@ -48,7 +48,7 @@ impl Node {
     }
 }
 
-/// What the attempt of this spec may write about itself.
+/// The folder that the attempt of this spec may write about itself.
 pub fn job_folder(spec: &TrainerSpec) -> JobFolder {
     RunFolder::new(&spec.run).attempt(spec.attempt).job()
 }

@@ -106,7 +106,7 @@ fn expect_no_cut_to_change_anything(mut bench: Bench) {
         let norm =
             |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt();
         let apart = norm(&mut whole.iter().zip(&cut[&name]).map(|(a, b)| a - b));
-        // Of some, such as the bias of keys, the true gradient is 0.
+        // Some, such as the bias of keys, have a true gradient of 0.
         let size = norm(&mut whole.iter().copied()).max(1e-3);
         assert!(apart < 1e-5 * size, "{name}: {apart} of {size}");
     }

@@ -205,7 +205,7 @@ fn peak() -> u64 {
     unsafe { usage.assume_init() }.ru_maxrss.cast_unsigned() * 1024
 }
 
-/// What the program maps without allocating it.
+/// Bytes that the program maps without allocating them.
 const LIBRARIES: u64 = 600 << 20;
 
 #[test]

@@ -18,7 +18,7 @@ unsafe extern "C" {
     fn pipe_trace_end(path: *const c_char) -> *mut c_char;
 }
 
-/// What torch's allocator holds on the card, in bytes.
+/// Bytes that torch's allocator holds on the card.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CardMemory {
     pub allocated: u64,
@@ -34,7 +34,7 @@ pub fn use_card(index: u32) -> Result<(), TchError> {
     checked(unsafe { pipe_use_card(i64::from(index)) })
 }
 
-/// What is held on the card with this number.
+/// Bytes that are held on the card with this number.
 pub fn card_memory(index: usize) -> Result<CardMemory, TchError> {
     let mut out = [0; 5];
     // SAFETY: the array has the five places that are written.
@@ -120,7 +120,8 @@ unsafe extern "C" {
     fn pipe_to_card(tensor: *mut C_tensor, card: i64, out: *mut *mut C_tensor) -> *mut c_char;
 }
 
-/// What was launched while it was recorded. The memory that it works in stays taken as long as any graph lives, and is shared by all.
+/// A CUDA graph: everything that was launched while it was recorded. The memory that it works in stays taken as long as any graph
+/// lives, and is shared by all.
 pub struct Graph(*mut Raw);
 
 impl Graph {

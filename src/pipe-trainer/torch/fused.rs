@@ -46,14 +46,14 @@ unsafe extern "C" {
 
 /// The norm of `residual` plus what a layer gave, some of it dropped.
 pub struct AddNorm<'a> {
-    /// What the layer gave, and the bias that is still to be added. Absent, the residual itself is normed.
+    /// The layer's output, and the bias that is still to be added. Absent, the residual itself is normed.
     pub input: Option<(&'a Tensor, Option<&'a Tensor>)>,
     pub residual: &'a Tensor,
     pub weight: &'a Tensor,
     pub bias: &'a Tensor,
     pub eps: f64,
     pub dropped: Dropped,
-    /// Of the result; the sum has that of the residual.
+    /// The kind of the result; the sum has that of the residual.
     pub kind: Kind,
 }
 

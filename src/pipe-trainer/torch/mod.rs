@@ -1,4 +1,4 @@
-//! What libtorch can do and tch cannot, behind a safe interface. `shim.cpp` is the other side.
+//! A safe interface to functions of libtorch that tch lacks. `shim.cpp` is the other side.
 
 mod call;
 mod card;

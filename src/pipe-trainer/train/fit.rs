@@ -126,7 +126,7 @@ pub struct Measurer {
     warnings: Vec<Warning>,
 }
 
-/// What came instead of an answer.
+/// The end of the measuring process, instead of an answer.
 #[derive(Debug)]
 pub enum Ended {
     /// It reported an error.

@@ -31,7 +31,7 @@ pub struct OptimizerShares {
     files: Vec<PathBuf>,
 }
 
-/// What is in them, where it lies.
+/// The tensors in these files, mapped.
 pub struct ReadShares {
     pub tensors: Vec<(String, Tensor)>,
     _files: Vec<TensorFiles>,

@@ -14,11 +14,11 @@ use crate::data::{Column, Reader, Sample, sort_longest_first};
 use crate::error::TrainerError;
 use crate::torch;
 
-/// What a rehearsal works on. It leaves everything as it was.
+/// A step without its update. It leaves everything as it was.
 pub struct Rehearsal<'a> {
     pub session: &'a Session,
     pub state: &'a State,
-    /// Of the batch of the training.
+    /// Cuts parts of the training's batch.
     pub cut: &'a Cut,
     pub longest_samples: &'a LongestSamples,
 }

@@ -1,4 +1,4 @@
-//! What a training runs with: its spec and folder, the device, the events, and requests to stop.
+//! The session of a training: its spec and folder, the device, the events, and requests to stop.
 
 use std::cell::RefCell;
 use std::sync::Arc;

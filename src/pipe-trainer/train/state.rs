@@ -1,5 +1,5 @@
-//! What training changes: the weights, the optimizer and the count of steps. Several ranks must have the same weights, to the bit: each
-//! has computed every update by itself.
+//! The state that training changes: the weights, the optimizer and the count of steps. Several ranks must have the same weights, to the
+//! bit: each has computed every update by itself.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -26,12 +26,12 @@ const HASH_BYTES_EACH: usize = 5;
 
 pub struct State {
     pub model: Box<dyn Model>,
-    /// Of several ranks, what each of them updates.
+    /// The parameters that each of several ranks updates.
     pub share: Share,
     pub optimizer: Optimizer,
     /// Where several ranks add theirs up.
     pub gradients: Option<FlatGradients>,
-    /// Of several ranks, where the model compares the samples of all of them.
+    /// The sum inside a model that compares the samples of all ranks.
     pub shared_sum: Option<&'static SharedSum>,
     /// In fp16 alone.
     pub loss_scale: Option<LossScale>,
@@ -41,9 +41,9 @@ pub struct State {
     pub step: u64,
     /// The last step after which the model was evaluated.
     pub evaluated: u64,
-    /// What came of that evaluation.
+    /// The event of that evaluation.
     pub last_eval: Option<event::Eval>,
-    /// What the evaluations so far have shown.
+    /// The best and the latest metrics of the evaluations so far.
     pub metrics: MetricRecords,
     /// The step of the checkpoint that this attempt resumed from.
     pub resumed_from: Option<u64>,
@@ -198,7 +198,7 @@ impl State {
         Ok(())
     }
 
-    /// What the optimizer remembers, in the order of the parameters, whichever rank remembers it.
+    /// The optimizer's tensors in the order of the parameters, whichever rank has them.
     fn whole_optimizer<'a>(&'a self, others: &'a [(String, Tensor)]) -> Vec<(String, &'a Tensor)> {
         let mut all = self.optimizer.tensors();
         all.extend(others.iter().map(|(name, tensor)| (name.clone(), tensor)));

@@ -1,4 +1,4 @@
-//! What several ranks compute together: the sum of their gradients, how the last part is launched, and whether one is slower.
+//! The common work of several ranks: the sum of their gradients, how the last part is launched, and whether one is slower.
 
 use std::cell::{Cell, RefCell};
 
@@ -86,8 +86,8 @@ impl Sums {
 /// Gradients begin at multiples of so many elements, as kernels want them.
 const ALIGNED: i64 = 16;
 
-/// Of a bucket that is summed at a time, at most: large enough for the whole of a link, and several of them, so that the first are summed
-/// while the last are computed.
+/// Bytes of a bucket that is summed at a time, at most: large enough for the whole of a link, and several of them, so that the first
+/// are summed while the last are computed.
 const BUCKET_BYTES: usize = 25 << 20;
 const LEAST_BUCKETS: usize = 8;
 
@@ -95,7 +95,7 @@ pub struct FlatGradients {
     whole: Tensor,
     /// By parameter, in their order.
     each: Vec<Tensor>,
-    /// What is summed at a time. The gradients of the last parameters, which are complete first, come first.
+    /// Each bucket is summed at a time. The gradients of the last parameters, which are complete first, come first.
     pub buckets: Vec<Tensor>,
     /// The bucket of each parameter.
     pub bucket_of: Vec<usize>,
@@ -191,13 +191,13 @@ fn median(times: &[f64]) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// What one rank tells the others about its share of a step.
+/// One rank's report to the others about its share of a step.
 pub struct RankStep {
     /// Samples of the whole step, which all ranks must agree on.
     pub samples: f64,
     /// Targets of the whole step, which all ranks must agree on.
     pub targets: f64,
-    /// What losses are divided by, which all ranks must agree on.
+    /// The divisor of losses, which all ranks must agree on.
     pub divisor: f64,
     /// The sum of this rank's own losses.
     pub loss: f64,
@@ -249,7 +249,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// What to say about it, once.
+    /// The warning that a rank falls behind, once.
     pub fn falls_behind(&mut self, ranks: &[RankUse]) -> Option<String> {
         let of =
             |ranks: &[RankUse]| ranks.iter().enumerate().max_by(|a, b| a.1.ms.total_cmp(&b.1.ms)).map(|(at, _)| at);

@@ -170,8 +170,8 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Of several ranks, waits until the gradients are those of all, and adds up their losses. Nothing where the step is to be computed
-    /// again, which all ranks find together.
+    /// Where there are several ranks, waits until the gradients are those of all, and adds up their losses. Nothing where the step is
+    /// to be computed again, which all ranks find together.
     fn sum_over_ranks(&self, accumulated: Accumulated) -> Result<Option<(Accumulated, Vec<RankUse>)>, TrainerError> {
         let (Some(sums), Session { peers, hardware, .. }) = (&self.sums, self.session) else {
             return Ok(Some((accumulated, Vec::new())));
@@ -414,14 +414,14 @@ impl<'a> Training<'a> {
     }
 }
 
-/// What of an evaluation is kept with the training: not its time, and no number that JSON cannot hold.
+/// The evaluation that is kept with the training: without its time, and without numbers that JSON cannot hold.
 fn kept(eval: &event::Eval) -> Option<event::Eval> {
     let mut kept = event::Eval { ms: 0.0, ..eval.clone() };
     kept.scores.retain(|_, score| score.is_finite());
     Some(kept).filter(|eval| eval.loss.is_finite())
 }
 
-/// What gradients of this norm are multiplied with so that it is at most `clip`, as torch.nn.utils.clip_grad_norm_ does.
+/// The factor that brings gradients of this norm to at most `clip`, as torch.nn.utils.clip_grad_norm_ does.
 pub fn clip_factor(norm: &Tensor, clip: f64) -> Result<Tensor, TchError> {
     if clip <= 0.0 {
         return norm.f_ones_like();

@@ -75,7 +75,7 @@ impl Model for Clip {
         self.logits_per_image(&self.embed(part, mode)?)
     }
 
-    /// Of one part: its samples are compared only with each other.
+    /// The loss of one part, whose samples are compared only with each other.
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let all = self.embed(part, mode)?;
         Ok(self.loss(&all)?.f_mul_scalar(all.images.size()[0])?)

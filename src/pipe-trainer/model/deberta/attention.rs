@@ -16,17 +16,17 @@ pub struct Attention {
     query: Linear,
     key: Linear,
     value: Linear,
-    /// What makes keys of distances, where queries look at them.
+    /// Makes keys of distances, where queries look at them.
     position_key: Option<Linear>,
-    /// What makes queries of distances, where keys look at them.
+    /// Makes queries of distances, where keys look at them.
     position_query: Option<Linear>,
     heads: i64,
-    /// What scores are multiplied with.
+    /// Scores are multiplied by this.
     scale: f64,
     dropout: f64,
 }
 
-/// What layers know of distances.
+/// The distances between tokens, as layers see them.
 #[derive(Clone, Copy)]
 pub struct Distances<'a> {
     /// One row for each bucket, [2 * span, hidden_size].
@@ -91,7 +91,7 @@ impl Attention {
             let positions = positions.f_index_select(0, &distances.rows.f_select(0, rows)?)?;
             by_token(&self.products(content, &positions)?).map(Some)
         };
-        // Of the one rows are queries and columns keys; of the other rows are keys and columns queries.
+        // In c2p rows are queries and columns keys; in p2c rows are keys and columns queries.
         let (c2p, p2c) = (part(q, &self.position_key, 0)?, part(k, &self.position_query, 1)?);
         let sum = match (c2p, p2c) {
             (Some(c2p), Some(p2c)) => c2p.f_add(&p2c.f_transpose(2, 3)?)?,
@@ -163,7 +163,7 @@ pub fn by_token(scores: &Tensor) -> Result<Tensor, TrainerError> {
 mod position_tests {
     use super::*;
 
-    /// Of every distance up to 1200, 80 and so on the row that transformers' `build_relative_position` leads to.
+    /// The rows of every distance up to 1200, 80 and so on are those of transformers' `build_relative_position`.
     #[test]
     fn distances_fall_into_the_buckets_of_transformers() {
         for (buckets, max, length, want) in [

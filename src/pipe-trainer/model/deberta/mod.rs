@@ -98,7 +98,7 @@ impl Deberta {
         let (ids, types) = (part.get("input_ids")?, part.find("token_type_ids"));
         let mask = part.find("attention_mask");
         let embedded = self.embeddings.forward(ids, types, mask, pass.for_block(0))?.f_to_kind(pass.compute)?;
-        // What all layers are given beside what flows through them.
+        // All layers are given these beside the hidden states.
         let mut shared = Vec::new();
         if let (Some(relative), Some(embeddings)) = (self.config.relative, &self.rel_embeddings) {
             shared.push(match &self.rel_norm {

@@ -206,7 +206,7 @@ pub struct BatchNorm {
     weight: SharedTensor,
     bias: SharedTensor,
     remembered: Statistics,
-    /// What the step that is under way has seen, if it has seen anything.
+    /// Statistics that the step under way has seen, if it has seen anything.
     seen: RefCell<Option<Statistics>>,
     /// Where several ranks have a batch together.
     shared: Cell<Option<&'static SharedSum>>,

@@ -108,7 +108,7 @@ impl Projections {
 
 struct Heads {
     count: i64,
-    /// Of the scores: size^-0.5.
+    /// Scores are multiplied by size^-0.5.
     scale: f64,
 }
 
@@ -134,7 +134,7 @@ impl Heads {
     }
 }
 
-/// What a layer remembers of the tokens so far.
+/// Keys and values of the tokens so far, of one layer.
 #[derive(Default)]
 pub(super) struct Past {
     blocks: Remembered,
@@ -166,7 +166,7 @@ pub struct Blocks {
     block_heads: i64,
 }
 
-/// Of one layer, each head with `room` places of which its own size is used.
+/// The projections of one layer: each head has `room` places, of which its own size is used.
 pub struct Projections {
     /// [3 * heads * room, width]
     pub qkv: Tensor,

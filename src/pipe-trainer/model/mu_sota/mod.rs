@@ -68,7 +68,7 @@ impl MuSota {
         Ok(Tensor::f_embedding(&self.tok_emb, ids, -1, false, false)?.f_add(&positions)?)
     }
 
-    /// What the head is applied to: [batch, length, width], in the kind that is computed in.
+    /// The input of the head: [batch, length, width], in the kind that is computed in.
     fn read(&self, ids: &Tensor, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = Pass::new(mode, self.dropout, &self.setup);
         let mut hidden = pass.for_block(0).drop_out(&self.embed(ids, 0)?)?;
@@ -116,7 +116,7 @@ impl Model for MuSota {
     }
 }
 
-/// What each of `length` positions is to predict: the label after its own. Labels are the tokens of the row, and may be one
+/// The label that each of `length` positions predicts: the one after its own. Labels are the tokens of the row, and may be one
 /// more than its ids; where there is none after the last position, it is ignored.
 fn next_tokens(labels: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
     let (batch, count) = labels.size2()?;
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::model::Drawn;
 
-    /// What each parameter's gradient is, by name.
+    /// The gradient of each parameter, by name.
     fn gradients(checkpointing: bool) -> Vec<(String, Tensor)> {
         let config = json!({
             "vocab_size": 31, "n_layers": 2, "n_blocks": 3, "block_dim": 4, "cross_heads": 3, "ffn_dim": 40, "max_seq_len": 9,

@@ -1,7 +1,7 @@
 //! T5's layers: a stack of blocks; in a block self-attention, in the decoder attention to the encoder, and a feed-forward
 //! layer, each behind a norm and added to what came in.
 //!
-//! What is added to attention scores: relative positions in buckets, and masks.
+//! Relative positions in buckets and masks are added to attention scores.
 
 use std::sync::Arc;
 
@@ -72,8 +72,8 @@ impl Stack {
         last.drop_out(&self.final_layer_norm.forward(&hidden)?)
     }
 
-    /// By distance where there is a kernel. Elsewhere what is added to the scores of self-attention, [batch, heads, length, length], whole in
-    /// memory: only then does the fused attention of torch compute its gradient.
+    /// By distance where there is a kernel. Elsewhere what is added to the scores of self-attention, [batch, heads, length, length],
+    /// whole in memory: only then does the fused attention of torch compute its gradient.
     fn bias(&self, hidden: &Tensor, padding: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
         let (batch, length, _) = hidden.size3()?;
         let table = &self.relative_attention_bias;

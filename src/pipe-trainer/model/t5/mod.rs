@@ -71,7 +71,7 @@ impl T5 {
         pass.drop_out(&Tensor::f_embedding(&self.shared, ids, -1, false, false)?)
     }
 
-    /// What the head is applied to: [batch, target length, d_model], in the kind that is computed in.
+    /// The input of the head: [batch, target length, d_model], in the kind that is computed in.
     fn decoded(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = Pass::new(mode, self.dropout, &self.setup);
         let padding = key_mask(part, pass.compute, self.config.d_kv)?;

@@ -225,7 +225,7 @@ fn parse_events(text: &str) -> Vec<EventKind> {
     text.lines().map(|line| Event::parse(line).unwrap_or_else(|| panic!("not an event: {line}")).kind).collect()
 }
 
-/// What a training writes, in memory.
+/// Text that a training writes, in memory.
 #[derive(Clone, Default)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 

@@ -107,7 +107,7 @@ impl Evaluator {
     }
 }
 
-/// What the leading rank found: some of it only that one has computed.
+/// The evaluation of the leading rank: some of it only that one has computed.
 fn as_led(peers: &Peers, eval: event::Eval) -> Result<event::Eval, TrainerError> {
     if peers.is_nobody() {
         return Ok(eval);
@@ -147,7 +147,8 @@ pub fn write_details(session: &Session, details: &EvaluationDetails, is_best: bo
     }
 }
 
-/// Whether the evaluations have the metrics of `save.best` and `train.early_stop`, before the training begins. A classifier has the metrics of classes or those of a number; only its labels decide which.
+/// Whether the evaluations have the metrics of `save.best` and `train.early_stop`, before the training begins. A classifier has the
+/// metrics of classes or those of a number; only its labels decide which.
 pub fn check_metrics(spec: &TrainerSpec, task_data: &TaskData, sources: &Sources) -> Result<(), TrainerError> {
     let labels = match task_data {
         TaskData::Classification { labels, .. } => sources.labels.as_ref().or(labels.as_ref()),

@@ -70,7 +70,7 @@ pub fn generation(spec: &TrainerSpec, tokens: &Tokens) -> Generation {
     }
 }
 
-/// What the model writes for the first rows.
+/// Lets the model write texts for the first rows.
 fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
     let spec = &pass.session.spec;
     let (Some(generator), Some(tokens)) = (pass.state.model.text_generator(), pass.tokens) else {

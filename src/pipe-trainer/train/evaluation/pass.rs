@@ -15,7 +15,7 @@ use crate::train::cut::Cut;
 use crate::train::session::Session;
 use crate::train::state::State;
 
-/// What the measures of a task give.
+/// Loss, scores and details that the measures of a task give.
 #[derive(Default)]
 pub struct Measures {
     pub loss: f64,
@@ -30,7 +30,7 @@ pub struct Pass<'a> {
     pub reader: &'a Reader,
     pub tokens: Option<&'a Tokens>,
     pub task: Task,
-    /// Of a classifier, by number; empty where they have none.
+    /// The names of a classifier's classes, by number; empty where they have none.
     pub class_names: &'a [String],
     pub batch: usize,
     /// Rows that are read at a time.
