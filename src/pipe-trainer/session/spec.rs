@@ -1,18 +1,54 @@
-//! Reads the spec of an attempt or a prediction: parsed, checked, and its variables filled in.
+//! Reads the spec of an attempt or a prediction: parsed, checked, and its variables filled in; and which node this is.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::{Limit, Paths, bounds};
 use pipe_spec::run::JobFolder;
-use pipe_spec::trainer::{NODE_VARIABLE, SLURM_NODE_VARIABLE};
+use pipe_spec::trainer::NODE_VARIABLE;
 use pipe_spec::{Device, PredictSpec, RunFolder, TrainerSpec, Variables};
 use serde::de::DeserializeOwned;
 
 use crate::error::TrainerError;
-use crate::node::Node;
 
-/// What the attempt of this spec may write about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// From 0.
+    pub index: u32,
+    /// How many nodes there are.
+    pub count: u32,
+    /// Ranks of all nodes.
+    pub all_ranks: u32,
+}
+
+impl Node {
+    pub fn new(spec: &TrainerSpec, index: u32) -> Self {
+        Self { index, count: spec.nodes, all_ranks: spec.rank.count }
+    }
+
+    /// The one that a rank is on.
+    pub fn with_rank(spec: &TrainerSpec, rank: u32) -> Self {
+        let first = Self::new(spec, 0);
+        Self { index: rank / first.size(), ..first }
+    }
+
+    pub fn is_only(self) -> bool {
+        self.count == 1
+    }
+
+    /// How many ranks each node has.
+    pub fn size(self) -> u32 {
+        self.all_ranks / self.count
+    }
+
+    /// Its ranks.
+    pub fn ranks(self) -> Range<u32> {
+        self.index * self.size()..(self.index + 1) * self.size()
+    }
+}
+
+/// The folder that the attempt of this spec may write about itself.
 pub fn job_folder(spec: &TrainerSpec) -> JobFolder {
     RunFolder::new(&spec.run).attempt(spec.attempt).job()
 }
@@ -36,18 +72,21 @@ pub fn node(path: &Path, spec: &TrainerSpec) -> Result<Node, TrainerError> {
     let index = match spec.nodes {
         1 => Ok(0),
         nodes => {
-            let text = std::env::var_os(NODE_VARIABLE).or_else(|| std::env::var_os(SLURM_NODE_VARIABLE));
-            node_index(nodes, text.map(|text| text.to_string_lossy().into_owned()))
+            let text = std::env::var_os(NODE_VARIABLE).map(|text| text.to_string_lossy().into_owned());
+            node_index(nodes, text, &Variables::new(None, std::env::vars()))
         }
     };
     let index = index.map_err(|message| TrainerError::Spec { path: path.to_owned(), message })?;
     Ok(Node::new(spec, index))
 }
 
-fn node_index(nodes: u32, text: Option<String>) -> Result<u32, String> {
+/// A number, or `${NAME}` where a scheduler sets the variable of that name on each node.
+fn node_index(nodes: u32, text: Option<String>, variables: &Variables) -> Result<u32, String> {
     let allowed = format!("allowed: 0 to {}, because nodes is {nodes}", nodes - 1);
     let text = text.ok_or_else(|| format!("the variable {NODE_VARIABLE} is not set; {allowed}"))?;
-    let index = text.trim().parse().ok().filter(|index| *index < nodes);
+    let number = variables.expand(&text);
+    let number = number.map_err(|name| format!("the variable {name} of {NODE_VARIABLE} is not set; {allowed}"))?;
+    let index = number.trim().parse().ok().filter(|index| *index < nodes);
     index.ok_or_else(|| format!("the variable {NODE_VARIABLE}: found {text:?}; {allowed}"))
 }
 
@@ -133,12 +172,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_node_has_as_many_ranks() {
+        let node = |index| Node { index, count: 3, all_ranks: 12 };
+        assert_eq!((node(0).ranks(), node(2).ranks()), (0..4, 8..12));
+    }
+}
+
+#[cfg(test)]
+mod spec_tests {
+    use super::*;
+
+    #[test]
     fn a_node_has_a_number() {
-        let of = |text: &str| node_index(2, Some(text.to_owned()));
-        assert_eq!((of("0"), of("1")), (Ok(0), Ok(1)));
+        let variables = Variables::new(None, [("NUMBER".to_owned(), "1".to_owned())].into_iter());
+        let of = |text: &str| node_index(2, Some(text.to_owned()), &variables);
+        assert_eq!((of("0"), of("1"), of("${NUMBER}")), (Ok(0), Ok(1), Ok(1)));
+        assert!(of("${OTHER}").unwrap_err().starts_with("the variable OTHER of PIPE_NODE is not set"));
         for text in ["2", "-1", "first", ""] {
             assert!(of(text).unwrap_err().contains(&format!("PIPE_NODE: found {text:?}; allowed: 0 to 1")), "{text}");
         }
-        assert!(node_index(2, None).unwrap_err().starts_with("the variable PIPE_NODE is not set"));
+        assert!(node_index(2, None, &variables).unwrap_err().starts_with("the variable PIPE_NODE is not set"));
     }
 }

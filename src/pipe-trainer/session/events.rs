@@ -16,34 +16,42 @@ use crate::host::Stop;
 /// Bytes of events that may wait for room on a full disk before the training is stopped.
 const MAX_UNWRITTEN: usize = 16 << 20;
 
+/// The outside world of a command: its process, or a test.
+pub struct Console {
+    /// Set when the command should save and end.
+    pub stop: Stop,
+    /// Where a training writes its events, beside the file of the attempt.
+    pub events: Box<dyn Write + Send>,
+}
+
 pub struct Events {
     seq: u64,
     stop: Stop,
     file: Option<EventFile>,
-    /// Of a rank whose events another one writes.
-    silent: bool,
+    /// Stdout, or what stands for it. Absent for a rank whose events another one writes.
+    out: Option<Box<dyn Write + Send>>,
 }
 
 impl Events {
     /// On stdout alone.
-    pub fn new(stop: Stop) -> Self {
-        Self { seq: 0, stop, file: None, silent: false }
+    pub fn new(console: Console) -> Self {
+        Self { seq: 0, stop: console.stop, file: None, out: Some(console.events) }
     }
 
     /// Nowhere.
     pub fn silent(stop: Stop) -> Self {
-        Self { silent: true, ..Self::new(stop) }
+        Self { seq: 0, stop, file: None, out: None }
     }
 
     /// After the first `seq`, which another process has written into the folder of an attempt.
-    pub fn after(seq: u64, folder: &JobFolder, stop: Stop) -> Self {
+    pub fn after(seq: u64, folder: &JobFolder, console: Console) -> Self {
         if seq == 0 {
-            return Self::in_folder(folder, stop);
+            return Self::in_folder(folder, console);
         }
         let file = File::options().append(true).open(folder.events());
         let file = file.inspect_err(|error| tracing::warn!("cannot write {}: {error}", folder.events().display()));
         let file = file.ok().map(|file| EventFile { file, unwritten: Vec::new() });
-        Self { seq, file, ..Self::new(stop) }
+        Self { seq, file, ..Self::new(console) }
     }
 
     /// How many there are.
@@ -52,17 +60,15 @@ impl Events {
     }
 
     /// In the folder of an attempt too. Where its file cannot be created, events go to stdout alone.
-    pub fn in_folder(folder: &JobFolder, stop: Stop) -> Self {
+    pub fn in_folder(folder: &JobFolder, console: Console) -> Self {
         let file = EventFile::create(&folder.events());
         let file = file.inspect_err(|error| tracing::warn!("cannot write {}: {error}", folder.events().display()));
-        Self { file: file.ok(), ..Self::new(stop) }
+        Self { file: file.ok(), ..Self::new(console) }
     }
 
     /// Writes one line. When neither the file nor stdout takes it, the training stops: a later attempt resumes it.
     pub fn emit(&mut self, kind: EventKind) {
-        if self.silent {
-            return;
-        }
+        let Some(out) = &mut self.out else { return };
         self.seq += 1;
         let ts = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let event = Event { seq: self.seq, ts, kind };
@@ -74,8 +80,7 @@ impl Events {
         {
             self.stop.request();
         }
-        let mut stdout = io::stdout().lock();
-        if let Err(error) = stdout.write_all(&line).and_then(|()| stdout.flush()) {
+        if let Err(error) = out.write_all(&line).and_then(|()| out.flush()) {
             tracing::error!("cannot write events: {error}; stopping");
             self.stop.request();
         }

@@ -1,5 +1,8 @@
 //! The command line.
 
+pub mod bench;
+
+use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
@@ -16,6 +19,11 @@ impl Cli {
     /// The command line of this process. Ends the process where it is wrong.
     pub fn read() -> Self {
         Self::parse()
+    }
+
+    /// Another command line, whose first word is the name of the program. It must be right.
+    pub fn of(words: impl IntoIterator<Item: Into<OsString> + Clone>) -> Self {
+        Self::parse_from(words)
     }
 }
 
@@ -49,12 +57,6 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         spec: PathBuf,
     },
-    /// Compute logits and gradients of one batch, to compare with another implementation
-    Parity(ParityArgs),
-    /// Print digests of what dropout keeps, as one JSON object, to compare two devices
-    DropoutMasks(DropoutMasksArgs),
-    /// Time training steps on random data, and print one line of JSON
-    Bench(BenchArgs),
     /// Generate text with a trained model: the continuation of a prompt, or the answer to it
     Generate(GenerateArgs),
     /// Make a tokenizer for a model that starts from scratch
@@ -63,6 +65,13 @@ pub enum Command {
     /// Generate synthetic data
     #[command(subcommand)]
     Data(DataCommand),
+}
+
+impl Command {
+    /// Whether a signal to stop lets it save first. It ends the others at once.
+    pub fn saves_when_stopped(&self) -> bool {
+        matches!(self, Self::Train { .. } | Self::Fit { .. } | Self::Predict { .. } | Self::Measure { .. })
+    }
 }
 
 /// For a rank that the trainer starts itself.
@@ -77,98 +86,6 @@ pub struct RankArgs {
     /// Events that are written already
     #[arg(long, hide = true, requires = "rank", default_value_t = 0)]
     pub events: u64,
-}
-
-#[derive(Args)]
-pub struct ParityArgs {
-    /// A folder in Hugging Face layout
-    #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
-    /// The inputs of the model, by name: input_ids, attention_mask, labels and the like
-    #[arg(long, value_name = "FILE")]
-    pub batch: PathBuf,
-    /// Written: logits, grad.<name> of every parameter, and last_hidden_state of an encoder
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
-    #[arg(long, default_value = "fp32")]
-    pub precision: String,
-    /// On the card instead of the CPU
-    #[arg(long)]
-    pub cuda: bool,
-    /// With gradient checkpointing
-    #[arg(long)]
-    pub checkpointing: bool,
-}
-
-#[derive(Args)]
-pub struct DropoutMasksArgs {
-    #[arg(long, default_value = "fp32")]
-    pub precision: String,
-    /// On the card instead of the CPU
-    #[arg(long)]
-    pub cuda: bool,
-}
-
-#[derive(Args)]
-pub struct BenchArgs {
-    /// t5-small to t5-xl, bert-base, bert-large, clip-vit-b-32 or mu-sota
-    #[arg(long, required_unless_present = "arch")]
-    pub model: Option<String>,
-    /// Any architecture, as model.arch of a pipeline, instead of --model
-    #[arg(long, conflicts_with = "model")]
-    pub arch: Option<String>,
-    /// Its config, as model.config of a pipeline
-    #[arg(long, value_name = "JSON", requires = "arch")]
-    pub config: Option<String>,
-    #[arg(long)]
-    pub batch: i64,
-    /// Batches in a step
-    #[arg(long, default_value_t = 1)]
-    pub accum: i64,
-    /// adamw or adafactor
-    #[arg(long, default_value = "adamw")]
-    pub optimizer: String,
-    /// With rows that are padded, so that there is a mask
-    #[arg(long)]
-    pub padded: bool,
-    /// Tokens of a row, of a T5's source
-    #[arg(long, default_value_t = 512)]
-    pub source: i64,
-    /// Tokens of a T5's target
-    #[arg(long, default_value_t = 128)]
-    pub target: i64,
-    #[arg(long, default_value = "bf16")]
-    pub precision: String,
-    /// With gradient checkpointing
-    #[arg(long)]
-    pub checkpointing: bool,
-    /// As memory.limit of a pipeline
-    #[arg(long)]
-    pub limit: Option<String>,
-    /// Launches kernels one by one
-    #[arg(long)]
-    pub no_graphs: bool,
-    /// Steps that are timed
-    #[arg(long, default_value_t = 20)]
-    pub steps: usize,
-    /// On the CPU instead of the card
-    #[arg(long)]
-    pub cpu: bool,
-    /// As one of several ranks on a card that is alone: instead of being summed, gradients wait as long as a sum at so many GB/s takes
-    #[arg(long, value_name = "GB/S", conflicts_with = "cpu")]
-    pub sums: Option<f64>,
-    /// Microseconds that each of the sums takes beside that
-    #[arg(long, value_name = "US", default_value_t = 0.0, requires = "sums")]
-    pub sum_latency: f64,
-    /// Blocks of threads that a sum takes from the card
-    #[arg(long, value_name = "N", default_value_t = 4, requires = "sums")]
-    pub sum_blocks: u32,
-    /// Sums after the last part, which may then be a CUDA graph too
-    #[arg(long, requires = "sums")]
-    pub sums_after: bool,
-    /// Writes what the card does in one more step, as a Chrome trace
-    #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
 }
 
 #[derive(Args)]

@@ -1,11 +1,82 @@
-//! The record of an out-of-memory: phase and step, and what torch and the kernel reported.
+//! The progress of a training, and the record of an out-of-memory: phase and step, and what torch and the kernel reported.
 
-use pipe_spec::OomRecord;
+use std::cell::Cell;
+
 use pipe_spec::event::MemoryKind;
+use pipe_spec::{OomRecord, Phase};
 
 use crate::device::{Hardware, Usage};
-use crate::host::{HostMemory, memory};
-use crate::progress::Progress;
+use crate::host::{self, HostMemory};
+
+pub struct Progress {
+    phase: Cell<Phase>,
+    step: Cell<u64>,
+    batch: Cell<u32>,
+    filled: Cell<Option<f64>>,
+    part_bytes: Cell<Option<u64>>,
+    longest_sequence: Cell<Option<u32>>,
+}
+
+impl Progress {
+    pub fn new(batch: u32) -> Self {
+        Self {
+            phase: Cell::new(Phase::Load),
+            step: Cell::new(0),
+            batch: Cell::new(batch),
+            filled: Cell::new(None),
+            part_bytes: Cell::new(None),
+            longest_sequence: Cell::new(None),
+        }
+    }
+
+    pub fn enter(&self, phase: Phase) {
+        self.phase.set(phase);
+    }
+
+    /// The step that is being computed, counted from 1.
+    pub fn set_step(&self, step: u64) {
+        self.step.set(step);
+    }
+
+    pub fn set_part(&self, batch: u32, longest_sequence: u32) {
+        self.batch.set(batch);
+        self.longest_sequence.set(Some(longest_sequence));
+    }
+
+    /// How full the fullest part of the step is, where parts are filled.
+    pub fn set_filled(&self, filled: Option<f64>) {
+        self.filled.set(filled);
+    }
+
+    /// Sets the bytes that a part may hold, where parts are filled.
+    pub fn set_part_bytes(&self, bytes: Option<u64>) {
+        self.part_bytes.set(bytes);
+    }
+
+    pub fn part_bytes(&self) -> Option<u64> {
+        self.part_bytes.get()
+    }
+
+    pub fn filled(&self) -> Option<f64> {
+        self.filled.get()
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.phase.get()
+    }
+
+    pub fn step(&self) -> u64 {
+        self.step.get()
+    }
+
+    pub fn batch(&self) -> u32 {
+        self.batch.get()
+    }
+
+    pub fn longest_sequence(&self) -> Option<u32> {
+        self.longest_sequence.get()
+    }
+}
 
 pub fn record(
     memory: MemoryKind,
@@ -38,7 +109,7 @@ fn fill_from_host(record: &mut OomRecord, host: HostMemory, hardware: &Hardware)
     record.allocated = Some(host.resident);
     record.reserved = Some(host.data);
     record.peak = Some(host.peak);
-    record.total = if on_cpu { hardware.capacity } else { memory::total() };
+    record.total = if on_cpu { hardware.capacity } else { host::total_memory() };
     record.free = record.total.map(|total| total.saturating_sub(host.data));
 }
 
@@ -75,7 +146,7 @@ fn others(message: &str) -> Option<u64> {
     message.split("Process ").skip(1).filter_map(of_process).reduce(|sum, bytes| sum + bytes)
 }
 
-/// What was asked for: "tried to allocate 4096 bytes", "Tried to allocate 2.00 GiB".
+/// The bytes that were asked for: "tried to allocate 4096 bytes", "Tried to allocate 2.00 GiB".
 fn requested(message: &str) -> Option<u64> {
     let lower = message.to_ascii_lowercase();
     let at = lower.find("tried to allocate ")? + "tried to allocate ".len();
@@ -109,7 +180,7 @@ fn size(number: &str, unit: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+mod oom_tests {
     use super::*;
 
     const CUDA: &str = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of \
