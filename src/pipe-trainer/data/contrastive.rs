@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use image::RgbImage;
+use pipe_data::Rows;
 use pipe_model::TaskData;
 use pipe_spec::pipeline::Paths;
 use serde_json::Value;
@@ -12,7 +13,7 @@ use serde_json::Value;
 use super::opener::Opener;
 use super::picture_table::PictureTable;
 use super::pictures::Preparation;
-use super::rows::Rows;
+use super::rows::{check_rows, during, open_rows};
 use super::sources::Sources;
 use super::{Column, Sample, Source, Tokens};
 use crate::error::TrainerError;
@@ -86,7 +87,7 @@ impl Pairs {
         shape: &[i64],
     ) -> Result<Self, TrainerError> {
         let data = &opener.spec.data;
-        let rows = Rows::open(paths, &[data.field("image"), data.field("text")])?;
+        let rows = open_rows(paths, &[data.field("image"), data.field("text")])?;
         let mut tables = HashMap::new();
         for folder in paths.0.iter().filter_map(|path| Path::new(path).parent()) {
             let table = folder.join("images.safetensors");
@@ -98,7 +99,7 @@ impl Pairs {
         let (skip_bad, predicts) = (data.skip_bad, opener.predicts());
         let (longest, bad) = (Vec::new(), Mutex::default());
         let mut pairs = Self { rows, longest, tokens, preparation, tables, skip_bad, predicts, bad };
-        pairs.longest = pairs.rows.check(opener.pool, |index| pairs.check(index))?.rows();
+        pairs.longest = check_rows(&pairs.rows, opener.pool, |index| pairs.check(index))?.rows();
         Ok(pairs)
     }
 
@@ -127,7 +128,7 @@ impl Pairs {
         let text = match values[TEXT].take() {
             Some(Value::String(text)) => Some(text),
             None if self.predicts && values[IMAGE].is_some() => None,
-            other => return Err(self.rows.not_a_text(index, TEXT, other.as_ref())),
+            other => return Err(self.rows.not_a_text(index, TEXT, other.as_ref()).into()),
         };
         match self.predicts && values[IMAGE].is_none() {
             true => Ok((None, text)),
@@ -142,13 +143,13 @@ impl Pairs {
             (Some(Value::Number(number)), Some(table)) if number.is_u64() => number_of(table, &number.to_string()),
             (Some(Value::Number(_)), None) => {
                 let message = format!("a picture by its number, and no images.safetensors in {}", folder.display());
-                return Err(self.rows.fail(index, message));
+                return Err(self.rows.fail(index, message).into());
             }
             // In CSV a number is a text.
             (Some(Value::String(text)), Some(table)) if is_number(text) => number_of(table, text),
             (Some(Value::String(path)), _) => Picture::File(folder.join(path)),
             (other, _) => {
-                return Err(self.rows.problem(index, IMAGE, other, "a path or the number of a picture"));
+                return Err(self.rows.problem(index, IMAGE, other, "a path or the number of a picture").into());
             }
         })
     }
@@ -158,7 +159,7 @@ impl Pairs {
             Picture::File(path) => path.display().to_string(),
             Picture::Number(_, number) => number.to_string(),
         };
-        self.rows.fail(index, format!("the picture {name}: {message}"))
+        self.rows.fail(index, format!("the picture {name}: {message}")).into()
     }
 }
 
@@ -180,7 +181,7 @@ impl Source for Pairs {
     }
 
     fn peek(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        self.rows.during(index, || self.read(index))
+        during(self.rows.place(index), || self.read(index))
     }
 
     fn caption(&self, index: usize) -> Result<Option<String>, TrainerError> {

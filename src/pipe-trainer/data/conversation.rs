@@ -1,8 +1,7 @@
 //! A conversation as a source and a target: the last turn is what the model is to write, the turns before it are what it reads.
 
+use pipe_data::kind;
 use serde_json::Value;
-
-use super::row::kind;
 
 /// What the keys of a turn are called, by those who write such files.
 const SPEAKERS: [&str; 2] = ["role", "from"];

@@ -5,8 +5,9 @@ use std::path::Path;
 use pipe_spec::pipeline::Paths;
 use serde_json::Value;
 
-use super::csv_records::CsvRecords;
-use super::rows::Rows;
+use pipe_data::{CsvRecords, Rows};
+
+use super::rows::open_rows;
 use crate::error::TrainerError;
 
 const ID: &str = "id";
@@ -31,10 +32,10 @@ impl KeptColumns {
             let message = format!("it has no columns, and so no {:?} to keep", names[0]);
             return Err(TrainerError::Data { path: path.into(), line: None, message });
         }
-        let rows = Rows::open(paths, &names.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let rows = open_rows(paths, &names.iter().map(String::as_str).collect::<Vec<_>>())?;
         let first = rows.values(0)?;
         match first.iter().take(keep.len()).position(Option::is_none) {
-            Some(missing) => Err(rows.problem(0, missing, None, "")),
+            Some(missing) => Err(rows.problem(0, missing, None, "").into()),
             None => Ok(Self { rows: Some(rows), names }),
         }
     }
@@ -59,7 +60,7 @@ fn may_have_id(paths: &Paths) -> Result<bool, TrainerError> {
     for path in &paths.0 {
         let has = match path.rsplit('.').next() {
             Some("csv" | "tsv") => {
-                let header = CsvRecords::open(Path::new(path), &mut csv::ReaderBuilder::new())?.headers()?;
+                let header = CsvRecords::open(Path::new(path))?.headers()?;
                 header.iter().any(|name| name.trim() == ID)
             }
             _ => path.ends_with(".jsonl"),

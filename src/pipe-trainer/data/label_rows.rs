@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::rows::Rows;
+use pipe_data::Rows;
 
 /// Rows that a message names at most.
 const NAMED: usize = 5;

@@ -36,11 +36,11 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     let mut open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         let (source, [ids, labels]): (Arc<dyn Source>, _) = match &tokens {
             Some(tokens) if !ready(paths) => {
-                let rows = PackedRows::open(&paths.0, data.field("text"), opener.pool, tokens, shape)?;
+                let rows = Packedopen_rows(&paths.0, data.field("text"), opener.pool, tokens, shape)?;
                 (Arc::new(rows), [shape.length, shape.length + 1])
             }
             _ => {
-                let rows = ReadyRows::open(&paths.0, vocab_size, max_length)?;
+                let rows = Readyopen_rows(&paths.0, vocab_size, max_length)?;
                 let longest = rows.longest();
                 (Arc::new(rows), longest)
             }

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use pipe_data::Rows;
 use pipe_spec::pipeline::{Data, Paths};
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
-use super::documents::Documents;
-use super::rows::Rows;
+use super::rows::{check_rows, during, open_documents, open_rows};
 use super::{Column, Sample, Source, Tokens};
 use crate::error::TrainerError;
 
@@ -22,7 +22,7 @@ pub fn has_prompts(data: &Data) -> Result<bool, TrainerError> {
     if !has_columns || data.fields.contains_key(PROMPT) {
         return Ok(has_columns);
     }
-    Ok(Rows::open(&data.train, &[PROMPT])?.values(0)?[0].is_some())
+    Ok(open_rows(&data.train, &[PROMPT])?.values(0)?[0].is_some())
 }
 
 /// Texts cut into pieces of tokens that the model can read at once.
@@ -48,8 +48,8 @@ impl TextPieces {
         let mut opened = Self { stream: Vec::new(), pieces: Vec::new(), empty: 0 };
         let mut row = 0;
         for path in &data.train.0 {
-            let documents = Documents::open(path, data.field("text"))?;
-            let read = |index| documents.during(index, || tokens.encode_plain(&documents.text(index)?));
+            let documents = open_documents(path, data.field("text"))?;
+            let read = |index| during(documents.place(index), || tokens.encode_plain(&documents.text(index)?));
             let texts: Vec<Result<Vec<u32>, TrainerError>> =
                 pool.install(|| (0..documents.len()).into_par_iter().map(read).collect());
             for text in texts {
@@ -103,9 +103,9 @@ pub struct Prompts {
 
 impl Prompts {
     pub fn open(data: &Data, pool: &ThreadPool, tokens: Arc<Tokens>, longest: usize) -> Result<Self, TrainerError> {
-        let rows = Rows::open(&Paths(data.train.0.clone()), &[data.field(PROMPT)])?;
+        let rows = open_rows(&Paths(data.train.0.clone()), &[data.field(PROMPT)])?;
         let prompts = Self { rows, tokens, longest };
-        prompts.rows.check(pool, |index| Ok([prompts.tokens_of(index)?.len()]))?;
+        check_rows(&prompts.rows, pool, |index| Ok([prompts.tokens_of(index)?.len()]))?;
         Ok(prompts)
     }
 
@@ -113,17 +113,17 @@ impl Prompts {
     fn tokens_of(&self, index: usize) -> Result<Vec<i64>, TrainerError> {
         let text = match self.rows.values(index)?.swap_remove(0) {
             Some(Value::String(text)) => text,
-            other => return Err(self.rows.not_a_text(index, 0, other.as_ref())),
+            other => return Err(self.rows.not_a_text(index, 0, other.as_ref()).into()),
         };
         let mut prompt = numbers(&self.tokens.encode_plain(&text)?);
         if prompt.is_empty() {
             prompt.extend(self.tokens.end_token().map(i64::from));
         }
         match prompt.len() {
-            0 => Err(self.rows.fail(index, "the prompt has no tokens; give some text".to_owned())),
+            0 => Err(self.rows.fail(index, "the prompt has no tokens; give some text".to_owned()).into()),
             count if count >= self.longest => {
                 let message = format!("the prompt has {count} tokens; allowed: fewer than {}", self.longest);
-                Err(self.rows.fail(index, message))
+                Err(self.rows.fail(index, message).into())
             }
             _ => Ok(prompt),
         }
@@ -136,7 +136,7 @@ impl Source for Prompts {
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        let prompt = self.rows.during(index, || self.tokens_of(index))?;
+        let prompt = during(self.rows.place(index), || self.tokens_of(index))?;
         Ok(Some(Sample { columns: vec![("prompt", Column::Tokens(prompt))], targets: 0 }))
     }
 }

@@ -32,7 +32,7 @@ impl Opener<'_> {
     /// Files of tensors need nothing more; others are for the task to open.
     pub fn part(&self, paths: &Paths, open: &dyn Fn(&Paths) -> Opened) -> Result<Arc<dyn Source>, TrainerError> {
         if holds_tensors(paths) {
-            return Ok(Arc::new(TensorRows::open(paths)?));
+            return Ok(Arc::new(Tensoropen_rows(paths)?));
         }
         open(paths)
     }

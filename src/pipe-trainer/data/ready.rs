@@ -19,7 +19,7 @@ impl ReadyRows {
     pub fn open(paths: &[String], vocab_size: u64, max_length: u32) -> Result<Self, TrainerError> {
         let mut rows = Self { files: Vec::new(), longest: [0; 2] };
         for path in paths {
-            let file = TensorRows::open(&Paths(vec![path.clone()]))?;
+            let file = Tensoropen_rows(&Paths(vec![path.clone()]))?;
             for index in 0..file.len() {
                 rows.check(&file, index, vocab_size, max_length).map_err(|message| TrainerError::Data {
                     path: Path::new(path).to_owned(),

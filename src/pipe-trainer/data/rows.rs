@@ -1,190 +1,124 @@
-//! The rows of a data set: its files one after the other, of each row the columns that are used.
+//! The rows of a training: read by `pipe-data`, watched so that an error about memory names the row, and each read once before
+//! the first step. The rows whose texts are longest are found meanwhile. Texts are compared by their bytes: to count their
+//! tokens would take as long as an epoch of reading.
 
-use std::path::{Path, PathBuf};
+use std::cmp::Reverse;
 
+use pipe_data::{CsvRecords, Documents, Place, Rows, StringRecord};
 use pipe_spec::pipeline::Paths;
-use pipe_spec::text::human_bytes;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
-use serde_json::Value;
 
-use super::csv::CsvFile;
-use super::jsonl::JsonlFile;
-use super::longest_rows::LongestRows;
-use super::row::kind;
 use crate::boundary;
 use crate::error::TrainerError;
 use crate::host::activity;
 
-/// A text of a row has no more bytes. A novel has one or two million; what a tokenizer makes of a text takes some 60 times as
-/// much memory.
-const LONGEST_TEXT: usize = 16 << 20;
-
-pub struct Rows {
-    files: Vec<File>,
-    /// The columns that are read, in the order of what `values` returns.
-    columns: Vec<String>,
+pub fn open_rows(paths: &Paths, columns: &[&str]) -> Result<Rows, TrainerError> {
+    Rows::open(paths, columns, next_record)
 }
 
-enum File {
-    Jsonl(JsonlFile),
-    Csv(CsvFile),
+/// `column` holds the texts where the file has columns.
+pub fn open_documents(path: &str, column: &str) -> Result<Documents, TrainerError> {
+    Documents::open(path, column, next_record)
 }
 
-impl Rows {
-    pub fn open(paths: &Paths, columns: &[&str]) -> Result<Self, TrainerError> {
-        let columns: Vec<String> = columns.iter().map(|name| (*name).to_owned()).collect();
-        let open = |path: &String| File::open(Path::new(path), &columns);
-        Ok(Self { files: paths.0.iter().map(open).collect::<Result<_, _>>()?, columns })
-    }
+/// The next record of a table, which an out-of-memory error names.
+pub fn next_record(records: &mut CsvRecords<'_>) -> Option<Result<StringRecord, TrainerError>> {
+    let (path, number) = (records.path(), records.number());
+    let record = activity::during(format_args!("row {number} of {}", path.display()), || records.next())?;
+    Some(record.map_err(TrainerError::from).and_then(|record| boundary::check_host_memory().map(|()| record)))
+}
 
-    pub fn columns(&self) -> &[String] {
-        &self.columns
-    }
+/// Does `work` on a row or a text, which an out-of-memory error names.
+pub fn during<T>(place: Place<'_>, work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
+    activity::during(format_args!("{place}"), || {
+        let done = work()?;
+        boundary::check_host_memory().map(|()| done)
+    })
+}
 
-    pub fn len(&self) -> usize {
-        self.files.iter().map(File::len).sum()
-    }
+/// Reads every row once, which gives the lengths of its texts; the first bad one is the error.
+pub fn check_rows<const N: usize>(
+    rows: &Rows,
+    pool: &ThreadPool,
+    read: impl Fn(usize) -> Result<[usize; N], TrainerError> + Sync,
+) -> Result<LongestRows, TrainerError> {
+    let read = |index: usize| during(rows.place(index), || read(index));
+    let see = |longest: LongestRows, index: usize| read(index).map(|lengths| longest.see(index, &lengths));
+    let merge = |one: LongestRows, other: LongestRows| Ok(one.merge(other));
+    // The threads find any bad row; the error names the first.
+    pool.install(|| {
+        let all = (0..rows.len()).into_par_iter();
+        all.try_fold(LongestRows::default, see).try_reduce(LongestRows::default, merge)
+    })
+    .map_err(|found| match found {
+        // The error already says where memory ran out.
+        TrainerError::OutOfMemory { .. } => found,
+        _ => (0..rows.len()).find_map(|index| read(index).err()).unwrap_or(found),
+    })
+}
 
-    /// Reads every row once, which gives the lengths of its texts; the first bad one is the error.
-    pub fn check<const N: usize>(
-        &self,
-        pool: &ThreadPool,
-        read: impl Fn(usize) -> Result<[usize; N], TrainerError> + Sync,
-    ) -> Result<LongestRows, TrainerError> {
-        let read = |index: usize| self.during(index, || read(index));
-        let see = |longest: LongestRows, index: usize| read(index).map(|lengths| longest.see(index, &lengths));
-        let merge = |one: LongestRows, other: LongestRows| Ok(one.merge(other));
-        // The threads find any bad row; the error names the first.
-        pool.install(|| {
-            let rows = (0..self.len()).into_par_iter();
-            rows.try_fold(LongestRows::default, see).try_reduce(LongestRows::default, merge)
-        })
-        .map_err(|found| match found {
-            // The error already says where memory ran out.
-            TrainerError::OutOfMemory { .. } => found,
-            _ => (0..self.len()).find_map(|index| read(index).err()).unwrap_or(found),
-        })
-    }
+/// How many rows are kept for each column.
+pub const ROWS_PER_COLUMN: usize = 64;
 
-    /// Does `work` on a row, which an out-of-memory error names.
-    pub fn during<T>(&self, index: usize, work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
-        let (file, place) = self.place(index);
-        activity::during(format_args!("row {} of {}", place + 1, file.path().display()), || {
-            let done = work()?;
-            boundary::check_host_memory().map(|()| done)
-        })
-    }
+/// Of each column the longest texts, as length and row, longest first.
+#[derive(Clone, Debug, Default)]
+pub struct LongestRows(Vec<Vec<(usize, Reverse<usize>)>>);
 
-    /// The columns of a row, each absent where the row has none.
-    pub fn values(&self, index: usize) -> Result<Vec<Option<Value>>, TrainerError> {
-        let (file, place) = self.place(index);
-        let values = match file {
-            File::Jsonl(file) => file.row(place, &self.columns)?,
-            File::Csv(file) => file.row(place)?,
-        };
-        for (column, value) in values.iter().enumerate() {
-            if let Some(Value::String(text)) = value
-                && text.len() > LONGEST_TEXT
-            {
-                let (found, most) = (human_bytes(text.len() as u64), human_bytes(LONGEST_TEXT as u64));
-                let message = format!("field {:?} has {found} of text; allowed: at most {most}", self.columns[column]);
-                return Err(self.fail(index, message));
+impl LongestRows {
+    pub fn see(mut self, row: usize, lengths: &[usize]) -> Self {
+        self.0.resize(lengths.len(), Vec::new());
+        for (column, length) in self.0.iter_mut().zip(lengths) {
+            column.push((*length, Reverse(row)));
+            if column.len() > 4 * ROWS_PER_COLUMN {
+                keep(column);
             }
         }
-        Ok(values)
+        self
     }
 
-    /// The columns of a row, all of which must be texts.
-    pub fn texts<const N: usize>(&self, index: usize) -> Result<[String; N], TrainerError> {
-        let mut texts = Vec::with_capacity(N);
-        for (place, value) in self.values(index)?.into_iter().enumerate() {
-            match value {
-                Some(Value::String(text)) => texts.push(text),
-                other => return Err(self.not_a_text(index, place, other.as_ref())),
+    pub fn merge(mut self, other: Self) -> Self {
+        self.0.resize(self.0.len().max(other.0.len()), Vec::new());
+        for (column, more) in self.0.iter_mut().zip(other.0) {
+            column.extend(more);
+            keep(column);
+        }
+        self
+    }
+
+    /// The rows, those that are longest in some column first.
+    pub fn rows(mut self) -> Vec<usize> {
+        self.0.iter_mut().for_each(keep);
+        let mut rows = Vec::new();
+        for index in 0..ROWS_PER_COLUMN {
+            for (_, Reverse(row)) in self.0.iter().filter_map(|column| column.get(index)) {
+                if !rows.contains(row) {
+                    rows.push(*row);
+                }
             }
         }
-        let texts: Result<[String; N], _> = texts.try_into();
-        Ok(texts.unwrap_or_else(|_| panic!("rows of {} columns were asked for {N}", self.columns.len())))
-    }
-
-    pub fn not_a_text(&self, index: usize, column: usize, found: Option<&Value>) -> TrainerError {
-        self.problem(index, column, found, "a text")
-    }
-
-    /// What is wrong with a column of a row that holds `found` instead of `wanted`.
-    pub fn problem(&self, index: usize, column: usize, found: Option<&Value>, wanted: &str) -> TrainerError {
-        let name = &self.columns[column];
-        let message = match found {
-            Some(value) => format!("field {name:?} holds {}, not {wanted}", kind(value)),
-            None => format!("no field {name:?}; it has: {}", self.names(index).join(", ")),
-        };
-        self.fail(index, message)
-    }
-
-    /// An error of this row, with its file and line.
-    pub fn fail(&self, index: usize, message: String) -> TrainerError {
-        let (path, line) = self.line(index);
-        TrainerError::Data { path, line: Some(line), message }
-    }
-
-    /// The file of a row.
-    pub fn path(&self, index: usize) -> &Path {
-        self.place(index).0.path()
-    }
-
-    /// The file of a row and its line there, counted from 1.
-    pub fn line(&self, index: usize) -> (PathBuf, u64) {
-        let (file, index) = self.place(index);
-        match file {
-            File::Jsonl(file) => (file.path().to_owned(), file.line_number(index)),
-            File::Csv(file) => (file.path().to_owned(), file.line_number(index)),
-        }
-    }
-
-    fn names(&self, index: usize) -> Vec<String> {
-        let (file, index) = self.place(index);
-        match file {
-            File::Jsonl(file) => file.names(index),
-            File::Csv(file) => file.names().to_vec(),
-        }
-    }
-
-    fn place(&self, index: usize) -> (&File, usize) {
-        let mut index = index;
-        for file in &self.files {
-            if index < file.len() {
-                return (file, index);
-            }
-            index -= file.len();
-        }
-        panic!("row {index} lies beyond the data");
+        rows
     }
 }
 
-impl File {
-    fn open(path: &Path, columns: &[String]) -> Result<Self, TrainerError> {
-        match path.extension().and_then(|ending| ending.to_str()) {
-            Some("jsonl") => JsonlFile::open(path).map(Self::Jsonl),
-            Some("csv" | "tsv") => CsvFile::open(path, columns).map(Self::Csv),
-            ending => {
-                let what = format!("{}: rows in .{} files", path.display(), ending.unwrap_or_default());
-                Err(TrainerError::NotAvailable { what })
-            }
-        }
-    }
+fn keep(column: &mut Vec<(usize, Reverse<usize>)>) {
+    column.sort_unstable_by(|a, b| b.cmp(a));
+    column.truncate(ROWS_PER_COLUMN);
+}
 
-    fn path(&self) -> &Path {
-        match self {
-            Self::Jsonl(file) => file.path(),
-            Self::Csv(file) => file.path(),
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn len(&self) -> usize {
-        match self {
-            Self::Jsonl(file) => file.len(),
-            Self::Csv(file) => file.len(),
-        }
+    #[test]
+    fn the_longest_of_every_column_however_rows_are_split() {
+        let lengths = |row: usize| [row * 7 % 1000, row * 13 % 1000];
+        let seen =
+            |rows: std::ops::Range<usize>| rows.fold(LongestRows::default(), |all, row| all.see(row, &lengths(row)));
+        let rows = seen(0..1000).rows();
+        assert_eq!(rows, seen(0..300).merge(seen(300..1000)).rows());
+        assert_eq!((lengths(rows[0])[0], lengths(rows[1])[1]), (999, 999));
+        assert!((ROWS_PER_COLUMN..=2 * ROWS_PER_COLUMN).contains(&rows.len()), "{}", rows.len());
+        assert_eq!(seen(0..3).rows().len(), 3);
     }
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use pipe_data::Rows;
 use pipe_model::TaskData;
 use pipe_spec::pipeline::{Paths, Task};
 use serde_json::Value;
 
 use super::conversation;
 use super::opener::Opener;
-use super::rows::Rows;
+use super::rows::{check_rows, during, open_rows};
 use super::sources::Sources;
 use super::{Column, IGNORED, Sample, Source, Tokens};
 use crate::error::TrainerError;
@@ -37,10 +38,10 @@ impl Seq2Seq {
         let data = &opener.spec.data;
         let columns: Vec<&str> = data.roles(Task::Seq2Seq).into_iter().map(|role| data.field(role)).collect();
         let is_conversation = columns.len() == 1;
-        let rows = Rows::open(paths, &columns)?;
+        let rows = open_rows(paths, &columns)?;
         let mut opened =
             Self { longest: Vec::new(), rows, is_conversation, source, target, predicts: opener.predicts() };
-        let longest = opened.rows.check(opener.pool, |index| {
+        let longest = check_rows(&opened.rows, opener.pool, |index| {
             let (source, target) = opened.texts(index)?;
             Ok([source.len(), target.map_or(0, |target| target.len())])
         })?;
@@ -57,15 +58,15 @@ impl Seq2Seq {
         let mut text = |column: usize| match values[column].take() {
             Some(Value::String(text)) => Ok(Some(text)),
             None | Some(Value::Null) if self.predicts && column == TARGET => Ok(None),
-            other => Err(self.rows.not_a_text(index, column, other.as_ref())),
+            other => Err(self.rows.not_a_text(index, column, other.as_ref()).into()),
         };
         Ok((text(SOURCE)?.unwrap_or_default(), text(TARGET)?))
     }
 
     /// The same of a row that holds a conversation. To predict is to write the answer that is not there.
     fn turns(&self, index: usize, value: Option<Value>) -> Result<(String, Option<String>), TrainerError> {
-        let Some(value) = value else { return Err(self.rows.problem(index, 0, None, "a conversation")) };
-        let fail = |why| self.rows.fail(index, format!("field {:?} {why}", self.rows.columns()[0]));
+        let Some(value) = value else { return Err(self.rows.problem(index, 0, None, "a conversation").into()) };
+        let fail = |why| self.rows.fail(index, format!("field {:?} {why}", self.rows.columns()[0])).into();
         match conversation::question(&value).filter(|_| self.predicts) {
             Some(question) => Ok((question, None)),
             None => conversation::pair(&value).map(|(source, target)| (source, Some(target))).map_err(fail),
@@ -109,7 +110,7 @@ impl Source for Seq2Seq {
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        let (source, target) = self.rows.during(index, || {
+        let (source, target) = during(self.rows.place(index), || {
             let (source, target) = self.texts(index)?;
             let target = target.map_or(Ok(Vec::new()), |target| self.target.encode(&target))?;
             Ok((self.source.encode(&source)?, target))

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use csv::StringRecord;
+use pipe_data::{CsvRecords, StringRecord, line_of};
 use pipe_spec::pipeline::Data;
 
-use super::csv_records::{CsvRecords, line_of};
+use super::rows::next_record;
 use crate::error::TrainerError;
 
 /// One file.
@@ -51,12 +51,12 @@ impl<'a> SeriesReader<'a> {
     }
 
     pub fn read(&mut self, path: &Path) -> Result<Series, TrainerError> {
-        let mut records = CsvRecords::open(path, csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true))?;
+        let mut records = CsvRecords::open_trimmed(path)?;
         let (header, separator) = (records.headers()?, records.separator());
         let places = self.places(path, &header)?;
         let mut series = Series { path: path.to_owned(), values: Vec::new(), labels: Vec::new() };
         let mut before: Option<String> = None;
-        for row in records {
+        while let Some(row) = next_record(&mut records) {
             let row = row?;
             let fail = |message: String| TrainerError::Data {
                 path: path.to_owned(),

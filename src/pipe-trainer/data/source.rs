@@ -3,7 +3,7 @@
 use image::RgbImage;
 use serde_json::{Map, Value};
 
-use super::longest_rows::ROWS_PER_COLUMN;
+use super::rows::ROWS_PER_COLUMN;
 use super::sample::Sample;
 use crate::error::TrainerError;
 

@@ -9,7 +9,7 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::{Map, Value};
 
-use super::longest_rows::ROWS_PER_COLUMN;
+use super::rows::ROWS_PER_COLUMN;
 use super::{Sample, Source};
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};

@@ -4,8 +4,7 @@ use pipe_spec::pipeline::Paths;
 use serde_json::Value;
 
 use super::conversation;
-use super::documents::Documents;
-use super::rows::Rows;
+use super::rows::{open_documents, open_rows};
 use crate::error::TrainerError;
 
 /// Bytes of text that are read at most, from the beginning of the data: more changes no tokenizer noticeably.
@@ -40,7 +39,7 @@ impl Texts {
     }
 
     fn read_documents(&mut self, path: &str) -> Result<(), TrainerError> {
-        let documents = Documents::open(path, "")?;
+        let documents = open_documents(path, "")?;
         for index in 0..documents.len() {
             if self.is_full() {
                 break;
@@ -51,7 +50,7 @@ impl Texts {
     }
 
     fn read_rows(&mut self, path: &str, columns: &[&str]) -> Result<(), TrainerError> {
-        let rows = Rows::open(&Paths(vec![path.to_owned()]), columns)?;
+        let rows = open_rows(&Paths(vec![path.to_owned()]), columns)?;
         let before = self.texts.len();
         let mut wrong = None;
         for index in 0..rows.len() {
@@ -69,10 +68,12 @@ impl Texts {
             }
         }
         match self.texts.len() == before && rows.len() > 0 {
-            true => Err(wrong.map_or_else(
-                || rows.not_a_text(0, 0, None),
-                |(index, why)| rows.fail(index, format!("field {:?} {why}", rows.columns()[0])),
-            )),
+            true => Err(wrong
+                .map_or_else(
+                    || rows.not_a_text(0, 0, None),
+                    |(index, why)| rows.fail(index, format!("field {:?} {why}", rows.columns()[0])),
+                )
+                .into()),
             false => Ok(()),
         }
     }

@@ -13,13 +13,13 @@ use super::compose::{known, unknown, with_tokens};
 use super::dialog::Dialog;
 use super::draft::Draft;
 use super::survey::{Field, Survey};
-use super::table::DataTable;
 use super::{Options, pictures};
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::hub::HubAccess;
 use crate::input::data_cache;
 use crate::report::say;
+use pipe_data::DataTable;
 
 /// Rows up to which the trainer opens the data to count tokens.
 const INSPECTED: u64 = 100_000;

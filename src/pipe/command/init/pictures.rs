@@ -7,9 +7,9 @@ use serde_json::json;
 
 use super::column::{Kind, is_picture};
 use super::survey::Survey;
-use super::table::DataTable;
 use crate::error::Error;
 use crate::files::bounded;
+use pipe_data::DataTable;
 
 /// The file that names the pictures of a folder.
 const FILE: &str = "pictures.jsonl";
