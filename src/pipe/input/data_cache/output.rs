@@ -13,7 +13,7 @@ use pipe_data::{panic_message, reader_thread};
 
 use super::entry::Watch;
 use crate::error::Error;
-use crate::files::disk::Space;
+use crate::system::files::Space;
 
 /// Of every disk a twentieth is kept free, and not more than this.
 const RESERVE: u64 = 1 << 30;

@@ -8,9 +8,8 @@ use pipe_data::{ColumnSelection, Compression, Format, ParquetTable, compressed, 
 use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest, Watch};
 use super::output::{self, Conversion, Output, Piece, Pieces};
 use crate::error::Error;
-use crate::files::digests::Digests;
-use crate::input::Input;
-use crate::input::{Numbering, Prepared};
+use crate::input::{Input, Numbering, Prepared};
+use crate::system::digests::Digests;
 
 /// Raised whenever other files come out of the same sources.
 const VERSION: u32 = 1;

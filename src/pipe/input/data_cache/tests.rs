@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::entry::{Cache, Watch};
 use super::source::Source;
 use crate::error::Error;
-use crate::files::digests::Digests;
 use crate::input::Input;
+use crate::system::digests::Digests;
 
 const RECIPES: &str = r#"{"source": "ingredients", "target": "directions"}"#;
 
