@@ -11,11 +11,9 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
-use super::label_rows::LabelRows;
-use super::labelling::{Labelling, Seen};
-use super::opener::{Opener, holds_tensors};
-use super::rows::{check_rows, during, open_rows};
-use super::sources::Sources;
+use super::labelling::{LabelRows, Labelling, Seen};
+use super::rows::{Opener, check_rows, during, holds_tensors, open_rows};
+use super::source::Sources;
 use super::tensors::TensorRows;
 use super::{Column, Sample, Source, Tokens};
 use crate::error::TrainerError;
@@ -56,7 +54,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
             labelling: Arc::clone(&labelling),
             token_types: *token_types,
             skip_bad: data.skip_bad,
-            predicts: opener.predicts(),
+            predicts: opener.predicts,
         };
         notices.borrow_mut().extend(classes.check(opener.pool, data.fields.contains_key("text_pair"))?);
         Ok(Arc::new(classes))
@@ -264,7 +262,7 @@ fn decide(opener: &Opener<'_>) -> Result<Labels, TrainerError> {
 }
 
 fn decide_tensors(paths: &Paths) -> Result<Labels, TrainerError> {
-    let source = Tensoropen_rows(paths)?;
+    let source = TensorRows::open(paths)?;
     let mut seen = Seen::default();
     for index in 0..source.len() {
         let label = match label(paths, &source, index)? {

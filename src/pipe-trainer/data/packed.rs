@@ -149,7 +149,7 @@ mod tests {
             let tokens = Arc::new(Tokens::whole(&self.0.join("tokenizer.json"), Arch::MuSota).unwrap());
             let paths: Vec<String> = names.iter().map(|name| self.path(name)).collect();
             let shape = RowShape { length, shown: 5 };
-            Packedopen_rows(&paths, "text", &workers(threads).unwrap(), &tokens, shape)
+            PackedRows::open(&paths, "text", &workers(threads).unwrap(), &tokens, shape)
         }
     }
 

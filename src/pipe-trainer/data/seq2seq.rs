@@ -7,11 +7,9 @@ use pipe_model::TaskData;
 use pipe_spec::pipeline::{Paths, Task};
 use serde_json::Value;
 
-use super::conversation;
-use super::opener::Opener;
-use super::rows::{check_rows, during, open_rows};
-use super::sources::Sources;
-use super::{Column, IGNORED, Sample, Source, Tokens};
+use super::rows::{Opener, check_rows, during, open_rows};
+use super::source::Sources;
+use super::{Column, IGNORED, Sample, Source, Tokens, texts};
 use crate::error::TrainerError;
 
 pub struct Seq2Seq {
@@ -39,8 +37,7 @@ impl Seq2Seq {
         let columns: Vec<&str> = data.roles(Task::Seq2Seq).into_iter().map(|role| data.field(role)).collect();
         let is_conversation = columns.len() == 1;
         let rows = open_rows(paths, &columns)?;
-        let mut opened =
-            Self { longest: Vec::new(), rows, is_conversation, source, target, predicts: opener.predicts() };
+        let mut opened = Self { longest: Vec::new(), rows, is_conversation, source, target, predicts: opener.predicts };
         let longest = check_rows(&opened.rows, opener.pool, |index| {
             let (source, target) = opened.texts(index)?;
             Ok([source.len(), target.map_or(0, |target| target.len())])
@@ -58,7 +55,7 @@ impl Seq2Seq {
         let mut text = |column: usize| match values[column].take() {
             Some(Value::String(text)) => Ok(Some(text)),
             None | Some(Value::Null) if self.predicts && column == TARGET => Ok(None),
-            other => Err(self.rows.not_a_text(index, column, other.as_ref()).into()),
+            other => Err(self.rows.not_a_text(index, column, other.as_ref())),
         };
         Ok((text(SOURCE)?.unwrap_or_default(), text(TARGET)?))
     }
@@ -67,9 +64,9 @@ impl Seq2Seq {
     fn turns(&self, index: usize, value: Option<Value>) -> Result<(String, Option<String>), TrainerError> {
         let Some(value) = value else { return Err(self.rows.problem(index, 0, None, "a conversation").into()) };
         let fail = |why| self.rows.fail(index, format!("field {:?} {why}", self.rows.columns()[0])).into();
-        match conversation::question(&value).filter(|_| self.predicts) {
+        match texts::question(&value).filter(|_| self.predicts) {
             Some(question) => Ok((question, None)),
-            None => conversation::pair(&value).map(|(source, target)| (source, Some(target))).map_err(fail),
+            None => texts::pair(&value).map(|(source, target)| (source, Some(target))).map_err(fail),
         }
     }
 }
