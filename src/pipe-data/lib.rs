@@ -18,6 +18,8 @@ mod parquet;
 pub mod pictures;
 mod preview;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 pub use columns::ColumnSelection;
 pub use csv::{CsvRecords, StringRecord, line_of};
