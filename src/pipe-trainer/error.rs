@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use pipe_data::DataError;
 use pipe_model::ConfigError;
 use pipe_spec::event::MemoryKind;
 use pipe_spec::{Device, TrainerExit};
@@ -71,6 +72,12 @@ pub enum TrainerError {
     Torch { message: String },
     #[error("unexpected: {message}")]
     Panic { message: String },
+}
+
+impl From<DataError> for TrainerError {
+    fn from(DataError { path, line, message }: DataError) -> Self {
+        Self::Data { path, line, message }
+    }
 }
 
 fn last_complete(last: &Option<PathBuf>) -> String {

@@ -10,7 +10,7 @@ use crate::harness::folder::repository;
 use crate::harness::source::{Source, has_word};
 use crate::harness::{Needs, Suite};
 
-const CRATES: [&str; 4] = ["pipe-spec", "pipe-model", "pipe", "pipe-trainer"];
+const CRATES: [&str; 5] = ["pipe-spec", "pipe-model", "pipe-data", "pipe", "pipe-trainer"];
 
 /// A dependency, and the only part of the sources that may name it.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
@@ -172,8 +172,9 @@ fn manifests() {
     let own: BTreeMap<&str, &[&str]> = BTreeMap::from([
         ("pipe-spec", &[][..]),
         ("pipe-model", &["pipe-spec"][..]),
-        ("pipe", &["pipe-model", "pipe-spec"][..]),
-        ("pipe-trainer", &["pipe-model", "pipe-spec"][..]),
+        ("pipe-data", &["pipe-spec"][..]),
+        ("pipe", &["pipe-data", "pipe-model", "pipe-spec"][..]),
+        ("pipe-trainer", &["pipe-data", "pipe-model", "pipe-spec"][..]),
     ]);
     for name in CRATES {
         let text = std::fs::read_to_string(repository().join("src").join(name).join("Cargo.toml")).unwrap();

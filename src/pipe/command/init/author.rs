@@ -11,13 +11,13 @@ use super::compose::{known, unknown, with_tokens};
 use super::dialog::Dialog;
 use super::draft::Draft;
 use super::survey::{Field, Survey};
-use super::table::DataTable;
 use super::{Options, architecture, base_model, pictures};
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::input::data_cache;
 use crate::input::hub::HubAccess;
 use crate::report::say;
+use pipe_data::DataTable;
 
 /// Rows up to which the trainer opens the data to count tokens.
 const INSPECTED: u64 = 100_000;

@@ -19,7 +19,6 @@ mod roles;
 mod schema_file;
 mod settings;
 mod survey;
-mod table;
 mod vocabulary;
 
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@ use pipe_spec::pipeline::Task;
 use super::column::{Column, Kind};
 use super::names;
 use super::survey::{Field, Survey, is_words};
-use super::table::Layout;
+use pipe_data::Layout;
 
 /// Roles that are filled one after the other.
 pub struct Choice<'a> {

@@ -6,8 +6,8 @@ use pipe_spec::text::count;
 use super::column::{Column, Kind};
 use super::names;
 use super::roles::Choice;
-use super::table::{DataTable, Layout};
 use crate::report::{Table, bounded, grouped};
+use pipe_data::{DataTable, Layout};
 
 /// A role and the column that feeds it.
 pub type Field = (String, String);

@@ -3,10 +3,9 @@
 use std::io::Write;
 
 use parquet::basic::{ConvertedType, LogicalType, TimeUnit, Type as Physical};
+use parquet::record::Field;
 use parquet::schema::types::Type;
-
-use super::calendar::{self, Unit};
-use super::cursor::Values;
+use time::Date;
 
 /// What the values of a column mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +30,28 @@ pub enum Kind {
         scale: u32,
     },
     Uuid,
+}
+
+/// What a number of a time column counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    Millis,
+    Micros,
+    Nanos,
+}
+
+impl Unit {
+    fn in_a_second(self) -> i64 {
+        10i64.pow(self.digits() as u32)
+    }
+
+    fn digits(self) -> usize {
+        match self {
+            Self::Millis => 3,
+            Self::Micros => 6,
+            Self::Nanos => 9,
+        }
+    }
 }
 
 /// What rows are written as.
@@ -90,71 +111,54 @@ impl Kind {
         })
     }
 
-    /// Writes the value at `index`; or says why that cannot be done.
-    pub fn write(self, out: &mut Vec<u8>, values: &Values, index: usize, style: Style) -> Result<(), String> {
-        let quoted = |out: &mut Vec<u8>, write: &dyn Fn(&mut Vec<u8>)| {
-            if style == Style::Json {
-                out.push(b'"');
+    /// Writes a value; or says why that cannot be done.
+    pub fn write(self, out: &mut Vec<u8>, field: &Field, style: Style) -> Result<(), String> {
+        match (self, field) {
+            (Self::Bool, Field::Bool(value)) => out.extend_from_slice(if *value { b"true" } else { b"false" }),
+            (_, Field::ULong(value)) => json(out, value),
+            (Self::Real, Field::Float(value)) => real(out, *value, value.is_finite(), style),
+            (Self::Real, Field::Double(value)) => real(out, *value, value.is_finite(), style),
+            (Self::Half, Field::Float16(value)) => real(out, value.to_f32(), value.is_finite(), style),
+            (Self::Decimal { scale }, Field::Decimal(value)) => decimal(out, whole_number(value.data())?, scale, style),
+            (Self::Uuid, Field::Bytes(bytes)) if bytes.len() == 16 => text(out, &uuid(bytes.data()), style)?,
+            (Self::Text | Self::Int96, Field::Str(value)) => text(out, value, style)?,
+            (Self::Text | Self::Bytes, Field::Bytes(bytes)) => {
+                text(out, std::str::from_utf8(bytes.data()).map_err(|_| "bytes that are no text in UTF-8")?, style)?;
             }
-            write(out);
-            if style == Style::Json {
-                out.push(b'"');
-            }
-        };
-        match (self, values) {
-            (Self::Bool, Values::Bool(list)) => out.extend_from_slice(if list[index] { b"true" } else { b"false" }),
-            (Self::Unsigned, Values::Int32(list)) => number(out, &(list[index] as u32)),
-            (Self::Unsigned, Values::Int64(list)) => number(out, &(list[index] as u64)),
-            (Self::Signed, Values::Int32(list)) => number(out, &list[index]),
-            (Self::Signed, Values::Int64(list)) => number(out, &list[index]),
-            (Self::Real, Values::Float(list)) => real(out, list[index], list[index].is_finite(), style),
-            (Self::Real, Values::Double(list)) => real(out, list[index], list[index].is_finite(), style),
-            (Self::Date, Values::Int32(list)) => quoted(out, &|out| calendar::date(out, i64::from(list[index]))),
-            (Self::Time(unit), Values::Int32(list)) => {
-                quoted(out, &|out| calendar::time(out, i64::from(list[index]), unit));
-            }
-            (Self::Time(unit), Values::Int64(list)) => quoted(out, &|out| calendar::time(out, list[index], unit)),
-            (Self::Timestamp { unit, utc }, Values::Int64(list)) => {
-                quoted(out, &|out| calendar::timestamp(out, list[index], unit, utc));
-            }
-            (Self::Int96, Values::Int96(list)) => quoted(out, &|out| calendar::int96(out, list[index].data())),
-            (Self::Decimal { scale }, Values::Int32(list)) => decimal(out, i128::from(list[index]), scale, style),
-            (Self::Decimal { scale }, Values::Int64(list)) => decimal(out, i128::from(list[index]), scale, style),
-            (kind, values) => return kind.write_bytes(out, bytes(values, index).unwrap_or_default(), style),
-        }
-        Ok(())
-    }
-
-    fn write_bytes(self, out: &mut Vec<u8>, bytes: &[u8], style: Style) -> Result<(), String> {
-        match self {
-            Self::Half if bytes.len() == 2 => {
-                let value = half(u16::from_le_bytes([bytes[0], bytes[1]]));
-                real(out, value, value.is_finite(), style);
-            }
-            Self::Decimal { scale } => decimal(out, whole_number(bytes)?, scale, style),
-            Self::Uuid if bytes.len() == 16 => text(out, &uuid(bytes), style)?,
-            Self::Text | Self::Bytes => {
-                text(out, std::str::from_utf8(bytes).map_err(|_| "bytes that are no text in UTF-8")?, style)?;
-            }
-            kind => return Err(format!("{} bytes, which are not of the kind {kind:?}", bytes.len())),
+            (kind, field) => match (kind, whole(field)) {
+                (Self::Signed | Self::Unsigned, Some(value)) => json(out, &value),
+                (Self::Date, Some(days)) => text(out, &date(days)?, style)?,
+                (Self::Time(unit), Some(count)) => text(out, &time_of_day(count, unit), style)?,
+                (Self::Timestamp { unit, utc }, Some(count)) => text(out, &timestamp(count, unit, utc)?, style)?,
+                (Self::Int96, Some(millis)) => text(out, &int96(millis)?, style)?,
+                _ => return Err(format!("{field}, which is not of the kind {kind:?}")),
+            },
         }
         Ok(())
     }
 }
 
-/// The bytes at `index` of a column that holds such.
-pub fn bytes(values: &Values, index: usize) -> Option<&[u8]> {
-    match values {
-        Values::Bytes(list) => Some(list[index].data()),
-        Values::Fixed(list) => Some(list[index].data()),
-        _ => None,
-    }
+/// A whole number of any width, whatever it counts.
+fn whole(field: &Field) -> Option<i64> {
+    Some(match field {
+        Field::Byte(value) => i64::from(*value),
+        Field::Short(value) => i64::from(*value),
+        Field::Int(value) | Field::Date(value) | Field::TimeMillis(value) => i64::from(*value),
+        Field::UByte(value) => i64::from(*value),
+        Field::UShort(value) => i64::from(*value),
+        Field::UInt(value) => i64::from(*value),
+        Field::Long(value)
+        | Field::TimeMicros(value)
+        | Field::TimestampMillis(value)
+        | Field::TimestampMicros(value) => *value,
+        _ => return None,
+    })
 }
 
 pub fn text(out: &mut Vec<u8>, text: &str, style: Style) -> Result<(), String> {
     match style {
         Style::Json => {
-            json_text(out, text);
+            json(out, &text);
             Ok(())
         }
         Style::Csv if text.contains(['\n', '\r']) => {
@@ -165,31 +169,6 @@ pub fn text(out: &mut Vec<u8>, text: &str, style: Style) -> Result<(), String> {
             Ok(())
         }
     }
-}
-
-/// Most texts have long stretches of nothing to escape, which are copied as they are.
-fn json_text(out: &mut Vec<u8>, text: &str) {
-    const STRETCH: usize = 64;
-    let needs_escape = |byte: &u8| *byte < 0x20 || *byte == b'"' || *byte == b'\\';
-    out.push(b'"');
-    for stretch in text.as_bytes().chunks(STRETCH) {
-        // Without an early end, so that it is done for many bytes at once.
-        if !stretch.iter().fold(false, |found, byte| found | needs_escape(byte)) {
-            out.extend_from_slice(stretch);
-            continue;
-        }
-        for byte in stretch {
-            match byte {
-                b'"' | b'\\' => out.extend_from_slice(&[b'\\', *byte]),
-                b'\n' => out.extend_from_slice(b"\\n"),
-                b'\r' => out.extend_from_slice(b"\\r"),
-                b'\t' => out.extend_from_slice(b"\\t"),
-                control if *control < 0x20 => write!(out, "\\u{control:04x}").expect("memory takes everything"),
-                plain => out.push(*plain),
-            }
-        }
-    }
-    out.push(b'"');
 }
 
 /// A cell of a CSV.
@@ -208,15 +187,15 @@ fn unit(unit: &TimeUnit) -> Unit {
     }
 }
 
-/// In the fewest digits that give the same number again.
-fn number(out: &mut Vec<u8>, number: &impl serde::Serialize) {
-    serde_json::to_writer(out, number).expect("memory takes everything");
+/// As JSON: a number in the fewest digits that give it again, a text with what has to be escaped.
+fn json(out: &mut Vec<u8>, value: &impl serde::Serialize) {
+    serde_json::to_writer(out, value).expect("memory takes everything");
 }
 
 /// JSON has no values that are not finite.
 fn real(out: &mut Vec<u8>, value: impl serde::Serialize + std::fmt::Display, finite: bool, style: Style) {
     match style {
-        _ if finite => number(out, &value),
+        _ if finite => json(out, &value),
         Style::Json => out.extend_from_slice(b"null"),
         Style::Csv => write!(out, "{value}").expect("memory takes everything"),
     }
@@ -251,16 +230,42 @@ fn uuid(bytes: &[u8]) -> String {
     text
 }
 
-/// IEEE 754 binary16.
-fn half(bits: u16) -> f32 {
-    let sign = if bits & 0x8000 != 0 { -1.0 } else { 1.0 };
-    let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f32::from(bits & 0x3ff));
-    sign * match exponent {
-        0 => fraction * 2f32.powi(-24),
-        31 if fraction == 0.0 => f32::INFINITY,
-        31 => f32::NAN,
-        _ => (1.0 + fraction / 1024.0) * 2f32.powi(exponent - 15),
-    }
+/// Days from the Julian day 0 to 1970-01-01.
+const UNIX_EPOCH: i64 = 2_440_588;
+const DAY_NANOS: i64 = 86_400 * 1_000_000_000;
+
+/// The day so many days after 1970-01-01, in ISO 8601.
+fn date(days: i64) -> Result<String, String> {
+    let day = days.checked_add(UNIX_EPOCH).and_then(|day| i32::try_from(day).ok());
+    let date = day.and_then(|day| Date::from_julian_day(day).ok());
+    let date = date.ok_or_else(|| format!("a day that is {days} days from 1970; allowed: the years -9999 to 9999"))?;
+    Ok(format!("{:04}-{:02}-{:02}", date.year(), u8::from(date.month()), date.day()))
+}
+
+/// The time of day `count` units after midnight. All times of a column have as many digits, so that texts are in the order of
+/// their times.
+fn time_of_day(count: i64, unit: Unit) -> String {
+    let (seconds, rest) = (count.div_euclid(unit.in_a_second()), count.rem_euclid(unit.in_a_second()));
+    let (hour, minute, second, digits) = (seconds / 3600, seconds / 60 % 60, seconds % 60, unit.digits());
+    format!("{hour:02}:{minute:02}:{second:02}.{rest:0digits$}")
+}
+
+/// The moment `count` units after 1970-01-01T00:00:00, of Greenwich where `utc`.
+fn timestamp(count: i64, unit: Unit, utc: bool) -> Result<String, String> {
+    let day = 86_400 * unit.in_a_second();
+    let (date, time) = (date(count.div_euclid(day))?, time_of_day(count.rem_euclid(day), unit));
+    Ok(format!("{date}T{time}{}", if utc { "Z" } else { "" }))
+}
+
+/// The moment so many milliseconds after 1970-01-01: what the crate's reader makes of an INT96 inside of a list or a group.
+fn int96(millis: i64) -> Result<String, String> {
+    Ok(timestamp(millis, Unit::Millis, false)? + "000000")
+}
+
+/// Nanoseconds of a day and the Julian day, as old writers of Parquet have them.
+pub fn julian(nanos: i64, day: u32) -> Result<String, String> {
+    let date = date(i64::from(day) - UNIX_EPOCH + nanos.div_euclid(DAY_NANOS))?;
+    Ok(format!("{date}T{}", time_of_day(nanos.rem_euclid(DAY_NANOS), Unit::Nanos)))
 }
 
 #[cfg(test)]
@@ -308,9 +313,6 @@ mod tests {
         }
         assert_eq!(written(|out| real(out, f64::NAN, false, Style::Json)), "null");
         assert_eq!(written(|out| real(out, f32::INFINITY, false, Style::Csv)), "inf");
-        for (bits, want) in [(0x3c00, 1.0), (0xc000, -2.0), (0x0001, 2f32.powi(-24)), (0x7bff, 65504.0)] {
-            assert_eq!(half(bits), want);
-        }
     }
 
     #[test]
@@ -329,5 +331,34 @@ mod tests {
             assert_eq!(serde_json::from_slice::<String>(&out).unwrap(), sample);
         }
         assert_eq!(uuid(&[0x12; 16]), "12121212-1212-1212-1212-121212121212");
+    }
+
+    #[test]
+    fn days() {
+        for (days, want) in [
+            (0, "1970-01-01"),
+            (-1, "1969-12-31"),
+            (11_016, "2000-02-29"),
+            (19_782, "2024-02-29"),
+            (20_454, "2026-01-01"),
+            (-719_162, "0001-01-01"),
+        ] {
+            assert_eq!(date(days).unwrap(), want);
+        }
+        assert!(date(10_000_000).unwrap_err().ends_with("allowed: the years -9999 to 9999"));
+    }
+
+    #[test]
+    fn moments() {
+        for (count, unit, utc, want) in [
+            (0, Unit::Millis, true, "1970-01-01T00:00:00.000Z"),
+            (-1, Unit::Micros, false, "1969-12-31T23:59:59.999999"),
+            (1_764_241_200_000_000_001, Unit::Nanos, true, "2025-11-27T11:00:00.000000001Z"),
+        ] {
+            assert_eq!(timestamp(count, unit, utc).unwrap(), want);
+        }
+        assert_eq!(time_of_day(86_399_999, Unit::Millis), "23:59:59.999");
+        assert_eq!(julian(1, 2_440_589).unwrap(), "1970-01-02T00:00:00.000000001");
+        assert_eq!(int96(-1).unwrap(), "1969-12-31T23:59:59.999000000");
     }
 }

@@ -10,8 +10,7 @@ use serde::Deserializer;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::row::{BYTE_ORDER_MARK, LONGEST_ROW, kind};
-use crate::error::TrainerError;
+use crate::rows::{BYTE_ORDER_MARK, DataError, LONGEST_ROW, kind};
 
 pub struct JsonlFile {
     path: PathBuf,
@@ -21,8 +20,8 @@ pub struct JsonlFile {
 }
 
 impl JsonlFile {
-    pub fn open(path: &Path) -> Result<Self, TrainerError> {
-        let fail = |message: String| TrainerError::Data { path: path.to_owned(), line: None, message };
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        let fail = |message: String| DataError::new(path, None, message);
         let file = File::open(path).map_err(|error| fail(error.to_string()))?;
         if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
             return Err(fail("the file is empty".to_owned()));
@@ -31,7 +30,7 @@ impl JsonlFile {
         let bytes = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
         let starts = row_starts(&bytes, LONGEST_ROW).map_err(|(line, length)| {
             let message = format!("the row has {}; allowed: at most {}", human_bytes(length), human_bytes(LONGEST_ROW));
-            TrainerError::Data { path: path.to_owned(), line: Some(line), message }
+            DataError::new(path, Some(line), message)
         })?;
         if starts.is_empty() {
             return Err(fail("the file has no rows".to_owned()));
@@ -48,15 +47,11 @@ impl JsonlFile {
     }
 
     /// The columns of a row, each absent where the row has none.
-    pub fn row(&self, index: usize, columns: &[String]) -> Result<Vec<Option<Value>>, TrainerError> {
+    pub fn row(&self, index: usize, columns: &[String]) -> Result<Vec<Option<Value>>, DataError> {
         let line = self.line(index);
         let mut parser = serde_json::Deserializer::from_slice(line);
         let picked = Columns(columns).deserialize(&mut parser).and_then(|picked| parser.end().map(|()| picked));
-        picked.map_err(|_| TrainerError::Data {
-            path: self.path.clone(),
-            line: Some(self.line_number(index)),
-            message: diagnose(line),
-        })
+        picked.map_err(|_| DataError::new(&self.path, Some(self.line_number(index)), diagnose(line)))
     }
 
     /// The names of all columns of a row.

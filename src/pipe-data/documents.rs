@@ -9,10 +9,8 @@ use memmap2::Mmap;
 use pipe_spec::pipeline::Paths;
 use pipe_spec::text::human_bytes;
 
-use super::rows::Rows;
-use crate::boundary;
-use crate::error::TrainerError;
-use crate::host::activity;
+use crate::csv::{CsvRecords, StringRecord};
+use crate::rows::{DataError, Place, Rows};
 
 /// A plain text without a blank line in it has no more bytes: it is tokenised in one piece.
 const LONGEST_DOCUMENT: usize = 256 << 20;
@@ -23,12 +21,16 @@ pub enum Documents {
 }
 
 impl Documents {
-    /// `column` holds the text where the file has columns.
-    pub fn open(path: &str, column: &str) -> Result<Self, TrainerError> {
+    /// `column` holds the text where the file has columns; `next` is that of `Rows::open`.
+    pub fn open<E: From<DataError>>(
+        path: &str,
+        column: &str,
+        next: impl Fn(&mut CsvRecords<'_>) -> Option<Result<StringRecord, E>>,
+    ) -> Result<Self, E> {
         if path.ends_with(".txt") {
-            return PlainText::open(Path::new(path)).map(Self::Plain);
+            return Ok(Self::Plain(PlainText::open(Path::new(path))?));
         }
-        Rows::open(&Paths(vec![path.to_owned()]), &[column]).map(Self::Rows)
+        Rows::open(&Paths(vec![path.to_owned()]), &[column], next).map(Self::Rows)
     }
 
     pub fn len(&self) -> usize {
@@ -38,20 +40,18 @@ impl Documents {
         }
     }
 
-    /// Does `work` on a document, which an out-of-memory error names.
-    pub fn during<T>(&self, index: usize, work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
+    pub fn place(&self, index: usize) -> Place<'_> {
         match self {
-            Self::Plain(text) => {
-                activity::during(format_args!("text {} of {}", index + 1, text.path.display()), || {
-                    let done = work()?;
-                    boundary::check_host_memory().map(|()| done)
-                })
-            }
-            Self::Rows(rows) => rows.during(index, work),
+            Self::Plain(text) => Place { noun: "text", number: index + 1, path: &text.path },
+            Self::Rows(rows) => rows.place(index),
         }
     }
 
-    pub fn text(&self, index: usize) -> Result<Cow<'_, str>, TrainerError> {
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn text(&self, index: usize) -> Result<Cow<'_, str>, DataError> {
         match self {
             Self::Plain(text) => text.document(index).map(Cow::Borrowed),
             Self::Rows(rows) => rows.texts(index).map(|[text]| Cow::Owned(text)),
@@ -67,8 +67,8 @@ pub struct PlainText {
 }
 
 impl PlainText {
-    fn open(path: &Path) -> Result<Self, TrainerError> {
-        let fail = |message: String| TrainerError::Data { path: path.to_owned(), line: None, message };
+    fn open(path: &Path) -> Result<Self, DataError> {
+        let fail = |message: String| DataError::new(path, None, message);
         let file = File::open(path).map_err(|error| fail(error.to_string()))?;
         if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
             return Err(fail("the file is empty".to_owned()));
@@ -84,17 +84,17 @@ impl PlainText {
             let (found, most) = (human_bytes(long.len() as u64), human_bytes(LONGEST_DOCUMENT as u64));
             let message =
                 format!("the text that begins here has {found}; allowed: at most {most}, blank lines part texts");
-            return Err(TrainerError::Data { path: path.to_owned(), line: Some(line), message });
+            return Err(DataError::new(path, Some(line), message));
         }
         Ok(Self { path: path.to_owned(), bytes, documents })
     }
 
-    fn document(&self, index: usize) -> Result<&str, TrainerError> {
+    fn document(&self, index: usize) -> Result<&str, DataError> {
         let range = self.documents[index].clone();
         std::str::from_utf8(&self.bytes[range.clone()]).map_err(|error| {
             let before = &self.bytes[..range.start + error.valid_up_to()];
             let line = before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
-            TrainerError::Data { path: self.path.clone(), line: Some(line), message: "not UTF-8".to_owned() }
+            DataError::new(&self.path, Some(line), "not UTF-8")
         })
     }
 }

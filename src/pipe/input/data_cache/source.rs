@@ -3,14 +3,10 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::columns::ColumnSelection;
-use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest};
-use super::format::{self, Format};
-use super::output::{Conversion, Output};
-use super::parquet::Table;
-use super::pieces::{self, Piece, Pieces};
-use super::watch::Watch;
-use super::{guarded, stream};
+use pipe_data::{ColumnSelection, Compression, Format, ParquetTable, compressed, guarded};
+
+use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest, Watch};
+use super::output::{self, Conversion, Output, Piece, Pieces};
 use crate::error::Error;
 use crate::input::{Input, Numbering, Prepared};
 use crate::system::digests::Digests;
@@ -50,7 +46,7 @@ impl Source {
         let pictures = selection.pictures.as_ref().map(|column| format!("{column} in {}", folder.display()));
         let what = match format {
             Format::Parquet => selection.key(),
-            Format::Plain | Format::Compressed(_) => format!("{:?}", format::inner_ending(&input.host)),
+            Format::Plain | Format::Compressed(_) => format!("{:?}", pipe_data::inner_ending(&input.host)),
         };
         let key = blake3::hash(format!("{VERSION}\n{digest}\n{format:?}\n{what}\n{pictures:?}").as_bytes());
         Ok(Some(Self {
@@ -73,7 +69,7 @@ impl Source {
         let ending = match self.format {
             Format::Parquet if selection.as_csv() => "csv",
             Format::Parquet => "jsonl",
-            Format::Plain | Format::Compressed(_) => format::inner_ending(&self.host).unwrap_or("jsonl"),
+            Format::Plain | Format::Compressed(_) => pipe_data::inner_ending(&self.host).unwrap_or("jsonl"),
         };
         format!("data.{ending}")
     }
@@ -113,15 +109,19 @@ impl Source {
             Format::Parquet => self.write_table(job, selection, folder, &file)?,
             Format::Compressed(compression) => {
                 let needed = match compression {
-                    format::Compression::Zstd => format::content_size(&self.host),
-                    format::Compression::Gzip => None,
+                    Compression::Zstd => pipe_data::content_size(&self.host),
+                    Compression::Gzip => None,
                 };
                 let mut output = Output::create(job, folder, &file, needed)?;
-                let read = |_: usize, pieces: &mut Pieces| match &selection.pictures {
-                    Some(column) => stream::with_pictures(job, compression, pieces, column, &self.folder),
-                    None => stream::decompress(job, compression, pieces),
+                let progress = |bytes| job.set_done(bytes);
+                let read = |_: usize, pieces: &mut Pieces<'_>| match &selection.pictures {
+                    Some(column) => {
+                        let pictures = (column.as_str(), self.folder.as_path());
+                        compressed::copy_with_pictures(job.host, compression, progress, pieces, pictures)
+                    }
+                    None => compressed::copy(job.host, compression, progress, pieces),
                 };
-                pieces::transfer(1, 1, read, |damage| job.fail(damage), |piece| output.take(piece))?;
+                output::transfer(1, 1, read, |damage| job.fail(damage), |piece| output.take(piece))?;
                 output
             }
             Format::Plain => return Err(job.fail("it needs no preparation")),
@@ -142,18 +142,18 @@ impl Source {
         folder: &Path,
         file: &str,
     ) -> Result<Output<'a>, Error> {
-        let table = Table::open(&self.host, selection).map_err(|why| job.fail(why))?;
+        let table = ParquetTable::open(&self.host, selection).map_err(|why| job.fail(why))?;
         let mut output = Output::create(job, folder, file, Some(table.bytes()))?;
-        let read = |part: usize, pieces: &mut Pieces| table.read(part, job, selection, &self.folder, pieces);
+        let read = |group: usize, pieces: &mut Pieces<'_>| table.read(group, &self.folder, pieces);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let readers = processors.min(READERS).min((AT_ONCE / table.largest_part().max(1)) as usize);
+        let readers = processors.min(READERS).min((AT_ONCE / table.largest_group().max(1)) as usize);
         let mut done = 0;
         let write = |piece: Piece| {
             done += if let Piece::Rows { rows, .. } = &piece { *rows } else { 0 };
             job.set_done((u128::from(self.size) * u128::from(done) / u128::from(table.rows().max(1))) as u64);
             output.take(piece)
         };
-        pieces::transfer(readers, table.parts(), read, |damage| job.fail(damage), write)?;
+        output::transfer(readers, table.groups(), read, |damage| job.fail(damage), write)?;
         Ok(output)
     }
 }

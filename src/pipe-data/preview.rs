@@ -1,12 +1,16 @@
 //! The first rows of a data file, whatever its format: names of columns, values, and how many rows there are.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
+use csv::ByteRecord;
 use pipe_spec::pipeline::Task;
 use serde_json::{Map, Value};
 
-use crate::input::data_cache;
+use crate::csv::CsvRecords;
+use crate::format::{self, full_ending, guarded};
+use crate::parquet;
+use crate::rows::LONGEST_ROW;
 
 /// Rows whose values are kept to look at.
 const KEPT: usize = 10_000;
@@ -71,7 +75,7 @@ fn data_files(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn read_file(path: &Path) -> Option<DataTable> {
-    let ending = data_cache::full_ending(path)?.to_ascii_lowercase();
+    let ending = full_ending(path)?.to_ascii_lowercase();
     let mut table = match ending.as_str() {
         "parquet" => parquet(path)?,
         // How a file is compressed says nothing about what is inside.
@@ -83,7 +87,7 @@ fn read_file(path: &Path) -> Option<DataTable> {
         },
     };
     table.folder = path.parent().unwrap_or(Path::new("")).to_owned();
-    table.counted &= !data_cache::is_longer_than_read(path);
+    table.counted &= !format::is_longer_than_read(path);
     Some(table)
 }
 
@@ -102,7 +106,7 @@ impl DataTable {
 
 /// Without the mark that some programs write in front of UTF-8.
 fn lines(path: &Path) -> Option<impl Iterator<Item = String>> {
-    let reader = BufReader::new(data_cache::first_bytes(path)?);
+    let reader = BufReader::new(format::first_bytes(path)?);
     let text = |line: Vec<u8>| String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(&line)).into_owned();
     let lines = reader.split(b'\n').map_while(Result::ok).map(text);
     Some(lines.enumerate().map(|(number, line)| match number {
@@ -119,9 +123,7 @@ fn json_lines(lines: impl Iterator<Item = String>) -> DataTable {
             continue;
         }
         let mut object: Map<String, Value> = serde_json::from_str(&line).unwrap_or_default();
-        let mut new: Vec<String> = object.keys().filter(|key| !table.names.contains(key)).cloned().collect();
-        // A map forgets the order of the text.
-        new.sort_by_key(|key| line.find(&format!("\"{key}\"")));
+        let new: Vec<String> = object.keys().filter(|key| !table.names.contains(key)).cloned().collect();
         table.names.extend(new);
         let row = table.names.iter().map(|name| object.remove(name).unwrap_or_default()).collect();
         table.push(|| row);
@@ -132,31 +134,21 @@ fn json_lines(lines: impl Iterator<Item = String>) -> DataTable {
 }
 
 fn separated(path: &Path) -> Option<DataTable> {
-    let mut first = Vec::new();
-    let mut reader = BufReader::new(data_cache::first_bytes(path)?);
-    reader.read_until(b'\n', &mut first).ok()?;
-    let first_line = first.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&first);
-    let separator = pipe_spec::separator::find(path, first_line);
-    let reader = csv::ReaderBuilder::new().delimiter(separator).flexible(true).from_reader(first_line.chain(reader));
-    Some(records(reader))
-}
-
-fn records(mut reader: csv::Reader<impl Read>) -> DataTable {
-    let cells = |record: &csv::ByteRecord| -> Vec<String> {
+    let mut records = CsvRecords::from_stream(path, format::first_bytes(path)?, LONGEST_ROW).ok()?;
+    let cells = |record: &ByteRecord| -> Vec<String> {
         record.iter().map(|cell| String::from_utf8_lossy(cell).into_owned()).collect()
     };
-    let names: Vec<String> = reader.byte_headers().map(cells).unwrap_or_default();
-    let names: Vec<String> = names.iter().map(|name| name.trim().to_owned()).collect();
+    let names: Vec<String> = records.next_bytes().and_then(Result::ok).as_ref().map(cells).unwrap_or_default();
     let width = names.len();
-    let mut table = DataTable::new(Layout::Table, names);
-    for record in reader.byte_records().map_while(Result::ok) {
+    let mut table = DataTable::new(Layout::Table, names.iter().map(|name| name.trim().to_owned()).collect());
+    while let Some(Ok(record)) = records.next_bytes() {
         table.push(|| {
             let mut row: Vec<Value> = cells(&record).into_iter().map(Value::from).collect();
             row.resize(width, Value::Null);
             row
         });
     }
-    table
+    Some(table)
 }
 
 fn documents(lines: impl Iterator<Item = String>) -> DataTable {
@@ -175,7 +167,7 @@ fn documents(lines: impl Iterator<Item = String>) -> DataTable {
 }
 
 fn parquet(path: &Path) -> Option<DataTable> {
-    let preview = data_cache::first_rows(path, KEPT)?;
+    let preview = guarded(|| parquet::preview(path, KEPT)).ok().flatten()?;
     let mut table = DataTable::new(Layout::Table, preview.names);
     table.rows = preview.rows.into_iter().map(|row| row.into_iter().map(Value::from).collect()).collect();
     table.total = preview.total;
@@ -233,5 +225,21 @@ mod tests {
         let table = read("a.txt", b"One\ntwo\n\n\nthree");
         assert_eq!((table.total, table.names.as_slice()), (2, &["text".to_owned()][..]));
         assert_eq!(table.rows[0], ["One\ntwo\n"]);
+    }
+
+    #[test]
+    fn first_rows_of_a_parquet_file() {
+        let fixture = |name: &str| {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/data");
+            DataTable::read(&folder.join(name)).unwrap()
+        };
+        let series = fixture("series.parquet");
+        assert!(series.total > 3 && series.counted, "{}", series.total);
+        assert_eq!(series.names.last().map(String::as_str), Some("label"));
+        assert_eq!(series.rows[0].last(), Some(&Value::from("rising")));
+        let kinds = fixture("kinds.parquet");
+        assert_eq!((kinds.names.len(), kinds.rows.len(), kinds.total), (24, 40, 40));
+        let column = kinds.names.iter().position(|name| name == "required").unwrap();
+        assert_eq!(kinds.rows[39][column], "39");
     }
 }

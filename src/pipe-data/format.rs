@@ -1,8 +1,13 @@
-//! How a data file is stored: what its name says, and whether its first bytes agree.
+//! How a data file is stored: what its name says, whether its first bytes agree, and how it is decompressed. A reader that
+//! panics on a damaged file runs on a thread of its own (`guarded`), so that the panic becomes an error of the file.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
+use std::thread::{self, Builder};
+
+use crate::columns::ColumnSelection;
+use crate::parquet::ParquetTable;
 
 /// How a file has to be prepared for the trainer, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +149,91 @@ pub fn content_size(path: &Path) -> Option<u64> {
     zstd::zstd_safe::get_frame_content_size(&first).ok().flatten()
 }
 
+/// What is wrong with a data file, as far as its first bytes tell, and of Parquet its footer.
+pub fn check(path: &Path, selection: &ColumnSelection) -> Result<(), String> {
+    let format = Format::from_path(path);
+    // Numbers at the beginning of tensors may look like anything.
+    if path.extension().is_some_and(|ending| ending == "safetensors") {
+        return Ok(());
+    }
+    let mut file = File::open(path).map_err(|error| error.to_string())?;
+    let found = FileSignature::read(&mut file).map_err(|error| error.to_string())?;
+    if let Some(why) = disagreement(format, found) {
+        return Err(why);
+    }
+    match format {
+        Format::Plain => Ok(()),
+        Format::Compressed(compression) => {
+            let file = File::open(path).map_err(|error| error.to_string())?;
+            let first = decompress(compression, file).and_then(|stream| stream.take(1).read(&mut [0]));
+            match first.map_err(|error| unreadable(&error))? {
+                0 => Err("it holds nothing".to_owned()),
+                _ => Ok(()),
+            }
+        }
+        Format::Parquet => guarded(|| ParquetTable::open(path, selection).map(drop)).unwrap_or_else(Err),
+    }
+}
+
+/// Bytes that are read of a file for a look at its rows: one endless line must not fill the memory.
+const LOOKED_AT: u64 = 64 << 20;
+
+/// The bytes with which a text file begins, decompressed where need be.
+pub fn first_bytes(path: &Path) -> Option<Box<dyn Read>> {
+    let file = File::open(path).ok()?;
+    match Format::from_path(path) {
+        Format::Plain => Some(Box::new(file.take(LOOKED_AT))),
+        Format::Compressed(compression) => Some(Box::new(decompress(compression, file).ok()?.take(LOOKED_AT))),
+        Format::Parquet => None,
+    }
+}
+
+/// Whether `first_bytes` leaves out the end of a file. Of a compressed file its own size is compared.
+pub fn is_longer_than_read(path: &Path) -> bool {
+    Format::from_path(path) != Format::Parquet && path.metadata().is_ok_and(|meta| meta.len() > LOOKED_AT)
+}
+
+/// The name of threads that read untrusted files.
+const THREAD: &str = "data file";
+/// Schemas can be nested.
+const STACK: usize = 64 << 20;
+
+/// A thread whose panics are errors of the file that it reads.
+pub fn reader_thread() -> Builder {
+    silence_panics();
+    Builder::new().name(THREAD.to_owned()).stack_size(STACK)
+}
+
+/// Does something that may panic on a bad file, and says so where it did.
+pub fn guarded<T: Send>(read: impl FnOnce() -> T + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let thread = reader_thread().spawn_scoped(scope, read);
+        let ended = thread.map_err(|error| error.to_string())?.join();
+        ended.map_err(|panic| panic_message(panic.as_ref()))
+    })
+}
+
+/// What a reader that panicked says of its file.
+pub fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    format!("it is damaged: {}", text.unwrap_or("its reader gave up"))
+}
+
+/// A panic on such a thread becomes an error of the file.
+fn silence_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if thread::current().name() == Some(THREAD) {
+                tracing::debug!("{info}");
+            } else {
+                before(info);
+            }
+        }));
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,5 +276,11 @@ mod tests {
         ] {
             assert_eq!(disagreement(format, FileSignature::from_bytes(first)).as_deref(), want, "{format:?} {first:?}");
         }
+    }
+
+    #[test]
+    fn panics_become_errors() {
+        assert_eq!(guarded(|| 3), Ok(3));
+        assert_eq!(guarded(|| -> u8 { panic!("page {}", 7) }), Err("it is damaged: page 7".to_owned()));
     }
 }
