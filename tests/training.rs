@@ -58,8 +58,8 @@ fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     // The slowest come first, so that none of them is waited for alone at the end.
     memory::tests(&mut suite);
-    cluster_queue::tests(&mut suite);
     clusters::tests(&mut suite);
+    cluster_queue::tests(&mut suite);
     first_hour::tests(&mut suite);
     ranks::tests(&mut suite);
     golden::tests(&mut suite);

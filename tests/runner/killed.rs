@@ -18,8 +18,9 @@ pub fn tests(suite: &mut Suite) {
         suite.test(&name, Needs::Docker, move || at_stage(stage));
     }
     suite.test("killed::between_attempts::docker", Needs::Docker, between_attempts);
-    suite.test("killed::at_any_time::docker", Needs::Docker, || at_any_time("docker", 10));
-    suite.test("killed::at_any_time::process", Needs::Nothing, || at_any_time("process", 6));
+    suite.test("killed::at_some_time::process", Needs::Nothing, || at_any_time("process", 2));
+    suite.thorough("killed::at_any_time::process", Needs::Nothing, || at_any_time("process", 6));
+    suite.thorough("killed::at_any_time::docker", Needs::Docker, || at_any_time("docker", 10));
     suite.test("killed::attach_continues_the_run::docker", Needs::Docker, attach_continues);
     suite.test("killed::daemon_restarted::docker", Needs::OwnDaemon, daemon_restarted);
     suite.test("killed::the_lease_is_closed", Needs::Nothing, lease);

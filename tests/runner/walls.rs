@@ -8,7 +8,7 @@ use crate::harness::folder::repository;
 use crate::harness::source::{Source, has_word};
 use crate::harness::{Needs, Suite};
 
-const CRATES: [&str; 4] = ["pipe-spec", "pipe-model", "pipe", "pipe-trainer"];
+const CRATES: [&str; 5] = ["pipe-spec", "pipe-model", "pipe-search", "pipe", "pipe-trainer"];
 
 /// A dependency, and the only part of the sources that may name it.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
@@ -28,10 +28,13 @@ const REGISTRY: &[&str] = &[];
 const ENGINE_WORDS: &[&str] = &[
     "DockerEngine",
     "ProcessEngine",
+    "SlurmEngine",
     "EngineKind::Docker",
     "EngineKind::Process",
+    "EngineKind::Slurm",
     "engine::docker",
     "engine::process",
+    "engine::slurm",
 ];
 const ENGINE_LITERALS: &[&str] = &["\"docker\"", "\"process\"", "\"slurm\""];
 
@@ -169,7 +172,8 @@ fn manifests() {
     let own: BTreeMap<&str, &[&str]> = BTreeMap::from([
         ("pipe-spec", &[][..]),
         ("pipe-model", &["pipe-spec"][..]),
-        ("pipe", &["pipe-model", "pipe-spec"][..]),
+        ("pipe-search", &[][..]),
+        ("pipe", &["pipe-model", "pipe-search", "pipe-spec"][..]),
         ("pipe-trainer", &["pipe-model", "pipe-spec"][..]),
     ]);
     for name in CRATES {

@@ -8,10 +8,10 @@ use crate::harness::wandb::{offline_run, sync};
 use crate::harness::{Folder, Needs, Suite, job};
 
 pub fn tests(suite: &mut Suite) {
-    let mut test = |name: &str, test: fn()| suite.test(&format!("wandb::{name}"), Needs::Wandb, test);
-    test("sync_uploads_a_run_with_a_retry", retried);
+    suite.test("wandb::sync_uploads_a_run_with_a_retry", Needs::Wandb, retried);
+    suite.test("wandb::a_killed_run_is_readable_and_goes_on_in_the_same_run", Needs::Wandb, killed);
+    let mut test = |name: &str, test: fn()| suite.thorough(&format!("wandb::{name}"), Needs::Wandb, test);
     test("evaluations_join_their_step", evaluated);
-    test("a_killed_run_is_readable_and_goes_on_in_the_same_run", killed);
     test("a_stopped_run_that_was_synced_is_synced_again", stopped);
     test("long_runs_and_long_records", long);
     suite.test("wandb::a_write_error_fails_no_run", Needs::Nothing, cannot_write);

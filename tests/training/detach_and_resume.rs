@@ -2,16 +2,12 @@
 
 use std::path::Path;
 
-use crate::harness::{Needs, Suite};
+use crate::harness::Suite;
 use crate::small_t5::{curve, folder};
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        suite.test(&format!("detach_and_resume::stopped_and_resumed_to_the_bit::{engine}"), needs, move || {
-            stopped(engine)
-        });
-        suite.test(&format!("detach_and_resume::killed_pipe_to_the_bit::{engine}"), needs, move || killed(engine));
-    }
+    suite.each_engine("detach_and_resume::killed_pipe_to_the_bit", killed);
+    suite.any_engine("detach_and_resume::stopped_and_resumed_to_the_bit", stopped);
 }
 
 const PIPELINE: &str = "train: {steps: 40, batch: 4, effective_batch: 8, dropout: 0.1, optimizer: {lr: 2.0e-3}}\n\

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::harness::{Answer, Folder, Needs, Suite, folder::repository};
+use crate::harness::folder::{binaries, repository};
+use crate::harness::{Answer, Folder, Needs, Suite};
 
 pub fn tests(suite: &mut Suite) {
     suite.test("installing::every_cuda_library_has_a_package", Needs::Nothing, packages);
-    suite.test("installing::an_archive_trains_on_a_bare_system", Needs::BaseSystem, bare_system);
+    suite.thorough("installing::an_archive_trains_on_a_bare_system", Needs::BaseSystem, bare_system);
 }
 
 /// docker/libraries.txt, a library and its package a line.
@@ -45,6 +46,7 @@ fn unpacked(folder: &Folder) -> PathBuf {
     let output = Command::new(repository().join("docker/dist"))
         .arg(folder.path().join("dist"))
         .env("COMPRESS", "gzip -1")
+        .env("PROGRAMS", binaries())
         .output()
         .unwrap();
     let answer = Answer::new("docker/dist".to_owned(), output).exits(0);
