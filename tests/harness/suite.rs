@@ -8,12 +8,11 @@ use std::sync::OnceLock;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-use super::Slurm;
 use super::folder::repository;
-use super::slurm::Shared;
 use super::watchdog::watch;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
+#[allow(dead_code)] // Each test program has tests with other needs.
 pub enum Needs {
     Nothing,
     /// The machine's daemon and the `docker` command.
@@ -201,19 +200,11 @@ pub struct Suite {
 
 impl Suite {
     pub fn test(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
-        self.add(name, needs, || (), move |()| test());
-    }
-
-    /// A test that leaves the shared cluster as it was. It has it for itself.
-    pub fn on_cluster(&mut self, name: &str, needs: Needs, test: fn(&Slurm)) {
-        self.add(name, needs, Shared::lock, move |mut shared| {
-            shared.start();
-            test(&shared);
-        });
+        self.test_after(name, needs, || (), move |()| test());
     }
 
     /// A test that gets what it waits for; the time that it waits is not part of its own.
-    fn add<T>(
+    pub fn test_after<T>(
         &mut self,
         name: &str,
         needs: Needs,
@@ -277,7 +268,6 @@ impl Suite {
         let removes_images = docker() && !is_set("PIPE_KEEP_IMAGES");
         let before = if removes_images { images() } else { Vec::new() };
         let conclusion = libtest_mimic::run(&arguments, self.trials);
-        Shared::lock().stop();
         if removes_images {
             for image in images().into_iter().filter(|image| !before.contains(image)) {
                 succeeds(Command::new("docker").args(["image", "rm", "--force", &image]));

@@ -1,6 +1,7 @@
 //! Commands of the user, which know nothing of pipe: the right verdict, the right next attempt, nothing left behind.
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     suite.each_engine("commands::checkpoints_are_resumed_from", walk);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 use crate::walk::{STEPS, attempts, expect_undisturbed, expect_walked, expect_weights, walk};
 
 pub fn tests(suite: &mut Suite) {

@@ -5,8 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
-use crate::harness::daemon::Daemon;
-use crate::harness::{Folder, Needs, Suite, Tmpfs, job};
+use crate::harness::{Folder, Needs, Suite, Tmpfs};
+use crate::stand_ins::daemon::Daemon;
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     suite.each_engine("job_folder::links_are_not_followed", links);

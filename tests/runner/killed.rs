@@ -4,9 +4,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use crate::harness::daemon::Daemon;
-use crate::harness::receiver::{HANG, Receiver};
-use crate::harness::{Folder, Needs, Running, Suite, job};
+use crate::harness::{Folder, Needs, Running, Suite};
+use crate::stand_ins::daemon::Daemon;
+use crate::stand_ins::job;
+use crate::stand_ins::receiver::{HANG, Receiver};
 use crate::walk::{STEPS, attempts, expect_undisturbed, expect_walked, expect_weights, walk};
 
 /// How often a kill is repeated that did not strike where it was meant to.

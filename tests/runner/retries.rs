@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     suite.each_engine("retries::halving_until_it_fits", halving);

@@ -1,6 +1,7 @@
 //! Ctrl-C once and twice, and a `pipe` that is killed: nothing is left behind, and what is left can be found and removed.
 
-use crate::harness::{Needs, Suite, job};
+use crate::harness::{Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     suite.each_engine("stopping::ctrl_c_once", |engine| once(engine, "INT"));

@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::harness::folder::{binaries, repository};
-use crate::harness::{Answer, Folder, Needs, Suite, job, suite};
+use crate::harness::{Answer, Folder, Needs, Suite, suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     suite.each_engine("tune::out_of_memory_ends_a_trial_where_that_is_wanted", oom_prunes);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::harness::folder::repository;
-use crate::harness::source::{Source, has_word};
 use crate::harness::{Needs, Suite};
+use crate::source::{Source, has_word};
 
 const CRATES: [&str; 5] = ["pipe-spec", "pipe-model", "pipe-search", "pipe", "pipe-trainer"];
 

@@ -1,9 +1,10 @@
 //! Steps and trials that wait in the queue of a real Slurm before it is their turn.
 
-use crate::harness::{Folder, Needs, Slurm, Suite};
+use crate::harness::{Folder, Needs, Suite};
+use crate::slurm::{Slurm, on_cluster};
 
 pub fn tests(suite: &mut Suite) {
-    suite.on_cluster("cluster_queue::steps_and_trials", Needs::Slurm, steps_and_trials);
+    on_cluster(suite, "cluster_queue::steps_and_trials", Needs::Slurm, steps_and_trials);
 }
 
 const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 200m, env: {TOKEN: \"a ${TOKEN_OF_TEST}\"}}";

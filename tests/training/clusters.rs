@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Needs, Slurm, Suite};
+use crate::harness::{Folder, Needs, Suite};
+use crate::slurm::{Slurm, on_cluster};
 use crate::small_t5::{curve, folder, make_rows_longer, same_curve};
 
 const STEPS: usize = 60;
@@ -20,7 +21,7 @@ pub fn tests(suite: &mut Suite) {
     // Their own clusters run beside the shared one.
     suite.test("clusters::lost_nodes", Needs::Slurm, lost_nodes);
     suite.test("clusters::a_folder_that_nodes_do_not_see", Needs::Slurm, unseen_folder);
-    let mut test = |name: &str, test: fn(&Slurm)| suite.on_cluster(&format!("clusters::{name}"), Needs::Slurm, test);
+    let mut test = |name: &str, test: fn(&Slurm)| on_cluster(suite, &format!("clusters::{name}"), Needs::Slurm, test);
     test("a_chain_of_one_minute_jobs", chain);
     test("in_a_container_and_without", containers);
     test("out_of_memory", out_of_memory);
@@ -29,7 +30,7 @@ pub fn tests(suite: &mut Suite) {
     test("two_nodes", two_nodes);
     test("what_the_cluster_refuses_and_doctor", refused);
     test("many_runs_ask_as_often_as_one", many_runs);
-    suite.on_cluster("clusters::an_image_in_a_folder", Needs::SlurmAndDocker, built_image);
+    on_cluster(suite, "clusters::an_image_in_a_folder", Needs::SlurmAndDocker, built_image);
 }
 
 const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 700m}\nengine: slurm\n";

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Folder;
-use super::folder::repository;
+use crate::harness::folder::repository;
+use crate::harness::{Folder, Needs, Suite};
 
 pub struct Slurm {
     folder: PathBuf,
@@ -50,6 +50,14 @@ impl Deref for Shared {
     fn deref(&self) -> &Slurm {
         self.0.as_ref().expect("a test has started it")
     }
+}
+
+/// Adds a test that leaves the shared cluster as it was. It has the cluster for itself.
+pub fn on_cluster(suite: &mut Suite, name: &str, needs: Needs, test: fn(&Slurm)) {
+    suite.test_after(name, needs, Shared::lock, move |mut shared| {
+        shared.start();
+        test(&shared);
+    });
 }
 
 impl Slurm {
