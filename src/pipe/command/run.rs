@@ -1,30 +1,30 @@
 //! `pipe run`: from a pipeline file to a trained model.
+//!
+//! `pipe fit`: the largest batch that fits, measured where the training would run.
 
 use std::path::PathBuf;
 
-use pipe_spec::event::Fitted;
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::pipeline::EngineKind;
 use pipe_spec::run::StepState;
-use pipe_spec::text::human_bytes;
 use pipe_spec::{Job, Status};
 use serde_json::{Value, json};
 
-use super::resume;
-use crate::attempt::template::{self, JobTemplate};
-use crate::detach;
-use crate::drive::Driver;
+use super::{print_detached, print_found, runtime};
 use crate::engine::{Engine, registry};
 use crate::error::Error;
-use crate::files::absolute;
-use crate::graph::{self, GraphDriver, Selection};
-use crate::hub::HubAccess;
+use crate::execute::children;
+use crate::execute::launch::template::{self, JobTemplate};
+use crate::execute::resume::{move_here, obstacle, resume, resume_here, resume_here_detached};
+use crate::execute::single::StartMode;
+use crate::execute::stages::{self, Selection};
+use crate::execute::{Plan, drive};
+use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
-use crate::interrupt::Interrupts;
-use crate::lock;
-use crate::report::{Reporter, print, print_json, say, times_ranks};
-use crate::run::{self, Choices, Listed, Run};
-use crate::supervise::StartMode;
+use crate::report::{Reporter, print_json};
+use crate::run::{Choices, Listed, Run, list, lock, runs_folder};
+use crate::system::files::absolute;
+use crate::system::interrupt::Interrupts;
 
 pub struct Options {
     pub file: PathBuf,
@@ -52,7 +52,7 @@ pub fn run(options: Options) -> Result<(), Error> {
 /// The same; `created` is the id of the run, once there is one.
 pub fn run_and_name(mut options: Options, created: &mut Option<String>) -> Result<(), Error> {
     options.set.extend(options.name.take().map(|name| format!("name={name:?}")));
-    super::runtime()?.block_on(start(&options, created))
+    runtime()?.block_on(start(&options, created))
 }
 
 async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Error> {
@@ -81,7 +81,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
             // It keeps the commits that it began with.
             loaded = load(load::pins(lock::read(&found.folder()).as_ref()), &mut interrupts).await?;
             let (id, status) = (&found.state.id, found.state.status.name());
-            match resume::obstacle(&found, &loaded, &reporter, &mut interrupts).await? {
+            match obstacle(&found, &loaded, &reporter, &mut interrupts).await? {
                 None => {
                     reporter.note(&format!("resuming run {id} ({status})"));
                     return resume_found(options, &found, &loaded, &mut reporter, &mut interrupts).await;
@@ -96,12 +96,11 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     let loaded = &loaded;
     let wanted = options.engine.as_deref().or(loaded.pipeline.engine.map(EngineKind::name));
     let engine = registry::choose(wanted, &loaded.pipeline.cluster_request(), &reporter).await?;
-    let engine = engine.as_ref();
     // What cannot be had is said before there is a run.
-    let placement = template::check_new(engine, &loaded.pipeline, options.choices.job).await?;
+    template::check_new(engine.as_ref(), &loaded.pipeline, options.choices.job).await?;
     if options.dry_run {
         let description = tokio::select! {
-            description = describe(engine, loaded, options.choices.job) => description?,
+            description = describe(engine.as_ref(), loaded, options.choices.job) => description?,
             () = interrupts.signal() => return Err(Error::Interrupted),
         };
         print_json(&description);
@@ -112,16 +111,13 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     if options.detach {
         let (folder, id) = (run.folder.clone(), run.state.id.clone());
         drop(run);
-        detach::start(&folder, &[])?;
+        children::start_detached(&folder, &[])?;
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
-    let id = run.state.id.clone();
-    let mut driver = Driver::new(loaded, run, StartMode::Continue, &mut reporter, &mut interrupts);
-    driver.discard_bad_input = true;
-    driver.reporter.note(&format!("run {id}"));
-    let fitted = driver.run(engine).await?;
-    print_fitted(fitted.as_ref(), placement.ranks, options.json);
+    let plan = Plan::Single { loaded, engine };
+    let found = drive(run, plan, StartMode::New, &mut reporter, &mut interrupts).await?;
+    print_found(found.as_ref(), options.json);
     Ok(())
 }
 
@@ -141,25 +137,25 @@ async fn start_steps(
             parsed = again;
         }
     }
-    graph::check_inputs(&parsed, &options.file)?;
+    stages::check_inputs(&parsed, &options.file)?;
     if let Some(found) = unfinished(options, parsed.graph.name.as_str())? {
         let then = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
         let (id, status) = (&found.state.id, found.state.status.name());
         if then == parsed.graph.to_yaml() {
             reporter.note(&format!("resuming run {id} ({status})"));
-            resume::move_here(&found)?;
+            move_here(&found)?;
             if options.detach {
-                detach::start(&found.folder(), &[])?;
+                children::start_detached(&found.folder(), &[])?;
                 print_detached(id, &found.folder, options.json, options.quiet);
                 return Ok(());
             }
-            return resume::resume_run(&found, &[], reporter, interrupts).await;
+            return resume(&found, &[], reporter, interrupts).await.map(drop);
         }
         reporter.note(&format!("starting a new run: the file is not that of {id} ({status}) any more; what has not changed is not run again"));
     }
     let mut state: Vec<StepState> =
         parsed.graph.steps.iter().map(|step| StepState::new(&step.name, step.needs.clone())).collect();
-    graph::select(&parsed, &mut state, &options.selection)?;
+    stages::select(&parsed, &mut state, &options.selection)?;
     if options.dry_run {
         let steps = parsed.graph.steps.iter().zip(&state);
         let steps = steps.map(|(step, state)| json!({ "name": step.name, "status": state.status, "needs": step.needs, "pipeline": step.pipeline }));
@@ -179,20 +175,11 @@ async fn start_steps(
     if options.detach {
         let folder = run.folder.clone();
         drop(run);
-        detach::start(&folder, &[])?;
+        children::start_detached(&folder, &[])?;
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
-    let driver = GraphDriver::new(&parsed, run, reporter, interrupts);
-    driver.note(&format!("run {id}"));
-    driver.run().await
-}
-
-/// Prints the largest batch that a search found; nothing after a training.
-pub fn print_fitted(fitted: Option<&Fitted>, ranks: u32, json: bool) {
-    if let Some(fitted) = fitted.filter(|_| !json) {
-        print(&fitted_line(fitted, ranks));
-    }
+    drive(run, Plan::Stages(&parsed), StartMode::New, reporter, interrupts).await.map(drop)
 }
 
 /// What would be started, for a run that is not.
@@ -200,7 +187,7 @@ async fn describe(engine: &dyn Engine, loaded: &Loaded, job: Job) -> Result<Valu
     let pipeline = &loaded.pipeline;
     let program = engine.program(pipeline.container.image.as_ref()).await?;
     let template = JobTemplate::new(loaded, &loaded.inputs, engine, &program, job)?;
-    let folder = absolute(&run::runs_folder()).join(format!("{}-...", pipeline.name));
+    let folder = absolute(&runs_folder()).join(format!("{}-...", pipeline.name));
     let spec = template.spec(engine, &folder, 1, &template.first_settings());
     Ok(json!({ "on": program, "spec": spec }))
 }
@@ -210,7 +197,7 @@ fn unfinished(options: &Options, name: &str) -> Result<Option<Listed>, Error> {
     if !options.resume {
         return Ok(None);
     }
-    let newest = run::list()?.into_iter().find(|run| run.state.name == name && run.damage.is_empty());
+    let newest = list()?.into_iter().find(|run| run.state.name == name && run.damage.is_empty());
     Ok(newest.filter(|run| run.state.status != Status::Finished))
 }
 
@@ -222,34 +209,16 @@ async fn resume_found(
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
     if options.detach {
-        resume::resume_here_detached(found, loaded)?;
+        resume_here_detached(found, loaded)?;
         print_detached(&found.state.id, &found.folder, options.json, options.quiet);
         return Ok(());
     }
-    resume::resume_here(found, loaded, reporter, interrupts).await
+    let batch = resume_here(found, loaded, reporter, interrupts).await?;
+    print_found(batch.as_ref(), options.json);
+    Ok(())
 }
 
-/// Prints the id of a run in the background, and the commands for it.
-pub fn print_detached(id: &str, folder: &str, json: bool, quiet: bool) {
-    if json {
-        print_json(&json!({ "id": id, "folder": folder }));
-        return;
-    }
-    print(id);
-    if quiet {
-        return;
-    }
-    say(&format!("it runs in the background: `pipe attach {id}` watches it, `pipe stop {id}` stops it"));
-}
-
-/// The result as a line of YAML.
-fn fitted_line(fitted: &Fitted, ranks: u32) -> String {
-    let Fitted { batch, accum, effective_batch, peak, .. } = fitted;
-    let of = fitted.capacity.map_or(String::new(), |capacity| format!(" of {}", human_bytes(capacity)));
-    let result = match fitted.is_whole_step() {
-        true if ranks > 1 => format!("{batch} fits, and it is all that a rank has of a step; larger was not tried"),
-        true => format!("{batch} fits, and it is the whole effective batch; larger was not tried"),
-        false => format!("x accum {accum}{} = {effective_batch}", times_ranks(ranks)),
-    };
-    format!("train.batch: {batch}   # {result}; peak {}{of} on {}", human_bytes(*peak), fitted.device)
+pub fn fit(options: Options) -> Result<(), Error> {
+    let choices = Choices { job: Job::Fit, ..options.choices };
+    run(Options { choices, ..options })
 }

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use pipe_spec::pipeline::{Container, WorkKind};
 use pipe_spec::{Pipeline, RunFolder, Status, Variables};
 
-use super::resume;
 use crate::error::Error;
+use crate::execute::resume::resume;
 use crate::input::load;
-use crate::interrupt::{Interrupts, StopRequest, signal_for};
 use crate::report::{Reporter, print, say};
 use crate::run::{self, Listed, Owner};
+use crate::system::interrupt::{Interrupts, StopRequest, signal_for};
 
 /// How long a `pipe` that was asked to stop may take, beyond what its job may, before it is taken to be stuck.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(90);
@@ -97,9 +97,9 @@ fn take_over_and_stop(found: &Listed, request: StopRequest, quiet: bool) -> Resu
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?.with_pending(request);
         let mut reporter = Reporter::new(false, quiet);
-        match resume::resume_run(found, &[], &mut reporter, &mut interrupts).await {
+        match resume(found, &[], &mut reporter, &mut interrupts).await {
             Err(Error::Interrupted) => Ok(()),
-            other => other,
+            other => other.map(drop),
         }
     })
 }
