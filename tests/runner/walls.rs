@@ -208,8 +208,17 @@ fn engines() {
     assert!(found.is_empty(), "{} places outside of engine/ name an engine:\n{}", found.len(), found.join("\n"));
 }
 
-/// A test file that no program has as a module would never run.
+/// A test file that no program has as a module would never run, nor would a program that tests/run-suites does not name.
 fn test_files() {
+    let suites = std::fs::read_to_string(repository().join("tests/run-suites")).unwrap();
+    for name in CRATES.into_iter().filter(|name| *name != "pipe-trainer") {
+        let folder = repository().join("src").join(name).join("tests");
+        let files = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+        for program in files.filter(|file| file.extension().is_some_and(|ending| ending == "rs")) {
+            let option = format!("--test {}", program.file_stem().unwrap().to_str().unwrap());
+            assert!(suites.contains(&option), "tests/run-suites lacks {option}");
+        }
+    }
     for (program, folder) in [
         ("tests/runner.rs", "tests/runner"),
         ("tests/training.rs", "tests/training"),

@@ -10,9 +10,9 @@ use crate::small_t5::{curve, folder, same_curve};
 const EFFECTIVE: u64 = 48;
 
 pub fn tests(suite: &mut Suite) {
-    suite.each_engine("memory::auto_finds_it_in_the_same_attempt", auto);
     suite.any_engine("memory::fit_names_a_batch_that_runs", fit);
-    suite.any_engine("memory::a_killed_fit_is_resumed_as_a_fit", killed_fit);
+    suite.any_engine("memory::auto_finds_it_in_the_same_attempt", auto);
+    suite.each_engine("memory::a_killed_fit_is_resumed_as_a_fit", killed_fit);
 }
 
 fn limits(engine: &str) -> &'static str {

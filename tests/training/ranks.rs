@@ -13,7 +13,8 @@ const EFFECTIVE: u64 = 48;
 
 pub fn tests(suite: &mut Suite) {
     suite.any_engine("ranks::one_out_of_memory_is_one_of_the_attempt", out_of_memory);
-    suite.any_engine("ranks::killed_pipe", killed);
+    suite.thorough("ranks::killed_pipe::process", Needs::Nothing, || killed("process"));
+    suite.thorough("ranks::killed_pipe::docker", Needs::Docker, || killed("docker"));
     suite.test("ranks::stopped_with_three_and_resumed_with_two", Needs::Nothing, another_number);
 }
 
