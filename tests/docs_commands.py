@@ -10,7 +10,7 @@ the line before a block says otherwise:
 
     <!-- exit: 3 -->        it ends with this exit code
     <!-- needs: card -->    it is not run here, and is listed as skipped: card, network, hub, CI, build (compiles this source tree) or
-                            root; `docker` is run where a daemon answers, and PIPE_REQUIRE_DOCKER=1 makes that a must
+                            root; `docker` is run with PIPE_TEST_ALL=1 where a daemon answers, and PIPE_REQUIRE_DOCKER=1 makes that a must
 
 A ```yaml block whose first line is `# NAME.yaml` is written to the page's folder under that name; README's are there on every page.
 Every page starts with 200 generated recipes in data/, and with copies of pipelines/ and tests/fixtures/bert. Blocks without
@@ -215,7 +215,8 @@ def main():
         if not (args.bin / name).is_file():
             sys.exit(f"error: no {name} in {args.bin}")
 
-    began, counts, failures = time.monotonic(), {"passed": 0, "skipped": 0}, []
+    began, counts, failures, seconds = time.monotonic(), {"passed": 0, "skipped": 0}, [], {}
+    test_all, left_out = os.environ.get("PIPE_TEST_ALL") == "1", 0
     for path in paths:
         for problem in broken_names(path):
             failures.append(problem)
@@ -232,6 +233,10 @@ def main():
                 continue
             place = scratch.page(page, files_of(pages["README.md"]) | files_of(found))
             for block in runnable:
+                if block.needs == "docker" and not test_all:
+                    left_out += 1
+                    print(f"test-all {block.name}: {block.first}")
+                    continue
                 if block.needs in SKIPPED or (block.needs == "docker" and not docker and not must):
                     counts["skipped"] += 1
                     print(f"skipped  {block.name}: needs {block.needs}: {block.first}")
@@ -239,6 +244,7 @@ def main():
                 clock = time.monotonic()
                 code, output = scratch.run(block, place)
                 passed = code == block.exit
+                seconds[page] = seconds.get(page, 0) + time.monotonic() - clock
                 print(f"{'passed' if passed else 'FAILED'}   {block.name} ({time.monotonic() - clock:.1f}s): {block.first}", flush=True)
                 if passed:
                     counts["passed"] += 1
@@ -254,6 +260,11 @@ def main():
             print(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
+    if path := os.environ.get("PIPE_TEST_TIMES"):
+        with open(path, "a") as file:
+            file.writelines(f"{taken:8.2f} the commands of {page}\n" for page, taken in seconds.items())
+    if left_out:
+        print(f"{left_out} tests run only in `make test-all`")
     print(f"{counts['passed']} passed, {len(failures)} failed, {counts['skipped']} skipped in {time.monotonic() - began:.0f} s")
     sys.exit(1 if failures else 0)
 

@@ -2,18 +2,14 @@
 
 use std::time::Duration;
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 use crate::walk::{STEPS, attempts, expect_undisturbed, expect_walked, expect_weights, walk};
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        let mut test = |name: &str, test: fn(&'static str)| {
-            suite.test(&format!("detach_and_resume::{name}::{engine}"), needs, move || test(engine));
-        };
-        test("detached_and_attached", detached);
-        test("stop_saves_and_resume_continues", stopped_and_resumed);
-        test("stop_of_an_orphan", stop_of_an_orphan);
-    }
+    suite.each_engine("detach_and_resume::stop_saves_and_resume_continues", stopped_and_resumed);
+    suite.any_engine("detach_and_resume::detached_and_attached", detached);
+    suite.any_engine("detach_and_resume::stop_of_an_orphan", stop_of_an_orphan);
     suite.test("detach_and_resume::ctrl_c_ends_attach_alone", Needs::Nothing, attach_can_be_left);
     suite.test("detach_and_resume::attach_gives_the_exit_code", Needs::Nothing, exit_codes);
     suite.test("detach_and_resume::one_pipe_at_a_time", Needs::Nothing, two_drivers);
