@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs every command of README.md, CONTRIBUTING.md and docs/*.md with the real binaries.
+"""Runs every command of README.md, CONTRIBUTING.md and docs/ with the real binaries.
 
     tests/docs_commands.py --bin target/debug            run them all
     tests/docs_commands.py --bin target/debug watching   only pages whose name contains this
@@ -14,8 +14,8 @@ the line before a block says otherwise:
 
 A ```yaml block whose first line is `# NAME.yaml` is written to the page's folder under that name; README's are there on every page.
 Every page starts with 200 generated recipes in data/, and with copies of pipelines/ and tests/fixtures/bert. Blocks without
-a language, marks that are not known, links to files or headings that do not exist, and names of files of this source tree that do not exist
-(`src/...`, `tests/...`, `docs/...`, `docker/...`, `pipelines/...`) are failures.
+a language, marks that are not known, links to files or headings that do not exist, lines of over 120 characters, and names of files of
+this source tree that do not exist (`src/...`, `tests/...`, `docs/...`, `docker/...`, `pipelines/...`) are failures.
 """
 
 import argparse
@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNNABLE = ("console", "sh")
 SKIPPED = ("card", "network", "hub", "CI", "build", "root")
 TIMEOUT = 180
+LINE = 120
 
 
 @dataclass
@@ -109,8 +110,11 @@ def files_of(page):
     return found
 
 
-def broken_names(path):
-    """Links of a page to files or headings that do not exist, and names of files that do not exist."""
+def problems_of(path):
+    """Links of a page to files or headings that do not exist, names of files that do not exist, and long lines."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if len(line) > LINE:
+            yield f"{path.relative_to(ROOT)}:{number}: a line of {len(line)} characters; at most {LINE}"
     text = re.sub(r"^\s*```.*?^\s*```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for name in re.findall(r"`((?:src|tests|docs|docker|pipelines)/[\w./-]*)`", text):
         if not (ROOT / name).exists():
@@ -207,7 +211,8 @@ def main():
     parser.add_argument("only", nargs="*", help="parts of the names of pages")
     args = parser.parse_args()
     try:
-        paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+        top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+        paths = [*top, *sorted((ROOT / "docs").rglob("*.md"))]
         pages = {str(path.relative_to(ROOT)): list(blocks(path)) for path in paths}
     except BadPage as problem:
         sys.exit(f"error: {problem}")
@@ -217,7 +222,7 @@ def main():
 
     began, counts, failures = time.monotonic(), {"passed": 0, "skipped": 0}, []
     for path in paths:
-        for problem in broken_names(path):
+        for problem in problems_of(path):
             failures.append(problem)
             print(f"FAILED   {problem}")
     docker = daemon_answers()
