@@ -3,6 +3,7 @@
 
     tests/docs_commands.py --bin target/debug            run them all
     tests/docs_commands.py --bin target/debug watching   only pages whose name contains this
+    tests/docs_commands.py --check                       run nothing; check blocks, links, names and lengths of lines
 
 Fenced blocks are found by their language. In ```console the lines behind `$ ` are commands and the others are output; ```sh is a
 script. A block is one shell with `set -e`, in a folder that all blocks of the page share, and must end with exit code 0. A comment on
@@ -12,10 +13,11 @@ the line before a block says otherwise:
     <!-- needs: card -->    it is not run here, and is listed as skipped: card, network, hub, CI, build (compiles this source tree) or
                             root; `docker` is run where a daemon answers, and PIPE_REQUIRE_DOCKER=1 makes that a must
 
-A ```yaml block whose first line is `# NAME.yaml` is written to the page's folder under that name; README's are there on every page.
-Every page starts with 200 generated recipes in data/, and with copies of pipelines/ and tests/fixtures/bert. Blocks without
-a language, marks that are not known, links to files or headings that do not exist, lines of over 120 characters, and names of files of
-this source tree that do not exist (`src/...`, `tests/...`, `docs/...`, `docker/...`, `pipelines/...`) are failures.
+A ```yaml block whose first line is `# NAME.yaml` is written to the page's folder under that name; README's are there on
+every page. Every page starts with 200 generated recipes in data/, and with copies of pipelines/ and tests/fixtures/bert.
+Blocks without a language, marks that are not known, links to files or headings that do not exist, lines of over 120
+characters, and names of files of this source tree that do not exist (`src/...`, `tests/...`, `docs/...`, `docker/...`,
+`pipelines/...`) are failures.
 """
 
 import argparse
@@ -205,7 +207,9 @@ def daemon_answers():
 
 def main():
     parser = argparse.ArgumentParser(description="Run every command of README and docs with the real binaries.")
-    parser.add_argument("--bin", type=Path, required=True, help="the folder with pipe and pipe-trainer")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--bin", type=Path, help="the folder with pipe and pipe-trainer")
+    what.add_argument("--check", action="store_true", help="run nothing; check blocks, links, names and lengths of lines")
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder, and print where it is")
     parser.add_argument("-v", "--verbose", action="store_true", help="print what every block writes")
     parser.add_argument("only", nargs="*", help="parts of the names of pages")
@@ -216,15 +220,16 @@ def main():
         pages = {str(path.relative_to(ROOT)): list(blocks(path)) for path in paths}
     except BadPage as problem:
         sys.exit(f"error: {problem}")
-    for name in ("pipe", "pipe-trainer"):
-        if not (args.bin / name).is_file():
-            sys.exit(f"error: no {name} in {args.bin}")
-
     began, counts, failures = time.monotonic(), {"passed": 0, "skipped": 0}, []
     for path in paths:
         for problem in problems_of(path):
             failures.append(problem)
             print(f"FAILED   {problem}")
+    if args.check:
+        sys.exit(1 if failures else 0)
+    for name in ("pipe", "pipe-trainer"):
+        if not (args.bin / name).is_file():
+            sys.exit(f"error: no {name} in {args.bin}")
     docker = daemon_answers()
     must = os.environ.get("PIPE_REQUIRE_DOCKER") == "1"
     folder = Path(tempfile.mkdtemp(prefix="pipe-docs-")).resolve()
