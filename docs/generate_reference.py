@@ -151,7 +151,7 @@ class Reference:
             case "integer" | "number":
                 return numbers(value, kind)
             case "boolean":
-                return "`true` `false`"
+                return "boolean"
             case "array":
                 count = f"{value['minItems']} " if value.get("minItems") == value.get("maxItems") != None else ""
                 return f"list of {count}{plural(self.values(value['items']))}"
