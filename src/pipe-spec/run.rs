@@ -75,11 +75,6 @@ impl RunFolder {
         self.0.join("checkpoints")
     }
 
-    /// Jobs that wait in the queue of a cluster for the parts of this run.
-    pub fn early_jobs(&self) -> PathBuf {
-        self.0.join("early")
-    }
-
     /// What a command writes, in all of its attempts.
     pub fn output(&self) -> PathBuf {
         self.0.join("output")

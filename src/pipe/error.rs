@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use pipe_spec::text::{count, human_bytes};
 use pipe_spec::{PipeExit, Problems};
 
-use crate::gpu::{Architecture, Capability};
-
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read {path}: {source}", path = path.display())]
@@ -72,8 +70,8 @@ pub enum Error {
         "{ranks} ranks share a step of {effective_batch} samples (train.effective_batch): every rank has at least one sample"
     )]
     IdleRanks { ranks: u32, effective_batch: u32 },
-    #[error("{card} has compute capability {capability}, but this libtorch was built for {}", built_for.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))]
-    Capability { card: String, capability: Capability, built_for: Vec<Architecture> },
+    #[error("{card} has compute capability {capability}, but this libtorch was built for {}", built_for.join(" "))]
+    Capability { card: String, capability: String, built_for: Vec<String> },
     #[error("a GPU was requested, but libtorch in {} lacks CUDA libraries: {}", folder.display(), libraries.join(", "))]
     NoCuda { folder: PathBuf, libraries: Vec<String> },
     #[error("the trainer program was not found: {}", looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))]

@@ -3,38 +3,19 @@
 // Text for people goes through `report`, which makes control characters visible.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
-mod attempt;
-mod background;
 mod cli;
-mod clock;
 mod command;
-mod compare;
-mod detach;
-mod drive;
 mod engine;
 mod error;
-mod files;
-mod forecast;
+mod execute;
+mod fit;
 mod gpu;
-mod graph;
-mod html_report;
-mod http;
-mod hub;
 mod image;
 mod input;
-mod inspect;
-mod interrupt;
-mod ledger;
-mod lock;
-mod part;
-mod predict;
-mod queue;
 mod report;
 mod run;
-mod supervise;
+mod system;
 mod track;
-mod tune;
-mod watcher;
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Steps and trials that wait in the queue of a real Slurm before it is their turn.
+//! Steps and trials on a real Slurm: each is a job of its own, submitted when it is its turn, and nothing stays in the queue.
 
 use crate::harness::{Folder, Needs, Slurm, Suite};
 
@@ -52,7 +52,7 @@ fn write_steps(folder: &Folder, first: &str) {
     );
 }
 
-/// The first step runs out of memory once: those that wait for it wait for its next job then. Each attempt goes on when it is told.
+/// The first step runs out of memory once and continues in its next job. Each attempt ends when it is told.
 fn steps(slurm: &Slurm, folder: &Folder) {
     let wait = format!("until [ -e {}/go-{{batch}} ]; do sleep 0.1; done", folder.path().display());
     let fails = "[ {batch} -lt 8 ] || { echo \"torch.OutOfMemoryError: CUDA out of memory\"; exit 1; }";
@@ -61,16 +61,11 @@ fn steps(slurm: &Slurm, folder: &Folder) {
     let running = folder.start(&args);
     let one = |attempt: u32| jobs(slurm).iter().any(|(name, _)| name.ends_with(&format!(".one:{attempt}")));
     for (attempt, go) in [(1, "go-8"), (2, "go-4")] {
-        folder.wait_until("a job and two that wait for it", || one(attempt) && slurm.queue().len() == 3);
+        folder.wait_until("a job", || one(attempt) && slurm.queue().len() == 1);
         folder.write(go, "");
     }
     let answer = running.end().exits(0);
-    answer
-        .says(&format!("two: job {} waits in the queue for {}", id_of(slurm, ".two:1"), id_of(slurm, ".one:2")))
-        .says(&format!("three: job {} waits in the queue for {}", id_of(slurm, ".three:1"), id_of(slurm, ".two:1")))
-        .says(&format!("for {}", id_of(slurm, ".one:1")))
-        .says("[three] done")
-        .says(&format!("[three] {}", SECRET.len() + 3));
+    answer.says("[three] done").says(&format!("[three] {}", SECRET.len() + 3));
     assert_eq!(slurm.queue(), [""; 0]);
     holds_no_secret(folder);
     // Nothing has changed: nothing runs, and nothing waits.
@@ -79,12 +74,12 @@ fn steps(slurm: &Slurm, folder: &Folder) {
     assert_eq!(jobs(slurm).len(), before);
 }
 
-/// Where a step fails, those that wait for it leave the queue.
+/// Where a step fails, no job is left in the queue.
 fn failed_step(slurm: &Slurm, folder: &Folder) {
     let wait = format!("until [ -e {}/go ]; do sleep 0.1; done", folder.path().display());
     write_steps(folder, &format!("{wait}; exit 1"));
     let running = folder.start(&["run", "steps.yaml"]);
-    folder.wait_until("three jobs in the queue", || slurm.queue().len() == 3);
+    folder.wait_until("a job in the queue", || slurm.queue().len() == 1);
     folder.write("go", "");
     running.end().exits(6);
     assert_eq!(slurm.queue(), [""; 0]);
@@ -93,13 +88,12 @@ fn failed_step(slurm: &Slurm, folder: &Folder) {
 fn stopped_steps(slurm: &Slurm, folder: &Folder) {
     write_steps(folder, "sleep 100");
     folder.pipe(&["run", "steps.yaml", "--detach"]).exits(0);
-    folder.wait_until("three jobs in the queue", || slurm.queue().len() == 3);
+    folder.wait_until("a job in the queue", || slurm.queue().len() == 1);
     folder.pipe(&["stop", "graph"]).exits(0);
     assert_eq!(slurm.queue(), [""; 0]);
     // Who cancels a job of one step stops all of them.
     let running = folder.start(&["resume"]);
-    let runs = |queue: &[String]| queue.len() == 3 && queue.iter().any(|job| job.contains("RUNNING"));
-    folder.wait_until("a job and two that wait for it", || runs(&slurm.queue()));
+    folder.wait_until("a job that runs", || slurm.queue().iter().any(|job| job.contains("RUNNING")));
     slurm.call("scancel", &["--state=RUNNING", "--user=root"]);
     running.end().exits(130).says("error: step one: the job was cancelled, not by pipe");
     assert_eq!(slurm.queue(), [""; 0]);
@@ -119,26 +113,22 @@ fn write_study(folder: &Folder, trials: u32, space: &str) {
 
 fn trials(slurm: &Slurm, folder: &Folder) {
     write_study(folder, 5, "");
-    folder.pipe(&["tune", "run", "study.yaml"]).exits(0).says("trials are jobs of an array, 2 at a time");
-    let array = id_of(slurm, ".0:1").split_once('_').unwrap().0.to_owned();
+    folder.pipe(&["tune", "run", "study.yaml"]).exits(0).prints("trials: 5 complete");
     let ids: Vec<String> = (0..5).map(|trial| id_of(slurm, &format!(".{trial}:1"))).collect();
-    assert!(ids.iter().all(|id| id.starts_with(&format!("{array}_"))), "{ids:?}");
+    assert!(ids.is_sorted(), "{ids:?}");
     assert_eq!(slurm.queue(), [""; 0]);
     holds_no_secret(folder);
-    // Jobs that ask for different things are no array.
-    write_study(folder, 2, ", container.memory: [150m, 250m]");
-    folder.pipe(&["tune", "run", "study.yaml"]).exits(0).says_not("array");
 }
 
 /// A study that is stopped or cancelled leaves nothing behind, and goes on.
 fn stopped_trials(slurm: &Slurm, folder: &Folder) {
     write_study(folder, 10, "");
     folder.pipe(&["tune", "run", "study.yaml", "--detach"]).exits(0);
-    folder.wait_until("an array in the queue", || slurm.queue().len() > 2);
+    folder.wait_until("two jobs in the queue", || slurm.queue().len() == 2);
     folder.pipe(&["stop", "study"]).exits(0);
     assert_eq!(slurm.queue(), [""; 0]);
     let running = folder.start(&["tune", "resume"]);
-    folder.wait_until("an array in the queue", || slurm.queue().len() > 2);
+    folder.wait_until("two jobs in the queue", || slurm.queue().len() == 2);
     slurm.call("scancel", &["--user=root"]);
     running.end().exits(130).says("the job was cancelled, not by pipe");
     assert_eq!(slurm.queue(), [""; 0]);

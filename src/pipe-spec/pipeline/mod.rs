@@ -36,15 +36,13 @@ pub use on_oom::{Change, Edit, OnOom, Reduce};
 pub use task::{LossUnit, Task};
 pub use train::{
     BatchSetting, Checkpointing, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule,
-    ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum,
+    ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum, share,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 pub use work::{Training, Work, WorkKind};
 
 pub(crate) use check::pipeline as pipeline_of;
 pub(crate) use other_names::Transformers as OtherNamesOfPipelines;
-
-use std::collections::BTreeMap;
 
 use crate::text::Name;
 use crate::variables::Variables;
@@ -83,13 +81,6 @@ impl Pipeline {
             cluster.containers.get_or_insert(ContainerRuntime::None);
         }
         cluster
-    }
-
-    /// The variables that its jobs are made of, which messages and trackers are not part of.
-    pub fn variables_of_jobs(&self, variables: &Variables) -> BTreeMap<String, String> {
-        let jobs = Self { notify: Vec::new(), track: Track::default(), ..self.clone() };
-        let text = jobs.to_yaml();
-        variables.used(&text).map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
     /// Machines of a job, as far as the pipeline says.

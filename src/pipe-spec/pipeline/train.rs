@@ -172,6 +172,11 @@ pub struct EarlyStop {
     pub patience: NonZeroU32,
 }
 
+/// Samples of a step that each of `ranks` has at most.
+pub fn share(effective_batch: u32, ranks: u32) -> u32 {
+    effective_batch.div_ceil(ranks.max(1))
+}
+
 /// How many batches each of `ranks` computes in a step.
 pub fn accum(effective_batch: u32, batch: u32, ranks: u32) -> u32 {
     u64::from(effective_batch).div_ceil(u64::from(batch) * u64::from(ranks)) as u32

@@ -1,10 +1,8 @@
 //! The command line: parses arguments, calls the command, sets the exit code. Only this folder uses clap.
+//!
+//! Log lines on stderr, as `-v` and RUST_LOG ask for.
 
-mod completions;
-mod image;
-mod ledger;
-mod log;
-mod man;
+mod machine;
 mod pipeline;
 mod predict;
 mod runs;
@@ -14,19 +12,20 @@ use std::process::ExitCode;
 
 use clap::builder::PossibleValuesParser;
 use clap::{CommandFactory, Parser, Subcommand};
+use machine::{ImageCommand, LedgerCommand, ManArgs};
 use pipe_spec::PipeExit;
+use pipeline::{CheckArgs, InitArgs, PlanArgs, RunArgs, StartArgs};
+use predict::PredictArgs;
+use runs::{AttachArgs, DiffArgs, LogsArgs, LsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs};
+use tracing::level_filters::LevelFilter;
+use tracing_log::{AsLog, LogTracer};
+use tracing_subscriber::EnvFilter;
+use tune::TuneCommand;
 
 use crate::command;
 use crate::engine::registry;
 use crate::error::Error;
 use crate::report::{print_data, print_json, say, visible};
-use image::ImageCommand;
-use ledger::LedgerCommand;
-use man::ManArgs;
-use pipeline::{CheckArgs, InitArgs, PlanArgs, RunArgs, StartArgs};
-use predict::PredictArgs;
-use runs::{AttachArgs, DiffArgs, LogsArgs, LsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs};
-use tune::TuneCommand;
 
 /// Run training pipelines in containers, with retries after out-of-memory that keep the training the same
 #[derive(Parser)]
@@ -124,7 +123,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(code.code());
         }
     };
-    log::to_stderr(cli.verbose);
+    to_stderr(cli.verbose);
     match dispatch(cli.command, cli.quiet) {
         Ok(()) => ExitCode::from(PipeExit::Done.code()),
         Err(error) => {
@@ -155,7 +154,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Run(args) => command::run::run(args.options(quiet)),
         Command::Check(args) => command::check::run(&args.options()),
         Command::Plan(args) => command::plan::run(&args.options()),
-        Command::Fit(args) => command::fit::run(args.options(quiet)),
+        Command::Fit(args) => command::run::fit(args.options(quiet)),
         Command::Ledger(LedgerCommand::Ls { json }) => command::ledger::ls(json),
         Command::Ledger(LedgerCommand::Show { id }) => command::ledger::show(&id),
         Command::Ledger(LedgerCommand::Forget { ids, all }) => command::ledger::forget(&ids, all),
@@ -197,10 +196,10 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
             Ok(())
         }
         Command::Completions { shell } => {
-            print_data(completions::script(shell, Cli::command()).as_bytes());
+            print_data(crate::cli::machine::script(shell, Cli::command()).as_bytes());
             Ok(())
         }
-        Command::Man(args) => man::run(Cli::command(), &args),
+        Command::Man(args) => crate::cli::machine::run(Cli::command(), &args),
     }
 }
 
@@ -211,5 +210,26 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+}
+
+pub fn to_stderr(verbose: u8) {
+    let default = match verbose {
+        0 => "warn",
+        1 => "pipe=debug,trainer=info,info",
+        _ => "debug",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        // It would report on stderr that stderr is closed, and panic.
+        .log_internal_errors(false)
+        .finish();
+    // These clients log whole requests, with tokens and variables in them. RUST_LOG must not show these.
+    let bridge = LogTracer::builder().ignore_all(["bollard", "h2", "hyper", "hyper_util", "ureq", "rustls"]);
+    if tracing::subscriber::set_global_default(log).is_ok() {
+        bridge.with_max_level(LevelFilter::current().as_log()).init().ok();
     }
 }

@@ -10,7 +10,7 @@ use pipe_spec::text::{ByteSize, Name};
 
 use crate::command;
 use crate::engine::registry;
-use crate::graph::Selection;
+use crate::execute::stages::Selection;
 use crate::run::Choices;
 
 #[derive(Args)]

@@ -6,9 +6,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use pipe_spec::Status;
 
-use crate::clock::now;
 use crate::command;
 use crate::run::{Filter, Since};
+use crate::system::clock::now;
 
 #[derive(Args)]
 pub struct LsArgs {

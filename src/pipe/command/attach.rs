@@ -6,15 +6,15 @@ use pipe_search::Journal;
 use pipe_spec::pipeline::WorkKind;
 use pipe_spec::{PipeExit, RunState, Status};
 
-use crate::detach;
 use crate::error::Error;
-use crate::graph::GraphWatcher;
+use crate::execute::children;
+use crate::execute::children::watcher::Watcher;
+use crate::execute::stages::GraphWatcher;
+use crate::execute::study::{StudyView, StudyWatcher};
 use crate::input::load::{self, ParsedStudy};
-use crate::interrupt::Interrupts;
 use crate::report::{Reporter, say};
 use crate::run::{self, Listed};
-use crate::tune::{StudyView, StudyWatcher};
-use crate::watcher::Watcher;
+use crate::system::interrupt::Interrupts;
 
 /// How often the run folder is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(150);
@@ -55,7 +55,7 @@ async fn watch(found: &Listed, reporter: Reporter, json: bool) -> Result<(), Err
                 return Err(Error::NotDriven { log: found.folder().driver_log() });
             }
             watcher.reporter.note("no pipe process is running this run: starting one in the background");
-            detach::start(&found.folder(), &[])?;
+            children::start_detached(&found.folder(), &[])?;
             continue;
         }
         watcher.show(&state)?;

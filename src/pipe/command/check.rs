@@ -3,20 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use pipe_spec::Inspection;
-use pipe_spec::pipeline::accum;
+use pipe_spec::pipeline::{accum, share};
 use pipe_spec::study::Study;
 use pipe_spec::text::count;
 use serde_json::{Value, json};
 
 use super::tune;
-use crate::attempt::placement::{expected_ranks, share};
 use crate::error::Error;
-use crate::graph;
-use crate::hub::HubAccess;
+use crate::execute::inspect::{self, ExpectedTime, Opened};
+use crate::execute::launch::placement::expected_ranks;
+use crate::execute::stages;
+use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
-use crate::inspect::{self, ExpectedTime, Opened};
-use crate::interrupt::Interrupts;
 use crate::report::{Reporter, bounded, duration, print, print_json, times_ranks};
+use crate::system::interrupt::Interrupts;
 
 pub struct Options {
     pub file: PathBuf,
@@ -32,7 +32,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     }
     // What is wrong with a file of steps is said as of any other.
     let steps = load::parse_graph(&options.file, &options.set).ok().flatten();
-    let checked = match steps.as_ref().map(|parsed| graph::check_inputs(parsed, &options.file)) {
+    let checked = match steps.as_ref().map(|parsed| stages::check_inputs(parsed, &options.file)) {
         Some(Ok(())) => return check_steps(options, &steps.expect("it was read")),
         Some(Err(error)) => Err(error),
         None => super::runtime()?.block_on(check(options)),

@@ -2,11 +2,11 @@
 
 use pipe_spec::text::count;
 
-use crate::compare::{Comparison, Curves, Files};
 use crate::error::Error;
-use crate::lock::Effect;
+use crate::report::compare::{Comparison, Curves, Files};
 use crate::report::{Table, print, print_json};
 use crate::run;
+use crate::run::lock::Effect;
 
 pub fn run(first: &str, second: &str, json: bool) -> Result<(), Error> {
     let comparison = Comparison::read(&run::find_single(first)?.folder(), &run::find_single(second)?.folder());

@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 use pipe_spec::text::human_bytes;
 use serde_json::json;
 
-use crate::background;
 use crate::engine::{Engine, ImageStore, registry};
 use crate::error::{Error, fetch_cuda};
 use crate::image::{self, Cuda};
-use crate::interrupt::Interrupts;
 use crate::report::{Reporter, Table, print, print_json};
+use crate::system::interrupt::{self, Interrupts};
 
 pub fn build(dockerfile: Option<&Path>, json: bool, quiet: bool) -> Result<(), Error> {
     super::runtime()?.block_on(async {
@@ -18,7 +17,7 @@ pub fn build(dockerfile: Option<&Path>, json: bool, quiet: bool) -> Result<(), E
         let engine = registry::connect_for_images().await?;
         let images = image_store(engine.as_ref())?;
         let path = dockerfile.map(|path| path.to_string_lossy().into_owned());
-        let recipe = background::run_interruptibly(&mut interrupts, move || image::recipe(path.as_deref())).await?;
+        let recipe = interrupt::run_interruptibly(&mut interrupts, move || image::recipe(path.as_deref())).await?;
         let mut reporter = Reporter::new(json, quiet);
         let built = tokio::select! {
             built = images.ensure(&recipe, &mut reporter) => built?,

@@ -4,7 +4,7 @@ use pipe_spec::pipeline::Checkpointing;
 use pipe_spec::text::count;
 
 use crate::error::Error;
-use crate::ledger::{Ledger, LedgerEntry};
+use crate::fit::ledger::{Ledger, LedgerEntry};
 use crate::report::{Table, print, print_json, print_json_line, say};
 
 pub fn ls(json: bool) -> Result<(), Error> {

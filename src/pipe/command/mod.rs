@@ -4,7 +4,6 @@ pub mod attach;
 pub mod check;
 pub mod diff;
 pub mod doctor;
-pub mod fit;
 pub mod image;
 pub mod init;
 pub mod ledger;

@@ -7,9 +7,9 @@ use pipe_spec::pipeline::Pipeline;
 use pipe_spec::text::{ByteSize, human_bytes};
 use serde_json::json;
 
-use crate::attempt::placement::expected_ranks;
 use crate::error::Error;
-use crate::forecast::{Forecast, Forecaster, NoForecast, Target, cards};
+use crate::execute::launch::placement::expected_ranks;
+use crate::fit::forecast::{self, Forecast, Forecaster, NoForecast, Target};
 use crate::gpu::Card;
 use crate::input::load;
 use crate::report::{Reporter, Table, grouped, print, print_json, times_ranks};
@@ -59,8 +59,8 @@ pub fn run(options: &Options) -> Result<(), Error> {
 fn target(options: &Options, pipeline: &Pipeline) -> Result<Option<Target>, Error> {
     let named = match &options.gpu {
         None => None,
-        Some(name) => Some(cards::find(name).ok_or_else(|| Error::NoPlan {
-            reason: format!("unknown card {name:?}; known cards: {}; --memory takes any size", cards::names()),
+        Some(name) => Some(forecast::find(name).ok_or_else(|| Error::NoPlan {
+            reason: format!("unknown card {name:?}; known cards: {}; --memory takes any size", forecast::names()),
         })?),
     };
     Ok(match (named, options.memory) {

@@ -8,9 +8,9 @@ use serde_json::json;
 
 use crate::engine::registry;
 use crate::error::Error;
-use crate::interrupt::Interrupts;
-use crate::predict::{Destination, Job, Rows, Subject, work_folder};
+use crate::execute::predict::{Destination, Job, Rows, Subject, work_folder};
 use crate::report::{Reporter, figure, grouped, print_json};
+use crate::system::interrupt::Interrupts;
 
 pub struct Options {
     /// A run, or the folder of a model.

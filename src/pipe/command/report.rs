@@ -6,10 +6,9 @@ use pipe_spec::pipeline::WorkKind;
 use pipe_spec::{RunFolder, Variables};
 
 use crate::error::Error;
-use crate::files::{absolute, write_whole};
-use crate::html_report;
-use crate::report::{print, print_data};
+use crate::report::{html, print, print_data};
 use crate::run::{self, Listed, Record};
+use crate::system::files::{absolute, write_whole};
 
 pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
     let mut folders: Vec<RunFolder> = Vec::new();
@@ -28,7 +27,7 @@ pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
         [folder] if is_study(folder) => super::tune::page(folder)?,
         _ => {
             let records: Vec<Record> = folders.iter().map(Record::read).collect();
-            html_report::page(&records, &Variables::new(None, std::env::vars()))
+            html::page(&records, &Variables::new(None, std::env::vars()))
         }
     };
     if out == Path::new("-") {

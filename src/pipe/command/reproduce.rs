@@ -4,17 +4,18 @@ use pipe_spec::lock::LockedRepository;
 use pipe_spec::{Job, Lock, RunFolder, Status};
 use serde_json::json;
 
-use crate::attempt::template::JobTemplate;
-use crate::compare::{Comparison, ComputeMode, judge};
 use crate::engine::registry;
 use crate::error::Error;
-use crate::graph::Selection;
-use crate::hub::HubAccess;
+use crate::execute::launch::environment;
+use crate::execute::launch::template::JobTemplate;
+use crate::execute::stages::Selection;
+use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, Request};
-use crate::interrupt::Interrupts;
-use crate::lock::{self, Difference, Effect};
+use crate::report::compare::{Comparison, ComputeMode, judge};
 use crate::report::{Reporter, print, print_json};
+use crate::run::lock::{self, Difference, Effect};
 use crate::run::{self, Choices, Listed, Record};
+use crate::system::interrupt::Interrupts;
 
 pub struct Options {
     pub run: String,
@@ -102,7 +103,7 @@ async fn lock_now(
         () = interrupts.signal() => return Err(Error::Interrupted),
     };
     let template = JobTemplate::new(loaded, inputs, engine.as_ref(), &program, Job::Train)?;
-    lock::collect(program, engine.as_ref(), folder, &template, reporter, interrupts).await
+    environment::collect(program, engine.as_ref(), folder, &template, reporter, interrupts).await
 }
 
 /// Prints the differences, and refuses those that change the computation.

@@ -3,22 +3,22 @@
 use pipe_spec::pipeline::{Cluster, Pipeline, WorkKind};
 use pipe_spec::{Outcome, Status};
 
-use crate::attempt::template;
-use crate::compare::{CHANGEABLE_SETTINGS, may_change, paths_that_differ};
-use crate::detach;
-use crate::drive::Driver;
 use crate::engine::registry;
 use crate::error::Error;
-use crate::files::write_whole;
-use crate::graph::GraphDriver;
-use crate::hub::HubAccess;
+use crate::execute::children;
+use crate::execute::launch::environment;
+use crate::execute::launch::template;
+use crate::execute::single::StartMode;
+use crate::execute::single::driver::Driver;
+use crate::execute::stages::GraphDriver;
+use crate::execute::study::StudyDriver;
+use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedStudy, Request};
-use crate::interrupt::Interrupts;
-use crate::lock;
+use crate::report::compare::{CHANGEABLE_SETTINGS, may_change, paths_that_differ};
 use crate::report::{Reporter, print};
-use crate::run::{self, Listed, Run};
-use crate::supervise::StartMode;
-use crate::tune::StudyDriver;
+use crate::run::{self, Listed, Run, lock};
+use crate::system::files::write_whole;
+use crate::system::interrupt::Interrupts;
 
 pub struct Options {
     pub run: String,
@@ -44,7 +44,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         .iter()
         .try_for_each(|set| is_changeable(set, if is_study { &OF_STUDIES } else { &CHANGEABLE_SETTINGS }))?;
     if options.detach {
-        detach::start(&found.folder(), &options.set)?;
+        children::start_detached(&found.folder(), &options.set)?;
         super::run::print_detached(&found.state.id, &found.folder, options.json, options.quiet);
         return Ok(());
     }
@@ -141,7 +141,7 @@ pub fn resume_here_detached(found: &Listed, loaded: &Loaded) -> Result<(), Error
     }
     run.save()?;
     drop(run);
-    detach::start(&folder, &[])
+    children::start_detached(&folder, &[])
 }
 
 /// Notes that the paths of a run begin in the working directory from now on.
@@ -209,7 +209,7 @@ pub async fn obstacle(
     if let Some(path) = differing.iter().find(|path| !may_change(path, &CHANGEABLE_SETTINGS)) {
         return Ok(Some(format!("{path} has changed")));
     }
-    let inputs = lock::changed_inputs(&found.folder(), &loaded.inputs, reporter, interrupts).await?;
+    let inputs = environment::changed_inputs(&found.folder(), &loaded.inputs, reporter, interrupts).await?;
     Ok(inputs.first().map(|input| format!("{} has changed", input.what)))
 }
 

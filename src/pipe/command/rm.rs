@@ -4,9 +4,8 @@ use pipe_spec::Status;
 
 use crate::engine::registry;
 use crate::error::Error;
-use crate::lock;
 use crate::report::{print, say};
-use crate::run::{self, Listed, Owner};
+use crate::run::{self, Listed, Owner, lock};
 
 pub fn run(wanted: &[String], left_behind: bool, force: bool) -> Result<(), Error> {
     if left_behind {

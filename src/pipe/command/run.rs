@@ -1,4 +1,6 @@
 //! `pipe run`: from a pipeline file to a trained model.
+//!
+//! `pipe fit`: the largest batch that fits, measured where the training would run.
 
 use std::path::PathBuf;
 
@@ -11,20 +13,19 @@ use pipe_spec::{Job, Status};
 use serde_json::{Value, json};
 
 use super::resume;
-use crate::attempt::template::{self, JobTemplate};
-use crate::detach;
-use crate::drive::Driver;
 use crate::engine::{Engine, registry};
 use crate::error::Error;
-use crate::files::absolute;
-use crate::graph::{self, GraphDriver, Selection};
-use crate::hub::HubAccess;
+use crate::execute::children;
+use crate::execute::launch::template::{self, JobTemplate};
+use crate::execute::single::StartMode;
+use crate::execute::single::driver::Driver;
+use crate::execute::stages::{self, GraphDriver, Selection};
+use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
-use crate::interrupt::Interrupts;
-use crate::lock;
 use crate::report::{Reporter, print, print_json, say, times_ranks};
-use crate::run::{self, Choices, Listed, Run};
-use crate::supervise::StartMode;
+use crate::run::{Choices, Listed, Run, list, lock, runs_folder};
+use crate::system::files::absolute;
+use crate::system::interrupt::Interrupts;
 
 pub struct Options {
     pub file: PathBuf,
@@ -112,7 +113,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     if options.detach {
         let (folder, id) = (run.folder.clone(), run.state.id.clone());
         drop(run);
-        detach::start(&folder, &[])?;
+        children::start_detached(&folder, &[])?;
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
@@ -141,7 +142,7 @@ async fn start_steps(
             parsed = again;
         }
     }
-    graph::check_inputs(&parsed, &options.file)?;
+    stages::check_inputs(&parsed, &options.file)?;
     if let Some(found) = unfinished(options, parsed.graph.name.as_str())? {
         let then = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
         let (id, status) = (&found.state.id, found.state.status.name());
@@ -149,7 +150,7 @@ async fn start_steps(
             reporter.note(&format!("resuming run {id} ({status})"));
             resume::move_here(&found)?;
             if options.detach {
-                detach::start(&found.folder(), &[])?;
+                children::start_detached(&found.folder(), &[])?;
                 print_detached(id, &found.folder, options.json, options.quiet);
                 return Ok(());
             }
@@ -159,7 +160,7 @@ async fn start_steps(
     }
     let mut state: Vec<StepState> =
         parsed.graph.steps.iter().map(|step| StepState::new(&step.name, step.needs.clone())).collect();
-    graph::select(&parsed, &mut state, &options.selection)?;
+    stages::select(&parsed, &mut state, &options.selection)?;
     if options.dry_run {
         let steps = parsed.graph.steps.iter().zip(&state);
         let steps = steps.map(|(step, state)| json!({ "name": step.name, "status": state.status, "needs": step.needs, "pipeline": step.pipeline }));
@@ -179,7 +180,7 @@ async fn start_steps(
     if options.detach {
         let folder = run.folder.clone();
         drop(run);
-        detach::start(&folder, &[])?;
+        children::start_detached(&folder, &[])?;
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
@@ -200,7 +201,7 @@ async fn describe(engine: &dyn Engine, loaded: &Loaded, job: Job) -> Result<Valu
     let pipeline = &loaded.pipeline;
     let program = engine.program(pipeline.container.image.as_ref()).await?;
     let template = JobTemplate::new(loaded, &loaded.inputs, engine, &program, job)?;
-    let folder = absolute(&run::runs_folder()).join(format!("{}-...", pipeline.name));
+    let folder = absolute(&runs_folder()).join(format!("{}-...", pipeline.name));
     let spec = template.spec(engine, &folder, 1, &template.first_settings());
     Ok(json!({ "on": program, "spec": spec }))
 }
@@ -210,7 +211,7 @@ fn unfinished(options: &Options, name: &str) -> Result<Option<Listed>, Error> {
     if !options.resume {
         return Ok(None);
     }
-    let newest = run::list()?.into_iter().find(|run| run.state.name == name && run.damage.is_empty());
+    let newest = list()?.into_iter().find(|run| run.state.name == name && run.damage.is_empty());
     Ok(newest.filter(|run| run.state.status != Status::Finished))
 }
 
@@ -252,4 +253,9 @@ fn fitted_line(fitted: &Fitted, ranks: u32) -> String {
         false => format!("x accum {accum}{} = {effective_batch}", times_ranks(ranks)),
     };
     format!("train.batch: {batch}   # {result}; peak {}{of} on {}", human_bytes(*peak), fitted.device)
+}
+
+pub fn fit(options: Options) -> Result<(), Error> {
+    let choices = Choices { job: Job::Fit, ..options.choices };
+    run(Options { choices, ..options })
 }

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::report::{
     ResultFiles, Table, attempts_table, class_table, metrics_table, print, print_json, result_lines, speed, steps_table,
 };
-use crate::run::ranks::{self, RankFigures};
+use crate::run::result::{self, RankFigures};
 use crate::run::{self, Listed, Record};
 
 /// How fast the median step was; absent before the first step.
@@ -47,7 +47,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     found.read_result();
     let record = Record::read(&found.folder());
     let throughput = record.tokens_per_second().map(|per_second| Throughput { per_second, unit: record.unit() });
-    let ranks = ranks::figures(&record.history.steps);
+    let ranks = result::figures(&record.history.steps);
     if json {
         let mut evaluation = record.evaluation;
         evaluation.iter_mut().flat_map(|details| &mut details.retrieval).for_each(|example| example.picture.clear());
@@ -95,7 +95,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
 /// What each of several ranks held, and how long it took.
 fn ranks_table(ranks: &[RankFigures]) -> Table {
     let mut table = Table::new(&["rank", "peak", "time of a step"]);
-    let slowest = ranks::slowest(ranks);
+    let slowest = result::slowest(ranks);
     for (index, RankFigures { peak, ms }) in ranks.iter().enumerate() {
         let mark = if slowest == Some(index) { ", the slowest" } else { "" };
         table.row(vec![index.to_string(), human_bytes(*peak), format!("{ms:.0} ms{mark}")]);

@@ -8,9 +8,9 @@ use pipe_spec::{Pipeline, RunFolder, Status, Variables};
 use super::resume;
 use crate::error::Error;
 use crate::input::load;
-use crate::interrupt::{Interrupts, StopRequest, signal_for};
 use crate::report::{Reporter, print, say};
 use crate::run::{self, Listed, Owner};
+use crate::system::interrupt::{Interrupts, StopRequest, signal_for};
 
 /// How long a `pipe` that was asked to stop may take, beyond what its job may, before it is taken to be stuck.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(90);

@@ -11,17 +11,17 @@ use serde_json::{Value, json};
 
 use super::resume;
 use super::run::print_detached;
-use crate::attempt::template;
-use crate::detach;
 use crate::engine::registry;
 use crate::error::Error;
-use crate::files::write_whole;
+use crate::execute::children;
+use crate::execute::launch::template;
+use crate::execute::study::trial::Standing;
+use crate::execute::study::{StudyDriver, StudyView, directions, space, trial_json};
 use crate::input::load::{self, Parsed, ParsedStudy};
-use crate::interrupt::Interrupts;
 use crate::report::{Reporter, print, print_data, print_json, say};
 use crate::run::{self, Choices, Listed, Run};
-use crate::tune::trial::Standing;
-use crate::tune::{StudyDriver, StudyView, directions, space, trial_json};
+use crate::system::files::write_whole;
+use crate::system::interrupt::Interrupts;
 
 pub struct Options {
     pub file: PathBuf,
@@ -72,7 +72,7 @@ async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
     let (id, folder) = (run.state.id.clone(), run.folder.clone());
     if options.detach {
         drop(run);
-        detach::start(&folder, &[])?;
+        children::start_detached(&folder, &[])?;
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }

@@ -4,9 +4,7 @@
 //! an engine. `docs/adding-an-engine.md` walks through a new one.
 
 mod docker;
-mod early;
-mod launch;
-mod lines;
+mod job;
 mod process;
 pub mod registry;
 mod slurm;
@@ -28,9 +26,8 @@ use crate::error::Error;
 use crate::gpu::Card;
 use crate::image::{ImageConfig, Recipe};
 use crate::report::Reporter;
-pub use early::{EarlyArray, EarlyJob, EarlyQueue, SubmittedEarly};
-pub use launch::{JobProgram, Launch};
-pub use lines::{Line, LineSplitter, Source};
+
+pub use job::{JobProgram, Launch, Line, LineSplitter, Source};
 pub use sockets::EngineSockets;
 
 #[async_trait(?Send)]
@@ -86,11 +83,6 @@ pub trait Engine {
     /// Whether the engine itself queues jobs for cards. Else runs queue in the queue of `pipe`.
     fn has_queue(&self) -> bool {
         false
-    }
-
-    /// The queue of the engine, where jobs can wait for runs that are not ready to begin.
-    fn early_queue(&self) -> Option<&dyn EarlyQueue> {
-        None
     }
 
     /// Where the job will find a path of the host, given the path that it is mounted at.

@@ -23,11 +23,11 @@ use super::registry::Registration;
 use super::{
     Ending, Engine, EngineJob, FoundJob, JobHandle, JobProgram, Launch, Line, LineSplitter, Source, StartedJob,
 };
-use crate::background;
 use crate::error::Error;
 use crate::gpu::{Card, VISIBLE_DEVICES, Visible};
 use crate::image::{self, check_cards};
 use crate::report::Reporter;
+use crate::system::interrupt;
 
 /// How long a trainer whose `pipe` is gone may take to save and end. Ours takes 120 s at most.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -127,7 +127,7 @@ impl Engine for ProcessEngine {
 
     async fn program(&self, _image: Option<&Image>) -> Result<Program, Error> {
         let digests = || Ok((image::trainer_digest()?, image::libraries_digest()));
-        let (trainer, libraries) = background::run(digests).await?;
+        let (trainer, libraries) = interrupt::run(digests).await?;
         Ok(Program { engine: NAME.to_owned(), trainer: Some(trainer), libraries, ..Program::default() })
     }
 

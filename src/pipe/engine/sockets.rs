@@ -61,7 +61,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 /// Without links, as far as the path is there.
 fn canonical(path: &Path) -> PathBuf {
-    let path = crate::files::absolute(path);
+    let path = crate::system::files::absolute(path);
     for folder in path.ancestors() {
         if let Ok(real) = folder.canonicalize() {
             return match path.strip_prefix(folder) {

@@ -1,4 +1,8 @@
 //! The card, asked through NVML from outside of any container: what it is, what is free, and who holds the rest.
+//!
+//! Compute capabilities of cards, and what code is compiled for.
+//!
+//! The cards that a process of this environment may use: `CUDA_VISIBLE_DEVICES` hides the others.
 
 use std::collections::BTreeSet;
 
@@ -7,9 +11,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use pipe_spec::pipeline::Gpus;
 use pipe_spec::text::human_bytes;
-use serde::Serialize;
-
-use super::Capability;
+use serde::{Serialize, Serializer};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Card {
@@ -148,4 +150,168 @@ fn index_of(nvml: &Nvml, count: u32, id: &str) -> Option<u32> {
 fn program(pid: u32) -> Option<String> {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// A compute capability: 12.0 of an RTX 5090.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Capability {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl Capability {
+    /// From the number in `sm_120`.
+    pub fn from_number(number: u32) -> Self {
+        Self { major: number / 10, minor: number % 10 }
+    }
+}
+
+impl std::fmt::Display for Capability {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl Serialize for Capability {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// What code was compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Architecture {
+    /// Machine code, which later cards of the same generation run as well.
+    Machine(Capability),
+    /// PTX, which the driver translates for any card that is not older.
+    Ptx(Capability),
+}
+
+impl Architecture {
+    pub fn runs_on(self, card: Capability) -> bool {
+        match self {
+            Self::Machine(built) => built.major == card.major && built.minor <= card.minor,
+            Self::Ptx(built) => built <= card,
+        }
+    }
+}
+
+impl std::fmt::Display for Architecture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (word, Capability { major, minor }) = match self {
+            Self::Machine(built) => ("sm", built),
+            Self::Ptx(built) => ("compute", built),
+        };
+        write!(f, "{word}_{major}{minor}")
+    }
+}
+
+#[cfg(test)]
+mod capability_tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_where() {
+        let machine = |number| Architecture::Machine(Capability::from_number(number));
+        let ptx = |number| Architecture::Ptx(Capability::from_number(number));
+        let cases = [
+            (machine(75), 75, true),
+            (machine(80), 86, true),
+            (machine(86), 80, false),
+            (machine(80), 90, false),
+            (machine(90), 120, false),
+            (machine(120), 120, true),
+            (machine(120), 121, true),
+            (machine(100), 120, false),
+            (machine(120), 103, false),
+            (ptx(90), 90, true),
+            (ptx(90), 120, true),
+            (ptx(86), 90, true),
+            (ptx(120), 90, false),
+            (ptx(121), 120, false),
+        ];
+        for (built, card, want) in cases {
+            assert_eq!(built.runs_on(Capability::from_number(card)), want, "{built} on sm_{card}");
+        }
+    }
+
+    #[test]
+    fn words() {
+        assert_eq!(Capability::from_number(120).to_string(), "12.0");
+        assert_eq!(Architecture::Machine(Capability::from_number(75)).to_string(), "sm_75");
+        assert_eq!(Architecture::Ptx(Capability::from_number(103)).to_string(), "compute_103");
+    }
+}
+
+/// What CUDA reads.
+pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+
+/// The ids that the environment lists; none where it lists none.
+pub struct Visible(Option<Vec<String>>);
+
+impl Visible {
+    pub fn here() -> Self {
+        Self::listed(std::env::var(VISIBLE_DEVICES).ok().as_deref())
+    }
+
+    fn listed(text: Option<&str>) -> Self {
+        let ids = text.into_iter().flat_map(|text| text.split(',')).map(str::trim).filter(|id| !id.is_empty());
+        let ids: Vec<String> = ids.map(str::to_owned).collect();
+        Self((!ids.is_empty()).then_some(ids))
+    }
+
+    /// The same cards, by their ids where the environment chooses among them.
+    pub fn choose(&self, gpus: &Gpus) -> Gpus {
+        let Some(listed) = &self.0 else { return gpus.clone() };
+        let first = |count: u32| Gpus::Ids(listed.iter().take(count as usize).cloned().collect());
+        match gpus {
+            Gpus::Count(0) | Gpus::Ids(_) => gpus.clone(),
+            Gpus::Auto => first(1),
+            Gpus::Count(count) => first(*count),
+            Gpus::All => Gpus::Ids(listed.clone()),
+        }
+    }
+
+    /// What a job is to see, as CUDA reads it; nothing where it may see all.
+    pub fn of_job(&self, gpus: &Gpus) -> Option<String> {
+        match self.choose(gpus) {
+            Gpus::All | Gpus::Count(0) => None,
+            Gpus::Auto => Some("0".to_owned()),
+            Gpus::Count(count) => Some((0..count).map(|id| id.to_string()).collect::<Vec<_>>().join(",")),
+            Gpus::Ids(mut ids) => {
+                // In the order of the driver, as in a container.
+                if ids.iter().all(|id| id.parse::<u32>().is_ok()) {
+                    ids.sort_by_key(|id| id.parse::<u32>().unwrap_or(u32::MAX));
+                }
+                Some(ids.join(","))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod visible_tests {
+    use super::*;
+
+    #[test]
+    fn what_a_job_sees() {
+        let ids = |ids: &[&str]| Gpus::Ids(ids.iter().map(|id| (*id).to_owned()).collect());
+        for (listed, gpus, want) in [
+            (None, Gpus::Auto, Some("0")),
+            (None, Gpus::Count(0), None),
+            (None, Gpus::Count(1), Some("0")),
+            (None, Gpus::Count(3), Some("0,1,2")),
+            (None, Gpus::All, None),
+            (None, ids(&["3", "1"]), Some("1,3")),
+            (None, ids(&["GPU-b", "GPU-a"]), Some("GPU-b,GPU-a")),
+            (Some("2,5, 7"), Gpus::Auto, Some("2")),
+            (Some("2,5,7"), Gpus::Count(2), Some("2,5")),
+            (Some("2,5"), Gpus::All, Some("2,5")),
+            (Some("2,5"), ids(&["0"]), Some("0")),
+            (Some("MIG-a"), Gpus::Count(1), Some("MIG-a")),
+            (Some(" "), Gpus::Count(1), Some("0")),
+        ] {
+            assert_eq!(Visible::listed(listed).of_job(&gpus).as_deref(), want, "{listed:?} {gpus:?}");
+        }
+    }
 }

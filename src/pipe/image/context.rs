@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::error::Error;
-use crate::files::digests::Digests;
+use crate::system::digests::Digests;
 
 #[derive(Clone, Debug)]
 pub struct Context {

@@ -1,13 +1,20 @@
 //! Which shared libraries a program loads, found the way the dynamic linker finds them.
+//!
+//! Which cards a library's CUDA code was compiled for, read from the library itself.
+//!
+//! nvcc puts the code of every source file into the section `.nv_fatbin`: a head (magic, version, its own size, size of
+//! what follows), then an entry for each architecture (kind, version, size of its head, size of its code, ..., architecture
+//! at byte 28, flags at byte 40). Only the heads are read, so that hundreds of megabytes take milliseconds.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use object::LittleEndian as LE;
 use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64, PT_INTERP};
-use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
 
 use crate::error::Error;
+use crate::gpu::{Architecture, Capability};
 
 /// Where the linker looks last, on Debian, Fedora and Arch alike.
 const SYSTEM_FOLDERS: [&str; 6] =
@@ -167,5 +174,130 @@ mod tests {
         std::fs::write(&path, "hello").unwrap();
         assert!(matches!(Libraries::find(&path), Err(Error::NotElf { .. })));
         std::fs::remove_file(&path).unwrap();
+    }
+}
+
+const MAGIC: u32 = 0xba55_ed50;
+const PTX: u16 = 1;
+const MACHINE: u16 = 2;
+/// Code for one card and no later one of its generation: sm_90a.
+const ARCH_SPECIFIC: u64 = 1 << 20;
+
+/// The architectures of `library`; none where it has no such code or cannot be read.
+pub fn architectures(library: &Path) -> Vec<Architecture> {
+    let read = || {
+        let file = std::fs::File::open(library).ok()?;
+        // SAFETY: the file is only read; a library that shrinks under us at this moment would be fatal to its users too.
+        let data = unsafe { memmap2::Mmap::map(&file) }.ok()?;
+        let header = FileHeader64::<LE>::parse(&*data).ok()?;
+        let endian = header.endian().ok()?;
+        let (_, section) = header.sections(endian, &*data).ok()?.section_by_name(endian, b".nv_fatbin")?;
+        Some(of_most_parts(section.data(endian, &*data).ok()?))
+    };
+    read().unwrap_or_default()
+}
+
+/// What more than half of the parts were compiled for: some parts have code for further cards, where it is faster.
+fn of_most_parts(section: &[u8]) -> Vec<Architecture> {
+    let mut counts: BTreeMap<Architecture, usize> = BTreeMap::new();
+    let mut parts = 0;
+    let mut at = 0;
+    while at + 16 <= section.len() {
+        if number::<4>(section, at) != Some(u64::from(MAGIC)) {
+            // Between parts there is padding.
+            at += 8;
+            continue;
+        }
+        let (Some(head), Some(size)) = (number::<2>(section, at + 6), number::<8>(section, at + 8)) else { break };
+        let begin = at.saturating_add(head as usize);
+        let end = begin.saturating_add(size as usize).min(section.len());
+        let mut found = of_part(section.get(begin..end).unwrap_or_default());
+        found.sort();
+        found.dedup();
+        parts += usize::from(!found.is_empty());
+        found.into_iter().for_each(|architecture| *counts.entry(architecture).or_default() += 1);
+        at = end.max(at + 16).next_multiple_of(8);
+    }
+    counts.into_iter().filter(|(_, count)| count * 2 > parts).map(|(architecture, _)| architecture).collect()
+}
+
+fn of_part(part: &[u8]) -> Vec<Architecture> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let (Some(kind), Some(head), Some(size), Some(built), Some(flags)) = (
+        number::<2>(part, at),
+        number::<4>(part, at + 4),
+        number::<8>(part, at + 8),
+        number::<4>(part, at + 28),
+        number::<8>(part, at + 40),
+    ) {
+        let capability = Capability::from_number(built as u32);
+        match kind as u16 {
+            MACHINE if flags & ARCH_SPECIFIC == 0 => found.push(Architecture::Machine(capability)),
+            PTX if flags & ARCH_SPECIFIC == 0 => found.push(Architecture::Ptx(capability)),
+            _ => {}
+        }
+        at = at.saturating_add(head.max(1) as usize).saturating_add(size as usize).min(part.len());
+    }
+    found
+}
+
+fn number<const BYTES: usize>(data: &[u8], at: usize) -> Option<u64> {
+    let mut whole = [0; 8];
+    whole[..BYTES].copy_from_slice(data.get(at..at.checked_add(BYTES)?)?);
+    Some(u64::from_le_bytes(whole))
+}
+
+#[cfg(test)]
+mod fatbin_tests {
+    use super::*;
+
+    fn entry(kind: u16, built: u32, flags: u64, size: usize) -> Vec<u8> {
+        let mut entry = vec![0; 64 + size];
+        entry[..2].copy_from_slice(&kind.to_le_bytes());
+        entry[4..8].copy_from_slice(&64u32.to_le_bytes());
+        entry[8..16].copy_from_slice(&(size as u64).to_le_bytes());
+        entry[28..32].copy_from_slice(&built.to_le_bytes());
+        entry[40..48].copy_from_slice(&flags.to_le_bytes());
+        entry
+    }
+
+    fn part(entries: &[Vec<u8>]) -> Vec<u8> {
+        let code = entries.concat();
+        let mut part = [&MAGIC.to_le_bytes()[..], &[1, 0, 16, 0], &(code.len() as u64).to_le_bytes()].concat();
+        part.extend(code);
+        part.resize(part.len().next_multiple_of(8), 0);
+        part
+    }
+
+    fn text(section: &[u8]) -> String {
+        of_most_parts(section).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn what_most_parts_were_compiled_for() {
+        let plain = || vec![entry(2, 75, 0x11, 24), entry(2, 120, 0x11, 7), entry(1, 120, 0x11, 40)];
+        let more = [plain(), vec![entry(2, 103, 0x11, 8), entry(2, 90, 0x0010_0011, 8)]].concat();
+        let section = [part(&plain()), vec![0; 16], part(&more), part(&plain())].concat();
+        assert_eq!(text(&section), "sm_75 sm_120 compute_120");
+    }
+
+    #[test]
+    fn code_for_one_card_alone_says_nothing_of_others() {
+        assert_eq!(text(&part(&[entry(2, 90, ARCH_SPECIFIC, 8)])), "");
+    }
+
+    #[test]
+    fn what_is_broken_off_is_read_as_far_as_it_goes() {
+        let whole = [part(&[entry(2, 80, 0, 8)]), part(&[entry(2, 80, 0, 8)])].concat();
+        for end in 0..whole.len() {
+            let words = text(&whole[..end]);
+            assert!(words.is_empty() || words == "sm_80", "{end}: {words}");
+        }
+        let endless = part(&[entry(2, 80, 0, 8)]);
+        let mut endless = endless.clone();
+        endless[8..16].fill(0xff);
+        endless[16 + 8..16 + 16].fill(0xff);
+        assert_eq!(self::text(&endless), "sm_80");
     }
 }

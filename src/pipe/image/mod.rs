@@ -1,25 +1,27 @@
 //! What images are made of: the files that go in, their hash, the context that is sent. Knows no engine.
+//!
+//! How the programs of an image are started.
+//!
+//! Whether the libtorch of a job can use a card, known before anything is started on it.
 
-mod card_support;
-mod config;
 mod context;
 mod elf;
-mod fatbin;
 mod stage;
 mod unpack;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::Image;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::files::bounded;
-use crate::files::digests::Digests;
-pub use card_support::{check_card, check_cards};
-pub use config::ImageConfig;
+use crate::gpu::Card;
+use crate::system::digests::Digests;
+use crate::system::files;
+
 pub use context::Context;
-pub use elf::find_library;
-pub use fatbin::architectures;
+pub use elf::{architectures, find_library};
 pub use stage::{Cuda, Staged, find_trainer, stage};
 pub use unpack::unpack;
 
@@ -115,7 +117,7 @@ fn is_staged(image: Option<&Image>, contained: bool) -> bool {
 }
 
 fn read_dockerfile(path: &Path) -> Result<String, Error> {
-    let bytes = bounded::read(path, MAX_DOCKERFILE_BYTES)?;
+    let bytes = files::read(path, MAX_DOCKERFILE_BYTES)?;
     let not_text = |_| std::io::Error::other("it is not text in UTF-8");
     String::from_utf8(bytes).map_err(not_text).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
@@ -164,5 +166,40 @@ mod tests {
         ] {
             assert_eq!(stem(Path::new(path)), want, "{path}");
         }
+    }
+}
+
+/// What an image says of the containers that are made of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageConfig {
+    pub entrypoint: Vec<String>,
+    pub cmd: Vec<String>,
+    pub env: BTreeMap<String, String>,
+    pub work_folder: Option<PathBuf>,
+    pub user: Option<String>,
+}
+
+/// Refuses cards that the job's libtorch cannot use, or lacks the CUDA libraries for. `contained`: the job runs in an image and
+/// not as a process.
+pub fn check_cards(image: Option<&Image>, contained: bool, cards: &[Card]) -> Result<(), Error> {
+    if let Cuda::Missing { folder, libraries } = cuda(image, contained)? {
+        return Err(Error::NoCuda { folder, libraries });
+    }
+    match libtorch_cuda(image, contained) {
+        Some(library) => cards.iter().try_for_each(|card| check_card(card, &library)),
+        None => Ok(()),
+    }
+}
+
+/// Whether `card` can run what is in `library`. Where either is not known nothing is refused.
+pub fn check_card(card: &Card, library: &Path) -> Result<(), Error> {
+    let built_for = architectures(library);
+    match card.capability {
+        Some(capability) if !built_for.is_empty() && !built_for.iter().any(|built| built.runs_on(capability)) => {
+            let built_for = built_for.iter().map(ToString::to_string).collect();
+            Err(Error::Capability { card: card.name.clone(), capability: capability.to_string(), built_for })
+        }
+        _ => Ok(()),
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use tar::{Archive, Entry, EntryType};
 
-use crate::files::rooted::inside;
+use crate::system::files::inside;
 
 /// Writes the files of a tar archive into `folder`, and nothing beside it.
 pub fn unpack(archive: impl Read, folder: &Path) -> io::Result<()> {

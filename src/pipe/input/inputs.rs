@@ -1,10 +1,20 @@
 //! The files that a pipeline names, as the host and the job see them. Types only: `preflight` finds them, `data_cache` prepares them.
+//!
+//! The config.json of the model that a pipeline names.
+//!
+//! The files and folders that the words of a command name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use pipe_spec::Variables;
 use pipe_spec::lock::LockedRepository;
-use pipe_spec::pipeline::Arch;
+use pipe_spec::model_folder::CONFIG;
+use pipe_spec::pipeline::{Arch, Command, Training};
+use serde_json::{Map, Value};
+
+use crate::run::runs_folder;
+use crate::system::files::{self, absolute};
 
 /// Where a tokenizer that does not lie with the model is in a container.
 pub const TOKENIZER_FOLDER: &str = "/pipe/data/tokenizer";
@@ -192,4 +202,38 @@ mod tests {
             assert_eq!(prepared(numbering).with_original(said, "t.parquet"), want);
         }
     }
+}
+
+/// Of a model's config.json.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// The keys of the model's config.json, from the pipeline or from the folder that it names.
+pub fn model_config(training: &Training, inputs: &Inputs) -> Option<Map<String, Value>> {
+    match &inputs.model {
+        Some(folder) => read_config(&folder.host),
+        None => training.model.config.clone(),
+    }
+}
+
+/// The keys of the config.json in a model's folder, where it can be read.
+pub fn read_config(folder: &Path) -> Option<Map<String, Value>> {
+    serde_json::from_slice(&files::read(&folder.join(CONFIG), MAX_BYTES).ok()?).ok()
+}
+
+/// Those of this machine that are there, as a word or behind a `=` in one, without what lies in the folder of the runs and the
+/// folders that it is in.
+pub fn named_paths(command: &Command, variables: &Variables) -> BTreeSet<PathBuf> {
+    let runs = absolute(&runs_folder());
+    let mut paths = BTreeSet::new();
+    for word in command.words(|name| format!("{{{name}}}")) {
+        let word = variables.expand(&word).unwrap_or(word);
+        let value = word.split_once('=').map_or(word.as_str(), |(_, value)| value);
+        for path in [word.as_str(), value].map(Path::new) {
+            let place = absolute(path);
+            if path.exists() && !runs.starts_with(&place) && !place.starts_with(&runs) {
+                paths.insert(path.to_owned());
+            }
+        }
+    }
+    paths
 }

@@ -10,16 +10,14 @@ use pipe_spec::study::Study;
 use pipe_spec::{Lock, Problems, Variables};
 use serde_json::{Map, Value};
 
+use super::hub::{Failure, Hub, HubAccess};
 use super::preflight::{self, NotFound};
 use super::{Inputs, read_config};
-use crate::background;
 use crate::error::Error;
-use crate::files::absolute;
-use crate::files::bounded;
-use crate::hub::{Failure, Hub, HubAccess};
-use crate::interrupt::Interrupts;
 use crate::report::{FetchProgress, Reporter};
 use crate::run::runs_folder;
+use crate::system::files::{self, absolute};
+use crate::system::interrupt::{self, Interrupts};
 
 /// A pipeline that was read, with the text it was read from.
 pub struct Loaded {
@@ -63,7 +61,7 @@ pub fn parse(file: &Path, set: &[String]) -> Result<Parsed, Error> {
 
 fn text(file: &Path) -> Result<String, Error> {
     let not_text = |_| invalid(file, Problems::one(None, "", "the file is not text in UTF-8"));
-    String::from_utf8(bounded::read(file, MAX_FILE_BYTES)?).map_err(not_text)
+    String::from_utf8(files::read(file, MAX_FILE_BYTES)?).map_err(not_text)
 }
 
 fn invalid(path: &Path, problems: Problems) -> Error {
@@ -113,8 +111,7 @@ pub fn parse_study(file: &Path, set: &[String]) -> Result<Option<ParsedStudy>, E
 
 /// Those of the environment and of a `.env` of the working directory.
 pub fn variables() -> Variables {
-    let env_file =
-        bounded::read(Path::new(".env"), MAX_FILE_BYTES).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    let env_file = files::read(Path::new(".env"), MAX_FILE_BYTES).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     Variables::new(env_file.as_deref(), std::env::vars())
 }
 
@@ -169,7 +166,7 @@ async fn interruptibly(
 ) -> Result<Loaded, Error> {
     let progress = reporter.fetch_progress();
     let thread_progress = progress.clone();
-    let loaded = background::run_interruptibly(interrupts, move || load(thread_progress)).await;
+    let loaded = interrupt::run_interruptibly(interrupts, move || load(thread_progress)).await;
     if matches!(loaded, Err(Error::Interrupted)) {
         progress.end(false);
     }

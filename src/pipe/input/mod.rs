@@ -1,12 +1,12 @@
 //! What a run reads: the pipeline file, and the data, tokenizer and model that it names, found, checked and prepared. Starts nothing.
 
 pub mod data_cache;
+pub mod hub;
 mod inputs;
 pub mod load;
-mod model_config;
-mod named_paths;
 pub mod preflight;
 
-pub use inputs::{Input, Inputs, Mount, Numbering, Prepared, TOKENIZER_FOLDER, TokenizerTraining};
-pub use model_config::{model_config, read_config};
-pub use named_paths::named_paths;
+pub use inputs::{
+    Input, Inputs, Mount, Numbering, Prepared, TOKENIZER_FOLDER, TokenizerTraining, model_config, named_paths,
+    read_config,
+};

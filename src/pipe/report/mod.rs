@@ -1,24 +1,15 @@
 //! What people and scripts see: progress, tables, JSON. stdout is data, stderr is everything else.
 
-mod check;
-mod classes;
-mod number;
-mod progress;
+pub mod compare;
+pub mod html;
+mod output;
 mod result;
-mod stderr;
-mod stdout;
-mod summary;
 mod table;
-mod visible;
-mod wrap;
+mod terminal;
+mod text;
 
-pub use check::{Check, CheckStatus};
-pub use classes::class_table;
-pub use number::{figure, grouped, speed, times_ranks};
-pub use progress::{FetchProgress, Reporter, StepLine};
-pub use result::{ResultFiles, metrics_table, result_lines};
-pub use stderr::{ask, say};
-pub use stdout::{outlive_stdout, print, print_data, print_json, print_json_line};
+pub use output::{Check, CheckStatus, ask, outlive_stdout, print, print_data, print_json, print_json_line, say};
+pub use result::{ResultFiles, class_table, metrics_table, result_lines};
 pub use table::{Table, attempts_table, duration, steps, steps_table};
-pub use visible::{visible, visible_line};
-pub use wrap::{bounded, stdout_columns, wrap};
+pub use terminal::{FetchProgress, Reporter, StepLine};
+pub use text::{bounded, figure, grouped, speed, stdout_columns, times_ranks, visible, visible_line, wrap};

@@ -1,11 +1,21 @@
 //! The result of a run for people and scripts: its evaluations, its model, its report, and what to do next.
+//!
+//! A run in Markdown, for the page that GitHub shows of a job: where `GITHUB_STEP_SUMMARY` names a file, it is added there.
+//!
+//! The scores of single classes, as a table.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
+use pipe_spec::evaluation::{ClassDetails, ClassScores, EvaluationDetails};
 use pipe_spec::run::{Evaluation, RunResult};
-use pipe_spec::{RunFolder, RunState, Status};
+use pipe_spec::text::{count, human_bytes};
+use pipe_spec::{Attempt, Outcome, RunFolder, RunState, Status};
 use serde::Serialize;
 
+use super::table::{duration, losses, steps};
+use super::text::{bounded, grouped};
 use super::{Table, figure};
 
 /// What lies in the folder of a run and how it is used. What is not there is absent.
@@ -125,5 +135,145 @@ mod tests {
         result.first.clone_from(&result.last);
         assert!(metrics_table(&result).unwrap().render(None).starts_with("evaluation     last\nstep           48\n"));
         assert!(metrics_table(&RunResult::default()).is_none());
+    }
+}
+
+/// Adds the run to the job's summary, if there is one.
+pub fn add(state: &RunState) -> io::Result<()> {
+    let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty()) else { return Ok(()) };
+    let mut file = File::options().create(true).append(true).open(PathBuf::from(path))?;
+    file.write_all(markdown(state).as_bytes())
+}
+
+fn markdown(state: &RunState) -> String {
+    let mut text = format!("### pipe: {} {}\n\n", cell(&state.id), state.status.name());
+    if let Some(error) = &state.error {
+        text.push_str(&format!("> {}\n\n", cell(error)));
+    }
+    text.push_str("| attempt | batch x accum | outcome | steps | loss | peak | time | why |\n");
+    text.push_str("|---|---|---|---|---|---|---|---|\n");
+    state.attempts.iter().for_each(|attempt| text.push_str(&row(attempt)));
+    text.push('\n');
+    text
+}
+
+fn row(attempt: &Attempt) -> String {
+    let why: Vec<&str> = [&attempt.reason, &attempt.action].into_iter().flatten().map(String::as_str).collect();
+    format!(
+        "| {} | {} x {} | {} | {} | {} | {} | {} | {} |\n",
+        attempt.number,
+        attempt.batch,
+        attempt.accum,
+        attempt.outcome.map_or("running", Outcome::name),
+        steps(attempt),
+        losses(attempt),
+        attempt.peak_memory.map_or("-".to_owned(), human_bytes),
+        duration(attempt.seconds),
+        cell(&why.join("; then "))
+    )
+}
+
+/// A text that stays within its cell.
+fn cell(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod summary_tests {
+    use pipe_spec::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_run_as_a_table() {
+        let mut failed = Attempt::new(1, 64, 2);
+        failed.outcome = Some(Outcome::Oom);
+        failed.reason = Some("a | b\nc".to_owned());
+        failed.action = Some("batch 32 instead of 64".to_owned());
+        failed.seconds = 4.25;
+        let mut done = Attempt::new(2, 32, 4);
+        done.outcome = Some(Outcome::Finished);
+        (done.first_step, done.last_step, done.first_loss, done.last_loss) = (Some(1), Some(9), Some(2.0), Some(0.5));
+        done.peak_memory = Some(3 << 30);
+        let state = RunState {
+            status: Status::Finished,
+            steps: Some(9),
+            attempts: vec![failed, done],
+            ..RunState::new("demo-1", "demo", "test")
+        };
+        let want = "### pipe: demo-1 finished\n\n\
+            | attempt | batch x accum | outcome | steps | loss | peak | time | why |\n|---|---|---|---|---|---|---|---|\n\
+            | 1 | 64 x 2 | oom | - | - | - | 4.2s | a \\| b c; then batch 32 instead of 64 |\n\
+            | 2 | 32 x 4 | finished | 1-9 | 2.000 to 0.500 | 3.0 GiB | 0.0s |  |\n\n";
+        assert_eq!(markdown(&state), want);
+    }
+}
+
+/// Rows of the table.
+const MOST_CLASSES: usize = 10;
+/// Characters of the name of a class, so that the table fits 80 columns.
+const NAME: usize = 30;
+
+/// The classes with the most rows, and a line about those that are left out; nothing where no classes are predicted.
+pub fn class_table(details: &EvaluationDetails) -> Option<(Table, Option<String>)> {
+    let classes = details.classes.as_ref().filter(|classes| !classes.scores.is_empty())?;
+    let head = format!("class, step {}", details.step);
+    let mut table = Table::new(&[&head, "rows", "predicted", "precision", "recall", "f1"]);
+    let shown = classes.largest(MOST_CLASSES);
+    shown.iter().for_each(|class| table.row(class_row(class)));
+    Some((table, left_out(classes, shown.len())))
+}
+
+fn class_row(class: &ClassScores) -> Vec<String> {
+    let ClassScores { name, rows, predicted, precision, recall, f1, .. } = class;
+    let share = |value: &Option<f64>| match value {
+        Some(value) if (0.0..=1.0).contains(value) => format!("{value:.3}"),
+        _ => "-".to_owned(),
+    };
+    let name = if name.is_empty() { class.class.to_string() } else { bounded(name, NAME) };
+    vec![name, grouped(*rows), grouped(*predicted), share(precision), share(recall), share(f1)]
+}
+
+fn left_out(classes: &ClassDetails, shown: usize) -> Option<String> {
+    let more = classes.count.saturating_sub(shown as u64);
+    (more > 0)
+        .then(|| format!("{} with fewer rows: in the report, and in `pipe show --json`", count(more, "more class")))
+}
+
+#[cfg(test)]
+mod classes_tests {
+    use super::*;
+
+    fn details(count: u64, name: &str) -> EvaluationDetails {
+        let class = |class: u64| ClassScores {
+            class,
+            name: format!("{name}{class}"),
+            rows: 100_000_000 + class,
+            predicted: 1,
+            precision: Some(1.0),
+            recall: Some(0.0),
+            f1: None,
+        };
+        let classes = ClassDetails { count, scores: (0..count).map(class).collect(), ..ClassDetails::default() };
+        EvaluationDetails { step: 28, classes: Some(classes), ..EvaluationDetails::default() }
+    }
+
+    #[test]
+    fn a_table_of_classes() {
+        let (table, more) = class_table(&details(1, "soup")).unwrap();
+        let want = "class, step 28  rows         predicted  precision  recall  f1\n\
+                    soup0           100,000,000  1          1.000      0.000   -";
+        assert_eq!((table.render(None).as_str(), more), (want, None));
+        assert!(class_table(&EvaluationDetails::default()).is_none());
+    }
+
+    #[test]
+    fn of_many_classes_the_largest() {
+        let (table, more) = class_table(&details(12, &"ä".repeat(90))).unwrap();
+        let text = table.render(None);
+        assert_eq!(text.lines().count(), MOST_CLASSES + 1);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(!text.contains("100,000,001") && text.contains("100,000,011"), "{text}");
+        assert!(more.unwrap().starts_with("2 more classes with fewer rows"));
     }
 }

@@ -3,9 +3,7 @@
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, Outcome, RunState};
 
-use super::number::times_ranks;
-use super::visible::visible_line;
-use super::wrap::{stdout_columns, wrap};
+use super::text::{stdout_columns, times_ranks, visible_line, wrap};
 
 /// Characters of a cell.
 const LONGEST_CELL: usize = 1000;

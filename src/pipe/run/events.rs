@@ -1,12 +1,18 @@
 //! `events.jsonl`: every event of every attempt, each once.
+//!
+//! Reading a file along while another process writes it, in little memory.
+//!
+//! Lines of a log in which the trainer says for people what the event beside them says: steps and evaluations. `pipe logs`
+//! prints the event.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::{Event, EventKind, RunFolder};
 
+use super::record;
 use crate::error::Error;
 
 pub struct EventLog {
@@ -135,5 +141,232 @@ mod tests {
         assert!(again.starts_with(&text), "{again}");
         assert_eq!(again.lines().count(), 6);
         std::fs::remove_dir_all(folder.path()).unwrap();
+    }
+}
+
+pub struct Follow {
+    path: PathBuf,
+    written_by: Writer,
+    offset: u64,
+    partial: Vec<u8>,
+    /// Whether the line that is being read was too long, so that the rest of it is passed over.
+    too_long: bool,
+}
+
+/// Who writes the file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Writer {
+    Runner,
+    Job,
+}
+
+impl Follow {
+    /// As much as is read at once.
+    const CHUNK: u64 = 1 << 20;
+    /// A line longer than this is left out.
+    const MAX_LINE: usize = 8 << 20;
+
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, written_by: Writer::Runner, offset: 0, partial: Vec::new(), too_long: false }
+    }
+
+    /// A file that a job writes, and that is not to be trusted.
+    pub fn of_job(path: PathBuf) -> Self {
+        Self { written_by: Writer::Job, ..Self::new(path) }
+    }
+
+    /// Passes over what is there.
+    pub fn skip(&mut self) -> Result<(), Error> {
+        match std::fs::metadata(&self.path) {
+            Ok(found) => self.offset = found.len(),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(source) => return Err(Error::Read { path: self.path.clone(), source }),
+        }
+        Ok(())
+    }
+
+    /// The next bytes, some at a time; none where nothing was added. A file that is not there yet is an empty one.
+    pub fn bytes(&mut self) -> Result<Vec<u8>, Error> {
+        let read = || {
+            let mut file = self.open()?;
+            file.seek(SeekFrom::Start(self.offset))?;
+            let mut bytes = Vec::new();
+            file.take(Self::CHUNK).read_to_end(&mut bytes)?;
+            io::Result::Ok(bytes)
+        };
+        match read() {
+            Ok(bytes) => {
+                self.offset += bytes.len() as u64;
+                Ok(bytes)
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+            Err(source) => Err(Error::Read { path: self.path.clone(), source }),
+        }
+    }
+
+    /// The next whole lines, some at a time; none where no line was added.
+    pub fn lines(&mut self) -> Result<Vec<String>, Error> {
+        loop {
+            let bytes = self.bytes()?;
+            if bytes.is_empty() {
+                return Ok(Vec::new());
+            }
+            let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else {
+                self.keep(&bytes);
+                continue;
+            };
+            let (whole, rest) = bytes.split_at(end + 1);
+            let mut text = std::mem::take(&mut self.partial);
+            let whole = match std::mem::take(&mut self.too_long) {
+                false => whole,
+                true => &whole[whole.iter().position(|byte| *byte == b'\n').map_or(0, |first| first + 1)..],
+            };
+            text.extend_from_slice(whole);
+            self.keep(rest);
+            return Ok(String::from_utf8_lossy(&text).lines().map(str::to_owned).collect());
+        }
+    }
+
+    /// Keeps the beginning of a line whose end was not written yet.
+    fn keep(&mut self, bytes: &[u8]) {
+        self.partial.extend_from_slice(bytes);
+        if self.partial.len() > Self::MAX_LINE {
+            self.partial = Vec::new();
+            self.too_long = true;
+        }
+        if self.too_long {
+            self.partial.clear();
+        }
+    }
+
+    fn open(&self) -> io::Result<File> {
+        match (self.written_by, self.path.parent(), self.path.file_name().and_then(|name| name.to_str())) {
+            (Writer::Job, Some(folder), Some(name)) => record::open(folder, name),
+            _ => File::open(&self.path),
+        }
+    }
+}
+
+#[cfg(test)]
+mod follow_tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_when_they_are_whole() {
+        let path = std::env::temp_dir().join(format!("pipe-follow-{}", std::process::id()));
+        let mut follow = Follow::new(path.clone());
+        assert!(follow.lines().unwrap().is_empty());
+        for (text, want) in [("one\ntw", vec!["one"]), ("one\ntwo\n", vec!["two"]), ("one\ntwo\n", vec![])] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(follow.lines().unwrap(), want);
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn an_endless_line_is_left_out() {
+        let path = std::env::temp_dir().join(format!("pipe-follow-endless-{}", std::process::id()));
+        let endless = "x".repeat(Follow::MAX_LINE + Follow::MAX_LINE / 2);
+        std::fs::write(&path, format!("first\n{endless}\nlast\n")).unwrap();
+        let mut follow = Follow::of_job(path.clone());
+        let mut lines = Vec::new();
+        loop {
+            let more = follow.lines().unwrap();
+            assert!(follow.partial.len() <= Follow::MAX_LINE);
+            if more.is_empty() {
+                break;
+            }
+            lines.extend(more);
+        }
+        assert_eq!(lines, ["first", "last"]);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+/// Finds such lines in the log of one attempt.
+pub struct Repeated {
+    /// Whether the job is our trainer. A command of the user may write what it likes.
+    is_trainer: bool,
+    /// Whether the trainer has begun to send events.
+    has_events: bool,
+    /// Lines that came before its first event: stderr may overtake stdout.
+    held: Vec<u8>,
+}
+
+impl Repeated {
+    pub fn new(is_trainer: bool) -> Self {
+        Self { is_trainer, has_events: false, held: Vec::new() }
+    }
+
+    pub fn begin_attempt(&mut self) {
+        *self = Self::new(self.is_trainer);
+    }
+
+    /// Whether the line is not printed, because an event says the same.
+    pub fn takes(&mut self, line: &[u8]) -> bool {
+        let repeats = self.is_trainer && std::str::from_utf8(line).is_ok_and(repeats_an_event);
+        if repeats && !self.has_events {
+            self.held.extend_from_slice(line);
+        }
+        repeats
+    }
+
+    pub fn see(&mut self, event: &EventKind) {
+        if let EventKind::Started(_) = event {
+            self.has_events = true;
+            self.held.clear();
+        }
+    }
+
+    /// Lines that were held back, and no event says the same.
+    pub fn untold(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// `INFO step 3/10 loss 1.2500 lr 1.000e-4 grad norm 0.500`, or `INFO step 3 evaluation loss 1.2500`, and nothing else.
+fn repeats_an_event(line: &str) -> bool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let is_number = |word: &str| word.parse::<f64>().is_ok();
+    let is_step = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    match words[..] {
+        ["INFO", "step", step, "loss", loss, "lr", lr, "grad", "norm", norm] => {
+            step.split_once('/').is_some_and(|(step, steps)| is_step(step) && is_step(steps))
+                && [loss, lr, norm].into_iter().all(is_number)
+        }
+        ["INFO", "step", step, "evaluation", "loss", loss] => is_step(step) && is_number(loss),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod repeated_tests {
+    use super::*;
+
+    #[test]
+    fn only_what_an_event_says() {
+        for (line, want) in [
+            (" INFO step 3/10 loss 1.2500 lr 1.000e-4 grad norm 0.500\n", true),
+            (" INFO step 3 evaluation loss 1.2500\n", true),
+            (" INFO step 3 evaluation loss NaN", true),
+            (" INFO step 3/10 loss 1.2500 lr 1.000e-4 grad norm 0.500 and more", false),
+            (" WARN step 3/10 loss 1.2500 lr 1.000e-4 grad norm 0.500", false),
+            (" INFO step three/10 loss 1.2500 lr 1.000e-4 grad norm 0.500", false),
+            (" INFO stopped early at step 3: eval.loss did not improve", false),
+            ("step 3/10: loss 1.2500", false),
+            ("", false),
+        ] {
+            assert_eq!(repeats_an_event(line), want, "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_without_events_stay() {
+        let line = b" INFO step 3 evaluation loss 1.2500\n";
+        let mut repeated = Repeated::new(true);
+        assert!(repeated.takes(line) && !repeated.takes(b"other\n"));
+        assert_eq!(repeated.untold(), line);
+        assert!(repeated.untold().is_empty());
+        assert!(!Repeated::new(false).takes(line));
     }
 }

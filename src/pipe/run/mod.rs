@@ -1,17 +1,13 @@
 //! Runs on disk: folder, state, owner. A folder stays readable whatever is killed.
+//!
+//! Room on the disk that is kept for the end of a run: where the disk is full, it is given up so that `run.json` can say so.
 
-mod evaluation;
 mod events;
-mod filter;
-mod follow;
-pub mod job_file;
 mod list;
+pub mod lock;
 mod owner;
-pub mod ranks;
-mod record;
-mod repeated;
-mod reserve;
-mod result;
+pub mod record;
+pub mod result;
 
 use std::io::ErrorKind::StorageFull;
 use std::path::{Path, PathBuf};
@@ -22,17 +18,14 @@ use pipe_spec::study::Study;
 use pipe_spec::{Job, RunFolder, RunState, Status};
 use time::OffsetDateTime;
 
-use crate::clock::{iso, now};
 use crate::error::Error;
-use crate::files::{absolute, write_json, write_whole};
-pub use events::EventLog;
-pub use filter::{Filter, Since};
-pub use follow::Follow;
-pub use list::{Listed, find, find_single, list, steps_of};
+use crate::system::clock::{iso, now};
+use crate::system::files::{absolute, write_json, write_whole};
+
+pub use events::{EventLog, Follow, Repeated};
+pub use list::{Filter, Listed, Since, find, find_single, list, steps_of};
 pub use owner::{Owner, OwnerProcess};
 pub use record::{Record, unit};
-pub use repeated::Repeated;
-use reserve::Reserve;
 pub use result::result;
 
 /// A run that this process owns.
@@ -228,5 +221,33 @@ mod tests {
         distinct.dedup();
         assert!(distinct.len() > 45, "{ids:?}");
         assert!(ids.iter().all(|id| id.len() == "demo-20261115-014500-abcd".len()), "{ids:?}");
+    }
+}
+
+/// Bytes: many times what `run.json` takes.
+const SIZE: usize = 256 << 10;
+
+pub struct Reserve(PathBuf);
+
+impl Reserve {
+    /// Where there is no room for it, a run starts without.
+    pub fn take(folder: &Path) -> Self {
+        let path = folder.join(".reserve");
+        if let Err(error) = std::fs::write(&path, vec![1; SIZE]) {
+            tracing::debug!("no room could be reserved at {}: {error}", path.display());
+            std::fs::remove_file(&path).ok();
+        }
+        Self(path)
+    }
+
+    /// Gives the room up; whether there was any.
+    pub fn give_up(&self) -> bool {
+        std::fs::remove_file(&self.0).is_ok()
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        self.give_up();
     }
 }

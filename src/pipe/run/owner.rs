@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use pipe_spec::RunFolder;
 
 use crate::error::Error;
-use crate::interrupt::{StopRequest, signal_for};
+use crate::system::interrupt::{StopRequest, signal_for};
 
 /// How often the lock is tried, and how long is waited in between.
 const MAX_TRIES: u32 = 20;
@@ -84,7 +84,7 @@ impl Owner {
             StopRequest::Graceful => GRACEFUL,
             StopRequest::Hard => HARD,
         };
-        crate::files::write_whole(&folder.stop_request(), text.as_bytes())
+        crate::system::files::write_whole(&folder.stop_request(), text.as_bytes())
     }
 
     /// The process that owns the run, while it lives.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::http::Failure;
+use crate::system::http::Failure;
 
 /// At the end of a run: how long to wait for a sign of life, and how long at most.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -2,30 +2,29 @@
 //!
 //! Each listener over the network has its own thread (`delivery`). Addresses, tokens and passwords are used
 //! there and nowhere else: no error, warning or file names one.
+//!
+//! The settings of a run as trackers get them: what the training is about, and no secret.
+//!
+//! The figures of a run by step, under the names that every tracker shows.
 
 mod delivery;
-mod discord;
 mod message;
-mod mlflow;
-mod protobuf;
-mod scalars;
-mod settings;
+pub mod mlflow;
 mod tensorboard;
-mod wandb;
-mod webhook;
+pub mod wandb;
 
 use std::time::Instant;
 
-use pipe_spec::event::RecordedEvent;
-use pipe_spec::pipeline::Pipeline;
-use pipe_spec::{Attempt, RunFolder, RunState, Variables};
-
-use crate::clock::now;
+use message::Receiver;
 use mlflow::Mlflow;
-use scalars::scalars;
+use pipe_spec::event::{Eval, Metrics, RecordedEvent, Step};
+use pipe_spec::pipeline::Pipeline;
+use pipe_spec::{Attempt, EventKind, RunFolder, RunState, Variables};
+use serde_json::{Map, Value};
 use tensorboard::TensorBoard;
 use wandb::Wandb;
-use webhook::Receiver;
+
+use crate::system::clock::now;
 
 /// A notice for listeners. It is about the last attempt of the run.
 pub enum Notice<'a> {
@@ -155,4 +154,66 @@ mod tests {
             assert_eq!(shortened(text, most), want, "{text}");
         }
     }
+}
+
+/// Sections that are not about the training, or that may hold secrets.
+const LEFT_OUT: [&str; 4] = ["version", "name", "notify", "track"];
+
+/// Every section of the resolved pipeline but those, and `container` without its variables. `${VAR}` stays as it is written.
+pub fn settings(pipeline: &Pipeline) -> Map<String, Value> {
+    match serde_json::to_value(pipeline) {
+        Ok(Value::Object(mut sections)) => {
+            LEFT_OUT.iter().for_each(|name| drop(sections.remove(*name)));
+            if let Some(Value::Object(container)) = sections.get_mut("container") {
+                container.remove("env");
+            }
+            sections
+        }
+        _ => Map::new(),
+    }
+}
+
+/// The step of an event and its values, if it has any.
+pub fn scalars(event: &EventKind) -> Option<(u64, Vec<(String, f64)>)> {
+    match event {
+        EventKind::Step(step) => Some((step.step, of_step(step))),
+        EventKind::Eval(eval) => Some((eval.step, of_eval(eval))),
+        EventKind::Metrics(metrics) => Some((metrics.step, of_command(metrics))),
+        EventKind::Measured(_)
+        | EventKind::Fitted(_)
+        | EventKind::Started(_)
+        | EventKind::Rehearsed(_)
+        | EventKind::Sample(_)
+        | EventKind::Checkpoint(_)
+        | EventKind::Oom(_)
+        | EventKind::Warning(_)
+        | EventKind::Finished(_) => None,
+    }
+}
+
+fn of_step(step: &Step) -> Vec<(String, f64)> {
+    let rate = if step.ms > 0.0 { step.tokens as f64 * 1000.0 / step.ms } else { 0.0 };
+    [
+        ("train/loss", step.loss),
+        ("train/lr", step.lr),
+        ("train/grad_norm", step.grad_norm),
+        ("train/epoch", step.epoch),
+        ("speed/tokens_per_second", rate),
+        ("memory/peak_bytes", step.peak as f64),
+    ]
+    .map(|(tag, value)| (tag.to_owned(), value))
+    .into()
+}
+
+fn of_command(metrics: &Metrics) -> Vec<(String, f64)> {
+    let tag = |name: &str| match name.strip_prefix("eval_") {
+        Some(name) => format!("eval/{name}"),
+        None => format!("train/{name}"),
+    };
+    metrics.values.iter().map(|(name, value)| (tag(name), *value)).collect()
+}
+
+fn of_eval(eval: &Eval) -> Vec<(String, f64)> {
+    let scores = eval.scores.iter().map(|(name, score)| (format!("eval/{name}"), *score));
+    std::iter::once(("eval/loss".to_owned(), eval.loss)).chain(scores).collect()
 }

@@ -5,14 +5,13 @@ use std::path::Path;
 
 use pipe_spec::text::{count, human_bytes};
 
-use crate::attempt::template::RANKS_SHM;
-use crate::files::absolute;
-use crate::files::digests;
-use crate::files::disk::{Space, nearest};
+use crate::execute::launch::template::RANKS_SHM;
+use crate::fit::ledger::Ledger;
 use crate::input::data_cache;
-use crate::ledger::Ledger;
 use crate::report::{Check, CheckStatus as Status};
 use crate::run::runs_folder;
+use crate::system::digests;
+use crate::system::files::{Space, absolute, nearest};
 
 const GIB: u64 = 1 << 30;
 /// Runs need more free disk space than this.

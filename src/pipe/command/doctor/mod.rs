@@ -6,9 +6,9 @@ mod program;
 
 use crate::engine::registry::{self, Host};
 use crate::error::Error;
-use crate::files::absolute;
 use crate::report::{Check, CheckStatus, print, print_json, stdout_columns, wrap};
 use crate::run;
+use crate::system::files::absolute;
 
 pub fn run(engine: Option<&str>, json: bool) -> Result<(), Error> {
     let checks = checks(engine)?;

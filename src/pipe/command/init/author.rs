@@ -6,19 +6,17 @@ use std::path::Path;
 use pipe_spec::pipeline::{Arch, Task};
 use pipe_spec::text::{ByteSize, Name};
 
-use super::architecture;
-use super::base_model;
 use super::batch::largest_batch;
 use super::compose::{known, unknown, with_tokens};
 use super::dialog::Dialog;
 use super::draft::Draft;
 use super::survey::{Field, Survey};
 use super::table::DataTable;
-use super::{Options, pictures};
+use super::{Options, architecture, base_model, pictures};
 use crate::error::Error;
 use crate::gpu::Card;
-use crate::hub::HubAccess;
 use crate::input::data_cache;
+use crate::input::hub::HubAccess;
 use crate::report::say;
 
 /// Rows up to which the trainer opens the data to count tokens.

@@ -7,9 +7,8 @@ use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 
 use crate::error::Error;
-use crate::hub::{Failure, Hub, HubAccess};
-use crate::input::load;
-use crate::input::{preflight, read_config};
+use crate::input::hub::{Failure, Hub, HubAccess};
+use crate::input::{load, preflight, read_config};
 use crate::report::Reporter;
 
 /// Of a folder, or of a hub id that is in the cache; nothing where the model is not on this machine, or its config does not say.

@@ -6,8 +6,8 @@ use pipe_spec::pipeline::{BatchSetting, Checkpointing, Pipeline};
 
 use super::base_model::config_folder;
 use super::draft::Draft;
-use crate::forecast::{Forecaster, Target};
-use crate::hub::HubAccess;
+use crate::fit::forecast::{Forecaster, Target};
+use crate::input::hub::HubAccess;
 use crate::input::{load, read_config};
 use crate::report::say;
 

@@ -5,11 +5,11 @@ use pipe_spec::Inspection;
 use super::draft::Draft;
 use super::limits::Limits;
 use crate::error::Error;
-use crate::hub::HubAccess;
+use crate::execute::inspect::{self, Opened};
+use crate::input::hub::HubAccess;
 use crate::input::load::{self, Request};
-use crate::inspect::{self, Opened};
-use crate::interrupt::Interrupts;
 use crate::report::Reporter;
+use crate::system::interrupt::Interrupts;
 
 /// Nothing where the data cannot be opened here: `pipe check` says why. No text is cut.
 pub fn inspect(draft: &Draft) -> Result<Option<Inspection>, Error> {

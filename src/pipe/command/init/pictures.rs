@@ -9,7 +9,7 @@ use super::column::{Kind, is_picture};
 use super::survey::Survey;
 use super::table::DataTable;
 use crate::error::Error;
-use crate::files::bounded;
+use crate::system::files;
 
 /// The file that names the pictures of a folder.
 const FILE: &str = "pictures.jsonl";
@@ -108,7 +108,7 @@ fn rows(folder: &Path, pictures: &BTreeSet<PathBuf>) -> Option<(Vec<(String, Str
 
 /// The text in the file of the same name, on one line.
 fn caption(picture: &Path) -> Option<String> {
-    let text = bounded::read(&picture.with_extension("txt"), CAPTION_BYTES).ok()?;
+    let text = files::read(&picture.with_extension("txt"), CAPTION_BYTES).ok()?;
     let text =
         String::from_utf8_lossy(&text).trim_start_matches('\u{feff}').split_whitespace().collect::<Vec<_>>().join(" ");
     (!text.is_empty()).then_some(text)

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::files::digests::cache_folder;
-use crate::files::write_json;
+use crate::system::digests::cache_folder;
+use crate::system::files::write_json;
 
 /// Below the folder that holds `bin`, where `make install` puts it.
 const INSTALLED: &str = "share/pipe/pipelines/schema.json";

@@ -1,14 +1,31 @@
 //! The image that a run needs, built if need be.
+//!
+//! Building an image through the API: the context is streamed, the log comes back line by line.
+//!
+//! The files of an image, streamed out of the daemon into a folder.
 
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::path::Path;
+use std::time::Duration;
+
+use bollard::body_try_stream;
+use bollard::models::{BuildInfo, ContainerCreateBody, ImageConfig as DaemonConfig};
+use bollard::query_parameters::{BuildImageOptionsBuilder, ListContainersOptionsBuilder};
+use bytes::{Buf, Bytes};
+use futures_util::StreamExt;
 use pipe_spec::pipeline::Image;
 use pipe_spec::text::count;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 
-use super::{DockerEngine, LIBRARY_PATH};
-use crate::background;
+use super::container::unix_now;
+use super::{DockerEngine, LABEL_EXPORT, LABEL_IMAGE, LIBRARY_PATH, failed, remove_container};
 use crate::engine::ImageStore;
 use crate::error::{Error, fetch_cuda};
-use crate::image::{self, Cuda, Recipe};
+use crate::image::{self, BuildWatcher, Context, Cuda, ImageConfig, Recipe, unpack};
 use crate::report::Reporter;
+use crate::system::interrupt;
 
 impl DockerEngine {
     /// The name of the image that the pipeline wants, built if need be; the one that the run began with, where it is still
@@ -64,5 +81,199 @@ impl DockerEngine {
 /// What has to be built for `image`. Runs in a thread of its own, so that signals are heard.
 pub async fn recipe(image: Option<&Image>) -> Result<Recipe, Error> {
     let dockerfile = image::dockerfile(image).map(str::to_owned);
-    background::run(move || image::recipe(dockerfile.as_deref())).await
+    interrupt::run(move || image::recipe(dockerfile.as_deref())).await
+}
+
+impl DockerEngine {
+    pub(super) async fn build(
+        &self,
+        name: &str,
+        context: &Context,
+        watcher: &mut impl BuildWatcher,
+    ) -> Result<(), Error> {
+        let labels = HashMap::from([(LABEL_IMAGE, context.hash())]);
+        let options = BuildImageOptionsBuilder::new()
+            .dockerfile(Context::DOCKERFILE)
+            .t(name)
+            .rm(true)
+            .forcerm(true)
+            .labels(&labels)
+            .build();
+        let (sender, receiver) = mpsc::channel(8);
+        let (counter, mut counted) = mpsc::unbounded_channel();
+        let sending = tokio::task::spawn_blocking({
+            let context = context.clone();
+            move || context.send(sender, counter)
+        });
+        let patient = self.docker.clone().with_timeout(std::time::Duration::from_secs(3600));
+        let body = body_try_stream(ReceiverStream::new(receiver));
+        let mut answers = std::pin::pin!(patient.build_image(options, None, Some(body)));
+        let mut step = None;
+        let result = loop {
+            tokio::select! {
+                Some(bytes) = counted.recv() => watcher.sent(bytes),
+                answer = answers.next() => match answer {
+                    None => break Ok(()),
+                    Some(Ok(info)) => {
+                        if let Err(message) = log(&info, &mut step, watcher) {
+                            break Err(Error::ImageBuild { step, message });
+                        }
+                    }
+                    Some(Err(bollard::errors::Error::DockerStreamError { error: message })) => {
+                        break Err(Error::ImageBuild { step, message });
+                    }
+                    Some(Err(bollard::errors::Error::DockerResponseServerError { message, .. })) => {
+                        break Err(Error::ImageBuild { step, message });
+                    }
+                    Some(Err(source)) => break Err(failed(source)),
+                },
+            }
+        };
+        // A context that cannot be read shows as a broken request; its own error says more.
+        match sending.await {
+            Ok(Err(error)) if result.is_err() => Err(error),
+            _ => result,
+        }
+    }
+}
+
+/// Shows what the builder said and remembers the step it is at. An error of the builder's is returned.
+fn log(info: &BuildInfo, step: &mut Option<String>, watcher: &mut impl BuildWatcher) -> Result<(), String> {
+    if let Some(detail) = &info.error_detail {
+        return Err(detail.message.clone().unwrap_or_else(|| "the builder gave no reason".to_owned()));
+    }
+    for line in info.stream.iter().flat_map(|text| text.lines()).filter(|line| !line.trim().is_empty()) {
+        if let Some((number, instruction)) = line.strip_prefix("Step ").and_then(|rest| rest.split_once(" : ")) {
+            *step = Some(format!("step {number} ({instruction})"));
+        }
+        watcher.line(line);
+    }
+    Ok(())
+}
+
+/// The daemon may take so long to begin with a large image.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// A container for an export that is older was left by a `pipe` that was killed.
+const LEFT_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+impl DockerEngine {
+    pub(super) async fn export_image(&self, image: &str, folder: &Path) -> Result<ImageConfig, Error> {
+        self.remove_left_exports().await?;
+        let config = self.docker.inspect_image(image).await.map_err(failed)?.config.unwrap_or_default();
+        // The daemon exports containers alone. This one never runs, but has to have a command.
+        let body = ContainerCreateBody {
+            image: Some(image.to_owned()),
+            cmd: Some(vec!["export".to_owned()]),
+            labels: Some(HashMap::from([(LABEL_EXPORT.to_owned(), image.to_owned())])),
+            ..ContainerCreateBody::default()
+        };
+        let id = self.docker.create_container(None, body).await.map_err(failed)?.id;
+        let written = self.write_files(&id, folder).await;
+        remove_container(&self.docker, &id).await?;
+        written?;
+        // Programs take it to mean that Docker runs them.
+        std::fs::remove_file(folder.join(".dockerenv")).ok();
+        Ok(config_of(config))
+    }
+
+    async fn write_files(&self, container: &str, folder: &Path) -> Result<(), Error> {
+        let (sender, receiver) = mpsc::channel(8);
+        let place = folder.to_owned();
+        let unpacking = interrupt::run(move || {
+            let archive = ChannelReader { from: receiver, chunk: Bytes::new() };
+            unpack(archive, &place).map_err(|source| Error::Write { path: place, source })
+        });
+        let patient = self.docker.clone().with_timeout(EXPORT_TIMEOUT);
+        let sending = async move {
+            let mut chunks = std::pin::pin!(patient.export_container(container));
+            while let Some(chunk) = chunks.next().await {
+                let (chunk, error) = match chunk {
+                    Ok(chunk) => (Ok(chunk), None),
+                    Err(source) => (Err(io::Error::other("the export was cut off")), Some(source)),
+                };
+                let taken = sender.send(chunk).await.is_ok();
+                if let Some(source) = error {
+                    return Err(failed(source));
+                }
+                // Where the files could not be written, the error of that says so.
+                if !taken {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        let (sent, unpacked) = tokio::join!(sending, unpacking);
+        sent.and(unpacked)
+    }
+
+    async fn remove_left_exports(&self) -> Result<(), Error> {
+        let filters = HashMap::from([("label", vec![LABEL_EXPORT])]);
+        let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
+        let oldest = unix_now().saturating_sub(LEFT_AFTER.as_secs()) as i64;
+        for container in self.docker.list_containers(Some(options)).await.map_err(failed)? {
+            if let (Some(id), Some(created)) = (container.id, container.created)
+                && created < oldest
+            {
+                remove_container(&self.docker, &id).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn config_of(config: DaemonConfig) -> ImageConfig {
+    let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let variable = |entry: String| {
+        let (name, value) = entry.split_once('=').unwrap_or((&entry, ""));
+        (name.to_owned(), value.to_owned())
+    };
+    ImageConfig {
+        entrypoint: config.entrypoint.unwrap_or_default(),
+        cmd: config.cmd.unwrap_or_default(),
+        env: config.env.unwrap_or_default().into_iter().map(variable).collect(),
+        work_folder: given(config.working_dir).map(Into::into),
+        user: given(config.user),
+    }
+}
+
+/// Reads what comes through a channel. Blocks.
+struct ChannelReader {
+    from: mpsc::Receiver<io::Result<Bytes>>,
+    chunk: Bytes,
+}
+
+impl Read for ChannelReader {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        while self.chunk.is_empty() {
+            match self.from.blocking_recv() {
+                Some(chunk) => self.chunk = chunk?,
+                None => return Ok(0),
+            }
+        }
+        let count = self.chunk.len().min(bytes.len());
+        self.chunk.copy_to_slice(&mut bytes[..count]);
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod export_tests {
+    use super::*;
+
+    #[test]
+    fn what_an_image_says_of_its_containers() {
+        let text = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect::<Vec<String>>());
+        let config = config_of(DaemonConfig {
+            entrypoint: text(&["/tool", "-v"]),
+            env: text(&["PATH=/bin", "OPTIONS=a=b", "EMPTY="]),
+            working_dir: Some("/work".to_owned()),
+            user: Some(String::new()),
+            ..DaemonConfig::default()
+        });
+        let env = [("EMPTY", ""), ("OPTIONS", "a=b"), ("PATH", "/bin")];
+        assert_eq!(config.env, env.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+        assert_eq!((config.entrypoint.len(), config.cmd.len(), config.user), (2, 0, None));
+        assert_eq!(config.work_folder.as_deref(), Some(Path::new("/work")));
+    }
 }

@@ -1,14 +1,10 @@
 //! The Docker engine (and Podman's socket, which speaks the same language). The only place that knows bollard.
 
-mod build;
 mod connect;
 mod container;
-mod doctor;
-mod export;
 mod follow;
 mod gpu;
 mod image;
-mod job;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +19,10 @@ use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListContainersOptionsBuilder, ListImagesOptionsBuilder,
     RemoveContainerOptionsBuilder,
 };
+use container::ContainerJob;
+use follow::Follower;
 use futures_util::FutureExt;
+use gpu::Passthrough;
 use pipe_spec::Device;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, Gpus, Image};
@@ -36,9 +35,6 @@ use crate::error::Error;
 use crate::gpu::Card;
 use crate::image::{ImageConfig, Recipe, check_cards};
 use crate::report::Reporter;
-use follow::Follower;
-use gpu::Passthrough;
-use job::ContainerJob;
 
 pub const LABEL_RUN: &str = "pipe.run";
 pub const LABEL_ATTEMPT: &str = "pipe.attempt";
@@ -61,7 +57,7 @@ pub const REGISTRATION: Registration = Registration {
     is_tried: true,
     keeps_jobs: true,
     has_images: true,
-    doctor: |host| doctor::checks(host).boxed_local(),
+    doctor: |host| crate::engine::docker::connect::checks(host).boxed_local(),
 };
 
 struct DockerEngine {

@@ -7,17 +7,17 @@ use pipe_spec::pipeline::ContainerRuntime;
 
 use super::programs::{self, Failure, NodeGroup};
 use super::runtime;
-use crate::background;
 use crate::engine::registry::Host;
-use crate::files::digests::cache_folder;
 use crate::report::Check;
+use crate::system::digests::cache_folder;
+use crate::system::interrupt;
 
 /// How long the test job may wait for a node.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub async fn checks(host: &Host) -> Vec<Check> {
     let runs = host.runs.clone();
-    background::run(move || Ok(look(&runs))).await.unwrap_or_default()
+    interrupt::run(move || Ok(look(&runs))).await.unwrap_or_default()
 }
 
 fn look(runs: &Path) -> Vec<Check> {

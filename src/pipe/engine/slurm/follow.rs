@@ -1,18 +1,22 @@
 //! Follows a job to its end: its output by the file in the run folder, its state by asking the cluster, ever less often.
+//!
+//! All jobs of this user at one moment. The `pipe` processes of a user share it, so that two hundred runs ask the controller as often as
+//! one.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pipe_spec::run::{LogPosition, LogStamp};
 use tokio::sync::mpsc;
 
-use super::files::JobFiles;
-use super::job::Refusal;
-use super::programs::{self, Failure};
-use super::snapshot;
+use super::job::{JobFiles, Refusal};
+use super::programs::{self, Failure, SeenJob};
 use super::state::JobState;
 use crate::engine::{Line, LineSplitter, Source};
+use crate::system::digests::cache_folder;
+use crate::system::files::write_whole;
 
 /// Between two looks into the run folder.
 const FOLDER_INTERVAL: Duration = Duration::from_millis(300);
@@ -76,7 +80,7 @@ impl Follower {
                 // Others may have asked just now.
                 let (cluster, oldest) = (self.cluster.clone(), interval / 2);
                 interval = (interval * 3 / 2).min(LAST_INTERVAL);
-                let jobs = tokio::task::spawn_blocking(move || snapshot::jobs(&cluster, oldest)).await;
+                let jobs = tokio::task::spawn_blocking(move || jobs(&cluster, oldest)).await;
                 let Ok(jobs) = jobs else { return Ok(()) };
                 // Where two were submitted, the other one does it.
                 self.id = self.files.job_id().unwrap_or_else(|| self.id.clone());
@@ -182,5 +186,46 @@ impl Follower {
         let mut bytes = Vec::new();
         file.take(PIECE).read_to_end(&mut bytes)?;
         Ok(bytes)
+    }
+}
+
+/// The jobs as they were at most so long ago.
+pub fn jobs(cluster: &str, oldest: Duration) -> Result<Vec<SeenJob>, Failure> {
+    let name: String = cluster.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    // Two clusters may have one name.
+    let conf = std::env::var_os("SLURM_CONF").unwrap_or_default();
+    let name = format!("{name}-{}-{}", programs::user(), &blake3::hash(conf.as_encoded_bytes()).to_hex()[..8]);
+    let shared = cache_folder().map(|folder| folder.join("cluster").join(name));
+    let text = match shared.and_then(|folder| Shared::open(&folder)) {
+        Some(shared) => shared.read(oldest)?,
+        // Without a folder for it everyone asks for himself.
+        None => programs::squeue()?,
+    };
+    Ok(programs::read_squeue(&text))
+}
+
+/// What `squeue` has printed. Who finds it too old asks again, and the others wait for that.
+struct Shared {
+    file: PathBuf,
+    _locked: File,
+}
+
+impl Shared {
+    fn open(folder: &Path) -> Option<Self> {
+        std::fs::create_dir_all(folder).ok()?;
+        let locked = File::options().create(true).truncate(false).write(true).open(folder.join("squeue.lock")).ok()?;
+        locked.lock().ok()?;
+        Some(Self { file: folder.join("squeue"), _locked: locked })
+    }
+
+    fn read(&self, oldest: Duration) -> Result<String, Failure> {
+        let age =
+            std::fs::metadata(&self.file).and_then(|found| found.modified()).ok().and_then(|at| at.elapsed().ok());
+        if let Some(text) = age.filter(|age| *age <= oldest).and_then(|_| std::fs::read_to_string(&self.file).ok()) {
+            return Ok(text);
+        }
+        let text = programs::squeue()?;
+        write_whole(&self.file, text.as_bytes()).ok();
+        Ok(text)
     }
 }

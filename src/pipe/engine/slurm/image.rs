@@ -1,15 +1,25 @@
 //! Where jobs get `container.image` from: the container engine of this machine, which builds and exports it, or a registry that the
 //! nodes pull from.
+//!
+//! An image as a folder that every node sees: `images/HASH` in the cache, with its files in `root` and how they are started in
+//! `image.json`. HASH is the beginning of the image id.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{ContainerRuntime, Image};
+use serde::{Deserialize, Serialize};
 
-use super::image_folder::{self, ImageFolder};
-use crate::background;
+use super::trainer_folder;
 use crate::engine::{Engine, ImageStore, registry};
 use crate::error::Error;
-use crate::image::{self, Recipe};
+use crate::image::{self, ImageConfig, Recipe};
 use crate::report::Reporter;
+use crate::system::digests::cache_folder;
+use crate::system::files::{self, inside, write_json};
+use crate::system::interrupt;
 
 /// An image that jobs can have.
 pub struct ReadyImage {
@@ -54,7 +64,7 @@ pub async fn prepare(
     let has_containers = runtime != ContainerRuntime::None;
     if has_containers
         && let Some(Program { image: Some(name), image_id: Some(id), .. }) = first
-        && let Some(folder) = image_folder::find(id)?
+        && let Some(folder) = find(id)?
     {
         return Ok(ReadyImage { name: name.clone(), id: Some(id.clone()), folder: Some(folder) });
     }
@@ -76,7 +86,7 @@ pub async fn prepare(
         }
     };
     let Some(id) = images.image_id(&name).await? else { return Ok(pulled(name)) };
-    let folder = image_folder::ensure(images, &name, &id, reporter).await?;
+    let folder = ensure(images, &name, &id, reporter).await?;
     Ok(ReadyImage { name, id: Some(id), folder: Some(folder) })
 }
 
@@ -84,7 +94,7 @@ pub async fn prepare(
 async fn exported(image: &Image) -> Result<Option<ReadyImage>, Error> {
     let Image::Dockerfile(_) = image else { return Ok(None) };
     let name = name(image).await?;
-    let found = image_folder::find_named(&name)?;
+    let found = find_named(&name)?;
     Ok(found.map(|(id, folder)| ReadyImage { name, id: Some(id), folder: Some(folder) }))
 }
 
@@ -112,7 +122,7 @@ fn store(engine: &dyn Engine) -> Result<&dyn ImageStore, Error> {
 /// Runs in a thread of its own, so that signals are heard.
 async fn recipe(dockerfile: &str) -> Result<Recipe, Error> {
     let path = dockerfile.to_owned();
-    background::run(move || image::recipe(Some(&path))).await
+    interrupt::run(move || image::recipe(Some(&path))).await
 }
 
 /// `missing`: why no container engine answers on this machine, if none does.
@@ -175,6 +185,128 @@ mod tests {
                 (Err(Error::JobRefused { said, .. }), Err(want)) => assert!(said.contains(want), "{said}"),
                 _ => panic!("{} {image:?}: {got:?}", runtime.name()),
             }
+        }
+    }
+}
+
+const ROOT: &str = "root";
+const RECORD: &str = "image.json";
+const MAX_RECORD_BYTES: u64 = 1 << 20;
+
+/// Characters of the image id that name a folder.
+const NAME_LENGTH: usize = 16;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageFolder {
+    pub root: PathBuf,
+    pub config: ImageConfig,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    name: String,
+    id: String,
+    config: ImageConfig,
+}
+
+/// The folder of the image with this id, where it was exported.
+pub fn find(id: &str) -> Result<Option<ImageFolder>, Error> {
+    Ok(read(&images_folder()?.join(file_name(id)))?.map(|(_, folder)| folder))
+}
+
+/// The id and the folder of an image that was exported under this name.
+pub fn find_named(name: &str) -> Result<Option<(String, ImageFolder)>, Error> {
+    let Ok(entries) = fs::read_dir(images_folder()?) else { return Ok(None) };
+    for entry in entries.flatten() {
+        if let Some((record, folder)) = read(&entry.path())?
+            && record.name == name
+            // One that is being made has a longer name.
+            && entry.file_name() == file_name(&record.id).as_str()
+        {
+            return Ok(Some((record.id, folder)));
+        }
+    }
+    Ok(None)
+}
+
+fn read(folder: &Path) -> Result<Option<(Record, ImageFolder)>, Error> {
+    let path = folder.join(RECORD);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let bytes = files::read(&path, MAX_RECORD_BYTES)?;
+    let read_error = |error: serde_json::Error| Error::Read { path, source: error.into() };
+    let record: Record = serde_json::from_slice(&bytes).map_err(read_error)?;
+    let config = record.config.clone();
+    Ok(Some((record, ImageFolder { root: folder.join(ROOT), config })))
+}
+
+/// The folder of an image that the store has; it is made where it is not there.
+pub async fn ensure(
+    images: &dyn ImageStore,
+    name: &str,
+    id: &str,
+    reporter: &mut Reporter,
+) -> Result<ImageFolder, Error> {
+    let all = images_folder()?;
+    let folder = all.join(file_name(id));
+    if let Some(found) = find(id)? {
+        reporter.note(&format!("image folder: {} (unchanged)", folder.display()));
+        return Ok(found);
+    }
+    reporter.note(&format!("image folder: exporting {name}"));
+    // Whole, or not at all: others may make it at the same time. As any folder is made: the umask says who may read it.
+    let failed = |source| Error::Write { path: folder.clone(), source };
+    fs::create_dir_all(&all).map_err(failed)?;
+    let prefix = format!("{}.", file_name(id));
+    let own = tempfile::Builder::new().prefix(&prefix).permissions(Permissions::from_mode(0o777)).tempdir_in(&all);
+    let own = own.map_err(failed)?;
+    let root = own.path().join(ROOT);
+    fs::create_dir(&root).map_err(failed)?;
+    let config = images.export(id, &root).await?;
+    trainer_folder::add_runtime_files(&root)?;
+    if let Some(work) = &config.work_folder {
+        inside(&root, work).and_then(fs::create_dir_all).map_err(failed)?;
+    }
+    let record = Record { name: name.to_owned(), id: id.to_owned(), config };
+    write_json(&own.path().join(RECORD), &record)?;
+    match fs::rename(own.path(), &folder) {
+        Err(source) if find(id)?.is_none() => return Err(failed(source)),
+        _ => {}
+    }
+    reporter.note(&format!("image folder: {} (exported)", folder.display()));
+    Ok(ImageFolder { root: folder.join(ROOT), config: record.config })
+}
+
+/// The same as one file, with the variables of the image where enroot looks for them.
+pub fn archive(image: &ImageFolder) -> Result<PathBuf, Error> {
+    if !trainer_folder::archive_path(&image.root).is_file() {
+        let failed = |source| Error::Write { path: image.root.join("etc/environment"), source };
+        let one_line = image.config.env.iter().filter(|(_, value)| !value.contains('\n'));
+        let text: String = one_line.map(|(name, value)| format!("{name}={value}\n")).collect();
+        let path = inside(&image.root, Path::new("etc/environment")).map_err(failed)?;
+        fs::write(path, text).map_err(failed)?;
+    }
+    trainer_folder::archive(&image.root)
+}
+
+fn images_folder() -> Result<PathBuf, Error> {
+    Ok(cache_folder().ok_or(Error::NoCache)?.join("images"))
+}
+
+fn file_name(id: &str) -> String {
+    let hash = id.rsplit(':').next().unwrap_or_default();
+    hash.chars().filter(char::is_ascii_alphanumeric).take(NAME_LENGTH).collect()
+}
+
+#[cfg(test)]
+mod image_folder_tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_named_by_the_id() {
+        for id in ["sha256:0123456789abcdef0123", "0123456789abcdef0123", "sha256:../0123456789abcdef0123"] {
+            assert_eq!(file_name(id), "0123456789abcdef", "{id}");
         }
     }
 }

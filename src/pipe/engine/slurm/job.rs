@@ -1,18 +1,20 @@
 //! A job of the cluster that was submitted.
+//!
+//! What a job and its script leave in the folder of the attempt, which all nodes see.
 
 use std::cell::Cell;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use pipe_spec::TrainerExit;
+use pipe_spec::{RunFolder, TrainerExit};
 
-use super::files::JobFiles;
 use super::programs::{self, Failure};
-use super::state::{self, JobState};
-use crate::background;
+use super::state::{self, JobState, ScriptResult};
 use crate::engine::{Ending, JobHandle, JobProgram, Launch};
 use crate::error::Error;
+use crate::system::interrupt;
 
 /// A request to stop is repeated so often: the controller serves everyone.
 const ASK_INTERVAL: Duration = Duration::from_secs(60);
@@ -52,7 +54,7 @@ impl ClusterJob {
         let mut interval = END_INTERVAL;
         loop {
             let id = self.own_id();
-            let message = match background::run(move || Ok(programs::job(&id))).await? {
+            let message = match interrupt::run(move || Ok(programs::job(&id))).await? {
                 Ok(Some(job)) if job.has_ended() => return Ok(Some(job)),
                 Ok(None) => return Ok(None),
                 Ok(Some(job)) => format!("its job is still {}", job.state),
@@ -75,7 +77,7 @@ impl JobHandle for ClusterJob {
         }
         self.asked.set(Some(Instant::now()));
         let (id, files) = (self.own_id(), self.files.clone());
-        background::run(move || {
+        interrupt::run(move || {
             // One that has not begun has nothing to save; should it begin this moment, it finds the note.
             files.note_stop();
             let asked = match files.job_id() {
@@ -89,7 +91,7 @@ impl JobHandle for ClusterJob {
 
     async fn kill(&self) -> Result<(), Error> {
         let id = self.own_id();
-        background::run(move || {
+        interrupt::run(move || {
             programs::scancel(&["--full", "--signal=KILL", &id]).or_else(later)?;
             programs::scancel(&[&id]).or_else(later)
         })
@@ -137,5 +139,65 @@ fn later(failure: Failure) -> Result<(), Error> {
             Ok(())
         }
         other => Err(other.error("see the message of scancel")),
+    }
+}
+
+/// What the job writes to stdout and stderr.
+pub const OUTPUT: &str = "job.out";
+
+#[derive(Clone, Debug)]
+pub struct JobFiles {
+    folder: PathBuf,
+}
+
+impl JobFiles {
+    pub fn of(launch: &Launch) -> Self {
+        Self { folder: RunFolder::new(&launch.run_folder).attempt(launch.attempt).path().to_owned() }
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub fn create_folder(&self) -> Result<(), Error> {
+        let failed = |source| Error::Write { path: self.folder.clone(), source };
+        std::fs::create_dir_all(&self.folder).map_err(failed)
+    }
+
+    pub fn output(&self) -> PathBuf {
+        self.folder.join(OUTPUT)
+    }
+
+    /// Holds the id of the job once it has begun.
+    pub fn started(&self) -> PathBuf {
+        self.folder.join("job.started")
+    }
+
+    /// Is there when the job was asked to save because of its time limit.
+    pub fn time_was_up(&self) -> PathBuf {
+        self.folder.join("job.time")
+    }
+
+    /// Holds the exit code of the job once it has ended.
+    pub fn ended(&self) -> PathBuf {
+        self.folder.join("job.ended")
+    }
+
+    /// Tells a job that begins that it is to end.
+    pub fn note_stop(&self) {
+        if let Err(error) = std::fs::write(self.folder.join("job.stop"), "") {
+            tracing::debug!("cannot write job.stop: {error}");
+        }
+    }
+
+    /// The job that does the attempt, once it has begun.
+    pub fn job_id(&self) -> Option<String> {
+        let id = std::fs::read_to_string(self.started()).ok()?.trim().to_owned();
+        Some(id).filter(|id| !id.is_empty())
+    }
+
+    pub fn result(&self) -> ScriptResult {
+        let code = std::fs::read_to_string(self.ended()).ok().and_then(|code| code.trim().parse().ok());
+        ScriptResult { code, time_was_up: self.time_was_up().exists() }
     }
 }

@@ -1,16 +1,12 @@
 //! The engine for clusters with Slurm: jobs go out with sbatch, and are watched through the run folder, which all nodes see.
 
 mod doctor;
-mod early;
-mod files;
 mod follow;
 mod image;
-mod image_folder;
 mod job;
 mod programs;
 mod runtime;
 mod script;
-mod snapshot;
 mod state;
 mod trainer_folder;
 
@@ -21,28 +17,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use follow::Follower;
 use futures_util::FutureExt;
+use image::{ImageFolder, ReadyImage};
+use job::{ClusterJob, JobFiles};
 use pipe_spec::Device;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Cluster, Container, ContainerRuntime, Gpus, Image, cluster_seconds};
 use pipe_spec::run::LogPosition;
+use programs::{Config, Failure, NodeGroup, SeenJob};
+use runtime::{Root, RootFiles};
 use tokio::sync::mpsc;
 
 use super::registry::Registration;
-use super::{EarlyQueue, Engine, EngineJob, FoundJob, JobProgram, Launch, StartedJob};
-use crate::background;
+use super::{Engine, EngineJob, FoundJob, JobProgram, Launch, StartedJob};
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::image::{libraries_digest, trainer_digest};
 use crate::report::Reporter;
-use files::JobFiles;
-use follow::Follower;
-use image::ReadyImage;
-use image_folder::ImageFolder;
-use job::ClusterJob;
-use programs::{Config, Failure, NodeGroup, SeenJob};
-use runtime::{Root, RootFiles};
-use script::Submitted;
+use crate::system::interrupt;
 
 const NAME: &str = "slurm";
 
@@ -81,7 +74,7 @@ struct SlurmEngine {
 
 impl SlurmEngine {
     async fn connect(settings: Cluster) -> Result<Self, Error> {
-        background::run(move || {
+        interrupt::run(move || {
             let failed = |failure: Failure| failure.error(REFUSED_HINT);
             let config = programs::config().map_err(failed)?;
             let groups = programs::node_groups().map_err(failed)?;
@@ -139,7 +132,10 @@ impl SlurmEngine {
     /// The jobs of this user that were seen at most so long ago.
     async fn seen(&self, oldest: Duration) -> Result<Vec<SeenJob>, Error> {
         let cluster = self.config.cluster.clone();
-        background::run(move || snapshot::jobs(&cluster, oldest).map_err(|failure| failure.error(REFUSED_HINT))).await
+        interrupt::run(move || {
+            crate::engine::slurm::follow::jobs(&cluster, oldest).map_err(|failure| failure.error(REFUSED_HINT))
+        })
+        .await
     }
 
     /// What a job runs in, on a file system that the nodes see.
@@ -149,7 +145,7 @@ impl SlurmEngine {
                 Some(folder) => RootFiles::Image(folder.clone()),
                 None => RootFiles::Pulled(name.clone()),
             },
-            (None, JobProgram::Trainer) => RootFiles::Trainer(background::run(trainer_folder).await?),
+            (None, JobProgram::Trainer) => RootFiles::Trainer(interrupt::run(trainer_folder).await?),
             (None, JobProgram::Command(_)) => RootFiles::OfNode,
         };
         Ok(Root { runtime: self.runtime, files })
@@ -169,12 +165,12 @@ impl SlurmEngine {
     async fn submit(&self, launch: &Launch, script: String) -> Result<String, Error> {
         let mut args = vec!["--parsable".to_owned()];
         let name = script::name(&launch.run_id, launch.attempt);
-        args.extend(script::naming(&name, JobFiles::of(launch).folder(), files::OUTPUT));
+        args.extend(script::naming(&name, JobFiles::of(launch).folder(), crate::engine::slurm::job::OUTPUT));
         args.extend(self.options(launch));
         let began = Instant::now();
         loop {
             let (own, text) = (args.clone(), script.clone());
-            match background::run(move || Ok(programs::sbatch(&own, &text))).await? {
+            match interrupt::run(move || Ok(programs::sbatch(&own, &text))).await? {
                 Ok(id) => return Ok(id),
                 Err(Failure::Away { said }) if began.elapsed() < AWAY_TIMEOUT => {
                     tracing::warn!("{said}; trying again");
@@ -254,7 +250,7 @@ impl Engine for SlurmEngine {
     }
 
     async fn usable_nodes(&self) -> Option<u32> {
-        let nodes = background::run(|| programs::nodes().map_err(|failure| failure.error(""))).await.ok()?;
+        let nodes = interrupt::run(|| programs::nodes().map_err(|failure| failure.error(""))).await.ok()?;
         let constraint = self.settings.constraint.as_deref().unwrap_or_default();
         let is_own = |partition: &str| self.own_groups().any(|group| group.partition == partition);
         Some(programs::usable_count(&nodes, is_own, constraint))
@@ -316,12 +312,6 @@ impl Engine for SlurmEngine {
         true
     }
 
-    fn early_queue(&self) -> Option<&dyn EarlyQueue> {
-        // A job has one list of those that it depends on.
-        let depends = |option: &String| option.starts_with("--dependency") || option.starts_with("-d");
-        (!self.settings.extra.iter().any(depends)).then_some(self)
-    }
-
     fn job_path(&self, host: PathBuf, mounted: PathBuf) -> PathBuf {
         if self.runtime == ContainerRuntime::None { host } else { mounted }
     }
@@ -333,7 +323,7 @@ impl Engine for SlurmEngine {
             return Ok(self.program_in(name, id));
         }
         let digests = || Ok((trainer_digest()?, libraries_digest()));
-        let (trainer, libraries) = background::run(digests).await?;
+        let (trainer, libraries) = interrupt::run(digests).await?;
         Ok(Program { engine: NAME.to_owned(), engine_version, trainer: Some(trainer), libraries, ..Program::default() })
     }
 
@@ -372,18 +362,13 @@ impl Engine for SlurmEngine {
             _ => PathBuf::from("/"),
         };
         files.create_folder()?;
-        let key = files.make_key()?;
-        let text = |submitted| script::text(launch, &key, &program, &folder, submitted);
-        let id = match self.take_early_job(launch, &text(Submitted::Early)).await {
-            Some(id) => id,
-            None => self.submit(launch, text(Submitted::ByItself)).await?,
-        };
+        let id = self.submit(launch, script::text(launch, &program, &folder)).await?;
         Ok(self.follow(id, launch, None))
     }
 
     async fn find(&self, launch: &Launch, id: Option<&str>, read: Option<&LogPosition>) -> Result<FoundJob, Error> {
         let files = JobFiles::of(launch);
-        let known = id.map(str::to_owned).or_else(|| files.job_id()).or_else(|| early::taken_by(launch));
+        let known = id.map(str::to_owned).or_else(|| files.job_id());
         if let Some(id) = known {
             return Ok(FoundJob::Job(self.follow(id, launch, read)));
         }
@@ -404,7 +389,7 @@ impl Engine for SlurmEngine {
 
     async fn remove(&self, id: &str) -> Result<(), Error> {
         let id = id.to_owned();
-        background::run(move || {
+        interrupt::run(move || {
             programs::scancel(&[&id]).map_err(|failure| failure.error(REFUSED_HINT))?;
             // Until it has ended it may still write.
             let began = Instant::now();

@@ -92,8 +92,6 @@ pub struct Config {
     pub version: String,
     /// Whether a job is held to its memory.
     pub limits_memory: bool,
-    /// How many jobs an array may have.
-    pub largest_array: u32,
 }
 
 pub fn config() -> Result<Config, Failure> {
@@ -109,8 +107,6 @@ fn read_config(text: &str) -> Config {
         cluster: value("ClusterName"),
         version: value("SLURM_VERSION"),
         limits_memory: value("ConstrainRAMSpace").eq_ignore_ascii_case("yes"),
-        // Which counts from 0.
-        largest_array: value("MaxArraySize").parse::<u32>().unwrap_or(0).saturating_sub(1),
     }
 }
 
@@ -302,14 +298,9 @@ mod tests {
     #[test]
     fn what_the_programs_print() {
         let config = read_config(
-            "ClusterName             = local\nMaxArraySize            = 1001\nSLURM_VERSION           = 22.05.8\n\nCgroup Support Configuration:\nConstrainRAMSpace       = yes\n",
+            "ClusterName             = local\nSLURM_VERSION           = 22.05.8\n\nCgroup Support Configuration:\nConstrainRAMSpace       = yes\n",
         );
-        let want = Config {
-            cluster: "local".to_owned(),
-            version: "22.05.8".to_owned(),
-            limits_memory: true,
-            largest_array: 1000,
-        };
+        let want = Config { cluster: "local".to_owned(), version: "22.05.8".to_owned(), limits_memory: true };
         assert_eq!(config, want);
 
         let group = node_group("p*|10:00|n/a|3|idle|gpu:2(S:0)").unwrap();

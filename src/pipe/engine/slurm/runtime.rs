@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::ContainerRuntime;
 
-use super::image_folder::{self, ImageFolder};
+use super::image::{self, ImageFolder};
 use super::programs;
 use super::script::{OF_PROGRAM, Program};
 use super::trainer_folder::{self, TRAINER};
@@ -189,7 +189,7 @@ fn archive_or_name(files: &RootFiles) -> Result<String, Error> {
         RootFiles::Pulled(name) => return Ok(name.clone()),
         RootFiles::OfNode => return Ok(String::new()),
         RootFiles::Trainer(folder) => trainer_folder::archive(folder)?,
-        RootFiles::Image(image) => image_folder::archive(image)?,
+        RootFiles::Image(image) => image::archive(image)?,
     };
     Ok(archive.display().to_string())
 }

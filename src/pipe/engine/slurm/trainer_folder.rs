@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::Error;
-use crate::files::digests::cache_folder;
-use crate::files::rooted::inside;
 use crate::image;
+use crate::system::digests::cache_folder;
+use crate::system::files::inside;
 
 /// Where a Dockerfile of the trainer puts what is staged under these names.
 const PLACES: [(&str, &str); 3] =

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::{EventKind, Outcome, Status};
 
-use crate::drive::Driver;
 use crate::engine::registry;
-use crate::hub::HubAccess;
+use crate::execute::single::StartMode;
+use crate::execute::single::driver::Driver;
+use crate::input::hub::HubAccess;
 use crate::input::load::{self, Request};
-use crate::interrupt::Interrupts;
 use crate::report::Reporter;
 use crate::run::{Choices, Listed, Run};
-use crate::supervise::StartMode;
+use crate::system::interrupt::Interrupts;
 
 struct Folder(PathBuf);
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::watch::Watch;
 use crate::error::Error;
-use crate::files::digests::cache_folder;
+use crate::system::digests::cache_folder;
 
 /// Entries that were unused for this long are removed.
 const MAX_UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -50,7 +50,7 @@ pub struct EntryGuard {
 impl Cache {
     pub fn find() -> Result<Self, Error> {
         let folder = cache_folder().ok_or(Error::NoCache)?;
-        let cache = Self { folder: crate::files::absolute(&folder.join("data")) };
+        let cache = Self { folder: crate::system::files::absolute(&folder.join("data")) };
         std::fs::create_dir_all(&cache.folder).map_err(|source| cache.fail(source))?;
         Ok(cache)
     }
@@ -153,7 +153,7 @@ impl Cache {
         remove(&entry, &temporary.0).map_err(|source| self.fail(source))?;
         std::fs::create_dir(&temporary.0).map_err(|source| self.fail(source))?;
         let manifest = make(&temporary.0)?;
-        crate::files::write_json(&temporary.0.join(MANIFEST), &manifest)?;
+        crate::system::files::write_json(&temporary.0.join(MANIFEST), &manifest)?;
         let finished = File::open(&temporary.0)
             .and_then(|folder| folder.sync_all())
             .and_then(|()| std::fs::rename(&temporary.0, &entry))

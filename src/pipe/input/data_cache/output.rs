@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::pieces::Piece;
 use super::watch::Watch;
 use crate::error::Error;
-use crate::files::disk::Space;
+use crate::system::files::Space;
 
 /// Of every disk a twentieth is kept free, and not more than this.
 const RESERVE: u64 = 1 << 30;

@@ -8,13 +8,12 @@ use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest};
 use super::format::{self, Format};
 use super::output::{Conversion, Output};
 use super::parquet::Table;
-use super::pieces::{Piece, Pieces};
+use super::pieces::{self, Piece, Pieces};
 use super::watch::Watch;
-use super::{guarded, pieces, stream};
+use super::{guarded, stream};
 use crate::error::Error;
-use crate::files::digests::Digests;
-use crate::input::Input;
-use crate::input::{Numbering, Prepared};
+use crate::input::{Input, Numbering, Prepared};
+use crate::system::digests::Digests;
 
 /// Raised whenever other files come out of the same sources.
 const VERSION: u32 = 1;

@@ -14,10 +14,10 @@ use super::prepare::Source;
 use super::tokenizer::TrainedTokenizer;
 use super::watch::Watch;
 use crate::error::Error;
-use crate::files::digests::Digests;
 use crate::input::{Input, Inputs};
-use crate::interrupt::Interrupts;
 use crate::report::Reporter;
+use crate::system::digests::Digests;
+use crate::system::interrupt::Interrupts;
 
 /// How often progress is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);

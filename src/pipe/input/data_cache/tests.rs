@@ -12,8 +12,8 @@ use super::prepare::Source;
 use super::watch::Watch;
 use super::{Preview, check, first_rows};
 use crate::error::Error;
-use crate::files::digests::Digests;
 use crate::input::Input;
+use crate::system::digests::Digests;
 
 const RECIPES: &str = r#"{"source": "ingredients", "target": "directions"}"#;
 

@@ -12,9 +12,9 @@ use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE, error_message};
 use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest};
 use super::watch::Watch;
 use crate::error::Error;
-use crate::files::digests::Digests;
 use crate::image;
 use crate::input::{Input, TOKENIZER_FOLDER, TokenizerTraining};
+use crate::system::digests::Digests;
 
 /// Raised whenever another tokenizer comes out of the same texts.
 const VERSION: u32 = 1;

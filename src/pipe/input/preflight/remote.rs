@@ -6,7 +6,7 @@ use pipe_spec::pipeline::Task;
 use pipe_spec::{Variables, variables};
 
 use super::{Finder, Input, Mount, has_ending, inside};
-use crate::hub::{Address, DataAddress, Failure, Hub, Snapshot};
+use crate::input::hub::{Address, DataAddress, Failure, Hub, Snapshot};
 
 /// The folder that has the config.json of the model `from`, which need have nothing else.
 pub fn config_folder(from: &str, known: &Variables, hub: &Hub) -> Result<PathBuf, Failure> {

@@ -1,14 +1,17 @@
 //! Where the tokenizer is: the file that names it, and those that belong to it.
+//!
+//! Whether the sizes in the model's config are ones that a model can be built with.
 
 use std::iter;
 use std::path::Path;
 
-use pipe_spec::model_folder::{self, TOKENIZER_JSON, TOKENIZER_SETTINGS};
-use pipe_spec::pipeline::{Arch, Training};
+use pipe_model::ConfigError;
+use pipe_spec::model_folder::{self, CONFIG, TOKENIZER_JSON, TOKENIZER_SETTINGS};
+use pipe_spec::pipeline::{Arch, Model, Training};
 use serde_json::{Map, Value};
 
 use super::{Finder, Input, Inputs};
-use crate::input::{TOKENIZER_FOLDER, TokenizerTraining};
+use crate::input::{TOKENIZER_FOLDER, TokenizerTraining, read_config};
 
 impl Inputs {
     /// The files that decide which tokens a text has. What lies beside a tokenizer.json is only handed on to the result.
@@ -117,4 +120,26 @@ fn beside_data(data: &Input, arch: Arch) -> Option<Input> {
         mount: None,
         prepared: None,
     })
+}
+
+impl Finder<'_> {
+    /// The keys of the pipeline, or those of config.json in the folder where it is there already.
+    pub(super) fn model_config(&mut self, model: &Model, folder: Option<&Input>) {
+        if let Some(config) = &model.config {
+            if let Some(ConfigError { key, message }) = wrong(model.arch, config) {
+                self.problem(&format!("model.config.{key}"), message);
+            }
+        } else if let Some(folder) = folder
+            && let Some(config) = read_config(&folder.host)
+            && let Some(ConfigError { key, message }) = wrong(model.arch, &config)
+        {
+            let file = folder.written.join(CONFIG);
+            self.problem("model.from", format!("{}: {key}: {message}", file.display()));
+        }
+    }
+}
+
+/// The first wrong value of the config. Missing keys are left to the trainer: another trainer may need fewer.
+fn wrong(arch: Arch, config: &Map<String, Value>) -> Option<ConfigError> {
+    pipe_model::read_config(arch, config).err().filter(|error| !error.is_missing())
 }

@@ -1,22 +1,27 @@
 //! A run in MLflow: its settings as parameters, its figures as metrics by step, its attempts as tags, its page as an
 //! artifact. Through the REST interface of a server, by a thread that collects the items.
+//!
+//! The settings of a run as MLflow's parameters: one level, with dotted names.
+//!
+//! The address and the credentials of the server. They are never written to disk.
 
-mod address;
-mod parameters;
 mod server;
 mod worker;
 
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use percent_encoding::percent_decode_str;
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::{Attempt, Event, EventKind, Pipeline, RunFolder, RunState, Status, Variables};
-
-use super::delivery::DeliveryThread;
-use super::{Listener, Notice, retry, scalars, shortened};
-use crate::clock::now;
-use address::Address;
+use serde_json::Value;
 use server::{Metric, Server};
 use worker::Worker;
+
+use super::delivery::DeliveryThread;
+use super::{Listener, Notice, retry, scalars, settings, shortened};
+use crate::system::clock::now;
 
 /// How it is called where its address must not be.
 const KEY: &str = "track.mlflow";
@@ -59,7 +64,7 @@ impl Mlflow {
         let written = pipeline.track.mlflow.as_deref().unwrap_or_default();
         let address = Address::read(written, variables).map_err(|reason| format!("{KEY}: {reason}"))?;
         let secrets = secrets(pipeline, variables);
-        let parameters = parameters::from_pipeline(pipeline);
+        let parameters = from_pipeline(pipeline);
         let worker = Worker::new(Server::new(address), folder.clone(), pipeline.name.to_string(), parameters, secrets);
         let delivery =
             DeliveryThread::start(KEY.to_owned(), QUEUE_CAPACITY, worker).map_err(|error| format!("{KEY}: {error}"))?;
@@ -174,4 +179,119 @@ fn secrets(pipeline: &Pipeline, variables: &Variables) -> Vec<String> {
 
 fn milliseconds(seconds: f64) -> i64 {
     (seconds * 1000.0) as i64
+}
+
+/// Every setting with its value. A list is one value.
+pub fn from_pipeline(pipeline: &Pipeline) -> Vec<(String, String)> {
+    let mut parameters = Vec::new();
+    settings(pipeline).iter().for_each(|(name, section)| flatten(name, section, &mut parameters));
+    parameters
+}
+
+fn flatten(path: &str, value: &Value, parameters: &mut Vec<(String, String)>) {
+    let text = match value {
+        Value::Object(map) => {
+            return map.iter().for_each(|(key, value)| flatten(&format!("{path}.{key}"), value, parameters));
+        }
+        Value::Null => return,
+        Value::String(text) => text.clone(),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) => value.to_string(),
+    };
+    parameters.push((named(path), shortened(&text, MAX_VALUE_LENGTH)));
+}
+
+/// With the characters that MLflow takes, at most 250 of them.
+fn named(path: &str) -> String {
+    let allowed = |c: char| if c.is_ascii_alphanumeric() || "_-. /".contains(c) { c } else { '_' };
+    path.chars().map(allowed).take(250).collect()
+}
+
+#[cfg(test)]
+mod parameters_tests {
+    use pipe_spec::Variables;
+
+    use super::*;
+
+    #[test]
+    fn settings_are_flat_and_short_and_no_secrets() {
+        let text = format!(
+            "version: 1\nname: x\nmodel: {{arch: t5, config: {{d_model: 8, 'odd key!': {}}}}}\n\
+             data: {{train: [a.jsonl, b.jsonl]}}\ntrain: {{batch: 4, accum: 2}}\n\
+             container: {{env: {{TOKEN: s3cret}}}}\nnotify: [{{webhook: https://s3cret}}]\n",
+            "y".repeat(1000)
+        );
+        let pipeline = Pipeline::parse(&text, &[], &Variables::default()).unwrap();
+        let parameters = from_pipeline(&pipeline);
+        let value = |key: &str| parameters.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
+        assert_eq!(value("train.batch"), Some("4"));
+        assert_eq!(value("model.arch"), Some("t5"));
+        assert_eq!(value("train.optimizer.betas"), Some("[0.9,0.999]"));
+        assert_eq!(value("data.train"), Some("[\"a.jsonl\",\"b.jsonl\"]"));
+        assert_eq!(value("model.config.odd key_").map(str::len), Some(MAX_VALUE_LENGTH));
+        assert!(parameters.iter().all(|(_, value)| !value.contains("s3cret")), "{parameters:?}");
+    }
+}
+
+pub struct Address {
+    /// Without credentials and without a slash at its end.
+    pub base: String,
+    /// The header.
+    pub authorization: Option<String>,
+}
+
+impl Address {
+    /// Credentials come from the address itself, else from the variables that MLflow's own clients read. An error says
+    /// nothing of either.
+    pub fn read(written: &str, variables: &Variables) -> Result<Self, String> {
+        let text = variables.expand(written).map_err(|name| format!("the variable ${{{name}}} is not set"))?;
+        let (scheme, rest) = text.split_once("://").ok_or("the address does not begin with https:// or http://")?;
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        let (user, host) = match authority.rsplit_once('@') {
+            Some((user, host)) => (Some(user), host),
+            None => (None, authority),
+        };
+        let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+        let authorization = user.map(from_address).or_else(|| from_variables(variables));
+        Ok(Self { base: format!("{scheme}://{host}{path}"), authorization })
+    }
+}
+
+fn from_address(user: &str) -> String {
+    let (user, password) = user.split_once(':').unwrap_or((user, ""));
+    let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    basic(&decoded(user), &decoded(password))
+}
+
+fn from_variables(variables: &Variables) -> Option<String> {
+    let get = |name: &str| variables.get(name).filter(|value| !value.is_empty());
+    let named = get("MLFLOW_TRACKING_USERNAME").zip(get("MLFLOW_TRACKING_PASSWORD"));
+    let token = || get("MLFLOW_TRACKING_TOKEN").map(|token| format!("Bearer {token}"));
+    named.map(|(user, password)| basic(user, password)).or_else(token)
+}
+
+fn basic(user: &str, password: &str) -> String {
+    format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}")))
+}
+
+#[cfg(test)]
+mod address_tests {
+    use super::*;
+
+    fn read(written: &str, variables: &[(&str, &str)]) -> (String, Option<String>) {
+        let pairs = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let address = Address::read(written, &Variables::new(None, pairs)).unwrap();
+        (address.base, address.authorization)
+    }
+
+    #[test]
+    fn credentials_come_from_the_address_or_from_variables() {
+        let basic = Some("Basic YWRhOnA6QHNz".to_owned());
+        assert_eq!(read("http://h:5000/", &[]), ("http://h:5000".to_owned(), None));
+        assert_eq!(read("https://ada:p%3A%40ss@h/ml/", &[]), ("https://h/ml".to_owned(), basic.clone()));
+        let named = [("MLFLOW_TRACKING_USERNAME", "ada"), ("MLFLOW_TRACKING_PASSWORD", "p:@ss")];
+        assert_eq!(read("https://h", &named).1, basic);
+        let token = [("U", "https://h/x?y"), ("MLFLOW_TRACKING_TOKEN", "t")];
+        assert_eq!(read("${U}", &token), ("https://h/x".to_owned(), Some("Bearer t".to_owned())));
+    }
 }

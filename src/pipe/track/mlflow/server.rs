@@ -6,8 +6,8 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::address::Address;
-use crate::http::{Failure, Method, Web};
+use super::Address;
+use crate::system::http::{Failure, Method, Web};
 
 const JSON: &str = "application/json";
 

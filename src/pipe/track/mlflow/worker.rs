@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::server::{Metric, Server, Tracked};
 use super::{BATCH_INTERVAL, LogItem, milliseconds};
-use crate::files::write_json;
-use crate::http::Failure;
+use crate::system::files::write_json;
+use crate::system::http::Failure;
 use crate::track::delivery::Deliver;
 
 /// What the server takes at once: parameters, tags, and of everything together.

@@ -7,7 +7,7 @@ use pipe_spec::{RunState, Variables};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use crate::clock::iso;
+use crate::system::clock::iso;
 
 /// Characters of an id. W&B's own have as many.
 const ID_LENGTH: usize = 8;

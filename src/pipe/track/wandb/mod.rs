@@ -3,29 +3,26 @@
 //!
 //! Everything in the file follows from the pipeline, `run.json` and `events.jsonl`. So a `pipe` that resumes a run or takes it
 //! over rewrites the file under a temporary name and then appends to it: no step is missing, and none is there twice.
+//!
+//! The summary of a run: last values, the best evaluation, how it went.
 
 mod identity;
 mod log;
-mod record;
-mod summary;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use pipe_spec::event::RecordedEvent;
+use identity::{Identity, Labels};
+use log::{Kind, Log};
+use pipe_spec::event::{Eval, RecordedEvent};
 use pipe_spec::{EventKind, Pipeline, RunFolder, RunState, Status, Variables};
 use serde_json::{Map, Value, json};
 
-use super::protobuf::Message;
-use super::settings::settings;
-use super::{Listener, Notice, scalars};
-use crate::clock::now;
-use crate::files::write_json;
-use identity::{Identity, Labels};
-use log::Log;
-use record::Kind;
-use summary::Summary;
+use super::tensorboard::Message;
+use super::{Listener, Notice, retry, scalars, settings};
+use crate::system::clock::now;
+use crate::system::files::write_json;
 
 const KEY: &str = "track.wandb";
 
@@ -106,10 +103,10 @@ impl Wandb {
         let log = Log::create(&folder.join(&name))?;
         let mut open = Open { identity, log, count: 0, row: None, summary: Summary::default() };
         self.config.insert("pipe".to_owned(), about(state));
-        open.write(Kind::Header, &record::header())?;
-        open.write(Kind::Run, &record::run(&open.identity, &self.config))?;
+        open.write(Kind::Header, &crate::track::wandb::log::header())?;
+        open.write(Kind::Run, &crate::track::wandb::log::run(&open.identity, &self.config))?;
         // A record for the machine would be newer than some versions of `wandb sync` that are in use.
-        open.write(Kind::Files, &record::file(METADATA))?;
+        open.write(Kind::Files, &crate::track::wandb::log::file(METADATA))?;
         self.open = Some(open);
         if !state.attempts.is_empty() {
             self.write_recorded_events()?;
@@ -165,7 +162,7 @@ impl Wandb {
             .filter(|(key, _)| *key == "pipe")
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect();
-        open.write(Kind::Config, &record::updates(&changed))?;
+        open.write(Kind::Config, &crate::track::wandb::log::updates(&changed))?;
         // As W&B writes it: each key with its value under `value`. JSON is YAML.
         let file: Map<String, Value> =
             self.config.iter().map(|(key, value)| (key.clone(), json!({ "value": value }))).collect();
@@ -179,7 +176,7 @@ impl Wandb {
         open.write_summary()?;
         let code = u64::from(state.status != Status::Finished);
         let seconds = (now() - state.created).max(0.0);
-        open.write(Kind::Exit, &record::exit(code, seconds))?;
+        open.write(Kind::Exit, &crate::track::wandb::log::exit(code, seconds))?;
         write(&open.file("wandb-summary.json", self.folder.path()), &open.summary.values())
     }
 }
@@ -187,7 +184,7 @@ impl Wandb {
 impl Open {
     fn write(&mut self, kind: Kind, content: &Message) -> io::Result<()> {
         self.count += 1;
-        self.log.append(record::record(self.count, kind, content).encoded())
+        self.log.append(crate::track::wandb::log::record(self.count, kind, content).encoded())
     }
 
     /// A file of the folder `files`.
@@ -228,7 +225,7 @@ impl Open {
         let values: Map<String, Value> =
             row.values.iter().map(|(key, value)| (key.clone(), json!(value))).chain(own).collect();
         let is_evaluated = values.keys().any(|key| key.starts_with("eval/"));
-        self.write(Kind::History, &record::history(step, &values))?;
+        self.write(Kind::History, &crate::track::wandb::log::history(step, &values))?;
         match self.summary.step(at, values) || is_evaluated {
             true => self.write_summary(),
             false => Ok(()),
@@ -237,7 +234,7 @@ impl Open {
 
     fn write_summary(&mut self) -> io::Result<()> {
         let values = self.summary.values();
-        self.write(Kind::Summary, &record::updates(&values))
+        self.write(Kind::Summary, &crate::track::wandb::log::updates(&values))
     }
 }
 
@@ -253,7 +250,7 @@ fn about(state: &RunState) -> Value {
         "run": state.id,
         "engine": state.engine,
         "version": env!("CARGO_PKG_VERSION"),
-        "retry": summary::retries(state),
+        "retry": retries(state),
     })
 }
 
@@ -270,4 +267,66 @@ fn metadata(identity: &Identity) -> Value {
 
 fn write(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
     write_json(path, value).map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// Seconds of training between two summaries in the file. One that is killed has a summary that is no older.
+const SUMMARY_INTERVAL: f64 = 15.0;
+
+#[derive(Default)]
+pub struct Summary {
+    last: Map<String, Value>,
+    /// The evaluation with the lowest loss.
+    best: Option<Eval>,
+    pipe: Value,
+    /// When it was last last_written, in seconds since the Unix epoch.
+    last_written: f64,
+}
+
+impl Summary {
+    /// Takes in the values of a step; returns whether a summary is due.
+    pub fn step(&mut self, at: f64, values: Map<String, Value>) -> bool {
+        self.last.extend(values);
+        let is_due = at >= self.last_written + SUMMARY_INTERVAL;
+        if is_due {
+            self.last_written = at;
+        }
+        is_due
+    }
+
+    pub fn evaluated(&mut self, eval: &Eval) {
+        if eval.loss.is_finite() && self.best.as_ref().is_none_or(|best| eval.loss < best.loss) {
+            self.best = Some(eval.clone());
+        }
+    }
+
+    pub fn describe(&mut self, state: &RunState) {
+        let retries = retries(state);
+        let peak = state.attempts.iter().filter_map(|attempt| attempt.peak_memory).max();
+        self.pipe = json!({
+            "status": state.status.name(),
+            "attempts": state.attempts.len(),
+            "retries": retries.len(),
+            "retry": retries,
+            "peak_memory_bytes": peak,
+            "error": state.error,
+        });
+    }
+
+    pub fn values(&self) -> Map<String, Value> {
+        let mut values = self.last.clone();
+        if let Some(best) = &self.best {
+            values.insert("best/step".to_owned(), json!(best.step));
+            values.insert("best/eval/loss".to_owned(), json!(best.loss));
+            values.extend(best.scores.iter().map(|(name, score)| (format!("best/eval/{name}"), json!(score))));
+        }
+        values.insert("pipe".to_owned(), self.pipe.clone());
+        values
+    }
+}
+
+/// What was changed after each attempt that was followed by another, and why, by its number.
+pub fn retries(state: &RunState) -> Map<String, Value> {
+    let retries =
+        state.attempts.iter().filter_map(|attempt| Some((attempt.number.to_string(), retry(attempt)?.into())));
+    retries.collect()
 }

@@ -1,0 +1,156 @@
+//! What an engine starts: one job, as the runner describes it.
+//!
+//! From the bytes a job writes to its lines.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pipe_spec::pipeline::{Container, Gpus};
+use pipe_spec::run::LogStamp;
+
+#[derive(Clone, Debug)]
+pub struct Launch {
+    pub run_id: String,
+    pub attempt: u32,
+    /// The run folder on the host, by which the job is found again.
+    pub run_folder: PathBuf,
+    /// What the job may write to, host path and path for the job.
+    pub writable: Vec<(PathBuf, PathBuf)>,
+    /// The folder that the job starts in, as it sees it; absent leaves it to the image, or is where `pipe` was started.
+    pub work_folder: Option<PathBuf>,
+    pub program: JobProgram,
+    /// The image that the job runs in, where the engine has images.
+    pub image: Option<String>,
+    pub args: Vec<String>,
+    pub env: BTreeMap<String, String>,
+    /// Read-only, host path and path for the job.
+    pub mounts: Vec<(PathBuf, PathBuf)>,
+    /// Whether the job has the network.
+    pub network: bool,
+    pub gpus: Gpus,
+    pub memory: Option<u64>,
+    /// Seconds that it may take to save and end.
+    pub stop_timeout: u32,
+    pub shm: Option<u64>,
+    pub cpus: Option<f64>,
+    /// Machines that it runs on, where the engine has several.
+    pub nodes: u32,
+}
+
+impl Launch {
+    /// A job that does nothing, with what a container may have.
+    pub fn example(container: &Container, nodes: u32) -> Self {
+        Self {
+            run_id: "check".to_owned(),
+            attempt: 1,
+            run_folder: PathBuf::new(),
+            writable: Vec::new(),
+            work_folder: None,
+            program: JobProgram::Command("true".to_owned()),
+            image: None,
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            mounts: Vec::new(),
+            network: false,
+            gpus: container.gpus.clone(),
+            memory: container.memory.map(|size| size.0),
+            stop_timeout: container.stop_timeout(),
+            shm: None,
+            cpus: container.cpus,
+            nodes,
+        }
+    }
+}
+
+/// What is started with the arguments of a launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobProgram {
+    /// The trainer: the entry point of the image, or the trainer of this machine.
+    Trainer,
+    /// A program of the user.
+    Command(String),
+}
+
+/// Where a line was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Stdout,
+    Stderr,
+    /// Not of the job: what the engine has to say about it.
+    Engine,
+    /// Not of the job: what it waits for in the queue of the engine.
+    Queue,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    pub source: Source,
+    pub text: String,
+    /// When the engine received it, for engines that can read their logs again.
+    pub stamp: Option<LogStamp>,
+}
+
+/// Cuts a stream of bytes into lines. A line longer than `MAX_LINE` is cut, so that a job that never ends its line cannot
+/// fill the memory of `pipe`.
+pub struct LineSplitter {
+    source: Source,
+    partial: Vec<u8>,
+}
+
+impl LineSplitter {
+    const MAX_LINE: usize = 1 << 20;
+
+    pub fn new(source: Source) -> Self {
+        Self { source, partial: Vec::new() }
+    }
+
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<Line> {
+        let mut lines = Vec::new();
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.partial.extend_from_slice(piece);
+            if piece.ends_with(b"\n") || self.partial.len() >= Self::MAX_LINE {
+                lines.extend(self.end());
+            }
+        }
+        lines
+    }
+
+    /// Drops an incomplete line.
+    pub fn clear(&mut self) {
+        self.partial.clear();
+    }
+
+    /// What is left when the stream ends.
+    pub fn end(&mut self) -> Option<Line> {
+        if self.partial.is_empty() {
+            return None;
+        }
+        let bytes = std::mem::take(&mut self.partial);
+        let text = String::from_utf8_lossy(&bytes);
+        Some(Line { source: self.source, text: text.trim_end_matches(['\n', '\r']).to_owned(), stamp: None })
+    }
+}
+
+#[cfg(test)]
+mod lines_tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_whole_however_the_bytes_come() {
+        let text = "one\ntwo\r\n\nlast é";
+        for size in 1..=text.len() {
+            let mut splitter = LineSplitter::new(Source::Stdout);
+            let mut lines: Vec<Line> = text.as_bytes().chunks(size).flat_map(|chunk| splitter.push(chunk)).collect();
+            lines.extend(splitter.end());
+            let texts: Vec<&str> = lines.iter().map(|line| line.text.as_str()).collect();
+            assert_eq!(texts, ["one", "two", "", "last é"], "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn an_endless_line_is_cut() {
+        let mut splitter = LineSplitter::new(Source::Stderr);
+        let lines: Vec<Line> = (0..5).flat_map(|_| splitter.push(&[b'x'; LineSplitter::MAX_LINE / 2])).collect();
+        assert_eq!(lines.len(), 2);
+    }
+}

@@ -1,0 +1,127 @@
+//! A run that is part of another: a step of a pipeline, or a trial of a study. It is done by a `pipe` of its own in the background, so
+//! that it outlives the one that began it.
+//!
+//! A `pipe` process in the background that runs a run after this process and its terminal end.
+
+pub mod watcher;
+
+use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pipe_spec::{RunFolder, Status};
+
+use crate::error::Error;
+use crate::run::{self, Listed, Owner};
+use crate::system::interrupt::{StopRequest, signal_for};
+
+/// A part whose `pipe` ends so often without a word has failed.
+const MAX_TAKEOVERS: u32 = 5;
+
+/// The run in this folder, if one was begun there.
+pub fn find(folder: &RunFolder) -> Result<Option<Listed>, Error> {
+    let Some(begun) = Listed::read(folder.path()) else { return Ok(None) };
+    match begun.damage.is_empty() {
+        true => Ok(Some(begun)),
+        // A `pipe` was killed while it made the folder: nothing has run in it.
+        false if begun.state.attempts.is_empty() => {
+            std::fs::remove_dir_all(folder.path()).ok();
+            Ok(None)
+        }
+        false => Err(Error::DamagedPart { id: begun.state.id, damage: begun.damage }),
+    }
+}
+
+/// Starts a `pipe` for a part, unless it has one or has finished. `begun` is what was found in its folder.
+pub fn start(folder: &RunFolder, begun: Option<&Listed>) -> Result<(), Error> {
+    let needs_none = begun.is_some_and(|begun| begun.state.status == Status::Finished || begun.is_owned());
+    if needs_none { Ok(()) } else { start_detached(folder, &[]) }
+}
+
+/// Asks a part to stop; false where it has no `pipe` here that could be asked.
+pub fn signal(id: &str, request: StopRequest) -> bool {
+    let owner = Owner::process(&run::folder_of(id)).filter(run::OwnerProcess::is_here);
+    // SAFETY: kill takes two integers and has no memory effects.
+    owner.is_some_and(|owner| unsafe { libc::kill(owner.pid, signal_for(request)) } == 0)
+}
+
+/// Stops a part whose `pipe` was killed, and whose job may still run: by a `pipe stop` in the background, which takes it over.
+pub fn stop_orphan(folder: &RunFolder, request: StopRequest) -> Result<(), Error> {
+    let program = std::env::current_exe().map_err(|source| Error::Read { path: "this program".into(), source })?;
+    let mut command = std::process::Command::new(&program);
+    command.arg("stop").arg(folder.path().file_name().unwrap_or_default()).arg("--quiet");
+    if request == StopRequest::Hard {
+        command.arg("--now");
+    }
+    let none = std::process::Stdio::null;
+    command
+        .env("PIPE_RUNS", folder.path().parent().unwrap_or(folder.path()))
+        .stdin(none())
+        .stdout(none())
+        .stderr(none());
+    command.spawn().map(drop).map_err(|source| Error::Spawn { program, source })
+}
+
+/// How often each part was taken over from a `pipe` that had been killed.
+#[derive(Default)]
+pub struct Takeovers(BTreeMap<PathBuf, u32>);
+
+impl Takeovers {
+    /// Starts a `pipe` for a part whose own was killed.
+    pub fn take_over(&mut self, folder: &RunFolder) -> Result<(), Error> {
+        let times = self.0.entry(folder.path().to_owned()).or_default();
+        *times += 1;
+        if *times > MAX_TAKEOVERS {
+            return Err(Error::NotDriven { log: folder.driver_log() });
+        }
+        start_detached(folder, &[])
+    }
+}
+
+/// How long the background process may take until it owns the run.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Starts `pipe resume` in the background, and returns when it owns the run or has ended.
+pub fn start_detached(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
+    let program = std::env::current_exe().map_err(|source| Error::Read { path: "this program".into(), source })?;
+    let fail = |source| Error::Spawn { program: program.clone(), source };
+    let log = std::fs::File::options().create(true).append(true).open(folder.driver_log()).map_err(fail)?;
+    let mut command = Command::new(&program);
+    command.arg("resume").arg(folder.path().file_name().unwrap_or_default()).arg("--quiet");
+    set.iter().for_each(|set| {
+        command.args(["--set", set]);
+    });
+    command
+        .env("PIPE_RUNS", folder.path().parent().unwrap_or(folder.path()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        // Its messages are in the journal. This log gets panics and the like.
+        .stderr(log);
+    // SAFETY: setsid is async-signal-safe and touches nothing of ours.
+    unsafe {
+        command.pre_exec(|| match libc::setsid() {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+    let mut child = command.spawn().map_err(fail)?;
+    let began = Instant::now();
+    while !Owner::exists(folder) && began.elapsed() < START_TIMEOUT {
+        if child.try_wait().map_err(fail)?.is_some() {
+            return ended(folder);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// The background process has ended already: the run is over, or it could not start.
+fn ended(folder: &RunFolder) -> Result<(), Error> {
+    let status = run::Listed::read(folder.path()).map(|found| found.state.status);
+    match status {
+        Some(pipe_spec::Status::Orphaned) | None => Err(Error::NotDriven { log: folder.driver_log() }),
+        Some(_) => Ok(()),
+    }
+}

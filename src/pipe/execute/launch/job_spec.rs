@@ -1,0 +1,148 @@
+//! What an attempt is to do, as `spec.json` of its folder holds it.
+//!
+//! What a command can resume from.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use pipe_spec::TrainerSpec;
+use pipe_spec::pipeline::{Checkpoints, WorkKind};
+use serde::{Deserialize, Serialize};
+
+use crate::execute::decide::retry::Settings;
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum JobSpec {
+    /// What the trainer reads.
+    Training(Box<TrainerSpec>),
+    Command(CommandSpec),
+}
+
+/// A command with the values of one attempt. Variables of the environment are put in when it is started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandSpec {
+    pub command: Vec<String>,
+    pub batch: u32,
+    pub accum: u32,
+    pub expandable_segments: bool,
+    /// `PIPE_BATCH` and the like, and the settings of allocators.
+    pub env: BTreeMap<String, String>,
+}
+
+impl JobSpec {
+    /// The one that was written for an attempt.
+    pub fn read(path: &Path, kind: WorkKind) -> Option<Self> {
+        let text = std::fs::read(path).ok()?;
+        match kind {
+            WorkKind::Training => serde_json::from_slice(&text).ok().map(Self::Training),
+            WorkKind::Command => serde_json::from_slice(&text).ok().map(Self::Command),
+            WorkKind::Steps | WorkKind::Study => None,
+        }
+    }
+
+    pub fn training(&self) -> Option<&TrainerSpec> {
+        match self {
+            Self::Training(spec) => Some(spec),
+            Self::Command(_) => None,
+        }
+    }
+
+    pub fn accum(&self) -> u32 {
+        match self {
+            Self::Training(spec) => spec.train.accum(),
+            Self::Command(spec) => spec.accum,
+        }
+    }
+
+    /// The settings that it was written with, after so many changes to the training result.
+    pub fn settings(&self, changes: usize) -> Settings {
+        match self {
+            Self::Training(spec) => {
+                Settings { changes, ..Settings::of_trainer(&spec.train, &spec.data, &spec.evaluate, &spec.memory) }
+            }
+            Self::Command(spec) => {
+                Settings { expandable_segments: spec.expandable_segments, changes, ..Settings::of_command(spec.batch) }
+            }
+        }
+    }
+}
+
+/// The newest complete checkpoint, as a path below `output`, the folder that the command writes to.
+pub fn newest(output: &Path, checkpoints: &Checkpoints) -> Option<PathBuf> {
+    let folder: PathBuf =
+        Path::new(&checkpoints.folder).components().filter(|part| *part != Component::CurDir).collect();
+    let found = std::fs::read_dir(output.join(&folder)).ok()?.flatten();
+    let complete = found.filter(|entry| {
+        let name = entry.file_name();
+        name.to_str().is_some_and(|name| matches(&checkpoints.pattern, name))
+            && is_complete(&entry.path(), checkpoints.complete.as_deref())
+    });
+    let newest = complete.max_by_key(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        (last_number(&name), entry.metadata().and_then(|found| found.modified()).ok(), name)
+    })?;
+    Some(folder.join(newest.file_name()))
+}
+
+fn is_complete(path: &Path, file: Option<&str>) -> bool {
+    let Ok(found) = std::fs::metadata(path) else { return false };
+    match file {
+        Some(file) => path.join(file).is_file(),
+        None if found.is_dir() => std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()),
+        None => found.len() > 0,
+    }
+}
+
+/// The number that a name ends with, before its ending: 1000 of `checkpoint-1000` and of `step1000.pt`.
+fn last_number(name: &str) -> Option<u64> {
+    let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+    let digits = stem.len() - stem.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+    stem[stem.len() - digits..].parse().ok()
+}
+
+/// Whether `name` is what `pattern` says, in which `*` is anything.
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((before, after)) => name.strip_prefix(before).is_some_and(|rest| {
+            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| matches(after, &rest[at..]))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod checkpoint_tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_that_is_complete() {
+        let output = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = output.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let with = |pattern: &str, complete: Option<&str>| {
+            let checkpoints = Checkpoints {
+                pattern: pattern.to_owned(),
+                complete: complete.map(str::to_owned),
+                ..Checkpoints::default()
+            };
+            newest(output.path(), &checkpoints).map(|path| path.to_string_lossy().into_owned())
+        };
+        assert_eq!(with("checkpoint-*", None), None);
+        write("checkpoint-900/trainer_state.json", "{}");
+        write("checkpoint-1000/model", "x");
+        write("checkpoint-1100", "");
+        write("other-2000/model", "x");
+        assert_eq!(with("checkpoint-*", None).as_deref(), Some("checkpoint-1000"));
+        assert_eq!(with("checkpoint-*", Some("trainer_state.json")).as_deref(), Some("checkpoint-900"));
+        write("step8.pt", "x");
+        write("step10.pt", "x");
+        write("last.pt", "x");
+        assert_eq!(with("*.pt", None).as_deref(), Some("step10.pt"));
+        assert_eq!(with("la*t.pt", None).as_deref(), Some("last.pt"));
+        assert_eq!(with("nothing", None), None);
+    }
+}

@@ -1,0 +1,399 @@
+//! Runs one run from its state on disk to its end: engine, image, lock, card, attempts, report.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pipe_spec::event::Fitted;
+use pipe_spec::lock::Program;
+use pipe_spec::pipeline::{Command, Gpus};
+use pipe_spec::run::RunResult;
+use pipe_spec::{Device, Job, Status, Variables};
+
+use super::{StartMode, Supervisor, warn};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::execute::launch::environment;
+use crate::execute::launch::template::JobTemplate;
+use crate::fit::ledger::{Ledger, LedgerJob, LedgerSession};
+use crate::gpu::queue::{self, Ticket};
+use crate::input::data_cache::{self, ColumnSelection, PreparedInputs};
+use crate::input::load::Loaded;
+use crate::input::{Inputs, model_config, named_paths};
+use crate::report::{Reporter, html, outlive_stdout};
+use crate::run::lock::{self, Difference, Effect};
+use crate::run::{self, Record, Run};
+use crate::system::files::{write_json, write_whole};
+use crate::system::interrupt::Interrupts;
+use crate::track::{Listeners, Notice};
+
+pub struct Driver<'a> {
+    pub loaded: &'a Loaded,
+    pub run: Run,
+    pub start_mode: StartMode,
+    pub reporter: &'a mut Reporter,
+    pub interrupts: &'a mut Interrupts,
+    pub listeners: Listeners,
+    /// Whether a run that fails on its input before it trains is removed: its error says all that there is to know.
+    pub discard_bad_input: bool,
+}
+
+impl<'a> Driver<'a> {
+    pub fn new(
+        loaded: &'a Loaded,
+        run: Run,
+        start_mode: StartMode,
+        reporter: &'a mut Reporter,
+        interrupts: &'a mut Interrupts,
+    ) -> Self {
+        outlive_stdout();
+        reporter.keep_journal(&run.folder.journal());
+        if let Some(training) = loaded.pipeline.training() {
+            reporter.set_unit(training.model.arch.task().loss_unit());
+        }
+        Self {
+            loaded,
+            run,
+            start_mode,
+            reporter,
+            interrupts,
+            listeners: Listeners::default(),
+            discard_bad_input: false,
+        }
+    }
+
+    /// Does the job of the run to its end, and leaves the run's state on disk whatever happens. Returns what a search found.
+    pub async fn run(self, engine: &dyn Engine) -> Result<Option<Fitted>, Error> {
+        match self.run.state.job {
+            Job::Train => self.train(engine).await.map(|()| None),
+            Job::Fit => self.fit(engine).await.map(Some),
+        }
+    }
+
+    async fn train(mut self, engine: &dyn Engine) -> Result<(), Error> {
+        self.note_start();
+        self.run.state.retries = self.loaded.pipeline.on_oom.retries;
+        self.run.state.result = self
+            .loaded
+            .pipeline
+            .training()
+            .map(|training| RunResult { save_best: training.save.best.clone(), ..RunResult::default() });
+        self.doing("preparing")?;
+        let (listeners, missing) =
+            Listeners::from_pipeline(&self.loaded.pipeline, &self.run.folder, &self.loaded.variables);
+        self.listeners = listeners;
+        warn(self.reporter, missing);
+        warn(self.reporter, self.listeners.notify(&Notice::RunStarted(&self.run.state)));
+        let result = self.on(engine, Job::Train).await.map(drop);
+        let saved = match result.as_ref().err() {
+            Some(error) if self.discard_bad_input && self.failed_on_input(error) => self.discard(error),
+            error => self.end(error),
+        };
+        result.and(saved)
+    }
+
+    /// Whether the trainer refused its input before it started to train.
+    fn failed_on_input(&self, error: &Error) -> bool {
+        let refused = matches!(error, Error::TrainingFailed { bad_input: true, .. });
+        refused && Record::read(&self.run.folder).history.started.is_empty()
+    }
+
+    fn discard(&mut self, error: &Error) -> Result<(), Error> {
+        self.run.note_end(Some(error));
+        warn(self.reporter, self.listeners.notify(&Notice::RunEnded(&self.run.state)));
+        self.remove_folder()
+    }
+
+    fn remove_folder(&self) -> Result<(), Error> {
+        let path = self.run.folder.path().to_owned();
+        std::fs::remove_dir_all(&path).map_err(|source| Error::Write { path, source })
+    }
+
+    /// Searches for the largest batch. If that fails, the run stays for `pipe show` and `pipe resume`.
+    async fn fit(mut self, engine: &dyn Engine) -> Result<Fitted, Error> {
+        self.note_start();
+        self.doing("preparing")?;
+        let found = self.on(engine, Job::Fit).await;
+        if let Err(error) = &found {
+            self.run.note_end(Some(error));
+            self.run.save()?;
+        }
+        let found = found?.ok_or(Error::Interrupted)?;
+        // Nothing was trained: what is worth keeping is in the ledger.
+        self.remove_folder()?;
+        Ok(found)
+    }
+
+    fn note_start(&mut self) {
+        let state = &mut self.run.state;
+        state.status = Status::Running;
+        (state.error, state.exit_code) = (None, None);
+    }
+
+    async fn on(&mut self, engine: &dyn Engine, job: Job) -> Result<Option<Fitted>, Error> {
+        if !self.is_open() {
+            self.interrupts.check()?;
+        }
+        let prepared = self.prepare_data().await?;
+        self.doing(engine.preparation())?;
+        let image = self.loaded.pipeline.container.image.as_ref();
+        let first = lock::read(&self.run.folder).map(|lock| lock.on);
+        let program = tokio::select! {
+            program = engine.prepare(image, first.as_ref(), self.reporter) => program?,
+            () = self.interrupts.signal() => return Err(Error::Interrupted),
+        };
+        self.supervise(engine, program, job, &prepared.inputs).await
+    }
+
+    /// Data that the trainer cannot read as it is.
+    async fn prepare_data(&mut self) -> Result<PreparedInputs, Error> {
+        let inputs = &self.loaded.inputs;
+        if data_cache::needs_preparation(inputs) {
+            self.doing("preparing the data")?;
+        }
+        let Some(training) = self.loaded.pipeline.training() else { return Ok(PreparedInputs::unchanged(inputs)) };
+        let columns = ColumnSelection::new(training.model.arch.task(), &training.data);
+        data_cache::prepare_inputs(inputs, columns, self.reporter, self.interrupts).await
+    }
+
+    async fn supervise(
+        &mut self,
+        engine: &dyn Engine,
+        program: Program,
+        job: Job,
+        inputs: &Inputs,
+    ) -> Result<Option<Fitted>, Error> {
+        let loaded = self.loaded;
+        let template = JobTemplate::new(loaded, inputs, engine, &program, job)?;
+        let gpus = &loaded.pipeline.container.gpus;
+        if let Some(command) = loaded.pipeline.command() {
+            // A step that has no batch has nothing to change in a retry.
+            if self.run.state.part_of.is_none() || command.has_batch() {
+                self.reporter.note(
+                    "a command: pipe keeps its effective batch through retries; whether its result stays the same is up to it",
+                );
+            }
+            if !engine.limits_memory() && loaded.pipeline.container.memory.is_some() {
+                let engine = &self.run.state.engine;
+                self.reporter
+                    .note(&format!("the engine {engine} does not limit memory: container.memory has no effect"));
+            }
+        }
+        if let Some(limit) = template.own_limit(engine).filter(|_| !engine.limits_memory()) {
+            let own = match template.placement.ranks {
+                1 => format!("the trainer limits its own allocations to container.memory ({limit})"),
+                ranks => format!(
+                    "each of {ranks} ranks limits its own allocations to its share of container.memory ({limit})"
+                ),
+            };
+            self.reporter.note(&format!(
+                "the engine {} does not limit memory: {own}; libraries and mapped files are not counted",
+                self.run.state.engine
+            ));
+        }
+        self.check_lock(&program, engine, &template).await?;
+        let _tickets = self.queue(engine, template.placement.device, gpus).await?;
+        let ledger = Ledger::find().filter(|_| !self.run.state.ignore_ledger);
+        self.check_ledger(ledger.as_ref());
+        let first = template.spec(engine, self.run.folder.path(), 1, &template.first_settings());
+        let config = loaded.pipeline.training().and_then(|training| model_config(training, inputs)).unwrap_or_default();
+        let in_image = engine.runs_in_image(loaded.pipeline.container.image.as_ref());
+        let identity = match loaded.pipeline.command().filter(|_| !in_image) {
+            // Without an image the scripts that it names are its program.
+            Some(command) => format!("{}:{}", program.identity(), scripts_hash(command, &loaded.variables)),
+            None => program.identity(),
+        };
+        let session = ledger.clone().map(|ledger| {
+            let data = match (first.training(), loaded.pipeline.command()) {
+                (Some(spec), _) => environment::data_hash(spec, inputs),
+                (None, command) => command.map_or_else(String::new, |command| {
+                    LedgerJob::of_command(command, false, template.placement.device).data().to_owned()
+                }),
+            };
+            LedgerSession::open(ledger, &self.run.state.id, identity, data)
+        });
+        let supervisor = Supervisor {
+            engine,
+            template,
+            run: &mut self.run,
+            reporter: self.reporter,
+            interrupts: self.interrupts,
+            listeners: &mut self.listeners,
+            start_mode: self.start_mode,
+            session,
+            config,
+            points: Vec::new(),
+            fitted: None,
+            oom: None,
+            metrics: None,
+        };
+        let result = match job {
+            Job::Train => supervisor.run().await.map(|()| None),
+            Job::Fit => supervisor.fit().await.map(Some),
+        };
+        self.warn_of(ledger.as_ref());
+        result
+    }
+
+    /// A damaged ledger is set aside before the run asks it.
+    fn check_ledger(&self, ledger: Option<&Ledger>) {
+        // Where it cannot be read, the run says so when it asks.
+        ledger.map(Ledger::entries);
+        self.warn_of(ledger);
+    }
+
+    fn warn_of(&self, ledger: Option<&Ledger>) {
+        warn(self.reporter, ledger.map(Ledger::take_warnings).unwrap_or_default());
+    }
+
+    /// Writes the lock of a new run. The inputs of a resumed run must match its lock.
+    async fn check_lock(
+        &mut self,
+        program: &Program,
+        engine: &dyn Engine,
+        template: &JobTemplate<'_>,
+    ) -> Result<(), Error> {
+        // A job that runs has what it has.
+        if self.is_open() {
+            return Ok(());
+        }
+        let now =
+            environment::collect(program.clone(), engine, &self.run.folder, template, self.reporter, self.interrupts)
+                .await?;
+        let then = lock::read(&self.run.folder).filter(|_| !self.run.state.attempts.is_empty());
+        let Some(then) = then else { return write_json(&self.run.folder.lock(), &now) };
+        let of_inputs = |difference: &Difference| INPUTS.contains(&difference.what.as_str());
+        let differences = lock::differences(&then, &now);
+        let (inputs, others): (Vec<_>, Vec<_>) = differences
+            .iter()
+            // The settings were compared as a file: a newer pipe may write the same settings differently.
+            .filter(|difference| difference.effect != Effect::None && difference.what != "settings")
+            .partition(|difference| of_inputs(difference));
+        others.iter().for_each(|other| self.reporter.note(&format!("changed since the run started: {other}")));
+        match inputs.is_empty() {
+            true => Ok(()),
+            false => Err(Error::InputsChanged { changes: inputs.iter().map(ToString::to_string).collect() }),
+        }
+    }
+
+    /// Whether the last attempt has no recorded end.
+    fn is_open(&self) -> bool {
+        self.run.state.attempts.last().is_some_and(|attempt| attempt.outcome.is_none())
+    }
+
+    /// Waits until no other run has the cards. They are queued for one after the other, in one order for all runs, so that
+    /// no two runs wait for each other.
+    async fn queue(&mut self, engine: &dyn Engine, device: Device, gpus: &Gpus) -> Result<Vec<Ticket>, Error> {
+        let mut tickets = Vec::new();
+        if device == Device::Cpu || self.run.state.no_queue || engine.has_queue() {
+            return Ok(tickets);
+        }
+        let cards = queue::card_names(gpus, &engine.cards(&Gpus::All));
+        for card in &cards {
+            match self.queue_for(card, &cards).await? {
+                Some(ticket) => tickets.push(ticket),
+                None => break,
+            }
+        }
+        Ok(tickets)
+    }
+
+    /// `cards` are all that the run wants.
+    async fn queue_for(&mut self, card: &str, cards: &BTreeSet<String>) -> Result<Option<Ticket>, Error> {
+        let ticket = match Ticket::take(card, &self.run.state.id) {
+            Ok((ticket, warning)) => {
+                warning.iter().for_each(|warning| self.reporter.note(warning));
+                ticket
+            }
+            Err(error) => return Ok(self.without_queue(&error)),
+        };
+        // A job that is on the card already does not wait for it.
+        if self.is_open() {
+            return Ok(Some(ticket));
+        }
+        let mut reported = Vec::new();
+        loop {
+            let ahead = match ticket.ahead() {
+                Ok(ahead) => ahead,
+                Err(error) => return Ok(self.without_queue(&error)),
+            };
+            let Some(first) = ahead.first() else { return Ok(Some(ticket)) };
+            if ahead != reported {
+                let more = match ahead.len() {
+                    1 => String::new(),
+                    count => format!(", {} more ahead of this run", count - 1),
+                };
+                let all = match cards.len() {
+                    1 => String::new(),
+                    _ => {
+                        format!("; this run wants {}", cards.iter().map(String::as_str).collect::<Vec<_>>().join(", "))
+                    }
+                };
+                let waiting = format!("waiting for {card}: {first} has it{more}{all}");
+                self.reporter.note(&waiting);
+                self.doing(&waiting)?;
+                reported = ahead;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
+                () = self.interrupts.signal() => return Err(Error::Interrupted),
+            }
+        }
+    }
+
+    /// Where there can be no queue, a run does not wait for others.
+    fn without_queue(&self, error: &Error) -> Option<Ticket> {
+        self.reporter.note(&format!("warning: {error}; the run does not wait for others"));
+        None
+    }
+
+    fn doing(&mut self, what: &str) -> Result<(), Error> {
+        self.reporter.doing(what);
+        self.run.set_doing(what)
+    }
+
+    /// Everything that belongs to the end of a run. Its state is written last: if `pipe` is killed before that,
+    /// the next process does all of it again.
+    fn end(&mut self, error: Option<&Error>) -> Result<(), Error> {
+        self.doing("reporting").ok();
+        self.run.note_end(error);
+        self.note_result();
+        warn(self.reporter, self.listeners.notify(&Notice::RunEnded(&self.run.state)));
+        let saved = self.run.save();
+        self.reporter.run_ended(&self.run.state, &self.run.folder.path().display().to_string());
+        saved
+    }
+
+    /// The result of the run, and the run as a page. That it cannot be written takes nothing from the run.
+    fn note_result(&mut self) {
+        let mut record = Record::read(&self.run.folder);
+        let known = self.run.state.result.take().unwrap_or_default();
+        self.run.state.result = Some(run::result(&record.history, &known));
+        record.state = Some(self.run.state.clone());
+        let page = html::page(&[record], &self.loaded.variables);
+        if let Err(error) = write_whole(&self.run.folder.report(), page.as_bytes()) {
+            self.reporter.note(&format!("warning: {error}"));
+        }
+    }
+}
+
+/// Of the scripts that the words of a command name: small files, so that no data is read for it.
+fn scripts_hash(command: &Command, variables: &Variables) -> String {
+    let is_script =
+        |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_file() && found.len() <= LARGEST_SCRIPT);
+    let scripts = named_paths(command, variables).into_iter().filter(is_script);
+    let mut hasher = blake3::Hasher::new();
+    scripts.filter_map(|script| std::fs::read(script).ok()).for_each(|text| {
+        hasher.update(blake3::hash(&text).as_bytes());
+    });
+    hasher.finalize().to_hex()[..16].to_owned()
+}
+
+/// Bytes of a file that counts as a script.
+const LARGEST_SCRIPT: u64 = 1 << 20;
+
+/// The inputs that must not change when a run is resumed.
+const INPUTS: [&str; 4] = ["data.train", "data.eval", "tokenizer", "model"];
+
+/// How often the queue is read while a run waits.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);

@@ -1,0 +1,170 @@
+//! `log.txt` of an attempt: everything that its job wrote, each line once.
+//!
+//! The events of a job, from two sources: the file in its folder, which is never rotated, and the lines on its stdout, which
+//! arrive at once. Both have the same numbered events, so that each fills the gaps of the other.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use pipe_spec::Event;
+use pipe_spec::run::{AttemptFolder, LogPosition};
+use pipe_spec::text::human_bytes;
+
+use crate::engine::{Line, Source};
+use crate::error::Error;
+use crate::run::Follow;
+
+pub struct JobLog {
+    path: PathBuf,
+    file: File,
+    /// Lines that were written after the position that was kept, and that the engine gives again.
+    known: VecDeque<String>,
+    position: LogPosition,
+    /// Bytes that there may be.
+    limit: u64,
+}
+
+/// A job that writes without end does not fill the disk with it.
+const LIMIT: u64 = 4 << 30;
+
+/// Bytes after the position that was kept which are compared with what the engine gives again.
+const COMPARED: u64 = 64 << 20;
+
+impl JobLog {
+    /// The log with what it holds already; `kept` is how far it had come when that was last written down.
+    pub fn open(path: &Path, kept: Option<LogPosition>) -> Result<Self, Error> {
+        let open = || {
+            let mut file = File::options().create(true).read(true).append(true).open(path)?;
+            let mut position = kept.clone().unwrap_or_default();
+            let length = file.metadata()?.len();
+            position.bytes = position.bytes.min(length);
+            file.seek(SeekFrom::Start(position.bytes))?;
+            let mut after = Vec::new();
+            (&file).take(COMPARED).read_to_end(&mut after)?;
+            // Half a line is all that a killed `pipe` can have left; it comes again.
+            let whole = after.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+            after.truncate(whole);
+            if position.bytes + COMPARED > length {
+                file.set_len(position.bytes + whole as u64)?;
+                position.bytes += whole as u64;
+            } else {
+                position.bytes = length;
+            }
+            let known = String::from_utf8_lossy(&after).lines().map(str::to_owned).collect();
+            io::Result::Ok(Self { path: path.to_owned(), file, known, position, limit: LIMIT })
+        };
+        open().map_err(|source| Error::Write { path: path.to_owned(), source })
+    }
+
+    /// How far it has come.
+    pub fn position(&self) -> &LogPosition {
+        &self.position
+    }
+
+    pub fn write(&mut self, line: &Line) -> Result<(), Error> {
+        self.append(&line.text)?;
+        match line.source {
+            Source::Stdout => self.position.stdout.clone_from(&line.stamp),
+            Source::Stderr => self.position.stderr.clone_from(&line.stamp),
+            Source::Engine | Source::Queue => {}
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, text: &str) -> Result<(), Error> {
+        // Where the engine has lost lines, those before the one that it gives are not waited for.
+        if let Some(at) = self.known.iter().position(|known| known == text) {
+            self.known.drain(..=at);
+            return Ok(());
+        }
+        if self.position.bytes >= self.limit {
+            return Ok(());
+        }
+        self.position.bytes += text.len() as u64 + 1;
+        let end = match self.position.bytes < self.limit {
+            true => String::new(),
+            false => format!("the log is longer than {}: what follows is left out\n", human_bytes(self.limit)),
+        };
+        write!(self.file, "{text}\n{end}").map_err(|source| Error::Write { path: self.path.clone(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(log: &mut JobLog, lines: &[&str]) {
+        for text in lines {
+            log.write(&Line { source: Source::Stdout, text: (*text).to_owned(), stamp: None }).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_read_again_is_written_once() {
+        let path = std::env::temp_dir().join(format!("pipe-joblog-{}", std::process::id()));
+        std::fs::write(&path, "one\ntwo\nthr").unwrap();
+        let mut log = JobLog::open(&path, None).unwrap();
+        write(&mut log, &["one", "two", "three", "four"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\n");
+        assert_eq!(log.position().bytes, 19);
+
+        // From the position that was kept on, and where the engine has lost `three`.
+        let kept = LogPosition { bytes: 4, ..LogPosition::default() };
+        let mut log = JobLog::open(&path, Some(kept)).unwrap();
+        write(&mut log, &["two", "four", "one"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\none\n");
+
+        log.limit = 34;
+        write(&mut log, &["five", "six", "seven", "eight"]);
+        let end = "five\nsix\nseven\nthe log is longer than 34 B: what follows is left out\n";
+        assert!(std::fs::read_to_string(&path).unwrap().ends_with(end));
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+pub struct JobEvents {
+    file: Follow,
+    /// Whether a warning was given that the file cannot be read.
+    unreadable: bool,
+    /// The last event that came on stdout.
+    on_stdout: u64,
+    /// Whether stdout has passed over events.
+    pub log_has_gaps: bool,
+}
+
+impl JobEvents {
+    /// The events of an attempt of which those up to `recorded` are known.
+    pub fn open(attempt: &AttemptFolder, recorded: u64) -> Self {
+        let file = Follow::of_job(attempt.job().events());
+        Self { file, unreadable: false, on_stdout: recorded, log_has_gaps: false }
+    }
+
+    /// Notes an event on stdout.
+    pub fn seen_on_stdout(&mut self, event: &Event) {
+        self.log_has_gaps |= event.seq > self.on_stdout.saturating_add(1);
+        self.on_stdout = self.on_stdout.max(event.seq);
+    }
+
+    /// Events that were added to the file, some at a time; none where no more are there. A file that cannot be read is
+    /// reported once; stdout still has the events.
+    pub fn next(&mut self) -> (Vec<Event>, Option<Error>) {
+        loop {
+            match self.file.lines() {
+                Ok(lines) if lines.is_empty() => return (Vec::new(), None),
+                Ok(lines) => {
+                    let events: Vec<Event> = lines.iter().filter_map(|line| Event::parse(line)).collect();
+                    if !events.is_empty() {
+                        return (events, None);
+                    }
+                }
+                Err(_) if self.unreadable => return (Vec::new(), None),
+                Err(error) => {
+                    self.unreadable = true;
+                    return (Vec::new(), Some(error));
+                }
+            }
+        }
+    }
+}

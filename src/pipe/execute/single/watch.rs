@@ -1,0 +1,402 @@
+//! Watches a job to its end: writes its log and records its events.
+//!
+//! What `run.json` keeps of the events.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pipe_spec::event::{Measured, Metrics, Point};
+use pipe_spec::run::AttemptFolder;
+use pipe_spec::text::count;
+use pipe_spec::{Event, EventKind};
+use tokio::time::MissedTickBehavior;
+
+use super::job_log::{JobEvents, JobLog};
+use super::{Supervisor, warn};
+use crate::engine::{Ending, JobHandle, Line, Source, StartedJob};
+use crate::error::Error;
+use crate::execute::decide::metrics::Reader;
+use crate::report::bounded;
+use crate::run::{EventLog, lock};
+use crate::system::clock::now;
+use crate::system::interrupt::StopRequest;
+use crate::track::Notice;
+
+/// Characters of such a line that are shown.
+const LINE: usize = 1000;
+
+/// How many of the last lines of a log are kept for an error.
+const TAIL: usize = 20;
+
+/// Between two times that the figures of a running attempt are written down.
+const SAVE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Between two reads of the job's event file, and between two stop requests.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long a job may take to go away after it was killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A job that has ended.
+pub(super) struct Watched {
+    pub handle: Box<dyn JobHandle>,
+    pub ending: Ending,
+    pub tail: Vec<String>,
+    pub stop_requested: bool,
+}
+
+impl Supervisor<'_> {
+    pub(super) async fn watch(
+        &mut self,
+        mut job: StartedJob,
+        log: &mut JobLog,
+        events: &mut EventLog,
+    ) -> Result<Watched, Error> {
+        let mut job_events = JobEvents::open(&self.attempt_folder(), events.last_seq());
+        if let Some(attempt) = self.run.state.attempts.last_mut() {
+            attempt.container = Some(job.id.clone());
+        }
+        let mut watched = self.run.set_doing(self.stage());
+        // A trainer says itself when it has begun.
+        if self.template.pipeline.command().is_some() {
+            self.reporter.doing(self.stage());
+        }
+        let mut tail = Tail::default();
+        let mut saved = Instant::now();
+        let mut stopping: Option<Stopping> = None;
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                line = job.lines.recv() => match line {
+                    None => break,
+                    // What cannot be written down must not stop the reading, or the job would hang on a full pipe.
+                    Some(line) => {
+                        let taken = self.take(&line, &mut job_events, log, events, &mut tail);
+                        if watched.is_ok() && taken.is_err() {
+                            watched = taken;
+                            job.handle.stop().await?;
+                            stopping.get_or_insert_with(|| Stopping::gracefully(self.stop_timeout()));
+                        }
+                    }
+                },
+                _ = poll.tick() => {
+                    let drained = self.drain(&mut job_events, events);
+                    if watched.is_ok() && drained.is_err() {
+                        watched = drained;
+                        stopping.get_or_insert_with(|| Stopping::gracefully(self.stop_timeout()));
+                    }
+                    if let Some(stop) = &mut stopping {
+                        self.enforce_stop(stop, job.handle.as_ref()).await?;
+                    }
+                },
+                request = self.interrupts.next() => self.ask_to_stop(request, &mut stopping, job.handle.as_ref()).await?,
+            }
+            // For `pipe ls` and `pipe attach`.
+            if saved.elapsed() > SAVE_INTERVAL && watched.is_ok() {
+                saved = Instant::now();
+                if let Some(attempt) = self.run.state.attempts.last_mut() {
+                    attempt.log = Some(log.position().clone());
+                }
+                self.run.save().unwrap_or_else(|error| tracing::debug!("{error}"));
+            }
+        }
+        let last = self.metrics.as_mut().and_then(Reader::end);
+        let drained = self.record_metrics(last.into_iter().collect(), events);
+        watched = watched.and(drained);
+        let ending = job.handle.ending().await?;
+        let drained = self.drain(&mut job_events, events);
+        if job_events.log_has_gaps {
+            let name = self.attempt_folder().log();
+            let name = name.strip_prefix(self.run.folder.path()).unwrap_or(&name).display();
+            self.reporter.note(&format!("warning: the engine has lost lines of the job's log: {name} is not complete"));
+        }
+        watched?;
+        drained?;
+        let stop_requested = stopping.is_some_and(|stop| stop.requested);
+        Ok(Watched { handle: job.handle, ending, tail: tail.0, stop_requested })
+    }
+
+    fn attempt_folder(&self) -> AttemptFolder {
+        self.run.folder.attempt(self.run.state.attempts.last().map_or(1, |attempt| attempt.number))
+    }
+
+    /// What runs, for people.
+    fn job_noun(&self) -> &'static str {
+        if self.template.pipeline.command().is_some() { "the command" } else { "the trainer" }
+    }
+
+    /// What the run does while its job runs.
+    fn stage(&self) -> &'static str {
+        if self.template.pipeline.command().is_some() { "running the command" } else { "training" }
+    }
+
+    fn stop_timeout(&self) -> Duration {
+        Duration::from_secs(self.template.pipeline.container.stop_timeout().into())
+    }
+
+    async fn ask_to_stop(
+        &self,
+        request: StopRequest,
+        stopping: &mut Option<Stopping>,
+        handle: &dyn JobHandle,
+    ) -> Result<(), Error> {
+        let timeout = self.stop_timeout();
+        let stop = stopping.get_or_insert_with(|| Stopping::gracefully(timeout));
+        let first = !std::mem::replace(&mut stop.requested, true);
+        match request {
+            StopRequest::Graceful if first => {
+                let within = timeout.as_secs();
+                let what = match self.template.pipeline.command() {
+                    None => "the trainer saves and ends",
+                    Some(_) => "the command was sent SIGTERM and is to end",
+                };
+                self.reporter
+                    .note(&format!("stopping: {what}, within {within} s at most; Ctrl-C again ends it at once"));
+                handle.stop().await
+            }
+            StopRequest::Graceful => Ok(()),
+            StopRequest::Hard => {
+                self.reporter.note(&format!("ending {} at once", self.job_noun()));
+                stop.mark_killed();
+                handle.kill().await
+            }
+        }
+    }
+
+    /// Repeats the request to a job that is to end, and kills it after the timeout.
+    async fn enforce_stop(&self, stop: &mut Stopping, handle: &dyn JobHandle) -> Result<(), Error> {
+        match stop.killed {
+            Some(since) if since.elapsed() > KILL_TIMEOUT => {
+                let reason = format!("the job did not end within {} s of being killed", KILL_TIMEOUT.as_secs());
+                Err(Error::EngineLost { reason })
+            }
+            Some(_) => Ok(()),
+            None if Instant::now() > stop.deadline => {
+                let timeout = self.stop_timeout().as_secs();
+                self.reporter.note(&format!(
+                    "warning: {} did not end within {timeout} s (container.stop_timeout): ending it; what it \
+                     did after its last checkpoint is lost",
+                    self.job_noun()
+                ));
+                stop.mark_killed();
+                handle.kill().await
+            }
+            // A second signal would interrupt what a command does to save.
+            None if self.template.pipeline.command().is_some() => Ok(()),
+            // Signals to the first process of a container are lost until it has installed its handlers.
+            None => handle.stop().await,
+        }
+    }
+
+    /// One line of the job: kept, and recorded when it is an event.
+    fn take(
+        &mut self,
+        line: &Line,
+        job_events: &mut JobEvents,
+        log: &mut JobLog,
+        events: &mut EventLog,
+        tail: &mut Tail,
+    ) -> Result<(), Error> {
+        match line.source {
+            Source::Queue => {
+                self.reporter.note(&line.text);
+                return self.run.set_doing(&line.text);
+            }
+            Source::Engine => self.reporter.note(&line.text),
+            Source::Stdout | Source::Stderr => {}
+        }
+        // It has begun, where it had to wait.
+        if self.run.state.doing.as_deref() != Some(self.stage()) {
+            self.run.set_doing(self.stage())?;
+        }
+        if line.source == Source::Engine {
+            return Ok(());
+        }
+        log.write(line)?;
+        if self.template.pipeline.command().is_some() {
+            self.reporter.job_line(&line.text);
+            return self.read_metrics(&line.text, events);
+        }
+        let event = if line.source == Source::Stdout { Event::parse(&line.text) } else { None };
+        let Some(event) = event else {
+            tracing::debug!(target: "trainer", "{}", line.text);
+            tail.push(&line.text);
+            return Ok(());
+        };
+        job_events.seen_on_stdout(&event);
+        if events.gap_before(&event) > 0 {
+            self.drain(job_events, events)?;
+        }
+        self.record(event, events)
+    }
+
+    /// Records what a line of a command says of its steps.
+    fn read_metrics(&mut self, line: &str, events: &mut EventLog) -> Result<(), Error> {
+        let Some(reader) = &mut self.metrics else { return Ok(()) };
+        // Every state of a progress bar may say something.
+        let found = line.split('\r').filter_map(|text| reader.read(text)).collect();
+        self.record_metrics(found, events)
+    }
+
+    fn record_metrics(&mut self, found: Vec<Metrics>, events: &mut EventLog) -> Result<(), Error> {
+        found.into_iter().try_for_each(|found| {
+            let event = Event { seq: events.last_seq() + 1, ts: now(), kind: EventKind::Metrics(found) };
+            self.record(event, events)
+        })
+    }
+
+    /// Records what the job has added to its event file.
+    pub(super) fn drain(&mut self, job_events: &mut JobEvents, events: &mut EventLog) -> Result<(), Error> {
+        loop {
+            let (added, problem) = job_events.next();
+            problem.iter().for_each(|problem| self.reporter.note(&format!("warning: {problem}")));
+            if added.is_empty() {
+                return Ok(());
+            }
+            added.into_iter().try_for_each(|event| self.record(event, events))?;
+        }
+    }
+
+    fn record(&mut self, event: Event, events: &mut EventLog) -> Result<(), Error> {
+        if !events.is_new(&event) {
+            return Ok(());
+        }
+        let lost = events.gap_before(&event);
+        if lost > 0 {
+            let seq = event.seq;
+            self.reporter.note(&format!("warning: lost {} before event {seq} of this attempt", count(lost, "event")));
+        }
+        self.note_event(&event);
+        let Some(recorded) = events.record(event)? else { return Ok(()) };
+        self.reporter.event(&recorded);
+        warn(self.reporter, self.listeners.notify(&Notice::Event(&recorded)));
+        Ok(())
+    }
+}
+
+/// A job that is to end.
+struct Stopping {
+    /// Until when it may save.
+    deadline: Instant,
+    /// Whether a person requested the stop.
+    requested: bool,
+    killed: Option<Instant>,
+}
+
+impl Stopping {
+    fn gracefully(timeout: Duration) -> Self {
+        Self { deadline: Instant::now() + timeout, requested: false, killed: None }
+    }
+
+    fn mark_killed(&mut self) {
+        self.killed.get_or_insert_with(Instant::now);
+    }
+}
+
+#[derive(Default)]
+struct Tail(Vec<String>);
+
+impl Tail {
+    fn push(&mut self, line: &str) {
+        if self.0.len() == TAIL {
+            self.0.remove(0);
+        }
+        self.0.push(line.to_owned());
+    }
+}
+
+/// The last lines of a log of any size, indented.
+pub(super) fn last_lines(log: &Path) -> Vec<String> {
+    let text = end_of(log, 64 << 10);
+    let lines: Vec<&str> = text.lines().collect();
+    let shown = |line: &&str| {
+        format!("  {}", bounded(line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default(), LINE))
+    };
+    lines[lines.len().saturating_sub(TAIL)..].iter().map(shown).collect()
+}
+
+/// The last bytes of a log of any size, as text.
+pub(super) fn end_of(log: &Path, most: u64) -> String {
+    let read = || {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(most)))?;
+        let mut bytes = Vec::new();
+        file.take(most).read_to_end(&mut bytes)?;
+        std::io::Result::Ok(bytes)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}
+
+impl Supervisor<'_> {
+    /// Takes in what an event says of the attempt, for `run.json` and the ledger.
+    pub(super) fn note_event(&mut self, event: &Event) {
+        self.note_figures(event);
+        if let Some(session) = &mut self.session {
+            session.observe(&event.kind);
+        }
+    }
+
+    fn note_figures(&mut self, event: &Event) {
+        let state = &mut self.run.state;
+        match &event.kind {
+            EventKind::Started(started) => {
+                lock::record_started(&self.run.folder, started);
+                state.steps = Some(started.steps);
+                if let Some(attempt) = state.attempts.last_mut() {
+                    (attempt.batch, attempt.accum) = (started.batch, started.accum);
+                }
+            }
+            EventKind::Rehearsed(rehearsed) => {
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.peak_memory = attempt.peak_memory.max(Some(rehearsed.peak));
+                }
+                self.points.push(Point { batch: rehearsed.batch, peak: rehearsed.peak });
+            }
+            EventKind::Measured(Measured { batch, peak: Some(peak), .. }) => {
+                self.points.push(Point { batch: *batch, peak: *peak });
+            }
+            EventKind::Step(step) => {
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.first_step.get_or_insert(step.step);
+                    attempt.first_loss.get_or_insert(step.loss);
+                    attempt.last_step = Some(step.step);
+                    attempt.last_loss = Some(step.loss);
+                    attempt.peak_memory = attempt.peak_memory.max(Some(step.peak));
+                }
+            }
+            EventKind::Metrics(metrics) => {
+                state.steps = metrics.steps.or(state.steps);
+                if let Some((attempt, peak)) = state.attempts.last_mut().zip(metrics.peak_memory()) {
+                    attempt.peak_memory = attempt.peak_memory.max(Some(peak));
+                    self.points.retain(|point| point.batch != attempt.batch || point.peak > peak);
+                    self.points.push(Point { batch: attempt.batch, peak });
+                }
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.first_step.get_or_insert(metrics.step);
+                    attempt.last_step = attempt.last_step.max(Some(metrics.step));
+                    if let Some(loss) = metrics.loss() {
+                        attempt.first_loss.get_or_insert(loss);
+                        attempt.last_loss = Some(loss);
+                    }
+                }
+            }
+            EventKind::Oom(record) => {
+                if let Some(attempt) = state.attempts.last_mut() {
+                    attempt.peak_memory = attempt.peak_memory.max(record.peak);
+                }
+                self.oom = Some(record.clone());
+            }
+            EventKind::Fitted(fitted) => self.fitted = Some(fitted.clone()),
+            EventKind::Measured(_)
+            | EventKind::Eval(_)
+            | EventKind::Sample(_)
+            | EventKind::Checkpoint(_)
+            | EventKind::Warning(_)
+            | EventKind::Finished(_) => {}
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Data sets: which files of a repository a path means, and which of those the cache has.
+//!
+//! Models: which of their files are needed, and which of those the cache has.
+//!
+//! Models and data sets of the Hugging Face hub, in the cache that its own tools fill, fetched where they are missing.
+//!
+//! The crate `hf-hub` knows the hub's names: which folder of the cache and which address a repository has (`Repo`,
+//! `CacheRepo`). The transfer is our own: `hf-hub` neither checks hashes, nor continues what an earlier process left,
+//! nor knows HF_HUB_OFFLINE, nor says why the hub refuses something. So `client` asks (with `ureq`), `listing` reads what
+//! a repository has, `transfer` fetches and checks one file, and `cache` writes in the layout of `huggingface_hub`.
+//!
+//! Knows nothing of pipelines: `preflight` says what is wanted.
+
+mod address;
+mod cache;
+mod client;
+mod listing;
+mod settings;
+mod transfer;
+
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+
+use cache::Cache;
+use client::Client;
+use listing::Listing;
+use pipe_spec::Variables;
+use pipe_spec::lock::LockedRepository;
+use pipe_spec::model_folder::{CONFIG, OPTIONAL, tokenizer_set};
+use pipe_spec::pipeline::Arch;
+use settings::Settings;
+
+use crate::error::Error;
+use crate::report::FetchProgress;
+use crate::system::digests::Weights;
+
+pub use address::{Address, DataAddress};
+pub use client::Failure;
+pub use transfer::MissingFile;
+
+/// Files of a data set, by their paths in the repository.
+pub struct FoundData {
+    pub snapshot: Snapshot,
+    pub names: Vec<String>,
+}
+
+impl Hub {
+    /// The files that a path of a data set means, in the order of their names. Of a folder those that `accepts` takes.
+    pub fn data(&self, data: &DataAddress, accepts: impl Fn(&Path) -> bool) -> Result<FoundData, Failure> {
+        let address = &data.repository;
+        let has = |commit: &str, name: &str| self.cache.snapshot(address, commit).join(name).is_file();
+        if let Some(commit) = self.commit(address) {
+            let kept = Listing::kept(address, &commit).and_then(|listing| expand(&listing, &data.path, &accepts));
+            // A file needs no list.
+            let names = kept.or_else(|| has(&commit, &data.path).then(|| vec![data.path.clone()]));
+            if let Some(names) = names.filter(|names| names.iter().all(|name| has(&commit, name))) {
+                return Ok(FoundData { snapshot: self.snapshot(address, &commit), names });
+            }
+        }
+        let client = self.client(address)?;
+        let listing = self.listing(client, address)?;
+        let names = expand(&listing, &data.path, &accepts).ok_or_else(|| {
+            Failure::Named(format!(
+                "the data set {address} has no file, and no folder with data, that is {:?}",
+                data.path
+            ))
+        })?;
+        let mut snapshot = self.snapshot(address, &listing.commit);
+        snapshot.missing = self.missing(client, address, &listing, &names)?;
+        Ok(FoundData { snapshot, names })
+    }
+}
+
+/// The files that `path` means: one file, those that match it, or those of a folder that `accepts` takes.
+fn expand(listing: &Listing, path: &str, accepts: impl Fn(&Path) -> bool) -> Option<Vec<String>> {
+    if listing.has(path) {
+        return Some(vec![path.to_owned()]);
+    }
+    let chosen = |name: &&str| match address::is_pattern(path) {
+        true => address::matches(path, name),
+        false => address::is_in(path, name) && accepts(Path::new(name)),
+    };
+    let mut names: Vec<String> = listing.names().filter(chosen).map(str::to_owned).collect();
+    names.sort();
+    Some(names).filter(|names| !names.is_empty())
+}
+
+/// A model, with the tokenizer that the hub has and the cache has not.
+pub struct FoundModel {
+    pub snapshot: Snapshot,
+    pub unfetched_tokenizer: Option<&'static str>,
+}
+
+impl Hub {
+    /// A model, with `tokenizer` where its own is needed.
+    pub fn model(&self, address: &Address, arch: Arch, tokenizer: bool) -> Result<FoundModel, Failure> {
+        let known = self.commit(address);
+        if let Some(commit) = known.as_ref().filter(|commit| self.has_model(address, commit, arch, tokenizer)) {
+            return Ok(FoundModel { snapshot: self.snapshot(address, commit), unfetched_tokenizer: None });
+        }
+        let (client, listing) = self.with_config(address)?;
+        let mut snapshot = self.snapshot(address, &listing.commit);
+        let mut names = self.weights(client, address, &listing, &snapshot)?;
+        let set = tokenizer_set(arch, |name| listing.has(name)).filter(|_| tokenizer).unwrap_or_default();
+        names.extend(set.iter().chain(&OPTIONAL).filter(|name| listing.has(name)).map(|name| (*name).to_owned()));
+        snapshot.missing = self.missing(client, address, &listing, &names)?;
+        let unfetched_tokenizer = set.first().copied().filter(|name| snapshot.is_missing(name));
+        Ok(FoundModel { snapshot, unfetched_tokenizer })
+    }
+
+    /// The folder that has a model's config.json, and need have nothing else.
+    pub fn config(&self, address: &Address) -> Result<PathBuf, Failure> {
+        let folder = self.commit(address).map(|commit| self.cache.snapshot(address, &commit));
+        if let Some(folder) = folder.filter(|folder| folder.join(CONFIG).is_file()) {
+            return Ok(folder);
+        }
+        let (_, listing) = self.with_config(address)?;
+        Ok(self.cache.snapshot(address, &listing.commit))
+    }
+
+    /// What the hub has, with the config.json of it in the cache.
+    fn with_config(&self, address: &Address) -> Result<(&Client, Listing), Failure> {
+        let client = self.client(address)?;
+        let listing = self.listing(client, address)?;
+        if !listing.has(CONFIG) {
+            let message = format!("{address} has no {CONFIG}; it must be a model in the layout of transformers");
+            return Err(Failure::Named(message));
+        }
+        self.fetch_now(client, address, &listing, CONFIG)?;
+        Ok((client, listing))
+    }
+
+    /// Whether the cache has all of a model that is needed.
+    fn has_model(&self, address: &Address, commit: &str, arch: Arch, tokenizer: bool) -> bool {
+        let folder = self.cache.snapshot(address, commit);
+        let has = |name: &str| folder.join(name).is_file();
+        let weights = || Weights::find(has).and_then(|weights| weights.files(&folder));
+        let is_whole = || weights().is_some_and(|names| names.iter().all(|name| has(name)));
+        let has_tokenizer = || !tokenizer || tokenizer_set(arch, has).is_some();
+        has(CONFIG) && is_whole() && has_tokenizer()
+    }
+
+    /// The names of the files that hold the weights. Those of an index only where they are to be fetched.
+    fn weights(
+        &self,
+        client: &Client,
+        address: &Address,
+        listing: &Listing,
+        snapshot: &Snapshot,
+    ) -> Result<Vec<String>, Failure> {
+        let found = Weights::find(|name| listing.has(name)).ok_or_else(|| {
+            Failure::Named(format!("{address} has no weights in a known format: {}", Weights::expected()))
+        })?;
+        if matches!(found, Weights::Index(_)) {
+            if self.access != HubAccess::Fetch {
+                return Ok(vec![found.name().to_owned()]);
+            }
+            self.fetch_now(client, address, listing, found.name())?;
+        }
+        let names = found.files(&snapshot.folder());
+        names.filter(|names| names.iter().all(|name| listing.has(name))).ok_or_else(|| {
+            Failure::Named(format!("{address}: {} names files that the repository does not have", found.name()))
+        })
+    }
+}
+
+/// How much is fetched from the hub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HubAccess {
+    /// What is in the cache; the network is not used.
+    CacheOnly,
+    /// A model's config.json, and whether the hub has all the rest.
+    Check,
+    /// Everything that a training reads.
+    Fetch,
+}
+
+pub struct Hub {
+    settings: Settings,
+    cache: Cache,
+    client: OnceCell<Client>,
+    access: HubAccess,
+    /// The commits that a run began with.
+    pins: Vec<LockedRepository>,
+    progress: FetchProgress,
+}
+
+/// One commit of a repository in the cache. Its files are links to what lies elsewhere in the repository's folder.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The cache.
+    pub cache: PathBuf,
+    /// The folder of the repository, which holds all of it.
+    pub repository: PathBuf,
+    /// The commit's folder, relative to `repository`.
+    pub path: PathBuf,
+    pub locked: LockedRepository,
+    /// Files that are not in the cache yet.
+    pub missing: Vec<MissingFile>,
+}
+
+impl Snapshot {
+    pub fn folder(&self) -> PathBuf {
+        self.repository.join(&self.path)
+    }
+
+    fn is_missing(&self, name: &str) -> bool {
+        self.missing.iter().any(|missing| missing.file.name == name)
+    }
+}
+
+impl Hub {
+    pub fn new(known: &Variables, access: HubAccess, pins: &[LockedRepository], progress: FetchProgress) -> Self {
+        let settings = Settings::read(known);
+        let cache = Cache { folder: settings.cache.clone() };
+        Self { settings, cache, client: OnceCell::new(), access, pins: pins.to_vec(), progress }
+    }
+
+    pub fn access(&self) -> HubAccess {
+        self.access
+    }
+
+    fn snapshot(&self, address: &Address, commit: &str) -> Snapshot {
+        let locked =
+            LockedRepository { name: address.name(), revision: address.revision.clone(), commit: commit.to_owned() };
+        let repository = self.cache.repository(address);
+        let path = Path::new("snapshots").join(commit);
+        Snapshot { cache: self.cache.folder.clone(), repository, path, locked, missing: Vec::new() }
+    }
+
+    /// The commit that a run began with, or that the cache knows for the revision.
+    fn commit(&self, address: &Address) -> Option<String> {
+        self.pin(address).map(str::to_owned).or_else(|| self.cache.commit(address))
+    }
+
+    fn pin(&self, address: &Address) -> Option<&str> {
+        let name = address.name();
+        let pin = self.pins.iter().find(|pin| pin.name == name && pin.revision == address.revision)?;
+        Some(&pin.commit)
+    }
+
+    /// What the hub has at the commit that is known for the revision; without one, or where the hub no longer has that
+    /// commit, at the one that the revision names now. So all that a pipeline names of a revision is of one commit.
+    fn listing(&self, client: &Client, address: &Address) -> Result<Listing, Failure> {
+        if let Some(commit) = self.commit(address) {
+            let listing = Listing::kept(address, &commit).map_or_else(|| Listing::ask(client, address, &commit), Ok);
+            match listing {
+                Err(Failure::Named(_)) if self.pin(address).is_none() => {}
+                listing => return listing,
+            }
+        }
+        let listing = Listing::ask(client, address, &address.revision)?;
+        self.cache.set_commit(address, &listing.commit)?;
+        Ok(listing)
+    }
+
+    /// Prints the commits that a run uses.
+    pub fn announce(&self, repositories: &[LockedRepository]) {
+        for LockedRepository { name, commit, .. } in repositories {
+            self.progress.note(&format!("hub: {name} at commit {}", &commit[..commit.len().min(12)]));
+        }
+    }
+
+    /// The client for files that the cache does not have.
+    fn client(&self, address: &Address) -> Result<&Client, Failure> {
+        let cache = self.cache.folder.clone();
+        if self.access == HubAccess::CacheOnly {
+            return Err(Failure::Named(format!("{address} is not in the hub cache {}", cache.display())));
+        }
+        if let Some(variable) = self.settings.offline {
+            let command = address.download_command();
+            return Err(Error::HubOffline { what: address.to_string(), cache, variable, command }.into());
+        }
+        Ok(self.client.get_or_init(|| Client::new(&self.settings)))
+    }
+}

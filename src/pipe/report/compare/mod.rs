@@ -1,0 +1,194 @@
+//! Compares two runs: settings, locks, results. Reads their folders and changes nothing.
+//!
+//! The files of two folders, by their content.
+//!
+//! The results of a run, as figures that can be compared.
+
+mod curves;
+mod settings;
+mod verdict;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use pipe_spec::pipeline::LossUnit;
+use pipe_spec::text::human_bytes;
+use pipe_spec::{Attempt, Cause, Outcome, RunFolder};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{duration, times_ranks};
+use crate::run::lock::{self, Difference, Effect, differences};
+use crate::run::{Record, record};
+use crate::system::digests::Digests;
+
+pub use curves::Curves;
+pub use settings::{CHANGEABLE_SETTINGS, Setting, flat_settings, may_change, paths_that_differ};
+pub use verdict::{ComputeMode, judge};
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// The ids.
+    pub runs: [String; 2],
+    /// Those that differ; absent where they are not known of both.
+    pub settings: Option<Vec<Setting>>,
+    /// What differs; absent where not both have one.
+    pub lock: Option<Vec<Difference>>,
+    pub results: [Results; 2],
+    pub curves: Curves,
+    /// The files of the exported models; absent where not both have one.
+    pub model: Option<Files>,
+}
+
+impl Comparison {
+    pub fn read(first: &RunFolder, second: &RunFolder) -> Self {
+        let records = [Record::read(first), Record::read(second)];
+        let locks = lock::read(first).zip(lock::read(second));
+        let [one, other] = &records;
+        let settings = settings::differing(one.resolved.as_deref(), other.resolved.as_deref());
+        Self {
+            lock: locks.map(|(one, other)| with_effect_of(settings.as_deref(), differences(&one, &other))),
+            settings,
+            results: [Results::from_record(one), Results::from_record(other)],
+            curves: Curves::compare(one, other),
+            model: Files::compare(&first.model(), &second.model()),
+            runs: records.map(|record| record.id),
+        }
+    }
+}
+
+/// A lock knows only whether the settings are the same. Where all that differ are settings that a run may be resumed with, such as
+/// the number of cards, the computation is the same.
+fn with_effect_of(settings: Option<&[Setting]>, mut differences: Vec<Difference>) -> Vec<Difference> {
+    let same_training = |setting: &Setting| setting.path == "name" || may_change(&setting.path, &CHANGEABLE_SETTINGS);
+    if settings.is_some_and(|settings| settings.iter().all(same_training)) {
+        let found = differences.iter_mut().filter(|difference| difference.what == "settings");
+        found.for_each(|difference| difference.effect = Effect::Rounding);
+        differences.sort_by_key(|difference| difference.effect);
+    }
+    differences
+}
+
+/// Files of a model that are compared, at most.
+const MAX_FILES: usize = 10_000;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Files {
+    /// How many there are by their names, in both together.
+    pub count: usize,
+    /// Those that are not the same in both.
+    pub differ: Vec<String>,
+}
+
+impl Files {
+    /// Nothing where one of the folders has no files.
+    pub fn compare(first: &Path, second: &Path) -> Option<Self> {
+        let mut digests = Digests::load();
+        let (one, other) = (hashes(first, &mut digests)?, hashes(second, &mut digests)?);
+        digests.save();
+        let names: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+        let differ = names.iter().filter(|name| one.get(**name) != other.get(**name)).map(|name| (*name).clone());
+        Some(Self { count: names.len(), differ: differ.collect() })
+    }
+}
+
+fn hashes(folder: &Path, digests: &mut Digests) -> Option<BTreeMap<String, String>> {
+    let names = record::names(folder, MAX_FILES).ok()?.into_iter();
+    let found: BTreeMap<String, String> =
+        names.filter_map(|name| Some((name.clone(), digests.hash(&folder.join(name)).ok()?))).collect();
+    (!found.is_empty()).then_some(found)
+}
+
+/// What is not known is absent.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Results {
+    pub status: Option<&'static str>,
+    pub attempts: Vec<AttemptResult>,
+    /// Steps that were done.
+    pub steps: u64,
+    /// Of the last step.
+    pub loss: Option<f64>,
+    /// Of the last evaluation: its loss, and its scores by their names.
+    pub eval: BTreeMap<String, f64>,
+    pub seconds: Option<f64>,
+    /// Bytes.
+    pub peak_memory: Option<u64>,
+    pub tokens_per_second: Option<f64>,
+    /// What that counts.
+    pub unit: LossUnit,
+}
+
+/// An attempt, as far as it says how the run was done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AttemptResult {
+    pub batch: u32,
+    pub accum: u32,
+    pub ranks: u32,
+    pub outcome: Option<Outcome>,
+    pub cause: Option<Cause>,
+    pub changes: Vec<String>,
+    pub first_step: Option<u64>,
+    pub last_step: Option<u64>,
+}
+
+impl Results {
+    pub fn from_record(run: &Record) -> Self {
+        let eval = run.history.evals.last();
+        let scores = eval.into_iter().flat_map(|eval| eval.scores.iter().map(|(name, score)| (name.clone(), *score)));
+        Self {
+            status: run.state.as_ref().map(|state| state.status.name()),
+            attempts: run.state.iter().flat_map(|state| &state.attempts).map(AttemptResult::new).collect(),
+            steps: run.history.steps.len() as u64,
+            loss: run.history.steps.last().map(|step| step.loss),
+            eval: eval.map(|eval| ("loss".to_owned(), eval.loss)).into_iter().chain(scores).collect(),
+            seconds: run.seconds(),
+            peak_memory: run.peak_memory(),
+            tokens_per_second: run.tokens_per_second(),
+            unit: run.unit(),
+        }
+    }
+
+    /// Names and values, for people.
+    pub fn rows(&self) -> Vec<(String, String)> {
+        let mut rows = Vec::new();
+        let mut add = |name: &str, value: Option<String>| {
+            rows.push((name.to_owned(), value.unwrap_or_else(|| "-".to_owned())));
+        };
+        add("status", self.status.map(str::to_owned));
+        add("attempts", Some(self.attempts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")));
+        add("steps", Some(self.steps.to_string()));
+        add("training loss", self.loss.map(|loss| loss.to_string()));
+        for (name, score) in &self.eval {
+            add(&format!("eval {}", name.replace('_', " ")), Some(score.to_string()));
+        }
+        add("time", self.seconds.map(duration));
+        add("peak memory", self.peak_memory.map(human_bytes));
+        add(&format!("{} per second", self.unit.name()), self.tokens_per_second.map(|rate| format!("{rate:.1}")));
+        rows
+    }
+}
+
+impl AttemptResult {
+    fn new(attempt: &Attempt) -> Self {
+        let Attempt { batch, accum, ranks, outcome, cause, first_step, last_step, .. } = *attempt;
+        Self { batch, accum, ranks, outcome, cause, changes: attempt.changes.clone(), first_step, last_step }
+    }
+}
+
+impl std::fmt::Display for AttemptResult {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} x {}{} {}",
+            self.batch,
+            self.accum,
+            times_ranks(self.ranks),
+            self.outcome.map_or("running", Outcome::name)
+        )?;
+        // A cause is written as in run.json.
+        if let Some(Ok(Value::String(cause))) = self.cause.map(serde_json::to_value) {
+            write!(f, " ({})", cause.replace('_', " "))?;
+        }
+        Ok(())
+    }
+}

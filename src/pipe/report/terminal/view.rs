@@ -1,0 +1,363 @@
+//! The bottom of a terminal, where the block of a run is drawn a few times a second by a thread of its own.
+//!
+//! Every line ends where its text ends. Lines that are filled up to the edge of the terminal, as those of a progress bar are,
+//! become one long line to it, and garbage when it is resized in the course of hours.
+//!
+//! The state of a running run: its stage and the figures of its training.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use console::{Term, measure_text_width};
+use pipe_spec::event::{Event, Metrics, Started, Step};
+use pipe_spec::pipeline::LossUnit;
+use pipe_spec::run::StepStatus;
+use pipe_spec::{Attempt, EventKind, Outcome};
+
+use super::block::{self, TerminalSize};
+use super::pace::{Curve, Pace, span};
+use crate::report::figure;
+use crate::report::text::{self, visible_line};
+use crate::system::clock::now;
+
+/// Between two drawings.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(250);
+
+pub struct Screen {
+    terminal: Arc<Mutex<Terminal>>,
+    /// Dropped to end the thread.
+    end: Option<Sender<()>>,
+    painter: Option<JoinHandle<()>>,
+}
+
+impl Screen {
+    /// Shows `view` until it is dropped, and nothing of it afterwards.
+    pub fn open(view: Arc<Mutex<View>>) -> Self {
+        let terminal = Arc::new(Mutex::new(Terminal { term: Term::stderr(), drawn: Vec::new(), view }));
+        let (end, ended) = mpsc::channel::<()>();
+        let painter = {
+            let terminal = terminal.clone();
+            std::thread::spawn(move || {
+                while ended.recv_timeout(REDRAW_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                    lock(&terminal).draw("");
+                }
+            })
+        };
+        lock(&terminal).draw("");
+        Self { terminal, end: Some(end), painter: Some(painter) }
+    }
+
+    /// A line above the block.
+    pub fn say(&self, line: &str) {
+        lock(&self.terminal).draw(&format!("{line}\n"));
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.end.take();
+        if let Some(painter) = self.painter.take() {
+            painter.join().ok();
+        }
+        lock(&self.terminal).clear();
+    }
+}
+
+/// A panic while drawing leaves nothing that cannot be drawn over.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Terminal {
+    term: Term,
+    /// The widths of the lines that are on the screen; the cursor is at the end of the last one.
+    drawn: Vec<usize>,
+    view: Arc<Mutex<View>>,
+}
+
+impl Terminal {
+    fn size(&self) -> TerminalSize {
+        let (rows, columns) = self.term.size_checked().filter(|size| size.1 > 0).unwrap_or((24, 80));
+        TerminalSize { columns: columns.into(), rows: rows.into(), colours: console::colors_enabled_stderr() }
+    }
+
+    /// Writes `above` and redraws the block below it, in one write, so that nothing flickers.
+    fn draw(&mut self, above: &str) {
+        let size = self.size();
+        let lines = block::lines(&lock(&self.view), now(), size);
+        let mut text = back(&self.drawn, size.columns);
+        let above = if above.is_empty() { String::new() } else { format!("\u{1b}[J{above}") };
+        // What was there is longer, or has more lines.
+        text.push_str(&format!("{above}{}\u{1b}[K\u{1b}[J", lines.join("\u{1b}[K\n")));
+        self.drawn = lines.iter().map(|line| measure_text_width(line)).collect();
+        self.write(&text);
+    }
+
+    fn clear(&mut self) {
+        let text = format!("{}\u{1b}[J", back(&self.drawn, self.size().columns));
+        self.drawn.clear();
+        self.write(&text);
+    }
+
+    fn write(&self, text: &str) {
+        // A closed terminal does not stop the run.
+        let mut stderr = std::io::stderr().lock();
+        stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush()).ok();
+    }
+}
+
+/// To the beginning of lines of these widths. A terminal that has become narrower has broken those that were too wide.
+fn back(drawn: &[usize], columns: usize) -> String {
+    let rows: usize = drawn.iter().map(|width| width.div_ceil(columns.max(1)).max(1)).sum();
+    match rows.saturating_sub(1) {
+        0 => "\r".to_owned(),
+        rows => format!("\r\u{1b}[{rows}A"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_back_counts_broken_lines() {
+        for (drawn, columns, want) in [
+            (&[][..], 80, "\r"),
+            (&[0], 80, "\r"),
+            (&[80], 80, "\r"),
+            (&[80, 80], 80, "\r\u{1b}[1A"),
+            (&[80, 0, 41], 40, "\r\u{1b}[4A"),
+            (&[5], 0, "\r\u{1b}[4A"),
+        ] {
+            assert_eq!(back(drawn, columns), want, "{drawn:?} {columns}");
+        }
+    }
+}
+
+/// How wide the curve of one of several runs is drawn.
+const CURVE_COLUMNS: usize = 16;
+
+pub struct View {
+    /// The current stage.
+    pub stage: String,
+    pub since: Instant,
+    pub attempt: Option<CurrentAttempt>,
+    pub training: Option<Training>,
+    /// Of a command.
+    pub metrics: Option<CommandMetrics>,
+    /// Loss over the whole run.
+    pub curve: Curve,
+    /// What the loss averages over.
+    pub unit: LossUnit,
+    /// Of a pipeline with several, or the trials of a study.
+    pub steps: Vec<StepLine>,
+    /// Of a study: how far it has come, by name.
+    pub facts: Vec<(&'static str, String)>,
+}
+
+/// A step of a pipeline, and how far it has come.
+pub struct StepLine {
+    pub name: String,
+    pub status: StepStatus,
+    pub text: String,
+}
+
+/// The attempt that runs.
+pub struct CurrentAttempt {
+    pub number: u32,
+    /// At most so many.
+    pub of: u32,
+    pub batch: String,
+    /// Seconds since the Unix epoch.
+    pub began: f64,
+    /// Why there is another one, and what was changed for it.
+    pub reason: Option<String>,
+    pub action: Option<String>,
+}
+
+pub struct Training {
+    pub started: Started,
+    pub unit: LossUnit,
+    pub pace: Pace,
+    pub last: Option<Step>,
+    /// When the latest step, evaluation or checkpoint came.
+    pub heard: Instant,
+    /// The latest evaluation: step and loss.
+    pub eval: Option<(u64, f64)>,
+    /// The step of the latest checkpoint.
+    pub saved: Option<u64>,
+}
+
+/// The latest that a command said of its steps.
+#[derive(Default)]
+pub struct CommandMetrics {
+    pub step: u64,
+    pub steps: Option<u64>,
+    values: BTreeMap<String, f64>,
+}
+
+impl CommandMetrics {
+    fn add(&mut self, metrics: &Metrics) {
+        self.step = self.step.max(metrics.step);
+        self.steps = metrics.steps.or(self.steps);
+        self.values.extend(metrics.values.iter().map(|(name, value)| (name.clone(), *value)));
+    }
+
+    /// As text, the loss first.
+    pub fn values(&self) -> Option<String> {
+        let mut values: Vec<(&String, &f64)> = self.values.iter().collect();
+        values.sort_by_key(|(name, _)| name.as_str() != "loss");
+        let texts: Vec<String> =
+            values.iter().map(|(name, value)| format!("{} {}", visible_line(name), figure(**value))).collect();
+        (!texts.is_empty()).then(|| texts.join("   "))
+    }
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self {
+            stage: String::new(),
+            since: Instant::now(),
+            attempt: None,
+            training: None,
+            metrics: None,
+            curve: Curve::default(),
+            unit: LossUnit::default(),
+            steps: Vec::new(),
+            facts: Vec::new(),
+        }
+    }
+}
+
+impl View {
+    pub fn set_stage(&mut self, stage: &str) {
+        let stage = visible_line(stage);
+        if self.stage != stage {
+            self.stage = stage.into_owned();
+            self.since = Instant::now();
+        }
+    }
+
+    pub fn begin(&mut self, attempt: &Attempt, of: u32, batch: String, before: Option<&Attempt>) {
+        let before = before.filter(|before| before.outcome != Some(Outcome::Finished));
+        let reason = before.and_then(|before| before.reason.as_deref()).and_then(|reason| reason.lines().next());
+        self.attempt = Some(CurrentAttempt {
+            number: attempt.number,
+            of,
+            batch,
+            began: attempt.began,
+            reason: reason.map(|reason| visible_line(reason).into_owned()),
+            action: before.and_then(|before| before.action.as_deref()).map(|action| visible_line(action).into_owned()),
+        });
+        (self.training, self.metrics) = (None, None);
+    }
+
+    pub fn take(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::Measured(_) => self.set_stage("looking for the largest batch"),
+            EventKind::Started(started) => self.start(started),
+            EventKind::Step(step) => self.step(event.ts, step),
+            EventKind::Metrics(metrics) => {
+                metrics.loss().iter().for_each(|loss| self.curve.take(metrics.step, *loss));
+                self.metrics.get_or_insert_default().add(metrics);
+            }
+            EventKind::Eval(eval) => self.receive(|training| training.eval = Some((eval.step, eval.loss))),
+            EventKind::Checkpoint(checkpoint) => self.receive(|training| training.saved = Some(checkpoint.step)),
+            EventKind::Sample(_) => self.receive(|_| {}),
+            EventKind::Finished(_) => self.set_stage("ending"),
+            EventKind::Fitted(_) | EventKind::Rehearsed(_) | EventKind::Warning(_) | EventKind::Oom(_) => {}
+        }
+    }
+
+    /// In a few words.
+    pub fn brief(&self) -> String {
+        let mut words = Vec::new();
+        words.extend(
+            self.attempt
+                .as_ref()
+                .filter(|attempt| attempt.number > 1)
+                .map(|attempt| format!("attempt {}", attempt.number)),
+        );
+        match (&self.training, &self.metrics) {
+            (Some(training), _) if training.last.is_some() => {
+                words.push(format!("step {} of {}", training.done(), training.started.steps));
+                words.extend(training.last.as_ref().map(|step| format!("loss {}", figure(step.loss))));
+                words.extend(training.left().filter(|left| *left >= 1.0).map(|left| format!("{} left", span(left))));
+            }
+            (_, Some(metrics)) => {
+                let of = metrics.steps.map_or(String::new(), |steps| format!(" of {steps}"));
+                words.push(format!("step {}{of}", metrics.step));
+                words.extend(metrics.values());
+            }
+            _ => words.push(self.stage.clone()),
+        }
+        let curve = self.curve.draw(CURVE_COLUMNS);
+        words.extend(Some(curve).filter(|curve| curve.chars().count() > 1));
+        words.join("   ")
+    }
+
+    fn start(&mut self, started: &Started) {
+        self.set_stage("training");
+        self.curve.cut(started.resumed_from.unwrap_or(0));
+        if let Some(attempt) = &mut self.attempt {
+            attempt.batch = format!("batch {} x accum {}", started.batch, started.accum);
+        }
+        self.training = Some(Training {
+            started: started.clone(),
+            unit: self.unit,
+            pace: Pace::default(),
+            last: None,
+            heard: Instant::now(),
+            eval: None,
+            saved: started.resumed_from,
+        });
+    }
+
+    fn step(&mut self, ts: f64, step: &Step) {
+        self.curve.take(step.step, step.loss);
+        let mut stage = "training";
+        if let Some(training) = &mut self.training {
+            training.pace.take(ts, step.ms, step.tokens);
+            training.last = Some(step.clone());
+            // The trainer reports what follows the last step only when it is done.
+            if step.step == training.started.steps {
+                stage = "evaluating and saving";
+            }
+        }
+        self.set_stage(stage);
+        self.receive(|_| {});
+    }
+
+    fn receive(&mut self, note: impl FnOnce(&mut Training)) {
+        if let Some(training) = &mut self.training {
+            training.heard = Instant::now();
+            note(training);
+        }
+    }
+}
+
+impl Training {
+    /// Steps that are done, of those of the whole run.
+    pub fn done(&self) -> u64 {
+        self.last.as_ref().map_or(self.started.resumed_from.unwrap_or(0), |step| step.step)
+    }
+
+    /// Seconds to its end.
+    pub fn left(&self) -> Option<f64> {
+        self.pace.left(self.started.steps.saturating_sub(self.done()))
+    }
+
+    /// Passes over the data in all.
+    pub fn epochs(&self) -> Option<f64> {
+        let step = self.last.as_ref().filter(|step| step.epoch > 0.0 && step.step > 0)?;
+        Some(step.epoch / step.step as f64 * self.started.steps as f64)
+    }
+
+    pub fn speed(&self) -> Option<String> {
+        self.pace.tokens_per_second().map(|speed| text::speed(speed, self.unit))
+    }
+}
