@@ -112,7 +112,7 @@ def files_of(page):
     return found
 
 
-def problems_of(path):
+def broken_names(path):
     """Links of a page to files or headings that do not exist, names of files that do not exist, and long lines."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if len(line) > LINE:
@@ -220,16 +220,17 @@ def main():
         pages = {str(path.relative_to(ROOT)): list(blocks(path)) for path in paths}
     except BadPage as problem:
         sys.exit(f"error: {problem}")
+    for name in ("pipe", "pipe-trainer"):
+        if args.bin and not (args.bin / name).is_file():
+            sys.exit(f"error: no {name} in {args.bin}")
+
     began, counts, failures = time.monotonic(), {"passed": 0, "skipped": 0}, []
     for path in paths:
-        for problem in problems_of(path):
+        for problem in broken_names(path):
             failures.append(problem)
             print(f"FAILED   {problem}")
     if args.check:
         sys.exit(1 if failures else 0)
-    for name in ("pipe", "pipe-trainer"):
-        if not (args.bin / name).is_file():
-            sys.exit(f"error: no {name} in {args.bin}")
     docker = daemon_answers()
     must = os.environ.get("PIPE_REQUIRE_DOCKER") == "1"
     folder = Path(tempfile.mkdtemp(prefix="pipe-docs-")).resolve()
