@@ -11,6 +11,7 @@ without one is an error.
 import argparse
 import difflib
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -218,8 +219,10 @@ def plural(words):
 
 
 def wrapped(text, indent="  "):
-    """Lines of at most 120 characters; those after the first are indented."""
-    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    """Lines of at most 120 characters; those after the first are indented. None ends within `code`."""
+    whole = re.sub("`[^`]+`", lambda code: code[0].replace(" ", "\0"), text)
+    lines = textwrap.fill(whole, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")
 
 
 def anchor(key):
