@@ -101,15 +101,11 @@ impl Weights {
     }
 }
 
-/// Whether files have what a model needs of them. `is_optional` parameters may be missing beside those that may always be.
-pub fn check(
-    parameters: &[Parameter],
-    files: &TensorFiles,
-    is_optional: impl Fn(&Parameter) -> bool,
-) -> Result<(), TrainerError> {
+/// Whether files have what a model needs of them.
+pub fn check(parameters: &[Parameter], files: &TensorFiles) -> Result<(), TrainerError> {
     for parameter in parameters {
         match stored_name(parameter, files) {
-            None if parameter.may_be_missing || is_optional(parameter) => {}
+            None if parameter.may_be_missing => {}
             found => files.check_shape(found.unwrap_or(&parameter.name), &parameter.shape)?,
         }
     }

@@ -19,7 +19,7 @@ use crate::error::TrainerError;
 use crate::model::{Definition, Model, Setup, Start};
 use crate::optim::{LossScale, Optimizer, Share};
 use crate::ranks::SharedSum;
-use crate::storage::finite;
+use crate::storage::tensor_writer;
 
 pub struct State {
     pub model: Box<dyn Model>,
@@ -218,7 +218,7 @@ impl State {
 
     /// Refuses to write tensors that are not finite: a checkpoint of them would replace the last good one.
     pub fn check_finite(&self, session: &Session, tensors: &[(String, &Tensor)]) -> Result<(), TrainerError> {
-        match finite::first_not_finite(tensors)? {
+        match tensor_writer::first_not_finite(tensors)? {
             None => Ok(()),
             Some(name) => Err(TrainerError::WeightsNotFinite {
                 step: self.step,

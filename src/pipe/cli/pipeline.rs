@@ -11,7 +11,7 @@ use pipe_spec::text::{ByteSize, Name};
 use crate::command;
 use crate::engine::registry;
 use crate::execute::stages::Selection;
-use crate::run::Choices;
+use crate::run::RunChoices;
 
 #[derive(Args)]
 pub struct InitArgs {
@@ -124,7 +124,7 @@ impl StartArgs {
             resume: false,
             detach: false,
             selection: Selection::default(),
-            choices: Choices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue, ..Choices::default() },
+            choices: RunChoices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue, ..RunChoices::default() },
             json: self.json,
             pins: Vec::new(),
             quiet,

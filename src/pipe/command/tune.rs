@@ -9,17 +9,19 @@ use pipe_spec::text::count;
 use pipe_spec::{Problems, RunFolder, RunState, Status, Variables};
 use serde_json::{Value, json};
 
+use super::print_detached;
 use super::resume;
-use super::run::print_detached;
 use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::children;
 use crate::execute::launch::template;
+use crate::execute::single::StartMode;
 use crate::execute::study::trial::Standing;
-use crate::execute::study::{StudyDriver, StudyView, directions, space, trial_json};
+use crate::execute::study::{StudyView, directions, space, trial_json};
+use crate::execute::{Plan, drive};
 use crate::input::load::{self, Parsed, ParsedStudy};
 use crate::report::{Reporter, print, print_data, print_json, say};
-use crate::run::{self, Choices, Listed, Run};
+use crate::run::{self, Listed, Run, RunChoices};
 use crate::system::files::write_whole;
 use crate::system::interrupt::Interrupts;
 
@@ -30,7 +32,7 @@ pub struct Options {
     /// Resume the newest study of this file if it did not finish.
     pub resume: bool,
     pub detach: bool,
-    pub choices: Choices,
+    pub choices: RunChoices,
     pub json: bool,
     pub quiet: bool,
 }
@@ -76,9 +78,7 @@ async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
-    let driver = StudyDriver::new(study, variables, run, engine, &mut reporter, &mut interrupts)?;
-    driver.note(&format!("study {id}"));
-    driver.run().await
+    drive(run, Plan::Study { parsed, engine }, StartMode::New, &mut reporter, &mut interrupts).await.map(drop)
 }
 
 /// Finds what no search can do.
@@ -133,7 +133,7 @@ fn unfinished(options: &Options, study: &Study) -> Result<Option<Listed>, Error>
         return Ok(None);
     }
     let is_of = |run: &Listed| {
-        run.state.work == WorkKind::Study && run.state.name == study.name.as_str() && run.damage.is_empty()
+        run.state.work() == WorkKind::Study && run.state.name == study.name.as_str() && run.damage.is_empty()
     };
     let newest = run::list()?.into_iter().find(is_of);
     let same =
@@ -161,11 +161,11 @@ fn resume_found(options: &Options, found: &Listed) -> Result<(), Error> {
 /// The study that `wanted` names: an id, the beginning of one, or `latest`.
 pub fn find(wanted: &str) -> Result<Listed, Error> {
     if wanted == "latest" {
-        let newest = run::list()?.into_iter().find(|run| run.state.work == WorkKind::Study);
+        let newest = run::list()?.into_iter().find(|run| run.state.work() == WorkKind::Study);
         return newest.ok_or_else(|| Error::NoRun { wanted: wanted.to_owned(), runs: run::runs_folder() });
     }
     let found = run::find(wanted)?;
-    match found.state.work {
+    match found.state.work() {
         WorkKind::Study => Ok(found),
         _ => Err(Error::NotStudyRun { id: found.state.id }),
     }
@@ -194,7 +194,7 @@ fn open_found(found: Listed) -> Result<Opened, Error> {
     let Some(ParsedStudy { study, variables, .. }) = load::parse_study(&file, &[])? else {
         return Err(Error::NotStudyRun { id: found.state.id });
     };
-    let storage = found.state.study.as_ref().map(|study| study.storage.clone()).unwrap_or_default();
+    let storage = found.state.study().map(|study| study.storage.clone()).unwrap_or_default();
     // One that has just been created has no storage yet.
     let trials = match storage.is_file() {
         true => Journal::read(&storage, study.name.as_str())?.trials().to_vec(),

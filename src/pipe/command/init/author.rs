@@ -72,7 +72,7 @@ impl Author<'_> {
 
     /// Of a folder of pictures, the file that names them.
     fn train(&self) -> Result<String, Error> {
-        let usual = architecture::data(self.options.arch.unwrap_or(Arch::T5).task());
+        let usual = architecture::data(self.options.arch.map_or(Task::Seq2Seq, Arch::task));
         let train = self.given("training data", self.options.data.as_ref(), usual)?;
         let is_for_others = self.options.arch.is_some_and(|arch| arch.task() != Task::Contrastive);
         if !Path::new(&train).is_dir() || is_for_others {
@@ -106,7 +106,7 @@ impl Author<'_> {
         let guess = match survey {
             Some(survey) => survey.guess(&self.options.fields),
             // Somebody who has no data yet gets an example.
-            None if self.options.data.is_none() => Ok(Arch::T5),
+            None if self.options.data.is_none() => Ok(Arch::first_for(Task::Seq2Seq)),
             None => Err(unread(train)),
         };
         match (guess, self.dialog) {
@@ -126,7 +126,7 @@ impl Author<'_> {
         for arch in Arch::ALL {
             say(&format!("  {:<16} {}", arch.name(), architecture::describe(arch.task())));
         }
-        let guess = guess.unwrap_or(Arch::T5);
+        let guess = guess.unwrap_or(Arch::first_for(Task::Seq2Seq));
         let read = |text: &str| Arch::find(text).ok_or_else(|| "one of the names above".to_owned());
         Ok(self.dialog.ask("architecture", guess.name(), read)?.unwrap_or(guess))
     }

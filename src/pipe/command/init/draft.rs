@@ -6,7 +6,7 @@ use pipe_spec::text::ByteSize;
 
 use super::architecture;
 use super::limits::Limits;
-use super::page::{Page, scalar, split_pairs};
+use super::page::{Page, inline, scalar};
 use super::settings::Settings;
 use super::survey::Field;
 
@@ -72,10 +72,8 @@ impl Draft {
             _ => "vocab_size is at least that of the tokenizer",
         };
         page.line("  config:", &format!("from scratch; keys as in config.json. {fits}"));
-        for line in (starter.config)(&self.sizes) {
-            // A mapping in a mapping stays as it is.
-            let pairs: Vec<&str> = if line.contains('{') { vec![&line] } else { split_pairs(&line) };
-            pairs.iter().for_each(|pair| page.text(&format!("    {pair}")));
+        for (key, value) in (starter.config)(&self.sizes) {
+            page.text(&format!("    {key}: {}", inline(&value)));
         }
         if let Some(hub) = starter.hub {
             page.line(&format!("  # from: {hub}"), "instead of config: start from trained weights");

@@ -1,5 +1,7 @@
 //! Lines of YAML with comments in a column of their own.
 
+use serde_json::Value;
+
 /// Where comments begin.
 const MARGIN: usize = 33;
 
@@ -27,27 +29,20 @@ pub fn scalar(text: &str) -> String {
         && text.chars().all(plain)
         && text.parse::<f64>().is_err()
         && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
-    if is_plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+    if is_plain { text.to_owned() } else { Value::from(text).to_string() }
 }
 
-/// `a: 1, b: [2, 3]` into its pairs.
-pub fn split_pairs(line: &str) -> Vec<&str> {
-    let mut pairs = Vec::new();
-    let mut begin = 0;
-    let mut depth = 0;
-    for (place, letter) in line.char_indices() {
-        match letter {
-            '[' => depth += 1,
-            ']' => depth -= 1,
-            ',' if depth == 0 => {
-                pairs.push(line[begin..place].trim());
-                begin = place + 1;
-            }
-            _ => {}
+/// A value on one line, such as `{a: 1, b: [2, 3]}`.
+pub fn inline(value: &Value) -> String {
+    match value {
+        Value::Object(keys) => {
+            let pairs: Vec<String> = keys.iter().map(|(key, value)| format!("{key}: {}", inline(value))).collect();
+            format!("{{{}}}", pairs.join(", "))
         }
+        Value::Array(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
+        Value::String(text) => scalar(text),
+        other => other.to_string(),
     }
-    pairs.push(line[begin..].trim());
-    pairs
 }
 
 #[cfg(test)]
@@ -68,5 +63,11 @@ mod tests {
         ] {
             assert_eq!(scalar(text), want);
         }
+    }
+
+    #[test]
+    fn values_stand_on_one_line() {
+        let value = serde_json::json!({"sizes": [1, 2.5], "kind": "gated-gelu", "inner": {"on": true, "off": "no"}});
+        assert_eq!(inline(&value), r#"{sizes: [1, 2.5], kind: gated-gelu, inner: {on: true, off: "no"}}"#);
     }
 }

@@ -47,46 +47,45 @@ impl Survey {
 
     /// What could be trained; otherwise why that is open. `given` are the roles that somebody has named.
     pub fn guess(&self, given: &[Field]) -> Result<Arch, String> {
-        let arch = match given.is_empty() {
-            true => self.arch_of_columns()?,
-            false => self.arch_of_roles(given)?,
-        };
-        self.fields(arch.task(), given).map(|_| arch)
+        let task = if given.is_empty() { self.task_of_columns()? } else { self.task_of_roles(given)? };
+        self.fields(task, given).map(|_| Arch::first_for(task))
     }
 
-    fn arch_of_roles(&self, given: &[Field]) -> Result<Arch, String> {
+    fn task_of_roles(&self, given: &[Field]) -> Result<Task, String> {
         let has = |role: &str| given.iter().any(|(name, _)| name == role);
         let needs = |task: Task| self.fields(task, given).is_ok();
         Ok(match () {
-            () if has("source") || has("target") || has("messages") => Arch::T5,
-            () if has("image") => Arch::Clip,
-            () if has("time") => Arch::HybridCnnLstm,
-            () if has("text_pair") || (has("text") && has("label")) || needs(Task::Classification) => Arch::Bert,
-            () if has("label") && !has("text") => Arch::HybridCnnLstm,
-            () if has("text") && !has("label") => Arch::MuSota,
+            () if has("source") || has("target") || has("messages") => Task::Seq2Seq,
+            () if has("image") => Task::Contrastive,
+            () if has("time") => Task::TimeSeries,
+            () if has("text_pair") || (has("text") && has("label")) || needs(Task::Classification) => {
+                Task::Classification
+            }
+            () if has("label") && !has("text") => Task::TimeSeries,
+            () if has("text") && !has("label") => Task::Language,
             () => return Err(format!("no model takes {}", shown(given))),
         })
     }
 
-    fn arch_of_columns(&self) -> Result<Arch, String> {
+    fn task_of_columns(&self) -> Result<Task, String> {
         let columns = |kind: Kind| self.of_kind(kind).len();
         let texts = columns(Kind::Text);
         let is_text = |column: &Column| column.kind == Kind::Text;
         let is_pair = self.best("source", is_text).is_some() && self.best("target", is_text).is_some();
         let label = self.best("label", Column::can_be_label).and_then(|column| names::rank("label", &column.name));
         match () {
-            () if self.layout == Layout::Documents => Ok(Arch::MuSota),
-            () if columns(Kind::Messages) > 0 => Ok(Arch::T5),
-            () if columns(Kind::Picture) > 0 => Ok(Arch::Clip),
+            () if self.layout == Layout::Documents => Ok(Task::Language),
+            () if columns(Kind::Messages) > 0 => Ok(Task::Seq2Seq),
+            () if columns(Kind::Picture) > 0 => Ok(Task::Contrastive),
             () if texts == 0 && self.layout == Layout::Table && columns(Kind::Label) + columns(Kind::Number) > 1 => {
-                Ok(Arch::HybridCnnLstm)
+                Ok(Task::TimeSeries)
             }
-            () if self.column("source").is_some() && self.column("target").is_some() => Ok(Arch::T5),
-            () if is_pair && label.is_none_or(|rank| rank >= SURE_LABELS) => Ok(Arch::T5),
-            () if texts > 0 && label.is_some() => Ok(Arch::Bert),
-            () if texts > 0 && columns(Kind::Label) > 0 => Ok(Arch::Bert),
-            () if texts == 2 => Ok(Arch::T5),
-            () if texts == 1 && columns(Kind::Number) == 0 => Ok(Arch::MuSota),
+            () if self.column("source").is_some() && self.column("target").is_some() => Ok(Task::Seq2Seq),
+            () if is_pair && label.is_none_or(|rank| rank >= SURE_LABELS) => Ok(Task::Seq2Seq),
+            () if texts > 0 && label.is_some() => Ok(Task::Classification),
+            () if texts > 0 && columns(Kind::Label) > 0 => Ok(Task::Classification),
+            () if texts == 2 => Ok(Task::Seq2Seq),
+            () if texts == 1 && columns(Kind::Number) == 0 => Ok(Task::Language),
             () if texts == 1 => {
                 Err("there is a text, and numbers whose names do not say which is to be predicted".to_owned())
             }

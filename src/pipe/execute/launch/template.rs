@@ -13,7 +13,8 @@ use pipe_spec::{Device, Job, Rank, RunFolder, TrainerSpec, Variables};
 
 use super::job_spec::{self, CommandSpec, JobSpec};
 use super::placement::Placement;
-use crate::engine::{Engine, JobProgram, Launch, registry};
+use super::workload::{Workload, workload};
+use crate::engine::{Engine, JobProgram, Launch};
 use crate::error::Error;
 use crate::execute::decide::retry::Settings;
 use crate::input::load::Loaded;
@@ -28,14 +29,7 @@ pub const RANKS_SHM: u64 = 1 << 30;
 
 /// Where a job of this pipeline will compute. Refuses what the engine cannot give it, before there is a run.
 pub fn check(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<Placement, Error> {
-    match &pipeline.work {
-        Work::Command(_) if job == Job::Fit => return Err(Error::NotATraining),
-        Work::Training(_) => engine.check(&pipeline.container)?,
-        Work::Command(_) if engine.images().is_some() && pipeline.container.image.is_none() => {
-            return Err(Error::CommandWithoutImage { other: registry::without_images() });
-        }
-        Work::Command(_) => {}
-    }
+    workload(pipeline).check(engine, &pipeline.container, job)?;
     Placement::find(engine, pipeline)
 }
 
@@ -106,26 +100,21 @@ impl<'a> JobTemplate<'a> {
         Ok(Self { pipeline, inputs, variables, placement, job, image: on.image.clone() })
     }
 
+    pub fn workload(&self) -> &'a dyn Workload {
+        workload(self.pipeline)
+    }
+
     /// The settings that the pipeline asks for.
     pub fn first_settings(&self) -> Settings {
-        match &self.pipeline.work {
-            Work::Training(training) => {
-                let Training { train, data, evaluate, memory, .. } = training.as_ref();
-                let settings = Settings::of_trainer(train, data, evaluate, memory);
-                Settings { batch: settings.batch.min(self.placement.share(train.effective_batch)), ..settings }
-            }
-            Work::Command(command) => Settings {
-                expandable_segments: command.memory.allocator.expandable_segments,
-                ..Settings::of_command(command.train.batch)
-            },
-        }
+        let settings = self.workload().settings();
+        let share = self.placement.share(self.pipeline.work.effective_batch());
+        Settings { batch: settings.batch.min(share), ..settings }
     }
 
     /// With these settings, but a batch that was found.
     pub fn with_batch(&self, batch: u32, settings: Settings) -> Settings {
-        let asked = self.pipeline.training().and_then(|training| training.evaluate.batch);
         let batch = batch.min(self.placement.share(self.pipeline.work.effective_batch()));
-        Settings { batch, auto: false, eval_batch: asked.map_or(batch, u32::from), ..settings }
+        Settings { batch, auto: false, eval_batch: self.workload().eval_batch().unwrap_or(batch), ..settings }
     }
 
     /// How many batches of a rank make its part of a step.
@@ -271,15 +260,8 @@ impl<'a> JobTemplate<'a> {
         given.or((self.placement.ranks > 1).then_some(RANKS_SHM))
     }
 
-    pub fn launch(
-        &self,
-        engine: &dyn Engine,
-        run_id: &str,
-        folder: &RunFolder,
-        number: u32,
-        job_spec: &JobSpec,
-    ) -> Launch {
-        let container = &self.pipeline.container;
+    /// The variables of the job.
+    fn env(&self, engine: &dyn Engine, job_spec: &JobSpec) -> BTreeMap<String, String> {
         let value = |text: &str| self.variables.expand(text).unwrap_or_default();
         // Threads that wait by spinning slow each other down as soon as they share a core; the pipeline may say otherwise.
         let mut env = BTreeMap::from([("OMP_WAIT_POLICY".to_owned(), "PASSIVE".to_owned())]);
@@ -292,7 +274,7 @@ impl<'a> JobTemplate<'a> {
             env.insert("PYTHONUNBUFFERED".to_owned(), "1".to_owned());
             env.extend(spec.env.iter().map(|(name, text)| (name.clone(), value(text))));
         }
-        env.extend(container.env.iter().map(|(name, text)| (name.clone(), value(text))));
+        env.extend(self.pipeline.container.env.iter().map(|(name, text)| (name.clone(), value(text))));
         // The trainer fills in the variables of the paths it was given, which a container's paths have none of.
         for input in self.inputs.all() {
             let (host, mounted) = input.read_at();
@@ -300,6 +282,19 @@ impl<'a> JobTemplate<'a> {
             let used = self.variables.used(&written.to_string_lossy()).map(own).collect::<Vec<_>>();
             env.extend(used);
         }
+        env
+    }
+
+    pub fn launch(
+        &self,
+        engine: &dyn Engine,
+        run_id: &str,
+        folder: &RunFolder,
+        number: u32,
+        job_spec: &JobSpec,
+    ) -> Launch {
+        let container = &self.pipeline.container;
+        let value = |text: &str| self.variables.expand(text).unwrap_or_default();
         let attempt = folder.attempt(number);
         let seen = RunFolder::new(CONTAINER_RUN_FOLDER);
         let pair =
@@ -342,7 +337,7 @@ impl<'a> JobTemplate<'a> {
             image: self.image.clone(),
             gpus: container.gpus.clone(),
             args,
-            env,
+            env: self.env(engine, job_spec),
             mounts,
             network: container.network,
             stop_timeout: container.stop_timeout(),

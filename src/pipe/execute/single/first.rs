@@ -19,12 +19,14 @@ use crate::fit::ledger::{self, Advice, LedgerJob};
 
 impl Supervisor<'_> {
     pub(super) fn first_state(&mut self) -> Result<LoopState, Error> {
-        let Some(last) = self.run.state.attempts.last().cloned() else {
+        let Some(last) = self.run.state.attempts().last().cloned() else {
             let asked = self.template.first_settings();
             let advised = self.with_ledger_advice(asked.clone());
-            if self.run.state.as_asked && advised.batch < asked.batch {
+            if self.run.state.choices.as_asked && advised.batch < asked.batch {
                 let why = format!("batch {} is known not to fit: {} may", asked.batch, advised.batch);
-                self.run.state.infeasible = Some(why.clone());
+                if let Some(single) = self.run.state.single_mut() {
+                    single.infeasible = Some(why.clone());
+                }
                 return Err(Error::KnownNotToFit { why });
             }
             return Ok(LoopState::Start(advised));
@@ -34,7 +36,7 @@ impl Supervisor<'_> {
         let Some(outcome) = last.outcome else { return Ok(LoopState::Adopt(settings)) };
         let diagnosis = Diagnosis { outcome, cause: last.cause, reason: last.reason };
         Ok(match (self.start_mode, outcome) {
-            (StartMode::Continue, _) | (_, Outcome::Finished) => LoopState::Ended(settings, diagnosis),
+            (StartMode::New | StartMode::Continue, _) | (_, Outcome::Finished) => LoopState::Ended(settings, diagnosis),
             (StartMode::Resumed { changed: false }, Outcome::Oom) => LoopState::Ended(settings, diagnosis),
             (StartMode::Resumed { .. }, _) => LoopState::Start(settings),
         })
@@ -58,7 +60,7 @@ impl Supervisor<'_> {
     }
 
     pub(super) fn spec_of(&self, number: u32) -> Option<JobSpec> {
-        JobSpec::read(&self.run.folder.attempt(number).spec(), self.template.pipeline.work.kind())
+        self.workload().read_spec(&self.run.folder.attempt(number).spec())
     }
 
     /// Replays the recorded events of the last attempt.
@@ -73,13 +75,13 @@ impl Supervisor<'_> {
     }
 
     fn recorded_of_last(&self) -> Vec<RecordedEvent> {
-        let number = self.run.state.attempts.last().map_or(0, |attempt| attempt.number);
+        let number = self.run.state.attempts().last().map_or(0, |attempt| attempt.number);
         self.recorded(|event| event.attempt == number)
     }
 
     /// Whether the last attempt came as far as a model that is loaded.
     pub(super) fn was_ready(&self) -> bool {
-        let number = self.run.state.attempts.last().map_or(0, |attempt| attempt.number);
+        let number = self.run.state.attempts().last().map_or(0, |attempt| attempt.number);
         let is_ready = |event: &RecordedEvent| {
             event.attempt == number && matches!(event.event.kind, EventKind::Started(_) | EventKind::Measured(_))
         };
@@ -95,12 +97,8 @@ impl Supervisor<'_> {
     /// Measured batches of attempts with the same changes, and as many ranks with as much to keep as there will be.
     fn collect_points(&mut self, last: &Attempt) {
         let ranks = self.template.placement.ranks;
-        let shard = self.template.pipeline.training().map(|training| training.train.shard);
-        let keeps_as_much = |number: u32| match self.spec_of(number) {
-            Some(JobSpec::Training(spec)) => ranks == 1 || Some(spec.train.shard) == shard,
-            Some(JobSpec::Command(_)) | None => true,
-        };
-        let attempts = self.run.state.attempts.iter();
+        let keeps_as_much = |number: u32| self.workload().keeps_as_much(self.spec_of(number), ranks);
+        let attempts = self.run.state.attempts().iter();
         let alike = attempts.filter(|attempt| attempt.changes == last.changes && attempt.ranks == ranks);
         let alike: Vec<u32> = alike.map(|attempt| attempt.number).filter(|number| keeps_as_much(*number)).collect();
         let same = |number: u32| alike.contains(&number);
@@ -134,7 +132,7 @@ impl Supervisor<'_> {
         };
         hints.iter().for_each(|hint| self.reporter.note(&format!("ledger: {hint}")));
         let Some(entry) = entry else { return settings };
-        if pipeline.command().is_some() {
+        if !self.workload().is_trainer() {
             // Its earlier runs are all that is known of how much a batch holds.
             self.points.extend(entry.points(self.template.accum(settings.batch) > 1));
         }
@@ -167,19 +165,13 @@ impl Supervisor<'_> {
 impl Supervisor<'_> {
     /// The job of an attempt as the ledger knows it.
     pub(super) fn ledger_job(&self, spec: &JobSpec) -> Option<LedgerJob> {
-        match (spec, self.template.pipeline.command()) {
-            (JobSpec::Training(spec), _) => Some(LedgerJob::of_training(spec, &self.config)),
-            (JobSpec::Command(spec), Some(command)) => {
-                Some(LedgerJob::of_command(command, spec.expandable_segments, self.template.placement.device))
-            }
-            (JobSpec::Command(_), None) => None,
-        }
+        self.workload().ledger_job(spec, &self.config, self.template.placement.device)
     }
 
     /// Adds the measurements of the attempt to the ledger. A failure does not stop the training.
     pub(super) fn update_ledger(&mut self, spec: &JobSpec, record: Option<&OomRecord>, ending: &Ending) {
         let job = self.ledger_job(spec);
-        let (Some(session), Some(attempt)) = (&mut self.session, self.run.state.attempts.last()) else { return };
+        let (Some(session), Some(attempt)) = (&mut self.session, self.run.state.attempts().last()) else { return };
         let Some(job) = job else { return };
         if let Err(error) = session.attempt_ended(&job, attempt, record, ending.memory_limit) {
             self.reporter.note(&format!("warning: {error}"));
@@ -189,7 +181,7 @@ impl Supervisor<'_> {
 
     /// Tells the ledger what a command runs on.
     pub(super) fn begin_command(&mut self, spec: &JobSpec) {
-        let Some(job) = self.ledger_job(spec).filter(|_| self.template.pipeline.command().is_some()) else { return };
+        let Some(job) = self.ledger_job(spec).filter(|_| !self.workload().is_trainer()) else { return };
         let card = self.card(self.template.placement.device);
         let memory = self.template.pipeline.container.memory.map(|size| size.0);
         let capacity = ledger::capacity(&job, card.as_ref(), memory);

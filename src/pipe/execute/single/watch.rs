@@ -55,13 +55,13 @@ impl Supervisor<'_> {
         events: &mut EventLog,
     ) -> Result<Watched, Error> {
         let mut job_events = JobEvents::open(&self.attempt_folder(), events.last_seq());
-        if let Some(attempt) = self.run.state.attempts.last_mut() {
+        if let Some(attempt) = self.run.state.last_attempt_mut() {
             attempt.container = Some(job.id.clone());
         }
-        let mut watched = self.run.set_doing(self.stage());
+        let mut watched = self.run.set_doing(self.workload().activity());
         // A trainer says itself when it has begun.
-        if self.template.pipeline.command().is_some() {
-            self.reporter.doing(self.stage());
+        if !self.workload().is_trainer() {
+            self.reporter.doing(self.workload().activity());
         }
         let mut tail = Tail::default();
         let mut saved = Instant::now();
@@ -97,7 +97,7 @@ impl Supervisor<'_> {
             // For `pipe ls` and `pipe attach`.
             if saved.elapsed() > SAVE_INTERVAL && watched.is_ok() {
                 saved = Instant::now();
-                if let Some(attempt) = self.run.state.attempts.last_mut() {
+                if let Some(attempt) = self.run.state.last_attempt_mut() {
                     attempt.log = Some(log.position().clone());
                 }
                 self.run.save().unwrap_or_else(|error| tracing::debug!("{error}"));
@@ -120,17 +120,7 @@ impl Supervisor<'_> {
     }
 
     fn attempt_folder(&self) -> AttemptFolder {
-        self.run.folder.attempt(self.run.state.attempts.last().map_or(1, |attempt| attempt.number))
-    }
-
-    /// What runs, for people.
-    fn job_noun(&self) -> &'static str {
-        if self.template.pipeline.command().is_some() { "the command" } else { "the trainer" }
-    }
-
-    /// What the run does while its job runs.
-    fn stage(&self) -> &'static str {
-        if self.template.pipeline.command().is_some() { "running the command" } else { "training" }
+        self.run.folder.attempt(self.run.state.attempts().last().map_or(1, |attempt| attempt.number))
     }
 
     fn stop_timeout(&self) -> Duration {
@@ -149,17 +139,14 @@ impl Supervisor<'_> {
         match request {
             StopRequest::Graceful if first => {
                 let within = timeout.as_secs();
-                let what = match self.template.pipeline.command() {
-                    None => "the trainer saves and ends",
-                    Some(_) => "the command was sent SIGTERM and is to end",
-                };
+                let what = self.workload().stopping();
                 self.reporter
-                    .note(&format!("stopping: {what}, within {within} s at most; Ctrl-C again ends it at once"));
+                    .note(&format!("stopping: {what}; killing it after {within} s, or at once on a second Ctrl-C"));
                 handle.stop().await
             }
             StopRequest::Graceful => Ok(()),
             StopRequest::Hard => {
-                self.reporter.note(&format!("ending {} at once", self.job_noun()));
+                self.reporter.note(&format!("ending {} at once", self.workload().noun()));
                 stop.mark_killed();
                 handle.kill().await
             }
@@ -179,13 +166,13 @@ impl Supervisor<'_> {
                 self.reporter.note(&format!(
                     "warning: {} did not end within {timeout} s (container.stop_timeout): ending it; what it \
                      did after its last checkpoint is lost",
-                    self.job_noun()
+                    self.workload().noun()
                 ));
                 stop.mark_killed();
                 handle.kill().await
             }
             // A second signal would interrupt what a command does to save.
-            None if self.template.pipeline.command().is_some() => Ok(()),
+            None if !self.workload().is_trainer() => Ok(()),
             // Signals to the first process of a container are lost until it has installed its handlers.
             None => handle.stop().await,
         }
@@ -209,14 +196,14 @@ impl Supervisor<'_> {
             Source::Stdout | Source::Stderr => {}
         }
         // It has begun, where it had to wait.
-        if self.run.state.doing.as_deref() != Some(self.stage()) {
-            self.run.set_doing(self.stage())?;
+        if self.run.state.doing.as_deref() != Some(self.workload().activity()) {
+            self.run.set_doing(self.workload().activity())?;
         }
         if line.source == Source::Engine {
             return Ok(());
         }
         log.write(line)?;
-        if self.template.pipeline.command().is_some() {
+        if !self.workload().is_trainer() {
             self.reporter.job_line(&line.text);
             return self.read_metrics(&line.text, events);
         }
@@ -345,13 +332,13 @@ impl Supervisor<'_> {
         match &event.kind {
             EventKind::Started(started) => {
                 lock::record_started(&self.run.folder, started);
-                state.steps = Some(started.steps);
-                if let Some(attempt) = state.attempts.last_mut() {
+                state.set_steps(started.steps);
+                if let Some(attempt) = state.last_attempt_mut() {
                     (attempt.batch, attempt.accum) = (started.batch, started.accum);
                 }
             }
             EventKind::Rehearsed(rehearsed) => {
-                if let Some(attempt) = state.attempts.last_mut() {
+                if let Some(attempt) = state.last_attempt_mut() {
                     attempt.peak_memory = attempt.peak_memory.max(Some(rehearsed.peak));
                 }
                 self.points.push(Point { batch: rehearsed.batch, peak: rehearsed.peak });
@@ -360,7 +347,7 @@ impl Supervisor<'_> {
                 self.points.push(Point { batch: *batch, peak: *peak });
             }
             EventKind::Step(step) => {
-                if let Some(attempt) = state.attempts.last_mut() {
+                if let Some(attempt) = state.last_attempt_mut() {
                     attempt.first_step.get_or_insert(step.step);
                     attempt.first_loss.get_or_insert(step.loss);
                     attempt.last_step = Some(step.step);
@@ -369,13 +356,13 @@ impl Supervisor<'_> {
                 }
             }
             EventKind::Metrics(metrics) => {
-                state.steps = metrics.steps.or(state.steps);
-                if let Some((attempt, peak)) = state.attempts.last_mut().zip(metrics.peak_memory()) {
+                metrics.steps.into_iter().for_each(|steps| state.set_steps(steps));
+                if let Some((attempt, peak)) = state.last_attempt_mut().zip(metrics.peak_memory()) {
                     attempt.peak_memory = attempt.peak_memory.max(Some(peak));
                     self.points.retain(|point| point.batch != attempt.batch || point.peak > peak);
                     self.points.push(Point { batch: attempt.batch, peak });
                 }
-                if let Some(attempt) = state.attempts.last_mut() {
+                if let Some(attempt) = state.last_attempt_mut() {
                     attempt.first_step.get_or_insert(metrics.step);
                     attempt.last_step = attempt.last_step.max(Some(metrics.step));
                     if let Some(loss) = metrics.loss() {
@@ -385,7 +372,7 @@ impl Supervisor<'_> {
                 }
             }
             EventKind::Oom(record) => {
-                if let Some(attempt) = state.attempts.last_mut() {
+                if let Some(attempt) = state.last_attempt_mut() {
                     attempt.peak_memory = attempt.peak_memory.max(record.peak);
                 }
                 self.oom = Some(record.clone());
