@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Task;
+use crate::yaml::Node;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -18,6 +19,14 @@ pub struct Model {
     /// Instead of `from`: train from scratch, keys as in the model's config.json.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Map<String, Value>>,
+}
+
+impl Model {
+    /// A config that is written as lines of YAML.
+    pub fn config_of_lines(lines: &[String]) -> Map<String, Value> {
+        let tree = Node::parse(&format!("{{{}}}", lines.join(", "))).map(|tree| tree.to_json());
+        tree.ok().as_ref().and_then(Value::as_object).cloned().unwrap_or_default()
+    }
 }
 
 macro_rules! architectures {
@@ -70,6 +79,12 @@ impl Arch {
         Self::ALL.iter().copied().find(|arch| arch.name() == name)
     }
 
+    /// The first of the table for a task: what `pipe init` proposes.
+    pub fn first_for(task: Task) -> Self {
+        let first = Self::ALL.iter().copied().find(|arch| arch.task() == task);
+        first.expect("every task has an architecture")
+    }
+
     /// The architecture that a config.json is for. The name in a pipeline counts too.
     pub fn of_model_type(model_type: &str) -> Option<Self> {
         let known = Self::ALL.iter().copied().find(|arch| arch.model_type() == model_type);
@@ -90,5 +105,8 @@ mod tests {
             assert_eq!(Arch::of_model_type(&arch.name().replace('-', "_")), Some(*arch));
         }
         assert_eq!(Arch::of_model_type("gpt2"), None);
+        for task in Task::ALL {
+            assert_eq!(Arch::first_for(task).task(), task);
+        }
     }
 }
