@@ -15,7 +15,7 @@ use crate::execute::study::StudyDriver;
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedStudy, Request};
 use crate::report::compare::{CHANGEABLE_SETTINGS, may_change, paths_that_differ};
-use crate::report::{Reporter, print};
+use crate::report::{Output, Reporter, print};
 use crate::run::{self, Listed, Run, lock};
 use crate::system::files::write_whole;
 use crate::system::interrupt::Interrupts;
@@ -24,8 +24,7 @@ pub struct Options {
     pub run: String,
     pub set: Vec<String>,
     pub detach: bool,
-    pub json: bool,
-    pub quiet: bool,
+    pub output: Output,
 }
 
 /// The settings that may change when a study is resumed.
@@ -45,13 +44,13 @@ pub fn run(options: &Options) -> Result<(), Error> {
         .try_for_each(|set| is_changeable(set, if is_study { &OF_STUDIES } else { &CHANGEABLE_SETTINGS }))?;
     if options.detach {
         children::start_detached(&found.folder(), &options.set)?;
-        super::run::print_detached(&found.state.id, &found.folder, options.json, options.quiet);
+        super::run::print_detached(&found.state.id, &found.folder, options.output);
         return Ok(());
     }
     load::enter_folder(&found.state.cwd)?;
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?;
-        let mut reporter = Reporter::new(options.json, options.quiet);
+        let mut reporter = Reporter::new(options.output);
         resume_run(&found, &options.set, &mut reporter, &mut interrupts).await
     })
 }

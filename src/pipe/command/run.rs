@@ -22,7 +22,7 @@ use crate::execute::single::driver::Driver;
 use crate::execute::stages::{self, GraphDriver, Selection};
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
-use crate::report::{Reporter, print, print_json, say, times_ranks};
+use crate::report::{Output, Reporter, print, print_json, say, times_ranks};
 use crate::run::{Choices, Listed, Run, list, lock, runs_folder};
 use crate::system::files::absolute;
 use crate::system::interrupt::Interrupts;
@@ -42,8 +42,7 @@ pub struct Options {
     pub choices: Choices,
     /// The commits of the hub's repositories, where a branch is not to be followed.
     pub pins: Vec<LockedRepository>,
-    pub json: bool,
-    pub quiet: bool,
+    pub output: Output,
 }
 
 pub fn run(options: Options) -> Result<(), Error> {
@@ -58,7 +57,7 @@ pub fn run_and_name(mut options: Options, created: &mut Option<String>) -> Resul
 
 async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
-    let mut reporter = Reporter::new(options.json, options.quiet);
+    let mut reporter = Reporter::new(options.output);
     let parsed = if options.choices.job == Job::Train { load::parse_graph(&options.file, &options.set)? } else { None };
     if let Some(parsed) = parsed {
         return start_steps(options, parsed, created, &mut reporter, &mut interrupts).await;
@@ -114,7 +113,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
         let (folder, id) = (run.folder.clone(), run.state.id.clone());
         drop(run);
         children::start_detached(&folder, &[])?;
-        print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
+        print_detached(&id, &folder.path().display().to_string(), options.output);
         return Ok(());
     }
     let id = run.state.id.clone();
@@ -122,7 +121,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     driver.discard_bad_input = true;
     driver.reporter.note(&format!("run {id}"));
     let fitted = driver.run(engine).await?;
-    print_fitted(fitted.as_ref(), placement.ranks, options.json);
+    print_fitted(fitted.as_ref(), placement.ranks, options.output.is_json());
     Ok(())
 }
 
@@ -151,7 +150,7 @@ async fn start_steps(
             resume::move_here(&found)?;
             if options.detach {
                 children::start_detached(&found.folder(), &[])?;
-                print_detached(id, &found.folder, options.json, options.quiet);
+                print_detached(id, &found.folder, options.output);
                 return Ok(());
             }
             return resume::resume_run(&found, &[], reporter, interrupts).await;
@@ -181,7 +180,7 @@ async fn start_steps(
         let folder = run.folder.clone();
         drop(run);
         children::start_detached(&folder, &[])?;
-        print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
+        print_detached(&id, &folder.path().display().to_string(), options.output);
         return Ok(());
     }
     let driver = GraphDriver::new(&parsed, run, reporter, interrupts);
@@ -224,23 +223,22 @@ async fn resume_found(
 ) -> Result<(), Error> {
     if options.detach {
         resume::resume_here_detached(found, loaded)?;
-        print_detached(&found.state.id, &found.folder, options.json, options.quiet);
+        print_detached(&found.state.id, &found.folder, options.output);
         return Ok(());
     }
     resume::resume_here(found, loaded, reporter, interrupts).await
 }
 
 /// Prints the id of a run in the background, and the commands for it.
-pub fn print_detached(id: &str, folder: &str, json: bool, quiet: bool) {
-    if json {
+pub fn print_detached(id: &str, folder: &str, output: Output) {
+    if output.is_json() {
         print_json(&json!({ "id": id, "folder": folder }));
         return;
     }
     print(id);
-    if quiet {
-        return;
+    if output == Output::Text {
+        say(&format!("it runs in the background: `pipe attach {id}` watches it, `pipe stop {id}` stops it"));
     }
-    say(&format!("it runs in the background: `pipe attach {id}` watches it, `pipe stop {id}` stops it"));
 }
 
 /// The result as a line of YAML.

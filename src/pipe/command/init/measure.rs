@@ -17,7 +17,7 @@ use crate::fit::forecast::{Forecaster, Target};
 use crate::input::hub::{Failure, Hub, HubAccess};
 use crate::input::load::{self, Request};
 use crate::input::{preflight, read_config};
-use crate::report::{Reporter, say};
+use crate::report::{Output, Reporter, say};
 use crate::system::interrupt::Interrupts;
 
 /// The architecture of a model in a folder or in the hub cache; nothing where the model is not on this machine, or its
@@ -67,7 +67,7 @@ fn of_class(class: &str) -> Option<Arch> {
 /// The folder with the config.json of a model, or why there is none.
 pub fn config_folder(from: &str, access: HubAccess) -> Result<PathBuf, String> {
     let variables = load::variables();
-    let hub = Hub::new(&variables, access, &[], Reporter::new(false, false).fetch_progress());
+    let hub = Hub::new(&variables, access, &[], Reporter::new(Output::Text).fetch_progress());
     preflight::config_folder(from, &variables, &hub).map_err(|failure| match failure {
         Failure::Named(message) => message,
         Failure::Error(error) => error.to_string(),
@@ -115,7 +115,7 @@ fn inspect(draft: &Draft) -> Result<Option<Inspection>, Error> {
 
 async fn open(file: PathBuf) -> Result<Opened, Error> {
     let mut interrupts = Interrupts::listen()?;
-    let mut reporter = Reporter::new(false, true);
+    let mut reporter = Reporter::new(Output::Quiet);
     let request = Request { file: file.clone(), set: Vec::new(), access: HubAccess::CacheOnly, pins: Vec::new() };
     let loaded = load::load_interruptibly(request, &reporter, &mut interrupts).await?;
     inspect::inspect(&file, &loaded, &mut reporter, &mut interrupts).await
