@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use pipe_spec::pipeline::{Container, WorkKind};
 use pipe_spec::{Pipeline, RunFolder, Status, Variables};
 
-use super::resume;
 use crate::error::Error;
+use crate::execute::resume::resume;
 use crate::input::load;
 use crate::report::{Output, Reporter, print, say};
 use crate::run::{self, Listed, Owner};
@@ -97,9 +97,9 @@ fn take_over_and_stop(found: &Listed, request: StopRequest, output: Output) -> R
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?.with_pending(request);
         let mut reporter = Reporter::new(output);
-        match resume::resume_run(found, &[], &mut reporter, &mut interrupts).await {
+        match resume(found, &[], &mut reporter, &mut interrupts).await {
             Err(Error::Interrupted) => Ok(()),
-            other => other,
+            other => other.map(drop),
         }
     })
 }

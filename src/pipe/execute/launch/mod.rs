@@ -4,3 +4,4 @@ pub mod environment;
 pub mod job_spec;
 pub mod placement;
 pub mod template;
+pub mod workload;
