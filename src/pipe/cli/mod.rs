@@ -64,7 +64,7 @@ enum Command {
     Run(RunArgs),
     /// Check a pipeline file and its data; report every problem at once
     Check(CheckArgs),
-    /// Compute the memory that a pipeline needs, and the batch for each card
+    /// Compute the memory of a pipeline, and the largest batch for a card
     Plan(PlanArgs),
     /// Measure the largest batch that fits, where a run would run
     Fit(StartArgs),
@@ -97,13 +97,13 @@ enum Command {
     Logs(LogsArgs),
     /// Remove runs with their folders and containers
     Rm(RmArgs),
-    /// Search for good settings: trials in containers, readable by Optuna
+    /// Search for good settings in trials, with a storage for Optuna
     #[command(subcommand)]
     Tune(TuneCommand),
     /// Build the trainer image, or list the images that pipe built
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Check engine, GPU, driver, trainer, memory and disk; print what to do
+    /// Check engine, GPU, driver, trainer, memory, disk; print what to do
     #[command(after_help = "Exits with 4 if runs cannot start on this machine.")]
     Doctor {
         /// Check this engine in place of those that are tried by themselves; slurm runs a small job on the cluster

@@ -128,20 +128,23 @@ impl Draft {
     }
 
     fn data(&self) -> Data {
-        let Answers { train, eval, fields, card, .. } = &self.answers;
-        let Limits { source, target, length } = self.limits;
+        let Answers { arch, train, eval, fields, card, .. } = &self.answers;
         let paths = |path: &String| Paths(vec![path.clone()]);
-        Data {
+        let mut data = Data {
             eval: eval.as_ref().map(paths),
             eval_share: self.settings.eval_share,
             fields: fields.iter().cloned().collect(),
-            max_source: not_zero(source),
-            max_target: not_zero(target),
-            max_length: not_zero(length),
             skip_bad: self.skip_bad,
             workers: not_zero(if *card { 4 } else { 2 }),
             ..Data::new(paths(train))
+        };
+        let Limits { source, target, length } = self.limits;
+        match arch.task() {
+            Task::Seq2Seq => (data.max_source, data.max_target) = (not_zero(source), not_zero(target)),
+            Task::Classification | Task::Contrastive | Task::Language => data.max_length = not_zero(length),
+            Task::TimeSeries => {}
         }
+        data
     }
 
     fn train(&self) -> TrainFile {
@@ -381,10 +384,10 @@ mod tests {
                 lr: 2.0e-5,
                 eval_share: 0.12,
                 evaluate_every: Some(10),
-                balanced: true,
+                balanced: arch.task().classifies(),
                 best: "loss",
             },
-            skip_bad: true,
+            skip_bad: matches!(arch.task(), Task::Classification | Task::Contrastive),
             findings: vec!["found: 3 rows".to_owned()],
             has_tokenizer: false,
             batch: 4,
