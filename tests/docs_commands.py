@@ -211,7 +211,7 @@ def main():
         pages = {str(path.relative_to(ROOT)): list(blocks(path)) for path in paths}
     except BadPage as problem:
         sys.exit(f"error: {problem}")
-    for name in ("pipe", "pipe-trainer"):
+    for name in ("pipe", "pipe-trainer", "pipe-trainer-bench"):
         if not (args.bin / name).is_file():
             sys.exit(f"error: no {name} in {args.bin}")
 

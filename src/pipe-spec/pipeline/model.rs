@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Task;
-use crate::yaml::Node;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -19,14 +18,6 @@ pub struct Model {
     /// Instead of `from`: train from scratch, keys as in the model's config.json.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Map<String, Value>>,
-}
-
-impl Model {
-    /// A config that is written as lines of YAML.
-    pub fn config_of_lines(lines: &[String]) -> Map<String, Value> {
-        let tree = Node::parse(&format!("{{{}}}", lines.join(", "))).map(|tree| tree.to_json());
-        tree.ok().as_ref().and_then(Value::as_object).cloned().unwrap_or_default()
-    }
 }
 
 macro_rules! architectures {

@@ -211,10 +211,10 @@ mod tests {
 
     #[test]
     fn notes_decide_order_comments_and_defaults() {
-        let value = json!({"a": null, "b": 1, "c": {"x": 1, "y": "z", "w": 0}, "d": [1, "u v"], "e": {"f": 2.5}});
+        let value = json!({"a": null, "b": 1, "c": {"x": 1, "v": "z", "w": 0}, "d": [1, "u v"], "e": {"f": 2.5}});
         let Value::Object(mut file) = value else { panic!() };
         let notes = [
-            Note::new("c.y", "why"),
+            Note::new("c.v", "why"),
             Note::new("c.q", "could be").example("7"),
             Note::new("c.x", ""),
             Note::new("b", "").above(vec!["one".to_owned()]),
@@ -222,8 +222,19 @@ mod tests {
         ];
         without_defaults(&mut file, &json!({"b": 1, "c": {"w": 0, "x": 1}, "e": {"f": 3}}), &notes);
         let text = write(&file, &notes);
-        let want = "c:\n  y: z                         # why\n  # q: 7                       # could be\n  x: 1\n# one\nb: 1\n\
-                    d: >-                          # text\n  1\n  u v\ne: {f: 2.5}\n";
-        assert_eq!(text, want);
+        let want = [
+            "c:",
+            "  v: z                           # why",
+            "  # q: 7                         # could be",
+            "  x: 1",
+            "# one",
+            "b: 1",
+            "d: >-                            # text",
+            "  1",
+            "  u v",
+            "e: {f: 2.5}",
+            "",
+        ];
+        assert_eq!(text, want.join("\n"));
     }
 }

@@ -12,7 +12,7 @@ use crate::command;
 use crate::engine::registry;
 use crate::execute::stages::Selection;
 use crate::report::Output;
-use crate::run::Choices;
+use crate::run::RunChoices;
 
 #[derive(Args)]
 pub struct InitArgs {
@@ -125,7 +125,7 @@ impl StartArgs {
             resume: false,
             detach: false,
             selection: Selection::default(),
-            choices: Choices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue, ..Choices::default() },
+            choices: RunChoices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue, ..RunChoices::default() },
             pins: Vec::new(),
             output: Output::new(self.json, quiet),
         }

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use crate::command::tune;
 use crate::engine::registry;
 use crate::report::Output;
-use crate::run::Choices;
+use crate::run::RunChoices;
 
 #[derive(Subcommand)]
 pub enum TuneCommand {
@@ -105,7 +105,7 @@ pub struct TuneRunArgs {
 impl TuneRunArgs {
     pub fn options(self, quiet: bool) -> tune::Options {
         let Self { file, engine, set, detach, resume, ignore_ledger, no_queue, json } = self;
-        let choices = Choices { ignore_ledger, no_queue, ..Choices::default() };
+        let choices = RunChoices { ignore_ledger, no_queue, ..RunChoices::default() };
         tune::Options { file, engine, set, resume, detach, choices, output: Output::new(json, quiet) }
     }
 }

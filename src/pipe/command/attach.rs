@@ -77,7 +77,7 @@ enum Parts {
 
 impl Parts {
     fn of(found: &Listed, json: bool) -> Result<Self, Error> {
-        Ok(match found.state.work {
+        Ok(match found.state.work() {
             WorkKind::Training | WorkKind::Command => Self::None,
             WorkKind::Steps => Self::Steps(GraphWatcher::new(json, &found.state)),
             WorkKind::Study => match load::parse_study(&found.folder().resolved(), &[])? {
@@ -96,7 +96,7 @@ impl Parts {
             Self::Steps(steps) => steps.show(state, reporter),
             Self::Study(study) => {
                 let (parsed, journal, watcher) = study.as_mut();
-                let storage = state.study.as_ref().map(|study| study.storage.clone()).unwrap_or_default();
+                let storage = state.study().map(|study| study.storage.clone()).unwrap_or_default();
                 // One that has just been created has no storage yet.
                 if journal.is_none() && storage.is_file() {
                     *journal = Some(Journal::read(&storage, parsed.study.name.as_str())?);

@@ -60,7 +60,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 fn select(mut runs: Vec<Listed>, options: &Options) -> Vec<Listed> {
     if !options.trials {
         let studies: Vec<String> =
-            runs.iter().filter(|run| run.state.work == WorkKind::Study).map(|run| run.state.id.clone()).collect();
+            runs.iter().filter(|run| run.state.work() == WorkKind::Study).map(|run| run.state.id.clone()).collect();
         runs.retain(|run| !studies.iter().any(|study| run.is_step_of(study)));
     }
     runs.retain(|run| options.filter.wants(&run.state));
@@ -101,23 +101,23 @@ fn print_table(runs: &[Listed]) {
     let mut table = Table::new(&["run", "status", "attempts", "steps", "metric", "time", ""]);
     for run in runs {
         let state = &run.state;
-        let last = state.attempts.iter().rev().find_map(|attempt| attempt.last_step);
-        let steps = match (last, state.steps) {
+        let last = state.attempts().iter().rev().find_map(|attempt| attempt.last_step);
+        let steps = match (last, state.steps()) {
             (Some(step), Some(steps)) => format!("{step}/{steps}"),
             _ => "-".to_owned(),
         };
-        let seconds = match state.work {
-            WorkKind::Training | WorkKind::Command => state.attempts.iter().map(|attempt| attempt.seconds).sum(),
-            WorkKind::Study => state.study.as_ref().map_or(0.0, |study| study.seconds),
+        let seconds = match state.work() {
+            WorkKind::Training | WorkKind::Command => state.attempts().iter().map(|attempt| attempt.seconds).sum(),
+            WorkKind::Study => state.study().map_or(0.0, |study| study.seconds),
             WorkKind::Steps => state
-                .graph
+                .stages()
                 .iter()
                 .filter(|step| step.status != StepStatus::Unchanged)
                 .filter_map(|step| step.seconds)
                 .sum(),
         };
         let is_below = runs.iter().any(|whole| run.is_step_of(&whole.state.id));
-        let attempts = if state.work.is_single() { state.attempts.len().to_string() } else { "-".to_owned() };
+        let attempts = if state.work().is_single() { state.attempts().len().to_string() } else { "-".to_owned() };
         table.row(vec![
             if is_below { format!("  {}", state.id) } else { state.id.clone() },
             state.status.name().to_owned(),
@@ -133,8 +133,8 @@ fn print_table(runs: &[Listed]) {
 
 /// The metric of the run with its value; the training loss for a run that has no result yet.
 fn metric(state: &RunState) -> String {
-    let result = state.result.as_ref().and_then(|result| Some((result.metric.as_deref()?, result.value?)));
-    let last_loss = || state.attempts.iter().rev().find_map(|attempt| attempt.last_loss);
+    let result = state.result().and_then(|result| Some((result.metric.as_deref()?, result.value?)));
+    let last_loss = || state.attempts().iter().rev().find_map(|attempt| attempt.last_loss);
     match result.or_else(|| last_loss().map(|loss| ("loss", loss))) {
         Some((name, value)) => format!("{} {}", name.trim_start_matches("eval."), figure(value)),
         None => "-".to_owned(),
@@ -144,7 +144,7 @@ fn metric(state: &RunState) -> String {
 /// Runs of one metric together, the best of them first; runs without one last.
 fn by_metric(a: &Listed, b: &Listed) -> Ordering {
     let known = |run: &Listed| {
-        let result = run.state.result.as_ref()?;
+        let result = run.state.result()?;
         Some((result.metric.clone()?, result.value?))
     };
     match (known(a), known(b)) {
@@ -161,15 +161,15 @@ fn remark(run: &Listed) -> String {
     if let Some(damage) = run.damage.first() {
         return damage.clone();
     }
-    if !run.state.graph.is_empty() {
-        let of = |wanted: fn(StepStatus) -> bool| run.state.graph.iter().filter(|step| wanted(step.status)).count();
-        let done = format!("{} of {} steps done", of(StepStatus::is_done), run.state.graph.len());
+    if !run.state.stages().is_empty() {
+        let of = |wanted: fn(StepStatus) -> bool| run.state.stages().iter().filter(|step| wanted(step.status)).count();
+        let done = format!("{} of {} steps done", of(StepStatus::is_done), run.state.stages().len());
         return match of(|status| status == StepStatus::Failed) {
             0 => done,
             failed => format!("{done}, {failed} failed"),
         };
     }
-    if let Some(study) = &run.state.study {
+    if let Some(study) = run.state.study() {
         let of = study.budget.map_or(String::new(), |budget| format!(" of {budget}"));
         let best =
             study.best.map_or(String::new(), |(number, value)| format!(", best {} (trial {number})", figure(value)));
@@ -183,7 +183,7 @@ fn remark(run: &Listed) -> String {
         }
         _ => String::new(),
     };
-    let ranks = run.state.attempts.last().map_or(1, |attempt| attempt.ranks);
+    let ranks = run.state.attempts().last().map_or(1, |attempt| attempt.ranks);
     let ranks = (ranks > 1).then(|| format!("{ranks} ranks"));
     ranks.into_iter().chain(Some(remark).filter(|remark| !remark.is_empty())).collect::<Vec<_>>().join("; ")
 }

@@ -14,7 +14,7 @@ use crate::input::load::{self, Loaded, Request};
 use crate::report::compare::{Comparison, ComputeMode, judge};
 use crate::report::{Output, Reporter, print, print_json};
 use crate::run::lock::{self, Difference, Effect};
-use crate::run::{self, Choices, Listed, Record};
+use crate::run::{self, Listed, Record, RunChoices};
 use crate::system::interrupt::Interrupts;
 
 /// `anyway`: run even if data, model, program or settings differ.
@@ -144,7 +144,7 @@ fn rerun(first: &Listed, engine: &str, pins: Vec<LockedRepository>, output: Outp
         resume: false,
         detach: false,
         selection: Selection::default(),
-        choices: Choices { ignore_ledger: true, no_queue: first.state.no_queue, ..Choices::default() },
+        choices: RunChoices { ignore_ledger: true, no_queue: first.state.choices.no_queue, ..RunChoices::default() },
         pins,
         // stdout is for the verdict alone.
         output: if output == Output::Text { output } else { Output::Quiet },

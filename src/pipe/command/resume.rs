@@ -25,7 +25,7 @@ const OF_STUDIES: [&str; 1] = ["budget"];
 
 pub fn run(options: &Options) -> Result<(), Error> {
     let found = run::find(&options.run)?;
-    let is_study = found.state.work == WorkKind::Study;
+    let is_study = found.state.work() == WorkKind::Study;
     // A study that has spent its budget may be given more.
     if found.state.status == Status::Finished && (!is_study || options.set.is_empty()) {
         print(&format!("run {} has finished: {}", found.state.id, found.folder));

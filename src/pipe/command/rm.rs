@@ -30,7 +30,7 @@ pub fn run(wanted: &[String], force: bool) -> Result<(), Error> {
     found.extend(steps);
     let removed = |id: &str| found.iter().any(|run| run.state.id == id);
     for run in all.iter().filter(|run| run.is_owned() && !removed(&run.state.id) && !force) {
-        if let Some(read) = run.state.graph.iter().filter_map(|step| step.run.as_ref()).find(|id| removed(id)) {
+        if let Some(read) = run.state.stages().iter().filter_map(|step| step.run.as_ref()).find(|id| removed(id)) {
             return Err(Error::RunInUse { id: read.clone(), by: run.state.id.clone() });
         }
     }
@@ -45,7 +45,7 @@ fn remove(run: &Listed, _owner: &Owner, force: bool) -> Result<(), Error> {
     let (id, folder) = (&run.state.id, run.folder());
     let engine = engine_name(run);
     // A folder that says nothing of an engine has never had a job.
-    let may_have_jobs = !(engine.is_empty() && run.state.attempts.is_empty());
+    let may_have_jobs = !(engine.is_empty() && run.state.attempts().is_empty());
     if may_have_jobs && run.state.status != Status::Finished && registry::keeps_jobs(&engine) {
         match super::ls::jobs(&engine) {
             Ok(jobs) => {

@@ -22,7 +22,7 @@ use crate::execute::{Plan, drive};
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
 use crate::report::{Output, Reporter, print_json};
-use crate::run::{Choices, Listed, Run, list, lock, runs_folder};
+use crate::run::{Listed, Run, RunChoices, list, lock, runs_folder};
 use crate::system::files::absolute;
 use crate::system::interrupt::Interrupts;
 
@@ -38,7 +38,7 @@ pub struct Options {
     pub detach: bool,
     /// Of a pipeline of several steps.
     pub selection: Selection,
-    pub choices: Choices,
+    pub choices: RunChoices,
     /// The commits of the hub's repositories, where a branch is not to be followed.
     pub pins: Vec<LockedRepository>,
     pub output: Output,
@@ -166,9 +166,7 @@ async fn start_steps(
     let first = parsed.graph.steps.first().and_then(|step| step.pipeline.engine).filter(|_| named);
     let cluster = parsed.graph.steps.first().map(|step| step.pipeline.cluster_request()).unwrap_or_default();
     let engine = registry::choose(first.map(EngineKind::name), &cluster, reporter).await?;
-    let mut run = Run::create_graph(&parsed.graph, &parsed.text, engine.name(), options.choices)?;
-    run.state.graph = state;
-    run.save()?;
+    let run = Run::create_graph(&parsed.graph, state, &parsed.text, engine.name(), options.choices)?;
     let id = run.state.id.clone();
     *created = Some(id.clone());
     if options.detach {
@@ -218,6 +216,6 @@ async fn resume_found(
 }
 
 pub fn fit(options: Options) -> Result<(), Error> {
-    let choices = Choices { job: Job::Fit, ..options.choices };
+    let choices = RunChoices { job: Job::Fit, ..options.choices };
     run(Options { choices, ..options })
 }

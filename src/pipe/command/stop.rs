@@ -55,7 +55,7 @@ fn signal_owner(found: &Listed, request: StopRequest, output: Output) -> Result<
     }
     let timeout = stop_timeout(&folder);
     if output != Output::Quiet {
-        let what = match found.state.work {
+        let what = match found.state.work() {
             WorkKind::Training => "the trainer",
             WorkKind::Command => "the command",
             WorkKind::Steps => "each step that runs",

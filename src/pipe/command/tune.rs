@@ -21,7 +21,7 @@ use crate::execute::study::{StudyView, directions, space, trial_json};
 use crate::execute::{Plan, drive};
 use crate::input::load::{self, Parsed, ParsedStudy};
 use crate::report::{Output, Reporter, print, print_data, print_json, say};
-use crate::run::{self, Choices, Listed, Run};
+use crate::run::{self, Listed, Run, RunChoices};
 use crate::system::files::write_whole;
 use crate::system::interrupt::Interrupts;
 
@@ -32,7 +32,7 @@ pub struct Options {
     /// Resume the newest study of this file if it did not finish.
     pub resume: bool,
     pub detach: bool,
-    pub choices: Choices,
+    pub choices: RunChoices,
     pub output: Output,
 }
 
@@ -132,7 +132,7 @@ fn unfinished(options: &Options, study: &Study) -> Result<Option<Listed>, Error>
         return Ok(None);
     }
     let is_of = |run: &Listed| {
-        run.state.work == WorkKind::Study && run.state.name == study.name.as_str() && run.damage.is_empty()
+        run.state.work() == WorkKind::Study && run.state.name == study.name.as_str() && run.damage.is_empty()
     };
     let newest = run::list()?.into_iter().find(is_of);
     let same =
@@ -159,11 +159,11 @@ fn resume_found(options: &Options, found: &Listed) -> Result<(), Error> {
 /// The study that `wanted` names: an id, the beginning of one, or `latest`.
 pub fn find(wanted: &str) -> Result<Listed, Error> {
     if wanted == "latest" {
-        let newest = run::list()?.into_iter().find(|run| run.state.work == WorkKind::Study);
+        let newest = run::list()?.into_iter().find(|run| run.state.work() == WorkKind::Study);
         return newest.ok_or_else(|| Error::NoRun { wanted: wanted.to_owned(), runs: run::runs_folder() });
     }
     let found = run::find(wanted)?;
-    match found.state.work {
+    match found.state.work() {
         WorkKind::Study => Ok(found),
         _ => Err(Error::NotStudyRun { id: found.state.id }),
     }
@@ -192,7 +192,7 @@ fn open_found(found: Listed) -> Result<Opened, Error> {
     let Some(ParsedStudy { study, variables, .. }) = load::parse_study(&file, &[])? else {
         return Err(Error::NotStudyRun { id: found.state.id });
     };
-    let storage = found.state.study.as_ref().map(|study| study.storage.clone()).unwrap_or_default();
+    let storage = found.state.study().map(|study| study.storage.clone()).unwrap_or_default();
     // One that has just been created has no storage yet.
     let trials = match storage.is_file() {
         true => Journal::read(&storage, study.name.as_str())?.trials().to_vec(),

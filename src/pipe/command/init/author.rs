@@ -4,12 +4,12 @@ use std::ffi::OsStr;
 use std::io::{BufRead, IsTerminal};
 use std::path::Path;
 
+use pipe_data::DataTable;
 use pipe_spec::pipeline::{Arch, Task};
 use pipe_spec::text::{ByteSize, Name};
 
 use super::draft::{Answers, Draft};
 use super::survey::{Field, Survey};
-use super::table::DataTable;
 use super::{Options, measure, pictures, roles};
 use crate::error::Error;
 use crate::gpu::Card;

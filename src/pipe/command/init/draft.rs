@@ -123,7 +123,7 @@ impl Draft {
 
     fn model(&self) -> Model {
         let Answers { arch, from, .. } = &self.answers;
-        let config = || Model::config_of_lines(&(pipe_model::starter(*arch).config)(&self.sizes));
+        let config = || (pipe_model::starter(*arch).config)(&self.sizes);
         Model { arch: *arch, from: from.clone(), config: from.is_none().then(config) }
     }
 

@@ -9,7 +9,6 @@ mod pictures;
 mod roles;
 mod settings;
 mod survey;
-mod table;
 
 use std::path::{Path, PathBuf};
 

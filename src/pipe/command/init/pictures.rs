@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use pipe_data::DataTable;
 use serde_json::json;
 
 use super::column::{Kind, is_picture};
 use super::survey::Survey;
-use super::table::DataTable;
 use crate::error::Error;
 use crate::system::files;
 

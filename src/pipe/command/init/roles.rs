@@ -1,10 +1,10 @@
 //! The task that the columns of the data are good for, and which column feeds which role of it.
 
+use pipe_data::Layout;
 use pipe_spec::pipeline::{Arch, Task};
 
 use super::column::{Column, Kind, name_rank};
 use super::survey::{Field, Survey};
-use super::table::Layout;
 
 /// The first of the usual names of a label leave no doubt, even beside a question and an answer.
 const SURE_LABELS: usize = 3;
@@ -298,8 +298,8 @@ fn shown(fields: &[Field]) -> String {
 mod tests {
     use std::path::Path;
 
-    use super::super::table::DataTable;
     use super::*;
+    use pipe_data::DataTable;
 
     fn survey(name: &str, text: &str) -> Survey {
         let folder = tempfile::tempdir().unwrap();

@@ -1,11 +1,11 @@
 //! All columns of the data, and a description of them for people.
 
+use pipe_data::{DataTable, Layout};
 use pipe_spec::Inspection;
 use pipe_spec::pipeline::Task;
 use pipe_spec::text::count;
 
 use super::column::{Column, Kind, Lengths, name_rank};
-use super::table::{DataTable, Layout};
 use crate::report::{Table, bounded, grouped, visible_line};
 
 /// A role and the column that feeds it.

@@ -11,7 +11,7 @@ use crate::execute::single::driver::Driver;
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Request};
 use crate::report::Reporter;
-use crate::run::{Choices, Listed, Run};
+use crate::run::{Listed, Run, RunChoices};
 use crate::system::interrupt::Interrupts;
 
 struct Folder(PathBuf);
@@ -64,7 +64,7 @@ async fn a_run_on_a_new_engine_goes_through_an_out_of_memory() {
     let request = Request { file: pipeline, set: Vec::new(), access: HubAccess::Check, pins: Vec::new() };
     let loaded = load::load(&request, reporter.fetch_progress()).unwrap();
     let engine = registry::connect("toy").await.unwrap();
-    let choices = Choices { ignore_ledger: true, ..Choices::default() };
+    let choices = RunChoices { ignore_ledger: true, ..RunChoices::default() };
     let run = Run::create_in(&folder.0.join("runs"), &loaded.pipeline, &loaded.text, engine.name(), choices).unwrap();
     let run_folder = run.folder.clone();
     let driver = Driver::new(&loaded, run, StartMode::Continue, &mut reporter, &mut interrupts);
@@ -72,7 +72,7 @@ async fn a_run_on_a_new_engine_goes_through_an_out_of_memory() {
 
     let state = Listed::read(run_folder.path()).unwrap().state;
     assert_eq!((state.status, state.engine.as_str()), (Status::Finished, "toy"));
-    let attempts: Vec<_> = state.attempts.iter().map(|attempt| (attempt.batch, attempt.outcome)).collect();
+    let attempts: Vec<_> = state.attempts().iter().map(|attempt| (attempt.batch, attempt.outcome)).collect();
     assert_eq!(attempts, [(8, Some(Outcome::Oom)), (4, Some(Outcome::Finished))]);
     assert_eq!(steps(&run_folder.events()), [(2, 1), (2, 2), (2, 3)]);
 }

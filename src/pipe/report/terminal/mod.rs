@@ -332,11 +332,11 @@ impl Reporter {
                 print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
-                match state.graph.is_empty() {
+                match state.stages().is_empty() {
                     true => print(&attempts_table(state).on_stdout()),
                     false => print(&steps_table(state).on_stdout()),
                 }
-                if let Some(table) = state.result.as_ref().and_then(metrics_table) {
+                if let Some(table) = state.result().and_then(metrics_table) {
                     print(&format!("\n{}\n", table.on_stdout()));
                 }
                 result_lines(state, Path::new(folder)).iter().for_each(|line| print(line));
