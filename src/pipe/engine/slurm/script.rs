@@ -117,7 +117,7 @@ note job.ended "$code"
 exit "$code"
 "#;
 
-/// In which Slurm tells each task the number of its node.
+/// The variable in which Slurm tells each task the number of its node.
 const SLURM_NODE_VARIABLE: &str = "SLURM_NODEID";
 
 /// The first lines of the script, by which it is known whose it is.
