@@ -232,8 +232,13 @@ impl Suite {
     /// A test that repeats another under other conditions, or that takes long for what it shows.
     pub fn thorough(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
         self.test(name, needs, test);
+        self.last_is_thorough();
+    }
+
+    /// Makes a thorough test of the one that was added last.
+    pub fn last_is_thorough(&mut self) {
         if !is_set("PIPE_TEST_ALL") {
-            let trial = self.trials.pop().expect("it was just added");
+            let trial = self.trials.pop().expect("one was added");
             self.trials.push(trial.with_kind(THOROUGH).with_ignored_flag(true));
         }
     }

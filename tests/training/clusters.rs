@@ -24,12 +24,15 @@ pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn(&Slurm)| on_cluster(suite, &format!("clusters::{name}"), Needs::Slurm, test);
     test("a_chain_of_one_minute_jobs", chain);
     test("in_a_container_and_without", containers);
-    test("out_of_memory", out_of_memory);
+    test("out_of_memory", |slurm| out_of_memory(slurm, "container: {gpus: 0, cpus: 1, memory: 155m}\n"));
     test("another_job_and_a_restarted_controller", preempted_and_restarted);
     test("stopped_killed_and_cancelled", stopped_killed_and_cancelled);
     test("two_nodes", two_nodes);
     test("what_the_cluster_refuses_and_doctor", refused);
     test("many_runs_ask_as_often_as_one", many_runs);
+    let limit = |slurm: &Slurm| out_of_memory(slurm, "container: {gpus: 0, cpus: 1}\nmemory: {limit: 270m}\n");
+    on_cluster(suite, "clusters::out_of_memory_of_a_limit", Needs::Slurm, limit);
+    suite.last_is_thorough();
     on_cluster(suite, "clusters::an_image_in_a_folder", Needs::SlurmAndDocker, built_image);
 }
 
@@ -98,8 +101,8 @@ fn containers(slurm: &Slurm) {
     assert_eq!(slurm.queue(), [""; 0]);
 }
 
-fn out_of_memory(slurm: &Slurm) {
-    // The kernel kills at the limit of the job; with a limit of its own the trainer says so itself.
+/// The kernel kills at the limit of the job; with a limit of its own the trainer says so itself.
+fn out_of_memory(slurm: &Slurm, limits: &str) {
     let wide = |more: &str| {
         let folder = folder(&format!("{}{more}", train_with(STEPS / 2, WIDE_EFFECTIVE, 1e-3)));
         make_rows_longer(&folder, "d_ff: 2048");
@@ -107,17 +110,13 @@ fn out_of_memory(slurm: &Slurm) {
     };
     let alone = wide("container: {gpus: 0, cpus: 1}\n");
     alone.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
-    for more in
-        ["container: {gpus: 0, cpus: 1, memory: 155m}\n", "container: {gpus: 0, cpus: 1}\nmemory: {limit: 270m}\n"]
-    {
-        let folder = slurm.with(wide(&format!("{more}engine: slurm\n")));
-        folder.pipe(&["run", "t5.yaml", "--set", "memory.worst_first=false"]).exits(0);
-        let attempts = attempts(&folder);
-        ends_by(&attempts, "host_memory");
-        assert_eq!(attempts[0]["outcome"], "oom", "{attempts:#?}");
-        // Parts of other sizes are rounded otherwise, which a small eps of the optimizer would make larger.
-        same_curve(&curve_once(&folder), &curve(&alone.run_folder()), WIDE_EFFECTIVE, 1e-4);
-    }
+    let folder = slurm.with(wide(&format!("{limits}engine: slurm\n")));
+    folder.pipe(&["run", "t5.yaml", "--set", "memory.worst_first=false"]).exits(0);
+    let attempts = attempts(&folder);
+    ends_by(&attempts, "host_memory");
+    assert_eq!(attempts[0]["outcome"], "oom", "{attempts:#?}");
+    // Parts of other sizes are rounded otherwise, which a small eps of the optimizer would make larger.
+    same_curve(&curve_once(&folder), &curve(&alone.run_folder()), WIDE_EFFECTIVE, 1e-4);
 }
 
 fn chain(slurm: &Slurm) {
