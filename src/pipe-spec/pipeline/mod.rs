@@ -23,6 +23,7 @@ mod work;
 mod written;
 
 pub use crate::problem::{Problem, Problems};
+pub use crate::yaml::Note;
 pub use cluster::{Cluster, ContainerRuntime, SECTION as CLUSTER_SECTION, TimeLimit, seconds as cluster_seconds};
 pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat, PLACEHOLDERS, VarValue};
 pub use container::{Container, EngineKind, Gpus, Image, Mount};

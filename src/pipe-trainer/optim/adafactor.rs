@@ -161,8 +161,8 @@ mod tests {
     use tch::Device;
 
     use super::*;
+    use crate::model::setup::Kinds;
     use crate::model::{Setup, Start};
-    use crate::precision::Kinds;
 
     fn train(weight_decay: f64) -> Train {
         let train = json!({

@@ -24,11 +24,10 @@ use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::host::Stop;
 use crate::model::{Definition, Model, Setup, Start};
-use crate::spec;
+use crate::session::spec;
 
-pub fn predict(spec_file: &Path) -> Result<(), TrainerError> {
+pub fn predict(spec_file: &Path, stop: Stop) -> Result<(), TrainerError> {
     let spec = spec::read_predict(spec_file)?;
-    let stop = Stop::on_signals().map_err(TrainerError::signals)?;
     let hardware = Hardware::prepare(&spec.settings)?;
     let pool = data::workers(spec.settings.data.workers.get())?;
     hardware.enforce_limit(&spec.settings.memory, |bytes| bytes)?;

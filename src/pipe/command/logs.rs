@@ -105,8 +105,8 @@ fn has_ended(found: &Listed, number: u32) -> bool {
     found.state.attempts().iter().any(|attempt| attempt.number == number && attempt.outcome.is_some())
 }
 
-/// Prints what is read as whole lines: text as it is, an event as the sentence that `pipe run` prints for it. Text in which the
-/// trainer says what an event says is left out.
+/// Prints what is read as whole lines: text as it is, an event as the sentence that `pipe run` prints for it. Text that
+/// repeats an event is skipped.
 struct Printer {
     reporter: Reporter,
     /// Whether events are printed as they are.
@@ -166,7 +166,7 @@ impl Printer {
         std::str::from_utf8(line).ok().filter(|_| !is_text).and_then(Event::parse)
     }
 
-    /// What is left of the last line.
+    /// Prints the rest of the last line.
     fn end(&mut self) {
         let rest = std::mem::take(&mut self.rest);
         match self.event(&rest) {

@@ -1,4 +1,4 @@
-//! `pipe ls`: the runs, or those that are wanted, newest first, with what a killed `pipe` left behind.
+//! `pipe ls`: lists the runs that match, newest first, with the jobs that a killed `pipe` left behind.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use pipe_spec::{RunState, Status};
 
 use crate::engine::{EngineJob, registry};
 use crate::error::Error;
-use crate::report::{Table, duration, figure, print, print_json, say, visible_line};
+use crate::report::{Output, Table, duration, figure, print, print_json, say, visible_line};
 use crate::run::{self, Filter, Listed};
 
 /// The order of the list.
@@ -27,11 +27,10 @@ pub struct Options {
     pub filter: Filter,
     /// The trials of studies too.
     pub trials: bool,
-    /// At most so many, of those that the order puts first.
+    /// The number of runs at most: the first in the order.
     pub limit: Option<usize>,
     pub sort: Sort,
-    pub json: bool,
-    pub quiet: bool,
+    pub output: Output,
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
@@ -41,12 +40,12 @@ pub fn run(options: &Options) -> Result<(), Error> {
     if options.sort != Sort::Metric {
         runs = with_steps_below(runs);
     }
-    if options.quiet && !options.json {
+    if options.output == Output::Quiet {
         runs.iter().for_each(|run| print(&visible_line(&run.state.id)));
         return Ok(());
     }
     find_left_behind(&mut runs)?;
-    if options.json {
+    if options.output.is_json() {
         print_json(&runs);
         return Ok(());
     }

@@ -7,18 +7,21 @@ use crate::error::Error;
 use crate::report::{print, say};
 use crate::run::{self, Listed, Owner, lock};
 
-pub fn run(wanted: &[String], left_behind: bool, force: bool) -> Result<(), Error> {
-    if left_behind {
-        let mut runs = run::list()?;
-        super::ls::find_left_behind(&mut runs)?;
-        for run in &runs {
-            for id in &run.left_behind {
-                remove_job(engine_name(run).as_str(), id)?;
-                print(&format!("removed container {id}"));
-            }
+/// Removes the containers of runs without a `pipe` process, and keeps the folders.
+pub fn left_behind() -> Result<(), Error> {
+    let mut runs = run::list()?;
+    super::ls::find_left_behind(&mut runs)?;
+    for run in &runs {
+        for id in &run.left_behind {
+            remove_job(engine_name(run).as_str(), id)?;
+            print(&format!("removed container {id}"));
         }
-        return Ok(());
     }
+    Ok(())
+}
+
+/// Removes runs with their folders and containers. `force` removes them also where containers stay, or another run reads them.
+pub fn run(wanted: &[String], force: bool) -> Result<(), Error> {
     // All are found and owned before any is removed, so that a misspelt or busy one loses nothing.
     let mut found = wanted.iter().map(|wanted| run::find(wanted)).collect::<Result<Vec<_>, _>>()?;
     // The runs of its steps belong to a run of several.

@@ -29,10 +29,10 @@ struct Shown {
     files: ResultFiles,
     #[serde(skip_serializing_if = "Option::is_none")]
     throughput: Option<Throughput>,
-    /// Of each of several ranks.
+    /// The figures of each of several ranks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ranks: Vec<RankFigures>,
-    /// What the evaluation of the model has shown, without pictures.
+    /// The result of the evaluation, without pictures.
     #[serde(skip_serializing_if = "Option::is_none")]
     evaluation: Option<EvaluationDetails>,
 }
@@ -92,7 +92,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// What each of several ranks held, and how long it took.
+/// The peak memory of each of several ranks, and the time of its steps.
 fn ranks_table(ranks: &[RankFigures]) -> Table {
     let mut table = Table::new(&["rank", "peak", "time of a step"]);
     let slowest = result::slowest(ranks);

@@ -20,7 +20,7 @@ use crate::execute::study::trial::Standing;
 use crate::execute::study::{StudyView, directions, space, trial_json};
 use crate::execute::{Plan, drive};
 use crate::input::load::{self, Parsed, ParsedStudy};
-use crate::report::{Reporter, print, print_data, print_json, say};
+use crate::report::{Output, Reporter, print, print_data, print_json, say};
 use crate::run::{self, Listed, Run, RunChoices};
 use crate::system::files::write_whole;
 use crate::system::interrupt::Interrupts;
@@ -33,14 +33,13 @@ pub struct Options {
     pub resume: bool,
     pub detach: bool,
     pub choices: RunChoices,
-    pub json: bool,
-    pub quiet: bool,
+    pub output: Output,
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
     let file = &options.file;
     let Some(parsed) = load::parse_study(file, &options.set)? else {
-        // What is wrong with it as a pipeline is said first.
+        // The problems that it has as a pipeline come first.
         load::parse(file, &[])?;
         return Err(Error::NotStudy { file: file.clone() });
     };
@@ -53,20 +52,20 @@ pub fn run(options: &Options) -> Result<(), Error> {
 
 async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
-    let mut reporter = Reporter::new(options.json, options.quiet);
+    let mut reporter = Reporter::new(options.output);
     let ParsedStudy { study, text, variables } = parsed;
     let invalid = |problems| Error::Invalid { path: options.file.clone(), problems };
     let first = study.pipeline(study.name.as_str(), &study.first_point(), &[], variables).map_err(invalid)?;
     let wanted = options.engine.as_deref().or(first.engine.map(EngineKind::name));
     let engine = registry::choose(wanted, &first.cluster_request(), &reporter).await?;
-    // What cannot be had is said before there is a study.
+    // Fails before there is a study where the engine cannot run its trials.
     template::check_new(engine.as_ref(), &first, pipe_spec::Job::Train).await?;
     // A model that is searched for may be of another architecture than the pipeline says.
     if study.parameter("model.from").is_none() {
         let parsed = Parsed { pipeline: first, text: String::new(), variables: variables.clone() };
         load::find_interruptibly(parsed, options.file.clone(), &reporter, &mut interrupts).await?;
     }
-    // A storage that cannot be used is said before there is a study.
+    // Fails before there is a study where its storage cannot be used.
     if let Some(path) = &study.storage {
         Journal::open(Path::new(path), study.name.as_str(), &directions(study))?;
     }
@@ -75,7 +74,7 @@ async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
     if options.detach {
         drop(run);
         children::start_detached(&folder, &[])?;
-        print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
+        print_detached(&id, &folder.path().display().to_string(), options.output);
         return Ok(());
     }
     drive(run, Plan::Study { parsed, engine }, StartMode::New, &mut reporter, &mut interrupts).await.map(drop)
@@ -97,7 +96,7 @@ pub fn check_space(study: &Study, file: &Path) -> Result<(), Error> {
 /// Combinations that are worth a count.
 const MANY: u64 = 1_000_000_000;
 
-/// What a study is, in a few lines.
+/// A description of a study in a few lines.
 pub fn describe(study: &Study) -> Vec<String> {
     let budget = &study.budget;
     let trials = budget.trials.map_or("any number of trials".to_owned(), |trials| count(trials, "trial"));
@@ -153,8 +152,7 @@ fn resume_found(options: &Options, found: &Listed) -> Result<(), Error> {
         run: found.state.id.clone(),
         set: Vec::new(),
         detach: options.detach,
-        json: options.json,
-        quiet: options.quiet,
+        output: options.output,
     })
 }
 

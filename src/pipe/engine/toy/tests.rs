@@ -59,7 +59,7 @@ async fn a_run_on_a_new_engine_goes_through_an_out_of_memory() {
             data.display()
         ),
     );
-    let mut reporter = Reporter::new(false, true);
+    let mut reporter = Reporter::new(crate::report::Output::Quiet);
     let mut interrupts = Interrupts::listen().unwrap();
     let request = Request { file: pipeline, set: Vec::new(), access: HubAccess::Check, pins: Vec::new() };
     let loaded = load::load(&request, reporter.fetch_progress()).unwrap();

@@ -85,11 +85,12 @@ impl Frame {
         write!(svg, "<text class=\"end\" x=\"{RIGHT}\" y=\"{}\">{name}</text>", HEIGHT - 7.0).ok();
     }
 
-    /// A dashed line at a value of `y`, with its name under it.
+    /// A dashed line at a value of `y`, with its name under it; over it near the axis `x`.
     pub fn level(&self, svg: &mut String, name: &str, value: f64) {
         let (y, name) = (self.down(self.y.at(value)), escape(name));
+        let text = if y > BOTTOM - 20.0 { y - 6.0 } else { y + 15.0 };
         write!(svg, "<g class=\"level\"><path d=\"M{LEFT} {y:.1}H{RIGHT}\"/>").ok();
-        write!(svg, "<text class=\"halo\" x=\"{}\" y=\"{:.1}\">{name}</text></g>", LEFT + 6.0, y + 15.0).ok();
+        write!(svg, "<text class=\"halo\" x=\"{}\" y=\"{text:.1}\">{name}</text></g>", LEFT + 6.0).ok();
     }
 
     pub fn polyline(&self, svg: &mut String, class: &str, points: &[Point]) {

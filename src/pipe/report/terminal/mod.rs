@@ -63,13 +63,40 @@ pub struct Reporter {
     step: Option<(String, Mutex<Vec<String>>)>,
 }
 
-impl Reporter {
+/// What a command prints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// Text for people.
+    #[default]
+    Text,
+    /// Only errors and data.
+    Quiet,
+    /// JSON for scripts.
+    Json,
+}
+
+impl Output {
+    /// `--json` is stronger than `--quiet`.
     pub fn new(json: bool, quiet: bool) -> Self {
-        let mode = match (json, quiet, has_room_for_a_block()) {
-            (true, _, _) => Mode::Json,
-            (false, true, _) => Mode::Quiet,
-            (false, false, true) => Mode::Block,
-            (false, false, false) => Mode::Lines,
+        match (json, quiet) {
+            (true, _) => Self::Json,
+            (false, true) => Self::Quiet,
+            (false, false) => Self::Text,
+        }
+    }
+
+    pub fn is_json(self) -> bool {
+        self == Self::Json
+    }
+}
+
+impl Reporter {
+    pub fn new(output: Output) -> Self {
+        let mode = match output {
+            Output::Json => Mode::Json,
+            Output::Quiet => Mode::Quiet,
+            Output::Text if has_room_for_a_block() => Mode::Block,
+            Output::Text => Mode::Lines,
         };
         Self::with_mode(mode)
     }
