@@ -64,7 +64,7 @@ enum Command {
     Run(RunArgs),
     /// Check a pipeline file and its data; report every problem at once
     Check(CheckArgs),
-    /// Compute the memory of a pipeline, and the largest batch for a card
+    /// Compute the memory of a pipeline, and the largest batch per card
     Plan(PlanArgs),
     /// Measure the largest batch that fits, where a run would run
     Fit(StartArgs),
@@ -103,7 +103,7 @@ enum Command {
     /// Build the trainer image, or list the images that pipe built
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Check engine, GPU, driver, trainer, memory, disk; print what to do
+    /// Check engine, GPU, driver, trainer, memory, disk; say what to do
     #[command(after_help = "Exits with 4 if runs cannot start on this machine.")]
     Doctor {
         /// Check this engine in place of those that are tried by themselves; slurm runs a small job on the cluster
