@@ -5,7 +5,8 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("init_and_doctor::{name}"), Needs::Nothing, test);

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use crate::harness::folder::repository;
-use crate::harness::{Answer, Folder, Needs, Suite, job};
+use crate::harness::{Answer, Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     suite.test("output::help", Needs::Nothing, help);

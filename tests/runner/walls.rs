@@ -7,10 +7,10 @@ use std::path::Path;
 use pipe_spec::pipeline::Arch;
 
 use crate::harness::folder::repository;
-use crate::harness::source::{Source, has_word};
 use crate::harness::{Needs, Suite};
+use crate::source::{Source, has_word};
 
-const CRATES: [&str; 5] = ["pipe-spec", "pipe-model", "pipe-data", "pipe", "pipe-trainer"];
+const CRATES: [&str; 6] = ["pipe-spec", "pipe-model", "pipe-data", "pipe-search", "pipe", "pipe-trainer"];
 
 /// A dependency, and the only part of the sources that may name it.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
@@ -30,10 +30,13 @@ const REGISTRY: &[&str] = &[];
 const ENGINE_WORDS: &[&str] = &[
     "DockerEngine",
     "ProcessEngine",
+    "SlurmEngine",
     "EngineKind::Docker",
     "EngineKind::Process",
+    "EngineKind::Slurm",
     "engine::docker",
     "engine::process",
+    "engine::slurm",
 ];
 const ENGINE_LITERALS: &[&str] = &["\"docker\"", "\"process\"", "\"slurm\""];
 
@@ -173,7 +176,8 @@ fn manifests() {
         ("pipe-spec", &[][..]),
         ("pipe-model", &["pipe-spec"][..]),
         ("pipe-data", &["pipe-spec"][..]),
-        ("pipe", &["pipe-data", "pipe-model", "pipe-spec"][..]),
+        ("pipe-search", &[][..]),
+        ("pipe", &["pipe-data", "pipe-model", "pipe-search", "pipe-spec"][..]),
         ("pipe-trainer", &["pipe-data", "pipe-model", "pipe-spec"][..]),
     ]);
     for name in CRATES {
@@ -239,8 +243,17 @@ fn models() {
     assert!(found.is_empty(), "an architecture is named outside of its folder:\n{}", found.join("\n"));
 }
 
-/// A test file that no program has as a module would never run.
+/// A test file that no program has as a module would never run, nor would a program that tests/run-suites does not name.
 fn test_files() {
+    let suites = std::fs::read_to_string(repository().join("tests/run-suites")).unwrap();
+    for name in CRATES.into_iter().filter(|name| *name != "pipe-trainer") {
+        let folder = repository().join("src").join(name).join("tests");
+        let files = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+        for program in files.filter(|file| file.extension().is_some_and(|ending| ending == "rs")) {
+            let option = format!("--test {}", program.file_stem().unwrap().to_str().unwrap());
+            assert!(suites.contains(&option), "tests/run-suites lacks {option}");
+        }
+    }
     for (program, folder) in [
         ("tests/runner.rs", "tests/runner"),
         ("tests/training.rs", "tests/training"),

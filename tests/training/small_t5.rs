@@ -5,7 +5,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Answer, Folder, generated};
+use crate::generated;
+use crate::harness::{Answer, Folder};
 
 /// The real trainer.
 pub fn trainer() -> PathBuf {

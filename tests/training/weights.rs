@@ -11,10 +11,7 @@ use crate::harness::{Folder, Needs, Suite};
 use crate::small_t5::{curve, run_parity};
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        let test = move || same_curve(engine);
-        suite.test(&format!("weights::a_pickled_model_trains_like_safetensors::{engine}"), needs, test);
-    }
+    suite.any_engine("weights::a_pickled_model_trains_like_safetensors", same_curve);
     suite.test("weights::a_pickled_model_in_several_files", Needs::Nothing, several_files);
     for (name, rename) in RENAMED {
         let test = move || drop(compare(name, pickled(name, *rename).path()));

@@ -42,12 +42,12 @@ fn time_steps(args: &BenchArgs) -> Result<(), TrainerError> {
     let optimizer = Optimizer::new(&spec.train, model.weights(), &Share::of(&spec.train, spec.rank, model.weights()))?;
     let part = crate::bench::workload::part(args, &definition.task_data()?, device)?;
     let graphs = if args.no_graphs { None } else { Graphs::new(&hardware, model.as_ref())? };
-    let stand_in = match (args.sums, device) {
+    let stand_in = match (args.sums.rate, device) {
         (Some(gigabytes), tch::Device::Cuda(card)) => Some(StandIn::new(model.as_ref(), card, gigabytes, args)?),
         _ => None,
     };
     let mut steps =
-        Steps { model: model.as_ref(), optimizer, part, spec: &spec, graphs, stand_in, sums_after: args.sums_after };
+        Steps { model: model.as_ref(), optimizer, part, spec: &spec, graphs, stand_in, sums_after: args.sums.after };
 
     let mut times = Vec::new();
     for step in 1..=(WARM_UP + args.steps) as u64 {
@@ -79,7 +79,7 @@ fn time_steps(args: &BenchArgs) -> Result<(), TrainerError> {
     println!(
         "{}",
         json!({
-            "what": format!("pipe {} {}", args.model.as_deref().unwrap_or(&bench.arch), args.precision),
+            "what": format!("pipe {} {}", args.model.name.as_deref().unwrap_or(&bench.arch), args.precision),
             "ms": ms,
             "peak_allocated": gib(whole.peak_allocated),
             "peak_reserved": gib(whole.peak_reserved),

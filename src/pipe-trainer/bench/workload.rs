@@ -26,10 +26,10 @@ impl Bench {
     /// The model that the command line asks for: any architecture with its config, or one of a published size.
     pub fn asked(args: &BenchArgs) -> Result<Self, TrainerError> {
         let fail = |key: &str, message: String| TrainerError::config(key, message);
-        match (&args.model, &args.arch) {
+        match (&args.model.name, &args.model.arch) {
             (Some(name), _) => Self::named(name),
             (None, Some(arch)) => {
-                let config = args.config.as_deref().unwrap_or("{}");
+                let config = args.model.config.as_deref().unwrap_or("{}");
                 let config = serde_json::from_str(config).map_err(|error| fail("--config", error.to_string()))?;
                 Ok(Self { arch: arch.clone(), config, dropout: None })
             }
@@ -169,7 +169,7 @@ impl StandIn {
     /// Sums at so many gigabytes of gradients a second.
     pub fn new(model: &dyn Model, card: usize, gigabytes: f64, args: &BenchArgs) -> Result<Self, TrainerError> {
         let gradients = FlatGradients::of(model.weights())?;
-        let link = Link::stand_in(card, gigabytes, args.sum_latency * 1000.0, args.sum_blocks)?;
+        let link = Link::stand_in(card, gigabytes, args.sums.latency * 1000.0, args.sums.blocks)?;
         let parameters: Vec<_> = model.weights().trained().map(|(_, parameter)| parameter).collect();
         let buckets =
             BucketSums::new(link, &gradients.buckets.iter().collect::<Vec<_>>(), &parameters, &gradients.bucket_of)?;

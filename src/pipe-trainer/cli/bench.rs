@@ -60,15 +60,8 @@ pub struct DropoutMasksArgs {
 
 #[derive(Args)]
 pub struct BenchArgs {
-    /// t5-small to t5-xl, bert-base, bert-large, clip-vit-b-32 or mu-sota
-    #[arg(long, required_unless_present = "arch")]
-    pub model: Option<String>,
-    /// Any architecture, as model.arch of a pipeline, instead of --model
-    #[arg(long, conflicts_with = "model")]
-    pub arch: Option<String>,
-    /// Its config, as model.config of a pipeline
-    #[arg(long, value_name = "JSON", requires = "arch")]
-    pub config: Option<String>,
+    #[command(flatten)]
+    pub model: ModelArgs,
     #[arg(long)]
     pub batch: i64,
     /// Batches in a step
@@ -103,19 +96,40 @@ pub struct BenchArgs {
     /// On the CPU instead of the card
     #[arg(long)]
     pub cpu: bool,
-    /// As one of several ranks on a card that is alone: instead of being summed, gradients wait as long as a sum at so many GB/s takes
-    #[arg(long, value_name = "GB/S", conflicts_with = "cpu")]
-    pub sums: Option<f64>,
-    /// Microseconds that each of the sums takes beside that
-    #[arg(long, value_name = "US", default_value_t = 0.0, requires = "sums")]
-    pub sum_latency: f64,
-    /// Blocks of threads that a sum takes from the card
-    #[arg(long, value_name = "N", default_value_t = 4, requires = "sums")]
-    pub sum_blocks: u32,
-    /// Sums after the last part, which may then be a CUDA graph too
-    #[arg(long, requires = "sums")]
-    pub sums_after: bool,
+    #[command(flatten)]
+    pub sums: SumArgs,
     /// Writes what the card does in one more step, as a Chrome trace
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+}
+
+/// The model whose steps are timed.
+#[derive(Args)]
+pub struct ModelArgs {
+    /// t5-small to t5-xl, bert-base, bert-large, clip-vit-b-32 or mu-sota
+    #[arg(long = "model", id = "model", required_unless_present = "arch")]
+    pub name: Option<String>,
+    /// Any architecture, as model.arch of a pipeline, instead of --model
+    #[arg(long, conflicts_with = "model")]
+    pub arch: Option<String>,
+    /// Its config, as model.config of a pipeline
+    #[arg(long, value_name = "JSON", requires = "arch")]
+    pub config: Option<String>,
+}
+
+/// The sums of other ranks that are stood in for.
+#[derive(Args)]
+pub struct SumArgs {
+    /// As one of several ranks on a card that is alone: instead of being summed, gradients wait as long as a sum at so many GB/s takes
+    #[arg(long = "sums", id = "sums", value_name = "GB/S", conflicts_with = "cpu")]
+    pub rate: Option<f64>,
+    /// Microseconds that each of the sums takes beside that
+    #[arg(long = "sum-latency", value_name = "US", default_value_t = 0.0, requires = "sums")]
+    pub latency: f64,
+    /// Blocks of threads that a sum takes from the card
+    #[arg(long = "sum-blocks", value_name = "N", default_value_t = 4, requires = "sums")]
+    pub blocks: u32,
+    /// Sums after the last part, which may then be a CUDA graph too
+    #[arg(long = "sums-after", requires = "sums")]
+    pub after: bool,
 }

@@ -1,4 +1,4 @@
-//! Dropout whose masks are functions of key, sample, position and feature, so that none is kept. See docs/dropout.md.
+//! Dropout whose masks are functions of key, sample, position and feature, so that none is kept. See docs/dev/dropout.md.
 
 use std::ffi::c_char;
 
@@ -79,7 +79,7 @@ mod tests {
         Dropped { share: SHARE, key, first_sample, place: 0 }
     }
 
-    /// As docs/dropout.md has it, number by number.
+    /// As docs/dev/dropout.md has it, number by number.
     fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
         let [mut c0, mut c1, mut c2, mut c3] = counter;
         let (mut k0, mut k1) = (key as u32, (key >> 32) as u32);

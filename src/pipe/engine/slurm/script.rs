@@ -109,7 +109,7 @@ note job.ended "$code"
 exit "$code"
 "#;
 
-/// In which Slurm tells each task the number of its node.
+/// The variable in which Slurm tells each task the number of its node.
 const SLURM_NODE_VARIABLE: &str = "SLURM_NODEID";
 
 pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {

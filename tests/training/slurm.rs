@@ -1,23 +1,67 @@
-//! A real Slurm cluster of a test's own, on this machine.
+//! A real Slurm cluster on this machine: one for all tests that leave it as it was, and one of its own for a test that breaks it.
 
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::Folder;
-use super::folder::repository;
+use crate::harness::folder::repository;
+use crate::harness::{Folder, Needs, Suite};
 
 pub struct Slurm {
     folder: PathBuf,
     conf: String,
 }
 
-impl Slurm {
-    pub fn start(nodes: u32) -> Self {
-        Self::start_with(nodes, &[])
+/// The shared cluster, once a test has asked for it.
+static SHARED: Mutex<Option<Slurm>> = Mutex::new(None);
+
+/// The shared cluster, which no other test has at the same time.
+pub struct Shared(MutexGuard<'static, Option<Slurm>>);
+
+impl Shared {
+    /// Waits for the test that has it.
+    pub fn lock() -> Self {
+        Self(SHARED.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub fn start_with(nodes: u32, options: &[&str]) -> Self {
+    /// Starts it with two nodes where it has not been started, and removes the jobs that a failed test left in it.
+    pub fn start(&mut self) {
+        let slurm = self.0.get_or_insert_with(|| Slurm::start(2, &[]));
+        let began = Instant::now();
+        while !slurm.call("squeue", &["--noheader"]).is_empty() {
+            assert!(began.elapsed() < Duration::from_secs(60), "jobs of another test do not end: {:?}", slurm.queue());
+            slurm.call("scancel", &["--user=root"]);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Stops it, after the last test.
+    pub fn stop(mut self) {
+        self.0.take();
+    }
+}
+
+impl Deref for Shared {
+    type Target = Slurm;
+
+    fn deref(&self) -> &Slurm {
+        self.0.as_ref().expect("a test has started it")
+    }
+}
+
+/// Adds a test that leaves the shared cluster as it was. It has the cluster for itself.
+pub fn on_cluster(suite: &mut Suite, name: &str, needs: Needs, test: fn(&Slurm)) {
+    suite.test_after(name, needs, Shared::lock, move |mut shared| {
+        shared.start();
+        test(&shared);
+    });
+}
+
+impl Slurm {
+    pub fn start(nodes: u32, options: &[&str]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("pipe-slurm-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = std::env::temp_dir().join(name);

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use super::Folder;
-use super::folder::{binaries, repository};
+use crate::harness::Folder;
+use crate::harness::folder::{binaries, repository};
 
 /// A folder with a pipeline whose job does what `job` says; `more` is added to the pipeline.
 pub fn folder(job: &str, more: &str) -> Folder {

@@ -1,4 +1,5 @@
-//! A real MLflow server for one test, read through its REST interface.
+//! Trackers of experiments that read a run back: a real MLflow server, through its REST interface, and the real `wandb sync`, which
+//! uploads to a server of the test.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::suite;
+use crate::harness::folder::repository;
+use crate::harness::{Answer, suite};
 
 pub struct Mlflow {
     child: Child,
@@ -86,4 +88,27 @@ impl Drop for Mlflow {
         Command::new("kill").args(["-KILL", "--", &format!("-{}", self.child.id())]).status().ok();
         self.child.wait().ok();
     }
+}
+
+/// The offline run in the folder of a run; the only one.
+pub fn offline_run(run: &Path) -> PathBuf {
+    let found = std::fs::read_dir(run.join("wandb")).unwrap().map(|entry| entry.unwrap().path());
+    let is_run = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("offline-run-");
+    let found: Vec<PathBuf> = found.filter(is_run).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0].clone()
+}
+
+/// What `wandb sync` uploads of an offline run, as tests/wandb_sync.py prints it; none where there is nothing to upload.
+pub fn sync(offline: &Path) -> Option<Value> {
+    let mut python = Command::new("python3");
+    // It writes files of its own; they go into the test's folder.
+    let home = offline.ancestors().nth(4).unwrap();
+    python.arg(repository().join("tests/wandb_sync.py")).arg(offline).current_dir(home);
+    let output = python.env("PYTHONPATH", suite::wandb()).env("HOME", home).output().unwrap();
+    let answer = Answer::new("wandb sync".to_owned(), output).exits(0);
+    let uploads = answer.json();
+    let uploads = uploads.as_object().unwrap();
+    assert!(uploads.len() <= 1, "{answer}");
+    uploads.values().next().cloned()
 }
