@@ -1,6 +1,6 @@
 //! `pipe resume`: continues a run from its last checkpoint.
 
-use pipe_spec::pipeline::{Cluster, Pipeline, WorkKind};
+use pipe_spec::pipeline::{EngineRequest, WorkKind};
 use pipe_spec::{Outcome, Status};
 
 use crate::engine::registry;
@@ -14,7 +14,7 @@ use crate::execute::stages::GraphDriver;
 use crate::execute::study::StudyDriver;
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedStudy, Request};
-use crate::report::compare::{CHANGEABLE_SETTINGS, may_change, paths_that_differ};
+use crate::report::compare::{changeable_settings, may_change, paths_that_differ};
 use crate::report::{Reporter, print};
 use crate::run::{self, Listed, Run, lock};
 use crate::system::files::write_whole;
@@ -42,7 +42,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     options
         .set
         .iter()
-        .try_for_each(|set| is_changeable(set, if is_study { &OF_STUDIES } else { &CHANGEABLE_SETTINGS }))?;
+        .try_for_each(|set| is_changeable(set, &if is_study { OF_STUDIES.to_vec() } else { changeable_settings() }))?;
     if options.detach {
         children::start_detached(&found.folder(), &options.set)?;
         super::run::print_detached(&found.state.id, &found.folder, options.json, options.quiet);
@@ -109,15 +109,15 @@ async fn resume_study(
     if !set.is_empty() {
         write_whole(&file, parsed.study.to_yaml().as_bytes())?;
     }
-    let engine = registry::choose(Some(&run.state.engine), &cluster_of(&parsed), reporter).await?;
+    let engine = registry::choose(Some(&run.state.engine), &engine_request_of(&parsed), reporter).await?;
     StudyDriver::new(&parsed.study, &parsed.variables, run, engine, reporter, interrupts)?.run().await
 }
 
-/// What the pipeline of a study says of the cluster.
-fn cluster_of(parsed: &ParsedStudy) -> Cluster {
+/// What the trials of a study ask of their engine.
+fn engine_request_of(parsed: &ParsedStudy) -> EngineRequest {
     let ParsedStudy { study, variables, .. } = parsed;
     let first = study.pipeline(study.name.as_str(), &study.first_point(), &[], variables);
-    first.map(|first| first.cluster_request()).unwrap_or_default()
+    first.map(|first| first.engine_request()).unwrap_or_default()
 }
 
 /// The same with the pipeline as it is now, in the working directory, where it may be another checkout of the same files.
@@ -178,7 +178,7 @@ async fn drive(
         Status::Running | Status::Orphaned | Status::Unknown => StartMode::Continue,
         Status::Failed | Status::Stopped => StartMode::Resumed { changed },
     };
-    let engine = registry::choose(Some(&run.state.engine), &loaded.pipeline.cluster_request(), reporter).await?;
+    let engine = registry::choose(Some(&run.state.engine), &loaded.pipeline.engine_request(), reporter).await?;
     let placement = template::check(engine.as_ref(), &loaded.pipeline, run.state.job)?;
     if changed {
         write_settings(&run, loaded)?;
@@ -202,11 +202,11 @@ pub async fn obstacle(
     interrupts: &mut Interrupts,
 ) -> Result<Option<String>, Error> {
     let text = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
-    let Ok(then) = Pipeline::parse(&text, &[], &loaded.variables) else {
+    let Ok(then) = registry::parse_pipeline(&text, &[], &loaded.variables) else {
         return Ok(Some("its settings cannot be read".to_owned()));
     };
     let differing = paths_that_differ(&then, &loaded.pipeline);
-    if let Some(path) = differing.iter().find(|path| !may_change(path, &CHANGEABLE_SETTINGS)) {
+    if let Some(path) = differing.iter().find(|path| !may_change(path, &changeable_settings())) {
         return Ok(Some(format!("{path} has changed")));
     }
     let inputs = environment::changed_inputs(&found.folder(), &loaded.inputs, reporter, interrupts).await?;
@@ -237,12 +237,12 @@ mod tests {
             "train.ranks=4",
             "train.shard=optimizer",
         ] {
-            assert!(is_changeable(set, &CHANGEABLE_SETTINGS).is_ok(), "{set}");
+            assert!(is_changeable(set, &changeable_settings()).is_ok(), "{set}");
         }
         for set in
             ["train.seed=1", "train.batch=4", "memoryx=1", "container.image=x", "data.train=x", "evaluate.every=1", ""]
         {
-            assert!(is_changeable(set, &CHANGEABLE_SETTINGS).is_err(), "{set}");
+            assert!(is_changeable(set, &changeable_settings()).is_err(), "{set}");
         }
     }
 }

@@ -6,10 +6,9 @@ use std::path::PathBuf;
 
 use pipe_spec::event::Fitted;
 use pipe_spec::lock::LockedRepository;
-use pipe_spec::pipeline::EngineKind;
 use pipe_spec::run::StepState;
 use pipe_spec::text::human_bytes;
-use pipe_spec::{Job, Status};
+use pipe_spec::{Job, Pipeline, Status};
 use serde_json::{Value, json};
 
 use super::resume;
@@ -95,8 +94,8 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
         }
     }
     let loaded = &loaded;
-    let wanted = options.engine.as_deref().or(loaded.pipeline.engine.map(EngineKind::name));
-    let engine = registry::choose(wanted, &loaded.pipeline.cluster_request(), &reporter).await?;
+    let wanted = options.engine.as_deref().or(loaded.pipeline.engine.as_deref());
+    let engine = registry::choose(wanted, &loaded.pipeline.engine_request(), &reporter).await?;
     let engine = engine.as_ref();
     // What cannot be had is said before there is a run.
     let placement = template::check_new(engine, &loaded.pipeline, options.choices.job).await?;
@@ -169,9 +168,10 @@ async fn start_steps(
     }
     // Every step has an engine; this one is for those that name none.
     let named = parsed.graph.steps.iter().all(|step| step.pipeline.engine.is_some());
-    let first = parsed.graph.steps.first().and_then(|step| step.pipeline.engine).filter(|_| named);
-    let cluster = parsed.graph.steps.first().map(|step| step.pipeline.cluster_request()).unwrap_or_default();
-    let engine = registry::choose(first.map(EngineKind::name), &cluster, reporter).await?;
+    let first = parsed.graph.steps.first().map(|step| &step.pipeline);
+    let wanted = first.and_then(|first| first.engine.as_deref()).filter(|_| named);
+    let request = first.map(Pipeline::engine_request).unwrap_or_default();
+    let engine = registry::choose(wanted, &request, reporter).await?;
     let mut run = Run::create_graph(&parsed.graph, &parsed.text, engine.name(), options.choices)?;
     run.state.graph = state;
     run.save()?;

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use pipe_spec::pipeline::{Container, WorkKind};
-use pipe_spec::{Pipeline, RunFolder, Status, Variables};
+use pipe_spec::{RunFolder, Status, Variables};
 
 use super::resume;
+use crate::engine::registry;
 use crate::error::Error;
 use crate::input::load;
 use crate::report::{Reporter, print, say};
@@ -87,7 +88,7 @@ fn signal_owner(found: &Listed, request: StopRequest, quiet: bool) -> Result<(),
 /// How long the run's job may take to save and end.
 fn stop_timeout(folder: &RunFolder) -> Duration {
     let text = std::fs::read_to_string(folder.resolved()).unwrap_or_default();
-    let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::env::vars()));
+    let pipeline = registry::parse_pipeline(&text, &[], &Variables::new(None, std::env::vars()));
     Duration::from_secs(pipeline.map_or(Container::STOP_TIMEOUT, |pipeline| pipeline.container.stop_timeout()).into())
 }
 

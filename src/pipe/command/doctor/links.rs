@@ -4,8 +4,8 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::engine::Check;
 use crate::image::{self, Cuda};
-use crate::report::Check;
 
 /// How long the driver's tool may take.
 const TIMEOUT: Duration = Duration::from_secs(20);

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use pipe_spec::text::{count, human_bytes};
 
+use crate::engine::{Check, CheckStatus as Status};
 use crate::execute::launch::template::RANKS_SHM;
 use crate::fit::ledger::Ledger;
 use crate::input::data_cache;
-use crate::report::{Check, CheckStatus as Status};
 use crate::run::runs_folder;
 use crate::system::digests;
 use crate::system::files::{Space, absolute, nearest};

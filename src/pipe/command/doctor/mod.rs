@@ -4,9 +4,9 @@ mod links;
 mod machine;
 mod program;
 
-use crate::engine::registry::{self, Host};
+use crate::engine::{Check, CheckStatus, Host, registry};
 use crate::error::Error;
-use crate::report::{Check, CheckStatus, print, print_json, stdout_columns, wrap};
+use crate::report::{print, print_json, stdout_columns, wrap};
 use crate::run;
 use crate::system::files::absolute;
 

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use pipe_spec::text::human_bytes;
 
+use crate::engine::{Check, CheckStatus as Status};
 use crate::error::{Error, fetch_cuda};
 use crate::gpu::Card;
 use crate::image::{self, Cuda, Staged};
-use crate::report::{Check, CheckStatus as Status};
 
 /// What is free on the card, and who holds the rest.
 pub fn card(card: Option<&Card>) -> Check {

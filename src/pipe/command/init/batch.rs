@@ -2,10 +2,11 @@
 
 use std::num::NonZeroU32;
 
-use pipe_spec::pipeline::{BatchSetting, Checkpointing, Pipeline};
+use pipe_spec::pipeline::{BatchSetting, Checkpointing};
 
 use super::base_model::config_folder;
 use super::draft::Draft;
+use crate::engine::registry;
 use crate::fit::forecast::{Forecaster, Target};
 use crate::input::hub::HubAccess;
 use crate::input::{load, read_config};
@@ -14,7 +15,7 @@ use crate::report::say;
 /// The largest batch that divides a step and is expected to fit, without computing anything again if possible; nothing if there is no
 /// estimate.
 pub fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
-    let mut pipeline = Pipeline::parse(&draft.yaml(), &[], &load::variables()).ok()?;
+    let mut pipeline = registry::parse_pipeline(&draft.yaml(), &[], &load::variables()).ok()?;
     let training = pipeline.training_mut()?;
     let config = match &draft.from {
         None => training.model.config.clone()?,

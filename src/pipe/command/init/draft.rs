@@ -223,9 +223,9 @@ fn example(task: Task) -> String {
 mod tests {
     use pipe_model::ModelSize;
     use pipe_spec::Variables;
-    use pipe_spec::pipeline::Pipeline;
 
     use super::*;
+    use crate::engine::registry;
 
     fn draft(arch: Arch, from: Option<&str>, model: ModelSize) -> Draft {
         Draft {
@@ -268,7 +268,7 @@ mod tests {
                 for eval in [None, Some("e.csv".to_owned())] {
                     let size = "7.5g".parse().ok().filter(|_| eval.is_some());
                     let text = Draft { eval, gpu_memory: size, ..draft(arch, from, model) }.yaml();
-                    let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::iter::empty()))
+                    let pipeline = registry::parse_pipeline(&text, &[], &Variables::new(None, std::iter::empty()))
                         .unwrap_or_else(|problems| panic!("{name}: {problems}\n{text}"));
                     let training = pipeline.training().unwrap();
                     assert_eq!(training.data.train.0, ["a folder/train: 1.jsonl"]);

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::engine::registry;
 use crate::system::digests::cache_folder;
 use crate::system::files::write_json;
 
@@ -25,6 +26,6 @@ fn cached() -> Option<PathBuf> {
     let folder = std::path::absolute(cache_folder()?).ok()?;
     std::fs::create_dir_all(&folder).ok()?;
     let path = folder.join("schema.json");
-    write_json(&path, &pipe_spec::pipeline::schema()).ok()?;
+    write_json(&path, &registry::pipeline_schema()).ok()?;
     Some(path)
 }

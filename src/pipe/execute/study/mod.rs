@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use curve::Curves;
 use pipe_search::{Direction, Journal, Space, Trial, TrialState, importances};
-use pipe_spec::pipeline::Pipeline;
 use pipe_spec::run::StudyState;
 use pipe_spec::study::{OomPolicy, Study};
 use pipe_spec::{RunFolder, Status, Variables};
@@ -25,7 +24,7 @@ use same::Trainings;
 use serde_json::{Map, Value};
 
 use super::children;
-use crate::engine::Engine;
+use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::report::{Reporter, outlive_stdout};
 use crate::run::{self, Owner, Run};
@@ -256,7 +255,7 @@ impl<'a> StudyDriver<'a> {
     fn recognise(&mut self, trial: &Trial) {
         // As it ran: the architecture may be that of a model that was chosen.
         let text = std::fs::read_to_string(run::folder_of(&self.run_id(trial.number)).resolved()).unwrap_or_default();
-        let pipeline = Pipeline::parse(&text, &[], self.variables).ok();
+        let pipeline = registry::parse_pipeline(&text, &[], self.variables).ok();
         let name = pipeline.and_then(|pipeline| Trainings::name(self.study, &pipeline));
         if let Some(name) = name {
             self.trainings.add(name, trial.number);
