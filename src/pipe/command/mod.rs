@@ -20,7 +20,13 @@ pub mod show;
 pub mod stop;
 pub mod tune;
 
+use pipe_spec::event::Fitted;
+use pipe_spec::text::human_bytes;
+use serde_json::json;
+
 use crate::error::Error;
+use crate::execute::single::driver::FoundBatch;
+use crate::report::{print, print_json, say, times_ranks};
 
 /// A runtime for what talks to a daemon or watches a child; the other commands do without.
 pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
@@ -28,4 +34,38 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
         .enable_all()
         .build()
         .map_err(|source| Error::Read { path: "the event loop".into(), source })
+}
+
+/// Prints the id of a run in the background, and the commands for it.
+pub fn print_detached(id: &str, folder: &str, json: bool, quiet: bool) {
+    if json {
+        print_json(&json!({ "id": id, "folder": folder }));
+        return;
+    }
+    print(id);
+    if quiet {
+        return;
+    }
+    say(&format!("it runs in the background: `pipe attach {id}` watches it, `pipe stop {id}` stops it"));
+}
+
+/// Prints the largest batch that a search has found; nothing after a training.
+pub fn print_found(found: Option<&FoundBatch>, json: bool) {
+    if let Some(found) = found.filter(|_| !json) {
+        print(&batch_line(found));
+    }
+}
+
+/// The result as a line of YAML.
+fn batch_line(found: &FoundBatch) -> String {
+    let FoundBatch { fitted, ranks } = found;
+    let ranks = *ranks;
+    let Fitted { batch, accum, effective_batch, peak, .. } = fitted;
+    let of = fitted.capacity.map_or(String::new(), |capacity| format!(" of {}", human_bytes(capacity)));
+    let result = match fitted.is_whole_step() {
+        true if ranks > 1 => format!("{batch} fits, and it is all that a rank has of a step; larger was not tried"),
+        true => format!("{batch} fits, and it is the whole effective batch; larger was not tried"),
+        false => format!("x accum {accum}{} = {effective_batch}", times_ranks(ranks)),
+    };
+    format!("train.batch: {batch}   # {result}; peak {}{of} on {}", human_bytes(*peak), fitted.device)
 }

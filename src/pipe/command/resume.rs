@@ -1,23 +1,16 @@
 //! `pipe resume`: continues a run from its last checkpoint.
 
-use pipe_spec::pipeline::{EngineRequest, WorkKind};
-use pipe_spec::{Outcome, Status};
+use pipe_spec::Status;
+use pipe_spec::pipeline::WorkKind;
 
-use crate::engine::registry;
+use super::{print_detached, print_found, runtime};
 use crate::error::Error;
 use crate::execute::children;
-use crate::execute::launch::environment;
-use crate::execute::launch::template;
-use crate::execute::single::StartMode;
-use crate::execute::single::driver::Driver;
-use crate::execute::stages::GraphDriver;
-use crate::execute::study::StudyDriver;
-use crate::input::hub::HubAccess;
-use crate::input::load::{self, Loaded, ParsedStudy, Request};
-use crate::report::compare::{changeable_settings, may_change, paths_that_differ};
+use crate::execute::resume::resume;
+use crate::input::load;
+use crate::report::compare::{changeable_settings, may_change};
 use crate::report::{Reporter, print};
-use crate::run::{self, Listed, Run, lock};
-use crate::system::files::write_whole;
+use crate::run;
 use crate::system::interrupt::Interrupts;
 
 pub struct Options {
@@ -45,172 +38,17 @@ pub fn run(options: &Options) -> Result<(), Error> {
         .try_for_each(|set| is_changeable(set, &if is_study { OF_STUDIES.to_vec() } else { changeable_settings() }))?;
     if options.detach {
         children::start_detached(&found.folder(), &options.set)?;
-        super::run::print_detached(&found.state.id, &found.folder, options.json, options.quiet);
+        print_detached(&found.state.id, &found.folder, options.json, options.quiet);
         return Ok(());
     }
     load::enter_folder(&found.state.cwd)?;
-    super::runtime()?.block_on(async {
+    runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?;
         let mut reporter = Reporter::new(options.json, options.quiet);
-        resume_run(&found, &options.set, &mut reporter, &mut interrupts).await
+        let batch = resume(&found, &options.set, &mut reporter, &mut interrupts).await?;
+        print_found(batch.as_ref(), options.json);
+        Ok(())
     })
-}
-
-/// Takes over a run without a `pipe` process and runs it to its end, in the folder that it was started in.
-pub async fn resume_run(
-    found: &Listed,
-    set: &[String],
-    reporter: &mut Reporter,
-    interrupts: &mut Interrupts,
-) -> Result<(), Error> {
-    match found.state.work {
-        WorkKind::Training | WorkKind::Command => {}
-        WorkKind::Steps => return resume_steps(found, set, reporter, interrupts).await,
-        WorkKind::Study => return resume_study(found, set, reporter, interrupts).await,
-    }
-    let run = Run::take_over(found)?;
-    if !lock::has_own_settings(&run.folder) {
-        let change = "settings: resolved.yaml was changed after pipe wrote it".to_owned();
-        return Err(Error::InputsChanged { changes: vec![change] });
-    }
-    let pins = load::pins(lock::read(&run.folder).as_ref());
-    let request = Request { file: run.folder.resolved(), set: set.to_vec(), access: HubAccess::Fetch, pins };
-    let loaded = load::load_interruptibly(request, reporter, interrupts).await?;
-    drive(run, &loaded, !set.is_empty(), reporter, interrupts).await
-}
-
-/// The same for a run of several steps.
-async fn resume_steps(
-    found: &Listed,
-    set: &[String],
-    reporter: &mut Reporter,
-    interrupts: &mut Interrupts,
-) -> Result<(), Error> {
-    if !set.is_empty() {
-        let runs = found.state.graph.iter().filter_map(|step| step.run.clone()).collect();
-        return Err(Error::HasSteps { id: found.state.id.clone(), runs });
-    }
-    let run = Run::take_over(found)?;
-    let file = run.folder.resolved();
-    let Some(parsed) = load::parse_graph(&file, &[])? else { return Err(Error::NotSteps { file }) };
-    GraphDriver::new(&parsed, run, reporter, interrupts).run().await
-}
-
-/// The same for a study.
-async fn resume_study(
-    found: &Listed,
-    set: &[String],
-    reporter: &mut Reporter,
-    interrupts: &mut Interrupts,
-) -> Result<(), Error> {
-    let run = Run::take_over(found)?;
-    let file = run.folder.resolved();
-    let Some(parsed) = load::parse_study(&file, set)? else { return Err(Error::NotStudyRun { id: run.state.id }) };
-    if !set.is_empty() {
-        write_whole(&file, parsed.study.to_yaml().as_bytes())?;
-    }
-    let engine = registry::choose(Some(&run.state.engine), &engine_request_of(&parsed), reporter).await?;
-    StudyDriver::new(&parsed.study, &parsed.variables, run, engine, reporter, interrupts)?.run().await
-}
-
-/// What the trials of a study ask of their engine.
-fn engine_request_of(parsed: &ParsedStudy) -> EngineRequest {
-    let ParsedStudy { study, variables, .. } = parsed;
-    let first = study.pipeline(study.name.as_str(), &study.first_point(), &[], variables);
-    first.map(|first| first.engine_request()).unwrap_or_default()
-}
-
-/// The same with the pipeline as it is now, in the working directory, where it may be another checkout of the same files.
-pub async fn resume_here(
-    found: &Listed,
-    loaded: &Loaded,
-    reporter: &mut Reporter,
-    interrupts: &mut Interrupts,
-) -> Result<(), Error> {
-    let run = take_here(found)?;
-    let changed = is_changed(&run, loaded);
-    drive(run, loaded, changed, reporter, interrupts).await
-}
-
-/// The same in the background.
-pub fn resume_here_detached(found: &Listed, loaded: &Loaded) -> Result<(), Error> {
-    let run = take_here(found)?;
-    let folder = run.folder.clone();
-    if is_changed(&run, loaded) {
-        write_settings(&run, loaded)?;
-    }
-    run.save()?;
-    drop(run);
-    children::start_detached(&folder, &[])
-}
-
-/// Notes that the paths of a run begin in the working directory from now on.
-pub fn move_here(found: &Listed) -> Result<(), Error> {
-    take_here(found)?.save()
-}
-
-fn take_here(found: &Listed) -> Result<Run, Error> {
-    let mut run = Run::take_over(found)?;
-    run.state.cwd = std::env::current_dir().unwrap_or_default();
-    Ok(run)
-}
-
-fn is_changed(run: &Run, loaded: &Loaded) -> bool {
-    std::fs::read(run.folder.resolved()).ok().is_none_or(|before| before != loaded.pipeline.to_yaml().as_bytes())
-}
-
-fn write_settings(run: &Run, loaded: &Loaded) -> Result<(), Error> {
-    lock::record_settings(&run.folder, &loaded.pipeline)?;
-    write_whole(&run.folder.resolved(), loaded.pipeline.to_yaml().as_bytes())
-}
-
-async fn drive(
-    run: Run,
-    loaded: &Loaded,
-    changed: bool,
-    reporter: &mut Reporter,
-    interrupts: &mut Interrupts,
-) -> Result<(), Error> {
-    let start_mode = match run.state.status {
-        Status::Finished => return Ok(()),
-        // A run that had failed before its end was recorded must not fail the same way again by itself.
-        Status::Running | Status::Orphaned if has_failed(&run) => StartMode::Resumed { changed },
-        Status::Running | Status::Orphaned | Status::Unknown => StartMode::Continue,
-        Status::Failed | Status::Stopped => StartMode::Resumed { changed },
-    };
-    let engine = registry::choose(Some(&run.state.engine), &loaded.pipeline.engine_request(), reporter).await?;
-    let placement = template::check(engine.as_ref(), &loaded.pipeline, run.state.job)?;
-    if changed {
-        write_settings(&run, loaded)?;
-    }
-    let prints_json = reporter.prints_json();
-    let driver = Driver::new(loaded, run, start_mode, reporter, interrupts);
-    let fitted = driver.run(engine.as_ref()).await?;
-    super::run::print_fitted(fitted.as_ref(), placement.ranks, prints_json);
-    Ok(())
-}
-
-fn has_failed(run: &Run) -> bool {
-    run.state.attempts.last().is_some_and(|attempt| attempt.outcome == Some(Outcome::Failed))
-}
-
-/// Why a run cannot be resumed with this pipeline; nothing if it can.
-pub async fn obstacle(
-    found: &Listed,
-    loaded: &Loaded,
-    reporter: &Reporter,
-    interrupts: &mut Interrupts,
-) -> Result<Option<String>, Error> {
-    let text = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
-    let Ok(then) = registry::parse_pipeline(&text, &[], &loaded.variables) else {
-        return Ok(Some("its settings cannot be read".to_owned()));
-    };
-    let differing = paths_that_differ(&then, &loaded.pipeline);
-    if let Some(path) = differing.iter().find(|path| !may_change(path, &changeable_settings())) {
-        return Ok(Some(format!("{path} has changed")));
-    }
-    let inputs = environment::changed_inputs(&found.folder(), &loaded.inputs, reporter, interrupts).await?;
-    Ok(inputs.first().map(|input| format!("{} has changed", input.what)))
 }
 
 fn is_changeable(set: &str, allowed: &[&str]) -> Result<(), Error> {

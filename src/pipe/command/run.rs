@@ -4,24 +4,23 @@
 
 use std::path::PathBuf;
 
-use pipe_spec::event::Fitted;
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::run::StepState;
-use pipe_spec::text::human_bytes;
 use pipe_spec::{Job, Pipeline, Status};
 use serde_json::{Value, json};
 
-use super::resume;
+use super::{print_detached, print_found, runtime};
 use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::execute::children;
 use crate::execute::launch::template::{self, JobTemplate};
+use crate::execute::resume::{move_here, obstacle, resume, resume_here, resume_here_detached};
 use crate::execute::single::StartMode;
-use crate::execute::single::driver::Driver;
-use crate::execute::stages::{self, GraphDriver, Selection};
+use crate::execute::stages::{self, Selection};
+use crate::execute::{Plan, drive};
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
-use crate::report::{Reporter, print, print_json, say, times_ranks};
+use crate::report::{Reporter, print_json};
 use crate::run::{Choices, Listed, Run, list, lock, runs_folder};
 use crate::system::files::absolute;
 use crate::system::interrupt::Interrupts;
@@ -52,7 +51,7 @@ pub fn run(options: Options) -> Result<(), Error> {
 /// The same; `created` is the id of the run, once there is one.
 pub fn run_and_name(mut options: Options, created: &mut Option<String>) -> Result<(), Error> {
     options.set.extend(options.name.take().map(|name| format!("name={name:?}")));
-    super::runtime()?.block_on(start(&options, created))
+    runtime()?.block_on(start(&options, created))
 }
 
 async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Error> {
@@ -81,7 +80,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
             // It keeps the commits that it began with.
             loaded = load(load::pins(lock::read(&found.folder()).as_ref()), &mut interrupts).await?;
             let (id, status) = (&found.state.id, found.state.status.name());
-            match resume::obstacle(&found, &loaded, &reporter, &mut interrupts).await? {
+            match obstacle(&found, &loaded, &reporter, &mut interrupts).await? {
                 None => {
                     reporter.note(&format!("resuming run {id} ({status})"));
                     return resume_found(options, &found, &loaded, &mut reporter, &mut interrupts).await;
@@ -96,12 +95,11 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     let loaded = &loaded;
     let wanted = options.engine.as_deref().or(loaded.pipeline.engine.as_deref());
     let engine = registry::choose(wanted, &loaded.pipeline.engine_request(), &reporter).await?;
-    let engine = engine.as_ref();
     // What cannot be had is said before there is a run.
-    let placement = template::check_new(engine, &loaded.pipeline, options.choices.job).await?;
+    template::check_new(engine.as_ref(), &loaded.pipeline, options.choices.job).await?;
     if options.dry_run {
         let description = tokio::select! {
-            description = describe(engine, loaded, options.choices.job) => description?,
+            description = describe(engine.as_ref(), loaded, options.choices.job) => description?,
             () = interrupts.signal() => return Err(Error::Interrupted),
         };
         print_json(&description);
@@ -116,12 +114,9 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
-    let id = run.state.id.clone();
-    let mut driver = Driver::new(loaded, run, StartMode::Continue, &mut reporter, &mut interrupts);
-    driver.discard_bad_input = true;
-    driver.reporter.note(&format!("run {id}"));
-    let fitted = driver.run(engine).await?;
-    print_fitted(fitted.as_ref(), placement.ranks, options.json);
+    let plan = Plan::Single { loaded, engine };
+    let found = drive(run, plan, StartMode::New, &mut reporter, &mut interrupts).await?;
+    print_found(found.as_ref(), options.json);
     Ok(())
 }
 
@@ -147,13 +142,13 @@ async fn start_steps(
         let (id, status) = (&found.state.id, found.state.status.name());
         if then == parsed.graph.to_yaml() {
             reporter.note(&format!("resuming run {id} ({status})"));
-            resume::move_here(&found)?;
+            move_here(&found)?;
             if options.detach {
                 children::start_detached(&found.folder(), &[])?;
                 print_detached(id, &found.folder, options.json, options.quiet);
                 return Ok(());
             }
-            return resume::resume_run(&found, &[], reporter, interrupts).await;
+            return resume(&found, &[], reporter, interrupts).await.map(drop);
         }
         reporter.note(&format!("starting a new run: the file is not that of {id} ({status}) any more; what has not changed is not run again"));
     }
@@ -184,16 +179,7 @@ async fn start_steps(
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
-    let driver = GraphDriver::new(&parsed, run, reporter, interrupts);
-    driver.note(&format!("run {id}"));
-    driver.run().await
-}
-
-/// Prints the largest batch that a search found; nothing after a training.
-pub fn print_fitted(fitted: Option<&Fitted>, ranks: u32, json: bool) {
-    if let Some(fitted) = fitted.filter(|_| !json) {
-        print(&fitted_line(fitted, ranks));
-    }
+    drive(run, Plan::Stages(&parsed), StartMode::New, reporter, interrupts).await.map(drop)
 }
 
 /// What would be started, for a run that is not.
@@ -223,36 +209,13 @@ async fn resume_found(
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
     if options.detach {
-        resume::resume_here_detached(found, loaded)?;
+        resume_here_detached(found, loaded)?;
         print_detached(&found.state.id, &found.folder, options.json, options.quiet);
         return Ok(());
     }
-    resume::resume_here(found, loaded, reporter, interrupts).await
-}
-
-/// Prints the id of a run in the background, and the commands for it.
-pub fn print_detached(id: &str, folder: &str, json: bool, quiet: bool) {
-    if json {
-        print_json(&json!({ "id": id, "folder": folder }));
-        return;
-    }
-    print(id);
-    if quiet {
-        return;
-    }
-    say(&format!("it runs in the background: `pipe attach {id}` watches it, `pipe stop {id}` stops it"));
-}
-
-/// The result as a line of YAML.
-fn fitted_line(fitted: &Fitted, ranks: u32) -> String {
-    let Fitted { batch, accum, effective_batch, peak, .. } = fitted;
-    let of = fitted.capacity.map_or(String::new(), |capacity| format!(" of {}", human_bytes(capacity)));
-    let result = match fitted.is_whole_step() {
-        true if ranks > 1 => format!("{batch} fits, and it is all that a rank has of a step; larger was not tried"),
-        true => format!("{batch} fits, and it is the whole effective batch; larger was not tried"),
-        false => format!("x accum {accum}{} = {effective_batch}", times_ranks(ranks)),
-    };
-    format!("train.batch: {batch}   # {result}; peak {}{of} on {}", human_bytes(*peak), fitted.device)
+    let batch = resume_here(found, loaded, reporter, interrupts).await?;
+    print_found(batch.as_ref(), options.json);
+    Ok(())
 }
 
 pub fn fit(options: Options) -> Result<(), Error> {

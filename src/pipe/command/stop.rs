@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use pipe_spec::pipeline::{Container, WorkKind};
 use pipe_spec::{RunFolder, Status, Variables};
 
-use super::resume;
 use crate::engine::registry;
 use crate::error::Error;
+use crate::execute::resume::resume;
 use crate::input::load;
 use crate::report::{Reporter, print, say};
 use crate::run::{self, Listed, Owner};
@@ -98,9 +98,9 @@ fn take_over_and_stop(found: &Listed, request: StopRequest, quiet: bool) -> Resu
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?.with_pending(request);
         let mut reporter = Reporter::new(false, quiet);
-        match resume::resume_run(found, &[], &mut reporter, &mut interrupts).await {
+        match resume(found, &[], &mut reporter, &mut interrupts).await {
             Err(Error::Interrupted) => Ok(()),
-            other => other,
+            other => other.map(drop),
         }
     })
 }

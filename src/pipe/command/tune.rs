@@ -9,14 +9,16 @@ use pipe_spec::text::count;
 use pipe_spec::{Problems, RunFolder, RunState, Status, Variables};
 use serde_json::{Value, json};
 
+use super::print_detached;
 use super::resume;
-use super::run::print_detached;
 use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::children;
 use crate::execute::launch::template;
+use crate::execute::single::StartMode;
 use crate::execute::study::trial::Standing;
-use crate::execute::study::{StudyDriver, StudyView, directions, space, trial_json};
+use crate::execute::study::{StudyView, directions, space, trial_json};
+use crate::execute::{Plan, drive};
 use crate::input::load::{self, Parsed, ParsedStudy};
 use crate::report::{Reporter, print, print_data, print_json, say};
 use crate::run::{self, Choices, Listed, Run};
@@ -76,9 +78,7 @@ async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
         print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
         return Ok(());
     }
-    let driver = StudyDriver::new(study, variables, run, engine, &mut reporter, &mut interrupts)?;
-    driver.note(&format!("study {id}"));
-    driver.run().await
+    drive(run, Plan::Study { parsed, engine }, StartMode::New, &mut reporter, &mut interrupts).await.map(drop)
 }
 
 /// Finds what no search can do.

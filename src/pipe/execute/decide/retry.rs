@@ -43,8 +43,8 @@ impl Settings {
 #[derive(Clone, Debug)]
 pub struct OomContext<'a> {
     pub policy: &'a OnOom,
-    /// Whether it was a command, of which only the batch can be changed.
-    pub is_command: bool,
+    /// Whether the batch is all that can be changed, as in a command of the user.
+    pub only_batch_changes: bool,
     pub device: Device,
     pub settings: &'a Settings,
     /// Retries made before this one.
@@ -111,7 +111,7 @@ pub fn decide(context: &OomContext<'_>) -> Decision {
             (Device::Cpu, Some(Phase::Eval)) => smaller_eval_batch(context),
             (Device::Cpu, Some(Phase::Forward | Phase::Backward) | None) => smaller_batch(context),
             // What a command keeps in the host's memory may go by its batch too.
-            (Device::Cuda, _) if context.is_command => smaller_batch(context),
+            (Device::Cuda, _) if context.only_batch_changes => smaller_batch(context),
             (Device::Cuda, _) if settings.prefetch > 1 => Decision::Retry {
                 settings: Settings { prefetch: 1, ..(*settings).clone() },
                 action: format!("same batch, 1 batch prefetched instead of {}", settings.prefetch),
@@ -163,7 +163,9 @@ fn smaller_batch(context: &OomContext<'_>) -> Decision {
     let hint = match &policy.reduce {
         Reduce::Ladder(_) => "add lower rungs to on_oom.reduce, or give the job more memory",
         Reduce::Halve | Reduce::Fit if least > 1 => "lower on_oom.min_batch, or give the job more memory",
-        Reduce::Halve | Reduce::Fit if context.is_command => "give the job more memory, or make its samples smaller",
+        Reduce::Halve | Reduce::Fit if context.only_batch_changes => {
+            "give the job more memory, or make its samples smaller"
+        }
         Reduce::Halve | Reduce::Fit => {
             "give the job more memory, shorten data.max_source and data.max_target, or use a smaller model"
         }
@@ -194,7 +196,7 @@ fn next_change(context: &OomContext<'_>, reason: String, hint: &str) -> Decision
             action: format!("{} (changes the training result)", change.0),
         },
         None => {
-            let may_change = policy.then.is_empty() && !context.is_command;
+            let may_change = policy.then.is_empty() && !context.only_batch_changes;
             let more = if may_change { "; on_oom.then may name changes to the training result" } else { "" };
             Decision::Stop { reason, hint: format!("{hint}{more}") }
         }
@@ -268,7 +270,7 @@ mod tests {
     fn context<'a>(policy: &'a OnOom, settings: &'a Settings, cause: Cause) -> OomContext<'a> {
         OomContext {
             policy,
-            is_command: false,
+            only_batch_changes: false,
             device: Device::Cuda,
             settings,
             retries_used: 0,
@@ -364,7 +366,7 @@ mod tests {
     fn commands_get_smaller_batches() {
         let policy = policy(Reduce::Fit, 1);
         let of = |settings: &Settings| {
-            decide(&OomContext { is_command: true, ..context(&policy, settings, Cause::HostMemory) })
+            decide(&OomContext { only_batch_changes: true, ..context(&policy, settings, Cause::HostMemory) })
         };
         let (many, one) = (Settings::of_command(8), Settings::of_command(1));
         assert_eq!(changed(&of(&many), &many), "batch 4");

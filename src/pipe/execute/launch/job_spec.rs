@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use pipe_spec::TrainerSpec;
-use pipe_spec::pipeline::{Checkpoints, WorkKind};
+use pipe_spec::pipeline::Checkpoints;
 use serde::{Deserialize, Serialize};
 
 use crate::execute::decide::retry::Settings;
@@ -31,16 +31,6 @@ pub struct CommandSpec {
 }
 
 impl JobSpec {
-    /// The one that was written for an attempt.
-    pub fn read(path: &Path, kind: WorkKind) -> Option<Self> {
-        let text = std::fs::read(path).ok()?;
-        match kind {
-            WorkKind::Training => serde_json::from_slice(&text).ok().map(Self::Training),
-            WorkKind::Command => serde_json::from_slice(&text).ok().map(Self::Command),
-            WorkKind::Steps | WorkKind::Study => None,
-        }
-    }
-
     pub fn training(&self) -> Option<&TrainerSpec> {
         match self {
             Self::Training(spec) => Some(spec),

@@ -4,6 +4,7 @@ pub mod environment;
 pub mod job_spec;
 pub mod placement;
 pub mod template;
+pub mod workload;
 
 use crate::engine::{Engine, FoundJob, Launch, StartedJob, remove_jobs_of};
 use crate::error::Error;

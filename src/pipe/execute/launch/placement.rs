@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use pipe_spec::Device;
 use pipe_spec::pipeline::{Gpus, Pipeline, Ranks, share};
 
+use super::workload::workload;
 use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::gpu::{self, Card};
@@ -32,8 +33,9 @@ impl Placement {
                 count_cards(gpus, present, &engine.cards(gpus))?
             }
         };
-        let nodes = if pipeline.training().is_some() { engine.nodes() } else { 1 };
-        let on_each = match (pipeline.training().map(|training| training.train.ranks), device) {
+        let asked = workload(pipeline).ranks();
+        let nodes = if asked.is_some() { engine.nodes() } else { 1 };
+        let on_each = match (asked, device) {
             (None, _) | (Some(Ranks::Auto), Device::Cpu) => 1,
             (Some(Ranks::Auto), Device::Cuda) => cards,
             (Some(Ranks::Count(ranks)), Device::Cuda) if ranks.get() < cards => {
@@ -43,7 +45,7 @@ impl Placement {
         };
         let ranks = on_each * nodes;
         let effective_batch = pipeline.work.effective_batch();
-        match pipeline.training().is_some() && ranks > effective_batch {
+        match asked.is_some() && ranks > effective_batch {
             true => Err(Error::IdleRanks { ranks, effective_batch }),
             false => Ok(Self { device, cards, nodes, ranks }),
         }
@@ -76,7 +78,7 @@ impl Placement {
 
 /// How many ranks a run would have on this machine, as far as that can be said without an engine.
 pub fn expected_ranks(pipeline: &Pipeline) -> u32 {
-    let on_each = match (pipeline.training().map(|training| training.train.ranks), &pipeline.container.gpus) {
+    let on_each = match (workload(pipeline).ranks(), &pipeline.container.gpus) {
         (Some(Ranks::Auto), Gpus::All) => Card::read(&Gpus::All).len().max(1) as u32,
         _ => pipeline.work.ranks(),
     };

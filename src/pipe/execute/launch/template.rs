@@ -13,7 +13,8 @@ use pipe_spec::{Device, Job, Rank, RunFolder, TrainerSpec, Variables};
 
 use super::job_spec::{self, CommandSpec, JobSpec};
 use super::placement::Placement;
-use crate::engine::{Engine, JobProgram, Launch, Mounts, Resources, registry};
+use super::workload::{Workload, workload};
+use crate::engine::{Engine, JobProgram, Launch, Mounts, Resources};
 use crate::error::Error;
 use crate::execute::decide::retry::Settings;
 use crate::input::load::Loaded;
@@ -28,14 +29,7 @@ pub const RANKS_SHM: u64 = 1 << 30;
 
 /// Where a job of this pipeline will compute. Refuses what the engine cannot give it, before there is a run.
 pub fn check(engine: &dyn Engine, pipeline: &Pipeline, job: Job) -> Result<Placement, Error> {
-    match &pipeline.work {
-        Work::Command(_) if job == Job::Fit => return Err(Error::NotATraining),
-        Work::Training(_) => engine.check(&pipeline.container)?,
-        Work::Command(_) if engine.images().is_some() && pipeline.container.image.is_none() => {
-            return Err(Error::CommandWithoutImage { other: registry::without_images() });
-        }
-        Work::Command(_) => {}
-    }
+    workload(pipeline).check(engine, &pipeline.container, job)?;
     Placement::find(engine, pipeline)
 }
 
@@ -106,26 +100,21 @@ impl<'a> JobTemplate<'a> {
         Ok(Self { pipeline, inputs, variables, placement, job, image: on.image.clone() })
     }
 
+    pub fn workload(&self) -> &'a dyn Workload {
+        workload(self.pipeline)
+    }
+
     /// The settings that the pipeline asks for.
     pub fn first_settings(&self) -> Settings {
-        match &self.pipeline.work {
-            Work::Training(training) => {
-                let Training { train, data, evaluate, memory, .. } = training.as_ref();
-                let settings = Settings::of_trainer(train, data, evaluate, memory);
-                Settings { batch: settings.batch.min(self.placement.share(train.effective_batch)), ..settings }
-            }
-            Work::Command(command) => Settings {
-                expandable_segments: command.memory.allocator.expandable_segments,
-                ..Settings::of_command(command.train.batch)
-            },
-        }
+        let settings = self.workload().settings();
+        let share = self.placement.share(self.pipeline.work.effective_batch());
+        Settings { batch: settings.batch.min(share), ..settings }
     }
 
     /// With these settings, but a batch that was found.
     pub fn with_batch(&self, batch: u32, settings: Settings) -> Settings {
-        let asked = self.pipeline.training().and_then(|training| training.evaluate.batch);
         let batch = batch.min(self.placement.share(self.pipeline.work.effective_batch()));
-        Settings { batch, auto: false, eval_batch: asked.map_or(batch, u32::from), ..settings }
+        Settings { batch, auto: false, eval_batch: self.workload().eval_batch().unwrap_or(batch), ..settings }
     }
 
     /// How many batches of a rank make its part of a step.

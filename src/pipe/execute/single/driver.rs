@@ -1,31 +1,36 @@
 //! Runs one run from its state on disk to its end: engine, image, lock, card, attempts, report.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use pipe_spec::event::Fitted;
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{Command, Gpus};
-use pipe_spec::run::RunResult;
-use pipe_spec::{Device, Job, Status, Variables};
+use pipe_spec::pipeline::Gpus;
+use pipe_spec::{Device, Job, Status};
 
 use super::{StartMode, Supervisor, warn};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::execute::launch::environment;
 use crate::execute::launch::template::JobTemplate;
-use crate::fit::ledger::{Ledger, LedgerJob, LedgerSession};
+use crate::execute::launch::workload::workload;
+use crate::fit::ledger::{Ledger, LedgerSession};
 use crate::gpu::queue::{self, Ticket};
-use crate::input::data_cache::{self, ColumnSelection, PreparedInputs};
+use crate::input::Inputs;
+use crate::input::data_cache::{self, PreparedInputs};
 use crate::input::load::Loaded;
-use crate::input::{Inputs, model_config, named_paths};
-use crate::report::{Reporter, html, outlive_stdout};
+use crate::report::{Reporter, html};
 use crate::run::lock::{self, Difference, Effect};
 use crate::run::{self, Record, Run};
 use crate::system::files::{write_json, write_whole};
 use crate::system::interrupt::Interrupts;
 use crate::track::{Listeners, Notice};
+
+/// The largest batch that a search has found, and the ranks that share a step.
+pub struct FoundBatch {
+    pub fitted: Fitted,
+    pub ranks: u32,
+}
 
 pub struct Driver<'a> {
     pub loaded: &'a Loaded,
@@ -34,8 +39,6 @@ pub struct Driver<'a> {
     pub reporter: &'a mut Reporter,
     pub interrupts: &'a mut Interrupts,
     pub listeners: Listeners,
-    /// Whether a run that fails on its input before it trains is removed: its error says all that there is to know.
-    pub discard_bad_input: bool,
 }
 
 impl<'a> Driver<'a> {
@@ -46,24 +49,14 @@ impl<'a> Driver<'a> {
         reporter: &'a mut Reporter,
         interrupts: &'a mut Interrupts,
     ) -> Self {
-        outlive_stdout();
-        reporter.keep_journal(&run.folder.journal());
-        if let Some(training) = loaded.pipeline.training() {
-            reporter.set_unit(training.model.arch.task().loss_unit());
+        if let Some(unit) = workload(&loaded.pipeline).loss_unit() {
+            reporter.set_unit(unit);
         }
-        Self {
-            loaded,
-            run,
-            start_mode,
-            reporter,
-            interrupts,
-            listeners: Listeners::default(),
-            discard_bad_input: false,
-        }
+        Self { loaded, run, start_mode, reporter, interrupts, listeners: Listeners::default() }
     }
 
     /// Does the job of the run to its end, and leaves the run's state on disk whatever happens. Returns what a search found.
-    pub async fn run(self, engine: &dyn Engine) -> Result<Option<Fitted>, Error> {
+    pub async fn run(self, engine: &dyn Engine) -> Result<Option<FoundBatch>, Error> {
         match self.run.state.job {
             Job::Train => self.train(engine).await.map(|()| None),
             Job::Fit => self.fit(engine).await.map(Some),
@@ -73,11 +66,7 @@ impl<'a> Driver<'a> {
     async fn train(mut self, engine: &dyn Engine) -> Result<(), Error> {
         self.note_start();
         self.run.state.retries = self.loaded.pipeline.on_oom.retries;
-        self.run.state.result = self
-            .loaded
-            .pipeline
-            .training()
-            .map(|training| RunResult { save_best: training.save.best.clone(), ..RunResult::default() });
+        self.run.state.result = workload(&self.loaded.pipeline).expected_result();
         self.doing("preparing")?;
         let (listeners, missing) =
             Listeners::from_pipeline(&self.loaded.pipeline, &self.run.folder, &self.loaded.variables);
@@ -86,7 +75,8 @@ impl<'a> Driver<'a> {
         warn(self.reporter, self.listeners.notify(&Notice::RunStarted(&self.run.state)));
         let result = self.on(engine, Job::Train).await.map(drop);
         let saved = match result.as_ref().err() {
-            Some(error) if self.discard_bad_input && self.failed_on_input(error) => self.discard(error),
+            // Its error says all that there is to know.
+            Some(error) if self.start_mode == StartMode::New && self.failed_on_input(error) => self.discard(error),
             error => self.end(error),
         };
         result.and(saved)
@@ -110,7 +100,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Searches for the largest batch. If that fails, the run stays for `pipe show` and `pipe resume`.
-    async fn fit(mut self, engine: &dyn Engine) -> Result<Fitted, Error> {
+    async fn fit(mut self, engine: &dyn Engine) -> Result<FoundBatch, Error> {
         self.note_start();
         self.doing("preparing")?;
         let found = self.on(engine, Job::Fit).await;
@@ -130,7 +120,7 @@ impl<'a> Driver<'a> {
         (state.error, state.exit_code) = (None, None);
     }
 
-    async fn on(&mut self, engine: &dyn Engine, job: Job) -> Result<Option<Fitted>, Error> {
+    async fn on(&mut self, engine: &dyn Engine, job: Job) -> Result<Option<FoundBatch>, Error> {
         if !self.is_open() {
             self.interrupts.check()?;
         }
@@ -151,8 +141,9 @@ impl<'a> Driver<'a> {
         if data_cache::needs_preparation(inputs) {
             self.doing("preparing the data")?;
         }
-        let Some(training) = self.loaded.pipeline.training() else { return Ok(PreparedInputs::unchanged(inputs)) };
-        let columns = ColumnSelection::new(training.model.arch.task(), &training.data);
+        let Some(columns) = workload(&self.loaded.pipeline).columns() else {
+            return Ok(PreparedInputs::unchanged(inputs));
+        };
         data_cache::prepare_inputs(inputs, columns, self.reporter, self.interrupts).await
     }
 
@@ -162,7 +153,7 @@ impl<'a> Driver<'a> {
         program: Program,
         job: Job,
         inputs: &Inputs,
-    ) -> Result<Option<Fitted>, Error> {
+    ) -> Result<Option<FoundBatch>, Error> {
         let loaded = self.loaded;
         let template = JobTemplate::new(loaded, inputs, engine, &program, job)?;
         let gpus = &loaded.pipeline.container.gpus;
@@ -196,22 +187,15 @@ impl<'a> Driver<'a> {
         let ledger = Ledger::find().filter(|_| !self.run.state.ignore_ledger);
         self.check_ledger(ledger.as_ref());
         let first = template.spec(engine, self.run.folder.path(), 1, &template.first_settings());
-        let config = loaded.pipeline.training().and_then(|training| model_config(training, inputs)).unwrap_or_default();
+        let workload = template.workload();
+        let config = workload.model_config(inputs);
         let in_image = engine.runs_in_image(loaded.pipeline.container.image.as_ref());
-        let identity = match loaded.pipeline.command().filter(|_| !in_image) {
-            // Without an image the scripts that it names are its program.
-            Some(command) => format!("{}:{}", program.identity(), scripts_hash(command, &loaded.variables)),
-            None => program.identity(),
-        };
         let session = ledger.clone().map(|ledger| {
-            let data = match (first.training(), loaded.pipeline.command()) {
-                (Some(spec), _) => environment::data_hash(spec, inputs),
-                (None, command) => command.map_or_else(String::new, |command| {
-                    LedgerJob::of_command(command, false, template.placement.device).data().to_owned()
-                }),
-            };
+            let identity = workload.program_identity(&program, in_image, &loaded.variables);
+            let data = workload.data_hash(&first, inputs, template.placement.device);
             LedgerSession::open(ledger, &self.run.state.id, identity, data)
         });
+        let ranks = template.placement.ranks;
         let supervisor = Supervisor {
             engine,
             template,
@@ -229,7 +213,7 @@ impl<'a> Driver<'a> {
         };
         let result = match job {
             Job::Train => supervisor.run().await.map(|()| None),
-            Job::Fit => supervisor.fit().await.map(Some),
+            Job::Fit => supervisor.fit().await.map(|fitted| Some(FoundBatch { fitted, ranks })),
         };
         self.warn_of(ledger.as_ref());
         result
@@ -376,21 +360,6 @@ impl<'a> Driver<'a> {
         }
     }
 }
-
-/// Of the scripts that the words of a command name: small files, so that no data is read for it.
-fn scripts_hash(command: &Command, variables: &Variables) -> String {
-    let is_script =
-        |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_file() && found.len() <= LARGEST_SCRIPT);
-    let scripts = named_paths(command, variables).into_iter().filter(is_script);
-    let mut hasher = blake3::Hasher::new();
-    scripts.filter_map(|script| std::fs::read(script).ok()).for_each(|text| {
-        hasher.update(blake3::hash(&text).as_bytes());
-    });
-    hasher.finalize().to_hex()[..16].to_owned()
-}
-
-/// Bytes of a file that counts as a script.
-const LARGEST_SCRIPT: u64 = 1 << 20;
 
 /// The inputs that must not change when a run is resumed.
 const INPUTS: [&str; 4] = ["data.train", "data.eval", "tokenizer", "model"];

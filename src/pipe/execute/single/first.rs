@@ -34,7 +34,7 @@ impl Supervisor<'_> {
         let Some(outcome) = last.outcome else { return Ok(LoopState::Adopt(settings)) };
         let diagnosis = Diagnosis { outcome, cause: last.cause, reason: last.reason };
         Ok(match (self.start_mode, outcome) {
-            (StartMode::Continue, _) | (_, Outcome::Finished) => LoopState::Ended(settings, diagnosis),
+            (StartMode::New | StartMode::Continue, _) | (_, Outcome::Finished) => LoopState::Ended(settings, diagnosis),
             (StartMode::Resumed { changed: false }, Outcome::Oom) => LoopState::Ended(settings, diagnosis),
             (StartMode::Resumed { .. }, _) => LoopState::Start(settings),
         })
@@ -58,7 +58,7 @@ impl Supervisor<'_> {
     }
 
     pub(super) fn spec_of(&self, number: u32) -> Option<JobSpec> {
-        JobSpec::read(&self.run.folder.attempt(number).spec(), self.template.pipeline.work.kind())
+        self.workload().read_spec(&self.run.folder.attempt(number).spec())
     }
 
     /// Replays the recorded events of the last attempt.
@@ -95,11 +95,7 @@ impl Supervisor<'_> {
     /// Measured batches of attempts with the same changes, and as many ranks with as much to keep as there will be.
     fn collect_points(&mut self, last: &Attempt) {
         let ranks = self.template.placement.ranks;
-        let shard = self.template.pipeline.training().map(|training| training.train.shard);
-        let keeps_as_much = |number: u32| match self.spec_of(number) {
-            Some(JobSpec::Training(spec)) => ranks == 1 || Some(spec.train.shard) == shard,
-            Some(JobSpec::Command(_)) | None => true,
-        };
+        let keeps_as_much = |number: u32| self.workload().keeps_as_much(self.spec_of(number), ranks);
         let attempts = self.run.state.attempts.iter();
         let alike = attempts.filter(|attempt| attempt.changes == last.changes && attempt.ranks == ranks);
         let alike: Vec<u32> = alike.map(|attempt| attempt.number).filter(|number| keeps_as_much(*number)).collect();
@@ -134,7 +130,7 @@ impl Supervisor<'_> {
         };
         hints.iter().for_each(|hint| self.reporter.note(&format!("ledger: {hint}")));
         let Some(entry) = entry else { return settings };
-        if pipeline.command().is_some() {
+        if !self.workload().is_trainer() {
             // Its earlier runs are all that is known of how much a batch holds.
             self.points.extend(entry.points(self.template.accum(settings.batch) > 1));
         }
@@ -167,13 +163,7 @@ impl Supervisor<'_> {
 impl Supervisor<'_> {
     /// The job of an attempt as the ledger knows it.
     pub(super) fn ledger_job(&self, spec: &JobSpec) -> Option<LedgerJob> {
-        match (spec, self.template.pipeline.command()) {
-            (JobSpec::Training(spec), _) => Some(LedgerJob::of_training(spec, &self.config)),
-            (JobSpec::Command(spec), Some(command)) => {
-                Some(LedgerJob::of_command(command, spec.expandable_segments, self.template.placement.device))
-            }
-            (JobSpec::Command(_), None) => None,
-        }
+        self.workload().ledger_job(spec, &self.config, self.template.placement.device)
     }
 
     /// Adds the measurements of the attempt to the ledger. A failure does not stop the training.
@@ -189,7 +179,7 @@ impl Supervisor<'_> {
 
     /// Tells the ledger what a command runs on.
     pub(super) fn begin_command(&mut self, spec: &JobSpec) {
-        let Some(job) = self.ledger_job(spec).filter(|_| self.template.pipeline.command().is_some()) else { return };
+        let Some(job) = self.ledger_job(spec).filter(|_| !self.workload().is_trainer()) else { return };
         let card = self.card(self.template.placement.device);
         let memory = self.template.pipeline.container.memory.map(|size| size.0);
         let capacity = ledger::capacity(&job, card.as_ref(), memory);

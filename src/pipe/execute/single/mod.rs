@@ -8,9 +8,9 @@ mod start;
 mod watch;
 
 use job_log::JobLog;
-use pipe_spec::event::{Fitted, MemoryKind, Point};
+use pipe_spec::event::{Fitted, Point};
 use pipe_spec::run::JobFolder;
-use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome, Phase, TrainerExit};
+use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome};
 use serde_json::{Map, Value};
 use watch::Watched;
 
@@ -19,6 +19,7 @@ use super::decide::retry::{Decision, OomContext, Settings, decide};
 use super::decide::{metrics, oom_text};
 use super::launch::job_spec::JobSpec;
 use super::launch::template::{CONTAINER_RUN_FOLDER, JobTemplate};
+use super::launch::workload::Workload;
 use crate::engine::{Ending, Engine, StartedJob, remove_jobs_of};
 use crate::error::Error;
 use crate::fit::ledger::LedgerSession;
@@ -32,9 +33,6 @@ use crate::track::{Listeners, Notice};
 
 /// How often in a row a job may be cut off from outside before it has done a step.
 const MAX_INTERRUPTIONS: usize = 3;
-
-/// Seconds after which a command that was cut off is taken to have done something.
-const LONG_ENOUGH: f64 = 60.0;
 
 /// Bytes at the end of a command's log that are searched for a message of an out-of-memory: what came before was survived.
 const OOM_TEXT_LIMIT: u64 = 32 << 10;
@@ -67,7 +65,9 @@ pub struct Supervisor<'a> {
 /// How this process starts with a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartMode {
-    /// The run is new, or its `pipe` process was killed: it continues as if nothing had happened.
+    /// `pipe run` has just created the run: if its input is refused before it trains, nothing of it is kept.
+    New,
+    /// The `pipe` process of the run was killed, or the run was started in the background: it continues as if nothing had happened.
     Continue,
     /// The run had ended and a person resumes it; `changed` if settings were changed.
     Resumed { changed: bool },
@@ -82,7 +82,7 @@ enum LoopState {
     Ended(Settings, Diagnosis),
 }
 
-impl Supervisor<'_> {
+impl<'a> Supervisor<'a> {
     /// Runs one attempt that looks for the largest batch.
     pub async fn fit(mut self) -> Result<Fitted, Error> {
         let mut events = EventLog::open(&self.run.folder)?;
@@ -165,15 +165,13 @@ impl Supervisor<'_> {
 
     /// The same again, from the last checkpoint, unless it is cut off over and over.
     fn after_interruption(&mut self, settings: Settings, diagnosis: Diagnosis) -> Result<Settings, Error> {
-        // A command does not say what it has done.
-        let is_command = self.template.pipeline.command().is_some();
-        let has_done = |attempt: &Attempt| attempt.last_step.is_some() || (is_command && attempt.seconds > LONG_ENOUGH);
+        let workload = self.workload();
         // Who is preempted waits in the queue each time.
         let counts = |cause: Cause| cause.goes_on() && cause != Cause::Preempted;
-        let cut_off = |attempt: &&Attempt| attempt.cause.is_some_and(counts) && !has_done(attempt);
+        let cut_off = |attempt: &&Attempt| attempt.cause.is_some_and(counts) && !workload.has_progressed(attempt);
         let in_a_row = self.run.state.attempts.iter().rev().take_while(cut_off).count();
         let reason = diagnosis.reason.unwrap_or_default();
-        let in_a_row = in_a_row.max(self.times_without_progress());
+        let in_a_row = in_a_row.max(workload.times_without_progress(&self.run.state.attempts));
         if in_a_row >= MAX_INTERRUPTIONS {
             let reason = format!("{reason}, {in_a_row} times in a row without anything saved");
             return Err(match diagnosis.cause {
@@ -184,20 +182,6 @@ impl Supervisor<'_> {
         self.reporter.note(&format!("continuing: {reason}"));
         self.note_action("same settings".to_owned())?;
         Ok(settings)
-    }
-
-    /// How many of the last attempts ended at their time limit and began where the last one did: what they did was not saved.
-    fn times_without_progress(&self) -> usize {
-        let keeps_nothing = self.template.pipeline.command().is_some_and(|command| command.checkpoints.is_none());
-        let attempts = &self.run.state.attempts;
-        let Some(last) = attempts.last() else { return 0 };
-        let again = |attempt: &&Attempt| {
-            attempt.cause == Some(Cause::TimeLimit) && (keeps_nothing || attempt.first_step == last.first_step)
-        };
-        match self.template.pipeline.command() {
-            Some(_) if !keeps_nothing => 0,
-            _ => attempts.iter().rev().take_while(again).count(),
-        }
     }
 
     /// On as many machines as there are now, where fewer than the pipeline asks for are enough.
@@ -216,10 +200,14 @@ impl Supervisor<'_> {
         Settings { batch: settings.batch.min(share), ..settings }
     }
 
+    fn workload(&self) -> &'a dyn Workload {
+        self.template.workload()
+    }
+
     /// Retries made before the last attempt ran out of memory, since a person last resumed the run.
     fn retries_used(&self) -> u32 {
         match self.start_mode {
-            StartMode::Continue => self.run.state.times_out_of_memory().saturating_sub(1),
+            StartMode::New | StartMode::Continue => self.run.state.times_out_of_memory().saturating_sub(1),
             StartMode::Resumed { .. } => 0,
         }
     }
@@ -239,12 +227,15 @@ impl Supervisor<'_> {
         points.extend(self.points.iter().copied());
         let decision = decide(&OomContext {
             policy,
-            is_command: self.template.pipeline.command().is_some(),
+            only_batch_changes: !self.workload().is_trainer(),
             device: self.template.placement.device,
             settings,
             retries_used: self.retries_used(),
             cause: diagnosis.cause.unwrap_or(Cause::Capacity),
-            phase: record.as_ref().map(|record| record.phase).or_else(|| self.phase_without_record()),
+            phase: record.as_ref().map(|record| record.phase).or_else(|| {
+                // Its events tell.
+                self.workload().phase_without_record(self.was_ready())
+            }),
             waited,
             filled: record.as_ref().and_then(|record| record.filled),
             part_bytes: record.as_ref().and_then(|record| record.part_bytes),
@@ -267,11 +258,6 @@ impl Supervisor<'_> {
                 Ok(Some(settings))
             }
         }
-    }
-
-    /// What a trainer that left no record was doing, as far as its events tell.
-    fn phase_without_record(&self) -> Option<Phase> {
-        (self.template.pipeline.training().is_some() && !self.was_ready()).then_some(Phase::Load)
     }
 
     fn note_action(&mut self, action: String) -> Result<(), Error> {
@@ -318,14 +304,12 @@ impl Supervisor<'_> {
                 return Err(error);
             }
         };
-        let record = match self.template.pipeline.command() {
-            None => self.take_oom_record(number)?,
-            Some(_) => self.find_oom_text(number, &ended).await?,
+        let workload = self.workload();
+        let record = match workload.is_trainer() {
+            true => self.take_oom_record(number)?,
+            false => self.find_oom_text(number, &ended).await?,
         };
-        let ran_out = match self.template.pipeline.command() {
-            None => ended.ending.exit_code == Some(i64::from(TrainerExit::DeviceOutOfMemory.code())),
-            Some(_) => record.as_ref().is_some_and(|record| record.memory == MemoryKind::Device),
-        };
+        let ran_out = workload.ran_out_of_card(ended.ending.exit_code, record.as_ref());
         let rank = record.as_ref().map_or(0, |record| record.rank);
         let card = ran_out.then(|| self.card_of(rank)).flatten();
         let mut diagnosis = diagnose(&Evidence {
@@ -333,7 +317,7 @@ impl Supervisor<'_> {
             record: record.as_ref(),
             card: card.as_ref(),
             tail: &ended.tail,
-            command: self.template.pipeline.command().map(|_| &self.template.pipeline.on_oom),
+            command: (!workload.is_trainer()).then_some(&self.template.pipeline.on_oom),
             on_card: self.template.placement.device == Device::Cuda,
             ranks: self.template.placement.ranks,
             stop_requested: ended.stop_requested,
@@ -380,11 +364,6 @@ impl Supervisor<'_> {
         Ok(record)
     }
 
-    /// For the log of a new attempt of a command.
-    fn metrics_reader(&self) -> Option<metrics::Reader> {
-        self.template.pipeline.command().map(|command| metrics::Reader::new(&command.metrics))
-    }
-
     /// What the end of a failed command's log says of an out-of-memory, kept with the attempt.
     async fn find_oom_text(&self, number: u32, ended: &Watched) -> Result<Option<OomRecord>, Error> {
         if ended.ending.exit_code == Some(0) {
@@ -421,10 +400,9 @@ impl Supervisor<'_> {
     fn failure(&self, diagnosis: Diagnosis) -> Error {
         let attempt = self.run.state.attempts.last();
         let code = attempt.and_then(|attempt| attempt.exit_code);
-        let is_command = self.template.pipeline.command().is_some();
-        let bad_input = !is_command && code == Some(i64::from(TrainerExit::BadInput.code()));
+        let bad_input = self.workload().refused_input(code);
         let mut reason = diagnosis.reason.unwrap_or_default();
-        if is_command || diagnosis.cause != Some(Cause::Trainer) {
+        if self.workload().needs_log(diagnosis.cause) {
             let log = self.run.folder.attempt(attempt.map_or(1, |attempt| attempt.number)).log();
             let last = watch::last_lines(&log);
             if !last.is_empty() {

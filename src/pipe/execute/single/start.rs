@@ -29,14 +29,15 @@ impl Supervisor<'_> {
         write_json(&folder.spec(), &spec)?;
         let log = JobLog::open(&folder.log(), None)?;
         self.oom = None;
-        self.metrics = self.metrics_reader();
+        self.metrics = self.workload().metrics_reader();
 
         let mut attempt = Attempt::new(number, settings.batch, spec.accum());
         attempt.ranks = self.template.placement.ranks;
         attempt.changes =
             self.template.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect();
         attempt.began = now();
-        attempt.resumed = std::mem::replace(&mut self.start_mode, StartMode::Continue) != StartMode::Continue;
+        let start_mode = std::mem::replace(&mut self.start_mode, StartMode::Continue);
+        attempt.resumed = matches!(start_mode, StartMode::Resumed { .. });
         self.run.state.attempts.push(attempt);
         self.run.set_doing("starting")?;
         self.announce(settings);
@@ -61,7 +62,7 @@ impl Supervisor<'_> {
         let launch = self.launch_of(number, &spec);
         let log = JobLog::open(&self.run.folder.attempt(number).log(), attempt.log.clone())?;
         events.begin_attempt(number);
-        self.metrics = self.metrics_reader();
+        self.metrics = self.workload().metrics_reader();
         let job = match self.engine.find(&launch, attempt.container.as_deref(), attempt.log.as_ref()).await? {
             FoundJob::Job(job) => {
                 self.replay_recorded();

@@ -58,10 +58,10 @@ impl Supervisor<'_> {
         if let Some(attempt) = self.run.state.attempts.last_mut() {
             attempt.container = Some(job.id.clone());
         }
-        let mut watched = self.run.set_doing(self.stage());
+        let mut watched = self.run.set_doing(self.workload().activity());
         // A trainer says itself when it has begun.
-        if self.template.pipeline.command().is_some() {
-            self.reporter.doing(self.stage());
+        if !self.workload().is_trainer() {
+            self.reporter.doing(self.workload().activity());
         }
         let mut tail = Tail::default();
         let mut saved = Instant::now();
@@ -123,16 +123,6 @@ impl Supervisor<'_> {
         self.run.folder.attempt(self.run.state.attempts.last().map_or(1, |attempt| attempt.number))
     }
 
-    /// What runs, for people.
-    fn job_noun(&self) -> &'static str {
-        if self.template.pipeline.command().is_some() { "the command" } else { "the trainer" }
-    }
-
-    /// What the run does while its job runs.
-    fn stage(&self) -> &'static str {
-        if self.template.pipeline.command().is_some() { "running the command" } else { "training" }
-    }
-
     fn stop_timeout(&self) -> Duration {
         Duration::from_secs(self.template.pipeline.container.stop_timeout().into())
     }
@@ -149,17 +139,14 @@ impl Supervisor<'_> {
         match request {
             StopRequest::Graceful if first => {
                 let within = timeout.as_secs();
-                let what = match self.template.pipeline.command() {
-                    None => "the trainer saves and ends",
-                    Some(_) => "the command was sent SIGTERM and is to end",
-                };
+                let what = self.workload().stopping();
                 self.reporter
-                    .note(&format!("stopping: {what}, within {within} s at most; Ctrl-C again ends it at once"));
+                    .note(&format!("stopping: {what}; killing it after {within} s, or at once on a second Ctrl-C"));
                 handle.stop().await
             }
             StopRequest::Graceful => Ok(()),
             StopRequest::Hard => {
-                self.reporter.note(&format!("ending {} at once", self.job_noun()));
+                self.reporter.note(&format!("ending {} at once", self.workload().noun()));
                 stop.mark_killed();
                 handle.kill().await
             }
@@ -179,13 +166,13 @@ impl Supervisor<'_> {
                 self.reporter.note(&format!(
                     "warning: {} did not end within {timeout} s (container.stop_timeout): ending it; what it \
                      did after its last checkpoint is lost",
-                    self.job_noun()
+                    self.workload().noun()
                 ));
                 stop.mark_killed();
                 handle.kill().await
             }
             // A second signal would interrupt what a command does to save.
-            None if self.template.pipeline.command().is_some() => Ok(()),
+            None if !self.workload().is_trainer() => Ok(()),
             // Signals to the first process of a container are lost until it has installed its handlers.
             None => handle.stop().await,
         }
@@ -209,14 +196,14 @@ impl Supervisor<'_> {
             Source::Stdout | Source::Stderr => {}
         }
         // It has begun, where it had to wait.
-        if self.run.state.doing.as_deref() != Some(self.stage()) {
-            self.run.set_doing(self.stage())?;
+        if self.run.state.doing.as_deref() != Some(self.workload().activity()) {
+            self.run.set_doing(self.workload().activity())?;
         }
         if line.source == Source::Engine {
             return Ok(());
         }
         log.write(line)?;
-        if self.template.pipeline.command().is_some() {
+        if !self.workload().is_trainer() {
             self.reporter.job_line(&line.text);
             return self.read_metrics(&line.text, events);
         }

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Graph, GraphStep, OutputRef, Work, WorkKind};
+use pipe_spec::pipeline::{Graph, GraphStep, OutputRef, WorkKind};
 use pipe_spec::run::{StepState, StepStatus};
 use pipe_spec::{Lock, RunFolder, Status, Variables};
 use serde_json::{Value, json};
 
 use crate::engine::registry;
 use crate::error::Error;
-use crate::input::named_paths;
+use crate::execute::launch::workload::workload;
 use crate::run::{self, Listed};
 use crate::system::digests::{Digests, Links, hash_tree};
 
@@ -55,8 +55,8 @@ pub fn hash(step: &GraphStep, inputs: &Inputs<'_>, variables: &Variables) -> Res
         let host = PathBuf::from(variables.expand(&path).unwrap_or_default());
         files.insert(format!("{path}:{place}"), hash_tree(&mut digests, &host, Links::Followed)?);
     }
-    if let Some(command) = step.pipeline.command().filter(|_| inputs.names_files) {
-        for path in named_paths(command, variables) {
+    if inputs.names_files {
+        for path in workload(&step.pipeline).named_files(variables) {
             files.insert(path.display().to_string(), hash_tree(&mut digests, &path, Links::Followed)?);
         }
     }
@@ -115,11 +115,8 @@ pub fn of_outputs(graph: &Graph, step: &GraphStep, folder: &RunFolder) -> Result
 
 /// Where an output lies in the folder of the step's run.
 pub fn output_path(step: &GraphStep, folder: &RunFolder, output: Option<&str>) -> PathBuf {
-    match (&step.pipeline.work, output) {
-        (Work::Training(_), _) => folder.model(),
-        (Work::Command(_), None) => folder.output(),
-        (Work::Command(_), Some(name)) => folder.output().join(step.outputs.get(name).map_or(name, String::as_str)),
-    }
+    let output = output.map(|name| PathBuf::from(step.outputs.get(name).map_or(name, String::as_str)));
+    workload(&step.pipeline).output_path(folder, output)
 }
 
 /// The last time that a step with this hash has finished in a run of the pipeline, if its outputs are still what they were.

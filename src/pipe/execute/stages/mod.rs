@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{EngineRequest, GraphStep, Image, Mount, OutputRef, Pipeline, Problems, Task, WorkKind};
+use pipe_spec::pipeline::{EngineRequest, GraphStep, Image, Mount, OutputRef, Pipeline, Problems};
 use pipe_spec::run::{StepState, StepStatus};
 use pipe_spec::{Cause, Job, Lock, PipeExit, RunFolder, RunState, Status};
 use schedule::Room;
@@ -21,8 +21,9 @@ use super::launch::template;
 use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::execute::launch::environment;
+use crate::execute::launch::workload::workload;
 use crate::input::load::{self, Loaded, Parsed, ParsedGraph};
-use crate::report::{Reporter, html, outlive_stdout};
+use crate::report::{Reporter, html};
 use crate::run::{self, Choices, Listed, Record, Run, lock};
 use crate::system::clock::now;
 use crate::system::files::write_whole;
@@ -133,8 +134,6 @@ pub fn select(parsed: &ParsedGraph, state: &mut [StepState], selection: &Selecti
 
 impl<'a> GraphDriver<'a> {
     pub fn new(parsed: &'a ParsedGraph, run: Run, reporter: &'a mut Reporter, interrupts: &'a mut Interrupts) -> Self {
-        outlive_stdout();
-        reporter.keep_journal(&run.folder.journal());
         let watcher = GraphWatcher::new(reporter.prints_json(), &run.state);
         Self {
             parsed,
@@ -147,11 +146,6 @@ impl<'a> GraphDriver<'a> {
             takeovers: children::Takeovers::default(),
             moved: BTreeSet::new(),
         }
-    }
-
-    /// A line for people, which the journal of the run keeps.
-    pub fn note(&self, line: &str) {
-        self.reporter.note(line);
     }
 
     /// Runs the steps that have not finished, and leaves the state of the run on disk whatever happens.
@@ -310,7 +304,7 @@ impl<'a> GraphDriver<'a> {
     async fn load(&mut self, step: &GraphStep, engine: &dyn Engine) -> Result<(Pipeline, Loaded), Error> {
         let parsed = self.parsed;
         let file = self.run.folder.pipeline();
-        let is_command = step.pipeline.work.kind() == WorkKind::Command;
+        let mounts_outputs = workload(&step.pipeline).mounts_outputs();
         let host = |named: &OutputRef| -> PathBuf {
             let other = parsed.graph.step(&named.step);
             let state = self.run.state.graph.iter().find(|state| state.name == named.step);
@@ -320,7 +314,7 @@ impl<'a> GraphDriver<'a> {
             })
         };
         // What a training reads is mounted as its data is.
-        let seen = |named: &OutputRef| match is_command {
+        let seen = |named: &OutputRef| match mounts_outputs {
             true => engine.job_path(host(named), PathBuf::from(named.mounted())),
             false => host(named),
         };
@@ -328,7 +322,7 @@ impl<'a> GraphDriver<'a> {
         let mut pipeline = step
             .placed(place, &parsed.variables)
             .map_err(|problems| Error::Invalid { path: file.clone(), problems })?;
-        for named in step.references().iter().filter(|named| is_command && seen(named) != host(named)) {
+        for named in step.references().iter().filter(|named| mounts_outputs && seen(named) != host(named)) {
             let host = host(named).to_string_lossy().into_owned();
             pipeline.container.mounts.push(Mount { host, container: named.mounted(), readonly: true });
         }
@@ -338,23 +332,22 @@ impl<'a> GraphDriver<'a> {
     }
 
     async fn hash(&mut self, step: &GraphStep, loaded: &Loaded, engine: &dyn Engine) -> Result<Option<String>, Error> {
-        // The pictures that rows name are not hashed: such a training runs each time.
-        if step.pipeline.training().is_some_and(|training| training.model.arch.task() == Task::Contrastive) {
+        let workload = workload(&step.pipeline);
+        if !workload.is_hashable() {
             return Ok(None);
         }
-        let is_command = step.pipeline.work.kind() == WorkKind::Command;
         let image = loaded.pipeline.container.image.as_ref();
         let in_image = engine.runs_in_image(image);
-        let program = match in_image || !is_command {
+        let program = match in_image || workload.is_trainer() {
             true => Some(engine.program(image).await?),
             false => None,
         };
         // One that is built is named by its content, and may not be there yet.
         let image_id = program.as_ref().and_then(|program| program.image_id.clone());
         let image_id = image_id.filter(|_| matches!(image, Some(Image::Existing(_))));
-        let locked: Option<Lock> = match is_command {
-            true => None,
-            false => Some(environment::of_inputs(&loaded.inputs, self.reporter, self.interrupts).await?),
+        let locked: Option<Lock> = match workload.is_trainer() {
+            false => None,
+            true => Some(environment::of_inputs(&loaded.inputs, self.reporter, self.interrupts).await?),
         };
         let outputs = step.references().into_iter().map(|named| {
             let state = self.run.state.graph.iter().find(|state| state.name == named.step);

@@ -26,7 +26,7 @@ use serde_json::{Map, Value};
 use super::children;
 use crate::engine::{Engine, registry};
 use crate::error::Error;
-use crate::report::{Reporter, outlive_stdout};
+use crate::report::Reporter;
 use crate::run::{self, Owner, Run};
 use crate::system::files::write_whole;
 use crate::system::interrupt::{Interrupts, StopRequest};
@@ -114,8 +114,6 @@ impl<'a> StudyDriver<'a> {
         reporter: &'a mut Reporter,
         interrupts: &'a mut Interrupts,
     ) -> Result<Self, Error> {
-        outlive_stdout();
-        reporter.keep_journal(&run.folder.journal());
         let directions = directions(study);
         let storage = storage(study, &run.folder);
         let journal = Journal::open(&storage, study.name.as_str(), &directions)?;
@@ -150,10 +148,6 @@ impl<'a> StudyDriver<'a> {
             cancelled: None,
             run,
         })
-    }
-
-    pub fn note(&self, line: &str) {
-        self.reporter.note(line);
     }
 
     /// Runs trials until the budget is spent, and leaves the state of the study on disk whatever happens.
