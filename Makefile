@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/debug/pipe
 TRAINER = target/debug/pipe-trainer
 
-.PHONY: build release demo demo-gpu test test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e libtorch minilm mlflow wandb optuna python clean
+.PHONY: build release demo demo-gpu test test-all test-packages test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e libtorch minilm mlflow wandb optuna optuna4 python clean
 
 # Compiled fast, for the demo and the tests: the profile `dev` of Cargo.toml, in target/debug.
 build: libtorch
@@ -35,6 +35,8 @@ wandb:
 # they cannot be fetched.
 optuna:
 	-tests/fetch-packages tests/optuna.txt target/optuna5 "Optuna 5 (71 MB, once)"
+
+optuna4:
 	-tests/fetch-packages tests/optuna4.txt target/optuna4 "Optuna 4 (3 MB, once)"
 
 # torch for the CPU and the Trainer of transformers, for tests with programs in Python, from PyPI by name, once. Tests that need them
@@ -54,11 +56,18 @@ demo-gpu: build data/demo/train.jsonl
 data/demo/train.jsonl: | build
 	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
 
-# Every test, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must), the commands of the docs, a short
-# storm, and the attention kernels on the CPU. What the tests need is fetched while they are compiled.
+# The tests, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must), the commands of the docs, a few
+# storms, and the attention kernels on the CPU. What the tests need is fetched while they are compiled.
 test: libtorch
-	$(MAKE) --jobs 6 minilm mlflow wandb optuna python test-programs
+	$(MAKE) --jobs 2 test-packages test-programs
 	CARGO="$(CARGO)" tests/run-suites
+
+# The thorough tests as well: every case on both engines, many kills, more cuts of a step, Optuna 4, programs in Python.
+test-all: libtorch
+	$(MAKE) --jobs 4 test-packages optuna4 python test-programs
+	PIPE_TEST_ALL=1 CARGO="$(CARGO)" tests/run-suites
+
+test-packages: minilm mlflow wandb optuna
 
 # Without the jobs of make: cargo counts processors itself.
 test-programs: libtorch
@@ -66,7 +75,7 @@ test-programs: libtorch
 
 test-docs: build
 	python3 docs/generate_reference.py --check
-	python3 tests/docs_commands.py --bin target/debug
+	PIPE_TEST_ALL=1 python3 tests/docs_commands.py --bin target/debug
 
 test-storm: build
 	python3 tests/storm.py --bin target/debug --short

@@ -22,10 +22,6 @@ mod engines;
 mod harness;
 #[path = "runner/hub/mod.rs"]
 mod hub;
-#[path = "harness/hub.rs"]
-mod hub_server;
-#[path = "runner/images.rs"]
-mod images;
 #[path = "runner/init_and_doctor.rs"]
 mod init_and_doctor;
 #[path = "runner/job_folder.rs"]
@@ -56,6 +52,10 @@ mod results;
 mod retries;
 #[path = "runner/several_cards.rs"]
 mod several_cards;
+#[path = "runner/source.rs"]
+mod source;
+#[path = "runner/stand_ins/mod.rs"]
+mod stand_ins;
 #[path = "runner/steps.rs"]
 mod steps;
 #[path = "runner/stopping.rs"]
@@ -74,8 +74,6 @@ mod untrusted_input;
 mod walk;
 #[path = "runner/walls.rs"]
 mod walls;
-#[path = "runner/wandb.rs"]
-mod wandb;
 
 use std::process::ExitCode;
 
@@ -90,7 +88,6 @@ fn main() -> ExitCode {
     retries::tests(&mut suite);
     memory::tests(&mut suite);
     tracking::tests(&mut suite);
-    wandb::tests(&mut suite);
     notifications::tests(&mut suite);
     reports::tests(&mut suite);
     stopping::tests(&mut suite);
@@ -98,7 +95,6 @@ fn main() -> ExitCode {
     killed::tests(&mut suite);
     detach_and_resume::tests(&mut suite);
     ci::tests(&mut suite);
-    images::tests(&mut suite);
     containers::tests(&mut suite);
     commands::tests(&mut suite);
     steps::tests(&mut suite);

@@ -3,7 +3,8 @@
 undisturbed runs: the same losses to the bit, the same model, each step once, no container and no process left.
 
     python3 tests/storm.py --bin target/debug --minutes 10     what `make storm` runs
-    python3 tests/storm.py --bin target/debug --short          what `make test` runs: a few of each, always the same
+    python3 tests/storm.py --bin target/debug --short          what `make test-all` runs: one of most cases, always the same
+    python3 tests/storm.py --bin target/debug --few            what `make test` runs: some of those
     python3 tests/storm.py --list
     python3 tests/storm.py --only kill-training/docker --seed 7 --index 3    one that failed, again
 """
@@ -24,17 +25,24 @@ from storm import corruption, disks, freezes, hostile, inputs, kills, rotation, 
 
 SHORT_SEED = 1
 
+# One for each kind of disturbance.
+FEW = ("corrupt/run.json", "full-disk/process", "freeze-trainer-stop/process", "two-users/links", "hostile-image/links-42", "read-pickle",
+       "kill-training/process", "cut-socket/docker", "two-resumes/process")
+
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", default="target/debug", help="the folder of pipe and pipe-trainer")
     parser.add_argument("--minutes", type=float, default=10, help="no case is started after so many")
     parser.add_argument("--seed", type=int, help="default: a new one, which is printed")
-    parser.add_argument("--short", action="store_true", help="a few of each case, with a fixed seed")
+    parser.add_argument("--short", action="store_true", help="one of most cases, with a fixed seed")
+    parser.add_argument("--few", action="store_true", help="some of those")
     parser.add_argument("--list", action="store_true", help="the names of the cases")
     parser.add_argument("--only", metavar="CASE", help="cases whose name begins so")
     parser.add_argument("--index", type=int, help="with --only: the one with this number alone")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.short |= options.few
+    return options
 
 
 class Tally:
@@ -118,6 +126,8 @@ def main():
         signal.signal(number, interrupted)
     options = arguments()
     chosen = [case for case in CASES if case.name.startswith(options.only or "") and (case.short or not options.short)]
+    left_out = [case for case in chosen if options.few and case.name not in FEW]
+    chosen = [case for case in chosen if case not in left_out]
     if options.list:
         print("\n".join(case.name for case in chosen))
         return 0
@@ -137,7 +147,18 @@ def main():
         kept = storm(world, tallies, options)
     finally:
         world.remove(kept)
-    return summarize(tallies, seed, world.struck)
+    write_times(tallies)
+    code = summarize(tallies, seed, world.struck)
+    if left_out:
+        print(f"{len(left_out)} tests run only in `make test-all`")
+    return code
+
+
+def write_times(tallies):
+    """Adds the seconds of each case to the file that PIPE_TEST_TIMES names."""
+    if path := os.environ.get("PIPE_TEST_TIMES"):
+        with open(path, "a") as file:
+            file.writelines(f"{tally.seconds:8.2f} storm {tally.case.name}\n" for tally in tallies if tally.count)
 
 
 def summarize(tallies, seed, struck):

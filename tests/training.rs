@@ -4,8 +4,6 @@
 mod check_data;
 #[path = "training/checkpoints.rs"]
 mod checkpoints;
-#[path = "training/ci.rs"]
-mod ci;
 #[path = "training/clip.rs"]
 mod clip;
 #[path = "training/cluster_queue.rs"]
@@ -20,6 +18,8 @@ mod detach_and_resume;
 mod exactness;
 #[path = "training/first_hour.rs"]
 mod first_hour;
+#[path = "harness/generated.rs"]
+mod generated;
 #[path = "training/golden.rs"]
 mod golden;
 mod harness;
@@ -27,8 +27,6 @@ mod harness;
 mod hub;
 #[path = "training/hybrid.rs"]
 mod hybrid;
-#[path = "training/images.rs"]
-mod images;
 #[path = "training/inputs.rs"]
 mod inputs;
 #[path = "training/installing.rs"]
@@ -45,6 +43,8 @@ mod predict;
 mod ranks;
 #[path = "training/reproducing.rs"]
 mod reproducing;
+#[path = "training/slurm.rs"]
+mod slurm;
 #[path = "training/small_t5.rs"]
 mod small_t5;
 #[path = "training/tune.rs"]
@@ -58,8 +58,8 @@ fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     // The slowest come first, so that none of them is waited for alone at the end.
     memory::tests(&mut suite);
-    cluster_queue::tests(&mut suite);
     clusters::tests(&mut suite);
+    cluster_queue::tests(&mut suite);
     first_hour::tests(&mut suite);
     ranks::tests(&mut suite);
     golden::tests(&mut suite);
@@ -71,15 +71,15 @@ fn main() -> ExitCode {
     data_files::tests(&mut suite);
     hub::tests(&mut suite);
     weights::tests(&mut suite);
-    images::tests(&mut suite);
     installing::tests(&mut suite);
     checkpoints::tests(&mut suite);
     exactness::tests(&mut suite);
     detach_and_resume::tests(&mut suite);
-    ci::tests(&mut suite);
     clip::tests(&mut suite);
     tune::tests(&mut suite);
     predict::tests(&mut suite);
     reproducing::tests(&mut suite);
-    suite.run()
+    let code = suite.run();
+    slurm::Shared::lock().stop();
+    code
 }

@@ -177,7 +177,7 @@ pub enum Error {
     Exists { path: PathBuf },
     #[error("stdin is not a terminal, and {} not given", missing.join(" and "))]
     NoTerminal { missing: Vec<&'static str> },
-    #[error("{data}: what is to be trained on it is not clear: {why}{columns}")]
+    #[error("{data}: cannot tell what to train on this data: {why}{columns}")]
     UnclearData { data: String, why: String, columns: String },
     #[error("{arch} needs {wants}; {data}: {why}{columns}")]
     OtherData { arch: &'static str, wants: &'static str, data: String, why: String, columns: String },
@@ -421,7 +421,7 @@ impl Error {
             Self::Exists { .. } => Some("choose another name, or overwrite it with --force".to_owned()),
             Self::NoTerminal { .. } => Some("give them, or use all defaults with --yes".to_owned()),
             Self::UnclearData { .. } => Some(
-                "say it with --arch, or name the columns, as in `--fields text=COLUMN,label=COLUMN` or `--fields \
+                "choose a model with --arch, or name the columns, as in `--fields text=COLUMN,label=COLUMN` or `--fields \
                  source=COLUMN,target=COLUMN`"
                     .to_owned(),
             ),

@@ -57,6 +57,7 @@ pub fn github() -> Vec<Step> {
 }
 
 /// The lines of the GitLab job under a key, `script` or `after_script`.
+#[allow(dead_code)] // The runner's tests alone use it.
 pub fn gitlab(key: &str) -> String {
     let text = block("GitLab");
     let lines: Vec<&str> = text.lines().collect();
@@ -82,11 +83,13 @@ impl Runner {
         Self { folder, pipeline: pipeline.to_owned(), time_limit: "1h".to_owned() }
     }
 
+    #[allow(dead_code)] // The runner's tests alone use it.
     pub fn with_time_limit(mut self, limit: &str) -> Self {
         self.time_limit = limit.to_owned();
         self
     }
 
+    #[allow(dead_code)] // The runner's tests alone use it.
     pub fn set_time_limit(&mut self, limit: &str) {
         self.time_limit = limit.to_owned();
     }

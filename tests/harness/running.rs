@@ -54,6 +54,7 @@ impl Running {
     }
 
     /// Waits until it has said `text`.
+    #[allow(dead_code)] // The runner's tests alone use it.
     #[track_caller]
     pub fn wait_until_it_says(&mut self, text: &str) {
         let began = Instant::now();
@@ -73,6 +74,7 @@ impl Running {
         assert!(status.success(), "kill -{name}");
     }
 
+    #[allow(dead_code)] // The runner's tests alone use it.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }

@@ -1,19 +1,18 @@
 //! Tests that know what they need. What cannot run is reported as ignored, by name. Where the variable of a need is 1, such as
-//! PIPE_REQUIRE_DOCKER, it fails instead.
+//! PIPE_REQUIRE_DOCKER, it fails instead. A thorough test runs only in `make test-all`, which sets PIPE_TEST_ALL; `make test` reports
+//! it as ignored and counts it at the end.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use super::folder::repository;
 use super::watchdog::watch;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
+#[allow(dead_code)] // Each test program has tests with other needs.
 pub enum Needs {
     Nothing,
     /// The machine's daemon and the `docker` command.
@@ -28,8 +27,10 @@ pub enum Needs {
     Mlflow,
     /// The packages of tests/wandb.txt.
     Wandb,
-    /// The packages of tests/optuna.txt and tests/optuna4.txt.
+    /// The packages of tests/optuna.txt.
     Optuna,
+    /// The same, and those of tests/optuna4.txt.
+    Optuna4,
     /// The daemon, on a machine without a GPU.
     DockerWithoutGpu,
     /// The model that tests/fetch-minilm fetches.
@@ -63,9 +64,10 @@ impl Needs {
                 (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
             }
             Self::Optuna => {
-                let is_there = |version: u32| optuna(version).join("complete").is_file();
-                (!(is_there(4) && is_there(5))).then_some("target/optuna5 is not there; make optuna fetches it")
+                (!optuna(5).join("complete").is_file()).then_some("target/optuna5 is not there; make optuna fetches it")
             }
+            Self::Optuna4 => Self::Optuna.missing().or((!optuna(4).join("complete").is_file())
+                .then_some("target/optuna4 is not there; make optuna4 fetches it")),
             Self::Wandb => {
                 (!wandb().join("complete").is_file()).then_some("target/wandb is not there; make wandb fetches it")
             }
@@ -94,7 +96,7 @@ impl Needs {
             Self::Chromium => Some("PIPE_REQUIRE_BROWSER"),
             Self::Slurm | Self::SlurmAndDocker => Some("PIPE_REQUIRE_SLURM"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
-            Self::Mlflow | Self::Wandb | Self::Optuna | Self::Python => None,
+            Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => None,
         }
     }
 }
@@ -185,8 +187,11 @@ pub fn root() -> bool {
     unsafe { geteuid() == 0 }
 }
 
-/// Whether a test has run that may have built Docker images.
-static MAY_BUILD_IMAGES: AtomicBool = AtomicBool::new(false);
+/// Both engines, with what each of them needs.
+const ENGINES: [(&str, Needs); 2] = [("process", Needs::Nothing), ("docker", Needs::Docker)];
+
+/// The kind that marks a thorough test in the list of tests.
+const THOROUGH: &str = "test-all";
 
 #[derive(Default)]
 pub struct Suite {
@@ -195,21 +200,26 @@ pub struct Suite {
 
 impl Suite {
     pub fn test(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
+        self.test_after(name, needs, || (), move |()| test());
+    }
+
+    /// A test that gets what it waits for; the time that it waits is not part of its own.
+    pub fn test_after<T>(
+        &mut self,
+        name: &str,
+        needs: Needs,
+        wait: impl FnOnce() -> T + Send + 'static,
+        test: impl FnOnce(T) + Send + 'static,
+    ) {
         let missing = needs.missing();
-        let is_set = |name: &&str| std::env::var(name).is_ok_and(|value| value == "1");
-        let required = needs.variable().filter(is_set);
+        let required = needs.variable().filter(|name| is_set(name));
         let own_name = name.to_owned();
         let run = move || match (missing, required) {
             (Some(what), Some(variable)) => Err(Failed::from(format!("{variable} is set, and {what}"))),
             _ => {
-                // Those of clusters build none, and run beside programs that do.
-                if needs != Needs::Slurm {
-                    MAY_BUILD_IMAGES.store(true, Ordering::Relaxed);
-                }
+                let got = wait();
                 let _watched = watch(&own_name);
-                let began = Instant::now();
-                test();
-                note_time(&own_name, began);
+                test(got);
                 Ok(())
             }
         };
@@ -219,28 +229,59 @@ impl Suite {
         self.trials.push(Trial::test(name, run).with_kind(kind).with_ignored_flag(ignored));
     }
 
-    /// Runs everything, then removes the Docker images that the tests built.
+    /// A test that repeats another under other conditions, or that takes long for what it shows.
+    pub fn thorough(&mut self, name: &str, needs: Needs, test: impl FnOnce() + Send + 'static) {
+        self.test(name, needs, test);
+        if !is_set("PIPE_TEST_ALL") {
+            let trial = self.trials.pop().expect("it was just added");
+            self.trials.push(trial.with_kind(THOROUGH).with_ignored_flag(true));
+        }
+    }
+
+    /// A test of something that the engines do differently: one for each engine.
+    pub fn each_engine(&mut self, name: &str, test: impl Fn(&str) + Clone + Send + 'static) {
+        for (engine, needs) in ENGINES {
+            let test = test.clone();
+            self.test(&format!("{name}::{engine}"), needs, move || test(engine));
+        }
+    }
+
+    /// A test of something above the engines: without a container, and thorough in one.
+    pub fn any_engine(&mut self, name: &str, test: impl Fn(&str) + Clone + Send + 'static) {
+        let [(process, needs), (docker, needs_docker)] = ENGINES;
+        let in_docker = test.clone();
+        self.test(&format!("{name}::{process}"), needs, move || test(process));
+        self.thorough(&format!("{name}::{docker}"), needs_docker, move || in_docker(docker));
+    }
+
+    /// Runs everything, then removes the Docker images that the tests built, unless PIPE_KEEP_IMAGES leaves that to the caller.
     pub fn run(self) -> ExitCode {
         let mut arguments = Arguments::from_args();
         // Most of them wait for a process or a daemon half of their time.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         arguments.test_threads.get_or_insert(processors.div_ceil(2) * 3);
-        let before = if docker() { images() } else { Vec::new() };
+        let chosen = |trial: &&Trial| {
+            let matches = |word: &String| trial.name().contains(word.as_str());
+            trial.kind() == THOROUGH && arguments.filter.iter().all(matches) && !arguments.skip.iter().any(matches)
+        };
+        let left_out = self.trials.iter().filter(chosen).count();
+        let removes_images = docker() && !is_set("PIPE_KEEP_IMAGES");
+        let before = if removes_images { images() } else { Vec::new() };
         let conclusion = libtest_mimic::run(&arguments, self.trials);
-        if docker() && MAY_BUILD_IMAGES.load(Ordering::Relaxed) {
+        if removes_images {
             for image in images().into_iter().filter(|image| !before.contains(image)) {
                 succeeds(Command::new("docker").args(["image", "rm", "--force", &image]));
             }
+        }
+        if left_out > 0 {
+            println!("{left_out} tests run only in `make test-all`\n");
         }
         conclusion.exit_code()
     }
 }
 
-/// Adds a line with the seconds of a test to the file that PIPE_TEST_TIMES names.
-fn note_time(name: &str, began: Instant) {
-    let Some(path) = std::env::var_os("PIPE_TEST_TIMES") else { return };
-    let file = std::fs::File::options().create(true).append(true).open(path);
-    file.and_then(|mut file| writeln!(file, "{:8.2} {name}", began.elapsed().as_secs_f64())).ok();
+fn is_set(variable: &str) -> bool {
+    std::env::var(variable).is_ok_and(|value| value == "1")
 }
 
 fn images() -> Vec<String> {

@@ -14,6 +14,7 @@ impl Tmpfs {
         disk
     }
 
+    #[allow(dead_code)] // The runner's tests alone use it.
     pub fn resize(&self, size: &str) {
         self.run(&["-o", &format!("remount,size={size}")]);
     }

@@ -1,5 +1,5 @@
 //! Ends a test program one of whose tests waits for something that never comes, and says which and for what: without it, only the
-//! limit of the whole build would.
+//! limit of the whole build would. Writes down how long every test takes.
 
 use std::fs;
 use std::io::Write;
@@ -27,8 +27,20 @@ pub fn watch(name: &str) -> Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        RUNNING.lock().unwrap().retain(|(_, began)| *began != self.0);
+        let mut running = RUNNING.lock().unwrap();
+        let at = running.iter().position(|(_, began)| *began == self.0).expect("it was watched until now");
+        let (name, began) = running.swap_remove(at);
+        drop(running);
+        note_time(&name, began.elapsed());
     }
+}
+
+/// Adds a line with the seconds of a test to the file that PIPE_TEST_TIMES names.
+fn note_time(name: &str, time: Duration) {
+    let Some(path) = std::env::var_os("PIPE_TEST_TIMES") else { return };
+    let line = format!("{:8.2} {name}\n", time.as_secs_f64());
+    let file = fs::File::options().create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(line.as_bytes())).ok();
 }
 
 fn look() {

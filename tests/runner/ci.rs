@@ -1,7 +1,8 @@
 //! The jobs of docs/ci.md and `pipe run --resume`, around a stand-in for the trainer.
 
 use crate::harness::ci::{Runner, github, gitlab};
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("ci::{name}"), Needs::Nothing, test);

@@ -1,25 +1,22 @@
 //! Commands of the user, which know nothing of pipe: the right verdict, the right next attempt, nothing left behind.
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        let mut test = |name: &str, body: fn(&str)| {
-            suite.test(&format!("commands::{name}::{engine}"), needs, move || body(engine));
-        };
-        test("a_smaller_batch_after_the_message_of_torch", cuda);
-        test("a_smaller_batch_after_the_message_of_the_cpu_allocator", cpu);
-        test("a_message_that_was_survived_is_none", survived);
-        test("exit_codes_and_patterns_of_the_pipeline", own);
-        test("a_command_that_ends_with_137_by_itself", exits_137);
-        test("exit_codes_are_the_commands_own", exits_3);
-        test("a_bar_without_an_end", flood);
-        test("checkpoints_are_resumed_from", walk);
-        test("children_are_ended_with_it", children);
-        test("metrics_are_read", metrics);
-        test("the_next_run_starts_where_it_fits", known);
-        test("one_that_does_not_stop_is_ended", stubborn);
-    }
+    suite.each_engine("commands::checkpoints_are_resumed_from", walk);
+    let mut test = |name: &str, body: fn(&str)| suite.any_engine(&format!("commands::{name}"), body);
+    test("a_smaller_batch_after_the_message_of_torch", cuda);
+    test("a_smaller_batch_after_the_message_of_the_cpu_allocator", cpu);
+    test("a_message_that_was_survived_is_none", survived);
+    test("exit_codes_and_patterns_of_the_pipeline", own);
+    test("a_command_that_ends_with_137_by_itself", exits_137);
+    test("exit_codes_are_the_commands_own", exits_3);
+    test("a_bar_without_an_end", flood);
+    test("children_are_ended_with_it", children);
+    test("metrics_are_read", metrics);
+    test("the_next_run_starts_where_it_fits", known);
+    test("one_that_does_not_stop_is_ended", stubborn);
     suite.test("commands::a_shell_and_what_it_started_are_stopped", Needs::Nothing, shell);
     suite.test("commands::what_moved_away_is_ended_with_it", Needs::Nothing, moved_away);
     suite.test("commands::pipe_is_killed::process", Needs::Nothing, pipe_is_killed);

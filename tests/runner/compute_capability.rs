@@ -1,7 +1,8 @@
 //! A card that libtorch was not built for is refused before anything starts. The card is the stand-in of `tests/nvml.rs`, the
 //! library a made-up one that holds no code.
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("compute_capability::{name}"), Needs::Nothing, test);

@@ -6,15 +6,16 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Answer, Folder, Needs, Suite, folder::repository, job};
+use crate::harness::{Answer, Folder, Needs, Suite, folder::repository};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("cuda::{name}"), Needs::Nothing, test);
     test("a_run_on_a_card_without_its_libraries_is_refused", refused);
     test("the_hint_is_followed_and_helps", hint);
     test("an_installed_pipe_names_its_archive", installed);
-    test("a_missing_part_of_a_library_is_reported", parts);
-    test("fetching", fetching);
+    suite.thorough("cuda::a_missing_part_of_a_library_is_reported", Needs::Nothing, parts);
+    suite.thorough("cuda::fetching", Needs::Nothing, fetching);
 }
 
 /// A folder with a card and a source tree of pipe in `tree`, in which libtorch was fetched CPU only.
@@ -112,7 +113,7 @@ fn installed() {
     std::fs::create_dir_all(root.join("libtorch")).unwrap();
     std::os::unix::fs::symlink("../lib/pipe", root.join("libtorch/lib")).unwrap();
     let program: PathBuf = root.join("bin/pipe-trainer");
-    std::fs::copy(tree.join("release/pipe-trainer"), &program).unwrap();
+    std::fs::copy(tree.join("debug/pipe-trainer"), &program).unwrap();
     let folder = folder.env("PIPE_TRAINER", program.display());
     run(&folder, "1").exits(4).says("install the archive of pipe whose name ends in -cuda");
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::harness::folder::repository;
-use crate::harness::{Folder, Needs, Suite, Tmpfs, job};
+use crate::harness::{Folder, Needs, Suite, Tmpfs};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("data_files::{name}"), Needs::Nothing, test);

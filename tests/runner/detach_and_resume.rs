@@ -2,18 +2,14 @@
 
 use std::time::Duration;
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 use crate::walk::{STEPS, attempts, expect_undisturbed, expect_walked, expect_weights, walk};
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        let mut test = |name: &str, test: fn(&'static str)| {
-            suite.test(&format!("detach_and_resume::{name}::{engine}"), needs, move || test(engine));
-        };
-        test("detached_and_attached", detached);
-        test("stop_saves_and_resume_continues", stopped_and_resumed);
-        test("stop_of_an_orphan", stop_of_an_orphan);
-    }
+    suite.each_engine("detach_and_resume::stop_saves_and_resume_continues", stopped_and_resumed);
+    suite.any_engine("detach_and_resume::detached_and_attached", detached);
+    suite.any_engine("detach_and_resume::stop_of_an_orphan", stop_of_an_orphan);
     suite.test("detach_and_resume::ctrl_c_ends_attach_alone", Needs::Nothing, attach_can_be_left);
     suite.test("detach_and_resume::attach_gives_the_exit_code", Needs::Nothing, exit_codes);
     suite.test("detach_and_resume::one_pipe_at_a_time", Needs::Nothing, two_drivers);
@@ -21,7 +17,8 @@ pub fn tests(suite: &mut Suite) {
     suite.test("detach_and_resume::resume_refuses_other_settings", Needs::Nothing, resume_keeps_the_maths);
     suite.test("detach_and_resume::resume_refuses_other_data", Needs::Nothing, resume_keeps_the_data);
     suite.test("detach_and_resume::logs_are_followed", Needs::Nothing, logs_are_followed);
-    suite.test("detach_and_resume::a_large_log_in_little_memory", Needs::Nothing, large_log);
+    suite.test("detach_and_resume::a_large_log_in_little_memory", Needs::Nothing, || large_log(300_000));
+    suite.thorough("detach_and_resume::a_very_large_log_in_little_memory", Needs::Nothing, || large_log(1_000_000));
     suite.test("detach_and_resume::runs_queue_for_a_card", Needs::Nothing, queue);
     suite.test("detach_and_resume::damaged_folders_are_listed", Needs::Nothing, damaged);
     suite.test("detach_and_resume::many_runs_are_listed", Needs::Nothing, many_runs);
@@ -173,9 +170,9 @@ fn logs_are_followed() {
     assert_eq!(events.iter().filter(|event| event["type"] == "step").count() as u64, STEPS);
 }
 
-/// 1 GB through `pipe`, into the log, and out of `pipe logs -f`, each in some dozen megabytes.
-fn large_log() {
-    let folder = job::folder("flood 1000000", "");
+/// So many lines of 1 KB through `pipe`, into the log, and out of `pipe logs -f`, each in some dozen megabytes.
+fn large_log(lines: u64) {
+    let folder = job::folder(&format!("flood {lines}"), "");
     let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
     folder.wait_for_log(1, "xxx");
     let mut command = folder.command(&["logs", "-f"]);
@@ -194,7 +191,7 @@ fn large_log() {
         std::thread::sleep(Duration::from_millis(20));
     }
     running.end().exits(0);
-    assert!(counted.join().unwrap() > 1_000_000_000);
+    assert!(counted.join().unwrap() > 1000 * lines);
     assert!(driver > 0 && reader > 0 && driver < 100_000 && reader < 60_000, "{driver} and {reader} KiB");
 }
 

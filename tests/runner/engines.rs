@@ -3,10 +3,10 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::harness::daemon::Daemon;
-use crate::harness::docker_proxy;
 use crate::harness::suite::root;
-use crate::harness::{Answer, Needs, Suite, job};
+use crate::harness::{Answer, Needs, Suite};
+use crate::stand_ins::daemon::{Daemon, change_answers};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     suite.test("engines::no_daemon", Needs::Nothing, no_daemon);
@@ -50,7 +50,7 @@ fn no_memory_limit() {
     const CANNOT: &str = r#""MemoryLimit":false,"SwapLimi":true"#;
     let folder = job::folder("exit 0", "");
     let socket = folder.path().join("docker.sock");
-    docker_proxy::listen(&socket, usize::MAX, CAN, CANNOT);
+    change_answers(&socket, usize::MAX, CAN, CANNOT);
     let folder = folder.env("DOCKER_HOST", format!("unix://{}", socket.display()));
     let doctor = folder.pipe(&["doctor"]);
     assert!(doctor.stdout.contains("it cannot hold containers to container.memory"), "{}", doctor.stdout);
@@ -65,7 +65,7 @@ fn no_memory_limit() {
 fn name_is_taken() {
     let folder = job::folder("exit 0", "");
     let socket = folder.path().join("docker.sock");
-    docker_proxy::listen(&socket, 3, "HTTP/1.1 201 Created", "HTTP/1.1 409 Taken..");
+    change_answers(&socket, 3, "HTTP/1.1 201 Created", "HTTP/1.1 409 Taken..");
     let folder = folder.env("DOCKER_HOST", format!("unix://{}", socket.display()));
     folder.pipe(&["run", "job.yaml", "--engine", "docker"]).exits(0);
     assert!(folder.containers().is_empty());

@@ -5,15 +5,14 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
-use crate::harness::daemon::Daemon;
-use crate::harness::{Folder, Needs, Suite, Tmpfs, job};
+use crate::harness::{Folder, Needs, Suite, Tmpfs};
+use crate::stand_ins::daemon::Daemon;
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        suite.test(&format!("job_folder::events_from_file_or_stdout::{engine}"), needs, move || either_way(engine));
-        suite.test(&format!("job_folder::a_gap_is_filled_or_reported::{engine}"), needs, move || gap(engine));
-        suite.test(&format!("job_folder::links_are_not_followed::{engine}"), needs, move || links(engine));
-    }
+    suite.each_engine("job_folder::links_are_not_followed", links);
+    suite.any_engine("job_folder::events_from_file_or_stdout", either_way);
+    suite.any_engine("job_folder::a_gap_is_filled_or_reported", gap);
     suite.test("job_folder::a_daemon_that_rotates_logs::docker", Needs::OwnDaemon, rotated);
     suite.test("job_folder::events_after_the_pipe_was_killed::process", Needs::Nothing, after_the_pipe);
     suite.test("job_folder::a_full_disk::process", Needs::Root, full_disk);

@@ -4,9 +4,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use crate::harness::daemon::Daemon;
-use crate::harness::receiver::{HANG, Receiver};
-use crate::harness::{Folder, Needs, Running, Suite, job};
+use crate::harness::{Folder, Needs, Running, Suite};
+use crate::stand_ins::daemon::Daemon;
+use crate::stand_ins::job;
+use crate::stand_ins::receiver::{HANG, Receiver};
 use crate::walk::{STEPS, attempts, expect_undisturbed, expect_walked, expect_weights, walk};
 
 /// How often a kill is repeated that did not strike where it was meant to.
@@ -18,8 +19,9 @@ pub fn tests(suite: &mut Suite) {
         suite.test(&name, Needs::Docker, move || at_stage(stage));
     }
     suite.test("killed::between_attempts::docker", Needs::Docker, between_attempts);
-    suite.test("killed::at_any_time::docker", Needs::Docker, || at_any_time("docker", 10));
-    suite.test("killed::at_any_time::process", Needs::Nothing, || at_any_time("process", 6));
+    suite.test("killed::at_some_time::process", Needs::Nothing, || at_any_time("process", 2));
+    suite.thorough("killed::at_any_time::process", Needs::Nothing, || at_any_time("process", 6));
+    suite.thorough("killed::at_any_time::docker", Needs::Docker, || at_any_time("docker", 10));
     suite.test("killed::attach_continues_the_run::docker", Needs::Docker, attach_continues);
     suite.test("killed::daemon_restarted::docker", Needs::OwnDaemon, daemon_restarted);
     suite.test("killed::the_lease_is_closed", Needs::Nothing, lease);

@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::process::Command;
 
-use crate::harness::{Answer, Folder, Needs, Suite, Tmpfs, job};
+use crate::harness::{Answer, Folder, Needs, Suite, Tmpfs};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("ledger::{name}"), Needs::Nothing, test);

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::harness::mlflow::Mlflow;
-use crate::harness::receiver::{HANG, OK, Receiver, closed_port};
-use crate::harness::{Answer, Folder, Needs, Suite, job};
+use crate::harness::{Answer, Folder, Needs, Suite};
+use crate::stand_ins::job;
+use crate::stand_ins::receiver::{HANG, OK, Receiver, closed_port};
+use crate::stand_ins::trackers::Mlflow;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("notifications::{name}"), Needs::Nothing, test);

@@ -5,7 +5,8 @@ use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("progress::{name}"), Needs::Nothing, test);

@@ -12,7 +12,7 @@ use crate::harness::folder::repository;
 use crate::harness::{Folder, Needs, Suite};
 
 pub fn tests(suite: &mut Suite) {
-    let mut test = |name: &str, body: fn()| suite.test(&format!("python::{name}"), Needs::Python, body);
+    let mut test = |name: &str, body: fn()| suite.thorough(&format!("python::{name}"), Needs::Python, body);
     test("the_message_of_torch", message);
     test("killed_by_the_kernel", killed);
     test("the_trainer_of_transformers", trainer);

@@ -5,7 +5,8 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use crate::harness::{Folder, Needs, Running, Suite, job};
+use crate::harness::{Folder, Needs, Running, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     suite.test("queue::planted_links_change_nothing", Needs::Nothing, planted);

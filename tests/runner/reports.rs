@@ -9,7 +9,8 @@ use pipe_spec::{Event, EventKind};
 use serde_json::{Value, json};
 
 use crate::harness::suite::chromium;
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("reports::{name}"), Needs::Nothing, test);

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("results::{name}"), Needs::Nothing, test);

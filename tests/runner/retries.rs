@@ -2,23 +2,20 @@
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        let mut test = |name: &str, test: fn(&'static str)| {
-            suite.test(&format!("retries::{name}::{engine}"), needs, move || test(engine));
-        };
-        test("halving_until_it_fits", halving);
-        test("down_a_ladder", ladder);
-        test("retries_run_out", retries_run_out);
-        test("no_smaller_batch_left", no_smaller_batch);
-        test("out_of_memory_before_the_first_event", before_it_began);
-        test("exit_1_is_not_retried", exit_1);
-        test("bad_data_is_not_retried", bad_data);
-        test("segfault_is_not_retried", segfault);
-        test("events_are_streamed", json_stream);
-    }
+    suite.each_engine("retries::halving_until_it_fits", halving);
+    let mut test = |name: &str, test: fn(&str)| suite.any_engine(&format!("retries::{name}"), test);
+    test("down_a_ladder", ladder);
+    test("retries_run_out", retries_run_out);
+    test("no_smaller_batch_left", no_smaller_batch);
+    test("out_of_memory_before_the_first_event", before_it_began);
+    test("exit_1_is_not_retried", exit_1);
+    test("bad_data_is_not_retried", bad_data);
+    test("segfault_is_not_retried", segfault);
+    test("events_are_streamed", json_stream);
     suite.test("retries::bare_137_is_not_oom::process", Needs::Nothing, bare_137);
     suite.test("retries::killed_by_the_kernel::docker", Needs::Docker, killed_by_the_kernel);
 }

@@ -3,7 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Folder, Needs, Running, Suite, job};
+use crate::harness::{Folder, Needs, Running, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("several_cards::{name}"), Needs::Nothing, test);

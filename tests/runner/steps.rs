@@ -4,17 +4,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        let mut test = |name: &str, body: fn(&str)| {
-            suite.test(&format!("steps::{name}::{engine}"), needs, move || body(engine));
-        };
-        test("a_diamond_with_one_that_fails_is_resumed", diamond);
-        test("only_what_depends_on_a_change_runs_again", changes);
-        test("pipe_is_killed_at_any_time", killed);
-    }
+    suite.each_engine("steps::a_diamond_with_one_that_fails_is_resumed", diamond);
+    suite.any_engine("steps::only_what_depends_on_a_change_runs_again", changes);
+    suite.any_engine("steps::pipe_is_killed_at_any_time", killed);
     suite.test("steps::all_are_killed", Needs::Nothing, all_are_killed);
     suite.test("steps::stopped_and_resumed", Needs::Nothing, stopped);
     suite.test("steps::side_by_side_where_there_is_room", Needs::Nothing, side_by_side);

@@ -1,17 +1,16 @@
 //! Ctrl-C once and twice, and a `pipe` that is killed: nothing is left behind, and what is left can be found and removed.
 
-use crate::harness::{Needs, Suite, job};
+use crate::harness::{Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        suite.test(&format!("stopping::ctrl_c_once::{engine}"), needs, move || once(engine, "INT"));
-        suite.test(&format!("stopping::sigterm::{engine}"), needs, move || once(engine, "TERM"));
-        suite.test(&format!("stopping::ctrl_c_twice::{engine}"), needs, move || twice(engine));
-        suite.test(&format!("stopping::pipe_stop_twice_is_graceful::{engine}"), needs, move || stop_twice(engine));
-        suite.test(&format!("stopping::a_trainer_that_does_not_end::{engine}"), needs, move || deadline(engine));
-        suite.test(&format!("stopping::pipe_stop_now::{engine}"), needs, move || stop_now(engine));
-        suite.test(&format!("stopping::pipe_killed_while_it_stops::{engine}"), needs, move || killed_meanwhile(engine));
-    }
+    suite.each_engine("stopping::ctrl_c_once", |engine| once(engine, "INT"));
+    suite.each_engine("stopping::a_trainer_that_does_not_end", deadline);
+    suite.any_engine("stopping::sigterm", |engine| once(engine, "TERM"));
+    suite.any_engine("stopping::ctrl_c_twice", twice);
+    suite.any_engine("stopping::pipe_stop_twice_is_graceful", stop_twice);
+    suite.any_engine("stopping::pipe_stop_now", stop_now);
+    suite.any_engine("stopping::pipe_killed_while_it_stops", killed_meanwhile);
     suite.test("stopping::a_container_that_has_just_started::docker", Needs::Docker, only_begun);
     suite.test("stopping::killed_pipe_ends_its_child::process", Needs::Nothing, killed_pipe_process);
     suite.test("stopping::killed_pipe_leaves_a_container_that_rm_cleans::docker", Needs::Docker, killed_pipe_docker);

@@ -6,7 +6,8 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Folder, Needs, Suite, job};
+use crate::harness::{Answer, Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("terminal::{name}"), Needs::Nothing, test);

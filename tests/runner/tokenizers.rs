@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Needs, Suite, job};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     suite.test("tokenizers::the_first_complete_set_is_taken", Needs::Nothing, first_set);

@@ -7,18 +7,15 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::harness::folder::{binaries, repository};
-use crate::harness::{Answer, Folder, Needs, Suite, job, suite};
+use crate::harness::{Answer, Folder, Needs, Suite, suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        let mut test = |name: &str, body: fn(&str)| {
-            suite.test(&format!("tune::{name}::{engine}"), needs, move || body(engine));
-        };
-        test("a_study_finds_what_is_best", finds_best);
-        test("out_of_memory_is_paid_for_once", memory);
-        test("out_of_memory_ends_a_trial_where_that_is_wanted", oom_prunes);
-    }
-    suite.test("tune::pipe_is_killed_thirty_times", Needs::Nothing, killed);
+    suite.each_engine("tune::out_of_memory_ends_a_trial_where_that_is_wanted", oom_prunes);
+    suite.any_engine("tune::a_study_finds_what_is_best", finds_best);
+    suite.any_engine("tune::out_of_memory_is_paid_for_once", memory);
+    suite.test("tune::pipe_is_killed_three_times", Needs::Nothing, || killed(3, 40));
+    suite.thorough("tune::pipe_is_killed_thirty_times", Needs::Nothing, || killed(30, 500));
     suite.test("tune::trials_are_killed_with_it", Needs::Nothing, all_killed);
     suite.test("tune::what_cannot_fit_is_never_begun", Needs::Nothing, foreseen);
     suite.test("tune::nothing_fits", Needs::Nothing, nothing_fits);
@@ -35,12 +32,10 @@ pub fn tests(suite: &mut Suite) {
     suite.test("tune::in_the_background_listed_shown_and_removed", Needs::Nothing, listed);
     suite.test("tune::as_json", Needs::Nothing, json);
     suite.test("tune::several_objectives", Needs::Nothing, objectives);
-    for version in [4, 5] {
-        let name = format!("tune::optuna_{version}_reads_writes_and_begins_it");
-        suite.test(&name, Needs::Optuna, move || optuna_reads(version));
-        let name = format!("tune::optuna_{version}_and_the_journal");
-        suite.test(&name, Needs::Optuna, move || optuna_journal(version));
-    }
+    suite.test("tune::optuna_5_reads_writes_and_begins_it", Needs::Optuna, || optuna_reads(5));
+    suite.test("tune::optuna_5_and_the_journal", Needs::Optuna, || optuna_journal(5));
+    suite.thorough("tune::optuna_4_reads_writes_and_begins_it", Needs::Optuna4, || optuna_reads(4));
+    suite.thorough("tune::optuna_4_and_the_journal", Needs::Optuna4, || optuna_journal(4));
     suite.test("tune::bad_input_is_explained", Needs::Nothing, bad_input);
     suite.test("tune::a_pipeline_is_no_study_and_a_study_no_pipeline", Needs::Nothing, mistaken);
 }
@@ -155,8 +150,10 @@ fn oom_prunes(engine: &str) {
     assert!(states(&study).contains(&"out_of_memory".to_owned()));
 }
 
-fn killed() {
-    let folder = folder("process", "3 --millis 40", "  train.batch: [1, 2]\n", "budget: {trials: 8}\nseed: 11\n");
+/// Each of the steps takes `millis`, so that the study lasts longer than all kills.
+fn killed(times: u32, millis: u32) {
+    let words = format!("3 --millis {millis}");
+    let folder = folder("process", &words, "  train.batch: [1, 2]\n", "budget: {trials: 8}\nseed: 11\n");
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0);
     let undisturbed = outcome(&study(&folder));
     folder.pipe(&["tune", "run", "study.yaml", "--detach"]).exits(0);
@@ -164,20 +161,17 @@ fn killed() {
     for pause in (0..).map(|turn: u64| (turn * 37) % 150) {
         std::thread::sleep(Duration::from_millis(pause));
         let now = study(&folder);
-        if now["status"] == "finished" {
-            break;
-        }
+        assert!(now["status"] != "finished", "killed {kills} times only");
         if kill_owner(&folder, now["id"].as_str().unwrap()) {
             kills += 1;
         }
         folder.pipe(&["tune", "resume", "--detach"]).exits(0);
-        assert!(kills < 400, "{now:#}");
-        if kills >= 30 {
-            folder.wait_until("the end", || study(&folder)["status"] == "finished");
+        if kills == times {
+            break;
         }
     }
+    folder.wait_until("the end", || study(&folder)["status"] == "finished");
     let disturbed = study(&folder);
-    assert!(kills >= 10, "killed {kills} times only");
     assert_eq!(outcome(&disturbed), undisturbed);
     // None ran twice: every run has one attempt that came to its end.
     let own: Vec<Value> = runs(&folder).into_iter().filter(|run| run["part_of"] == disturbed["id"]).collect();

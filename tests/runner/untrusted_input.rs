@@ -6,7 +6,8 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
-use crate::harness::{Answer, Folder, Needs, Suite, job};
+use crate::harness::{Answer, Folder, Needs, Suite};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("untrusted_input::{name}"), Needs::Nothing, test);

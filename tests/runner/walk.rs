@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, job};
+use crate::harness::Folder;
+use crate::stand_ins::job;
 
 pub const STEPS: u64 = 12;
 

@@ -4,11 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use crate::harness::folder::repository;
-use crate::harness::source::{Source, has_word};
-use crate::harness::{Needs, Suite};
+use pipe_spec::pipeline::Arch;
 
-const CRATES: [&str; 4] = ["pipe-spec", "pipe-model", "pipe", "pipe-trainer"];
+use crate::harness::folder::repository;
+use crate::harness::{Needs, Suite};
+use crate::source::{Source, has_word};
+
+const CRATES: [&str; 6] = ["pipe-spec", "pipe-model", "pipe-data", "pipe-search", "pipe", "pipe-trainer"];
 
 /// A dependency, and the only part of the sources that may name it.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
@@ -33,6 +35,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("walls::engines_are_named_in_engine_alone", Needs::Nothing, engines);
     suite.test("walls::engines_do_not_import_what_knows_them", Needs::Nothing, imports_of_engines);
     suite.test("walls::pipelines_are_read_where_engines_are_known", Needs::Nothing, pipeline_readers);
+    suite.test("walls::models_are_named_in_their_folders_alone", Needs::Nothing, models);
     suite.test("walls::every_test_file_belongs_to_a_program", Needs::Nothing, test_files);
 }
 
@@ -160,8 +163,10 @@ fn manifests() {
     let own: BTreeMap<&str, &[&str]> = BTreeMap::from([
         ("pipe-spec", &[][..]),
         ("pipe-model", &["pipe-spec"][..]),
-        ("pipe", &["pipe-model", "pipe-spec"][..]),
-        ("pipe-trainer", &["pipe-model", "pipe-spec"][..]),
+        ("pipe-data", &["pipe-spec"][..]),
+        ("pipe-search", &[][..]),
+        ("pipe", &["pipe-data", "pipe-model", "pipe-search", "pipe-spec"][..]),
+        ("pipe-trainer", &["pipe-data", "pipe-model", "pipe-spec"][..]),
     ]);
     for name in CRATES {
         let text = std::fs::read_to_string(repository().join("src").join(name).join("Cargo.toml")).unwrap();
@@ -262,8 +267,48 @@ fn imports_of_engines() {
     assert!(found.is_empty(), "engines import what knows them:\n{}", found.join("\n"));
 }
 
-/// A test file that no program has as a module would never run.
+/// A new model is a folder in each crate and a line in each registry: no other file names an architecture.
+fn models() {
+    let mut places: Vec<String> =
+        ["pipe-spec/pipeline/model", "pipe-model/registry", "pipe-trainer/model/registry"].map(str::to_owned).into();
+    for entry in std::fs::read_dir(repository().join("src/pipe-trainer/model")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            places.extend([format!("pipe-model/{name}"), format!("pipe-trainer/model/{name}")]);
+        }
+    }
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let variants: Vec<String> = Arch::ALL.iter().map(|arch| format!("Arch::{arch:?}")).collect();
+    let (mut found, mut named) = (Vec::new(), BTreeSet::new());
+    for name in CRATES {
+        for source in sources(name) {
+            let path = Path::new(name).join(&source.path);
+            for variant in &variants {
+                for (at, line) in source.lines_with(variant) {
+                    named.insert(variant);
+                    if !lies_in(&path, &places) {
+                        found.push(format!("src/{}:{at}: {line}", path.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(named.len(), variants.len(), "the registries name every architecture");
+    assert!(found.is_empty(), "an architecture is named outside of its folder:\n{}", found.join("\n"));
+}
+
+/// A test file that no program has as a module would never run, nor would a program that tests/run-suites does not name.
 fn test_files() {
+    let suites = std::fs::read_to_string(repository().join("tests/run-suites")).unwrap();
+    for name in CRATES.into_iter().filter(|name| *name != "pipe-trainer") {
+        let folder = repository().join("src").join(name).join("tests");
+        let files = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+        for program in files.filter(|file| file.extension().is_some_and(|ending| ending == "rs")) {
+            let option = format!("--test {}", program.file_stem().unwrap().to_str().unwrap());
+            assert!(suites.contains(&option), "tests/run-suites lacks {option}");
+        }
+    }
     for (program, folder) in [
         ("tests/runner.rs", "tests/runner"),
         ("tests/training.rs", "tests/training"),

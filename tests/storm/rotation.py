@@ -15,7 +15,7 @@ LOGS = {"log-driver": "json-file", "log-opts": {"max-size": "64k", "max-file": "
 
 
 class Daemon:
-    """A daemon of its own, as tests/harness/daemon.rs starts one: the machine's is left alone."""
+    """A daemon of its own, as tests/runner/stand_ins/daemon.rs starts one: the machine's is left alone."""
 
     def __init__(self, folder, settings):
         self.folder = folder / "daemon"

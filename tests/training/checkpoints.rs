@@ -8,8 +8,7 @@ use crate::small_t5::{events, folder, run_trainer};
 pub fn tests(suite: &mut Suite) {
     suite.test("checkpoints::full_disk", Needs::Root, full_disk);
     suite.test("checkpoints::a_damaged_checkpoint_is_skipped", Needs::Nothing, damaged);
-    suite.test("checkpoints::stop_saves::process", Needs::Nothing, || stop_saves("process"));
-    suite.test("checkpoints::stop_saves::docker", Needs::Docker, || stop_saves("docker"));
+    suite.any_engine("checkpoints::stop_saves", stop_saves);
     suite.test("checkpoints::old_ones_are_removed", Needs::Nothing, kept);
 }
 

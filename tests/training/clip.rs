@@ -4,9 +4,7 @@ use crate::harness::{Folder, Needs, Suite};
 use crate::small_t5::{curve, events, generate, same_curve};
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        suite.test(&format!("clip::pictures_beside_the_data::{engine}"), needs, move || beside(engine));
-    }
+    suite.any_engine("clip::pictures_beside_the_data", beside);
     suite.test("clip::smaller_batches_keep_the_negatives::process", Needs::Nothing, smaller_batches);
 }
 

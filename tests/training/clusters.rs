@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Needs, Slurm, Suite};
+use crate::harness::{Folder, Needs, Suite};
+use crate::slurm::{Slurm, on_cluster};
 use crate::small_t5::{curve, folder, make_rows_longer, same_curve};
 
 const STEPS: usize = 60;
@@ -17,19 +18,19 @@ const WIDE_EFFECTIVE: u64 = 48;
 type Curve = Vec<(u64, u64, f64)>;
 
 pub fn tests(suite: &mut Suite) {
-    let mut test = |name: &str, test: fn()| suite.test(&format!("clusters::{name}"), Needs::Slurm, test);
+    // Their own clusters run beside the shared one.
+    suite.test("clusters::lost_nodes", Needs::Slurm, lost_nodes);
+    suite.test("clusters::a_folder_that_nodes_do_not_see", Needs::Slurm, unseen_folder);
+    let mut test = |name: &str, test: fn(&Slurm)| on_cluster(suite, &format!("clusters::{name}"), Needs::Slurm, test);
     test("a_chain_of_one_minute_jobs", chain);
-    test("lost_nodes", lost_nodes);
     test("in_a_container_and_without", containers);
     test("out_of_memory", out_of_memory);
     test("another_job_and_a_restarted_controller", preempted_and_restarted);
     test("stopped_killed_and_cancelled", stopped_killed_and_cancelled);
     test("two_nodes", two_nodes);
     test("what_the_cluster_refuses_and_doctor", refused);
-    test("a_folder_that_nodes_do_not_see", unseen_folder);
     test("many_runs_ask_as_often_as_one", many_runs);
-    // It builds an image, and so runs with those that do.
-    suite.test("images::a_folder_for_slurm", Needs::SlurmAndDocker, built_image);
+    on_cluster(suite, "clusters::an_image_in_a_folder", Needs::SlurmAndDocker, built_image);
 }
 
 const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 700m}\nengine: slurm\n";
@@ -86,8 +87,7 @@ fn ends_by(attempts: &[Value], cause: &str) {
     assert!(before.iter().any(|attempt| attempt["cause"] == cause), "no {cause}: {attempts:#?}");
 }
 
-fn containers() {
-    let slurm = Slurm::start(1);
+fn containers(slurm: &Slurm) {
     for (runtime, says) in
         [("charliecloud", "containers by charliecloud"), ("none", "no containers: the trainer runs as it is")]
     {
@@ -98,8 +98,7 @@ fn containers() {
     assert_eq!(slurm.queue(), [""; 0]);
 }
 
-fn out_of_memory() {
-    let slurm = Slurm::start(1);
+fn out_of_memory(slurm: &Slurm) {
     // The kernel kills at the limit of the job; with a limit of its own the trainer says so itself.
     let wide = |more: &str| {
         let folder = folder(&format!("{}{more}", train_with(STEPS / 2, WIDE_EFFECTIVE, 1e-3)));
@@ -121,9 +120,8 @@ fn out_of_memory() {
     }
 }
 
-fn chain() {
-    let slurm = Slurm::start(1);
-    time_limit(&slurm);
+fn chain(slurm: &Slurm) {
+    time_limit(slurm);
     // As the cluster tells a job that its time is almost over, five times.
     let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
     let running = folder.start(&["run", "t5.yaml"]);
@@ -141,7 +139,7 @@ fn chain() {
 
 /// A training that takes longer than a partition allows: the next job goes on where the last one was told to save.
 fn time_limit(slurm: &Slurm) {
-    let settings = "slurm: {partition: short, time: 1, save_before: 30}\n";
+    let settings = "slurm: {partition: short, time: 1, save_before: 45}\n";
     let folder = slurm.with(prepared(&format!("{}{SMALL}{settings}", train(100 * STEPS))));
     folder.pipe(&["run", "t5.yaml", "--detach"]).exits(0);
     folder.wait_for_log(2, "\"type\":\"step\"");
@@ -154,7 +152,7 @@ fn time_limit(slurm: &Slurm) {
 }
 
 fn lost_nodes() {
-    let slurm = Slurm::start(2);
+    let slurm = Slurm::start(2, &[]);
     lost_node_of_two(&slurm);
     slurm.ask("regain", &["n2"]);
     let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
@@ -196,13 +194,12 @@ fn lost_node_of_two(slurm: &Slurm) {
     is_undisturbed(&folder);
 }
 
-fn preempted_and_restarted() {
-    let slurm = Slurm::start(1);
-    restarted_controller(&slurm);
+fn preempted_and_restarted(slurm: &Slurm) {
+    restarted_controller(slurm);
     let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
     let running = folder.start(&["run", "t5.yaml"]);
     folder.wait_for_log(1, "\"step\":6,");
-    slurm.call("sbatch", &["--partition=hi", "--exclusive", "--output=/dev/null", "--wrap=sleep 5"]);
+    slurm.call("sbatch", &["--partition=hi", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 5"]);
     running.end().exits(0);
     ends_by(&attempts(&folder), "preempted");
     is_undisturbed(&folder);
@@ -218,8 +215,7 @@ fn restarted_controller(slurm: &Slurm) {
     is_undisturbed(&folder);
 }
 
-fn two_nodes() {
-    let slurm = Slurm::start(2);
+fn two_nodes(slurm: &Slurm) {
     let folder = slurm.with(prepared(&format!("{}{SMALL}slurm: {{nodes: 2}}\n", train(STEPS))));
     folder.pipe(&["run", "t5.yaml"]).exits(0);
     let attempts = attempts(&folder);
@@ -227,11 +223,10 @@ fn two_nodes() {
     is_undisturbed(&folder);
 }
 
-fn stopped_killed_and_cancelled() {
-    let slurm = Slurm::start(1);
-    commands(&slurm);
-    stopped(&slurm);
-    killed_pipe(&slurm);
+fn stopped_killed_and_cancelled(slurm: &Slurm) {
+    commands(slurm);
+    stopped(slurm);
+    killed_pipe(slurm);
     let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
     let running = folder.start(&["run", "t5.yaml"]);
     folder.wait_for_log(1, "\"step\":6,");
@@ -249,8 +244,8 @@ fn stopped(slurm: &Slurm) {
     folder.wait_for_log(1, "\"step\":6,");
     folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
     assert_eq!(slurm.queue(), [""; 0]);
-    // While another job has the node the next one waits; it is stopped there too.
-    slurm.call("sbatch", &["--exclusive", "--output=/dev/null", "--wrap=sleep 300"]);
+    // While another job has the nodes the next one waits; it is stopped there too.
+    slurm.call("sbatch", &["--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 300"]);
     folder.pipe(&["resume", "--detach"]).exits(0);
     folder.wait_until("a job in the queue", || slurm.queue().len() == 2);
     folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
@@ -290,15 +285,14 @@ fn killed_pipe(slurm: &Slurm) {
     same_curve(&curve(&folder.run_folder()), undisturbed(), EFFECTIVE, 1e-5);
 }
 
-fn refused() {
-    let slurm = Slurm::start(1);
-    doctor(&slurm);
+fn refused(slurm: &Slurm) {
+    doctor(slurm);
     for (setting, says) in [
         ("slurm.partition=nope", "there is no partition nope; partitions: p, short, hi, single"),
         ("slurm.account=nope", "Invalid account"),
         ("slurm.qos=nope", "Invalid qos"),
         ("slurm.time=1-00:00:00", "Requested time limit is invalid"),
-        ("slurm.nodes=9", "slurm.nodes asks for 9 nodes; the partition has 1"),
+        ("slurm.nodes=9", "slurm.nodes asks for 9 nodes; the partition has 2"),
         ("container.memory=90g", "allocation failure: "),
         ("container.gpus=1", "with Charliecloud there are no GPUs in a container"),
         ("slurm.constraint=nope", "Invalid feature specification"),
@@ -314,7 +308,7 @@ fn refused() {
 
 fn unseen_folder() {
     let folder = prepared(&format!("{}{SMALL}", train(STEPS)));
-    let slurm = Slurm::start_with(1, &["--blind", folder.path().to_str().unwrap()]);
+    let slurm = Slurm::start(1, &["--blind", folder.path().to_str().unwrap()]);
     let folder = slurm.with(folder);
     folder.pipe(&["run", "t5.yaml"]).exits(4).says("the job failed before its script began").says("must see");
     folder.pipe(&["doctor", "--engine", "slurm"]).exits(4).prints("does not see");
@@ -324,14 +318,13 @@ fn unseen_folder() {
 fn doctor(slurm: &Slurm) {
     let folder = slurm.with(Folder::new());
     let answer = folder.pipe(&["doctor", "--engine", "slurm"]).exits(0);
-    answer.prints("p (default): 1 of 1 nodes up, time limit 10:00").prints("sees");
+    answer.prints("p (default): 2 of 2 nodes up, time limit 10:00").prints("sees");
     let folder = Folder::new().env("SLURM_CONF", "/nowhere/slurm.conf");
     folder.pipe(&["doctor", "--engine", "slurm"]).exits(4);
 }
 
 /// A squeue that counts how often it is called stands before the real one.
-fn many_runs() {
-    let slurm = Slurm::start(1);
+fn many_runs(slurm: &Slurm) {
     let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
     let path = format!("{}/bin:{}", folder.path().display(), std::env::var("PATH").unwrap());
     let cache = folder.path().join("cache").display().to_string();
@@ -341,7 +334,7 @@ fn many_runs() {
     assert!(made.success());
     let counted = folder.path().join("counted");
     let folder = folder.env("COUNTED", counted.display());
-    slurm.call("sbatch", &["--exclusive", "--output=/dev/null", "--wrap=sleep 300"]);
+    slurm.call("sbatch", &["--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 300"]);
     let runs = 5;
     for _ in 0..runs {
         folder.pipe(&["run", "t5.yaml", "--detach"]).exits(0);
@@ -366,8 +359,7 @@ fn many_runs() {
 }
 
 /// A command in an image that is built and exported here sees its files, variables and folder.
-fn built_image() {
-    let slurm = Slurm::start(1);
+fn built_image(slurm: &Slurm) {
     let folder = slurm.with(Folder::new());
     let cache = folder.path().join("cache").display().to_string();
     let folder = folder.env("PIPE_CACHE", cache);

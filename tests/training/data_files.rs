@@ -22,11 +22,9 @@ const ROWS: [&str; 7] = [
 pub fn tests(suite: &mut Suite) {
     suite.test("data_files::same_losses_in_every_format", Needs::Nothing, same_losses);
     suite.test("data_files::same_losses_of_a_time_series", Needs::Nothing, time_series);
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        suite.test(&format!("data_files::killed_and_resumed_to_the_bit::{engine}"), needs, move || killed(engine));
-        suite.test(&format!("data_files::bad_rows_are_named::{engine}"), needs, move || bad_rows(engine));
-        suite.test(&format!("data_files::pictures::{engine}"), needs, move || pictures(engine));
-    }
+    suite.each_engine("data_files::bad_rows_are_named", bad_rows);
+    suite.any_engine("data_files::killed_and_resumed_to_the_bit", killed);
+    suite.any_engine("data_files::pictures", pictures);
 }
 
 fn fixture(name: &str) -> Vec<u8> {

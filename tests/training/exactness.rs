@@ -22,7 +22,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("exactness::allocation_fails_and_the_curve_is_the_same::process", Needs::Nothing, || {
         falling_batches("process", "container: {gpus: 0, cpus: 1}\nmemory: {limit: 230m}\n");
     });
-    suite.test("exactness::in_the_middle_of_a_run::docker", Needs::Docker, || {
+    suite.thorough("exactness::in_the_middle_of_a_run::docker", Needs::Docker, || {
         in_the_middle("docker", "container: {gpus: 0, cpus: 1, memory: 280m}\n");
     });
     suite.test("exactness::in_the_middle_of_a_run::process", Needs::Nothing, || {

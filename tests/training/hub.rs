@@ -11,10 +11,8 @@ use crate::harness::{Folder, Needs, Suite};
 use crate::small_t5::curve;
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        suite.test(&format!("hub::a_model_is_found_by_its_id::{engine}"), needs, move || found(engine, whole));
-        suite.test(&format!("hub::a_model_in_several_files::{engine}"), needs, move || found(engine, sharded));
-    }
+    suite.each_engine("hub::a_model_is_found_by_its_id", |engine| found(engine, whole));
+    suite.any_engine("hub::a_model_in_several_files", |engine| found(engine, sharded));
     suite.test("hub::a_model_that_is_not_in_the_cache_is_refused", Needs::Nothing, refused);
 }
 

@@ -4,9 +4,7 @@ use crate::harness::{Needs, Suite};
 use crate::small_t5::{folder, run_trainer};
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        suite.test(&format!("inputs::bad_rows_are_named::{engine}"), needs, move || bad_rows(engine));
-    }
+    suite.any_engine("inputs::bad_rows_are_named", bad_rows);
     suite.test("inputs::broken_tokenizer", Needs::Nothing, broken_tokenizer);
     suite.test("inputs::incomplete_config", Needs::Nothing, incomplete_config);
     suite.test("inputs::variables_in_paths_are_not_saved", Needs::Nothing, variables_in_paths);

@@ -1,13 +1,35 @@
-//! `make install` and `make dist`: what they make works from any place, on a system that has neither Rust nor pip nor this tree.
+//! `make install` and `make dist`: what they make works from any place, on a system that has neither Rust nor pip nor this tree. The
+//! trainer image: the same tree gives the same hash, and what is unchanged is not sent again.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::harness::{Answer, Folder, Needs, Suite, folder::repository};
+use crate::harness::folder::{binaries, repository};
+use crate::harness::{Answer, Folder, Needs, Suite};
+use crate::small_t5;
 
 pub fn tests(suite: &mut Suite) {
+    suite.test("images::trainer_image_is_built_once", Needs::Docker, built_once);
     suite.test("installing::every_cuda_library_has_a_package", Needs::Nothing, packages);
-    suite.test("installing::an_archive_trains_on_a_bare_system", Needs::BaseSystem, bare_system);
+    suite.thorough("installing::an_archive_trains_on_a_bare_system", Needs::BaseSystem, bare_system);
+}
+
+fn built_once() {
+    let folder = small_t5::folder("train: {steps: 2, batch: 4}\ncontainer: {gpus: 0, cpus: 1}\n");
+    let build = || folder.pipe(&["image", "build", "--json"]).exits(0).json();
+    let (first, second) = (build(), build());
+    assert_eq!((first["hash"].as_str(), first["id"].as_str()), (second["hash"].as_str(), second["id"].as_str()));
+    assert_eq!(second["built"], false);
+    folder.pipe(&["run", "t5.yaml", "--engine", "docker"]).exits(0).says("(unchanged)").says_not("building the image");
+    let output = Command::new("docker")
+        .args(["history", "--no-trunc", "--format", "{{.CreatedBy}}", first["image"].as_str().unwrap()])
+        .output()
+        .unwrap();
+    let layers = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        layers.lines().any(|layer| layer.contains("/opt/pipe/libtorch")),
+        "libtorch has no layer of its own:\n{layers}"
+    );
 }
 
 /// docker/libraries.txt, a library and its package a line.
@@ -45,6 +67,7 @@ fn unpacked(folder: &Folder) -> PathBuf {
     let output = Command::new(repository().join("docker/dist"))
         .arg(folder.path().join("dist"))
         .env("COMPRESS", "gzip -1")
+        .env("PROGRAMS", binaries())
         .output()
         .unwrap();
     let answer = Answer::new("docker/dist".to_owned(), output).exits(0);

@@ -4,23 +4,22 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Needs, Suite};
+use crate::harness::{Folder, Suite};
 use crate::small_t5::{curve, folder, same_curve};
 
 const EFFECTIVE: u64 = 48;
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, limits, needs) in [
-        ("process", "memory: {limit: 400m}\ncontainer: {gpus: 0, cpus: 1}\n", Needs::Nothing),
+    suite.any_engine("memory::fit_names_a_batch_that_runs", fit);
+    suite.any_engine("memory::auto_finds_it_in_the_same_attempt", auto);
+    suite.each_engine("memory::a_killed_fit_is_resumed_as_a_fit", killed_fit);
+}
+
+fn limits(engine: &str) -> &'static str {
+    match engine {
+        "process" => "memory: {limit: 400m}\ncontainer: {gpus: 0, cpus: 1}\n",
         // Here the kernel kills what does not fit.
-        ("docker", "container: {gpus: 0, cpus: 1, memory: 400m}\n", Needs::Docker),
-    ] {
-        suite.test(&format!("memory::fit_names_a_batch_that_runs::{engine}"), needs, move || fit(engine, limits));
-        suite.test(&format!("memory::a_killed_fit_is_resumed_as_a_fit::{engine}"), needs, move || {
-            killed_fit(engine, limits);
-        });
-        suite
-            .test(&format!("memory::auto_finds_it_in_the_same_attempt::{engine}"), needs, move || auto(engine, limits));
+        _ => "container: {gpus: 0, cpus: 1, memory: 400m}\n",
     }
 }
 
@@ -36,8 +35,8 @@ fn larger(more: &str) -> Folder {
     folder
 }
 
-fn fit(engine: &str, limits: &str) {
-    let folder = larger(&format!("{}{limits}", train("1")));
+fn fit(engine: &str) {
+    let folder = larger(&format!("{}{}", train("1"), limits(engine)));
     let lines = folder.pipe(&["fit", "t5.yaml", "--engine", engine, "--json"]).exits(0).json_lines();
     let of = |kind: &str| lines.iter().filter(|line| line["type"] == kind).collect::<Vec<&Value>>();
     let [fitted] = of("fitted")[..] else { panic!("{lines:#?}") };
@@ -58,8 +57,8 @@ fn fit(engine: &str, limits: &str) {
 }
 
 /// The search starts again and trains nothing.
-fn killed_fit(engine: &str, limits: &str) {
-    let folder = larger(&format!("{}{limits}", train("1")));
+fn killed_fit(engine: &str) {
+    let folder = larger(&format!("{}{}", train("1"), limits(engine)));
     let running = folder.start(&["fit", "t5.yaml", "--engine", engine]);
     folder.wait_for_log(1, "fits");
     running.kill_alive();
@@ -69,9 +68,9 @@ fn killed_fit(engine: &str, limits: &str) {
     assert!(folder.containers().is_empty(), "the container of the killed search is left");
 }
 
-fn auto(engine: &str, limits: &str) {
+fn auto(engine: &str) {
     static WANT: OnceLock<Vec<(u64, u64, f64)>> = OnceLock::new();
-    let folder = larger(&format!("{}{limits}", train("auto")));
+    let folder = larger(&format!("{}{}", train("auto"), limits(engine)));
     folder.pipe(&["run", "t5.yaml", "--engine", engine]).exits(0).says("looking for the largest batch");
     let run = folder.show();
     let attempts = run["attempts"].as_array().unwrap();

@@ -10,17 +10,11 @@ use crate::harness::{Answer, Folder, Needs, Suite};
 use crate::small_t5::generate;
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        let test = move || evaluation(engine);
-        suite.test(&format!("predict::the_figures_are_those_of_the_run::{engine}"), needs, test);
-    }
+    suite.each_engine("predict::the_figures_are_those_of_the_run", evaluation);
+    suite.any_engine("predict::an_interrupt_leaves_nothing", interrupted);
     suite.test("predict::rows_from_everywhere", Needs::Nothing, everywhere);
     suite.test("predict::a_model_by_itself", Needs::Nothing, model_by_itself);
     suite.test("predict::what_cannot_be_predicted_is_named", Needs::Nothing, refusals);
-    for (engine, needs) in [("process", Needs::Nothing), ("docker", Needs::Docker)] {
-        let test = move || interrupted(engine);
-        suite.test(&format!("predict::an_interrupt_leaves_nothing::{engine}"), needs, test);
-    }
 }
 
 /// A folder with descriptions of dishes and a run that has learned them; `more` is added to the pipeline.

@@ -12,16 +12,9 @@ const STEPS: usize = 30;
 const EFFECTIVE: u64 = 48;
 
 pub fn tests(suite: &mut Suite) {
-    for (engine, limits, needs) in [
-        ("process", "container: {gpus: 0, cpus: 2}\nmemory: {limit: 270m}\n", Needs::Nothing),
-        // Each of them has half of it.
-        ("docker", "container: {gpus: 0, cpus: 2, memory: 540m}\n", Needs::Docker),
-    ] {
-        suite.test(&format!("ranks::one_out_of_memory_is_one_of_the_attempt::{engine}"), needs, move || {
-            out_of_memory(engine, limits);
-        });
-        suite.test(&format!("ranks::killed_pipe::{engine}"), needs, move || killed(engine));
-    }
+    suite.any_engine("ranks::one_out_of_memory_is_one_of_the_attempt", out_of_memory);
+    suite.thorough("ranks::killed_pipe::process", Needs::Nothing, || killed("process"));
+    suite.thorough("ranks::killed_pipe::docker", Needs::Docker, || killed("docker"));
     suite.test("ranks::stopped_with_three_and_resumed_with_two", Needs::Nothing, another_number);
 }
 
@@ -51,7 +44,12 @@ fn undisturbed() -> &'static Curve {
     })
 }
 
-fn out_of_memory(engine: &str, limits: &str) {
+fn out_of_memory(engine: &str) {
+    let limits = match engine {
+        "process" => "container: {gpus: 0, cpus: 2}\nmemory: {limit: 270m}\n",
+        // Each of them has half of it.
+        _ => "container: {gpus: 0, cpus: 2, memory: 540m}\n",
+    };
     let folder = prepared(&format!("{}{limits}", train(2)));
     folder.pipe(&["run", "t5.yaml", "--engine", engine, "--set", "memory.worst_first=false"]).exits(0);
     let run = folder.show();

@@ -6,8 +6,7 @@ use crate::harness::{Needs, Suite};
 use crate::small_t5::folder;
 
 pub fn tests(suite: &mut Suite) {
-    suite.test("reproducing::to_the_bit::process", Needs::Nothing, || to_the_bit("process"));
-    suite.test("reproducing::to_the_bit::docker", Needs::Docker, || to_the_bit("docker"));
+    suite.any_engine("reproducing::to_the_bit", to_the_bit);
     suite.test("reproducing::another_seed_is_reported", Needs::Nothing, another_seed);
 }
 

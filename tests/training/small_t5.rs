@@ -5,7 +5,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Answer, Folder, generated};
+use crate::generated;
+use crate::harness::{Answer, Folder};
 
 /// The real trainer.
 pub fn trainer() -> PathBuf {
@@ -15,6 +16,14 @@ pub fn trainer() -> PathBuf {
 pub fn run_trainer(args: &[&str]) -> Answer {
     let output = Command::new(trainer()).args(args).env("OMP_WAIT_POLICY", "PASSIVE").output().unwrap();
     Answer::new(format!("pipe-trainer {}", args.join(" ")), output)
+}
+
+/// One batch of a fixture through a model: what `pipe-trainer-bench parity` prints.
+pub fn run_parity(model: &str, batch: &str, out: &str) -> Answer {
+    let args = ["parity", "--model", model, "--batch", batch, "--out", out];
+    let program = env!("CARGO_BIN_EXE_pipe-trainer-bench");
+    let output = Command::new(program).args(args).env("OMP_WAIT_POLICY", "PASSIVE").output().unwrap();
+    Answer::new(format!("pipe-trainer-bench {}", args.join(" ")), output)
 }
 
 /// Writes the files of `pipe-trainer data` with these arguments into `data` of the folder.

@@ -89,7 +89,7 @@ impl Engines {
         self.sections().map(|(name, _)| name)
     }
 
-    /// Adds what the engines allow behind the key `engine` of a schema; `generator` holds the types of their sections.
+    /// Adds the names of the engines and, behind the key `engine`, the schemas of their sections.
     pub(super) fn extend_schema(self, schema: &mut Value, sections: Map<String, Value>) {
         let planned = match self.planned {
             [] => String::new(),

@@ -11,6 +11,7 @@ use super::{
     Track, TrainFile, VarValue, graph,
 };
 use crate::text::Name;
+use crate::yaml::{self, Note};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -63,6 +64,31 @@ pub struct PipelineFile {
     pub metrics: MetricsFormat,
     #[serde(default)]
     pub steps: Option<Map<String, Value>>,
+}
+
+impl PipelineFile {
+    /// A pipeline of this name with every default. It lacks a model and data, or a command.
+    pub fn new(name: &Name) -> Self {
+        serde_json::from_value(json!({ "version": 1, "name": name })).expect("every other key has a default")
+    }
+
+    /// The file for people: without the defaults that no note is about, with the notes as comments.
+    pub fn to_yaml(&self, notes: &[Note]) -> String {
+        let defaults = Self {
+            data: self.data.as_ref().map(|data| Data::new(data.train.clone())),
+            checkpoints: self.checkpoints.as_ref().map(|_| Checkpoints::default()),
+            ..Self::new(&self.name)
+        };
+        let tree = |file: &Self| serde_json::to_value(file).expect("a pipeline holds nothing that JSON cannot");
+        let (mut file, mut defaults) = (tree(self), tree(&defaults));
+        // Every file has these; they are no defaults.
+        defaults["version"].take();
+        defaults["name"].take();
+        defaults["data"]["train"].take();
+        let Some(file) = file.as_object_mut() else { return String::new() };
+        yaml::without_defaults(file, &defaults, notes);
+        yaml::write(file, notes)
+    }
 }
 
 /// What a step has besides the sections of a pipeline.

@@ -22,6 +22,7 @@ mod work;
 mod written;
 
 pub use crate::problem::{Problem, Problems};
+pub use crate::yaml::Note;
 pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat, PLACEHOLDERS, VarValue};
 pub use container::{Container, Gpus, Image, Mount};
 pub use data::{CONVERSATION, Data, Pad, Paths};

@@ -171,7 +171,7 @@ fn a_table_of_bad_input() {
         (with("train: {batch: -1}"), "found -1; allowed: a whole number of at least 1 and at most 16777216, or auto"),
         (with("train: {batch: 99999999999}"), "found 99999999999"),
         (with("train: {batch: \"${HOOK}\"}"), "a variable can stand in a text alone"),
-        (with("train: {epochs: 0}"), "allowed: a number of above 0"),
+        (with("train: {epochs: 0}"), "allowed: a number above 0"),
         (with("train: {epochs: 1, steps: 2}"), "give `epochs` or `steps`, not both"),
         (with("train: {accum: 1, effective_batch: 2}"), "give `accum` or `effective_batch`, not both"),
         (with("train: {batch: 9, effective_batch: 8}"), "at most the effective batch, which is 8"),
@@ -346,7 +346,7 @@ fn overrides_replace_and_are_checked() {
         ("train.batch", "--set: found \"train.batch\"; allowed: path=value"),
         ("train.bacth=4", "train.bacth: unknown key; did you mean `batch`?"),
         ("train.batch=0", "train.batch: found 0"),
-        ("name.x=1", "--set: name.x: no such place"),
+        ("name.x=1", "--set: name.x: no such key"),
         ("learning_rate=1e-4", "learning_rate: unknown key; did you mean `train.optimizer.lr`?;"),
         ("train.per_device_train_batch_size=4", "unknown key; did you mean `train.batch`?"),
     ] {

@@ -11,7 +11,6 @@ use pipe_spec::{Device, Inspection, Problems, TrainerExit};
 use serde::Serialize;
 use tokio::process::Command;
 
-use super::launch::environment;
 use super::launch::placement::expected_ranks;
 use super::launch::template::trainer_spec;
 use crate::error::Error;
@@ -20,7 +19,7 @@ use crate::gpu::Card;
 use crate::image;
 use crate::input::data_cache::{self, ColumnSelection};
 use crate::input::load::Loaded;
-use crate::input::{Input, Inputs, model_config};
+use crate::input::{Input, Inputs, data_hash, model_config};
 use crate::report::{Reporter, grouped};
 use crate::system::interrupt::Interrupts;
 
@@ -89,7 +88,7 @@ fn expected_time(loaded: &Loaded, inputs: &Inputs, steps: u64) -> Option<Expecte
     let config = model_config(training, inputs)?;
     let mut spec = trainer_spec(training, inputs, PathBuf::new(), |input: &Input| input.host.clone());
     spec.rank.count = expected_ranks(&loaded.pipeline);
-    let session = LedgerSession::open(Ledger::find()?, "", String::new(), environment::data_hash(&spec, inputs));
+    let session = LedgerSession::open(Ledger::find()?, "", String::new(), data_hash(&spec, inputs));
     let pace = session.pace(&LedgerJob::of_training(&spec, &config), &device).ok()??;
     Some(ExpectedTime { seconds: pace.seconds(steps, training.train.effective_batch), device, run: pace.run })
 }

@@ -24,7 +24,7 @@ pub async fn resume(
     reporter: &mut Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<Option<FoundBatch>, Error> {
-    match found.state.work {
+    match found.state.work() {
         WorkKind::Training | WorkKind::Command => {}
         WorkKind::Steps => return resume_steps(found, set, reporter, interrupts).await,
         WorkKind::Study => return resume_study(found, set, reporter, interrupts).await,
@@ -48,7 +48,7 @@ async fn resume_steps(
     interrupts: &mut Interrupts,
 ) -> Result<Option<FoundBatch>, Error> {
     if !set.is_empty() {
-        let runs = found.state.graph.iter().filter_map(|step| step.run.clone()).collect();
+        let runs = found.state.stages().iter().filter_map(|step| step.run.clone()).collect();
         return Err(Error::HasSteps { id: found.state.id.clone(), runs });
     }
     let run = Run::take_over(found)?;
@@ -140,7 +140,7 @@ async fn drive_single(
         Status::Failed | Status::Stopped => StartMode::Resumed { changed },
     };
     let engine = registry::choose(Some(&run.state.engine), &loaded.pipeline.engine_request(), reporter).await?;
-    template::check(engine.as_ref(), &loaded.pipeline, run.state.job)?;
+    template::check(engine.as_ref(), &loaded.pipeline, run.state.choices.job)?;
     if changed {
         write_settings(&run, loaded)?;
     }
@@ -148,7 +148,7 @@ async fn drive_single(
 }
 
 fn has_failed(run: &Run) -> bool {
-    run.state.attempts.last().is_some_and(|attempt| attempt.outcome == Some(Outcome::Failed))
+    run.state.attempts().last().is_some_and(|attempt| attempt.outcome == Some(Outcome::Failed))
 }
 
 /// Why a run cannot be resumed with this pipeline; nothing if it can.

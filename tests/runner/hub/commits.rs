@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{MODEL, RUN, WEIGHTS, files, folder_with, hub_and_folder, lock, repository, text};
 use crate::harness::Folder;
-use crate::hub_server::Hub;
+use crate::stand_ins::hub::Hub;
 
 /// Pushes another commit, and leaves a cache that has only that one.
 fn move_on(hub: &Hub, folder: &Folder) -> String {

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{MODEL, RUN, WEIGHTS, blob, files, folder_with, lock, text, weights};
 use crate::harness::Folder;
-use crate::hub_server::Hub;
+use crate::stand_ins::hub::Hub;
 
 pub const ROW: &str = "{\"source\": \"a\", \"target\": \"b\"}\n";
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::interrupted_transfers::ranges;
 use super::{CONFIG, MODEL, RUN, WEIGHTS, blob, files, folder_with, hub_and_folder, lock, repository, text, weights};
-use crate::hub_server::{Hub, git_hash, sha256};
+use crate::stand_ins::hub::{Hub, git_hash, sha256};
 
 pub fn fetched() {
     let (hub, folder, commit) = hub_and_folder(&files());

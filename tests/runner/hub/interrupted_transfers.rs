@@ -2,7 +2,7 @@
 
 use super::{RUN, WEIGHTS, blob, files, hub_and_folder, incomplete, repository, weights};
 use crate::harness::Tmpfs;
-use crate::hub_server::{Hub, What, sha256};
+use crate::stand_ins::hub::{Hub, What, sha256};
 
 /// The ranges that the contents were asked for.
 pub fn ranges(hub: &Hub) -> Vec<String> {

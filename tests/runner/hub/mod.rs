@@ -11,8 +11,9 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Needs, Suite, job};
-use crate::hub_server::{Hub, sha256};
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::hub::{Hub, sha256};
+use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("hub::{name}"), Needs::Nothing, test);

@@ -5,7 +5,7 @@ use std::process::Command;
 use super::data::{data_hub, given};
 use super::{MODEL, RUN, files, folder_with, hub_and_folder, lock, repository};
 use crate::harness::{Answer, Folder, suite};
-use crate::hub_server::Hub;
+use crate::stand_ins::hub::Hub;
 
 fn python(folder: &Folder, hub: &Hub, script: &str) -> Answer {
     let output = Command::new("python3")

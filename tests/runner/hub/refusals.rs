@@ -4,9 +4,10 @@ use std::process::Command;
 
 use super::data::{ROW, data_folder};
 use super::{MODEL, RUN, files, folder_with, hub_and_folder, text};
-use crate::harness::receiver::closed_port;
-use crate::harness::{Answer, job};
-use crate::hub_server::{Hub, What};
+use crate::harness::Answer;
+use crate::stand_ins::hub::{Hub, What};
+use crate::stand_ins::job;
+use crate::stand_ins::receiver::closed_port;
 
 pub fn refusals() {
     let hub = Hub::start();

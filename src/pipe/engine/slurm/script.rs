@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pipe_spec::pipeline::Gpus;
-use pipe_spec::trainer::{NODE_VARIABLE, SLURM_NODE_VARIABLE};
+use pipe_spec::trainer::NODE_VARIABLE;
 
 use super::job::JobFiles;
 use super::section::Cluster;
@@ -110,6 +110,9 @@ note job.ended "$code"
 exit "$code"
 "#;
 
+/// In which Slurm tells each task the number of its node.
+const SLURM_NODE_VARIABLE: &str = "SLURM_NODEID";
+
 pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
     let path = |path: &Path| quoted(&path.to_string_lossy());
     let mut text = format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe.\n", launch.attempt, launch.run_id);
@@ -133,7 +136,10 @@ pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
         true => format!(
             "bash -c '[ ! -e \"$0\" ] || exit {STOPPED}; export {NODE_VARIABLE}=${SLURM_NODE_VARIABLE}; {restored}exec \"$@\"' \"$folder/job.stop\" "
         ),
-        false => String::new(),
+        false => {
+            let _ = writeln!(text, "export {NODE_VARIABLE}='${{{SLURM_NODE_VARIABLE}}}'");
+            String::new()
+        }
     };
     // Also on one node: a cluster that needs its place tells the tasks of srun so in advance, and nobody else.
     let _ = write!(

@@ -12,7 +12,7 @@ use crate::execute::single::driver::Driver;
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Request};
 use crate::report::{Reporter, compare};
-use crate::run::{Choices, Listed, Run};
+use crate::run::{Listed, Run, RunChoices};
 use crate::system::interrupt::Interrupts;
 
 struct Folder(PathBuf);
@@ -60,13 +60,13 @@ async fn a_run_on_a_new_engine_goes_through_an_out_of_memory() {
             data.display()
         ),
     );
-    let mut reporter = Reporter::new(false, true);
+    let mut reporter = Reporter::new(crate::report::Output::Quiet);
     let mut interrupts = Interrupts::listen().unwrap();
     let request = Request { file: pipeline, set: Vec::new(), access: HubAccess::Check, pins: Vec::new() };
     let loaded = load::load(&request, reporter.fetch_progress()).unwrap();
     assert_eq!(loaded.pipeline.engine.as_deref(), Some("toy"));
     let engine = registry::connect_for("toy", &loaded.pipeline.engine_request()).await.unwrap();
-    let choices = Choices { ignore_ledger: true, ..Choices::default() };
+    let choices = RunChoices { ignore_ledger: true, ..RunChoices::default() };
     let run = Run::create_in(&folder.0.join("runs"), &loaded.pipeline, &loaded.text, engine.name(), choices).unwrap();
     let run_folder = run.folder.clone();
     let driver = Driver::new(&loaded, run, StartMode::Continue, &mut reporter, &mut interrupts);
@@ -74,7 +74,7 @@ async fn a_run_on_a_new_engine_goes_through_an_out_of_memory() {
 
     let state = Listed::read(run_folder.path()).unwrap().state;
     assert_eq!((state.status, state.engine.as_str()), (Status::Finished, "toy"));
-    let attempts: Vec<_> = state.attempts.iter().map(|attempt| (attempt.batch, attempt.outcome)).collect();
+    let attempts: Vec<_> = state.attempts().iter().map(|attempt| (attempt.batch, attempt.outcome)).collect();
     assert_eq!(attempts, [(8, Some(Outcome::Oom)), (4, Some(Outcome::Oom)), (2, Some(Outcome::Finished))]);
     assert_eq!(steps(&run_folder.events()), [(3, 1), (3, 2), (3, 3)]);
 }

@@ -260,15 +260,8 @@ impl<'a> JobTemplate<'a> {
         given.or((self.placement.ranks > 1).then_some(RANKS_SHM))
     }
 
-    pub fn launch(
-        &self,
-        engine: &dyn Engine,
-        run_id: &str,
-        folder: &RunFolder,
-        number: u32,
-        job_spec: &JobSpec,
-    ) -> Launch {
-        let container = &self.pipeline.container;
+    /// The variables of the job.
+    fn env(&self, engine: &dyn Engine, job_spec: &JobSpec) -> BTreeMap<String, String> {
         let value = |text: &str| self.variables.expand(text).unwrap_or_default();
         // Threads that wait by spinning slow each other down as soon as they share a core; the pipeline may say otherwise.
         let mut env = BTreeMap::from([("OMP_WAIT_POLICY".to_owned(), "PASSIVE".to_owned())]);
@@ -281,7 +274,7 @@ impl<'a> JobTemplate<'a> {
             env.insert("PYTHONUNBUFFERED".to_owned(), "1".to_owned());
             env.extend(spec.env.iter().map(|(name, text)| (name.clone(), value(text))));
         }
-        env.extend(container.env.iter().map(|(name, text)| (name.clone(), value(text))));
+        env.extend(self.pipeline.container.env.iter().map(|(name, text)| (name.clone(), value(text))));
         // The trainer fills in the variables of the paths it was given, which a container's paths have none of.
         for input in self.inputs.all() {
             let (host, mounted) = input.read_at();
@@ -289,6 +282,19 @@ impl<'a> JobTemplate<'a> {
             let used = self.variables.used(&written.to_string_lossy()).map(own).collect::<Vec<_>>();
             env.extend(used);
         }
+        env
+    }
+
+    pub fn launch(
+        &self,
+        engine: &dyn Engine,
+        run_id: &str,
+        folder: &RunFolder,
+        number: u32,
+        job_spec: &JobSpec,
+    ) -> Launch {
+        let container = &self.pipeline.container;
+        let value = |text: &str| self.variables.expand(text).unwrap_or_default();
         let attempt = folder.attempt(number);
         let seen = RunFolder::new(CONTAINER_RUN_FOLDER);
         let pair =
@@ -330,7 +336,7 @@ impl<'a> JobTemplate<'a> {
             program,
             image: self.image.clone(),
             args,
-            env,
+            env: self.env(engine, job_spec),
             network: container.network,
             stop_timeout: container.stop_timeout(),
             resources: Resources {

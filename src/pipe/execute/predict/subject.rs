@@ -66,7 +66,7 @@ impl Subject {
         let parsed = load::parse(&folder.resolved(), &[])?;
         let damaged = |damage: String| Error::Damaged { id: id.clone(), damage: vec![damage] };
         // What an out-of-memory has changed is in the spec of the last attempt.
-        let attempt = run.state.attempts.last().map_or(1, |attempt| attempt.number);
+        let attempt = run.state.attempts().last().map_or(1, |attempt| attempt.number);
         let spec = folder.attempt(attempt).spec();
         let text = std::fs::read(&spec).map_err(|error| damaged(format!("{}: {error}", spec.display())))?;
         let settings = serde_json::from_slice(&text);

@@ -135,8 +135,8 @@ pub fn any_success(graph: &Graph, step: &GraphStep) -> Result<Option<StepState>,
 /// The newest first.
 fn successes<'a>(all: &'a [Listed], pipeline: &'a str, step: &'a str) -> impl Iterator<Item = &'a StepState> {
     all.iter()
-        .filter(move |run| run.state.work == WorkKind::Steps && run.state.name == pipeline)
-        .flat_map(|run| &run.state.graph)
+        .filter(move |run| run.state.work() == WorkKind::Steps && run.state.name == pipeline)
+        .flat_map(|run| run.state.stages())
         .filter(move |done| done.name == step && done.status == StepStatus::Finished)
 }
 

@@ -80,7 +80,7 @@ impl StudyView<'_> {
 
     /// How much of the budget is spent.
     pub fn budget(&self) -> String {
-        let state = self.state.study.clone().unwrap_or_default();
+        let state = self.state.study().cloned().unwrap_or_default();
         let trials = match self.study.budget.trials {
             Some(most) => format!("{} of {}", state.trials.run(), count(most, "trial")),
             None => count(state.trials.run(), "trial"),
@@ -197,11 +197,11 @@ impl StudyView<'_> {
             "id": self.state.id,
             "name": self.study.name.as_str(),
             "status": self.state.status,
-            "storage": self.state.study.as_ref().map(|study| &study.storage),
+            "storage": self.state.study().map(|study| &study.storage),
             "objectives": self.study.objectives,
             "counts": trial::counts(self.trials.iter()),
             "budget": self.study.budget,
-            "seconds": self.state.study.as_ref().map(|study| study.seconds),
+            "seconds": self.state.study().map(|study| study.seconds),
             "best": best,
             "trials": self.trials.iter().map(trial_json).collect::<Vec<_>>(),
         })

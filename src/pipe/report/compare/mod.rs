@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::{duration, times_ranks};
 use crate::run::lock::{self, Difference, Effect, differences};
-use crate::run::{Record, record};
+use crate::run::{Record, job_file};
 use crate::system::digests::Digests;
 
 pub use curves::Curves;
@@ -93,7 +93,7 @@ impl Files {
 }
 
 fn hashes(folder: &Path, digests: &mut Digests) -> Option<BTreeMap<String, String>> {
-    let names = record::names(folder, MAX_FILES).ok()?.into_iter();
+    let names = job_file::names(folder, MAX_FILES).ok()?.into_iter();
     let found: BTreeMap<String, String> =
         names.filter_map(|name| Some((name.clone(), digests.hash(&folder.join(name)).ok()?))).collect();
     (!found.is_empty()).then_some(found)
@@ -137,7 +137,7 @@ impl Results {
         let scores = eval.into_iter().flat_map(|eval| eval.scores.iter().map(|(name, score)| (name.clone(), *score)));
         Self {
             status: run.state.as_ref().map(|state| state.status.name()),
-            attempts: run.state.iter().flat_map(|state| &state.attempts).map(AttemptResult::new).collect(),
+            attempts: run.state.iter().flat_map(|state| state.attempts()).map(AttemptResult::new).collect(),
             steps: run.history.steps.len() as u64,
             loss: run.history.steps.last().map(|step| step.loss),
             eval: eval.map(|eval| ("loss".to_owned(), eval.loss)).into_iter().chain(scores).collect(),

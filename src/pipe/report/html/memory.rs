@@ -51,7 +51,7 @@ fn forecast(run: &Record, variables: &Variables) -> Option<Forecast> {
     let mut pipeline = registry::parse_pipeline(run.resolved.as_ref()?, &[], variables).ok()?;
     let training = pipeline.training_mut()?;
     let config = training.model.config.clone().or_else(|| run.config.clone())?;
-    let last = run.state.as_ref().and_then(|state| state.attempts.last());
+    let last = run.state.as_ref().and_then(|state| state.attempts().last());
     if let Some(batch) = last.and_then(|attempt| NonZeroU32::new(attempt.batch)) {
         training.train.batch = BatchSetting::Fixed(batch);
     }
@@ -118,7 +118,7 @@ fn notes(run: &Record, forecast: &Forecast) -> Vec<String> {
         let context = human_bytes(forecast.breakdown.context);
         format!("Both are what torch's allocator hands out; the process holds about {context} of the card beside it.")
     });
-    let changed = run.state.iter().flat_map(|state| state.attempts.last()).flat_map(|attempt| &attempt.changes);
+    let changed = run.state.iter().flat_map(|state| state.attempts().last()).flat_map(|attempt| &attempt.changes);
     let changed: Vec<&str> = changed.map(String::as_str).collect();
     if !changed.is_empty() {
         notes.push(format!(

@@ -76,13 +76,40 @@ impl Progress for Reporter {
     }
 }
 
-impl Reporter {
+/// What a command prints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// Text for people.
+    #[default]
+    Text,
+    /// Only errors and data.
+    Quiet,
+    /// JSON for scripts.
+    Json,
+}
+
+impl Output {
+    /// `--json` is stronger than `--quiet`.
     pub fn new(json: bool, quiet: bool) -> Self {
-        let mode = match (json, quiet, has_room_for_a_block()) {
-            (true, _, _) => Mode::Json,
-            (false, true, _) => Mode::Quiet,
-            (false, false, true) => Mode::Block,
-            (false, false, false) => Mode::Lines,
+        match (json, quiet) {
+            (true, _) => Self::Json,
+            (false, true) => Self::Quiet,
+            (false, false) => Self::Text,
+        }
+    }
+
+    pub fn is_json(self) -> bool {
+        self == Self::Json
+    }
+}
+
+impl Reporter {
+    pub fn new(output: Output) -> Self {
+        let mode = match output {
+            Output::Json => Mode::Json,
+            Output::Quiet => Mode::Quiet,
+            Output::Text if has_room_for_a_block() => Mode::Block,
+            Output::Text => Mode::Lines,
         };
         Self::with_mode(mode)
     }
@@ -320,11 +347,11 @@ impl Reporter {
                 print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
-                match state.graph.is_empty() {
+                match state.stages().is_empty() {
                     true => print(&attempts_table(state).on_stdout()),
                     false => print(&steps_table(state).on_stdout()),
                 }
-                if let Some(table) = state.result.as_ref().and_then(metrics_table) {
+                if let Some(table) = state.result().and_then(metrics_table) {
                     print(&format!("\n{}\n", table.on_stdout()));
                 }
                 result_lines(state, Path::new(folder)).iter().for_each(|line| print(line));

@@ -72,7 +72,7 @@ impl Mlflow {
     }
 
     fn begin(&self, state: &RunState) {
-        let recorded_metrics = if state.attempts.is_empty() { Vec::new() } else { self.recorded_metrics() };
+        let recorded_metrics = if state.attempts().is_empty() { Vec::new() } else { self.recorded_metrics() };
         self.delivery.send(LogItem::Begun { run: state.id.clone(), created: state.created, recorded_metrics });
         let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
         self.tag(&[
@@ -82,7 +82,7 @@ impl Mlflow {
             ("pipe.engine", Some(&state.engine)),
             ("pipe.version", Some(env!("CARGO_PKG_VERSION"))),
         ]);
-        state.attempts.iter().for_each(|attempt| self.retry(attempt));
+        state.attempts().iter().for_each(|attempt| self.retry(attempt));
     }
 
     /// The metrics of every event that is written down.
@@ -131,8 +131,8 @@ impl Listener for Mlflow {
         match notice {
             Notice::RunStarted(state) => self.begin(state),
             Notice::Event(recorded) => self.event(recorded),
-            Notice::AttemptEnded(state) => self.tag(&[("pipe.attempts", Some(&state.attempts.len().to_string()))]),
-            Notice::Retried(state) => state.attempts.last().into_iter().for_each(|attempt| self.retry(attempt)),
+            Notice::AttemptEnded(state) => self.tag(&[("pipe.attempts", Some(&state.attempts().len().to_string()))]),
+            Notice::Retried(state) => state.attempts().last().into_iter().for_each(|attempt| self.retry(attempt)),
             Notice::RunEnded(state) => {
                 self.tag(&[("pipe.error", state.error.as_deref())]);
                 let file = serde_json::to_string_pretty(state).unwrap_or_default();
