@@ -51,7 +51,7 @@ pub enum Error {
     #[error("{engine} refused the job: {said}")]
     JobRefused { engine: &'static str, said: String, hint: String },
     #[error("{reason}")]
-    TimeTooShort { reason: String },
+    TimeTooShort { reason: String, hint: &'static str },
     #[error("unknown engine {name:?}")]
     UnknownEngine { name: String, known: Vec<String> },
     #[error("a GPU was requested, but none is available:\n{}", reasons.join("\n"))]
@@ -310,9 +310,7 @@ impl Error {
             | Self::OutOfMemory { hint, .. }
             | Self::NoModel { hint, .. }
             | Self::JobRefused { hint, .. } => Some(hint.clone()),
-            Self::TimeTooShort { .. } => {
-                Some("give a job more time: --set slurm.time=MINUTES; then continue with `pipe resume`".to_owned())
-            }
+            Self::TimeTooShort { hint, .. } => Some((*hint).to_owned()),
             Self::UnknownRole { .. } => Some("--field takes ROLE=COLUMN, such as text=review".to_owned()),
             Self::Rows { message } if message.contains("no field ") || message.contains("no column") => {
                 Some("--field ROLE=COLUMN names the column that feeds a role, such as --field text=review".to_owned())

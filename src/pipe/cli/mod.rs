@@ -106,8 +106,11 @@ enum Command {
     /// Check engine, GPU, driver, trainer, memory, disk; say what to do
     #[command(after_help = "Exits with 4 if runs cannot start on this machine.")]
     Doctor {
-        /// Check this engine in place of those that are tried by themselves; slurm runs a small job on the cluster
-        #[arg(long, value_parser = PossibleValuesParser::new(registry::names()))]
+        #[arg(
+            long,
+            value_parser = PossibleValuesParser::new(registry::names()),
+            help = format!("Check this engine in place of those that are tried by themselves{}", registry::doctor_help())
+        )]
         engine: Option<String>,
         /// Print the checks as JSON
         #[arg(long)]
@@ -227,7 +230,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Image(ImageCommand::Ls { json }) => command::image::ls(json),
         Command::Doctor { engine, json } => command::doctor::run(engine.as_deref(), json),
         Command::Schema { study } => {
-            print_json(&if study { pipe_spec::study::schema() } else { pipe_spec::pipeline::schema() });
+            print_json(&if study { pipe_spec::study::schema() } else { registry::pipeline_schema() });
             Ok(())
         }
         Command::Completions { shell } => {

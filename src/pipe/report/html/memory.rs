@@ -4,11 +4,12 @@ use std::fmt::Write;
 use std::num::NonZeroU32;
 
 use pipe_spec::Variables;
-use pipe_spec::pipeline::{BatchSetting, Limit, Pipeline};
+use pipe_spec::pipeline::{BatchSetting, Limit};
 use pipe_spec::text::{ByteSize, human_bytes};
 
 use super::escape::escape;
 use super::table;
+use crate::engine::registry;
 use crate::fit::forecast::{Forecast, Forecaster};
 use crate::run::Record;
 
@@ -47,7 +48,7 @@ pub fn section(run: &Record, variables: &Variables) -> String {
 
 /// For the batch that the run ended with.
 fn forecast(run: &Record, variables: &Variables) -> Option<Forecast> {
-    let mut pipeline = Pipeline::parse(run.resolved.as_ref()?, &[], variables).ok()?;
+    let mut pipeline = registry::parse_pipeline(run.resolved.as_ref()?, &[], variables).ok()?;
     let training = pipeline.training_mut()?;
     let config = training.model.config.clone().or_else(|| run.config.clone())?;
     let last = run.state.as_ref().and_then(|state| state.attempts().last());

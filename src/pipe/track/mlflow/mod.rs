@@ -211,6 +211,7 @@ mod parameters_tests {
     use pipe_spec::Variables;
 
     use super::*;
+    use crate::engine::registry;
 
     #[test]
     fn settings_are_flat_and_short_and_no_secrets() {
@@ -220,7 +221,7 @@ mod parameters_tests {
              container: {{env: {{TOKEN: s3cret}}}}\nnotify: [{{webhook: https://s3cret}}]\n",
             "y".repeat(1000)
         );
-        let pipeline = Pipeline::parse(&text, &[], &Variables::default()).unwrap();
+        let pipeline = registry::parse_pipeline(&text, &[], &Variables::default()).unwrap();
         let parameters = from_pipeline(&pipeline);
         let value = |key: &str| parameters.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
         assert_eq!(value("train.batch"), Some("4"));
