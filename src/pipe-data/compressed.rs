@@ -1,4 +1,5 @@
 //! Compressed files as plain ones: as they are, or, where rows name pictures beside the file, with the whole paths of these.
+//! Where pictures lie that rows name, and files for those that came inside the data.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -8,7 +9,6 @@ use serde_json::{Map, Value};
 
 use crate::csv::CsvRecords;
 use crate::format::{self, CHUNK, Compression};
-use crate::pictures::{self, PictureRef};
 
 /// The longest row of a compressed file whose rows are looked into.
 const LONGEST_ROW: u64 = 256 << 20;
@@ -78,7 +78,7 @@ fn json_rows<S: RowSink>(stream: impl Read, sink: &mut S, column: &str, folder: 
             Err(_) => sink.buffer().extend_from_slice(&line),
             Ok(mut row) => {
                 match row.get_mut(column) {
-                    Some(Value::String(path)) => *path = pictures::whole_path(folder, path),
+                    Some(Value::String(path)) => *path = whole_path(folder, path),
                     Some(Value::Number(_)) => return Err(by_number(sink, number)),
                     _ => {}
                 }
@@ -106,10 +106,10 @@ fn csv_rows<S: RowSink>(
         if number == 1 {
             index = row.iter().position(|name| name.trim() == column);
         } else if let Some(path) = index.and_then(|index| row.get(index)) {
-            if pictures::picture_ref(path) == PictureRef::Number {
+            if picture_ref(path) == PictureRef::Number {
                 return Err(by_number(sink, number));
             }
-            let whole = pictures::whole_path(folder, path);
+            let whole = whole_path(folder, path);
             row = row.iter().enumerate().map(|(at, cell)| if Some(at) == index { &whole } else { cell }).collect();
         }
         let mut writer = csv::WriterBuilder::new().flexible(true).delimiter(separator).from_writer(sink.buffer());
@@ -163,4 +163,70 @@ impl<R: Read> Read for Described<R> {
 
 fn describe(error: io::Error) -> io::Error {
     io::Error::other(format::unreadable(&error))
+}
+
+/// Files in one folder at most.
+const FILES_PER_FOLDER: u64 = 10_000;
+
+/// What a text in the column of pictures is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PictureRef {
+    Path,
+    /// The number of a picture in `images.safetensors`.
+    Number,
+}
+
+pub fn picture_ref(text: &str) -> PictureRef {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { PictureRef::Number } else { PictureRef::Path }
+}
+
+/// The path of a picture that a file in `folder` names.
+pub fn whole_path(folder: &Path, path: &str) -> String {
+    match path.is_empty() {
+        true => String::new(),
+        false => folder.join(path).to_string_lossy().into_owned(),
+    }
+}
+
+/// The folder and the name of the file for the picture of row `number`.
+pub fn file_of(number: u64, bytes: &[u8]) -> (String, String) {
+    (format!("pictures/{:04}", number / FILES_PER_FOLDER), format!("{number:08}.{}", ending(bytes).unwrap_or("bin")))
+}
+
+/// The ending that the first bytes of a picture call for.
+pub fn ending(bytes: &[u8]) -> Option<&'static str> {
+    match bytes {
+        [0xff, 0xd8, 0xff, ..] => Some("jpg"),
+        [0x89, b'P', b'N', b'G', ..] => Some("png"),
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some("webp"),
+        [b'G', b'I', b'F', b'8', ..] => Some("gif"),
+        [b'B', b'M', ..] if bytes.len() > 26 => Some("bmp"),
+        [b'I', b'I', 0x2a, 0, ..] | [b'M', b'M', 0, 0x2a, ..] => Some("tiff"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_named_by_row_and_content() {
+        assert_eq!(file_of(17, b"\xff\xd8\xff\xe0..."), ("pictures/0000".to_owned(), "00000017.jpg".to_owned()));
+        assert_eq!(file_of(20_001, b"RIFF....WEBPVP8 "), ("pictures/0002".to_owned(), "00020001.webp".to_owned()));
+        assert_eq!(file_of(3, b"nothing known").1, "00000003.bin");
+    }
+
+    #[test]
+    fn paths_begin_in_the_folder_of_the_source() {
+        let folder = Path::new("/data");
+        for (path, want) in [("a/b.png", "/data/a/b.png"), ("/x/y.png", "/x/y.png"), ("", "")] {
+            assert_eq!(whole_path(folder, path), want);
+        }
+        assert_eq!(
+            (picture_ref("12"), picture_ref("12.png"), picture_ref("")),
+            (PictureRef::Number, PictureRef::Path, PictureRef::Path)
+        );
+    }
 }

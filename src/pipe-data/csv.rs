@@ -14,7 +14,7 @@ use pipe_spec::separator;
 use pipe_spec::text::human_bytes;
 use serde_json::Value;
 
-use crate::rows::{BYTE_ORDER_MARK, DataError, LONGEST_ROW};
+use crate::row::{BYTE_ORDER_MARK, DataError, LONGEST_ROW};
 
 /// What the reader may hold beyond the record that it is in.
 const READ_AHEAD: u64 = 1 << 16;

@@ -6,9 +6,6 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 use std::thread::{self, Builder};
 
-use crate::columns::ColumnSelection;
-use crate::parquet::ParquetTable;
-
 /// How a file has to be prepared for the trainer, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -147,32 +144,6 @@ pub fn content_size(path: &Path) -> Option<u64> {
     let mut first = Vec::new();
     File::open(path).ok()?.take(18).read_to_end(&mut first).ok()?;
     zstd::zstd_safe::get_frame_content_size(&first).ok().flatten()
-}
-
-/// What is wrong with a data file, as far as its first bytes tell, and of Parquet its footer.
-pub fn check(path: &Path, selection: &ColumnSelection) -> Result<(), String> {
-    let format = Format::from_path(path);
-    // Numbers at the beginning of tensors may look like anything.
-    if path.extension().is_some_and(|ending| ending == "safetensors") {
-        return Ok(());
-    }
-    let mut file = File::open(path).map_err(|error| error.to_string())?;
-    let found = FileSignature::read(&mut file).map_err(|error| error.to_string())?;
-    if let Some(why) = disagreement(format, found) {
-        return Err(why);
-    }
-    match format {
-        Format::Plain => Ok(()),
-        Format::Compressed(compression) => {
-            let file = File::open(path).map_err(|error| error.to_string())?;
-            let first = decompress(compression, file).and_then(|stream| stream.take(1).read(&mut [0]));
-            match first.map_err(|error| unreadable(&error))? {
-                0 => Err("it holds nothing".to_owned()),
-                _ => Ok(()),
-            }
-        }
-        Format::Parquet => guarded(|| ParquetTable::open(path, selection).map(drop)).unwrap_or_else(Err),
-    }
 }
 
 /// Bytes that are read of a file for a look at its rows: one endless line must not fill the memory.

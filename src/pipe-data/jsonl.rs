@@ -10,7 +10,7 @@ use serde::Deserializer;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::rows::{BYTE_ORDER_MARK, DataError, LONGEST_ROW, kind};
+use crate::row::{BYTE_ORDER_MARK, DataError, LONGEST_ROW, kind};
 
 pub struct JsonlFile {
     path: PathBuf,

@@ -11,22 +11,19 @@
 mod columns;
 pub mod compressed;
 mod csv;
-mod documents;
 mod format;
 mod jsonl;
 mod parquet;
-pub mod pictures;
 mod preview;
+mod row;
 mod rows;
 #[cfg(test)]
 mod tests;
 
 pub use columns::ColumnSelection;
 pub use csv::{CsvRecords, StringRecord, line_of};
-pub use documents::Documents;
-pub use format::{
-    Compression, Format, check, content_size, full_ending, guarded, inner_ending, panic_message, reader_thread,
-};
+pub use format::{Compression, Format, content_size, full_ending, guarded, inner_ending, panic_message, reader_thread};
 pub use parquet::ParquetTable;
-pub use preview::{DataTable, Layout};
-pub use rows::{DataError, Place, Rows, kind};
+pub use preview::{DataTable, Layout, check};
+pub use row::{DataError, Place, kind};
+pub use rows::{Documents, Rows};

@@ -1,16 +1,19 @@
-//! The first rows of a data file, whatever its format: names of columns, values, and how many rows there are.
+//! The beginning of a data file, whatever its format: what is wrong with it, its first rows with the names of columns, and how
+//! many rows there are.
 
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use csv::ByteRecord;
 use pipe_spec::pipeline::Task;
 use serde_json::{Map, Value};
 
+use crate::columns::ColumnSelection;
 use crate::csv::CsvRecords;
-use crate::format::{self, full_ending, guarded};
-use crate::parquet;
-use crate::rows::LONGEST_ROW;
+use crate::format::{self, FileSignature, Format, full_ending, guarded};
+use crate::parquet::{self, ParquetTable};
+use crate::row::LONGEST_ROW;
 
 /// Rows whose values are kept to look at.
 const KEPT: usize = 10_000;
@@ -172,6 +175,32 @@ fn parquet(path: &Path) -> Option<DataTable> {
     table.rows = preview.rows.into_iter().map(|row| row.into_iter().map(Value::from).collect()).collect();
     table.total = preview.total;
     Some(table)
+}
+
+/// What is wrong with a data file, as far as its first bytes tell, and of Parquet its footer.
+pub fn check(path: &Path, selection: &ColumnSelection) -> Result<(), String> {
+    let stored = Format::from_path(path);
+    // Numbers at the beginning of tensors may look like anything.
+    if path.extension().is_some_and(|ending| ending == "safetensors") {
+        return Ok(());
+    }
+    let mut file = File::open(path).map_err(|error| error.to_string())?;
+    let found = FileSignature::read(&mut file).map_err(|error| error.to_string())?;
+    if let Some(why) = format::disagreement(stored, found) {
+        return Err(why);
+    }
+    match stored {
+        Format::Plain => Ok(()),
+        Format::Compressed(compression) => {
+            let file = File::open(path).map_err(|error| error.to_string())?;
+            let first = format::decompress(compression, file).and_then(|stream| stream.take(1).read(&mut [0]));
+            match first.map_err(|error| format::unreadable(&error))? {
+                0 => Err("it holds nothing".to_owned()),
+                _ => Ok(()),
+            }
+        }
+        Format::Parquet => guarded(|| ParquetTable::open(path, selection).map(drop)).unwrap_or_else(Err),
+    }
 }
 
 #[cfg(test)]

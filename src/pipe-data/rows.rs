@@ -1,69 +1,24 @@
-//! The rows of a data set: its files one after the other, the columns of each row that are used.
+//! The rows of a data set: its files one after the other, the columns of each row that are used. And texts of any length: the
+//! rows of a table, or a plain text with blank lines between documents.
 
-use std::fmt;
+use std::borrow::Cow;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use memmap2::Mmap;
 use pipe_spec::pipeline::Paths;
 use pipe_spec::text::human_bytes;
 use serde_json::Value;
 
 use crate::csv::{CsvFile, CsvRecords, StringRecord};
 use crate::jsonl::JsonlFile;
+use crate::row::{DataError, Place, kind};
 
-/// A line of a JSON lines file, or a record of a CSV file, has no more bytes.
-pub const LONGEST_ROW: u64 = 64 << 20;
 /// A text of a row has no more bytes. A novel has one or two million; what a tokenizer makes of a text takes some 60 times as
 /// much memory.
 const LONGEST_TEXT: usize = 16 << 20;
-
-/// Some programs begin a file of UTF-8 with it.
-pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-
-/// Something wrong with a data file, and the line where it is, counted from 1.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}{}: {message}", path.display(), line.map(|line| format!(" line {line}")).unwrap_or_default())]
-pub struct DataError {
-    pub path: PathBuf,
-    pub line: Option<u64>,
-    pub message: String,
-}
-
-impl DataError {
-    pub fn new(path: &Path, line: Option<u64>, message: impl fmt::Display) -> Self {
-        Self { path: path.to_owned(), line, message: message.to_string() }
-    }
-
-    /// The message with its line, for an error that names the file by itself.
-    pub fn in_file(&self) -> String {
-        self.line.map(|line| format!("line {line}: ")).unwrap_or_default() + &self.message
-    }
-}
-
-/// A row or a text by its number in its file: "row 3 of train.jsonl".
-#[derive(Clone, Copy)]
-pub struct Place<'a> {
-    pub noun: &'static str,
-    pub number: usize,
-    pub path: &'a Path,
-}
-
-impl fmt::Display for Place<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} of {}", self.noun, self.number, self.path.display())
-    }
-}
-
-/// What a JSON value is, in words.
-pub fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a truth value",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
-}
+/// A plain text without a blank line in it has no more bytes: it is tokenised in one piece.
+const LONGEST_DOCUMENT: usize = 256 << 20;
 
 pub struct Rows {
     files: Vec<File>,
@@ -219,5 +174,124 @@ impl File {
             Self::Jsonl(file) => file.len(),
             Self::Csv(file) => file.len(),
         }
+    }
+}
+
+pub enum Documents {
+    Plain(PlainText),
+    Rows(Rows),
+}
+
+impl Documents {
+    /// `column` holds the text where the file has columns; `next` is that of `Rows::open`.
+    pub fn open<E: From<DataError>>(
+        path: &str,
+        column: &str,
+        next: impl Fn(&mut CsvRecords<'_>) -> Option<Result<StringRecord, E>>,
+    ) -> Result<Self, E> {
+        if path.ends_with(".txt") {
+            return Ok(Self::Plain(PlainText::open(Path::new(path))?));
+        }
+        Rows::open(&Paths(vec![path.to_owned()]), &[column], next).map(Self::Rows)
+    }
+
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Plain(text) => text.documents.len(),
+            Self::Rows(rows) => rows.len(),
+        }
+    }
+
+    pub fn place(&self, index: usize) -> Place<'_> {
+        match self {
+            Self::Plain(text) => Place { noun: "text", number: index + 1, path: &text.path },
+            Self::Rows(rows) => rows.place(index),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn text(&self, index: usize) -> Result<Cow<'_, str>, DataError> {
+        match self {
+            Self::Plain(text) => text.document(index).map(Cow::Borrowed),
+            Self::Rows(rows) => rows.texts(index).map(|[text]| Cow::Owned(text)),
+        }
+    }
+}
+
+/// A plain text, mapped into memory.
+pub struct PlainText {
+    path: PathBuf,
+    bytes: Mmap,
+    documents: Vec<Range<usize>>,
+}
+
+impl PlainText {
+    fn open(path: &Path) -> Result<Self, DataError> {
+        let fail = |message: String| DataError::new(path, None, message);
+        let file = std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
+        if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
+            return Err(fail("the file is empty".to_owned()));
+        }
+        // SAFETY: a data set that another program shortens while it is trained on ends the process, as losing it would.
+        let bytes = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
+        let documents = documents(&bytes);
+        if documents.is_empty() {
+            return Err(fail("the file has no text".to_owned()));
+        }
+        if let Some(long) = documents.iter().find(|text| text.len() > LONGEST_DOCUMENT) {
+            let line = bytes[..long.start].iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+            let (found, most) = (human_bytes(long.len() as u64), human_bytes(LONGEST_DOCUMENT as u64));
+            let message =
+                format!("the text that begins here has {found}; allowed: at most {most}, blank lines part texts");
+            return Err(DataError::new(path, Some(line), message));
+        }
+        Ok(Self { path: path.to_owned(), bytes, documents })
+    }
+
+    fn document(&self, index: usize) -> Result<&str, DataError> {
+        let range = self.documents[index].clone();
+        std::str::from_utf8(&self.bytes[range.clone()]).map_err(|error| {
+            let before = &self.bytes[..range.start + error.valid_up_to()];
+            let line = before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+            DataError::new(&self.path, Some(line), "not UTF-8")
+        })
+    }
+}
+
+/// Where each document stands, without the end of its last line.
+fn documents(bytes: &[u8]) -> Vec<Range<usize>> {
+    let mut documents: Vec<Range<usize>> = Vec::new();
+    let mut start = 0;
+    let mut goes_on = false;
+    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+        let is_blank = line.iter().all(u8::is_ascii_whitespace);
+        let end = start + line.trim_ascii_end().len();
+        match documents.last_mut() {
+            _ if is_blank => {}
+            Some(last) if goes_on => last.end = end,
+            _ => documents.push(start..end),
+        }
+        goes_on = !is_blank;
+        start += line.len();
+    }
+    documents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blank_lines_part_documents() {
+        let texts = |text: &'static str| -> Vec<&str> {
+            documents(text.as_bytes()).into_iter().map(|range| &text[range]).collect()
+        };
+        assert_eq!(texts("a b\nc\n\nd"), ["a b\nc", "d"]);
+        assert_eq!(texts("\n \n a\r\nb \r\n\r\n\n\nc\n\n"), [" a\r\nb", "c"]);
+        assert_eq!(texts("one line"), ["one line"]);
+        assert!(texts("\n  \n").is_empty());
     }
 }

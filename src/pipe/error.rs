@@ -102,9 +102,9 @@ errors! {
     JobRefused { engine: &'static str, said: String, hint: String } => Unavailable,
         ["{engine} refused the job: {said}"]
         hint ["{hint}"];
-    TimeTooShort { reason: String } => Unavailable,
+    TimeTooShort { reason: String, hint: &'static str } => Unavailable,
         ["{reason}"]
-        hint ["give a job more time: --set slurm.time=MINUTES; then continue with `pipe resume`"];
+        hint ["{hint}"];
     UnknownEngine { name: String, known: Vec<String> } => Unavailable,
         ["unknown engine {name:?}"]
         hint ["engines of this version of pipe: {}", known.join(", ")];

@@ -1,21 +1,26 @@
-//! The columns of a table: where they stand in the schema, their cells row by row, and the pictures in them.
+//! The columns of a table: where they stand in the schema, their cells row by row, the pictures in them, and the file that
+//! threads read them from.
 
+use std::fs::File;
+use std::io::{self, BufReader, Read};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parquet::basic::Type as Physical;
 use parquet::column::reader::{ColumnReaderImpl, get_typed_column_reader};
 use parquet::data_type::{Int96, Int96Type};
 use parquet::errors::ParquetError;
-use parquet::file::reader::RowGroupReader;
+use parquet::file::reader::{ChunkReader, Length, RowGroupReader};
 use parquet::record::Field;
 use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
 
 use super::shape::Shape;
 use super::value::{self, Kind};
-use crate::pictures::{self, PictureRef};
+use crate::compressed::{self, PictureRef};
 
 /// A top-level column that is read.
 pub struct Column {
@@ -177,8 +182,8 @@ pub enum Picture<'a> {
 pub fn picture<'a>(field: &'a Field, folder: &Path) -> Result<Picture<'a>, String> {
     let path = |bytes: &[u8]| {
         let text = std::str::from_utf8(bytes).map_err(|_| "a path that is no text in UTF-8".to_owned())?;
-        match pictures::picture_ref(text) {
-            PictureRef::Path => Ok(Picture::Path(pictures::whole_path(folder, text))),
+        match compressed::picture_ref(text) {
+            PictureRef::Path => Ok(Picture::Path(compressed::whole_path(folder, text))),
             PictureRef::Number => {
                 Err("the number of a picture; images.safetensors is found only beside plain files".to_owned())
             }
@@ -187,7 +192,7 @@ pub fn picture<'a>(field: &'a Field, folder: &Path) -> Result<Picture<'a>, Strin
     match field {
         Field::Null => Ok(Picture::None),
         Field::Str(text) => path(text.as_bytes()),
-        Field::Bytes(bytes) if pictures::ending(bytes.data()).is_some() => Ok(Picture::Inside(bytes.data())),
+        Field::Bytes(bytes) if compressed::ending(bytes.data()).is_some() => Ok(Picture::Inside(bytes.data())),
         Field::Bytes(bytes) if std::str::from_utf8(bytes.data()).is_err() => {
             Err("bytes that are neither a picture nor a path".to_owned())
         }
@@ -209,5 +214,57 @@ pub fn picture<'a>(field: &'a Field, folder: &Path) -> Result<Picture<'a>, Strin
             }
         }
         other => Err(format!("{other}, which is no picture")),
+    }
+}
+
+/// A file that several threads read at once, each where it wants. An open file of the standard library has one place for all.
+pub struct SharedFile {
+    file: Arc<File>,
+    length: u64,
+}
+
+impl SharedFile {
+    pub fn new(file: File) -> io::Result<Self> {
+        Ok(Self { length: file.metadata()?.len(), file: Arc::new(file) })
+    }
+}
+
+impl Length for SharedFile {
+    fn len(&self) -> u64 {
+        self.length
+    }
+}
+
+impl ChunkReader for SharedFile {
+    type T = BufReader<FileCursor>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(BufReader::new(FileCursor { file: self.file.clone(), next: start }))
+    }
+
+    /// What a damaged file says is longer than itself is not given memory.
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let end = start.checked_add(length as u64).filter(|end| *end <= self.length);
+        if end.is_none() {
+            let message = format!("{length} bytes at {start}, and the file has {}", self.length);
+            return Err(ParquetError::EOF(message));
+        }
+        let mut bytes = vec![0; length];
+        self.file.read_exact_at(&mut bytes, start)?;
+        Ok(bytes.into())
+    }
+}
+
+/// A reader with a position of its own.
+pub struct FileCursor {
+    file: Arc<File>,
+    next: u64,
+}
+
+impl Read for FileCursor {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(buffer, self.next)?;
+        self.next += count as u64;
+        Ok(count)
     }
 }

@@ -5,7 +5,6 @@
 //! trusted: what the `parquet` crate or this module panics on is caught by the caller (`guarded`).
 
 mod column;
-mod file;
 mod shape;
 mod value;
 
@@ -17,10 +16,8 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 
 use crate::columns::ColumnSelection;
-use crate::compressed::RowSink;
-use crate::pictures;
-use column::{Cells, Column, Picture};
-use file::SharedFile;
+use crate::compressed::{self, RowSink};
+use column::{Cells, Column, Picture, SharedFile};
 use shape::{Shape, key};
 use value::{Kind, Style};
 
@@ -117,7 +114,7 @@ impl ParquetTable {
                 let is_picture = self.pictures.as_ref() == Some(&column.name);
                 let written = match is_picture.then(|| column::picture(&field, folder)) {
                     Some(Ok(Picture::Inside(bytes))) => {
-                        let (folder, name) = pictures::file_of(number, bytes);
+                        let (folder, name) = compressed::file_of(number, bytes);
                         let written = value::text(sink.buffer(), &format!("{folder}/{name}"), Style::Json);
                         sink.file(folder, name, bytes.to_vec())?;
                         written

@@ -292,7 +292,7 @@ fn root(size: i64) -> f64 {
 #[cfg(test)]
 mod tests {
     use pipe_spec::Variables;
-    use pipe_spec::pipeline::Pipeline;
+    use pipe_spec::pipeline::{Engines, Pipeline};
 
     use super::*;
 
@@ -357,7 +357,7 @@ mod tests {
     fn the_model_of_the_pipeline_has_500_megabytes() {
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pipelines/hybrid-cnn-lstm.yaml");
         let text = std::fs::read_to_string(file).unwrap();
-        let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::iter::empty())).unwrap();
+        let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::iter::empty()), Engines::NONE).unwrap();
         let config = HybridConfig::read(&pipeline.training().unwrap().model.config.clone().unwrap()).unwrap();
         let count: i64 = parameters(&config).iter().map(|parameter| parameter.shape.iter().product::<i64>()).sum();
         // 497 MB in fp32.

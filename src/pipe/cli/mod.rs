@@ -64,7 +64,7 @@ enum Command {
     Run(RunArgs),
     /// Check a pipeline file and its data; report every problem at once
     Check(CheckArgs),
-    /// Compute the memory of a pipeline, and the largest batch for a card
+    /// Compute the memory of a pipeline, and the largest batch per card
     Plan(PlanArgs),
     /// Measure the largest batch that fits, where a run would run
     Fit(StartArgs),
@@ -103,11 +103,14 @@ enum Command {
     /// Build the trainer image, or list the images that pipe built
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Check engine, GPU, driver, trainer, memory, disk; print what to do
+    /// Check engine, GPU, driver, trainer, memory, disk; say what to do
     #[command(after_help = "Exits with 4 if runs cannot start on this machine.")]
     Doctor {
-        /// Check this engine in place of those that are tried by themselves; slurm runs a small job on the cluster
-        #[arg(long, value_parser = PossibleValuesParser::new(registry::names()))]
+        #[arg(
+            long,
+            value_parser = PossibleValuesParser::new(registry::names()),
+            help = format!("Check this engine in place of those that are tried by themselves{}", registry::doctor_help())
+        )]
         engine: Option<String>,
         /// Print the checks as JSON
         #[arg(long)]
@@ -228,7 +231,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Image(ImageCommand::Ls { json }) => command::image::ls(json),
         Command::Doctor { engine, json } => command::doctor::run(engine.as_deref(), json),
         Command::Schema { study } => {
-            print_json(&if study { pipe_spec::study::schema() } else { pipe_spec::pipeline::schema() });
+            print_json(&if study { pipe_spec::study::schema() } else { registry::pipeline_schema() });
             Ok(())
         }
         Command::Completions { shell } => {

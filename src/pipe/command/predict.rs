@@ -64,7 +64,7 @@ async fn predict(subject: Subject, options: &Options) -> Result<(), Error> {
     let rows =
         Rows::find(&options.data, &subject, &options.keep, folder.path(), &mut reporter, &mut interrupts).await?;
     let wanted = options.engine.as_deref().or(subject.engine.as_deref());
-    let engine = registry::choose(wanted, &subject.cluster, &reporter).await?;
+    let engine = registry::choose(wanted, &subject.engine_request, &reporter).await?;
     let job = Job { subject: &subject, rows: &rows, keep: &options.keep, folder: folder.path() };
     let predicted = job.run(engine.as_ref(), options.cpu, options.no_queue, &mut reporter, &mut interrupts).await?;
     destination.take(&job.output())?;

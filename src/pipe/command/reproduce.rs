@@ -91,7 +91,7 @@ async fn lock_now(
     interrupts: &mut Interrupts,
 ) -> Result<Lock, Error> {
     let Loaded { pipeline, inputs, .. } = loaded;
-    let engine = registry::connect_for(engine, &pipeline.cluster_request()).await?;
+    let engine = registry::connect_for(engine, &pipeline.engine_request()).await?;
     let program = tokio::select! {
         program = engine.program(pipeline.container.image.as_ref()) => program?,
         () = interrupts.signal() => return Err(Error::Interrupted),

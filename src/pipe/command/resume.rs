@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::execute::children;
 use crate::execute::resume::resume;
 use crate::input::load;
-use crate::report::compare::{CHANGEABLE_SETTINGS, may_change};
+use crate::report::compare::{changeable_settings, may_change};
 use crate::report::{Output, Reporter, print};
 use crate::run;
 use crate::system::interrupt::Interrupts;
@@ -34,7 +34,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     options
         .set
         .iter()
-        .try_for_each(|set| is_changeable(set, if is_study { &OF_STUDIES } else { &CHANGEABLE_SETTINGS }))?;
+        .try_for_each(|set| is_changeable(set, &if is_study { OF_STUDIES.to_vec() } else { changeable_settings() }))?;
     if options.detach {
         children::start_detached(&found.folder(), &options.set)?;
         print_detached(&found.state.id, &found.folder, options.output);
@@ -74,12 +74,12 @@ mod tests {
             "train.ranks=4",
             "train.shard=optimizer",
         ] {
-            assert!(is_changeable(set, &CHANGEABLE_SETTINGS).is_ok(), "{set}");
+            assert!(is_changeable(set, &changeable_settings()).is_ok(), "{set}");
         }
         for set in
             ["train.seed=1", "train.batch=4", "memoryx=1", "container.image=x", "data.train=x", "evaluate.every=1", ""]
         {
-            assert!(is_changeable(set, &CHANGEABLE_SETTINGS).is_err(), "{set}");
+            assert!(is_changeable(set, &changeable_settings()).is_err(), "{set}");
         }
     }
 }

@@ -5,9 +5,8 @@
 use std::path::PathBuf;
 
 use pipe_spec::lock::LockedRepository;
-use pipe_spec::pipeline::EngineKind;
 use pipe_spec::run::StepState;
-use pipe_spec::{Job, Status};
+use pipe_spec::{Job, Pipeline, Status};
 use serde_json::{Value, json};
 
 use super::{print_detached, print_found, runtime};
@@ -93,8 +92,8 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
         }
     }
     let loaded = &loaded;
-    let wanted = options.engine.as_deref().or(loaded.pipeline.engine.map(EngineKind::name));
-    let engine = registry::choose(wanted, &loaded.pipeline.cluster_request(), &reporter).await?;
+    let wanted = options.engine.as_deref().or(loaded.pipeline.engine.as_deref());
+    let engine = registry::choose(wanted, &loaded.pipeline.engine_request(), &reporter).await?;
     // What cannot be had is said before there is a run.
     template::check_new(engine.as_ref(), &loaded.pipeline, options.choices.job).await?;
     if options.dry_run {
@@ -163,9 +162,10 @@ async fn start_steps(
     }
     // Every step has an engine; this one is for those that name none.
     let named = parsed.graph.steps.iter().all(|step| step.pipeline.engine.is_some());
-    let first = parsed.graph.steps.first().and_then(|step| step.pipeline.engine).filter(|_| named);
-    let cluster = parsed.graph.steps.first().map(|step| step.pipeline.cluster_request()).unwrap_or_default();
-    let engine = registry::choose(first.map(EngineKind::name), &cluster, reporter).await?;
+    let first = parsed.graph.steps.first().map(|step| &step.pipeline);
+    let wanted = first.and_then(|first| first.engine.as_deref()).filter(|_| named);
+    let request = first.map(Pipeline::engine_request).unwrap_or_default();
+    let engine = registry::choose(wanted, &request, reporter).await?;
     let run = Run::create_graph(&parsed.graph, state, &parsed.text, engine.name(), options.choices)?;
     let id = run.state.id.clone();
     *created = Some(id.clone());

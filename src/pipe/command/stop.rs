@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use pipe_spec::pipeline::{Container, WorkKind};
-use pipe_spec::{Pipeline, RunFolder, Status, Variables};
+use pipe_spec::{RunFolder, Status, Variables};
 
+use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::resume::resume;
 use crate::input::load;
@@ -85,7 +86,7 @@ fn signal_owner(found: &Listed, request: StopRequest, output: Output) -> Result<
 /// How long the run's job may take to save and end.
 fn stop_timeout(folder: &RunFolder) -> Duration {
     let text = std::fs::read_to_string(folder.resolved()).unwrap_or_default();
-    let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::env::vars()));
+    let pipeline = registry::parse_pipeline(&text, &[], &Variables::new(None, std::env::vars()));
     Duration::from_secs(pipeline.map_or(Container::STOP_TIMEOUT, |pipeline| pipeline.container.stop_timeout()).into())
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pipe_search::{Journal, Trial, grid_size};
-use pipe_spec::pipeline::{EngineKind, WorkKind};
+use pipe_spec::pipeline::WorkKind;
 use pipe_spec::study::{SamplerKind, Study};
 use pipe_spec::text::count;
 use pipe_spec::{Problems, RunFolder, RunState, Status, Variables};
@@ -56,8 +56,8 @@ async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
     let ParsedStudy { study, text, variables } = parsed;
     let invalid = |problems| Error::Invalid { path: options.file.clone(), problems };
     let first = study.pipeline(study.name.as_str(), &study.first_point(), &[], variables).map_err(invalid)?;
-    let wanted = options.engine.as_deref().or(first.engine.map(EngineKind::name));
-    let engine = registry::choose(wanted, &first.cluster_request(), &reporter).await?;
+    let wanted = options.engine.as_deref().or(first.engine.as_deref());
+    let engine = registry::choose(wanted, &first.engine_request(), &reporter).await?;
     // Fails before there is a study where the engine cannot run its trials.
     template::check_new(engine.as_ref(), &first, pipe_spec::Job::Train).await?;
     // A model that is searched for may be of another architecture than the pipeline says.

@@ -284,10 +284,11 @@ fn class_warnings(train: &Split, eval: Option<&Split>) -> Vec<String> {
 
 #[cfg(test)]
 mod warnings_tests {
+    use pipe_spec::Variables;
     use pipe_spec::inspection::{ClassCount, Lengths};
-    use pipe_spec::{Pipeline, Variables};
 
     use super::*;
+    use crate::engine::registry;
 
     const FILE: &str = "{version: 1, name: t, model: {arch: bert, config: {}}, data: {train: a.csv, max_length: 16}, \
                         train: {epochs: 1, effective_batch: 8, batch: 8, schedule: {warmup: 5}}}";
@@ -299,7 +300,7 @@ mod warnings_tests {
     }
 
     fn found(train: Split, eval: Option<Split>, steps: u64) -> Vec<String> {
-        let pipeline = Pipeline::parse(FILE, &[], &Variables::new(None, std::iter::empty())).unwrap();
+        let pipeline = registry::parse_pipeline(FILE, &[], &Variables::new(None, std::iter::empty())).unwrap();
         let mut found = warnings(pipeline.training().unwrap(), &Inspection { train, eval, steps, step_parts: None });
         found.iter_mut().for_each(|text| text.truncate(text.find(": ").unwrap()));
         found

@@ -206,43 +206,6 @@ impl std::fmt::Display for Architecture {
     }
 }
 
-#[cfg(test)]
-mod capability_tests {
-    use super::*;
-
-    #[test]
-    fn what_runs_where() {
-        let machine = |number| Architecture::Machine(Capability::from_number(number));
-        let ptx = |number| Architecture::Ptx(Capability::from_number(number));
-        let cases = [
-            (machine(75), 75, true),
-            (machine(80), 86, true),
-            (machine(86), 80, false),
-            (machine(80), 90, false),
-            (machine(90), 120, false),
-            (machine(120), 120, true),
-            (machine(120), 121, true),
-            (machine(100), 120, false),
-            (machine(120), 103, false),
-            (ptx(90), 90, true),
-            (ptx(90), 120, true),
-            (ptx(86), 90, true),
-            (ptx(120), 90, false),
-            (ptx(121), 120, false),
-        ];
-        for (built, card, want) in cases {
-            assert_eq!(built.runs_on(Capability::from_number(card)), want, "{built} on sm_{card}");
-        }
-    }
-
-    #[test]
-    fn words() {
-        assert_eq!(Capability::from_number(120).to_string(), "12.0");
-        assert_eq!(Architecture::Machine(Capability::from_number(75)).to_string(), "sm_75");
-        assert_eq!(Architecture::Ptx(Capability::from_number(103)).to_string(), "compute_103");
-    }
-}
-
 /// The variable from which CUDA reads the cards that a process may use.
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
@@ -286,6 +249,43 @@ impl Visible {
                 Some(ids.join(","))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod capability_tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_where() {
+        let machine = |number| Architecture::Machine(Capability::from_number(number));
+        let ptx = |number| Architecture::Ptx(Capability::from_number(number));
+        let cases = [
+            (machine(75), 75, true),
+            (machine(80), 86, true),
+            (machine(86), 80, false),
+            (machine(80), 90, false),
+            (machine(90), 120, false),
+            (machine(120), 120, true),
+            (machine(120), 121, true),
+            (machine(100), 120, false),
+            (machine(120), 103, false),
+            (ptx(90), 90, true),
+            (ptx(90), 120, true),
+            (ptx(86), 90, true),
+            (ptx(120), 90, false),
+            (ptx(121), 120, false),
+        ];
+        for (built, card, want) in cases {
+            assert_eq!(built.runs_on(Capability::from_number(card)), want, "{built} on sm_{card}");
+        }
+    }
+
+    #[test]
+    fn words() {
+        assert_eq!(Capability::from_number(120).to_string(), "12.0");
+        assert_eq!(Architecture::Machine(Capability::from_number(75)).to_string(), "sm_75");
+        assert_eq!(Architecture::Ptx(Capability::from_number(103)).to_string(), "compute_103");
     }
 }
 

@@ -157,27 +157,6 @@ fn parse(data: &[u8], path: &Path) -> Result<Object, object::read::Error> {
     Ok(object)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn this_very_program_needs_libc_and_its_interpreter() {
-        let found = Libraries::find(&std::env::current_exe().unwrap()).unwrap().all().unwrap();
-        assert!(found.contains_key("libc.so.6"), "{found:?}");
-        assert!(found.keys().any(|name| name.starts_with("ld-linux")), "{found:?}");
-        assert!(found.values().all(|path| path.is_file()));
-    }
-
-    #[test]
-    fn a_text_is_no_program() {
-        let path = std::env::temp_dir().join(format!("pipe-elf-{}", std::process::id()));
-        std::fs::write(&path, "hello").unwrap();
-        assert!(matches!(Libraries::find(&path), Err(Error::NotElf { .. })));
-        std::fs::remove_file(&path).unwrap();
-    }
-}
-
 const MAGIC: u32 = 0xba55_ed50;
 const PTX: u16 = 1;
 const MACHINE: u16 = 2;
@@ -247,6 +226,27 @@ fn number<const BYTES: usize>(data: &[u8], at: usize) -> Option<u64> {
     let mut whole = [0; 8];
     whole[..BYTES].copy_from_slice(data.get(at..at.checked_add(BYTES)?)?);
     Some(u64::from_le_bytes(whole))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_very_program_needs_libc_and_its_interpreter() {
+        let found = Libraries::find(&std::env::current_exe().unwrap()).unwrap().all().unwrap();
+        assert!(found.contains_key("libc.so.6"), "{found:?}");
+        assert!(found.keys().any(|name| name.starts_with("ld-linux")), "{found:?}");
+        assert!(found.values().all(|path| path.is_file()));
+    }
+
+    #[test]
+    fn a_text_is_no_program() {
+        let path = std::env::temp_dir().join(format!("pipe-elf-{}", std::process::id()));
+        std::fs::write(&path, "hello").unwrap();
+        assert!(matches!(Libraries::find(&path), Err(Error::NotElf { .. })));
+        std::fs::remove_file(&path).unwrap();
+    }
 }
 
 #[cfg(test)]

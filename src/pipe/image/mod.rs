@@ -144,31 +144,6 @@ fn stem(path: &Path) -> String {
     if plain.is_empty() { "image".to_owned() } else { plain.to_owned() }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn folders() {
-        for (path, want) in [("docker/a.Dockerfile", "docker"), ("Dockerfile", "."), ("./Dockerfile", "."), ("/a", "/")]
-        {
-            assert_eq!(folder(Path::new(path)), Path::new(want), "{path}");
-        }
-    }
-
-    #[test]
-    fn image_names() {
-        for (path, want) in [
-            ("docker/trainer.Dockerfile", "trainer"),
-            ("Dockerfile", "image"),
-            ("Dockerfile.gpu", "gpu"),
-            ("x/My Image.Dockerfile", "my-image"),
-        ] {
-            assert_eq!(stem(Path::new(path)), want, "{path}");
-        }
-    }
-}
-
 /// The settings that an image gives to its containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -201,5 +176,30 @@ pub fn check_card(card: &Card, library: &Path) -> Result<(), Error> {
             Err(Error::Capability { card: card.name.clone(), capability: capability.to_string(), built_for })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders() {
+        for (path, want) in [("docker/a.Dockerfile", "docker"), ("Dockerfile", "."), ("./Dockerfile", "."), ("/a", "/")]
+        {
+            assert_eq!(folder(Path::new(path)), Path::new(want), "{path}");
+        }
+    }
+
+    #[test]
+    fn image_names() {
+        for (path, want) in [
+            ("docker/trainer.Dockerfile", "trainer"),
+            ("Dockerfile", "image"),
+            ("Dockerfile.gpu", "gpu"),
+            ("x/My Image.Dockerfile", "my-image"),
+        ] {
+            assert_eq!(stem(Path::new(path)), want, "{path}");
+        }
     }
 }

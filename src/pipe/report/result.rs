@@ -100,44 +100,6 @@ fn from(result: &RunResult, step: u64) -> String {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use pipe_spec::pipeline::Metric;
-
-    use super::*;
-
-    fn evaluation(step: u64, values: [f64; 4]) -> Evaluation {
-        let names = ["eval.loss", "eval.macro_f1", "eval.f1", "eval.accuracy"].map(str::to_owned);
-        Evaluation { step, metrics: names.into_iter().zip(values).collect() }
-    }
-
-    #[test]
-    fn a_table_of_evaluations() {
-        let best = Metric::named("macro_f1");
-        let mut result = RunResult {
-            metric: Some(best.to_string()),
-            save_best: Some(best),
-            first: Some(evaluation(4, [1.25, 0.5, 0.5, 0.55])),
-            best: Some(evaluation(28, [1.0, 0.75, 0.75, 0.8])),
-            last: Some(evaluation(48, [2.0, 0.625, 0.625, 0.7])),
-            ..RunResult::default()
-        };
-        let want = "evaluation     first   best    last\n\
-            step           4       28      48\n\
-            eval.macro_f1  0.5000  0.7500  0.6250\n\
-            eval.loss      1.2500  1.0000  2.0000\n\
-            eval.accuracy  0.5500  0.8000  0.7000";
-        assert_eq!(metrics_table(&result).unwrap().render(None), want);
-        assert_eq!(
-            (from(&result, 28), from(&result, 48)),
-            (" (step 28, the best eval.macro_f1)".into(), " (step 48)".into())
-        );
-        result.first.clone_from(&result.last);
-        assert!(metrics_table(&result).unwrap().render(None).starts_with("evaluation     last\nstep           48\n"));
-        assert!(metrics_table(&RunResult::default()).is_none());
-    }
-}
-
 /// Adds the run to the job's summary, if there is one.
 pub fn add(state: &RunState) -> io::Result<()> {
     let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty()) else { return Ok(()) };
@@ -178,37 +140,6 @@ fn cell(text: &str) -> String {
     text.lines().map(str::trim).collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
-#[cfg(test)]
-mod summary_tests {
-    use pipe_spec::Status;
-
-    use super::*;
-
-    #[test]
-    fn a_run_as_a_table() {
-        let mut failed = Attempt::new(1, 64, 2);
-        failed.outcome = Some(Outcome::Oom);
-        failed.reason = Some("a | b\nc".to_owned());
-        failed.action = Some("batch 32 instead of 64".to_owned());
-        failed.seconds = 4.25;
-        let mut done = Attempt::new(2, 32, 4);
-        done.outcome = Some(Outcome::Finished);
-        (done.first_step, done.last_step, done.first_loss, done.last_loss) = (Some(1), Some(9), Some(2.0), Some(0.5));
-        done.peak_memory = Some(3 << 30);
-        use pipe_spec::run::{RunKind, SingleRun};
-        let state = RunState {
-            status: Status::Finished,
-            kind: RunKind::Training(SingleRun { steps: Some(9), attempts: vec![failed, done], ..SingleRun::default() }),
-            ..RunState::new("demo-1", "demo", "test")
-        };
-        let want = "### pipe: demo-1 finished\n\n\
-            | attempt | batch x accum | outcome | steps | loss | peak | time | why |\n|---|---|---|---|---|---|---|---|\n\
-            | 1 | 64 x 2 | oom | - | - | - | 4.2s | a \\| b c; then batch 32 instead of 64 |\n\
-            | 2 | 32 x 4 | finished | 1-9 | 2.000 to 0.500 | 3.0 GiB | 0.0s |  |\n\n";
-        assert_eq!(markdown(&state), want);
-    }
-}
-
 /// Rows of the table.
 const MOST_CLASSES: usize = 10;
 /// Characters of the name of a class, so that the table fits 80 columns.
@@ -238,6 +169,75 @@ fn left_out(classes: &ClassDetails, shown: usize) -> Option<String> {
     let more = classes.count.saturating_sub(shown as u64);
     (more > 0)
         .then(|| format!("{} with fewer rows: in the report, and in `pipe show --json`", count(more, "more class")))
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::Metric;
+
+    use super::*;
+
+    fn evaluation(step: u64, values: [f64; 4]) -> Evaluation {
+        let names = ["eval.loss", "eval.macro_f1", "eval.f1", "eval.accuracy"].map(str::to_owned);
+        Evaluation { step, metrics: names.into_iter().zip(values).collect() }
+    }
+
+    #[test]
+    fn a_table_of_evaluations() {
+        let best = Metric::named("macro_f1");
+        let mut result = RunResult {
+            metric: Some(best.to_string()),
+            save_best: Some(best),
+            first: Some(evaluation(4, [1.25, 0.5, 0.5, 0.55])),
+            best: Some(evaluation(28, [1.0, 0.75, 0.75, 0.8])),
+            last: Some(evaluation(48, [2.0, 0.625, 0.625, 0.7])),
+            ..RunResult::default()
+        };
+        let want = "evaluation     first   best    last\n\
+            step           4       28      48\n\
+            eval.macro_f1  0.5000  0.7500  0.6250\n\
+            eval.loss      1.2500  1.0000  2.0000\n\
+            eval.accuracy  0.5500  0.8000  0.7000";
+        assert_eq!(metrics_table(&result).unwrap().render(None), want);
+        assert_eq!(
+            (from(&result, 28), from(&result, 48)),
+            (" (step 28, the best eval.macro_f1)".into(), " (step 48)".into())
+        );
+        result.first.clone_from(&result.last);
+        assert!(metrics_table(&result).unwrap().render(None).starts_with("evaluation     last\nstep           48\n"));
+        assert!(metrics_table(&RunResult::default()).is_none());
+    }
+}
+
+#[cfg(test)]
+mod summary_tests {
+    use pipe_spec::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_run_as_a_table() {
+        let mut failed = Attempt::new(1, 64, 2);
+        failed.outcome = Some(Outcome::Oom);
+        failed.reason = Some("a | b\nc".to_owned());
+        failed.action = Some("batch 32 instead of 64".to_owned());
+        failed.seconds = 4.25;
+        let mut done = Attempt::new(2, 32, 4);
+        done.outcome = Some(Outcome::Finished);
+        (done.first_step, done.last_step, done.first_loss, done.last_loss) = (Some(1), Some(9), Some(2.0), Some(0.5));
+        done.peak_memory = Some(3 << 30);
+        use pipe_spec::run::{RunKind, SingleRun};
+        let state = RunState {
+            status: Status::Finished,
+            kind: RunKind::Training(SingleRun { steps: Some(9), attempts: vec![failed, done], ..SingleRun::default() }),
+            ..RunState::new("demo-1", "demo", "test")
+        };
+        let want = "### pipe: demo-1 finished\n\n\
+            | attempt | batch x accum | outcome | steps | loss | peak | time | why |\n|---|---|---|---|---|---|---|---|\n\
+            | 1 | 64 x 2 | oom | - | - | - | 4.2s | a \\| b c; then batch 32 instead of 64 |\n\
+            | 2 | 32 x 4 | finished | 1-9 | 2.000 to 0.500 | 3.0 GiB | 0.0s |  |\n\n";
+        assert_eq!(markdown(&state), want);
+    }
 }
 
 #[cfg(test)]

@@ -47,32 +47,6 @@ pub fn times_ranks(ranks: u32) -> String {
     if ranks > 1 { format!(" x {ranks} ranks") } else { String::new() }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn digits_in_groups() {
-        for (number, want) in [(7, "7"), (999, "999"), (1000, "1,000"), (2_850_000, "2,850,000")] {
-            assert_eq!(grouped(number), want);
-        }
-    }
-
-    #[test]
-    fn speeds() {
-        assert_eq!(speed(12.34, LossUnit::Samples), "12.3 samples/s");
-        assert_eq!(speed(10_240.0, LossUnit::Tokens), "10,240 tokens/s");
-    }
-
-    #[test]
-    fn figures() {
-        for (value, want) in [(0.0, "0"), (1.25, "1.2500"), (123.45, "123.5"), (54_321.0, "54,321"), (3e-4, "3.00e-4")]
-        {
-            assert_eq!(figure(value), want);
-        }
-    }
-}
-
 /// Control characters and those that turn the direction of text around as escapes such as `\x1b`. Line ends and tabs stay.
 pub fn visible(text: &str) -> Cow<'_, str> {
     escaped(text, |letter| letter == '\n' || letter == '\t')
@@ -125,6 +99,53 @@ fn is_special(letter: char) -> bool {
     letter.is_control() || matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// The columns of the terminal that stdout is; nothing where it is none, so that nothing is cut or wrapped.
+pub fn stdout_columns() -> Option<usize> {
+    let terminal = console::Term::stdout();
+    let size = if terminal.is_term() { terminal.size_checked() } else { None };
+    size.map(|(_, columns)| usize::from(columns)).filter(|columns| *columns > 0)
+}
+
+/// Lines of at most `width` characters, broken at spaces where there are some.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let options = textwrap::Options::new(width.max(1)).word_splitter(textwrap::WordSplitter::NoHyphenation);
+    textwrap::wrap(text, options).into_iter().map(Cow::into_owned).collect()
+}
+
+/// The beginning of a text that is too long, with an ellipsis.
+pub fn bounded(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.to_owned(),
+        Some(_) => text.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_in_groups() {
+        for (number, want) in [(7, "7"), (999, "999"), (1000, "1,000"), (2_850_000, "2,850,000")] {
+            assert_eq!(grouped(number), want);
+        }
+    }
+
+    #[test]
+    fn speeds() {
+        assert_eq!(speed(12.34, LossUnit::Samples), "12.3 samples/s");
+        assert_eq!(speed(10_240.0, LossUnit::Tokens), "10,240 tokens/s");
+    }
+
+    #[test]
+    fn figures() {
+        for (value, want) in [(0.0, "0"), (1.25, "1.2500"), (123.45, "123.5"), (54_321.0, "54,321"), (3e-4, "3.00e-4")]
+        {
+            assert_eq!(figure(value), want);
+        }
+    }
+}
+
 #[cfg(test)]
 mod visible_tests {
     use super::*;
@@ -151,27 +172,6 @@ mod visible_tests {
         let shown = visible_json(&text);
         assert_eq!(shown, visible(&shown));
         assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
-    }
-}
-
-/// The columns of the terminal that stdout is; nothing where it is none, so that nothing is cut or wrapped.
-pub fn stdout_columns() -> Option<usize> {
-    let terminal = console::Term::stdout();
-    let size = if terminal.is_term() { terminal.size_checked() } else { None };
-    size.map(|(_, columns)| usize::from(columns)).filter(|columns| *columns > 0)
-}
-
-/// Lines of at most `width` characters, broken at spaces where there are some.
-pub fn wrap(text: &str, width: usize) -> Vec<String> {
-    let options = textwrap::Options::new(width.max(1)).word_splitter(textwrap::WordSplitter::NoHyphenation);
-    textwrap::wrap(text, options).into_iter().map(Cow::into_owned).collect()
-}
-
-/// The beginning of a text that is too long, with an ellipsis.
-pub fn bounded(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        None => text.to_owned(),
-        Some(_) => text.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
     }
 }
 

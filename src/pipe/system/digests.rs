@@ -68,47 +68,6 @@ pub fn hash_tree(digests: &mut Digests, path: &Path, links: Links) -> Result<Str
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_content_of_a_folder() {
-        let folder = std::env::temp_dir().join(format!("pipe-content-{}", std::process::id()));
-        let write = |name: &str, text: &str| {
-            let path = folder.join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        let now = || hash_tree(&mut Digests::default(), &folder, Links::Followed).unwrap();
-        write("a/b", "1");
-        write("c", "2");
-        let first = now();
-        assert_eq!(first, now());
-        write("c", "3");
-        let changed = now();
-        write("c", "2");
-        assert!(changed != first && now() == first);
-        std::fs::rename(folder.join("c"), folder.join("d")).unwrap();
-        let renamed = now();
-        let of_job = || hash_tree(&mut Digests::default(), &folder, Links::Kept);
-        std::os::unix::fs::symlink("d", folder.join("inside")).unwrap();
-        assert!(renamed != first && now() != renamed && of_job().is_ok());
-        // A link of the user counts as what it leads to; one of a job must not lead out.
-        let outside = folder.with_extension("outside");
-        std::fs::write(&outside, "1").unwrap();
-        std::os::unix::fs::symlink(&outside, folder.join("outside")).unwrap();
-        let one = now();
-        std::fs::write(&outside, "2").unwrap();
-        assert!(now() != one && matches!(of_job(), Err(Error::LinkedOutput { .. })));
-        std::os::unix::fs::symlink(".", folder.join("circle")).unwrap();
-        now();
-        assert!(hash_tree(&mut Digests::default(), &folder.join("nothing"), Links::Followed).is_err());
-        std::fs::remove_file(outside).unwrap();
-        std::fs::remove_dir_all(&folder).unwrap();
-    }
-}
-
 #[derive(Default)]
 pub struct Digests {
     file: Option<PathBuf>,
@@ -249,6 +208,47 @@ fn shards(index: &[u8]) -> Option<BTreeSet<String>> {
     let index: Value = serde_json::from_slice(index).ok()?;
     let map = index.get("weight_map")?.as_object()?;
     map.values().map(|name| name.as_str().map(str::to_owned)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_content_of_a_folder() {
+        let folder = std::env::temp_dir().join(format!("pipe-content-{}", std::process::id()));
+        let write = |name: &str, text: &str| {
+            let path = folder.join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let now = || hash_tree(&mut Digests::default(), &folder, Links::Followed).unwrap();
+        write("a/b", "1");
+        write("c", "2");
+        let first = now();
+        assert_eq!(first, now());
+        write("c", "3");
+        let changed = now();
+        write("c", "2");
+        assert!(changed != first && now() == first);
+        std::fs::rename(folder.join("c"), folder.join("d")).unwrap();
+        let renamed = now();
+        let of_job = || hash_tree(&mut Digests::default(), &folder, Links::Kept);
+        std::os::unix::fs::symlink("d", folder.join("inside")).unwrap();
+        assert!(renamed != first && now() != renamed && of_job().is_ok());
+        // A link of the user counts as what it leads to; one of a job must not lead out.
+        let outside = folder.with_extension("outside");
+        std::fs::write(&outside, "1").unwrap();
+        std::os::unix::fs::symlink(&outside, folder.join("outside")).unwrap();
+        let one = now();
+        std::fs::write(&outside, "2").unwrap();
+        assert!(now() != one && matches!(of_job(), Err(Error::LinkedOutput { .. })));
+        std::os::unix::fs::symlink(".", folder.join("circle")).unwrap();
+        now();
+        assert!(hash_tree(&mut Digests::default(), &folder.join("nothing"), Links::Followed).is_err());
+        std::fs::remove_file(outside).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }
 
 #[cfg(test)]

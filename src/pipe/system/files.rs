@@ -48,31 +48,6 @@ pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), Erro
     write_whole(path, text.as_bytes())
 }
 
-#[cfg(test)]
-mod whole_tests {
-    use super::*;
-
-    #[test]
-    fn nothing_planted_is_written_through() {
-        let folder = std::env::temp_dir().join(format!("pipe-write-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("victim"), "victim").unwrap();
-        for name in ["run.json".to_owned(), format!(".run.json.{}.tmp", std::process::id())] {
-            std::os::unix::fs::symlink(folder.join("victim"), folder.join(name)).unwrap();
-        }
-        write_whole(&folder.join("run.json"), b"new").unwrap();
-        assert_eq!(std::fs::read(folder.join("victim")).unwrap(), b"victim");
-        assert_eq!(std::fs::read(folder.join("run.json")).unwrap(), b"new");
-        assert!(!folder.join("run.json").is_symlink());
-        let mode = std::fs::metadata(folder.join("run.json")).unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode & 0o600, 0o600);
-        assert!(write_whole(&folder.join("missing/run.json"), b"x").is_err());
-        // Nothing temporary stays.
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 3);
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-}
-
 /// The content of the file. A device, a pipe or a folder is an error at once, and so is more than `limit` bytes.
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let read_error = |source| Error::Read { path: path.to_owned(), source };
@@ -101,29 +76,6 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     (&mut file).take(limit + 1).read_to_end(&mut bytes).map_err(read_error)?;
     // Some files, such as those of /proc, have no size.
     if bytes.len() as u64 > limit { Err(too_large(bytes.len() as u64)) } else { Ok(bytes) }
-}
-
-#[cfg(test)]
-mod bounded_tests {
-    use super::*;
-
-    #[test]
-    fn only_regular_files_up_to_the_bound() {
-        let folder = std::env::temp_dir().join(format!("pipe-bounded-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("file"), "12345").unwrap();
-        assert_eq!(read(&folder.join("file"), 5).unwrap(), b"12345");
-        assert!(matches!(read(&folder.join("file"), 4), Err(Error::TooLarge { size: 5, .. })));
-        std::process::Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap();
-        let what = |path: &Path| match read(path, 5) {
-            Err(Error::NotAFile { what, .. }) => what,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(what(&folder.join("pipe")), "a pipe");
-        assert_eq!(what(&folder), "a folder");
-        assert_eq!(what(Path::new("/dev/zero")), "a device");
-        std::fs::remove_dir_all(folder).unwrap();
-    }
 }
 
 /// Bytes of a file system.
@@ -178,6 +130,54 @@ pub fn inside(root: &Path, path: &Path) -> io::Result<PathBuf> {
 fn parts(path: &Path) -> Vec<OsString> {
     let named = |part: &Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
     path.components().rev().filter(named).map(|part| part.as_os_str().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod whole_tests {
+    use super::*;
+
+    #[test]
+    fn nothing_planted_is_written_through() {
+        let folder = std::env::temp_dir().join(format!("pipe-write-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("victim"), "victim").unwrap();
+        for name in ["run.json".to_owned(), format!(".run.json.{}.tmp", std::process::id())] {
+            std::os::unix::fs::symlink(folder.join("victim"), folder.join(name)).unwrap();
+        }
+        write_whole(&folder.join("run.json"), b"new").unwrap();
+        assert_eq!(std::fs::read(folder.join("victim")).unwrap(), b"victim");
+        assert_eq!(std::fs::read(folder.join("run.json")).unwrap(), b"new");
+        assert!(!folder.join("run.json").is_symlink());
+        let mode = std::fs::metadata(folder.join("run.json")).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode & 0o600, 0o600);
+        assert!(write_whole(&folder.join("missing/run.json"), b"x").is_err());
+        // Nothing temporary stays.
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 3);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod bounded_tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_up_to_the_bound() {
+        let folder = std::env::temp_dir().join(format!("pipe-bounded-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("file"), "12345").unwrap();
+        assert_eq!(read(&folder.join("file"), 5).unwrap(), b"12345");
+        assert!(matches!(read(&folder.join("file"), 4), Err(Error::TooLarge { size: 5, .. })));
+        std::process::Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap();
+        let what = |path: &Path| match read(path, 5) {
+            Err(Error::NotAFile { what, .. }) => what,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(what(&folder.join("pipe")), "a pipe");
+        assert_eq!(what(&folder), "a folder");
+        assert_eq!(what(Path::new("/dev/zero")), "a device");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
 
 #[cfg(test)]

@@ -163,64 +163,6 @@ fn fields(message: &Message) -> Vec<Value> {
     .collect()
 }
 
-#[cfg(test)]
-mod discord_tests {
-    use pipe_spec::Status;
-
-    use super::*;
-
-    fn message(kind: NotifyOn, text: &str) -> Message {
-        Message {
-            kind,
-            run: text.to_owned(),
-            name: text.to_owned(),
-            status: Status::Running,
-            engine: "test".to_owned(),
-            attempt: Some(2),
-            batch: Some(16),
-            accum: Some(4),
-            effective_batch: 64,
-            cause: None,
-            reason: Some(text.to_owned()),
-            action: Some(text.to_owned()),
-            step: Some(5),
-            steps: Some(60),
-            loss: Some(1.25),
-            peak_memory: Some(1 << 30),
-            error: Some(text.to_owned()),
-            seconds: 75.0,
-            time: 1_000_000_000.0,
-        }
-    }
-
-    #[test]
-    fn no_text_is_too_long_for_discord() {
-        let long = "@everyone ``` ".repeat(5000);
-        for kind in [NotifyOn::Started, NotifyOn::Oom, NotifyOn::Retried, NotifyOn::Finished, NotifyOn::Failed] {
-            let embed = &embed(&message(kind, &long))["embeds"][0];
-            let length = |value: &Value| value.as_str().unwrap().chars().count();
-            let (title, description) = (length(&embed["title"]), length(&embed["description"]));
-            assert!(title <= 256 && (1..=4096).contains(&description), "{kind:?}");
-            let fields = embed["fields"].as_array().unwrap();
-            assert!(fields.len() <= 25 && fields.iter().all(|field| (1..=1024).contains(&length(&field["value"]))));
-            assert!(title + description + length(&embed["footer"]["text"]) < 5500);
-        }
-    }
-
-    #[test]
-    fn an_embed_says_what_matters() {
-        let embed = embed(&message(NotifyOn::Failed, "it broke ```"));
-        assert_eq!(embed["allowed_mentions"]["parse"], json!([]));
-        let embed = &embed["embeds"][0];
-        assert_eq!(embed["title"], "it broke ``` has failed");
-        assert_eq!(embed["description"], "```\nit broke '''\n```");
-        assert_eq!(embed["timestamp"], "2001-09-09T01:46:40Z");
-        let values: Vec<&str> =
-            embed["fields"].as_array().unwrap().iter().filter_map(|f| f["value"].as_str()).collect();
-        assert_eq!(values, ["2", "16 x 4", "5 of 60", "1.2500", "1.0 GiB", "1m15s"]);
-    }
-}
-
 /// Messages that wait for a receiver, at most.
 const QUEUE_CAPACITY: usize = 64;
 
@@ -292,5 +234,63 @@ impl Deliver for Delivery {
 
     fn give_up(&mut self) {
         self.waiting.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod discord_tests {
+    use pipe_spec::Status;
+
+    use super::*;
+
+    fn message(kind: NotifyOn, text: &str) -> Message {
+        Message {
+            kind,
+            run: text.to_owned(),
+            name: text.to_owned(),
+            status: Status::Running,
+            engine: "test".to_owned(),
+            attempt: Some(2),
+            batch: Some(16),
+            accum: Some(4),
+            effective_batch: 64,
+            cause: None,
+            reason: Some(text.to_owned()),
+            action: Some(text.to_owned()),
+            step: Some(5),
+            steps: Some(60),
+            loss: Some(1.25),
+            peak_memory: Some(1 << 30),
+            error: Some(text.to_owned()),
+            seconds: 75.0,
+            time: 1_000_000_000.0,
+        }
+    }
+
+    #[test]
+    fn no_text_is_too_long_for_discord() {
+        let long = "@everyone ``` ".repeat(5000);
+        for kind in [NotifyOn::Started, NotifyOn::Oom, NotifyOn::Retried, NotifyOn::Finished, NotifyOn::Failed] {
+            let embed = &embed(&message(kind, &long))["embeds"][0];
+            let length = |value: &Value| value.as_str().unwrap().chars().count();
+            let (title, description) = (length(&embed["title"]), length(&embed["description"]));
+            assert!(title <= 256 && (1..=4096).contains(&description), "{kind:?}");
+            let fields = embed["fields"].as_array().unwrap();
+            assert!(fields.len() <= 25 && fields.iter().all(|field| (1..=1024).contains(&length(&field["value"]))));
+            assert!(title + description + length(&embed["footer"]["text"]) < 5500);
+        }
+    }
+
+    #[test]
+    fn an_embed_says_what_matters() {
+        let embed = embed(&message(NotifyOn::Failed, "it broke ```"));
+        assert_eq!(embed["allowed_mentions"]["parse"], json!([]));
+        let embed = &embed["embeds"][0];
+        assert_eq!(embed["title"], "it broke ``` has failed");
+        assert_eq!(embed["description"], "```\nit broke '''\n```");
+        assert_eq!(embed["timestamp"], "2001-09-09T01:46:40Z");
+        let values: Vec<&str> =
+            embed["fields"].as_array().unwrap().iter().filter_map(|f| f["value"].as_str()).collect();
+        assert_eq!(values, ["2", "16 x 4", "5 of 60", "1.2500", "1.0 GiB", "1m15s"]);
     }
 }

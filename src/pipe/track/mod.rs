@@ -142,20 +142,6 @@ fn shortened(text: &str, most: usize) -> String {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_texts_are_shortened_by_characters() {
-        let cases =
-            [("", 5, ""), ("abcde", 5, "abcde"), ("abcdef", 5, "ab..."), ("éééééé", 5, "éé..."), ("abc", 2, "...")];
-        for (text, most, want) in cases {
-            assert_eq!(shortened(text, most), want, "{text}");
-        }
-    }
-}
-
 /// Sections that are not about the training, or that may hold secrets.
 const LEFT_OUT: [&str; 4] = ["version", "name", "notify", "track"];
 
@@ -216,4 +202,18 @@ fn of_command(metrics: &Metrics) -> Vec<(String, f64)> {
 fn of_eval(eval: &Eval) -> Vec<(String, f64)> {
     let scores = eval.scores.iter().map(|(name, score)| (format!("eval/{name}"), *score));
     std::iter::once(("eval/loss".to_owned(), eval.loss)).chain(scores).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_shortened_by_characters() {
+        let cases =
+            [("", 5, ""), ("abcde", 5, "abcde"), ("abcdef", 5, "ab..."), ("éééééé", 5, "éé..."), ("abc", 2, "...")];
+        for (text, most, want) in cases {
+            assert_eq!(shortened(text, most), want, "{text}");
+        }
+    }
 }

@@ -77,18 +77,6 @@ fn masked(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// As tensorflow's own record writer masks them.
-    #[test]
-    fn checksums_are_masked() {
-        assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
-        assert_eq!(masked(b"123456789"), 0xe306_9283u32.rotate_right(15).wrapping_add(0xa282_ead8));
-    }
-}
-
 /// A message, field by field.
 #[derive(Default)]
 pub struct Message(Vec<u8>);
@@ -137,6 +125,18 @@ impl Message {
         }
         self.0.push(number as u8);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As tensorflow's own record writer masks them.
+    #[test]
+    fn checksums_are_masked() {
+        assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(masked(b"123456789"), 0xe306_9283u32.rotate_right(15).wrapping_add(0xa282_ead8));
     }
 }
 

@@ -6,12 +6,12 @@ use std::path::Path;
 
 use pipe_spec::text::{count, human_bytes};
 
-use crate::engine::registry::{self, Host};
+use crate::engine::{Check, CheckStatus, Host, registry};
 use crate::error::Error;
 use crate::execute::launch::template::RANKS_SHM;
 use crate::fit::ledger::Ledger;
 use crate::input::data_cache;
-use crate::report::{Check, CheckStatus, print, print_json, stdout_columns, wrap};
+use crate::report::{print, print_json, stdout_columns, wrap};
 use crate::run::runs_folder;
 use crate::system::digests;
 use crate::system::files::{Space, absolute, nearest};

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use pipe_spec::text::human_bytes;
 
+use crate::engine::{Check, CheckStatus as Status};
 use crate::error::{Error, fetch_cuda};
 use crate::gpu::Card;
 use crate::image::{self, Cuda, Staged};
-use crate::report::{Check, CheckStatus as Status};
 
 /// How long nvidia-smi may take.
 const TIMEOUT: Duration = Duration::from_secs(20);

@@ -231,14 +231,14 @@ fn folded(words: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::{Pipeline, Variables};
+    use pipe_spec::Variables;
 
     use super::*;
 
     fn drafted(line: &str) -> (CommandDraft, String) {
         let nowhere = Path::new("/nowhere");
         let draft = draft(line, None, nowhere).unwrap();
-        let pipeline = Pipeline::parse(&draft.yaml, &[], &Variables::default())
+        let pipeline = registry::parse_pipeline(&draft.yaml, &[], &Variables::default())
             .unwrap_or_else(|error| panic!("{error}\n{}", draft.yaml));
         let command = pipeline.command().unwrap();
         let words = command.line.0.join("|");

@@ -359,9 +359,9 @@ fn tokens_of(tokenizer: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use pipe_spec::Variables;
-    use pipe_spec::pipeline::Pipeline;
 
     use super::*;
+    use crate::engine::registry;
 
     fn draft(arch: Arch, from: Option<&str>, model: ModelSize) -> Draft {
         let answers = Answers {
@@ -417,8 +417,8 @@ mod tests {
     fn check(draft: &Draft) {
         let (text, answers) = (draft.yaml(), &draft.answers);
         let (name, variables) = (answers.arch.name(), Variables::new(None, std::iter::empty()));
-        let pipeline =
-            Pipeline::parse(&text, &[], &variables).unwrap_or_else(|problems| panic!("{name}: {problems}\n{text}"));
+        let pipeline = registry::parse_pipeline(&text, &[], &variables)
+            .unwrap_or_else(|problems| panic!("{name}: {problems}\n{text}"));
         let training = pipeline.training().unwrap();
         assert_eq!(training.data.train.0, ["a folder/train: 1.jsonl"]);
         assert_eq!((training.model.arch, &training.model.from), (answers.arch, &answers.from), "{text}");
@@ -436,7 +436,7 @@ mod tests {
             let is_written = file.pointer(&pointer).is_some_and(|value| !value.is_null());
             assert!(is_written || !note.example.is_empty() || note.path.starts_with("model."), "{name}: {}", note.path);
             if !note.example.is_empty() {
-                let with = Pipeline::parse(&text, &[format!("{}={}", note.path, note.example)], &variables);
+                let with = registry::parse_pipeline(&text, &[format!("{}={}", note.path, note.example)], &variables);
                 let message = with.err().map_or(String::new(), |problems| problems.to_string());
                 assert!(message.is_empty() || note.path == "model.from", "{}: {message}", note.path);
             }

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::Inspection;
 use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{Arch, BatchSetting, Checkpointing, Pipeline, Task};
+use pipe_spec::pipeline::{Arch, BatchSetting, Checkpointing, Task};
 use serde_json::{Map, Value};
 
 use super::draft::Draft;
 use super::settings::Limits;
 use super::survey::Survey;
+use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::inspect::{self, Opened};
 use crate::fit::forecast::{Forecaster, Target};
@@ -124,7 +125,7 @@ async fn open(file: PathBuf) -> Result<Opened, Error> {
 /// The largest batch that divides a step and is expected to fit on a card of `total` bytes, without gradient checkpointing
 /// if possible; nothing if there is no estimate.
 pub fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
-    let mut pipeline = Pipeline::parse(&draft.yaml(), &[], &load::variables()).ok()?;
+    let mut pipeline = registry::parse_pipeline(&draft.yaml(), &[], &load::variables()).ok()?;
     let training = pipeline.training_mut()?;
     let note = |reason: String| say(&format!("note: no batch computed: {reason}"));
     let config = match &draft.answers.from {

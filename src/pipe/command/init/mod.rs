@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use pipe_spec::pipeline::Arch;
 use pipe_spec::text::{ByteSize, Name};
 
+use crate::engine::registry;
 use crate::error::Error;
 use crate::report::{print, print_data, say};
 use crate::system::digests::cache_folder;
@@ -114,6 +115,6 @@ fn cached_schema() -> Option<PathBuf> {
     let folder = std::path::absolute(cache_folder()?).ok()?;
     std::fs::create_dir_all(&folder).ok()?;
     let path = folder.join("schema.json");
-    write_json(&path, &pipe_spec::pipeline::schema()).ok()?;
+    write_json(&path, &registry::pipeline_schema()).ok()?;
     Some(path)
 }

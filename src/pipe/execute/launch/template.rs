@@ -14,7 +14,7 @@ use pipe_spec::{Device, Job, Rank, RunFolder, TrainerSpec, Variables};
 use super::job_spec::{self, CommandSpec, JobSpec};
 use super::placement::Placement;
 use super::workload::{Workload, workload};
-use crate::engine::{Engine, JobProgram, Launch};
+use crate::engine::{Engine, JobProgram, Launch, Mounts, Resources};
 use crate::error::Error;
 use crate::execute::decide::retry::Settings;
 use crate::input::load::Loaded;
@@ -306,7 +306,7 @@ impl<'a> JobTemplate<'a> {
             .mounts
             .iter()
             .map(|mount| (absolute(Path::new(&value(&mount.host))), PathBuf::from(&mount.container)));
-        let mut mounts: Vec<(PathBuf, PathBuf)> = inputs.into_iter().chain(given).collect();
+        let mut read_only: Vec<(PathBuf, PathBuf)> = inputs.into_iter().chain(given).collect();
         // Everything else in the run folder is out of the job's sight.
         let (mut writable, program, args, work_folder);
         match job_spec {
@@ -315,7 +315,7 @@ impl<'a> JobTemplate<'a> {
                 let (spec_on_host, spec) = pair(&attempt.spec(), &seen.attempt(number).spec());
                 program = JobProgram::Trainer;
                 args = vec![self.job.name().to_owned(), "--spec".to_owned(), spec.to_string_lossy().into_owned()];
-                mounts.insert(0, (spec_on_host, spec));
+                read_only.insert(0, (spec_on_host, spec));
                 work_folder = Some(job_folder.1.clone());
             }
             JobSpec::Command(spec) => {
@@ -331,22 +331,23 @@ impl<'a> JobTemplate<'a> {
             run_id: run_id.to_owned(),
             attempt: number,
             run_folder: folder.path().to_owned(),
-            writable,
+            mounts: Mounts { writable, read_only },
             work_folder,
             program,
             image: self.image.clone(),
-            gpus: container.gpus.clone(),
             args,
             env: self.env(engine, job_spec),
-            mounts,
             network: container.network,
             stop_timeout: container.stop_timeout(),
-            memory: container.memory.map(|size| size.0),
-            shm: self.shm(),
-            cpus: container.cpus,
-            nodes: match job_spec {
-                JobSpec::Training(spec) => spec.nodes,
-                JobSpec::Command(_) => 1,
+            resources: Resources {
+                gpus: container.gpus.clone(),
+                memory: container.memory.map(|size| size.0),
+                shm: self.shm(),
+                cpus: container.cpus,
+                nodes: match job_spec {
+                    JobSpec::Training(spec) => spec.nodes,
+                    JobSpec::Command(_) => 1,
+                },
             },
         }
     }

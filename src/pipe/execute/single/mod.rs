@@ -175,7 +175,7 @@ impl<'a> Supervisor<'a> {
         if in_a_row >= MAX_INTERRUPTIONS {
             let reason = format!("{reason}, {in_a_row} times in a row without anything saved");
             return Err(match diagnosis.cause {
-                Some(Cause::TimeLimit) => Error::TimeTooShort { reason },
+                Some(Cause::TimeLimit) => Error::TimeTooShort { reason, hint: self.engine.time_hint() },
                 _ => Error::EngineLost { reason },
             });
         }

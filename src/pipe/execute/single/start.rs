@@ -8,11 +8,11 @@ use pipe_spec::{Attempt, Cause, OomRecord, Outcome};
 
 use super::job_log::{JobEvents, JobLog};
 use super::{StartMode, Supervisor, interrupted};
-use crate::engine::{FoundJob, Launch, StartedJob, remove_jobs_of};
+use crate::engine::{FoundJob, Launch, StartedJob};
 use crate::error::Error;
 use crate::execute::decide::outcome::Diagnosis;
 use crate::execute::decide::retry::Settings;
-use crate::execute::launch::job_spec::JobSpec;
+use crate::execute::launch::{self, job_spec::JobSpec};
 use crate::run::EventLog;
 use crate::system::clock::now;
 use crate::system::files::write_json;
@@ -102,26 +102,12 @@ impl Supervisor<'_> {
         self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, spec)
     }
 
-    /// An engine that queues jobs may have to wait until it can take one.
     async fn launch(&mut self, number: u32, spec: &JobSpec) -> Result<StartedJob, Error> {
         let launch = self.launch_of(number, spec);
-        for (path, _) in &launch.writable {
+        for (path, _) in &launch.mounts.writable {
             std::fs::create_dir_all(path).map_err(|source| Error::Write { path: path.clone(), source })?;
         }
-        let engine = self.engine;
-        if !engine.has_queue() {
-            return engine.start(&launch).await;
-        }
-        tokio::select! {
-            started = engine.start(&launch) => started,
-            () = self.interrupts.signal() => {
-                if let FoundJob::Job(job) = engine.find(&launch, None, None).await? {
-                    engine.remove(&job.id).await?;
-                }
-                remove_jobs_of(engine, &launch.run_id, None).await?;
-                Err(Error::Interrupted)
-            }
-        }
+        launch::start(self.engine, &launch, self.interrupts).await
     }
 }
 

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{Cluster, GraphStep, Image, Mount, OutputRef, Pipeline, Problems};
+use pipe_spec::pipeline::{EngineRequest, GraphStep, Image, Mount, OutputRef, Pipeline, Problems};
 use pipe_spec::run::{StepState, StepStatus};
 use pipe_spec::{Cause, Job, Lock, PipeExit, RunFolder, RunState, Status};
 use schedule::Room;
@@ -49,8 +49,8 @@ pub struct GraphDriver<'a> {
     reporter: &'a mut Reporter,
     interrupts: &'a mut Interrupts,
     watcher: GraphWatcher,
-    /// By name, and by what steps say of the cluster.
-    engines: Vec<(String, Cluster, Rc<dyn Engine>)>,
+    /// By name, and by what steps ask of them.
+    engines: Vec<(String, EngineRequest, Rc<dyn Engine>)>,
     /// What was asked of it, if it is to stop.
     stopping: Option<StopRequest>,
     takeovers: children::Takeovers,
@@ -285,18 +285,18 @@ impl<'a> GraphDriver<'a> {
     }
 
     fn engine_name(&self, step: &GraphStep) -> String {
-        step.pipeline.engine.map_or_else(|| self.run.state.engine.clone(), |engine| engine.name().to_owned())
+        step.pipeline.engine.clone().unwrap_or_else(|| self.run.state.engine.clone())
     }
 
     async fn engine_of(&mut self, step: &GraphStep) -> Result<Rc<dyn Engine>, Error> {
         let wanted = self.engine_name(step);
-        let cluster = step.pipeline.cluster_request();
-        let known = self.engines.iter().find(|(name, of, _)| *name == wanted && *of == cluster);
+        let request = step.pipeline.engine_request();
+        let known = self.engines.iter().find(|(name, of, _)| *name == wanted && *of == request);
         if let Some((_, _, engine)) = known {
             return Ok(engine.clone());
         }
-        let engine: Rc<dyn Engine> = Rc::from(registry::connect_for(&wanted, &cluster).await?);
-        self.engines.push((wanted, cluster, engine.clone()));
+        let engine: Rc<dyn Engine> = Rc::from(registry::connect_for(&wanted, &request).await?);
+        self.engines.push((wanted, request, engine.clone()));
         Ok(engine)
     }
 

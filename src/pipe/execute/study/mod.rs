@@ -17,14 +17,13 @@ use std::time::{Duration, Instant};
 
 use curve::Curves;
 use pipe_search::{Direction, Journal, Space, Trial, TrialState, importances};
-use pipe_spec::pipeline::Pipeline;
 use pipe_spec::study::{OomPolicy, Study};
 use pipe_spec::{RunFolder, Status, Variables};
 use same::Trainings;
 use serde_json::{Map, Value};
 
 use super::children;
-use crate::engine::Engine;
+use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::report::Reporter;
 use crate::run::{self, Owner, Run};
@@ -261,7 +260,7 @@ impl<'a> StudyDriver<'a> {
     fn recognise(&mut self, trial: &Trial) {
         // As it ran: the architecture may be that of a model that was chosen.
         let text = std::fs::read_to_string(run::folder_of(&self.run_id(trial.number)).resolved()).unwrap_or_default();
-        let pipeline = Pipeline::parse(&text, &[], self.variables).ok();
+        let pipeline = registry::parse_pipeline(&text, &[], self.variables).ok();
         let name = pipeline.and_then(|pipeline| Trainings::name(self.study, &pipeline));
         if let Some(name) = name {
             self.search.trainings.add(name, trial.number);

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::trial::{self, Standing};
 use super::{directions, importances_of, space};
+use crate::engine::registry;
 use crate::error::Error;
 use crate::report::html::StudyPage;
 use crate::report::{Table, duration, figure};
@@ -36,7 +37,7 @@ impl StudyView<'_> {
         let mut more = Vec::new();
         // What the trial ran as is known from its run: the architecture of a model that was chosen.
         let ran = self.run_of(trial).and_then(|id| std::fs::read_to_string(crate::run::folder_of(&id).resolved()).ok());
-        let ran = ran.and_then(|text| pipe_spec::Pipeline::parse(&text, &[], variables).ok());
+        let ran = ran.and_then(|text| registry::parse_pipeline(&text, &[], variables).ok());
         if let Some(training) = ran.as_ref().and_then(pipe_spec::Pipeline::training) {
             more.push(("model.arch", json!(training.model.arch.name())));
         }

@@ -162,81 +162,6 @@ impl LedgerEntry {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    pub fn fact(batch: u32, fits: bool, capacity: u64) -> Fact {
-        let peak = fits.then_some(capacity);
-        Fact {
-            batch,
-            accumulates: true,
-            fits,
-            largest: false,
-            capped: false,
-            peak,
-            sample_ms: None,
-            capacity,
-            when: 0.0,
-            run: "a-run".to_owned(),
-        }
-    }
-
-    pub fn entry(facts: &[Fact]) -> LedgerEntry {
-        let mut entry = LedgerEntry { key: key("cpu"), facts: Vec::new() };
-        facts.iter().for_each(|fact| entry.add(fact.clone()));
-        entry
-    }
-
-    fn key(gpu: &str) -> Key {
-        Key {
-            model: "m".to_owned(),
-            arch: "t5".to_owned(),
-            precision: Precision::Fp32,
-            optimizer: OptimizerKind::Adamw,
-            checkpointing: Checkpointing::Off,
-            ranks: 1,
-            sharded: false,
-            filled: None,
-            longest: "64".to_owned(),
-            allocator: "default".to_owned(),
-            gpu: gpu.to_owned(),
-            driver: "1".to_owned(),
-            image: "i".to_owned(),
-        }
-    }
-
-    #[test]
-    fn another_card_is_another_key_and_a_hint() {
-        let (one, other) = (key("A"), key("B"));
-        assert_ne!(one.id(), other.id());
-        assert!(one.is_elsewhere(&other) && !one.is_elsewhere(&one));
-        assert!(!one.is_elsewhere(&Key { longest: "65".to_owned(), ..other }));
-    }
-
-    #[test]
-    fn a_fact_takes_the_place_of_an_older_one_about_the_same() {
-        let newer = Fact { peak: Some(7), when: 1.0, ..fact(8, true, 12) };
-        let first = Fact { largest: true, sample_ms: Some(3.0), ..fact(8, true, 12) };
-        let entry = entry(&[first, fact(16, false, 12), newer.clone()]);
-        assert_eq!(entry.facts, [Fact { largest: true, sample_ms: Some(3.0), ..newer }, fact(16, false, 12)]);
-        assert_eq!(entry.summary(), "batch 8 fits (peak 7 B), 16 does not fit in 12 B");
-    }
-
-    #[test]
-    fn a_search_that_ended_at_the_effective_batch_names_no_limit() {
-        let found = Fact { largest: true, capped: true, accumulates: false, ..fact(8, true, 12) };
-        let again = Fact { accumulates: false, ..fact(8, true, 12) };
-        let known = entry(&[found.clone(), again]);
-        assert!(known.facts[0].capped, "a training at the same batch does not make it a limit");
-        assert_eq!(known.summary(), "batch 8 fits (peak 12 B), larger was not tried");
-        // As it was written before there was `capped`.
-        let old = serde_json::to_value(Fact { capped: false, ..found }).unwrap();
-        assert!(old.get("capped").is_none());
-        assert!(serde_json::from_value::<Fact>(old).unwrap().is_capped());
-    }
-}
-
 /// The name of a run of several steps, before that of a step.
 static RUN_ID: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"[A-Za-z0-9][\w.-]*-\d{8}-\d{6}-[a-z]{4}\.").expect("it is written here"));
@@ -314,5 +239,80 @@ impl LedgerJob {
     /// The key under which the ledger finds the row lengths of a command: itself.
     pub fn data(&self) -> &str {
         &self.model
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub fn fact(batch: u32, fits: bool, capacity: u64) -> Fact {
+        let peak = fits.then_some(capacity);
+        Fact {
+            batch,
+            accumulates: true,
+            fits,
+            largest: false,
+            capped: false,
+            peak,
+            sample_ms: None,
+            capacity,
+            when: 0.0,
+            run: "a-run".to_owned(),
+        }
+    }
+
+    pub fn entry(facts: &[Fact]) -> LedgerEntry {
+        let mut entry = LedgerEntry { key: key("cpu"), facts: Vec::new() };
+        facts.iter().for_each(|fact| entry.add(fact.clone()));
+        entry
+    }
+
+    fn key(gpu: &str) -> Key {
+        Key {
+            model: "m".to_owned(),
+            arch: "t5".to_owned(),
+            precision: Precision::Fp32,
+            optimizer: OptimizerKind::Adamw,
+            checkpointing: Checkpointing::Off,
+            ranks: 1,
+            sharded: false,
+            filled: None,
+            longest: "64".to_owned(),
+            allocator: "default".to_owned(),
+            gpu: gpu.to_owned(),
+            driver: "1".to_owned(),
+            image: "i".to_owned(),
+        }
+    }
+
+    #[test]
+    fn another_card_is_another_key_and_a_hint() {
+        let (one, other) = (key("A"), key("B"));
+        assert_ne!(one.id(), other.id());
+        assert!(one.is_elsewhere(&other) && !one.is_elsewhere(&one));
+        assert!(!one.is_elsewhere(&Key { longest: "65".to_owned(), ..other }));
+    }
+
+    #[test]
+    fn a_fact_takes_the_place_of_an_older_one_about_the_same() {
+        let newer = Fact { peak: Some(7), when: 1.0, ..fact(8, true, 12) };
+        let first = Fact { largest: true, sample_ms: Some(3.0), ..fact(8, true, 12) };
+        let entry = entry(&[first, fact(16, false, 12), newer.clone()]);
+        assert_eq!(entry.facts, [Fact { largest: true, sample_ms: Some(3.0), ..newer }, fact(16, false, 12)]);
+        assert_eq!(entry.summary(), "batch 8 fits (peak 7 B), 16 does not fit in 12 B");
+    }
+
+    #[test]
+    fn a_search_that_ended_at_the_effective_batch_names_no_limit() {
+        let found = Fact { largest: true, capped: true, accumulates: false, ..fact(8, true, 12) };
+        let again = Fact { accumulates: false, ..fact(8, true, 12) };
+        let known = entry(&[found.clone(), again]);
+        assert!(known.facts[0].capped, "a training at the same batch does not make it a limit");
+        assert_eq!(known.summary(), "batch 8 fits (peak 12 B), larger was not tried");
+        // As it was written before there was `capped`.
+        let old = serde_json::to_value(Fact { capped: false, ..found }).unwrap();
+        assert!(old.get("capped").is_none());
+        assert!(serde_json::from_value::<Fact>(old).unwrap().is_capped());
     }
 }

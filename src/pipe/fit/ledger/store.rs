@@ -202,79 +202,6 @@ fn of_all(lines: &Lines) -> String {
     format!("{} of {}", lines.count(), count(lines.count() + lines.damaged, "entry"))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fit::ledger::tests::{entry, fact};
-
-    fn in_folder(name: &str) -> (PathBuf, Ledger) {
-        let folder = std::env::temp_dir().join(format!("pipe-ledger-{name}-{}", std::process::id()));
-        std::fs::remove_dir_all(&folder).ok();
-        let ledger = Ledger::at(folder.join("ledger.jsonl"));
-        for batch in 1..5 {
-            let mut key = entry(&[]).key;
-            key.longest = batch.to_string();
-            ledger.record(&format!("data-{batch}"), "64", &key, vec![fact(batch, true, 12)]).unwrap();
-        }
-        (folder, ledger)
-    }
-
-    fn names(folder: &Path) -> Vec<String> {
-        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<String> = entries.filter(|name| !name.starts_with('.')).collect();
-        names.sort();
-        names
-    }
-
-    #[test]
-    fn what_is_recorded_is_known() {
-        let (folder, ledger) = in_folder("recorded");
-        assert_eq!(ledger.entries().unwrap().len(), 4);
-        assert_eq!(ledger.longest("data-2").unwrap().as_deref(), Some("64"));
-        let ids: Vec<String> = ledger.entries().unwrap()[..3].iter().map(|entry| entry.key.id()).collect();
-        ledger.forget(&ids).unwrap();
-        assert_eq!(ledger.entries().unwrap().len(), 1);
-        assert!(ledger.take_warnings().is_empty());
-        assert_eq!(names(&folder), ["ledger.jsonl"]);
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn a_damaged_one_is_set_aside_with_what_is_intact_kept() {
-        let (folder, ledger) = in_folder("damaged");
-        let text = std::fs::read(ledger.path()).unwrap();
-        for round in 1..=3 {
-            std::fs::write(ledger.path(), &text[..text.len() - 10]).unwrap();
-            assert_eq!(ledger.entries().unwrap().len(), 4);
-            let warnings = ledger.take_warnings();
-            assert!(warnings[0].contains("7 of 8 entries went into a new one"), "{warnings:?}");
-            let names = names(&folder);
-            assert_eq!(names.len(), 1 + round);
-            assert!(names[1..].iter().all(|name| name.starts_with("ledger.jsonl.damaged-")), "{names:?}");
-            assert_eq!(std::fs::read(folder.join(&names[round])).unwrap(), &text[..text.len() - 10]);
-        }
-        assert_eq!(ledger.longest("data-1").unwrap().as_deref(), Some("64"));
-        assert!(ledger.take_warnings().is_empty());
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn one_that_is_no_ledger_or_too_large() {
-        let (folder, ledger) = in_folder("foreign");
-        std::fs::write(ledger.path(), b"redb\x1a\n\xa9\r\n\0\0\xff\xfe").unwrap();
-        assert!(ledger.entries().unwrap().is_empty());
-        assert_eq!(ledger.take_warnings().len(), 1);
-        File::options().write(true).open(ledger.path()).unwrap().set_len(MAX_BYTES + 1).unwrap();
-        assert!(ledger.longest("data-1").unwrap().is_none());
-        assert!(ledger.take_warnings()[0].contains("0 of 1 entry"));
-        std::fs::remove_file(ledger.path()).unwrap();
-        std::fs::create_dir(ledger.path()).unwrap();
-        assert!(ledger.entries().unwrap_err().to_string().contains("it is not a file"));
-        assert!(ledger.forget(&["x".to_owned()]).is_err());
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-}
-
 const HEAD: &str = "{\"check\":\"";
 const DIGITS: usize = 16;
 
@@ -348,6 +275,79 @@ fn intact(line: &[u8]) -> Option<&str> {
     let line = std::str::from_utf8(line).ok()?;
     let (check, rest) = line.strip_prefix(HEAD)?.split_at_checked(DIGITS)?;
     (digest(rest.strip_prefix("\",")?) == check).then_some(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fit::ledger::tests::{entry, fact};
+
+    fn in_folder(name: &str) -> (PathBuf, Ledger) {
+        let folder = std::env::temp_dir().join(format!("pipe-ledger-{name}-{}", std::process::id()));
+        std::fs::remove_dir_all(&folder).ok();
+        let ledger = Ledger::at(folder.join("ledger.jsonl"));
+        for batch in 1..5 {
+            let mut key = entry(&[]).key;
+            key.longest = batch.to_string();
+            ledger.record(&format!("data-{batch}"), "64", &key, vec![fact(batch, true, 12)]).unwrap();
+        }
+        (folder, ledger)
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = entries.filter(|name| !name.starts_with('.')).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_is_recorded_is_known() {
+        let (folder, ledger) = in_folder("recorded");
+        assert_eq!(ledger.entries().unwrap().len(), 4);
+        assert_eq!(ledger.longest("data-2").unwrap().as_deref(), Some("64"));
+        let ids: Vec<String> = ledger.entries().unwrap()[..3].iter().map(|entry| entry.key.id()).collect();
+        ledger.forget(&ids).unwrap();
+        assert_eq!(ledger.entries().unwrap().len(), 1);
+        assert!(ledger.take_warnings().is_empty());
+        assert_eq!(names(&folder), ["ledger.jsonl"]);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_one_is_set_aside_with_what_is_intact_kept() {
+        let (folder, ledger) = in_folder("damaged");
+        let text = std::fs::read(ledger.path()).unwrap();
+        for round in 1..=3 {
+            std::fs::write(ledger.path(), &text[..text.len() - 10]).unwrap();
+            assert_eq!(ledger.entries().unwrap().len(), 4);
+            let warnings = ledger.take_warnings();
+            assert!(warnings[0].contains("7 of 8 entries went into a new one"), "{warnings:?}");
+            let names = names(&folder);
+            assert_eq!(names.len(), 1 + round);
+            assert!(names[1..].iter().all(|name| name.starts_with("ledger.jsonl.damaged-")), "{names:?}");
+            assert_eq!(std::fs::read(folder.join(&names[round])).unwrap(), &text[..text.len() - 10]);
+        }
+        assert_eq!(ledger.longest("data-1").unwrap().as_deref(), Some("64"));
+        assert!(ledger.take_warnings().is_empty());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn one_that_is_no_ledger_or_too_large() {
+        let (folder, ledger) = in_folder("foreign");
+        std::fs::write(ledger.path(), b"redb\x1a\n\xa9\r\n\0\0\xff\xfe").unwrap();
+        assert!(ledger.entries().unwrap().is_empty());
+        assert_eq!(ledger.take_warnings().len(), 1);
+        File::options().write(true).open(ledger.path()).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        assert!(ledger.longest("data-1").unwrap().is_none());
+        assert!(ledger.take_warnings()[0].contains("0 of 1 entry"));
+        std::fs::remove_file(ledger.path()).unwrap();
+        std::fs::create_dir(ledger.path()).unwrap();
+        assert!(ledger.entries().unwrap_err().to_string().contains("it is not a file"));
+        assert!(ledger.forget(&["x".to_owned()]).is_err());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
 
 #[cfg(test)]

@@ -120,7 +120,7 @@ fn pictures_become_files() {
     assert_eq!(got[4]["text"], "green car");
     for row in got {
         let bytes = std::fs::read(folder.join(row["image"].as_str().unwrap())).unwrap();
-        assert!(pipe_data::pictures::ending(&bytes).is_some());
+        assert!(pipe_data::compressed::ending(&bytes).is_some());
     }
 }
 

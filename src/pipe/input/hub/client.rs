@@ -220,56 +220,6 @@ fn join(address: &str, location: &str) -> Option<String> {
     Some(format!("{}://{}{location}", uri.scheme_str()?, uri.authority()?))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_same_scheme_host_and_port_are_the_hub() {
-        let cases = [
-            ("https://hub.example/a", "https://HUB.example:443/b", true),
-            ("https://hub.example", "http://hub.example/", false),
-            ("https://hub.example", "https://cdn.hub.example/", false),
-            ("http://127.0.0.1:80", "http://127.0.0.1:81", false),
-            ("https://hub.example", "https://hub.example@evil.example/", false),
-        ];
-        for (one, other, same) in cases {
-            assert!(origin(one).is_some() && origin(other).is_some(), "{one} {other}");
-            assert_eq!(origin(one) == origin(other), same, "{one} {other}");
-        }
-    }
-
-    #[test]
-    fn redirects() {
-        let cases = [
-            ("/b?c=d", Some("https://hub.example/b?c=d")),
-            ("https://cdn.example/x", Some("https://cdn.example/x")),
-            ("//cdn.example/x", None),
-            ("file:///etc/passwd", None),
-            ("b", None),
-        ];
-        for (location, want) in cases {
-            assert_eq!(join("https://hub.example/a", location).as_deref(), want, "{location}");
-        }
-    }
-
-    #[test]
-    fn waits_grow_and_end_and_follow_the_hub() {
-        let error = |after: Option<u64>| RequestError::Transient {
-            reason: String::new(),
-            after: after.map(Duration::from_secs),
-        };
-        let mut retries = Retries::of_questions();
-        let waits: Vec<_> = std::iter::from_fn(|| retries.wait(&error(None))).map(|wait| wait.as_millis()).collect();
-        assert_eq!(waits, [500, 1000, 2000]);
-        retries.reset();
-        assert_eq!(retries.wait(&error(Some(7))), Some(Duration::from_secs(7)));
-        assert_eq!(retries.wait(&error(Some(7200))), Some(LONGEST_WAIT));
-        let refused = RequestError::Refused(Refusal { status: 404, code: String::new(), message: String::new() });
-        assert_eq!(retries.wait(&refused), None);
-    }
-}
-
 /// Why something cannot be read from the hub.
 #[derive(Debug)]
 pub enum Failure {
@@ -349,4 +299,54 @@ fn plain(message: &str) -> String {
 /// The error where the disk has too little space for a download.
 pub fn no_space(folder: &std::path::Path, needed: u64, free: u64) -> Error {
     Error::NoSpace { folder: folder.to_owned(), needed: human_bytes(needed), free: human_bytes(free) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_same_scheme_host_and_port_are_the_hub() {
+        let cases = [
+            ("https://hub.example/a", "https://HUB.example:443/b", true),
+            ("https://hub.example", "http://hub.example/", false),
+            ("https://hub.example", "https://cdn.hub.example/", false),
+            ("http://127.0.0.1:80", "http://127.0.0.1:81", false),
+            ("https://hub.example", "https://hub.example@evil.example/", false),
+        ];
+        for (one, other, same) in cases {
+            assert!(origin(one).is_some() && origin(other).is_some(), "{one} {other}");
+            assert_eq!(origin(one) == origin(other), same, "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn redirects() {
+        let cases = [
+            ("/b?c=d", Some("https://hub.example/b?c=d")),
+            ("https://cdn.example/x", Some("https://cdn.example/x")),
+            ("//cdn.example/x", None),
+            ("file:///etc/passwd", None),
+            ("b", None),
+        ];
+        for (location, want) in cases {
+            assert_eq!(join("https://hub.example/a", location).as_deref(), want, "{location}");
+        }
+    }
+
+    #[test]
+    fn waits_grow_and_end_and_follow_the_hub() {
+        let error = |after: Option<u64>| RequestError::Transient {
+            reason: String::new(),
+            after: after.map(Duration::from_secs),
+        };
+        let mut retries = Retries::of_questions();
+        let waits: Vec<_> = std::iter::from_fn(|| retries.wait(&error(None))).map(|wait| wait.as_millis()).collect();
+        assert_eq!(waits, [500, 1000, 2000]);
+        retries.reset();
+        assert_eq!(retries.wait(&error(Some(7))), Some(Duration::from_secs(7)));
+        assert_eq!(retries.wait(&error(Some(7200))), Some(LONGEST_WAIT));
+        let refused = RequestError::Refused(Refusal { status: 404, code: String::new(), message: String::new() });
+        assert_eq!(retries.wait(&refused), None);
+    }
 }

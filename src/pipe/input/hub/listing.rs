@@ -135,36 +135,6 @@ fn listing_path(address: &Address, commit: &str) -> Option<PathBuf> {
     Some(cache_folder()?.join("hub").join(address.folder_name()).join(format!("{commit}.json")))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_and_hashes_of_both_kinds_of_files() {
-        let (sha1, sha256) = ("b".repeat(40), "c".repeat(64));
-        let listing: Listing = serde_json::from_value(serde_json::json!({
-            "sha": "a".repeat(40), "id": "o/n", "gated": false,
-            "siblings": [
-                { "rfilename": "config.json", "size": 7, "blobId": sha1 },
-                { "rfilename": "model.safetensors", "size": 9, "blobId": sha1,
-                  "lfs": { "sha256": sha256, "size": 9, "pointerSize": 1 } },
-                { "rfilename": "README.md" },
-            ]
-        }))
-        .unwrap();
-        let found: Vec<_> = listing.siblings.iter().map(|one| one.file().map(|file| (file.size, file.hash))).collect();
-        let hash = |text: &str| ContentHash::parse(text).unwrap();
-        assert_eq!(found, [Some((7, hash(&sha1))), Some((9, hash(&sha256))), None]);
-        assert!(listing.has("README.md") && !listing.has("readme.md"));
-    }
-
-    #[test]
-    fn names_are_escaped_in_addresses() {
-        let address = Address::of_model("o/n").unwrap();
-        assert_eq!(resolve_path(&address, "c", "a b/ü?.json"), "o/n/resolve/c/a%20b/%C3%BC%3F.json");
-    }
-}
-
 /// The hub's name for a content, and that of its file in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContentHash(String);
@@ -212,6 +182,36 @@ impl Hasher {
             write!(text, "{byte:02x}").expect("a String takes all that is written");
             text
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_hashes_of_both_kinds_of_files() {
+        let (sha1, sha256) = ("b".repeat(40), "c".repeat(64));
+        let listing: Listing = serde_json::from_value(serde_json::json!({
+            "sha": "a".repeat(40), "id": "o/n", "gated": false,
+            "siblings": [
+                { "rfilename": "config.json", "size": 7, "blobId": sha1 },
+                { "rfilename": "model.safetensors", "size": 9, "blobId": sha1,
+                  "lfs": { "sha256": sha256, "size": 9, "pointerSize": 1 } },
+                { "rfilename": "README.md" },
+            ]
+        }))
+        .unwrap();
+        let found: Vec<_> = listing.siblings.iter().map(|one| one.file().map(|file| (file.size, file.hash))).collect();
+        let hash = |text: &str| ContentHash::parse(text).unwrap();
+        assert_eq!(found, [Some((7, hash(&sha1))), Some((9, hash(&sha256))), None]);
+        assert!(listing.has("README.md") && !listing.has("readme.md"));
+    }
+
+    #[test]
+    fn names_are_escaped_in_addresses() {
+        let address = Address::of_model("o/n").unwrap();
+        assert_eq!(resolve_path(&address, "c", "a b/ü?.json"), "o/n/resolve/c/a%20b/%C3%BC%3F.json");
     }
 }
 

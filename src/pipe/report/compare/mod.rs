@@ -23,7 +23,7 @@ use crate::run::{Record, job_file};
 use crate::system::digests::Digests;
 
 pub use curves::Curves;
-pub use settings::{CHANGEABLE_SETTINGS, Setting, flat_settings, may_change, paths_that_differ};
+pub use settings::{Setting, changeable_settings, flat_settings, may_change, paths_that_differ};
 pub use verdict::{ComputeMode, judge};
 
 #[derive(Clone, Debug, Serialize)]
@@ -60,7 +60,7 @@ impl Comparison {
 /// A lock knows only whether the settings are the same. Where all that differ are settings that a run may be resumed with, such as
 /// the number of cards, the computation is the same.
 fn with_effect_of(settings: Option<&[Setting]>, mut differences: Vec<Difference>) -> Vec<Difference> {
-    let same_training = |setting: &Setting| setting.path == "name" || may_change(&setting.path, &CHANGEABLE_SETTINGS);
+    let same_training = |setting: &Setting| setting.path == "name" || may_change(&setting.path, &changeable_settings());
     if settings.is_some_and(|settings| settings.iter().all(same_training)) {
         let found = differences.iter_mut().filter(|difference| difference.what == "settings");
         found.for_each(|difference| difference.effect = Effect::Rounding);

@@ -4,10 +4,11 @@ use std::fmt::Write;
 use std::num::NonZeroU32;
 
 use pipe_spec::Variables;
-use pipe_spec::pipeline::{BatchSetting, Limit, Pipeline};
+use pipe_spec::pipeline::{BatchSetting, Limit};
 use pipe_spec::text::{ByteSize, human_bytes};
 
 use super::markup::{escape, table};
+use crate::engine::registry;
 use crate::fit::forecast::{Forecast, Forecaster};
 use crate::run::Record;
 
@@ -46,7 +47,7 @@ pub fn section(run: &Record, variables: &Variables) -> String {
 
 /// The forecast for the batch that the run ended with.
 fn forecast(run: &Record, variables: &Variables) -> Option<Forecast> {
-    let mut pipeline = Pipeline::parse(run.resolved.as_ref()?, &[], variables).ok()?;
+    let mut pipeline = registry::parse_pipeline(run.resolved.as_ref()?, &[], variables).ok()?;
     let training = pipeline.training_mut()?;
     let config = training.model.config.clone().or_else(|| run.config.clone())?;
     let last = run.state.as_ref().and_then(|state| state.attempts().last());

@@ -29,6 +29,8 @@ use super::text::{times_ranks, visible, visible_line};
 use super::{
     ResultFiles, attempts_table, bounded, metrics_table, output, print, print_json_line, result, result_lines,
 };
+use crate::engine::Progress;
+use crate::image::BuildWatcher;
 
 pub use bars::FetchProgress;
 pub use view::StepLine;
@@ -61,6 +63,19 @@ pub struct Reporter {
     reason: Mutex<Option<String>>,
     /// The name of a stage, and the lines that it would have printed.
     step: Option<(String, Mutex<Vec<String>>)>,
+}
+
+impl Progress for Reporter {
+    fn note(&self, line: &str) {
+        Self::note(self, line);
+    }
+
+    fn image_build<'a>(&'a mut self, name: &str, size: u64) -> Box<dyn BuildWatcher + 'a> {
+        self.note(&format!("building the image {name} ({})", human_bytes(size)));
+        self.hide();
+        let on_terminal = self.mode == Mode::Block;
+        Box::new(ImageProgress::new(self, size, on_terminal))
+    }
 }
 
 /// What a command prints.
@@ -345,13 +360,6 @@ impl Reporter {
             }
             Mode::Log | Mode::Quiet => {}
         }
-    }
-
-    pub fn image_progress(&mut self, name: &str, size: u64) -> ImageProgress<'_> {
-        self.note(&format!("building the image {name} ({})", human_bytes(size)));
-        self.hide();
-        let on_terminal = self.mode == Mode::Block;
-        ImageProgress::new(self, size, on_terminal)
     }
 
     /// For what is fetched before there is a run.

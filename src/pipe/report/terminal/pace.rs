@@ -85,49 +85,6 @@ fn sparkline(heights: &[f64]) -> String {
     heights.iter().map(level).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn heights_as_characters() {
-        for (heights, want) in [
-            (&[][..], ""),
-            (&[2.5], "▁"),
-            (&[1.0, 1.0], "▁▁"),
-            (&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], "▁▂▃▄▅▆▇█"),
-            (&[8.0, -6.0, 1.0], "█▁▅"),
-            (&[900.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 1.0], "██▇▆▅▄▃▂▁▁"),
-        ] {
-            assert_eq!(sparkline(heights), want, "{heights:?}");
-        }
-    }
-
-    #[test]
-    fn a_long_run_stays_within_its_columns() {
-        let mut curve = Curve::default();
-        (1..=100_000u64).for_each(|step| curve.take(step, 200_000.0 - step as f64));
-        curve.take(100_001, f64::NAN);
-        assert!(curve.parts.len() <= MAX_PARTS);
-        let drawn = curve.draw(40);
-        assert_eq!((drawn.chars().count(), drawn.chars().next(), drawn.chars().last()), (40, Some('█'), Some('▁')));
-        assert_eq!(curve.draw(0), "");
-        // Every point counts once.
-        assert_eq!(curve.parts.iter().map(|part| part.count).sum::<u64>(), 100_000);
-    }
-
-    #[test]
-    fn what_is_done_over_is_forgotten() {
-        let mut curve = Curve::default();
-        (1..=10).for_each(|step| curve.take(step, step as f64));
-        curve.cut(3);
-        curve.take(4, 1.0);
-        assert_eq!(curve.draw(40), "▁▅█▁");
-        curve.cut(0);
-        assert_eq!(curve.draw(40), "");
-    }
-}
-
 /// Steps over which the time of one is smoothed.
 const SMOOTHING_STEPS: f64 = 50.0;
 
@@ -204,6 +161,49 @@ pub fn line_interval(since: Duration) -> Duration {
         60..3600 => 10,
         _ => 60,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heights_as_characters() {
+        for (heights, want) in [
+            (&[][..], ""),
+            (&[2.5], "▁"),
+            (&[1.0, 1.0], "▁▁"),
+            (&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], "▁▂▃▄▅▆▇█"),
+            (&[8.0, -6.0, 1.0], "█▁▅"),
+            (&[900.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 1.0], "██▇▆▅▄▃▂▁▁"),
+        ] {
+            assert_eq!(sparkline(heights), want, "{heights:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_run_stays_within_its_columns() {
+        let mut curve = Curve::default();
+        (1..=100_000u64).for_each(|step| curve.take(step, 200_000.0 - step as f64));
+        curve.take(100_001, f64::NAN);
+        assert!(curve.parts.len() <= MAX_PARTS);
+        let drawn = curve.draw(40);
+        assert_eq!((drawn.chars().count(), drawn.chars().next(), drawn.chars().last()), (40, Some('█'), Some('▁')));
+        assert_eq!(curve.draw(0), "");
+        // Every point counts once.
+        assert_eq!(curve.parts.iter().map(|part| part.count).sum::<u64>(), 100_000);
+    }
+
+    #[test]
+    fn what_is_done_over_is_forgotten() {
+        let mut curve = Curve::default();
+        (1..=10).for_each(|step| curve.take(step, step as f64));
+        curve.cut(3);
+        curve.take(4, 1.0);
+        assert_eq!(curve.draw(40), "▁▅█▁");
+        curve.cut(0);
+        assert_eq!(curve.draw(40), "");
+    }
 }
 
 #[cfg(test)]

@@ -206,32 +206,6 @@ fn named(path: &str) -> String {
     path.chars().map(allowed).take(250).collect()
 }
 
-#[cfg(test)]
-mod parameters_tests {
-    use pipe_spec::Variables;
-
-    use super::*;
-
-    #[test]
-    fn settings_are_flat_and_short_and_no_secrets() {
-        let text = format!(
-            "version: 1\nname: x\nmodel: {{arch: t5, config: {{d_model: 8, 'odd key!': {}}}}}\n\
-             data: {{train: [a.jsonl, b.jsonl]}}\ntrain: {{batch: 4, accum: 2}}\n\
-             container: {{env: {{TOKEN: s3cret}}}}\nnotify: [{{webhook: https://s3cret}}]\n",
-            "y".repeat(1000)
-        );
-        let pipeline = Pipeline::parse(&text, &[], &Variables::default()).unwrap();
-        let parameters = from_pipeline(&pipeline);
-        let value = |key: &str| parameters.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
-        assert_eq!(value("train.batch"), Some("4"));
-        assert_eq!(value("model.arch"), Some("t5"));
-        assert_eq!(value("train.optimizer.betas"), Some("[0.9,0.999]"));
-        assert_eq!(value("data.train"), Some("[\"a.jsonl\",\"b.jsonl\"]"));
-        assert_eq!(value("model.config.odd key_").map(str::len), Some(MAX_VALUE_LENGTH));
-        assert!(parameters.iter().all(|(_, value)| !value.contains("s3cret")), "{parameters:?}");
-    }
-}
-
 pub struct Address {
     /// Without credentials and without a slash at its end.
     pub base: String,
@@ -272,6 +246,33 @@ fn from_variables(variables: &Variables) -> Option<String> {
 
 fn basic(user: &str, password: &str) -> String {
     format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}")))
+}
+
+#[cfg(test)]
+mod parameters_tests {
+    use pipe_spec::Variables;
+
+    use super::*;
+    use crate::engine::registry;
+
+    #[test]
+    fn settings_are_flat_and_short_and_no_secrets() {
+        let text = format!(
+            "version: 1\nname: x\nmodel: {{arch: t5, config: {{d_model: 8, 'odd key!': {}}}}}\n\
+             data: {{train: [a.jsonl, b.jsonl]}}\ntrain: {{batch: 4, accum: 2}}\n\
+             container: {{env: {{TOKEN: s3cret}}}}\nnotify: [{{webhook: https://s3cret}}]\n",
+            "y".repeat(1000)
+        );
+        let pipeline = registry::parse_pipeline(&text, &[], &Variables::default()).unwrap();
+        let parameters = from_pipeline(&pipeline);
+        let value = |key: &str| parameters.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
+        assert_eq!(value("train.batch"), Some("4"));
+        assert_eq!(value("model.arch"), Some("t5"));
+        assert_eq!(value("train.optimizer.betas"), Some("[0.9,0.999]"));
+        assert_eq!(value("data.train"), Some("[\"a.jsonl\",\"b.jsonl\"]"));
+        assert_eq!(value("model.config.odd key_").map(str::len), Some(MAX_VALUE_LENGTH));
+        assert!(parameters.iter().all(|(_, value)| !value.contains("s3cret")), "{parameters:?}");
+    }
 }
 
 #[cfg(test)]

@@ -105,61 +105,6 @@ fn frame(mut at: usize, record: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The pieces of a file: type, and length without its header.
-    fn pieces(file: &[u8]) -> Vec<(u8, usize)> {
-        let (mut at, mut found) = (HEADER.len(), Vec::new());
-        while at < file.len() {
-            let room = BLOCK - at % BLOCK;
-            if room < PIECE_HEADER {
-                at += room;
-                continue;
-            }
-            let length = u16::from_le_bytes([file[at + 4], file[at + 5]]) as usize;
-            let mut checksum = flate2::Crc::new();
-            checksum.update(&file[at + 6..at + PIECE_HEADER + length]);
-            assert_eq!(file[at..at + 4], checksum.sum().to_le_bytes());
-            found.push((file[at + 6], length));
-            at += PIECE_HEADER + length;
-        }
-        found
-    }
-
-    #[test]
-    fn records_are_split_where_a_block_ends() {
-        let first = BLOCK - HEADER.len() - PIECE_HEADER;
-        let whole = BLOCK - PIECE_HEADER;
-        let cases = [
-            (vec![0, 10], vec![(WHOLE, 0), (WHOLE, 10)]),
-            (vec![first], vec![(WHOLE, first)]),
-            (vec![first + 1], vec![(FIRST, first), (LAST, 1)]),
-            (vec![first + whole + 5], vec![(FIRST, first), (MIDDLE, whole), (LAST, 5)]),
-            // Six bytes are left of the block, which is no room for a header; seven are, for a piece without content.
-            (vec![first - 6, 3], vec![(WHOLE, first - 6), (WHOLE, 3)]),
-            (vec![first - 7, 3], vec![(WHOLE, first - 7), (FIRST, 0), (LAST, 3)]),
-        ];
-        for (lengths, want) in cases {
-            let mut file = HEADER.to_vec();
-            for length in &lengths {
-                let at = file.len();
-                frame(at, &vec![7; *length], &mut file);
-            }
-            assert_eq!(pieces(&file), want, "{lengths:?}");
-        }
-    }
-
-    /// The standard check value of CRC-32.
-    #[test]
-    fn the_checksum_is_that_of_ieee() {
-        let mut checksum = flate2::Crc::new();
-        checksum.update(b"123456789");
-        assert_eq!(checksum.sum(), 0xcbf4_3926);
-    }
-}
-
 /// Fields of `Record`: one of them beside its number.
 #[derive(Clone, Copy)]
 pub enum Kind {
@@ -237,6 +182,61 @@ fn timestamp(seconds: f64) -> Message {
     let mut timestamp = Message::default();
     timestamp.number(1, seconds as u64).number(2, (seconds.fract() * 1e9) as u64);
     timestamp
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pieces of a file: type, and length without its header.
+    fn pieces(file: &[u8]) -> Vec<(u8, usize)> {
+        let (mut at, mut found) = (HEADER.len(), Vec::new());
+        while at < file.len() {
+            let room = BLOCK - at % BLOCK;
+            if room < PIECE_HEADER {
+                at += room;
+                continue;
+            }
+            let length = u16::from_le_bytes([file[at + 4], file[at + 5]]) as usize;
+            let mut checksum = flate2::Crc::new();
+            checksum.update(&file[at + 6..at + PIECE_HEADER + length]);
+            assert_eq!(file[at..at + 4], checksum.sum().to_le_bytes());
+            found.push((file[at + 6], length));
+            at += PIECE_HEADER + length;
+        }
+        found
+    }
+
+    #[test]
+    fn records_are_split_where_a_block_ends() {
+        let first = BLOCK - HEADER.len() - PIECE_HEADER;
+        let whole = BLOCK - PIECE_HEADER;
+        let cases = [
+            (vec![0, 10], vec![(WHOLE, 0), (WHOLE, 10)]),
+            (vec![first], vec![(WHOLE, first)]),
+            (vec![first + 1], vec![(FIRST, first), (LAST, 1)]),
+            (vec![first + whole + 5], vec![(FIRST, first), (MIDDLE, whole), (LAST, 5)]),
+            // Six bytes are left of the block, which is no room for a header; seven are, for a piece without content.
+            (vec![first - 6, 3], vec![(WHOLE, first - 6), (WHOLE, 3)]),
+            (vec![first - 7, 3], vec![(WHOLE, first - 7), (FIRST, 0), (LAST, 3)]),
+        ];
+        for (lengths, want) in cases {
+            let mut file = HEADER.to_vec();
+            for length in &lengths {
+                let at = file.len();
+                frame(at, &vec![7; *length], &mut file);
+            }
+            assert_eq!(pieces(&file), want, "{lengths:?}");
+        }
+    }
+
+    /// The standard check value of CRC-32.
+    #[test]
+    fn the_checksum_is_that_of_ieee() {
+        let mut checksum = flate2::Crc::new();
+        checksum.update(b"123456789");
+        assert_eq!(checksum.sum(), 0xcbf4_3926);
+    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,12 @@
-//! `slurm`: what the jobs of a run ask a cluster for.
+//! `slurm` in the pipeline file: what the jobs of a run ask the cluster for.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use pipe_spec::pipeline::bounds::MAX_NODES;
+use pipe_spec::pipeline::{EngineSection, WorkKind};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use super::bounds::MAX_NODES;
-
-/// The name of the section.
-pub const SECTION: &str = "slurm";
 
 /// With `engine: slurm`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -82,6 +79,97 @@ impl Cluster {
         let most = limit.map_or(Self::SAVE_BEFORE, |limit| (limit.as_secs() / 4).clamp(1, Self::SAVE_BEFORE));
         Duration::from_secs(self.save_before.map_or(most, |seconds| seconds.get().into()))
     }
+}
+
+impl EngineSection for Cluster {
+    const HELP: &'static str = "What the jobs ask the cluster for, with the engine slurm.";
+
+    fn check(&self, work: WorkKind) -> Vec<(&'static str, String)> {
+        let Self { nodes, min_nodes, extra, time, save_before, .. } = self;
+        let mut problems = Vec::new();
+        if let Some(time) = time.as_ref().filter(|time| time.seconds().is_none()) {
+            let message = format!("found {:?}; allowed: minutes, HH:MM:SS or D-HH:MM:SS, above 0", time.as_str());
+            problems.push(("time", message));
+        }
+        let limit = time.as_ref().and_then(TimeLimit::seconds);
+        if let (Some(limit), Some(before)) = (limit, save_before)
+            && u64::from(before.get()) >= limit
+        {
+            let message = format!("found {before}; allowed: less than slurm.time, which is {limit} s");
+            problems.push(("save_before", message));
+        }
+        if let Some(fewest) = min_nodes.filter(|fewest| fewest > nodes) {
+            problems.push(("min_nodes", format!("found {fewest}; allowed: at most slurm.nodes, which is {nodes}")));
+        }
+        if nodes.get() > 1 && work == WorkKind::Command {
+            let message =
+                format!("found {nodes}; allowed: 1 for a command, which starts its own processes on other nodes");
+            problems.push(("nodes", message));
+        }
+        for option in extra {
+            let name = option.split('=').next().unwrap_or_default();
+            if !option.starts_with('-') {
+                problems.push(("extra", format!("{option} is no option of sbatch: one begins with - or --")));
+            } else if is_set_by_pipe(name) {
+                let message = format!("{name} is set by pipe; slurm, container and name say what it is set to");
+                problems.push(("extra", message));
+            }
+        }
+        problems
+    }
+}
+
+/// The options of sbatch that pipe gives itself.
+const SET_BY_PIPE: [&str; 41] = [
+    "--account",
+    "-A",
+    "--array",
+    "-a",
+    "--chdir",
+    "--clusters",
+    "-M",
+    "--wait",
+    "-W",
+    "-D",
+    "--constraint",
+    "-C",
+    "--cpus-per-task",
+    "-c",
+    "--error",
+    "-e",
+    "--export",
+    "--job-name",
+    "-J",
+    "--mem",
+    "--mem-per-cpu",
+    "--no-requeue",
+    "--nodes",
+    "-N",
+    "--ntasks",
+    "-n",
+    "--ntasks-per-node",
+    "--open-mode",
+    "--output",
+    "-o",
+    "--parsable",
+    "--partition",
+    "-p",
+    "--qos",
+    "-q",
+    "--requeue",
+    "--signal",
+    "--test-only",
+    "--time",
+    "-t",
+    "--wrap",
+];
+
+/// Long options may be cut short, and a short one may have its value behind it.
+fn is_set_by_pipe(option: &str) -> bool {
+    SET_BY_PIPE.iter().any(|set| match set.starts_with("--") {
+        true => option.len() > 2 && set.starts_with(option),
+        false => option.starts_with(set) && !option.starts_with("--"),
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -182,7 +270,10 @@ impl JsonSchema for TimeLimit {
 
 #[cfg(test)]
 mod tests {
+    use pipe_spec::Variables;
+
     use super::*;
+    use crate::engine::registry;
 
     #[test]
     fn times_as_slurm_reads_them() {
@@ -212,5 +303,42 @@ mod tests {
         assert_eq!(seconds(&with("1-00:00:00"), None), 120);
         assert_eq!(seconds(&Cluster::default(), Some(Duration::from_secs(240))), 60);
         assert_eq!(seconds(&Cluster { save_before: NonZeroU32::new(300), ..with("10") }, None), 300);
+    }
+
+    const MINIMAL: &str = "version: 1\nname: demo\nmodel: {arch: t5, config: {d_model: 8}}\ndata: {train: a.jsonl}\n";
+
+    #[test]
+    fn what_a_cluster_is_asked_for() {
+        let parse = |section: &str| {
+            registry::parse_pipeline(&format!("{MINIMAL}engine: slurm\n{section}\n"), &[], &Variables::default())
+        };
+        let pipeline =
+            parse("slurm: {partition: gpu, time: 1-00:00:00, nodes: 4, min_nodes: 2, extra: [--exclusive]}").unwrap();
+        let cluster: Cluster = pipeline.engine_request().section("slurm");
+        assert_eq!((cluster.nodes.get(), cluster.fewest_nodes(), registry::nodes(&pipeline)), (4, 2, 4));
+        let again = registry::parse_pipeline(&pipeline.to_yaml(), &[], &Variables::default()).unwrap();
+        assert_eq!(again, pipeline);
+        assert!(parse("slurm: {extra: [-é, --exclusive, --gres=gpu:h100:4, -w n1]}").is_ok());
+        assert!(!parse("").unwrap().to_yaml().contains("slurm:"), "what is not said is not written");
+        for (section, want) in [
+            ("slurm: {min_nodes: 2}", "slurm.min_nodes: found 2; allowed: at most slurm.nodes, which is 1"),
+            ("slurm: {time: 1h}", "slurm.time: found \"1h\"; allowed: minutes, HH:MM:SS or D-HH:MM:SS, above 0"),
+            ("slurm: {extra: [exclusive]}", "slurm.extra: exclusive is no option of sbatch: one begins with - or --"),
+            (
+                "slurm: {extra: [--nodes=2]}",
+                "slurm.extra: --nodes is set by pipe; slurm, container and name say what it is set to",
+            ),
+            ("slurm: {extra: [-N2]}", "slurm.extra: -N2 is set by pipe"),
+            ("slurm: {extra: [--part=x]}", "slurm.extra: --part is set by pipe"),
+            (
+                "slurm: {time: 1, save_before: 60}",
+                "slurm.save_before: found 60; allowed: less than slurm.time, which is 60 s",
+            ),
+            ("slurm: {queue: x}", "slurm.queue: unknown key"),
+            ("slurm: {nodes: 0}", "slurm.nodes: found 0"),
+        ] {
+            let got = parse(section).unwrap_err().to_string();
+            assert!(got.contains(want), "{section}: {got}");
+        }
     }
 }
