@@ -4,14 +4,16 @@
     docs/generate_reference.py           write the page
     docs/generate_reference.py --check   write nothing; exit 1 when the page is stale
 
-The meaning of a key is its `description` in the schema, which is the doc comment of its field in pipe-spec; a key without one is
-an error.
+The meaning of a key is its `description` in the schema, which is the doc comment of its field in pipe-spec; a key
+without one is an error.
 """
 
 import argparse
 import difflib
 import json
+import re
 import sys
+import textwrap
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -23,86 +25,48 @@ INTRODUCTION = """\
 
 <!-- Generated from pipelines/schema.json by docs/generate_reference.py. Do not edit this page. -->
 
-A pipeline is a YAML file. `version`, `name`, `model` and `data.train` are required (or a `command`, or `steps`); every other key has a default. The smallest
-useful file is in the [README](../README.md#the-smallest-useful-pipeline), and `pipe init` writes a commented one for your data. This one uses most sections:
+A pipeline is a YAML file. `version`, `name`, `model` and `data.train` are required (or a `command`, or `steps`); every
+other key has a default. The [README](../README.md#the-smallest-useful-pipeline) has the smallest useful file,
+`pipelines/` larger ones, and `pipe init` writes one with comments for your data.
 
-```yaml
-version: 1
-name: recipes
-model:
-  arch: t5
-  config: {vocab_size: 256, d_model: 128, d_kv: 32, d_ff: 256, num_layers: 2, num_heads: 4}   # keys as in config.json
-  # from: google/flan-t5-xl      # instead of config: a folder in Hugging Face layout, or a hub id
-data:
-  train: data/train.jsonl        # or a list of files, or a folder
-  eval: data/eval.jsonl
-  fields: {source: ingredients, target: directions}
-  # tokenizer: tokenizer.json    # or spiece.model, vocab.txt, ...; default: in the folder of model.from, else beside the data
-train:
-  epochs: 5                      # or steps:
-  batch: 64                      # samples in one forward and backward pass; or auto: the largest that fits
-  effective_batch: 128           # samples in a step; or accum: batches in a step
-  precision: fp32                # fp32 | tf32 | bf16 | bf16-mixed | fp16-mixed
-  checkpointing: false           # true: compute blocks again in the backward pass instead of keeping their activations
-  optimizer: {kind: adamw, lr: 1.0e-3, weight_decay: 0.01}   # or kind: adafactor
-  schedule: {kind: cosine, warmup: 50}
-memory:
-  limit: 0.95                    # share of the card, or a size such as 12g; default: all of it
-  allocator: {expandable_segments: true}
-  worst_first: true              # the longest samples first, in a step whose update is discarded
-on_oom:
-  retries: 6
-  reduce: fit                    # the largest batch that fits, from measurements of smaller ones; or halve, or a list: [48, 32, 16]
-  min_batch: 1
-  wait: 600                      # seconds to wait for another process to leave the card
-  then: []                       # changes to the training result that are allowed when no batch fits, in order
-evaluate: {every: 500, generate: 3, beams: 1}   # or every: epoch; generate: sample texts to print
-save: {every: 500, keep: 3}
-track: {tensorboard: true, mlflow: "${MLFLOW_TRACKING_URI}", wandb: recipes}
-notify: [{discord: "${DISCORD_WEBHOOK}", on: [oom, finished, failed]}]
-container:
-  gpus: auto                     # 0 | a number | all | [ids] | auto: a GPU where there is one
-  memory: 24g
-  cpus: 8
-```
-
-- Unknown keys are errors. `pipe check` reports all problems of a file at once: line, key, the value found, the values allowed and the nearest
-  spelling.
-- A key whose feature is not built yet is refused with "not available yet". `pipe` never ignores a key. Today this is
-  the engine `kubernetes`.
-- `${VAR}` in a text is replaced by the environment variable `VAR`, or by its line in a `.env` file in the working directory. `pipe`
-  writes only the name of a variable to disk, never its value.
-- Relative paths are relative to the working directory.
-- A size is a number with a unit: `512m`, `24g`, `7.5g`.
+- Unknown keys are errors. `pipe check` reports all problems of a file at once: line, key, the value found, the values
+  allowed and the nearest spelling. Not available yet, and refused with these words: the engine `kubernetes`.
+- `${VAR}` is replaced by the environment variable `VAR`, or by its line in a `.env` file in the working directory.
+  `pipe` writes only the name of a variable to disk, never its value.
+- Relative paths are relative to the working directory. A size is a number with a unit: `512m`, `24g`, `7.5g`.
 - `pipe run --set train.batch=32` replaces one value for one run.
 
-`pipe schema` prints the JSON schema that this page comes from (`pipelines/schema.json`). Editors complete and check keys with it.
+`pipe schema` prints the JSON schema that this page comes from (`pipelines/schema.json`). Editors complete and check
+keys with it. Each line below has the key, its values, its default and its meaning.
 """
 
 # What a section is for, in one or two sentences, with a link to the page that explains it.
 SECTIONS = {
-    "model": "Which model is trained. [models.md](models.md) says which files of a model are read.",
-    "data": "What it is trained on. [data.md](data.md) describes file formats and columns, [hub.md](hub.md) data from the Hugging Face hub.",
-    "train": "The training itself. A retry after out of memory changes `batch` and `accum`, never `effective_batch`: [out-of-memory.md](out-of-memory.md).",
+    "model": "Which model is trained: [models.md](models.md).",
+    "data": "What it is trained on: [data.md](data.md); from the Hugging Face hub: [hub.md](hub.md).",
+    "train": "The training itself. A retry after out of memory changes `batch` and `accum`, never `effective_batch`: "
+    "[out-of-memory.md](out-of-memory.md).",
     "train.optimizer": "",
     "train.schedule": "",
-    "train.early_stop": "Ends a training that no longer improves, as a finished one: [best-model.md](best-model.md#early-stopping).",
-    "memory": "How GPU memory is used. [memory.md](memory.md) shows how to find out what fits.",
-    "memory.allocator": "Settings of PyTorch's caching allocator on the GPU, with the names of `PYTORCH_CUDA_ALLOC_CONF`.",
-    "on_oom": "What happens when memory runs out: [out-of-memory.md](out-of-memory.md). Entries of `then` are `checkpointing`, `precision=bf16` (or another "
-    "precision), `optimizer=adafactor`, `max_source=256`, `max_target=128` and `max_length=256`.",
+    "train.early_stop": "See [best-model.md](best-model.md#early-stopping).",
+    "memory": "How GPU memory is used: [memory.md](memory.md).",
+    "memory.allocator": "Settings of PyTorch's caching allocator on the GPU, named as in `PYTORCH_CUDA_ALLOC_CONF`.",
+    "on_oom": "What happens when memory runs out: [out-of-memory.md](out-of-memory.md). Entries of `then` are "
+    "`checkpointing`, `precision=bf16` (or another precision), `optimizer=adafactor`, `max_source=256`, "
+    "`max_target=128` and `max_length=256`.",
     "evaluate": "Evaluation on `data.eval`, and generated texts.",
-    "save": "Checkpoints and the exported model. [best-model.md](best-model.md) describes `best` and the metrics.",
-    "container": "What the job gets. [images.md](images.md) describes the image and the container, [security.md](security.md) what the job cannot do.",
+    "save": "Checkpoints and the exported model: [best-model.md](best-model.md).",
+    "container": "What the job gets: [images.md](images.md), [security.md](security.md).",
     "container.mounts": "Each entry is one more folder or file that the job can read.",
-    "slurm": "What the jobs of a run ask the cluster for, with `engine: slurm` or `--engine slurm`: [clusters.md](clusters.md).",
+    "slurm": "What the jobs of a run ask the cluster for, with the engine `slurm`: [clusters.md](clusters.md).",
     "notify": "A list of receivers of messages: [tracking.md](tracking.md#messages).",
     "track": "Experiment trackers: [tracking.md](tracking.md).",
-    "steps": "Several trainings and commands, each with the sections of this page except `version`, `name` and `steps`, and with these: [steps.md](steps.md).",
+    "steps": "Several trainings and commands, each with the sections of this page except `version`, `name` and "
+    "`steps`, and with these: [steps.md](steps.md).",
     "checkpoints": "What a `command` can resume from: [commands.md](commands.md#checkpoints).",
 }
 
-# Keys that the schema does not describe.
+
 class Stale(Exception):
     """The schema and this script do not fit together."""
 
@@ -115,7 +79,7 @@ class Reference:
 
     def write(self):
         self.lines.append(INTRODUCTION)
-        objects = self.table("", self.schema, "## Top level\n")
+        objects = self.keys("", self.schema, "## Top level\n")
         for path, definition in objects:
             self.section(path, definition)
         left = [f"SECTIONS[{key!r}]" for key in self.sections]
@@ -128,33 +92,33 @@ class Reference:
             raise Stale(f"describe the section in SECTIONS: {path}")
         about = self.sections.pop(path)
         level = "##" if "." not in path else "###"
-        heading = f"{level} `{path}`\n" + (f"{about}\n" if about else "")
-        for inner, inner_definition in self.table(path, definition, heading):
+        heading = f"{level} `{path}`\n" + (f"{wrapped(about, '')}\n" if about else "")
+        for inner, inner_definition in self.keys(path, definition, heading):
             self.section(inner, inner_definition)
 
-    def table(self, path, definition, heading):
+    def keys(self, path, definition, heading):
         """Writes the keys of an object, and returns those that are objects themselves."""
         required = definition.get("required", [])
-        objects, rows = [], []
+        objects, entries = [], []
         for name, value in definition["properties"].items():
             key = f"{path}.{name}" if path else name
             inner = self.object_of(value) if key != "steps" else self.of_steps()
+            meaning = self.meaning(key, value, bool(inner))
             if inner:
                 objects.append((key, inner))
-            values = f"see [`{key}`](#{anchor(key)})" if inner else self.values(value)
-            default = "required" if name in required else self.default(value, bool(inner))
-            meaning = self.meaning(key, value, bool(inner))
-            rows.append(f"| `{name}` | {values} | {default} | {meaning} |")
+                entries.append(wrapped(f"- [`{name}`](#{anchor(key)})" + (f": {meaning}" if meaning else "")))
+                continue
+            default = "; required" if name in required else self.default(value)
+            entries.append(wrapped(f"- `{name}` ({self.values(value)}{default}): {meaning}"))
         self.lines.append(heading)
-        self.lines.append("| key | values | default | meaning |\n|---|---|---|---|")
-        self.lines.extend(rows)
+        self.lines.extend(entries)
         self.lines.append("")
         return objects
 
     def of_steps(self):
         """What a step has besides the sections of a pipeline."""
-        properties = self.schema["$defs"]["Step"]["properties"]
-        return {"properties": {name: value for name, value in properties.items() if name not in self.schema["properties"]}}
+        properties, top = self.schema["$defs"]["Step"]["properties"], self.schema["properties"]
+        return {"properties": {name: value for name, value in properties.items() if name not in top}}
 
     def meaning(self, key, value, is_section):
         described = value.get("description")
@@ -162,15 +126,13 @@ class Reference:
             described = self.followed(value).get("description") if "$ref" in value else None
             if not described:
                 raise Stale(f"{key} has no description: write a doc comment for its field in pipe-spec")
-        return cell(described or "")
+        return " ".join((described or "").split())
 
-    def default(self, value, is_section):
-        if is_section:
-            return ""
+    def default(self, value):
         default = value.get("default")
         if default is None or default == {} or default == []:
             return ""
-        return f"`{plain(default)}`"
+        return f"; default `{plain(default)}`"
 
     def values(self, value):
         """What may stand there, in words."""
@@ -190,7 +152,7 @@ class Reference:
             case "integer" | "number":
                 return numbers(value, kind)
             case "boolean":
-                return "`true` `false`"
+                return "boolean"
             case "array":
                 count = f"{value['minItems']} " if value.get("minItems") == value.get("maxItems") != None else ""
                 return f"list of {count}{plural(self.values(value['items']))}"
@@ -256,8 +218,11 @@ def plural(words):
     return words
 
 
-def cell(text):
-    return " ".join(text.split()).replace("|", "\\|")
+def wrapped(text, indent="  "):
+    """Lines of at most 120 characters; those after the first are indented. None ends within `code`."""
+    whole = re.sub("`[^`]+`", lambda code: code[0].replace(" ", "\0"), text)
+    lines = textwrap.fill(whole, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")
 
 
 def anchor(key):
@@ -279,7 +244,8 @@ def main():
     if not args.check:
         PAGE.write_text(wanted)
         return
-    sys.stdout.writelines(difflib.unified_diff(found.splitlines(True), wanted.splitlines(True), "docs/pipeline.md", "generated"))
+    lines = [text.splitlines(True) for text in (found, wanted)]
+    sys.stdout.writelines(difflib.unified_diff(*lines, "docs/pipeline.md", "generated"))
     sys.exit("docs/pipeline.md is stale; run docs/generate_reference.py")
 
 

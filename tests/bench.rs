@@ -51,14 +51,14 @@ fn many_runs() {
 fn training_step() {
     const SHAPE: [&str; 8] = ["--model", "t5-small", "--batch", "4", "--source", "128", "--target", "64"];
     const WHAT: &str = "a training step of T5-small on the CPU, fp32";
-    let trainer = binaries().join("pipe-trainer");
+    let trainer = binaries().join("pipe-trainer-bench");
     if !trainer.is_file() {
-        println!("{WHAT}: not measured, because pipe-trainer is not built");
+        println!("{WHAT}: not measured, because pipe-trainer-bench is not built");
         return;
     }
     let args = ["--precision", "fp32", "--cpu", "--steps", "5"];
     let ours =
-        milliseconds(Command::new(&trainer).arg("bench").args(SHAPE).args(args).env("OMP_WAIT_POLICY", "PASSIVE"));
+        milliseconds(Command::new(&trainer).arg("steps").args(SHAPE).args(args).env("OMP_WAIT_POLICY", "PASSIVE"));
     if !transformers().args(["-c", "import torch, transformers"]).output().is_ok_and(|output| output.status.success()) {
         let missing = "not compared with transformers, which `make test-transformers` fetches";
         println!("{WHAT:<58} {ours:>6.0} ms  {missing}");

@@ -282,7 +282,7 @@ def everything(trainer, words, together):
     chosen = lambda name: not words or any(word in name for word in words)
     commands, shapes, results = {}, {}, {}
     for name, shape, more in filter(lambda run: chosen(run[0]), RUNS):
-        command = [sys.executable, os.path.abspath(__file__), "reference"] if "--variant" in more else [trainer, "bench"]
+        command = [sys.executable, os.path.abspath(__file__), "reference"] if "--variant" in more else [f"{trainer}-bench", "steps"]
         commands[name] = command + [word for key, value in shape.items() for word in (f"--{key}", str(value))] + more
         shapes[name] = shape
     compiles = lambda name: any(mode in commands[name] for mode in MODES)
@@ -296,7 +296,7 @@ def everything(trainer, words, together):
     # What waits comes first: it holds memory.
     for name in sorted(commands, key=lambda name: name not in waiting):
         shape, command = shapes[name], commands[name]
-        result = waiting[name].answer() if name in waiting else measure(command, ours if command[0] == trainer else None)
+        result = waiting[name].answer() if name in waiting else measure(command, ours if command[0] != sys.executable else None)
         results[name] = result
         if "error" in result:
             print(f"{name:30}{result['error']}", flush=True)
@@ -330,7 +330,7 @@ def kernels(trainer, arguments):
     """The kernels of one step, those that take longest first."""
     with tempfile.TemporaryDirectory() as folder:
         trace = os.path.join(folder, "trace.json")
-        said = measure([trainer, "bench", *arguments, "--trace", trace])
+        said = measure([f"{trainer}-bench", "steps", *arguments, "--trace", trace])
         if "error" in said:
             sys.exit(said["error"])
         with open(trace) as file:
@@ -365,7 +365,7 @@ def main():
     everyone.add_argument("--trainer", required=True)
     everyone.add_argument("--together", type=float, metavar="SECONDS")
     everyone.add_argument("words", nargs="*")
-    step = commands.add_parser("kernels", help="what else is given goes to pipe-trainer bench")
+    step = commands.add_parser("kernels", help="what else is given goes to pipe-trainer-bench steps")
     step.add_argument("--trainer", required=True)
     given, more = parser.parse_known_args()
     if given.command == "kernels":

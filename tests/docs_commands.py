@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Runs every command of README.md, CONTRIBUTING.md and docs/*.md with the real binaries.
+"""Runs every command of README.md, CONTRIBUTING.md and docs/ with the real binaries.
 
     tests/docs_commands.py --bin target/debug            run them all
     tests/docs_commands.py --bin target/debug watching   only pages whose name contains this
+    tests/docs_commands.py --check                       run nothing; check blocks, links, names and lengths of lines
 
 Fenced blocks are found by their language. In ```console the lines behind `$ ` are commands and the others are output; ```sh is a
 script. A block is one shell with `set -e`, in a folder that all blocks of the page share, and must end with exit code 0. A comment on
@@ -12,10 +13,11 @@ the line before a block says otherwise:
     <!-- needs: card -->    it is not run here, and is listed as skipped: card, network, hub, CI, build (compiles this source tree) or
                             root; `docker` is run with PIPE_TEST_ALL=1 where a daemon answers, and PIPE_REQUIRE_DOCKER=1 makes that a must
 
-A ```yaml block whose first line is `# NAME.yaml` is written to the page's folder under that name; README's are there on every page.
-Every page starts with 200 generated recipes in data/, and with copies of pipelines/ and tests/fixtures/bert. Blocks without
-a language, marks that are not known, links to files or headings that do not exist, and names of files of this source tree that do not exist
-(`src/...`, `tests/...`, `docs/...`, `docker/...`, `pipelines/...`) are failures.
+A ```yaml block whose first line is `# NAME.yaml` is written to the page's folder under that name; README's are there on
+every page. Every page starts with 200 generated recipes in data/, and with copies of pipelines/ and tests/fixtures/bert.
+Blocks without a language, marks that are not known, links to files or headings that do not exist, lines of over 120
+characters, and names of files of this source tree that do not exist (`src/...`, `tests/...`, `docs/...`, `docker/...`,
+`pipelines/...`) are failures.
 """
 
 import argparse
@@ -35,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNNABLE = ("console", "sh")
 SKIPPED = ("card", "network", "hub", "CI", "build", "root")
 TIMEOUT = 180
+LINE = 120
 
 
 @dataclass
@@ -110,7 +113,10 @@ def files_of(page):
 
 
 def broken_names(path):
-    """Links of a page to files or headings that do not exist, and names of files that do not exist."""
+    """Links of a page to files or headings that do not exist, names of files that do not exist, and long lines."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if len(line) > LINE:
+            yield f"{path.relative_to(ROOT)}:{number}: a line of {len(line)} characters; at most {LINE}"
     text = re.sub(r"^\s*```.*?^\s*```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for name in re.findall(r"`((?:src|tests|docs|docker|pipelines)/[\w./-]*)`", text):
         if not (ROOT / name).exists():
@@ -201,17 +207,23 @@ def daemon_answers():
 
 def main():
     parser = argparse.ArgumentParser(description="Run every command of README and docs with the real binaries.")
-    parser.add_argument("--bin", type=Path, required=True, help="the folder with pipe and pipe-trainer")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--bin", type=Path, help="the folder with pipe and pipe-trainer")
+    what.add_argument("--check", action="store_true", help="run nothing; check blocks, links, names and lengths of lines")
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder, and print where it is")
     parser.add_argument("-v", "--verbose", action="store_true", help="print what every block writes")
     parser.add_argument("only", nargs="*", help="parts of the names of pages")
     args = parser.parse_args()
     try:
-        paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+        top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+        paths = [*top, *sorted((ROOT / "docs").rglob("*.md"))]
         pages = {str(path.relative_to(ROOT)): list(blocks(path)) for path in paths}
+        if args.check:
+            found = [problem for path in paths for problem in broken_names(path)]
+            sys.exit("\n".join(found) if found else 0)
     except BadPage as problem:
         sys.exit(f"error: {problem}")
-    for name in ("pipe", "pipe-trainer"):
+    for name in ("pipe", "pipe-trainer", "pipe-trainer-bench"):
         if not (args.bin / name).is_file():
             sys.exit(f"error: no {name} in {args.bin}")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Loads an exported model in transformers and compares its logits with those that pipe-trainer computed for the same batch.
-usage: export_check.py MODEL-FOLDER batch.safetensors out.safetensors   (out: of `pipe-trainer parity`)"""
+usage: export_check.py MODEL-FOLDER batch.safetensors out.safetensors   (out: of `pipe-trainer-bench parity`)"""
 import json
 import pathlib
 import sys

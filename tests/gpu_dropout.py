@@ -75,7 +75,7 @@ def main():
         print(f"{'ok    ' if fits else 'FAILED'} {name}: {found}", flush=True)
 
     def masks(precision, *words):
-        ended = subprocess.run([given.trainer, "dropout-masks", "--precision", precision, *words], capture_output=True, text=True)
+        ended = subprocess.run([f"{given.trainer}-bench", "dropout-masks", "--precision", precision, *words], capture_output=True, text=True)
         return json.loads(ended.stdout) if ended.returncode == 0 else {"error": ended.stderr.strip()[-300:]}
 
     first = masks("fp32")

@@ -25,7 +25,7 @@ def compare(trainer, name, precision, checkpointing):
     folder = os.path.join(FIXTURES, name)
     with tempfile.TemporaryDirectory() as work:
         out = os.path.join(work, "out.safetensors")
-        command = [trainer, "parity", "--model", folder, "--batch", os.path.join(folder, "batch.safetensors"), "--out", out,
+        command = [f"{trainer}-bench", "parity", "--model", folder, "--batch", os.path.join(folder, "batch.safetensors"), "--out", out,
                    "--precision", precision, "--cuda", *(["--checkpointing"] if checkpointing else [])]
         env = {**os.environ, "LD_LIBRARY_PATH": os.path.join(torch.__path__[0], "lib")}
         ended = subprocess.run(command, capture_output=True, text=True, env=env)

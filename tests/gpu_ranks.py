@@ -188,7 +188,7 @@ def bench(args, trainer, table):
     lines = []
     for model, batch, source, target, precision, optimizer, accum in models:
         def run(*extra):
-            words = [trainer, "bench", "--model", model, "--batch", str(batch), "--source", str(source), "--target", str(target), "--precision", precision,
+            words = [f"{trainer}-bench", "steps", "--model", model, "--batch", str(batch), "--source", str(source), "--target", str(target), "--precision", precision,
                      "--optimizer", optimizer, "--accum", str(accum), "--steps", "12", *extra]
             ended = subprocess.run(words, capture_output=True, text=True, timeout=280)
             if ended.returncode != 0:

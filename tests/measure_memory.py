@@ -184,7 +184,7 @@ def measure(trainer, given):
 
 def bench(trainer, given, more=()):
     full = complete(given)
-    command = [trainer, "bench", "--steps", "1", "--arch", full["arch"], "--config", json.dumps(full["config"])]
+    command = [f"{trainer}-bench", "steps", "--steps", "1", "--arch", full["arch"], "--config", json.dumps(full["config"])]
     for key in ("batch", "accum", "optimizer", "precision", "source", "target"):
         command += [f"--{key}", str(max(full[key], 1) if isinstance(full[key], int) else full[key])]
     command += ["--checkpointing"] * full["checkpointing"] + ["--padded"] * full["padded"]

@@ -216,7 +216,9 @@ MODELS = {
 def parity(fixture):
     """Loss, logits and gradients of the fixture's batch."""
     def case(scratch):
-        scratch.call("pipe-trainer", "parity", "--model", fixture, "--batch", fixture / "batch.safetensors", "--out", "out.safetensors")
+        # Older builds have it in the trainer itself.
+        program = "pipe-trainer-bench" if (scratch.binaries / "pipe-trainer-bench").is_file() else "pipe-trainer"
+        scratch.call(program, "parity", "--model", fixture, "--batch", fixture / "batch.safetensors", "--out", "out.safetensors")
         figures = (scratch.path / "output.txt").read_text()
         printed = [line for line in figures.splitlines() if line.startswith("{")]
         return {"printed": printed, "out.safetensors": sha256(scratch.path / "out.safetensors")}

@@ -1,8 +1,7 @@
-//! Reads the keys of a config.json. An error names the key.
+//! The keys of a config.json: numbers, texts and lists with their bounds, names of activations, and what can be wrong.
 
 use serde_json::{Map, Value};
-
-use crate::ConfigError;
+use thiserror::Error;
 
 /// The largest value of a key: far above every known model, and small enough that a typing error neither fills the memory nor
 /// overflows a product.
@@ -116,6 +115,69 @@ fn bounded(key: &str, found: i64, most: i64) -> Result<i64, ConfigError> {
 
 fn fail(key: &str, message: String) -> ConfigError {
     ConfigError { key: key.to_owned(), message }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("model config: {key}: {message}")]
+pub struct ConfigError {
+    pub key: String,
+    pub message: String,
+}
+
+impl ConfigError {
+    pub(crate) const MISSING: &str = "missing";
+
+    /// Whether the config lacks a key, rather than saying something wrong.
+    pub fn is_missing(&self) -> bool {
+        self.message == Self::MISSING
+    }
+}
+
+/// In the order of `Kind` in torch/functions.hpp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Relu,
+    Gelu,
+    GeluTanh,
+    /// x * sigmoid(1.702 x)
+    QuickGelu,
+    Silu,
+    Tanh,
+    Sigmoid,
+    Mish,
+    LeakyRelu,
+    Relu6,
+    /// relu(x)^2
+    SquaredRelu,
+    /// x itself
+    Linear,
+}
+
+impl Activation {
+    /// `key` is the key of config.json that says `name`.
+    pub fn parse(key: &str, name: &str) -> Result<Self, ConfigError> {
+        Ok(match name {
+            "relu" => Self::Relu,
+            "gelu" | "gelu_python" => Self::Gelu,
+            "gelu_new" | "gelu_fast" | "gelu_accurate" | "gelu_pytorch_tanh" | "gelu_python_tanh" => Self::GeluTanh,
+            "quick_gelu" => Self::QuickGelu,
+            "silu" | "swish" => Self::Silu,
+            "tanh" => Self::Tanh,
+            "sigmoid" => Self::Sigmoid,
+            "mish" => Self::Mish,
+            "leaky_relu" => Self::LeakyRelu,
+            "relu6" => Self::Relu6,
+            "relu2" => Self::SquaredRelu,
+            "linear" => Self::Linear,
+            _ => {
+                let message = format!(
+                    "found {name:?}; allowed: relu, gelu, gelu_new, quick_gelu, silu, tanh, sigmoid, mish, leaky_relu, \
+                     relu6, relu2, linear"
+                );
+                return Err(ConfigError { key: key.to_owned(), message });
+            }
+        })
+    }
 }
 
 #[cfg(test)]

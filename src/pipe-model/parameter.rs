@@ -8,7 +8,7 @@ pub struct Parameter {
     pub init: Init,
     /// Other names that checkpoints may have for it.
     pub aliases: Vec<String>,
-    /// Whether it is newly initialised when it is not in the checkpoint.
+    /// Whether a checkpoint may lack it. The model then initialises it, or does without it.
     pub may_be_missing: bool,
     /// Whether it is trained; state such as the running mean of a batch norm is not.
     pub trained: bool,
@@ -23,6 +23,28 @@ impl Parameter {
     /// How many numbers it has.
     pub fn count(&self) -> u64 {
         self.shape.iter().product::<i64>() as u64
+    }
+}
+
+/// The parameters of a model as they are listed, in order.
+#[derive(Default)]
+pub(crate) struct Listed(pub Vec<Parameter>);
+
+impl Listed {
+    pub fn push(&mut self, name: &str, shape: &[i64], init: Init) {
+        self.0.push(Parameter::new(name, shape, init));
+    }
+
+    /// A weight that begins as `init`, and a bias of 0 with all dimensions of the weight but the last.
+    pub fn linear(&mut self, path: &str, shape: &[i64], init: Init) {
+        self.push(&format!("{path}.weight"), shape, init);
+        self.push(&format!("{path}.bias"), &shape[..shape.len() - 1], Init::Constant(0.0));
+    }
+
+    /// A norm with weight and bias.
+    pub fn norm(&mut self, path: &str, width: i64) {
+        self.push(&format!("{path}.weight"), &[width], Init::Constant(1.0));
+        self.push(&format!("{path}.bias"), &[width], Init::Constant(0.0));
     }
 }
 

@@ -3,13 +3,17 @@
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 
-use crate::architecture::Architecture;
-use crate::{ConfigError, ModelConfig, Starter};
+use crate::architecture::{Architecture, ModelConfig};
+use crate::config_keys::ConfigError;
+use crate::starter::Starter;
 
-fn find(arch: Arch) -> &'static Architecture {
+/// The definition of an architecture.
+pub fn architecture(arch: Arch) -> &'static Architecture {
     match arch {
         Arch::T5 => &crate::t5::ARCHITECTURE,
-        Arch::Bert | Arch::Roberta | Arch::XlmRoberta => &crate::bert::ARCHITECTURE,
+        Arch::Bert => &crate::bert::BERT,
+        Arch::Roberta => &crate::bert::ROBERTA,
+        Arch::XlmRoberta => &crate::bert::XLM_ROBERTA,
         Arch::DebertaV3 => &crate::deberta::ARCHITECTURE,
         Arch::Clip => &crate::clip::ARCHITECTURE,
         Arch::HybridCnnLstm => &crate::hybrid_cnn_lstm::ARCHITECTURE,
@@ -20,10 +24,10 @@ fn find(arch: Arch) -> &'static Architecture {
 
 /// Reads the config.json of a model.
 pub fn read_config(arch: Arch, config: &Map<String, Value>) -> Result<Box<dyn ModelConfig>, ConfigError> {
-    (find(arch).read)(arch, config)
+    (architecture(arch).read)(config)
 }
 
-/// What a new pipeline for a model starts with.
+/// The first settings of a new pipeline for a model.
 pub fn starter(arch: Arch) -> Starter {
-    (find(arch).starter)(arch)
+    architecture(arch).starter
 }

@@ -1,10 +1,12 @@
-//! What a new pipeline for a model starts with, before anybody has tuned it.
+//! The first settings of a new pipeline for a model, before anybody has tuned it.
+
+use serde_json::{Map, Value, json};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Starter {
-    /// Of a model that starts from trained weights.
+    /// How a model learns that starts from trained weights.
     pub fine_tuning: Recipe,
-    /// Of a small model that starts from random weights.
+    /// How a small model learns that starts from random weights.
     pub scratch: Recipe,
     /// The learning rate of the largest model from random weights; between the two sizes it is between them.
     pub base_lr: f64,
@@ -15,8 +17,8 @@ pub struct Starter {
     pub hub: Option<&'static str>,
     /// Tokens of the vocabulary that goes with it.
     pub vocabulary: u64,
-    /// The config of a new model, as lines of YAML.
-    pub config: fn(&StarterSizes) -> Vec<String>,
+    /// The config of a new model: keys of config.json.
+    pub config: fn(&StarterSizes) -> Map<String, Value>,
 }
 
 /// How long and how fast a model learns.
@@ -29,7 +31,7 @@ pub struct Recipe {
     pub steps: u32,
 }
 
-/// What the config of a new model takes from the data.
+/// The sizes that the config of a new model takes from the data.
 #[derive(Clone, Copy, Debug)]
 pub struct StarterSizes {
     pub model: ModelSize,
@@ -78,25 +80,33 @@ impl ModelSize {
 }
 
 /// The sizes of an encoder such as BERT.
-pub(crate) fn encoder(size: ModelSize) -> String {
+pub(crate) fn encoder(size: ModelSize) -> Value {
     let (hidden, layers, heads) = match size {
         ModelSize::Small => (128, 2, 2),
         ModelSize::Medium => (256, 4, 4),
         ModelSize::Base => (768, 12, 12),
     };
-    let inner = 4 * hidden;
-    format!(
-        "hidden_size: {hidden}, num_hidden_layers: {layers}, num_attention_heads: {heads}, intermediate_size: {inner}"
-    )
+    json!({
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": 4 * hidden,
+    })
 }
 
 /// One class is a number, which a config must say; more are counted in the data.
-pub(crate) fn number_of_labels(classes: usize) -> Option<String> {
-    (classes == 1).then(|| "num_labels: 1".to_owned())
+pub(crate) fn number_of_labels(classes: usize) -> Value {
+    if classes == 1 { json!({ "num_labels": 1 }) } else { json!({}) }
+}
+
+/// The keys of several objects, in order.
+pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Map<String, Value> {
+    objects.into_iter().flat_map(|object| object.as_object().cloned().unwrap_or_default()).collect()
 }
 
 impl Starter {
-    pub(crate) fn classifier(hub: &'static str, vocabulary: u64, config: fn(&StarterSizes) -> Vec<String>) -> Self {
+    pub(crate) const fn classifier(
+        hub: &'static str,
+        vocabulary: u64,
+        config: fn(&StarterSizes) -> Map<String, Value>,
+    ) -> Self {
         Self {
             fine_tuning: Recipe { lr: 2.0e-5, epochs: 3, steps: 60 },
             scratch: Recipe { lr: 5.0e-4, epochs: 5, steps: 500 },

@@ -1,8 +1,8 @@
 //! Which parameters the result depends on: PED-ANOVA, the default of Optuna 5.
 //!
-//! A parameter matters as much as the values of the best tenth of all trials lie differently from those of all. Watanabe et al.,
-//! "PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in Arbitrary Subspaces" (2023); a parameter that only some trials have
-//! is weighed as in its extension to conditional spaces (2026).
+//! A parameter matters as much as the values of the best tenth of all trials lie differently from those of all.
+//! Watanabe et al., "PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in Arbitrary Subspaces" (2023); a
+//! parameter that only some trials have is weighed as in its extension to conditional spaces (2026).
 
 use std::collections::BTreeMap;
 

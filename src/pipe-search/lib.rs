@@ -1,11 +1,10 @@
-//! The search of `pipe tune`, as numbers and files: what may be tried, what is tried next, when a trial is given up, and the journal
-//! that Optuna reads too. Nothing here runs anything.
+//! The search of `pipe tune`, as numbers and files: what may be tried, what is tried next, when a trial is given up,
+//! and the journal that Optuna reads too. Nothing here runs anything.
 
 mod axis;
 mod importance;
 mod journal;
 mod normal;
-mod pareto;
 mod prune;
 mod sampler;
 mod space;
@@ -13,8 +12,7 @@ mod trial;
 
 pub use importance::importances;
 pub use journal::{Journal, JournalError};
-pub use pareto::best;
 pub use prune::{Pruner, prunes_at};
 pub use sampler::{Sampler, grid_size, suggest};
 pub use space::{Condition, Domain, Parameter, Point, Space, Test};
-pub use trial::{Direction, Trial, TrialState};
+pub use trial::{Direction, Trial, TrialState, best};

@@ -1,4 +1,4 @@
-//! What may be tried: parameters, the values that each may have, and under which conditions there is one at all.
+//! The space of a study: parameters, the values that each may have, and under which conditions there is one at all.
 
 use std::collections::BTreeMap;
 

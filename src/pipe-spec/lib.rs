@@ -13,6 +13,7 @@ pub mod pipeline;
 pub mod predict;
 mod problem;
 pub mod run;
+mod run_folder;
 pub mod separator;
 mod step_state;
 pub mod study;

@@ -1,176 +1,17 @@
-//! The run folder: where everything lies, and `run.json`, the file that `pipe ls` reads.
-//!
-//! The job may write `checkpoints/`, `model/` and the `job/` of its attempt. Everything else is the runner's, and in a
-//! container the job cannot see it.
+//! `run.json`: the state of a run, the file that `pipe ls` reads.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::pipeline::{Metric, WorkKind};
+pub use crate::run_folder::{AttemptFolder, JobFolder, RunFolder, checkpoint_name};
 pub use crate::step_state::{StepState, StepStatus};
 
-/// The paths of one run, as the program at hand sees them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunFolder(PathBuf);
-
-impl RunFolder {
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self(path.into())
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// What was asked, byte for byte.
-    pub fn pipeline(&self) -> PathBuf {
-        self.0.join("pipeline.yaml")
-    }
-
-    /// The same with every default.
-    pub fn resolved(&self) -> PathBuf {
-        self.0.join("resolved.yaml")
-    }
-
-    /// What it ran on.
-    pub fn lock(&self) -> PathBuf {
-        self.0.join("lock.json")
-    }
-
-    pub fn state(&self) -> PathBuf {
-        self.0.join("run.json")
-    }
-
-    pub fn events(&self) -> PathBuf {
-        self.0.join("events.jsonl")
-    }
-
-    /// Locked by the `pipe` process that owns the run.
-    pub fn owner(&self) -> PathBuf {
-        self.0.join(".owner")
-    }
-
-    /// Written by a `pipe` on another machine that wants the run to stop: `graceful` or `hard`.
-    pub fn stop_request(&self) -> PathBuf {
-        self.0.join(".stop")
-    }
-
-    /// What `pipe` said about the run, line by line.
-    pub fn journal(&self) -> PathBuf {
-        self.0.join("pipe.log")
-    }
-
-    /// The stderr of a `pipe` process in the background.
-    pub fn driver_log(&self) -> PathBuf {
-        self.0.join(".driver.log")
-    }
-
-    pub fn attempt(&self, number: u32) -> AttemptFolder {
-        AttemptFolder(self.0.join("attempts").join(format!("{number:02}")))
-    }
-
-    pub fn checkpoints(&self) -> PathBuf {
-        self.0.join("checkpoints")
-    }
-
-    /// What a command writes, in all of its attempts.
-    pub fn output(&self) -> PathBuf {
-        self.0.join("output")
-    }
-
-    pub fn model(&self) -> PathBuf {
-        self.0.join("model")
-    }
-
-    /// The run as a page.
-    pub fn report(&self) -> PathBuf {
-        self.0.join("report.html")
-    }
-}
-
-/// The name of the checkpoint after `step` steps.
-pub fn checkpoint_name(step: u64) -> String {
-    format!("step-{step:08}")
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AttemptFolder(PathBuf);
-
-impl AttemptFolder {
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    pub fn spec(&self) -> PathBuf {
-        self.0.join("spec.json")
-    }
-
-    /// Everything the trainer wrote, stdout and stderr, in order.
-    pub fn log(&self) -> PathBuf {
-        self.0.join("log.txt")
-    }
-
-    /// The record of an out-of-memory, as the runner has read and checked it.
-    pub fn oom(&self) -> PathBuf {
-        self.0.join("oom.json")
-    }
-
-    /// What the job itself writes about this attempt.
-    pub fn job(&self) -> JobFolder {
-        JobFolder(self.0.join("job"))
-    }
-
-    pub fn outcome(&self) -> PathBuf {
-        self.0.join("outcome.json")
-    }
-}
-
-/// The folder of an attempt that its job may write. The runner trusts nothing in it: it follows no link there, and reads no
-/// more than a bound.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobFolder(PathBuf);
-
-impl JobFolder {
-    /// The names of its files.
-    pub const EVENTS: &str = "events.jsonl";
-    pub const OOM: &str = "oom.json";
-    pub const EVALUATION: &str = "evaluation.json";
-    pub const BEST_EVALUATION: &str = "evaluation-best.json";
-    pub const RANKS: &str = "ranks";
-
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// Every event of this attempt. No engine rotates or cuts it, unlike the log.
-    pub fn events(&self) -> PathBuf {
-        self.0.join(Self::EVENTS)
-    }
-
-    pub fn oom(&self) -> PathBuf {
-        self.0.join(Self::OOM)
-    }
-
-    /// What the last evaluation of this attempt has shown.
-    pub fn evaluation(&self) -> PathBuf {
-        self.0.join(Self::EVALUATION)
-    }
-
-    /// Where the ranks of an attempt find each other, and leave what they have to say to each other.
-    pub fn ranks(&self) -> PathBuf {
-        self.0.join(Self::RANKS)
-    }
-
-    /// The same of the best evaluation by `save.best`, where this attempt made it.
-    pub fn best_evaluation(&self) -> PathBuf {
-        self.0.join(Self::BEST_EVALUATION)
-    }
-}
-
-/// `run.json`.
+/// The state of a run, `run.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "RunFile", into = "RunFile")]
 pub struct RunState {
     pub id: String,
     pub name: String,
@@ -178,52 +19,173 @@ pub struct RunState {
     /// Seconds since the Unix epoch.
     pub created: f64,
     pub engine: String,
-    #[serde(default)]
-    pub work: WorkKind,
-    #[serde(default)]
+    /// Where `pipe` was started: what the paths of the pipeline begin from.
+    pub cwd: PathBuf,
+    /// Why the run failed.
+    pub error: Option<String>,
+    /// What a running run does now: building the image, waiting for a card, training.
+    pub doing: Option<String>,
+    /// The exit code of `pipe`, once the run is over.
+    pub exit_code: Option<u8>,
+    /// The run that this one is a stage or a trial of.
+    pub part_of: Option<String>,
+    pub choices: RunChoices,
+    pub kind: RunKind,
+}
+
+/// What a run is started with, beside its pipeline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunChoices {
     pub job: Job,
+    /// Whether the ledger is neither read nor written.
+    pub ignore_ledger: bool,
+    /// Whether it starts though other runs hold the card.
+    pub no_queue: bool,
+    /// Whether a batch that is known not to fit ends the run, instead of being made smaller.
+    pub as_asked: bool,
+}
+
+/// What a run does, with what belongs to it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RunKind {
+    Training(SingleRun),
+    Command(SingleRun),
+    /// Several of these, each in a run of its own, in the order of the file.
+    Stages(Vec<StepState>),
+    /// A search: trials, each in a run of its own.
+    Study(StudyState),
+}
+
+impl RunKind {
+    pub fn work(&self) -> WorkKind {
+        match self {
+            Self::Training(_) => WorkKind::Training,
+            Self::Command(_) => WorkKind::Command,
+            Self::Stages(_) => WorkKind::Steps,
+            Self::Study(_) => WorkKind::Study,
+        }
+    }
+}
+
+/// A run that has attempts of its own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SingleRun {
     pub effective_batch: u32,
     /// Steps of the whole run, once the trainer has said so.
     pub steps: Option<u64>,
-    /// Why the run failed.
-    pub error: Option<String>,
-    /// The stage of a running run: building the image, waiting for a card, training.
-    #[serde(default)]
-    pub doing: Option<String>,
-    /// The exit code of `pipe`, once the run is over.
-    #[serde(default)]
-    pub exit_code: Option<u8>,
-    /// Where `pipe` was started: what the paths of the pipeline begin from.
-    #[serde(default)]
-    pub cwd: PathBuf,
-    /// Whether the ledger is neither read nor written.
-    #[serde(default)]
-    pub ignore_ledger: bool,
     /// How often it may run out of memory and be tried again.
-    #[serde(default)]
     pub retries: u32,
-    /// Whether it starts though other runs hold the card.
-    #[serde(default)]
-    pub no_queue: bool,
     /// What it has achieved: while it runs what it aims at, at its end the whole. Runs of older versions have none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<RunResult>,
-    /// The run of several steps that this one is a step of.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub part_of: Option<String>,
-    /// The steps of a run of several, in the order of the file.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub graph: Vec<StepState>,
-    /// How far a search has come.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub study: Option<StudyState>,
-    /// Whether a batch that is known not to fit ends the run, instead of being made smaller.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub as_asked: bool,
     /// Why it was not tried, where what it asks for is known not to fit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub infeasible: Option<String>,
     pub attempts: Vec<Attempt>,
+}
+
+/// `run.json` as it is written: the fields of every kind side by side.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct RunFile {
+    id: String,
+    name: String,
+    status: Status,
+    created: f64,
+    engine: String,
+    #[serde(default)]
+    work: WorkKind,
+    #[serde(default)]
+    job: Job,
+    effective_batch: u32,
+    steps: Option<u64>,
+    error: Option<String>,
+    #[serde(default)]
+    doing: Option<String>,
+    #[serde(default)]
+    exit_code: Option<u8>,
+    #[serde(default)]
+    cwd: PathBuf,
+    #[serde(default)]
+    ignore_ledger: bool,
+    #[serde(default)]
+    retries: u32,
+    #[serde(default)]
+    no_queue: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    result: Option<RunResult>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    part_of: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    graph: Vec<StepState>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    study: Option<StudyState>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    as_asked: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    infeasible: Option<String>,
+    attempts: Vec<Attempt>,
+}
+
+impl From<RunFile> for RunState {
+    fn from(file: RunFile) -> Self {
+        let RunFile { effective_batch, steps, retries, result, infeasible, attempts, .. } = file;
+        let single = SingleRun { effective_batch, steps, retries, result, infeasible, attempts };
+        let RunFile { job, ignore_ledger, no_queue, as_asked, .. } = file;
+        Self {
+            id: file.id,
+            name: file.name,
+            status: file.status,
+            created: file.created,
+            engine: file.engine,
+            cwd: file.cwd,
+            error: file.error,
+            doing: file.doing,
+            exit_code: file.exit_code,
+            part_of: file.part_of,
+            choices: RunChoices { job, ignore_ledger, no_queue, as_asked },
+            kind: match file.work {
+                WorkKind::Training => RunKind::Training(single),
+                WorkKind::Command => RunKind::Command(single),
+                WorkKind::Steps => RunKind::Stages(file.graph),
+                WorkKind::Study => RunKind::Study(file.study.unwrap_or_default()),
+            },
+        }
+    }
+}
+
+impl From<RunState> for RunFile {
+    fn from(state: RunState) -> Self {
+        let work = state.kind.work();
+        let (single, graph, study) = match state.kind {
+            RunKind::Training(single) | RunKind::Command(single) => (single, Vec::new(), None),
+            RunKind::Stages(stages) => (SingleRun::default(), stages, None),
+            RunKind::Study(study) => (SingleRun::default(), Vec::new(), Some(study)),
+        };
+        let RunChoices { job, ignore_ledger, no_queue, as_asked } = state.choices;
+        Self {
+            id: state.id,
+            name: state.name,
+            status: state.status,
+            created: state.created,
+            engine: state.engine,
+            work,
+            job,
+            effective_batch: single.effective_batch,
+            steps: single.steps,
+            error: state.error,
+            doing: state.doing,
+            exit_code: state.exit_code,
+            cwd: state.cwd,
+            ignore_ledger,
+            retries: single.retries,
+            no_queue,
+            result: single.result,
+            part_of: state.part_of,
+            graph,
+            study,
+            as_asked,
+            infeasible: single.infeasible,
+            attempts: single.attempts,
+        }
+    }
 }
 
 /// How far a search has come, as `run.json` holds it. Its trials are in its storage.
@@ -312,7 +274,7 @@ impl Job {
 }
 
 impl RunState {
-    /// A run that has just been created.
+    /// A training that has just been created.
     pub fn new(id: impl Into<String>, name: impl Into<String>, engine: impl Into<String>) -> Self {
         Self {
             id: id.into(),
@@ -320,38 +282,109 @@ impl RunState {
             status: Status::Running,
             created: 0.0,
             engine: engine.into(),
-            work: WorkKind::Training,
-            job: Job::Train,
-            effective_batch: 0,
-            steps: None,
+            cwd: PathBuf::new(),
             error: None,
             doing: None,
             exit_code: None,
-            cwd: PathBuf::new(),
-            ignore_ledger: false,
-            retries: 0,
-            no_queue: false,
-            result: None,
             part_of: None,
-            graph: Vec::new(),
-            study: None,
-            as_asked: false,
-            infeasible: None,
-            attempts: Vec::new(),
+            choices: RunChoices::default(),
+            kind: RunKind::Training(SingleRun::default()),
         }
+    }
+
+    pub fn work(&self) -> WorkKind {
+        self.kind.work()
+    }
+
+    /// What belongs to a training or a command.
+    pub fn single(&self) -> Option<&SingleRun> {
+        match &self.kind {
+            RunKind::Training(single) | RunKind::Command(single) => Some(single),
+            RunKind::Stages(_) | RunKind::Study(_) => None,
+        }
+    }
+
+    pub fn single_mut(&mut self) -> Option<&mut SingleRun> {
+        match &mut self.kind {
+            RunKind::Training(single) | RunKind::Command(single) => Some(single),
+            RunKind::Stages(_) | RunKind::Study(_) => None,
+        }
+    }
+
+    /// The attempts of a training or a command.
+    pub fn attempts(&self) -> &[Attempt] {
+        self.single().map_or(&[], |single| &single.attempts)
+    }
+
+    pub fn last_attempt_mut(&mut self) -> Option<&mut Attempt> {
+        self.single_mut()?.attempts.last_mut()
+    }
+
+    /// The stages of a pipeline that has several.
+    pub fn stages(&self) -> &[StepState] {
+        match &self.kind {
+            RunKind::Stages(stages) => stages,
+            RunKind::Training(_) | RunKind::Command(_) | RunKind::Study(_) => &[],
+        }
+    }
+
+    pub fn stages_mut(&mut self) -> &mut [StepState] {
+        match &mut self.kind {
+            RunKind::Stages(stages) => stages,
+            RunKind::Training(_) | RunKind::Command(_) | RunKind::Study(_) => &mut [],
+        }
+    }
+
+    pub fn study(&self) -> Option<&StudyState> {
+        match &self.kind {
+            RunKind::Study(study) => Some(study),
+            RunKind::Training(_) | RunKind::Command(_) | RunKind::Stages(_) => None,
+        }
+    }
+
+    pub fn study_mut(&mut self) -> Option<&mut StudyState> {
+        match &mut self.kind {
+            RunKind::Study(study) => Some(study),
+            RunKind::Training(_) | RunKind::Command(_) | RunKind::Stages(_) => None,
+        }
+    }
+
+    /// The samples of a step; 0 where a run has no steps of its own.
+    pub fn effective_batch(&self) -> u32 {
+        self.single().map_or(0, |single| single.effective_batch)
+    }
+
+    /// Steps of the whole run, once the trainer has said so.
+    pub fn steps(&self) -> Option<u64> {
+        self.single()?.steps
+    }
+
+    pub fn set_steps(&mut self, steps: u64) {
+        if let Some(single) = self.single_mut() {
+            single.steps = Some(steps);
+        }
+    }
+
+    /// Why it was not tried, where what it asks for is known not to fit.
+    pub fn infeasible(&self) -> Option<&str> {
+        self.single()?.infeasible.as_deref()
+    }
+
+    pub fn result(&self) -> Option<&RunResult> {
+        self.single()?.result.as_ref()
     }
 
     /// How often it ran out of memory since a person last resumed it.
     pub fn times_out_of_memory(&self) -> u32 {
-        let since = self.attempts.iter().rposition(|attempt| attempt.resumed).unwrap_or(0);
-        self.attempts[since..].iter().filter(|attempt| attempt.outcome == Some(Outcome::Oom)).count() as u32
+        let since = self.attempts().iter().rposition(|attempt| attempt.resumed).unwrap_or(0);
+        self.attempts()[since..].iter().filter(|attempt| attempt.outcome == Some(Outcome::Oom)).count() as u32
     }
 
     /// How many attempts there will be at most, as it stands.
     pub fn at_most(&self) -> u32 {
-        let ended = self.attempts.iter().filter(|attempt| attempt.outcome.is_some()).count() as u32;
-        let next = u32::from(self.attempts.last().is_none_or(|last| last.outcome != Some(Outcome::Finished)));
-        ended + next + self.retries.saturating_sub(self.times_out_of_memory())
+        let ended = self.attempts().iter().filter(|attempt| attempt.outcome.is_some()).count() as u32;
+        let next = u32::from(self.attempts().last().is_none_or(|last| last.outcome != Some(Outcome::Finished)));
+        ended + next + self.single().map_or(0, |single| single.retries).saturating_sub(self.times_out_of_memory())
     }
 }
 

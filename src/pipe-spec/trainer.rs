@@ -67,11 +67,9 @@ impl Default for Rank {
 pub const LEASE_VARIABLE: &str = "PIPE_LEASE";
 pub const LEASE_ON_STDIN: &str = "stdin";
 
-/// Set where the ranks are on several machines: which of them this is, counted from 0. All of them see the run folder.
+/// Set where the ranks are on several machines: which of them this is, counted from 0, or `${NAME}` of a variable that holds it. All
+/// machines see the run folder.
 pub const NODE_VARIABLE: &str = "PIPE_NODE";
-
-/// Says the same where Slurm itself has started the container, and nothing else could set a variable of each node.
-pub const SLURM_NODE_VARIABLE: &str = "SLURM_NODEID";
 
 /// Set where the ranks of other machines reach this one by another address than that of its name.
 pub const ADDRESS_VARIABLE: &str = "PIPE_ADDRESS";

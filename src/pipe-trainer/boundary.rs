@@ -9,8 +9,7 @@ use pipe_spec::trainer::WHILE_READING;
 use tch::TchError;
 
 use crate::error::TrainerError;
-use crate::host::HostMemory;
-use crate::host::allocator;
+use crate::host::{self, HostMemory};
 
 /// Runs `work`; a panic inside it comes back as an error like any other.
 pub fn guard<T>(work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
@@ -20,7 +19,7 @@ pub fn guard<T>(work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, Tra
 /// An error when Rust's own allocations have hit the limit; they were served from the reserve, so that the
 /// program can report it.
 pub fn check_host_memory() -> Result<(), TrainerError> {
-    let Some(activity) = allocator::exhausted() else { return Ok(()) };
+    let Some(activity) = host::exhausted() else { return Ok(()) };
     let during = activity.text().map_or(" outside of tensors".to_owned(), |what| format!("{WHILE_READING}{what}"));
     Err(out_of(MemoryKind::Host, format!("the memory limit was reached{during}")))
 }

@@ -1,20 +1,12 @@
 //! Links the trainer so that one binary runs with and without CUDA: libtorch is looked for beside the program, and symbols
 //! that only `libtorch_cuda.so` has may stay open until it is loaded at run time.
 
+use std::fs;
+use std::path::Path;
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    for file in [
-        "shim.cpp",
-        "functions.hpp",
-        "cuda.hpp",
-        "dropout.hpp",
-        "attention.hpp",
-        "chunked_attention.hpp",
-        "graph.hpp",
-        "ranks.hpp",
-    ] {
-        println!("cargo:rerun-if-changed=torch/{file}");
-    }
+    watch_sources(Path::new("torch"));
     println!("cargo:rerun-if-env-changed=LIBTORCH");
     let libtorch =
         std::env::var("LIBTORCH").expect("LIBTORCH names the folder of libtorch (.cargo/config.toml sets it)");
@@ -36,5 +28,16 @@ fn main() {
     // From target/debug, from target/debug/deps (test programs), and from bin/ where pipe is installed.
     for folder in ["../libtorch/lib", "../../libtorch/lib", "../lib/pipe"] {
         println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/{folder}");
+    }
+}
+
+/// Builds again when a file of C++ changes. The Rust beside them is not compiled here.
+fn watch_sources(folder: &Path) {
+    for path in fs::read_dir(folder).expect("the sources of the shim").map(|entry| entry.expect("an entry").path()) {
+        if path.is_dir() {
+            watch_sources(&path);
+        } else if path.extension().is_some_and(|ending| ["cpp", "hpp", "h"].iter().any(|one| ending == *one)) {
+            println!("cargo:rerun-if-changed={}", path.display());
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use pipe_data::DataError;
 use pipe_model::ConfigError;
 use pipe_spec::event::MemoryKind;
 use pipe_spec::{Device, TrainerExit};
@@ -48,15 +49,15 @@ pub enum TrainerError {
     WeightsNotFinite { step: u64, tensor: String, last: Option<PathBuf> },
     #[error("stopped on request after step {step}")]
     Stopped { step: u64 },
-    /// Of a rank, when another has ended.
+    /// A rank ends because another has ended.
     #[error("rank {rank} has ended: {message}")]
     PeerEnded { rank: u32, message: String },
-    /// Of a rank, when a node is gone without a notice.
+    /// A rank ends because a node is gone without a notice.
     #[error("the connection to ranks of another node is lost: {message}")]
     NodeLost { message: String },
     #[error("ranks of other nodes cannot connect to this one: {of}: {message}")]
     NoAddress { of: String, message: String },
-    /// Of the process that started the ranks. `exit` is its exit code too.
+    /// The process that started the ranks ends because one of them did, with its `exit` code.
     #[error("rank {rank}: {message}")]
     RankEnded { rank: u32, message: String, hint: Option<String>, exit: i32 },
     #[error("after step {step} the {what} of rank {rank} are not those of rank 0; {}", last_complete(last))]
@@ -71,6 +72,12 @@ pub enum TrainerError {
     Torch { message: String },
     #[error("unexpected: {message}")]
     Panic { message: String },
+}
+
+impl From<DataError> for TrainerError {
+    fn from(DataError { path, line, message }: DataError) -> Self {
+        Self::Data { path, line, message }
+    }
 }
 
 fn last_complete(last: &Option<PathBuf>) -> String {
@@ -125,7 +132,7 @@ impl TrainerError {
         }
     }
 
-    /// What the process ends with: its exit code, or that of a rank that was killed.
+    /// The exit code of the process, or that of a rank that was killed.
     pub fn status(&self) -> i32 {
         match self {
             Self::RankEnded { exit, .. } => *exit,
@@ -133,7 +140,14 @@ impl TrainerError {
         }
     }
 
-    /// What to do about it, where that is known.
+    /// The text that the process prints: the error, and what to do about it.
+    pub fn report(&self) -> String {
+        let kind = if matches!(self, Self::Stopped { .. }) { "" } else { "error: " };
+        let hint = self.hint().map(|hint| format!("hint: {hint}\n")).unwrap_or_default();
+        format!("{kind}{self}\n{hint}")
+    }
+
+    /// The hint what to do about it, where that is known.
     pub fn hint(&self) -> Option<&str> {
         match self {
             Self::Measurer { hint, .. } | Self::RankEnded { hint, .. } => hint.as_deref(),

@@ -1,4 +1,4 @@
-//! What a trained model writes: `pipe-trainer generate`. On the CPU, in fp32.
+//! `pipe-trainer generate`: a trained model writes a text, on the CPU in fp32.
 
 use std::io::{self, Write};
 

@@ -15,7 +15,7 @@ use tch::Device;
 use crate::data::{self, ALIGNED_COLUMNS, Column, PartShape, Reader, Sample, SampleOrder, Source, sort_longest_first};
 use crate::error::TrainerError;
 use crate::model::Definition;
-use crate::spec;
+use crate::session::spec;
 use crate::train::Cut;
 
 /// Rows of tokens that are read at most, evenly spread over the data: some seconds of work.

@@ -1,9 +1,11 @@
 //! Random numbers as functions of purpose, seed and numbers such as the step: a resumed run needs no saved generator state.
 
+use std::sync::{Mutex, PoisonError};
+
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// What a stream of random numbers is for. Streams of different purposes share no numbers.
+/// The purpose of a stream of random numbers. Streams of different purposes share no numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
     Order,
@@ -39,10 +41,14 @@ impl Purpose {
     }
 }
 
-/// Seeds torch's generators, on the CPU and on the GPU.
-pub fn seed_torch(purpose: Purpose, seed: u64, numbers: &[u64]) {
+/// Seeds torch's generators, on the CPU and on the GPU, for what `draw` draws from them. They belong to the whole process, so that one
+/// thread at a time draws.
+pub fn with_torch_seeded<T>(purpose: Purpose, seed: u64, draw: impl FnOnce() -> T) -> T {
+    static DRAWING: Mutex<()> = Mutex::new(());
+    let _drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
     // CUDA and the CPU agree on seeds that are not negative.
-    tch::manual_seed((derived(purpose, seed, numbers) >> 1).cast_signed());
+    tch::manual_seed((derived(purpose, seed, &[]) >> 1).cast_signed());
+    draw()
 }
 
 /// A seed for something smaller.

@@ -51,7 +51,7 @@ pub enum Error {
     #[error("{engine} refused the job: {said}")]
     JobRefused { engine: &'static str, said: String, hint: String },
     #[error("{reason}")]
-    TimeTooShort { reason: String },
+    TimeTooShort { reason: String, hint: &'static str },
     #[error("unknown engine {name:?}")]
     UnknownEngine { name: String, known: Vec<String> },
     #[error("a GPU was requested, but none is available:\n{}", reasons.join("\n"))]
@@ -177,7 +177,7 @@ pub enum Error {
     Exists { path: PathBuf },
     #[error("stdin is not a terminal, and {} not given", missing.join(" and "))]
     NoTerminal { missing: Vec<&'static str> },
-    #[error("{data}: what is to be trained on it is not clear: {why}{columns}")]
+    #[error("{data}: cannot tell what to train on this data: {why}{columns}")]
     UnclearData { data: String, why: String, columns: String },
     #[error("{arch} needs {wants}; {data}: {why}{columns}")]
     OtherData { arch: &'static str, wants: &'static str, data: String, why: String, columns: String },
@@ -310,9 +310,7 @@ impl Error {
             | Self::OutOfMemory { hint, .. }
             | Self::NoModel { hint, .. }
             | Self::JobRefused { hint, .. } => Some(hint.clone()),
-            Self::TimeTooShort { .. } => {
-                Some("give a job more time: --set slurm.time=MINUTES; then continue with `pipe resume`".to_owned())
-            }
+            Self::TimeTooShort { hint, .. } => Some((*hint).to_owned()),
             Self::UnknownRole { .. } => Some("--field takes ROLE=COLUMN, such as text=review".to_owned()),
             Self::Rows { message } if message.contains("no field ") || message.contains("no column") => {
                 Some("--field ROLE=COLUMN names the column that feeds a role, such as --field text=review".to_owned())
@@ -423,7 +421,7 @@ impl Error {
             Self::Exists { .. } => Some("choose another name, or overwrite it with --force".to_owned()),
             Self::NoTerminal { .. } => Some("give them, or use all defaults with --yes".to_owned()),
             Self::UnclearData { .. } => Some(
-                "say it with --arch, or name the columns, as in `--fields text=COLUMN,label=COLUMN` or `--fields \
+                "choose a model with --arch, or name the columns, as in `--fields text=COLUMN,label=COLUMN` or `--fields \
                  source=COLUMN,target=COLUMN`"
                     .to_owned(),
             ),

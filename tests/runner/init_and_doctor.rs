@@ -158,7 +158,7 @@ fn unclear() {
     folder.write("a.csv", forty("note,length\n", |number| format!("{},{}.{number}", story(number), number % 7)));
     let init = ["init", "--yes", "--data", "a.csv"];
     let answer =
-        folder.pipe(&init).exits(2).says("a.csv: what is to be trained on it is not clear").says("numbers whose names");
+        folder.pipe(&init).exits(2).says("a.csv: cannot tell what to train on this data").says("numbers whose names");
     let answer =
         answer.says("COLUMN  LOOKS LIKE  EXAMPLE").says("length  number      0.0").says("--fields text=COLUMN");
     assert!(answer.stderr.lines().all(|line| line.chars().count() < 140), "{answer}");
@@ -180,7 +180,7 @@ fn unclear() {
         folder
             .pipe(&["init", "--yes", "--data", data])
             .exits(2)
-            .says(&format!("{data}: what is to be trained"))
+            .says(&format!("{data}: cannot tell what to train"))
             .says(why);
     }
     folder
@@ -233,7 +233,7 @@ fn picture_folders() {
     assert!(text.contains("train: animals/pictures.jsonl") && text.contains("arch: clip"), "{text}");
     // Somebody's own file stays as it is.
     folder.write("animals/pictures.jsonl", "{\"image\": \"fox/0.png\", \"text\": \"a vixen\"}\n");
-    folder.pipe(&["init", "--yes", "--force", "--data", "animals"]).exits(0).says("is there already");
+    folder.pipe(&["init", "--yes", "--force", "--data", "animals"]).exits(0).says("exists already");
     assert!(folder.read("animals/pictures.jsonl").contains("a vixen"));
     folder.write("loose/1.png", "").write("loose/2.png", "");
     folder

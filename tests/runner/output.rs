@@ -51,6 +51,7 @@ fn help() {
         waiting.extend(subcommands(&answer.stdout).into_iter().map(|name| [&command[..], &[name]].concat()));
     }
     assert!(names.contains("pipe-run.help.txt") && names.contains("pipe-image-build.help.txt"), "{names:?}");
+    assert!(names.len() > 35, "{names:?}");
     for entry in std::fs::read_dir(repository().join("tests/snapshots")).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
@@ -62,11 +63,14 @@ fn help() {
     }
 }
 
-/// The names in the section "Commands:" of a help text, without `help` itself. A line that is indented further goes on with
-/// a description.
+/// The headings of a help text below which commands are listed: those of `pipe --help`, and the one of other commands.
+const COMMANDS: [&str; 6] = ["Start here:", "Run:", "Watch:", "Understand:", "Machine:", "Commands:"];
+
+/// The names of the commands that a help text lists, without `help` itself. A line that is indented further continues a
+/// description.
 fn subcommands(help: &str) -> Vec<String> {
-    let section = help.split("\nCommands:\n").nth(1).unwrap_or_default();
-    let lines = section.lines().take_while(|line| !line.is_empty());
+    let sections = help.split("\n\n").filter_map(|section| section.split_once('\n'));
+    let lines = sections.filter(|(heading, _)| COMMANDS.contains(heading)).flat_map(|(_, lines)| lines.lines());
     let names = lines.filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
     names.map(|line| line.split(' ').next().unwrap().to_owned()).filter(|name| name != "help").collect()
 }

@@ -4,11 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use pipe_spec::pipeline::Arch;
+
 use crate::harness::folder::repository;
 use crate::harness::{Needs, Suite};
 use crate::source::{Source, has_word};
 
-const CRATES: [&str; 5] = ["pipe-spec", "pipe-model", "pipe-search", "pipe", "pipe-trainer"];
+const CRATES: [&str; 6] = ["pipe-spec", "pipe-model", "pipe-data", "pipe-search", "pipe", "pipe-trainer"];
 
 /// A dependency, and the only part of the sources that may name it.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
@@ -21,22 +23,8 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("tokio", &["pipe"]),
 ];
 
-/// Files of `src/pipe` outside of `engine/` that may name an engine.
-const REGISTRY: &[&str] = &[];
-
-/// What names an engine: words of the code, and whole string literals.
-const ENGINE_WORDS: &[&str] = &[
-    "DockerEngine",
-    "ProcessEngine",
-    "SlurmEngine",
-    "EngineKind::Docker",
-    "EngineKind::Process",
-    "EngineKind::Slurm",
-    "engine::docker",
-    "engine::process",
-    "engine::slurm",
-];
-const ENGINE_LITERALS: &[&str] = &["\"docker\"", "\"process\"", "\"slurm\""];
+/// What reads a pipeline. It is called where the engines are known, so that their sections are known too.
+const PIPELINE_READERS: &[&str] = &["Pipeline::parse", "Graph::parse", "Study::parse", "pipeline::schema"];
 
 pub fn tests(suite: &mut Suite) {
     for name in CRATES {
@@ -45,6 +33,9 @@ pub fn tests(suite: &mut Suite) {
     suite.test("walls::dependencies_have_their_place", Needs::Nothing, dependencies);
     suite.test("walls::crates_meet_in_the_spec", Needs::Nothing, manifests);
     suite.test("walls::engines_are_named_in_engine_alone", Needs::Nothing, engines);
+    suite.test("walls::engines_do_not_import_what_knows_them", Needs::Nothing, imports_of_engines);
+    suite.test("walls::pipelines_are_read_where_engines_are_known", Needs::Nothing, pipeline_readers);
+    suite.test("walls::models_are_named_in_their_folders_alone", Needs::Nothing, models);
     suite.test("walls::every_test_file_belongs_to_a_program", Needs::Nothing, test_files);
 }
 
@@ -172,9 +163,10 @@ fn manifests() {
     let own: BTreeMap<&str, &[&str]> = BTreeMap::from([
         ("pipe-spec", &[][..]),
         ("pipe-model", &["pipe-spec"][..]),
+        ("pipe-data", &["pipe-spec"][..]),
         ("pipe-search", &[][..]),
-        ("pipe", &["pipe-model", "pipe-search", "pipe-spec"][..]),
-        ("pipe-trainer", &["pipe-model", "pipe-spec"][..]),
+        ("pipe", &["pipe-data", "pipe-model", "pipe-search", "pipe-spec"][..]),
+        ("pipe-trainer", &["pipe-data", "pipe-model", "pipe-spec"][..]),
     ]);
     for name in CRATES {
         let text = std::fs::read_to_string(repository().join("src").join(name).join("Cargo.toml")).unwrap();
@@ -190,22 +182,120 @@ fn manifests() {
     }
 }
 
+/// An engine as the code names it.
+struct EngineWords {
+    name: String,
+    words: Vec<String>,
+    /// How keys of its section begin, where it has one.
+    key: Option<String>,
+}
+
+/// The engines: the folders and files of `engine/` that hold a registration.
+fn engine_words() -> Vec<EngineWords> {
+    let sources = sources("pipe").into_iter().filter(|source| source.code.contains("const REGISTRATION: Registration"));
+    let words = |source: Source| {
+        let name = source.module().get(1).cloned()?;
+        let camel: String = name.split('_').map(|word| format!("{}{}", word[..1].to_uppercase(), &word[1..])).collect();
+        let words = vec![format!("{camel}Engine"), format!("EngineKind::{camel}"), format!("engine::{name}")];
+        let key = source.code.contains("section: Some(").then(|| format!("{name}."));
+        Some(EngineWords { name, words, key })
+    };
+    sources.filter_map(words).collect()
+}
+
+impl EngineWords {
+    /// Whether a line names the engine or a key of its section; `code` is `text` with blank string literals.
+    fn are_in(&self, code: &str, text: &str) -> bool {
+        let in_literals = |(c, t): (char, char)| if c == t && c != ' ' { '\n' } else { t };
+        let literals: String = code.chars().zip(text.chars()).map(in_literals).collect();
+        let is_key = |(at, key): (usize, &str)| {
+            !literals[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
+                && literals[at + key.len()..].starts_with(|c: char| c.is_ascii_lowercase())
+        };
+        self.words.iter().any(|word| has_word(code, word))
+            || literals.split('\n').any(|literal| literal == self.name)
+            || self.key.as_ref().is_some_and(|key| literals.match_indices(key.as_str()).any(is_key))
+    }
+}
+
 fn engines() {
+    let engines = engine_words();
+    let names: Vec<&str> = engines.iter().map(|engine| engine.name.as_str()).collect();
+    let registry = std::fs::read_to_string(repository().join("src/pipe/engine/registry.rs")).unwrap();
+    assert_eq!(registry.matches("::REGISTRATION").count(), names.len(), "only {names:?} are searched for");
     let mut found = Vec::new();
-    for source in sources("pipe") {
-        let is_allowed =
-            source.path.starts_with("engine") || REGISTRY.iter().any(|file| source.path == Path::new(file));
-        if is_allowed {
-            continue;
-        }
-        for (at, (code, text)) in (1..).zip(source.code.lines().zip(source.text.lines())) {
-            let names = ENGINE_WORDS.iter().any(|word| has_word(code, word));
-            if names || ENGINE_LITERALS.iter().any(|literal| text.contains(literal)) {
-                found.push(format!("src/pipe/{}:{at}: {}", source.path.display(), text.trim()));
+    for part in ["pipe", "pipe-spec"] {
+        let outside = |source: &Source| part != "pipe" || !source.path.starts_with("engine");
+        for source in sources(part).into_iter().filter(outside) {
+            for (at, (code, text)) in (1..).zip(source.code.lines().zip(source.text.lines())) {
+                if engines.iter().any(|engine| engine.are_in(code, text)) {
+                    found.push(format!("src/{part}/{}:{at}: {}", source.path.display(), text.trim()));
+                }
             }
         }
     }
     assert!(found.is_empty(), "{} places outside of engine/ name an engine:\n{}", found.len(), found.join("\n"));
+}
+
+fn pipeline_readers() {
+    let mut found = Vec::new();
+    for source in sources("pipe").iter().filter(|source| source.path != Path::new("engine/registry.rs")) {
+        for word in PIPELINE_READERS {
+            let lines = source.lines_with(word);
+            found.extend(lines.iter().map(|(at, line)| format!("src/pipe/{}:{at}: {line}", source.path.display())));
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "pipelines are read by engine/registry.rs, which knows the engines:\n{}",
+        found.join("\n")
+    );
+}
+
+/// The folder of an engine imports neither the registry nor `report`: it is known to them, not they to it.
+fn imports_of_engines() {
+    let mut found = Vec::new();
+    for source in sources("pipe").iter().filter(|source| source.path.starts_with("engine")) {
+        let is_registry = source.path == Path::new("engine/registry.rs");
+        for (at, line) in (1..).zip(source.code.lines()) {
+            let to_registry = !is_registry && (line.contains("registry::") || line.contains("registry}"));
+            if to_registry || line.contains("crate::report") {
+                found.push(format!("src/pipe/{}:{at}: {}", source.path.display(), line.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "engines import what knows them:\n{}", found.join("\n"));
+}
+
+/// A new model is a folder in each crate and a line in each registry: no other file names an architecture.
+fn models() {
+    let mut places: Vec<String> =
+        ["pipe-spec/pipeline/model", "pipe-model/registry", "pipe-trainer/model/registry"].map(str::to_owned).into();
+    for entry in std::fs::read_dir(repository().join("src/pipe-trainer/model")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            places.extend([format!("pipe-model/{name}"), format!("pipe-trainer/model/{name}")]);
+        }
+    }
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let variants: Vec<String> = Arch::ALL.iter().map(|arch| format!("Arch::{arch:?}")).collect();
+    let (mut found, mut named) = (Vec::new(), BTreeSet::new());
+    for name in CRATES {
+        for source in sources(name) {
+            let path = Path::new(name).join(&source.path);
+            for variant in &variants {
+                for (at, line) in source.lines_with(variant) {
+                    named.insert(variant);
+                    if !lies_in(&path, &places) {
+                        found.push(format!("src/{}:{at}: {line}", path.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(named.len(), variants.len(), "the registries name every architecture");
+    assert!(found.is_empty(), "an architecture is named outside of its folder:\n{}", found.join("\n"));
 }
 
 /// A test file that no program has as a module would never run, nor would a program that tests/run-suites does not name.

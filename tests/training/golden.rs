@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::harness::folder::repository;
 use crate::harness::suite::transformers;
 use crate::harness::{Folder, Needs, Suite};
-use crate::small_t5::{curve, run_trainer};
+use crate::small_t5::{curve, run_parity};
 
 /// A model of `tests/fixtures` that has been trained by transformers.
 struct Golden {
@@ -105,7 +105,7 @@ pub fn compare(name: &str, model: &Path) -> Folder {
     let text = |path: PathBuf| path.display().to_string();
     let (batch, out) = (text(fixture(name).join("batch.safetensors")), text(folder.path().join("out.safetensors")));
     let model = text(model.to_owned());
-    let figures = run_trainer(&["parity", "--model", &model, "--batch", &batch, "--out", &out]).exits(0).json();
+    let figures = run_parity(&model, &batch, &out).exits(0).json();
     let expected = expected(name);
     for key in ["loss", "grad_norm"] {
         // A newly initialised head has no expected value.

@@ -10,7 +10,7 @@ use tokenizers::Tokenizer;
 
 use crate::harness::folder::repository;
 use crate::harness::{Folder, Needs, Suite, suite};
-use crate::small_t5::{curve, events, run_trainer};
+use crate::small_t5::{curve, events, run_parity, run_trainer};
 
 pub fn tests(suite: &mut Suite) {
     suite.test("minilm::embeddings_are_those_of_transformers", Needs::MiniLm, embeddings);
@@ -85,7 +85,7 @@ fn last_hidden_states(rows: &[Vec<i64>]) -> Vec<Vec<Vec<f64>>> {
     folder.write("batch.safetensors", safetensors::serialize(tensors, None).unwrap());
     let (batch, out) = (path("batch.safetensors"), path("out.safetensors"));
     let index = suite::minilm().display().to_string();
-    run_trainer(&["parity", "--model", &index, "--batch", &batch, "--out", &out]).exits(0);
+    run_parity(&index, &batch, &out).exits(0);
 
     let bytes = std::fs::read(&out).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();

@@ -18,6 +18,14 @@ pub fn run_trainer(args: &[&str]) -> Answer {
     Answer::new(format!("pipe-trainer {}", args.join(" ")), output)
 }
 
+/// One batch of a fixture through a model: what `pipe-trainer-bench parity` prints.
+pub fn run_parity(model: &str, batch: &str, out: &str) -> Answer {
+    let args = ["parity", "--model", model, "--batch", batch, "--out", out];
+    let program = env!("CARGO_BIN_EXE_pipe-trainer-bench");
+    let output = Command::new(program).args(args).env("OMP_WAIT_POLICY", "PASSIVE").output().unwrap();
+    Answer::new(format!("pipe-trainer-bench {}", args.join(" ")), output)
+}
+
 /// Writes the files of `pipe-trainer data` with these arguments into `data` of the folder.
 pub fn generate(args: &[&str], folder: &Folder) {
     generated::generate(Command::new(trainer()), args, &folder.path().join("data"));

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::golden::{compare, fixture};
 use crate::harness::{Folder, Needs, Suite};
-use crate::small_t5::{curve, run_trainer};
+use crate::small_t5::{curve, run_parity};
 
 pub fn tests(suite: &mut Suite) {
     suite.any_engine("weights::a_pickled_model_trains_like_safetensors", same_curve);
@@ -191,6 +191,6 @@ fn refused() {
     let model = folder.path().display().to_string();
     let batch: PathBuf = fixture("deberta-v3").join("batch.safetensors");
     let out = folder.path().join("out.safetensors").display().to_string();
-    let answer = run_trainer(&["parity", "--model", &model, "--batch", batch.to_str().unwrap(), "--out", &out]);
+    let answer = run_parity(&model, batch.to_str().unwrap(), &out);
     answer.exits(3).says("pytorch_model.bin: refused: posix.system");
 }

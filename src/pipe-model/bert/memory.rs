@@ -1,33 +1,212 @@
-//! What the passes of a training step hold.
+//! The memory of the passes of a training step. DeBERTa shares the embeddings, the layers and the head.
 
-use super::layer::Flow;
 use super::{BertConfig, Family};
-use crate::memory::{Bias, Stage, Work};
+use crate::estimate::{Attention, Bias, Stage, StepMemory, Work, column_sums};
 
-/// In the order of the forward pass.
-pub fn stages(config: &BertConfig, work: &Work) -> Vec<Stage> {
-    let [width, inner, heads, words] =
-        [config.hidden_size, config.intermediate_size, config.num_attention_heads, config.vocab_size]
-            .map(|size| size as u128);
-    let flow = Flow { work, width, inner, heads, bias: Bias::None };
-    let rows = words + (config.max_position_embeddings + config.type_vocab_size) as u128;
-    // RoBERTa looks up a position for each token by itself.
-    let positions = match config.family {
-        Family::Bert => work.source,
-        Family::Roberta | Family::XlmRoberta => flow.tokens(),
-    };
-    let mut stages = vec![flow.embeddings(words, rows * width, positions * width * work.weight())];
-    for number in 1..=config.num_hidden_layers as u128 {
-        stages.extend(flow.layer(number, attention(&flow, number), flow.unrecorded(4 * flow.hidden())));
+impl StepMemory for BertConfig {
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        let [width, inner, heads, words] =
+            [self.hidden_size, self.intermediate_size, self.num_attention_heads, self.vocab_size]
+                .map(|size| size as u128);
+        let flow = Flow { work, width, inner, heads, bias: Bias::None };
+        let rows = words + (self.max_position_embeddings + self.type_vocab_size) as u128;
+        // RoBERTa looks up a position for each token by itself.
+        let positions = match self.family {
+            Family::Bert => work.source,
+            Family::Roberta | Family::XlmRoberta => flow.tokens(),
+        };
+        let mut stages = vec![flow.embeddings(words, rows * width, positions * width * work.weight())];
+        for number in 1..=self.num_hidden_layers as u128 {
+            stages.extend(flow.layer(number, attention(&flow, number), flow.unrecorded(4 * flow.hidden())));
+        }
+        let drops_first = self.family != Family::Bert && work.drops;
+        stages.push(flow.head(!drops_first, self.labels.count() as u128));
+        stages
     }
-    let drops_first = config.family != Family::Bert && work.drops;
-    stages.push(flow.head(!drops_first, config.labels.count() as u128));
-    stages
 }
 
 fn attention(flow: &Flow<'_>, number: u128) -> Stage {
     let held = [flow.attention_kept(), flow.attention_forward(), flow.attention_backward(0)];
     flow.stage(format!("the scores of layer {number}"), held, flow.attention_parameters())
+}
+
+/// Up to this many tokens the gradient of embeddings is computed without partial sums.
+const FEW_TOKENS: u128 = 3072;
+
+/// The sizes of the tensors between layers.
+#[derive(Clone, Copy)]
+pub(crate) struct Flow<'a> {
+    pub work: &'a Work,
+    pub width: u128,
+    pub inner: u128,
+    pub heads: u128,
+    pub bias: Bias,
+}
+
+impl Flow<'_> {
+    pub fn tokens(&self) -> u128 {
+        self.work.batch * self.work.source
+    }
+
+    /// Bytes of one hidden state of each token.
+    pub fn hidden(&self) -> u128 {
+        self.tokens() * self.width * self.work.compute()
+    }
+
+    /// Bytes of what a norm keeps beside what it normed: a number for each token, in fp32.
+    fn spreads(&self) -> u128 {
+        self.tokens() * 4
+    }
+
+    /// Bytes of the narrow copy of weights that is made where they are wider than what products take.
+    fn narrow(&self, weights: u128) -> u128 {
+        if self.work.mixed() { weights * self.work.compute() } else { 0 }
+    }
+
+    /// Beside what the stages before it keep, with `parameters` of its own. Where earlier passes have left gradients, those of
+    /// this pass are held beside them until they are added.
+    pub fn stage(&self, name: String, [kept, forward, backward]: [u128; 3], parameters: u128) -> Stage {
+        let gradients = parameters * self.work.weight();
+        let twice = if self.work.accum > 1 { gradients } else { 0 };
+        Stage { name, kept, forward: forward.max(kept), backward: backward + twice, gradients, logits: 0 }
+    }
+
+    /// The norm keeps what it normed. `words` are the rows of the largest table, `tables` how many numbers all of them have, and
+    /// `more` is what else the forward pass holds.
+    pub fn embeddings(&self, words: u128, tables: u128, more: u128) -> Stage {
+        let embedded = self.tokens() * self.width * self.work.weight();
+        let kept = embedded + self.spreads();
+        // Words, their sum with the others, what the norm keeps and gives, and that with some of it dropped.
+        let forward = (4 + u128::from(self.work.drops)) * embedded + self.spreads() + more;
+        let partial = match self.tokens() {
+            few if few <= FEW_TOKENS => 0,
+            many => many.min(words + many / 10) * self.width * 4,
+        };
+        // The gradient of the words comes last, after that of the one type that all tokens have.
+        let before = (3 * embedded + self.norm_sums()).max(embedded + column_sums(self.tokens(), self.width));
+        let backward = (embedded + partial).max(before.saturating_sub(words * self.width * self.work.weight()));
+        self.stage("the embeddings".to_owned(), [kept, forward, backward], tables + 2 * self.width)
+    }
+
+    fn attends(&self) -> Attention<'_> {
+        let Self { work, heads, bias, .. } = *self;
+        let length = work.source;
+        Attention { work, heads, width: self.width / heads, queries: length, keys: length, drops: work.drops, bias }
+    }
+
+    /// Bytes that attention keeps: its input, queries, keys and values, its output and the sums of its weights.
+    pub fn attention_kept(&self) -> u128 {
+        5 * self.hidden() + self.attends().kept()
+    }
+
+    /// Bytes of the forward pass of attention while queries, keys and values are made: their weights in one piece too.
+    pub fn attention_forward(&self) -> u128 {
+        4 * self.hidden() + self.stacked().max(self.hidden() + self.attends().forward())
+    }
+
+    /// Bytes of the backward pass of attention. `more` is what it holds beside that until the gradients of queries, keys and
+    /// values are there.
+    pub fn attention_backward(&self, more: u128) -> u128 {
+        // The gradients of the residual, of what it gave, of queries, keys and values; those of parameters come after them.
+        let fused = self.attention_kept() + 5 * self.hidden() + self.attends().backward() + more;
+        // The input and its gradient, the residual's, and those of queries, keys and values, apart and in one piece.
+        let sums = column_sums(self.tokens(), 3 * self.width);
+        let gradients = self.attention_parameters() * self.work.weight();
+        fused.saturating_sub(gradients).max(9 * self.hidden() + self.stacked().max(sums))
+    }
+
+    /// The weights of queries, keys and values in one piece.
+    fn stacked(&self) -> u128 {
+        3 * self.width * self.width * self.work.compute()
+    }
+
+    pub fn attention_parameters(&self) -> u128 {
+        3 * linear(self.width, self.width)
+    }
+
+    /// The stages of a layer, or the one that it is where it is computed again. `unrecorded` is what its forward pass holds
+    /// where nothing is kept.
+    pub fn layer(&self, number: u128, attention: Stage, unrecorded: u128) -> Vec<Stage> {
+        let stages = vec![attention, self.attention_output(number), self.feed_forward(number)];
+        if !self.work.checkpointing {
+            return stages;
+        }
+        vec![self.checkpointed(format!("layer {number}"), &stages, unrecorded)]
+    }
+
+    fn attention_output(&self, number: u128) -> Stage {
+        let hidden = self.hidden();
+        let kept = hidden + self.spreads();
+        let forward = (hidden + self.narrow(self.width * self.width)).max(2 * hidden + kept);
+        // The gradients of what it gave, of the residual and of the product.
+        let backward = kept + 3 * hidden + self.norm_sums();
+        let parameters = linear(self.width, self.width) + 2 * self.width;
+        self.stage(format!("the attention of layer {number}"), [kept, forward, backward], parameters)
+    }
+
+    fn feed_forward(&self, number: u128) -> Stage {
+        let hidden = self.hidden();
+        let inner = self.tokens() * self.inner * self.work.compute();
+        let weights = self.narrow(self.width * self.inner);
+        let kept = 2 * hidden + inner + self.spreads();
+        // The output of attention is still there, and the input and output of the activation.
+        let forward = (3 * hidden + 2 * inner + weights).max(2 * hidden + kept);
+        // The gradients of the residual and, if some of it was dropped, of the product are no longer the same.
+        let given = (1 + u128::from(self.work.drops)) * hidden;
+        let made = inner + column_sums(self.tokens(), self.inner).max(hidden + weights);
+        let backward = hidden + inner + given + made;
+        let parameters = linear(self.width, self.inner) + linear(self.inner, self.width) + 2 * self.width;
+        self.stage(format!("the feed-forward part of layer {number}"), [kept, forward, backward], parameters)
+    }
+
+    /// Bytes of the forward pass of a layer where nothing is kept. In its feed-forward part `others` are still there, beside
+    /// what attention gave, its product, the norm of that and what the part gives.
+    pub fn unrecorded(&self, others: u128) -> u128 {
+        let inner = self.tokens() * self.inner * self.work.compute();
+        let feed_forward = others + 4 * self.hidden() + 2 * inner + self.narrow(self.width * self.inner);
+        feed_forward.max(self.attention_forward())
+    }
+
+    /// Stages that are computed again: of them their input is kept. Their gradients do not exist in all moments of their
+    /// backward pass.
+    pub fn checkpointed(&self, name: String, stages: &[Stage], forward: u128) -> Stage {
+        let hidden = self.hidden();
+        let gradients: u128 = stages.iter().map(|stage| stage.gradients).sum();
+        let made_at_once = |made: u128| if self.work.accum > 1 { 0 } else { made };
+        // The output and its gradient stay until all is done.
+        let (mut kept, mut highest) = (hidden, 0);
+        for stage in stages {
+            highest = highest.max(kept + stage.forward);
+            kept += stage.kept;
+        }
+        kept += hidden;
+        let mut made = 0;
+        for stage in stages.iter().rev() {
+            kept -= stage.kept;
+            made += stage.gradients;
+            highest = highest.max(kept + stage.backward + made_at_once(made));
+        }
+        let backward = highest.saturating_sub(made_at_once(gradients));
+        Stage { name, kept: hidden, forward: forward.max(hidden), backward, gradients, logits: 0 }
+    }
+
+    /// `keeps_last`: the first tokens are a view, which keeps all of what the last layer gave.
+    pub fn head(&self, keeps_last: bool, labels: u128) -> Stage {
+        let hidden = self.hidden();
+        let kept = if keeps_last { hidden } else { 0 };
+        let parameters = linear(self.width, self.width) + linear(self.width, labels);
+        self.stage("the head".to_owned(), [kept, hidden, kept + hidden], parameters)
+    }
+
+    /// Bytes of the partial sums from which the gradient of a norm's parameters is made.
+    fn norm_sums(&self) -> u128 {
+        3 * self.tokens().min(792) * self.width * 4
+    }
+}
+
+/// The parameters of a linear layer.
+pub(crate) fn linear(inputs: u128, outputs: u128) -> u128 {
+    inputs * outputs + outputs
 }
 
 #[cfg(test)]
@@ -56,11 +235,11 @@ mod tests {
     fn every_parameter_has_a_gradient_and_what_is_kept_grows_with_the_batch() {
         for arch in [Arch::Bert, Arch::Roberta] {
             let config = BertConfig::read(arch, json!({"num_labels": 3}).as_object().unwrap()).unwrap();
-            let kept = |work: &Work| stages(&config, work).iter().map(|stage| stage.kept).sum::<u128>();
+            let kept = |work: &Work| config.stages(work).iter().map(|stage| stage.kept).sum::<u128>();
             assert_eq!(kept(&Work { batch: 16, ..WORK }), 2 * kept(&WORK));
             assert!(kept(&Work { checkpointing: true, ..WORK }) < kept(&WORK) / 8);
             for checkpointing in [false, true] {
-                let stages = stages(&config, &Work { checkpointing, ..WORK });
+                let stages = config.stages(&Work { checkpointing, ..WORK });
                 let gradients: u128 = stages.iter().map(|stage| stage.gradients).sum();
                 assert_eq!(gradients, 2 * parameters(&config).iter().map(|one| u128::from(one.count())).sum::<u128>());
             }

@@ -1,77 +1,59 @@
 //! CLIP's parameters: names and shapes as in Hugging Face's files, beginnings as in its `_init_weights`.
 
-use super::config::{ClipConfig, TowerConfig};
-use crate::{Init, Parameter};
+use super::{ClipConfig, TowerConfig};
+use crate::parameter::{Init, Listed, Parameter};
 
 /// Every parameter in transformers' order.
 pub fn parameters(config: &ClipConfig) -> Vec<Parameter> {
     let ClipConfig { text_config, vision_config, projection_dim, .. } = config;
     let (text, vision) = (&text_config.tower, &vision_config.tower);
-    let mut list = List(Vec::new());
+    let mut list = Listed::default();
     list.push("logit_scale", &[], Init::Constant(config.logit_scale_init_value));
 
     let width = text.hidden_size;
     let std = text.initializer_factor * 0.02;
-    list.normal("text_model.embeddings.token_embedding.weight", &[text_config.vocab_size, width], std);
+    list.push("text_model.embeddings.token_embedding.weight", &[text_config.vocab_size, width], Init::Normal { std });
     let positions = text_config.max_position_embeddings;
-    list.normal("text_model.embeddings.position_embedding.weight", &[positions, width], std);
-    list.layers("text_model.encoder.layers", text);
+    list.push("text_model.embeddings.position_embedding.weight", &[positions, width], Init::Normal { std });
+    layers(&mut list, "text_model.encoder.layers", text);
     list.norm("text_model.final_layer_norm", width);
 
     let width = vision.hidden_size;
     let std = vision.initializer_factor * root(width);
-    list.normal("vision_model.embeddings.class_embedding", &[width], std);
+    list.push("vision_model.embeddings.class_embedding", &[width], Init::Normal { std });
     let std = vision.initializer_factor * vision.initializer_range;
     let patch = [width, vision_config.num_channels, vision_config.patch_size, vision_config.patch_size];
-    list.normal("vision_model.embeddings.patch_embedding.weight", &patch, std);
-    list.normal("vision_model.embeddings.position_embedding.weight", &[vision_config.positions(), width], std);
+    list.push("vision_model.embeddings.patch_embedding.weight", &patch, Init::Normal { std });
+    list.push(
+        "vision_model.embeddings.position_embedding.weight",
+        &[vision_config.positions(), width],
+        Init::Normal { std },
+    );
     // Spelled so in every file.
     list.norm("vision_model.pre_layrnorm", width);
-    list.layers("vision_model.encoder.layers", vision);
+    layers(&mut list, "vision_model.encoder.layers", vision);
     list.norm("vision_model.post_layernorm", width);
 
     for (name, width) in [("visual_projection", vision.hidden_size), ("text_projection", text.hidden_size)] {
         let std = config.initializer_factor * root(width);
-        list.normal(&format!("{name}.weight"), &[*projection_dim, width], std);
+        list.push(&format!("{name}.weight"), &[*projection_dim, width], Init::Normal { std });
     }
     list.0
 }
 
-struct List(Vec<Parameter>);
-
-impl List {
-    fn layers(&mut self, path: &str, tower: &TowerConfig) {
-        let TowerConfig { hidden_size: width, intermediate_size: inner, initializer_factor: factor, .. } = *tower;
-        let narrow = factor * root(width) * root(2 * tower.num_hidden_layers);
-        for layer in 0..tower.num_hidden_layers {
-            let path = format!("{path}.{layer}");
-            for name in ["k_proj", "v_proj", "q_proj"] {
-                self.linear(&format!("{path}.self_attn.{name}"), [width, width], narrow);
-            }
-            self.linear(&format!("{path}.self_attn.out_proj"), [width, width], factor * root(width));
-            self.norm(&format!("{path}.layer_norm1"), width);
-            self.linear(&format!("{path}.mlp.fc1"), [inner, width], factor * root(2 * width));
-            self.linear(&format!("{path}.mlp.fc2"), [width, inner], narrow);
-            self.norm(&format!("{path}.layer_norm2"), width);
+fn layers(list: &mut Listed, path: &str, tower: &TowerConfig) {
+    let TowerConfig { hidden_size: width, intermediate_size: inner, initializer_factor: factor, .. } = *tower;
+    let narrow = factor * root(width) * root(2 * tower.num_hidden_layers);
+    for layer in 0..tower.num_hidden_layers {
+        let path = format!("{path}.{layer}");
+        for name in ["k_proj", "v_proj", "q_proj"] {
+            list.linear(&format!("{path}.self_attn.{name}"), &[width, width], Init::Normal { std: narrow });
         }
-    }
-
-    fn linear(&mut self, path: &str, shape: [i64; 2], std: f64) {
-        self.normal(&format!("{path}.weight"), &shape, std);
-        self.push(&format!("{path}.bias"), &shape[..1], Init::Constant(0.0));
-    }
-
-    fn norm(&mut self, path: &str, width: i64) {
-        self.push(&format!("{path}.weight"), &[width], Init::Constant(1.0));
-        self.push(&format!("{path}.bias"), &[width], Init::Constant(0.0));
-    }
-
-    fn normal(&mut self, name: &str, shape: &[i64], std: f64) {
-        self.push(name, shape, Init::Normal { std });
-    }
-
-    fn push(&mut self, name: &str, shape: &[i64], init: Init) {
-        self.0.push(Parameter::new(name, shape, init));
+        list.linear(&format!("{path}.self_attn.out_proj"), &[width, width], Init::Normal { std: factor * root(width) });
+        list.norm(&format!("{path}.layer_norm1"), width);
+        list.linear(&format!("{path}.mlp.fc1"), &[inner, width], Init::Normal { std: factor * root(2 * width) });
+        list.linear(&format!("{path}.mlp.fc2"), &[width, inner], Init::Normal { std: narrow });
+        list.norm(&format!("{path}.layer_norm2"), width);
     }
 }
 

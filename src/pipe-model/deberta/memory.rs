@@ -1,29 +1,30 @@
-//! What the passes of a training step hold.
+//! The memory of the passes of a training step.
 
 use super::{ConvConfig, DebertaConfig, Relative};
-use crate::bert::layer::{Flow, linear};
-use crate::memory::{Bias, Stage, Work};
+use crate::bert::memory::{Flow, linear};
+use crate::estimate::{Bias, Stage, StepMemory, Work};
 
-/// In the order of the forward pass.
-pub fn stages(config: &DebertaConfig, work: &Work) -> Vec<Stage> {
-    let [width, inner, heads] =
-        [config.hidden_size, config.intermediate_size, config.num_attention_heads].map(|size| size as u128);
-    // Padding too is hidden pair by pair.
-    let bias = if config.relative.is_some() || work.padded { Bias::ByPair } else { Bias::None };
-    let flow = Flow { work, width, inner, heads, bias };
-    let distances = Distances::new(config, flow);
-    let mut stages = vec![embeddings(config, &flow), distances.shared(config)];
-    for number in 1..=config.num_hidden_layers as u128 {
-        let attention = distances.attention(number);
-        // Queries and keys are gone when the feed-forward part begins.
-        stages.extend(flow.layer(number, attention, flow.unrecorded(flow.hidden()).max(distances.unrecorded())));
-        if let (1, Some(conv)) = (number, config.conv) {
-            stages.push(convolution(conv, &flow));
+impl StepMemory for DebertaConfig {
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        let [width, inner, heads] =
+            [self.hidden_size, self.intermediate_size, self.num_attention_heads].map(|size| size as u128);
+        // Padding too is hidden pair by pair.
+        let bias = if self.relative.is_some() || work.padded { Bias::ByPair } else { Bias::None };
+        let flow = Flow { work, width, inner, heads, bias };
+        let distances = Distances::new(self, flow);
+        let mut stages = vec![embeddings(self, &flow), distances.shared(self)];
+        for number in 1..=self.num_hidden_layers as u128 {
+            let attention = distances.attention(number);
+            // Queries and keys are gone when the feed-forward part begins.
+            stages.extend(flow.layer(number, attention, flow.unrecorded(flow.hidden()).max(distances.unrecorded())));
+            if let (1, Some(conv)) = (number, self.conv) {
+                stages.push(convolution(conv, &flow));
+            }
         }
+        let drops_first = self.pooler_dropout > 0.0 && work.drops;
+        stages.push(flow.head(!drops_first, self.labels.count() as u128));
+        stages
     }
-    let drops_first = config.pooler_dropout > 0.0 && work.drops;
-    stages.push(flow.head(!drops_first, config.labels.count() as u128));
-    stages
 }
 
 fn embeddings(config: &DebertaConfig, flow: &Flow<'_>) -> Stage {
@@ -32,7 +33,7 @@ fn embeddings(config: &DebertaConfig, flow: &Flow<'_>) -> Stage {
     let positions = if config.position_biased_input { config.max_position_embeddings } else { 0 };
     let tables = (words + (positions + config.type_vocab_size) as u128) * width;
     let projection = if width == flow.width { 0 } else { width * flow.width };
-    // What was embedded with its padding set to 0.
+    // The embeddings with padding set to 0.
     let masked = if work.padded { flow.tokens() * flow.width * work.weight() } else { 0 };
     let mut stage = flow.embeddings(words, tables + projection, masked);
     if projection > 0 {
@@ -95,7 +96,7 @@ impl<'a> Distances<'a> {
         if self.shares_projections { self.parts * self.flow.width * self.flow.width } else { 0 }
     }
 
-    /// What all layers look at, and the parameters that are not of one layer.
+    /// The tensors that all layers read, and the parameters that belong to no single layer.
     fn shared(&self, config: &DebertaConfig) -> Stage {
         let Flow { work, width, .. } = self.flow;
         let table = self.rows * width * work.weight();
@@ -124,7 +125,7 @@ impl<'a> Distances<'a> {
         let (hidden, scores, work) = (flow.hidden(), self.scores(), flow.work);
         let inside = parts * self.projected() + self.kept_embeddings();
         let kept = flow.attention_kept() + inside + scores;
-        // What all layers look at is held until the last has, and what was dropped of it until all parts are there.
+        // The tensors that all layers read are held until the last has read them, and their dropped copies until all parts are there.
         let table = self.rows * flow.width * work.weight();
         let shared = if work.checkpointing { 0 } else { self.mask + table };
         let dropped = if work.drops && work.mixed() { table } else { 0 };
@@ -141,7 +142,7 @@ impl<'a> Distances<'a> {
         flow.stage(format!("the scores of layer {number}"), [kept, forward, backward], parameters)
     }
 
-    /// What the forward pass of attention holds where nothing is kept.
+    /// Bytes that the forward pass of attention holds where nothing is kept.
     fn unrecorded(&self) -> u128 {
         let embeddings = self.rows * self.flow.width * self.flow.work.weight();
         4 * self.flow.hidden() + embeddings + (2 * self.parts + 1) * self.scores()
@@ -155,7 +156,7 @@ fn convolution(config: ConvConfig, flow: &Flow<'_>) -> Stage {
     let narrow = if flow.work.mixed() { weights * flow.work.compute() } else { 0 };
     let hidden = flow.hidden();
     let kept = 2 * hidden + narrow;
-    // What the layer gave and what was found: masked, dropped, activated, added and normed.
+    // The output of the layer and of the convolution: masked, dropped, activated, added and normed.
     let held = [kept, kept + 6 * hidden, kept + 4 * hidden];
     let stage = flow.stage("the convolution".to_owned(), held, weights + 3 * flow.width);
     if flow.work.checkpointing {
@@ -197,7 +198,7 @@ mod tests {
     };
 
     fn kept(config: &DebertaConfig, work: &Work) -> u128 {
-        stages(config, work).iter().map(|stage| stage.kept).sum()
+        config.stages(work).iter().map(|stage| stage.kept).sum()
     }
 
     #[test]
@@ -206,7 +207,7 @@ mod tests {
         for changed in [json!({}), json!({"norm_rel_ebd": "layer_norm", "position_biased_input": false}), conv] {
             let config = config("p2c|c2p", changed);
             for checkpointing in [false, true] {
-                let stages = stages(&config, &Work { checkpointing, ..WORK });
+                let stages = config.stages(&Work { checkpointing, ..WORK });
                 let gradients: u128 = stages.iter().map(|stage| stage.gradients).sum();
                 assert_eq!(gradients, 4 * parameters(&config).iter().map(|one| u128::from(one.count())).sum::<u128>());
             }

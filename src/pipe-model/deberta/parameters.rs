@@ -1,12 +1,13 @@
 //! The parameters of DeBERTa: names and shapes as in Hugging Face's files, initialised as in its `_init_weights`.
 
-use super::config::DebertaConfig;
-use crate::{Init, Parameter};
+use super::DebertaConfig;
+use crate::parameter::{Init, Listed, Parameter};
 
 /// Every parameter in transformers' order. The encoder must be in a checkpoint; the head may be newly initialised.
 pub fn parameters(config: &DebertaConfig) -> Vec<Parameter> {
     let DebertaConfig { hidden_size, intermediate_size, embedding_size, .. } = *config;
-    let mut list = List { config, parameters: Vec::new() };
+    let init = Init::Normal { std: config.initializer_range };
+    let mut list = Listed::default();
     let positions = if config.position_biased_input { config.max_position_embeddings } else { 0 };
     for (name, rows) in [
         ("word_embeddings", config.vocab_size),
@@ -14,45 +15,45 @@ pub fn parameters(config: &DebertaConfig) -> Vec<Parameter> {
         ("token_type_embeddings", config.type_vocab_size),
     ] {
         if rows > 0 {
-            list.weight(&format!("deberta.embeddings.{name}.weight"), &[rows, embedding_size]);
+            list.push(&format!("deberta.embeddings.{name}.weight"), &[rows, embedding_size], init);
         }
     }
     if embedding_size != hidden_size {
-        list.weight("deberta.embeddings.embed_proj.weight", &[hidden_size, embedding_size]);
+        list.push("deberta.embeddings.embed_proj.weight", &[hidden_size, embedding_size], init);
     }
-    list.norm("deberta.embeddings.LayerNorm");
+    list.norm("deberta.embeddings.LayerNorm", hidden_size);
     for layer in 0..config.num_hidden_layers {
         let path = format!("deberta.encoder.layer.{layer}");
         for name in projections(config) {
-            list.linear(&format!("{path}.attention.self.{name}"), hidden_size, hidden_size);
+            list.linear(&format!("{path}.attention.self.{name}"), &[hidden_size, hidden_size], init);
         }
-        list.linear(&format!("{path}.attention.output.dense"), hidden_size, hidden_size);
-        list.norm(&format!("{path}.attention.output.LayerNorm"));
-        list.linear(&format!("{path}.intermediate.dense"), intermediate_size, hidden_size);
-        list.linear(&format!("{path}.output.dense"), hidden_size, intermediate_size);
-        list.norm(&format!("{path}.output.LayerNorm"));
+        list.linear(&format!("{path}.attention.output.dense"), &[hidden_size, hidden_size], init);
+        list.norm(&format!("{path}.attention.output.LayerNorm"), hidden_size);
+        list.linear(&format!("{path}.intermediate.dense"), &[intermediate_size, hidden_size], init);
+        list.linear(&format!("{path}.output.dense"), &[hidden_size, intermediate_size], init);
+        list.norm(&format!("{path}.output.LayerNorm"), hidden_size);
     }
     if let Some(relative) = config.relative {
-        list.weight("deberta.encoder.rel_embeddings.weight", &[2 * relative.span(), hidden_size]);
+        list.push("deberta.encoder.rel_embeddings.weight", &[2 * relative.span(), hidden_size], init);
     }
     if config.norms_relative {
-        list.norm("deberta.encoder.LayerNorm");
+        list.norm("deberta.encoder.LayerNorm", hidden_size);
     }
     if let Some(conv) = config.conv {
         let shape = [hidden_size, hidden_size / conv.groups, conv.kernel_size];
-        list.weight("deberta.encoder.conv.conv.weight", &shape);
-        list.constant("deberta.encoder.conv.conv.bias", hidden_size, 0.0);
-        list.norm("deberta.encoder.conv.LayerNorm");
+        list.push("deberta.encoder.conv.conv.weight", &shape, init);
+        list.push("deberta.encoder.conv.conv.bias", &[hidden_size], Init::Constant(0.0));
+        list.norm("deberta.encoder.conv.LayerNorm", hidden_size);
     }
-    let encoder = list.parameters.len();
-    list.linear("pooler.dense", hidden_size, hidden_size);
-    list.linear("classifier", config.labels.count(), hidden_size);
-    for (index, parameter) in list.parameters.iter_mut().enumerate() {
+    let encoder = list.0.len();
+    list.linear("pooler.dense", &[hidden_size, hidden_size], init);
+    list.linear("classifier", &[config.labels.count(), hidden_size], init);
+    for (index, parameter) in list.0.iter_mut().enumerate() {
         parameter.may_be_missing = index >= encoder;
         // A file of the encoder alone leaves out the prefix.
         parameter.aliases = parameter.name.strip_prefix("deberta.").map(str::to_owned).into_iter().collect();
     }
-    list.parameters
+    list.0
 }
 
 /// The linear layers of attention. Distances have their own where they do not share those of content.
@@ -62,32 +63,6 @@ fn projections(config: &DebertaConfig) -> Vec<&'static str> {
     names.extend((own && config.c2p).then_some("pos_key_proj"));
     names.extend((own && config.p2c).then_some("pos_query_proj"));
     names
-}
-
-struct List<'a> {
-    config: &'a DebertaConfig,
-    parameters: Vec<Parameter>,
-}
-
-impl List<'_> {
-    fn linear(&mut self, path: &str, outputs: i64, inputs: i64) {
-        self.weight(&format!("{path}.weight"), &[outputs, inputs]);
-        self.constant(&format!("{path}.bias"), outputs, 0.0);
-    }
-
-    fn norm(&mut self, path: &str) {
-        self.constant(&format!("{path}.weight"), self.config.hidden_size, 1.0);
-        self.constant(&format!("{path}.bias"), self.config.hidden_size, 0.0);
-    }
-
-    fn weight(&mut self, name: &str, shape: &[i64]) {
-        let init = Init::Normal { std: self.config.initializer_range };
-        self.parameters.push(Parameter::new(name, shape, init));
-    }
-
-    fn constant(&mut self, name: &str, size: i64, value: f64) {
-        self.parameters.push(Parameter::new(name, &[size], Init::Constant(value)));
-    }
 }
 
 #[cfg(test)]

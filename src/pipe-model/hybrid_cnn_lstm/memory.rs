@@ -1,25 +1,26 @@
-//! What the passes of a training step hold.
+//! The memory of the passes of a training step: convolutions, cuDNN's LSTM, attention and the head.
 
-use super::sizes::{FLOAT, Sizes};
-use super::{HybridConfig, NormKind, attention, lstm};
-use crate::memory::{Stage, Work};
+use super::{HybridConfig, NormKind};
+use crate::estimate::{Stage, StepMemory, Work, column_sums, has_attention_kernel, recomputed};
 
-/// In the order of the forward pass. The estimate is of what is needed: where there is room, cuDNN may take several times as
-/// much for convolutions in fp32, and does with less where there is none.
-pub fn stages(config: &HybridConfig, work: &Work) -> Vec<Stage> {
-    let sizes = Sizes::of(config, work);
-    let mut stages = vec![input(&sizes, config.input_features as u128)];
-    let mut before = config.input_features as u128;
-    for (number, channels) in config.conv_channels.iter().map(|channels| *channels as u128).enumerate() {
-        let taps = config.kernel_size as u128 * before * channels;
-        let computed_again = config.norm == NormKind::Layer && work.checkpointing;
-        stages.push(convolution(&sizes, number, [before, channels], taps, computed_again));
-        before = channels;
+impl StepMemory for HybridConfig {
+    /// The estimate is of what is needed: where there is room, cuDNN may take several times as
+    /// much for convolutions in fp32, and does with less where there is none.
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        let sizes = Sizes::of(self, work);
+        let mut stages = vec![input(&sizes, self.input_features as u128)];
+        let mut before = self.input_features as u128;
+        for (number, channels) in self.conv_channels.iter().map(|channels| *channels as u128).enumerate() {
+            let taps = self.kernel_size as u128 * before * channels;
+            let computed_again = self.norm == NormKind::Layer && work.checkpointing;
+            stages.push(convolution(&sizes, number, [before, channels], taps, computed_again));
+            before = channels;
+        }
+        stages.extend(lstm_stages(&sizes, before));
+        stages.extend(attention_stages(&sizes));
+        stages.push(head(&sizes, self.num_classes as u128));
+        stages
     }
-    stages.extend(lstm::stages(&sizes, before));
-    stages.extend(attention::stages(&sizes));
-    stages.push(head(&sizes, config.num_classes as u128));
-    stages
 }
 
 fn input(sizes: &Sizes, features: u128) -> Stage {
@@ -51,11 +52,11 @@ fn convolution(sizes: &Sizes, number: usize, [before, channels]: [u128; 2], taps
     if !computed_again {
         return stage;
     }
-    // What it gave is there a second time.
+    // Its output is held a second time.
     Stage { kept: state, backward: backward + state, ..stage }
 }
 
-/// Of each sample once.
+/// The head runs once for each sample.
 fn head(sizes: &Sizes, classes: u128) -> Stage {
     let (width, state) = (sizes.width, sizes.state(sizes.width));
     let rows = sizes.work.batch * 2 * width * sizes.work.compute();
@@ -66,6 +67,180 @@ fn head(sizes: &Sizes, classes: u128) -> Stage {
         backward: rows + 2 * state,
         gradients: width / 2 * (width + classes) * sizes.work.weight(),
         logits: 0,
+    }
+}
+
+pub const FLOAT: u128 = 4;
+
+pub struct Sizes<'a> {
+    pub work: &'a Work,
+    /// Times of one sample.
+    pub length: u128,
+    /// Times of all samples.
+    pub times: u128,
+    pub hidden: u128,
+    pub layers: u128,
+    pub directions: u128,
+    pub width: u128,
+    pub heads: u128,
+}
+
+impl<'a> Sizes<'a> {
+    pub fn of(config: &HybridConfig, work: &'a Work) -> Self {
+        let length = config.sequence_length as u128;
+        Self {
+            work,
+            length,
+            times: work.batch * length,
+            hidden: config.lstm_hidden as u128,
+            layers: config.lstm_layers as u128,
+            directions: config.directions() as u128,
+            width: config.width() as u128,
+            heads: config.attention_heads as u128,
+        }
+    }
+
+    /// Bytes of `channels` numbers for each time, as products take them.
+    pub fn state(&self, channels: u128) -> u128 {
+        self.times * channels * self.work.compute()
+    }
+
+    pub fn narrowed(&self, weights: u128) -> u128 {
+        if self.work.mixed() { weights * self.work.compute() } else { 0 }
+    }
+
+    /// Gradients of `weights` beside those of earlier passes.
+    pub fn new_gradients(&self, weights: u128) -> u128 {
+        if self.work.accum > 1 { weights * self.work.weight() } else { 0 }
+    }
+}
+
+/// For the products of each layer and direction, as measured.
+const PRODUCTS: u128 = 8 << 20;
+/// The same in fp32 up to this many hidden numbers.
+const FEW_HIDDEN: u128 = 128;
+const PRODUCTS_OF_FEW: u128 = 16 << 20;
+
+/// The LSTM of a row of weights, behind the making of that row.
+pub fn lstm_stages(sizes: &Sizes, channels: u128) -> [Stage; 2] {
+    let (input, output) = (sizes.state(channels), sizes.state(sizes.width));
+    let weights = weights(sizes, channels);
+    let row = weights * sizes.work.compute();
+    // Hidden numbers and cells begin as the same zeros.
+    let ends = ends(sizes);
+    let kept = row + reserve(sizes) + output + ends;
+    let workspace = workspace(sizes, [input, output]) + row;
+    // The gradient of the output is turned around before that of the row is made. What is checkpointed gets it turned around.
+    let turned = if sizes.work.checkpointing { 0 } else { output };
+    let making = Stage {
+        name: "weights of the LSTM".to_owned(),
+        forward: row + sizes.narrowed(weights),
+        // Gradients of the row as the LSTM gives them, and put together again.
+        backward: input + 2 * row + sizes.new_gradients(weights),
+        gradients: weights * sizes.work.weight(),
+        ..Stage::default()
+    };
+    let lstm = Stage {
+        name: "LSTM".to_owned(),
+        // The next stage counts the output.
+        kept: if sizes.work.checkpointing { 0 } else { kept },
+        // cuDNN wants times before samples, and gives what there is after the last time.
+        forward: kept + sizes.narrowed(weights) + input + 2 * ends + workspace,
+        // The input once more, its gradient, that of the output, and those of both ends.
+        backward: kept + output + 2 * input + turned.max(row) + 4 * ends + workspace,
+        ..Stage::default()
+    };
+    [making, lstm]
+}
+
+fn weights(sizes: &Sizes, channels: u128) -> u128 {
+    let layer = |input: u128| 4 * sizes.hidden * (input + sizes.hidden + 2) * sizes.directions;
+    layer(channels) + (sizes.layers - 1) * layer(sizes.width)
+}
+
+/// Hidden numbers of all layers at one time.
+fn ends(sizes: &Sizes) -> u128 {
+    sizes.work.batch * sizes.layers * sizes.width * sizes.work.compute()
+}
+
+/// Bytes that cuDNN keeps of every layer: gates, cells and the input of the next.
+fn reserve(sizes: &Sizes) -> u128 {
+    (6 * sizes.layers - 1) * sizes.state(sizes.width)
+}
+
+/// One and the same for both passes, beside a copy of the weights. The multiples are as measured; with one direction and
+/// several layers it is up to 3 % less.
+fn workspace(sizes: &Sizes, [input, output]: [u128; 2]) -> u128 {
+    let directions = sizes.directions;
+    // Outputs of two directions side by side, for the next layer.
+    let joined = if directions > 1 && sizes.layers > 1 { output } else { 0 };
+    let wide_input = 3 * directions * input + 3 * output + joined;
+    let wide_output = input + (3 + 2 * directions) * output;
+    let few = sizes.hidden <= FEW_HIDDEN && sizes.work.compute() == FLOAT;
+    let products = if few { PRODUCTS_OF_FEW } else { PRODUCTS };
+    wide_input.max(wide_output) + 13 * ends(sizes) + sizes.layers * directions * products
+}
+
+/// Heads beyond this are not for flash attention.
+const FLASH_HEAD: u128 = 256;
+/// Queries and keys that a kernel takes at once.
+const QUERIES: u128 = 128;
+const KEYS: u128 = 64;
+
+pub fn attention_stages(sizes: &Sizes) -> Vec<Stage> {
+    let inside = [projection(sizes), attention(sizes)];
+    match sizes.work.checkpointing {
+        true => vec![recomputed("attention".to_owned(), &inside, sizes.state(sizes.width), sizes.work)],
+        false => inside.into(),
+    }
+}
+
+/// To queries, keys and values.
+fn projection(sizes: &Sizes) -> Stage {
+    let (state, weights) = (sizes.state(sizes.width), 3 * sizes.width * sizes.width);
+    // Where weights are as narrow as products, a copy of what came in with samples before times.
+    let copy = if sizes.work.mixed() { 0 } else { state };
+    // Gradients of what comes out, of what goes in and of what goes around it, while those of the biases are added up.
+    let multiplying = 5 * state + column_sums(sizes.times, 3 * sizes.width);
+    Stage {
+        name: "queries, keys and values".to_owned(),
+        kept: 3 * state + copy,
+        forward: 4 * state + sizes.narrowed(weights),
+        // Gradients of the three one by one and side by side, beside that of what goes around them.
+        backward: (7 * state + copy).max(multiplying + sizes.new_gradients(weights)),
+        gradients: (weights + 3 * sizes.width) * sizes.work.weight(),
+        logits: 0,
+    }
+}
+
+/// With the product and the norm behind it.
+fn attention(sizes: &Sizes) -> Stage {
+    let (state, weights) = (sizes.state(sizes.width), sizes.width * sizes.width);
+    let sums = sizes.times * sizes.heads * FLOAT;
+    // The output of attention and the input of the norm.
+    let kept = 2 * state + sums;
+    Stage {
+        name: "attention".to_owned(),
+        kept,
+        forward: kept + 3 * state,
+        // The output of attention, its gradient and that of the residual, and those of queries, keys and values.
+        backward: 6 * state + sums + accumulated(sizes) + sizes.new_gradients(weights),
+        gradients: (weights + 3 * sizes.width) * sizes.work.weight(),
+        logits: 0,
+    }
+}
+
+/// Gradients that the kernels add up in fp32, in whole blocks.
+fn accumulated(sizes: &Sizes) -> u128 {
+    let padded = |block: u128| sizes.work.batch * sizes.length.next_multiple_of(block) * sizes.width * FLOAT;
+    let (half, flash) = (sizes.work.compute() < FLOAT, sizes.width / sizes.heads <= FLASH_HEAD);
+    match half {
+        // Two numbers for each row.
+        true if has_attention_kernel((sizes.width / sizes.heads) as i64) => 2 * sizes.times * sizes.heads * FLOAT,
+        true if flash => padded(KEYS),
+        // Memory-efficient attention: of queries, and where its result is narrower of keys and values too.
+        true => padded(QUERIES) + 2 * padded(KEYS),
+        false => padded(QUERIES),
     }
 }
 
@@ -92,7 +267,7 @@ mod tests {
             padded: false,
             drops: true,
         };
-        stages(&config, &work).iter().map(|stage| stage.kept).sum()
+        config.stages(&work).iter().map(|stage| stage.kept).sum()
     }
 
     #[test]

@@ -1,242 +1,106 @@
-//! How the samples of a step are cut into parts that hold no more than they may.
+//! How samples are cut into parts, given how many of them a part has room for. Pure.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
-use std::rc::Rc;
+use std::fmt;
+use std::num::NonZeroU32;
 
-use super::estimate::Estimate;
-use super::lengths::Lengths;
-use super::owners::owners;
-use super::work::Work;
-use crate::{ModelConfig, Parameter};
+use pipe_spec::pipeline::{Data, Pad};
 
-/// Rooms are computed for lengths that are multiples of this: there are fewer of them, and a part holds a little less than it may.
-const LENGTH_STEP: u32 = 4;
+use crate::estimate::owners;
+use crate::task_data::TaskData;
 
-/// The largest number of samples that parts have a multiple of.
+/// Parts have a multiple of at most this many samples.
 const MOST_ROUND: usize = 16;
 
-/// So many times as many parts as there have to be are tried for several ranks.
-const MOST_ROUNDS: usize = 3;
+/// With several ranks there may be up to this many times as many parts as fit.
+const MOST_TIMES: usize = 3;
 
-/// What a part costs whatever it has, in tokens: its launches, and reading all weights.
-const PART_COST: u64 = 512;
+/// The fixed cost of a part in tokens: its kernel launches, and reading all weights.
+pub(super) const PART_COST: u64 = 512;
 
-/// Of the memory that there is, what estimates may fill: they are a few percent off, and blocks do not fit into each other without gaps.
-const USABLE: f64 = 0.92;
-
-/// What parts may hold of so many bytes, where `checkpointing: auto` fills them.
-pub fn usable(capacity: u64) -> u64 {
-    (capacity as f64 * USABLE) as u64
+/// How many tokens a row has: `source` of its only text, or of a source and its target. 0 where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Lengths {
+    pub source: u32,
+    pub target: u32,
 }
 
-/// Whether parts are computed again for the backward pass, instead of being kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompute {
-    Never,
-    Always,
-    /// In parts that would hold more than so many bytes otherwise.
-    Beyond(u64),
-}
-
-/// Cuts steps into parts that hold at most what `batch` samples of full length would.
-#[derive(Clone)]
-pub struct Cutter {
-    config: Rc<dyn ModelConfig>,
-    parameters: Rc<[Parameter]>,
-    /// Of a part of `batch` samples of full length.
-    work: Work,
-    asked: Recompute,
-    /// What that comes to: never, where `batch` samples of full length hold little enough.
-    recompute: Recompute,
-    /// What a part may hold.
-    budget: Held,
-    /// What `batch` samples of full length hold beside the state of the model, however parts are computed.
-    full: u64,
-    /// Samples in a step.
-    step: u32,
-    /// How many samples of such lengths a part may have that is computed again, or is not.
-    rooms: RefCell<HashMap<(Lengths, bool), u32>>,
-}
-
-/// What a part holds.
-#[derive(Clone, Copy)]
-struct Held {
-    /// From the forward to the backward pass: grows with every sample.
-    kept: u64,
-    /// At its worst moment, with gradients.
-    peak: u64,
-    /// Of that, what is not the state of the model.
-    passing: u64,
-}
-
-impl Cutter {
-    /// `work` is that of a part of `batch` samples of full length, in steps of `step` samples; `recompute` decides whether it is
-    /// computed again.
-    pub fn new(config: Box<dyn ModelConfig>, work: Work, recompute: Recompute, step: u32) -> Self {
-        let parameters = config.parameters().into();
-        Self::of(config.into(), parameters, work, recompute, step)
-    }
-
-    fn of(config: Rc<dyn ModelConfig>, parameters: Rc<[Parameter]>, work: Work, asked: Recompute, step: u32) -> Self {
-        let whole = |again: bool| held(&*config, &parameters, &Work { checkpointing: again, ..work });
-        let kept = whole(false);
-        let (recompute, budget, full) = match asked {
-            Recompute::Never => (asked, kept, kept.passing),
-            Recompute::Always => (asked, whole(true), whole(true).passing),
-            Recompute::Beyond(most) if kept.peak <= most || config.step_memory().is_none() => {
-                (Recompute::Never, kept, kept.passing)
-            }
-            // Down to what the same samples hold when they are computed again: the batch was asked for.
-            Recompute::Beyond(most) => {
-                let peak = most.max(whole(true).peak);
-                let passing = peak.saturating_sub(kept.peak - kept.passing);
-                (asked, Held { kept: u64::MAX, peak, passing }, kept.passing)
-            }
+impl Lengths {
+    /// The lengths of the longest row that there may be. Rows that are padded to the longest of their part are padded to a multiple
+    /// of `multiple`.
+    pub fn full(task: &TaskData, data: &Data, multiple: u32) -> Self {
+        let padded = |length: NonZeroU32| match data.pad {
+            Pad::Longest => length.get().next_multiple_of(multiple),
+            Pad::Max => length.get(),
         };
-        Self { config, parameters, work, asked, recompute, budget, full, step: step.max(1), rooms: RefCell::default() }
-    }
-
-    /// The same for another batch, in steps of so many samples.
-    pub fn with_batch(&self, batch: u32, step: u32) -> Self {
-        self.changed(batch, self.asked, step)
-    }
-
-    /// The same for passes without gradients, which keep nothing that could be computed again.
-    pub fn without_gradients(&self, batch: u32, step: u32) -> Self {
-        self.changed(batch, Recompute::Never, step)
-    }
-
-    fn changed(&self, batch: u32, recompute: Recompute, step: u32) -> Self {
-        let work = Work { batch: batch.into(), accum: step.div_ceil(batch).into(), ..self.work };
-        Self::of(Rc::clone(&self.config), Rc::clone(&self.parameters), work, recompute, step)
-    }
-
-    /// Sizes of the parts that samples in this order become, for so many ranks: as few parts as there is room for and as give
-    /// each rank the same number, and of those the ones whose work is most alike. Where parts may be computed again, they are if
-    /// that is less work than parts that are not.
-    pub fn cut(&self, samples: &[Lengths], ranks: u32) -> Vec<usize> {
-        let cut = |again: bool| cut(samples, ranks, |lengths| self.room_for(lengths, again) as usize);
-        match self.recompute {
-            Recompute::Never => cut(false),
-            Recompute::Always => cut(true),
-            Recompute::Beyond(_) => {
-                let (kept, again) = (cut(false), cut(true));
-                if self.cost(samples, &again) < self.cost(samples, &kept) { again } else { kept }
+        let at_most = |most: u32| data.max_length.min(NonZeroU32::new(most).unwrap_or(NonZeroU32::MIN));
+        let one = |source| Self { source, target: 0 };
+        match task {
+            TaskData::Seq2Seq { .. } => Self { source: padded(data.max_source), target: padded(data.max_target) },
+            TaskData::Classification { max_length, .. } | TaskData::Contrastive { max_length, .. } => {
+                one(padded(at_most(*max_length)))
             }
+            TaskData::Language { max_length, .. } => one(at_most(*max_length).get()),
+            TaskData::TimeSeries { sequence_length, .. } => one(u32::try_from(*sequence_length).unwrap_or(u32::MAX)),
         }
     }
 
-    /// Padded tokens of all parts, those of parts that are computed again once more.
-    fn cost(&self, samples: &[Lengths], sizes: &[usize]) -> u64 {
-        let mut rest = samples;
-        let mut cost = 0;
-        for size in sizes {
-            let (part, after) = rest.split_at(*size);
-            rest = after;
-            let longest = part.iter().fold(Lengths::default(), |longest, one| longest.max(*one));
-            let tokens = part.len() as u64 * longest.tokens();
-            // The forward pass is a third of the work.
-            let again = if self.recomputes(part.len() as u32, longest) { tokens / 3 } else { 0 };
-            cost += tokens + again + PART_COST;
-        }
-        cost
+    /// The lengths to which two rows are padded when they are in one part.
+    pub fn max(self, other: Self) -> Self {
+        Self { source: self.source.max(other.source), target: self.target.max(other.target) }
     }
 
-    /// Whether a part of so many samples of such lengths is computed again for its gradient.
-    pub fn recomputes(&self, samples: u32, lengths: Lengths) -> bool {
-        match self.recompute {
-            Recompute::Never => false,
-            Recompute::Always => true,
-            Recompute::Beyond(_) => self.held(samples, lengths, false).peak > self.budget.peak,
-        }
+    /// The longest source and the longest target of several rows.
+    pub fn longest(rows: &[Self]) -> Self {
+        rows.iter().fold(Self::default(), |longest, row| longest.max(*row))
     }
 
-    /// How many samples of such lengths a part may have; at least one, and no more than a step has.
-    pub fn room(&self, lengths: Lengths) -> u32 {
-        self.room_for(lengths, self.recompute != Recompute::Never)
-    }
-
-    fn room_for(&self, lengths: Lengths, again: bool) -> u32 {
-        let rounded = |length: u32, full: u128| match u128::from(length) < full {
-            true => length.next_multiple_of(LENGTH_STEP).min(full as u32),
-            false => length,
-        };
-        let lengths = Lengths {
-            source: rounded(lengths.source, self.work.source),
-            target: rounded(lengths.target, self.work.target),
-        };
-        *self.rooms.borrow_mut().entry((lengths, again)).or_insert_with(|| {
-            let (mut fitting, mut beyond) = (1, self.step + 1);
-            while beyond - fitting > 1 {
-                let middle = fitting + (beyond - fitting) / 2;
-                let Held { kept, peak, .. } = self.held(middle, lengths, again);
-                if kept <= self.budget.kept && peak <= self.budget.peak { fitting = middle } else { beyond = middle }
-            }
-            fitting
-        })
-    }
-
-    /// How much of what the batch allows is held by a part of so many samples of such lengths.
-    pub fn filled(&self, samples: u32, lengths: Lengths) -> f64 {
-        let held = self.held(samples, lengths, self.recomputes(samples, lengths));
-        match self.recompute {
-            Recompute::Beyond(_) => held.passing as f64 / self.full.max(1) as f64,
-            Recompute::Never | Recompute::Always => held.kept as f64 / self.budget.kept.max(1) as f64,
-        }
-    }
-
-    /// What a part may hold beside the state of the model, in bytes. Absent where the model has no estimate.
-    pub fn part_bytes(&self) -> Option<u64> {
-        self.config.step_memory().map(|_| self.budget.passing)
-    }
-
-    fn held(&self, samples: u32, lengths: Lengths, again: bool) -> Held {
-        let (source, target) = (lengths.source.into(), lengths.target.into());
-        let work = Work { batch: samples.into(), source, target, checkpointing: again, ..self.work };
-        held(&*self.config, &self.parameters, &work)
+    /// Tokens of a row; at least 1, because a row without any is work too.
+    pub fn tokens(self) -> u64 {
+        (u64::from(self.source) + u64::from(self.target)).max(1)
     }
 }
 
-/// Tokens, where the model has no estimate.
-fn held(config: &dyn ModelConfig, parameters: &[Parameter], work: &Work) -> Held {
-    let bytes = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
-    let Some(memory) = config.step_memory() else {
-        let tokens = bytes(work.batch * (work.source + work.target).max(1));
-        return Held { kept: tokens, peak: tokens, passing: tokens };
-    };
-    let stages = memory.stages(work);
-    let kept = stages.iter().map(|stage| stage.kept).sum::<u128>()
-        + stages.iter().map(|stage| stage.logits).max().unwrap_or(0);
-    let estimate = Estimate::of(parameters, &stages, work);
-    let passing = estimate.activations.saturating_add(estimate.logits);
-    Held { kept: bytes(kept), peak: estimate.allocated(), passing }
+/// `480`, or `512+128` where there is a target.
+impl fmt::Display for Lengths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.target {
+            0 => write!(f, "{}", self.source),
+            target => write!(f, "{}+{target}", self.source),
+        }
+    }
 }
 
-/// As `Cutter::cut`, with `room` samples of such lengths in a part at most. Several ranks may have more parts than they need, where
-/// that makes their work more alike.
+/// Sizes of the parts that samples in this order become, for so many ranks. A part has at most `room` samples of its lengths. There
+/// are as few parts as fit and as give each rank the same number; several ranks may get more parts than they need, where that makes
+/// their work more alike.
 pub fn cut(samples: &[Lengths], ranks: u32, room: impl Fn(Lengths) -> usize) -> Vec<usize> {
-    let rounds = if ranks > 1 { MOST_ROUNDS } else { 1 };
-    let cuts = (1..=rounds).map(|rounds| {
-        let any = alike(samples, &room, 1, ranks, rounds);
-        let round = alike(samples, &room, round_size(samples.len() / ranks.max(1) as usize), ranks, rounds);
+    let most_times = if ranks > 1 { MOST_TIMES } else { 1 };
+    let candidates = (1..=most_times).map(|times| {
+        let any = alike(samples, &room, 1, ranks, times);
+        let round = alike(samples, &room, round_size(samples.len() / ranks.max(1) as usize), ranks, times);
         if round.len() <= any.len() { round } else { any }
     });
-    cuts.min_by_key(|sizes| slowest(samples, sizes, ranks)).unwrap_or_default()
+    candidates.min_by_key(|sizes| slowest(samples, sizes, ranks)).unwrap_or_default()
+}
+
+/// The samples of each part.
+pub(super) fn parts<'a>(samples: &'a [Lengths], sizes: &'a [usize]) -> impl Iterator<Item = &'a [Lengths]> {
+    let mut rest = samples;
+    sizes.iter().map(move |size| {
+        let (part, after) = rest.split_at(*size);
+        rest = after;
+        part
+    })
+}
+
+/// Tokens of a part whose samples are padded to its longest.
+pub(super) fn padded_tokens(part: &[Lengths]) -> u64 {
+    part.len() as u64 * Lengths::longest(part).tokens()
 }
 
 /// The work of the rank that has most.
 fn slowest(samples: &[Lengths], sizes: &[usize], ranks: u32) -> u64 {
-    let mut rest = samples;
-    let work: Vec<u64> = sizes
-        .iter()
-        .map(|size| {
-            let (part, after) = rest.split_at(*size);
-            rest = after;
-            let longest = part.iter().fold(Lengths::default(), |longest, one| longest.max(*one));
-            *size as u64 * longest.tokens() + PART_COST
-        })
-        .collect();
+    let work: Vec<u64> = parts(samples, sizes).map(|part| padded_tokens(part) + PART_COST).collect();
     let mut each = vec![0; ranks.max(1) as usize];
     for (owner, work) in owners(&work, ranks).into_iter().zip(work) {
         each[owner as usize] += work;
@@ -255,16 +119,16 @@ fn round_size(samples: usize) -> usize {
     1 << (samples / 8).clamp(1, MOST_ROUND).ilog2()
 }
 
-/// The parts whose work is most alike, of so many times as few as there is room for, and as many for each rank. All but the last have a multiple
-/// of `round` samples, or fewer.
-fn alike(samples: &[Lengths], room: impl Fn(Lengths) -> usize, round: usize, ranks: u32, rounds: usize) -> Vec<usize> {
+/// The parts whose work is most alike, with at most `times` as many parts as fit, and as many for each rank. All but the last have a
+/// multiple of `round` samples, or fewer than `round`.
+fn alike(samples: &[Lengths], room: impl Fn(Lengths) -> usize, round: usize, ranks: u32, times: usize) -> Vec<usize> {
     let within = |most_work: u64| greedy(samples, &room, round, most_work);
-    let all = within(u64::MAX).len().next_multiple_of(ranks.max(1) as usize) * rounds;
-    let whole = samples.iter().fold(Lengths::default(), |longest, one| longest.max(*one)).tokens();
-    let (mut least, mut enough) = (0, whole * samples.len() as u64);
+    let most_parts = within(u64::MAX).len().next_multiple_of(ranks.max(1) as usize) * times;
+    // The least work of a part that gives no more parts than that, by bisection.
+    let (mut least, mut enough) = (0, padded_tokens(samples));
     while least < enough {
         let middle = least + (enough - least) / 2;
-        if within(middle).len() <= all { enough = middle } else { least = middle + 1 }
+        if within(middle).len() <= most_parts { enough = middle } else { least = middle + 1 }
     }
     within(enough)
 }
@@ -301,9 +165,6 @@ fn first_part(samples: &[Lengths], room: impl Fn(Lengths) -> usize, most_work: u
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::pipeline::{Arch, OptimizerKind, Precision};
-    use serde_json::json;
-
     use super::*;
 
     fn of(source: u32, target: u32) -> Lengths {
@@ -317,78 +178,6 @@ mod tests {
             let each = 100 * lengths.tokens() + square(lengths.source) + square(lengths.target);
             usize::try_from(budget / each).unwrap().max(1)
         }
-    }
-
-    const WORK: Work = Work {
-        precision: Precision::Bf16Mixed,
-        optimizer: OptimizerKind::Adafactor,
-        checkpointing: false,
-        batch: 7,
-        accum: 9,
-        ranks: 1,
-        sharded: false,
-        source: 77,
-        target: 64,
-        padded: true,
-        drops: true,
-    };
-
-    fn cutter(arch: Arch, work: Work, recompute: Recompute) -> Cutter {
-        let config = json!({
-            "d_model": 512, "d_ff": 1024, "d_kv": 64, "num_heads": 8, "num_layers": 6, "hidden_size": 768,
-            "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 250_002,
-            "max_position_embeddings": 514,
-        });
-        Cutter::new(crate::read_config(arch, config.as_object().unwrap()).unwrap(), work, recompute, 99)
-    }
-
-    /// So many samples of full length, not more, and half of them with half the batch, however large the state of the model is.
-    #[test]
-    fn a_part_of_full_length_has_the_batch() {
-        for arch in [Arch::T5, Arch::Bert, Arch::XlmRoberta, Arch::DebertaV3, Arch::BagOfWords] {
-            for (recompute, batch) in [(Recompute::Never, 7), (Recompute::Always, 12), (Recompute::Beyond(u64::MAX), 7)]
-            {
-                let cutter = cutter(arch, Work { batch, ..WORK }, recompute);
-                let (full, batch, name) = (of(77, 64), batch as u32, format!("{arch:?} {recompute:?}"));
-                assert_eq!(cutter.room(full), batch, "{name}");
-                assert_eq!(cutter.with_batch(batch / 2, 99).room(full), batch / 2, "{name}");
-                assert!((cutter.filled(batch, full) - 1.0).abs() < 1e-9, "{name}");
-                assert!(cutter.room(of(8, 8)) > 3 * batch, "{name}: {}", cutter.room(of(8, 8)));
-                assert_eq!(cutter.recomputes(batch, full), recompute == Recompute::Always, "{name}");
-            }
-        }
-    }
-
-    /// Where a batch of full length would hold too much, parts are computed again or are small enough to be kept, whichever is less
-    /// work; and a smaller batch allows less after all.
-    #[test]
-    fn what_does_not_fit_is_computed_again() {
-        let work = Work { batch: 60, source: 512, target: 128, ..WORK };
-        let whole = cutter(Arch::T5, work, Recompute::Never).budget.peak;
-        let again = cutter(Arch::T5, work, Recompute::Always).budget.peak;
-        let most = again + (whole - again) / 2;
-        let cutter = cutter(Arch::T5, work, Recompute::Beyond(most));
-        let (long, short) = (of(512, 128), of(32, 32));
-        assert!(cutter.recomputes(60, long) && !cutter.recomputes(20, long) && !cutter.recomputes(60, short));
-        // Two parts that are kept are less work than one that is computed again.
-        assert_eq!(cutter.cut(&[long; 60], 1), [32, 28]);
-        assert_eq!(cutter.cut(&[short; 60], 1), [60]);
-        let mixed: Vec<Lengths> = [[long; 33].as_slice(), &[short; 27]].concat();
-        let sizes = cutter.cut(&mixed, 1);
-        let mut rest = mixed.as_slice();
-        for size in &sizes {
-            let (part, after) = rest.split_at(*size);
-            rest = after;
-            let longest = part.iter().fold(Lengths::default(), |longest, one| longest.max(*one));
-            let held = cutter.held(*size as u32, longest, cutter.recomputes(*size as u32, longest));
-            assert!(held.peak <= most, "{sizes:?}");
-        }
-        // A retry halves what the fullest part held, as a share of the batch.
-        let held = (60.0 * cutter.filled(60, long)).ceil() as u32;
-        let less = cutter.with_batch(held / 2, 99);
-        assert!(held < 60 && less.budget.peak < most, "{held}");
-        // Less than it takes when computed again is not on offer: the batch was asked for.
-        assert_eq!(self::cutter(Arch::T5, work, Recompute::Beyond(0)).room(long), 60);
     }
 
     #[test]
@@ -481,12 +270,9 @@ mod tests {
             let room = room(50_000 + numbers.below(3_000_000));
             let sizes = cut(&samples, 1, &room);
             assert_eq!(sizes.iter().sum::<usize>(), samples.len());
-            let mut rest = samples.as_slice();
-            for size in &sizes {
-                let (part, after) = rest.split_at(*size);
-                let longest = part.iter().fold(Lengths::default(), |longest, one| longest.max(*one));
-                assert!(*size > 0 && *size <= room(longest), "case {case}: {size} of {longest}");
-                rest = after;
+            for part in parts(&samples, &sizes) {
+                let (size, longest) = (part.len(), Lengths::longest(part));
+                assert!(size > 0 && size <= room(longest), "case {case}: {size} of {longest}");
             }
             if count <= 7 {
                 let fewest = fewest(&samples, &room);
@@ -508,15 +294,7 @@ mod tests {
                 let sizes = cut(&samples, ranks, |_| fits);
                 assert_eq!(sizes.iter().sum::<usize>(), samples.len());
                 assert!(sizes.iter().all(|size| (1..=fits).contains(size)), "{ranks} ranks, {fits} fit: {sizes:?}");
-                let mut start = 0;
-                let work: Vec<u64> = sizes
-                    .iter()
-                    .map(|size| {
-                        let longest = samples[start..start + size].iter().fold(Lengths::default(), |a, b| a.max(*b));
-                        start += size;
-                        *size as u64 * longest.tokens()
-                    })
-                    .collect();
+                let work: Vec<u64> = parts(&samples, &sizes).map(padded_tokens).collect();
                 let mut each = vec![0; ranks as usize];
                 for (owner, work) in owners(&work, ranks).into_iter().zip(&work) {
                     each[owner as usize] += work;

@@ -1,31 +1,27 @@
-//! What the passes of a training step hold: the tensors of the trainer's `model/mu_sota` on a card.
+//! The memory of the passes of a training step: the tensors of the trainer's `model/mu_sota` on a card.
 
 use super::MuSotaConfig;
-use super::sizes::Sizes;
-use crate::memory::WordLoss;
-use crate::memory::column_sums;
-use crate::memory::has_attention_kernel;
-use crate::memory::recomputed;
-use crate::memory::{Stage, Work};
+use crate::estimate::{Stage, StepMemory, WordLoss, Work, column_sums, has_attention_kernel, recomputed};
 
-/// In the order of the forward pass.
-pub fn stages(config: &MuSotaConfig, work: &Work) -> Vec<Stage> {
-    let sizes = Sizes::new(config, work);
-    let loss = WordLoss {
-        tokens: sizes.tokens,
-        width: sizes.width,
-        vocab: config.vocab_size as u128,
-        rows: config.loss_rows() as u128,
-    };
-    let mut stages = vec![sizes.embeddings(), sizes.projections()];
-    for layer in 0..config.n_layers {
-        stages.extend(sizes.layer(layer));
+impl StepMemory for MuSotaConfig {
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        let sizes = Sizes::new(self, work);
+        let loss = WordLoss {
+            tokens: sizes.tokens,
+            width: sizes.width,
+            vocab: self.vocab_size as u128,
+            rows: self.loss_rows() as u128,
+        };
+        let mut stages = vec![sizes.embeddings(), sizes.projections()];
+        for layer in 0..self.n_layers {
+            stages.extend(sizes.layer(layer));
+        }
+        stages.push(sizes.final_norm());
+        // The gradient of the head waits for that of the embeddings, beside that of the passes before.
+        let waiting = sizes.beside(sizes.words());
+        stages.iter_mut().for_each(|stage| stage.backward += waiting);
+        stages.into_iter().chain(loss.stages(work)).collect()
     }
-    stages.push(sizes.final_norm());
-    // The gradient of the head waits for that of the embeddings, beside that of the passes before.
-    let waiting = sizes.beside(sizes.words());
-    stages.iter_mut().for_each(|stage| stage.backward += waiting);
-    stages.into_iter().chain(loss.stages(work)).collect()
 }
 
 impl Sizes<'_> {
@@ -93,7 +89,7 @@ impl Sizes<'_> {
             true => rows * ((width / heads).next_multiple_of(32) + 1) * 4,
             false => rows * 4,
         };
-        // Of what came out, of queries, keys and values; then of these three apart and together.
+        // The gradients of the output, of queries, keys and values; then of these three apart and together.
         let inside = kept + 4 * projected + summed;
         let joined = self.normed() + 6 * projected;
         let biases = self.normed() + 3 * projected + self.narrow() + column_sums(self.tokens, 3 * width);
@@ -116,7 +112,7 @@ impl Sizes<'_> {
         // Gradients of weights are added up in fp32 where there are several chunks.
         let summed = 2 * weights * if self.tokens > rows { 4 } else { self.compute };
         let first = if self.tokens > rows { summed } else { summed / 2 };
-        // What goes into the activation, its gradient and that of what comes out; then the first of them for the bias.
+        // The input of the activation, its gradient and that of the output; then the first of them for the bias.
         let inside = (3 * inner + first).max(inner + summed + column_sums(rows.min(self.tokens), self.feed));
         let gradients = (2 * weights + self.feed + 3 * self.width) * self.weight;
         let given = self.hidden() + self.dropped();
@@ -146,6 +142,81 @@ impl Sizes<'_> {
     }
 }
 
+/// Bytes, where nothing else is said.
+pub struct Sizes<'a> {
+    pub config: &'a MuSotaConfig,
+    pub work: &'a Work,
+    /// Numbers: tokens of a pass, width of hidden states, of all heads of the block attentions with their room, of the
+    /// middle of a feed-forward layer.
+    pub tokens: u128,
+    pub width: u128,
+    pub blocks_width: u128,
+    pub feed: u128,
+    /// Bytes of a number that is added up along the layers, and of one that is computed with.
+    pub weight: u128,
+    pub compute: u128,
+}
+
+impl<'a> Sizes<'a> {
+    pub fn new(config: &'a MuSotaConfig, work: &'a Work) -> Self {
+        let compute = work.compute();
+        let room = ((config.block_dim / config.block_heads) as u128).next_multiple_of(16 / compute);
+        Self {
+            config,
+            work,
+            tokens: work.batch * work.source,
+            width: config.width() as u128,
+            blocks_width: (config.n_blocks * config.block_heads) as u128 * room,
+            feed: config.ffn_dim as u128,
+            weight: work.weight(),
+            compute,
+        }
+    }
+
+    /// Hidden states, as they are added up along the layers.
+    pub fn hidden(&self) -> u128 {
+        self.tokens * self.width * self.weight
+    }
+
+    /// Hidden states, as products take and give them.
+    pub fn narrow(&self) -> u128 {
+        self.tokens * self.width * self.compute
+    }
+
+    /// The embeddings of words.
+    pub fn words(&self) -> u128 {
+        self.config.vocab_size as u128 * self.width * self.weight
+    }
+
+    /// The block-diagonal projections of a layer.
+    pub fn projection(&self) -> u128 {
+        4 * self.blocks_width * self.width * self.compute
+    }
+
+    /// Bytes that a norm keeps: its input, normed and, where the trainer has a kernel for the width, before that as it is
+    /// multiplied with its weights; and what each row was divided by.
+    pub fn normed(&self) -> u128 {
+        let has_kernel = self.width.is_multiple_of(8) && self.width <= 4096;
+        let before = if has_kernel { self.narrow() } else { self.hidden() + self.tokens * 4 };
+        self.narrow() + before + self.tokens * 4
+    }
+
+    /// The gradient of what a layer gave, where it is not that of the sum.
+    pub fn dropped(&self) -> u128 {
+        if self.work.drops || self.work.mixed() { self.narrow() } else { 0 }
+    }
+
+    /// New gradients, where they are counted apart.
+    pub fn new_gradients(&self, gradients: u128) -> u128 {
+        if self.work.accum > 1 { 0 } else { gradients }
+    }
+
+    /// New gradients, where those of the passes before are there already.
+    pub fn beside(&self, gradients: u128) -> u128 {
+        if self.work.accum > 1 { gradients } else { 0 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use pipe_spec::pipeline::{OptimizerKind, Precision};
@@ -168,7 +239,7 @@ mod tests {
             padded: false,
             drops: false,
         };
-        crate::memory::peak(&stages(&config, &work), 0, &work).bytes()
+        crate::estimate::peak(&config.stages(&work), 0, &work).bytes()
     }
 
     /// The inner width is 117 times the outer: kept whole, the middle of the feed-forward layers would be most.

@@ -1,30 +1,32 @@
-//! What the passes of a training step hold: the tensors of the trainer's `model/t5` on a card.
+//! The memory of the passes of a training step: the tensors of the trainer's `model/t5` on a card.
 
 use super::T5Config;
-use super::sizes::Sizes;
-use crate::memory::WordLoss;
-use crate::memory::recomputed;
-use crate::memory::{Attention, Bias, Stage, Way, Work};
+use crate::estimate::{Attention, Bias, Stage, StepMemory, Way, WordLoss, Work, recomputed};
 
-/// In the order of the forward pass.
-pub fn stages(config: &T5Config, work: &Work) -> Vec<Stage> {
-    let sizes = Sizes::new(config, work);
-    let encoder = Stack { name: "encoder", length: work.source, layers: config.num_layers, is_decoder: false };
-    let decoder = Stack { name: "decoder", length: work.target, layers: config.num_decoder_layers, is_decoder: true };
-    let (mut encoder, mut decoder) = (sizes.stack(&encoder), sizes.stack(&decoder));
-    let loss = WordLoss {
-        tokens: work.batch * work.target,
-        width: sizes.width,
-        vocab: sizes.vocab,
-        rows: config.loss_rows() as u128,
-    };
-    // Both embeddings, and a tied head, share a gradient. It waits for the encoder's, beside that of the passes before.
-    let waiting = sizes.beside(sizes.shared());
-    encoder.iter_mut().for_each(|stage| stage.backward += waiting);
-    if config.tie_word_embeddings {
-        decoder.iter_mut().for_each(|stage| stage.backward += waiting);
+impl StepMemory for T5Config {
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        let sizes = Sizes::new(self, work);
+        let encoder = Stack { name: "encoder", length: work.source, layers: self.num_layers, is_decoder: false };
+        let decoder = Stack { name: "decoder", length: work.target, layers: self.num_decoder_layers, is_decoder: true };
+        let (mut encoder, mut decoder) = (sizes.stack(&encoder), sizes.stack(&decoder));
+        let loss = WordLoss {
+            tokens: work.batch * work.target,
+            width: sizes.width,
+            vocab: sizes.vocab,
+            rows: self.loss_rows() as u128,
+        };
+        // Both embeddings, and a tied head, share a gradient. It waits for the encoder's, beside that of the passes before.
+        let waiting = sizes.beside(sizes.shared());
+        encoder.iter_mut().for_each(|stage| stage.backward += waiting);
+        if self.tie_word_embeddings {
+            decoder.iter_mut().for_each(|stage| stage.backward += waiting);
+        }
+        encoder.into_iter().chain(decoder).chain(loss.stages(work)).collect()
     }
-    encoder.into_iter().chain(decoder).chain(loss.stages(work)).collect()
+
+    fn uncounted_when_deterministic(&self) -> Option<&'static str> {
+        Some("deterministic: T5 then keeps all of its attention weights, which are not counted here")
+    }
 }
 
 struct Stack {
@@ -57,7 +59,7 @@ impl Sizes<'_> {
 
     fn embedding(&self, name: &str, tokens: u128, is_decoder: bool) -> Stage {
         let hidden = self.hidden(tokens);
-        // Of the decoder are the tokens themselves, the labels one to the right.
+        // The decoder keeps its tokens: the labels shifted to the right.
         let kept = if is_decoder { tokens * 8 } else { 0 };
         // The first gradient stays, those that come later are added to it.
         let is_first = is_decoder && !self.config.tie_word_embeddings;
@@ -126,7 +128,7 @@ impl Sizes<'_> {
         }
         inside.push(self.feed_forward(path(" feed-forward"), tokens));
 
-        // What later layers have added up: the gradients of the bias and of the encoder's output.
+        // Later layers have added up the gradients of the bias and of the encoder's output.
         let is_last = number + 1 == layers;
         let memory = if is_decoder { self.narrow(source) } else { 0 };
         let waiting = if is_last { 0 } else { self.held_bias(length) + memory };
@@ -202,6 +204,82 @@ impl Sizes<'_> {
     }
 }
 
+/// Bytes, where nothing else is said.
+pub struct Sizes<'a> {
+    pub config: &'a T5Config,
+    pub work: &'a Work,
+    /// Numbers: of hidden states, of all heads together, of the middle of a feed-forward layer.
+    pub width: u128,
+    pub inner: u128,
+    pub feed: u128,
+    pub heads: u128,
+    pub vocab: u128,
+    /// Bytes of a number that is added up along the layers, and of one that is computed with.
+    pub weight: u128,
+    pub compute: u128,
+}
+
+impl<'a> Sizes<'a> {
+    pub fn new(config: &'a T5Config, work: &'a Work) -> Self {
+        Self {
+            config,
+            work,
+            width: config.d_model as u128,
+            inner: config.inner() as u128,
+            feed: config.d_ff as u128,
+            heads: config.num_heads as u128,
+            vocab: config.vocab_size as u128,
+            weight: work.weight(),
+            compute: work.compute(),
+        }
+    }
+
+    /// Hidden states, as they are added up along the layers.
+    pub fn hidden(&self, tokens: u128) -> u128 {
+        tokens * self.width * self.weight
+    }
+
+    /// Hidden states, as products take and give them.
+    pub fn narrow(&self, tokens: u128) -> u128 {
+        tokens * self.width * self.compute
+    }
+
+    /// Queries, keys, values, or what attention makes of them.
+    pub fn projected(&self, tokens: u128) -> u128 {
+        tokens * self.inner * self.compute
+    }
+
+    /// The bias of self-attention, or its gradient.
+    pub fn scores(&self, length: u128) -> u128 {
+        self.work.batch * self.heads * length * length * self.compute
+    }
+
+    /// The embeddings.
+    pub fn shared(&self) -> u128 {
+        self.vocab * self.width * self.weight
+    }
+
+    /// Where a narrow copy is made of so many weights for a moment.
+    pub fn narrow_copy(&self, weights: u128) -> u128 {
+        if self.work.mixed() { weights * self.compute } else { 0 }
+    }
+
+    /// New gradients, where those of the passes before are there already.
+    pub fn beside(&self, gradients: u128) -> u128 {
+        if self.work.accum > 1 { gradients } else { 0 }
+    }
+
+    /// Bytes that a layer keeps of its input: itself, its norm and their ratio.
+    pub fn normed(&self, tokens: u128) -> u128 {
+        self.hidden(tokens) + self.narrow(tokens) + tokens * 4
+    }
+
+    /// The gradient of what a layer gave, where it is not that of the sum.
+    pub fn dropped(&self, tokens: u128) -> u128 {
+        if self.work.drops || self.work.mixed() { self.narrow(tokens) } else { 0 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use pipe_spec::pipeline::{OptimizerKind, Precision};
@@ -225,7 +303,7 @@ mod tests {
 
     fn of(work: Work) -> Vec<Stage> {
         let config = json!({"d_model": 512, "num_layers": 3, "num_decoder_layers": 2});
-        stages(&T5Config::read(config.as_object().unwrap()).unwrap(), &work)
+        T5Config::read(config.as_object().unwrap()).unwrap().stages(&work)
     }
 
     fn kept(work: Work) -> u128 {
@@ -234,7 +312,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_grows_with_the_batch_alone_but_for_buckets_and_head() {
-        // Of 8 heads, in fp32, by distance.
+        // The bias by distance of 8 heads, in fp32.
         let fixed = 2 * (256 + 64) * (8 + 8 * 4) + 32128 * 512 * 2;
         assert_eq!(kept(Work { batch: 16, ..WORK }) - fixed, 2 * (kept(WORK) - fixed));
     }

@@ -45,7 +45,7 @@ struct Measured {
 const SEGMENTS: u64 = 48 << 20;
 
 impl Measured {
-    /// What must be there: an estimate is of that.
+    /// The memory that must be there, which is what an estimate is of.
     fn truth(&self) -> u64 {
         self.needed.map_or(self.peak, |needed| self.peak.min(needed - SEGMENTS))
     }
@@ -148,7 +148,7 @@ fn row(one: &Configuration) -> String {
     )
 }
 
-/// What torch reserves beyond what it has handed out; the plan adds a share for it.
+/// Torch reserves more than it has handed out; the plan adds a share for it.
 #[test]
 fn reserved_is_little_more_than_allocated() {
     let mut shares: Vec<f64> =

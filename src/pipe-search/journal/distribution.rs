@@ -1,4 +1,5 @@
-//! Domains as Optuna writes its distributions, and the values of parameters as it keeps them: the index of a choice, or the number.
+//! Domains as Optuna writes its distributions, and the values of parameters as it keeps them: the index of a
+//! choice, or the number.
 
 use serde_json::Value;
 
@@ -97,7 +98,7 @@ pub fn parse_value(domain: &Domain, kept: &Value) -> Result<Value, String> {
         Domain::Choices(choices) => {
             whole(kept).and_then(|index| usize::try_from(index).ok()).and_then(|index| choices.get(index).cloned())
         }
-        // What JSON has no number for stays the text that stands for it.
+        // A number that JSON does not have stays the text that stands for it.
         Domain::Float { .. } => match kept {
             Value::String(_) => python::number(kept).map(|_| kept.clone()),
             _ => kept.as_f64().map(Value::from),

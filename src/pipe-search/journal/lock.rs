@@ -1,11 +1,14 @@
-//! The lock that Optuna takes by default before it writes: a symbolic link beside the journal, named after it with `.lock`. A link
-//! that stays the same for longer than the grace period was left by a process that died, and is removed.
+//! The lock that Optuna takes by default before it writes: a symbolic link beside the journal, named after it with
+//! `.lock`. A link that stays the same for longer than the grace period was left by a process that died, and is
+//! removed.
 //!
-//! We also hold a `flock` on the journal meanwhile, and our links are told from those of Optuna by a `/./`. So a link of ours that
-//! is found while its `flock` is free was left by a process that died, and nobody waits for the grace period.
+//! We also hold a `flock` on the journal meanwhile, and our links are told from those of Optuna by a `/./`. So a link
+//! of ours that is found while its `flock` is free was left by a process that died, and nobody waits for the grace
+//! period.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
@@ -86,7 +89,7 @@ impl Drop for Lock {
 fn remove(link: &Path) {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let name = with_suffix(link, &format!("{}-{count}-{}.rename", process::id(), super::log::random()));
+    let name = with_suffix(link, &format!("{}-{count}-{}.rename", process::id(), random()));
     if fs::rename(link, &name).is_ok() {
         let _ = fs::remove_file(&name);
     }
@@ -96,7 +99,7 @@ fn identity(link: &Path) -> Option<Identity> {
     fs::symlink_metadata(link).ok().map(|found| (found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
-/// What the link points to: the journal, where Optuna looks for the time of the last change. The second is how we write it.
+/// The target of the link: the journal, where Optuna looks for the time of the last change. The second is how we write it.
 fn targets(path: &Path) -> io::Result<(PathBuf, PathBuf)> {
     let absolute = std::path::absolute(path)?;
     let (Some(folder), Some(name)) = (absolute.parent(), absolute.file_name()) else {
@@ -112,6 +115,11 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()
+}
+
+/// A number that no other process has.
+pub fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
-//! The journal as a file of lines: what is new in it, and lines added to its end.
+//! The journal as a file of lines: new lines are read, added to its end, and repaired after a writer was killed.
 
 use std::fs::{self, File, OpenOptions};
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -9,9 +8,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::error::JournalError;
 use super::lock::{self, Lock};
 use super::python;
+use crate::trial::{Direction, TrialState};
 
 /// How every line begins, of Optuna's and of ours.
 const LINE_START: &[u8] = b"{\"op_code\":";
@@ -29,7 +28,7 @@ pub struct Log {
     torn: Vec<(u64, usize)>,
 }
 
-/// What a read found.
+/// The result of a read.
 pub struct News {
     /// The file is another one, or shorter than it was: all of it is new.
     pub restarted: bool,
@@ -42,9 +41,6 @@ pub struct Line {
     end: u64,
     torn: usize,
 }
-
-/// What every line of a journal begins with, whoever writes it.
-const BEGINNING: &[u8] = b"{\"op_code\":";
 
 impl Log {
     pub fn new(path: &Path) -> Self {
@@ -113,11 +109,11 @@ impl Log {
     pub fn check_beginning(&self) -> Result<(), JournalError> {
         let read = || -> io::Result<Vec<u8>> {
             let mut beginning = Vec::new();
-            std::fs::File::open(&self.path)?.take(BEGINNING.len() as u64).read_to_end(&mut beginning)?;
+            std::fs::File::open(&self.path)?.take(LINE_START.len() as u64).read_to_end(&mut beginning)?;
             Ok(beginning)
         };
         let beginning = read().map_err(|source| self.failed("read", source))?;
-        match self.offset > 0 || BEGINNING.starts_with(&beginning) {
+        match self.offset > 0 || LINE_START.starts_with(&beginning) {
             true => Ok(()),
             false => Err(self.unreadable(1, "the file is not a journal of Optuna".into())),
         }
@@ -171,7 +167,7 @@ impl Log {
 }
 
 impl Line {
-    /// What `Log::done` wants to know.
+    /// The arguments of `Log::done`.
     pub fn place(&self) -> (u64, u64, usize) {
         (self.number, self.end, self.torn)
     }
@@ -198,7 +194,36 @@ fn parse(line: &[u8]) -> Result<(usize, Value), String> {
     python::parse(&line[last..]).map(|value| (last, value)).map_err(|_| failed)
 }
 
-/// A number that no other process has.
-pub fn random() -> u64 {
-    RandomState::new().hash_one(std::process::id())
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{}: line {line} cannot be read: {reason}", path.display())]
+    Line { path: PathBuf, line: u64, reason: String },
+    #[error("{} has no study \"{study}\"{}", path.display(), list(others))]
+    NoStudy { path: PathBuf, study: String, others: Vec<String> },
+    #[error("study \"{study}\" of {} was deleted", path.display())]
+    Deleted { path: PathBuf, study: String },
+    #[error("study \"{study}\" of {} has the directions {} and not {}", path.display(), names(found), names(wanted))]
+    Directions { path: PathBuf, study: String, found: Vec<Direction>, wanted: Vec<Direction> },
+    #[error("{} was opened for reading only", path.display())]
+    ReadOnly { path: PathBuf },
+    #[error("there is no trial {number}")]
+    NoTrial { number: u64 },
+    #[error("parameter {name}: {reason}")]
+    Parameter { name: String, reason: String },
+    #[error("a trial cannot be {state:?} with the values {values:?}: {reason}")]
+    Values { state: TrialState, values: Vec<f64>, reason: String },
+}
+
+fn list(others: &[String]) -> String {
+    if others.is_empty() { ", and no other".into() } else { format!(", but {}", others.join(", ")) }
+}
+
+fn names(directions: &[Direction]) -> String {
+    let name = |direction: &Direction| match direction {
+        Direction::Minimize => "minimize",
+        Direction::Maximize => "maximize",
+    };
+    directions.iter().map(name).collect::<Vec<_>>().join(", ")
 }

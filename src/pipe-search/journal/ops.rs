@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::{distribution, python, time};
+use super::{distribution, python};
 use crate::space::Domain;
 use crate::trial::{Direction, Trial, TrialState};
 
@@ -196,7 +196,7 @@ pub fn create_trial(worker: &str, study: u64, trial: &Trial) -> Result<String, (
     };
     let began = match trial.state {
         TrialState::Waiting => trial.began,
-        _ => Some(trial.began.unwrap_or_else(time::now)),
+        _ => Some(trial.began.unwrap_or_else(python::now)),
     };
     let steps: Vec<(String, String)> =
         trial.intermediate.iter().map(|(step, value)| (step.to_string(), python::write_number(*value))).collect();
@@ -208,7 +208,7 @@ pub fn create_trial(worker: &str, study: u64, trial: &Trial) -> Result<String, (
         ("values", values),
     ];
     if trial.state.has_ended() {
-        fields.push(("datetime_complete", write_time(trial.ended.unwrap_or_else(time::now))));
+        fields.push(("datetime_complete", write_time(trial.ended.unwrap_or_else(python::now))));
     }
     fields.extend([
         ("distributions", python::write_object(distributions)),
@@ -284,11 +284,11 @@ fn numbers(numbers: &[f64]) -> String {
 }
 
 fn write_time(at: f64) -> String {
-    python::write_text(&time::write(at))
+    python::write_text(&python::write_time(at))
 }
 
 fn read_time(fields: &Map<String, Value>, key: &str) -> Option<f64> {
-    fields.get(key).and_then(Value::as_str).and_then(time::parse)
+    fields.get(key).and_then(Value::as_str).and_then(python::parse_time)
 }
 
 fn state_code(state: TrialState) -> u64 {

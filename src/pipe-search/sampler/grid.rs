@@ -9,7 +9,7 @@ use crate::trial::{Trial, TrialState};
 /// A combination that failed is tried this often.
 const ATTEMPTS: usize = 2;
 
-/// Of each parameter the number of its value; absent where it has none.
+/// The number of each parameter's value; absent where it has none.
 type Combination = Vec<Option<u64>>;
 
 /// How many combinations there are, or the name of the parameter whose values cannot be counted.

@@ -1,17 +1,18 @@
-//! What is tried next. [`suggest`] is a pure function: the same study gives the same point on every machine.
+//! The next point of a study. [`suggest`] is a pure function: the same study gives the same point on every machine.
 
 mod grid;
 mod random;
-mod stream;
+#[cfg(test)]
+mod tests;
 mod tpe;
 
 use serde::{Deserialize, Serialize};
 
-pub use grid::grid_size;
-pub(crate) use stream::Stream;
-
 use crate::space::{Point, Space, same};
 use crate::trial::{Direction, Trial};
+
+pub use grid::grid_size;
+use random::Stream;
 
 /// How the next point is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +58,3 @@ fn same_point(left: &Point, right: &Point) -> bool {
     left.len() == right.len()
         && left.iter().all(|(name, value)| right.get(name).is_some_and(|other| same(value, other)))
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,6 +1,9 @@
-//! Each value with equal chances.
+//! Points with equal chances, and random numbers that are the same on every machine.
 
-use super::{REDRAWS, Stream, was_tried};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use super::{REDRAWS, was_tried};
 use crate::axis::Axis;
 use crate::space::{Point, Space};
 use crate::trial::Trial;
@@ -45,4 +48,86 @@ fn draw(space: &Space, mut part: impl FnMut() -> f64) -> Point {
         }
     }
     point
+}
+
+/// The random numbers of one trial.
+pub(crate) struct Stream(ChaCha8Rng);
+
+impl Stream {
+    pub(crate) fn new(seed: u64, number: u64) -> Self {
+        let mut key = *b"................pipe-search tune";
+        key[..8].copy_from_slice(&seed.to_le_bytes());
+        key[8..16].copy_from_slice(&number.to_le_bytes());
+        Self(ChaCha8Rng::from_seed(key))
+    }
+
+    /// From 0 to below 1.
+    pub(crate) fn uniform(&mut self) -> f64 {
+        (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// From 0 to below `count`.
+    pub(crate) fn index(&mut self, count: usize) -> usize {
+        ((u128::from(self.0.next_u64()) * count as u128) >> 64) as usize
+    }
+
+    /// The numbers from 0 to below `count` in any order.
+    pub(crate) fn shuffled(&mut self, count: usize) -> Vec<usize> {
+        let mut numbers: Vec<usize> = (0..count).collect();
+        for last in (1..count).rev() {
+            numbers.swap(last, self.index(last + 1));
+        }
+        numbers
+    }
+
+    /// An index, each with the chance that its weight has among all.
+    pub(crate) fn weighted(&mut self, weights: &[f64]) -> usize {
+        let mut left = self.uniform() * weights.iter().sum::<f64>();
+        for (index, weight) in weights.iter().enumerate() {
+            left -= weight;
+            if left < 0.0 {
+                return index;
+            }
+        }
+        weights.len().saturating_sub(1)
+    }
+
+    /// Standard normal, by the method of Box and Muller.
+    pub(crate) fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * libm::log(1.0 - self.uniform())).sqrt();
+        radius * libm::cos(std::f64::consts::TAU * self.uniform())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Changing these changes what every study tries.
+    #[test]
+    fn the_numbers_stay_what_they_are() {
+        let mut stream = Stream::new(7, 3);
+        let first = [stream.uniform(), stream.uniform()];
+        assert_eq!(first, [0.15252578697943198, 0.775478231497109]);
+    }
+
+    #[test]
+    fn normal_numbers_have_mean_0_and_variance_1() {
+        let mut stream = Stream::new(0, 0);
+        let numbers: Vec<f64> = (0..20_000).map(|_| stream.normal()).collect();
+        let mean = numbers.iter().sum::<f64>() / 20_000.0;
+        let variance = numbers.iter().map(|number| number * number).sum::<f64>() / 20_000.0;
+        assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.05, "{mean} {variance}");
+    }
+
+    #[test]
+    fn weights_are_chances() {
+        let mut stream = Stream::new(0, 1);
+        let mut counts = [0; 3];
+        for _ in 0..10_000 {
+            counts[stream.weighted(&[1.0, 0.0, 3.0])] += 1;
+        }
+        assert_eq!(counts[1], 0);
+        assert!((2_300..2_700).contains(&counts[0]), "{counts:?}");
+    }
 }

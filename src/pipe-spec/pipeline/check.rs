@@ -2,23 +2,28 @@
 
 use std::num::NonZeroU32;
 
+use serde_json::{Map, Value};
+
 use super::bounds::MAX_SAMPLES;
+use super::engines::GivenSection;
 use super::other_names::Transformers;
 use super::{
-    BatchSetting, Cluster, Command, CommandTrain, Every, Limit, Metric, MetricsFormat, OnOom, PLACEHOLDERS, Pipeline,
-    PipelineFile, Problems, Ranks, Reduce, TimeLimit, Track, Train, TrainFile, Training, Work, availability, schema,
+    BatchSetting, Command, CommandTrain, Engines, Every, Limit, Metric, MetricsFormat, OnOom, PLACEHOLDERS, Pipeline,
+    PipelineFile, Problems, Ranks, Reduce, Track, Train, TrainFile, Training, Work, WorkKind, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
 
-pub(crate) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, Problems> {
-    let schema = schema();
+pub(crate) fn pipeline(tree: &Node, variables: &Variables, engines: Engines) -> Result<Pipeline, Problems> {
+    let schema = schema(engines);
     let mut problems = Structure::new(&schema, &Transformers).check(tree);
     missing_variables(tree, variables, &mut problems);
     if !problems.is_empty() {
         return Err(problems.sorted());
     }
-    let file: PipelineFile = serde_json::from_value(tree.to_json())
+    let mut file = tree.to_json();
+    let given_sections = engines.take_sections(&mut file);
+    let file: PipelineFile = serde_json::from_value(file)
         .map_err(|error| Problems::one(tree.line, "", format!("not a pipeline: {error}")))?;
 
     if file.steps.is_some() {
@@ -30,11 +35,11 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
     check.metrics(&file);
     check.addresses(&file, variables);
     check.variables_of_job(&file);
-    check.cluster(&file);
+    let sections = check.sections(&given_sections, &file);
     let ranks = check.ranks(&file);
     let train = check.train(&file.train).map(|train| Train { ranks, ..train });
-    for (path, feature) in availability::missing(&file) {
-        check.problem(path, format!("{feature}: not available yet"));
+    if let Some(name) = file.engine.as_deref().filter(|name| engines.planned.contains(name)) {
+        check.problem("engine", format!("the engine {name}: not available yet"));
     }
     let work = match (file.command, file.model, file.data, train) {
         (Some(line), _, _, Some(train)) => {
@@ -60,65 +65,12 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables) -> Result<Pipeline, P
             on_oom: file.on_oom,
             container: file.container,
             engine: file.engine,
-            cluster: file.cluster,
+            sections,
             notify: file.notify,
             track: file.track,
         }),
         _ => Err(problems),
     }
-}
-
-/// The options of sbatch that pipe gives itself.
-const SET_BY_PIPE: [&str; 41] = [
-    "--account",
-    "-A",
-    "--array",
-    "-a",
-    "--chdir",
-    "--clusters",
-    "-M",
-    "--wait",
-    "-W",
-    "-D",
-    "--constraint",
-    "-C",
-    "--cpus-per-task",
-    "-c",
-    "--error",
-    "-e",
-    "--export",
-    "--job-name",
-    "-J",
-    "--mem",
-    "--mem-per-cpu",
-    "--no-requeue",
-    "--nodes",
-    "-N",
-    "--ntasks",
-    "-n",
-    "--ntasks-per-node",
-    "--open-mode",
-    "--output",
-    "-o",
-    "--parsable",
-    "--partition",
-    "-p",
-    "--qos",
-    "-q",
-    "--requeue",
-    "--signal",
-    "--test-only",
-    "--time",
-    "-t",
-    "--wrap",
-];
-
-/// Long options may be cut short, and a short one may have its value behind it.
-fn is_set_by_pipe(option: &str) -> bool {
-    SET_BY_PIPE.iter().any(|set| match set.starts_with("--") {
-        true => option.len() > 2 && set.starts_with(option),
-        false => option.starts_with(set) && !option.starts_with("--"),
-    })
 }
 
 /// The keys that only a command has.
@@ -464,38 +416,14 @@ impl Check<'_> {
         }
     }
 
-    fn cluster(&mut self, file: &PipelineFile) {
-        let Cluster { nodes, min_nodes, extra, time, save_before, .. } = &file.cluster;
-        if let Some(time) = time.as_ref().filter(|time| time.seconds().is_none()) {
-            let message = format!("found {:?}; allowed: minutes, HH:MM:SS or D-HH:MM:SS, above 0", time.as_str());
-            self.problem("slurm.time", message);
-        }
-        let limit = time.as_ref().and_then(TimeLimit::seconds);
-        if let (Some(limit), Some(before)) = (limit, save_before)
-            && u64::from(before.get()) >= limit
-        {
-            self.problem(
-                "slurm.save_before",
-                format!("found {before}; allowed: less than slurm.time, which is {limit} s"),
-            );
-        }
-        if let Some(fewest) = min_nodes.filter(|fewest| fewest > nodes) {
-            self.problem("slurm.min_nodes", format!("found {fewest}; allowed: at most slurm.nodes, which is {nodes}"));
-        }
-        if nodes.get() > 1 && file.command.is_some() {
-            let message =
-                format!("found {nodes}; allowed: 1 for a command, which starts its own processes on other nodes");
-            self.problem("slurm.nodes", message);
-        }
-        for option in extra {
-            let name = option.split('=').next().unwrap_or_default();
-            if !option.starts_with('-') {
-                self.problem("slurm.extra", format!("{option} is no option of sbatch: one begins with - or --"));
-            } else if is_set_by_pipe(name) {
-                let message = format!("{name} is set by pipe; slurm, container and name say what it is set to");
-                self.problem("slurm.extra", message);
-            }
-        }
+    /// The sections of engines that were given, with every default.
+    fn sections(&mut self, given: &[GivenSection], file: &PipelineFile) -> Map<String, Value> {
+        let work = if file.command.is_some() { WorkKind::Command } else { WorkKind::Training };
+        let read = |section: &GivenSection| {
+            let value = section.read(work, |path, message| self.problem(path, message))?;
+            Some((section.name.to_owned(), value))
+        };
+        given.iter().filter_map(read).collect()
     }
 
     /// Samples in a step. A batch that depends on the card must not decide it.

@@ -174,24 +174,3 @@ impl JsonSchema for Gpus {
         })
     }
 }
-
-/// What starts containers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum EngineKind {
-    Docker,
-    Process,
-    Slurm,
-    Kubernetes,
-}
-
-impl EngineKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Docker => "docker",
-            Self::Process => "process",
-            Self::Slurm => "slurm",
-            Self::Kubernetes => "kubernetes",
-        }
-    }
-}

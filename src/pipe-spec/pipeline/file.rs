@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Checkpoints, Cluster, CommandLine, Container, Data, EngineKind, Evaluate, Memory, MetricsFormat, Model, Notify,
-    OnOom, Save, Track, TrainFile, VarValue,
+    Checkpoints, CommandLine, Container, Data, Engines, Evaluate, Memory, MetricsFormat, Model, Notify, OnOom, Save,
+    Track, TrainFile, VarValue, graph,
 };
 use crate::text::Name;
+use crate::yaml::{self, Note};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -40,12 +41,9 @@ pub struct PipelineFile {
     pub save: Save,
     #[serde(default)]
     pub container: Container,
-    /// Default: docker when a daemon answers, else process. Not available yet: kubernetes.
+    /// Sections of engines follow in the schema; they are read apart from the others.
     #[serde(default)]
-    pub engine: Option<EngineKind>,
-    /// What the jobs ask the cluster for, with the engine slurm.
-    #[serde(default, rename = "slurm")]
-    pub cluster: Cluster,
+    pub engine: Option<String>,
     #[serde(default)]
     pub notify: Vec<Notify>,
     #[serde(default)]
@@ -64,10 +62,33 @@ pub struct PipelineFile {
     /// with groups named `step`, `steps` and after the values, such as `(?P<loss>\S+)`.
     #[serde(default)]
     pub metrics: MetricsFormat,
-    /// Several trainings and commands by name, each with the sections above, in place of one. `engine`, `slurm`, `container`, `memory`,
-    /// `on_oom`, `notify`, `track` and `vars` beside `steps` stand for all of them, key by key, unless a step says otherwise.
     #[serde(default)]
     pub steps: Option<Map<String, Value>>,
+}
+
+impl PipelineFile {
+    /// A pipeline of this name with every default. It lacks a model and data, or a command.
+    pub fn new(name: &Name) -> Self {
+        serde_json::from_value(json!({ "version": 1, "name": name })).expect("every other key has a default")
+    }
+
+    /// The file for people: without the defaults that no note is about, with the notes as comments.
+    pub fn to_yaml(&self, notes: &[Note]) -> String {
+        let defaults = Self {
+            data: self.data.as_ref().map(|data| Data::new(data.train.clone())),
+            checkpoints: self.checkpoints.as_ref().map(|_| Checkpoints::default()),
+            ..Self::new(&self.name)
+        };
+        let tree = |file: &Self| serde_json::to_value(file).expect("a pipeline holds nothing that JSON cannot");
+        let (mut file, mut defaults) = (tree(self), tree(&defaults));
+        // Every file has these; they are no defaults.
+        defaults["version"].take();
+        defaults["name"].take();
+        defaults["data"]["train"].take();
+        let Some(file) = file.as_object_mut() else { return String::new() };
+        yaml::without_defaults(file, &defaults, notes);
+        yaml::write(file, notes)
+    }
 }
 
 /// What a step has besides the sections of a pipeline.
@@ -83,9 +104,12 @@ pub struct StepFile {
     pub outputs: BTreeMap<String, String>,
 }
 
-/// The JSON schema of the pipeline file.
-pub fn schema() -> Value {
-    let mut schema = schemars::schema_for!(PipelineFile).to_value();
+/// The JSON schema of the pipeline file, with what these engines add to it.
+pub fn schema(engines: Engines) -> Value {
+    let mut generator = SchemaGenerator::default();
+    let sections = engines.section_schemas(&mut generator);
+    let mut schema = generator.into_root_schema_for::<PipelineFile>().to_value();
+    engines.extend_schema(&mut schema, sections);
     let mut step = schemars::schema_for!(StepFile).to_value();
     let sections = schema["properties"].as_object().into_iter().flatten();
     let sections: Vec<(String, Value)> = sections
@@ -98,7 +122,13 @@ pub fn schema() -> Value {
     for key in ["$schema", "title"] {
         step.as_object_mut().and_then(|step| step.remove(key));
     }
-    let description = schema["properties"]["steps"]["description"].take();
+    let shared: Vec<String> = graph::shared(engines).iter().map(|key| format!("`{key}`")).collect();
+    let (last, others) = shared.split_last().map_or(("", [].as_slice()), |(last, others)| (last.as_str(), others));
+    let description = format!(
+        "Several trainings and commands by name, each with the sections above, in place of one. {} and {last} beside `steps` stand for all of \
+         them, key by key, unless a step says otherwise.",
+        others.join(", ")
+    );
     schema["properties"]["steps"] =
         json!({ "description": description, "type": "object", "additionalProperties": { "$ref": "#/$defs/Step" } });
     schema["$defs"]["Step"] = step;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::check::{self, OF_COMMANDS};
 use super::command::CommandLine;
-use super::{Pipeline, Problems, Work};
+use super::{Engines, Pipeline, Problems, Work};
 use crate::text::Name;
 use crate::variables::Variables;
 use crate::yaml::{Entry, Kind, Node, Structure};
@@ -37,6 +37,7 @@ pub struct GraphStep {
     /// All steps that it comes after.
     pub ancestors: Vec<String>,
     tree: Node,
+    engines: Engines,
 }
 
 /// An output of a step: everything in its `{run}` where no name is given.
@@ -60,7 +61,10 @@ impl OutputRef {
 const OF_STEPS: [&str; 3] = ["needs", "inputs", "outputs"];
 
 /// The sections that stand for all steps, unless a step says otherwise.
-const SHARED: [&str; 8] = ["engine", "slurm", "container", "memory", "on_oom", "notify", "track", "vars"];
+pub(super) fn shared(engines: Engines) -> Vec<&'static str> {
+    let others = ["container", "memory", "on_oom", "notify", "track", "vars"];
+    std::iter::once("engine").chain(engines.section_names()).chain(others).collect()
+}
 
 /// What a training has.
 const MODEL: &str = "model";
@@ -71,7 +75,12 @@ static REFERENCE: LazyLock<Regex> = LazyLock::new(|| {
 
 impl Graph {
     /// Reads a pipeline file. Nothing where it has no `steps`.
-    pub fn parse(text: &str, overrides: &[String], variables: &Variables) -> Result<Option<Self>, Problems> {
+    pub fn parse(
+        text: &str,
+        overrides: &[String],
+        variables: &Variables,
+        engines: Engines,
+    ) -> Result<Option<Self>, Problems> {
         let mut tree = Node::parse(text)?;
         if tree.find("steps").is_none() {
             return Ok(None);
@@ -79,18 +88,18 @@ impl Graph {
         for pair in overrides {
             tree.set(pair)?;
         }
-        Self::read(tree, variables).map(Some)
+        Self::read(tree, variables, engines).map(Some)
     }
 
-    fn read(tree: Node, variables: &Variables) -> Result<Self, Problems> {
-        let schema = super::schema();
+    fn read(tree: Node, variables: &Variables, engines: Engines) -> Result<Self, Problems> {
+        let (schema, shared) = (super::schema(engines), shared(engines));
         let mut problems = Structure::new(&schema, &super::other_names::Transformers).check(&tree);
         for key in tree.keys() {
-            if !SHARED.contains(&key)
+            if !shared.contains(&key)
                 && !["version", "name", "steps"].contains(&key)
                 && schema["properties"].get(key).is_some()
             {
-                let message = format!("belongs in a step; allowed beside steps: {}", SHARED.join(", "));
+                let message = format!("belongs in a step; allowed beside steps: {}", shared.join(", "));
                 problems.push(tree.line_of(key), key, message);
             }
         }
@@ -106,15 +115,15 @@ impl Graph {
                 "no step in it; name at least one, with a command or a model",
             );
         }
-        let drafts: Vec<Draft<'_>> = entries.iter().map(|entry| Draft::read(&tree, entry)).collect();
+        let drafts: Vec<Draft<'_>> = entries.iter().map(|entry| Draft::read(&tree, entry, &shared)).collect();
         drafts.iter().for_each(|draft| draft.check(&name, &drafts, &mut problems));
         if !problems.is_empty() {
             return Err(problems.sorted());
         }
         let mut steps = Vec::new();
         for draft in &drafts {
-            match draft.pipeline(&name, variables) {
-                Ok((tree, pipeline)) => steps.push(draft.step(tree, pipeline, &drafts)),
+            match draft.pipeline(&name, variables, engines) {
+                Ok((tree, pipeline)) => steps.push(draft.step(tree, pipeline, &drafts, engines)),
                 Err(found) => problems.0.extend(found.0),
             }
         }
@@ -134,7 +143,7 @@ impl Graph {
 impl GraphStep {
     /// The same with the outputs of other steps where `place` says they are.
     pub fn placed(&self, place: impl Fn(&OutputRef) -> String, variables: &Variables) -> Result<Pipeline, Problems> {
-        check::pipeline(&with_references(&self.tree, &place), variables)
+        check::pipeline(&with_references(&self.tree, &place), variables, self.engines)
     }
 
     /// The outputs of other steps that it names, each once.
@@ -173,7 +182,7 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn read(tree: &Node, entry: &'a Entry) -> Self {
+    fn read(tree: &Node, entry: &'a Entry, keys: &[&str]) -> Self {
         let given = |key: &str| entry.value.find(key).map_or(Value::Null, Node::to_json);
         let read = |key: &str| serde_json::from_value(given(key)).unwrap_or_default();
         let is_command = entry.value.find("command").is_some();
@@ -181,7 +190,7 @@ impl<'a> Draft<'a> {
         let own = own.iter().filter(|section| !OF_STEPS.contains(&section.key.as_str()));
         let mut sections: Vec<Entry> = own.map(|section| in_words(section.clone())).collect();
         let shared = if let Kind::Map(entries) = &tree.kind { entries.as_slice() } else { &[] };
-        for section in shared.iter().filter(|section| SHARED.contains(&section.key.as_str())) {
+        for section in shared.iter().filter(|section| keys.contains(&section.key.as_str())) {
             add_shared(&mut sections, section, "", is_command);
         }
         let outputs = serde_json::from_value(given("outputs")).unwrap_or_default();
@@ -286,7 +295,7 @@ impl<'a> Draft<'a> {
     }
 
     /// The step as a pipeline of its own: its tree, and what it says where containers find the outputs of other steps.
-    fn pipeline(&self, graph: &Name, variables: &Variables) -> Result<(Node, Pipeline), Problems> {
+    fn pipeline(&self, graph: &Name, variables: &Variables, engines: Engines) -> Result<(Node, Pipeline), Problems> {
         let entry = |key: &str, value: Value| Entry {
             line: self.line,
             key: key.to_owned(),
@@ -295,14 +304,14 @@ impl<'a> Draft<'a> {
         let mut sections = vec![entry("version", json!(1)), entry("name", json!(format!("{graph}.{}", self.name)))];
         sections.extend(self.sections.iter().cloned());
         let tree = Node { line: self.line, kind: Kind::Map(sections) };
-        let pipeline = check::pipeline(&with_references(&tree, &|found| found.mounted()), variables);
+        let pipeline = check::pipeline(&with_references(&tree, &|found| found.mounted()), variables, engines);
         pipeline.map(|pipeline| (tree, pipeline)).map_err(|mut problems| {
             problems.0.iter_mut().for_each(|problem| problem.path = format!("steps.{}.{}", self.name, problem.path));
             problems
         })
     }
 
-    fn step(&self, tree: Node, pipeline: Pipeline, all: &[Self]) -> GraphStep {
+    fn step(&self, tree: Node, pipeline: Pipeline, all: &[Self], engines: Engines) -> GraphStep {
         GraphStep {
             name: self.name.to_owned(),
             needs: self.needs.clone(),
@@ -311,6 +320,7 @@ impl<'a> Draft<'a> {
             pipeline,
             ancestors: self.ancestors(all),
             tree,
+            engines,
         }
     }
 }
@@ -417,7 +427,7 @@ steps:
 
     fn parse(text: &str) -> Result<Graph, String> {
         let variables = Variables::new(None, std::iter::empty());
-        Graph::parse(text, &[], &variables)
+        Graph::parse(text, &[], &variables, Engines::NONE)
             .map(|graph| graph.expect("it has steps"))
             .map_err(|problems| problems.to_string())
     }
@@ -484,6 +494,6 @@ steps:
         let empty = parse("version: 1\nname: x\nsteps: {}\n").unwrap_err();
         assert!(empty.contains("no step in it"), "{empty}");
         let variables = Variables::new(None, std::iter::empty());
-        assert_eq!(Graph::parse("version: 1\nname: x\ncommand: true\n", &[], &variables), Ok(None));
+        assert_eq!(Graph::parse("version: 1\nname: x\ncommand: true\n", &[], &variables, Engines::NONE), Ok(None));
     }
 }

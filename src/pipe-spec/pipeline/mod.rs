@@ -1,12 +1,11 @@
 //! The pipeline file: parsed, checked as a whole, and turned into types that can be trusted.
 
-mod availability;
 pub mod bounds;
 mod check;
-mod cluster;
 mod command;
 mod container;
 mod data;
+mod engines;
 mod file;
 mod graph;
 mod memory;
@@ -23,10 +22,11 @@ mod work;
 mod written;
 
 pub use crate::problem::{Problem, Problems};
-pub use cluster::{Cluster, ContainerRuntime, SECTION as CLUSTER_SECTION, TimeLimit, seconds as cluster_seconds};
+pub use crate::yaml::Note;
 pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat, PLACEHOLDERS, VarValue};
-pub use container::{Container, EngineKind, Gpus, Image, Mount};
+pub use container::{Container, Gpus, Image, Mount};
 pub use data::{CONVERSATION, Data, Pad, Paths};
+pub use engines::{EngineEntry, EngineRequest, EngineSection, Engines, SectionType};
 pub use file::{PipelineFile, schema};
 pub use graph::{Graph, GraphStep, OutputRef};
 pub use memory::{Allocator, Limit, Memory};
@@ -44,6 +44,8 @@ pub use work::{Training, Work, WorkKind};
 pub(crate) use check::pipeline as pipeline_of;
 pub(crate) use other_names::Transformers as OtherNamesOfPipelines;
 
+use serde_json::{Map, Value};
+
 use crate::text::Name;
 use crate::variables::Variables;
 
@@ -58,34 +60,28 @@ pub struct Pipeline {
     pub work: Work,
     pub on_oom: OnOom,
     pub container: Container,
-    pub engine: Option<EngineKind>,
-    pub cluster: Cluster,
+    /// The name of an engine.
+    pub engine: Option<String>,
+    /// The sections of engines that were given, with every default, by the names of the engines.
+    pub sections: Map<String, Value>,
     pub notify: Vec<Notify>,
     pub track: Track,
 }
 
 impl Pipeline {
     /// Reads a pipeline file. `overrides` are `path=value` pairs that replace what the file says.
-    pub fn parse(text: &str, overrides: &[String], variables: &Variables) -> Result<Self, Problems> {
+    pub fn parse(text: &str, overrides: &[String], variables: &Variables, engines: Engines) -> Result<Self, Problems> {
         let mut tree = crate::yaml::Node::parse(text)?;
         for pair in overrides {
             tree.set(pair)?;
         }
-        check::pipeline(&tree, variables)
+        check::pipeline(&tree, variables, engines)
     }
 
-    /// What its jobs ask a cluster for. A command without an image runs without a container.
-    pub fn cluster_request(&self) -> Cluster {
-        let mut cluster = self.cluster.clone();
-        if self.command().is_some() && self.container.image.is_none() {
-            cluster.containers.get_or_insert(ContainerRuntime::None);
-        }
-        cluster
-    }
-
-    /// Machines of a job, as far as the pipeline says.
-    pub fn nodes(&self) -> u32 {
-        if self.engine == Some(EngineKind::Slurm) && self.training().is_some() { self.cluster.nodes.get() } else { 1 }
+    /// What its jobs ask of their engine.
+    pub fn engine_request(&self) -> EngineRequest {
+        let without_image = self.command().is_some() && self.container.image.is_none();
+        EngineRequest { sections: self.sections.clone(), without_image }
     }
 
     /// The training that it holds, unless it holds a command.

@@ -70,6 +70,12 @@ impl Arch {
         Self::ALL.iter().copied().find(|arch| arch.name() == name)
     }
 
+    /// The first of the table for a task: what `pipe init` proposes.
+    pub fn first_for(task: Task) -> Self {
+        let first = Self::ALL.iter().copied().find(|arch| arch.task() == task);
+        first.expect("every task has an architecture")
+    }
+
     /// The architecture that a config.json is for. The name in a pipeline counts too.
     pub fn of_model_type(model_type: &str) -> Option<Self> {
         let known = Self::ALL.iter().copied().find(|arch| arch.model_type() == model_type);
@@ -90,5 +96,8 @@ mod tests {
             assert_eq!(Arch::of_model_type(&arch.name().replace('-', "_")), Some(*arch));
         }
         assert_eq!(Arch::of_model_type("gpt2"), None);
+        for task in Task::ALL {
+            assert_eq!(Arch::first_for(task).task(), task);
+        }
     }
 }

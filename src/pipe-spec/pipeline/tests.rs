@@ -1,5 +1,7 @@
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use super::*;
-use crate::study::Study;
 
 const MINIMAL: &str = "version: 1\nname: demo\nmodel: {arch: t5, config: {d_model: 8}}\ndata: {train: a.jsonl}\n";
 
@@ -7,8 +9,46 @@ fn variables() -> Variables {
     Variables::new(None, [("HOOK".to_owned(), "s3cret".to_owned())].into_iter())
 }
 
+/// The section of an engine that stands in for the real ones.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+struct Farm {
+    /// Machines of a job.
+    #[schemars(range(min = 1, max = 64))]
+    machines: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
+}
+
+impl Default for Farm {
+    fn default() -> Self {
+        Self { machines: 1, queue: None }
+    }
+}
+
+impl EngineSection for Farm {
+    const HELP: &'static str = "What jobs ask a farm for.";
+
+    fn check(&self, work: WorkKind) -> Vec<(&'static str, String)> {
+        let is_wide = self.machines > 1 && work == WorkKind::Command;
+        is_wide
+            .then(|| ("machines", format!("found {}; allowed: 1 for a command", self.machines)))
+            .into_iter()
+            .collect()
+    }
+}
+
+const ENGINES: Engines = Engines {
+    entries: &[
+        EngineEntry { name: "here", section: None },
+        EngineEntry { name: "farm", section: Some(SectionType::of::<Farm>()) },
+    ],
+    planned: &["cloud"],
+    default: "here",
+};
+
 fn parse(text: &str) -> Result<Pipeline, Problems> {
-    Pipeline::parse(text, &[], &variables())
+    Pipeline::parse(text, &[], &variables(), ENGINES)
 }
 
 fn problems(text: &str) -> Vec<String> {
@@ -100,7 +140,7 @@ fn every_problem_is_told_at_once_with_its_line() {
         problems(text),
         [
             "line 2: name: found the text \"a/b\"; allowed: 1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
-            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, slurm, notify, track, command, vars, checkpoints, metrics, steps",
+            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, farm, notify, track, command, vars, checkpoints, metrics, steps",
             unknown.as_str(),
             "line 6: data.train: missing; allowed: text, or a list of text",
             "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, eval_share, tokenizer, fields, max_source, max_target, max_length, pad, skip_bad, shuffle, workers, prefetch",
@@ -131,7 +171,7 @@ fn a_table_of_bad_input() {
         (with("train: {batch: -1}"), "found -1; allowed: a whole number of at least 1 and at most 16777216, or auto"),
         (with("train: {batch: 99999999999}"), "found 99999999999"),
         (with("train: {batch: \"${HOOK}\"}"), "a variable can stand in a text alone"),
-        (with("train: {epochs: 0}"), "allowed: a number of above 0"),
+        (with("train: {epochs: 0}"), "allowed: a number above 0"),
         (with("train: {epochs: 1, steps: 2}"), "give `epochs` or `steps`, not both"),
         (with("train: {accum: 1, effective_batch: 2}"), "give `accum` or `effective_batch`, not both"),
         (with("train: {batch: 9, effective_batch: 8}"), "at most the effective batch, which is 8"),
@@ -243,7 +283,8 @@ fn numbers_have_bounds_and_nothing_overflows() {
     ];
     for (key, most) in bounded {
         for found in [most + 1, u64::from(u32::MAX), u64::from(u32::MAX) + 1, u64::MAX] {
-            let got = Pipeline::parse(MINIMAL, &[format!("{key}={found}")], &variables()).unwrap_err().to_string();
+            let got =
+                Pipeline::parse(MINIMAL, &[format!("{key}={found}")], &variables(), ENGINES).unwrap_err().to_string();
             let (found, most) = (format!("{key}: found {found}; allowed: "), format!("at most {most}"));
             assert!(got.contains(&found) && got.contains(&most), "{got}");
         }
@@ -254,20 +295,20 @@ fn numbers_have_bounds_and_nothing_overflows() {
         } else {
             set.into()
         };
-        if let Err(problems) = Pipeline::parse(MINIMAL, &set, &variables()) {
+        if let Err(problems) = Pipeline::parse(MINIMAL, &set, &variables(), ENGINES) {
             panic!("{key}={most}: {problems}");
         }
     }
     for any in ["train.seed", "save.every", "evaluate.every", "memory.empty_cache_every"] {
-        Pipeline::parse(MINIMAL, &[format!("{any}={}", u64::MAX)], &variables()).unwrap();
-        let beyond = Pipeline::parse(MINIMAL, &[format!("{any}=18446744073709551616")], &variables());
+        Pipeline::parse(MINIMAL, &[format!("{any}={}", u64::MAX)], &variables(), ENGINES).unwrap();
+        let beyond = Pipeline::parse(MINIMAL, &[format!("{any}=18446744073709551616")], &variables(), ENGINES);
         assert!(beyond.unwrap_err().to_string().contains("allowed: a whole number"), "{any}");
     }
 }
 
 #[test]
 fn what_is_not_built_yet_is_refused_by_name() {
-    let cases = [("engine: kubernetes", "engine: the engine kubernetes: not available yet")];
+    let cases = [("engine: cloud", "engine: the engine cloud: not available yet")];
     for (section, want) in cases {
         let got = problems(&format!("{MINIMAL}{section}\n"));
         assert!(got.iter().any(|line| line.ends_with(want)), "{section}\n  got {got:#?}");
@@ -288,7 +329,7 @@ fn an_alias_bomb_is_refused_quickly() {
 #[test]
 fn overrides_replace_and_are_checked() {
     let set = |pairs: &[&str]| {
-        Pipeline::parse(MINIMAL, &pairs.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>(), &variables())
+        Pipeline::parse(MINIMAL, &pairs.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>(), &variables(), ENGINES)
     };
     let pipeline =
         set(&["train.batch=4", "train.effective_batch=12", "data.shuffle=false", "memory.limit=2g"]).unwrap();
@@ -305,7 +346,7 @@ fn overrides_replace_and_are_checked() {
         ("train.batch", "--set: found \"train.batch\"; allowed: path=value"),
         ("train.bacth=4", "train.bacth: unknown key; did you mean `batch`?"),
         ("train.batch=0", "train.batch: found 0"),
-        ("name.x=1", "--set: name.x: no such place"),
+        ("name.x=1", "--set: name.x: no such key"),
         ("learning_rate=1e-4", "learning_rate: unknown key; did you mean `train.optimizer.lr`?;"),
         ("train.per_device_train_batch_size=4", "unknown key; did you mean `train.batch`?"),
     ] {
@@ -342,25 +383,6 @@ fn nothing_in_on_means_everything() {
 }
 
 #[test]
-fn every_pipeline_of_the_repository_is_valid() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pipelines");
-    let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
-    let pipelines: Vec<_> = files.iter().filter(|file| file.extension().is_some_and(|end| end == "yaml")).collect();
-    assert!(!pipelines.is_empty());
-    for file in pipelines {
-        let text = std::fs::read_to_string(file).unwrap();
-        let variables = Variables::new(None, std::iter::empty());
-        let beside = |named: &str| std::fs::read_to_string(folder.join(named)).map_err(|error| error.to_string());
-        let result = match Graph::parse(&text, &[], &variables) {
-            Ok(None) if Study::is_one(&text) => Study::parse(&text, &[], beside, &variables).map(drop),
-            Ok(None) => Pipeline::parse(&text, &[], &variables).map(drop),
-            steps => steps.map(drop),
-        };
-        assert!(result.is_ok(), "{}:\n{}", file.display(), result.unwrap_err());
-    }
-}
-
-#[test]
 fn names_of_other_trainers_are_recognised_wherever_they_stand() {
     let cases = [
         ("learning_rate", "did you mean `train.optimizer.lr`?"),
@@ -394,23 +416,28 @@ fn names_of_other_trainers_are_recognised_wherever_they_stand() {
     ];
     for (name, want) in cases {
         for section in ["", "train.", "train.optimizer.", "evaluate.", "container."] {
-            let got = Pipeline::parse(MINIMAL, &[format!("{section}{name}=1")], &variables()).unwrap_err().to_string();
+            let got = Pipeline::parse(MINIMAL, &[format!("{section}{name}=1")], &variables(), ENGINES)
+                .unwrap_err()
+                .to_string();
             assert!(got.contains(want) && got.contains("; allowed: "), "{section}{name}: {got}");
         }
     }
     // Where the section has the key, it is no other name.
     for (set, want) in [("seed=1", "`train.seed`"), ("train.weight_decay=0", "`train.optimizer.weight_decay`")] {
-        let got = Pipeline::parse(MINIMAL, &[set.to_owned()], &variables()).unwrap_err().to_string();
+        let got = Pipeline::parse(MINIMAL, &[set.to_owned()], &variables(), ENGINES).unwrap_err().to_string();
         assert!(got.contains(&format!("did you mean {want}?")), "{got}");
     }
-    Pipeline::parse(MINIMAL, &["train.seed=1".to_owned(), "data.max_length=9".to_owned()], &variables()).unwrap();
+    Pipeline::parse(MINIMAL, &["train.seed=1".to_owned(), "data.max_length=9".to_owned()], &variables(), ENGINES)
+        .unwrap();
 }
 
 /// A key that this version does not have is not suggested.
 #[test]
 fn suggested_keys_exist() {
-    let got = Pipeline::parse(MINIMAL, &["metric_for_best_model=f1".to_owned()], &variables()).unwrap_err().to_string();
-    let has_best = schema()["$defs"]["Save"]["properties"].get("best").is_some();
+    let got = Pipeline::parse(MINIMAL, &["metric_for_best_model=f1".to_owned()], &variables(), ENGINES)
+        .unwrap_err()
+        .to_string();
+    let has_best = schema(ENGINES)["$defs"]["Save"]["properties"].get("best").is_some();
     assert_eq!(got.contains("did you mean `save.best`?"), has_best, "{got}");
 }
 
@@ -425,7 +452,7 @@ fn values_of_other_trainers_are_recognised() {
         ("train.schedule.kind=constant_with_warmup", "did you mean `constant`"),
     ];
     for (set, want) in cases {
-        let got = Pipeline::parse(MINIMAL, &[set.to_owned()], &variables()).unwrap_err().to_string();
+        let got = Pipeline::parse(MINIMAL, &[set.to_owned()], &variables(), ENGINES).unwrap_err().to_string();
         assert!(got.contains(want), "{set}: {got}");
     }
 }
@@ -434,7 +461,7 @@ fn values_of_other_trainers_are_recognised() {
 fn warmup_is_steps_or_a_share() {
     let warmup = |text: &str| {
         let set = [format!("train.schedule.warmup={text}")];
-        let pipeline = Pipeline::parse(MINIMAL, &set, &variables())?;
+        let pipeline = Pipeline::parse(MINIMAL, &set, &variables(), ENGINES)?;
         let again = parse(&pipeline.to_yaml()).unwrap();
         assert_eq!(again, pipeline, "{text}");
         Ok(pipeline.training().unwrap().train.schedule.warmup)
@@ -463,7 +490,7 @@ fn warmup_is_steps_or_a_share() {
 fn ranks_follow_the_cards() {
     let ranks = |settings: &[&str]| {
         let settings: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
-        let pipeline = Pipeline::parse(MINIMAL, &settings, &variables());
+        let pipeline = Pipeline::parse(MINIMAL, &settings, &variables(), ENGINES);
         pipeline
             .map(|pipeline| (pipeline.work.ranks(), pipeline.work.effective_batch()))
             .map_err(|error| error.to_string())
@@ -492,42 +519,47 @@ fn ranks_follow_the_cards() {
 /// What is refused as not available is marked in the schema, which editors show.
 #[test]
 fn the_schema_marks_what_is_not_available_yet() {
-    let schema = schema();
+    let schema = schema(ENGINES);
     let text = schema.pointer("/properties/engine/description").and_then(|text| text.as_str()).unwrap_or_default();
-    assert!(text.contains("Not available yet: kubernetes"), "{text:?}");
-    let got = Pipeline::parse(MINIMAL, &["engine=kubernetes".to_owned()], &variables()).unwrap_err().to_string();
+    assert!(text.contains("Not available yet: cloud"), "{text:?}");
+    let got = Pipeline::parse(MINIMAL, &["engine=cloud".to_owned()], &variables(), ENGINES).unwrap_err().to_string();
     assert!(got.contains("not available yet"), "{got}");
 }
 
 #[test]
-fn what_a_cluster_is_asked_for() {
-    let parse = |section: &str| Pipeline::parse(&format!("{MINIMAL}engine: slurm\n{section}\n"), &[], &variables());
-    let pipeline =
-        parse("slurm: {partition: gpu, time: 1-00:00:00, nodes: 4, min_nodes: 2, extra: [--exclusive]}").unwrap();
-    assert_eq!((pipeline.cluster.nodes.get(), pipeline.cluster.fewest_nodes()), (4, 2));
-    let again = Pipeline::parse(&pipeline.to_yaml(), &[], &variables()).unwrap();
-    assert_eq!(again, pipeline);
-    assert!(parse("slurm: {extra: [-é, --exclusive, --gres=gpu:h100:4, -w n1]}").is_ok());
-    assert!(!parse("").unwrap().to_yaml().contains("slurm:"), "what is not said is not written");
+fn the_section_of_an_engine_is_checked_by_the_engine() {
+    let pipeline = parse(&format!("{MINIMAL}engine: farm\nfarm: {{machines: 4}}\n")).unwrap();
+    assert_eq!(
+        (pipeline.engine.as_deref(), pipeline.engine_request().section::<Farm>("farm").machines),
+        (Some("farm"), 4)
+    );
+    assert_eq!(parse(&pipeline.to_yaml()).unwrap(), pipeline);
+    let plain = parse(&format!("{MINIMAL}farm: {{machines: 1}}\n")).unwrap();
+    assert!(!plain.to_yaml().contains("farm"), "what is the default is not written");
+    let names: Vec<&str> = ENGINES.section_names().collect();
+    assert_eq!(names, ["farm"]);
     for (section, want) in [
-        ("slurm: {min_nodes: 2}", "slurm.min_nodes: found 2; allowed: at most slurm.nodes, which is 1"),
-        ("slurm: {time: 1h}", "slurm.time: found \"1h\"; allowed: minutes, HH:MM:SS or D-HH:MM:SS, above 0"),
-        ("slurm: {extra: [exclusive]}", "slurm.extra: exclusive is no option of sbatch: one begins with - or --"),
+        ("farm: {machine: 4}", "line 5: farm.machine: unknown key; did you mean `machines`?; allowed: machines, queue"),
         (
-            "slurm: {extra: [--nodes=2]}",
-            "slurm.extra: --nodes is set by pipe; slurm, container and name say what it is set to",
+            "farm:\n  machines: 0",
+            "line 6: farm.machines: found 0; allowed: a whole number of at least 1 and at most 64",
         ),
-        ("slurm: {extra: [-N2]}", "slurm.extra: -N2 is set by pipe"),
-        ("slurm: {extra: [--part=x]}", "slurm.extra: --part is set by pipe"),
         (
-            "slurm: {time: 1, save_before: 60}",
-            "slurm.save_before: found 60; allowed: less than slurm.time, which is 60 s",
+            "engine: fram",
+            "line 5: engine: found the text \"fram\"; allowed: one of here, farm, cloud; did you mean `farm`?",
         ),
+        ("here: {}", "line 5: here: unknown key"),
         ("container: {env: {\"a b\": x}}", "container.env: \"a b\" is no name of a variable"),
-        ("slurm: {queue: x}", "slurm.queue: unknown key"),
-        ("slurm: {nodes: 0}", "slurm.nodes: found 0"),
     ] {
-        let got = parse(section).unwrap_err().to_string();
+        let got = parse(&format!("{MINIMAL}{section}\n")).unwrap_err().to_string();
         assert!(got.contains(want), "{section}: {got}");
     }
+    let command = "version: 1\nname: demo\ncommand: a\nfarm:\n  machines: 2\n";
+    assert_eq!(problems(command), ["line 5: farm.machines: found 2; allowed: 1 for a command"]);
+    let steps = "version: 1\nname: demo\nfarm: {machines: 2}\nsteps:\n  one: {command: a, farm: {machines: 1}}\n  two: {command: b}\n";
+    let got = Graph::parse(steps, &[], &variables(), ENGINES).unwrap_err().to_string();
+    assert_eq!(got, "line 3: steps.two.farm.machines: found 2; allowed: 1 for a command");
+    let found = schema(ENGINES);
+    assert_eq!(found.pointer("/properties/farm/default/machines"), Some(&serde_json::json!(1)));
+    assert_eq!(found.pointer("/$defs/Step/properties/farm"), found.pointer("/properties/farm"));
 }

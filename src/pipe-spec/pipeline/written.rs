@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
 
 use super::{
-    Allocator, Checkpoints, Cluster, CommandLine, CommandTrain, Container, Data, EngineKind, Evaluate, Limit, Memory,
-    MetricsFormat, Model, Notify, OnOom, Pipeline, Ranks, Save, Track, Train, VarValue, Work,
+    Allocator, Checkpoints, CommandLine, CommandTrain, Container, Data, Evaluate, Limit, Memory, MetricsFormat, Model,
+    Notify, OnOom, Pipeline, Ranks, Save, Track, Train, VarValue, Work,
 };
 use crate::text::Name;
 
@@ -29,9 +30,9 @@ struct Written<'a> {
     save: Option<&'a Save>,
     container: &'a Container,
     #[serde(skip_serializing_if = "Option::is_none")]
-    engine: Option<EngineKind>,
-    #[serde(rename = "slurm", skip_serializing_if = "Option::is_none")]
-    cluster: Option<&'a Cluster>,
+    engine: Option<&'a str>,
+    #[serde(flatten)]
+    sections: &'a Map<String, Value>,
     #[serde(skip_serializing_if = "<[Notify]>::is_empty")]
     notify: &'a [Notify],
     track: &'a Track,
@@ -90,8 +91,8 @@ impl Serialize for Pipeline {
             evaluate: training.map(|training| &training.evaluate),
             save: training.map(|training| &training.save),
             container: &self.container,
-            engine: self.engine,
-            cluster: Some(&self.cluster).filter(|cluster| **cluster != Cluster::default()),
+            engine: self.engine.as_deref(),
+            sections: &self.sections,
             notify: &self.notify,
             track: &self.track,
             command: command.map(|command| &command.line),

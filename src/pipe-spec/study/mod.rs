@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::pipeline::{OtherNamesOfPipelines, Pipeline, Problems, pipeline_of};
+use crate::pipeline::{Engines, OtherNamesOfPipelines, Pipeline, Problems, pipeline_of};
 use crate::text::Name;
 use crate::variables::Variables;
 use crate::yaml::{Kind, Node, Structure};
@@ -36,6 +36,7 @@ pub struct Study {
     /// The pipeline as every trial has it.
     base: Node,
     file: StudyFile,
+    engines: Engines,
 }
 
 /// Objectives that are not metrics of the training.
@@ -57,6 +58,7 @@ impl Study {
         overrides: &[String],
         read: impl FnOnce(&str) -> Result<String, String>,
         variables: &Variables,
+        engines: Engines,
     ) -> Result<Self, Problems> {
         let mut tree = Node::parse(text)?;
         for pair in overrides {
@@ -92,6 +94,7 @@ impl Study {
             storage: file.storage.clone(),
             base,
             file,
+            engines,
         };
         study.check_values(&tree, variables)?;
         Ok(study)
@@ -132,7 +135,7 @@ impl Study {
             tree.put(path, Kind::of_json(&value))
                 .ok_or_else(|| Problems::one(None, path, "the pipeline has no such place"))?;
         }
-        pipeline_of(&tree, variables)
+        pipeline_of(&tree, variables, self.engines)
     }
 
     /// Finds values that no pipeline may have: each is tried once, beside the first values of the others.

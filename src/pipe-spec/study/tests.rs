@@ -10,7 +10,7 @@ fn parse(space: &str) -> Result<Study, Problems> {
     let text = format!(
         "version: 1\ntune: search\npipeline: base.yaml\nobjective: {{metric: eval.loss, direction: minimize}}\nspace:\n{space}"
     );
-    Study::parse(&text, &[], |_| Ok(BASE.to_owned()), &Variables::default())
+    Study::parse(&text, &[], |_| Ok(BASE.to_owned()), &Variables::default(), Engines::NONE)
 }
 
 fn problem(space: &str) -> String {
@@ -51,7 +51,9 @@ fn accum_takes_the_place_of_an_effective_batch() {
 fn a_study_of_the_run_folder_needs_no_other_file() {
     let study = parse("  train.batch: [8, 16]\n").unwrap();
     let none = |_: &str| Err("there is no file".to_owned());
-    let again = Study::parse(&study.to_yaml(), &["budget.trials=7".to_owned()], none, &Variables::default()).unwrap();
+    let again =
+        Study::parse(&study.to_yaml(), &["budget.trials=7".to_owned()], none, &Variables::default(), Engines::NONE)
+            .unwrap();
     assert_eq!((again.budget.trials, &again.parameters), (Some(7), &study.parameters));
     assert_eq!(study.budget.trials, Some(DEFAULT_TRIALS));
 }
@@ -89,8 +91,9 @@ fn a_pipeline_is_no_study() {
 #[test]
 fn a_pipeline_that_is_wrong_is_named() {
     let text = "version: 1\ntune: search\npipeline: base.yaml\nobjective: {metric: loss, direction: minimize}\nspace: {train.batch: [1]}\n";
-    let parse =
-        |base: &str| Study::parse(text, &[], |_| Ok(base.to_owned()), &Variables::default()).unwrap_err().to_string();
+    let parse = |base: &str| {
+        Study::parse(text, &[], |_| Ok(base.to_owned()), &Variables::default(), Engines::NONE).unwrap_err().to_string()
+    };
     assert!(
         parse(&BASE.replace("train.jsonl", "\"${NOWHERE}\"")).contains("line 3: pipeline.data.train"),
         "{}",

@@ -11,9 +11,34 @@ use std::path::PathBuf;
 use allocation::Counting;
 use fuzz::repository;
 use pipe_spec::event::RecordedEvent;
+use pipe_spec::pipeline::{EngineEntry, EngineSection, Engines, SectionType, WorkKind};
 use pipe_spec::{Event, Lock, OomRecord, Pipeline, RunState, TrainerSpec, Variables};
-use serde::Serialize;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The section that a pipeline of the repository has.
+#[derive(Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+struct Section {
+    time: Option<String>,
+    nodes: Option<u32>,
+    min_nodes: Option<u32>,
+}
+
+impl EngineSection for Section {
+    const HELP: &'static str = "";
+
+    fn check(&self, _work: WorkKind) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+}
+
+const ENGINES: Engines = Engines {
+    entries: &[EngineEntry { name: "slurm", section: Some(SectionType::of::<Section>()) }],
+    planned: &[],
+    default: "",
+};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -43,10 +68,10 @@ fn pipelines_are_read_or_refused() {
     let variables = variables();
     fuzz("pipeline", &pipelines(), 3000, |bytes| {
         let text = String::from_utf8_lossy(bytes);
-        match Pipeline::parse(&text, &[], &variables) {
+        match Pipeline::parse(&text, &[], &variables, ENGINES) {
             Err(problems) => assert!(!problems.to_string().is_empty()),
             Ok(pipeline) => {
-                let again = Pipeline::parse(&pipeline.to_yaml(), &[], &variables);
+                let again = Pipeline::parse(&pipeline.to_yaml(), &[], &variables, ENGINES);
                 assert_eq!(again.ok(), Some(pipeline), "what is written is not what was read");
             }
         }
@@ -59,7 +84,7 @@ fn settings_of_the_command_line_are_read_or_refused() {
     let variables = variables();
     fuzz("set", &[], 3000, |bytes| {
         let text = String::from_utf8_lossy(bytes).into_owned();
-        if let Err(problems) = Pipeline::parse(&base, &[text], &variables) {
+        if let Err(problems) = Pipeline::parse(&base, &[text], &variables, ENGINES) {
             assert!(!problems.to_string().is_empty());
         }
     });

@@ -1,7 +1,11 @@
-//! YAML as a tree with line numbers, and its check against a JSON schema.
+//! YAML as a tree with line numbers, its check against a JSON schema, and YAML that is written for people.
 
 mod node;
 mod structure;
+mod writer;
+
+pub use writer::Note;
 
 pub(crate) use node::{Entry, Kind, Node};
 pub(crate) use structure::{OtherName, OtherNames, Structure, nearest};
+pub(crate) use writer::{without_defaults, write};

@@ -75,10 +75,10 @@ impl Node {
         } else {
             Self::parse(value).map_err(|error| usage(format!("{path}: {error}")))?.kind
         };
-        self.put(path, value).ok_or_else(|| usage(format!("{path}: no such place")))
+        self.put(path, value).ok_or_else(|| usage(format!("{path}: no such key")))
     }
 
-    /// Replaces the value at a dotted path; nothing where there is no such place.
+    /// Replaces the value at a dotted path; nothing where there is no such key.
     pub fn put(&mut self, path: &str, value: Kind) -> Option<()> {
         let mut node = self;
         for key in path.split('.') {
@@ -145,7 +145,7 @@ impl Node {
         path.split('.').try_fold(self, |node, key| Some(node.child(key)?.1))
     }
 
-    /// Of a map; none of anything else.
+    /// The keys of a map; none of anything else.
     pub fn keys(&self) -> Vec<&str> {
         match &self.kind {
             Kind::Map(entries) => entries.iter().map(|entry| entry.key.as_str()).collect(),

@@ -13,11 +13,11 @@ pub(crate) struct Structure<'a> {
     names: &'a dyn OtherNames,
 }
 
-/// What keys and values are called elsewhere, for suggestions.
+/// The names that keys and values have elsewhere, for suggestions.
 pub(crate) trait OtherNames {
     fn key(&self, name: &str) -> Option<&OtherName>;
 
-    /// What to write for `value` at a dotted path.
+    /// The value to write instead of `value` at a dotted path.
     fn value(&self, path: &str, value: &str) -> Option<&str>;
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct OtherName {
     pub name: &'static str,
     /// The dotted paths of keys that do the same, the best one first.
     pub paths: &'static [&'static str],
-    /// What else to know, or nothing.
+    /// A remark, or nothing.
     pub note: &'static str,
 }
 
@@ -135,7 +135,7 @@ impl<'a> Structure<'a> {
         reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).unwrap_or(schema)
     }
 
-    /// What the schema allows, as text.
+    /// The values that the schema allows, as text.
     fn describe(&self, schema: &Value) -> String {
         let schema = self.resolve_owned(schema);
         if let Some(variants) = variants(&schema) {
@@ -301,13 +301,13 @@ fn bounds(schema: &Value) -> String {
     // Bounds that only say how wide the integer type is would be noise.
     let most = bound("maximum").filter(|most| *most < f64::from(u32::MAX));
     let least = match (bound("minimum"), bound("exclusiveMinimum")) {
-        (Some(least), _) => Some(format!("at least {least}")),
+        (Some(least), _) => Some(format!("of at least {least}")),
         (None, Some(below)) => Some(format!("above {below}")),
         (None, None) => None,
     };
     match (least, most) {
-        (Some(least), Some(most)) => format!(" of {least} and at most {most}"),
-        (Some(least), None) => format!(" of {least}"),
+        (Some(least), Some(most)) => format!(" {least} and at most {most}"),
+        (Some(least), None) => format!(" {least}"),
         (None, Some(most)) => format!(" of at most {most}"),
         (None, None) => String::new(),
     }

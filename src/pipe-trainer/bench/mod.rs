@@ -1,9 +1,8 @@
-//! Training steps on random data, timed and measured: `pipe-trainer bench`. The steps are those of a training, without its
+//! The commands of `pipe-trainer-bench`. Those of this file time training steps on random data: the steps of a training, without its
 //! data.
 
-mod models;
-mod random_data;
-mod stand_in;
+mod parity;
+mod workload;
 
 use std::time::Instant;
 
@@ -12,10 +11,9 @@ use pipe_spec::pipeline::Checkpointing;
 use serde_json::json;
 use tch::Tensor;
 
-use self::models::Bench;
-use self::random_data::Repeated;
-use self::stand_in::StandIn;
-use crate::cli::BenchArgs;
+use self::workload::{Bench, Repeated, StandIn};
+use crate::boundary;
+use crate::cli::bench::{BenchArgs, BenchCommand};
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
@@ -26,7 +24,15 @@ use crate::train::{Graphs, clip_factor, contrastive_backward};
 
 const WARM_UP: usize = 5;
 
-pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
+pub fn run(command: &BenchCommand) -> Result<(), TrainerError> {
+    boundary::guard(|| match command {
+        BenchCommand::Parity(args) => parity::parity(args),
+        BenchCommand::DropoutMasks(args) => parity::dropout_masks(args),
+        BenchCommand::Steps(args) => time_steps(args),
+    })
+}
+
+fn time_steps(args: &BenchArgs) -> Result<(), TrainerError> {
     let bench = Bench::asked(args)?;
     let spec = spec(args, &bench)?;
     let hardware = Hardware::prepare(&spec)?;
@@ -34,14 +40,14 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_spec(&spec.model)?;
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
     let optimizer = Optimizer::new(&spec.train, model.weights(), &Share::of(&spec.train, spec.rank, model.weights()))?;
-    let part = random_data::part(args, &definition.task_data()?, device)?;
+    let part = crate::bench::workload::part(args, &definition.task_data()?, device)?;
     let graphs = if args.no_graphs { None } else { Graphs::new(&hardware, model.as_ref())? };
-    let stand_in = match (args.sums, device) {
+    let stand_in = match (args.sums.rate, device) {
         (Some(gigabytes), tch::Device::Cuda(card)) => Some(StandIn::new(model.as_ref(), card, gigabytes, args)?),
         _ => None,
     };
     let mut steps =
-        Steps { model: model.as_ref(), optimizer, part, spec: &spec, graphs, stand_in, sums_after: args.sums_after };
+        Steps { model: model.as_ref(), optimizer, part, spec: &spec, graphs, stand_in, sums_after: args.sums.after };
 
     let mut times = Vec::new();
     for step in 1..=(WARM_UP + args.steps) as u64 {
@@ -73,7 +79,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), TrainerError> {
     println!(
         "{}",
         json!({
-            "what": format!("pipe {} {}", args.model.as_deref().unwrap_or(&bench.arch), args.precision),
+            "what": format!("pipe {} {}", args.model.name.as_deref().unwrap_or(&bench.arch), args.precision),
             "ms": ms,
             "peak_allocated": gib(whole.peak_allocated),
             "peak_reserved": gib(whole.peak_reserved),
@@ -106,7 +112,7 @@ fn bytes(tensor: &Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
 }
 
-/// What steps are made of.
+/// Everything that a timed step needs.
 struct Steps<'a> {
     model: &'a dyn Model,
     optimizer: Optimizer,
@@ -189,7 +195,7 @@ impl Steps<'_> {
     }
 }
 
-/// What the phases of one step took.
+/// Time and memory of the phases of one step.
 struct Phases<'a> {
     hardware: &'a Hardware,
     clock: Instant,

@@ -1,4 +1,5 @@
-//! What the evaluations of a run have shown about a metric: saved with every checkpoint, so that a resumed run knows it.
+//! The record of a metric over the evaluations of a run: saved with every checkpoint, so that a resumed run knows
+//! it.
 
 use pipe_spec::event::{BestEval, Eval};
 use pipe_spec::pipeline::Metric;

@@ -1,10 +1,9 @@
 //! Checkpoints: folders that are complete or absent, each file with its checksum.
 
-mod identity;
 mod manifest;
 mod metric_record;
 mod store;
 
-pub use identity::{Identity, SavedState};
+pub use manifest::{Identity, SavedState};
 pub use metric_record::MetricRecords;
 pub use store::{Checkpoint, Store};

@@ -8,12 +8,10 @@ use pipe_spec::RunFolder;
 use pipe_spec::run::checkpoint_name;
 use tch::{TchError, Tensor};
 
-use super::identity::{Identity, SavedState};
-use super::manifest::{self, Manifest};
+use super::manifest::{self, Identity, Manifest, SavedState};
 use crate::error::TrainerError;
 use crate::storage::TensorFiles;
-use crate::storage::durable;
-use crate::storage::staged_folder::{self, StagedFolder};
+use crate::storage::durable::{self, StagedFolder};
 use crate::storage::tensor_writer::{self, Written};
 
 const MODEL: &str = "model.safetensors";
@@ -40,7 +38,7 @@ impl Store {
         fs::create_dir_all(&folder).map_err(fail)?;
         for entry in fs::read_dir(&folder).map_err(fail)?.filter(|_| saves) {
             let entry = entry.map_err(fail)?;
-            if staged_folder::is_temporary(&entry.file_name().to_string_lossy()) {
+            if durable::is_temporary(&entry.file_name().to_string_lossy()) {
                 fs::remove_dir_all(entry.path()).map_err(fail)?;
             }
         }

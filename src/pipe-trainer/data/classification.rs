@@ -4,17 +4,16 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use pipe_data::Rows;
 use pipe_model::{Labels, TaskData};
 use pipe_spec::pipeline::Paths;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
-use super::label_rows::LabelRows;
-use super::labelling::{Labelling, Seen};
-use super::opener::{Opener, holds_tensors};
-use super::rows::Rows;
-use super::sources::Sources;
+use super::labelling::{LabelRows, Labelling, Seen};
+use super::rows::{Opener, check_rows, during, holds_tensors, open_rows};
+use super::source::Sources;
 use super::tensors::TensorRows;
 use super::{Column, Sample, Source, Tokens};
 use crate::error::TrainerError;
@@ -55,7 +54,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
             labelling: Arc::clone(&labelling),
             token_types: *token_types,
             skip_bad: data.skip_bad,
-            predicts: opener.predicts(),
+            predicts: opener.predicts,
         };
         notices.borrow_mut().extend(classes.check(opener.pool, data.fields.contains_key("text_pair"))?);
         Ok(Arc::new(classes))
@@ -97,7 +96,7 @@ struct Classes {
 }
 
 fn rows(opener: &Opener<'_>, paths: &Paths) -> Result<Rows, TrainerError> {
-    Rows::open(paths, &["text", "text_pair", "label"].map(|role| opener.spec.data.field(role)))
+    open_rows(paths, &["text", "text_pair", "label"].map(|role| opener.spec.data.field(role)))
 }
 
 /// What a row says.
@@ -112,7 +111,7 @@ impl Classes {
     /// said about the labels.
     fn check(&mut self, pool: &ThreadPool, pairs: bool) -> Result<Vec<String>, TrainerError> {
         let found = LabelRows::default();
-        let longest = self.rows.check(pool, |row| {
+        let longest = check_rows(&self.rows, pool, |row| {
             let mut values = self.rows.values(row)?;
             match self.label(row, values[LABEL].as_ref(), self.skip_bad)? {
                 None if !self.predicts => {
@@ -123,7 +122,7 @@ impl Classes {
                 _ => {}
             }
             match self.read(row, &mut values)? {
-                Row { text_pair: None, .. } if pairs => Err(self.rows.not_a_text(row, TEXT_PAIR, None)),
+                Row { text_pair: None, .. } if pairs => Err(self.rows.not_a_text(row, TEXT_PAIR, None).into()),
                 Row { text, text_pair, .. } => Ok([text.len() + text_pair.map_or(0, |text| text.len())]),
             }
         })?;
@@ -132,7 +131,10 @@ impl Classes {
         if !empty.is_empty() {
             let kept: Vec<usize> = (0..self.rows.len()).filter(|row| empty.binary_search(row).is_err()).collect();
             if kept.is_empty() {
-                return Err(self.rows.fail(0, "the label is empty, and so is that of every other row".to_owned()));
+                return Err(self
+                    .rows
+                    .fail(0, "the label is empty, and so is that of every other row".to_owned())
+                    .into());
             }
             self.longest = self.longest.iter().filter_map(|row| kept.binary_search(row).ok()).collect();
             self.kept = Some(kept);
@@ -150,12 +152,12 @@ impl Classes {
         Ok(Row {
             text: match text {
                 Some(Value::String(text)) => text,
-                other => return Err(self.rows.not_a_text(row, TEXT, other.as_ref())),
+                other => return Err(self.rows.not_a_text(row, TEXT, other.as_ref()).into()),
             },
             text_pair: match pair {
                 Some(Value::String(text)) => Some(text),
                 None | Some(Value::Null) => None,
-                other => return Err(self.rows.not_a_text(row, TEXT_PAIR, other.as_ref())),
+                other => return Err(self.rows.not_a_text(row, TEXT_PAIR, other.as_ref()).into()),
             },
             label: match self.label(row, label.as_ref(), false)? {
                 Some(label) => self.labelling.column(label).map_err(|message| self.rows.fail(row, message))?,
@@ -190,13 +192,13 @@ impl Source for Classes {
 
     fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
         let row = self.row_of(index);
-        let Row { label, .. } = self.rows.during(row, || self.read(row, &mut self.rows.values(row)?))?;
+        let Row { label, .. } = during(self.rows.place(row), || self.read(row, &mut self.rows.values(row)?))?;
         Ok(if let Column::Whole(class) = label { Some(class) } else { None })
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
         let row = self.row_of(index);
-        let (ids, types, label) = self.rows.during(row, || {
+        let (ids, types, label) = during(self.rows.place(row), || {
             let Row { text, text_pair, label } = self.read(row, &mut self.rows.values(row)?)?;
             let (ids, types) = match text_pair {
                 Some(pair) => self.tokens.encode_pair(&text, &pair)?,
@@ -233,12 +235,12 @@ fn label_of<'a>(
         Some(Value::String(name)) if name.trim().is_empty() => Ok(None),
         Some(Value::Null) if skip_bad => Ok(None),
         Some(value @ (Value::String(_) | Value::Number(_) | Value::Bool(_))) => Ok(Some(value)),
-        other => Err(rows.problem(row, column, other, A_LABEL)),
+        other => Err(rows.problem(row, column, other, A_LABEL).into()),
     }
 }
 
 fn no_label(rows: &Rows, row: usize) -> TrainerError {
-    rows.fail(row, "the label is empty; data.skip_bad: true leaves out such rows".to_owned())
+    rows.fail(row, "the label is empty; data.skip_bad: true leaves out such rows".to_owned()).into()
 }
 
 /// The labels of the training data.
@@ -247,16 +249,16 @@ fn decide(opener: &Opener<'_>) -> Result<Labels, TrainerError> {
     if holds_tensors(&data.train) {
         return decide_tensors(&data.train);
     }
-    let rows = Rows::open(&data.train, &[data.field("label")])?;
+    let rows = open_rows(&data.train, &[data.field("label")])?;
     let read = |index: usize| -> Result<Seen, TrainerError> {
         let label = rows.values(index)?.swap_remove(0);
         let label = label_of(&rows, index, 0, label.as_ref(), data.skip_bad)?;
         Ok(label.map_or_else(Seen::default, |label| Seen::of(index, label)))
     };
-    rows.check(opener.pool, |index| read(index).map(|_| []))?;
+    check_rows(&rows, opener.pool, |index| read(index).map(|_| []))?;
     let all = (0..rows.len()).into_par_iter().map(read);
     let seen = opener.pool.install(|| all.try_reduce(Seen::default, |a, b| Ok(a.and(b))))?;
-    seen.decide().map_err(|(row, message)| rows.fail(row, message))
+    seen.decide().map_err(|(row, message)| rows.fail(row, message).into())
 }
 
 fn decide_tensors(paths: &Paths) -> Result<Labels, TrainerError> {

@@ -1,19 +1,21 @@
 //! Pictures with texts. A picture is a path relative to the folder of the data file, or a number in `images.safetensors` there.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use image::RgbImage;
+use memmap2::Mmap;
+use pipe_data::Rows;
 use pipe_model::TaskData;
 use pipe_spec::pipeline::Paths;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-use super::opener::Opener;
-use super::picture_table::PictureTable;
 use super::pictures::Preparation;
-use super::rows::Rows;
-use super::sources::Sources;
+use super::rows::{Opener, check_rows, during, open_rows};
+use super::source::Sources;
 use super::{Column, Sample, Source, Tokens};
 use crate::error::TrainerError;
 
@@ -86,7 +88,7 @@ impl Pairs {
         shape: &[i64],
     ) -> Result<Self, TrainerError> {
         let data = &opener.spec.data;
-        let rows = Rows::open(paths, &[data.field("image"), data.field("text")])?;
+        let rows = open_rows(paths, &[data.field("image"), data.field("text")])?;
         let mut tables = HashMap::new();
         for folder in paths.0.iter().filter_map(|path| Path::new(path).parent()) {
             let table = folder.join("images.safetensors");
@@ -95,10 +97,10 @@ impl Pairs {
             }
         }
         let (tokens, preparation) = (Arc::new(tokens), Arc::new(preparation));
-        let (skip_bad, predicts) = (data.skip_bad, opener.predicts());
+        let (skip_bad, predicts) = (data.skip_bad, opener.predicts);
         let (longest, bad) = (Vec::new(), Mutex::default());
         let mut pairs = Self { rows, longest, tokens, preparation, tables, skip_bad, predicts, bad };
-        pairs.longest = pairs.rows.check(opener.pool, |index| pairs.check(index))?.rows();
+        pairs.longest = check_rows(&pairs.rows, opener.pool, |index| pairs.check(index))?.rows();
         Ok(pairs)
     }
 
@@ -127,7 +129,7 @@ impl Pairs {
         let text = match values[TEXT].take() {
             Some(Value::String(text)) => Some(text),
             None if self.predicts && values[IMAGE].is_some() => None,
-            other => return Err(self.rows.not_a_text(index, TEXT, other.as_ref())),
+            other => return Err(self.rows.not_a_text(index, TEXT, other.as_ref()).into()),
         };
         match self.predicts && values[IMAGE].is_none() {
             true => Ok((None, text)),
@@ -142,13 +144,13 @@ impl Pairs {
             (Some(Value::Number(number)), Some(table)) if number.is_u64() => number_of(table, &number.to_string()),
             (Some(Value::Number(_)), None) => {
                 let message = format!("a picture by its number, and no images.safetensors in {}", folder.display());
-                return Err(self.rows.fail(index, message));
+                return Err(self.rows.fail(index, message).into());
             }
             // In CSV a number is a text.
             (Some(Value::String(text)), Some(table)) if is_number(text) => number_of(table, text),
             (Some(Value::String(path)), _) => Picture::File(folder.join(path)),
             (other, _) => {
-                return Err(self.rows.problem(index, IMAGE, other, "a path or the number of a picture"));
+                return Err(self.rows.problem(index, IMAGE, other, "a path or the number of a picture").into());
             }
         })
     }
@@ -158,7 +160,7 @@ impl Pairs {
             Picture::File(path) => path.display().to_string(),
             Picture::Number(_, number) => number.to_string(),
         };
-        self.rows.fail(index, format!("the picture {name}: {message}"))
+        self.rows.fail(index, format!("the picture {name}: {message}")).into()
     }
 }
 
@@ -180,7 +182,7 @@ impl Source for Pairs {
     }
 
     fn peek(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        self.rows.during(index, || self.read(index))
+        during(self.rows.place(index), || self.read(index))
     }
 
     fn caption(&self, index: usize) -> Result<Option<String>, TrainerError> {
@@ -262,4 +264,55 @@ fn check_shapes(source: &dyn Source, paths: &Paths, max_length: u32, shape: &[i6
         }
     }
     Ok(())
+}
+
+pub struct PictureTable {
+    path: PathBuf,
+    map: Mmap,
+    /// Where the first picture begins.
+    start: usize,
+    len: usize,
+    /// Values of one picture.
+    values: usize,
+}
+
+impl PictureTable {
+    /// The tensor `pixel_values`, whose pictures must have `shape`.
+    pub fn open(path: &Path, shape: &[i64]) -> Result<Self, TrainerError> {
+        let fail = |message: String| TrainerError::Data { path: path.to_owned(), line: None, message };
+        let file = File::open(path).map_err(|error| fail(error.to_string()))?;
+        // SAFETY: a data set that another program shortens while it is trained on ends the process, as losing it would.
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
+        let parsed = SafeTensors::deserialize(&map).map_err(|error| fail(format!("not safetensors: {error}")))?;
+        let view = parsed.tensor("pixel_values").map_err(|_| fail("it has no tensor pixel_values".to_owned()))?;
+        let found: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
+        if view.dtype() != Dtype::F32 || found.get(1..) != Some(shape) {
+            let wanted: Vec<String> = shape.iter().map(i64::to_string).collect();
+            let message = format!(
+                "pixel_values is {:?} {found:?}; the model wants F32 [pictures, {}]",
+                view.dtype(),
+                wanted.join(", ")
+            );
+            return Err(fail(message));
+        }
+        let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
+        let (len, values) = (view.shape()[0], view.shape()[1..].iter().product());
+        Ok(Self { path: path.to_owned(), map, start, len, values })
+    }
+
+    /// Whether there is a picture of that number; or else why not.
+    pub fn check(&self, number: usize) -> Result<(), String> {
+        if number < self.len {
+            return Ok(());
+        }
+        Err(format!("{} has {} pictures, counted from 0", self.path.display(), self.len))
+    }
+
+    pub fn read(&self, number: usize) -> Result<Vec<f32>, String> {
+        self.check(number)?;
+        let bytes = self.values * size_of::<f32>();
+        let start = self.start + number * bytes;
+        let value = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        Ok(self.map[start..start + bytes].chunks_exact(size_of::<f32>()).map(value).collect())
+    }
 }

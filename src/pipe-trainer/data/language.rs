@@ -2,17 +2,24 @@
 //!
 //! A .txt file holds documents with blank lines between them; in .jsonl and .csv every row is one. An end token stands behind
 //! each where the tokenizer has one. `labels` are a row's tokens themselves: the model shifts them.
+//!
+//! The rows that a language model predicts: texts whose tokens are scored, or prompts that are continued. Each by itself, unlike
+//! the packed rows of a training.
 
 use std::sync::Arc;
 
+use pipe_data::Rows;
 use pipe_model::TaskData;
-use pipe_spec::pipeline::Paths;
+use pipe_spec::pipeline::{Data, Paths};
+use rayon::ThreadPool;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use serde_json::Value;
 
-use super::opener::Opener;
 use super::packed::{PackedRows, RowShape};
-use super::ready::ReadyRows;
-use super::sources::Sources;
-use super::{IGNORED, Padding, Source, Tokens};
+use super::rows::{Opener, check_rows, during, open_documents, open_rows};
+use super::source::Sources;
+use super::tensors::ReadyRows;
+use super::{Column, IGNORED, Padding, Sample, Source, Tokens};
 use crate::error::TrainerError;
 
 pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
@@ -66,4 +73,169 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         classes: None,
         notices: Vec::new(),
     })
+}
+
+/// The role of the column with prompts.
+const PROMPT: &str = "prompt";
+
+/// Whether the rows are prompts: where a column for them is named, or the first row has one.
+pub fn has_prompts(data: &Data) -> Result<bool, TrainerError> {
+    let has_columns = data.train.0.iter().all(|path| path.ends_with(".jsonl") || path.ends_with(".csv"));
+    if !has_columns || data.fields.contains_key(PROMPT) {
+        return Ok(has_columns);
+    }
+    Ok(open_rows(&data.train, &[PROMPT])?.values(0)?[0].is_some())
+}
+
+/// Texts cut into pieces of tokens that the model can read at once.
+pub struct TextPieces {
+    /// The tokens of all texts. An end token stands around each where there is one, so that the first token is predicted too.
+    stream: Vec<u32>,
+    pieces: Vec<Piece>,
+    /// Texts in which there is nothing to predict.
+    empty: u64,
+}
+
+/// Reads `length` tokens of the stream from `start` on, and predicts the ones after them.
+struct Piece {
+    row: usize,
+    start: usize,
+    length: usize,
+}
+
+impl TextPieces {
+    /// In pieces of at most `longest` tokens.
+    pub fn open(data: &Data, pool: &ThreadPool, tokens: &Tokens, longest: usize) -> Result<Self, TrainerError> {
+        let end = tokens.end_token();
+        let mut opened = Self { stream: Vec::new(), pieces: Vec::new(), empty: 0 };
+        let mut row = 0;
+        for path in &data.train.0 {
+            let documents = open_documents(path, data.field("text"))?;
+            let read = |index| during(documents.place(index), || tokens.encode_plain(&documents.text(index)?));
+            let texts: Vec<Result<Vec<u32>, TrainerError>> =
+                pool.install(|| (0..documents.len()).into_par_iter().map(read).collect());
+            for text in texts {
+                opened.add(row, &text?, end, longest);
+                row += 1;
+            }
+        }
+        Ok(opened)
+    }
+
+    fn add(&mut self, row: usize, text: &[u32], end: Option<u32>, longest: usize) {
+        let first = self.stream.len();
+        self.stream.extend(end.iter().chain(text).chain(&end));
+        let predicted = (self.stream.len() - first).saturating_sub(1);
+        self.empty += u64::from(predicted == 0);
+        for start in (0..predicted).step_by(longest) {
+            self.pieces.push(Piece { row, start: first + start, length: longest.min(predicted - start) });
+        }
+    }
+}
+
+impl Source for TextPieces {
+    fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// `next` is what follows each of `ids`.
+    fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        let Piece { start, length, .. } = self.pieces[index];
+        let tokens = |start: usize| numbers(&self.stream[start..start + length]);
+        let columns = vec![("ids", Column::Tokens(tokens(start))), ("next", Column::Tokens(tokens(start + 1)))];
+        Ok(Some(Sample { columns, targets: length as u64 }))
+    }
+
+    fn rows(&self, index: usize) -> [usize; 2] {
+        [self.pieces[index].row; 2]
+    }
+
+    fn skipped(&self) -> u64 {
+        self.empty
+    }
+}
+
+/// Beginnings of texts.
+pub struct Prompts {
+    rows: Rows,
+    tokens: Arc<Tokens>,
+    /// Tokens of a text at most, the prompt included.
+    longest: usize,
+}
+
+impl Prompts {
+    pub fn open(data: &Data, pool: &ThreadPool, tokens: Arc<Tokens>, longest: usize) -> Result<Self, TrainerError> {
+        let rows = open_rows(&Paths(data.train.0.clone()), &[data.field(PROMPT)])?;
+        let prompts = Self { rows, tokens, longest };
+        check_rows(&prompts.rows, pool, |index| Ok([prompts.tokens_of(index)?.len()]))?;
+        Ok(prompts)
+    }
+
+    /// Without any, the end of the text before.
+    fn tokens_of(&self, index: usize) -> Result<Vec<i64>, TrainerError> {
+        let text = match self.rows.values(index)?.swap_remove(0) {
+            Some(Value::String(text)) => text,
+            other => return Err(self.rows.not_a_text(index, 0, other.as_ref()).into()),
+        };
+        let mut prompt = numbers(&self.tokens.encode_plain(&text)?);
+        if prompt.is_empty() {
+            prompt.extend(self.tokens.end_token().map(i64::from));
+        }
+        match prompt.len() {
+            0 => Err(self.rows.fail(index, "the prompt has no tokens; give some text".to_owned()).into()),
+            count if count >= self.longest => {
+                let message = format!("the prompt has {count} tokens; allowed: fewer than {}", self.longest);
+                Err(self.rows.fail(index, message).into())
+            }
+            _ => Ok(prompt),
+        }
+    }
+}
+
+impl Source for Prompts {
+    fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        let prompt = during(self.rows.place(index), || self.tokens_of(index))?;
+        Ok(Some(Sample { columns: vec![("prompt", Column::Tokens(prompt))], targets: 0 }))
+    }
+}
+
+fn numbers(tokens: &[u32]) -> Vec<i64> {
+    tokens.iter().map(|token| i64::from(*token)).collect()
+}
+
+#[cfg(test)]
+mod language_texts_tests {
+    use super::*;
+
+    /// The row, what is read and what is predicted.
+    type Found = (usize, Vec<i64>, Vec<i64>);
+
+    fn pieces(texts: &[&[u32]], end: Option<u32>, longest: usize) -> (Vec<Found>, u64) {
+        let mut all = TextPieces { stream: Vec::new(), pieces: Vec::new(), empty: 0 };
+        texts.iter().enumerate().for_each(|(row, text)| all.add(row, text, end, longest));
+        let piece = |index: usize| {
+            let sample = all.sample(index).unwrap().unwrap();
+            let [(_, Column::Tokens(ids)), (_, Column::Tokens(next))] = &sample.columns[..] else { panic!() };
+            (all.rows(index)[0], ids.clone(), next.clone())
+        };
+        ((0..all.len()).map(piece).collect(), all.skipped())
+    }
+
+    #[test]
+    fn every_token_of_a_text_is_predicted_once() {
+        let (found, empty) = pieces(&[&[5, 6, 7], &[], &[8]], Some(1), 3);
+        let want = vec![
+            (0, vec![1, 5, 6], vec![5, 6, 7]),
+            (0, vec![7], vec![1]),
+            (1, vec![1], vec![1]),
+            (2, vec![1, 8], vec![8, 1]),
+        ];
+        assert_eq!((found, empty), (want, 0));
+        let (found, empty) = pieces(&[&[5, 6, 7], &[], &[8]], None, 3);
+        assert_eq!((found, empty), (vec![(0, vec![5, 6], vec![6, 7])], 2));
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
-use super::documents::Documents;
+use super::rows::{during, open_documents};
 use super::{Column, Sample, Source, Tokens};
 use crate::error::TrainerError;
 
@@ -50,10 +50,10 @@ impl PackedRows {
         let end = tokens.end_token();
         let mut stream = Vec::new();
         for path in paths {
-            let documents = Documents::open(path, column)?;
+            let documents = open_documents(path, column)?;
             for start in (0..documents.len()).step_by(DOCUMENTS_AT_A_TIME) {
                 let range = start..documents.len().min(start + DOCUMENTS_AT_A_TIME);
-                let read = |index| documents.during(index, || tokens.encode_plain(&documents.text(index)?));
+                let read = |index| during(documents.place(index), || tokens.encode_plain(&documents.text(index)?));
                 let read: Vec<_> = pool.install(|| range.into_par_iter().map(read).collect());
                 for document in read {
                     join(&mut stream, &document?, end);

@@ -7,8 +7,7 @@ use std::path::Path;
 
 use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, Rgb, RgbImage};
 
-use super::preprocessor::Preprocessor;
-use super::resample::{self, Filter};
+use super::preprocessor::{self, Filter, Preprocessor};
 use crate::boundary;
 use crate::error::TrainerError;
 
@@ -64,7 +63,7 @@ impl Preparation {
         let (width, height) = self.scaled(picture.dimensions()).expect("what was decoded can be scaled");
         let Preprocessor { resample, scale, mean, std, .. } = self.settings;
         let scale = scale as f32;
-        let scaled = resample::resize(picture, width, height, resample);
+        let scaled = preprocessor::resize(picture, width, height, resample);
         let (left, top) = ((width - self.size) / 2, (height - self.size) / 2);
         let mut values = Vec::with_capacity(3 * (self.size * self.size) as usize);
         for channel in 0..3 {
@@ -93,7 +92,7 @@ impl Preparation {
         });
         match self.size <= edge {
             true => picture,
-            false => resample::resize(&picture, edge, edge, Filter::Bicubic),
+            false => preprocessor::resize(&picture, edge, edge, Filter::Bicubic),
         }
     }
 

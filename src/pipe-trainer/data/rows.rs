@@ -1,190 +1,266 @@
-//! The rows of a data set: its files one after the other, of each row the columns that are used.
+//! The rows of data files, read by `pipe-data`: watched so that an error about memory names the row, and each read once before
+//! the first step. The rows whose texts are longest are found meanwhile, by their bytes: to count tokens would take as long as
+//! an epoch of reading.
 
-use std::path::{Path, PathBuf};
+use std::cmp::Reverse;
+use std::path::Path;
+use std::sync::Arc;
 
-use pipe_spec::pipeline::Paths;
-use pipe_spec::text::human_bytes;
+use pipe_data::{CsvRecords, Documents, Place, Rows, StringRecord};
+use pipe_spec::TrainerSpec;
+use pipe_spec::pipeline::{Arch, Pad, Paths};
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
-use super::csv::CsvFile;
-use super::jsonl::JsonlFile;
-use super::longest_rows::LongestRows;
-use super::row::kind;
+use super::part::Padding;
+use super::source::{ROWS_PER_COLUMN, Source};
+use super::tensors::TensorRows;
 use crate::boundary;
 use crate::error::TrainerError;
 use crate::host::activity;
 
-/// A text of a row has no more bytes. A novel has one or two million; what a tokenizer makes of a text takes some 60 times as
-/// much memory.
-const LONGEST_TEXT: usize = 16 << 20;
-
-pub struct Rows {
-    files: Vec<File>,
-    /// The columns that are read, in the order of what `values` returns.
-    columns: Vec<String>,
+pub fn open_rows(paths: &Paths, columns: &[&str]) -> Result<Rows, TrainerError> {
+    Rows::open(paths, columns, next_record)
 }
 
-enum File {
-    Jsonl(JsonlFile),
-    Csv(CsvFile),
+/// `column` holds the texts where the file has columns.
+pub fn open_documents(path: &str, column: &str) -> Result<Documents, TrainerError> {
+    Documents::open(path, column, next_record)
 }
 
-impl Rows {
-    pub fn open(paths: &Paths, columns: &[&str]) -> Result<Self, TrainerError> {
-        let columns: Vec<String> = columns.iter().map(|name| (*name).to_owned()).collect();
-        let open = |path: &String| File::open(Path::new(path), &columns);
-        Ok(Self { files: paths.0.iter().map(open).collect::<Result<_, _>>()?, columns })
+/// The next record of a table, which an out-of-memory error names.
+pub fn next_record(records: &mut CsvRecords<'_>) -> Option<Result<StringRecord, TrainerError>> {
+    let (path, number) = (records.path(), records.number());
+    let record = activity::during(format_args!("row {number} of {}", path.display()), || records.next())?;
+    Some(record.map_err(TrainerError::from).and_then(|record| boundary::check_host_memory().map(|()| record)))
+}
+
+/// Does `work` on a row or a text, which an out-of-memory error names.
+pub fn during<T>(place: Place<'_>, work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
+    activity::during(format_args!("{place}"), || {
+        let done = work()?;
+        boundary::check_host_memory().map(|()| done)
+    })
+}
+
+/// Reads every row once, which gives the lengths of its texts; the first bad one is the error.
+pub fn check_rows<const N: usize>(
+    rows: &Rows,
+    pool: &ThreadPool,
+    read: impl Fn(usize) -> Result<[usize; N], TrainerError> + Sync,
+) -> Result<LongestRows, TrainerError> {
+    let read = |index: usize| during(rows.place(index), || read(index));
+    let see = |longest: LongestRows, index: usize| read(index).map(|lengths| longest.see(index, &lengths));
+    let merge = |one: LongestRows, other: LongestRows| Ok(one.merge(other));
+    // The threads find any bad row; the error names the first.
+    pool.install(|| {
+        let all = (0..rows.len()).into_par_iter();
+        all.try_fold(LongestRows::default, see).try_reduce(LongestRows::default, merge)
+    })
+    .map_err(|found| match found {
+        // The error already says where memory ran out.
+        TrainerError::OutOfMemory { .. } => found,
+        _ => (0..rows.len()).find_map(|index| read(index).err()).unwrap_or(found),
+    })
+}
+
+/// Of each column the longest texts, as length and row, longest first.
+#[derive(Clone, Debug, Default)]
+pub struct LongestRows(Vec<Vec<(usize, Reverse<usize>)>>);
+
+impl LongestRows {
+    pub fn see(mut self, row: usize, lengths: &[usize]) -> Self {
+        self.0.resize(lengths.len(), Vec::new());
+        for (column, length) in self.0.iter_mut().zip(lengths) {
+            column.push((*length, Reverse(row)));
+            if column.len() > 4 * ROWS_PER_COLUMN {
+                keep(column);
+            }
+        }
+        self
     }
 
-    pub fn columns(&self) -> &[String] {
-        &self.columns
+    pub fn merge(mut self, other: Self) -> Self {
+        self.0.resize(self.0.len().max(other.0.len()), Vec::new());
+        for (column, more) in self.0.iter_mut().zip(other.0) {
+            column.extend(more);
+            keep(column);
+        }
+        self
     }
 
-    pub fn len(&self) -> usize {
-        self.files.iter().map(File::len).sum()
+    /// The rows, those that are longest in some column first.
+    pub fn rows(mut self) -> Vec<usize> {
+        self.0.iter_mut().for_each(keep);
+        let mut rows = Vec::new();
+        for index in 0..ROWS_PER_COLUMN {
+            for (_, Reverse(row)) in self.0.iter().filter_map(|column| column.get(index)) {
+                if !rows.contains(row) {
+                    rows.push(*row);
+                }
+            }
+        }
+        rows
+    }
+}
+
+fn keep(column: &mut Vec<(usize, Reverse<usize>)>) {
+    column.sort_unstable_by(|a, b| b.cmp(a));
+    column.truncate(ROWS_PER_COLUMN);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_of_every_column_however_rows_are_split() {
+        let lengths = |row: usize| [row * 7 % 1000, row * 13 % 1000];
+        let seen =
+            |rows: std::ops::Range<usize>| rows.fold(LongestRows::default(), |all, row| all.see(row, &lengths(row)));
+        let rows = seen(0..1000).rows();
+        assert_eq!(rows, seen(0..300).merge(seen(300..1000)).rows());
+        assert_eq!((lengths(rows[0])[0], lengths(rows[1])[1]), (999, 999));
+        assert!((ROWS_PER_COLUMN..=2 * ROWS_PER_COLUMN).contains(&rows.len()), "{}", rows.len());
+        assert_eq!(seen(0..3).rows().len(), 3);
+    }
+}
+
+pub type Opened = Result<Arc<dyn Source>, TrainerError>;
+
+pub struct Opener<'a> {
+    pub spec: &'a TrainerSpec,
+    pub pool: &'a ThreadPool,
+    /// Whether rows are read to be predicted: what is to be predicted may be missing.
+    pub predicts: bool,
+}
+
+impl Opener<'_> {
+    /// Files of tensors need nothing more; others are for the task to open.
+    pub fn part(&self, paths: &Paths, open: &dyn Fn(&Paths) -> Opened) -> Result<Arc<dyn Source>, TrainerError> {
+        if holds_tensors(paths) {
+            return Ok(Arc::new(TensorRows::open(paths)?));
+        }
+        open(paths)
     }
 
-    /// Reads every row once, which gives the lengths of its texts; the first bad one is the error.
-    pub fn check<const N: usize>(
-        &self,
-        pool: &ThreadPool,
-        read: impl Fn(usize) -> Result<[usize; N], TrainerError> + Sync,
-    ) -> Result<LongestRows, TrainerError> {
-        let read = |index: usize| self.during(index, || read(index));
-        let see = |longest: LongestRows, index: usize| read(index).map(|lengths| longest.see(index, &lengths));
-        let merge = |one: LongestRows, other: LongestRows| Ok(one.merge(other));
-        // The threads find any bad row; the error names the first.
-        pool.install(|| {
-            let rows = (0..self.len()).into_par_iter();
-            rows.try_fold(LongestRows::default, see).try_reduce(LongestRows::default, merge)
-        })
-        .map_err(|found| match found {
-            // The error already says where memory ran out.
-            TrainerError::OutOfMemory { .. } => found,
-            _ => (0..self.len()).find_map(|index| read(index).err()).unwrap_or(found),
-        })
+    pub fn tokenizer(&self) -> Result<&Path, TrainerError> {
+        let missing = || TrainerError::Tokenizer { path: "".into(), message: "none is given".to_owned() };
+        self.spec.tokenizer.as_deref().ok_or_else(missing)
     }
 
-    /// Does `work` on a row, which an out-of-memory error names.
-    pub fn during<T>(&self, index: usize, work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
-        let (file, place) = self.place(index);
-        activity::during(format_args!("row {} of {}", place + 1, file.path().display()), || {
-            let done = work()?;
-            boundary::check_host_memory().map(|()| done)
-        })
+    pub fn arch(&self) -> Arch {
+        self.spec.model.arch
     }
 
-    /// The columns of a row, each absent where the row has none.
-    pub fn values(&self, index: usize) -> Result<Vec<Option<Value>>, TrainerError> {
-        let (file, place) = self.place(index);
-        let values = match file {
-            File::Jsonl(file) => file.row(place, &self.columns)?,
-            File::Csv(file) => file.row(place)?,
+    /// Of a column whose rows have at most so many tokens, as `data.pad` says.
+    pub fn padding(&self, column: &'static str, with: i64, most: u32) -> Padding {
+        let most = most as usize;
+        let length = match self.spec.data.pad {
+            Pad::Longest => None,
+            Pad::Max => Some(most),
         };
-        for (column, value) in values.iter().enumerate() {
-            if let Some(Value::String(text)) = value
-                && text.len() > LONGEST_TEXT
-            {
-                let (found, most) = (human_bytes(text.len() as u64), human_bytes(LONGEST_TEXT as u64));
-                let message = format!("field {:?} has {found} of text; allowed: at most {most}", self.columns[column]);
-                return Err(self.fail(index, message));
-            }
-        }
-        Ok(values)
-    }
-
-    /// The columns of a row, all of which must be texts.
-    pub fn texts<const N: usize>(&self, index: usize) -> Result<[String; N], TrainerError> {
-        let mut texts = Vec::with_capacity(N);
-        for (place, value) in self.values(index)?.into_iter().enumerate() {
-            match value {
-                Some(Value::String(text)) => texts.push(text),
-                other => return Err(self.not_a_text(index, place, other.as_ref())),
-            }
-        }
-        let texts: Result<[String; N], _> = texts.try_into();
-        Ok(texts.unwrap_or_else(|_| panic!("rows of {} columns were asked for {N}", self.columns.len())))
-    }
-
-    pub fn not_a_text(&self, index: usize, column: usize, found: Option<&Value>) -> TrainerError {
-        self.problem(index, column, found, "a text")
-    }
-
-    /// What is wrong with a column of a row that holds `found` instead of `wanted`.
-    pub fn problem(&self, index: usize, column: usize, found: Option<&Value>, wanted: &str) -> TrainerError {
-        let name = &self.columns[column];
-        let message = match found {
-            Some(value) => format!("field {name:?} holds {}, not {wanted}", kind(value)),
-            None => format!("no field {name:?}; it has: {}", self.names(index).join(", ")),
-        };
-        self.fail(index, message)
-    }
-
-    /// An error of this row, with its file and line.
-    pub fn fail(&self, index: usize, message: String) -> TrainerError {
-        let (path, line) = self.line(index);
-        TrainerError::Data { path, line: Some(line), message }
-    }
-
-    /// The file of a row.
-    pub fn path(&self, index: usize) -> &Path {
-        self.place(index).0.path()
-    }
-
-    /// The file of a row and its line there, counted from 1.
-    pub fn line(&self, index: usize) -> (PathBuf, u64) {
-        let (file, index) = self.place(index);
-        match file {
-            File::Jsonl(file) => (file.path().to_owned(), file.line_number(index)),
-            File::Csv(file) => (file.path().to_owned(), file.line_number(index)),
-        }
-    }
-
-    fn names(&self, index: usize) -> Vec<String> {
-        let (file, index) = self.place(index);
-        match file {
-            File::Jsonl(file) => file.names(index),
-            File::Csv(file) => file.names().to_vec(),
-        }
-    }
-
-    fn place(&self, index: usize) -> (&File, usize) {
-        let mut index = index;
-        for file in &self.files {
-            if index < file.len() {
-                return (file, index);
-            }
-            index -= file.len();
-        }
-        panic!("row {index} lies beyond the data");
+        Padding { column, with, length, most }
     }
 }
 
-impl File {
-    fn open(path: &Path, columns: &[String]) -> Result<Self, TrainerError> {
-        match path.extension().and_then(|ending| ending.to_str()) {
-            Some("jsonl") => JsonlFile::open(path).map(Self::Jsonl),
-            Some("csv" | "tsv") => CsvFile::open(path, columns).map(Self::Csv),
-            ending => {
-                let what = format!("{}: rows in .{} files", path.display(), ending.unwrap_or_default());
-                Err(TrainerError::NotAvailable { what })
+/// Whether samples are ready for the model.
+pub fn holds_tensors(paths: &Paths) -> bool {
+    paths.0.iter().all(|path| path.ends_with(".safetensors"))
+}
+
+const ID: &str = "id";
+
+pub struct KeptColumns {
+    /// Absent where nothing is kept.
+    rows: Option<Rows>,
+    names: Vec<String>,
+}
+
+impl KeptColumns {
+    /// The first row must have every column of `keep`.
+    pub fn open(paths: &Paths, keep: &[String]) -> Result<Self, TrainerError> {
+        let mut names = keep.to_vec();
+        if !names.iter().any(|name| name == ID) && may_have_id(paths)? {
+            names.push(ID.to_owned());
+        }
+        if names.is_empty() {
+            return Ok(Self { rows: None, names });
+        }
+        if let Some(path) = paths.0.iter().find(|path| !has_columns(path)) {
+            let message = format!("it has no columns, and so no {:?} to keep", names[0]);
+            return Err(TrainerError::Data { path: path.into(), line: None, message });
+        }
+        let rows = open_rows(paths, &names.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let first = rows.values(0)?;
+        match first.iter().take(keep.len()).position(Option::is_none) {
+            Some(missing) => Err(rows.problem(0, missing, None, "").into()),
+            None => Ok(Self { rows: Some(rows), names }),
+        }
+    }
+
+    /// Those that a row has, `id` first.
+    pub fn values(&self, row: usize) -> Result<Vec<(String, Value)>, TrainerError> {
+        let Some(rows) = &self.rows else { return Ok(Vec::new()) };
+        let named = self.names.iter().zip(rows.values(row)?);
+        let mut kept: Vec<(String, Value)> =
+            named.filter_map(|(name, value)| value.map(|value| (name.clone(), value))).collect();
+        kept.sort_by_key(|(name, _)| name != ID);
+        Ok(kept)
+    }
+}
+
+fn has_columns(path: &str) -> bool {
+    [".jsonl", ".csv", ".tsv"].iter().any(|ending| path.ends_with(ending))
+}
+
+/// A CSV file is read whole, which is not done a second time for a column that it does not have.
+fn may_have_id(paths: &Paths) -> Result<bool, TrainerError> {
+    for path in &paths.0 {
+        let has = match path.rsplit('.').next() {
+            Some("csv" | "tsv") => {
+                let header = CsvRecords::open(Path::new(path))?.headers()?;
+                header.iter().any(|name| name.trim() == ID)
             }
+            _ => path.ends_with(".jsonl"),
+        };
+        if !has {
+            return Ok(false);
         }
     }
+    Ok(true)
+}
 
-    fn path(&self) -> &Path {
-        match self {
-            Self::Jsonl(file) => file.path(),
-            Self::Csv(file) => file.path(),
-        }
-    }
+#[cfg(test)]
+mod kept_columns_tests {
+    use super::*;
 
-    fn len(&self) -> usize {
-        match self {
-            Self::Jsonl(file) => file.len(),
-            Self::Csv(file) => file.len(),
-        }
+    #[test]
+    fn what_is_asked_for_and_the_id_are_kept() {
+        let folder = std::env::temp_dir().join(format!("pipe-kept-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let write = |name: &str, text: &str| {
+            std::fs::write(folder.join(name), text).unwrap();
+            Paths(vec![folder.join(name).display().to_string()])
+        };
+        let kept = |paths: &Paths, keep: &[&str], row: usize| {
+            let keep: Vec<String> = keep.iter().map(|name| (*name).to_owned()).collect();
+            let kept = KeptColumns::open(paths, &keep).map_err(|error| error.to_string())?;
+            let values = kept.values(row).map_err(|error| error.to_string())?;
+            Ok::<_, String>(values.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" "))
+        };
+        let rows = write("a.jsonl", "{\"b\":1,\"id\":\"x\"}\n{\"b\":2,\"c\":[3]}\n");
+        assert_eq!(kept(&rows, &[], 0).unwrap(), "id=\"x\"");
+        assert_eq!(kept(&rows, &["b"], 0).unwrap(), "id=\"x\" b=1");
+        assert_eq!(kept(&rows, &["b"], 1).unwrap(), "b=2");
+        assert!(kept(&rows, &["c"], 0).unwrap_err().ends_with("line 1: no field \"c\"; it has: b, id"));
+        let table = write("a.csv", "text,n\nhello,7\n");
+        assert_eq!(kept(&table, &[], 0).unwrap(), "");
+        assert_eq!(kept(&table, &["n"], 0).unwrap(), "n=\"7\"");
+        let text = write("a.txt", "hello\n");
+        assert_eq!(kept(&text, &[], 0).unwrap(), "");
+        assert!(kept(&text, &["n"], 0).unwrap_err().contains("no \"n\" to keep"));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
+use pipe_data::Rows;
 use pipe_model::TaskData;
 use pipe_spec::pipeline::{Paths, Task};
 use serde_json::Value;
 
-use super::conversation;
-use super::opener::Opener;
-use super::rows::Rows;
-use super::sources::Sources;
-use super::{Column, IGNORED, Sample, Source, Tokens};
+use super::rows::{Opener, check_rows, during, open_rows};
+use super::source::Sources;
+use super::{Column, IGNORED, Sample, Source, Tokens, texts};
 use crate::error::TrainerError;
 
 pub struct Seq2Seq {
@@ -37,10 +36,9 @@ impl Seq2Seq {
         let data = &opener.spec.data;
         let columns: Vec<&str> = data.roles(Task::Seq2Seq).into_iter().map(|role| data.field(role)).collect();
         let is_conversation = columns.len() == 1;
-        let rows = Rows::open(paths, &columns)?;
-        let mut opened =
-            Self { longest: Vec::new(), rows, is_conversation, source, target, predicts: opener.predicts() };
-        let longest = opened.rows.check(opener.pool, |index| {
+        let rows = open_rows(paths, &columns)?;
+        let mut opened = Self { longest: Vec::new(), rows, is_conversation, source, target, predicts: opener.predicts };
+        let longest = check_rows(&opened.rows, opener.pool, |index| {
             let (source, target) = opened.texts(index)?;
             Ok([source.len(), target.map_or(0, |target| target.len())])
         })?;
@@ -64,11 +62,11 @@ impl Seq2Seq {
 
     /// The same of a row that holds a conversation. To predict is to write the answer that is not there.
     fn turns(&self, index: usize, value: Option<Value>) -> Result<(String, Option<String>), TrainerError> {
-        let Some(value) = value else { return Err(self.rows.problem(index, 0, None, "a conversation")) };
-        let fail = |why| self.rows.fail(index, format!("field {:?} {why}", self.rows.columns()[0]));
-        match conversation::question(&value).filter(|_| self.predicts) {
+        let Some(value) = value else { return Err(self.rows.problem(index, 0, None, "a conversation").into()) };
+        let fail = |why| self.rows.fail(index, format!("field {:?} {why}", self.rows.columns()[0])).into();
+        match texts::question(&value).filter(|_| self.predicts) {
             Some(question) => Ok((question, None)),
-            None => conversation::pair(&value).map(|(source, target)| (source, Some(target))).map_err(fail),
+            None => texts::pair(&value).map(|(source, target)| (source, Some(target))).map_err(fail),
         }
     }
 }
@@ -109,7 +107,7 @@ impl Source for Seq2Seq {
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        let (source, target) = self.rows.during(index, || {
+        let (source, target) = during(self.rows.place(index), || {
             let (source, target) = self.texts(index)?;
             let target = target.map_or(Ok(Vec::new()), |target| self.target.encode(&target))?;
             Ok((self.source.encode(&source)?, target))

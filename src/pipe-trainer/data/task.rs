@@ -1,22 +1,26 @@
-//! The data of each task: one line for each.
+//! Opens the data of a training: by its task, with rows that are kept for evaluation and rows that count more than others.
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use image::RgbImage;
 use pipe_model::TaskData;
 use pipe_spec::TrainerSpec;
 use pipe_spec::pipeline::ClassWeights;
 use rayon::ThreadPool;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use serde_json::{Map, Value};
 
-use super::opener::{Opener, Purpose};
-use super::sources::Sources;
-use super::split::Split;
-use super::weighted::{self, Weighted};
-use super::{classification, contrastive, language, seq2seq, time_series};
+use super::rows::Opener;
+use super::source::{ROWS_PER_COLUMN, Sources};
+use super::{Column, LOSS_WEIGHTS, Sample, Source, classification, contrastive, language, seq2seq, time_series};
 use crate::error::TrainerError;
+use crate::random::{Purpose, Random};
 
 /// Opens the data of a training. Every row is read once, so that a broken one is named before the first step.
 pub fn open(spec: &TrainerSpec, task_data: &TaskData, pool: &ThreadPool) -> Result<Sources, TrainerError> {
-    let opener = Opener { spec, pool, purpose: Purpose::Training };
+    let opener = Opener { spec, pool, predicts: false };
     let mut sources = open_task(&opener, task_data)?;
     // Time series are split by time, where they are opened.
     if spec.data.eval_share > 0.0 && sources.eval.is_none() {
@@ -26,7 +30,7 @@ pub fn open(spec: &TrainerSpec, task_data: &TaskData, pool: &ThreadPool) -> Resu
     }
     if spec.train.class_weights == ClassWeights::Balanced {
         let classes = sources.classes.ok_or_else(|| {
-            weighted::refused("only for models that predict classes; this one predicts none, or the labels are numbers")
+            refused("only for models that predict classes; this one predicts none, or the labels are numbers")
         })?;
         sources.train = Arc::new(Weighted::balanced(sources.train, classes, pool)?);
     }
@@ -39,7 +43,7 @@ pub fn open_for_prediction(
     task_data: &TaskData,
     pool: &ThreadPool,
 ) -> Result<Sources, TrainerError> {
-    open_task(&Opener { spec, pool, purpose: Purpose::Prediction }, task_data)
+    open_task(&Opener { spec, pool, predicts: true }, task_data)
 }
 
 fn open_task(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
@@ -49,5 +53,241 @@ fn open_task(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Train
         TaskData::Contrastive { .. } => contrastive::open(opener, task_data),
         TaskData::TimeSeries { .. } => time_series::open(opener, task_data),
         TaskData::Language { .. } => language::open(opener, task_data),
+    }
+}
+
+/// The two parts of a data set.
+pub struct Split {
+    pub train: Arc<dyn Source>,
+    pub eval: Arc<dyn Source>,
+}
+
+impl Split {
+    /// `by_class` keeps the same share of every class.
+    pub fn new(
+        source: &Arc<dyn Source>,
+        share: f64,
+        seed: u64,
+        by_class: bool,
+        pool: &ThreadPool,
+    ) -> Result<Self, TrainerError> {
+        let count = source.len();
+        let classes: Vec<Option<i64>> = if by_class {
+            let of = |index: usize| source.class_of(index);
+            pool.install(|| (0..count).into_par_iter().map(of).collect::<Result<_, _>>())?
+        } else {
+            vec![None; count]
+        };
+        let eval = choose(&classes, share, seed);
+        if eval.is_empty() {
+            let message = "no row can be kept for evaluation: there is one of each class at most; give data.eval";
+            return Err(TrainerError::Data {
+                path: PathBuf::from("data.eval_share"),
+                line: None,
+                message: message.to_owned(),
+            });
+        }
+        let train = (0..count).filter(|row| eval.binary_search(row).is_err()).collect();
+        Ok(Self { train: Subset::shared(source, train), eval: Subset::shared(source, eval) })
+    }
+}
+
+/// The rows for evaluation, in their order. Of each class with two rows or more, one at least is on either side.
+fn choose(classes: &[Option<i64>], share: f64, seed: u64) -> Vec<usize> {
+    let mut by_class: BTreeMap<Option<i64>, Vec<usize>> = BTreeMap::new();
+    for (row, class) in classes.iter().enumerate() {
+        by_class.entry(*class).or_default().push(row);
+    }
+    let mut chosen = Vec::new();
+    for (class, mut rows) in by_class {
+        let count = match rows.len() {
+            0 | 1 => 0,
+            many => ((many as f64 * share).round() as usize).clamp(1, many - 1),
+        };
+        let number = class.map_or(0, |class| class.cast_unsigned().wrapping_add(1));
+        Random::new(Purpose::Split, seed, &[number]).shuffle(&mut rows);
+        chosen.extend(rows.into_iter().take(count));
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
+/// Some rows of a source.
+struct Subset {
+    source: Arc<dyn Source>,
+    rows: Vec<usize>,
+    /// Of these rows, those that could not be read.
+    skipped: Mutex<HashSet<usize>>,
+}
+
+impl Subset {
+    fn shared(source: &Arc<dyn Source>, rows: Vec<usize>) -> Arc<dyn Source> {
+        Arc::new(Self { source: Arc::clone(source), rows, skipped: Mutex::default() })
+    }
+}
+
+impl Source for Subset {
+    fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        let sample = self.source.sample(self.rows[index])?;
+        if sample.is_none() {
+            self.skipped.lock().unwrap_or_else(PoisonError::into_inner).insert(index);
+        }
+        Ok(sample)
+    }
+
+    fn peek(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        self.source.peek(self.rows[index])
+    }
+
+    fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
+        self.source.class_of(self.rows[index])
+    }
+
+    fn longest(&self) -> Vec<usize> {
+        let own = |row: &usize| self.rows.binary_search(row).ok();
+        let longest: Vec<usize> = self.source.longest().iter().filter_map(own).collect();
+        if longest.is_empty() { (0..self.len().min(ROWS_PER_COLUMN)).collect() } else { longest }
+    }
+
+    fn prompt(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        self.source.prompt(self.rows[index])
+    }
+
+    fn reference_texts(&self, index: usize) -> Result<(String, String), TrainerError> {
+        self.source.reference_texts(self.rows[index])
+    }
+
+    fn caption(&self, index: usize) -> Result<Option<String>, TrainerError> {
+        self.source.caption(self.rows[index])
+    }
+
+    fn thumbnail(&self, index: usize, edge: u32) -> Result<Option<RgbImage>, TrainerError> {
+        self.source.thumbnail(self.rows[index], edge)
+    }
+
+    fn config_keys(&self) -> Map<String, Value> {
+        self.source.config_keys()
+    }
+
+    fn skipped(&self) -> u64 {
+        self.skipped.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
+    }
+}
+
+#[cfg(test)]
+mod split_tests {
+    use super::*;
+
+    fn of(counts: &[usize]) -> Vec<Option<i64>> {
+        (0i64..).zip(counts).flat_map(|(class, count)| vec![Some(class); *count]).collect()
+    }
+
+    #[test]
+    fn every_class_is_on_both_sides_where_it_can_be() {
+        for share in [0.01, 0.1, 0.5, 0.9] {
+            let classes = of(&[100, 7, 2, 1]);
+            let eval = choose(&classes, share, 3);
+            let count = |class: i64| eval.iter().filter(|row| classes[**row] == Some(class)).count();
+            assert!((1..100).contains(&count(0)) && (1..7).contains(&count(1)), "{share}");
+            assert_eq!((count(2), count(3)), (1, 0), "{share}");
+            assert!((count(0) as f64 - 100.0 * share).abs() <= 1.0, "{share}");
+        }
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        let classes = vec![None; 50];
+        assert_eq!(choose(&classes, 0.2, 1), choose(&classes, 0.2, 1));
+        assert_ne!(choose(&classes, 0.2, 1), choose(&classes, 0.2, 2));
+        // For all time: a run that goes on must find the same rows.
+        assert_eq!(choose(&classes, 0.1, 42), [0, 18, 30, 45, 49]);
+        assert_eq!(choose(&[None], 0.5, 1), [] as [usize; 0]);
+    }
+}
+
+pub struct Weighted {
+    source: Arc<dyn Source>,
+    /// Of each class.
+    weights: Vec<f32>,
+}
+
+impl Weighted {
+    /// So that every class has the same share of the loss: rows / (classes * rows of the class), as scikit-learn's
+    /// `compute_class_weight("balanced")`.
+    pub fn balanced(source: Arc<dyn Source>, classes: usize, pool: &ThreadPool) -> Result<Self, TrainerError> {
+        let rows = (0..source.len()).into_par_iter();
+        let of = |index: usize| source.class_of(index);
+        let found: Vec<Option<i64>> = pool.install(|| rows.map(of).collect::<Result<_, _>>())?;
+        let mut counts = vec![0; classes];
+        for class in found.into_iter().flatten() {
+            let count = usize::try_from(class).ok().and_then(|class| counts.get_mut(class));
+            *count.ok_or_else(|| refused(&format!("a row has the class {class}, the model has {classes}")))? += 1;
+        }
+        Ok(Self { source, weights: balance(&counts) })
+    }
+
+    fn weigh(&self, sample: Option<Sample>) -> Option<Sample> {
+        let mut sample = sample?;
+        let weight = sample.class().and_then(|class| self.weights.get(usize::try_from(class).ok()?));
+        sample.columns.push((LOSS_WEIGHTS, Column::Real(weight.copied().unwrap_or(0.0))));
+        Some(sample)
+    }
+}
+
+/// Why there are no class weights.
+pub fn refused(message: &str) -> TrainerError {
+    TrainerError::Data { path: PathBuf::from("train.class_weights"), line: None, message: message.to_owned() }
+}
+
+/// A class without rows has no weight, and no row that would need one.
+fn balance(counts: &[u64]) -> Vec<f32> {
+    let rows: u64 = counts.iter().sum();
+    let weight = |count: &u64| if *count == 0 { 0.0 } else { rows as f64 / (counts.len() as f64 * *count as f64) };
+    counts.iter().map(|count| weight(count) as f32).collect()
+}
+
+impl Source for Weighted {
+    fn len(&self) -> usize {
+        self.source.len()
+    }
+
+    fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        self.source.sample(index).map(|sample| self.weigh(sample))
+    }
+
+    fn peek(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        self.source.peek(index).map(|sample| self.weigh(sample))
+    }
+
+    fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
+        self.source.class_of(index)
+    }
+
+    fn longest(&self) -> Vec<usize> {
+        self.source.longest()
+    }
+
+    fn config_keys(&self) -> Map<String, Value> {
+        self.source.config_keys()
+    }
+
+    fn skipped(&self) -> u64 {
+        self.source.skipped()
+    }
+}
+
+#[cfg(test)]
+mod weighted_tests {
+    use super::*;
+
+    #[test]
+    fn every_class_has_the_same_share() {
+        let weights = balance(&[6, 2, 0, 1]);
+        assert_eq!(weights, [0.375, 1.125, 0.0, 2.25]);
+        assert_eq!(balance(&[5, 5]), [1.0, 1.0]);
     }
 }

@@ -7,10 +7,9 @@ use pipe_model::{Labels, TaskData};
 use pipe_spec::pipeline::Paths;
 use serde_json::{Map, Value, json};
 
-use super::opener::{Opener, holds_tensors};
-use super::series::{Found, Series, SeriesReader};
-use super::sources::Sources;
-use super::standard::Standard;
+use super::rows::{Opener, holds_tensors};
+use super::series::{Found, Series, SeriesReader, Standard};
+use super::source::Sources;
 use super::{Column, IGNORED, Sample, Source};
 use crate::error::TrainerError;
 
@@ -22,13 +21,13 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     if holds_tensors(&data.train) {
         return ready_made(opener, *classes);
     }
-    if opener.predicts() && scale.is_none() {
+    if opener.predicts && scale.is_none() {
         let message = "missing: how the features are scaled is not known; give the windows as .safetensors".to_owned();
         return Err(TrainerError::config("feature_mean", message));
     }
     let cutter = Cutter { length: *sequence_length as usize, width: *features as usize };
     let mut reader = SeriesReader::new(data, *features);
-    reader.predicts = opener.predicts();
+    reader.predicts = opener.predicts;
     reader.features = scale.as_ref().map(|scale| scale.names.clone()).unwrap_or_default();
     let all = read(&mut reader, &data.train)?;
     let naming = Naming::decide(&reader.found, names.as_deref(), *classes)?;

@@ -1,19 +1,15 @@
 //! The device: prepared before the first call of torch, and its memory.
 
-mod cuda;
-mod library;
+mod driver;
 
-use pipe_spec::event;
+use driver::{Card, Library};
 use pipe_spec::pipeline::{Limit, Memory, Precision};
 use pipe_spec::text::human_bytes;
-use pipe_spec::{Device, TrainerSpec};
+use pipe_spec::{Device, TrainerSpec, event};
 use tch::{Kind, Tensor};
 
-use self::cuda::Card;
-use self::library::Library;
 use crate::error::TrainerError;
-use crate::host::limit;
-use crate::host::{HostMemory, memory};
+use crate::host::{self, HostMemory};
 use crate::torch::{self, CardMemory};
 
 /// The libtorch that tch is made for.
@@ -65,7 +61,7 @@ impl Hardware {
         Self {
             device: tch::Device::Cpu,
             name: "cpu".to_owned(),
-            capacity: size_limit(memory).or_else(memory::total),
+            capacity: size_limit(memory).or_else(host::total_memory),
             driver: None,
             card: None,
         }
@@ -121,7 +117,7 @@ impl Hardware {
                 let message = format!("a limit of {} is less than the program itself needs", human_bytes(bytes));
                 Err(TrainerError::OutOfMemory { memory: event::MemoryKind::Host, message, host: HostMemory::now() })
             }
-            Some(bytes) if self.card.is_none() => limit::set(bytes).map_err(|error| TrainerError::Panic {
+            Some(bytes) if self.card.is_none() => host::set_limit(bytes).map_err(|error| TrainerError::Panic {
                 message: format!("cannot limit the memory of this process: {error}"),
             }),
             _ => Ok(()),
@@ -150,7 +146,7 @@ impl Hardware {
         self.card.as_ref().and_then(|_| self.card_memory().ok()).map(|card| card.peak_allocated)
     }
 
-    /// What torch's allocator holds on the card; nothing on the CPU.
+    /// Bytes that torch's allocator holds on the card; nothing on the CPU.
     pub fn card_memory(&self) -> Result<CardMemory, TrainerError> {
         match self.device {
             tch::Device::Cuda(index) => Ok(torch::card_memory(index)?),

@@ -1,5 +1,5 @@
-//! What a thread is reading, in words, so that an error about memory can say where it ran out. Allocates nothing: the allocator
-//! itself asks for it.
+//! The activity of a thread in words, such as the row that it reads, so that an error about memory can say where it ran out. Allocates
+//! nothing: the allocator itself asks for it.
 
 use std::cell::Cell;
 use std::fmt::{self, Write};
@@ -59,7 +59,7 @@ pub fn during<T>(what: fmt::Arguments<'_>, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// What this thread is doing.
+/// The activity of this thread.
 pub fn current() -> Activity {
     CURRENT.try_with(Cell::get).unwrap_or(Activity::NONE)
 }

@@ -1,7 +1,23 @@
-//! What the kernel says about this process' memory and the machine's.
+//! The memory of this process and of the machine, and the limit on it: the kernel's soft limit on private writable memory
+//! (`RLIMIT_DATA`). What is allocated beyond it fails as it would on a smaller machine. Program code, libraries and files that are
+//! mapped are not counted.
+//!
+//! Rust ends the process when an allocation fails. Here it is served from a reserve beyond the limit instead and the event is
+//! recorded, so that the training can save and report. The reserve is given once; when it is used up too, the process exits with the
+//! exit code for it.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::UnsafeCell;
 use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use pipe_spec::TrainerExit;
+use pipe_spec::trainer::WHILE_READING;
+
+use super::activity::{self, Activity};
 
 /// Bytes, as `/proc/self/status` counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -26,7 +42,7 @@ impl HostMemory {
 }
 
 /// The memory that this process can have: the machine's, or less where its control group says so.
-pub fn total() -> Option<u64> {
+pub fn total_memory() -> Option<u64> {
     let machine = kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")?;
     Some(group_limit().map_or(machine, |limit| limit.min(machine)))
 }
@@ -61,6 +77,164 @@ fn kilobytes(text: &str, name: &str) -> Option<u64> {
     Some(number * 1024)
 }
 
+/// The reserve is this share of the limit, and 256 MiB at most: enough for an error, a record and a checkpoint, which is written tensor
+/// by tensor.
+const RESERVE_SHARE: u64 = 8;
+const LARGEST_RESERVE: u64 = 256 << 20;
+
+/// The limit that was set; 0 while there is none.
+static LIMIT: AtomicU64 = AtomicU64::new(0);
+
+/// Blocks of at least this many bytes are given back to the kernel when they are freed. Smaller ones are too many for that: each costs
+/// its pages anew.
+const GIVEN_BACK: libc::c_int = 1 << 20;
+
+/// Makes allocations beyond `bytes` fail. Threads that exist already keep their stacks.
+pub fn set_limit(bytes: u64) -> io::Result<()> {
+    give_blocks_back();
+    let mut limit = current_limit()?;
+    limit.rlim_cur = bytes.min(limit.rlim_max);
+    apply_limit(&limit)?;
+    LIMIT.store(limit.rlim_cur, Ordering::Relaxed);
+    Ok(())
+}
+
+/// By default glibc comes to keep freed blocks of up to 32 MiB, and pieces of them that fit nothing else count against the limit:
+/// how much a step holds would then depend on the steps before it.
+fn give_blocks_back() {
+    // SAFETY: it sets a number of the allocator's. Where that is refused, more is held.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, GIVEN_BACK) };
+}
+
+/// Whether this process is held to a limit.
+pub fn is_limited() -> bool {
+    LIMIT.load(Ordering::Relaxed) > 0
+}
+
+/// Bytes beyond a limit that are there to end in order.
+fn reserve(limit: u64) -> u64 {
+    (limit / RESERVE_SHARE).min(LARGEST_RESERVE)
+}
+
+/// Gives the reserve, as far as the hard limit allows. Given once, it is there for all. Allocates nothing.
+pub fn lift_limit() {
+    let bytes = LIMIT.load(Ordering::Relaxed);
+    let Ok(mut limit) = current_limit() else { return };
+    let lifted = bytes.saturating_add(reserve(bytes)).min(limit.rlim_max);
+    if bytes > 0 && limit.rlim_cur < lifted {
+        limit.rlim_cur = lifted;
+        // Where it cannot be given the next allocation fails too.
+        let _ = apply_limit(&limit);
+    }
+}
+
+fn current_limit() -> io::Result<libc::rlimit> {
+    let mut limit = MaybeUninit::uninit();
+    // SAFETY: the pointer is valid for a write, and a zero says that it was written.
+    match unsafe { libc::getrlimit(libc::RLIMIT_DATA, limit.as_mut_ptr()) } {
+        0 => Ok(unsafe { limit.assume_init() }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn apply_limit(limit: &libc::rlimit) -> io::Result<()> {
+    // SAFETY: `limit` is a valid rlimit.
+    match unsafe { libc::setrlimit(libc::RLIMIT_DATA, limit) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The activity when the limit was first reached.
+struct First {
+    state: AtomicU8,
+    activity: UnsafeCell<Activity>,
+}
+
+const NOT_YET: u8 = 0;
+const BEING_WRITTEN: u8 = 1;
+const WRITTEN: u8 = 2;
+
+// SAFETY: `activity` is written by the one thread that takes `state` from NOT_YET, and read once it is WRITTEN.
+unsafe impl Sync for First {}
+
+static FIRST: First = First { state: AtomicU8::new(NOT_YET), activity: UnsafeCell::new(Activity::NONE) };
+
+impl First {
+    fn note(&self) {
+        if self.state.compare_exchange(NOT_YET, BEING_WRITTEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            // SAFETY: no other thread writes or reads yet.
+            unsafe { *self.activity.get() = activity::current() };
+            self.state.store(WRITTEN, Ordering::Release);
+        }
+    }
+}
+
+/// The activity when an allocation hit the limit, if one has.
+pub fn exhausted() -> Option<Activity> {
+    match FIRST.state.load(Ordering::Acquire) {
+        NOT_YET => None,
+        // SAFETY: it is not written any more.
+        WRITTEN => Some(unsafe { *FIRST.activity.get() }),
+        _ => Some(Activity::NONE),
+    }
+}
+
+pub struct HostAllocator;
+
+impl HostAllocator {
+    fn or_from_reserve(first: *mut u8, again: impl FnOnce() -> *mut u8) -> *mut u8 {
+        if !first.is_null() || !is_limited() {
+            return first;
+        }
+        FIRST.note();
+        lift_limit();
+        let second = again();
+        if second.is_null() {
+            exit_now();
+        }
+        second
+    }
+}
+
+/// Says where memory ran out and ends the process, without allocating anything.
+fn exit_now() -> ! {
+    let write = |bytes: &[u8]| {
+        // SAFETY: the bytes are there for as long as the call takes. Stderr may be closed; the exit code is still set.
+        unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+    };
+    write(b"error: out of host memory: the memory limit and its reserve are used up");
+    let activity = activity::current();
+    if !activity.as_bytes().is_empty() {
+        write(WHILE_READING.as_bytes());
+        write(activity.as_bytes());
+    }
+    write(b"\n");
+    // SAFETY: it ends the process, and runs nothing of ours.
+    unsafe { libc::_exit(TrainerExit::HostOutOfMemory.code()) }
+}
+
+// SAFETY: every call is passed on to the system's allocator, at most twice and the second time only after a null.
+unsafe impl GlobalAlloc for HostAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        Self::or_from_reserve(unsafe { System.alloc(layout) }, || unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        Self::or_from_reserve(unsafe { System.alloc_zeroed(layout) }, || unsafe { System.alloc_zeroed(layout) })
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        Self::or_from_reserve(unsafe { System.realloc(pointer, layout, size) }, || unsafe {
+            System.realloc(pointer, layout, size)
+        })
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,5 +259,17 @@ mod tests {
         let status = "Name:\tx\nVmHWM:\t  30 kB\nVmRSS:\t  20 kB\nVmData:\t  10 kB\n";
         assert_eq!(HostMemory::parse(status), HostMemory { resident: 20 << 10, data: 10 << 10, peak: 30 << 10 });
         assert!(HostMemory::now().resident > 0);
+    }
+}
+
+#[cfg(test)]
+mod limit_tests {
+    use super::*;
+
+    #[test]
+    fn the_reserve_is_an_eighth_and_256_mib_at_most() {
+        assert_eq!(reserve(400 << 20), 50 << 20);
+        assert_eq!(reserve(2 << 30), 256 << 20);
+        assert_eq!(reserve(u64::MAX), 256 << 20);
     }
 }

@@ -1,12 +1,8 @@
 //! This process and its host: the memory it holds, the limit on it, signals to stop, and the lease of the runner.
 
 pub mod activity;
-pub mod allocator;
-pub mod child;
-pub mod lease;
-pub mod limit;
-pub mod memory;
-mod stop;
+mod memory;
+mod process;
 
-pub use memory::HostMemory;
-pub use stop::Stop;
+pub use memory::{HostAllocator, HostMemory, exhausted, lift_limit, set_limit, total_memory};
+pub use process::{Stop, bytes_moved, cpu_time, die_with_this_process, training_started, watch_lease};

@@ -1,8 +1,8 @@
-//! How well classes are predicted: counts of wanted against predicted classes.
+//! How well classes are predicted: counts by true and predicted class, and how far probabilities can be relied on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pipe_spec::evaluation::{ClassDetails, ClassScores, ConfusionCell};
+use pipe_spec::evaluation::{Calibration, CalibrationBin, ClassDetails, ClassScores, ConfusionCell};
 
 use super::rounded;
 
@@ -13,7 +13,7 @@ const NAME: usize = 200;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Confusion(BTreeMap<(i64, i64), u64>);
 
-/// What happened to one class.
+/// The counts of one class.
 #[derive(Clone, Copy, Default)]
 struct Tally {
     wanted: u64,
@@ -54,7 +54,7 @@ impl Confusion {
         share(right * total - both, scale)
     }
 
-    /// What is known about every class. `names` are those of the classes by number; classes without one have their number.
+    /// The figures of every class. `names` are those of the classes by number; classes without one have their number.
     pub fn details(&self, names: &[String]) -> ClassDetails {
         let tallies = self.tallies();
         let found = tallies.keys().filter_map(|class| u64::try_from(*class).ok()).max().map_or(0, |last| last + 1);
@@ -113,6 +113,45 @@ impl Tally {
 /// 0 of nothing.
 fn share(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
+}
+
+const BINS: usize = 10;
+
+/// Predictions by their confidence, in bins of the same width; a bin contains its upper end.
+#[derive(Clone, Debug, Default)]
+pub struct Reliability([Bin; BINS]);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Bin {
+    rows: u64,
+    right: u64,
+    confidence: f64,
+}
+
+impl Reliability {
+    /// Adds a prediction. `confidence` is the probability that the model gave to the class that it predicted.
+    pub fn add(&mut self, confidence: f64, right: bool) {
+        // The probabilities of a model that has diverged are no numbers.
+        let confidence = if confidence.is_finite() { confidence.clamp(0.0, 1.0) } else { 0.0 };
+        let index = (confidence * BINS as f64).ceil() as usize;
+        let bin = &mut self.0[index.clamp(1, BINS) - 1];
+        bin.rows += 1;
+        bin.right += u64::from(right);
+        bin.confidence += confidence;
+    }
+
+    pub fn details(&self) -> Calibration {
+        let rows: u64 = self.0.iter().map(|bin| bin.rows).sum();
+        let apart: f64 = self.0.iter().map(|bin| (bin.right as f64 - bin.confidence).abs()).sum();
+        Calibration { error: rounded(apart / rows.max(1) as f64), bins: self.0.iter().map(Bin::details).collect() }
+    }
+}
+
+impl Bin {
+    fn details(&self) -> CalibrationBin {
+        let mean = |sum: f64| (self.rows > 0).then(|| rounded(sum / self.rows as f64));
+        CalibrationBin { rows: self.rows, confidence: mean(self.confidence), accuracy: mean(self.right as f64) }
+    }
 }
 
 #[cfg(test)]
@@ -178,5 +217,23 @@ mod tests {
         assert_eq!((details.scores[0].class, details.scores[0].name.as_str()), (500, "500"));
         assert_eq!(details.confusion.len(), ClassDetails::MOST_CONFUSED);
         assert_eq!(details.confusion[0].class, 1400);
+    }
+
+    #[test]
+    fn known_predictions() {
+        let mut reliability = Reliability::default();
+        let predictions =
+            [(0.95, true), (0.91, true), (0.93, false), (1.0, true), (0.5, true), (0.45, false), (f64::NAN, false)];
+        predictions.iter().for_each(|(confidence, right)| reliability.add(*confidence, *right));
+        let Calibration { error, bins } = reliability.details();
+        let bin = |rows, confidence, accuracy| CalibrationBin { rows, confidence, accuracy };
+        assert_eq!(bins.len(), BINS);
+        assert_eq!(bins[0], bin(1, Some(0.0), Some(0.0)));
+        assert_eq!(bins[4], bin(2, Some(0.475), Some(0.5)));
+        assert_eq!(bins[5], bin(0, None, None));
+        assert_eq!(bins[9], bin(4, Some(0.9475), Some(0.75)));
+        assert_eq!(bins.iter().map(|bin| bin.rows).sum::<u64>(), predictions.len() as u64);
+        // (0 * 1 + |0.5 - 0.475| * 2 + |0.75 - 0.9475| * 4) / 7
+        assert!((error - 0.84 / 7.0).abs() < 1e-4, "{error}");
     }
 }

@@ -4,21 +4,21 @@ use pipe_model::memory::{ROW_MULTIPLE, has_attention_kernel};
 use tch::{Device, Kind, Tensor};
 
 use super::pass::Pass;
+use super::setup::hidden_score;
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::precision::hidden_score;
 use crate::torch::{self, Dropped};
 
-/// What becomes of the products of queries and keys before they are weights.
+/// Changes to the products of queries and keys before they become weights.
 #[derive(Clone, Copy, Default)]
 pub struct Scores<'a> {
-    /// What they are multiplied with; 1/sqrt(width) where it is absent.
+    /// The products are multiplied by this; 1/sqrt(width) where it is absent.
     pub scale: Option<f64>,
     /// No query sees a later key.
     pub is_causal: bool,
     /// How many keys each sample has, [batch], or what is added, of a shape that expands to [batch, heads, queries, keys].
     pub key_mask: Option<&'a Tensor>,
-    /// What is added by distance, [heads, queries + keys - 1] at key - query + queries - 1. Only where `has_kernel`.
+    /// A bias by distance, [heads, queries + keys - 1] at key - query + queries - 1. Only where `has_kernel`.
     pub by_distance: Option<&'a Tensor>,
 }
 
@@ -52,8 +52,8 @@ pub fn has_kernel(kind: Kind, device: Device, width: i64) -> bool {
     matches!(kind, Kind::BFloat16 | Kind::Half) && has_attention_kernel(width) && torch::has_attention(device)
 }
 
-/// What the lengths of rows should be multiples of: the fused attention of torch wants rows of a bias that begin at whole 32 bytes, and copies it
-/// otherwise.
+/// Lengths of rows should be multiples of this: the fused attention of torch wants rows of a bias that begin at whole 32 bytes, and
+/// copies it otherwise.
 pub fn row_multiple(kind: Kind, device: Device, width: i64) -> usize {
     if device.is_cuda() && !has_kernel(kind, device, width) { ROW_MULTIPLE } else { 1 }
 }
@@ -63,8 +63,8 @@ pub fn key_lengths(part: &Part, kind: Kind, width: i64) -> Option<&Tensor> {
     part.find("lengths").filter(|lengths| has_kernel(kind, lengths.device(), width))
 }
 
-/// What hides the padding of a part from heads of this width, where it has any: lengths where they will do, or else what is added to the
-/// scores, [batch, 1, 1, length].
+/// The mask that hides the padding of a part from heads of this width, where it has any: lengths where they will do, or else numbers
+/// for the scores, [batch, 1, 1, length].
 pub fn key_mask(part: &Part, kind: Kind, width: i64) -> Result<Option<Tensor>, TrainerError> {
     let Some(mask) = part.find("attention_mask") else { return Ok(None) };
     match key_lengths(part, kind, width) {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use pipe_model::{ConfigKeys, Labels, ModelConfig, Parameter, TaskData, read_config};
+use pipe_model::{ConfigKeys, Labels, ModelConfig, TaskData, read_config};
 use pipe_spec::pipeline::{self, Arch};
 use serde_json::{Map, Value};
 
@@ -96,7 +96,7 @@ impl Definition {
         Ok(read_config(self.arch, &self.config)?)
     }
 
-    /// What its data must be like.
+    /// The data that it needs.
     pub fn task_data(&self) -> Result<TaskData, TrainerError> {
         let config = self.config()?;
         let labels = config.head().map(|head| self.labels(head)).transpose()?.flatten();
@@ -106,10 +106,7 @@ impl Definition {
     /// Whether the folder's weights are those of its config. Reads names and shapes alone.
     pub fn check_weights(&self) -> Result<(), TrainerError> {
         let Some(files) = self.trained()? else { return Ok(()) };
-        let config = self.config()?;
-        // A T5 without a head of its own has `shared` as its head, whatever the config says.
-        let is_optional = |parameter: &Parameter| self.arch == Arch::T5 && parameter.name == "lm_head.weight";
-        weights::check(&config.parameters(), &files, is_optional)
+        weights::check(&self.config()?.parameters(), &files)
     }
 
     pub fn build(&self, start: &Start<'_>, setup: &Setup) -> Result<Box<dyn Model>, TrainerError> {

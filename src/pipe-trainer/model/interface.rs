@@ -1,14 +1,12 @@
-//! What every model can do, whatever its architecture.
+//! The interface of every model, whatever its architecture.
 
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use super::dropout_keys::DropoutKeys;
-use super::generation::Generation;
+use super::pass::Mode;
 use super::weights::Weights;
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
-use crate::random::{self, Purpose};
 use crate::ranks::SharedSum;
 
 pub trait Model {
@@ -47,7 +45,7 @@ pub trait Model {
         None
     }
 
-    /// What the lengths of rows should be multiples of, for the sake of the kernels that it has.
+    /// The lengths of rows should be multiples of this, for the sake of the model's kernels.
     fn row_multiple(&self) -> usize {
         1
     }
@@ -69,12 +67,12 @@ pub trait Model {
 }
 
 pub trait TextGenerator {
-    /// What the model writes after each row of a part, without dropout and without gradients. Labels are ignored.
+    /// Writes a text after each row of a part, without dropout and without gradients. Labels are ignored.
     fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError>;
 }
 
 pub trait Encoder {
-    /// What its last layer gives, [samples, length, width], without dropout.
+    /// The output of its last layer, [samples, length, width], without dropout.
     fn last_hidden_state(&self, part: &Part) -> Result<Tensor, TrainerError>;
 }
 
@@ -85,10 +83,10 @@ pub trait Contrastive {
         Ok(Embeddings { images: self.embed_images(part, mode)?, texts: self.embed_texts(part, mode)? })
     }
 
-    /// Of a part that may have no texts.
+    /// Embeds the images of a part that may have no texts.
     fn embed_images(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
 
-    /// Of a part that may have no images.
+    /// Embeds the texts of a part that may have no images.
     fn embed_texts(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
 
     /// The mean loss over all samples.
@@ -101,34 +99,27 @@ pub struct Embeddings {
     pub texts: Tensor,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// With dropout.
-    Train(Drawn),
-    /// Without.
-    Eval,
-}
-
-/// How a part is computed. What dropout draws in it is a function of seed, first sample and the place in the model, and of nothing else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drawn {
-    /// Of the step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Generation {
+    /// Tokens of an answer at most, its end token included.
+    pub max_length: i64,
+    /// Beams; 1 takes the most probable token each time.
+    pub beams: i64,
+    /// Sampling temperature of a language model; 0 takes the most probable token.
+    pub temperature: f64,
+    /// Nucleus sampling: the most probable tokens that together have this probability.
+    pub top_p: f64,
+    /// Seed of the sampling, with the number of the row.
     pub seed: u64,
-    /// Where the first sample of the part stands in the step.
-    pub first_sample: u32,
-    /// Where the kernels of a CUDA graph find the keys, each time that it is launched.
-    pub keys: Option<&'static DropoutKeys>,
-    /// Whether blocks are computed again for the backward pass, where the model does not do so anyway.
-    pub recomputes: bool,
+    /// The number of the first row of the part among all rows.
+    pub first_row: u64,
+    /// The token that ends a text, for a model whose config does not say.
+    pub end_token: Option<i64>,
 }
 
-impl Drawn {
-    pub fn new(seed: u64, first_sample: u32) -> Self {
-        Self { seed, first_sample, keys: None, recomputes: false }
-    }
-
-    /// Of the thing that is dropped in a block after `count` others.
-    pub fn key(&self, block: u64, count: u64) -> u64 {
-        random::derived(Purpose::Dropout, self.seed, &[block, count])
+impl Generation {
+    /// The most probable token each time.
+    pub const fn greedy(max_length: i64) -> Self {
+        Self { max_length, beams: 1, temperature: 0.0, top_p: 1.0, seed: 0, first_row: 0, end_token: None }
     }
 }

@@ -1,17 +1,16 @@
-//! Layers that several architectures have.
+//! Layers that several architectures have, and the functions between them.
 
 use pipe_model::Activation;
 use tch::{Kind, Tensor};
 
-use super::activation::activate;
 use super::pass::Pass;
-use super::weights::Weights;
+use super::weights::{SharedTensor, Weights};
 use crate::error::TrainerError;
 use crate::torch::{self, Dropped};
 
 pub struct Linear {
-    pub weight: Tensor,
-    pub bias: Option<Tensor>,
+    pub weight: SharedTensor,
+    pub bias: Option<SharedTensor>,
 }
 
 impl Linear {
@@ -26,19 +25,19 @@ impl Linear {
 
     /// In the kind that the pass computes in.
     pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, self.bias.as_ref())
+        pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, self.bias.as_deref())
     }
 
     /// The same with its bias still to be added.
     pub fn product(&self, input: &Tensor, pass: Pass) -> Result<Product<'_>, TrainerError> {
         let output = pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, None)?;
-        Ok(Product { output, bias: self.bias.as_ref() })
+        Ok(Product { output, bias: self.bias.as_deref() })
     }
 }
 
 pub struct LayerNorm {
-    pub weight: Tensor,
-    pub bias: Tensor,
+    pub weight: SharedTensor,
+    pub bias: SharedTensor,
     pub epsilon: f64,
 }
 
@@ -66,7 +65,7 @@ impl LayerNorm {
         Ok(normed.f_to_kind(kind)?)
     }
 
-    /// What `layer` gives for `input`, some of it dropped, added to `residual`, and normed: the end of a block that norms last.
+    /// A layer's product, some of it dropped, added to `residual`, and normed: the end of a block that norms last.
     pub fn after(&self, product: &Product<'_>, residual: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let output = &product.output;
         let residual = residual.f_to_kind(output.kind())?;
@@ -116,7 +115,7 @@ impl LayerNorm {
     }
 }
 
-/// What a layer gave before its bias is added, so that the next operation can add it.
+/// The product of a layer before its bias is added, so that the next operation can add it.
 pub struct Product<'a> {
     pub output: Tensor,
     pub bias: Option<&'a Tensor>,
@@ -133,15 +132,15 @@ impl Product<'_> {
 
 /// Several layers of one input, computed as one. They all have biases.
 pub fn together<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
-    let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_ref()).collect();
-    Ok(torch::linears(&input.f_to_kind(pass.compute)?, layers.map(|layer| &layer.weight), biases.try_into().ok())?)
+    let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_deref()).collect();
+    Ok(torch::linears(&input.f_to_kind(pass.compute)?, layers.map(|layer| &*layer.weight), biases.try_into().ok())?)
 }
 
 /// Two layers with an activation between them.
 pub struct FeedForward {
     pub first: Linear,
     /// Multiplied with the activation.
-    pub gate: Option<Tensor>,
+    pub gate: Option<SharedTensor>,
     pub second: Linear,
     pub activation: Activation,
     /// Whether some of what lies between the layers is dropped.
@@ -151,20 +150,20 @@ pub struct FeedForward {
 impl FeedForward {
     /// `input` is in the kind that the pass computes in, and so is what comes out.
     pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        self.compute(input, self.second.bias.as_ref(), pass)
+        self.compute(input, self.second.bias.as_deref(), pass)
     }
 
     /// The same with the second bias still to be added.
     pub fn product(&self, input: &Tensor, pass: Pass) -> Result<Product<'_>, TrainerError> {
-        Ok(Product { output: self.compute(input, None, pass)?, bias: self.second.bias.as_ref() })
+        Ok(Product { output: self.compute(input, None, pass)?, bias: self.second.bias.as_deref() })
     }
 
     fn compute(&self, input: &Tensor, second_bias: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
         if input.device().is_cuda() && is_fused(self.activation) {
             let fused = torch::FeedForward {
                 first: &self.first.weight,
-                first_bias: self.first.bias.as_ref(),
-                gate: self.gate.as_ref(),
+                first_bias: self.first.bias.as_deref(),
+                gate: self.gate.as_deref(),
                 second: &self.second.weight,
                 second_bias,
                 activation: self.activation as i64,
@@ -178,6 +177,36 @@ impl FeedForward {
         }
         let inner = if self.drops { pass.drop_out(&inner)? } else { inner };
         pass.linear(&inner, &self.second.weight, second_bias)
+    }
+}
+
+/// The rest of a layer of BERT or DeBERTa after its attention: a projection and a feed-forward part, each added to what came in and normed.
+pub struct PostNormOutput {
+    attention_output: Linear,
+    attention_norm: LayerNorm,
+    feed_forward: FeedForward,
+    norm: LayerNorm,
+}
+
+impl PostNormOutput {
+    /// Below the `path` of the layer, by the names of transformers.
+    pub fn new(weights: &Weights, path: &str, activation: Activation, epsilon: f64) -> Self {
+        let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));
+        let norm = |name: &str| LayerNorm::new(weights, &format!("{path}.{name}"), epsilon);
+        let (first, second) = (linear("intermediate.dense"), linear("output.dense"));
+        Self {
+            attention_output: linear("attention.output.dense"),
+            attention_norm: norm("attention.output.LayerNorm"),
+            feed_forward: FeedForward { first, gate: None, second, activation, drops: false },
+            norm: norm("output.LayerNorm"),
+        }
+    }
+
+    /// `attended` are the merged heads, `hidden` is what came into the layer.
+    pub fn forward(&self, attended: &Tensor, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let attended = self.attention_output.product(attended, pass)?;
+        let hidden = self.attention_norm.after(&attended, hidden, pass)?;
+        self.norm.after(&self.feed_forward.product(&hidden, pass)?, &hidden, pass)
     }
 }
 
@@ -196,4 +225,53 @@ pub fn split_heads(input: &Tensor, heads: i64) -> Result<Tensor, TrainerError> {
 pub fn merge_heads(input: &Tensor) -> Result<Tensor, TrainerError> {
     let (batch, heads, length, width) = input.size4()?;
     Ok(input.f_transpose(1, 2)?.f_reshape([batch, length, heads * width])?)
+}
+
+pub fn activate(function: Activation, input: &Tensor) -> Result<Tensor, TrainerError> {
+    Ok(match function {
+        Activation::Relu => input.f_relu()?,
+        Activation::Gelu => input.f_gelu("none")?,
+        Activation::GeluTanh => input.f_gelu("tanh")?,
+        // The same as silu, which keeps one tensor for its gradient instead of two.
+        Activation::QuickGelu => input.f_mul_scalar(1.702)?.f_silu()?.f_mul_scalar(1.0 / 1.702)?,
+        Activation::Silu => input.f_silu()?,
+        Activation::Tanh => input.f_tanh()?,
+        Activation::Sigmoid => input.f_sigmoid()?,
+        Activation::Mish => input.f_mish()?,
+        Activation::LeakyRelu => input.f_leaky_relu()?,
+        Activation::Relu6 => input.f_relu6()?,
+        Activation::SquaredRelu => input.f_relu()?.f_square()?,
+        Activation::Linear => input.shallow_clone(),
+    })
+}
+
+#[cfg(test)]
+mod activation_tests {
+    use super::*;
+
+    #[test]
+    fn values_of_torch() {
+        let cases = [
+            ("relu", -2.0, 0.0),
+            ("gelu", 1.0, 0.841_344_7),
+            ("gelu_python", 1.0, 0.841_344_7),
+            ("gelu_new", 1.0, 0.841_192),
+            ("gelu_fast", 1.0, 0.841_192),
+            ("quick_gelu", 1.0, 0.845_795_8),
+            ("silu", 1.0, 0.731_058_6),
+            ("swish", 1.0, 0.731_058_6),
+            ("tanh", 1.0, 0.761_594_2),
+            ("sigmoid", 1.0, 0.731_058_6),
+            ("mish", 1.0, 0.865_098_4),
+            ("leaky_relu", -2.0, -0.02),
+            ("relu6", 7.0, 6.0),
+            ("relu2", 3.0, 9.0),
+            ("linear", -2.0, -2.0),
+        ];
+        for (name, input, want) in cases {
+            let function = Activation::parse("hidden_act", name).unwrap();
+            let got = activate(function, &Tensor::from_slice(&[input])).unwrap().double_value(&[0]);
+            assert!((got - want).abs() < 1e-6, "{name}({input}) is {got}");
+        }
+    }
 }

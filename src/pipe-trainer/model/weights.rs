@@ -1,6 +1,8 @@
 //! The parameters of a model, in order and by name.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
+use std::ops::Deref;
 
 use pipe_model::{Init, Parameter};
 use tch::{Device, Kind, TchError, Tensor};
@@ -18,6 +20,33 @@ pub struct Weights {
     newly_initialised: Vec<String>,
 }
 
+/// A parameter as the layers of a model hold it. A block that is recomputed reads it on the thread of the backward pass.
+pub struct SharedTensor(Tensor);
+
+// SAFETY: nothing but reads go through it, which libtorch allows from several threads at once. Optimizers write through `Weights`, and
+// no pass runs meanwhile.
+unsafe impl Sync for SharedTensor {}
+
+impl From<Tensor> for SharedTensor {
+    fn from(tensor: Tensor) -> Self {
+        Self(tensor)
+    }
+}
+
+impl Deref for SharedTensor {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.0
+    }
+}
+
+impl Borrow<Tensor> for SharedTensor {
+    fn borrow(&self) -> &Tensor {
+        &self.0
+    }
+}
+
 struct NamedTensor {
     name: String,
     tensor: Tensor,
@@ -28,7 +57,10 @@ impl Weights {
     /// Drawn, or read one tensor at a time, each straight to its kind and device.
     pub fn start(parameters: &[Parameter], start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
         let (Start::Random { seed } | Start::Tensors { seed, .. }) = start;
-        random::seed_torch(Purpose::Weights, *seed, &[]);
+        random::with_torch_seeded(Purpose::Weights, *seed, || Self::collect(parameters, start, setup))
+    }
+
+    fn collect(parameters: &[Parameter], start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
         let mut tensors = Vec::with_capacity(parameters.len());
         let mut newly_initialised = Vec::new();
         for parameter in parameters {
@@ -63,9 +95,9 @@ impl Weights {
     }
 
     /// The parameter `name`, sharing its memory.
-    pub fn get(&self, name: &str) -> Tensor {
+    pub fn get(&self, name: &str) -> SharedTensor {
         let index = self.indices.get(name).unwrap_or_else(|| panic!("the model has no parameter {name}"));
-        self.tensors[*index].tensor.shallow_clone()
+        self.tensors[*index].tensor.shallow_clone().into()
     }
 
     /// All of them, in order.
@@ -101,22 +133,18 @@ impl Weights {
     }
 }
 
-/// Whether files have what a model needs of them. `is_optional` parameters may be missing beside those that may always be.
-pub fn check(
-    parameters: &[Parameter],
-    files: &TensorFiles,
-    is_optional: impl Fn(&Parameter) -> bool,
-) -> Result<(), TrainerError> {
+/// Whether files have what a model needs of them.
+pub fn check(parameters: &[Parameter], files: &TensorFiles) -> Result<(), TrainerError> {
     for parameter in parameters {
         match stored_name(parameter, files) {
-            None if parameter.may_be_missing || is_optional(parameter) => {}
+            None if parameter.may_be_missing => {}
             found => files.check_shape(found.unwrap_or(&parameter.name), &parameter.shape)?,
         }
     }
     Ok(())
 }
 
-/// What it is called in the files, if it is there.
+/// The name of a parameter in the files, if it is there.
 fn stored_name<'a>(parameter: &'a Parameter, files: &TensorFiles) -> Option<&'a String> {
     std::iter::once(&parameter.name).chain(&parameter.aliases).find(|name| files.contains(name))
 }

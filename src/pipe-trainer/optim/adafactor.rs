@@ -4,8 +4,7 @@
 use pipe_spec::pipeline::{Optimizer, Train};
 use tch::{Kind, TchError, Tensor};
 
-use super::decay;
-use super::share::Share;
+use super::share::{self, Share};
 use crate::error::TrainerError;
 use crate::model::Weights;
 use crate::random::{self, Purpose};
@@ -45,7 +44,7 @@ impl Adafactor {
         })
     }
 
-    /// What `tensors` wrote.
+    /// Restores the tensors that `tensors` gave.
     pub fn load(train: &Train, weights: &Weights, share: &Share, files: &TensorFiles) -> Result<Self, TrainerError> {
         Self::build(train, weights, share, |name, shape, parameter| {
             files.read_shaped(name, shape, Kind::Float, parameter.device())
@@ -116,7 +115,7 @@ impl Adafactor {
             let rms = change.f_norm()?.f_div_scalar((change.numel() as f64).sqrt())?;
             let factor = rms.f_div_scalar(CLIP_THRESHOLD)?.f_clamp_min(1.0)?.f_reciprocal()?.f_mul_scalar(lr)?;
             let _ = change.f_mul_(&factor)?;
-            let kept = if decay::applies(decay, name, parameter) { 1.0 - lr * weight_decay } else { 1.0 };
+            let kept = if share::decays(decay, name, parameter) { 1.0 - lr * weight_decay } else { 1.0 };
             // In fp32 this is the parameter itself, otherwise a copy of it.
             let wide = parameter.f_to_kind(Kind::Float)?.f_mul_scalar_(kept)?.f_sub_(&change)?;
             if parameter.kind() == Kind::BFloat16 {
@@ -162,8 +161,8 @@ mod tests {
     use tch::Device;
 
     use super::*;
+    use crate::model::setup::Kinds;
     use crate::model::{Setup, Start};
-    use crate::precision::Kinds;
 
     fn train(weight_decay: f64) -> Train {
         let train = json!({
@@ -193,7 +192,7 @@ mod tests {
         assert!(near, "{got:?} is not {want:?}");
     }
 
-    /// What is expected was computed apart from this, in double precision, from the formulas of `transformers.Adafactor`.
+    /// The expected values were computed apart from this, in double precision, from the formulas of `transformers.Adafactor`.
     #[test]
     fn two_updates_give_the_numbers_of_the_formula() {
         let weights = weights(&[("matrix", &[2, 3]), ("vector", &[3])], Kind::Float);

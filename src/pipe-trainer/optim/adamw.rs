@@ -3,8 +3,7 @@
 use pipe_spec::pipeline::{Decay, Optimizer, Train};
 use tch::{Kind, TchError, Tensor};
 
-use super::decay;
-use super::share::Share;
+use super::share::{self, Share};
 use crate::error::TrainerError;
 use crate::model::Weights;
 use crate::storage::TensorFiles;
@@ -39,7 +38,7 @@ impl AdamW {
         })
     }
 
-    /// What `tensors` wrote.
+    /// Restores the tensors that `tensors` gave.
     pub fn load(train: &Train, weights: &Weights, share: &Share, files: &TensorFiles) -> Result<Self, TrainerError> {
         Self::build(train, weights, share, |name, tensor| {
             let read = |kind: &str| {
@@ -116,7 +115,7 @@ impl AdamW {
 fn grouped(parameters: &[(&str, &Tensor)], decay: Decay, share: &Share) -> Vec<Group> {
     let group = |decays: bool| {
         let belongs = |(index, (name, parameter)): &(usize, &(&str, &Tensor))| {
-            share.has(*index) && decay::applies(decay, name, parameter) == decays
+            share.has(*index) && share::decays(decay, name, parameter) == decays
         };
         let members = parameters.iter().enumerate().filter(belongs).map(|(index, _)| index).collect();
         Group { members, decays }

@@ -2,12 +2,10 @@
 
 mod adafactor;
 mod adamw;
-mod decay;
-mod loss_scale;
 mod optimizer;
 pub mod schedule;
 mod share;
 
-pub use loss_scale::LossScale;
 pub use optimizer::Optimizer;
+pub use schedule::LossScale;
 pub use share::Share;

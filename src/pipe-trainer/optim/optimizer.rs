@@ -16,10 +16,10 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// What the names of `tensors` begin with, in their order.
+    /// The prefixes of the names of `tensors`, in their order.
     pub const KINDS: [&str; 5] = ["exp_avg", "exp_avg_sq", "row", "column", "square"];
 
-    /// Of the parameters of a share.
+    /// An optimizer for the parameters of a share.
     pub fn new(train: &Train, weights: &Weights, share: &Share) -> Result<Self, TrainerError> {
         match train.optimizer.kind {
             OptimizerKind::Adamw => AdamW::new(train, weights, share).map(Self::AdamW),
@@ -27,7 +27,7 @@ impl Optimizer {
         }
     }
 
-    /// What `tensors` wrote, as far as it belongs to a share.
+    /// Restores the tensors that `tensors` gave, as far as they belong to a share.
     pub fn load(train: &Train, weights: &Weights, share: &Share, files: &TensorFiles) -> Result<Self, TrainerError> {
         match train.optimizer.kind {
             OptimizerKind::Adamw => AdamW::load(train, weights, share, files).map(Self::AdamW),

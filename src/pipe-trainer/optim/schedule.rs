@@ -1,10 +1,12 @@
-//! The learning rate of each step, as transformers' `get_*_schedule_with_warmup`.
+//! The learning rate of each step, and the scale of the loss in fp16.
 
 use std::f64::consts::PI;
 
-use pipe_spec::pipeline::{Schedule, ScheduleKind};
+use pipe_spec::pipeline::{Precision, Schedule, ScheduleKind};
+use serde::{Deserialize, Serialize};
 
-/// What the learning rate is multiplied with in step `step`, which counts from 0, of `total`.
+/// The factor of the learning rate in step `step`, counted from 0, of `total`: as transformers'
+/// `get_*_schedule_with_warmup`.
 pub fn factor(schedule: &Schedule, step: u64, total: u64) -> f64 {
     let warmup = schedule.warmup.steps(total);
     if step < warmup {
@@ -16,6 +18,40 @@ pub fn factor(schedule: &Schedule, step: u64, total: u64) -> f64 {
         ScheduleKind::Constant => 1.0,
         ScheduleKind::Linear => (1.0 - done).max(0.0),
         ScheduleKind::Cosine => (0.5 * (1.0 + (PI * done).cos())).max(0.0),
+    }
+}
+
+/// Dynamic loss scaling for fp16 (Micikevicius et al., 2018): gradients too small for fp16 are scaled up, as far as
+/// possible.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScale {
+    pub factor: f64,
+    /// Steps since it last changed.
+    steady: u32,
+}
+
+impl LossScale {
+    /// As torch.amp.GradScaler.
+    const FIRST: f64 = 65536.0;
+    const GROW_AFTER: u32 = 2000;
+
+    /// fp16 needs it, nothing else does.
+    pub fn new(precision: Precision) -> Option<Self> {
+        (precision == Precision::Fp16Mixed).then_some(Self { factor: Self::FIRST, steady: 0 })
+    }
+
+    /// After a step whose gradients were finite.
+    pub fn succeeded(&mut self) {
+        self.steady += 1;
+        if self.steady == Self::GROW_AFTER {
+            *self = Self { factor: self.factor * 2.0, steady: 0 };
+        }
+    }
+
+    /// After gradients that were not. Whether the step is to be repeated.
+    pub fn overflowed(&mut self) -> bool {
+        *self = Self { factor: self.factor / 2.0, steady: 0 };
+        self.factor >= 1.0
     }
 }
 
@@ -55,5 +91,16 @@ mod tests {
             let found = factor(&Schedule { kind, warmup: Warmup::Steps(warmup) }, step, 10);
             assert!((found - want).abs() < 1e-12, "{kind:?} warmup {warmup} step {step}: {found}");
         }
+    }
+
+    #[test]
+    fn falls_at_once_and_grows_slowly() {
+        assert_eq!(LossScale::new(Precision::Bf16), None);
+        let mut scale = LossScale::new(Precision::Fp16Mixed).unwrap();
+        assert!(scale.overflowed());
+        assert_eq!(scale.factor, 32768.0);
+        (0..2000).for_each(|_| scale.succeeded());
+        assert_eq!(scale.factor, 65536.0);
+        assert_eq!((0..20).take_while(|_| scale.overflowed()).count(), 16);
     }
 }

@@ -22,9 +22,9 @@ const SORTED_BATCHES: usize = 32;
 /// Between two progress events.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What a kind of model does with its samples.
+/// The way in which a kind of model predicts its samples.
 pub trait Head {
-    /// What comes out for one sample.
+    /// The output for one sample.
     type Output;
 
     /// Whether samples of the same row are pieces of one prediction.
@@ -34,7 +34,7 @@ pub trait Head {
     /// with fewer.
     fn compute(&mut self, indices: &[usize], samples: &[Sample]) -> Result<Vec<Self::Output>, TrainerError>;
 
-    /// What is written of one prediction: of one output, or of the pieces of a row.
+    /// The fields of one prediction: of one output, or of the pieces of a row.
     fn fields(pieces: Vec<Self::Output>) -> Fields;
 }
 

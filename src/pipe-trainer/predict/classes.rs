@@ -1,4 +1,4 @@
-//! Models that predict classes or a number, for texts and for windows of time series.
+//! Predictions of classes and numbers, and of which picture belongs to which text.
 
 use std::rc::Rc;
 
@@ -9,12 +9,17 @@ use tch::{Kind, Tensor};
 use super::batches::Head;
 use super::output::{Field, Fields};
 use super::{Prediction, evaluation};
-use crate::data::{Column, IGNORED, PartShape, Sample};
+use crate::data::{Column, IGNORED, Part, PartShape, Sample};
 use crate::error::TrainerError;
-use crate::model::{Mode, Model};
-use crate::train::Predictions;
+use crate::model::{Contrastive, Embeddings, Mode, Model};
+use crate::train::{Figures, Predictions, contrastive_figures};
 
-pub fn predict(prediction: &mut Prediction, task_data: &TaskData, labels: Labels) -> Result<Predicted, TrainerError> {
+/// Models that predict classes or a number, for texts and for windows of time series.
+pub fn predict_classes(
+    prediction: &mut Prediction,
+    task_data: &TaskData,
+    labels: Labels,
+) -> Result<Predicted, TrainerError> {
     let (sources, shape) = prediction.open(task_data)?;
     let model = Rc::clone(&prediction.model);
     let mut head = ClassHead { model, shape, labels, predictions: Predictions::default() };
@@ -87,5 +92,75 @@ fn is_labelled(sample: &Sample) -> bool {
         Some(Column::Whole(class)) => *class != IGNORED,
         Some(Column::Real(number)) => !number.is_nan(),
         _ => false,
+    }
+}
+
+/// Models of pictures and texts: how well the two of a row fit, or the embedding of the one that there is.
+pub fn predict_pairs(prediction: &mut Prediction, task_data: &TaskData) -> Result<Predicted, TrainerError> {
+    let (sources, shape) = prediction.open(task_data)?;
+    let mut head = PairHead { model: Rc::clone(&prediction.model), shape, indices: Vec::new(), pairs: Vec::new() };
+    let predicted = prediction.write(&sources.train, &mut head)?;
+    if head.pairs.is_empty() {
+        return Ok(predicted);
+    }
+    let rows = head.indices.len() as u64;
+    let effective_batch = prediction.spec.settings.train.effective_batch;
+    let Figures { loss, scores, .. } = contrastive_figures(head.contrastive(), &head.all_pairs()?, effective_batch)?;
+    Ok(Predicted { evaluation: evaluation(rows, loss, scores), ..predicted })
+}
+
+struct PairHead {
+    model: Rc<dyn Model>,
+    shape: PartShape,
+    /// The rows that have both a picture and a text, as they were computed, and their embeddings.
+    indices: Vec<usize>,
+    pairs: Vec<Embeddings>,
+}
+
+impl PairHead {
+    fn contrastive(&self) -> &dyn Contrastive {
+        self.model.contrastive().unwrap_or_else(|| panic!("a model that compares nothing"))
+    }
+
+    /// In the order of the rows.
+    fn all_pairs(&self) -> Result<Embeddings, TrainerError> {
+        let mut order: Vec<i64> = (0..self.indices.len() as i64).collect();
+        order.sort_by_key(|at| self.indices[*at as usize]);
+        let order = Tensor::f_from_slice(&order)?.f_to_device(self.pairs[0].images.device())?;
+        let all = |side: fn(&Embeddings) -> &Tensor| {
+            let parts: Vec<&Tensor> = self.pairs.iter().map(side).collect();
+            Tensor::f_cat(&parts, 0)?.f_index_select(0, &order)
+        };
+        Ok(Embeddings { images: all(|pair| &pair.images)?, texts: all(|pair| &pair.texts)? })
+    }
+}
+
+impl Head for PairHead {
+    type Output = Fields;
+
+    fn compute(&mut self, indices: &[usize], samples: &[Sample]) -> Result<Vec<Fields>, TrainerError> {
+        let part: Part = self.shape.collate(samples)?;
+        let model = self.contrastive();
+        let has = |name: &str| part.find(name).is_some();
+        let embeddings = match (has("pixel_values"), has("input_ids")) {
+            (true, true) => {
+                let pair = model.embed(&part, Mode::Eval)?;
+                let products = pair.images.f_mul(&pair.texts)?;
+                let scores = products.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Float)?;
+                let scores = Vec::<f32>::try_from(scores)?;
+                self.indices.extend(indices);
+                self.pairs.push(pair);
+                return Ok(scores.into_iter().map(|score| vec![("score", Field::Real(score))]).collect());
+            }
+            (true, false) => model.embed_images(&part, Mode::Eval)?,
+            (false, _) => model.embed_texts(&part, Mode::Eval)?,
+        };
+        let width = embeddings.size2()?.1 as usize;
+        let values = Vec::<f32>::try_from(embeddings.f_contiguous()?.f_reshape([-1])?)?;
+        Ok(values.chunks(width).map(|row| vec![("embedding", Field::Reals(row.to_vec()))]).collect())
+    }
+
+    fn fields(mut pieces: Vec<Fields>) -> Fields {
+        pieces.swap_remove(0)
     }
 }

@@ -1,11 +1,9 @@
-//! `pipe-trainer predict`: sends the rows of a data file through a trained model and writes one JSON object for each. Where rows
-//! have labels or targets, it also computes the figures of an evaluation, with the code of the evaluation.
+//! `pipe-trainer predict`: sends the rows of a data file through a trained model and writes one JSON object for each.
+//! Where rows have labels or targets, it also computes the figures of an evaluation, with the code of the evaluation.
 
 mod batches;
 mod classes;
-mod language;
 mod output;
-mod pairs;
 mod texts;
 
 use std::path::Path;
@@ -13,24 +11,23 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use batches::{Batches, Head};
+use output::{Output, print};
 use pipe_model::{Labels, TaskData};
 use pipe_spec::event::Scores;
 use pipe_spec::predict::{Evaluation, Predicted};
 use pipe_spec::{PredictEvent, PredictSpec};
 use rayon::ThreadPool;
 
-use self::batches::{Batches, Head};
-use self::output::{Output, print};
 use crate::data::{self, KeptColumns, PartShape, Source};
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::host::Stop;
 use crate::model::{Definition, Model, Setup, Start};
-use crate::spec;
+use crate::session::spec;
 
-pub fn predict(spec_file: &Path) -> Result<(), TrainerError> {
+pub fn predict(spec_file: &Path, stop: Stop) -> Result<(), TrainerError> {
     let spec = spec::read_predict(spec_file)?;
-    let stop = Stop::on_signals().map_err(TrainerError::signals)?;
     let hardware = Hardware::prepare(&spec.settings)?;
     let pool = data::workers(spec.settings.data.workers.get())?;
     hardware.enforce_limit(&spec.settings.memory, |bytes| bytes)?;
@@ -79,17 +76,17 @@ struct Prediction {
 impl Prediction {
     fn run(mut self, task_data: &TaskData) -> Result<Predicted, TrainerError> {
         match task_data {
-            TaskData::Seq2Seq { .. } => texts::predict(&mut self, task_data),
+            TaskData::Seq2Seq { .. } => texts::predict_texts(&mut self, task_data),
             TaskData::Classification { labels, .. } => {
-                classes::predict(&mut self, task_data, labels.clone().unwrap_or_default())
+                classes::predict_classes(&mut self, task_data, labels.clone().unwrap_or_default())
             }
             TaskData::TimeSeries { names, classes, .. } => {
                 let labels = names.clone().map_or_else(|| Labels::numbered(*classes as usize), Labels::Classes);
-                classes::predict(&mut self, task_data, labels)
+                classes::predict_classes(&mut self, task_data, labels)
             }
-            TaskData::Contrastive { .. } => pairs::predict(&mut self, task_data),
+            TaskData::Contrastive { .. } => crate::predict::classes::predict_pairs(&mut self, task_data),
             TaskData::Language { vocab_size, max_length } => {
-                language::predict(&mut self, task_data, *vocab_size, *max_length)
+                crate::predict::texts::predict_language(&mut self, task_data, *vocab_size, *max_length)
             }
         }
     }

@@ -1,4 +1,5 @@
-//! What is written: one JSON object for each prediction, in a file that has its name when it is complete, and events on stdout.
+//! The output: one JSON object for each prediction, in a file that has its name when it is complete, and
+//! events on stdout.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use crate::error::TrainerError;
 
-/// What a prediction says, in the order in which it is written.
+/// The fields of a prediction, in the order in which they are written.
 pub type Fields = Vec<(&'static str, Field)>;
 
 /// Numbers of the model are written as short as fp32 allows.

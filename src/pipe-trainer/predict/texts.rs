@@ -1,21 +1,24 @@
-//! Models that write a text for a text.
+//! Predictions of texts: for a source, as the continuation of a prompt, or the loss of each row.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use pipe_model::TaskData;
-use pipe_spec::predict::Predicted;
-use tch::Kind;
+use pipe_spec::predict::{Evaluation, Predicted};
+use tch::{Kind, Reduction, Tensor};
 
 use super::batches::Head;
 use super::output::{Field, Fields};
 use super::{Prediction, evaluation};
-use crate::data::{PartShape, Sample, Source, Tokens};
+use crate::data::{
+    self, Column, IGNORED, Padding, PartShape, Prompts, Sample, Source, TextPieces, Tokens, has_prompts,
+};
 use crate::error::TrainerError;
 use crate::model::{Generation, Mode, Model};
 use crate::train::{TextScores, generation};
 
-pub fn predict(prediction: &mut Prediction, task_data: &TaskData) -> Result<Predicted, TrainerError> {
+/// Models that write a text for a text.
+pub fn predict_texts(prediction: &mut Prediction, task_data: &TaskData) -> Result<Predicted, TrainerError> {
     let (sources, shape) = prediction.open(task_data)?;
     let Some(tokens) = sources.tokens else { panic!("texts without a tokenizer") };
     let mut head = TextHead {
@@ -93,5 +96,153 @@ impl TextHead {
         let sum = self.model.loss_sum(&self.shape.collate(&samples)?, Mode::Eval)?;
         let targets = samples.iter().map(|sample| sample.targets).sum();
         Ok((sum.f_to_kind(Kind::Double)?.f_double_value(&[])?, targets))
+    }
+}
+
+/// Language models: the continuation of prompts, or the loss of texts.
+pub fn predict_language(
+    prediction: &mut Prediction,
+    task_data: &TaskData,
+    vocab_size: u64,
+    max_length: u32,
+) -> Result<Predicted, TrainerError> {
+    let spec = prediction.spec.settings.clone();
+    let missing = || TrainerError::Tokenizer { path: "".into(), message: "none is given".to_owned() };
+    let tokenizer = spec.tokenizer.as_deref().ok_or_else(missing)?;
+    let tokens = Arc::new(Tokens::whole(tokenizer, spec.model.arch)?.check_vocabulary(vocab_size)?);
+    let (device, model) = (prediction.hardware.device, Rc::clone(&prediction.model));
+    if has_prompts(&spec.data)? {
+        let source = Prompts::open(&spec.data, &prediction.pool, Arc::clone(&tokens), max_length as usize)?;
+        let limits = generation(&spec, &tokens);
+        return prediction
+            .write(&(Arc::new(source) as Arc<dyn Source>), &mut PromptHead { model, tokens, limits, device });
+    }
+    let longest = spec.data.max_length.get().min(max_length) as usize;
+    let source = TextPieces::open(&spec.data, &prediction.pool, &tokens, longest)?;
+    let predicted = prediction.write(&(Arc::new(source) as Arc<dyn Source>), &mut LossHead { model, device })?;
+    let evaluation = prediction.packed_figures(task_data, predicted.predictions)?;
+    Ok(Predicted { evaluation, ..predicted })
+}
+
+impl Prediction {
+    /// The figures of an evaluation, which packs the texts into rows of one length; nothing where they do not fill one.
+    fn packed_figures(&mut self, task_data: &TaskData, rows: u64) -> Result<Option<Evaluation>, TrainerError> {
+        // Every text was read before: all that can be wrong here is that there are too few.
+        let Ok(sources) = data::open(&self.spec.settings, task_data, &self.pool) else { return Ok(None) };
+        let shape = PartShape::new(&sources.paddings, self.hardware.device);
+        let mut head = PackedHead { model: Rc::clone(&self.model), shape, loss: 0.0, targets: 0 };
+        self.batches.run(&sources.train, &mut head, |_| {}, |_| Ok(()))?;
+        let loss = head.loss / head.targets.max(1) as f64;
+        Ok(evaluation(rows, loss, TextScores::default().scores(loss)))
+    }
+}
+
+struct PromptHead {
+    model: Rc<dyn Model>,
+    tokens: Arc<Tokens>,
+    limits: Generation,
+    device: tch::Device,
+}
+
+impl Head for PromptHead {
+    type Output = String;
+
+    /// Prompts of one length are continued together. Where tokens are drawn, the number of a row decides them, so that rows
+    /// that are continued together must follow one another.
+    fn compute(&mut self, indices: &[usize], samples: &[Sample]) -> Result<Vec<String>, TrainerError> {
+        let Some(generator) = self.model.text_generator() else { panic!("a model that writes no texts") };
+        let goes_on = |at: usize| {
+            let follows = self.limits.temperature == 0.0 || indices[at] == indices[at - 1] + 1;
+            follows && samples[at].length() == samples[at - 1].length()
+        };
+        let mut texts = Vec::with_capacity(samples.len());
+        while texts.len() < samples.len() {
+            let start = texts.len();
+            let end = (start + 1..samples.len()).find(|at| !goes_on(*at)).unwrap_or(samples.len());
+            let length = Some(samples[start].length());
+            let shape = PartShape::new(&[Padding { column: "prompt", with: 0, length, most: usize::MAX }], self.device);
+            let limits = Generation { first_row: indices[start] as u64, ..self.limits };
+            let answers = generator.generate(&shape.collate(&samples[start..end])?, &limits)?;
+            for (sample, answer) in samples[start..end].iter().zip(answers) {
+                texts.push(self.continuation(sample, &answer)?);
+            }
+        }
+        Ok(texts)
+    }
+
+    fn fields(mut pieces: Vec<String>) -> Fields {
+        vec![("text", Field::Text(pieces.swap_remove(0)))]
+    }
+}
+
+impl PromptHead {
+    /// Written out together with its prompt where that is possible, so that a space between the two is kept.
+    fn continuation(&self, sample: &Sample, answer: &[i64]) -> Result<String, TrainerError> {
+        let Some(Column::Tokens(prompt)) = sample.column("prompt") else { return self.tokens.decode(answer) };
+        let (whole, before) = (self.tokens.decode(&[prompt, answer].concat())?, self.tokens.decode(prompt)?);
+        match whole.strip_prefix(&before) {
+            Some(rest) => Ok(rest.to_owned()),
+            None => self.tokens.decode(answer),
+        }
+    }
+}
+
+struct LossHead {
+    model: Rc<dyn Model>,
+    device: tch::Device,
+}
+
+impl Head for LossHead {
+    /// The loss, summed over so many tokens.
+    type Output = (f64, u64);
+
+    const JOINED: bool = true;
+
+    fn compute(&mut self, _: &[usize], samples: &[Sample]) -> Result<Vec<(f64, u64)>, TrainerError> {
+        // Rows are never rounded up: there may be no position for more.
+        let length = samples.iter().map(Sample::length).max();
+        let padding = |column, with| Padding { column, with, length, most: usize::MAX };
+        let part = PartShape::new(&[padding("ids", 0), padding("next", IGNORED)], self.device).collate(samples)?;
+        let logits = self.model.logits(&part, Mode::Eval)?.f_to_kind(Kind::Float)?;
+        let next = part.get("next")?;
+        let (rows, length) = next.size2()?;
+        let losses = logits.f_reshape([rows * length, -1])?.f_cross_entropy_loss(
+            &next.f_reshape([-1])?,
+            None::<&Tensor>,
+            Reduction::None,
+            IGNORED,
+            0.0,
+        )?;
+        let sums = losses.f_reshape([rows, length])?.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Double)?;
+        Ok(Vec::<f64>::try_from(sums)?.into_iter().zip(samples).map(|(sum, sample)| (sum, sample.targets)).collect())
+    }
+
+    fn fields(pieces: Vec<(f64, u64)>) -> Fields {
+        let tokens: u64 = pieces.iter().map(|(_, tokens)| tokens).sum();
+        let loss = pieces.iter().map(|(sum, _)| sum).sum::<f64>() / tokens.max(1) as f64;
+        vec![("loss", Field::Mean(loss)), ("perplexity", Field::Mean(loss.exp())), ("tokens", Field::Whole(tokens))]
+    }
+}
+
+/// Rows as an evaluation has them.
+struct PackedHead {
+    model: Rc<dyn Model>,
+    shape: PartShape,
+    loss: f64,
+    targets: u64,
+}
+
+impl Head for PackedHead {
+    type Output = ();
+
+    fn compute(&mut self, _: &[usize], samples: &[Sample]) -> Result<Vec<()>, TrainerError> {
+        let sum = self.model.loss_sum(&self.shape.collate(samples)?, Mode::Eval)?;
+        self.loss += sum.f_to_kind(Kind::Double)?.f_double_value(&[])?;
+        self.targets += samples.iter().map(|sample| sample.targets).sum::<u64>();
+        Ok(vec![(); samples.len()])
+    }
+
+    fn fields(_: Vec<()>) -> Fields {
+        Vec::new()
     }
 }

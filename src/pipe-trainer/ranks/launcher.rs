@@ -1,26 +1,23 @@
 //! Starts the ranks of a node, one process each, and watches them: one that fails ends the attempt, and so does one that does nothing
-//! while others wait for it. Of other nodes it knows only the notices.
+//! while others wait for it. It knows other nodes only by their notices.
 
 use std::fs;
 use std::io;
 use std::num::NonZeroU32;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pipe_spec::trainer::LEASE_VARIABLE;
-use pipe_spec::{TrainerExit, TrainerSpec};
+use pipe_spec::{Device, Phase, TrainerExit, TrainerSpec};
 
-use super::heartbeat::{Heartbeats, RankState};
 use super::notices::{Ended, Notices};
-use super::watched::Watched;
+use super::waiter::{Heartbeat, Heartbeats, RankState};
 use crate::error::TrainerError;
-use crate::host::child::die_with_this_process;
-use crate::host::{Stop, lease};
-use crate::node::Node;
-use crate::spec::job_folder;
+use crate::host::{self, Stop, bytes_moved, cpu_time, die_with_this_process};
+use crate::session::spec::{Node, job_folder};
 use crate::storage::durable;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -28,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long ranks may take to save and end when one of them has ended.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What the ranks are told beside the spec.
+/// Arguments of the ranks beside the spec.
 pub struct Start<'a> {
     pub spec_file: &'a Path,
     pub spec: &'a TrainerSpec,
@@ -58,7 +55,7 @@ pub fn launch(start: &Start<'_>, stop: &Stop) -> Result<(), TrainerError> {
     let folder = job_folder(start.spec).ranks();
     let fail = |source| TrainerError::Io { path: folder.clone(), source };
     let node = start.node;
-    // What an earlier process has left there. Of several nodes another may be there already.
+    // An earlier process may have left files there. With several nodes another may be there already.
     if node.is_only() {
         durable::remove_folder(&folder).map_err(fail)?;
     }
@@ -72,7 +69,7 @@ pub fn launch(start: &Start<'_>, stop: &Stop) -> Result<(), TrainerError> {
         });
         ranks.push(Watched::new(rank, child?, start.spec.device));
     }
-    lease::training_started();
+    host::training_started();
     let mut launcher = Launcher {
         ranks,
         heartbeats,
@@ -117,7 +114,7 @@ struct Launcher {
     heartbeats: Heartbeats,
     notices: Notices,
     timeout: Duration,
-    /// Of all nodes, and when it last changed.
+    /// The progress of all nodes, and when it last changed.
     progress: (Vec<Option<u64>>, Instant),
     /// Since when a rank has ended before its time.
     leaving: Option<Instant>,
@@ -161,8 +158,8 @@ impl Launcher {
         }
     }
 
-    /// Of ranks that are to end: one that has not begun, because it waits for others to come, notices nothing else, and one that neither
-    /// saves nor computes for long does not end by itself.
+    /// Kills ranks that should end and cannot: one that has not begun, because it waits for others to come, notices nothing else, and
+    /// one that neither saves nor computes for long does not end by itself.
     fn end_stragglers(&mut self) {
         for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
             let heartbeat = self.heartbeats.of(rank.rank);
@@ -270,7 +267,7 @@ impl Launcher {
         self.leaving = Some(Instant::now());
     }
 
-    /// What the attempt came to: the reason of the rank that ended first, if one did.
+    /// The result of the attempt: the reason of the rank that ended first, if one did.
     fn result(&self) -> Result<(), TrainerError> {
         let silent = || self.failed().map(|(rank, status)| without_a_word(rank, status));
         if let Some(ended) = self.notices.any().or_else(silent) {
@@ -292,7 +289,7 @@ fn given_up(rank: &Watched, message: String, hint: &str) -> Ended {
     Ended { rank: rank.rank, message, hint, exit, weights_differ: false, oom: None }
 }
 
-/// Of a rank that left nothing.
+/// The notice of a rank that left none.
 fn without_a_word(rank: u32, status: ExitStatus) -> Ended {
     let (message, exit) = match (status.signal(), status.code()) {
         (Some(signal), _) => (format!("it was killed by signal {signal}"), 128 + signal),
@@ -302,4 +299,92 @@ fn without_a_word(rank: u32, status: ExitStatus) -> Ended {
         }
     };
     Ended { rank, message, hint: None, exit, weights_differ: false, oom: None }
+}
+
+/// A rank and when it was last seen to do something.
+pub struct Watched {
+    pub rank: u32,
+    child: Child,
+    pub ended: Option<ExitStatus>,
+    device: Device,
+    pub heartbeat: Option<Heartbeat>,
+    signs: (Option<u64>, Option<u64>),
+    /// When it last went on.
+    pub since: Instant,
+    /// When it last did so or polled.
+    pub seen: Instant,
+    /// When it was last seen to read or write, or on the CPU to compute.
+    pub worked: Instant,
+    /// Whether it was killed here.
+    pub dropped: bool,
+}
+
+impl Watched {
+    pub fn new(rank: u32, child: Child, device: Device) -> Self {
+        let now = Instant::now();
+        let (heartbeat, signs) = (None, (None, None));
+        Self { rank, child, ended: None, device, heartbeat, signs, since: now, seen: now, worked: now, dropped: false }
+    }
+
+    /// Takes in whether it has done anything. A card that hangs keeps a core busy, so that there only what a rank says counts; it
+    /// says nothing while it reads and writes.
+    pub fn observe(&mut self, heartbeat: Heartbeat) {
+        let process = self.child.id();
+        let signs = (cpu_time(process), bytes_moved(process));
+        let (computed, moved) = (signs.0 != self.signs.0, signs.1 != self.signs.1);
+        let on_card = self.device == Device::Cuda;
+        if moved || (computed && !on_card) {
+            self.worked = Instant::now();
+        }
+        let works = match heartbeat.phase {
+            _ if heartbeat.state.waits() => false,
+            _ if heartbeat.state == RankState::Starting || !on_card => computed || moved,
+            Phase::Load | Phase::Resume => computed || moved,
+            Phase::Checkpoint => moved,
+            Phase::Forward | Phase::Backward | Phase::Optimizer | Phase::Eval => false,
+        };
+        let known = self.heartbeat.map(|known| Heartbeat { polls: heartbeat.polls, ..known });
+        let computes_nothing = heartbeat.state == RankState::Computing;
+        if known != Some(heartbeat) || works {
+            (self.since, self.seen) = (Instant::now(), Instant::now());
+        } else if self.heartbeat != Some(heartbeat) && !computes_nothing {
+            self.seen = Instant::now();
+        }
+        (self.heartbeat, self.signs) = (Some(heartbeat), signs);
+    }
+
+    /// Takes in whether it has ended.
+    pub fn collect(&mut self) {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+    }
+
+    pub fn idle_text(&self) -> String {
+        match self.heartbeat {
+            Some(heartbeat) if heartbeat.state != RankState::Starting => {
+                let what = if heartbeat.state == RankState::Computing {
+                    "its card has computed nothing"
+                } else {
+                    "it did nothing"
+                };
+                format!("{what} in phase {} after step {}", heartbeat.phase.name(), heartbeat.step)
+            }
+            _ => "it did nothing since its start".to_owned(),
+        }
+    }
+
+    pub fn signal(&self, signal: libc::c_int) {
+        // SAFETY: kill takes two integers. The process is a child that has not been waited for, so that its number is still its own.
+        unsafe { libc::kill(self.child.id().cast_signed(), signal) };
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if self.ended.is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
 }

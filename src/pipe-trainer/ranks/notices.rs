@@ -1,4 +1,4 @@
-//! What ranks leave for each other in the folder of their attempt when they cannot be heard any more.
+//! Notices: files that ranks leave for each other in the folder of their attempt when they cannot be heard any more.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,7 +11,7 @@ use pipe_spec::{OomRecord, TrainerExit};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainerError;
-use crate::node::Node;
+use crate::session::spec::Node;
 
 const STOP: &str = "stop";
 const BATCH: &str = "batch";
@@ -35,7 +35,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Of a rank that can say no more than this error.
+    /// The notice of a rank that can say no more than this error.
     pub fn by(rank: u32, error: &TrainerError) -> Self {
         Self {
             rank,
@@ -53,7 +53,7 @@ impl Ended {
     }
 }
 
-/// Of the process that started the ranks.
+/// The error of the process that started the ranks.
 impl From<Ended> for TrainerError {
     fn from(Ended { rank, message, hint, exit, .. }: Ended) -> Self {
         Self::RankEnded { rank, message, hint, exit }
@@ -83,7 +83,7 @@ impl Notices {
         self.folder.join(format!("ended-{rank}.json"))
     }
 
-    /// Of all ranks of a node.
+    /// The notice of all ranks of a node.
     fn node_path(&self, node: u32) -> PathBuf {
         self.folder.join(format!("ended-node-{node}.json"))
     }
@@ -115,7 +115,7 @@ impl Notices {
         }
     }
 
-    /// Of a rank that could not say more, unless it has left one or ends because of another.
+    /// Leaves the notice of a rank that could not say more, unless it has left one or ends because of another.
     pub fn leave_unless_others_have(&self, rank: u32, error: &TrainerError) {
         let follows = matches!(error, TrainerError::PeerEnded { .. } | TrainerError::Stopped { .. });
         let known =
@@ -147,7 +147,7 @@ impl Notices {
         self.write(&self.folder.join(progress_name(self.node.index)), count.to_string().as_bytes());
     }
 
-    /// What each node has left of it.
+    /// The progress that each node has left.
     pub fn progress(&self) -> Vec<Option<u64>> {
         (0..self.node.count).map(|node| self.number(&progress_name(node))).collect()
     }
@@ -165,12 +165,12 @@ impl Notices {
         read(&self.path(rank))
     }
 
-    /// Of any rank but this one.
+    /// The notice of any rank but this one.
     pub fn of_others(&self, own: u32) -> Option<Ended> {
         self.first(|rank| rank != own)
     }
 
-    /// Of any rank.
+    /// The notice of any rank.
     pub fn any(&self) -> Option<Ended> {
         self.first(|_| true)
     }

@@ -1,21 +1,23 @@
-//! What a rank does together with the others.
+//! The other ranks of a training, and the address by which they reach this machine.
 
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pipe_spec::trainer::Rank;
+use pipe_spec::trainer::{ADDRESS_VARIABLE, Rank};
 use pipe_spec::{Phase, TrainerSpec};
 use tch::{Kind, Tensor};
 
-use super::address::Address;
 use super::notices::Ended;
 use super::waiter::Waiter;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::host::Stop;
-use crate::node::Node;
-use crate::spec::job_folder;
+use crate::session::spec::{Node, job_folder};
 use crate::torch::{self, Link, Waits};
 
 /// Sums end, or a rank that is in their way is found: they have no time of their own.
@@ -66,7 +68,7 @@ impl Peers {
         self.rank.index == 0
     }
 
-    /// What sums gradients.
+    /// The library that sums gradients.
     pub fn sums_by(&self) -> Option<&'static str> {
         self.joined.as_ref().map(|joined| if joined.device.is_some() { "nccl" } else { "gloo" })
     }
@@ -120,7 +122,7 @@ impl Peers {
         self.joined.as_ref().expect("there are other ranks")
     }
 
-    /// What sums tensors of this device.
+    /// The link that sums tensors of this device.
     pub fn link(&self, device: tch::Device) -> Link {
         let joined = self.joined();
         joined.device.filter(|_| device.is_cuda()).unwrap_or(joined.host)
@@ -150,7 +152,7 @@ impl Peers {
         self.gather(&[0.0]).map(drop)
     }
 
-    /// What is behind an error: another rank may have ended, or all are to stop here.
+    /// The reason behind an error: another rank may have ended, or all are to stop here.
     pub fn behind(&self, error: TrainerError) -> TrainerError {
         match (&self.joined, &error) {
             (Some(joined), TrainerError::Torch { message }) if message.contains("NCCL") => joined.waiter.reason(error),
@@ -179,7 +181,7 @@ impl Peers {
         self.joined().waiter.wait(link)
     }
 
-    /// What the leading rank says, on every rank.
+    /// The bytes of the leading rank, on every rank.
     pub fn broadcast_bytes(&self, bytes: Vec<u8>) -> Result<Vec<u8>, TrainerError> {
         if self.is_nobody() {
             return Ok(bytes);
@@ -231,5 +233,104 @@ impl Waits for SharedSum {
     fn wait(&self) -> Result<(), String> {
         // Not in the words of the other rank: its out-of-memory is not this one's.
         self.waiter.wait(self.link).map_err(|_| "a sum inside the model was given up".to_owned())
+    }
+}
+
+/// Gloo's own variable.
+const INTERFACE_VARIABLE: &str = "GLOO_SOCKET_IFNAME";
+
+/// The address or interface that Gloo listens on.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A network interface.
+    Interface(String),
+    /// A name or an IP address of this machine.
+    Host(String),
+}
+
+impl Address {
+    /// On one node, loopback. On several, what the environment says, or else what the name of this machine stands for.
+    pub fn find(node: Node) -> Result<Self, TrainerError> {
+        if node.is_only() {
+            return Ok(Self::Interface("lo".to_owned()));
+        }
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let address = match (variable(ADDRESS_VARIABLE), variable(INTERFACE_VARIABLE)) {
+            (Some(host), _) => Self::Host(host),
+            (None, Some(interface)) => Self::Interface(interface),
+            (None, None) => {
+                let name = host_name().map_err(|error| no_address("the name of this machine", &error))?;
+                if resolve(&name)?.iter().all(IpAddr::is_loopback) {
+                    tracing::warn!(
+                        "{name} is a loopback address here, which other machines do not reach; set {ADDRESS_VARIABLE}"
+                    );
+                }
+                Self::Host(name)
+            }
+        };
+        address.check()?;
+        Ok(address)
+    }
+
+    /// Its name, and whether it is that of an interface.
+    pub fn name(&self) -> (&str, bool) {
+        match self {
+            Self::Interface(name) => (name, true),
+            Self::Host(name) => (name, false),
+        }
+    }
+
+    fn check(&self) -> Result<(), TrainerError> {
+        match self {
+            Self::Host(host) => {
+                TcpListener::bind((host.as_str(), 0)).map(drop).map_err(|error| no_address(host, &error))
+            }
+            Self::Interface(name) if Path::new("/sys/class/net").join(name).exists() => Ok(()),
+            Self::Interface(name) => {
+                let message = "there is no such network interface";
+                Err(no_address(&format!("{INTERFACE_VARIABLE} {name}"), &message))
+            }
+        }
+    }
+}
+
+fn resolve(host: &str) -> Result<Vec<IpAddr>, TrainerError> {
+    let found = (host, 0).to_socket_addrs().map_err(|error| no_address(host, &error))?;
+    Ok(found.map(|address| address.ip()).collect())
+}
+
+fn no_address(of: &str, message: &dyn std::fmt::Display) -> TrainerError {
+    TrainerError::NoAddress { of: of.to_owned(), message: message.to_string() }
+}
+
+fn host_name() -> io::Result<String> {
+    let mut name = [0_u8; 256];
+    // SAFETY: the pointer is valid for a write of so many bytes; the last one stays 0.
+    if unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let name = CStr::from_bytes_until_nul(&name).map_err(io::Error::other)?;
+    Ok(name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod address_tests {
+    use super::*;
+
+    #[test]
+    fn one_node_uses_loopback() {
+        let node = Node { index: 0, count: 1, all_ranks: 2 };
+        assert_eq!(Address::find(node).unwrap(), Address::Interface("lo".to_owned()));
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_refused() {
+        let host = |name: &str| Address::Host(name.to_owned());
+        // The last is an address for documentation, which no machine has.
+        for address in [host("no-such-host.invalid"), Address::Interface("no-such".to_owned()), host("192.0.2.1")] {
+            assert!(matches!(address.check(), Err(TrainerError::NoAddress { .. })), "{address:?}");
+        }
+        host("127.0.0.1").check().unwrap();
+        Address::Interface("lo".to_owned()).check().unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! Reads tensors by name: of a safetensors file, or of the files of a model's folder, safetensors or pickled. Mapped into memory,
-//! one tensor copied at a time.
+//! Reads tensors by name: of a safetensors file, or of the files of a model's folder, safetensors or pickled. Mapped
+//! into memory, one tensor copied at a time.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use super::pickle::{self, Located};
 use crate::error::TrainerError;
 
 pub struct TensorFiles {
-    /// What was opened, for messages.
+    /// The path that was opened, for messages.
     path: PathBuf,
     tensors: BTreeMap<String, StoredTensor>,
     maps: Vec<Mmap>,

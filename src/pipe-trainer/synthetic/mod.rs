@@ -5,9 +5,7 @@ mod dishes;
 mod recipes;
 mod rows;
 pub mod series;
-mod split;
 pub mod stories;
-mod unigram;
 
 pub use dishes::DISHES;
 pub use recipes::RECIPES;

@@ -1,10 +1,11 @@
-//! A synthetic time series: endless, reproducible and learnable. It goes through three states. Each feature depends a little on
-//! the state, and mostly on its last value and on noise, so that a window predicts the state and a single row does not.
+//! A synthetic time series: endless, reproducible and learnable. It goes through three states. Each feature depends a
+//! little on the state, and mostly on its last value and on noise, so that a window predicts the state and a single row
+//! does not.
 
 use std::fmt::Write;
 use std::fs;
 
-use super::split::Split;
+use super::rows::Split;
 use crate::cli::SeriesArgs;
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};
@@ -55,7 +56,7 @@ fn text(seed: u64, split: Split, rows: u64, features: u64) -> String {
     text
 }
 
-/// What a feature is measured in, and where each state pulls it.
+/// The scale of a feature, and where each state pulls it.
 struct Feature {
     offset: f64,
     scale: f64,

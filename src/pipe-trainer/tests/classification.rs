@@ -351,7 +351,7 @@ fn class_weights_are_refused_where_there_are_no_classes() {
 
 #[test]
 fn every_class_is_evaluated_where_a_share_is_kept() {
-    // Of the first class one row is kept for evaluation, as of any class with two rows or more.
+    // One row of the first class is kept for evaluation, as of any class with two rows or more.
     let mut bench = unequal(2, 38);
     bench
         .set("/data/eval", json!(null))

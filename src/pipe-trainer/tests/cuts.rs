@@ -1,56 +1,247 @@
-//! However a step is cut, with dropout on: one training, in every architecture.
+//! However a step is cut, with dropout on: one training, in every architecture, with `train.split: fill` and in every precision.
 
-use crate::support::{Bench, expect_one_training_however_it_is_cut};
-use crate::{bag_of_words, classification, deberta, hybrid, mu_sota, pairs};
+use std::collections::BTreeMap;
+use std::fs;
+
+use pipe_spec::event::{Rehearsed, Step};
+use pipe_spec::run::checkpoint_name;
+use pipe_spec::{EventKind, RunFolder};
+use safetensors::SafeTensors;
 use serde_json::json;
+
+use crate::bag_of_words::dishes as bag_of_words;
+use crate::classification::{balanced_dishes as bert_with_weights_of_classes, dishes as bert};
+use crate::support::{Bench, Ended, for_each_architecture, furthest, losses, step_line, struck};
+use crate::{deberta, hybrid, mu_sota, pairs};
+
+fn roberta() -> Bench {
+    let mut bench = bert();
+    bench.set("/model/arch", json!("roberta"));
+    bench
+}
+
+fn deberta() -> Bench {
+    let mut bench = deberta::texts();
+    bench.set("/model/config/conv_kernel_size", json!(3));
+    bench
+}
+
+fn hybrid_cnn_lstm() -> Bench {
+    let mut bench = hybrid::series();
+    bench.set("/model/config/norm", json!("layer"));
+    bench
+}
+
+fn mu_sota() -> Bench {
+    mu_sota::bench(100)
+}
+
+for_each_architecture! {
+    expect_one_cut_to_change_nothing, expect_no_cut_to_change_anything:
+    bert, bert_with_weights_of_classes, roberta, deberta, hybrid_cnn_lstm, mu_sota, bag_of_words
+}
 
 #[test]
 fn t5() {
-    expect_one_training_however_it_is_cut(Bench::recipes());
-}
-
-#[test]
-fn bert() {
-    expect_one_training_however_it_is_cut(classification::dishes());
-}
-
-#[test]
-fn bert_with_weights_of_classes() {
-    expect_one_training_however_it_is_cut(classification::balanced_dishes());
-}
-
-#[test]
-fn roberta() {
-    let mut bench = classification::dishes();
-    bench.set("/model/arch", json!("roberta"));
-    expect_one_training_however_it_is_cut(bench);
-}
-
-#[test]
-fn deberta() {
-    let mut bench = deberta::texts();
-    bench.set("/model/config/conv_kernel_size", json!(3));
-    expect_one_training_however_it_is_cut(bench);
+    expect_no_cut_to_change_anything(Bench::recipes());
 }
 
 #[test]
 fn clip() {
-    expect_one_training_however_it_is_cut(pairs::bench(60, 5));
+    expect_no_cut_to_change_anything(pairs::bench(60, 5));
+}
+
+/// A part's samples at most, how they are put together, and whether it checkpoints.
+type Cut = (u32, &'static str, bool);
+
+const WHOLE: Cut = (12, "fixed", false);
+
+/// Trains with steps of 12 samples.
+fn train(bench: &mut Bench, steps: u32, dropout: f64, (batch, split, checkpointing): Cut) -> (Vec<f64>, RunFolder) {
+    bench.set("/train/effective_batch", json!(12)).set("/data/eval", json!(null));
+    // A gradient that is nothing but rounding is no step of full size.
+    bench.set("/train/optimizer/eps", json!(1e-6));
+    let folder = bench.path(&format!("run-{steps}-{dropout}-{batch}-{split}-{checkpointing}"));
+    bench.set("/run", json!(folder)).set("/train/dropout", json!(dropout)).set("/train/batch", json!(batch));
+    bench.set("/train/steps", json!(steps)).set("/train/checkpointing", json!(checkpointing));
+    bench.set("/train/split", json!(split));
+    (losses(&bench.train().expect(0)), RunFolder::new(folder))
+}
+
+#[track_caller]
+fn expect_the_same(whole: &[f64], cut: &[f64], dropout: f64, how: Cut) {
+    let apart = furthest(whole, cut);
+    assert!(apart < 1e-5, "dropout {dropout}, batch, split and checkpointing {how:?}: {apart}\n{whole:?}\n{cut:?}");
+}
+
+/// Ten steps whole and ten of short parts that are recomputed.
+#[track_caller]
+fn expect_one_cut_to_change_nothing(mut bench: Bench) {
+    let (dropout, how) = (0.3, (5, "fill", true));
+    let (whole, _) = train(&mut bench, 10, dropout, WHOLE);
+    expect_the_same(&whole, &train(&mut bench, 10, dropout, how).0, dropout, how);
+}
+
+/// However a step is cut, with checkpointing and without, what dropout drops included: one training over 30 steps, and the same
+/// gradient at the first.
+#[track_caller]
+fn expect_no_cut_to_change_anything(mut bench: Bench) {
+    let mut run = |steps: u32, dropout: f64, how: Cut| train(&mut bench, steps, dropout, how);
+    let cuts = [
+        (0.1, [(12, "fixed", true), (7, "fixed", false), (5, "fill", true)]),
+        (0.3, [(11, "fixed", true), (2, "fill", false), (1, "fixed", false)]),
+    ];
+    let mut wholes = Vec::new();
+    for (dropout, cuts) in cuts {
+        let (whole, _) = run(30, dropout, WHOLE);
+        for how in cuts {
+            expect_the_same(&whole, &run(30, dropout, how).0, dropout, how);
+        }
+        wholes.push(whole);
+    }
+    assert!(furthest(&wholes[0], &wholes[1]) > 1e-4, "nothing is dropped: {wholes:?}");
+
+    let (whole, cut) = (first_gradients(&run(1, 0.3, WHOLE).1), first_gradients(&run(1, 0.3, (5, "fixed", false)).1));
+    for (name, whole) in whole {
+        let norm =
+            |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+        let apart = norm(&mut whole.iter().zip(&cut[&name]).map(|(a, b)| a - b));
+        // Some, such as the bias of keys, have a true gradient of 0.
+        let size = norm(&mut whole.iter().copied()).max(1e-3);
+        assert!(apart < 1e-5 * size, "{name}: {apart} of {size}");
+    }
+}
+
+/// By parameter, up to one factor: after one step AdamW's average is the gradient.
+fn first_gradients(run: &RunFolder) -> BTreeMap<String, Vec<f32>> {
+    let file = fs::read(run.checkpoints().join(checkpoint_name(1)).join("optimizer.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let numbers = |bytes: &[u8]| bytes.chunks(4).map(|number| f32::from_le_bytes(number.try_into().unwrap())).collect();
+    let averages =
+        tensors.tensors().into_iter().filter(|(name, _)| name.contains("exp_avg") && !name.contains("exp_avg_sq"));
+    let averages: BTreeMap<String, Vec<f32>> = averages.map(|(name, view)| (name, numbers(view.data()))).collect();
+    assert!(averages.len() > 1, "{:?}", tensors.names());
+    averages
+}
+
+/// Recipes are shorter than their limits, so that a part of full length holds several times as many of them.
+fn filled(split: &str) -> Bench {
+    let mut bench = Bench::recipes();
+    bench
+        .set("/train/effective_batch", json!(24))
+        .set("/train/batch", json!(3))
+        .set("/train/split", json!(split))
+        .set("/data/max_source", json!(256))
+        .set("/data/max_target", json!(256));
+    bench
+}
+
+fn steps_of(ended: &Ended) -> Vec<Step> {
+    let step = |event: &EventKind| if let EventKind::Step(step) = event { Some(step.clone()) } else { None };
+    ended.events.iter().filter_map(step).collect()
+}
+
+fn rehearsed(ended: &Ended) -> &Rehearsed {
+    let rehearsed = ended.events.iter().find_map(|event| match event {
+        EventKind::Rehearsed(rehearsed) => Some(rehearsed),
+        _ => None,
+    });
+    rehearsed.expect("it was rehearsed")
 }
 
 #[test]
-fn hybrid_cnn_lstm() {
-    let mut bench = hybrid::series();
-    bench.set("/model/config/norm", json!("layer"));
-    expect_one_training_however_it_is_cut(bench);
+fn short_samples_make_few_parts_and_the_same_training() {
+    // In a process of its own, whose peaks are those of this training.
+    let (fixed, fill) = (filled("fixed").train().expect(0), filled("fill").run("train").expect(0));
+    assert!(steps_of(&fixed).iter().all(|step| step.parts == 8 && step.filled.is_none()), "{:?}", steps_of(&fixed));
+    for step in steps_of(&fill) {
+        let filled = step.filled.unwrap();
+        assert!(step.parts <= 3 && filled > 0.2 && filled <= 1.0, "{step:?}");
+    }
+    let apart = furthest(&losses(&fixed), &losses(&fill));
+    assert!(apart < 1e-5, "{apart}");
+    // What is rehearsed is as large as what is trained.
+    assert!(rehearsed(&fill).peak >= steps_of(&fill).iter().map(|step| step.peak).max().unwrap() / 10 * 9);
 }
 
 #[test]
-fn mu_sota() {
-    expect_one_training_however_it_is_cut(mu_sota::bench(100));
+fn a_killed_run_ends_with_the_same_bits() {
+    let filled = || {
+        let mut bench = filled("fill");
+        bench.set("/train/steps", json!(9)).set("/save/every", json!(2)).set("/evaluate/every", json!(3));
+        bench
+    };
+    let whole = filled();
+    whole.train().expect(0);
+    let broken = struck(filled, &[(step_line(5), libc::SIGKILL)]);
+    broken.train().expect(0);
+    assert_eq!(whole.checkpoint_digests(9), broken.checkpoint_digests(9));
 }
 
 #[test]
-fn bag_of_words() {
-    expect_one_training_however_it_is_cut(bag_of_words::dishes());
+fn a_model_without_an_estimate_is_cut_by_tokens() {
+    let mut bench = Bench::dishes(30);
+    let data = bench.path("data");
+    bench
+        .set("/tokenizer", json!(data.join("tokenizer.json")))
+        .set("/model", json!({ "arch": "bag-of-words", "config": { "vocab_size": 192, "hidden_size": 32 } }))
+        .set("/data", json!({ "train": data.join("train.jsonl"), "max_length": 256 }))
+        .set("/train/effective_batch", json!(24))
+        .set("/train/batch", json!(4))
+        .set("/train/split", json!("fill"));
+    assert!(steps_of(&bench.train().expect(0)).iter().all(|step| step.parts < 6));
+}
+
+fn of_precision(precision: &str) -> Bench {
+    let mut bench = Bench::recipes();
+    bench
+        .set("/train/dropout", json!(0.0))
+        .set("/train/steps", json!(25))
+        .set("/train/precision", json!(precision))
+        .set("/save/every", json!(0));
+    bench
+}
+
+fn curve(bench: &Bench) -> Vec<f64> {
+    losses(&bench.train().expect(0))
+}
+
+#[test]
+fn every_precision_learns_and_stays_near_fp32() {
+    let reference = curve(&of_precision("fp32"));
+    assert!(reference[24] < 0.7 * reference[0], "{reference:?}");
+    assert_eq!(curve(&of_precision("tf32")), reference);
+    for (precision, near) in [("bf16-mixed", 0.02), ("fp16-mixed", 0.02), ("bf16", 0.05)] {
+        let losses = curve(&of_precision(precision));
+        let apart = furthest(&losses, &reference);
+        assert!(apart > 0.0, "{precision} computes in fp32");
+        assert!(apart < near * reference[0], "{precision} is {apart} from fp32: {losses:?} {reference:?}");
+    }
+}
+
+#[test]
+fn adafactor_learns() {
+    let adafactor = |precision| {
+        let mut bench = of_precision(precision);
+        bench.set("/train/optimizer/kind", json!("adafactor")).set("/train/optimizer/lr", json!(0.01));
+        curve(&bench)
+    };
+    let reference = adafactor("fp32");
+    assert!(reference[24] < 0.7 * reference[0], "{reference:?}");
+    let narrow = adafactor("bf16");
+    assert!(narrow[24] < 0.7 * narrow[0], "{narrow:?}");
+    let apart = furthest(&narrow, &reference);
+    assert!(apart < 0.05 * reference[0], "bf16 is {apart} from fp32: {narrow:?} {reference:?}");
+}
+
+#[test]
+fn checkpointing_gives_the_same_training_with_dropout_on() {
+    for precision in ["fp32", "bf16"] {
+        let mut plain = of_precision(precision);
+        plain.set("/train/dropout", json!(0.2)).set("/train/steps", json!(6));
+        let mut checkpointing = of_precision(precision);
+        checkpointing.set("/train/dropout", json!(0.2)).set("/train/steps", json!(6));
+        checkpointing.set("/train/checkpointing", json!(true));
+        assert!(furthest(&curve(&plain), &curve(&checkpointing)) < 1e-6, "{precision}");
+    }
 }

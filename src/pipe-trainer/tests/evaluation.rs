@@ -1,8 +1,13 @@
-//! Evaluation measures the model and shows what it writes, and changes nothing.
+//! Evaluations: their scores, and the details that a report shows.
 
-use crate::support::{Bench, Ended};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use pipe_spec::evaluation::{ClassDetails, EvaluationDetails, RetrievalExample};
 use pipe_spec::event::{Eval, EventKind, Sample};
-use serde_json::json;
+use serde_json::{Value, json};
+
+use crate::support::{Bench, Ended, generate};
 
 fn evals(ended: &Ended) -> Vec<&Eval> {
     let mut evals = Vec::new();
@@ -125,4 +130,211 @@ fn a_share_of_the_rows_is_kept_for_evaluation() {
     let files = bench.set("/data/eval_share", json!(0.0)).train().expect(0);
     assert_eq!(files.curve(), ended.curve());
     assert_eq!((evals(&files)[0].loss, kept(&files)), (evals(&ended)[0].loss, sources));
+}
+
+/// A small BERT on generated texts of three classes.
+fn dishes() -> Bench {
+    let mut bench = Bench::dishes(100);
+    let data = bench.path("data");
+    let config = json!({
+        "vocab_size": 192, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64,
+        "max_position_embeddings": 64,
+    });
+    bench
+        .set("/tokenizer", json!(data.join("tokenizer.json")))
+        .set("/model", json!({ "arch": "bert", "config": config }))
+        .set("/data", json!({ "train": data.join("train.jsonl"), "eval": data.join("eval.jsonl"), "workers": 1 }))
+        .set("/train/optimizer", json!({ "lr": 1e-3 }))
+        .set("/train/steps", json!(8));
+    bench
+}
+
+/// A small hybrid model on a generated series.
+fn series() -> Bench {
+    let mut bench = Bench::golden();
+    let data = bench.path("data");
+    generate(&["series", "--rows", "1500", "--seed", "5"], &data);
+    let config = json!({
+        "input_features": 8, "sequence_length": 24, "conv_channels": [16], "lstm_hidden": 16, "lstm_layers": 1,
+        "attention_heads": 4, "num_classes": 3,
+    });
+    bench
+        .set("/tokenizer", json!(null))
+        .set("/data", json!({ "train": data.join("train.csv"), "eval": data.join("eval.csv") }))
+        .set("/model", json!({ "arch": "hybrid-cnn-lstm", "config": config }))
+        .set("/train/batch", json!(32))
+        .set("/train/effective_batch", json!(32))
+        .set("/train/steps", json!(6));
+    bench
+}
+
+/// A small CLIP on generated pictures of cars.
+fn cars(eval_rows: u32) -> Bench {
+    let mut bench = Bench::golden();
+    let data = bench.path("data");
+    let eval_rows = eval_rows.to_string();
+    generate(&["pictures", "--rows", "40", "--seed", "1", "--size", "32", "--eval-rows", &eval_rows], &data);
+    let tower = json!({
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "vocab_size": 96, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+        "image_size": 32, "patch_size": 8,
+    });
+    let config = json!({ "projection_dim": 32, "text_config": tower, "vision_config": tower });
+    bench
+        .set("/model", json!({ "arch": "clip", "config": config }))
+        .set("/tokenizer", json!(data.join("tokenizer.json")))
+        .set("/data", json!({ "train": data.join("train.jsonl"), "eval": data.join("eval.jsonl") }))
+        .set("/train/steps", json!(4));
+    bench
+}
+
+fn file(bench: &Bench, name: &str) -> Vec<u8> {
+    fs::read(bench.run_folder().attempt(1).job().path().join(name)).unwrap()
+}
+
+fn details(bench: &Bench) -> EvaluationDetails {
+    serde_json::from_slice(&file(bench, "evaluation.json")).unwrap()
+}
+
+fn last_eval(ended: &Ended) -> &Eval {
+    let mut evals = ended.events.iter().rev();
+    evals.find_map(|event| if let EventKind::Eval(eval) = event { Some(eval) } else { None }).unwrap()
+}
+
+/// The class of every row of a file of JSON lines, counted.
+fn counted(bench: &Bench, file: &str) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for line in fs::read_to_string(bench.path(file)).unwrap().lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        *counts.entry(row["label"].as_str().unwrap().to_owned()).or_default() += 1;
+    }
+    counts
+}
+
+/// The figures of the classes agree with each other and with the event.
+#[track_caller]
+fn agrees(classes: &ClassDetails, eval: &Eval) {
+    let rows: u64 = classes.scores.iter().map(|class| class.rows).sum();
+    assert_eq!(rows, eval.samples);
+    assert_eq!(classes.confusion.iter().map(|cell| cell.rows).sum::<u64>(), rows);
+    assert_eq!(classes.calibration.bins.iter().map(|bin| bin.rows).sum::<u64>(), rows);
+    let right: u64 = classes.confusion.iter().filter(|cell| cell.class == cell.predicted).map(|cell| cell.rows).sum();
+    assert!((right as f64 / rows as f64 - eval.scores["accuracy"]).abs() < 1e-9, "{classes:?} {eval:?}");
+    for class in &classes.scores {
+        let of = |counts: &dyn Fn(u64, u64) -> bool| -> u64 {
+            let cells = classes.confusion.iter().filter(|cell| counts(cell.class, cell.predicted));
+            cells.map(|cell| cell.rows).sum()
+        };
+        assert_eq!(of(&|wanted, _| wanted == class.class), class.rows);
+        assert_eq!(of(&|_, predicted| predicted == class.class), class.predicted);
+    }
+    let f1: Vec<f64> = classes.scores.iter().filter_map(|class| class.f1).collect();
+    assert!((f1.iter().sum::<f64>() / f1.len() as f64 - eval.scores["macro_f1"]).abs() < 1e-4, "{classes:?} {eval:?}");
+    assert!((0.0..=1.0).contains(&classes.calibration.error), "{classes:?}");
+}
+
+#[test]
+fn classes_of_texts_are_counted_and_named() {
+    let bench = dishes();
+    let ended = bench.train().expect(0);
+    let EvaluationDetails { step, classes, retrieval } = details(&bench);
+    let classes = classes.unwrap();
+    assert!((step, retrieval.len(), classes.count) == (8, 0, 3), "{classes:?}");
+    let rows: BTreeMap<String, u64> = classes.scores.iter().map(|class| (class.name.clone(), class.rows)).collect();
+    assert_eq!(rows, counted(&bench, "data/eval.jsonl"));
+    agrees(&classes, last_eval(&ended));
+}
+
+#[test]
+fn classes_of_time_series_are_counted_and_named() {
+    let bench = series();
+    let ended = bench.train().expect(0);
+    let classes = details(&bench).classes.unwrap();
+    assert_eq!(
+        classes.scores.iter().map(|class| class.name.as_str()).collect::<Vec<_>>(),
+        ["falling", "flat", "rising"]
+    );
+    agrees(&classes, last_eval(&ended));
+}
+
+#[test]
+fn numbers_and_texts_leave_no_file() {
+    let mut bench = dishes();
+    let rows = "{\"text\": \"soup\", \"label\": 0.5}\n{\"text\": \"cake\", \"label\": 1.5}\n".repeat(8);
+    fs::write(bench.path("numbers.jsonl"), rows).unwrap();
+    let path = json!(bench.path("numbers.jsonl"));
+    bench.set("/data/train", path.clone()).set("/data/eval", path).train().expect(0);
+    assert!(!bench.run_folder().attempt(1).job().evaluation().exists());
+}
+
+#[test]
+fn parts_of_other_sizes_give_the_same_file() {
+    let benches: [fn() -> Bench; 3] = [dishes, series, || cars(20)];
+    for bench in benches {
+        let files: Vec<Vec<u8>> = [64, 7, 1]
+            .iter()
+            .map(|batch| {
+                let mut bench = bench();
+                bench.set("/evaluate", json!({ "batch": batch })).train().expect(0);
+                file(&bench, "evaluation.json")
+            })
+            .collect();
+        assert!(files.iter().all(|file| *file == files[0]), "{}", String::from_utf8_lossy(&files[0]));
+    }
+}
+
+#[test]
+fn the_last_and_the_best_evaluation_are_kept_and_change_no_bit() {
+    let mut bench = dishes();
+    bench.set("/evaluate", json!({ "every": 2 })).set("/save", json!({ "every": 4, "keep": 3 }));
+    bench.expect_the_same_bits_from(4);
+    assert_eq!(details(&bench).step, 8);
+    assert!(!bench.run_folder().attempt(1).job().best_evaluation().exists());
+
+    bench.set("/save/best", json!("eval.loss"));
+    fs::remove_dir_all(bench.run_folder().path()).unwrap();
+    let ended = bench.train().expect(0);
+    let best = ended.events.iter().find_map(|event| match event {
+        EventKind::Finished(finished) => finished.best.clone(),
+        _ => None,
+    });
+    let file: EvaluationDetails = serde_json::from_slice(&file(&bench, "evaluation-best.json")).unwrap();
+    assert_eq!((file.step, details(&bench).step), (best.unwrap().step, 8));
+}
+
+#[test]
+fn pictures_come_with_their_texts() {
+    let bench = cars(20);
+    let ended = bench.train().expect(0);
+    let examples = details(&bench).retrieval;
+    assert_eq!(examples.len(), RetrievalExample::MOST);
+    let text = fs::read_to_string(bench.path("data/eval.jsonl")).unwrap();
+    let captions: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["text"].clone()).collect();
+    for (number, example) in examples.iter().enumerate() {
+        assert_eq!(json!(example.caption), captions[number * 20 / 8]);
+        assert!((1..=20).contains(&example.rank) && example.score.abs() <= 1.0, "{example:?}");
+        let texts: BTreeSet<&String> = example.best.iter().map(|found| &found.caption).collect();
+        assert_eq!(texts.len(), RetrievalExample::MOST_CAPTIONS, "{example:?}");
+        assert!(example.best.is_sorted_by(|a, b| a.score >= b.score), "{example:?}");
+        assert!(example.best.iter().all(|found| captions.contains(&json!(found.caption))), "{example:?}");
+        assert!(example.rank > 3 || example.best.iter().any(|found| found.right), "{example:?}");
+        assert!(example.picture.starts_with("iVBORw0KGgo"), "{example:?}");
+    }
+    assert!(last_eval(&ended).scores.contains_key("text_recall_1"));
+}
+
+#[test]
+fn a_picture_that_cannot_be_read_moves_no_other() {
+    let mut bench = cars(9);
+    let path = bench.path("data/eval.jsonl");
+    let rows = fs::read_to_string(&path).unwrap();
+    let mut rows: Vec<String> = rows.lines().map(str::to_owned).collect();
+    rows[1] = "{\"image\": \"missing.png\", \"text\": \"a car that is not there\"}".to_owned();
+    fs::write(&path, rows.join("\n")).unwrap();
+    bench.set("/data/skip_bad", json!(true)).set("/evaluate", json!({ "batch": 4 })).train().expect(0);
+    let captions: Vec<String> = details(&bench).retrieval.into_iter().map(|example| example.caption).collect();
+    let text = |row: &String| serde_json::from_str::<Value>(row).unwrap()["text"].as_str().unwrap().to_owned();
+    rows.remove(1);
+    assert_eq!(captions, rows.iter().map(text).collect::<Vec<_>>());
 }

@@ -1,4 +1,4 @@
-//! What lies in an exported model beside its weights.
+//! The files of an exported model beside its weights.
 
 use std::fs;
 use std::io::Read;

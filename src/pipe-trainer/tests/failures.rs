@@ -1,10 +1,14 @@
-//! How a training that cannot go on ends.
+//! How a training that cannot go on ends: what is wrong is named, nothing that is not finite is saved, and nothing exceeds the limit.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
 
-use crate::support::Bench;
 use pipe_spec::event::{EventKind, MemoryKind, OomRecord, Phase};
-use serde_json::json;
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+use crate::support::{Bench, fixture};
 
 /// A model whose steps need a few hundred megabytes, much more in one batch than in several.
 fn large() -> Bench {
@@ -131,4 +135,158 @@ fn a_wrong_tensor_names_itself() {
     let want =
         "tensor encoder.block.0.layer.1.DenseReluDense.wi_0.weight: its shape is [96, 48], the model has [64, 48]";
     assert!(ended.stderr.contains(want), "{}", ended.stderr);
+}
+
+/// Every value of every tensor of a file.
+fn values(file: &PathBuf) -> Vec<f32> {
+    let bytes = fs::read(file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let all = tensors.tensors().into_iter().flat_map(|(_, view)| view.data().to_vec()).collect::<Vec<u8>>();
+    all.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+/// The names of the checkpoints that are there, all of which must hold numbers only.
+fn checkpoints(bench: &Bench) -> Vec<String> {
+    let folder = bench.run_folder().checkpoints();
+    let mut names: Vec<String> =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    for name in &names {
+        for file in ["model.safetensors", "optimizer.safetensors"] {
+            let bad = values(&folder.join(name).join(file)).iter().filter(|value| !value.is_finite()).count();
+            assert_eq!(bad, 0, "{name}/{file}");
+        }
+    }
+    names
+}
+
+fn diverging(lr: f64) -> Bench {
+    let mut bench = Bench::golden();
+    bench.set("/train/optimizer/lr", json!(lr)).set("/train/clip", json!(0.0));
+    bench.set("/save", json!({ "every": 1, "keep": 1 }));
+    bench
+}
+
+#[test]
+fn weights_that_became_infinite_do_not_replace_the_last_good_ones() {
+    let mut bench = diverging(1e39);
+    // The first step changes nothing; the second makes the weights infinite, at a loss that is still a number.
+    bench.set("/train/schedule", json!({ "warmup": 1 }));
+    let ended = bench.train().expect(44);
+    assert_eq!(ended.curve().iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2], "{}", ended.stderr);
+    assert!(ended.stderr.contains("error: step 2: "), "{}", ended.stderr);
+    assert!(ended.stderr.contains(" is not finite, so nothing of this step was saved"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("step-00000001"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("hint: lower train.optimizer.lr"), "{}", ended.stderr);
+    assert_eq!(checkpoints(&bench), ["step-00000001"]);
+    assert!(!bench.run_folder().model().exists());
+
+    // The same at the end of the training, where the last step is saved and exported.
+    bench.set("/train/steps", json!(2)).set("/save/every", json!(0)).set("/attempt", json!(2));
+    bench.train().expect(44);
+    assert_eq!(checkpoints(&bench), ["step-00000001"]);
+    assert!(!bench.run_folder().model().exists());
+}
+
+#[test]
+fn a_loss_that_is_not_finite_saves_nothing() {
+    // Large, but finite, after the first step; the loss of the second is not.
+    let bench = diverging(1e30);
+    let ended = bench.train().expect(44);
+    assert!(ended.stderr.contains("error: step 2: the "), "{}", ended.stderr);
+    assert_eq!(checkpoints(&bench), ["step-00000001"]);
+}
+
+/// The most that any trainer of this program has held so far: what it allocated, and the libraries that it mapped.
+fn peak() -> u64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the pointer is valid for a write.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()) };
+    unsafe { usage.assume_init() }.ru_maxrss.cast_unsigned() * 1024
+}
+
+/// Bytes that the program maps without allocating them.
+const LIBRARIES: u64 = 600 << 20;
+
+#[test]
+fn absurd_sizes_are_named() {
+    let folder = Bench::golden();
+    let row = "{\"source\": \"a\", \"target\": \"b\"}\n";
+    let line = folder.path("line.jsonl");
+    let mut file = BufWriter::new(File::create(&line).unwrap());
+    write!(file, "{row}{{\"source\": \"").unwrap();
+    (0..70).for_each(|_| file.write_all(&[b'a'; 1 << 20]).unwrap());
+    write!(file, "\", \"target\": \"b\"}}\n{row}").unwrap();
+    drop(file);
+    let text = folder.path("text.jsonl");
+    fs::write(&text, format!("{row}\n{{\"source\": \"{}\", \"target\": \"b\"}}\n", "a ".repeat(9 << 20))).unwrap();
+    let tokenizer = folder.path("tokenizer.json");
+    // It takes no room on the disk.
+    File::create(&tokenizer).unwrap().set_len(300 << 20).unwrap();
+    let cases = [
+        ("/data/train", json!(line), "line.jsonl line 2: the row has 70.0 MiB; allowed: at most 64.0 MiB"),
+        (
+            "/data/train",
+            json!(text),
+            "text.jsonl line 3: field \"source\" has 18.0 MiB of text; allowed: at most 16.0 MiB",
+        ),
+        ("/tokenizer", json!(tokenizer), "tokenizer.json: the file has 300.0 MiB; allowed: at most 256.0 MiB"),
+        (
+            "/model",
+            json!({ "arch": "t5", "config": { "d_model": 8, "num_layers": 100_000_000 } }),
+            "model config: num_layers: found 100000000; allowed: at most 4096",
+        ),
+        ("/data/workers", json!(1_000_000), "data.workers: found 1000000; allowed: at most 1024"),
+        ("/data/prefetch", json!(u32::MAX), "data.prefetch: found 4294967295; allowed: at most 1024"),
+        (
+            "/train/effective_batch",
+            json!(u32::MAX),
+            "train.effective_batch: found 4294967295; allowed: at most 16777216",
+        ),
+    ];
+    for (pointer, value, want) in cases {
+        let mut bench = Bench::golden();
+        let ended = bench.set("/memory/limit", json!("400m")).set(pointer, value).train().expect(3);
+        assert!(ended.stderr.contains(want), "{}", ended.stderr);
+    }
+    assert!(peak() < (450 << 20) + LIBRARIES, "{} MiB", peak() >> 20);
+}
+
+/// A tokenizer that makes a megabyte of every letter, and a row that has many.
+#[test]
+fn a_tokenizer_that_blows_texts_up_is_held_to_the_limit() {
+    let mut bench = Bench::golden();
+    let mut tokenizer: Value = serde_json::from_slice(&fs::read(fixture().join("tokenizer.json")).unwrap()).unwrap();
+    tokenizer["normalizer"] =
+        json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "b".repeat(1 << 20) });
+    let path = bench.path("tokenizer.json");
+    fs::write(&path, tokenizer.to_string()).unwrap();
+    let data = bench.path("rows.jsonl");
+    let row = |text: &str| format!("{{\"source\": \"{text}\", \"target\": \"b\"}}\n");
+    fs::write(&data, row("b") + &row(&"a".repeat(5000)) + &row("b")).unwrap();
+    bench.set("/tokenizer", json!(path)).set("/data/train", json!(data)).set("/memory/limit", json!("400m"));
+    let ended = bench.train().expect(43);
+    assert!(ended.stderr.contains(" while reading row 2 of "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("rows.jsonl"), "{}", ended.stderr);
+    assert!(peak() < (450 << 20) + LIBRARIES, "{} MiB", peak() >> 20);
+}
+
+/// A table is held whole: where it does not fit, the row is named in the record.
+#[test]
+fn a_table_that_does_not_fit_names_its_row() {
+    let mut bench = Bench::golden();
+    let data = bench.path("table.csv");
+    let mut file = BufWriter::new(File::create(&data).unwrap());
+    writeln!(file, "source,target").unwrap();
+    let row = format!("{},b\n", "a ".repeat(5000));
+    (0..40_000).for_each(|_| file.write_all(row.as_bytes()).unwrap());
+    drop(file);
+    bench.set("/data/train", json!(data)).set("/memory/limit", json!("200m"));
+    let ended = bench.train().expect(43);
+    assert!(ended.stderr.contains("the memory limit was reached while reading row "), "{}", ended.stderr);
+    let record: OomRecord =
+        serde_json::from_slice(&fs::read(bench.run_folder().attempt(1).job().oom()).unwrap()).unwrap();
+    assert_eq!(record.memory, MemoryKind::Host);
+    assert!(record.message.contains("table.csv"), "{}", record.message);
+    assert!(peak() < (450 << 20) + LIBRARIES, "{} MiB", peak() >> 20);
 }

@@ -1,4 +1,4 @@
-//! What is known of memory before the first step: the longest samples first, and the search for the largest batch.
+//! Memory before the first step: the longest samples first, and the search for the largest batch.
 
 use crate::support::{Bench, Ended, wait_for};
 use pipe_spec::EventKind;

@@ -69,7 +69,7 @@ impl Running {
         }
     }
 
-    /// What each launcher came to.
+    /// Waits for the end of each launcher.
     fn end(mut self) -> [Ended; 2] {
         let started: Vec<u32> = self.launchers.iter().flat_map(|launcher| processes(launcher).into_values()).collect();
         let readers: Vec<JoinHandle<String>> =
@@ -108,7 +108,7 @@ fn expect_both(ended: [Ended; 2], code: i32) -> Ended {
     first.expect(code)
 }
 
-/// What is left of the training gives the rest of the curve.
+/// The rest of the training gives the rest of the curve.
 #[track_caller]
 fn expect_the_rest(bench: &mut Bench, whole: &[f64]) {
     let rest = losses(&alone(bench).train().expect(0));

@@ -8,7 +8,7 @@ use pipe_spec::event::{Eval, EventKind};
 use pipe_spec::predict::{PredictEvent, Predicted};
 use serde_json::{Value, json};
 
-/// What a prediction came to.
+/// The end of a prediction.
 struct Ended {
     code: Option<i32>,
     stderr: String,

@@ -1,10 +1,15 @@
-//! Stopping, going on, and what is refused.
+//! Stopping, going on, and what is refused; trainings of one process; and the end of the program that started one.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
 
-use crate::support::{Bench, Ended, step_line, struck};
 use pipe_spec::EventKind;
 use serde_json::json;
+
+use crate::support::{Bench, Ended, step_line, struck, trainer, wait_for};
+use crate::{classification, hybrid, pairs};
 
 fn bench() -> Bench {
     let mut bench = Bench::recipes();
@@ -72,4 +77,96 @@ fn the_result_trains_on_as_a_model_of_its_own() {
     fs::rename(bench.run_folder().model(), &model).unwrap();
     fs::remove_dir_all(bench.run_folder().path()).unwrap();
     bench.set("/model", json!({ "arch": "t5", "from": model })).train().expect(0);
+}
+
+fn benches() -> Vec<Bench> {
+    let bf16 = {
+        let mut bench = Bench::recipes();
+        bench.set("/train/precision", json!("bf16")).set("/train/checkpointing", json!(true));
+        bench
+    };
+    let mut all = vec![Bench::recipes(), bf16, classification::dishes(), pairs::bench(60, 5), hybrid::series()];
+    for (bench, seed) in all.iter_mut().zip(5..) {
+        bench.set("/train/steps", json!(6)).set("/train/dropout", json!(0.2)).set("/train/seed", json!(seed));
+        bench.set("/evaluate/every", json!(3));
+    }
+    all
+}
+
+#[test]
+fn trainings_of_one_process_do_not_disturb_each_other() {
+    let result = |bench: &Bench, ended: Ended| (ended.expect(0).curve(), bench.checkpoint_digests(6));
+    let alone: Vec<_> = benches().iter().map(|bench| result(bench, bench.run("train"))).collect();
+    let benches = benches();
+    let together: Vec<_> = std::thread::scope(|scope| {
+        let train = |bench| scope.spawn(move || result(bench, bench.train()));
+        let threads: Vec<_> = benches.iter().map(train).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(together, alone);
+}
+
+/// Its stdin is the lease.
+fn start(bench: &Bench) -> Child {
+    let spec = bench.path("spec.json");
+    fs::write(&spec, bench.spec.to_string()).unwrap();
+    let mut command = trainer();
+    command.args(["train", "--spec"]).arg(spec).env("PIPE_LEASE", "stdin");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[track_caller]
+fn end_of(child: &mut Child) -> ExitStatus {
+    wait_for("the end", || child.try_wait().unwrap())
+}
+
+#[test]
+fn while_it_loads_it_ends_at_once() {
+    let mut bench = Bench::golden();
+    // Nothing is ever written into it: a reader waits.
+    let data = bench.path("endless.jsonl");
+    assert!(Command::new("mkfifo").arg(&data).status().unwrap().success());
+    let mut child = start(bench.set("/data/train", json!(data)));
+    // Can be opened once the trainer reads.
+    let open = || fs::File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&data).ok();
+    let writer = wait_for("the reading of its data", open);
+    drop(child.stdin.take());
+    assert!(!end_of(&mut child).success());
+    drop(writer);
+}
+
+#[test]
+fn while_it_trains_it_saves_and_ends() {
+    let mut bench = Bench::golden();
+    let mut child = start(bench.set("/train/steps", json!(1_000_000)));
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    lines.find(|line| line.as_ref().unwrap().contains("\"type\":\"step\"")).unwrap().unwrap();
+    drop(child.stdin.take());
+    let rest = std::thread::spawn(move || lines.count());
+    assert_eq!(end_of(&mut child).code(), Some(143));
+    rest.join().unwrap();
+    assert_eq!(fs::read_dir(bench.run_folder().checkpoints()).unwrap().count(), 1);
+}
+
+/// The process that measures batches for a training: none may be left.
+fn measurers(bench: &Bench) -> usize {
+    let spec = bench.path("spec.json").display().to_string();
+    let measures = |entry: &fs::DirEntry| {
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words: Vec<String> = String::from_utf8_lossy(&line).split('\0').map(str::to_owned).collect();
+        words.contains(&"measure".to_owned()) && words.contains(&spec)
+    };
+    fs::read_dir("/proc").unwrap().flatten().filter(measures).count()
+}
+
+#[test]
+fn what_it_started_ends_with_it() {
+    let mut bench = Bench::golden();
+    // Large enough that a batch takes a while.
+    bench.set("/train/batch", json!("auto")).set("/train/effective_batch", json!(100_000));
+    let mut child = start(&bench);
+    wait_for("a measurement", || (measurers(&bench) > 0).then_some(()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_for("the end of what measures", || (measurers(&bench) == 0).then_some(()));
 }

@@ -2,45 +2,36 @@
 
 use std::path::Path;
 
+use pipe_model::{VocabularyFormat, architecture};
 use pipe_spec::pipeline::Arch;
 use tokenizers::Tokenizer;
 
 use super::settings::Settings;
-use super::{bert, clip, roberta, sentencepiece};
+use super::{sentencepiece, vocabulary};
 use crate::boundary;
 use crate::error::TrainerError;
 use crate::host::activity;
 use crate::storage::bounded_file::{self, LARGEST_TOKENIZER};
 
-/// Whose tokenizer a vocabulary is for.
-enum Family {
-    T5,
-    XlmRoberta,
-    DebertaV3,
-    Bert,
-    Roberta,
-    Clip,
-}
-
 /// Reads the tokenizer that `path` names, with the files that belong to it beside it. `arch` decides where the file name says too
 /// little.
 pub fn open(path: &Path, arch: Arch) -> Result<Tokenizer, TrainerError> {
     let fail = |message: String| TrainerError::Tokenizer { path: path.to_owned(), message };
-    let family = family(path, arch).map_err(fail)?;
+    let format = format(path, arch).map_err(fail)?;
     let build = || {
-        let Some(family) = family else {
+        let Some(format) = format else {
             let json = bounded_file::read(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?;
             return Tokenizer::from_bytes(json).map_err(|error| error.to_string());
         };
         bounded_file::check_size(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?;
         let settings = Settings::read(path)?;
-        match family {
-            Family::T5 => sentencepiece::t5(path, &settings),
-            Family::XlmRoberta => sentencepiece::xlm_roberta(path, &settings),
-            Family::DebertaV3 => sentencepiece::deberta_v3(path, &settings),
-            Family::Bert => bert::build(path, &settings),
-            Family::Roberta => roberta::build(path, &settings),
-            Family::Clip => clip::build(path, &settings),
+        match format {
+            VocabularyFormat::T5 => sentencepiece::t5(path, &settings),
+            VocabularyFormat::XlmRoberta => sentencepiece::xlm_roberta(path, &settings),
+            VocabularyFormat::DebertaV3 => sentencepiece::deberta_v3(path, &settings),
+            VocabularyFormat::Bert => vocabulary::bert(path, &settings),
+            VocabularyFormat::Roberta => vocabulary::roberta(path, &settings),
+            VocabularyFormat::Clip => vocabulary::clip(path, &settings),
         }
     };
     let tokenizer = activity::during(format_args!("the tokenizer {}", path.display()), || guarded(build));
@@ -56,27 +47,30 @@ pub fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String>
 /// `tokenizer.json` of the tokenizer that `path` names: the file itself where it is one.
 pub fn json(path: &Path, arch: Arch) -> Result<Vec<u8>, TrainerError> {
     let fail = |message: String| TrainerError::Tokenizer { path: path.to_owned(), message };
-    if let Ok(None) = family(path, arch) {
+    if let Ok(None) = format(path, arch) {
         return bounded_file::read(path, LARGEST_TOKENIZER).map_err(|error| fail(error.to_string()));
     }
     let text = open(path, arch)?.to_string(true).map_err(|error| fail(error.to_string()))?;
     Ok(text.into_bytes())
 }
 
-/// Nothing where the file is a tokenizer.json, whatever its name.
-fn family(path: &Path, arch: Arch) -> Result<Option<Family>, String> {
+/// The format of a vocabulary. The architecture decides where the file name says too little. Absent where the file is a
+/// tokenizer.json, whatever its name.
+fn format(path: &Path, arch: Arch) -> Result<Option<VocabularyFormat>, String> {
+    use VocabularyFormat::{Bert, Clip, DebertaV3, Roberta, T5, XlmRoberta};
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    Ok(Some(match (name, ending, arch) {
-        ("spiece.model", _, _) | (_, "model", Arch::T5) => Family::T5,
-        ("spm.model", _, _) | (_, "model", Arch::DebertaV3) => Family::DebertaV3,
-        ("sentencepiece.bpe.model", _, _) | (_, "model", Arch::XlmRoberta) => Family::XlmRoberta,
+    let own = architecture(arch).tokenization.and_then(|tokenization| tokenization.vocabulary);
+    Ok(Some(match (name, ending, own) {
+        ("spiece.model", _, _) | (_, "model", Some(T5)) => T5,
+        ("spm.model", _, _) | (_, "model", Some(DebertaV3)) => DebertaV3,
+        ("sentencepiece.bpe.model", _, _) | (_, "model", Some(XlmRoberta)) => XlmRoberta,
         (_, "model", _) => {
             return Err("neither its name nor the architecture says which sentencepiece model it is".into());
         }
-        (_, "txt", _) => Family::Bert,
-        ("vocab.json", _, Arch::Clip) => Family::Clip,
-        ("vocab.json", _, _) => Family::Roberta,
+        (_, "txt", _) => Bert,
+        ("vocab.json", _, Some(Clip)) => Clip,
+        ("vocab.json", _, _) => Roberta,
         _ => return Ok(None),
     }))
 }

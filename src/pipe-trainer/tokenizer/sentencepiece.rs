@@ -2,17 +2,19 @@
 //!
 //! They follow transformers where it differs from sentencepiece itself: DeBERTa-v3 is normalized to NFC and not by the
 //! model's own rules, and what no piece fits is unknown also where the model would fall back to bytes.
+//!
+//! A model is a protobuf (`sentencepiece_model.proto`), of which only the fields that make a tokenizer are read.
 
 use std::path::Path;
 
+use pipe_model::VocabularyFormat;
 use serde_json::{Value, json};
 use tokenizers::models::unigram::Unigram;
 use tokenizers::normalizers::precompiled::Precompiled;
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::parts::{Built, classify, decode, normalize, number, pre_tokenize, surround};
-use super::pieces::{PieceKind, Pieces};
 use super::settings::{Settings, Special};
+use super::vocabulary::{Built, classify, decode, normalize, number, pre_tokenize, surround};
 use crate::storage::bounded_file::{self, LARGEST_TOKENIZER};
 
 pub fn t5(path: &Path, settings: &Settings) -> Built {
@@ -29,11 +31,7 @@ pub fn t5(path: &Path, settings: &Settings) -> Built {
     split_at_whitespace(&mut tokenizer, "always")?;
     let sentinels = (0..ids).map(|id| Special::Plain(extra(id)));
     let special = own_tokens(&pieces).chain(sentinels).collect();
-    settings.add_tokens(
-        &mut tokenizer,
-        &[("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")],
-        special,
-    )?;
+    settings.add_tokens(&mut tokenizer, VocabularyFormat::T5.roles(), special)?;
     let eos = number(&tokenizer, &settings.token("eos_token", "</s>"))?;
     let end = json!({ "SpecialToken": { "id": "</s>", "type_id": 0 } });
     let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
@@ -42,43 +40,27 @@ pub fn t5(path: &Path, settings: &Settings) -> Built {
 }
 
 pub fn xlm_roberta(path: &Path, settings: &Settings) -> Built {
-    const NAMES: [(&str, &str); 7] = [
-        ("bos_token", "<s>"),
-        ("pad_token", "<pad>"),
-        ("eos_token", "</s>"),
-        ("unk_token", "<unk>"),
-        ("mask_token", "<mask>"),
-        ("sep_token", "</s>"),
-        ("cls_token", "<s>"),
-    ];
     let pieces = read(path)?;
     // fairseq had four tokens in front where the model has three, and one behind.
-    let named = NAMES.map(|(name, default)| (settings.token(name, default), 0.0));
-    let [bos, pad, eos, unk, mask, ..] = named.clone();
-    let vocabulary = [bos, pad, eos, unk].into_iter().chain(pieces.vocabulary().skip(3)).chain([mask]).collect();
+    let named = |name, default| settings.token(name, default);
+    let (bos, eos) = (named("bos_token", "<s>"), named("eos_token", "</s>"));
+    let front = [bos.clone(), named("pad_token", "<pad>"), eos.clone(), named("unk_token", "<unk>")];
+    let (front, mask) = (front.map(|token| (token, 0.0)), (named("mask_token", "<mask>"), 0.0));
+    let vocabulary = front.into_iter().chain(pieces.vocabulary().skip(3)).chain([mask]).collect();
     let mut tokenizer = unigram(vocabulary, 3)?;
     normalize_by_charsmap(&mut tokenizer, &pieces)?;
     let scheme = if settings.flag("add_prefix_space").unwrap_or(true) { "always" } else { "never" };
     split_at_whitespace(&mut tokenizer, scheme)?;
-    settings.add_tokens(&mut tokenizer, &NAMES, own_tokens(&pieces).collect())?;
-    let (bos, eos) = (&named[0].0, &named[2].0);
+    settings.add_tokens(&mut tokenizer, VocabularyFormat::XlmRoberta.roles(), own_tokens(&pieces).collect())?;
+    let (bos, eos) = (bos.as_str(), eos.as_str());
     let token = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
     let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
-    let known = [(bos.as_str(), number(&tokenizer, bos)?), (eos.as_str(), number(&tokenizer, eos)?)];
+    let known = [(bos, number(&tokenizer, bos)?), (eos, number(&tokenizer, eos)?)];
     surround(&mut tokenizer, &[token(bos), text("A"), token(eos)], &[token(eos), text("B"), token(eos)], &known)?;
     Ok(tokenizer)
 }
 
 pub fn deberta_v3(path: &Path, settings: &Settings) -> Built {
-    const NAMES: [(&str, &str); 7] = [
-        ("bos_token", "[CLS]"),
-        ("eos_token", "[SEP]"),
-        ("unk_token", "[UNK]"),
-        ("sep_token", "[SEP]"),
-        ("pad_token", "[PAD]"),
-        ("cls_token", "[CLS]"),
-        ("mask_token", "[MASK]"),
-    ];
     let pieces = read(path)?;
     let unk = settings.token("unk_token", "[UNK]");
     let unknown = pieces.pieces.iter().position(|piece| piece.text == unk && piece.score == 0.0);
@@ -99,7 +81,7 @@ pub fn deberta_v3(path: &Path, settings: &Settings) -> Built {
     }
     pre_tokenize(&mut tokenizer, &json!({ "type": "Sequence", "pretokenizers": splitters }))?;
     decode(&mut tokenizer, &metaspace(scheme))?;
-    settings.add_tokens(&mut tokenizer, &NAMES, own_tokens(&pieces).collect())?;
+    settings.add_tokens(&mut tokenizer, VocabularyFormat::DebertaV3.roles(), own_tokens(&pieces).collect())?;
     classify(&mut tokenizer, &settings.token("cls_token", "[CLS]"), &settings.token("sep_token", "[SEP]"))?;
     Ok(tokenizer)
 }
@@ -127,7 +109,7 @@ fn normalize_by_charsmap(tokenizer: &mut Tokenizer, pieces: &Pieces) -> Result<(
     tokenizer.with_normalizer(Some(normalizer)).map(drop).map_err(|error| error.to_string())
 }
 
-fn metaspace(scheme: &str) -> Value {
+pub fn metaspace(scheme: &str) -> Value {
     json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true })
 }
 
@@ -135,4 +117,152 @@ fn split_at_whitespace(tokenizer: &mut Tokenizer, scheme: &str) -> Result<(), St
     let splitters = json!([{ "type": "WhitespaceSplit" }, metaspace(scheme)]);
     pre_tokenize(tokenizer, &json!({ "type": "Sequence", "pretokenizers": splitters }))?;
     decode(tokenizer, &metaspace(scheme))
+}
+
+/// `TrainerSpec.ModelType.UNIGRAM`
+const UNIGRAM: u64 = 1;
+
+#[derive(Debug, Default, PartialEq)]
+pub struct Pieces {
+    pub pieces: Vec<Piece>,
+    /// The number of the piece for what no other fits.
+    pub unknown: usize,
+    /// The normalization of texts; absent where they stay as they are.
+    pub charsmap: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    pub text: String,
+    pub score: f64,
+    pub kind: PieceKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PieceKind {
+    /// Begins or ends texts, and never stands in one.
+    Control,
+    /// Always a piece of its own.
+    UserDefined,
+    Other,
+}
+
+impl Pieces {
+    pub fn read(bytes: &[u8]) -> Result<Self, String> {
+        let mut read = Self::default();
+        let mut model_type = UNIGRAM;
+        for field in Fields(bytes) {
+            match field? {
+                (1, Wire::Bytes(bytes)) => read.pieces.push(Piece::read(bytes)?),
+                (2, Wire::Bytes(trainer)) => {
+                    for field in Fields(trainer) {
+                        match field? {
+                            (3, Wire::Number(number)) => model_type = number,
+                            (40, Wire::Number(number)) => read.unknown = usize::try_from(number).unwrap_or(usize::MAX),
+                            _ => {}
+                        }
+                    }
+                }
+                (3, Wire::Bytes(normalizer)) => {
+                    for field in Fields(normalizer) {
+                        if let (2, Wire::Bytes(charsmap)) = field? {
+                            read.charsmap = Some(charsmap.to_owned()).filter(|charsmap| !charsmap.is_empty());
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        match model_type {
+            _ if read.pieces.is_empty() => Err("it is no model of sentencepiece: it has no pieces".to_owned()),
+            UNIGRAM => Ok(read),
+            _ => Err("its model_type is not unigram, which is the one that is read".to_owned()),
+        }
+    }
+
+    /// Texts and scores, in order.
+    pub fn vocabulary(&self) -> impl Iterator<Item = (String, f64)> {
+        self.pieces.iter().map(|piece| (piece.text.clone(), piece.score))
+    }
+}
+
+impl Piece {
+    fn read(bytes: &[u8]) -> Result<Self, String> {
+        let mut piece = Self { text: String::new(), score: 0.0, kind: PieceKind::Other };
+        for field in Fields(bytes) {
+            match field? {
+                (1, Wire::Bytes(text)) => {
+                    piece.text = String::from_utf8(text.to_owned()).map_err(|_| "it has a piece that is not UTF-8")?;
+                }
+                (2, Wire::Fixed(bits)) => piece.score = f32::from_bits(bits).into(),
+                (3, Wire::Number(3)) => piece.kind = PieceKind::Control,
+                (3, Wire::Number(4)) => piece.kind = PieceKind::UserDefined,
+                _ => {}
+            }
+        }
+        Ok(piece)
+    }
+}
+
+/// A value of protobuf. What takes 8 bytes is skipped: nothing here is made of it.
+#[derive(Debug, PartialEq)]
+enum Wire<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+    Fixed(u32),
+    Skipped,
+}
+
+/// The fields of a message, each with its number.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn field(&mut self) -> Option<(u64, Wire<'a>)> {
+        let tag = self.number()?;
+        let value = match tag & 7 {
+            0 => Wire::Number(self.number()?),
+            1 => self.take(8).map(|_| Wire::Skipped)?,
+            2 => {
+                let length = self.number()?;
+                Wire::Bytes(self.take(length)?)
+            }
+            5 => Wire::Fixed(u32::from_le_bytes(self.take(4)?.try_into().ok()?)),
+            _ => return None,
+        };
+        Some((tag >> 3, value))
+    }
+
+    /// 7 bits a byte, the lowest first; the highest bit of a byte says that more follow.
+    fn number(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for index in 0..10 {
+            let byte = self.take(1)?[0];
+            number |= u64::from(byte & 0x7f).checked_shl(7 * index)?;
+            if byte < 0x80 {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, count: u64) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(usize::try_from(count).ok()?)?;
+        self.0 = rest;
+        Some(taken)
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<(u64, Wire<'a>), String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_none() {
+            self.0 = &[];
+        }
+        Some(field.ok_or_else(|| "it is no model of sentencepiece, or not all of one".to_owned()))
+    }
 }

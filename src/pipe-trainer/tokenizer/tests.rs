@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
-use super::pieces::Pieces;
+use super::sentencepiece::Pieces;
 use crate::data::Tokens;
 
 fn fixtures() -> PathBuf {

@@ -1,8 +1,9 @@
-//! Trains a tokenizer on texts: of the kind, and with the special tokens, that the published models of an architecture have. The
-//! same texts give the same tokenizer.
+//! Trains a tokenizer on texts, with the algorithm and the special tokens that the published models of an architecture
+//! have. The same texts give the same tokenizer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use pipe_model::{Algorithm, Template, TrainedTokenizer, architecture};
 use pipe_spec::pipeline::Arch;
 use serde_json::{Value, json};
 use tokenizers::models::bpe::{BPE, BpeTrainer};
@@ -15,55 +16,26 @@ use tokenizers::{
     Tokenizer, Trainer,
 };
 
-use super::clip;
-use super::parts::{Built, classify, decode, normalize, number, pre_tokenize, surround};
-use super::roberta::{self, byte_level};
+use super::sentencepiece::metaspace;
+use super::vocabulary::{
+    Built, byte_level, classify, clip_normalizer, clip_pre_tokenizer, decode, normalize, number, pre_tokenize,
+    surround, surround_as_roberta,
+};
 
-/// How words are divided.
-enum Algorithm {
-    WordPiece,
-    /// With what ends a word, where pieces say that.
-    Bpe {
-        word_end: Option<&'static str>,
-    },
-    Unigram {
-        unknown: &'static str,
-    },
-}
-
-/// The tokenizer of an architecture, as far as the texts do not decide it.
-struct Scheme {
-    algorithm: Algorithm,
-    /// Numbered from 0.
-    special: &'static [&'static str],
-}
-
-/// Nothing for an architecture that reads no text.
-fn scheme(arch: Arch) -> Option<Scheme> {
-    let (algorithm, special): (_, &'static [&'static str]) = match arch {
-        Arch::T5 => (Algorithm::Unigram { unknown: "<unk>" }, &["<pad>", "</s>", "<unk>"]),
-        Arch::Bert | Arch::BagOfWords => (Algorithm::WordPiece, &["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]),
-        Arch::Roberta => (Algorithm::Bpe { word_end: None }, &["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),
-        Arch::XlmRoberta => (Algorithm::Unigram { unknown: "<unk>" }, &["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),
-        Arch::DebertaV3 => (Algorithm::Unigram { unknown: "[UNK]" }, &["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]),
-        Arch::Clip => (Algorithm::Bpe { word_end: Some("</w>") }, &[clip::START, clip::END]),
-        Arch::MuSota => (Algorithm::Bpe { word_end: None }, &["<|endoftext|>"]),
-        Arch::HybridCnnLstm => return None,
-    };
-    Some(Scheme { algorithm, special })
-}
-
-/// A tokenizer with at most `size` tokens.
+/// A tokenizer for an architecture with at most `size` tokens.
 pub fn train(arch: Arch, size: u32, texts: &[String]) -> Built {
-    let scheme = scheme(arch).ok_or_else(|| format!("{} reads no text", arch.name()))?;
-    let special: Vec<AddedToken> = scheme.special.iter().map(|token| AddedToken::from(*token, true)).collect();
-    let mut tokenizer = match &scheme.algorithm {
-        Algorithm::WordPiece => word_piece(arch, size, &special, texts)?,
-        Algorithm::Bpe { word_end } => byte_pairs(arch, size, &special, *word_end, texts)?,
-        Algorithm::Unigram { unknown } => unigram(arch, size, &special, unknown, texts)?,
+    let tokenization = architecture(arch).tokenization.ok_or_else(|| format!("{} reads no text", arch.name()))?;
+    let TrainedTokenizer { algorithm, special, template } = tokenization.trained;
+    let special: Vec<AddedToken> = special.iter().map(|token| AddedToken::from(*token, true)).collect();
+    let mut tokenizer = match algorithm {
+        Algorithm::WordPiece => word_piece(size, &special, texts)?,
+        Algorithm::ByteLevelBpe => byte_pairs(algorithm, size, &special, None, texts)?,
+        Algorithm::WordEndBpe => byte_pairs(algorithm, size, &special, Some("</w>"), texts)?,
+        Algorithm::Unigram { unknown } => unigram(algorithm, size, &special, unknown, texts)?,
     };
     tokenizer.add_special_tokens(special).map_err(|error| error.to_string())?;
-    finish(&mut tokenizer, arch)?;
+    decode(&mut tokenizer, &decoder(algorithm))?;
+    enclose(&mut tokenizer, algorithm, template)?;
     let known = tokenizer.get_vocab_size(true);
     if known > size as usize {
         return Err(format!("{known} tokens are the fewest that these texts need; allowed are {size}"));
@@ -71,41 +43,67 @@ pub fn train(arch: Arch, size: u32, texts: &[String]) -> Built {
     Ok(tokenizer)
 }
 
-/// Splits texts as the architecture does, and knows no token yet.
-fn empty<M: Into<tokenizers::ModelWrapper>>(arch: Arch, model: tokenizers::Result<M>) -> Built {
+/// Splits texts as the algorithm does, and knows no token yet.
+fn empty<M: Into<tokenizers::ModelWrapper>>(algorithm: Algorithm, model: tokenizers::Result<M>) -> Built {
     let mut tokenizer = Tokenizer::new(model.map_err(|error| error.to_string())?);
-    if let Some(normalizer) = normalizer(arch) {
+    if let Some(normalizer) = normalizer(algorithm) {
         normalize(&mut tokenizer, &normalizer)?;
     }
-    pre_tokenize(&mut tokenizer, &pre_tokenizer(arch))?;
+    pre_tokenize(&mut tokenizer, &pre_tokenizer(algorithm))?;
     Ok(tokenizer)
 }
 
-fn normalizer(arch: Arch) -> Option<Value> {
+fn normalizer(algorithm: Algorithm) -> Option<Value> {
     let spaces = json!({ "type": "Replace", "pattern": { "Regex": r"\s+" }, "content": " " });
-    match arch {
-        Arch::Bert | Arch::BagOfWords => Some(json!({
+    match algorithm {
+        Algorithm::WordPiece => Some(json!({
             "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true,
         })),
-        Arch::Clip => Some(clip::normalizer()),
-        Arch::T5 | Arch::XlmRoberta | Arch::DebertaV3 => {
-            Some(json!({ "type": "Sequence", "normalizers": [{ "type": "NFKC" }, spaces] }))
+        Algorithm::WordEndBpe => Some(clip_normalizer()),
+        Algorithm::Unigram { .. } => Some(json!({ "type": "Sequence", "normalizers": [{ "type": "NFKC" }, spaces] })),
+        Algorithm::ByteLevelBpe => None,
+    }
+}
+
+fn pre_tokenizer(algorithm: Algorithm) -> Value {
+    match algorithm {
+        Algorithm::WordPiece => json!({ "type": "BertPreTokenizer" }),
+        Algorithm::WordEndBpe => clip_pre_tokenizer(),
+        Algorithm::Unigram { .. } => metaspace("always"),
+        Algorithm::ByteLevelBpe => byte_level(false),
+    }
+}
+
+/// How tokens become text again.
+fn decoder(algorithm: Algorithm) -> Value {
+    match algorithm {
+        Algorithm::WordPiece => json!({ "type": "WordPiece", "prefix": "##", "cleanup": true }),
+        Algorithm::ByteLevelBpe | Algorithm::WordEndBpe => byte_level(true),
+        Algorithm::Unigram { .. } => metaspace("always"),
+    }
+}
+
+/// Adds the special tokens around texts.
+fn enclose(tokenizer: &mut Tokenizer, algorithm: Algorithm, template: Template) -> Result<(), String> {
+    let token = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
+    let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
+    match template {
+        Template::Bare => Ok(()),
+        Template::Ended { end } => {
+            let known = [(end, number(tokenizer, end)?)];
+            surround(tokenizer, &[text("A"), token(end)], &[text("B"), token(end)], &known)
         }
-        Arch::Roberta | Arch::MuSota | Arch::HybridCnnLstm => None,
+        Template::Typed { start, end } => classify(tokenizer, start, end),
+        Template::Enclosed { start, end } => match algorithm {
+            Algorithm::ByteLevelBpe => surround_as_roberta(tokenizer, start, end, true, false),
+            Algorithm::WordEndBpe => surround_as_roberta(tokenizer, start, end, false, false),
+            Algorithm::WordPiece | Algorithm::Unigram { .. } => {
+                let known = [(start, number(tokenizer, start)?), (end, number(tokenizer, end)?)];
+                let (start, end) = (token(start), token(end));
+                surround(tokenizer, &[start, text("A"), end.clone()], &[end.clone(), text("B"), end], &known)
+            }
+        },
     }
-}
-
-fn pre_tokenizer(arch: Arch) -> Value {
-    match arch {
-        Arch::Bert | Arch::BagOfWords => json!({ "type": "BertPreTokenizer" }),
-        Arch::Clip => clip::pre_tokenizer(),
-        Arch::T5 | Arch::XlmRoberta | Arch::DebertaV3 => metaspace(),
-        Arch::Roberta | Arch::MuSota | Arch::HybridCnnLstm => byte_level(false),
-    }
-}
-
-fn metaspace() -> Value {
-    json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true })
 }
 
 /// How often each word occurs.
@@ -122,9 +120,9 @@ fn counted(splitter: &Tokenizer, texts: &[String]) -> Result<BTreeMap<String, u3
 
 /// The trainer numbers the letters inside words in the order that it meets them, which is another one each time. So they are
 /// numbered here, as if they were special tokens.
-fn word_piece(arch: Arch, size: u32, special: &[AddedToken], texts: &[String]) -> Built {
+fn word_piece(size: u32, special: &[AddedToken], texts: &[String]) -> Built {
     let model = || WordPiece::builder().unk_token("[UNK]".to_owned()).build();
-    let splitter = empty(arch, model())?;
+    let splitter = empty(Algorithm::WordPiece, model())?;
     let letters: BTreeSet<char> = counted(&splitter, texts)?.keys().flat_map(|word| word.chars()).collect();
     let inside = letters.iter().map(|letter| AddedToken::from(format!("##{letter}"), false));
     let mut trainer = WordPieceTrainer::builder()
@@ -136,13 +134,19 @@ fn word_piece(arch: Arch, size: u32, special: &[AddedToken], texts: &[String]) -
     trainer.feed(texts.iter(), |text| split(&splitter, text).map_err(Into::into)).map_err(fail)?;
     let mut trained = model().map_err(fail)?;
     trainer.train(&mut trained).map_err(fail)?;
-    empty(arch, Ok(trained))
+    empty(Algorithm::WordPiece, Ok(trained))
 }
 
 /// The same for the letters that end a word.
-fn byte_pairs(arch: Arch, size: u32, special: &[AddedToken], word_end: Option<&str>, texts: &[String]) -> Built {
+fn byte_pairs(
+    algorithm: Algorithm,
+    size: u32,
+    special: &[AddedToken],
+    word_end: Option<&str>,
+    texts: &[String],
+) -> Built {
     let model = || BPE::builder().end_of_word_suffix(word_end.unwrap_or_default().to_owned()).build();
-    let splitter = empty(arch, model())?;
+    let splitter = empty(algorithm, model())?;
     let letters: BTreeSet<char> = ByteLevel::alphabet().into_iter().collect();
     let ends = |end: &str| letters.iter().map(|letter| AddedToken::from(format!("{letter}{end}"), false)).collect();
     let ends: Vec<AddedToken> = word_end.map(ends).unwrap_or_default();
@@ -158,12 +162,12 @@ fn byte_pairs(arch: Arch, size: u32, special: &[AddedToken], word_end: Option<&s
     trainer.feed(texts.iter(), |text| split(&splitter, text).map_err(Into::into)).map_err(fail)?;
     let mut trained = model().map_err(fail)?;
     trainer.train(&mut trained).map_err(fail)?;
-    empty(arch, Ok(trained))
+    empty(algorithm, Ok(trained))
 }
 
 /// The trainer's own way of counting words gives them in another order each time, and so other sums and other pieces.
-fn unigram(arch: Arch, size: u32, special: &[AddedToken], unknown: &str, texts: &[String]) -> Built {
-    let splitter = empty(arch, Ok::<_, tokenizers::Error>(Unigram::default()))?;
+fn unigram(algorithm: Algorithm, size: u32, special: &[AddedToken], unknown: &str, texts: &[String]) -> Built {
+    let splitter = empty(algorithm, Ok::<_, tokenizers::Error>(Unigram::default()))?;
     let words = counted(&splitter, texts)?;
     let trainer = UnigramTrainer::builder()
         .show_progress(false)
@@ -180,7 +184,7 @@ fn unigram(arch: Arch, size: u32, special: &[AddedToken], unknown: &str, texts: 
     let special = special.len();
     let pieces: Vec<(String, f64)> = model.iter().cloned().collect();
     let unknown = pieces.iter().position(|(piece, _)| piece == unknown);
-    empty(arch, Unigram::from(in_order(pieces, special), unknown, false))
+    empty(algorithm, Unigram::from(in_order(pieces, special), unknown, false))
 }
 
 /// The trainer adds letters that have become no piece at the lowest score, each a little above the one before, in an order of its
@@ -225,42 +229,6 @@ fn split(tokenizer: &Tokenizer, text: &str) -> Result<Vec<String>, String> {
     Ok(splits.into_iter().map(|(word, _, _)| word.to_owned()).collect())
 }
 
-/// What stands around a text, and how tokens become text again.
-fn finish(tokenizer: &mut Tokenizer, arch: Arch) -> Result<(), String> {
-    let token = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
-    let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
-    match arch {
-        Arch::T5 => {
-            decode(tokenizer, &metaspace())?;
-            let known = [("</s>", number(tokenizer, "</s>")?)];
-            surround(tokenizer, &[text("A"), token("</s>")], &[text("B"), token("</s>")], &known)
-        }
-        Arch::XlmRoberta => {
-            decode(tokenizer, &metaspace())?;
-            let known = [("<s>", number(tokenizer, "<s>")?), ("</s>", number(tokenizer, "</s>")?)];
-            let (start, end) = (token("<s>"), token("</s>"));
-            surround(tokenizer, &[start, text("A"), end.clone()], &[end.clone(), text("B"), end], &known)
-        }
-        Arch::DebertaV3 => {
-            decode(tokenizer, &metaspace())?;
-            classify(tokenizer, "[CLS]", "[SEP]")
-        }
-        Arch::Bert | Arch::BagOfWords => {
-            decode(tokenizer, &json!({ "type": "WordPiece", "prefix": "##", "cleanup": true }))?;
-            classify(tokenizer, "[CLS]", "[SEP]")
-        }
-        Arch::Roberta => {
-            decode(tokenizer, &byte_level(true))?;
-            roberta::surround(tokenizer, "<s>", "</s>", true, false)
-        }
-        Arch::Clip => {
-            decode(tokenizer, &byte_level(true))?;
-            roberta::surround(tokenizer, clip::START, clip::END, false, false)
-        }
-        Arch::MuSota | Arch::HybridCnnLstm => decode(tokenizer, &byte_level(true)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,10 +240,10 @@ mod tests {
 
     #[test]
     fn every_architecture_that_reads_text_gets_one() {
-        for arch in Arch::ALL.iter().copied().filter(|arch| *arch != Arch::HybridCnnLstm) {
+        for arch in Arch::ALL.iter().copied() {
+            let Some(tokenization) = architecture(arch).tokenization else { continue };
             let tokenizer = train(arch, 600, &texts()).unwrap_or_else(|error| panic!("{}: {error}", arch.name()));
-            let scheme = scheme(arch).unwrap();
-            for (number, token) in scheme.special.iter().enumerate() {
+            for (number, token) in tokenization.trained.special.iter().enumerate() {
                 assert_eq!(tokenizer.token_to_id(token), Some(number as u32), "{} {token}", arch.name());
             }
             let encoded = tokenizer.encode("boil the lettuce slowly", true).unwrap();

@@ -83,7 +83,7 @@ __device__ inline float fast_log2(float x) {
 
 // --- Arguments, as in attention.hpp -----------------------------------------------------------------------------------------
 
-// Which weights are dropped depends on key, sample, head, query position and key position alone (docs/dropout.md). One call of Philox gives the
+// Which weights are dropped depends on key, sample, head, query position and key position alone (docs/dev/dropout.md). One call of Philox gives the
 // eight 16-bit values that a thread holds of a 16 x 16 tile of scores.
 struct AttentionDropout {
   u64 key;

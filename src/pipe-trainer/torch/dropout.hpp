@@ -1,4 +1,4 @@
-// What dropout drops: a function of key, sample, position and feature alone, as docs/dropout.md has it. So no mask is kept, and the same
+// What dropout drops: a function of key, sample, position and feature alone, as docs/dev/dropout.md has it. So no mask is kept, and the same
 // is dropped however a step is cut, on the CPU as on a card (kernels.cu).
 
 #pragma once

@@ -1,4 +1,4 @@
-//! Dropout whose masks are functions of key, sample, position and feature, so that none is kept. See docs/dropout.md.
+//! Dropout whose masks are functions of key, sample, position and feature, so that none is kept. See docs/dev/dropout.md.
 
 use std::ffi::c_char;
 
@@ -26,12 +26,12 @@ unsafe extern "C" {
     ) -> *mut c_char;
 }
 
-/// What is dropped of a tensor whose first dimension is samples and whose last is features.
+/// A dropout of a tensor whose first dimension is samples and whose last is features.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct Dropped {
     pub share: f64,
-    /// Of one place in the model at one step.
+    /// The key of one place in the model at one step.
     pub key: u64,
     /// Where the first sample of the tensor stands in its step.
     pub first_sample: u32,
@@ -79,7 +79,7 @@ mod tests {
         Dropped { share: SHARE, key, first_sample, place: 0 }
     }
 
-    /// As docs/dropout.md has it, number by number.
+    /// As docs/dev/dropout.md has it, number by number.
     fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
         let [mut c0, mut c1, mut c2, mut c3] = counter;
         let (mut k0, mut k1) = (key as u32, (key >> 32) as u32);
@@ -96,13 +96,13 @@ mod tests {
         f64::from(half) >= (SHARE * 65536.0).round()
     }
 
-    /// What is kept of ones, [samples, positions, features].
+    /// Ones after dropout, [samples, positions, features].
     fn kept(key: u64, first_sample: u32, shape: [i64; 3]) -> Tensor {
         let ones = Tensor::ones(shape, (Kind::Float, Device::Cpu));
         drop_add(&ones, None, dropped(key, first_sample)).unwrap().ne(0.0)
     }
 
-    /// What is kept of weights that are all the same, [samples, heads, queries, keys]: each key has a value of its own.
+    /// Equal weights after dropout, [samples, heads, queries, keys]: each key has a value of its own.
     fn kept_weights(key: u64, first_sample: u32, [samples, heads, queries, keys]: [i64; 4]) -> Tensor {
         let zeros = |length: i64| Tensor::zeros([samples, heads, length, keys], (Kind::Float, Device::Cpu));
         let values = Tensor::eye(keys, (Kind::Float, Device::Cpu)).expand([samples, heads, keys, keys], false);

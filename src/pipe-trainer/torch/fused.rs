@@ -1,12 +1,13 @@
-//! Layers whose pieces are computed together, with gradients of their own: less is kept, and less is moved.
+//! Functions that keep less for the backward pass than torch would: fused layers, attention, chunks, checkpointed blocks.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{CString, c_char, c_int, c_void};
 
-use tch::{Kind, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 use torch_sys::C_tensor;
 
-use super::call::{checked, optional, pointer, returned};
+use super::call::{checked, optional, pointer, pointers, returned};
 use super::dropout::Dropped;
+use crate::error::TrainerError;
 
 unsafe extern "C" {
     fn pipe_add_norm(
@@ -45,14 +46,14 @@ unsafe extern "C" {
 
 /// The norm of `residual` plus what a layer gave, some of it dropped.
 pub struct AddNorm<'a> {
-    /// What the layer gave, and the bias that is still to be added. Absent, the residual itself is normed.
+    /// The layer's output, and the bias that is still to be added. Absent, the residual itself is normed.
     pub input: Option<(&'a Tensor, Option<&'a Tensor>)>,
     pub residual: &'a Tensor,
     pub weight: &'a Tensor,
     pub bias: &'a Tensor,
     pub eps: f64,
     pub dropped: Dropped,
-    /// Of the result; the sum has that of the residual.
+    /// The kind of the result; the sum has that of the residual.
     pub kind: Kind,
 }
 
@@ -73,6 +74,7 @@ impl AddNorm<'_> {
     fn compute(&self, sum: Option<&mut *mut C_tensor>) -> Result<Option<Tensor>, TchError> {
         let (input, input_bias) = self.input.map_or((None, None), |(input, bias)| (Some(input), bias));
         let mut out = std::ptr::null_mut();
+        let kind = scalar_type(self.kind)?;
         // SAFETY: the pointers are of living tensors, or null; the results have room.
         checked(unsafe {
             pipe_add_norm(
@@ -81,7 +83,7 @@ impl AddNorm<'_> {
                 pointer(self.residual),
                 pointer(self.weight),
                 pointer(self.bias),
-                scalar_type(self.kind),
+                kind,
                 self.eps,
                 &raw const self.dropped,
                 &raw mut out,
@@ -142,11 +144,198 @@ impl FeedForward<'_> {
     }
 }
 
-/// As torch counts them.
-fn scalar_type(kind: Kind) -> c_int {
+/// The number of a kind in torch, of those that the kernels know.
+fn scalar_type(kind: Kind) -> Result<c_int, TchError> {
     match kind {
-        Kind::Half => 5,
-        Kind::BFloat16 => 15,
-        _ => 6,
+        Kind::Half => Ok(5),
+        Kind::Float => Ok(6),
+        Kind::BFloat16 => Ok(15),
+        other => Err(TchError::Kind(format!("no kernel computes in {other:?}"))),
+    }
+}
+
+unsafe extern "C" {
+    fn pipe_linear_cross_entropy(
+        hidden: *mut C_tensor,
+        weight: *mut C_tensor,
+        labels: *mut C_tensor,
+        ignored: i64,
+        rows: i64,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn pipe_gelu_feed_forward(
+        x: *mut C_tensor,
+        w1: *mut C_tensor,
+        b1: *mut C_tensor,
+        w2: *mut C_tensor,
+        b2: *mut C_tensor,
+        rows: i64,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
+}
+
+/// The cross-entropy of `hidden` [n, d] through the head `weight` [words, d], summed over the labels [n] that are not
+/// `ignored`; the logits of only `rows` rows exist at a time.
+pub fn linear_cross_entropy(
+    hidden: &Tensor,
+    weight: &Tensor,
+    labels: &Tensor,
+    ignored: i64,
+    rows: i64,
+) -> Result<Tensor, TchError> {
+    let pointer = |tensor: &Tensor| tensor.as_ptr().cast_mut();
+    // SAFETY: as above.
+    returned(|out| unsafe {
+        pipe_linear_cross_entropy(pointer(hidden), pointer(weight), pointer(labels), ignored, rows, out)
+    })
+}
+
+/// gelu(input w1^T + b1) w2^T + b2 for `input` [n, d], with the exact gelu. What is inside exists for `rows` rows at a time,
+/// and is recomputed for the gradient instead of being kept.
+pub fn gelu_feed_forward(input: &Tensor, [w1, b1, w2, b2]: [&Tensor; 4], rows: i64) -> Result<Tensor, TchError> {
+    let pointer = |tensor: &Tensor| tensor.as_ptr().cast_mut();
+    // SAFETY: as above.
+    returned(|out| unsafe {
+        pipe_gelu_feed_forward(pointer(input), pointer(w1), pointer(b1), pointer(w2), pointer(b2), rows, out)
+    })
+}
+
+unsafe extern "C" {
+    fn pipe_attention(
+        q: *mut C_tensor,
+        k: *mut C_tensor,
+        v: *mut C_tensor,
+        bias: *mut C_tensor,
+        lengths: *mut C_tensor,
+        is_causal: bool,
+        scale: f64,
+        dropped: *const Dropped,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn pipe_has_attention(card: i64, has: *mut bool) -> *mut c_char;
+}
+
+/// Whether a device has the instructions that the kernels are made of.
+pub fn has_attention(device: Device) -> bool {
+    let Device::Cuda(card) = device else { return false };
+    let mut has = false;
+    // SAFETY: the result has room.
+    checked(unsafe { pipe_has_attention(card as i64, &raw mut has) }).is_ok() && has
+}
+
+/// Heads of queries, keys and values: [batch, heads, length, width], bf16 or fp16.
+pub struct Attention<'a> {
+    pub q: &'a Tensor,
+    pub k: &'a Tensor,
+    pub v: &'a Tensor,
+    /// Added to the scores: [heads, queries + keys - 1], at key - query + queries - 1.
+    pub bias: Option<&'a Tensor>,
+    /// The number of visible keys of each sample, int32.
+    pub lengths: Option<&'a Tensor>,
+    /// Hides key j from query i where j > i + keys - queries.
+    pub is_causal: bool,
+    pub scale: f64,
+    pub dropped: Dropped,
+}
+
+impl Attention<'_> {
+    /// [batch, queries, heads, width]; nothing where there is no kernel for such tensors.
+    pub fn forward(&self) -> Result<Option<Tensor>, TchError> {
+        let mut out = std::ptr::null_mut();
+        // SAFETY: the pointers are of living tensors, or null; the result has room.
+        checked(unsafe {
+            pipe_attention(
+                pointer(self.q),
+                pointer(self.k),
+                pointer(self.v),
+                optional(self.bias),
+                optional(self.lengths),
+                self.is_causal,
+                self.scale,
+                &raw const self.dropped,
+                &raw mut out,
+            )
+        })?;
+        // SAFETY: without an error it is null, or a new tensor that no one else owns.
+        Ok((!out.is_null()).then(|| unsafe { Tensor::from_ptr(out) }))
+    }
+}
+
+/// Called on the thread of the backward pass, and dropped on any.
+type Block = dyn Fn(&[&Tensor]) -> Result<Tensor, TrainerError> + Send + Sync;
+
+unsafe extern "C" {
+    fn strdup(text: *const c_char) -> *mut c_char;
+    fn pipe_checkpoint(
+        block: unsafe extern "C" fn(*mut c_void, *mut *mut C_tensor, usize, *mut *mut C_tensor) -> *mut c_char,
+        data: *mut c_void,
+        drop: unsafe extern "C" fn(*mut c_void),
+        inputs: *const *mut C_tensor,
+        count: usize,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
+}
+
+/// `block` of the inputs. It is called once now, and once more when the gradient is computed: it must do the same both
+/// times, its random numbers included.
+pub fn checkpoint(
+    inputs: &[&Tensor],
+    block: impl Fn(&[&Tensor]) -> Result<Tensor, TrainerError> + Send + Sync + 'static,
+) -> Result<Tensor, TchError> {
+    let block: Box<Box<Block>> = Box::new(Box::new(block));
+    let inputs = pointers(inputs);
+    // SAFETY: the other side owns the box from here on and gives it back to `drop_block` once.
+    returned(|out| unsafe {
+        pipe_checkpoint(call_block, Box::into_raw(block).cast(), drop_block, inputs.as_ptr(), inputs.len(), out)
+    })
+}
+
+/// The other side calls this, on whichever thread the backward pass runs.
+unsafe extern "C" fn call_block(
+    data: *mut c_void,
+    inputs: *mut *mut C_tensor,
+    count: usize,
+    output: *mut *mut C_tensor,
+) -> *mut c_char {
+    let work = || -> Result<Tensor, TrainerError> {
+        // SAFETY: `data` is the box of `checkpoint`, and there are `count` inputs. They belong to the other side, so what is
+        // made of them here is a second handle on each.
+        let (block, inputs): (_, Vec<Tensor>) = unsafe {
+            let inputs = std::slice::from_raw_parts(inputs, count);
+            (&*data.cast::<Box<Block>>(), inputs.iter().map(|input| Tensor::clone_from_ptr(*input)).collect())
+        };
+        block(&inputs.iter().collect::<Vec<_>>())
+    };
+    match crate::boundary::guard(work) {
+        Ok(tensor) => {
+            // SAFETY: the other side deletes the handle; ours must not.
+            unsafe { *output = tensor.as_ptr().cast_mut() };
+            std::mem::forget(tensor);
+            std::ptr::null_mut()
+        }
+        Err(error) => {
+            let message = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
+            // Where there is no memory for the copy the other side sees neither an error nor a tensor, and knows why.
+            // SAFETY: it is a C string; the other side frees the copy.
+            unsafe { strdup(message.as_ptr()) }
+        }
+    }
+}
+
+unsafe extern "C" fn drop_block(data: *mut c_void) {
+    // SAFETY: it is the box of `checkpoint`, given back once.
+    drop(unsafe { Box::from_raw(data.cast::<Box<Block>>()) });
+}
+
+#[cfg(test)]
+mod checkpoint_tests {
+    use super::*;
+
+    #[test]
+    fn a_block_without_an_answer_is_an_error() {
+        let input = Tensor::from_slice(&[1.0f32]).set_requires_grad(true);
+        let fails = |_: &[&Tensor]| Err(TrainerError::Panic { message: "on purpose".to_owned() });
+        let error = checkpoint(&[&input], fails).unwrap_err().to_string();
+        assert!(error.contains("on purpose"), "{error}");
     }
 }

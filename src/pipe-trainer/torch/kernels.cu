@@ -30,7 +30,7 @@ __device__ inline void store(float& to, float x) { to = x; }
 
 template <typename T> struct alignas(16) Eight { T v[8]; };
 
-// --- What dropout drops: a function of key, sample, position and feature alone (docs/dropout.md). dropout.hpp is the same on the CPU --------
+// --- What dropout drops: a function of key, sample, position and feature alone (docs/dev/dropout.md). dropout.hpp is the same on the CPU --------
 
 // Philox4x32-7 (Salmon et al., 2011).
 __device__ inline void philox(u64 key, u32 c0, u32 c1, u32 c2, u32 c3, u32 out[4]) {

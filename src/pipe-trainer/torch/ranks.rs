@@ -62,7 +62,7 @@ unsafe extern "C" {
     fn pipe_buckets_finish(buckets: *mut c_void, early: *mut usize, late: *mut bool) -> *mut c_char;
 }
 
-/// What sums the tensors of all ranks. It lives as long as the process: other ranks may be in the middle of a sum when this one ends.
+/// Sums the tensors of all ranks. It lives as long as the process: other ranks may be in the middle of a sum when this one ends.
 #[derive(Clone, Copy)]
 pub struct Link(*mut c_void);
 

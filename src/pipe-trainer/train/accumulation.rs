@@ -6,30 +6,29 @@ use pipe_spec::Phase;
 use tch::{Kind, Tensor};
 
 use super::cut::{Cut, StepPart};
-use super::exchange;
 use super::gradient_cache::{self, Parts};
 use super::graphs::Graphs;
 use super::session::Session;
 use super::state::State;
-use super::sums::Sums;
+use super::sums::{self, Sums};
 use crate::data::{Part, Sample};
 use crate::error::TrainerError;
 use crate::model::{Contrastive, Drawn, Embeddings, Mode};
 use crate::random::{self, Purpose};
 
-/// What the parts of a step gave.
+/// The sums over the parts of a step.
 pub struct Accumulated {
     /// Summed over the parts of this rank, on the device.
     pub loss: Tensor,
-    /// Of the whole step.
+    /// Samples of the whole step.
     pub samples: u64,
     /// Target tokens, or samples, of the whole step.
     pub targets: u64,
-    /// What the sum is divided by: the targets, or the weights of the samples where they have any. Never 0.
+    /// The divisor of the sum: the targets, or the weights of the samples where they have any. Never 0.
     pub divisor: f64,
-    /// Of all ranks.
+    /// Parts of all ranks.
     pub parts: u32,
-    /// Of this one.
+    /// Parts of this rank.
     pub own_parts: u32,
     /// How much of what a part may hold the fullest one held, where that is known.
     pub filled: Option<f64>,
@@ -60,7 +59,7 @@ struct Step<'a> {
 }
 
 impl Accumulation<'_> {
-    /// Of the samples of a step, longest first.
+    /// Adds up the gradient of the samples of a step, longest first.
     pub fn of(&self, samples: &[Sample]) -> Result<Accumulated, TrainerError> {
         let began = Instant::now();
         self.session.progress.set_step(self.state.step + 1);
@@ -254,7 +253,7 @@ impl Parts for StepParts<'_> {
         let rows = |side: fn(&Embeddings) -> &Tensor| {
             let own: Vec<(i64, &Tensor)> =
                 own.iter().enumerate().map(|(index, part)| (self.first_sample(index), side(part))).collect();
-            exchange::rows(
+            sums::exchange_rows(
                 &self.work.session.peers,
                 self.step.samples.len() as i64,
                 &own,

@@ -12,30 +12,29 @@ use super::measure::Failure;
 use super::session::Session;
 use super::state::State;
 use super::training::Training;
+use crate::boundary;
 use crate::cli::RankArgs;
 use crate::error::TrainerError;
-use crate::events::Events;
-use crate::host::Stop;
-use crate::host::limit;
-use crate::node::Node;
+use crate::host::{self, Stop};
 use crate::ranks::{self, Notices};
-use crate::spec::job_folder;
+use crate::session::events::{Console, Events};
+use crate::session::oom;
+use crate::session::spec::{self, Node, job_folder};
 use crate::storage::durable;
-use crate::{boundary, oom, spec};
 
 /// Trains as the spec says. An out-of-memory is recorded, and no completed step is lost to it or to a stop. Several ranks are processes
 /// of their own, which this one starts, unless it is one of them.
-pub fn train(spec_file: &Path, rank: &RankArgs) -> Result<(), TrainerError> {
+pub fn train(spec_file: &Path, rank: &RankArgs, console: Console) -> Result<(), TrainerError> {
     let mut spec = spec::read(spec_file)?;
-    let stop = Stop::on_signals().map_err(TrainerError::signals)?;
     if let Some(index) = rank.rank {
-        return train_rank(spec, rank, index, stop);
+        return train_rank(spec, rank, index, console);
     }
     let node = spec::node(spec_file, &spec)?;
     if !node.is_only() {
-        return train_node(spec_file, spec, node, &stop);
+        return train_node(spec_file, spec, node, console);
     }
-    let mut events = Events::in_folder(&job_folder(&spec), stop.clone());
+    let stop = console.stop.clone();
+    let mut events = Events::in_folder(&job_folder(&spec), console);
     choose_batch(spec_file, &mut spec, &mut events, &stop)?;
     match spec.rank.count {
         1 => run(boundary::guard(|| Session::alone(spec, events, stop))?),
@@ -44,15 +43,16 @@ pub fn train(spec_file: &Path, rank: &RankArgs) -> Result<(), TrainerError> {
 }
 
 /// The ranks of one of several nodes, each of which runs this. The first one writes events and finds the batch.
-fn train_node(spec_file: &Path, mut spec: TrainerSpec, node: Node, stop: &Stop) -> Result<(), TrainerError> {
+fn train_node(spec_file: &Path, mut spec: TrainerSpec, node: Node, console: Console) -> Result<(), TrainerError> {
+    let stop = &console.stop.clone();
     let folder = job_folder(&spec).ranks();
     std::fs::create_dir_all(&folder).map_err(|source| TrainerError::Io { path: folder.clone(), source })?;
     let notices = Notices::new(&folder, node);
     let is_auto = spec.train.batch == BatchSetting::Auto;
-    let mut train = || {
+    let train = || {
         let mut events = Events::silent(stop.clone());
         if node.index == 0 {
-            events = Events::in_folder(&job_folder(&spec), stop.clone());
+            events = Events::in_folder(&job_folder(&spec), console);
             choose_batch(spec_file, &mut spec, &mut events, stop)?;
             if is_auto {
                 notices.leave_batch(spec.train.batch());
@@ -85,26 +85,22 @@ fn choose_batch(
     Ok(())
 }
 
-/// One of several ranks. What goes wrong is reported by the process that started it.
-fn train_rank(mut spec: TrainerSpec, args: &RankArgs, index: u32, stop: Stop) -> Result<(), TrainerError> {
+/// One of several ranks. The process that started it reports what goes wrong.
+fn train_rank(mut spec: TrainerSpec, args: &RankArgs, index: u32, console: Console) -> Result<(), TrainerError> {
     let node = Node::with_rank(&spec, index);
     spec.rank.index = index;
     spec.device_index += (index - node.ranks().start) % spec.cards;
     if let Some(batch) = args.batch {
         spec.train.batch = BatchSetting::Fixed(batch);
     }
+    let stop = console.stop.clone();
     let events = match index {
-        0 => Events::after(args.events, &job_folder(&spec), stop.clone()),
+        0 => Events::after(args.events, &job_folder(&spec), console),
         _ => Events::silent(stop.clone()),
     };
     let notices = Notices::new(&job_folder(&spec).ranks(), node);
     let ended = boundary::guard(|| Session::join(spec, events, stop)).and_then(run);
-    if let Err(error) = ended {
-        let status = error.status();
-        notices.leave_unless_others_have(index, &error);
-        std::process::exit(status);
-    }
-    Ok(())
+    ended.inspect_err(|error| notices.leave_unless_others_have(index, error))
 }
 
 fn run(session: Session) -> Result<(), TrainerError> {
@@ -119,10 +115,10 @@ fn run(session: Session) -> Result<(), TrainerError> {
 }
 
 /// Finds the largest batch that fits, and trains nothing.
-pub fn fit(spec_file: &Path) -> Result<(), TrainerError> {
+pub fn fit(spec_file: &Path, console: Console) -> Result<(), TrainerError> {
     let spec = spec::read(spec_file)?;
-    let stop = Stop::on_signals().map_err(TrainerError::signals)?;
-    let mut events = Events::in_folder(&job_folder(&spec), stop.clone());
+    let stop = console.stop.clone();
+    let mut events = Events::in_folder(&job_folder(&spec), console);
     match search(spec_file, &spec, &mut events, &stop, true)? {
         Searched::Fitted(fitted) => {
             events.emit(EventKind::Fitted(fitted));
@@ -165,7 +161,7 @@ fn handle_error(session: &Session, training: Option<&Training<'_>>, error: Train
             let mut record =
                 oom::record(*memory, message, *host, &session.progress, &session.hardware, session.allocator());
             record.rank = session.peers.rank.index;
-            limit::lift();
+            host::lift_limit();
             // The others are not to wait for what follows, nor this rank for them.
             session.peers.leave(&error, Some(record.clone()));
             session.peers.abandon();

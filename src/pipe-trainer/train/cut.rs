@@ -26,7 +26,7 @@ pub struct Cut {
     cutter: Option<Cutter>,
     recompute: Recompute,
     shape: PartShape,
-    /// Of the longest row that there may be.
+    /// Lengths of the longest row that there may be.
     full: Lengths,
     /// Whether what a sample holds goes by its length: not where most of it is a picture, or all rows have one length.
     by_length: bool,
@@ -181,7 +181,7 @@ impl Cut {
         parts.map(|part| cutter.filled(part.len() as u32, self.lengths(part))).reduce(f64::max)
     }
 
-    /// What a part may hold beside the state of the model, in bytes. Absent where parts are not filled, or nothing is known of it.
+    /// Bytes that a part may hold beside the state of the model. Absent where parts are not filled, or nothing is known of it.
     pub fn part_bytes(&self) -> Option<u64> {
         self.filling()?.part_bytes()
     }
@@ -203,7 +203,7 @@ impl Cut {
         if self.fills { self.full.to_string() } else { self.shape.lengths(longest) }
     }
 
-    /// Of the rows of a part.
+    /// Lengths of the rows of a part.
     fn lengths(&self, part: &[Sample]) -> Lengths {
         if self.by_length { self.shape.row_lengths(part) } else { self.full }
     }

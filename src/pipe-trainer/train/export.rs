@@ -3,12 +3,11 @@
 use std::io;
 use std::path::Path;
 
-use pipe_model::{TaskData, read_config};
+use pipe_model::{TaskData, architecture, read_config};
 use pipe_spec::event::Eval;
 use pipe_spec::model_folder::{
     CONFIG, GENERATION_CONFIG, MODEL_CARD, PREPROCESSOR, SAFETENSORS, TOKENIZER_JSON, TOKENIZER_SETTINGS,
 };
-use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value, json};
 use tch::TchError;
 
@@ -23,7 +22,7 @@ use crate::storage::durable;
 use crate::storage::tensor_writer;
 use crate::tokenizer::{self, SpecialTokens};
 
-/// What is exported, and what the card of a model says beside its settings.
+/// The weights that are exported, and what the model card says beside the settings.
 pub struct Exported<'a> {
     /// The step of the weights.
     pub step: u64,
@@ -52,9 +51,7 @@ fn write(session: &Session, state: &State, exported: &Exported<'_>) -> io::Resul
     if let Some(path) = &session.spec.tokenizer {
         write_tokenizer(session, &staged, path, &config)?;
     }
-    if session.spec.model.arch == Arch::T5 {
-        write_generation_config(session, &staged, &config)?;
-    }
+    write_generation_config(session, &staged, &config)?;
     if let Some(preprocessor) = preprocessor(session, &config)? {
         durable::write_synced(&staged.path(PREPROCESSOR), &serde_json::to_vec_pretty(&preprocessor)?)?;
     }
@@ -99,13 +96,16 @@ fn write_tokenizer(
     }
     let known = tokenizer::open(path, arch).map_err(io::Error::other)?;
     let settings: Vec<&Map<String, Value>> = carried.iter().map(|(_, keys)| keys).collect();
-    let special = SpecialTokens::of(&known, arch, &settings);
+    let tokenization = architecture(arch).tokenization;
+    let roles = tokenization.map_or(&[][..], |tokenization| tokenization.roles());
+    let special = SpecialTokens::of(&known, roles, &settings);
     let missing = |name: &str| carried.iter().all(|(one, _)| *one != name);
     if missing(tokenizer_config) {
+        let token_types = tokenization.is_some_and(|tokenization| tokenization.token_types);
         let longest = config.get("max_position_embeddings").or_else(|| config.get("n_positions"));
-        let reserved = if matches!(arch, Arch::Roberta | Arch::XlmRoberta) { 2 } else { 0 };
+        let reserved = tokenization.map_or(0, |tokenization| tokenization.reserved_positions);
         let longest = longest.and_then(Value::as_u64).map(|positions| positions.saturating_sub(reserved));
-        write_json(staged, tokenizer_config, &special.tokenizer_config(arch, longest))?;
+        write_json(staged, tokenizer_config, &special.tokenizer_config(token_types, longest))?;
     }
     if missing(special_tokens) {
         write_json(staged, special_tokens, &special.map())?;
@@ -138,8 +138,12 @@ fn write_vocabulary(session: &Session, staged: &ExportedFolder, path: &Path) -> 
     Ok(())
 }
 
-/// How texts are generated: as the model's folder says, else by the tokens of its config.
+/// How texts are generated, for an architecture that has settings for it: those of the model's folder, else keys of its config.
 fn write_generation_config(session: &Session, staged: &ExportedFolder, config: &Map<String, Value>) -> io::Result<()> {
+    let names = architecture(session.spec.model.arch).generation_keys;
+    if names.is_empty() {
+        return Ok(());
+    }
     if let Some(from) = &session.spec.model.from {
         let file = Path::new(from).join(GENERATION_CONFIG);
         if carry_over(session, staged, &file, GENERATION_CONFIG)?.is_some() {
@@ -147,9 +151,7 @@ fn write_generation_config(session: &Session, staged: &ExportedFolder, config: &
         }
     }
     let mut keys = Map::from_iter([("_from_model_config".to_owned(), json!(true))]);
-    for name in ["decoder_start_token_id", "eos_token_id", "pad_token_id"] {
-        keys.extend(config.get(name).map(|token| (name.to_owned(), token.clone())));
-    }
+    keys.extend(names.iter().filter_map(|name| Some(((*name).to_owned(), config.get(*name)?.clone()))));
     write_json(staged, GENERATION_CONFIG, &keys)
 }
 

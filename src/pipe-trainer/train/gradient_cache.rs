@@ -110,8 +110,8 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
+    use crate::model::setup::Kinds;
     use crate::model::{Definition, Drawn, Model, Setup, Start};
-    use crate::precision::Kinds;
 
     /// Random samples, in parts.
     struct RandomParts {
@@ -167,7 +167,7 @@ mod tests {
         Definition::from_spec(&model).unwrap().build(&Start::Random { seed: 3 }, &setup).unwrap()
     }
 
-    /// What `work` leaves as the gradient of all weights, and the loss.
+    /// The gradient of all weights that `work` leaves, and the loss.
     fn gradient(model: &dyn Model, work: impl FnOnce(&dyn Contrastive) -> Tensor) -> (Tensor, f64) {
         model.weights().forget_gradients().unwrap();
         let loss = work(model.contrastive().unwrap()).double_value(&[]);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::flat_gradients::FlatGradients;
+use super::sums::FlatGradients;
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
@@ -29,7 +29,7 @@ const RECORDED_ANYWAY: u32 = 12;
 /// A host that waits for so much of a step is ahead of the card.
 const AHEAD: f64 = 0.1;
 
-/// What decides which kernels a part launches: names and sizes, and whether blocks are computed again.
+/// The shape of a part decides which kernels it launches: names and sizes, and whether blocks are computed again.
 type Shape = (Vec<(String, Vec<i64>)>, bool);
 
 /// The graphs of one training.
@@ -38,7 +38,7 @@ pub struct Graphs<'a> {
     keys: &'static DropoutKeys,
     /// The rows of `keys`.
     rows: Tensor,
-    /// What the loss of a part is multiplied with.
+    /// The loss of a part is multiplied by this.
     scale: Tensor,
     state: RefCell<State>,
 }
@@ -50,7 +50,7 @@ struct State {
     launches: u64,
     /// Whether the gradients that parts add to are someone else's.
     given: bool,
-    /// Of a training whose steps have several parts: all parts add to these.
+    /// Gradients of a training whose steps have several parts: all parts add to these.
     gradients: Option<FlatGradients>,
     /// Whether parts of this step may be recorded.
     records: bool,
@@ -64,7 +64,7 @@ struct Recorded {
     graph: Graph,
     inputs: Part,
     loss: Tensor,
-    /// Of steps with one part: where the graph leaves them.
+    /// Gradients of steps with one part: the graph leaves them there.
     gradients: Vec<Option<Left>>,
     last_launch: u64,
 }
@@ -238,7 +238,7 @@ impl<'a> Graphs<'a> {
         Ok(Recorded { graph, inputs, loss, gradients, last_launch: 0 })
     }
 
-    /// What changes from launch to launch, where the kernels read it.
+    /// Writes the numbers that change from launch to launch, where the kernels read them.
     fn write_numbers(&self, drawn: Drawn, scale: f64) -> Result<(), TrainerError> {
         let _ = self.scale.shallow_clone().f_fill_(scale)?;
         let rows = self.keys.rows(drawn);

@@ -6,24 +6,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use pipe_spec::Device;
 use pipe_spec::event::Measured;
 use serde::{Deserialize, Serialize};
 
-use super::capacity::usable;
 use super::cut::Cut;
 use super::evaluation::Evaluator;
-use super::longest_samples::LongestSamples;
-use super::rehearsal::Rehearsal;
+use super::rehearsal::{LongestSamples, Rehearsal};
 use super::session::Session;
 use super::state::{State, milliseconds};
 use super::training::LONGEST_SAMPLE_COUNT;
+use crate::boundary;
 use crate::data::{self, Reader, SampleOrder};
 use crate::error::TrainerError;
-use crate::events::Events;
-use crate::host::Stop;
 use crate::model::Definition;
+use crate::session::events::{Console, Events};
+use crate::session::spec;
 use crate::storage::tensor_writer;
-use crate::{boundary, spec, torch};
+use crate::torch;
 
 /// A line of stdout that is meant for the parent. Other lines there are events, or texts of libraries.
 #[derive(Debug, Serialize, Deserialize)]
@@ -58,8 +58,8 @@ pub struct Ready {
 }
 
 /// An error is for the parent to report, and ends the process here; it is returned where the parent does not take it.
-pub fn measure(spec_file: &Path) -> Result<(), TrainerError> {
-    let ended = boundary::guard(|| answer_batches(spec_file));
+pub fn measure(spec_file: &Path, console: Console) -> Result<(), TrainerError> {
+    let ended = boundary::guard(|| answer_batches(spec_file, console));
     if let Err(error) = &ended {
         let exit = error.exit_code().code();
         let failure = Failure { message: error.to_string(), hint: error.hint().map(str::to_owned), exit };
@@ -70,9 +70,9 @@ pub fn measure(spec_file: &Path) -> Result<(), TrainerError> {
     ended
 }
 
-fn answer_batches(spec_file: &Path) -> Result<(), TrainerError> {
-    let stop = Stop::on_signals().map_err(TrainerError::signals)?;
-    let session = Session::alone(spec::read(spec_file)?, Events::new(stop.clone()), stop)?;
+fn answer_batches(spec_file: &Path, console: Console) -> Result<(), TrainerError> {
+    let stop = console.stop.clone();
+    let session = Session::alone(spec::read(spec_file)?, Events::new(console), stop)?;
     // A training holds a little more than its steps do: a batch that fits here must fit there.
     session.hardware.enforce_limit(&session.spec.memory, |bytes| usable(session.spec.device, bytes))?;
     let mut measuring = Measuring::prepare(&session)?;
@@ -184,5 +184,14 @@ impl<'a> Measuring<'a> {
         tensor_writer::read_all(&self.state.optimizer.tensors())?;
         // What was served from the reserve did not fit.
         boundary::check_host_memory()
+    }
+}
+
+/// How much of its memory a training may hold. All of a card's can be used; on the host the page cache
+/// needs some, and programs slow down long before they are killed.
+pub fn usable(device: Device, bytes: u64) -> u64 {
+    match device {
+        Device::Cuda => bytes,
+        Device::Cpu => bytes / 10 * 9,
     }
 }

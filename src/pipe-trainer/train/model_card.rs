@@ -4,9 +4,10 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use pipe_model::architecture;
 use pipe_spec::TrainerSpec;
 use pipe_spec::event::Eval;
-use pipe_spec::pipeline::{Arch, Paths};
+use pipe_spec::pipeline::Paths;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -25,7 +26,7 @@ impl ModelCard<'_> {
     pub fn text(&self) -> String {
         let Self { spec, .. } = self;
         let mut text = String::from("---\n");
-        if in_transformers(spec.model.arch) {
+        if architecture(spec.model.arch).in_transformers {
             text += "library_name: transformers\n";
         }
         let _ = writeln!(
@@ -114,10 +115,6 @@ impl ModelCard<'_> {
 fn word(setting: impl Serialize) -> String {
     let value = serde_json::to_value(setting).unwrap_or_default();
     value.as_str().unwrap_or_default().to_owned()
-}
-
-fn in_transformers(arch: Arch) -> bool {
-    !matches!(arch, Arch::HybridCnnLstm | Arch::MuSota | Arch::BagOfWords)
 }
 
 fn evaluation(eval: &Eval) -> Vec<(&str, String)> {

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use tch::Tensor;
 
 use super::session::Session;
-use super::state::State;
 use crate::error::TrainerError;
+use crate::optim::{Optimizer, Share};
 use crate::ranks::Peers;
-use crate::spec::job_folder;
+use crate::session::spec::job_folder;
 use crate::storage::{TensorFiles, tensor_writer};
 
 /// How long the leading rank waits while nothing is written of the shares of others that end too.
@@ -31,24 +31,29 @@ pub struct OptimizerShares {
     files: Vec<PathBuf>,
 }
 
-/// What is in them, where it lies.
+/// The tensors in these files, mapped.
 pub struct ReadShares {
     pub tensors: Vec<(String, Tensor)>,
     _files: Vec<TensorFiles>,
 }
 
 /// Writes this rank's share, unless it is the one that saves.
-pub fn hand_in(session: &Session, state: &State) -> Result<OptimizerShares, TrainerError> {
-    if session.peers.is_nobody() || state.share.owners().is_none() {
+pub fn hand_in(
+    session: &Session,
+    share: &Share,
+    optimizer: &Optimizer,
+    step: u64,
+) -> Result<OptimizerShares, TrainerError> {
+    if session.peers.is_nobody() || share.owners().is_none() {
         return Ok(OptimizerShares { files: Vec::new() });
     }
     let folder = job_folder(&session.spec).ranks();
-    let file = |rank: u32| folder.join(format!("optimizer-{}-{rank}.safetensors", state.step));
+    let file = |rank: u32| folder.join(format!("optimizer-{step}-{rank}.safetensors"));
     let rank = session.peers.rank;
     if !session.peers.leads() {
         let path = file(rank.index);
         let part = path.with_extension(PART);
-        let written = tensor_writer::write(&part, &state.optimizer.tensors()).and_then(|_| fs::rename(&part, &path));
+        let written = tensor_writer::write(&part, &optimizer.tensors()).and_then(|_| fs::rename(&part, &path));
         written.map_err(|source| {
             let last = session.store.newest_path();
             TrainerError::Save { path, source, last }

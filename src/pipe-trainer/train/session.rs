@@ -1,4 +1,4 @@
-//! What a training runs with: its spec and folder, the device, the events, and requests to stop.
+//! The session of a training: its spec and folder, the device, the events, and requests to stop.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::checkpoint::Store;
 use crate::data;
 use crate::device::Hardware;
 use crate::error::TrainerError;
-use crate::events::Events;
 use crate::host::Stop;
-use crate::progress::Progress;
 use crate::ranks::Peers;
+use crate::session::events::Events;
+use crate::session::oom::Progress;
 
 pub struct Session {
     pub spec: TrainerSpec,

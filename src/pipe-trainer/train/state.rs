@@ -1,4 +1,5 @@
-//! What training changes: the weights, the optimizer and the count of steps.
+//! The state that training changes: the weights, the optimizer and the count of steps. Several ranks must have the same weights, to the
+//! bit: each has computed every update by itself.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -7,28 +8,30 @@ use std::time::Instant;
 use pipe_spec::Phase;
 use pipe_spec::event::{self, EventKind};
 use pipe_spec::run::checkpoint_name;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
-use super::agreement;
-use super::flat_gradients::FlatGradients;
 use super::optimizer_shares::{self, OptimizerShares};
 use super::session::Session;
+use super::sums::FlatGradients;
 use crate::checkpoint::{Checkpoint, Identity, MetricRecords, SavedState};
 use crate::data::SampleOrder;
 use crate::error::TrainerError;
 use crate::model::{Definition, Model, Setup, Start};
 use crate::optim::{LossScale, Optimizer, Share};
 use crate::ranks::SharedSum;
-use crate::storage::finite;
+use crate::storage::tensor_writer;
+
+/// Bytes of a hash in each of the numbers that are compared: a double holds them exactly.
+const HASH_BYTES_EACH: usize = 5;
 
 pub struct State {
     pub model: Box<dyn Model>,
-    /// Of several ranks, what each of them updates.
+    /// The parameters that each of several ranks updates.
     pub share: Share,
     pub optimizer: Optimizer,
     /// Where several ranks add theirs up.
     pub gradients: Option<FlatGradients>,
-    /// Of several ranks, where the model compares the samples of all of them.
+    /// The sum inside a model that compares the samples of all ranks.
     pub shared_sum: Option<&'static SharedSum>,
     /// In fp16 alone.
     pub loss_scale: Option<LossScale>,
@@ -38,9 +41,9 @@ pub struct State {
     pub step: u64,
     /// The last step after which the model was evaluated.
     pub evaluated: u64,
-    /// What came of that evaluation.
+    /// The event of that evaluation.
     pub last_eval: Option<event::Eval>,
-    /// What the evaluations so far have shown.
+    /// The best and the latest metrics of the evaluations so far.
     pub metrics: MetricRecords,
     /// The step of the checkpoint that this attempt resumed from.
     pub resumed_from: Option<u64>,
@@ -138,8 +141,8 @@ impl State {
         if self.step == self.saved.get() {
             return Ok(());
         }
-        agreement::check(session, self)?;
-        let shares = optimizer_shares::hand_in(session, self)?;
+        self.check_weights(session)?;
+        let shares = optimizer_shares::hand_in(session, &self.share, &self.optimizer, self.step)?;
         session.peers.barrier()?;
         self.save(session, shares)
     }
@@ -149,7 +152,7 @@ impl State {
         if self.step == self.saved.get() {
             return Ok(());
         }
-        let shares = optimizer_shares::hand_in(session, self)?;
+        let shares = optimizer_shares::hand_in(session, &self.share, &self.optimizer, self.step)?;
         if session.peers.leads() && !shares.await_all(&session.peers) {
             let message =
                 format!("step {} is not saved: not all ranks could hand in their share of the optimizer", self.step);
@@ -195,7 +198,7 @@ impl State {
         Ok(())
     }
 
-    /// What the optimizer remembers, in the order of the parameters, whichever rank remembers it.
+    /// The optimizer's tensors in the order of the parameters, whichever rank has them.
     fn whole_optimizer<'a>(&'a self, others: &'a [(String, Tensor)]) -> Vec<(String, &'a Tensor)> {
         let mut all = self.optimizer.tensors();
         all.extend(others.iter().map(|(name, tensor)| (name.clone(), tensor)));
@@ -211,14 +214,48 @@ impl State {
         all
     }
 
-    /// That a rank has something else than the first.
+    /// Whether all ranks have the same weights.
+    fn check_weights(&self, session: &Session) -> Result<(), TrainerError> {
+        if session.peers.is_nobody() {
+            return Ok(());
+        }
+        let all = session.peers.gather(&self.weights_hash()?)?;
+        self.check_equal(session, &all, "weights")
+    }
+
+    /// Whether all ranks go on from the same step: each has looked for a whole checkpoint by itself.
+    pub fn check_step(&self, session: &Session) -> Result<(), TrainerError> {
+        let all = session.peers.gather(&[self.step as f64])?;
+        self.check_equal(session, &all, "checkpoints")
+    }
+
+    fn check_equal(&self, session: &Session, all: &[Vec<f64>], what: &'static str) -> Result<(), TrainerError> {
+        match all.iter().position(|other| *other != all[0]) {
+            None => Ok(()),
+            Some(rank) => Err(self.ranks_differ(session, rank, what)),
+        }
+    }
+
+    fn weights_hash(&self) -> Result<Vec<f64>, TrainerError> {
+        let mut hasher = blake3::Hasher::new();
+        for (_, weight) in self.model.weights().iter() {
+            let host = weight.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?;
+            let bytes = host.numel() * host.kind().elt_size_in_bytes();
+            // SAFETY: a contiguous tensor on the CPU is so many bytes in a row, and `host` outlives the slice.
+            hasher.update(unsafe { std::slice::from_raw_parts(host.data_ptr().cast::<u8>(), bytes) });
+        }
+        let number = |bytes: &[u8]| bytes.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte)) as f64;
+        Ok(hasher.finalize().as_bytes().chunks(HASH_BYTES_EACH).map(number).collect())
+    }
+
+    /// The error that a rank has something else than the first.
     pub fn ranks_differ(&self, session: &Session, rank: usize, what: &'static str) -> TrainerError {
         TrainerError::RanksDiffer { step: self.step, rank: rank as u32, what, last: session.store.newest_path() }
     }
 
     /// Refuses to write tensors that are not finite: a checkpoint of them would replace the last good one.
     pub fn check_finite(&self, session: &Session, tensors: &[(String, &Tensor)]) -> Result<(), TrainerError> {
-        match finite::first_not_finite(tensors)? {
+        match tensor_writer::first_not_finite(tensors)? {
             None => Ok(()),
             Some(name) => Err(TrainerError::WeightsNotFinite {
                 step: self.step,

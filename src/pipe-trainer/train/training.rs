@@ -9,22 +9,18 @@ use pipe_spec::event::{self, EventKind, RankUse};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
-use super::agreement;
 use super::cut::Cut;
-use super::evaluation::{Evaluated, Evaluator, details_file};
+use super::evaluation::{self, Evaluated, Evaluator};
 use super::export::{self, Exported};
 use super::graphs::Graphs;
-use super::longest_samples::LongestSamples;
-use super::pace::Pace;
-use super::rehearsal::Rehearsal;
+use super::rehearsal::{LongestSamples, Rehearsal};
 use super::session::Session;
 use super::state::{State, milliseconds};
-use super::sums::Sums;
-use super::watched_metrics;
+use super::sums::{Pace, RankStep, Sums};
 use crate::data::{self, Loaded, Loader, Reader, SampleOrder};
 use crate::device::{LIBTORCH, Usage};
 use crate::error::TrainerError;
-use crate::host::lease;
+use crate::host;
 use crate::model::Definition;
 use crate::optim::schedule;
 use crate::torch;
@@ -54,7 +50,7 @@ impl<'a> Training<'a> {
         let task_data = definition.task_data()?;
         let mut sources = data::open(spec, &task_data, &session.pool)?;
         sources.notices.drain(..).for_each(|notice| session.warn(notice));
-        watched_metrics::check(spec, &task_data, &sources)?;
+        evaluation::check_metrics(spec, &task_data, &sources)?;
         let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
         let evaluation = Evaluator::open(session, &sources, definition.class_names());
@@ -74,8 +70,11 @@ impl<'a> Training<'a> {
             false => None,
         };
         let cut = Cut::for_model(session, &definition, &task_data, &sources.paddings, state.model.as_ref())?;
-        agreement::check_step(session, &state)?;
-        let sums = Sums::new(session, &state)?;
+        state.check_step(session)?;
+        let weights = state.model.weights();
+        // Where a model sums inside too, the order of sums must not depend on which part is the last of a rank.
+        let overlaps = state.shared_sum.is_none();
+        let sums = Sums::new(session, state.gradients.as_ref(), weights, overlaps)?;
         let pace = Pace::default();
         Ok(Self { session, order, loader, skipped: 0, cut, evaluation, longest_samples, graphs, sums, pace, state })
     }
@@ -86,7 +85,7 @@ impl<'a> Training<'a> {
 
     /// Each iteration evaluates and saves where that is due, then takes one step; so does the first one after a resume.
     pub fn run(&mut self) -> Result<(), TrainerError> {
-        lease::training_started();
+        host::training_started();
         self.announce();
         self.rehearse_if_wanted()?;
         loop {
@@ -171,8 +170,8 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Of several ranks, waits until the gradients are those of all, and adds up their losses. Nothing where the step is to be computed
-    /// again, which all ranks find together.
+    /// Where there are several ranks, waits until the gradients are those of all, and adds up their losses. Nothing where the step is
+    /// to be computed again, which all ranks find together.
     fn sum_over_ranks(&self, accumulated: Accumulated) -> Result<Option<(Accumulated, Vec<RankUse>)>, TrainerError> {
         let (Some(sums), Session { peers, hardware, .. }) = (&self.sums, self.session) else {
             return Ok(Some((accumulated, Vec::new())));
@@ -180,32 +179,30 @@ impl<'a> Training<'a> {
         let mut ms = 0.0;
         peers.wait(hardware.device, || ms = milliseconds(accumulated.began))?;
         let Usage { allocated, reserved, peak } = hardware.usage();
-        let loss = accumulated.loss.f_double_value(&[])?;
-        let is_wrong = f64::from(u8::from(!accumulated.sums_up));
-        let (parts, took) = (accumulated.own_parts.into(), milliseconds(accumulated.began));
-        let same = [accumulated.samples as f64, accumulated.targets as f64, accumulated.divisor];
-        let own = [loss, is_wrong, allocated as f64, reserved as f64, peak as f64, ms, parts, took];
-        let all = peers.gather(&[own.as_slice(), &same].concat())?;
+        let own = RankStep {
+            samples: accumulated.samples as f64,
+            targets: accumulated.targets as f64,
+            divisor: accumulated.divisor,
+            loss: accumulated.loss.f_double_value(&[])?,
+            must_repeat: !accumulated.sums_up,
+            took: milliseconds(accumulated.began),
+            used: RankUse { allocated, reserved, peak, ms, parts: accumulated.own_parts },
+        };
+        let all: Vec<RankStep> =
+            peers.gather(&own.to_numbers())?.iter().map(|rank| RankStep::from_numbers(rank)).collect();
         // A row that one rank alone could not read would make another step of it.
-        if let Some(rank) = all.iter().position(|rank| rank[own.len()..] != all[0][own.len()..]) {
+        if let Some(rank) = all.iter().position(|rank| !rank.is_of_same_samples(&all[0])) {
             return Err(self.state.ranks_differ(self.session, rank, "samples"));
         }
-        sums.step_took(all.iter().map(|rank| rank[7]).fold(0.0, f64::max), accumulated.targets);
-        if all.iter().any(|rank| rank[1] > 0.0) {
+        sums.step_took(all.iter().map(|rank| rank.took).fold(0.0, f64::max), accumulated.targets);
+        if all.iter().any(|rank| rank.must_repeat) {
             sums.stop_overlapping();
-            // Of a step that is repeated nothing counts.
+            // Nothing of a step that is repeated counts.
             self.state.model.step_ended(false)?;
             return Ok(None);
         }
-        let loss = all.iter().map(|rank| rank[0]).sum::<f64>();
-        let ranks = all.iter().map(|rank| RankUse {
-            allocated: rank[2] as u64,
-            reserved: rank[3] as u64,
-            peak: rank[4] as u64,
-            ms: rank[5],
-            parts: rank[6] as u32,
-        });
-        let ranks = ranks.collect();
+        let loss = all.iter().map(|rank| rank.loss).sum::<f64>();
+        let ranks = all.into_iter().map(|rank| rank.used).collect();
         Ok(Some((Accumulated { loss: Tensor::f_from_slice(&[loss])?.f_squeeze()?, ..accumulated }, ranks)))
     }
 
@@ -298,7 +295,7 @@ impl<'a> Training<'a> {
         tracing::info!("step {step} evaluation loss {:.4}", eval.loss);
         // Before the event: who sees the event finds the details.
         if self.session.peers.leads() {
-            details_file::write(self.session, &details, self.state.metrics.best_step() == Some(step));
+            evaluation::write_details(self.session, &details, self.state.metrics.best_step() == Some(step));
         }
         self.session.emit(EventKind::Eval(eval));
         Ok(())
@@ -417,14 +414,14 @@ impl<'a> Training<'a> {
     }
 }
 
-/// What of an evaluation is kept with the training: not its time, and no number that JSON cannot hold.
+/// The evaluation that is kept with the training: without its time, and without numbers that JSON cannot hold.
 fn kept(eval: &event::Eval) -> Option<event::Eval> {
     let mut kept = event::Eval { ms: 0.0, ..eval.clone() };
     kept.scores.retain(|_, score| score.is_finite());
     Some(kept).filter(|eval| eval.loss.is_finite())
 }
 
-/// What gradients of this norm are multiplied with so that it is at most `clip`, as torch.nn.utils.clip_grad_norm_ does.
+/// The factor that brings gradients of this norm to at most `clip`, as torch.nn.utils.clip_grad_norm_ does.
 pub fn clip_factor(norm: &Tensor, clip: f64) -> Result<Tensor, TchError> {
     if clip <= 0.0 {
         return norm.f_ones_like();

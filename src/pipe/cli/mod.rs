@@ -1,6 +1,4 @@
-//! The command line: parses arguments, calls the command, sets the exit code. Only this folder uses clap.
-//!
-//! Log lines on stderr, as `-v` and RUST_LOG ask for.
+//! The command line: parses arguments, calls the command, sets the exit code and the log level. Only this folder uses clap.
 
 mod machine;
 mod pipeline;
@@ -11,7 +9,7 @@ mod tune;
 use std::process::ExitCode;
 
 use clap::builder::PossibleValuesParser;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use machine::{ImageCommand, LedgerCommand, ManArgs};
 use pipe_spec::PipeExit;
 use pipeline::{CheckArgs, InitArgs, PlanArgs, RunArgs, StartArgs};
@@ -25,11 +23,11 @@ use tune::TuneCommand;
 use crate::command;
 use crate::engine::registry;
 use crate::error::Error;
-use crate::report::{print_data, print_json, say, visible};
+use crate::report::{Output, print_data, print_json, say, visible};
 
 /// Run training pipelines in containers, with retries after out-of-memory that keep the training the same
 #[derive(Parser)]
-#[command(name = "pipe", version, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(name = "pipe", version, max_term_width = 80, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -49,53 +47,70 @@ Environment: PIPE_RUNS is the folder for runs (./runs), PIPE_TRAINER the trainer
 file hashes and prepared data, PIPE_LEDGER the ledger file, PIPE_QUEUE the folder of the queue for cards, DOCKER_HOST the \
 container daemon, PIPE_ENGINE_WAIT the seconds to wait for a daemon that stopped answering (300).";
 
+/// The commands of `pipe --help` in groups. Each command is in one of them.
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Start here", &["init", "check", "plan", "run"]),
+    ("Run", &["fit", "tune", "predict", "stop", "resume", "rm"]),
+    ("Watch", &["ls", "show", "attach", "logs"]),
+    ("Understand", &["report", "diff", "reproduce"]),
+    ("Machine", &["doctor", "image", "ledger", "schema", "completions", "man", "help"]),
+];
+
 #[derive(Subcommand)]
 enum Command {
-    /// Write a new pipeline file, from the data and the answers to a few questions
+    /// Write a new pipeline file, from the data and a few questions
     Init(InitArgs),
     /// Run a pipeline to its end, with retries after out-of-memory
     Run(RunArgs),
-    /// Check a pipeline file and the files that it names; report every problem at once
+    /// Check a pipeline file and its data; report every problem at once
     Check(CheckArgs),
-    /// Compute how much memory a pipeline needs, and the largest batch for every size of card
+    /// Compute the memory of a pipeline, and the largest batch per card
     Plan(PlanArgs),
-    /// Measure the largest batch that fits, on the engine that a run would use
+    /// Measure the largest batch that fits, where a run would run
     Fit(StartArgs),
-    /// Show or forget what earlier runs measured: which batch fits on which card
+    /// Show or forget which batch fits on which card, from earlier runs
     #[command(subcommand)]
     Ledger(LedgerCommand),
-    /// List the runs with their main metric, newest first, or those that match; with --quiet their ids alone
+    /// List the runs with their main metric, newest first
+    #[command(after_help = "With --quiet it prints the ids alone.")]
     Ls(LsArgs),
-    /// Show one run: its attempts, why they ended, its evaluations, where its model is
+    /// Show one run: attempts, why they ended, evaluations, its model
     Show(ShowArgs),
-    /// Predict the rows of a file with the model of a run, and evaluate the model where the rows have labels
+    /// Predict the rows of a file with the model of a run
+    #[command(after_help = "Where the rows have labels, the model is evaluated on them too.")]
     Predict(PredictArgs),
-    /// Write the HTML report of a run, report.html, or one report that compares several runs
+    /// Write the HTML report of a run, or one that compares several runs
     Report(ReportArgs),
     /// Compare two runs: settings, lock, results, loss curves
     Diff(DiffArgs),
-    /// Run the pipeline of a run again, with the same data and program, and compare the loss curves
+    /// Run the pipeline of a run again, and compare the loss curves
+    #[command(after_help = "It refuses if data, model or program have changed, unless --anyway is given.")]
     Reproduce(ReproduceArgs),
     /// Watch a run in the background; Ctrl-C leaves it running
     Attach(AttachArgs),
     /// Stop runs: their trainers save a checkpoint and end
     Stop(StopArgs),
-    /// Continue a run that was stopped, failed, or whose pipe process was killed, from its last checkpoint
+    /// Continue a run that stopped or failed, from its last checkpoint
+    #[command(after_help = "It also continues a run whose pipe process was killed.")]
     Resume(ResumeArgs),
     /// Print the log of an attempt
     Logs(LogsArgs),
-    /// Remove runs with their folders and containers, or containers that a killed pipe process left
+    /// Remove runs with their folders and containers
     Rm(RmArgs),
-    /// Search for good settings: trials in containers, memory as a constraint, a storage that Optuna reads
+    /// Search for good settings in trials, with a storage for Optuna
     #[command(subcommand)]
     Tune(TuneCommand),
     /// Build the trainer image, or list the images that pipe built
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Check engine, GPU, driver, trainer, memory and disk, and print what to do; exits 4 if runs cannot start
+    /// Check engine, GPU, driver, trainer, memory, disk; say what to do
+    #[command(after_help = "Exits with 4 if runs cannot start on this machine.")]
     Doctor {
-        /// Check this engine in place of those that are tried by themselves; slurm runs a small job on the cluster
-        #[arg(long, value_parser = PossibleValuesParser::new(registry::names()))]
+        #[arg(
+            long,
+            value_parser = PossibleValuesParser::new(registry::names()),
+            help = format!("Check this engine in place of those that are tried by themselves{}", registry::doctor_help())
+        )]
         engine: Option<String>,
         /// Print the checks as JSON
         #[arg(long)]
@@ -107,14 +122,15 @@ enum Command {
         #[arg(long)]
         study: bool,
     },
-    /// Print completions for a shell; in bash and zsh they know the ids of the runs
+    /// Print completions for a shell; complete run ids in bash and zsh
     Completions { shell: clap_complete::Shell },
-    /// Print the manual page of pipe or of a command: `pipe man run | man -l -`
+    /// Print a manual page: `pipe man run | man -l -`
     Man(ManArgs),
 }
 
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are answers, everything else is a usage error.
@@ -123,7 +139,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(code.code());
         }
     };
-    to_stderr(cli.verbose);
+    log_to_stderr(cli.verbose);
     match dispatch(cli.command, cli.quiet) {
         Ok(()) => ExitCode::from(PipeExit::Done.code()),
         Err(error) => {
@@ -134,6 +150,27 @@ pub fn main() -> ExitCode {
             ExitCode::from(error.exit_code().code())
         }
     }
+}
+
+/// The command line with a help text that lists the commands in groups.
+fn command_line() -> clap::Command {
+    let mut built = Cli::command();
+    built.build();
+    let styles = built.get_styles().clone();
+    let (header, literal) = (styles.get_header(), styles.get_literal());
+    let mut groups = String::new();
+    for (group, names) in GROUPS {
+        groups += &format!("{header}{group}:{header:#}\n");
+        for name in names {
+            let about = built.find_subcommand(name).and_then(clap::Command::get_about);
+            let about = about.map(ToString::to_string).unwrap_or_default();
+            groups += &format!("  {literal}{name:<11}{literal:#}  {about}\n");
+        }
+        groups.push('\n');
+    }
+    let options = format!("{header}Options:{header:#}\n{{options}}");
+    let template = format!("{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}{options}{{after-help}}");
+    Cli::command().help_template(template)
 }
 
 /// Prints help, or the usage error. It has colours unless an argument contains escape codes.
@@ -152,8 +189,8 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
     match command {
         Command::Init(args) => command::init::run(&args.options(quiet)),
         Command::Run(args) => command::run::run(args.options(quiet)),
-        Command::Check(args) => command::check::run(&args.options()),
-        Command::Plan(args) => command::plan::run(&args.options()),
+        Command::Check(args) => command::check::run(&args.options(quiet)),
+        Command::Plan(args) => command::plan::run(&args.options(quiet)),
         Command::Fit(args) => command::run::fit(args.options(quiet)),
         Command::Ledger(LedgerCommand::Ls { json }) => command::ledger::ls(json),
         Command::Ledger(LedgerCommand::Show { id }) => command::ledger::show(&id),
@@ -166,10 +203,10 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         }
         Command::Tune(TuneCommand::Resume { study, set, detach, json }) => {
             let run = command::tune::find(&study)?.state.id;
-            command::resume::run(&command::resume::Options { run, set, detach, json, quiet })
+            command::resume::run(&command::resume::Options { run, set, detach, output: Output::new(json, quiet) })
         }
         Command::Tune(TuneCommand::Stop { study, now }) => {
-            command::stop::run(&[command::tune::find(&study)?.state.id], now, quiet)
+            command::stop::run(&[command::tune::find(&study)?.state.id], now, Output::new(false, quiet))
         }
         Command::Tune(TuneCommand::Export { study, format, out }) => {
             command::tune::export(&study, format.into(), out.as_deref())
@@ -179,41 +216,33 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Predict(args) => command::predict::run(&args.options(quiet)),
         Command::Report(args) => command::report::run(&args.runs, args.out.as_deref()),
         Command::Diff(args) => command::diff::run(&args.first, &args.second, args.json),
-        Command::Reproduce(args) => command::reproduce::run(&args.options(quiet)),
-        Command::Attach(args) => command::attach::run(&args.run, args.json, quiet),
-        Command::Stop(args) => command::stop::run(&args.runs, args.now, quiet),
+        Command::Reproduce(args) => command::reproduce::run(&args.run, args.anyway, Output::new(args.json, quiet)),
+        Command::Attach(args) => command::attach::run(&args.run, Output::new(args.json, quiet)),
+        Command::Stop(args) => command::stop::run(&args.runs, args.now, Output::new(false, quiet)),
         Command::Resume(args) => command::resume::run(&args.options(quiet)),
         Command::Logs(args) => command::logs::run(&args.options()),
-        Command::Rm(args) => command::rm::run(&args.runs, args.left_behind, args.force),
+        Command::Rm(args) if args.left_behind => command::rm::left_behind(),
+        Command::Rm(args) => command::rm::run(&args.runs, args.force),
         Command::Image(ImageCommand::Build { dockerfile, json }) => {
-            command::image::build(dockerfile.as_deref(), json, quiet)
+            command::image::build(dockerfile.as_deref(), Output::new(json, quiet))
         }
         Command::Image(ImageCommand::Files { json }) => command::image::files(json),
         Command::Image(ImageCommand::Ls { json }) => command::image::ls(json),
         Command::Doctor { engine, json } => command::doctor::run(engine.as_deref(), json),
         Command::Schema { study } => {
-            print_json(&if study { pipe_spec::study::schema() } else { pipe_spec::pipeline::schema() });
+            print_json(&if study { pipe_spec::study::schema() } else { registry::pipeline_schema() });
             Ok(())
         }
         Command::Completions { shell } => {
-            print_data(crate::cli::machine::script(shell, Cli::command()).as_bytes());
+            print_data(machine::script(shell, Cli::command()).as_bytes());
             Ok(())
         }
-        Command::Man(args) => crate::cli::machine::run(Cli::command(), &args),
+        Command::Man(args) => machine::run(Cli::command(), &args),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-}
-
-pub fn to_stderr(verbose: u8) {
+/// Log lines go to stderr, as `-v` and RUST_LOG ask for.
+fn log_to_stderr(verbose: u8) {
     let default = match verbose {
         0 => "warn",
         1 => "pipe=debug,trainer=info,info",
@@ -231,5 +260,29 @@ pub fn to_stderr(verbose: u8) {
     let bridge = LogTracer::builder().ignore_all(["bollard", "h2", "hyper", "hyper_util", "ureq", "rustls"]);
     if tracing::subscriber::set_global_default(log).is_ok() {
         bridge.with_max_level(LevelFilter::current().as_log()).init().ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command_line().debug_assert();
+    }
+
+    #[test]
+    fn every_command_is_in_one_group() {
+        let mut command = command_line();
+        command.build();
+        let mut commands: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+        let mut listed: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        commands.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(commands, listed);
+        let help = command_line().render_help().to_string();
+        let long: Vec<&str> = help.lines().filter(|line| line.chars().count() > 80).collect();
+        assert!(long.is_empty(), "{long:#?}");
     }
 }

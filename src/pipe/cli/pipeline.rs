@@ -11,13 +11,14 @@ use pipe_spec::text::{ByteSize, Name};
 use crate::command;
 use crate::engine::registry;
 use crate::execute::stages::Selection;
-use crate::run::Choices;
+use crate::report::Output;
+use crate::run::RunChoices;
 
 #[derive(Args)]
 pub struct InitArgs {
     /// The file to write; default: NAME.yaml
     file: Option<PathBuf>,
-    /// The architecture to train; default: that of --model, or what the columns of the data are good for
+    /// The architecture to train; default: that of --model, or one that fits the columns of the data
     #[arg(long, value_parser = arch())]
     arch: Option<Arch>,
     /// The training data: a file, or a folder of files or of pictures
@@ -26,7 +27,7 @@ pub struct InitArgs {
     /// The evaluation data; default: eval, validation, dev or test beside the training data
     #[arg(long, value_name = "PATH")]
     eval: Option<String>,
-    /// Which column feeds what, such as text=review,label=stars; default: found from the names and values of the columns
+    /// The column for each role, such as text=review,label=stars; default: found from the names and values of the columns
     #[arg(long, value_name = "ROLE=COLUMN", value_delimiter = ',', value_parser = field)]
     fields: Vec<(String, String)>,
     /// A folder in Hugging Face layout, or a hub id; default: train from scratch
@@ -124,10 +125,9 @@ impl StartArgs {
             resume: false,
             detach: false,
             selection: Selection::default(),
-            choices: Choices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue, ..Choices::default() },
-            json: self.json,
+            choices: RunChoices { ignore_ledger: self.ignore_ledger, no_queue: self.no_queue, ..RunChoices::default() },
             pins: Vec::new(),
-            quiet,
+            output: Output::new(self.json, quiet),
         }
     }
 }
@@ -142,10 +142,10 @@ pub struct RunArgs {
     /// Resume the newest run of this pipeline if it did not finish; else start a new run
     #[arg(long, conflicts_with = "dry_run")]
     resume: bool,
-    /// Of a pipeline with steps: run this step alone, with what the steps before it wrote when they last finished
+    /// Run this step of the pipeline alone, on the outputs that the steps before it have
     #[arg(long, value_name = "STEP", conflicts_with_all = ["from", "resume"])]
     only: Option<String>,
-    /// Of a pipeline with steps: run this step and those that come after it again, even if nothing has changed
+    /// Run this step of the pipeline and all after it again, even if nothing has changed
     #[arg(long, value_name = "STEP", conflicts_with = "resume")]
     from: Option<String>,
 }
@@ -173,8 +173,9 @@ pub struct CheckArgs {
 }
 
 impl CheckArgs {
-    pub fn options(self) -> command::check::Options {
-        command::check::Options { file: self.file, set: self.set, no_data: self.no_data, json: self.json }
+    pub fn options(self, quiet: bool) -> command::check::Options {
+        let Self { file, set, no_data, json } = self;
+        command::check::Options { file, set, no_data, output: Output::new(json, quiet) }
     }
 }
 
@@ -191,7 +192,7 @@ pub struct PlanArgs {
     /// A card by its memory, such as 24g
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
-    /// So many trainer processes, each with such a card, instead of what container.gpus comes to
+    /// Number of trainer processes, one card each; overrides container.gpus
     #[arg(long, value_name = "NUMBER")]
     ranks: Option<NonZeroU32>,
     /// Print the plan as JSON
@@ -200,8 +201,8 @@ pub struct PlanArgs {
 }
 
 impl PlanArgs {
-    pub fn options(self) -> command::plan::Options {
+    pub fn options(self, quiet: bool) -> command::plan::Options {
         let Self { file, set, gpu, memory, ranks, json } = self;
-        command::plan::Options { file, set, gpu, memory, ranks, json }
+        command::plan::Options { file, set, gpu, memory, ranks, output: Output::new(json, quiet) }
     }
 }

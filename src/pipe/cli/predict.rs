@@ -8,6 +8,7 @@ use clap::builder::PossibleValuesParser;
 
 use crate::command;
 use crate::engine::registry;
+use crate::report::Output;
 
 #[derive(Args)]
 pub struct PredictArgs {
@@ -19,13 +20,13 @@ pub struct PredictArgs {
     /// Write the predictions to this file, one JSON object per line; default: print them
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Which column of the rows feeds what, as data.fields of a pipeline: text=review (can be repeated); default: as in the run
+    /// The column for a role, as data.fields of a pipeline: text=review (can be repeated); default: as in the run
     #[arg(long, value_name = "ROLE=COLUMN", value_parser = field, alias = "fields")]
     field: Vec<(String, String)>,
     /// Repeat this column in the output (can be repeated); a column id is always repeated
     #[arg(long, value_name = "COLUMN")]
     keep: Vec<String>,
-    /// Leave out pictures that cannot be read, as data.skip_bad of a pipeline
+    /// Skip pictures that cannot be read, as data.skip_bad of a pipeline
     #[arg(long)]
     skip_bad: bool,
     /// Rows that are computed together; default: the batch of the run's evaluations, or 32
@@ -68,8 +69,7 @@ impl PredictArgs {
             cpu,
             engine,
             no_queue,
-            json,
-            quiet,
+            output: Output::new(json, quiet),
         }
     }
 }

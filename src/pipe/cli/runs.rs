@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use pipe_spec::Status;
 
 use crate::command;
+use crate::report::Output;
 use crate::run::{Filter, Since};
 use crate::system::clock::now;
 
@@ -21,7 +22,7 @@ pub struct LsArgs {
     /// List only runs that were started since then: 90m, 12h, 2d or 1w ago, or a date (UTC): 2026-01-31
     #[arg(long, value_name = "TIME")]
     since: Option<Since>,
-    /// List at most so many runs
+    /// List at most NUMBER runs
     #[arg(long, value_name = "NUMBER")]
     limit: Option<usize>,
     /// List the trials of studies too
@@ -39,7 +40,7 @@ impl LsArgs {
     pub fn options(self, quiet: bool) -> command::ls::Options {
         let Self { status, name, since, limit, trials, sort, json } = self;
         let filter = Filter { statuses: status, name, since: since.map(|since| since.seconds(now())) };
-        command::ls::Options { filter, limit, trials, sort: sort.into(), json, quiet }
+        command::ls::Options { filter, limit, trials, sort: sort.into(), output: Output::new(json, quiet) }
     }
 }
 
@@ -100,20 +101,13 @@ pub struct DiffArgs {
 #[derive(Args)]
 pub struct ReproduceArgs {
     /// An id, the beginning of an id, or latest
-    run: String,
+    pub run: String,
     /// Run even if data, model, program or settings differ from those of the run
     #[arg(long)]
-    anyway: bool,
+    pub anyway: bool,
     /// Print the result as JSON
     #[arg(long)]
-    json: bool,
-}
-
-impl ReproduceArgs {
-    pub fn options(self, quiet: bool) -> command::reproduce::Options {
-        let Self { run, anyway, json } = self;
-        command::reproduce::Options { run, anyway, json, quiet }
-    }
+    pub json: bool,
 }
 
 #[derive(Args)]
@@ -155,7 +149,7 @@ pub struct ResumeArgs {
 impl ResumeArgs {
     pub fn options(self, quiet: bool) -> command::resume::Options {
         let Self { run, set, detach, json } = self;
-        command::resume::Options { run, set, detach, json, quiet }
+        command::resume::Options { run, set, detach, output: Output::new(json, quiet) }
     }
 }
 

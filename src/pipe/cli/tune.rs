@@ -7,13 +7,14 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use crate::command::tune;
 use crate::engine::registry;
-use crate::run::Choices;
+use crate::report::Output;
+use crate::run::RunChoices;
 
 #[derive(Subcommand)]
 pub enum TuneCommand {
-    /// Run the trials of a study file until its budget is spent; Ctrl-C stops it, `pipe tune resume` goes on
+    /// Run the trials of a study file until its budget is spent; Ctrl-C stops it, `pipe tune resume` continues
     Run(TuneRunArgs),
-    /// Show how far a study has come: its trials, what did not fit, the best
+    /// Show the progress of a study: its trials, those that did not fit, the best
     Status {
         /// An id, the beginning of an id, or latest
         #[arg(default_value = "latest")]
@@ -37,7 +38,7 @@ pub enum TuneCommand {
         #[arg(long, conflicts_with = "out")]
         json: bool,
     },
-    /// Go on with a study that was stopped or failed, or whose pipe process was killed
+    /// Continue a study that was stopped or failed, or whose pipe process was killed
     Resume {
         /// An id, the beginning of an id, or latest
         #[arg(default_value = "latest")]
@@ -104,8 +105,8 @@ pub struct TuneRunArgs {
 impl TuneRunArgs {
     pub fn options(self, quiet: bool) -> tune::Options {
         let Self { file, engine, set, detach, resume, ignore_ledger, no_queue, json } = self;
-        let choices = Choices { ignore_ledger, no_queue, ..Choices::default() };
-        tune::Options { file, engine, set, resume, detach, choices, json, quiet }
+        let choices = RunChoices { ignore_ledger, no_queue, ..RunChoices::default() };
+        tune::Options { file, engine, set, resume, detach, choices, output: Output::new(json, quiet) }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::execute::children::watcher::Watcher;
 use crate::execute::stages::GraphWatcher;
 use crate::execute::study::{StudyView, StudyWatcher};
 use crate::input::load::{self, ParsedStudy};
-use crate::report::{Reporter, say};
+use crate::report::{Output, Reporter, say};
 use crate::run::{self, Listed};
 use crate::system::interrupt::Interrupts;
 
@@ -22,18 +22,18 @@ const POLL_INTERVAL: Duration = Duration::from_millis(150);
 /// A run whose `pipe` ends so often without a word is left alone.
 const MAX_TAKEOVERS: u32 = 5;
 
-pub fn run(wanted: &str, json: bool, quiet: bool) -> Result<(), Error> {
+pub fn run(wanted: &str, output: Output) -> Result<(), Error> {
     let found = run::find(wanted)?;
     if !found.damage.is_empty() {
         return Err(Error::Damaged { id: found.state.id, damage: found.damage });
     }
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?;
-        let reporter = Reporter::new(json, quiet);
+        let reporter = Reporter::new(output);
         tokio::select! {
-            ended = watch(&found, reporter, json) => ended,
+            ended = watch(&found, reporter, output.is_json()) => ended,
             _ = interrupts.next() => {
-                if !quiet {
+                if output != Output::Quiet {
                     say(&format!("the run continues: `pipe attach {0}` watches it again, `pipe stop {0}` stops it", found.state.id));
                 }
                 Ok(())
@@ -77,7 +77,7 @@ enum Parts {
 
 impl Parts {
     fn of(found: &Listed, json: bool) -> Result<Self, Error> {
-        Ok(match found.state.work {
+        Ok(match found.state.work() {
             WorkKind::Training | WorkKind::Command => Self::None,
             WorkKind::Steps => Self::Steps(GraphWatcher::new(json, &found.state)),
             WorkKind::Study => match load::parse_study(&found.folder().resolved(), &[])? {
@@ -96,7 +96,7 @@ impl Parts {
             Self::Steps(steps) => steps.show(state, reporter),
             Self::Study(study) => {
                 let (parsed, journal, watcher) = study.as_mut();
-                let storage = state.study.as_ref().map(|study| study.storage.clone()).unwrap_or_default();
+                let storage = state.study().map(|study| study.storage.clone()).unwrap_or_default();
                 // One that has just been created has no storage yet.
                 if journal.is_none() && storage.is_file() {
                     *journal = Some(Journal::read(&storage, parsed.study.name.as_str())?);

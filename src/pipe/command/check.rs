@@ -1,4 +1,4 @@
-//! `pipe check`: is the pipeline good, is what it names there, and is the data what the model wants?
+//! `pipe check`: checks the pipeline file, the files that it names, and whether the data fits the model.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::execute::launch::placement::expected_ranks;
 use crate::execute::stages;
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
-use crate::report::{Reporter, bounded, duration, print, print_json, times_ranks};
+use crate::report::{Output, Reporter, bounded, duration, print, print_json, times_ranks};
 use crate::system::interrupt::Interrupts;
 
 pub struct Options {
@@ -23,21 +23,21 @@ pub struct Options {
     pub set: Vec<String>,
     /// Leave the data closed.
     pub no_data: bool,
-    pub json: bool,
+    pub output: Output,
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
     if let Some(parsed) = load::parse_study(&options.file, &options.set)? {
         return check_study(options, &parsed.study);
     }
-    // What is wrong with a file of steps is said as of any other.
+    // The problems of a file of steps are reported as those of any other file.
     let steps = load::parse_graph(&options.file, &options.set).ok().flatten();
     let checked = match steps.as_ref().map(|parsed| stages::check_inputs(parsed, &options.file)) {
         Some(Ok(())) => return check_steps(options, &steps.expect("it was read")),
         Some(Err(error)) => Err(error),
         None => super::runtime()?.block_on(check(options)),
     };
-    if options.json {
+    if options.output.is_json() {
         match &checked {
             Ok(Checked { inspection, time, warnings, .. }) => {
                 print_json(&json!({
@@ -55,7 +55,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         }
     }
     let checked = checked?;
-    if !options.json {
+    if !options.output.is_json() {
         print_checked(&options.file, &checked);
     }
     Ok(())
@@ -64,7 +64,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 fn check_study(options: &Options, study: &Study) -> Result<(), Error> {
     tune::check_space(study, &options.file)?;
     let lines = tune::describe(study);
-    if options.json {
+    if options.output.is_json() {
         let settings: Vec<&str> = study.parameters.iter().map(|parameter| parameter.name.as_str()).collect();
         print_json(&json!({ "valid": true, "problems": [], "warnings": [], "settings": settings, "notes": lines }));
         return Ok(());
@@ -74,10 +74,10 @@ fn check_study(options: &Options, study: &Study) -> Result<(), Error> {
     Ok(())
 }
 
-/// The steps, each with what it comes after. What they read is looked for when they begin: other steps may write it.
+/// Lists the steps, each with those before it. Their inputs are looked for when they begin: other steps may write them.
 fn check_steps(options: &Options, parsed: &ParsedGraph) -> Result<(), Error> {
     let steps = &parsed.graph.steps;
-    if options.json {
+    if options.output.is_json() {
         let steps: Vec<Value> = steps.iter().map(|step| json!({ "name": step.name, "needs": step.needs })).collect();
         print_json(&json!({ "valid": true, "problems": [], "warnings": [], "steps": steps }));
         return Ok(());
@@ -98,7 +98,7 @@ fn check_steps(options: &Options, parsed: &ParsedGraph) -> Result<(), Error> {
 /// Characters of a command that are shown.
 const COMMAND: usize = 100;
 
-/// A pipeline that is good, and what is in its data.
+/// A valid pipeline, and a summary of its data.
 struct Checked {
     loaded: Loaded,
     inspection: Option<Inspection>,
@@ -108,7 +108,7 @@ struct Checked {
 
 async fn check(options: &Options) -> Result<Checked, Error> {
     let mut interrupts = Interrupts::listen()?;
-    let mut reporter = Reporter::new(options.json, false);
+    let mut reporter = Reporter::new(options.output);
     let Options { file, set, .. } = options;
     load::parse_graph(file, set)?;
     let request = Request { file: file.clone(), set: set.clone(), access: HubAccess::Check, pins: Vec::new() };

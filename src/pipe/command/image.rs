@@ -1,4 +1,4 @@
-//! `pipe image`: building the trainer image, or one of the user's own, listing what it is made of and what was built.
+//! `pipe image`: builds the trainer image, or one of the user's own, lists its files, and lists the images that were built.
 
 use std::path::{Path, PathBuf};
 
@@ -8,22 +8,22 @@ use serde_json::json;
 use crate::engine::{Engine, ImageStore, registry};
 use crate::error::{Error, fetch_cuda};
 use crate::image::{self, Cuda};
-use crate::report::{Reporter, Table, print, print_json};
+use crate::report::{Output, Reporter, Table, print, print_json};
 use crate::system::interrupt::{self, Interrupts};
 
-pub fn build(dockerfile: Option<&Path>, json: bool, quiet: bool) -> Result<(), Error> {
+pub fn build(dockerfile: Option<&Path>, output: Output) -> Result<(), Error> {
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?;
         let engine = registry::connect_for_images().await?;
         let images = image_store(engine.as_ref())?;
         let path = dockerfile.map(|path| path.to_string_lossy().into_owned());
         let recipe = interrupt::run_interruptibly(&mut interrupts, move || image::recipe(path.as_deref())).await?;
-        let mut reporter = Reporter::new(json, quiet);
+        let mut reporter = Reporter::new(output);
         let built = tokio::select! {
             built = images.ensure(&recipe, &mut reporter) => built?,
             _ = interrupts.next() => return Err(Error::Interrupted),
         };
-        if json {
+        if output.is_json() {
             let id = images.image_id(&recipe.name).await?;
             print_json(&json!({ "image": recipe.name, "id": id, "hash": recipe.context.hash(), "built": built }));
         } else {
@@ -33,7 +33,7 @@ pub fn build(dockerfile: Option<&Path>, json: bool, quiet: bool) -> Result<(), E
     })
 }
 
-/// What the trainer image is made of: where each file lies in it and where it comes from.
+/// Lists the files of the trainer image: where each lies in it and where it comes from.
 pub fn files(json: bool) -> Result<(), Error> {
     let staged = image::stage()?;
     let in_image = |name: &str| match name.strip_prefix("pipe/system") {

@@ -1,4 +1,4 @@
-//! `pipe ledger`: what is known about what fits where.
+//! `pipe ledger`: lists, shows and removes the measurements of earlier runs.
 
 use pipe_spec::pipeline::Checkpointing;
 use pipe_spec::text::count;

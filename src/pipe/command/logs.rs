@@ -26,7 +26,7 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<(), Error> {
     let found = run::find(&options.run)?;
-    match found.state.work {
+    match found.state.work() {
         WorkKind::Training | WorkKind::Command => of_run(&found, options),
         WorkKind::Steps => of_steps(&found, options),
         WorkKind::Study => Err(Error::HasTrials { id: found.state.id }),
@@ -35,7 +35,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 
 /// The logs of all steps, one after the other. To follow one it must be named.
 fn of_steps(found: &Listed, options: &Options) -> Result<(), Error> {
-    let runs: Vec<String> = found.state.graph.iter().filter_map(|step| step.run.clone()).collect();
+    let runs: Vec<String> = found.state.stages().iter().filter_map(|step| step.run.clone()).collect();
     if options.follow || options.attempt.is_some() {
         return Err(Error::HasSteps { id: found.state.id.clone(), runs });
     }
@@ -43,7 +43,7 @@ fn of_steps(found: &Listed, options: &Options) -> Result<(), Error> {
         if !options.events {
             print_data(format!("== {run}\n").as_bytes());
         }
-        if let Some(step) = Listed::read(run::folder_of(&run).path()).filter(|step| !step.state.attempts.is_empty()) {
+        if let Some(step) = Listed::read(run::folder_of(&run).path()).filter(|step| !step.state.attempts().is_empty()) {
             of_run(&step, options)?;
         }
     }
@@ -52,7 +52,7 @@ fn of_steps(found: &Listed, options: &Options) -> Result<(), Error> {
 
 fn of_run(found: &Listed, options: &Options) -> Result<(), Error> {
     let folder = found.folder();
-    let last = found.state.attempts.last().map_or(1, |attempt| attempt.number);
+    let last = found.state.attempts().last().map_or(1, |attempt| attempt.number);
     let mut number = options.attempt.unwrap_or(last);
     let path = |number: u32| if options.events { folder.events() } else { folder.attempt(number).log() };
     if !options.follow && !path(number).is_file() {
@@ -60,7 +60,7 @@ fn of_run(found: &Listed, options: &Options) -> Result<(), Error> {
         return Err(Error::Read { path: path(number), source });
     }
     let mut file = Follow::new(path(number));
-    let mut printer = Printer::new(options.events, found.state.work, number);
+    let mut printer = Printer::new(options.events, found.state.work(), number);
     printer.reporter.set_unit(run::unit(&folder));
     loop {
         // Asked before the file is read: what was written before its end is then all there.
@@ -74,12 +74,12 @@ fn of_run(found: &Listed, options: &Options) -> Result<(), Error> {
             printer.end();
             return Ok(());
         };
-        let next = now.state.attempts.iter().find(|attempt| attempt.number > number);
+        let next = now.state.attempts().iter().find(|attempt| attempt.number > number);
         if let Some(next) = next.filter(|_| !options.events && options.attempt.is_none()) {
             printer.end();
             number = next.number;
             file = Follow::new(path(number));
-            let before = now.state.attempts.iter().rfind(|attempt| attempt.number < number);
+            let before = now.state.attempts().iter().rfind(|attempt| attempt.number < number);
             printer.begin(number);
             printer.reporter.attempt_started(next, now.state.at_most(), false, before);
             continue;
@@ -102,11 +102,11 @@ fn of_run(found: &Listed, options: &Options) -> Result<(), Error> {
 }
 
 fn has_ended(found: &Listed, number: u32) -> bool {
-    found.state.attempts.iter().any(|attempt| attempt.number == number && attempt.outcome.is_some())
+    found.state.attempts().iter().any(|attempt| attempt.number == number && attempt.outcome.is_some())
 }
 
-/// Prints what is read as whole lines: text as it is, an event as the sentence that `pipe run` prints for it. Text in which the
-/// trainer says what an event says is left out.
+/// Prints what is read as whole lines: text as it is, an event as the sentence that `pipe run` prints for it. Text that
+/// repeats an event is skipped.
 struct Printer {
     reporter: Reporter,
     /// Whether events are printed as they are.
@@ -166,7 +166,7 @@ impl Printer {
         std::str::from_utf8(line).ok().filter(|_| !is_text).and_then(Event::parse)
     }
 
-    /// What is left of the last line.
+    /// Prints the rest of the last line.
     fn end(&mut self) {
         let rest = std::mem::take(&mut self.rest);
         match self.event(&rest) {

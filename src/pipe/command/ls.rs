@@ -1,4 +1,4 @@
-//! `pipe ls`: the runs, or those that are wanted, newest first, with what a killed `pipe` left behind.
+//! `pipe ls`: lists the runs that match, newest first, with the jobs that a killed `pipe` left behind.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use pipe_spec::{RunState, Status};
 
 use crate::engine::{EngineJob, registry};
 use crate::error::Error;
-use crate::report::{Table, duration, figure, print, print_json, say, visible_line};
+use crate::report::{Output, Table, duration, figure, print, print_json, say, visible_line};
 use crate::run::{self, Filter, Listed};
 
 /// The order of the list.
@@ -27,11 +27,10 @@ pub struct Options {
     pub filter: Filter,
     /// The trials of studies too.
     pub trials: bool,
-    /// At most so many, of those that the order puts first.
+    /// The number of runs at most: the first in the order.
     pub limit: Option<usize>,
     pub sort: Sort,
-    pub json: bool,
-    pub quiet: bool,
+    pub output: Output,
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
@@ -41,12 +40,12 @@ pub fn run(options: &Options) -> Result<(), Error> {
     if options.sort != Sort::Metric {
         runs = with_steps_below(runs);
     }
-    if options.quiet && !options.json {
+    if options.output == Output::Quiet {
         runs.iter().for_each(|run| print(&visible_line(&run.state.id)));
         return Ok(());
     }
     find_left_behind(&mut runs)?;
-    if options.json {
+    if options.output.is_json() {
         print_json(&runs);
         return Ok(());
     }
@@ -61,7 +60,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 fn select(mut runs: Vec<Listed>, options: &Options) -> Vec<Listed> {
     if !options.trials {
         let studies: Vec<String> =
-            runs.iter().filter(|run| run.state.work == WorkKind::Study).map(|run| run.state.id.clone()).collect();
+            runs.iter().filter(|run| run.state.work() == WorkKind::Study).map(|run| run.state.id.clone()).collect();
         runs.retain(|run| !studies.iter().any(|study| run.is_step_of(study)));
     }
     runs.retain(|run| options.filter.wants(&run.state));
@@ -102,23 +101,23 @@ fn print_table(runs: &[Listed]) {
     let mut table = Table::new(&["run", "status", "attempts", "steps", "metric", "time", ""]);
     for run in runs {
         let state = &run.state;
-        let last = state.attempts.iter().rev().find_map(|attempt| attempt.last_step);
-        let steps = match (last, state.steps) {
+        let last = state.attempts().iter().rev().find_map(|attempt| attempt.last_step);
+        let steps = match (last, state.steps()) {
             (Some(step), Some(steps)) => format!("{step}/{steps}"),
             _ => "-".to_owned(),
         };
-        let seconds = match state.work {
-            WorkKind::Training | WorkKind::Command => state.attempts.iter().map(|attempt| attempt.seconds).sum(),
-            WorkKind::Study => state.study.as_ref().map_or(0.0, |study| study.seconds),
+        let seconds = match state.work() {
+            WorkKind::Training | WorkKind::Command => state.attempts().iter().map(|attempt| attempt.seconds).sum(),
+            WorkKind::Study => state.study().map_or(0.0, |study| study.seconds),
             WorkKind::Steps => state
-                .graph
+                .stages()
                 .iter()
                 .filter(|step| step.status != StepStatus::Unchanged)
                 .filter_map(|step| step.seconds)
                 .sum(),
         };
         let is_below = runs.iter().any(|whole| run.is_step_of(&whole.state.id));
-        let attempts = if state.work.is_single() { state.attempts.len().to_string() } else { "-".to_owned() };
+        let attempts = if state.work().is_single() { state.attempts().len().to_string() } else { "-".to_owned() };
         table.row(vec![
             if is_below { format!("  {}", state.id) } else { state.id.clone() },
             state.status.name().to_owned(),
@@ -134,8 +133,8 @@ fn print_table(runs: &[Listed]) {
 
 /// The metric of the run with its value; the training loss for a run that has no result yet.
 fn metric(state: &RunState) -> String {
-    let result = state.result.as_ref().and_then(|result| Some((result.metric.as_deref()?, result.value?)));
-    let last_loss = || state.attempts.iter().rev().find_map(|attempt| attempt.last_loss);
+    let result = state.result().and_then(|result| Some((result.metric.as_deref()?, result.value?)));
+    let last_loss = || state.attempts().iter().rev().find_map(|attempt| attempt.last_loss);
     match result.or_else(|| last_loss().map(|loss| ("loss", loss))) {
         Some((name, value)) => format!("{} {}", name.trim_start_matches("eval."), figure(value)),
         None => "-".to_owned(),
@@ -145,7 +144,7 @@ fn metric(state: &RunState) -> String {
 /// Runs of one metric together, the best of them first; runs without one last.
 fn by_metric(a: &Listed, b: &Listed) -> Ordering {
     let known = |run: &Listed| {
-        let result = run.state.result.as_ref()?;
+        let result = run.state.result()?;
         Some((result.metric.clone()?, result.value?))
     };
     match (known(a), known(b)) {
@@ -162,15 +161,15 @@ fn remark(run: &Listed) -> String {
     if let Some(damage) = run.damage.first() {
         return damage.clone();
     }
-    if !run.state.graph.is_empty() {
-        let of = |wanted: fn(StepStatus) -> bool| run.state.graph.iter().filter(|step| wanted(step.status)).count();
-        let done = format!("{} of {} steps done", of(StepStatus::is_done), run.state.graph.len());
+    if !run.state.stages().is_empty() {
+        let of = |wanted: fn(StepStatus) -> bool| run.state.stages().iter().filter(|step| wanted(step.status)).count();
+        let done = format!("{} of {} steps done", of(StepStatus::is_done), run.state.stages().len());
         return match of(|status| status == StepStatus::Failed) {
             0 => done,
             failed => format!("{done}, {failed} failed"),
         };
     }
-    if let Some(study) = &run.state.study {
+    if let Some(study) = run.state.study() {
         let of = study.budget.map_or(String::new(), |budget| format!(" of {budget}"));
         let best =
             study.best.map_or(String::new(), |(number, value)| format!(", best {} (trial {number})", figure(value)));
@@ -184,7 +183,7 @@ fn remark(run: &Listed) -> String {
         }
         _ => String::new(),
     };
-    let ranks = run.state.attempts.last().map_or(1, |attempt| attempt.ranks);
+    let ranks = run.state.attempts().last().map_or(1, |attempt| attempt.ranks);
     let ranks = (ranks > 1).then(|| format!("{ranks} ranks"));
     ranks.into_iter().chain(Some(remark).filter(|remark| !remark.is_empty())).collect::<Vec<_>>().join("; ")
 }

@@ -26,7 +26,7 @@ use serde_json::json;
 
 use crate::error::Error;
 use crate::execute::single::driver::FoundBatch;
-use crate::report::{print, print_json, say, times_ranks};
+use crate::report::{Output, print, print_json, say, times_ranks};
 
 /// A runtime for what talks to a daemon or watches a child; the other commands do without.
 pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
@@ -37,16 +37,15 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
 }
 
 /// Prints the id of a run in the background, and the commands for it.
-pub fn print_detached(id: &str, folder: &str, json: bool, quiet: bool) {
-    if json {
+pub fn print_detached(id: &str, folder: &str, output: Output) {
+    if output.is_json() {
         print_json(&json!({ "id": id, "folder": folder }));
         return;
     }
     print(id);
-    if quiet {
-        return;
+    if output == Output::Text {
+        say(&format!("it runs in the background: `pipe attach {id}` watches it, `pipe stop {id}` stops it"));
     }
-    say(&format!("it runs in the background: `pipe attach {id}` watches it, `pipe stop {id}` stops it"));
 }
 
 /// Prints the largest batch that a search has found; nothing after a training.

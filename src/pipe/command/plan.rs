@@ -1,4 +1,4 @@
-//! `pipe plan`: how much a training will hold, before anything is started.
+//! `pipe plan`: computes the memory of a training before anything is started.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::execute::launch::placement::expected_ranks;
 use crate::fit::forecast::{self, Forecast, Forecaster, NoForecast, Target};
 use crate::gpu::Card;
 use crate::input::load;
-use crate::report::{Reporter, Table, grouped, print, print_json, times_ranks};
+use crate::report::{Output, Reporter, Table, grouped, print, print_json, times_ranks};
 
 pub struct Options {
     pub file: PathBuf,
@@ -21,12 +21,12 @@ pub struct Options {
     pub memory: Option<ByteSize>,
     /// Trainer processes, each with such a card.
     pub ranks: Option<NonZeroU32>,
-    pub json: bool,
+    pub output: Output,
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
     let parsed = load::parse(&options.file, &options.set)?;
-    let config = load::planned_config(&parsed, Reporter::new(options.json, false).fetch_progress())?;
+    let config = load::planned_config(&parsed, Reporter::new(options.output).fetch_progress())?;
     let card = target(options, &parsed.pipeline)?;
     let training = parsed.pipeline.training().ok_or(Error::NotATraining)?;
     let ranks = options.ranks.map_or_else(|| expected_ranks(&parsed.pipeline), u32::from);
@@ -39,7 +39,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         Err(NoForecast::Config(error)) => return Err(Error::NoPlan { reason: error.to_string() }),
         Err(none @ NoForecast::NoEstimate { .. }) => {
             let text = none.to_string();
-            if options.json {
+            if options.output.is_json() {
                 print_json(&json!({ "estimate": null, "reason": text }))
             } else {
                 print(&text)
@@ -47,7 +47,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
             return Ok(());
         }
     };
-    if options.json {
+    if options.output.is_json() {
         print_json(&forecast);
     } else {
         show(&parsed.pipeline, &forecast);
@@ -69,7 +69,7 @@ fn target(options: &Options, pipeline: &Pipeline) -> Result<Option<Target>, Erro
         (None, Some(size)) => Some(Target { name: format!("a card of {}", human_bytes(size.0)), total: size.0 }),
         (None, None) => Card::read(&pipeline.container.gpus)
             .into_iter()
-            // Of several cards the smallest decides.
+            // The smallest of several cards decides.
             .min_by_key(|card| card.total)
             .map(|card| Target { name: card.name, total: card.total }),
     })

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::predict::{Destination, Job, Rows, Subject, work_folder};
-use crate::report::{Reporter, figure, grouped, print_json};
+use crate::report::{Output, Reporter, figure, grouped, print_json};
 use crate::system::interrupt::Interrupts;
 
 pub struct Options {
@@ -27,12 +27,11 @@ pub struct Options {
     pub cpu: bool,
     pub engine: Option<String>,
     pub no_queue: bool,
-    pub json: bool,
-    pub quiet: bool,
+    pub output: Output,
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
-    if options.json && options.out.is_none() {
+    if options.output.is_json() && options.out.is_none() {
         return Err(Error::NoSummaryPlace);
     }
     let mut subject = Subject::find(&options.subject)?;
@@ -40,7 +39,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     super::runtime()?.block_on(predict(subject, options))
 }
 
-/// What the command line says, in place of what the model was trained with.
+/// Replaces settings of the training by those of the command line.
 fn change(subject: &mut Subject, options: &Options) -> Result<(), Error> {
     for (role, column) in &options.fields {
         subject.set_field(role, column)?;
@@ -59,17 +58,17 @@ fn change(subject: &mut Subject, options: &Options) -> Result<(), Error> {
 
 async fn predict(subject: Subject, options: &Options) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
-    let mut reporter = Reporter::new(options.json, options.quiet);
+    let mut reporter = Reporter::new(options.output);
     let destination = Destination::find(options.out.as_deref())?;
     let folder = work_folder(&destination)?;
     let rows =
         Rows::find(&options.data, &subject, &options.keep, folder.path(), &mut reporter, &mut interrupts).await?;
     let wanted = options.engine.as_deref().or(subject.engine.as_deref());
-    let engine = registry::choose(wanted, &subject.cluster, &reporter).await?;
+    let engine = registry::choose(wanted, &subject.engine_request, &reporter).await?;
     let job = Job { subject: &subject, rows: &rows, keep: &options.keep, folder: folder.path() };
     let predicted = job.run(engine.as_ref(), options.cpu, options.no_queue, &mut reporter, &mut interrupts).await?;
     destination.take(&job.output())?;
-    if options.json {
+    if options.output.is_json() {
         print_json(&json!({
             "model": subject.model, "run": subject.run, "engine": engine.name(), "out": options.out, "predicted": predicted,
         }));
@@ -78,11 +77,11 @@ async fn predict(subject: Subject, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-/// For people: how many, and the figures of an evaluation where rows have labels.
+/// A summary for people: the number of predictions, and the evaluation where rows have labels.
 fn summary(predicted: &Predicted, destination: &Destination) -> Vec<String> {
     let skipped = match predicted.skipped {
         0 => String::new(),
-        count => format!(", {} left out", grouped(count)),
+        count => format!(", {} skipped", grouped(count)),
     };
     let noun = if predicted.predictions == 1 { "prediction" } else { "predictions" };
     let (count, seconds) = (grouped(predicted.predictions), predicted.ms / 1000.0);

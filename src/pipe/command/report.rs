@@ -40,7 +40,7 @@ pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
 }
 
 fn is_study(folder: &RunFolder) -> bool {
-    Listed::read(folder.path()).is_some_and(|found| found.state.work == WorkKind::Study)
+    Listed::read(folder.path()).is_some_and(|found| found.state.work() == WorkKind::Study)
 }
 
 /// The folder of a run, which may also be given as a path.

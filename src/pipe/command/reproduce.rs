@@ -12,20 +12,14 @@ use crate::execute::stages::Selection;
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, Request};
 use crate::report::compare::{Comparison, ComputeMode, judge};
-use crate::report::{Reporter, print, print_json};
+use crate::report::{Output, Reporter, print, print_json};
 use crate::run::lock::{self, Difference, Effect};
-use crate::run::{self, Choices, Listed, Record};
+use crate::run::{self, Listed, Record, RunChoices};
 use crate::system::interrupt::Interrupts;
 
-pub struct Options {
-    pub run: String,
-    pub anyway: bool,
-    pub json: bool,
-    pub quiet: bool,
-}
-
-pub fn run(options: &Options) -> Result<(), Error> {
-    let first = run::find_single(&options.run)?;
+/// `anyway`: run even if data, model, program or settings differ.
+pub fn run(wanted: &str, anyway: bool, output: Output) -> Result<(), Error> {
+    let first = run::find_single(wanted)?;
     if first.is_owned() {
         return Err(Error::RunBusy { id: first.state.id });
     }
@@ -35,7 +29,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let folder = first.folder();
     let record = Record::read(&folder);
     load::enter_folder(&first.state.cwd)?;
-    let reporter = Reporter::new(options.json, options.quiet);
+    let reporter = Reporter::new(output);
     let engine = first.state.engine.as_str();
     let then = lock::read(&folder);
     let pins = load::pins(then.as_ref());
@@ -51,15 +45,15 @@ pub fn run(options: &Options) -> Result<(), Error> {
         reporter.note(&format!("variables have their current values, because a lock does not store them: {names}"));
     }
     let differences = then.as_ref().map(|then| lock::differences(then, &now));
-    let refused = refuse(&first, &record, then.as_ref(), differences.as_deref(), options.anyway, &reporter);
-    if options.json
+    let refused = refuse(&first, &record, then.as_ref(), differences.as_deref(), anyway, &reporter);
+    if output.is_json()
         && let Err(Error::NotReproducible { id, reasons }) = &refused
     {
         print_json(&json!({ "run": id, "again": null, "refused": reasons, "lock": differences }));
     }
     refused?;
 
-    let again = rerun(&first, engine, load::pins(then.as_ref()), options)?;
+    let again = rerun(&first, engine, load::pins(then.as_ref()), output)?;
     let comparison = Comparison::read(&folder, &again.folder());
     let mode = ComputeMode {
         deterministic: loaded.training()?.train.deterministic,
@@ -67,13 +61,13 @@ pub fn run(options: &Options) -> Result<(), Error> {
     };
     let mut verdict = judge(&comparison, mode);
     // Differences that only the trainer reports.
-    if !options.anyway {
+    if !anyway {
         let late = comparison.lock.iter().flatten().filter(|difference| difference.effect == Effect::Forbids);
         verdict.reasons.extend(late.map(ToString::to_string));
         verdict.reproduced = verdict.reasons.is_empty();
     }
     let summary = verdict.summary(&comparison);
-    if options.json {
+    if output.is_json() {
         let [id, new] = &comparison.runs;
         print_json(&json!({
             "run": id, "again": new, "verdict": verdict, "lock": comparison.lock, "curves": comparison.curves,
@@ -97,7 +91,7 @@ async fn lock_now(
     interrupts: &mut Interrupts,
 ) -> Result<Lock, Error> {
     let Loaded { pipeline, inputs, .. } = loaded;
-    let engine = registry::connect_for(engine, &pipeline.cluster_request()).await?;
+    let engine = registry::connect_for(engine, &pipeline.engine_request()).await?;
     let program = tokio::select! {
         program = engine.program(pipeline.container.image.as_ref()) => program?,
         () = interrupts.signal() => return Err(Error::Interrupted),
@@ -139,7 +133,7 @@ fn refuse(
 }
 
 /// The same pipeline as a new run, from its first settings: what the ledger has learned since is not asked.
-fn rerun(first: &Listed, engine: &str, pins: Vec<LockedRepository>, options: &Options) -> Result<Listed, Error> {
+fn rerun(first: &Listed, engine: &str, pins: Vec<LockedRepository>, output: Output) -> Result<Listed, Error> {
     let mut created = None;
     let options = super::run::Options {
         file: first.folder().resolved(),
@@ -150,11 +144,10 @@ fn rerun(first: &Listed, engine: &str, pins: Vec<LockedRepository>, options: &Op
         resume: false,
         detach: false,
         selection: Selection::default(),
-        choices: Choices { ignore_ledger: true, no_queue: first.state.no_queue, ..Choices::default() },
+        choices: RunChoices { ignore_ledger: true, no_queue: first.state.choices.no_queue, ..RunChoices::default() },
         pins,
-        json: false,
         // stdout is for the verdict alone.
-        quiet: options.quiet || options.json,
+        output: if output == Output::Text { output } else { Output::Quiet },
     };
     let result = super::run::run_and_name(options, &mut created);
     let again = created.map(|id| run::find_single(&id)).transpose()?;

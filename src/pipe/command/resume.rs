@@ -8,8 +8,8 @@ use crate::error::Error;
 use crate::execute::children;
 use crate::execute::resume::resume;
 use crate::input::load;
-use crate::report::compare::{CHANGEABLE_SETTINGS, may_change};
-use crate::report::{Reporter, print};
+use crate::report::compare::{changeable_settings, may_change};
+use crate::report::{Output, Reporter, print};
 use crate::run;
 use crate::system::interrupt::Interrupts;
 
@@ -17,8 +17,7 @@ pub struct Options {
     pub run: String,
     pub set: Vec<String>,
     pub detach: bool,
-    pub json: bool,
-    pub quiet: bool,
+    pub output: Output,
 }
 
 /// The settings that may change when a study is resumed.
@@ -26,7 +25,7 @@ const OF_STUDIES: [&str; 1] = ["budget"];
 
 pub fn run(options: &Options) -> Result<(), Error> {
     let found = run::find(&options.run)?;
-    let is_study = found.state.work == WorkKind::Study;
+    let is_study = found.state.work() == WorkKind::Study;
     // A study that has spent its budget may be given more.
     if found.state.status == Status::Finished && (!is_study || options.set.is_empty()) {
         print(&format!("run {} has finished: {}", found.state.id, found.folder));
@@ -35,18 +34,18 @@ pub fn run(options: &Options) -> Result<(), Error> {
     options
         .set
         .iter()
-        .try_for_each(|set| is_changeable(set, if is_study { &OF_STUDIES } else { &CHANGEABLE_SETTINGS }))?;
+        .try_for_each(|set| is_changeable(set, &if is_study { OF_STUDIES.to_vec() } else { changeable_settings() }))?;
     if options.detach {
         children::start_detached(&found.folder(), &options.set)?;
-        print_detached(&found.state.id, &found.folder, options.json, options.quiet);
+        print_detached(&found.state.id, &found.folder, options.output);
         return Ok(());
     }
     load::enter_folder(&found.state.cwd)?;
     runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?;
-        let mut reporter = Reporter::new(options.json, options.quiet);
+        let mut reporter = Reporter::new(options.output);
         let batch = resume(&found, &options.set, &mut reporter, &mut interrupts).await?;
-        print_found(batch.as_ref(), options.json);
+        print_found(batch.as_ref(), options.output.is_json());
         Ok(())
     })
 }
@@ -75,12 +74,12 @@ mod tests {
             "train.ranks=4",
             "train.shard=optimizer",
         ] {
-            assert!(is_changeable(set, &CHANGEABLE_SETTINGS).is_ok(), "{set}");
+            assert!(is_changeable(set, &changeable_settings()).is_ok(), "{set}");
         }
         for set in
             ["train.seed=1", "train.batch=4", "memoryx=1", "container.image=x", "data.train=x", "evaluate.every=1", ""]
         {
-            assert!(is_changeable(set, &CHANGEABLE_SETTINGS).is_err(), "{set}");
+            assert!(is_changeable(set, &changeable_settings()).is_err(), "{set}");
         }
     }
 }

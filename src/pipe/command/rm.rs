@@ -7,18 +7,21 @@ use crate::error::Error;
 use crate::report::{print, say};
 use crate::run::{self, Listed, Owner, lock};
 
-pub fn run(wanted: &[String], left_behind: bool, force: bool) -> Result<(), Error> {
-    if left_behind {
-        let mut runs = run::list()?;
-        super::ls::find_left_behind(&mut runs)?;
-        for run in &runs {
-            for id in &run.left_behind {
-                remove_job(engine_name(run).as_str(), id)?;
-                print(&format!("removed container {id}"));
-            }
+/// Removes the containers of runs without a `pipe` process, and keeps the folders.
+pub fn left_behind() -> Result<(), Error> {
+    let mut runs = run::list()?;
+    super::ls::find_left_behind(&mut runs)?;
+    for run in &runs {
+        for id in &run.left_behind {
+            remove_job(engine_name(run).as_str(), id)?;
+            print(&format!("removed container {id}"));
         }
-        return Ok(());
     }
+    Ok(())
+}
+
+/// Removes runs with their folders and containers. `force` removes them also where containers stay, or another run reads them.
+pub fn run(wanted: &[String], force: bool) -> Result<(), Error> {
     // All are found and owned before any is removed, so that a misspelt or busy one loses nothing.
     let mut found = wanted.iter().map(|wanted| run::find(wanted)).collect::<Result<Vec<_>, _>>()?;
     // The runs of its steps belong to a run of several.
@@ -27,7 +30,7 @@ pub fn run(wanted: &[String], left_behind: bool, force: bool) -> Result<(), Erro
     found.extend(steps);
     let removed = |id: &str| found.iter().any(|run| run.state.id == id);
     for run in all.iter().filter(|run| run.is_owned() && !removed(&run.state.id) && !force) {
-        if let Some(read) = run.state.graph.iter().filter_map(|step| step.run.as_ref()).find(|id| removed(id)) {
+        if let Some(read) = run.state.stages().iter().filter_map(|step| step.run.as_ref()).find(|id| removed(id)) {
             return Err(Error::RunInUse { id: read.clone(), by: run.state.id.clone() });
         }
     }
@@ -42,7 +45,7 @@ fn remove(run: &Listed, _owner: &Owner, force: bool) -> Result<(), Error> {
     let (id, folder) = (&run.state.id, run.folder());
     let engine = engine_name(run);
     // A folder that says nothing of an engine has never had a job.
-    let may_have_jobs = !(engine.is_empty() && run.state.attempts.is_empty());
+    let may_have_jobs = !(engine.is_empty() && run.state.attempts().is_empty());
     if may_have_jobs && run.state.status != Status::Finished && registry::keeps_jobs(&engine) {
         match super::ls::jobs(&engine) {
             Ok(jobs) => {

@@ -5,9 +5,8 @@
 use std::path::PathBuf;
 
 use pipe_spec::lock::LockedRepository;
-use pipe_spec::pipeline::EngineKind;
 use pipe_spec::run::StepState;
-use pipe_spec::{Job, Status};
+use pipe_spec::{Job, Pipeline, Status};
 use serde_json::{Value, json};
 
 use super::{print_detached, print_found, runtime};
@@ -21,8 +20,8 @@ use crate::execute::stages::{self, Selection};
 use crate::execute::{Plan, drive};
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedGraph, Request};
-use crate::report::{Reporter, print_json};
-use crate::run::{Choices, Listed, Run, list, lock, runs_folder};
+use crate::report::{Output, Reporter, print_json};
+use crate::run::{Listed, Run, RunChoices, list, lock, runs_folder};
 use crate::system::files::absolute;
 use crate::system::interrupt::Interrupts;
 
@@ -38,11 +37,10 @@ pub struct Options {
     pub detach: bool,
     /// Of a pipeline of several steps.
     pub selection: Selection,
-    pub choices: Choices,
+    pub choices: RunChoices,
     /// The commits of the hub's repositories, where a branch is not to be followed.
     pub pins: Vec<LockedRepository>,
-    pub json: bool,
-    pub quiet: bool,
+    pub output: Output,
 }
 
 pub fn run(options: Options) -> Result<(), Error> {
@@ -57,7 +55,7 @@ pub fn run_and_name(mut options: Options, created: &mut Option<String>) -> Resul
 
 async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
-    let mut reporter = Reporter::new(options.json, options.quiet);
+    let mut reporter = Reporter::new(options.output);
     let parsed = if options.choices.job == Job::Train { load::parse_graph(&options.file, &options.set)? } else { None };
     if let Some(parsed) = parsed {
         return start_steps(options, parsed, created, &mut reporter, &mut interrupts).await;
@@ -94,8 +92,8 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
         }
     }
     let loaded = &loaded;
-    let wanted = options.engine.as_deref().or(loaded.pipeline.engine.map(EngineKind::name));
-    let engine = registry::choose(wanted, &loaded.pipeline.cluster_request(), &reporter).await?;
+    let wanted = options.engine.as_deref().or(loaded.pipeline.engine.as_deref());
+    let engine = registry::choose(wanted, &loaded.pipeline.engine_request(), &reporter).await?;
     // What cannot be had is said before there is a run.
     template::check_new(engine.as_ref(), &loaded.pipeline, options.choices.job).await?;
     if options.dry_run {
@@ -112,12 +110,12 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
         let (folder, id) = (run.folder.clone(), run.state.id.clone());
         drop(run);
         children::start_detached(&folder, &[])?;
-        print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
+        print_detached(&id, &folder.path().display().to_string(), options.output);
         return Ok(());
     }
     let plan = Plan::Single { loaded, engine };
     let found = drive(run, plan, StartMode::New, &mut reporter, &mut interrupts).await?;
-    print_found(found.as_ref(), options.json);
+    print_found(found.as_ref(), options.output.is_json());
     Ok(())
 }
 
@@ -146,7 +144,7 @@ async fn start_steps(
             move_here(&found)?;
             if options.detach {
                 children::start_detached(&found.folder(), &[])?;
-                print_detached(id, &found.folder, options.json, options.quiet);
+                print_detached(id, &found.folder, options.output);
                 return Ok(());
             }
             return resume(&found, &[], reporter, interrupts).await.map(drop);
@@ -164,19 +162,18 @@ async fn start_steps(
     }
     // Every step has an engine; this one is for those that name none.
     let named = parsed.graph.steps.iter().all(|step| step.pipeline.engine.is_some());
-    let first = parsed.graph.steps.first().and_then(|step| step.pipeline.engine).filter(|_| named);
-    let cluster = parsed.graph.steps.first().map(|step| step.pipeline.cluster_request()).unwrap_or_default();
-    let engine = registry::choose(first.map(EngineKind::name), &cluster, reporter).await?;
-    let mut run = Run::create_graph(&parsed.graph, &parsed.text, engine.name(), options.choices)?;
-    run.state.graph = state;
-    run.save()?;
+    let first = parsed.graph.steps.first().map(|step| &step.pipeline);
+    let wanted = first.and_then(|first| first.engine.as_deref()).filter(|_| named);
+    let request = first.map(Pipeline::engine_request).unwrap_or_default();
+    let engine = registry::choose(wanted, &request, reporter).await?;
+    let run = Run::create_graph(&parsed.graph, state, &parsed.text, engine.name(), options.choices)?;
     let id = run.state.id.clone();
     *created = Some(id.clone());
     if options.detach {
         let folder = run.folder.clone();
         drop(run);
         children::start_detached(&folder, &[])?;
-        print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
+        print_detached(&id, &folder.path().display().to_string(), options.output);
         return Ok(());
     }
     drive(run, Plan::Stages(&parsed), StartMode::New, reporter, interrupts).await.map(drop)
@@ -210,15 +207,15 @@ async fn resume_found(
 ) -> Result<(), Error> {
     if options.detach {
         resume_here_detached(found, loaded)?;
-        print_detached(&found.state.id, &found.folder, options.json, options.quiet);
+        print_detached(&found.state.id, &found.folder, options.output);
         return Ok(());
     }
     let batch = resume_here(found, loaded, reporter, interrupts).await?;
-    print_found(batch.as_ref(), options.json);
+    print_found(batch.as_ref(), options.output.is_json());
     Ok(())
 }
 
 pub fn fit(options: Options) -> Result<(), Error> {
-    let choices = Choices { job: Job::Fit, ..options.choices };
+    let choices = RunChoices { job: Job::Fit, ..options.choices };
     run(Options { choices, ..options })
 }

@@ -29,17 +29,17 @@ struct Shown {
     files: ResultFiles,
     #[serde(skip_serializing_if = "Option::is_none")]
     throughput: Option<Throughput>,
-    /// Of each of several ranks.
+    /// The figures of each of several ranks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ranks: Vec<RankFigures>,
-    /// What the evaluation of the model has shown, without pictures.
+    /// The result of the evaluation, without pictures.
     #[serde(skip_serializing_if = "Option::is_none")]
     evaluation: Option<EvaluationDetails>,
 }
 
 pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     let mut found = [run::find(wanted)?];
-    if found[0].state.work == WorkKind::Study {
+    if found[0].state.work() == WorkKind::Study {
         return super::tune::status(&found[0].state.id, json);
     }
     super::ls::find_left_behind(&mut found)?;
@@ -73,16 +73,16 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     if !found.left_behind.is_empty() {
         print(&format!("left     {} (`pipe attach` continues the run)", found.left_behind.join(", ")));
     }
-    if !state.graph.is_empty() {
+    if !state.stages().is_empty() {
         print(&format!("\n{}", steps_table(state).on_stdout()));
     }
-    if !state.attempts.is_empty() {
+    if !state.attempts().is_empty() {
         print(&format!("\n{}", attempts_table(state).on_stdout()));
     }
     if !ranks.is_empty() {
         print(&format!("\n{}", ranks_table(&ranks).on_stdout()));
     }
-    if let Some(table) = state.result.as_ref().and_then(metrics_table) {
+    if let Some(table) = state.result().and_then(metrics_table) {
         print(&format!("\n{}", table.on_stdout()));
     }
     if let Some((table, more)) = record.evaluation.as_ref().and_then(class_table) {
@@ -92,7 +92,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// What each of several ranks held, and how long it took.
+/// The peak memory of each of several ranks, and the time of its steps.
 fn ranks_table(ranks: &[RankFigures]) -> Table {
     let mut table = Table::new(&["rank", "peak", "time of a step"]);
     let slowest = result::slowest(ranks);

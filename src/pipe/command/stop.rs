@@ -3,29 +3,30 @@
 use std::time::{Duration, Instant};
 
 use pipe_spec::pipeline::{Container, WorkKind};
-use pipe_spec::{Pipeline, RunFolder, Status, Variables};
+use pipe_spec::{RunFolder, Status, Variables};
 
+use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::resume::resume;
 use crate::input::load;
-use crate::report::{Reporter, print, say};
+use crate::report::{Output, Reporter, print, say};
 use crate::run::{self, Listed, Owner};
 use crate::system::interrupt::{Interrupts, StopRequest, signal_for};
 
 /// How long a `pipe` that was asked to stop may take, beyond what its job may, before it is taken to be stuck.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(90);
 
-pub fn run(wanted: &[String], at_once: bool, quiet: bool) -> Result<(), Error> {
+pub fn run(wanted: &[String], at_once: bool, output: Output) -> Result<(), Error> {
     let request = if at_once { StopRequest::Hard } else { StopRequest::Graceful };
     // All are found before any is stopped, so that a misspelt one stops nothing.
     let found = wanted.iter().map(|wanted| run::find(wanted)).collect::<Result<Vec<_>, _>>()?;
-    found.iter().try_for_each(|found| stop(found, request, quiet))
+    found.iter().try_for_each(|found| stop(found, request, output))
 }
 
-fn stop(found: &Listed, request: StopRequest, quiet: bool) -> Result<(), Error> {
+fn stop(found: &Listed, request: StopRequest, output: Output) -> Result<(), Error> {
     let id = &found.state.id;
     match found.state.status {
-        Status::Running => signal_owner(found, request, quiet)?,
+        Status::Running => signal_owner(found, request, output)?,
         Status::Orphaned => {}
         Status::Finished | Status::Failed | Status::Stopped | Status::Unknown => {
             print(&format!("{id} is not running: {}", found.state.status.name()));
@@ -35,14 +36,14 @@ fn stop(found: &Listed, request: StopRequest, quiet: bool) -> Result<(), Error> 
     // Its `pipe` was killed, now or before: the job has not been stopped.
     let orphaned = Listed::read(found.folder().path()).filter(|now| now.state.status == Status::Orphaned);
     if let Some(now) = orphaned {
-        take_over_and_stop(&now, request, quiet)?;
+        take_over_and_stop(&now, request, output)?;
     }
     let status = Listed::read(found.folder().path()).map_or("gone", |now| now.state.status.name());
     print(&format!("{id}: {status}"));
     Ok(())
 }
 
-fn signal_owner(found: &Listed, request: StopRequest, quiet: bool) -> Result<(), Error> {
+fn signal_owner(found: &Listed, request: StopRequest, output: Output) -> Result<(), Error> {
     let folder = found.folder();
     let Some(owner) = Owner::process(&folder) else { return Ok(()) };
     let pid = owner.pid;
@@ -54,8 +55,8 @@ fn signal_owner(found: &Listed, request: StopRequest, quiet: bool) -> Result<(),
         false => Owner::ask(&folder, request)?,
     }
     let timeout = stop_timeout(&folder);
-    if !quiet {
-        let what = match found.state.work {
+    if output != Output::Quiet {
+        let what = match found.state.work() {
             WorkKind::Training => "the trainer",
             WorkKind::Command => "the command",
             WorkKind::Steps => "each step that runs",
@@ -87,16 +88,16 @@ fn signal_owner(found: &Listed, request: StopRequest, quiet: bool) -> Result<(),
 /// How long the run's job may take to save and end.
 fn stop_timeout(folder: &RunFolder) -> Duration {
     let text = std::fs::read_to_string(folder.resolved()).unwrap_or_default();
-    let pipeline = Pipeline::parse(&text, &[], &Variables::new(None, std::env::vars()));
+    let pipeline = registry::parse_pipeline(&text, &[], &Variables::new(None, std::env::vars()));
     Duration::from_secs(pipeline.map_or(Container::STOP_TIMEOUT, |pipeline| pipeline.container.stop_timeout()).into())
 }
 
 /// The run has no `pipe` process: this process takes it over and stops it.
-fn take_over_and_stop(found: &Listed, request: StopRequest, quiet: bool) -> Result<(), Error> {
+fn take_over_and_stop(found: &Listed, request: StopRequest, output: Output) -> Result<(), Error> {
     load::enter_folder(&found.state.cwd)?;
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?.with_pending(request);
-        let mut reporter = Reporter::new(false, quiet);
+        let mut reporter = Reporter::new(output);
         match resume(found, &[], &mut reporter, &mut interrupts).await {
             Err(Error::Interrupted) => Ok(()),
             other => other.map(drop),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pipe_search::{Journal, Trial, grid_size};
-use pipe_spec::pipeline::{EngineKind, WorkKind};
+use pipe_spec::pipeline::WorkKind;
 use pipe_spec::study::{SamplerKind, Study};
 use pipe_spec::text::count;
 use pipe_spec::{Problems, RunFolder, RunState, Status, Variables};
@@ -20,8 +20,8 @@ use crate::execute::study::trial::Standing;
 use crate::execute::study::{StudyView, directions, space, trial_json};
 use crate::execute::{Plan, drive};
 use crate::input::load::{self, Parsed, ParsedStudy};
-use crate::report::{Reporter, print, print_data, print_json, say};
-use crate::run::{self, Choices, Listed, Run};
+use crate::report::{Output, Reporter, print, print_data, print_json, say};
+use crate::run::{self, Listed, Run, RunChoices};
 use crate::system::files::write_whole;
 use crate::system::interrupt::Interrupts;
 
@@ -32,15 +32,14 @@ pub struct Options {
     /// Resume the newest study of this file if it did not finish.
     pub resume: bool,
     pub detach: bool,
-    pub choices: Choices,
-    pub json: bool,
-    pub quiet: bool,
+    pub choices: RunChoices,
+    pub output: Output,
 }
 
 pub fn run(options: &Options) -> Result<(), Error> {
     let file = &options.file;
     let Some(parsed) = load::parse_study(file, &options.set)? else {
-        // What is wrong with it as a pipeline is said first.
+        // The problems that it has as a pipeline come first.
         load::parse(file, &[])?;
         return Err(Error::NotStudy { file: file.clone() });
     };
@@ -53,20 +52,20 @@ pub fn run(options: &Options) -> Result<(), Error> {
 
 async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
-    let mut reporter = Reporter::new(options.json, options.quiet);
+    let mut reporter = Reporter::new(options.output);
     let ParsedStudy { study, text, variables } = parsed;
     let invalid = |problems| Error::Invalid { path: options.file.clone(), problems };
     let first = study.pipeline(study.name.as_str(), &study.first_point(), &[], variables).map_err(invalid)?;
-    let wanted = options.engine.as_deref().or(first.engine.map(EngineKind::name));
-    let engine = registry::choose(wanted, &first.cluster_request(), &reporter).await?;
-    // What cannot be had is said before there is a study.
+    let wanted = options.engine.as_deref().or(first.engine.as_deref());
+    let engine = registry::choose(wanted, &first.engine_request(), &reporter).await?;
+    // Fails before there is a study where the engine cannot run its trials.
     template::check_new(engine.as_ref(), &first, pipe_spec::Job::Train).await?;
     // A model that is searched for may be of another architecture than the pipeline says.
     if study.parameter("model.from").is_none() {
         let parsed = Parsed { pipeline: first, text: String::new(), variables: variables.clone() };
         load::find_interruptibly(parsed, options.file.clone(), &reporter, &mut interrupts).await?;
     }
-    // A storage that cannot be used is said before there is a study.
+    // Fails before there is a study where its storage cannot be used.
     if let Some(path) = &study.storage {
         Journal::open(Path::new(path), study.name.as_str(), &directions(study))?;
     }
@@ -75,7 +74,7 @@ async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
     if options.detach {
         drop(run);
         children::start_detached(&folder, &[])?;
-        print_detached(&id, &folder.path().display().to_string(), options.json, options.quiet);
+        print_detached(&id, &folder.path().display().to_string(), options.output);
         return Ok(());
     }
     drive(run, Plan::Study { parsed, engine }, StartMode::New, &mut reporter, &mut interrupts).await.map(drop)
@@ -97,7 +96,7 @@ pub fn check_space(study: &Study, file: &Path) -> Result<(), Error> {
 /// Combinations that are worth a count.
 const MANY: u64 = 1_000_000_000;
 
-/// What a study is, in a few lines.
+/// A description of a study in a few lines.
 pub fn describe(study: &Study) -> Vec<String> {
     let budget = &study.budget;
     let trials = budget.trials.map_or("any number of trials".to_owned(), |trials| count(trials, "trial"));
@@ -133,7 +132,7 @@ fn unfinished(options: &Options, study: &Study) -> Result<Option<Listed>, Error>
         return Ok(None);
     }
     let is_of = |run: &Listed| {
-        run.state.work == WorkKind::Study && run.state.name == study.name.as_str() && run.damage.is_empty()
+        run.state.work() == WorkKind::Study && run.state.name == study.name.as_str() && run.damage.is_empty()
     };
     let newest = run::list()?.into_iter().find(is_of);
     let same =
@@ -153,19 +152,18 @@ fn resume_found(options: &Options, found: &Listed) -> Result<(), Error> {
         run: found.state.id.clone(),
         set: Vec::new(),
         detach: options.detach,
-        json: options.json,
-        quiet: options.quiet,
+        output: options.output,
     })
 }
 
 /// The study that `wanted` names: an id, the beginning of one, or `latest`.
 pub fn find(wanted: &str) -> Result<Listed, Error> {
     if wanted == "latest" {
-        let newest = run::list()?.into_iter().find(|run| run.state.work == WorkKind::Study);
+        let newest = run::list()?.into_iter().find(|run| run.state.work() == WorkKind::Study);
         return newest.ok_or_else(|| Error::NoRun { wanted: wanted.to_owned(), runs: run::runs_folder() });
     }
     let found = run::find(wanted)?;
-    match found.state.work {
+    match found.state.work() {
         WorkKind::Study => Ok(found),
         _ => Err(Error::NotStudyRun { id: found.state.id }),
     }
@@ -194,7 +192,7 @@ fn open_found(found: Listed) -> Result<Opened, Error> {
     let Some(ParsedStudy { study, variables, .. }) = load::parse_study(&file, &[])? else {
         return Err(Error::NotStudyRun { id: found.state.id });
     };
-    let storage = found.state.study.as_ref().map(|study| study.storage.clone()).unwrap_or_default();
+    let storage = found.state.study().map(|study| study.storage.clone()).unwrap_or_default();
     // One that has just been created has no storage yet.
     let trials = match storage.is_file() {
         true => Journal::read(&storage, study.name.as_str())?.trials().to_vec(),

@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use pipe_spec::pipeline::{Container, Gpus};
 use pipe_spec::run::LogStamp;
 
+/// A job, complete: an engine never reads the pipeline.
 #[derive(Clone, Debug)]
 pub struct Launch {
     pub run_id: String,
     pub attempt: u32,
     /// The run folder on the host, by which the job is found again.
     pub run_folder: PathBuf,
-    /// What the job may write to, host path and path for the job.
-    pub writable: Vec<(PathBuf, PathBuf)>,
+    pub mounts: Mounts,
     /// The folder that the job starts in, as it sees it; absent leaves it to the image, or is where `pipe` was started.
     pub work_folder: Option<PathBuf>,
     pub program: JobProgram,
@@ -23,14 +23,25 @@ pub struct Launch {
     pub image: Option<String>,
     pub args: Vec<String>,
     pub env: BTreeMap<String, String>,
-    /// Read-only, host path and path for the job.
-    pub mounts: Vec<(PathBuf, PathBuf)>,
     /// Whether the job has the network.
     pub network: bool,
-    pub gpus: Gpus,
-    pub memory: Option<u64>,
+    pub resources: Resources,
     /// Seconds that it may take to save and end.
     pub stop_timeout: u32,
+}
+
+/// The files that a job sees, each with its path on the host and its path for the job.
+#[derive(Clone, Debug, Default)]
+pub struct Mounts {
+    pub writable: Vec<(PathBuf, PathBuf)>,
+    pub read_only: Vec<(PathBuf, PathBuf)>,
+}
+
+/// What a job gets on each of its machines.
+#[derive(Clone, Debug, Default)]
+pub struct Resources {
+    pub gpus: Gpus,
+    pub memory: Option<u64>,
     pub shm: Option<u64>,
     pub cpus: Option<f64>,
     /// Machines that it runs on, where the engine has several.
@@ -44,20 +55,21 @@ impl Launch {
             run_id: "check".to_owned(),
             attempt: 1,
             run_folder: PathBuf::new(),
-            writable: Vec::new(),
+            mounts: Mounts::default(),
             work_folder: None,
             program: JobProgram::Command("true".to_owned()),
             image: None,
             args: Vec::new(),
             env: BTreeMap::new(),
-            mounts: Vec::new(),
             network: false,
-            gpus: container.gpus.clone(),
-            memory: container.memory.map(|size| size.0),
+            resources: Resources {
+                gpus: container.gpus.clone(),
+                memory: container.memory.map(|size| size.0),
+                shm: None,
+                cpus: container.cpus,
+                nodes,
+            },
             stop_timeout: container.stop_timeout(),
-            shm: None,
-            cpus: container.cpus,
-            nodes,
         }
     }
 }

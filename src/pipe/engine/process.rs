@@ -19,14 +19,13 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, oneshot};
 
-use super::registry::Registration;
 use super::{
-    Ending, Engine, EngineJob, FoundJob, JobHandle, JobProgram, Launch, Line, LineSplitter, Source, StartedJob,
+    Ending, Engine, EngineJob, FoundJob, JobHandle, JobProgram, Launch, Line, LineSplitter, Progress, Registration,
+    Source, StartedJob,
 };
 use crate::error::Error;
 use crate::gpu::{Card, VISIBLE_DEVICES, Visible};
 use crate::image::{self, check_cards};
-use crate::report::Reporter;
 use crate::system::interrupt;
 
 /// How long a trainer whose `pipe` is gone may take to save and end. Ours takes 120 s at most.
@@ -43,6 +42,8 @@ const NAME: &str = "process";
 
 pub const REGISTRATION: Registration = Registration {
     name: NAME,
+    section: None,
+    nodes: |_| 1,
     connect: |_| {
         async { Ok(Box::new(ProcessEngine { trainer: image::find_trainer()? }) as Box<dyn Engine>) }.boxed_local()
     },
@@ -50,6 +51,7 @@ pub const REGISTRATION: Registration = Registration {
     keeps_jobs: false,
     has_images: false,
     doctor: |_| async { Vec::new() }.boxed_local(),
+    doctor_help: "",
 };
 
 /// Names the job of a process, by which it is found again.
@@ -139,7 +141,7 @@ impl Engine for ProcessEngine {
         &self,
         image: Option<&Image>,
         _first: Option<&Program>,
-        _reporter: &mut Reporter,
+        _progress: &mut dyn Progress,
     ) -> Result<Program, Error> {
         self.program(image).await
     }
@@ -172,8 +174,8 @@ impl Engine for ProcessEngine {
             }
         }
         // What the pipeline sets itself, it means so.
-        let is_set = launch.env.contains_key(VISIBLE_DEVICES) && !matches!(launch.gpus, Gpus::Ids(_));
-        if let Some(ids) = Visible::here().of_job(&launch.gpus).filter(|_| !is_set) {
+        let is_set = launch.env.contains_key(VISIBLE_DEVICES) && !matches!(launch.resources.gpus, Gpus::Ids(_));
+        if let Some(ids) = Visible::here().of_job(&launch.resources.gpus).filter(|_| !is_set) {
             command.env(VISIBLE_DEVICES, ids);
         }
         ask_to_end_with_this_process(&mut command);

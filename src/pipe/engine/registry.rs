@@ -1,15 +1,16 @@
 //! The engines that `pipe` has. The one place outside an engine's own folder that names it.
 
-use std::path::PathBuf;
+use std::sync::LazyLock;
 
-use futures_util::future::LocalBoxFuture;
-use pipe_spec::pipeline::{Cluster, Gpus};
+use futures_util::FutureExt;
+use pipe_spec::pipeline::{EngineEntry, EngineRequest, Engines, Graph, Pipeline};
+use pipe_spec::study::Study;
+use pipe_spec::{Problems, Variables};
+use serde_json::Value;
 
-use super::{Engine, docker, process, slurm};
+use super::contract::{Check, Connection, Engine, Host, Progress, Registration};
+use super::{docker, process, slurm};
 use crate::error::Error;
-use crate::gpu::Card;
-use crate::image;
-use crate::report::{Check, Reporter};
 
 /// In the order in which they are tried where a pipeline names none.
 const ENGINES: &[Registration] = &[
@@ -20,41 +21,48 @@ const ENGINES: &[Registration] = &[
     super::toy::REGISTRATION,
 ];
 
-/// Connects to an engine, with what a pipeline says about its cluster, or says why it does not answer.
-pub type Connect = fn(Cluster) -> LocalBoxFuture<'static, Result<Box<dyn Engine>, Error>>;
+/// Names that a later version will have, and that are refused until then.
+const PLANNED: &[&str] = &["kubernetes"];
 
-/// How `pipe` gets to an engine.
-pub struct Registration {
-    /// As pipelines, `--engine` and run folders name it.
-    pub name: &'static str,
-    pub connect: Connect,
-    /// Whether it is tried where a pipeline names none.
-    pub is_tried: bool,
-    /// Whether its jobs continue after the `pipe` process that started them ends.
-    pub keeps_jobs: bool,
-    /// Whether `pipe image` builds for it.
-    pub has_images: bool,
-    /// Its part of `pipe doctor`.
-    pub doctor: for<'a> fn(&'a Host) -> LocalBoxFuture<'a, Vec<Check>>,
+/// The order of `ENGINES`, for people.
+const DEFAULT: &str = "docker when a daemon answers, else process";
+
+/// What the engines add to the pipeline file.
+fn engines() -> Engines {
+    static ENTRIES: LazyLock<Vec<EngineEntry>> = LazyLock::new(|| {
+        ENGINES.iter().map(|engine| EngineEntry { name: engine.name, section: engine.section }).collect()
+    });
+    Engines { entries: &ENTRIES, planned: PLANNED, default: DEFAULT }
 }
 
-/// This machine, for the checks of `pipe doctor`.
-pub struct Host {
-    pub trainer: Result<PathBuf, Error>,
-    pub cards: Vec<Card>,
-    /// The folder for runs.
-    pub runs: PathBuf,
+/// Reads a pipeline file. `overrides` are `path=value` pairs that replace what the file says.
+pub fn parse_pipeline(text: &str, overrides: &[String], variables: &Variables) -> Result<Pipeline, Problems> {
+    Pipeline::parse(text, overrides, variables, engines())
 }
 
-impl Host {
-    pub fn look(runs: PathBuf) -> Self {
-        Self { trainer: image::find_trainer(), cards: Card::read(&Gpus::All), runs }
-    }
+/// Reads a pipeline file with `steps`; nothing where it has none.
+pub fn parse_graph(text: &str, overrides: &[String], variables: &Variables) -> Result<Option<Graph>, Problems> {
+    Graph::parse(text, overrides, variables, engines())
+}
 
-    /// The first card.
-    pub fn card(&self) -> Option<&Card> {
-        self.cards.first()
-    }
+/// Reads a study file. `read` gives the text of the pipeline file that it names.
+pub fn parse_study(
+    text: &str,
+    overrides: &[String],
+    read: impl FnOnce(&str) -> Result<String, String>,
+    variables: &Variables,
+) -> Result<Study, Problems> {
+    Study::parse(text, overrides, read, variables, engines())
+}
+
+/// The JSON schema of the pipeline file.
+pub fn pipeline_schema() -> Value {
+    pipe_spec::pipeline::schema(engines())
+}
+
+/// The sections of the pipeline file that belong to engines.
+pub fn section_names() -> impl Iterator<Item = &'static str> {
+    engines().section_names()
 }
 
 /// The names of all engines.
@@ -77,30 +85,38 @@ fn find(name: &str) -> Result<&'static Registration, Error> {
 
 /// The engine of this name, for jobs that it has already.
 pub async fn connect(name: &str) -> Result<Box<dyn Engine>, Error> {
-    connect_for(name, &Cluster::default()).await
+    connect_for(name, &EngineRequest::default()).await
 }
 
 /// The engine of this name, for the jobs of a pipeline.
-pub async fn connect_for(name: &str, cluster: &Cluster) -> Result<Box<dyn Engine>, Error> {
-    (find(name)?.connect)(cluster.clone()).await
+pub async fn connect_for(name: &str, request: &EngineRequest) -> Result<Box<dyn Engine>, Error> {
+    connect_to(find(name)?, request.clone()).await
+}
+
+async fn connect_to(engine: &Registration, request: EngineRequest) -> Result<Box<dyn Engine>, Error> {
+    (engine.connect)(Connection { request, images: || connect_for_images().boxed_local() }).await
 }
 
 /// The requested engine, else the first that answers. Prints its name.
-pub async fn choose(wanted: Option<&str>, cluster: &Cluster, reporter: &Reporter) -> Result<Box<dyn Engine>, Error> {
+pub async fn choose(
+    wanted: Option<&str>,
+    request: &EngineRequest,
+    progress: &dyn Progress,
+) -> Result<Box<dyn Engine>, Error> {
     let engine = match wanted {
-        Some(name) => connect_for(name, cluster).await?,
-        None => first_that_answers(reporter).await?,
+        Some(name) => connect_for(name, request).await?,
+        None => first_that_answers(request, progress).await?,
     };
-    reporter.note(&format!("engine: {}", engine.describe()));
+    progress.note(&format!("engine: {}", engine.describe()));
     Ok(engine)
 }
 
-async fn first_that_answers(reporter: &Reporter) -> Result<Box<dyn Engine>, Error> {
+async fn first_that_answers(request: &EngineRequest, progress: &dyn Progress) -> Result<Box<dyn Engine>, Error> {
     let mut engines = ENGINES.iter().filter(|engine| engine.is_tried).peekable();
     while let Some(engine) = engines.next() {
-        match ((engine.connect)(Cluster::default()).await, engines.peek()) {
+        match (connect_to(engine, request.clone()).await, engines.peek()) {
             (Err(Error::NoEngine { reason, .. }), Some(next)) => {
-                reporter.note(&format!("{} is not available ({reason}): using the engine {}", engine.name, next.name));
+                progress.note(&format!("{} is not available ({reason}): using the engine {}", engine.name, next.name));
             }
             (connected, _) => return connected,
         }
@@ -111,7 +127,7 @@ async fn first_that_answers(reporter: &Reporter) -> Result<Box<dyn Engine>, Erro
 /// The engine that `pipe image` builds for.
 pub async fn connect_for_images() -> Result<Box<dyn Engine>, Error> {
     match ENGINES.iter().find(|engine| engine.has_images) {
-        Some(engine) => (engine.connect)(Cluster::default()).await,
+        Some(engine) => connect_to(engine, EngineRequest::default()).await,
         None => Err(Error::NoEngine { reason: "no engine has images".to_owned(), hint: String::new() }),
     }
 }
@@ -119,6 +135,19 @@ pub async fn connect_for_images() -> Result<Box<dyn Engine>, Error> {
 /// Whether the jobs of the engine of this name may outlive their `pipe`. Of an unknown engine nothing is ruled out.
 pub fn keeps_jobs(name: &str) -> bool {
     find(name).map_or(true, |engine| engine.keeps_jobs)
+}
+
+/// How many machines a job of this pipeline gets, as far as the pipeline says.
+pub fn nodes(pipeline: &Pipeline) -> u32 {
+    let named = pipeline.engine.as_deref().filter(|_| pipeline.training().is_some());
+    let engine = named.and_then(|name| find(name).ok());
+    engine.map_or(1, |engine| (engine.nodes)(&pipeline.engine_request()))
+}
+
+/// What a user should know before `pipe doctor --engine`: a text for each engine that has one.
+pub fn doctor_help() -> String {
+    let helps = ENGINES.iter().filter(|engine| !engine.doctor_help.is_empty());
+    helps.map(|engine| format!("; {} {}", engine.name, engine.doctor_help)).collect()
 }
 
 /// What an engine has to say to `pipe doctor`, or all that are tried.
@@ -129,4 +158,28 @@ pub async fn doctor(host: &Host, wanted: Option<&str>) -> Vec<Check> {
         checks.extend((engine.doctor)(host).await);
     }
     checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pipeline_of_the_repository_is_valid() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pipelines");
+        let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
+        let pipelines: Vec<_> = files.iter().filter(|file| file.extension().is_some_and(|end| end == "yaml")).collect();
+        assert!(!pipelines.is_empty());
+        for file in pipelines {
+            let text = std::fs::read_to_string(file).unwrap();
+            let variables = Variables::new(None, std::iter::empty());
+            let beside = |named: &str| std::fs::read_to_string(folder.join(named)).map_err(|error| error.to_string());
+            let result = match parse_graph(&text, &[], &variables) {
+                Ok(None) if Study::is_one(&text) => parse_study(&text, &[], beside, &variables).map(drop),
+                Ok(None) => parse_pipeline(&text, &[], &variables).map(drop),
+                steps => steps.map(drop),
+            };
+            assert!(result.is_ok(), "{}:\n{}", file.display(), result.unwrap_err());
+        }
+    }
 }

@@ -11,7 +11,6 @@ use pipe_spec::{Device, Inspection, Problems, TrainerExit};
 use serde::Serialize;
 use tokio::process::Command;
 
-use super::launch::environment;
 use super::launch::placement::expected_ranks;
 use super::launch::template::trainer_spec;
 use crate::error::Error;
@@ -20,7 +19,7 @@ use crate::gpu::Card;
 use crate::image;
 use crate::input::data_cache::{self, ColumnSelection};
 use crate::input::load::Loaded;
-use crate::input::{Input, Inputs, model_config};
+use crate::input::{Input, Inputs, data_hash, model_config};
 use crate::report::{Reporter, grouped};
 use crate::system::interrupt::Interrupts;
 
@@ -89,7 +88,7 @@ fn expected_time(loaded: &Loaded, inputs: &Inputs, steps: u64) -> Option<Expecte
     let config = model_config(training, inputs)?;
     let mut spec = trainer_spec(training, inputs, PathBuf::new(), |input: &Input| input.host.clone());
     spec.rank.count = expected_ranks(&loaded.pipeline);
-    let session = LedgerSession::open(Ledger::find()?, "", String::new(), environment::data_hash(&spec, inputs));
+    let session = LedgerSession::open(Ledger::find()?, "", String::new(), data_hash(&spec, inputs));
     let pace = session.pace(&LedgerJob::of_training(&spec, &config), &device).ok()??;
     Some(ExpectedTime { seconds: pace.seconds(steps, training.train.effective_batch), device, run: pace.run })
 }
@@ -285,10 +284,11 @@ fn class_warnings(train: &Split, eval: Option<&Split>) -> Vec<String> {
 
 #[cfg(test)]
 mod warnings_tests {
+    use pipe_spec::Variables;
     use pipe_spec::inspection::{ClassCount, Lengths};
-    use pipe_spec::{Pipeline, Variables};
 
     use super::*;
+    use crate::engine::registry;
 
     const FILE: &str = "{version: 1, name: t, model: {arch: bert, config: {}}, data: {train: a.csv, max_length: 16}, \
                         train: {epochs: 1, effective_batch: 8, batch: 8, schedule: {warmup: 5}}}";
@@ -300,7 +300,7 @@ mod warnings_tests {
     }
 
     fn found(train: Split, eval: Option<Split>, steps: u64) -> Vec<String> {
-        let pipeline = Pipeline::parse(FILE, &[], &Variables::new(None, std::iter::empty())).unwrap();
+        let pipeline = registry::parse_pipeline(FILE, &[], &Variables::new(None, std::iter::empty())).unwrap();
         let mut found = warnings(pipeline.training().unwrap(), &Inspection { train, eval, steps, step_parts: None });
         found.iter_mut().for_each(|text| text.truncate(text.find(": ").unwrap()));
         found

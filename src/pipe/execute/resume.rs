@@ -1,6 +1,6 @@
 //! Takes over a run that has no `pipe` process: one that was interrupted, has failed, or was started in the background.
 
-use pipe_spec::pipeline::{Cluster, Pipeline, WorkKind};
+use pipe_spec::pipeline::{EngineRequest, WorkKind};
 use pipe_spec::{Outcome, Status};
 
 use super::launch::{environment, template};
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedStudy, Request};
 use crate::report::Reporter;
-use crate::report::compare::{CHANGEABLE_SETTINGS, may_change, paths_that_differ};
+use crate::report::compare::{changeable_settings, may_change, paths_that_differ};
 use crate::run::{Listed, Run, lock};
 use crate::system::files::write_whole;
 use crate::system::interrupt::Interrupts;
@@ -24,7 +24,7 @@ pub async fn resume(
     reporter: &mut Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<Option<FoundBatch>, Error> {
-    match found.state.work {
+    match found.state.work() {
         WorkKind::Training | WorkKind::Command => {}
         WorkKind::Steps => return resume_steps(found, set, reporter, interrupts).await,
         WorkKind::Study => return resume_study(found, set, reporter, interrupts).await,
@@ -48,7 +48,7 @@ async fn resume_steps(
     interrupts: &mut Interrupts,
 ) -> Result<Option<FoundBatch>, Error> {
     if !set.is_empty() {
-        let runs = found.state.graph.iter().filter_map(|step| step.run.clone()).collect();
+        let runs = found.state.stages().iter().filter_map(|step| step.run.clone()).collect();
         return Err(Error::HasSteps { id: found.state.id.clone(), runs });
     }
     let run = Run::take_over(found)?;
@@ -70,15 +70,15 @@ async fn resume_study(
     if !set.is_empty() {
         write_whole(&file, parsed.study.to_yaml().as_bytes())?;
     }
-    let engine = registry::choose(Some(&run.state.engine), &cluster_of(&parsed), reporter).await?;
+    let engine = registry::choose(Some(&run.state.engine), &engine_request_of(&parsed), reporter).await?;
     drive(run, Plan::Study { parsed: &parsed, engine }, StartMode::Continue, reporter, interrupts).await
 }
 
-/// What the pipeline of a study says of the cluster.
-fn cluster_of(parsed: &ParsedStudy) -> Cluster {
+/// What the trials of a study ask of their engine.
+fn engine_request_of(parsed: &ParsedStudy) -> EngineRequest {
     let ParsedStudy { study, variables, .. } = parsed;
     let first = study.pipeline(study.name.as_str(), &study.first_point(), &[], variables);
-    first.map(|first| first.cluster_request()).unwrap_or_default()
+    first.map(|first| first.engine_request()).unwrap_or_default()
 }
 
 /// The same with the pipeline as it is now, in the working directory, where it may be another checkout of the same files.
@@ -139,8 +139,8 @@ async fn drive_single(
         Status::Running | Status::Orphaned | Status::Unknown => StartMode::Continue,
         Status::Failed | Status::Stopped => StartMode::Resumed { changed },
     };
-    let engine = registry::choose(Some(&run.state.engine), &loaded.pipeline.cluster_request(), reporter).await?;
-    template::check(engine.as_ref(), &loaded.pipeline, run.state.job)?;
+    let engine = registry::choose(Some(&run.state.engine), &loaded.pipeline.engine_request(), reporter).await?;
+    template::check(engine.as_ref(), &loaded.pipeline, run.state.choices.job)?;
     if changed {
         write_settings(&run, loaded)?;
     }
@@ -148,7 +148,7 @@ async fn drive_single(
 }
 
 fn has_failed(run: &Run) -> bool {
-    run.state.attempts.last().is_some_and(|attempt| attempt.outcome == Some(Outcome::Failed))
+    run.state.attempts().last().is_some_and(|attempt| attempt.outcome == Some(Outcome::Failed))
 }
 
 /// Why a run cannot be resumed with this pipeline; nothing if it can.
@@ -159,11 +159,11 @@ pub async fn obstacle(
     interrupts: &mut Interrupts,
 ) -> Result<Option<String>, Error> {
     let text = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
-    let Ok(then) = Pipeline::parse(&text, &[], &loaded.variables) else {
+    let Ok(then) = registry::parse_pipeline(&text, &[], &loaded.variables) else {
         return Ok(Some("its settings cannot be read".to_owned()));
     };
     let differing = paths_that_differ(&then, &loaded.pipeline);
-    if let Some(path) = differing.iter().find(|path| !may_change(path, &CHANGEABLE_SETTINGS)) {
+    if let Some(path) = differing.iter().find(|path| !may_change(path, &changeable_settings())) {
         return Ok(Some(format!("{path} has changed")));
     }
     let inputs = environment::changed_inputs(&found.folder(), &loaded.inputs, reporter, interrupts).await?;

@@ -5,12 +5,13 @@
 //! The files and folders that the words of a command name.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::Variables;
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{Arch, Command, Training};
+use pipe_spec::pipeline::{Arch, Command, Split, Training};
+use pipe_spec::{TrainerSpec, Variables};
 use serde_json::{Map, Value};
 
 use crate::run::runs_folder;
@@ -170,6 +171,27 @@ impl Prepared {
         }
         text
     }
+}
+
+/// A hash of what decides how long the rows of a training are.
+pub fn data_hash(spec: &TrainerSpec, inputs: &Inputs) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |path: &Path| {
+        hasher.update(path.as_os_str().as_encoded_bytes());
+        if let Ok(meta) = std::fs::metadata(path) {
+            hasher.update(&meta.len().to_le_bytes()).update(&meta.mtime().to_le_bytes());
+            hasher.update(&meta.mtime_nsec().to_le_bytes());
+        }
+    };
+    inputs.train.iter().chain(inputs.tokenizer_definition()).for_each(|input| add(&input.host));
+    let data = &spec.data;
+    let how = (data.max_source, data.max_target, data.max_length, data.pad, &data.fields);
+    hasher.update(serde_json::to_string(&how).expect("it is plain data").as_bytes());
+    if spec.train.split == Split::Fill {
+        // Then a batch is of rows of full length.
+        hasher.update(b"fill");
+    }
+    hasher.finalize().to_hex()[..16].to_owned()
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use super::hub::{Failure, Hub, HubAccess};
 use super::preflight::{self, NotFound};
 use super::{Inputs, read_config};
+use crate::engine::registry;
 use crate::error::Error;
 use crate::report::{FetchProgress, Reporter};
 use crate::run::runs_folder;
@@ -55,7 +56,7 @@ pub fn parse(file: &Path, set: &[String]) -> Result<Parsed, Error> {
     if Study::is_one(&text) {
         return Err(Error::IsStudy { file: file.to_owned() });
     }
-    let pipeline = Pipeline::parse(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
+    let pipeline = registry::parse_pipeline(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
     Ok(Parsed { pipeline, text, variables })
 }
 
@@ -78,7 +79,7 @@ pub struct ParsedGraph {
 /// The same for a file with `steps`; nothing where it has none.
 pub fn parse_graph(file: &Path, set: &[String]) -> Result<Option<ParsedGraph>, Error> {
     let (text, variables) = (text(file)?, variables());
-    let graph = Graph::parse(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
+    let graph = registry::parse_graph(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
     Ok(graph.map(|graph| ParsedGraph { graph, text, variables }))
 }
 
@@ -101,7 +102,7 @@ pub fn parse_study(file: &Path, set: &[String]) -> Result<Option<ParsedStudy>, E
         Ok(absolute(&file.parent().unwrap_or(Path::new("")).join(path)))
     };
     let read = |named: &str| self::text(&beside(named)?).map_err(|error| error.to_string());
-    let mut study = Study::parse(&text, set, read, &variables).map_err(|problems| invalid(file, problems))?;
+    let mut study = registry::parse_study(&text, set, read, &variables).map_err(|problems| invalid(file, problems))?;
     if let Some(storage) = study.storage.clone() {
         let path = beside(&storage).map_err(|message| invalid(file, Problems::one(None, "storage", message)))?;
         study = study.with_storage(path.display().to_string());

@@ -1,4 +1,4 @@
-//! Standard output and standard error, and the checks that `pipe doctor` prints.
+//! Standard output and standard error.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Serialize;
 
 use super::text::{visible, visible_json, visible_line};
-use crate::error::Error;
 
 /// Whether this process goes on where stdout cannot be written.
 static OUTLIVES_STDOUT: AtomicBool = AtomicBool::new(false);
@@ -82,56 +81,4 @@ pub fn say(text: &str) {
 pub fn ask(question: &str) {
     let mut stderr = std::io::stderr().lock();
     write!(stderr, "{}", visible_line(question)).and_then(|()| stderr.flush()).ok();
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Check {
-    pub name: &'static str,
-    pub status: CheckStatus,
-    pub found: String,
-    /// What to do.
-    pub hint: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CheckStatus {
-    Ok,
-    /// Good to know; runs can run.
-    Note,
-    /// Something that runs need.
-    Missing,
-}
-
-impl CheckStatus {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Note => "note",
-            Self::Missing => "missing",
-        }
-    }
-}
-
-impl Check {
-    pub fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, status: CheckStatus::Ok, found: found.into(), hint: None }
-    }
-
-    pub fn note(name: &'static str, found: impl Into<String>) -> Self {
-        Self { status: CheckStatus::Note, ..Self::ok(name, found) }
-    }
-
-    pub fn missing(name: &'static str, found: impl Into<String>) -> Self {
-        Self { status: CheckStatus::Missing, ..Self::ok(name, found) }
-    }
-
-    /// What an error says, and what it says to do.
-    pub fn failed(name: &'static str, status: CheckStatus, error: &Error) -> Self {
-        Self { name, status, found: error.to_string(), hint: error.hint() }
-    }
-
-    pub fn hint(self, hint: impl Into<String>) -> Self {
-        Self { hint: Some(hint.into()), ..self }
-    }
 }

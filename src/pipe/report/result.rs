@@ -72,7 +72,7 @@ pub fn metrics_table(result: &RunResult) -> Option<Table> {
 pub fn result_lines(state: &RunState, folder: &Path) -> Vec<String> {
     let working = std::env::current_dir().unwrap_or_default();
     let files = ResultFiles::find(state, folder.strip_prefix(&working).unwrap_or(folder));
-    let result = state.result.as_ref();
+    let result = state.result();
     let mut lines = Vec::new();
     let mut add = |word: &str, text: Option<String>| lines.extend(text.map(|text| format!("{word:<9}{text}")));
     add("end", result.and_then(early_end));
@@ -152,7 +152,7 @@ fn markdown(state: &RunState) -> String {
     }
     text.push_str("| attempt | batch x accum | outcome | steps | loss | peak | time | why |\n");
     text.push_str("|---|---|---|---|---|---|---|---|\n");
-    state.attempts.iter().for_each(|attempt| text.push_str(&row(attempt)));
+    state.attempts().iter().for_each(|attempt| text.push_str(&row(attempt)));
     text.push('\n');
     text
 }
@@ -195,10 +195,10 @@ mod summary_tests {
         done.outcome = Some(Outcome::Finished);
         (done.first_step, done.last_step, done.first_loss, done.last_loss) = (Some(1), Some(9), Some(2.0), Some(0.5));
         done.peak_memory = Some(3 << 30);
+        use pipe_spec::run::{RunKind, SingleRun};
         let state = RunState {
             status: Status::Finished,
-            steps: Some(9),
-            attempts: vec![failed, done],
+            kind: RunKind::Training(SingleRun { steps: Some(9), attempts: vec![failed, done], ..SingleRun::default() }),
             ..RunState::new("demo-1", "demo", "test")
         };
         let want = "### pipe: demo-1 finished\n\n\

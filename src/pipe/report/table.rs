@@ -123,7 +123,7 @@ fn first_line(text: &str) -> Option<&str> {
 /// The steps of a run of several, with what each waits for or where it was done.
 pub fn steps_table(state: &RunState) -> Table {
     let mut table = Table::new(&["step", "status", "time", "after", "run"]);
-    for step in &state.graph {
+    for step in state.stages() {
         let needs = if step.needs.is_empty() { "-".to_owned() } else { step.needs.join(", ") };
         table.row(vec![
             step.name.clone(),
@@ -139,8 +139,8 @@ pub fn steps_table(state: &RunState) -> Table {
 /// Why the last attempt ended is left out where the error of the run says it.
 pub fn attempts_table(state: &RunState) -> Table {
     let mut table = Table::new(&["attempt", "batch", "outcome", "steps", "loss", "peak", "time", "why"]);
-    let last = state.attempts.len().saturating_sub(1);
-    for (index, attempt) in state.attempts.iter().enumerate() {
+    let last = state.attempts().len().saturating_sub(1);
+    for (index, attempt) in state.attempts().iter().enumerate() {
         let reason = Some(&attempt.reason).filter(|_| index < last || !ends_with_error_of_last_attempt(state));
         let why = [reason.unwrap_or(&None), &attempt.action]
             .into_iter()
@@ -164,7 +164,7 @@ pub fn attempts_table(state: &RunState) -> Table {
 
 /// Whether the error of a run says why its last attempt ended.
 pub fn ends_with_error_of_last_attempt(state: &RunState) -> bool {
-    let reason = state.attempts.last().and_then(|attempt| attempt.reason.as_ref());
+    let reason = state.attempts().last().and_then(|attempt| attempt.reason.as_ref());
     state.error.as_ref().zip(reason).is_some_and(|(error, reason)| error.contains(reason.as_str()))
 }
 

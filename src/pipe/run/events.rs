@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::{Event, EventKind, RunFolder};
 
-use super::record;
+use super::job_file;
 use crate::error::Error;
 
 pub struct EventLog {
@@ -241,7 +241,7 @@ impl Follow {
 
     fn open(&self) -> io::Result<File> {
         match (self.written_by, self.path.parent(), self.path.file_name().and_then(|name| name.to_str())) {
-            (Writer::Job, Some(folder), Some(name)) => record::open(folder, name),
+            (Writer::Job, Some(folder), Some(name)) => job_file::open(folder, name),
             _ => File::open(&self.path),
         }
     }

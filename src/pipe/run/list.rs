@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::UNIX_EPOCH;
 
 use pipe_spec::pipeline::WorkKind;
+use pipe_spec::run::{RunKind, SingleRun};
 use pipe_spec::{Attempt, RunFolder, RunState, Status};
 use serde::Serialize;
 use time::{Date, Month};
@@ -55,9 +56,8 @@ impl Listed {
             _ => {}
         }
         // The time of a running attempt is recorded at its end.
-        if let Some(attempt) = state.attempts.last_mut().filter(|attempt| attempt.outcome.is_none())
-            && state.status == Status::Running
-        {
+        let is_running = state.status == Status::Running;
+        if let Some(attempt) = state.last_attempt_mut().filter(|attempt| is_running && attempt.outcome.is_none()) {
             attempt.seconds = (now() - attempt.began).max(0.0);
         }
         Some(Self { state, folder: folder.path().display().to_string(), left_behind: Vec::new(), damage })
@@ -70,8 +70,10 @@ impl Listed {
     /// Reads what a run that has not ended has achieved so far.
     pub fn read_result(&mut self) {
         let running = matches!(self.state.status, Status::Running | Status::Orphaned);
-        if let Some(known) = self.state.result.as_ref().filter(|_| running) {
-            self.state.result = Some(super::result(&Record::read(&self.folder()).history, known));
+        let folder = self.folder();
+        let result = self.state.single_mut().map(|single| &mut single.result);
+        if let Some(Some(known)) = result.filter(|_| running) {
+            *known = super::result(&Record::read(&folder).history, known);
         }
     }
 
@@ -118,12 +120,12 @@ fn reconstruct_state(folder: &RunFolder, damage: &str) -> RunState {
     let modified = std::fs::metadata(folder.path()).and_then(|found| found.modified()).ok();
     let created = modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0.0, |since| since.as_secs_f64());
     let name = id.rsplitn(4, '-').last().unwrap_or_default().to_owned();
+    let effective_batch = attempts.first().map_or(0, |attempt| attempt.batch * attempt.accum);
     RunState {
         status: Status::Unknown,
         created,
-        effective_batch: attempts.first().map_or(0, |attempt| attempt.batch * attempt.accum),
         error: Some(format!("{damage}; the rest is read from other files of the run folder")),
-        attempts,
+        kind: RunKind::Training(SingleRun { effective_batch, attempts, ..SingleRun::default() }),
         ..RunState::new(id, name, "")
     }
 }
@@ -143,7 +145,7 @@ pub fn list() -> Result<Vec<Listed>, Error> {
 
 /// The runs of this list that are steps of the run `whole`, in the order of its file.
 pub fn steps_of<'a>(all: &'a [Listed], whole: &RunState) -> Vec<&'a Listed> {
-    let place = |run: &&Listed| whole.graph.iter().position(|step| step.run.as_ref() == Some(&run.state.id));
+    let place = |run: &&Listed| whole.stages().iter().position(|step| step.run.as_ref() == Some(&run.state.id));
     let mut steps: Vec<&Listed> = all.iter().filter(|run| run.is_step_of(&whole.id)).collect();
     steps.sort_by_key(place);
     steps
@@ -178,10 +180,10 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
 /// The same, of a run that trains or runs a command itself.
 pub fn find_single(wanted: &str) -> Result<Listed, Error> {
     let found = find(wanted)?;
-    match found.state.work {
+    match found.state.work() {
         WorkKind::Training | WorkKind::Command => Ok(found),
         WorkKind::Steps => {
-            let runs = found.state.graph.iter().filter_map(|step| step.run.clone()).collect();
+            let runs = found.state.stages().iter().filter_map(|step| step.run.clone()).collect();
             Err(Error::HasSteps { id: found.state.id, runs })
         }
         WorkKind::Study => Err(Error::HasTrials { id: found.state.id }),

@@ -3,19 +3,22 @@
 //! Room on the disk that is kept for the end of a run: where the disk is full, it is given up so that `run.json` can say so.
 
 mod events;
+pub mod history;
+pub mod job_file;
 mod list;
 pub mod lock;
 mod owner;
-pub mod record;
+mod record;
 pub mod result;
 
 use std::io::ErrorKind::StorageFull;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Graph, Pipeline, WorkKind};
-use pipe_spec::run::{StepState, StudyState};
+use pipe_spec::pipeline::{Graph, Pipeline, Work};
+pub use pipe_spec::run::RunChoices;
+use pipe_spec::run::{RunKind, SingleRun, StepState, StudyState};
 use pipe_spec::study::Study;
-use pipe_spec::{Job, RunFolder, RunState, Status};
+use pipe_spec::{RunFolder, RunState, Status};
 use time::OffsetDateTime;
 
 use crate::error::Error;
@@ -36,19 +39,9 @@ pub struct Run {
     _owner: Owner,
 }
 
-/// What a run is started with, beside its pipeline.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Choices {
-    pub job: Job,
-    pub ignore_ledger: bool,
-    pub no_queue: bool,
-    /// Whether a batch that is known not to fit ends the run, instead of being made smaller.
-    pub as_asked: bool,
-}
-
 impl Run {
     /// A new folder for a run of `pipeline`, whose file said `text`.
-    pub fn create(pipeline: &Pipeline, text: &str, engine: &str, choices: Choices) -> Result<Self, Error> {
+    pub fn create(pipeline: &Pipeline, text: &str, engine: &str, choices: RunChoices) -> Result<Self, Error> {
         Self::create_in(&absolute(&runs_folder()), pipeline, text, engine, choices)
     }
 
@@ -58,7 +51,7 @@ impl Run {
         pipeline: &Pipeline,
         text: &str,
         engine: &str,
-        choices: Choices,
+        choices: RunChoices,
     ) -> Result<Self, Error> {
         let id = new_id(pipeline.name.as_str());
         Self::create_with(runs, text, &pipeline.to_yaml(), state_of(id, pipeline, engine, choices))
@@ -70,7 +63,7 @@ impl Run {
         step: &str,
         part_of: &str,
         engine: &str,
-        choices: Choices,
+        choices: RunChoices,
     ) -> Result<Self, Error> {
         let text = pipeline.to_yaml();
         let state = RunState {
@@ -81,24 +74,26 @@ impl Run {
     }
 
     /// The run of all steps of a pipeline, whose file said `text`.
-    pub fn create_graph(graph: &Graph, text: &str, engine: &str, choices: Choices) -> Result<Self, Error> {
+    pub fn create_graph(
+        graph: &Graph,
+        stages: Vec<StepState>,
+        text: &str,
+        engine: &str,
+        choices: RunChoices,
+    ) -> Result<Self, Error> {
         let state = RunState {
-            work: WorkKind::Steps,
-            ignore_ledger: choices.ignore_ledger,
-            no_queue: choices.no_queue,
-            graph: graph.steps.iter().map(|step| StepState::new(&step.name, step.needs.clone())).collect(),
+            choices: for_children(choices),
+            kind: RunKind::Stages(stages),
             ..RunState::new(new_id(graph.name.as_str()), graph.name.to_string(), engine)
         };
         Self::create_with(&absolute(&runs_folder()), text, &graph.to_yaml(), state)
     }
 
     /// The run of a study, whose file said `text`.
-    pub fn create_study(study: &Study, text: &str, engine: &str, choices: Choices) -> Result<Self, Error> {
+    pub fn create_study(study: &Study, text: &str, engine: &str, choices: RunChoices) -> Result<Self, Error> {
         let state = RunState {
-            work: WorkKind::Study,
-            ignore_ledger: choices.ignore_ledger,
-            no_queue: choices.no_queue,
-            study: Some(StudyState { budget: study.budget.trials, ..StudyState::default() }),
+            choices: for_children(choices),
+            kind: RunKind::Study(StudyState { budget: study.budget.trials, ..StudyState::default() }),
             ..RunState::new(new_id(study.name.as_str()), study.name.to_string(), engine)
         };
         Self::create_with(&absolute(&runs_folder()), text, &study.to_yaml(), state)
@@ -168,17 +163,23 @@ impl Run {
     }
 }
 
-fn state_of(id: String, pipeline: &Pipeline, engine: &str, choices: Choices) -> RunState {
-    RunState {
-        work: pipeline.work.kind(),
-        job: choices.job,
+fn state_of(id: String, pipeline: &Pipeline, engine: &str, choices: RunChoices) -> RunState {
+    let single = SingleRun {
         effective_batch: pipeline.work.effective_batch(),
-        ignore_ledger: choices.ignore_ledger,
         retries: pipeline.on_oom.retries,
-        no_queue: choices.no_queue,
-        as_asked: choices.as_asked,
-        ..RunState::new(id, pipeline.name.to_string(), engine)
-    }
+        ..SingleRun::default()
+    };
+    let kind = match &pipeline.work {
+        Work::Training(_) => RunKind::Training(single),
+        Work::Command(_) => RunKind::Command(single),
+    };
+    RunState { choices, kind, ..RunState::new(id, pipeline.name.to_string(), engine) }
+}
+
+/// The choices of a run that hands them on to runs of its own.
+fn for_children(choices: RunChoices) -> RunChoices {
+    let RunChoices { ignore_ledger, no_queue, .. } = choices;
+    RunChoices { ignore_ledger, no_queue, ..RunChoices::default() }
 }
 
 /// The id of the run that does a step, or a trial, of the run `part_of`.

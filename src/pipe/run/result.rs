@@ -13,7 +13,8 @@ use pipe_spec::run::{Evaluation, JobFolder, RunResult};
 use pipe_spec::{RunFolder, RunState};
 use serde::Serialize;
 
-use super::record::{self, History};
+use super::history::History;
+use super::job_file;
 
 /// The name of the training loss, for runs that are not evaluated.
 const TRAINING_LOSS: &str = "loss";
@@ -122,7 +123,7 @@ const LIMIT: u64 = 8 << 20;
 /// Those of the evaluation of the exported model: the best by `save.best`, else the last. Absent where no attempt wrote any.
 /// The events say which is the best: of a run that has not ended, the state does not know it yet.
 pub fn of_model(folder: &RunFolder, state: &RunState, history: &History) -> Option<EvaluationDetails> {
-    let known = state.result.as_ref().filter(|known| known.save_best.is_some());
+    let known = state.result().filter(|known| known.save_best.is_some());
     let best = known.and_then(|known| result(history, known).best);
     let best = best.and_then(|best| newest(folder, state, JobFolder::BEST_EVALUATION, Some(best.step)));
     best.or_else(|| newest(folder, state, JobFolder::EVALUATION, None))
@@ -130,9 +131,9 @@ pub fn of_model(folder: &RunFolder, state: &RunState, history: &History) -> Opti
 
 /// Of the last attempt that has such a file, of the evaluation after `step` where one is given.
 fn newest(folder: &RunFolder, state: &RunState, name: &str, step: Option<u64>) -> Option<EvaluationDetails> {
-    let mut attempts = state.attempts.iter().rev();
+    let mut attempts = state.attempts().iter().rev();
     attempts.find_map(|attempt| {
-        let bytes = record::read(folder.attempt(attempt.number).job().path(), name, LIMIT).ok()?;
+        let bytes = job_file::read(folder.attempt(attempt.number).job().path(), name, LIMIT).ok()?;
         let details: EvaluationDetails = serde_json::from_slice(&bytes).ok()?;
         (!details.is_empty() && step.is_none_or(|step| step == details.step)).then_some(details)
     })
@@ -160,7 +161,7 @@ mod evaluation_tests {
     fn the_last_attempt_that_has_it() {
         let folder = RunFolder::new(std::env::temp_dir().join(format!("pipe-evaluation-{}", std::process::id())));
         let mut state = RunState::new("a", "a", "process");
-        state.attempts = (1..=3).map(|number| Attempt::new(number, 1, 1)).collect();
+        state.single_mut().unwrap().attempts = (1..=3).map(|number| Attempt::new(number, 1, 1)).collect();
         let mut history = History::default();
         let step = |state: &RunState, history: &History| of_model(&folder, state, history).map(|details| details.step);
         assert_eq!(step(&state, &history), None);
@@ -175,7 +176,8 @@ mod evaluation_tests {
         let eval = |step, loss| Eval { step, loss, samples: 1, ms: 0.0, scores: Scores::new() };
         history.evals = vec![eval(4, 0.5), eval(8, 0.6)];
         assert_eq!(step(&state, &history), Some(8));
-        state.result = Some(RunResult { save_best: Some(Metric::loss()), ..RunResult::default() });
+        state.single_mut().unwrap().result =
+            Some(RunResult { save_best: Some(Metric::loss()), ..RunResult::default() });
         assert_eq!(step(&state, &history), Some(4));
         // A file of another evaluation than the best one is not taken for it.
         history.evals.push(eval(6, 0.4));

@@ -59,9 +59,9 @@ impl Message {
     pub fn from_notice(notice: &Notice<'_>, now: f64) -> Option<Self> {
         let (kind, state) = match *notice {
             // A run that was taken over has started before.
-            Notice::RunStarted(state) if state.attempts.is_empty() => (NotifyOn::Started, state),
+            Notice::RunStarted(state) if state.attempts().is_empty() => (NotifyOn::Started, state),
             Notice::AttemptEnded(state) => {
-                let outcome = state.attempts.last()?.outcome?;
+                let outcome = state.attempts().last()?.outcome?;
                 (outcome == Outcome::Oom).then_some((NotifyOn::Oom, state))?
             }
             Notice::Retried(state) => (NotifyOn::Retried, state),
@@ -76,9 +76,9 @@ impl Message {
     }
 
     fn new(kind: NotifyOn, state: &RunState, now: f64) -> Self {
-        let last: Option<&Attempt> = state.attempts.last();
+        let last: Option<&Attempt> = state.attempts().last();
         // An attempt that failed early has no steps of its own.
-        let reached = state.attempts.iter().rev().find(|attempt| attempt.last_step.is_some());
+        let reached = state.attempts().iter().rev().find(|attempt| attempt.last_step.is_some());
         Self {
             kind,
             run: state.id.clone(),
@@ -88,12 +88,12 @@ impl Message {
             attempt: last.map(|attempt| attempt.number),
             batch: last.map(|attempt| attempt.batch),
             accum: last.map(|attempt| attempt.accum),
-            effective_batch: state.effective_batch,
+            effective_batch: state.effective_batch(),
             cause: last.and_then(|attempt| attempt.cause),
             reason: last.and_then(|attempt| attempt.reason.clone()),
             action: last.and_then(|attempt| attempt.action.clone()),
             step: reached.and_then(|attempt| attempt.last_step),
-            steps: state.steps,
+            steps: state.steps(),
             loss: reached.and_then(|attempt| attempt.last_loss),
             peak_memory: last.and_then(|attempt| attempt.peak_memory),
             error: state.error.clone(),

@@ -1,17 +1,14 @@
 //! The tree-structured Parzen estimator, with the settings of Optuna 5.
 //!
-//! Good trials make one density over the space, all the others a second one. Of some candidates from the first, that one is taken where
-//! the first is largest in comparison with the second. Bergstra et al., "Algorithms for Hyper-Parameter Optimization" (2011);
-//! Watanabe, "Tree-Structured Parzen Estimator: Understanding Its Algorithm Components" (2023).
+//! Good trials make one density over the space, all the others a second one. Of some candidates from the first, that
+//! one is taken where the first is largest in comparison with the second. Bergstra et al., "Algorithms for
+//! Hyper-Parameter Optimization" (2011); Watanabe, "Tree-Structured Parzen Estimator: Understanding Its Algorithm
+//! Components" (2023). Trials that could not run say which points are probably not allowed.
 
-mod allowed;
-mod hypervolume;
-mod kernel;
 mod mixture;
 mod split;
 
-use allowed::Allowed;
-use mixture::Mixture;
+use mixture::{Candidate, Mixture};
 
 use super::{REDRAWS, Stream, random, was_tried};
 use crate::axis::Axis;
@@ -71,6 +68,34 @@ fn fading_weights(count: usize) -> Vec<f64> {
         _ => oldest + (1.0 - oldest) * index as f64 / (fading - 1) as f64,
     };
     (0..count).map(weight).collect()
+}
+
+/// How probable it is that a candidate is allowed, judging from the trials near it that were and were not. The gain is multiplied by it:
+/// Gelbart et al., "Bayesian Optimization with Unknown Constraints" (2014).
+struct Allowed<'a> {
+    feasible: Mixture<'a>,
+    infeasible: Mixture<'a>,
+    /// How many were for each one that was not.
+    odds: f64,
+}
+
+impl<'a> Allowed<'a> {
+    /// Absent where all trials were allowed, or none.
+    fn of(space: &'a Space, axes: &'a [Axis<'a>], trials: &[Trial]) -> Option<Self> {
+        let ended = trials.iter().filter(|trial| matches!(trial.state, TrialState::Complete | TrialState::Pruned));
+        let (feasible, infeasible): (Vec<&Trial>, Vec<&Trial>) = ended.partition(|trial| trial.is_feasible());
+        if feasible.is_empty() || infeasible.is_empty() {
+            return None;
+        }
+        let mixture = |trials: &[&Trial]| Mixture::of(space, axes, trials, &vec![1.0; trials.len()]);
+        let odds = feasible.len() as f64 / infeasible.len() as f64;
+        Some(Self { feasible: mixture(&feasible), infeasible: mixture(&infeasible), odds })
+    }
+
+    fn log_probability(&self, candidate: &Candidate) -> f64 {
+        let against = self.infeasible.log_density(candidate) - self.feasible.log_density(candidate);
+        -libm::log1p(libm::exp(against) / self.odds)
+    }
 }
 
 #[cfg(test)]

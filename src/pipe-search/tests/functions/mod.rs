@@ -1,4 +1,5 @@
-//! Functions with a known minimum, for measuring how well a sampler searches. `tests/bench_tune.py` has the same ones in Python.
+//! Functions with a known minimum, for measuring how well a sampler searches. `tests/bench_tune.py` has the same ones
+//! in Python.
 
 use pipe_search::{Condition, Direction, Domain, Parameter, Point, Sampler, Space, Test, Trial, TrialState, suggest};
 use serde_json::json;

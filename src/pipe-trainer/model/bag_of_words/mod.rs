@@ -6,11 +6,11 @@ use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use super::classification;
-use super::interface::{Mode, Model};
+use super::interface::Model;
 use super::layers::Linear;
-use super::pass::Pass;
+use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
-use super::weights::Weights;
+use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
 
@@ -28,7 +28,7 @@ pub struct BagOfWords {
     weights: Weights,
     dropout: f64,
     setup: Setup,
-    embedding: Tensor,
+    embedding: SharedTensor,
     classifier: Linear,
 }
 

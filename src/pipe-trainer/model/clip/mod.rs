@@ -1,22 +1,19 @@
-//! CLIP: pictures and texts in one space (Radford et al., 2021), as transformers' `CLIPModel` computes it.
+//! CLIP: pictures and texts in one space (Radford et al., 2021), as transformers' `CLIPModel` computes it. Two towers with the same stack
+//! of layers: one reads texts, the other sees pictures.
 
-mod encoder;
-mod text;
-mod vision;
+use std::sync::Arc;
 
-use pipe_model::clip::{ClipConfig, parameters};
+use pipe_model::clip::{ClipConfig, TextConfig, TowerConfig, VisionConfig, parameters};
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Reduction, Tensor};
 
-use self::text::TextTower;
-use self::vision::VisionTower;
-use super::attention::row_multiple;
-use super::interface::{Contrastive, Embeddings, Mode, Model};
-use super::layers::Linear;
-use super::pass::Pass;
-use super::setup::{Setup, Start};
-use super::weights::Weights;
+use super::attention::{Scores, attend, key_lengths, row_multiple};
+use super::interface::{Contrastive, Embeddings, Model};
+use super::layers::{FeedForward, LayerNorm, Linear, Product, merge_heads, split_heads, together};
+use super::pass::{Block, Mode, Pass};
+use super::setup::{Setup, Start, hidden_score};
+use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
 
@@ -37,7 +34,7 @@ pub struct Clip {
     text_projection: Linear,
     vision_model: VisionTower,
     visual_projection: Linear,
-    logit_scale: Tensor,
+    logit_scale: SharedTensor,
 }
 
 impl Clip {
@@ -78,7 +75,7 @@ impl Model for Clip {
         self.logits_per_image(&self.embed(part, mode)?)
     }
 
-    /// Of one part: its samples are compared only with each other.
+    /// The loss of one part, whose samples are compared only with each other.
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let all = self.embed(part, mode)?;
         Ok(self.loss(&all)?.f_mul_scalar(all.images.size()[0])?)
@@ -124,4 +121,213 @@ impl Contrastive for Clip {
 fn unit(embeds: &Tensor) -> Result<Tensor, TrainerError> {
     let embeds = embeds.f_to_kind(Kind::Float)?;
     Ok(embeds.f_div(&embeds.f_norm_scalaropt_dim(2, [-1i64], true)?)?)
+}
+
+/// The stack of layers that both towers have: self-attention and a feed-forward layer, each with a norm before it and a residual
+/// connection.
+pub struct Encoder {
+    layers: Vec<Arc<Layer>>,
+    /// The number of its first layer among all of the model.
+    first: u64,
+}
+
+impl Encoder {
+    /// The layers `<path>.layers.<number>`. In a causal one no position sees a later one.
+    pub fn new(config: &TowerConfig, weights: &Weights, path: &str, causal: bool, first: u64) -> Self {
+        let layer = |number| Arc::new(Layer::new(config, weights, &format!("{path}.layers.{number}"), causal));
+        Self { layers: (0..config.num_hidden_layers).map(layer).collect(), first }
+    }
+
+    /// `mask` is lengths, or added to the scores and then says also what causality says.
+    pub fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
+        let mut hidden = hidden.shallow_clone();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let mut inputs = vec![&hidden];
+            inputs.extend(mask);
+            hidden = pass.block(layer, self.first + index as u64, &inputs)?;
+        }
+        Ok(hidden)
+    }
+}
+
+struct Layer {
+    layer_norm1: LayerNorm,
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    out_proj: Linear,
+    layer_norm2: LayerNorm,
+    mlp: FeedForward,
+    heads: i64,
+    causal: bool,
+}
+
+impl Layer {
+    fn new(config: &TowerConfig, weights: &Weights, path: &str, causal: bool) -> Self {
+        let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));
+        let norm = |name: &str| LayerNorm::new(weights, &format!("{path}.{name}"), config.layer_norm_eps);
+        Self {
+            layer_norm1: norm("layer_norm1"),
+            q_proj: linear("self_attn.q_proj"),
+            k_proj: linear("self_attn.k_proj"),
+            v_proj: linear("self_attn.v_proj"),
+            out_proj: linear("self_attn.out_proj"),
+            layer_norm2: norm("layer_norm2"),
+            mlp: FeedForward {
+                first: linear("mlp.fc1"),
+                gate: None,
+                second: linear("mlp.fc2"),
+                activation: config.activation,
+                drops: false,
+            },
+            heads: config.num_attention_heads,
+            causal,
+        }
+    }
+
+    fn self_attention(&self, hidden: &Tensor, mask: Option<&Tensor>, pass: Pass) -> Result<Product<'_>, TrainerError> {
+        let [q, k, v] = together(hidden, [&self.q_proj, &self.k_proj, &self.v_proj], pass)?;
+        let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
+        let is_causal = self.causal && mask.is_none_or(|mask| mask.dim() == 1);
+        let attended = attend([&q, &k, &v], Scores { is_causal, key_mask: mask, ..Scores::default() }, pass)?;
+        self.out_proj.product(&merge_heads(&attended)?, pass)
+    }
+}
+
+impl Block for Layer {
+    /// `inputs` are hidden states, and a mask where there is one. What flows through keeps its kind.
+    fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
+        let normed = self.layer_norm1.forward_as(inputs[0], pass.compute)?;
+        let attended = self.self_attention(&normed, inputs.get(1).copied(), pass)?;
+        // Nothing but attention weights is dropped.
+        let quiet = Pass::quiet(pass.compute);
+        let (hidden, normed) = self.layer_norm2.between(&attended, inputs[0], quiet)?;
+        quiet.drop_add(&self.mlp.forward(&normed, pass)?, &hidden)
+    }
+}
+
+/// The tower that reads texts. A text stands for itself by its end token, which sees all of it.
+pub struct TextTower {
+    token_embedding: SharedTensor,
+    position_embedding: SharedTensor,
+    encoder: Encoder,
+    final_layer_norm: LayerNorm,
+    eos_token_id: Option<i64>,
+    head_width: i64,
+}
+
+impl TextTower {
+    pub fn new(config: &TextConfig, weights: &Weights, first: u64) -> Self {
+        let of = |name: &str| format!("text_model.{name}");
+        Self {
+            token_embedding: weights.get(&of("embeddings.token_embedding.weight")),
+            position_embedding: weights.get(&of("embeddings.position_embedding.weight")),
+            encoder: Encoder::new(&config.tower, weights, &of("encoder"), true, first),
+            final_layer_norm: LayerNorm::new(weights, &of("final_layer_norm"), config.tower.layer_norm_eps),
+            eos_token_id: config.end(),
+            head_width: config.tower.head_width(),
+        }
+    }
+
+    /// [samples, hidden_size]. Without a mask the padding is behind each text, where causal attention never looks.
+    pub fn forward(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
+        let input_ids = part.get("input_ids")?;
+        let length = self.length(input_ids)?;
+        let input_ids = input_ids.f_narrow(1, 0, length)?;
+        let mask = match (key_lengths(part, pass.compute, self.head_width), part.find("attention_mask")) {
+            (Some(lengths), _) => Some(lengths.shallow_clone()),
+            (None, Some(mask)) => Some(causal_mask(&mask.f_narrow(1, 0, length)?, pass.compute)?),
+            (None, None) => None,
+        };
+        let tokens = Tensor::f_embedding(&self.token_embedding, &input_ids, -1, false, false)?;
+        let hidden = tokens.f_add(&self.position_embedding.f_narrow(0, 0, length)?)?;
+        let hidden = self.encoder.forward(&hidden, mask.as_ref(), pass)?;
+        // A norm is of each position alone, so only those that are used are normed.
+        self.final_layer_norm.forward(&self.ends(&hidden, &input_ids)?)
+    }
+
+    /// On a card rows may be padded to a round length, beyond the last position; behind that is only padding.
+    fn length(&self, input_ids: &Tensor) -> Result<i64, TrainerError> {
+        let (length, positions) = (input_ids.size2()?.1, self.position_embedding.size()[0]);
+        Ok(if input_ids.device().is_cuda() { length.min(positions) } else { length })
+    }
+
+    /// [samples, hidden_size] of [samples, length, hidden_size]: the position of each end token.
+    fn ends(&self, hidden: &Tensor, input_ids: &Tensor) -> Result<Tensor, TrainerError> {
+        let (samples, length, width) = hidden.size3()?;
+        // The first of equals, so padding with the end token does no harm.
+        let positions = match self.eos_token_id {
+            Some(token) => input_ids.f_eq(token)?.f_to_kind(Kind::Int)?.f_argmax(1, false)?,
+            None => input_ids.f_argmax(1, false)?,
+        };
+        let starts = Tensor::f_arange(samples, (Kind::Int64, hidden.device()))?.f_mul_scalar(length)?;
+        Ok(hidden.f_reshape([-1, width])?.f_index_select(0, &starts.f_add(&positions)?)?)
+    }
+}
+
+/// [samples, 1, length, length]: no position sees a later one, nor one without a token.
+fn causal_mask(attention_mask: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
+    let (samples, length) = attention_mask.size2()?;
+    let later = Tensor::f_ones([length, length], (Kind::Bool, attention_mask.device()))?.f_triu(1)?;
+    let hidden = attention_mask.f_eq(0)?.f_view([samples, 1, 1, length])?.f_logical_or(&later)?;
+    let zeros = Tensor::f_zeros([samples, 1, length, length], (kind, attention_mask.device()))?;
+    Ok(zeros.f_masked_fill(&hidden, hidden_score(kind))?)
+}
+
+/// The tower that sees pictures, cut into patches. A picture stands for itself by a class token that sees all patches.
+pub struct VisionTower {
+    class_embedding: SharedTensor,
+    patch_embedding: SharedTensor,
+    position_embedding: SharedTensor,
+    pre_layrnorm: LayerNorm,
+    encoder: Encoder,
+    post_layernorm: LayerNorm,
+    patch_size: i64,
+}
+
+impl VisionTower {
+    pub fn new(config: &VisionConfig, weights: &Weights, first: u64) -> Self {
+        let of = |name: &str| format!("vision_model.{name}");
+        let norm = |name: &str| LayerNorm::new(weights, &of(name), config.tower.layer_norm_eps);
+        Self {
+            class_embedding: weights.get(&of("embeddings.class_embedding")),
+            patch_embedding: weights.get(&of("embeddings.patch_embedding.weight")),
+            position_embedding: weights.get(&of("embeddings.position_embedding.weight")),
+            pre_layrnorm: norm("pre_layrnorm"),
+            encoder: Encoder::new(&config.tower, weights, &of("encoder"), false, first),
+            post_layernorm: norm("post_layernorm"),
+            patch_size: config.patch_size,
+        }
+    }
+
+    /// [samples, hidden_size] of [samples, channels, height, width]
+    pub fn forward(&self, pixel_values: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let patches = self.patches(pixel_values, pass)?;
+        let (samples, _, width) = patches.size3()?;
+        let class = self.class_embedding.f_expand([samples, 1, width], false)?;
+        let hidden = Tensor::f_cat(&[class, patches], 1)?.f_add(&self.position_embedding)?;
+        let hidden = self.encoder.forward(&self.pre_layrnorm.forward(&hidden)?, None, pass)?;
+        self.post_layernorm.forward(&hidden.f_select(1, 0)?)
+    }
+
+    /// [samples, patches, hidden_size], in the kind of the weights.
+    fn patches(&self, pixel_values: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let (pixels, weight) = (pixel_values.f_to_kind(pass.compute)?, self.patch_embedding.f_to_kind(pass.compute)?);
+        let stride = [self.patch_size; 2];
+        let patches = pixels.f_conv2d(&weight, None::<&Tensor>, stride, [0, 0], [1, 1], 1)?;
+        Ok(patches.f_flatten(2, 3)?.f_transpose(1, 2)?.f_to_kind(self.class_embedding.kind())?)
+    }
+}
+
+#[cfg(test)]
+mod text_tests {
+    use super::*;
+
+    #[test]
+    fn later_positions_and_padding_are_hidden_once() {
+        let mask = causal_mask(&Tensor::from_slice(&[0i64, 1, 1]).unsqueeze(0), Kind::Float).unwrap();
+        let no = f32::MIN;
+        let want = [no, no, no, no, 0.0, no, no, 0.0, 0.0];
+        assert_eq!(Vec::<f32>::try_from(mask.reshape([-1])).unwrap(), want);
+    }
 }

@@ -7,15 +7,14 @@ use tch::{Kind, Tensor};
 
 use super::attention::{Attention, Distances};
 use crate::error::TrainerError;
-use crate::model::activation::activate;
-use crate::model::layers::{FeedForward, LayerNorm, Linear};
+use crate::model::layers::{LayerNorm, Linear, PostNormOutput, activate};
 use crate::model::pass::{self, Pass};
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 
 pub struct Embeddings {
-    word_embeddings: Tensor,
-    position_embeddings: Option<Tensor>,
-    token_type_embeddings: Option<Tensor>,
+    word_embeddings: SharedTensor,
+    position_embeddings: Option<SharedTensor>,
+    token_type_embeddings: Option<SharedTensor>,
     embed_proj: Option<Linear>,
     layer_norm: LayerNorm,
     pad_token_id: i64,
@@ -70,34 +69,16 @@ impl Embeddings {
 
 pub struct Layer {
     attention: Attention,
-    attention_output: Linear,
-    attention_norm: LayerNorm,
-    feed_forward: FeedForward,
-    norm: LayerNorm,
+    output: PostNormOutput,
     relative: bool,
 }
-
-// SAFETY: the tensors of a layer are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed layer is recomputed on the thread of the backward pass.
-unsafe impl Sync for Layer {}
 
 impl Layer {
     pub fn new(config: &DebertaConfig, weights: &Weights, number: i64, attention_dropout: f64) -> Self {
         let path = format!("deberta.encoder.layer.{number}");
-        let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));
-        let norm = |name: &str| LayerNorm::new(weights, &format!("{path}.{name}"), config.layer_norm_eps);
         Self {
             attention: Attention::new(config, weights, &format!("{path}.attention.self"), attention_dropout),
-            attention_output: linear("attention.output.dense"),
-            attention_norm: norm("attention.output.LayerNorm"),
-            feed_forward: FeedForward {
-                first: linear("intermediate.dense"),
-                gate: None,
-                second: linear("output.dense"),
-                activation: config.hidden_act,
-                drops: false,
-            },
-            norm: norm("output.LayerNorm"),
+            output: PostNormOutput::new(weights, &path, config.hidden_act, config.layer_norm_eps),
             relative: config.relative.is_some(),
         }
     }
@@ -115,22 +96,17 @@ impl pass::Block for Layer {
             [] => panic!("a layer without an input"),
         };
         let attended = self.attention.forward(hidden, rest.first().copied(), distances, pass)?;
-        let attended = self.attention_output.product(&attended, pass)?;
-        let hidden = self.attention_norm.after(&attended, hidden, pass)?;
-        self.norm.after(&self.feed_forward.product(&hidden, pass)?, &hidden, pass)
+        self.output.forward(&attended, hidden, pass)
     }
 }
 
 /// A convolution of the embeddings, added to what the first layer gave.
 pub struct Conv {
-    weight: Tensor,
-    bias: Tensor,
+    weight: SharedTensor,
+    bias: SharedTensor,
     norm: LayerNorm,
     config: ConvConfig,
 }
-
-// SAFETY: as above.
-unsafe impl Sync for Conv {}
 
 impl Conv {
     pub fn new(config: &DebertaConfig, conv: ConvConfig, weights: &Weights) -> Self {

@@ -3,26 +3,24 @@
 
 mod attention;
 mod layers;
-mod position;
 
 use std::sync::Arc;
 
+use layers::{Conv, Embeddings, Head, Layer};
 use pipe_model::deberta::{DebertaConfig, parameters};
 use pipe_model::memory::ROW_MULTIPLE;
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use self::layers::{Conv, Embeddings, Head, Layer};
 use super::classification;
-use super::interface::{Encoder, Mode, Model};
+use super::interface::{Encoder, Model};
 use super::layers::LayerNorm;
-use super::pass::Pass;
-use super::setup::{Setup, Start};
-use super::weights::Weights;
+use super::pass::{Mode, Pass};
+use super::setup::{Setup, Start, hidden_score};
+use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
-use crate::precision::hidden_score;
 
 pub fn build(
     _: Arch,
@@ -40,7 +38,7 @@ pub struct Deberta {
     setup: Setup,
     embeddings: Embeddings,
     /// One for each bucket of distances.
-    rel_embeddings: Option<Tensor>,
+    rel_embeddings: Option<SharedTensor>,
     rel_norm: Option<LayerNorm>,
     layers: Vec<Arc<Layer>>,
     conv: Option<Arc<Conv>>,
@@ -100,14 +98,14 @@ impl Deberta {
         let (ids, types) = (part.get("input_ids")?, part.find("token_type_ids"));
         let mask = part.find("attention_mask");
         let embedded = self.embeddings.forward(ids, types, mask, pass.for_block(0))?.f_to_kind(pass.compute)?;
-        // What all layers are given beside what flows through them.
+        // All layers are given these beside the hidden states.
         let mut shared = Vec::new();
         if let (Some(relative), Some(embeddings)) = (self.config.relative, &self.rel_embeddings) {
             shared.push(match &self.rel_norm {
                 Some(norm) => norm.forward(embeddings)?,
                 None => embeddings.shallow_clone(),
             });
-            shared.push(position::rows(relative, ids.size2()?.1)?.f_to_device(ids.device())?);
+            shared.push(crate::model::deberta::attention::rows(relative, ids.size2()?.1)?.f_to_device(ids.device())?);
         }
         if let Some(mask) = mask {
             shared.push(hidden_pairs(mask, pass.compute)?);

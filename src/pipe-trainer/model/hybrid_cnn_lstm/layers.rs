@@ -1,19 +1,19 @@
 //! Its layers: convolutions with norms, an LSTM, attention with a norm, and a head.
 
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use pipe_model::hybrid_cnn_lstm::{HybridConfig, NormKind};
-use tch::Tensor;
+use pipe_model::hybrid_cnn_lstm::{HybridConfig, NormKind, lstm_suffixes};
+use tch::{Kind, TchError, Tensor};
 
-use super::batch_norm::BatchNorm;
 use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend};
 use crate::model::layers::{LayerNorm, Linear, merge_heads, split_heads};
 use crate::model::pass::{Block, Pass};
-use crate::model::weights::Weights;
+use crate::model::weights::{SharedTensor, Weights};
 use crate::ranks::SharedSum;
 
-/// Of torch's norms.
+/// The epsilon of torch's norms.
 const EPSILON: f64 = 1e-5;
 
 /// A convolution, a norm and gelu. What batch norm remembers must be seen once, so only the other kind is recomputed.
@@ -57,8 +57,8 @@ impl Stage {
 }
 
 pub struct Conv {
-    weight: Tensor,
-    bias: Tensor,
+    weight: SharedTensor,
+    bias: SharedTensor,
     padding: i64,
 }
 
@@ -79,10 +79,6 @@ pub struct LayerStage {
     norm: LayerNorm,
 }
 
-// SAFETY: the tensors of a block are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed block is recomputed on the thread of the backward pass.
-unsafe impl Sync for LayerStage {}
-
 impl Block for LayerStage {
     /// The norm is one over all channels and times of a sample: GroupNorm with one group.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
@@ -99,9 +95,6 @@ pub struct Attention {
     norm: LayerNorm,
     heads: i64,
 }
-
-// SAFETY: as above.
-unsafe impl Sync for Attention {}
 
 impl Attention {
     pub fn new(config: &HybridConfig, weights: &Weights) -> Self {
@@ -140,5 +133,204 @@ impl Head {
     pub fn forward(&self, pooled: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let hidden = self.first.forward(pooled, pass)?.f_gelu("none")?;
         self.second.forward(&pass.drop_out(&hidden)?, pass)
+    }
+}
+
+/// The LSTM, as torch computes it: fused on a card, time step by time step on the CPU.
+pub struct Lstm {
+    /// For each layer and direction weight_ih, weight_hh, bias_ih and bias_hh.
+    parameters: Vec<SharedTensor>,
+    hidden: i64,
+    layers: i64,
+    bidirectional: bool,
+}
+
+impl Lstm {
+    pub fn new(config: &HybridConfig, weights: &Weights) -> Self {
+        let names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"];
+        let of = |suffix: &String| names.map(|name| weights.get(&format!("lstm.{name}_{suffix}")));
+        Self {
+            parameters: lstm_suffixes(config).iter().flat_map(of).collect(),
+            hidden: config.lstm_hidden,
+            layers: config.lstm_layers,
+            bidirectional: config.bidirectional,
+        }
+    }
+}
+
+impl Block for Lstm {
+    /// [batch, time, channels] to [batch, time, hidden * directions]
+    fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
+        let input = inputs[0].f_to_kind(pass.compute)?;
+        let narrow: Vec<Tensor> =
+            self.parameters.iter().map(|parameter| parameter.f_to_kind(pass.compute)).collect::<Result<_, _>>()?;
+        let parameters = if input.device().is_cuda() { one_behind_the_other(&narrow)? } else { narrow };
+        let directions = if self.bidirectional { 2 } else { 1 };
+        let begin = [self.layers * directions, input.size()[0], self.hidden];
+        let zero = Tensor::f_zeros(begin, (pass.compute, input.device()))?;
+        // Always as in training: cuDNN could not compute a gradient otherwise, and nothing is dropped between layers.
+        let (output, _, _) = input.f_lstm(
+            &[zero.shallow_clone(), zero],
+            &parameters,
+            true,
+            self.layers,
+            0.0,
+            true,
+            self.bidirectional,
+            true,
+        )?;
+        Ok(output)
+    }
+}
+
+/// The same parameters as views of one row, all matrices before all biases. This is where cuDNN looks for them: otherwise it
+/// copies them together itself at every call, beside those it is given, and complains.
+fn one_behind_the_other(parameters: &[Tensor]) -> Result<Vec<Tensor>, TrainerError> {
+    let is_matrix = |index: &usize| parameters[*index].dim() == 2;
+    let (matrices, biases): (Vec<usize>, Vec<usize>) = (0..parameters.len()).partition(is_matrix);
+    let order: Vec<usize> = matrices.into_iter().chain(biases).collect();
+    let flat = |index: &usize| parameters[*index].f_reshape([-1]);
+    let row = Tensor::f_cat(&order.iter().map(flat).collect::<Result<Vec<_>, _>>()?, 0)?;
+    let sizes: Vec<i64> = order.iter().map(|index| parameters[*index].numel() as i64).collect();
+    // One split: its gradient is one concatenation, that of many slices as many rows of zeros.
+    let mut views: Vec<(usize, Tensor)> = order.into_iter().zip(row.f_split_with_sizes(sizes, 0)?).collect();
+    views.sort_unstable_by_key(|(index, _)| *index);
+    let shaped = |(index, view): (usize, Tensor)| view.f_view(parameters[index].size().as_slice());
+    Ok(views.into_iter().map(shaped).collect::<Result<_, _>>()?)
+}
+
+const MOMENTUM: f64 = 0.1;
+
+/// Batch norm: in training by the mean and variance of the batch, which it also remembers; otherwise by what it remembers.
+pub struct BatchNorm {
+    weight: SharedTensor,
+    bias: SharedTensor,
+    remembered: Statistics,
+    /// Statistics that the step under way has seen, if it has seen anything.
+    seen: RefCell<Option<Statistics>>,
+    /// Where several ranks have a batch together.
+    shared: Cell<Option<&'static SharedSum>>,
+}
+
+struct Statistics {
+    mean: Tensor,
+    var: Tensor,
+    batches: Tensor,
+}
+
+impl BatchNorm {
+    pub fn new(weights: &Weights, path: &str) -> Self {
+        let of = |name: &str| weights.get(&format!("{path}.{name}"));
+        let [mean, var, batches] =
+            ["running_mean", "running_var", "num_batches_tracked"].map(|name| of(name).shallow_clone());
+        let remembered = Statistics { mean, var, batches };
+        Self { weight: of("weight"), bias: of("bias"), remembered, seen: RefCell::new(None), shared: Cell::new(None) }
+    }
+
+    /// [batch, channels, time], in the kind of the input; inside in fp32.
+    pub fn forward(&self, input: &Tensor, training: bool) -> Result<Tensor, TrainerError> {
+        let (weight, bias) = (self.weight.f_to_kind(Kind::Float)?, self.bias.f_to_kind(Kind::Float)?);
+        let norm = |by: &Statistics| {
+            let (mean, var) = (Some(&by.mean), Some(&by.var));
+            input.f_batch_norm(Some(&weight), Some(&bias), mean, var, training, MOMENTUM, EPSILON, true)
+        };
+        if !training {
+            return Ok(norm(&self.remembered)?);
+        }
+        // A copy each time: the graph of the batch before still holds the one it was computed with.
+        let seen = self.seen.borrow_mut().take().as_ref().unwrap_or(&self.remembered).copy()?;
+        let normed = match self.shared.get() {
+            None => norm(&seen)?,
+            Some(shared) => norm_shared(input, &weight, &bias, &seen, shared)?,
+        };
+        let _ = seen.batches.shallow_clone().f_add_scalar_(1)?;
+        *self.seen.borrow_mut() = Some(seen);
+        Ok(normed)
+    }
+
+    /// From now on a batch is that of all ranks together.
+    pub fn share_statistics(&self, sum: &'static SharedSum) {
+        self.shared.set(Some(sum));
+    }
+
+    /// Remembers what the step has seen, or forgets it.
+    pub fn step_ended(&self, done: bool) -> Result<(), TrainerError> {
+        match self.seen.borrow_mut().take() {
+            Some(seen) if done => self.remembered.become_like(&seen),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// By mean and variance of the batches of all ranks, which `seen` takes in.
+fn norm_shared(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    seen: &Statistics,
+    shared: &'static SharedSum,
+) -> Result<Tensor, TrainerError> {
+    let wide = input.f_to_kind(Kind::Float)?;
+    // [1, channels, 1]
+    let total = |of: &Tensor| of.f_sum_dim_intlist([0i64, 2].as_slice(), true, Kind::Float);
+    let own = if shared.is_silent() { 0.0 } else { 1.0 };
+    let count = Tensor::f_full([1], own * (input.size()[0] * input.size()[2]) as f64, (Kind::Float, input.device()))?;
+    let count = shared.of(&count)?.f_detach()?;
+    let mean = shared.of(&total(&wide)?.f_mul_scalar(own)?)?.f_div(&count)?;
+    let apart = wide.f_sub(&mean)?;
+    let var = shared.of(&total(&apart.f_square()?)?.f_mul_scalar(own)?)?.f_div(&count)?;
+    tch::no_grad(|| {
+        let unbiased = var.f_mul(&count)?.f_div(&count.f_sub_scalar(1.0)?.f_clamp_min(1.0)?)?;
+        for (seen, found) in [(&seen.mean, &mean), (&seen.var, &unbiased)] {
+            let _ = seen.shallow_clone().f_lerp_(&found.f_reshape([-1i64])?, MOMENTUM)?;
+        }
+        Ok::<_, TchError>(())
+    })?;
+    let wide_shape = |of: &Tensor| of.f_reshape([1, -1, 1]);
+    let normed = apart.f_mul(&var.f_add_scalar(EPSILON)?.f_rsqrt()?)?;
+    Ok(normed.f_mul(&wide_shape(weight)?)?.f_add(&wide_shape(bias)?)?.f_to_kind(input.kind())?)
+}
+
+impl Statistics {
+    fn copy(&self) -> Result<Self, TrainerError> {
+        let copy = |tensor: &Tensor| -> Result<Tensor, TrainerError> {
+            let mut copy = tensor.f_empty_like()?;
+            copy.f_copy_(tensor)?;
+            Ok(copy)
+        };
+        Ok(Self { mean: copy(&self.mean)?, var: copy(&self.var)?, batches: copy(&self.batches)? })
+    }
+
+    fn become_like(&self, other: &Self) -> Result<(), TrainerError> {
+        for (own, others) in [(&self.mean, &other.mean), (&self.var, &other.var), (&self.batches, &other.batches)] {
+            own.shallow_clone().f_copy_(others)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod lstm_tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    #[test]
+    fn views_of_a_row_are_the_parameters_and_have_their_gradients() {
+        let parameter = |shape: &[i64]| Tensor::rand(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let parameters: Vec<Tensor> =
+            (0..2).flat_map(|_| [parameter(&[8, 3]), parameter(&[8, 2]), parameter(&[8]), parameter(&[8])]).collect();
+        let views = one_behind_the_other(&parameters).unwrap();
+        let offset = |tensor: &Tensor| tensor.data_ptr() as usize - views[0].data_ptr() as usize;
+        assert_eq!(views.iter().map(offset).collect::<Vec<_>>(), [0, 96, 320, 352, 160, 256, 384, 416]);
+        let mut sum = Tensor::zeros([1], (Kind::Float, Device::Cpu));
+        for (number, (view, parameter)) in views.iter().zip(&parameters).enumerate() {
+            assert_eq!(view, parameter);
+            sum += view.sum(Kind::Float) * number as f64;
+        }
+        sum.backward();
+        for (number, parameter) in parameters.iter().enumerate() {
+            assert_eq!(parameter.grad(), parameter.full_like(number as f64).detach());
+        }
     }
 }

@@ -1,21 +1,18 @@
 //! HybridCNNLSTM: classes of windows of a time series, by convolutions, an LSTM and attention.
 
-mod batch_norm;
 mod layers;
-mod lstm;
 
 use std::sync::Arc;
 
+use layers::{Attention, Head, Lstm, Stage};
 use pipe_model::hybrid_cnn_lstm::{HybridConfig, NormKind, parameters};
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use self::layers::{Attention, Head, Stage};
-use self::lstm::Lstm;
 use super::classification;
-use super::interface::{Mode, Model};
-use super::pass::Pass;
+use super::interface::Model;
+use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::Weights;
 use crate::data::Part;

@@ -1,24 +1,21 @@
 //! MU-SOTA: a language model whose layers attend within narrow blocks side by side, and then across all of them.
 
-mod blocks;
-mod choice;
 mod generate;
 mod layers;
 
 use std::sync::Arc;
 
+use layers::{Blocks, EPSILON, Layer};
 use pipe_model::mu_sota::{MuSotaConfig, parameters};
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use self::blocks::Blocks;
-use self::layers::{EPSILON, Layer};
-use super::interface::{Mode, Model, TextGenerator};
+use super::interface::{Model, TextGenerator};
 use super::layers::LayerNorm;
-use super::pass::Pass;
+use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
-use super::weights::Weights;
+use super::weights::{SharedTensor, Weights};
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::torch;
@@ -37,8 +34,8 @@ pub struct MuSota {
     weights: Weights,
     dropout: f64,
     setup: Setup,
-    tok_emb: Tensor,
-    pos_emb: Tensor,
+    tok_emb: SharedTensor,
+    pos_emb: SharedTensor,
     blocks: Blocks,
     layers: Vec<Arc<Layer>>,
     ln_f: LayerNorm,
@@ -71,7 +68,7 @@ impl MuSota {
         Ok(Tensor::f_embedding(&self.tok_emb, ids, -1, false, false)?.f_add(&positions)?)
     }
 
-    /// What the head is applied to: [batch, length, width], in the kind that is computed in.
+    /// The input of the head: [batch, length, width], in the kind that is computed in.
     fn read(&self, ids: &Tensor, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = Pass::new(mode, self.dropout, &self.setup);
         let mut hidden = pass.for_block(0).drop_out(&self.embed(ids, 0)?)?;
@@ -119,7 +116,7 @@ impl Model for MuSota {
     }
 }
 
-/// What each of `length` positions is to predict: the label after its own. Labels are the tokens of the row, and may be one
+/// The label that each of `length` positions predicts: the one after its own. Labels are the tokens of the row, and may be one
 /// more than its ids; where there is none after the last position, it is ignored.
 fn next_tokens(labels: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
     let (batch, count) = labels.size2()?;
@@ -140,7 +137,7 @@ mod tests {
     use super::*;
     use crate::model::Drawn;
 
-    /// What each parameter's gradient is, by name.
+    /// The gradient of each parameter, by name.
     fn gradients(checkpointing: bool) -> Vec<(String, Tensor)> {
         let config = json!({
             "vocab_size": 31, "n_layers": 2, "n_blocks": 3, "block_dim": 4, "cross_heads": 3, "ffn_dim": 40, "max_seq_len": 9,

@@ -83,7 +83,7 @@ fn quiet(model: &T5) -> Pass {
     Pass::quiet(model.setup.kinds.weights)
 }
 
-/// What is added to the scores of attention to the source, [batch, 1, 1, length].
+/// The mask that is added to the scores of attention to the source, [batch, 1, 1, length].
 fn padding(part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
     match part.find("attention_mask") {
         Some(mask) => padding_mask(mask, pass.compute),
@@ -98,9 +98,9 @@ fn padding(part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
 /// A block with what it remembers.
 struct Layer<'a> {
     block: &'a Block,
-    /// Of the tokens so far, if there are any.
+    /// Keys and values of the tokens so far, if there are any.
     tokens: Option<Remembered>,
-    /// Of the source, in a decoder's block.
+    /// Keys and values of the source, in a decoder's block.
     memory: Option<(&'a Attention, Remembered)>,
 }
 

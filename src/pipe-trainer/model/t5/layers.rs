@@ -1,24 +1,26 @@
 //! T5's layers: a stack of blocks; in a block self-attention, in the decoder attention to the encoder, and a feed-forward
 //! layer, each behind a norm and added to what came in.
+//!
+//! Relative positions in buckets and masks are added to attention scores.
 
 use std::sync::Arc;
 
 use pipe_model::t5::{FeedForwardKind, T5Config};
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
-use super::position;
 use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend, has_kernel};
 use crate::model::layers::{self, Linear};
 use crate::model::pass::{self, Pass};
-use crate::model::weights::Weights;
+use crate::model::setup::hidden_score;
+use crate::model::weights::{SharedTensor, Weights};
 
 pub struct Stack {
     pub(super) blocks: Vec<Arc<Block>>,
     pub(super) final_layer_norm: Norm,
     /// [buckets, heads]; the first block's, used by all.
-    pub(super) relative_attention_bias: Tensor,
-    pub(super) buckets: position::Buckets,
+    pub(super) relative_attention_bias: SharedTensor,
+    pub(super) buckets: Buckets,
     d_kv: i64,
     /// The number of its first block among all of the model.
     first: u64,
@@ -40,7 +42,7 @@ impl Stack {
             blocks: (0..layers).map(|index| Arc::new(block(index))).collect(),
             final_layer_norm: Norm::new(config, weights, &format!("{name}.final_layer_norm")),
             relative_attention_bias: weights.get(&bias),
-            buckets: position::Buckets {
+            buckets: Buckets {
                 count: config.relative_attention_num_buckets,
                 max_distance: config.relative_attention_max_distance,
                 bidirectional: !is_decoder,
@@ -70,8 +72,8 @@ impl Stack {
         last.drop_out(&self.final_layer_norm.forward(&hidden)?)
     }
 
-    /// By distance where there is a kernel. Elsewhere what is added to the scores of self-attention, [batch, heads, length, length], whole in
-    /// memory: only then does the fused attention of torch compute its gradient.
+    /// By distance where there is a kernel. Elsewhere what is added to the scores of self-attention, [batch, heads, length, length],
+    /// whole in memory: only then does the fused attention of torch compute its gradient.
     fn bias(&self, hidden: &Tensor, padding: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
         let (batch, length, _) = hidden.size3()?;
         let table = &self.relative_attention_bias;
@@ -80,7 +82,7 @@ impl Stack {
         }
         let mut bias = self.buckets.bias(table, length)?.f_to_kind(pass.compute)?;
         if !self.buckets.bidirectional {
-            bias = bias.f_add(&position::causal_bias(length, pass.compute, hidden.device())?)?;
+            bias = bias.f_add(&causal_bias(length, pass.compute, hidden.device())?)?;
         }
         if let Some(padding) = padding {
             bias = bias.f_add(padding)?;
@@ -98,10 +100,6 @@ pub(super) struct Block {
     pub(super) cross_attention: Option<Attention>,
     pub(super) feed_forward: FeedForward,
 }
-
-// SAFETY: the tensors of a block are only read here, which libtorch allows from several threads at once. It is needed because
-// a checkpointed block is recomputed on the thread of the backward pass.
-unsafe impl Sync for Block {}
 
 impl Block {
     fn new(config: &T5Config, weights: &Weights, path: &str, is_decoder: bool) -> Self {
@@ -140,10 +138,10 @@ impl pass::Block for Block {
 
 pub(super) struct Attention {
     pub(super) layer_norm: Norm,
-    pub(super) q: Tensor,
-    pub(super) k: Tensor,
-    pub(super) v: Tensor,
-    pub(super) o: Tensor,
+    pub(super) q: SharedTensor,
+    pub(super) k: SharedTensor,
+    pub(super) v: SharedTensor,
+    pub(super) o: SharedTensor,
     pub(super) heads: i64,
     pub(super) d_kv: i64,
 }
@@ -216,7 +214,7 @@ impl FeedForward {
 
 /// Scaled by the root mean square, without mean and without bias.
 pub(super) struct Norm {
-    weight: Tensor,
+    weight: SharedTensor,
     epsilon: f64,
 }
 
@@ -226,6 +224,113 @@ impl Norm {
     }
 
     pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor, TrainerError> {
-        Ok(hidden.f_rms_norm(self.weight.size(), Some(&self.weight), self.epsilon)?)
+        Ok(hidden.f_rms_norm(self.weight.size(), Some(&*self.weight), self.epsilon)?)
+    }
+}
+
+/// Near positions have a bucket each, far ones share buckets that grow with the logarithm of the distance.
+pub struct Buckets {
+    pub count: i64,
+    pub max_distance: i64,
+    /// Whether positions behind are distinguished from positions ahead; otherwise those ahead count as 0.
+    pub bidirectional: bool,
+}
+
+impl Buckets {
+    /// [1, heads, length, length] from the trained `weight` [buckets, heads].
+    pub fn bias(&self, weight: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
+        let positions = Tensor::f_arange(length, (Kind::Int64, weight.device()))?;
+        let distances = positions.f_unsqueeze(0)?.f_sub(&positions.f_unsqueeze(1)?)?;
+        self.values(weight, &distances)
+    }
+
+    /// [heads, 2 * length - 1]: the value of each distance, from 1 - length on.
+    pub fn by_distance(&self, weight: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
+        let distances = Tensor::f_arange_start(1 - length, length, (Kind::Int64, weight.device()))?;
+        Ok(Tensor::f_embedding(weight, &self.of(&distances)?, -1, false, false)?.f_transpose(0, 1)?)
+    }
+
+    /// [1, heads, 1, length]: the last row of `bias`.
+    pub fn last_row(&self, weight: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
+        let distances = Tensor::f_arange_start(1 - length, 1, (Kind::Int64, weight.device()))?;
+        self.values(weight, &distances.f_unsqueeze(0)?)
+    }
+
+    /// [1, heads, queries, keys] for distances [queries, keys].
+    fn values(&self, weight: &Tensor, distances: &Tensor) -> Result<Tensor, TrainerError> {
+        let values = Tensor::f_embedding(weight, &self.of(distances)?, -1, false, false)?;
+        Ok(values.f_permute([2, 0, 1])?.f_unsqueeze(0)?)
+    }
+
+    /// The bucket of each distance (key minus query), step by step as `T5Attention._relative_position_bucket`, so that
+    /// rounding falls the same way at the edges of buckets.
+    fn of(&self, distances: &Tensor) -> Result<Tensor, TrainerError> {
+        let (count, base, distances) = if self.bidirectional {
+            let half = self.count / 2;
+            (half, distances.f_gt(0)?.f_to_kind(Kind::Int64)?.f_mul_scalar(half)?, distances.f_abs()?)
+        } else {
+            (self.count, distances.f_zeros_like()?, distances.f_clamp_max(0)?.f_neg()?)
+        };
+        let exact = count / 2;
+        let range = (self.max_distance as f64 / exact as f64).ln();
+        let far = distances
+            .f_to_kind(Kind::Float)?
+            .f_div_scalar(exact)?
+            .f_log()?
+            .f_div_scalar(range)?
+            .f_mul_scalar(count - exact)?
+            // The logarithm of distance 0 has no whole number; it is not used, because 0 is near.
+            .f_clamp_min(0)?
+            .f_to_kind(Kind::Int64)?
+            .f_add_scalar(exact)?
+            .f_clamp_max(count - 1)?;
+        Ok(base.f_add(&distances.f_where_self(&distances.f_lt(exact)?, &far)?)?)
+    }
+}
+
+/// [1, 1, length, length]: no position sees a later one.
+pub fn causal_bias(length: i64, kind: Kind, device: Device) -> Result<Tensor, TrainerError> {
+    Ok(Tensor::f_full([1, 1, length, length], hidden_score(kind), (kind, device))?.f_triu(1)?)
+}
+
+#[cfg(test)]
+mod position_tests {
+    use super::*;
+    use crate::model::attention::padding_mask;
+
+    fn buckets(bidirectional: bool, distances: &[i64]) -> Vec<i64> {
+        let buckets = Buckets { count: 32, max_distance: 128, bidirectional };
+        Vec::try_from(buckets.of(&Tensor::from_slice(distances)).unwrap()).unwrap()
+    }
+
+    /// From transformers' `_relative_position_bucket` with 32 buckets and distance 128.
+    #[test]
+    fn distances_fall_into_the_buckets_of_transformers() {
+        let distances = [0, 1, -1, 7, -7, 8, -8, 11, -12, 16, -16, 32, -32, 64, -100, 127, -128, 500, -500];
+        assert_eq!(buckets(true, &distances), [0, 17, 1, 23, 7, 24, 8, 24, 9, 26, 10, 28, 12, 30, 15, 31, 15, 31, 15]);
+        assert_eq!(buckets(false, &distances), [0, 0, 1, 0, 7, 0, 8, 0, 12, 0, 16, 0, 21, 0, 30, 0, 31, 0, 31]);
+    }
+
+    #[test]
+    fn the_last_row_is_that_of_the_whole() {
+        let weight = Tensor::arange(64, (Kind::Float, Device::Cpu)).reshape([32, 2]);
+        for bidirectional in [true, false] {
+            let buckets = Buckets { count: 32, max_distance: 128, bidirectional };
+            let whole = buckets.bias(&weight, 40).unwrap();
+            assert_eq!(buckets.last_row(&weight, 40).unwrap(), whole.narrow(2, 39, 1));
+            let by_distance = buckets.by_distance(&weight, 40).unwrap();
+            for (query, key) in [(0, 0), (0, 39), (39, 0), (7, 30)] {
+                let want = whole.select(3, key).select(2, query).squeeze_dim(0);
+                assert_eq!(by_distance.select(1, key - query + 39), want);
+            }
+        }
+    }
+
+    #[test]
+    fn later_positions_and_padding_are_hidden() {
+        let causal = causal_bias(2, Kind::Float, Device::Cpu).unwrap();
+        assert_eq!(Vec::<f32>::try_from(causal.reshape([-1])).unwrap(), [0.0, f32::MIN, 0.0, 0.0]);
+        let padding = padding_mask(&Tensor::from_slice(&[1i64, 0]).unsqueeze(0), Kind::Float).unwrap();
+        assert_eq!(Vec::<f32>::try_from(padding.reshape([-1])).unwrap(), [0.0, f32::MIN]);
     }
 }

@@ -1,22 +1,20 @@
 //! T5: the encoder-decoder of Raffel et al. (2020), versions 1.0 and 1.1, as transformers computes it.
 
-mod beams;
 mod decode;
 mod generate;
 mod layers;
-mod position;
 
+use layers::Stack;
 use pipe_model::t5::{T5Config, parameters};
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use self::layers::Stack;
 use super::attention::{key_mask, row_multiple};
-use super::interface::{Mode, Model, TextGenerator};
-use super::pass::Pass;
+use super::interface::{Model, TextGenerator};
+use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
-use super::weights::Weights;
+use super::weights::{SharedTensor, Weights};
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::torch;
@@ -35,10 +33,10 @@ pub struct T5 {
     weights: Weights,
     dropout: f64,
     setup: Setup,
-    shared: Tensor,
+    shared: SharedTensor,
     encoder: Stack,
     decoder: Stack,
-    head: Tensor,
+    head: SharedTensor,
 }
 
 impl T5 {
@@ -73,7 +71,7 @@ impl T5 {
         pass.drop_out(&Tensor::f_embedding(&self.shared, ids, -1, false, false)?)
     }
 
-    /// What the head is applied to: [batch, target length, d_model], in the kind that is computed in.
+    /// The input of the head: [batch, target length, d_model], in the kind that is computed in.
     fn decoded(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = Pass::new(mode, self.dropout, &self.setup);
         let padding = key_mask(part, pass.compute, self.config.d_kv)?;

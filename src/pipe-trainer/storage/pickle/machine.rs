@@ -1,21 +1,21 @@
-//! Runs the opcodes of one pickle, protocols 2 to 5, as far as `torch.save` writes them. There is nothing here that could be
-//! called: REDUCE knows the few functions by which torch rebuilds tensors, and they only write down where a tensor lies.
+//! Runs the opcodes of one pickle, protocols 2 to 5, as far as `torch.save` writes them. There is nothing here that
+//! could be called: REDUCE knows the few functions by which torch rebuilds tensors, and they only write down where a
+//! tensor lies.
+//!
+//! A length in a file is compared with the bytes that are there before it is used.
 
 use std::collections::HashMap;
 
-use super::bytes::Bytes;
-use super::class::Class;
 use super::opcode as op;
-use super::value::{Object, Objects, Value};
-use super::weights;
+use super::weights::{self, Class, Object, Objects, Value};
 
-/// Of one pickle at most; a tensor takes about 50. Each opcode makes at most one object and one entry of stack or memo, so
+/// The most opcodes of one pickle; a tensor takes about 50. Each opcode makes at most one object and one entry of stack or memo, so
 /// this bounds the memory as well.
 const MOST_OPCODES: u32 = 1 << 22;
-/// Bytes of a module or a class at most.
+/// The most bytes of the name of a module or a class.
 const LONGEST_NAME: usize = 256;
 
-/// What a pickle says.
+/// The result of a pickle.
 pub struct Unpickled<'a> {
     pub value: Value<'a>,
     pub objects: Objects<'a>,
@@ -257,7 +257,7 @@ impl<'a> Machine<'a> {
         Ok(top)
     }
 
-    /// What was pushed since the last MARK.
+    /// The values that were pushed since the last MARK.
     fn marked(&mut self) -> Result<Vec<Value<'a>>, String> {
         let mark = self.marks.pop().ok_or("an opcode looks for a MARK that is not there")?;
         Ok(self.stack.split_off(mark))
@@ -291,4 +291,68 @@ fn long(bytes: &[u8]) -> Value<'_> {
     let mut whole = [fill; 8];
     whole[..bytes.len()].copy_from_slice(bytes);
     Value::Int(i64::from_le_bytes(whole))
+}
+
+pub struct Bytes<'a> {
+    all: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Bytes<'a> {
+    pub fn new(all: &'a [u8]) -> Self {
+        Self { all, at: 0 }
+    }
+
+    /// Bytes read so far.
+    pub fn position(&self) -> usize {
+        self.at
+    }
+
+    pub fn take(&mut self, count: u64) -> Result<&'a [u8], String> {
+        let rest = &self.all[self.at..];
+        match usize::try_from(count).ok().and_then(|count| rest.get(..count)) {
+            Some(taken) => {
+                self.at += taken.len();
+                Ok(taken)
+            }
+            None => Err(format!("it ends after {} bytes, where {count} more should follow", self.all.len())),
+        }
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        self.take(N as u64).map(|bytes| bytes.try_into().unwrap_or_else(|_| panic!("{N} bytes were taken")))
+    }
+
+    pub fn u8(&mut self) -> Result<u8, String> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    pub fn u16(&mut self) -> Result<u16, String> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub fn u32(&mut self) -> Result<u32, String> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub fn i32(&mut self) -> Result<i32, String> {
+        self.array().map(i32::from_le_bytes)
+    }
+
+    pub fn u64(&mut self) -> Result<u64, String> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    pub fn text(&mut self, count: u64) -> Result<&'a str, String> {
+        std::str::from_utf8(self.take(count)?).map_err(|_| "it has a text that is not UTF-8".to_owned())
+    }
+
+    /// A text up to the end of its line, which must come within `most` bytes.
+    pub fn line(&mut self, most: usize) -> Result<&'a str, String> {
+        let rest = &self.all[self.at..];
+        let length = rest.iter().take(most).position(|byte| *byte == b'\n').ok_or("it has a name without an end")?;
+        let text = self.text(length as u64)?;
+        self.at += 1;
+        Ok(text)
+    }
 }

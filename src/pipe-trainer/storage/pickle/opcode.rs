@@ -73,7 +73,7 @@ const REFUSED: [(u8, &str); 20] = [
     (0x98, "READONLY_BUFFER"),
 ];
 
-/// What a message calls an opcode that is refused.
+/// The message for an opcode that is refused.
 pub fn refused(opcode: u8) -> String {
     let name = REFUSED.iter().find(|(code, _)| *code == opcode).map_or("an unknown opcode", |(_, name)| name);
     format!("{name} ({opcode:#04x})")

@@ -69,7 +69,7 @@ fn nothing_is_run() {
     }
     let by_stack = pickle(&[&text("builtins"), &text("exec"), &[op::STACK_GLOBAL]]);
     refused(&by_stack, "refused: builtins.exec");
-    // What a call made is called in turn.
+    // The result of a call is called in turn.
     let nested = pickle(&[b"ccollections\nOrderedDict\n", b")R", b")R"]);
     refused(&nested, "refused: a call of what is no known class");
     // A class is no value that a state could be given to.

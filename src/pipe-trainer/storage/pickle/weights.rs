@@ -1,13 +1,8 @@
-//! What the calls in a file of weights make: storages, tensors as views of them, and the dict that names them.
+//! The values that a pickle of weights is made of, and the tensors among them.
 
 use std::collections::BTreeMap;
 
 use tch::Kind;
-
-use super::class::Class;
-use super::located::Located;
-use super::storage::{Storage, Tensor};
-use super::value::{Object, Objects, Value};
 
 /// Dimensions of a tensor at most, as in torch.
 const MOST_DIMENSIONS: usize = 64;
@@ -40,7 +35,7 @@ pub fn storage<'a>(objects: &Objects<'a>, id: Value<'a>) -> Result<Storage<'a>, 
     Ok(Storage { key, kind, elements, offset })
 }
 
-/// What a call of `class` with the tuple `args` makes.
+/// The result of a call of `class` with the tuple `args`.
 pub fn call<'a>(objects: &mut Objects<'a>, class: Class, args: Value<'a>) -> Result<Value<'a>, String> {
     let wrong = || format!("{class:?} is called in an unknown way");
     let given = objects.items(args).ok_or_else(wrong)?;
@@ -132,4 +127,169 @@ pub fn locate<'a>(
         tensors.insert((*name).to_owned(), Located { kind, shape, strides, start, end });
     }
     if tensors.is_empty() { Err("it holds no tensors".to_owned()) } else { Ok(tensors) }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value<'a> {
+    None,
+    Bool(bool),
+    Int(i64),
+    /// A number beyond 64 bits, little-endian.
+    Long(&'a [u8]),
+    Text(&'a str),
+    /// A value that nothing here reads: floats, bytes.
+    Opaque,
+    Class(Class),
+    Object(usize),
+}
+
+#[derive(Debug)]
+pub enum Object<'a> {
+    Tuple(Vec<Value<'a>>),
+    List(Vec<Value<'a>>),
+    Dict(Vec<(Value<'a>, Value<'a>)>),
+    Storage(Storage<'a>),
+    Tensor(Tensor),
+}
+
+#[derive(Default)]
+pub struct Objects<'a>(Vec<Object<'a>>);
+
+impl<'a> Objects<'a> {
+    pub fn add(&mut self, object: Object<'a>) -> Value<'a> {
+        self.0.push(object);
+        Value::Object(self.0.len() - 1)
+    }
+
+    pub fn get(&self, value: Value<'a>) -> Option<&Object<'a>> {
+        match value {
+            Value::Object(number) => self.0.get(number),
+            _ => None,
+        }
+    }
+
+    pub fn get_mut(&mut self, value: Value<'a>) -> Option<&mut Object<'a>> {
+        match value {
+            Value::Object(number) => self.0.get_mut(number),
+            _ => None,
+        }
+    }
+
+    /// The items of a tuple or a list.
+    pub fn items(&self, value: Value<'a>) -> Option<&[Value<'a>]> {
+        match self.get(value) {
+            Some(Object::Tuple(items) | Object::List(items)) => Some(items),
+            _ => None,
+        }
+    }
+
+    pub fn storages(&self) -> impl Iterator<Item = &Storage<'a>> {
+        self.0.iter().filter_map(|object| match object {
+            Object::Storage(storage) => Some(storage),
+            _ => None,
+        })
+    }
+
+    pub fn dict(&self, value: Value<'a>) -> Option<&[(Value<'a>, Value<'a>)]> {
+        match self.get(value) {
+            Some(Object::Dict(items)) => Some(items),
+            _ => None,
+        }
+    }
+}
+
+/// The classes and functions that a file of weights may name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    OrderedDict,
+    /// `torch.Size`
+    Size,
+    /// `_rebuild_tensor`, `_rebuild_tensor_v2`, `_rebuild_tensor_v3`: views of a storage.
+    RebuildTensor,
+    /// `_rebuild_parameter`, `_rebuild_parameter_with_state`: a tensor that is learned.
+    RebuildParameter,
+    /// `torch.FloatStorage` and the like.
+    Storage(Kind),
+    /// `torch.storage.UntypedStorage`: bytes, whose kind the tensor says.
+    UntypedStorage,
+    /// `torch.float32` and the like.
+    Dtype(Kind),
+}
+
+/// Kinds as torch calls their storage and as it calls them.
+const KINDS: [(Kind, &str, &str); 10] = [
+    (Kind::Float, "FloatStorage", "float32"),
+    (Kind::Half, "HalfStorage", "float16"),
+    (Kind::BFloat16, "BFloat16Storage", "bfloat16"),
+    (Kind::Double, "DoubleStorage", "float64"),
+    (Kind::Int64, "LongStorage", "int64"),
+    (Kind::Int, "IntStorage", "int32"),
+    (Kind::Int16, "ShortStorage", "int16"),
+    (Kind::Int8, "CharStorage", "int8"),
+    (Kind::Uint8, "ByteStorage", "uint8"),
+    (Kind::Bool, "BoolStorage", "bool"),
+];
+
+impl Class {
+    pub fn find(module: &str, name: &str) -> Result<Self, String> {
+        let found = match (module, name) {
+            ("collections", "OrderedDict") => Some(Self::OrderedDict),
+            ("torch", "Size") => Some(Self::Size),
+            ("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3") => {
+                Some(Self::RebuildTensor)
+            }
+            ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => Some(Self::RebuildParameter),
+            ("torch.storage" | "torch", "UntypedStorage") => Some(Self::UntypedStorage),
+            ("torch", name) => KINDS.iter().find_map(|(kind, storage, dtype)| match name {
+                name if name == *storage => Some(Self::Storage(*kind)),
+                name if name == *dtype => Some(Self::Dtype(*kind)),
+                _ => None,
+            }),
+            _ => None,
+        };
+        found.ok_or_else(|| format!("refused: {}.{}", module.escape_debug(), name.escape_debug()))
+    }
+}
+
+/// Memory that tensors are views of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Storage<'a> {
+    pub key: &'a str,
+    /// Nothing where it is bytes.
+    pub kind: Option<Kind>,
+    /// Elements of `kind`, or bytes.
+    pub elements: u64,
+    /// Where it begins in the storage `key`, in elements: before torch 0.4 a storage could be a view of another.
+    pub offset: u64,
+}
+
+impl Storage<'_> {
+    pub fn element_size(&self) -> u64 {
+        self.kind.map_or(1, |kind| kind.elt_size_in_bytes() as u64)
+    }
+}
+
+/// A view of a storage.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// The number of the storage among all objects.
+    pub storage: usize,
+    pub kind: Kind,
+    pub shape: Vec<i64>,
+    pub strides: Vec<i64>,
+    /// Bytes of the storage before its first element and up to behind its last.
+    pub start: u64,
+    pub end: u64,
+}
+
+/// Where a tensor lies in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    pub kind: Kind,
+    pub shape: Vec<i64>,
+    /// From one element to the next, by dimension, in elements.
+    pub strides: Vec<i64>,
+    /// The bytes from its first element to behind its last.
+    pub start: usize,
+    pub end: usize,
 }

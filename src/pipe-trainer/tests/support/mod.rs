@@ -1,22 +1,24 @@
-//! Runs the real binary on a spec, in a folder that goes away with the test.
+//! Trains by a spec, in a folder that goes away with the test: in this process, or where that matters in one of its own.
 
 #[path = "../../../../tests/harness/generated.rs"]
 mod generated;
 #[path = "../../../../tests/harness/watchdog.rs"]
 mod watchdog;
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pipe_spec::run::checkpoint_name;
 use pipe_spec::{Event, EventKind, RunFolder};
-use safetensors::SafeTensors;
+use pipe_trainer::Console;
+use pipe_trainer::cli::Cli;
+use pipe_trainer::host::Stop;
 use serde_json::{Value, json};
 
 pub struct Bench {
@@ -109,15 +111,45 @@ impl Bench {
     }
 
     pub fn command(&self, verb: &str) -> Command {
-        let spec = self.root.join("spec.json");
-        fs::write(&spec, self.spec.to_string()).unwrap();
         let mut command = trainer();
-        command.args([verb, "--spec"]).arg(spec).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args([verb, "--spec"]).arg(self.write_spec()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 
+    fn write_spec(&self) -> PathBuf {
+        let path = self.root.join("spec.json");
+        fs::write(&path, self.spec.to_string()).unwrap();
+        path
+    }
+
+    /// In this process where that makes no difference to a training: starting one of its own takes longer than most of these trainings.
     pub fn train(&self) -> Ended {
-        self.run("train")
+        if self.needs_a_process() { self.run("train") } else { self.train_here() }
+    }
+
+    /// Where it changes what all trainings of a process share, or starts processes itself.
+    fn needs_a_process(&self) -> bool {
+        let is = |pointer: &str, usual: Value| self.spec.pointer(pointer).is_none_or(|value| *value == usual);
+        let shares =
+            is("/threads", json!(1)) && is("/train/deterministic", json!(false)) && is("/device", json!("cpu"));
+        let starts_none =
+            is("/rank/count", json!(1)) && is("/nodes", json!(1)) && self.spec["train"]["batch"] != "auto";
+        !shares || !starts_none || self.spec.pointer("/memory/limit").is_some()
+    }
+
+    /// On a thread of its own, which begins as that of a new process does.
+    fn train_here(&self) -> Ended {
+        let spec = self.write_spec();
+        let cli = Cli::of(["pipe-trainer", "train", "--spec", spec.to_str().unwrap()]);
+        let (events, log) = (Written::default(), Written::default());
+        let console = Console { stop: Stop::default(), events: Box::new(events.clone()) };
+        let subscriber = log_to(log.clone());
+        let train = || tracing::subscriber::with_default(subscriber, || pipe_trainer::run(&cli.command, console));
+        let thread = std::thread::Builder::new().name("training".to_owned()).stack_size(8 << 20);
+        let ended = std::thread::scope(|scope| thread.spawn_scoped(scope, train).unwrap().join().unwrap());
+        let code = ended.as_ref().map_or_else(pipe_trainer::TrainerError::status, |()| 0);
+        let report = ended.map_or_else(|error| error.report(), |()| String::new());
+        Ended { code: Some(code), stderr: log.text() + &report, events: parse_events(&events.text()) }
     }
 
     pub fn run(&self, verb: &str) -> Ended {
@@ -181,14 +213,43 @@ impl Drop for Bench {
 
 impl From<Output> for Ended {
     fn from(output: Output) -> Self {
-        let stdout = String::from_utf8(output.stdout).unwrap();
-        let event = |line| Event::parse(line).unwrap_or_else(|| panic!("not an event: {line}")).kind;
         Self {
             code: output.status.code(),
             stderr: String::from_utf8(output.stderr).unwrap(),
-            events: stdout.lines().map(event).collect(),
+            events: parse_events(&String::from_utf8(output.stdout).unwrap()),
         }
     }
+}
+
+fn parse_events(text: &str) -> Vec<EventKind> {
+    text.lines().map(|line| Event::parse(line).unwrap_or_else(|| panic!("not an event: {line}")).kind).collect()
+}
+
+/// Text that a training writes, in memory.
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Written {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The log of the trainer's `main`.
+fn log_to(log: Written) -> impl tracing::Subscriber + Send + Sync {
+    let log = move || log.clone();
+    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(log);
+    subscriber.with_target(false).with_ansi(false).without_time().finish()
 }
 
 impl Ended {
@@ -243,61 +304,20 @@ pub fn furthest(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
-/// However a step of 12 samples is cut, with checkpointing and without, what dropout drops included: one training.
-#[track_caller]
-pub fn expect_one_training_however_it_is_cut(mut bench: Bench) {
-    bench.set("/train/effective_batch", json!(12)).set("/data/eval", json!(null));
-    // A gradient that is nothing but rounding is no step of full size.
-    bench.set("/train/optimizer/eps", json!(1e-6));
-    let mut run = |steps: u32, dropout: f64, (batch, split, checkpointing): (u32, &str, bool)| {
-        let folder = bench.path(&format!("run-{steps}-{dropout}-{batch}-{split}-{checkpointing}"));
-        bench.set("/run", json!(folder)).set("/train/dropout", json!(dropout)).set("/train/batch", json!(batch));
-        bench.set("/train/steps", json!(steps)).set("/train/checkpointing", json!(checkpointing));
-        bench.set("/train/split", json!(split));
-        (losses(&bench.train().expect(0)), RunFolder::new(folder))
-    };
-    let whole = (12, "fixed", false);
-    let cuts = [
-        (0.1, [(12, "fixed", true), (7, "fixed", false), (5, "fill", true)]),
-        (0.3, [(11, "fixed", true), (2, "fill", false), (1, "fixed", false)]),
-    ];
-    let mut wholes = Vec::new();
-    for (dropout, cuts) in cuts {
-        let (whole, _) = run(30, dropout, whole);
-        for how in cuts {
-            let (cut, _) = run(30, dropout, how);
-            let apart = furthest(&whole, &cut);
-            assert!(
-                apart < 1e-5,
-                "dropout {dropout}, batch, split and checkpointing {how:?}: {apart}\n{whole:?}\n{cut:?}"
-            );
+/// One test for each architecture by `$quick`, and one by `$full` that `make test-all` runs. A function of the architecture's name makes
+/// its bench.
+macro_rules! for_each_architecture {
+    ($quick:ident, $full:ident: $($name:ident),*) => {
+        mod quick {
+            $(#[test] fn $name() { super::$quick(super::$name()); })*
         }
-        wholes.push(whole);
-    }
-    assert!(furthest(&wholes[0], &wholes[1]) > 1e-4, "nothing is dropped: {wholes:?}");
-
-    let (whole, cut) = (first_gradients(&run(1, 0.3, whole).1), first_gradients(&run(1, 0.3, (5, "fixed", false)).1));
-    for (name, whole) in whole {
-        let norm =
-            |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt();
-        let apart = norm(&mut whole.iter().zip(&cut[&name]).map(|(a, b)| a - b));
-        // Of some, such as the bias of keys, the true gradient is 0.
-        let size = norm(&mut whole.iter().copied()).max(1e-3);
-        assert!(apart < 1e-5 * size, "{name}: {apart} of {size}");
-    }
+        mod full {
+            $(#[test] #[ignore = "test-all"] fn $name() { super::$full(super::$name()); })*
+        }
+    };
 }
 
-/// By parameter, up to one factor: after one step AdamW's average is the gradient.
-fn first_gradients(run: &RunFolder) -> BTreeMap<String, Vec<f32>> {
-    let file = fs::read(run.checkpoints().join(checkpoint_name(1)).join("optimizer.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap();
-    let numbers = |bytes: &[u8]| bytes.chunks(4).map(|number| f32::from_le_bytes(number.try_into().unwrap())).collect();
-    let averages =
-        tensors.tensors().into_iter().filter(|(name, _)| name.contains("exp_avg") && !name.contains("exp_avg_sq"));
-    let averages: BTreeMap<String, Vec<f32>> = averages.map(|(name, view)| (name, numbers(view.data()))).collect();
-    assert!(averages.len() > 1, "{:?}", tensors.names());
-    averages
-}
+pub(crate) use for_each_architecture;
 
 /// Half of what a training is given to save: however busy the machine is, what takes longer waits for something.
 const HANG: Duration = Duration::from_secs(120);

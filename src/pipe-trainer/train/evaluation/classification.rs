@@ -4,14 +4,13 @@ use pipe_spec::evaluation::{ClassDetails, EvaluationDetails};
 use pipe_spec::event::Scores;
 use tch::{Kind, Tensor};
 
-use super::evaluated::Measures;
-use super::pass::Pass;
+use super::pass::{Measures, Pass};
 use crate::data::{IGNORED, Sample};
 use crate::error::TrainerError;
 use crate::metrics::{self, Confusion, Reliability};
 use crate::model::{Mode, classification};
 
-/// What the model predicted for every sample.
+/// Predictions for every sample, as counts and sums.
 #[derive(Default)]
 pub struct Predictions {
     loss: f64,
@@ -35,16 +34,16 @@ pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
     Ok(Measures { loss: predictions.loss(), scores: predictions.scores(), details, ..Measures::default() })
 }
 
-/// What the model said of a part, as numbers: the loss, whether numbers are predicted, and of each sample what was wanted, what was
+/// The answer of a model to a part, as numbers: the loss, whether numbers are predicted, and of each sample what was wanted, what was
 /// predicted and with which confidence.
 struct Judged(Vec<f64>);
 
-/// Of a part, and of each of its samples.
+/// Numbers of a part, and of each of its samples.
 const OF_A_PART: usize = 2;
 const OF_A_SAMPLE: usize = 3;
 
 impl Judged {
-    /// Of so many samples.
+    /// How many numbers a part of so many samples has.
     fn numbers(samples: usize) -> usize {
         OF_A_PART + OF_A_SAMPLE * samples
     }
@@ -73,7 +72,7 @@ impl Judged {
 }
 
 impl Predictions {
-    /// Of samples that together have so many targets.
+    /// Adds samples that together have so many targets.
     pub fn add(&mut self, logits: &Tensor, labels: &Tensor, targets: u64) -> Result<(), TrainerError> {
         self.take(&Judged::of(logits, labels)?.0, targets);
         Ok(())

@@ -1,16 +1,21 @@
-//! Contrastive models: the loss, and recall among all of the evaluation data.
+//! Contrastive models: the loss, recall among all of the evaluation data, and examples of what the model finds.
 
-use pipe_spec::evaluation::EvaluationDetails;
+use std::io::Cursor;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use image::{ImageFormat, RgbImage};
+use pipe_spec::evaluation::{EvaluationDetails, RetrievalExample, RetrievedCaption};
 use pipe_spec::event::Scores;
 use tch::{Device, Kind, Tensor};
 
-use super::evaluated::Measures;
-use super::pass::Pass;
-use super::retrieval;
+use super::pass::{Measures, Pass};
+use crate::data::Source;
 use crate::error::TrainerError;
+use crate::metrics::rounded;
 use crate::model::{Contrastive, Embeddings, Mode};
 use crate::ranks::Peers;
-use crate::train::exchange;
+use crate::train::sums;
 
 /// Similarities that are computed at a time: 64 MiB in fp32.
 const SIMILARITIES_AT_A_TIME: i64 = 1 << 24;
@@ -26,7 +31,7 @@ pub fn evaluate(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<Measur
     let (all, rows) = embed(pass, contrastive)?;
     let Figures { loss, scores, text_places } = figures(contrastive, &all, pass.session.spec.train.effective_batch)?;
     let retrieval = match pass.session.peers.leads() {
-        true => retrieval::examples(pass.reader.source.as_ref(), &all, &rows, &text_places)?,
+        true => examples(pass.reader.source.as_ref(), &all, &rows, &text_places)?,
         false => Vec::new(),
     };
     let details = EvaluationDetails { retrieval, ..EvaluationDetails::default() };
@@ -105,11 +110,11 @@ fn of_all_ranks(
                 .collect::<Result<_, TrainerError>>()?,
         };
         let own: Vec<(i64, &Tensor)> = own.iter().map(|(row, tensor)| (*row, tensor)).collect();
-        exchange::rows(peers, count as i64, &own, device)
+        sums::exchange_rows(peers, count as i64, &own, device)
     };
     let one = Tensor::f_ones([1, 1], (Kind::Float, device))?;
     let read: Vec<(i64, &Tensor)> = rows.iter().map(|row| (*row as i64, &one)).collect();
-    Ok([exchange(sides[0])?, exchange(sides[1])?, exchange::rows(peers, count as i64, &read, device)?])
+    Ok([exchange(sides[0])?, exchange(sides[1])?, sums::exchange_rows(peers, count as i64, &read, device)?])
 }
 
 /// The rows of a part that were read, of which there are `count`.
@@ -162,6 +167,64 @@ fn share_below(places: &Tensor, bound: i64) -> Result<f64, TrainerError> {
     Ok(places.f_lt(bound)?.f_mean(Kind::Double)?.f_double_value(&[])?)
 }
 
+/// Characters of a caption.
+const CAPTION: usize = 300;
+/// Rows among which the captions are looked for, each text once: data may have the same text for many pictures.
+const LOOKED_AT: usize = 16;
+
+/// A few pictures, evenly spread over `rows`, the rows that were embedded. `places` are the places of their own texts, counted
+/// from 0. None where the data has no pictures and texts that could be shown.
+pub fn examples(
+    source: &dyn Source,
+    all: &Embeddings,
+    rows: &[usize],
+    places: &Tensor,
+) -> Result<Vec<RetrievalExample>, TrainerError> {
+    let count = rows.len().min(RetrievalExample::MOST);
+    let mut examples = Vec::with_capacity(count);
+    for number in 0..count {
+        let at = number * rows.len() / count;
+        let similar = all.texts.f_matmul(&all.images.f_select(0, at as i64)?)?;
+        let similar = Vec::<f64>::try_from(similar.f_to_kind(Kind::Double)?)?;
+        let rank = places.f_int64_value(&[at as i64])?.cast_unsigned() + 1;
+        examples.extend(example(source, rows, at, &similar, rank));
+    }
+    Ok(examples)
+}
+
+/// Nothing where the row cannot be shown: an example is not worth the end of a training.
+fn example(source: &dyn Source, rows: &[usize], at: usize, similar: &[f64], rank: u64) -> Option<RetrievalExample> {
+    let caption_at =
+        |at: usize| source.caption(rows[at]).ok().flatten().map(|text| text.chars().take(CAPTION).collect());
+    let caption: String = caption_at(at)?;
+    let picture = source.thumbnail(rows[at], RetrievalExample::PICTURE_EDGE).ok().flatten()?;
+    let mut best: Vec<RetrievedCaption> = Vec::new();
+    for other in most_similar(similar) {
+        let found: String = caption_at(other)?;
+        if best.len() < RetrievalExample::MOST_CAPTIONS && best.iter().all(|known| known.caption != found) {
+            best.push(RetrievedCaption { right: found == caption, score: rounded(similar[other]), caption: found });
+        }
+    }
+    Some(RetrievalExample { picture: png(&picture)?, rank, score: rounded(similar[at]), best, caption })
+}
+
+/// The best first; of equals the earlier.
+fn most_similar(similar: &[f64]) -> Vec<usize> {
+    let mut best: Vec<usize> = Vec::new();
+    for (at, score) in similar.iter().enumerate() {
+        let place = best.iter().position(|other| *score > similar[*other]).unwrap_or(best.len());
+        best.insert(place, at);
+        best.truncate(LOOKED_AT);
+    }
+    best
+}
+
+fn png(picture: &RgbImage) -> Option<String> {
+    let mut bytes = Cursor::new(Vec::new());
+    picture.write_to(&mut bytes, ImageFormat::Png).ok()?;
+    Some(STANDARD.encode(bytes.into_inner()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,5 +244,23 @@ mod tests {
         let same = Tensor::ones([50, 4], (Kind::Float, tch::Device::Cpu));
         let places = places(&same, &same).unwrap();
         assert_eq!((share_below(&places, 1).unwrap(), share_below(&places, 5).unwrap()), (0.02, 0.1));
+    }
+}
+
+#[cfg(test)]
+mod retrieval_tests {
+    use super::*;
+
+    #[test]
+    fn the_best_come_first() {
+        assert_eq!(most_similar(&[0.1, 0.9, 0.5, 0.9, 0.7]), [1, 3, 4, 2, 0]);
+        assert_eq!(most_similar(&[0.5; 50]), (0..LOOKED_AT).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_picture_stays_the_same() {
+        let picture = RgbImage::from_fn(5, 3, |x, y| image::Rgb([x as u8 * 50, y as u8 * 80, 7]));
+        let bytes = STANDARD.decode(png(&picture).unwrap()).unwrap();
+        assert_eq!(image::load_from_memory(&bytes).unwrap().to_rgb8(), picture);
     }
 }

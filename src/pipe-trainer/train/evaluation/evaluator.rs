@@ -1,20 +1,24 @@
 //! When the model is evaluated, and how: the mean loss over the evaluation data and the scores of its task. Changes nothing.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipe_spec::Phase;
-use pipe_spec::event;
-use pipe_spec::pipeline::{Every, Task};
+use pipe_model::{Labels, TaskData};
+use pipe_spec::evaluation::EvaluationDetails;
+use pipe_spec::event::{self, Eval};
+use pipe_spec::pipeline::{Every, Metric, Task};
+use pipe_spec::{Phase, TrainerSpec};
 use tch::Kind;
 
-use super::evaluated::{Evaluated, Measures};
-use super::pass::Pass;
+use super::pass::{Measures, Pass};
 use super::{classification, contrastive, generation};
 use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources, Tokens};
 use crate::error::TrainerError;
 use crate::model::Mode;
 use crate::ranks::Peers;
+use crate::session::spec::job_folder;
+use crate::storage::durable;
 use crate::train::cut::Cut;
 use crate::train::session::Session;
 use crate::train::state::{State, milliseconds};
@@ -103,7 +107,7 @@ impl Evaluator {
     }
 }
 
-/// What the leading rank found: some of it only that one has computed.
+/// The evaluation of the leading rank: some of it only that one has computed.
 fn as_led(peers: &Peers, eval: event::Eval) -> Result<event::Eval, TrainerError> {
     if peers.is_nobody() {
         return Ok(eval);
@@ -115,4 +119,49 @@ fn as_led(peers: &Peers, eval: event::Eval) -> Result<event::Eval, TrainerError>
         .map_err(|error| TrainerError::Panic { message: format!("an evaluation of rank 0: {error}") })?;
     let scores = scores.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
     Ok(event::Eval { loss: f64::from_bits(loss), scores, ..eval })
+}
+
+/// The event of an evaluation, and what is too large for an event.
+pub struct Evaluated {
+    pub eval: Eval,
+    pub details: EvaluationDetails,
+}
+
+/// Writes the details of the latest evaluation, and again as those of the best where it is. A training does not end because
+/// they cannot be written.
+pub fn write_details(session: &Session, details: &EvaluationDetails, is_best: bool) {
+    if details.is_empty() {
+        return;
+    }
+    let folder = job_folder(&session.spec);
+    let json = serde_json::to_vec(details).expect("details are plain data");
+    let write = |path: &Path| {
+        let written = std::fs::create_dir_all(folder.path()).and_then(|()| durable::write_whole(path, &json));
+        if let Err(error) = written {
+            session.warn(format!("cannot write {}: {error}", path.display()));
+        }
+    };
+    write(&folder.evaluation());
+    if is_best {
+        write(&folder.best_evaluation());
+    }
+}
+
+/// Whether the evaluations have the metrics of `save.best` and `train.early_stop`, before the training begins. A classifier has the
+/// metrics of classes or those of a number; only its labels decide which.
+pub fn check_metrics(spec: &TrainerSpec, task_data: &TaskData, sources: &Sources) -> Result<(), TrainerError> {
+    let labels = match task_data {
+        TaskData::Classification { labels, .. } => sources.labels.as_ref().or(labels.as_ref()),
+        _ => None,
+    };
+    let metrics = match labels {
+        Some(Labels::Classes(_)) => Metric::OF_CLASSES,
+        Some(Labels::Number) => Metric::OF_NUMBERS,
+        None => spec.model.arch.task().metrics(),
+    };
+    let early_stop = spec.train.early_stop.as_ref().map(|stop| ("train.early_stop.metric", &stop.metric));
+    for (key, metric) in spec.save.best.as_ref().map(|metric| ("save.best", metric)).into_iter().chain(early_stop) {
+        metric.check(metrics).map_err(|message| TrainerError::config(key, message))?;
+    }
+    Ok(())
 }

@@ -4,8 +4,7 @@ use pipe_spec::TrainerSpec;
 use pipe_spec::event::{self, EventKind, Scores};
 use pipe_spec::pipeline::Task;
 
-use super::evaluated::Measures;
-use super::pass::Pass;
+use super::pass::{Measures, Pass};
 use crate::data::Tokens;
 use crate::error::TrainerError;
 use crate::metrics;
@@ -71,7 +70,7 @@ pub fn generation(spec: &TrainerSpec, tokens: &Tokens) -> Generation {
     }
 }
 
-/// What the model writes for the first rows.
+/// Lets the model write texts for the first rows.
 fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
     let spec = &pass.session.spec;
     let (Some(generator), Some(tokens)) = (pass.state.model.text_generator(), pass.tokens) else {

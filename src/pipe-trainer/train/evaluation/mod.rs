@@ -2,15 +2,11 @@
 
 mod classification;
 mod contrastive;
-pub mod details_file;
-mod evaluated;
 mod evaluator;
 mod generation;
 mod pass;
-mod retrieval;
 
 pub use classification::Predictions;
 pub use contrastive::{Figures, figures as contrastive_figures};
-pub use evaluated::Evaluated;
-pub use evaluator::Evaluator;
+pub use evaluator::{Evaluated, Evaluator, check_metrics, write_details};
 pub use generation::{TextScores, generation};

@@ -1,8 +1,10 @@
-//! One evaluation: what it reads and what it computes with.
+//! One pass over the evaluation data, and what the measures of a task make of it.
 
 use std::ops::Range;
 
 use pipe_spec::Phase;
+use pipe_spec::evaluation::EvaluationDetails;
+use pipe_spec::event::Scores;
 use pipe_spec::pipeline::Task;
 use tch::{Kind, Tensor};
 
@@ -13,12 +15,22 @@ use crate::train::cut::Cut;
 use crate::train::session::Session;
 use crate::train::state::State;
 
+/// Loss, scores and details that the measures of a task give.
+#[derive(Default)]
+pub struct Measures {
+    pub loss: f64,
+    pub scores: Scores,
+    pub details: EvaluationDetails,
+    /// How many samples there were, where that is not what the source says.
+    pub samples: Option<u64>,
+}
+
 /// One pass over the evaluation data.
 pub struct Pass<'a> {
     pub reader: &'a Reader,
     pub tokens: Option<&'a Tokens>,
     pub task: Task,
-    /// Of a classifier, by number; empty where they have none.
+    /// The names of a classifier's classes, by number; empty where they have none.
     pub class_names: &'a [String],
     pub batch: usize,
     /// Rows that are read at a time.

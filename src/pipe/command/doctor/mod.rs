@@ -1,14 +1,27 @@
 //! `pipe doctor`: is everything there that a run needs, and what to do where it is not.
 
-mod links;
-mod machine;
 mod program;
 
-use crate::engine::registry::{self, Host};
+use std::ffi::CString;
+use std::path::Path;
+
+use pipe_spec::text::{count, human_bytes};
+
+use crate::engine::{Check, CheckStatus, Host, registry};
 use crate::error::Error;
-use crate::report::{Check, CheckStatus, print, print_json, stdout_columns, wrap};
-use crate::run;
-use crate::system::files::absolute;
+use crate::execute::launch::template::RANKS_SHM;
+use crate::fit::ledger::Ledger;
+use crate::input::data_cache;
+use crate::report::{print, print_json, stdout_columns, wrap};
+use crate::run::runs_folder;
+use crate::system::digests;
+use crate::system::files::{Space, absolute, nearest};
+
+const GIB: u64 = 1 << 30;
+/// Runs need more free disk space than this.
+const MIN_FREE_DISK: u64 = 2 * GIB;
+/// The default shared memory of a Docker container.
+const SHM: u64 = 64 << 20;
 
 pub fn run(engine: Option<&str>, json: bool) -> Result<(), Error> {
     let checks = checks(engine)?;
@@ -23,7 +36,7 @@ pub fn run(engine: Option<&str>, json: bool) -> Result<(), Error> {
 }
 
 fn checks(engine: Option<&str>) -> Result<Vec<Check>, Error> {
-    let host = Host::look(absolute(&run::runs_folder()));
+    let host = Host::look(absolute(&runs_folder()));
     let mut checks = super::runtime()?.block_on(registry::doctor(&host, engine));
     let Host { trainer, cards, .. } = &host;
     match cards.as_slice() {
@@ -35,11 +48,10 @@ fn checks(engine: Option<&str>) -> Result<Vec<Check>, Error> {
         checks.extend([program::libtorch(host.card()), program::image()]);
     }
     if cards.len() > 1 {
-        checks.push(links::links(cards.len()));
-        checks.extend(trainer.as_ref().ok().map(|_| links::nccl()));
+        checks.push(program::links(cards.len()));
+        checks.extend(trainer.as_ref().ok().map(|_| program::nccl()));
     }
-    let shared_memory = machine::shared_memory(cards.len());
-    checks.extend([machine::memory(), shared_memory, machine::disk(), machine::ledger(), machine::cache()]);
+    checks.extend([memory(), shared_memory(cards.len()), disk(), ledger(), cache()]);
     Ok(checks)
 }
 
@@ -59,4 +71,103 @@ fn show(check: &Check) {
     if let Some(hint) = &check.hint {
         print(&format!("{}{}", " ".repeat(MARGIN), indented(&format!("hint: {hint}"))));
     }
+}
+
+fn memory() -> Check {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim().trim_end_matches(" kB").parse::<u64>().ok()
+    };
+    let (Some(free), Some(total)) = (kib("MemAvailable:"), kib("MemTotal:")) else {
+        return Check::note("memory", "unknown");
+    };
+    let (free, total) = (free << 10, total << 10);
+    let found = format!("{} free of {}", human_bytes(free), human_bytes(total));
+    match free < GIB {
+        true => Check::note("memory", found).hint("low: end other programs, or limit runs with container.memory"),
+        false => Check::ok("memory", found),
+    }
+}
+
+/// Ranks of a training without containers exchange gradients through it, on a machine with several cards.
+fn shared_memory(cards: usize) -> Check {
+    let Some(space) = Space::at(Path::new("/dev/shm")) else {
+        return Check::note("shm", "no /dev/shm").hint("mount a tmpfs there; images of your own may want it");
+    };
+    if cards > 1 {
+        let (size, needed) = (human_bytes(space.total), human_bytes(RANKS_SHM));
+        let found = format!("/dev/shm of {size}; a training on several cards has {needed} of its own in a container");
+        return match space.total < RANKS_SHM {
+            true => Check::note("shm", found)
+                .hint(format!("too small for one without a container: mount a tmpfs of {needed} or more there")),
+            false => Check::ok("shm", found),
+        };
+    }
+    let found = format!("/dev/shm of {}; a container has {} of its own", human_bytes(space.total), human_bytes(SHM));
+    Check::ok("shm", found)
+        .hint("enough for the trainer of pipe; for one that shares batches among processes set container.shm: 2g")
+}
+
+fn disk() -> Check {
+    let runs = absolute(&runs_folder());
+    let found = |free| format!("{} free for {}", human_bytes(free), runs.display());
+    if !writable(&runs) {
+        return Check::missing("disk", format!("{} cannot be written to", runs.display()))
+            .hint("make it writable, or choose another folder with PIPE_RUNS");
+    }
+    match Space::at(nearest(&runs)).map(|space| space.free) {
+        Some(free) if free < MIN_FREE_DISK => {
+            Check::missing("disk", found(free)).hint("free some space, or choose another folder with PIPE_RUNS")
+        }
+        Some(free) => Check::ok("disk", found(free)),
+        None => Check::note("disk", format!("unknown for {}", runs.display())),
+    }
+}
+
+/// The ledger. Runs also work without it.
+fn ledger() -> Check {
+    let Some(ledger) = Ledger::find() else {
+        return Check::note("ledger", "no folder for it").hint("choose a file with PIPE_LEDGER");
+    };
+    let path = ledger.path();
+    let entries = ledger.entries();
+    if let [warning, ..] = ledger.take_warnings().as_slice() {
+        return Check::note("ledger", warning);
+    }
+    match entries {
+        Err(error) => Check::failed("ledger", CheckStatus::Note, &error),
+        Ok(_) if !writable(path) => Check::note("ledger", format!("{} cannot be written to", path.display()))
+            .hint("choose another file with PIPE_LEDGER"),
+        Ok(entries) => Check::ok("ledger", format!("{}, {}", path.display(), count(entries.len(), "entry"))),
+    }
+}
+
+/// Hashes of files, without which libtorch is read for every run, and data files that were prepared for the trainer.
+fn cache() -> Check {
+    match digests::cache_folder() {
+        None => Check::note("cache", "no folder for it").hint("choose a folder with PIPE_CACHE"),
+        Some(folder) if !writable(&folder) => {
+            Check::note("cache", format!("{} cannot be written to", folder.display()))
+                .hint("choose another folder with PIPE_CACHE")
+        }
+        Some(folder) => {
+            let data = match data_cache::size() {
+                (0, _) => String::new(),
+                (files, bytes) => format!(", {} of prepared data ({})", human_bytes(bytes), count(files, "file")),
+            };
+            Check::ok("cache", format!("{}{data}", folder.display()))
+        }
+    }
+}
+
+/// Whether it, or what has to be made for it, can be written.
+fn writable(path: &Path) -> bool {
+    let existing = nearest(path);
+    if existing != path && !existing.is_dir() {
+        return false;
+    }
+    let Ok(path) = CString::new(existing.as_os_str().as_encoded_bytes()) else { return false };
+    // SAFETY: the path ends in a zero byte and is only read.
+    unsafe { libc::access(path.as_ptr(), libc::W_OK) == 0 }
 }

@@ -1,23 +1,21 @@
-//! Everything that a draft needs, from flags, from the data and from answers.
+//! The questions of `pipe init`, and their answers from flags, from the data, or from a person on a terminal.
 
 use std::ffi::OsStr;
+use std::io::{BufRead, IsTerminal};
 use std::path::Path;
 
+use pipe_data::DataTable;
 use pipe_spec::pipeline::{Arch, Task};
 use pipe_spec::text::{ByteSize, Name};
 
-use super::batch::largest_batch;
-use super::compose::{known, unknown, with_tokens};
-use super::dialog::Dialog;
-use super::draft::Draft;
+use super::draft::{Answers, Draft};
 use super::survey::{Field, Survey};
-use super::table::DataTable;
-use super::{Options, architecture, base_model, pictures};
+use super::{Options, measure, pictures, roles};
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::input::data_cache;
 use crate::input::hub::HubAccess;
-use crate::report::say;
+use crate::report::{ask, say};
 
 /// Rows up to which the trainer opens the data to count tokens.
 const INSPECTED: u64 = 100_000;
@@ -45,34 +43,30 @@ impl Author<'_> {
         let train = self.train()?;
         let survey = DataTable::read(Path::new(&train)).map(|table| Survey::of(&table));
         let survey = survey.filter(|survey| survey.rows > 0 && !survey.columns.is_empty());
-        let base = options.model.as_deref().map(base_model::architecture).transpose()?.flatten();
+        let base = options.model.as_deref().map(measure::architecture).transpose()?.flatten();
         let arch = self.arch(&train, survey.as_ref(), base)?;
         let fields = self.fields(&train, survey.as_ref(), arch)?;
         let eval = self.eval(&train, arch.task())?;
         let from = self.model(arch)?;
         let name = self.name(&train, arch)?;
-        let card = Card::of_host();
-        let gpu_memory = self.gpu_memory(card.as_ref())?;
-        let draft = match &survey {
-            Some(survey) => known(arch, train, eval, from, survey, fields),
-            None => unknown(arch, train, eval, from, fields),
-        };
-        let is_for_card = card.is_some() || gpu_memory.is_some();
-        let draft = Draft { name, gpu_memory, card: is_for_card, ..draft };
-        let draft = match &survey {
-            Some(survey) if survey.counted && survey.rows <= INSPECTED => with_tokens(draft, survey)?,
-            _ => draft,
-        };
-        let total = gpu_memory.map(|size| size.0).or(card.map(|card| card.total));
-        Ok(match total.and_then(|total| largest_batch(&draft, total)) {
-            Some(batch) => Draft { batch, ..draft },
-            None => draft,
-        })
+        let machine = Card::of_host();
+        let gpu_memory = self.gpu_memory(machine.as_ref())?;
+        let card = machine.is_some() || gpu_memory.is_some();
+        let mut draft =
+            Draft::new(Answers { name, arch, train, eval, fields, from, gpu_memory, card }, survey.as_ref());
+        if let Some(survey) = survey.as_ref().filter(|survey| survey.counted && survey.rows <= INSPECTED) {
+            draft = measure::with_tokens(draft, survey)?;
+        }
+        let total = gpu_memory.map(|size| size.0).or(machine.map(|card| card.total));
+        if let Some(batch) = total.and_then(|total| measure::largest_batch(&draft, total)) {
+            draft.batch = batch;
+        }
+        Ok(draft)
     }
 
-    /// Of a folder of pictures, the file that names them.
+    /// The training data. For a folder of pictures it is the file that lists them.
     fn train(&self) -> Result<String, Error> {
-        let usual = architecture::data(self.options.arch.unwrap_or(Arch::T5).task());
+        let usual = usual_data(self.options.arch.map_or(Task::Seq2Seq, Arch::task));
         let train = self.given("training data", self.options.data.as_ref(), usual)?;
         let is_for_others = self.options.arch.is_some_and(|arch| arch.task() != Task::Contrastive);
         if !Path::new(&train).is_dir() || is_for_others {
@@ -85,7 +79,7 @@ impl Author<'_> {
         Ok(list.file.display().to_string())
     }
 
-    /// What a flag says, or an answer.
+    /// The value of a flag, or an answer.
     fn given(&self, question: &str, flag: Option<&String>, default: &str) -> Result<String, Error> {
         let text = |text: &str| Ok(text.to_owned());
         match flag {
@@ -94,7 +88,7 @@ impl Author<'_> {
         }
     }
 
-    /// A flag, the model, or the data; on a terminal the answer. `base` is the architecture of the model to start from.
+    /// The architecture: a flag, that of the model, or what the data is good for; on a terminal the answer. `base` is the architecture of the model to start from.
     fn arch(&self, train: &str, survey: Option<&Survey>, base: Option<Arch>) -> Result<Arch, Error> {
         match (self.options.arch, base, &self.options.model) {
             (Some(arch), Some(base), Some(model)) if arch != base => {
@@ -104,9 +98,9 @@ impl Author<'_> {
             (None, None, _) => {}
         }
         let guess = match survey {
-            Some(survey) => survey.guess(&self.options.fields),
+            Some(survey) => roles::guess(survey, &self.options.fields),
             // Somebody who has no data yet gets an example.
-            None if self.options.data.is_none() => Ok(Arch::T5),
+            None if self.options.data.is_none() => Ok(Arch::first_for(Task::Seq2Seq)),
             None => Err(unread(train)),
         };
         match (guess, self.dialog) {
@@ -124,9 +118,9 @@ impl Author<'_> {
             say(&format!("  {why}"));
         }
         for arch in Arch::ALL {
-            say(&format!("  {:<16} {}", arch.name(), architecture::describe(arch.task())));
+            say(&format!("  {:<16} {}", arch.name(), roles::describe(arch.task())));
         }
-        let guess = guess.unwrap_or(Arch::T5);
+        let guess = guess.unwrap_or(Arch::first_for(Task::Seq2Seq));
         let read = |text: &str| Arch::find(text).ok_or_else(|| "one of the names above".to_owned());
         Ok(self.dialog.ask("architecture", guess.name(), read)?.unwrap_or(guess))
     }
@@ -136,12 +130,12 @@ impl Author<'_> {
         Error::UnclearData { data: train.to_owned(), why, columns }
     }
 
-    /// Which column feeds what. Where nothing is known of the data, what was given.
+    /// Which column feeds which role. Where nothing is known of the data, the flag decides.
     fn fields(&self, train: &str, survey: Option<&Survey>, arch: Arch) -> Result<Vec<Field>, Error> {
         let Some(survey) = survey else { return Ok(self.options.fields.clone()) };
-        survey.fields(arch.task(), &self.options.fields).map_err(|why| Error::OtherData {
+        roles::fields(survey, arch.task(), &self.options.fields).map_err(|why| Error::OtherData {
             arch: arch.name(),
-            wants: architecture::wants(arch.task()),
+            wants: roles::wants(arch.task()),
             data: train.to_owned(),
             why,
             columns: format!("\n{}", survey.table(WIDTH)),
@@ -162,8 +156,8 @@ impl Author<'_> {
         let found = ["eval", "validation", "valid", "dev", "test"].map(beside).into_iter().find(is_other);
         let default = found.map_or("none".to_owned(), |path| path.display().to_string());
         let question = match task {
-            Task::TimeSeries => "evaluation data (none keeps the end of the series)",
-            _ => "evaluation data (none keeps a share of the rows)",
+            Task::TimeSeries => "evaluation data (none: hold out the end of the series)",
+            _ => "evaluation data (none: hold out 10 %)",
         };
         let answer = self.dialog.ask(question, &default, |text| Ok(text.to_owned()))?.unwrap_or(default);
         Ok(Some(answer).filter(|answer| answer != "none"))
@@ -174,30 +168,30 @@ impl Author<'_> {
             return Ok(self.options.model.clone());
         }
         let Some(hub) = pipe_model::starter(arch).hub else { return Ok(None) };
-        let default = if base_model::config_folder(hub, HubAccess::CacheOnly).is_ok() { hub } else { "scratch" };
+        let default = if measure::config_folder(hub, HubAccess::CacheOnly).is_ok() { hub } else { "scratch" };
         let question = format!("model: a folder, a hub id such as {hub}, or scratch");
         let answer = self.dialog.ask(&question, default, |text| Ok(text.to_owned()))?;
         Ok(answer.filter(|answer| answer != "scratch"))
     }
 
-    fn name(&self, train: &str, arch: Arch) -> Result<String, Error> {
+    fn name(&self, train: &str, arch: Arch) -> Result<Name, Error> {
         if let Some(name) = &self.options.name {
-            return Ok(name.to_string());
+            return Ok(name.clone());
         }
         let file = self.options.file.as_deref().and_then(Path::file_stem);
         let (data, folder) = (Path::new(train).file_name(), Path::new(train).parent().and_then(Path::file_name));
-        // Without all of its endings: train.jsonl.gz.
+        // All endings are dropped: train.jsonl.gz is train.
         let stem = |name: &OsStr| name.to_string_lossy().split('.').next().unwrap_or_default().to_owned();
         let says_something = |name: &String| !PLAIN_NAMES.contains(&name.as_str());
         let of_data = [data, folder].into_iter().flatten().map(stem).filter(says_something);
         let names = file.map(|name| name.to_string_lossy().into_owned()).into_iter().chain(of_data);
-        let name = names.chain([arch.name().to_owned()]).find(|name| name.parse::<Name>().is_ok());
-        let name = name.unwrap_or_default();
-        let read = |text: &str| text.parse::<Name>().map(|name| name.to_string()).map_err(str::to_owned);
-        Ok(self.dialog.ask("name", &name, read)?.unwrap_or(name))
+        let name = names.chain([arch.name().to_owned()]).find_map(|name| name.parse::<Name>().ok());
+        let name = name.expect("the name of an architecture is a name");
+        let read = |text: &str| text.parse::<Name>().map_err(str::to_owned);
+        Ok(self.dialog.ask("name", name.as_str(), read)?.unwrap_or(name))
     }
 
-    /// Where a card is, it is taken as it is.
+    /// The memory of the card to train on, where this machine has none.
     fn gpu_memory(&self, card: Option<&Card>) -> Result<Option<ByteSize>, Error> {
         if self.options.gpu_memory.is_some() || card.is_some() || self.dialog != Dialog::Person {
             return Ok(self.options.gpu_memory);
@@ -210,7 +204,7 @@ impl Author<'_> {
     }
 }
 
-/// Why nothing is known of the data.
+/// The reason why nothing is known of the data.
 fn unread(train: &str) -> String {
     let path = Path::new(train);
     match path.file_name().and_then(|name| name.to_str()) {
@@ -219,5 +213,65 @@ fn unread(train: &str) -> String {
             format!("it is none of the files that are read: .{}", Task::Language.endings().join(", ."))
         }
         _ => "there are no rows in it".to_owned(),
+    }
+}
+
+/// The usual path of the data of a task.
+fn usual_data(task: Task) -> &'static str {
+    match task {
+        Task::Seq2Seq | Task::Classification | Task::Contrastive => "data/train.jsonl",
+        Task::TimeSeries => "data/train.csv",
+        Task::Language => "data/train.txt",
+    }
+}
+
+/// Who answers the questions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialog {
+    Person,
+    /// `--yes`: every answer is the default.
+    Defaults,
+    /// No terminal to ask on.
+    NoTerminal,
+}
+
+impl Dialog {
+    pub fn find(yes: bool) -> Self {
+        match (yes, std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+            (true, _) => Self::Defaults,
+            (false, true) => Self::Person,
+            (false, false) => Self::NoTerminal,
+        }
+    }
+
+    /// The first answer that `read` accepts; nothing without a terminal.
+    pub fn ask<T>(
+        self,
+        question: &str,
+        default: &str,
+        read: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Error> {
+        match self {
+            Self::NoTerminal => return Ok(None),
+            Self::Defaults => return Ok(read(default).ok()),
+            Self::Person => {}
+        }
+        loop {
+            ask(&format!("{question} [{default}]: "));
+            let mut line = String::new();
+            let count = std::io::stdin()
+                .lock()
+                .read_line(&mut line)
+                .map_err(|source| Error::Read { path: "the answer".into(), source })?;
+            if count == 0 {
+                say("");
+                return Err(Error::Interrupted);
+            }
+            let answer = if line.trim().is_empty() { default } else { line.trim() };
+            match read(answer) {
+                Ok(value) => return Ok(Some(value)),
+                Err(message) => say(&format!("  {message}")),
+            }
+        }
     }
 }

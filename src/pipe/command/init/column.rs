@@ -1,17 +1,15 @@
-//! What a column of the data looks like: its values decide, and where there are too few of them its name.
+//! The kind of a column of the data: its values decide, and where there are too few of them its name.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::names;
-
-/// With fewer rows, values say little: names are asked first.
+/// Rows below which names decide before values.
 const FEW_ROWS: usize = 8;
-/// A value of a label comes so often at least, on average.
+/// How often a value of a label is repeated on average, at least.
 const REPEATED: usize = 3;
-/// Where nothing but its values say that it is a label, it has so many, or the square root of the rows.
+/// Values of a label at most, or the square root of the rows, where its name does not say that it is one.
 const FEW_CLASSES: usize = 10;
 /// Characters of a label, and words, on average.
 const LABEL_CHARACTERS: usize = 40;
@@ -20,6 +18,33 @@ const LABEL_WORDS: f64 = 4.0;
 const NUMBERED_CLASSES: usize = 20;
 /// Pictures that are looked for on disk.
 const SOUGHT: usize = 20;
+
+/// For each role the names that people give to its columns, the most usual first. Names decide where the values leave it open.
+const NAMES: [(&str, &str); 8] = [
+    ("source", "source src instruction question prompt input document article ingredients query text"),
+    ("target", "target output tgt answer response completion summary translation reply directions"),
+    ("text", "text sentence sentence1 premise question1 caption content review comment body message description title"),
+    ("text_pair", "text_pair sentence2 hypothesis question2"),
+    ("label", "label labels class category sentiment target intent topic score rating stars grade points price y"),
+    ("image", "image image_path img picture photo path file filename file_name"),
+    ("time", "time timestamp datetime date"),
+    ("id", "id uuid guid index idx key row nr no number"),
+];
+
+/// Names of numbers that are an amount, and not the number of a class, where they are whole and begin at 1.
+const AMOUNTS: [&str; 6] = ["score", "rating", "stars", "grade", "points", "price"];
+
+/// The position of `name` among the usual names of a role: smaller is more usual.
+pub fn name_rank(role: &str, name: &str) -> Option<usize> {
+    let (_, known) = NAMES.iter().find(|(known, _)| *known == role)?;
+    known.split(' ').position(|known| name.trim().eq_ignore_ascii_case(known))
+}
+
+/// Whether the name is one that rows are numbered with: `id`, `review_id`, `ID`.
+fn is_id_name(name: &str) -> bool {
+    let last = name.trim().rsplit(['_', '-', ' ', '.']).next().unwrap_or(name);
+    name_rank("id", name).is_some() || ["id", "uuid", "guid", "idx"].iter().any(|id| last.eq_ignore_ascii_case(id))
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -30,7 +55,7 @@ pub enum Kind {
     Time,
     /// The path of a picture.
     Picture,
-    /// Another value in every row, which says nothing of what is in it.
+    /// A value that differs in every row and says nothing about it.
     Id,
     /// A conversation.
     Messages,
@@ -68,9 +93,9 @@ pub struct Column {
     pub classes: Vec<(String, usize)>,
     /// Lengths of a text.
     pub words: Lengths,
-    /// About as many tokens as it will have. Of a conversation, those before its last turn.
+    /// Tokens, estimated. In a conversation those before its last turn.
     pub tokens: Lengths,
-    /// Those of the last turn of a conversation.
+    /// The tokens of the last turn of a conversation.
     pub answer_tokens: Lengths,
     /// Values that all are numbers: the least and the greatest.
     pub range: Option<(f64, f64)>,
@@ -94,7 +119,7 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    /// Of two texts one behind the other, at most.
+    /// The lengths of two texts in a row, at most.
     pub fn and(self, other: Self) -> Self {
         Self { mean: self.mean + other.mean, p95: self.p95 + other.p95, longest: self.longest + other.longest }
     }
@@ -148,14 +173,15 @@ impl Column {
         column
     }
 
-    /// Whether what stands here can be the class or the number that is predicted.
+    /// Whether the column can be the class or the number that is predicted.
     pub fn can_be_label(&self) -> bool {
         matches!(self.kind, Kind::Label | Kind::Number)
     }
 
     /// Whether numbers are to be predicted as numbers, and not as classes.
     pub fn is_quantity(&self) -> bool {
-        let is_amount = |(low, _): (f64, f64)| low >= 1.0 && names::is_amount(&self.name);
+        let is_named = || AMOUNTS.iter().any(|known| self.name.trim().eq_ignore_ascii_case(known));
+        let is_amount = |(low, _): (f64, f64)| low >= 1.0 && is_named();
         self.range.is_some_and(|range| self.kind == Kind::Number || is_amount(range))
     }
 
@@ -177,8 +203,8 @@ impl Column {
             return if filled.iter().all(|value| is_conversation(value)) { Kind::Messages } else { Kind::Other };
         }
         if texts.is_empty() {
-            // Of a picture inside of a table nothing is shown.
-            return if names::rank("image", &self.name).is_some() { Kind::Picture } else { Kind::Constant };
+            // The bytes of a picture inside of a table are not read.
+            return if name_rank("image", &self.name).is_some() { Kind::Picture } else { Kind::Constant };
         }
         if mostly(texts, is_picture) {
             return Kind::Picture;
@@ -196,11 +222,11 @@ impl Column {
     }
 
     fn kind_by_name(&self, texts: &[String]) -> Kind {
-        let is = |role: &str| names::rank(role, &self.name).is_some();
+        let is = |role: &str| name_rank(role, &self.name).is_some();
         let is_number = self.range.is_some();
         match () {
             () if mostly(texts, is_time) || (is("time") && is_number) => Kind::Time,
-            () if names::is_id(&self.name) => Kind::Id,
+            () if is_id_name(&self.name) => Kind::Id,
             () if is("label") && (is_number || self.words.mean <= 1) && !is("target") => Kind::Label,
             () if is("label") && is_number => Kind::Label,
             () if is_number => Kind::Number,
@@ -209,13 +235,13 @@ impl Column {
     }
 
     fn kind_of_numbers(&self, (low, high): (f64, f64), rows: usize, numbers: &[f64]) -> Kind {
-        if names::rank("time", &self.name).is_some() && self.rises {
+        if name_rank("time", &self.name).is_some() && self.rises {
             return Kind::Time;
         }
         let is_new = self.distinct == rows;
-        let is_target = names::rank("label", &self.name).is_some();
+        let is_target = name_rank("label", &self.name).is_some();
         let steps = || numbers.windows(2).all(|pair| pair[1] - pair[0] == numbers[1] - numbers[0]);
-        if self.whole && is_new && !is_target && (names::is_id(&self.name) || steps()) {
+        if self.whole && is_new && !is_target && (is_id_name(&self.name) || steps()) {
             return Kind::Id;
         }
         let is_class = self.whole && low >= 0.0 && high <= NUMBERED_CLASSES as f64;
@@ -233,7 +259,7 @@ impl Column {
         let words = texts.iter().map(|text| text.split_whitespace().count()).sum::<usize>() as f64 / rows as f64;
         let is_short = words <= LABEL_WORDS && mostly(texts, |text| text.chars().count() <= LABEL_CHARACTERS);
         // A column that is called a label may have more classes, and fewer rows of each.
-        let most = match names::rank("label", &self.name) {
+        let most = match name_rank("label", &self.name) {
             Some(_) => rows / 2,
             None => (rows / REPEATED).min(rows.isqrt().max(FEW_CLASSES)),
         };
@@ -242,7 +268,7 @@ impl Column {
         }
         let is_code =
             |text: &str| !text.contains(char::is_whitespace) && text.contains(|letter: char| letter.is_ascii_digit());
-        if self.distinct == rows && mostly(texts, |text| is_code(text) || (names::is_id(&self.name) && words <= 1.0)) {
+        if self.distinct == rows && mostly(texts, |text| is_code(text) || (is_id_name(&self.name) && words <= 1.0)) {
             return Kind::Id;
         }
         Kind::Text
@@ -254,7 +280,7 @@ fn mostly(texts: &[String], is: impl Fn(&str) -> bool) -> bool {
     texts.iter().filter(|text| is(text)).count() * 10 >= texts.len() * 9
 }
 
-pub fn is_empty(value: &Value) -> bool {
+fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::String(text) => text.trim().is_empty(),
@@ -262,7 +288,7 @@ pub fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Without space around it, as labels are compared.
+/// A value as text without space around it, as labels are compared.
 fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.trim().to_owned(),
@@ -270,7 +296,7 @@ fn text_of(value: &Value) -> String {
     }
 }
 
-/// With a decimal comma too, which stands where semicolons part the cells.
+/// A number, also with a decimal comma, which files with semicolons between the cells have.
 fn number(text: &str) -> Option<f64> {
     let read = |text: &str| text.parse().ok().filter(|number: &f64| number.is_finite());
     read(text).or_else(|| read(&text.replacen(',', ".", 1)))
@@ -302,7 +328,7 @@ fn is_time(text: &str) -> bool {
     marks >= 1 && groups >= 2 && text.len() >= 5 && text.chars().all(others) && number(text).is_none()
 }
 
-/// What the keys of a turn are called.
+/// The keys of a turn: its speaker and its text.
 const SPEAKER: [&str; 2] = ["role", "from"];
 const SAID: [&str; 3] = ["content", "value", "text"];
 

@@ -1,8 +1,9 @@
 //! A pipeline for a command line: which of its options are the batch, the accumulation, the output and the checkpoint.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 
-use pipe_spec::pipeline::CommandLine;
+use pipe_spec::pipeline::{BatchSetting, Checkpoints, CommandLine, Container, Image, Note, PipelineFile, TrainFile};
 use pipe_spec::text::Name;
 
 use crate::engine::registry;
@@ -50,13 +51,16 @@ const RESUME: [&str; 5] = ["resume-from-checkpoint", "resume-from", "resume", "c
 const OF_TRANSFORMERS: &str = "per-device-train-batch-size";
 
 /// Samples in a batch where the command does not say.
-const DEFAULT_BATCH: u32 = 8;
+const DEFAULT_BATCH: NonZeroU32 = NonZeroU32::new(8).unwrap();
+
+/// The name under which an image of the folder is looked for.
+const DOCKERFILE: &str = "Dockerfile";
 
 #[derive(Debug)]
 pub struct CommandDraft {
-    pub name: String,
+    pub name: Name,
     pub yaml: String,
-    /// What was found, for people.
+    /// The options that were found, for people.
     pub findings: Vec<String>,
 }
 
@@ -92,37 +96,51 @@ pub fn draft(line: &str, name: Option<&Name>, folder: &Path) -> Result<CommandDr
         finding("resume", &resume, no_resume),
     ];
 
-    let samples = batch.as_ref().map_or(DEFAULT_BATCH, |found| found.value.parse().unwrap_or(DEFAULT_BATCH));
-    let batches = accum.as_ref().map_or(1, |found| found.value.parse().unwrap_or(1));
-    let from = |found: &Option<Found>| {
-        found.as_ref().map_or("as PIPE_BATCH".to_owned(), |found| format!("from {}", found.option))
+    let number = |found: &Option<Found>, default: NonZeroU32| {
+        found.as_ref().and_then(|found| found.value.parse().ok()).unwrap_or(default)
     };
-    let name = name.map_or_else(|| name_of(words), ToString::to_string);
-    let mut yaml = format!("version: 1\nname: {name}\ncommand: >-\n{}", folded(&arguments.words));
-    yaml += &format!("train:\n  batch: {samples}   # {}\n  accum: {batches}\n", from(&batch));
-    yaml += match of_transformers {
-        true => "checkpoints: {pattern: checkpoint-*, complete: trainer_state.json}\n",
-        false => "# What {resume} names: files or folders below {run}.\ncheckpoints: {pattern: checkpoint-*}\n",
+    let from = batch.as_ref().map_or("as PIPE_BATCH".to_owned(), |found| format!("from {}", found.option));
+    let image = folder.join(DOCKERFILE).is_file().then(|| Image::Dockerfile(DOCKERFILE.to_owned()));
+    let engine = registry::without_images();
+    if image.is_none() {
+        findings.push(format!("engine    {engine}: there is no {DOCKERFILE} here"));
+    }
+    let name = name.map_or_else(|| name_of(words), Clone::clone);
+    let env = env.iter().filter_map(|word| assignment(word));
+    let file = PipelineFile {
+        train: TrainFile {
+            batch: BatchSetting::Fixed(number(&batch, DEFAULT_BATCH)),
+            accum: Some(number(&accum, NonZeroU32::MIN)),
+            ..TrainFile::default()
+        },
+        checkpoints: Some(Checkpoints {
+            complete: of_transformers.then(|| "trainer_state.json".to_owned()),
+            ..Checkpoints::default()
+        }),
+        engine: if image.is_none() { serde_json::from_value(engine.into()).ok() } else { None },
+        container: Container {
+            image,
+            env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            ..Container::default()
+        },
+        command: Some(CommandLine(arguments.words.clone())),
+        ..PipelineFile::new(&name)
     };
-    let has_dockerfile = folder.join("Dockerfile").is_file();
-    if has_dockerfile || !env.is_empty() {
-        yaml += "container:\n";
-    }
-    if has_dockerfile {
-        yaml += "  image: Dockerfile\n";
-    }
-    if !env.is_empty() {
-        let pairs = env.iter().filter_map(|word| assignment(word));
-        let pairs: Vec<String> = pairs.map(|(name, value)| format!("{name}: {}", serde_json::json!(value))).collect();
-        yaml += &format!("  env: {{{}}}\n", pairs.join(", "));
-    }
-    if !has_dockerfile {
-        let engine = registry::without_images();
-        let how = "# Without a container. For one, leave this out and give container.image a Dockerfile or name:tag.";
-        yaml += &format!("{how}\nengine: {engine}\n");
-        findings.push(format!("engine    {engine}: there is no Dockerfile here"));
-    }
-    Ok(CommandDraft { name, yaml, findings })
+    let resumed = "`{resume}` names one of these files or folders below `{run}`.".to_owned();
+    let without =
+        "Without a container. For one, leave this out and give container.image a Dockerfile or name:tag.".to_owned();
+    let notes = [
+        Note::new("version", ""),
+        Note::new("name", ""),
+        Note::new("command", "").folded(folded(&arguments.words)),
+        Note::new("train.batch", from),
+        Note::new("train.accum", ""),
+        Note::new("checkpoints", "").above(if of_transformers { Vec::new() } else { vec![resumed] }),
+        Note::new("checkpoints.pattern", ""),
+        Note::new("container", ""),
+        Note::new("engine", "").above(vec![without]),
+    ];
+    Ok(CommandDraft { yaml: file.to_yaml(&notes), name, findings })
 }
 
 /// An option that was found, with what stood behind it.
@@ -189,43 +207,38 @@ fn assignment(word: &str) -> Option<(&str, &str)> {
 }
 
 /// After the script, or else the program.
-fn name_of(words: &[String]) -> String {
+fn name_of(words: &[String]) -> Name {
     let script = words.iter().find(|word| word.ends_with(".py") || word.ends_with(".sh")).or(words.first());
     let file =
         Path::new(script.map_or("", String::as_str)).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name: String =
         file.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
     let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
-    name.parse::<Name>().map_or_else(|_| "command".to_owned(), |name| name.to_string())
+    name.parse().unwrap_or_else(|_| "command".parse().expect("a name"))
 }
 
-/// A line for each option.
-fn folded(words: &[String]) -> String {
-    let mut text = String::new();
-    for (at, word) in words.iter().enumerate() {
-        let begins = at == 0 || word.starts_with('-');
-        text += if begins && at > 0 {
-            "\n  "
-        } else if begins {
-            "  "
-        } else {
-            " "
-        };
-        text += &CommandLine::quoted(word);
+/// The words in lines, one for each option.
+fn folded(words: &[String]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in words {
+        match lines.last_mut().filter(|_| !word.starts_with('-')) {
+            Some(line) => *line += &format!(" {}", CommandLine::quoted(word)),
+            None => lines.push(CommandLine::quoted(word)),
+        }
     }
-    text + "\n"
+    lines
 }
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::{Pipeline, Variables};
+    use pipe_spec::Variables;
 
     use super::*;
 
     fn drafted(line: &str) -> (CommandDraft, String) {
         let nowhere = Path::new("/nowhere");
         let draft = draft(line, None, nowhere).unwrap();
-        let pipeline = Pipeline::parse(&draft.yaml, &[], &Variables::default())
+        let pipeline = registry::parse_pipeline(&draft.yaml, &[], &Variables::default())
             .unwrap_or_else(|error| panic!("{error}\n{}", draft.yaml));
         let command = pipeline.command().unwrap();
         let words = command.line.0.join("|");

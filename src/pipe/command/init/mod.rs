@@ -1,36 +1,29 @@
 //! `pipe init`: writes a new pipeline, from a look at the data and the answers to a few questions.
 
-pub mod architecture;
 mod author;
-mod base_model;
-mod batch;
 mod column;
 mod command_line;
-mod compose;
-mod dialog;
 mod draft;
-mod findings;
-mod inspection;
-mod limits;
-mod names;
-mod page;
+mod measure;
 mod pictures;
 mod roles;
-mod schema_file;
 mod settings;
 mod survey;
-mod table;
-mod vocabulary;
 
 use std::path::{Path, PathBuf};
 
 use pipe_spec::pipeline::Arch;
 use pipe_spec::text::{ByteSize, Name};
 
+use crate::engine::registry;
 use crate::error::Error;
 use crate::report::{print, print_data, say};
-use author::Author;
-use dialog::Dialog;
+use crate::system::digests::cache_folder;
+use crate::system::files::write_json;
+use author::{Author, Dialog};
+
+/// The schema that `make install` installs, below the folder that holds `bin`.
+const INSTALLED_SCHEMA: &str = "share/pipe/pipelines/schema.json";
 
 pub struct Options {
     pub file: Option<PathBuf>,
@@ -67,11 +60,12 @@ pub fn run(options: &Options) -> Result<(), Error> {
         return Ok(());
     }
     let draft = Author { options, dialog: Dialog::find(options.yes) }.draft()?;
-    let Some(file) = write(options, &draft.name, &draft.yaml())? else { return Ok(()) };
+    let Some(file) = write(options, &draft.answers.name, &draft.yaml())? else { return Ok(()) };
     if !options.quiet {
         draft.findings.iter().for_each(|line| say(&format!("  {line}")));
-        if !Path::new(&draft.train).exists() {
-            say(&format!("note: {} does not exist yet: its columns are guessed", draft.train));
+        let train = &draft.answers.train;
+        if !Path::new(train).exists() {
+            say(&format!("note: {train} does not exist yet: its columns are guessed"));
         }
         let file = file.display();
         say(&format!(
@@ -82,8 +76,8 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 /// Writes a pipeline to a file, and says which; nothing where it was printed instead.
-fn write(options: &Options, name: &str, yaml: &str) -> Result<Option<PathBuf>, Error> {
-    let text = format!("{}{yaml}", schema_file::editor_line());
+fn write(options: &Options, name: &Name, yaml: &str) -> Result<Option<PathBuf>, Error> {
+    let text = format!("{}{yaml}", editor_line());
     if options.stdout {
         print_data(format!("{}\n", text.trim_end()).as_bytes());
         return Ok(None);
@@ -100,8 +94,27 @@ fn write(options: &Options, name: &str, yaml: &str) -> Result<Option<PathBuf>, E
 
 /// Fails if the file exists, unless it may be overwritten.
 fn check_free(file: &Path, options: &Options) -> Result<(), Error> {
-    match file.exists() && !options.force && !options.stdout {
-        true => Err(Error::Exists { path: file.to_owned() }),
-        false => Ok(()),
-    }
+    let is_free = !file.exists() || options.force || options.stdout;
+    if is_free { Ok(()) } else { Err(Error::Exists { path: file.to_owned() }) }
+}
+
+/// The line that tells editors with a YAML language server which schema a pipeline has; empty where no file can be had.
+fn editor_line() -> String {
+    let path = installed_schema().or_else(cached_schema);
+    path.map_or(String::new(), |path| format!("# yaml-language-server: $schema={}\n", path.display()))
+}
+
+fn installed_schema() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let path = program.parent().and_then(Path::parent)?.join(INSTALLED_SCHEMA);
+    path.is_file().then_some(path)
+}
+
+/// Each `pipe init` writes it, so that it is the schema of this version.
+fn cached_schema() -> Option<PathBuf> {
+    let folder = std::path::absolute(cache_folder()?).ok()?;
+    std::fs::create_dir_all(&folder).ok()?;
+    let path = folder.join("schema.json");
+    write_json(&path, &registry::pipeline_schema()).ok()?;
+    Some(path)
 }

@@ -3,23 +3,23 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use pipe_data::DataTable;
 use serde_json::json;
 
 use super::column::{Kind, is_picture};
 use super::survey::Survey;
-use super::table::DataTable;
 use crate::error::Error;
 use crate::system::files;
 
 /// The file that names the pictures of a folder.
 const FILE: &str = "pictures.jsonl";
-/// Of a text beside a picture.
+/// Bytes of a text beside a picture that are read at most.
 const CAPTION_BYTES: u64 = 64 << 10;
 
-/// What a folder of pictures is trained on.
+/// The file that lists the pictures of a folder.
 pub struct PictureList {
     pub file: PathBuf,
-    /// What is to be said of it.
+    /// A sentence about the file, for people.
     pub note: String,
 }
 
@@ -31,7 +31,7 @@ pub fn list(folder: &Path) -> Result<Option<PictureList>, Error> {
     }
     let file = folder.join(FILE);
     if file.is_file() {
-        let note = format!("{} is there already and is used as it is", file.display());
+        let note = format!("{} exists already and is used as it is", file.display());
         return Ok(Some(PictureList { file, note }));
     }
     if let Some(file) = table_of_pictures(folder) {
@@ -89,7 +89,7 @@ fn rows(folder: &Path, pictures: &BTreeSet<PathBuf>) -> Option<(Vec<(String, Str
     if captions.len() * 2 > pictures.len() {
         let without = match pictures.len() - captions.len() {
             0 => String::new(),
-            left => format!("; {left} pictures have no .txt and are left out"),
+            left => format!("; {left} pictures have no .txt and are skipped"),
         };
         return Some((captions, format!("the text of a picture is in the .txt beside it{without}")));
     }
@@ -99,11 +99,22 @@ fn rows(folder: &Path, pictures: &BTreeSet<PathBuf>) -> Option<(Vec<(String, Str
     if classes.len() < 2 {
         return None;
     }
-    let text = |class: &str| format!("a photo of a {}", class.replace(['_', '-'], " "));
+    let text = |class: &str| format!("a photo of a {}", singular(&class.replace(['_', '-'], " ")));
     let rows: Vec<(String, String)> =
         pictures.iter().filter_map(|path| class(path).map(|class| named(path, text(&class)))).collect();
     let example = rows.first().map_or(String::new(), |(_, text)| format!("{text:?}"));
     Some((rows, format!("{} folders are the classes, the text of a picture is {example} and so on", classes.len())))
+}
+
+/// The name of a class without the ending of a plural: `cats` is `cat`, `berries` is `berry`; `glass` and `bus` stay.
+fn singular(class: &str) -> String {
+    let ends = |endings: &[&str]| endings.iter().any(|ending| class.ends_with(ending));
+    match class.strip_suffix('s') {
+        Some(stem) if ends(&["ies"]) && stem.len() > 3 => format!("{}y", &stem[..stem.len() - 2]),
+        Some(stem) if ends(&["ches", "shes", "xes", "sses"]) => stem[..stem.len() - 1].to_owned(),
+        Some(stem) if stem.len() > 2 && !ends(&["ss", "us", "is", "ies"]) => stem.to_owned(),
+        _ => class.to_owned(),
+    }
 }
 
 /// The text in the file of the same name, on one line.
@@ -145,6 +156,22 @@ mod tests {
         let want = "{\"image\":\"fox/2.JPG\",\"text\":\"a photo of a fox\"}\n\
                     {\"image\":\"polar_bear/1.jpg\",\"text\":\"a photo of a polar bear\"}\n";
         assert_eq!(listed(&classes), (FILE.to_owned(), want.to_owned()));
+    }
+
+    #[test]
+    fn classes_are_named_in_the_singular() {
+        for (class, want) in [
+            ("cats", "cat"),
+            ("polar bears", "polar bear"),
+            ("berries", "berry"),
+            ("foxes", "fox"),
+            ("glass", "glass"),
+            ("bus", "bus"),
+            ("fox", "fox"),
+            ("7s", "7s"),
+        ] {
+            assert_eq!(singular(class), want);
+        }
     }
 
     #[test]

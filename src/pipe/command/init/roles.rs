@@ -1,26 +1,92 @@
-//! Which column feeds which role of a task.
+//! The task that the columns of the data are good for, and which column feeds which role of it.
 
-use pipe_spec::pipeline::Task;
+use pipe_data::Layout;
+use pipe_spec::pipeline::{Arch, Task};
 
-use super::column::{Column, Kind};
-use super::names;
-use super::survey::{Field, Survey, is_words};
-use super::table::Layout;
+use super::column::{Column, Kind, name_rank};
+use super::survey::{Field, Survey};
+
+/// The first of the usual names of a label leave no doubt, even beside a question and an answer.
+const SURE_LABELS: usize = 3;
+
+/// The architecture for these columns, or why it is open. `given` are the roles that somebody has named.
+pub fn guess(survey: &Survey, given: &[Field]) -> Result<Arch, String> {
+    let task = if given.is_empty() { task_of_columns(survey)? } else { task_of_roles(survey, given)? };
+    fields(survey, task, given).map(|_| Arch::first_for(task))
+}
+
+fn task_of_roles(survey: &Survey, given: &[Field]) -> Result<Task, String> {
+    let has = |role: &str| given.iter().any(|(name, _)| name == role);
+    let needs = |task: Task| fields(survey, task, given).is_ok();
+    Ok(match () {
+        () if has("source") || has("target") || has("messages") => Task::Seq2Seq,
+        () if has("image") => Task::Contrastive,
+        () if has("time") => Task::TimeSeries,
+        () if has("text_pair") || (has("text") && has("label")) || needs(Task::Classification) => Task::Classification,
+        () if has("label") && !has("text") => Task::TimeSeries,
+        () if has("text") && !has("label") => Task::Language,
+        () => return Err(format!("no model takes {}", shown(given))),
+    })
+}
+
+fn task_of_columns(survey: &Survey) -> Result<Task, String> {
+    let columns = |kind: Kind| survey.of_kind(kind).len();
+    let texts = columns(Kind::Text);
+    let is_text = |column: &Column| column.kind == Kind::Text;
+    let is_pair = survey.best("source", is_text).is_some() && survey.best("target", is_text).is_some();
+    let label = survey.best("label", Column::can_be_label).and_then(|column| name_rank("label", &column.name));
+    match () {
+        () if survey.layout == Layout::Documents => Ok(Task::Language),
+        () if columns(Kind::Messages) > 0 => Ok(Task::Seq2Seq),
+        () if columns(Kind::Picture) > 0 => Ok(Task::Contrastive),
+        () if texts == 0 && survey.layout == Layout::Table && columns(Kind::Label) + columns(Kind::Number) > 1 => {
+            Ok(Task::TimeSeries)
+        }
+        () if survey.column("source").is_some() && survey.column("target").is_some() => Ok(Task::Seq2Seq),
+        () if is_pair && label.is_none_or(|rank| rank >= SURE_LABELS) => Ok(Task::Seq2Seq),
+        () if texts > 0 && label.is_some() => Ok(Task::Classification),
+        () if texts > 0 && columns(Kind::Label) > 0 => Ok(Task::Classification),
+        () if texts == 2 => Ok(Task::Seq2Seq),
+        () if texts == 1 && columns(Kind::Number) == 0 => Ok(Task::Language),
+        () if texts == 1 => {
+            Err("there is a text, and numbers whose names do not say which is to be predicted".to_owned())
+        }
+        () if texts > 2 => {
+            Err(format!("there are {texts} columns with text, and their names do not say what they are for"))
+        }
+        () => Err("there is neither text nor numbers with a label".to_owned()),
+    }
+}
+
+/// The column for each role of a task, or the role that has none or several.
+pub fn fields(survey: &Survey, task: Task, given: &[Field]) -> Result<Vec<Field>, String> {
+    for (role, name) in given {
+        if !task.roles().contains(&role.as_str()) {
+            return Err(format!("{:?} is no role of {}; its roles: {}", role, task.name(), task.roles().join(", ")));
+        }
+        if survey.column(name).is_none() && !survey.columns.is_empty() {
+            return Err(format!("there is no column {name:?}"));
+        }
+    }
+    let mut choice = Choice::new(survey, given);
+    choice.fill(task)?;
+    Ok(choice.fields)
+}
 
 /// Roles that are filled one after the other.
-pub struct Choice<'a> {
+struct Choice<'a> {
     survey: &'a Survey,
     fields: Vec<Field>,
 }
 
 impl<'a> Choice<'a> {
-    /// With the roles that somebody has named.
-    pub fn new(survey: &'a Survey, given: &[Field]) -> Self {
+    /// Begins with the roles that somebody has named.
+    fn new(survey: &'a Survey, given: &[Field]) -> Self {
         Self { survey, fields: given.to_vec() }
     }
 
-    /// Finds a column for every role that a task needs; otherwise says what is missing or not clear.
-    pub fn fill(&mut self, task: Task) -> Result<(), String> {
+    /// Finds a column for every role that a task needs, or fails with the role that has none or several.
+    fn fill(&mut self, task: Task) -> Result<(), String> {
         match task {
             Task::Seq2Seq => self.texts_to_texts(),
             Task::Classification => self.classes(),
@@ -28,10 +94,6 @@ impl<'a> Choice<'a> {
             Task::TimeSeries => self.series(),
             Task::Language => self.language(),
         }
-    }
-
-    pub fn into_fields(self) -> Vec<Field> {
-        self.fields
     }
 
     fn has(&self, role: &str) -> bool {
@@ -51,7 +113,7 @@ impl<'a> Choice<'a> {
     /// The one with the most usual name, or the only one.
     fn pick(&self, role: &str, is: impl Fn(&Column) -> bool) -> Option<&'a Column> {
         let free = self.free(is);
-        let rank = |column: &&Column| names::rank(role, &column.name).unwrap_or(usize::MAX);
+        let rank = |column: &&Column| name_rank(role, &column.name).unwrap_or(usize::MAX);
         let named = free.iter().copied().min_by_key(rank).filter(|column| rank(column) < usize::MAX);
         named.or(if let [only] = free[..] { Some(only) } else { None })
     }
@@ -117,7 +179,7 @@ impl<'a> Choice<'a> {
             let (labels, words) = (self.free(is_label).len(), self.free(is_word).len());
             match named.filter(|name| !self.fields.iter().any(|(_, used)| used == name)) {
                 Some(name) => self.fields.push(("label".to_owned(), name)),
-                // Of a word and a number that are repeated, the word is more often the label.
+                // Where a word and a number are repeated, the word is more often the label.
                 None if (labels, words) == (2, 1) => self.need("label", is_word)?,
                 None if labels > 0 => self.need("label", is_label)?,
                 None => self.need("label", Column::can_be_label)?,
@@ -129,7 +191,7 @@ impl<'a> Choice<'a> {
         let is_text = |column: &Column| column.kind == Kind::Text;
         if !self.has("text_pair")
             && let Some(pair) =
-                self.free(is_text).into_iter().find(|column| names::rank("text_pair", &column.name).is_some())
+                self.free(is_text).into_iter().find(|column| name_rank("text_pair", &column.name).is_some())
         {
             self.feed("text_pair", pair);
         }
@@ -167,7 +229,7 @@ impl<'a> Choice<'a> {
         self.need("label", |column| column.kind == Kind::Label)?;
         if !self.has("time") {
             let in_order = |kind: Kind| self.free(move |column| column.kind == kind && column.rises);
-            // What numbers the rows says their order, as a time does.
+            // A number of the row gives the order, as a time does.
             if let Some(column) = in_order(Kind::Time).first().or(in_order(Kind::Id).first()) {
                 self.feed("time", column);
             }
@@ -194,10 +256,179 @@ impl<'a> Choice<'a> {
     }
 }
 
+/// A task in a few words, for the list of choices.
+pub fn describe(task: Task) -> &'static str {
+    match task {
+        Task::Seq2Seq => "a text from a text",
+        Task::Classification => "classify or score one or two texts",
+        Task::Contrastive => "which picture belongs to which text",
+        Task::TimeSeries => "a class for a window of a time series",
+        Task::Language => "the next token of a text",
+    }
+}
+
+/// The columns that the data of a task needs.
+pub fn wants(task: Task) -> &'static str {
+    match task {
+        Task::Seq2Seq => "two texts (source, target) or conversations (messages)",
+        Task::Classification => "a text or two (text, text_pair) and a label",
+        Task::Contrastive => "paths of pictures (image) and a text",
+        Task::TimeSeries => "numbers, a label and perhaps a time, in .csv, .tsv or .parquet",
+        Task::Language => "a text",
+    }
+}
+
 fn article(role: &str) -> String {
     match role {
         "image" => "a path of a picture".to_owned(),
         "text" | "source" | "target" => format!("the {role}, a text"),
         _ => format!("a {role}"),
+    }
+}
+
+fn is_words(column: &Column) -> bool {
+    matches!(column.kind, Kind::Text | Kind::Label)
+}
+
+fn shown(fields: &[Field]) -> String {
+    fields.iter().map(|(role, name)| format!("{role}={name}")).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use pipe_data::DataTable;
+
+    fn survey(name: &str, text: &str) -> Survey {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        Survey::of(&DataTable::read(Path::new(&path)).unwrap())
+    }
+
+    /// `ARCH role=column ...`, or why not.
+    fn guess(survey: &Survey, given: &[Field]) -> String {
+        match super::guess(survey, given) {
+            Ok(arch) => format!("{} {}", arch.name(), shown(&fields(survey, arch.task(), given).unwrap())),
+            Err(why) => why,
+        }
+    }
+
+    #[test]
+    fn few_rows_are_guessed_by_name() {
+        for (name, text, want) in [
+            (
+                "a.jsonl",
+                r#"{"title": "x", "ingredients": "a", "directions": "b"}"#,
+                "t5 source=ingredients, target=directions",
+            ),
+            ("a.jsonl", r#"{"question": "a", "answer": "b"}"#, "t5 source=question, target=answer"),
+            ("a.jsonl", r#"{"text": "a", "label": 1}"#, "bert text=text, label=label"),
+            (
+                "a.jsonl",
+                r#"{"premise": "a", "hypothesis": "b", "label": 1}"#,
+                "bert text=premise, text_pair=hypothesis, label=label",
+            ),
+            ("a.jsonl", r#"{"file": "a.png", "caption": "b"}"#, "clip image=file, text=caption"),
+            ("a.csv", "time,open,close,label\n1,2.5,3,up\n2,3,4,down\n", "hybrid-cnn-lstm label=label, time=time"),
+            ("a.csv", "review,sentiment\n\"good, or so\",1\n", "bert text=review, label=sentiment"),
+            ("a.txt", "Once upon a time", "mu-sota "),
+            ("a.jsonl", r#"{"text": "a"}"#, "mu-sota text=text"),
+            ("a.jsonl", r#"{"zeta": "a", "b": 1, "alpha": "c"}"#, "t5 source=zeta, target=alpha"),
+            ("a.jsonl", r#"{"a": 1}"#, "there is neither text nor numbers with a label"),
+            ("a.jsonl", "no json", "there is neither text nor numbers with a label"),
+        ] {
+            assert_eq!(guess(&survey(name, text), &[]), want, "{text}");
+        }
+    }
+
+    /// Thirty rows, of the cells that `row` gives.
+    fn rows(head: &str, row: impl Fn(usize) -> String) -> Survey {
+        let lines: Vec<String> = (0..30).map(row).collect();
+        survey("a.csv", &format!("{head}\n{}\n", lines.join("\n")))
+    }
+
+    #[test]
+    fn values_are_guessed_whatever_their_names() {
+        let (kind, told) = (["x", "y"], |row: usize| format!("a tale of {row} cities and a river"));
+        for (found, want) in [
+            (
+                rows("nr,notiz,art", |row| format!("{row},{},{}", told(row), kind[row % 2])),
+                "bert text=notiz, label=art",
+            ),
+            (
+                rows("eins,zwei,art", |row| format!("{},{},{}", told(row), told(row + 7), kind[row % 2])),
+                "bert text=eins, text_pair=zwei, label=art",
+            ),
+            (rows("eins,zwei", |row| format!("{},{}", told(row), told(row + 7))), "t5 source=eins, target=zwei"),
+            (
+                rows("lang,notiz,label", |row| format!("{},{},{}", kind[row % 2], told(row), row % 3)),
+                "bert text=notiz, label=label",
+            ),
+            (rows("notiz,rating", |row| format!("{},{}.{row}", told(row), row % 5)), "bert text=notiz, label=rating"),
+            (
+                rows("wann,a,b,zustand", |row| {
+                    format!("2025-01-01 10:{row:02},{row}.5,{},{}", row * row, kind[row % 2])
+                }),
+                "hybrid-cnn-lstm label=zustand, time=wann",
+            ),
+            (
+                rows("nr,a,zustand", |row| format!("{row},{}.5,{}", row * row, kind[row % 2])),
+                "hybrid-cnn-lstm label=zustand, time=nr",
+            ),
+            (
+                rows("notiz,laenge", |row| format!("{},{}.{row}", told(row), row % 5)),
+                "there is a text, and numbers whose names do not say which is to be predicted",
+            ),
+            (
+                rows("notiz,art,farbe", |row| format!("{},{},{}", told(row), kind[row % 2], kind[row / 15])),
+                "several columns could be the label: art, farbe",
+            ),
+            (
+                rows("name,klasse,personen,art", |row| {
+                    format!("{},{},{},{}", told(row), row % 2, row % 3, kind[row % 2])
+                }),
+                "several columns could be the label: klasse, personen, art",
+            ),
+            (
+                rows("notiz;price", |row| format!("{};{row},5", told(row))),
+                "the numbers in \"price\" have a decimal comma; write 3.5 and not 3,5",
+            ),
+            (
+                rows("notiz,personen,art", |row| format!("{},{},{}", told(row), row % 3, kind[row % 2])),
+                "bert text=notiz, label=art",
+            ),
+            (
+                rows("a,b,c", |row| format!("{},{},{}", told(row), told(row + 3), told(row + 9))),
+                "there are 3 columns with text, and their names do not say what they are for",
+            ),
+            (
+                rows("wann,a,zustand", |row| format!("{}.01.2025,{row}.5,{}", row % 28 + 1, kind[row % 2])),
+                "the times in \"wann\" fall; sort the rows, and write dates as 2025-11-27",
+            ),
+        ] {
+            assert_eq!(guess(&found, &[]), want);
+        }
+    }
+
+    #[test]
+    fn roles_that_are_given_decide() {
+        let told = |row: usize| format!("a tale of {row} cities and a river");
+        let survey = rows("a,b,c,d", |row| format!("{},{},{},{}.5", told(row), told(row + 3), row % 2, row * row));
+        let given = |fields: &[(&str, &str)]| -> Vec<Field> {
+            fields.iter().map(|(role, name)| ((*role).to_owned(), (*name).to_owned())).collect()
+        };
+        for (fields, want) in [
+            (given(&[("source", "b"), ("target", "a")]), "t5 source=b, target=a"),
+            (given(&[("text", "b"), ("label", "d")]), "bert text=b, label=d"),
+            (given(&[("text", "b"), ("label", "z")]), "there is no column \"z\""),
+            (given(&[("text", "b")]), "bert text=b, label=c"),
+            (given(&[("image", "b")]), "clip image=b, text=a"),
+        ] {
+            let found = guess(&survey, &fields);
+            assert_eq!(found, want, "{fields:?}");
+        }
     }
 }

@@ -1,13 +1,17 @@
-//! Settings with which a first training learns something: how long, how fast, in which steps, from what is known of the data. Pure.
+//! Settings with which a first training learns something: how long, how fast, in which steps, how many tokens of a text. Pure.
 
 use pipe_model::{ModelSize, Starter};
+use pipe_spec::Inspection;
 use pipe_spec::pipeline::Task;
+
+use super::column::{Column, Kind, Lengths};
+use super::survey::{Field, Survey};
 
 /// Rows that are kept for evaluation, at least, and the share that this may be.
 const EVAL_ROWS: f64 = 20.0;
 const EVAL_SHARE: f64 = 0.1;
 const MOST_EVAL_SHARE: f64 = 0.3;
-/// A step has so small a share of the rows, and so many at least.
+/// Steps in an epoch at least, and samples in a step at least.
 const STEPS_IN_EPOCH: u64 = 10;
 const LEAST_BATCH: u32 = 4;
 /// Passes over the data at most, and steps after which one pass is enough.
@@ -15,12 +19,21 @@ const MOST_EPOCHS: u64 = 60;
 const MOST_STEPS: u64 = 100_000;
 /// Evaluations in a training.
 const EVALUATIONS: u64 = 8;
-/// The largest class has so many times the rows of the smallest: then the classes are weighted.
+/// Classes are weighted where the largest has more than this many times the rows of the smallest.
 const UNEVEN: usize = 4;
 /// Rows of a window of a time series.
 const WINDOW: std::ops::RangeInclusive<u64> = 8..=60;
 
-/// What the data says about the training.
+/// Tokens of a text where nothing is known of the data, and at most.
+const UNKNOWN: u32 = 512;
+/// Tokens of a text while they are counted.
+const LONGEST: u32 = 4096;
+/// Limits are multiples of this.
+const STEP: usize = 16;
+/// Tokens that mark the beginning and the end of a text.
+const MARKS: usize = 3;
+
+/// Facts about the data that decide the settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     pub task: Task,
@@ -47,14 +60,14 @@ pub struct Settings {
     /// Steps between two evaluations; nothing where an epoch is between them.
     pub evaluate_every: Option<u64>,
     pub balanced: bool,
-    /// The metric of the model that is kept.
+    /// The metric of the evaluation by which the best model is kept.
     pub best: &'static str,
 }
 
 impl Settings {
     pub fn new(starter: &Starter, facts: &Facts<'_>) -> Self {
         let recipe = if facts.from_weights { starter.fine_tuning } else { starter.scratch };
-        let lr = if facts.from_weights { recipe.lr } else { starter.scratch_lr(facts.size) };
+        let lr = two_digits(if facts.from_weights { recipe.lr } else { starter.scratch_lr(facts.size) });
         let eval_share = if facts.has_eval { 0.0 } else { eval_share(facts) };
         let mut settings = Self {
             epochs: u64::from(recipe.epochs),
@@ -77,7 +90,12 @@ impl Settings {
     }
 }
 
-/// The rows of a window, in a table of so many rows.
+/// A number that people can read: 2.2e-4 for 2.236e-4.
+fn two_digits(number: f64) -> f64 {
+    format!("{number:.1e}").parse().unwrap_or(number)
+}
+
+/// The rows of a window, in a table of `rows` rows.
 pub fn window(rows: u64) -> u32 {
     (rows / 40).clamp(*WINDOW.start(), *WINDOW.end()) as u32
 }
@@ -111,10 +129,98 @@ fn is_uneven(classes: &[(String, usize)]) -> bool {
 
 fn best(facts: &Facts<'_>) -> &'static str {
     match facts.task {
-        Task::Classification if facts.is_number => "eval.mse",
-        Task::Classification | Task::TimeSeries => "eval.macro_f1",
-        Task::Seq2Seq | Task::Contrastive | Task::Language => "eval.loss",
+        Task::Classification if facts.is_number => "mse",
+        Task::Classification | Task::TimeSeries => "macro_f1",
+        Task::Seq2Seq | Task::Contrastive | Task::Language => "loss",
     }
+}
+
+/// The samples that steps count: rows, windows, or sequences of tokens.
+pub fn samples(task: Task, survey: &Survey, fields: &[Field], limits: Limits, window: u32) -> u64 {
+    match task {
+        Task::TimeSeries => survey.rows.saturating_sub(u64::from(window)),
+        Task::Language => {
+            let texts = || survey.columns.iter().filter(|column| column.kind == Kind::Text);
+            let column = survey.fed(fields, "text").or_else(|| texts().next());
+            // Limits are on the safe side; the usual token has four bytes, and not three.
+            column.map_or(0, |column| survey.rows * column.tokens.mean as u64 * 3 / 4) / u64::from(limits.length)
+        }
+        Task::Seq2Seq | Task::Classification | Task::Contrastive => survey.rows,
+    }
+    .max(1)
+}
+
+/// Numbers from 0 are the classes themselves.
+pub fn classes(label: &Column) -> usize {
+    let count = match label.range {
+        Some((_, high)) if label.whole => high as usize + 1,
+        _ => label.classes.len(),
+    };
+    count.max(2)
+}
+
+/// How many tokens of a text are read: as many as nearly all texts have, so that no memory is spent on padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub source: u32,
+    pub target: u32,
+    /// Tokens of a sample in tasks with a single sequence.
+    pub length: u32,
+}
+
+impl Limits {
+    /// The limits for data that could not be read.
+    pub fn unknown(task: Task) -> Self {
+        let length = match task {
+            Task::Classification => 256,
+            Task::Contrastive => 77,
+            _ => UNKNOWN,
+        };
+        Self { source: UNKNOWN, target: 256, length }
+    }
+
+    /// Limits that cut next to nothing.
+    pub fn longest(self) -> Self {
+        Self { source: LONGEST, target: LONGEST, length: self.length.max(UNKNOWN) }
+    }
+
+    /// The limits for the lengths that the trainer has counted.
+    pub fn of_tokens(inspection: &Inspection) -> Option<Self> {
+        let of = |column: &str| {
+            let found = inspection.train.lengths.iter().find(|lengths| lengths.column == column)?;
+            let (p95, longest) = (found.p95 as usize, found.longest as usize);
+            // The marks are counted already.
+            Some(limit(Lengths { mean: 0, p95, longest: longest.saturating_sub(MARKS) }))
+        };
+        match (of("source"), of("target"), of("text")) {
+            (Some(source), Some(target), _) => Some(Self { source, target, length: UNKNOWN }),
+            (_, _, Some(length)) => Some(Self { source: UNKNOWN, target: UNKNOWN, length }),
+            _ => None,
+        }
+    }
+
+    /// The limits for the lengths that the columns suggest.
+    pub fn of(task: Task, survey: &Survey, fields: &[Field], is_small: bool) -> Self {
+        let of = |role: &str| survey.fed(fields, role).map_or(Lengths::default(), |column| column.tokens);
+        let mut limits = Self::unknown(task);
+        match (task, survey.fed(fields, "messages")) {
+            (Task::Seq2Seq, Some(column)) if column.kind == Kind::Messages => {
+                (limits.source, limits.target) = (limit(column.tokens), limit(column.answer_tokens));
+            }
+            (Task::Seq2Seq, _) => (limits.source, limits.target) = (limit(of("source")), limit(of("target"))),
+            (Task::Classification, _) => limits.length = limit(of("text").and(of("text_pair"))),
+            (Task::Contrastive, _) => limits.length = limit(of("text")).min(77),
+            (Task::Language, _) if is_small => limits.length = 128,
+            (Task::Language | Task::TimeSeries, _) => {}
+        }
+        limits
+    }
+}
+
+/// The longest text fits, unless it is far longer than the others.
+fn limit(lengths: Lengths) -> u32 {
+    let longest = if lengths.longest <= 2 * lengths.p95 { lengths.longest } else { lengths.p95 };
+    ((longest + MARKS).next_multiple_of(STEP) as u32).clamp(STEP as u32 * 2, UNKNOWN)
 }
 
 #[cfg(test)]
@@ -188,5 +294,11 @@ mod tests {
         let series = Facts { task: Task::TimeSeries, window: window(400), ..facts(400) };
         assert_eq!((window(400), window(100_000), window(10)), (10, 60, 8));
         assert!(settings(&series).eval_share * 400.0 >= 30.0 - 1.0e-9);
+    }
+
+    #[test]
+    fn a_text_that_is_far_longer_than_the_others_is_cut() {
+        let of = |p95, longest| limit(Lengths { mean: 5, p95, longest });
+        assert_eq!((of(40, 61), of(40, 600), of(2, 2), of(900, 900)), (64, 48, 32, 512));
     }
 }

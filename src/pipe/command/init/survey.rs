@@ -1,21 +1,20 @@
-//! All columns of the data, what could be trained on them, and which of them feeds what.
+//! All columns of the data, and a description of them for people.
 
-use pipe_spec::pipeline::{Arch, Task};
+use pipe_data::{DataTable, Layout};
+use pipe_spec::Inspection;
+use pipe_spec::pipeline::Task;
 use pipe_spec::text::count;
 
-use super::column::{Column, Kind};
-use super::names;
-use super::roles::Choice;
-use super::table::{DataTable, Layout};
-use crate::report::{Table, bounded, grouped};
+use super::column::{Column, Kind, Lengths, name_rank};
+use crate::report::{Table, bounded, grouped, visible_line};
 
 /// A role and the column that feeds it.
 pub type Field = (String, String);
 
-/// The first of the usual names of a label leave no doubt, even beside a question and an answer.
-const SURE_LABELS: usize = 3;
-/// Characters of an example.
+/// Characters of an example, and of a name.
 const EXAMPLE: usize = 40;
+/// Classes and columns that are listed by name at most.
+const LISTED: usize = 8;
 
 pub struct Survey {
     pub layout: Layout,
@@ -45,94 +44,22 @@ impl Survey {
         fields.iter().find(|(fed, _)| fed == role).and_then(|(_, name)| self.column(name))
     }
 
-    /// What could be trained; otherwise why that is open. `given` are the roles that somebody has named.
-    pub fn guess(&self, given: &[Field]) -> Result<Arch, String> {
-        let arch = match given.is_empty() {
-            true => self.arch_of_columns()?,
-            false => self.arch_of_roles(given)?,
-        };
-        self.fields(arch.task(), given).map(|_| arch)
-    }
-
-    fn arch_of_roles(&self, given: &[Field]) -> Result<Arch, String> {
-        let has = |role: &str| given.iter().any(|(name, _)| name == role);
-        let needs = |task: Task| self.fields(task, given).is_ok();
-        Ok(match () {
-            () if has("source") || has("target") || has("messages") => Arch::T5,
-            () if has("image") => Arch::Clip,
-            () if has("time") => Arch::HybridCnnLstm,
-            () if has("text_pair") || (has("text") && has("label")) || needs(Task::Classification) => Arch::Bert,
-            () if has("label") && !has("text") => Arch::HybridCnnLstm,
-            () if has("text") && !has("label") => Arch::MuSota,
-            () => return Err(format!("no model takes {}", shown(given))),
-        })
-    }
-
-    fn arch_of_columns(&self) -> Result<Arch, String> {
-        let columns = |kind: Kind| self.of_kind(kind).len();
-        let texts = columns(Kind::Text);
-        let is_text = |column: &Column| column.kind == Kind::Text;
-        let is_pair = self.best("source", is_text).is_some() && self.best("target", is_text).is_some();
-        let label = self.best("label", Column::can_be_label).and_then(|column| names::rank("label", &column.name));
-        match () {
-            () if self.layout == Layout::Documents => Ok(Arch::MuSota),
-            () if columns(Kind::Messages) > 0 => Ok(Arch::T5),
-            () if columns(Kind::Picture) > 0 => Ok(Arch::Clip),
-            () if texts == 0 && self.layout == Layout::Table && columns(Kind::Label) + columns(Kind::Number) > 1 => {
-                Ok(Arch::HybridCnnLstm)
-            }
-            () if self.column("source").is_some() && self.column("target").is_some() => Ok(Arch::T5),
-            () if is_pair && label.is_none_or(|rank| rank >= SURE_LABELS) => Ok(Arch::T5),
-            () if texts > 0 && label.is_some() => Ok(Arch::Bert),
-            () if texts > 0 && columns(Kind::Label) > 0 => Ok(Arch::Bert),
-            () if texts == 2 => Ok(Arch::T5),
-            () if texts == 1 && columns(Kind::Number) == 0 => Ok(Arch::MuSota),
-            () if texts == 1 => {
-                Err("there is a text, and numbers whose names do not say which is to be predicted".to_owned())
-            }
-            () if texts > 2 => {
-                Err(format!("there are {texts} columns with text, and their names do not say what they are for"))
-            }
-            () => Err("there is neither text nor numbers with a label".to_owned()),
-        }
-    }
-
-    /// Which column feeds what in a task; otherwise what is missing for it, or what is not clear.
-    pub fn fields(&self, task: Task, given: &[Field]) -> Result<Vec<Field>, String> {
-        for (role, name) in given {
-            if !task.roles().contains(&role.as_str()) {
-                return Err(format!(
-                    "{:?} is no role of {}; its roles: {}",
-                    role,
-                    task.name(),
-                    task.roles().join(", ")
-                ));
-            }
-            if self.column(name).is_none() && !self.columns.is_empty() {
-                return Err(format!("there is no column {name:?}"));
-            }
-        }
-        let mut choice = Choice::new(self, given);
-        choice.fill(task)?;
-        Ok(choice.into_fields())
-    }
-
     /// Columns that a time series reads as features.
     pub fn features(&self, fields: &[Field]) -> usize {
         self.columns.iter().filter(|column| !fields.iter().any(|(_, name)| *name == column.name)).count()
     }
 
-    fn of_kind(&self, kind: Kind) -> Vec<&Column> {
+    pub fn of_kind(&self, kind: Kind) -> Vec<&Column> {
         self.columns.iter().filter(|column| column.kind == kind).collect()
     }
 
     /// The column with the most usual name for a role.
     pub fn best(&self, role: &str, is: impl Fn(&Column) -> bool) -> Option<&Column> {
-        let ranked = |column: &&Column| names::rank(role, &column.name).unwrap_or(usize::MAX);
+        let ranked = |column: &&Column| name_rank(role, &column.name).unwrap_or(usize::MAX);
         self.columns.iter().filter(|column| is(column)).min_by_key(ranked).filter(|column| ranked(column) < usize::MAX)
     }
 
-    /// What was seen, for people.
+    /// A table of the columns for people.
     pub fn table(&self, width: usize) -> String {
         let mut table = Table::new(&["COLUMN", "LOOKS LIKE", "EXAMPLE"]);
         for column in &self.columns {
@@ -152,150 +79,83 @@ impl Survey {
         let plural = if self.rows == 1 { "" } else { "s" };
         format!("{more}{} {what}{plural}", grouped(self.rows))
     }
+
+    /// A description of the data in lines. The lengths are in tokens where the trainer has counted them.
+    pub fn findings(&self, task: Task, fields: &[Field], inspection: Option<&Inspection>) -> Vec<String> {
+        let mut lines = vec![format!("found: {}", self.count())];
+        for (role, name) in fields {
+            let Some(column) = self.column(name) else { continue };
+            lines.push(format!("  {role}: {}", describe(column, role, task, inspection)));
+        }
+        if fields.is_empty() {
+            let texts = self.columns.iter().filter(|column| column.kind == Kind::Text);
+            lines.extend(texts.map(|column| format!("  {}", words(column.words))));
+        }
+        let is_used = |column: &&Column| fields.iter().any(|(_, name)| *name == column.name);
+        let others: Vec<&Column> = self.columns.iter().filter(|column| !is_used(column)).collect();
+        match task {
+            Task::TimeSeries => {
+                lines.push(format!("  features: {}", listed(&others, |column| shown(&column.name))));
+            }
+            _ if !others.is_empty() && !fields.is_empty() => {
+                let other = |column: &&Column| format!("{} ({})", shown(&column.name), column.kind.name());
+                lines.push(format!("  not used: {}", listed(&others, other)));
+            }
+            _ => {}
+        }
+        lines
+    }
 }
 
-pub fn is_words(column: &Column) -> bool {
-    matches!(column.kind, Kind::Text | Kind::Label)
+fn describe(column: &Column, role: &str, task: Task, inspection: Option<&Inspection>) -> String {
+    let empty = match column.empty {
+        0 => String::new(),
+        empty => format!("; {} rows without one", grouped(empty as u64)),
+    };
+    let name = shown(&column.name);
+    match (role, column.kind) {
+        ("label", _) if column.is_quantity() && task == Task::Classification => match column.range {
+            Some((low, high)) => format!("{name}, a number from {low} to {high}{empty}"),
+            None => format!("{name}{empty}"),
+        },
+        ("label", _) if !column.classes.is_empty() => {
+            let class = |(class, rows): &(String, usize)| format!("{} {}", shown(class), grouped(*rows as u64));
+            let noun = if column.classes.len() == 1 { "class" } else { "classes" };
+            format!("{name}, {} {noun}: {}{empty}", column.classes.len(), listed(&column.classes, class))
+        }
+        ("image" | "time" | "label", _) => format!("{name}{empty}"),
+        _ => match inspection.and_then(|found| found.train.lengths.iter().find(|lengths| lengths.column == role)) {
+            Some(lengths) => format!(
+                "{name}, {:.0} tokens on average, 95 % up to {}, longest {}",
+                lengths.mean,
+                grouped(lengths.p95),
+                grouped(lengths.longest)
+            ),
+            None => format!("{name}, {}{empty}", words(column.words)),
+        },
+    }
 }
 
-fn shown(fields: &[Field]) -> String {
-    fields.iter().map(|(role, name)| format!("{role}={name}")).collect::<Vec<_>>().join(", ")
+fn words(lengths: Lengths) -> String {
+    let Lengths { mean, p95, longest } = lengths;
+    let noun = if mean == 1 { "word" } else { "words" };
+    format!(
+        "{} {noun} on average, 95 % up to {}, longest {}",
+        grouped(mean as u64),
+        grouped(p95 as u64),
+        grouped(longest as u64)
+    )
 }
 
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
+/// On one line, whatever is in it.
+fn shown(name: &str) -> String {
+    bounded(&visible_line(name), EXAMPLE)
+}
 
-    use super::*;
-
-    fn survey(name: &str, text: &str) -> Survey {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        Survey::of(&DataTable::read(Path::new(&path)).unwrap())
+fn listed<T>(items: &[T], name: impl Fn(&T) -> String) -> String {
+    let mut text = items.iter().take(LISTED).map(name).collect::<Vec<_>>().join(", ");
+    if items.len() > LISTED {
+        text += &format!(" and {} more", items.len() - LISTED);
     }
-
-    /// `ARCH role=column ...`, or why not.
-    fn guess(survey: &Survey, given: &[Field]) -> String {
-        match survey.guess(given) {
-            Ok(arch) => format!("{} {}", arch.name(), shown(&survey.fields(arch.task(), given).unwrap())),
-            Err(why) => why,
-        }
-    }
-
-    #[test]
-    fn few_rows_are_guessed_by_name() {
-        for (name, text, want) in [
-            (
-                "a.jsonl",
-                r#"{"title": "x", "ingredients": "a", "directions": "b"}"#,
-                "t5 source=ingredients, target=directions",
-            ),
-            ("a.jsonl", r#"{"question": "a", "answer": "b"}"#, "t5 source=question, target=answer"),
-            ("a.jsonl", r#"{"text": "a", "label": 1}"#, "bert text=text, label=label"),
-            (
-                "a.jsonl",
-                r#"{"premise": "a", "hypothesis": "b", "label": 1}"#,
-                "bert text=premise, text_pair=hypothesis, label=label",
-            ),
-            ("a.jsonl", r#"{"file": "a.png", "caption": "b"}"#, "clip image=file, text=caption"),
-            ("a.csv", "time,open,close,label\n1,2.5,3,up\n2,3,4,down\n", "hybrid-cnn-lstm label=label, time=time"),
-            ("a.csv", "review,sentiment\n\"good, or so\",1\n", "bert text=review, label=sentiment"),
-            ("a.txt", "Once upon a time", "mu-sota "),
-            ("a.jsonl", r#"{"text": "a"}"#, "mu-sota text=text"),
-            ("a.jsonl", r#"{"zeta": "a", "b": 1, "alpha": "c"}"#, "t5 source=zeta, target=alpha"),
-            ("a.jsonl", r#"{"a": 1}"#, "there is neither text nor numbers with a label"),
-            ("a.jsonl", "no json", "there is neither text nor numbers with a label"),
-        ] {
-            assert_eq!(guess(&survey(name, text), &[]), want, "{text}");
-        }
-    }
-
-    /// Thirty rows, of the cells that `row` gives.
-    fn rows(head: &str, row: impl Fn(usize) -> String) -> Survey {
-        let lines: Vec<String> = (0..30).map(row).collect();
-        survey("a.csv", &format!("{head}\n{}\n", lines.join("\n")))
-    }
-
-    #[test]
-    fn values_are_guessed_whatever_their_names() {
-        let (kind, told) = (["x", "y"], |row: usize| format!("a tale of {row} cities and a river"));
-        for (found, want) in [
-            (
-                rows("nr,notiz,art", |row| format!("{row},{},{}", told(row), kind[row % 2])),
-                "bert text=notiz, label=art",
-            ),
-            (
-                rows("eins,zwei,art", |row| format!("{},{},{}", told(row), told(row + 7), kind[row % 2])),
-                "bert text=eins, text_pair=zwei, label=art",
-            ),
-            (rows("eins,zwei", |row| format!("{},{}", told(row), told(row + 7))), "t5 source=eins, target=zwei"),
-            (
-                rows("lang,notiz,label", |row| format!("{},{},{}", kind[row % 2], told(row), row % 3)),
-                "bert text=notiz, label=label",
-            ),
-            (rows("notiz,rating", |row| format!("{},{}.{row}", told(row), row % 5)), "bert text=notiz, label=rating"),
-            (
-                rows("wann,a,b,zustand", |row| {
-                    format!("2025-01-01 10:{row:02},{row}.5,{},{}", row * row, kind[row % 2])
-                }),
-                "hybrid-cnn-lstm label=zustand, time=wann",
-            ),
-            (
-                rows("nr,a,zustand", |row| format!("{row},{}.5,{}", row * row, kind[row % 2])),
-                "hybrid-cnn-lstm label=zustand, time=nr",
-            ),
-            (
-                rows("notiz,laenge", |row| format!("{},{}.{row}", told(row), row % 5)),
-                "there is a text, and numbers whose names do not say which is to be predicted",
-            ),
-            (
-                rows("notiz,art,farbe", |row| format!("{},{},{}", told(row), kind[row % 2], kind[row / 15])),
-                "several columns could be the label: art, farbe",
-            ),
-            (
-                rows("name,klasse,personen,art", |row| {
-                    format!("{},{},{},{}", told(row), row % 2, row % 3, kind[row % 2])
-                }),
-                "several columns could be the label: klasse, personen, art",
-            ),
-            (
-                rows("notiz;price", |row| format!("{};{row},5", told(row))),
-                "the numbers in \"price\" have a decimal comma; write 3.5 and not 3,5",
-            ),
-            (
-                rows("notiz,personen,art", |row| format!("{},{},{}", told(row), row % 3, kind[row % 2])),
-                "bert text=notiz, label=art",
-            ),
-            (
-                rows("a,b,c", |row| format!("{},{},{}", told(row), told(row + 3), told(row + 9))),
-                "there are 3 columns with text, and their names do not say what they are for",
-            ),
-            (
-                rows("wann,a,zustand", |row| format!("{}.01.2025,{row}.5,{}", row % 28 + 1, kind[row % 2])),
-                "the times in \"wann\" fall; sort the rows, and write dates as 2025-11-27",
-            ),
-        ] {
-            assert_eq!(guess(&found, &[]), want);
-        }
-    }
-
-    #[test]
-    fn roles_that_are_given_decide() {
-        let told = |row: usize| format!("a tale of {row} cities and a river");
-        let survey = rows("a,b,c,d", |row| format!("{},{},{},{}.5", told(row), told(row + 3), row % 2, row * row));
-        let given = |fields: &[(&str, &str)]| -> Vec<Field> {
-            fields.iter().map(|(role, name)| ((*role).to_owned(), (*name).to_owned())).collect()
-        };
-        for (fields, want) in [
-            (given(&[("source", "b"), ("target", "a")]), "t5 source=b, target=a"),
-            (given(&[("text", "b"), ("label", "d")]), "bert text=b, label=d"),
-            (given(&[("text", "b"), ("label", "z")]), "there is no column \"z\""),
-            (given(&[("text", "b")]), "bert text=b, label=c"),
-            (given(&[("image", "b")]), "clip image=b, text=a"),
-        ] {
-            let found = guess(&survey, &fields);
-            assert_eq!(found, want, "{fields:?}");
-        }
-    }
+    text
 }

@@ -11,10 +11,9 @@ use pipe_spec::text::human_bytes;
 
 use super::gpu::Passthrough;
 use super::{DockerEngine, Info};
-use crate::engine::registry::Host;
+use crate::engine::{Check, CheckStatus as Status, Host};
 use crate::error::Error;
 use crate::gpu::Card;
-use crate::report::{Check, CheckStatus as Status};
 use crate::system::files::{Space, nearest};
 
 /// Seconds for one request; a container's log and an image build stream beyond it.

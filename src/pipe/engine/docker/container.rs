@@ -40,20 +40,20 @@ pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, Containe
     };
     let text = |path: &std::path::Path| path.to_string_lossy().into_owned();
     let mut mounts: Vec<Mount> = Vec::new();
-    mounts.extend(launch.writable.iter().map(|(host, container)| bind(text(host), text(container), false)));
-    mounts.extend(launch.mounts.iter().map(|(host, container)| bind(text(host), text(container), true)));
+    mounts.extend(launch.mounts.writable.iter().map(|(host, container)| bind(text(host), text(container), false)));
+    mounts.extend(launch.mounts.read_only.iter().map(|(host, container)| bind(text(host), text(container), true)));
     let mut env: Vec<String> = launch.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let mut host = HostConfig {
         network_mode: (!launch.network).then(|| "none".to_owned()),
         cap_drop: Some(vec!["ALL".to_owned()]),
         security_opt: Some(vec!["no-new-privileges".to_owned()]),
         readonly_rootfs: Some(true),
-        memory: launch.memory.map(|bytes| bytes as i64),
+        memory: launch.resources.memory.map(|bytes| bytes as i64),
         // The same number for memory and memory with swap means no swap.
-        memory_swap: launch.memory.map(|bytes| bytes as i64),
-        shm_size: launch.shm.map(|bytes| bytes as i64),
+        memory_swap: launch.resources.memory.map(|bytes| bytes as i64),
+        shm_size: launch.resources.shm.map(|bytes| bytes as i64),
         pids_limit: Some(PIDS),
-        nano_cpus: launch.cpus.map(|cpus| (cpus * 1e9) as i64),
+        nano_cpus: launch.resources.cpus.map(|cpus| (cpus * 1e9) as i64),
         log_config: Some(HostConfigLogConfig { typ: Some("json-file".to_owned()), config: None }),
         ..HostConfig::default()
     };

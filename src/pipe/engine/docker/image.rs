@@ -21,10 +21,9 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::container::unix_now;
 use super::{DockerEngine, LABEL_EXPORT, LABEL_IMAGE, LIBRARY_PATH, failed, remove_container};
-use crate::engine::ImageStore;
+use crate::engine::{ImageStore, Progress};
 use crate::error::{Error, fetch_cuda};
 use crate::image::{self, BuildWatcher, Context, Cuda, ImageConfig, Recipe, unpack};
-use crate::report::Reporter;
 use crate::system::interrupt;
 
 impl DockerEngine {
@@ -34,7 +33,7 @@ impl DockerEngine {
         &self,
         image: Option<&Image>,
         first: Option<&str>,
-        reporter: &mut Reporter,
+        progress: &mut dyn Progress,
     ) -> Result<String, Error> {
         if let Some(first) = first
             && self.image_id(first).await?.is_some()
@@ -48,7 +47,7 @@ impl DockerEngine {
             };
         }
         let recipe = recipe(image).await?;
-        self.ensure_image(&recipe, reporter).await?;
+        self.ensure_image(&recipe, progress).await?;
         Ok(recipe.name)
     }
 
@@ -60,20 +59,20 @@ impl DockerEngine {
     }
 
     /// Builds the image unless the daemon has it under the name that its content gives it. Returns whether it built.
-    pub(super) async fn ensure_image(&self, recipe: &Recipe, reporter: &mut Reporter) -> Result<bool, Error> {
+    pub(super) async fn ensure_image(&self, recipe: &Recipe, progress: &mut dyn Progress) -> Result<bool, Error> {
         if self.image_id(&recipe.name).await?.is_some() {
-            reporter.note(&format!("image: {} (unchanged)", recipe.name));
+            progress.note(&format!("image: {} (unchanged)", recipe.name));
             return Ok(false);
         }
         if let Cuda::Missing { folder, libraries } = &recipe.cuda {
             let what =
                 format!("building an image without GPU support: {} missing", count(libraries.len(), "CUDA library"));
-            reporter.note(&format!("{what}; for GPU support {}", fetch_cuda(folder)));
+            progress.note(&format!("{what}; for GPU support {}", fetch_cuda(folder)));
         }
-        let mut progress = reporter.image_progress(&recipe.name, recipe.context.size());
-        self.build(&recipe.name, &recipe.context, &mut progress).await?;
-        drop(progress);
-        reporter.note(&format!("image: {} (built)", recipe.name));
+        let mut watcher = progress.image_build(&recipe.name, recipe.context.size());
+        self.build(&recipe.name, &recipe.context, watcher.as_mut()).await?;
+        drop(watcher);
+        progress.note(&format!("image: {} (built)", recipe.name));
         Ok(true)
     }
 }
@@ -89,7 +88,7 @@ impl DockerEngine {
         &self,
         name: &str,
         context: &Context,
-        watcher: &mut impl BuildWatcher,
+        watcher: &mut dyn BuildWatcher,
     ) -> Result<(), Error> {
         let labels = HashMap::from([(LABEL_IMAGE, context.hash())]);
         let options = BuildImageOptionsBuilder::new()
@@ -138,7 +137,7 @@ impl DockerEngine {
 }
 
 /// Shows what the builder said and remembers the step it is at. An error of the builder's is returned.
-fn log(info: &BuildInfo, step: &mut Option<String>, watcher: &mut impl BuildWatcher) -> Result<(), String> {
+fn log(info: &BuildInfo, step: &mut Option<String>, watcher: &mut dyn BuildWatcher) -> Result<(), String> {
     if let Some(detail) = &info.error_detail {
         return Err(detail.message.clone().unwrap_or_else(|| "the builder gave no reason".to_owned()));
     }

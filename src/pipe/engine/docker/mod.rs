@@ -29,12 +29,12 @@ use pipe_spec::pipeline::{Container, Gpus, Image};
 use pipe_spec::run::LogPosition;
 use tokio::sync::mpsc;
 
-use super::registry::Registration;
-use super::{BuiltImage, Engine, EngineJob, FoundJob, ImageStore, JobProgram, Launch, StartedJob};
+use super::{
+    BuiltImage, Engine, EngineJob, FoundJob, ImageStore, JobProgram, Launch, Progress, Registration, StartedJob,
+};
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::image::{ImageConfig, Recipe, check_cards};
-use crate::report::Reporter;
 
 pub const LABEL_RUN: &str = "pipe.run";
 pub const LABEL_ATTEMPT: &str = "pipe.attempt";
@@ -53,11 +53,14 @@ const NAME_INTERVAL: Duration = Duration::from_millis(100);
 
 pub const REGISTRATION: Registration = Registration {
     name: NAME,
+    section: None,
+    nodes: |_| 1,
     connect: |_| async { Ok(Box::new(DockerEngine::connect().await?) as Box<dyn Engine>) }.boxed_local(),
     is_tried: true,
     keeps_jobs: true,
     has_images: true,
     doctor: |host| crate::engine::docker::connect::checks(host).boxed_local(),
+    doctor_help: "",
 };
 
 struct DockerEngine {
@@ -92,7 +95,7 @@ impl DockerEngine {
         // A container that ended while no `pipe` watched was not ended by a person who wanted the run to stop.
         let outage = Arc::new(AtomicBool::new(ended));
         tokio::spawn(Follower::new(self.docker.clone(), id.clone(), outage.clone(), read).follow(sender));
-        let handle = ContainerJob::new(self.docker.clone(), id.clone(), launch.memory, outage);
+        let handle = ContainerJob::new(self.docker.clone(), id.clone(), launch.resources.memory, outage);
         StartedJob { handle: Box::new(handle), id, lines }
     }
 
@@ -161,15 +164,15 @@ impl Engine for DockerEngine {
         &self,
         image: Option<&Image>,
         first: Option<&Program>,
-        reporter: &mut Reporter,
+        progress: &mut dyn Progress,
     ) -> Result<Program, Error> {
-        let name = self.ready_image(image, first.and_then(|first| first.image.as_deref()), reporter).await?;
+        let name = self.ready_image(image, first.and_then(|first| first.image.as_deref()), progress).await?;
         let id = self.image_id(&name).await?;
         Ok(self.program_of(name, id))
     }
 
     async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {
-        let passthrough = Passthrough::choose(&launch.gpus, &self.info)?;
+        let passthrough = Passthrough::choose(&launch.resources.gpus, &self.info)?;
         let (name, mut body) = container::describe(launch, passthrough.as_ref());
         if let (JobProgram::Command(_), Some(Passthrough::Devices { .. })) = (&launch.program, &passthrough) {
             // Our own image has the folder of the driver on its library path; those of others have theirs.
@@ -251,8 +254,8 @@ impl Engine for DockerEngine {
 
 #[async_trait(?Send)]
 impl ImageStore for DockerEngine {
-    async fn ensure(&self, recipe: &Recipe, reporter: &mut Reporter) -> Result<bool, Error> {
-        self.ensure_image(recipe, reporter).await
+    async fn ensure(&self, recipe: &Recipe, progress: &mut dyn Progress) -> Result<bool, Error> {
+        self.ensure_image(recipe, progress).await
     }
 
     async fn image_id(&self, name: &str) -> Result<Option<String>, Error> {

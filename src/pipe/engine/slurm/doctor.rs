@@ -3,12 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pipe_spec::pipeline::ContainerRuntime;
-
 use super::programs::{self, Failure, NodeGroup};
 use super::runtime;
-use crate::engine::registry::Host;
-use crate::report::Check;
+use super::section::ContainerRuntime;
+use crate::engine::{Check, Host};
 use crate::system::digests::cache_folder;
 use crate::system::interrupt;
 

@@ -9,14 +9,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{ContainerRuntime, Image};
+use pipe_spec::pipeline::Image;
 use serde::{Deserialize, Serialize};
 
+use super::section::ContainerRuntime;
 use super::trainer_folder;
-use crate::engine::{Engine, ImageStore, registry};
+use crate::engine::{ConnectImages, Engine, ImageStore, Progress};
 use crate::error::Error;
 use crate::image::{self, ImageConfig, Recipe};
-use crate::report::Reporter;
 use crate::system::digests::cache_folder;
 use crate::system::files::{self, inside, write_json};
 use crate::system::interrupt;
@@ -30,12 +30,12 @@ pub struct ReadyImage {
 }
 
 /// Refuses an image that jobs cannot get. Builds nothing.
-pub async fn check(runtime: ContainerRuntime, image: Option<&Image>) -> Result<(), Error> {
+pub async fn check(images: ConnectImages, runtime: ContainerRuntime, image: Option<&Image>) -> Result<(), Error> {
     let Some(image) = image else { return Ok(()) };
     if runtime == ContainerRuntime::None {
         return refuse(runtime, image, false, None);
     }
-    let engine = connect().await?;
+    let engine = connect(images).await?;
     let can_be_had = match (&engine, image) {
         (Ok(_), Image::Dockerfile(_)) => true,
         (Ok(engine), Image::Existing(name)) => store(engine.as_ref())?.image_id(name).await?.is_some(),
@@ -45,9 +45,9 @@ pub async fn check(runtime: ContainerRuntime, image: Option<&Image>) -> Result<(
 }
 
 /// The name of an image, and its id where it is there. Builds nothing.
-pub async fn identify(image: &Image) -> Result<(String, Option<String>), Error> {
+pub async fn identify(images: ConnectImages, image: &Image) -> Result<(String, Option<String>), Error> {
     let name = name(image).await?;
-    let id = match connect().await? {
+    let id = match connect(images).await? {
         Ok(engine) => store(engine.as_ref())?.image_id(&name).await?,
         Err(_) => exported(image).await?.and_then(|image| image.id),
     };
@@ -56,10 +56,11 @@ pub async fn identify(image: &Image) -> Result<(String, Option<String>), Error> 
 
 /// Builds and exports an image, as far as that is needed. `first` is what earlier attempts of the run had, which it keeps.
 pub async fn prepare(
+    images: ConnectImages,
     runtime: ContainerRuntime,
     image: &Image,
     first: Option<&Program>,
-    reporter: &mut Reporter,
+    progress: &mut dyn Progress,
 ) -> Result<ReadyImage, Error> {
     let has_containers = runtime != ContainerRuntime::None;
     if has_containers
@@ -68,25 +69,25 @@ pub async fn prepare(
     {
         return Ok(ReadyImage { name: name.clone(), id: Some(id.clone()), folder: Some(folder) });
     }
-    check(runtime, Some(image)).await?;
+    check(images, runtime, Some(image)).await?;
     let pulled = |name: String| ReadyImage { name, id: None, folder: None };
-    let Ok(engine) = connect().await? else {
+    let Ok(engine) = connect(images).await? else {
         return match exported(image).await? {
             Some(exported) => Ok(exported),
             None => Ok(pulled(name(image).await?)),
         };
     };
-    let images = store(engine.as_ref())?;
+    let store = store(engine.as_ref())?;
     let name = match image {
         Image::Existing(name) => name.clone(),
         Image::Dockerfile(path) => {
             let recipe = recipe(path).await?;
-            images.ensure(&recipe, reporter).await?;
+            store.ensure(&recipe, progress).await?;
             recipe.name
         }
     };
-    let Some(id) = images.image_id(&name).await? else { return Ok(pulled(name)) };
-    let folder = ensure(images, &name, &id, reporter).await?;
+    let Some(id) = store.image_id(&name).await? else { return Ok(pulled(name)) };
+    let folder = ensure(store, &name, &id, progress).await?;
     Ok(ReadyImage { name, id: Some(id), folder: Some(folder) })
 }
 
@@ -106,8 +107,8 @@ async fn name(image: &Image) -> Result<String, Error> {
 }
 
 /// The engine of this machine that has images, or why there is none.
-async fn connect() -> Result<Result<Box<dyn Engine>, String>, Error> {
-    match registry::connect_for_images().await {
+async fn connect(images: ConnectImages) -> Result<Result<Box<dyn Engine>, String>, Error> {
+    match images().await {
         Ok(engine) => Ok(Ok(engine)),
         Err(Error::NoEngine { reason, .. }) => Ok(Err(reason)),
         Err(error) => Err(error),
@@ -246,15 +247,15 @@ pub async fn ensure(
     images: &dyn ImageStore,
     name: &str,
     id: &str,
-    reporter: &mut Reporter,
+    progress: &mut dyn Progress,
 ) -> Result<ImageFolder, Error> {
     let all = images_folder()?;
     let folder = all.join(file_name(id));
     if let Some(found) = find(id)? {
-        reporter.note(&format!("image folder: {} (unchanged)", folder.display()));
+        progress.note(&format!("image folder: {} (unchanged)", folder.display()));
         return Ok(found);
     }
-    reporter.note(&format!("image folder: exporting {name}"));
+    progress.note(&format!("image folder: exporting {name}"));
     // Whole, or not at all: others may make it at the same time. As any folder is made: the umask says who may read it.
     let failed = |source| Error::Write { path: folder.clone(), source };
     fs::create_dir_all(&all).map_err(failed)?;
@@ -274,7 +275,7 @@ pub async fn ensure(
         Err(source) if find(id)?.is_none() => return Err(failed(source)),
         _ => {}
     }
-    reporter.note(&format!("image folder: {} (exported)", folder.display()));
+    progress.note(&format!("image folder: {} (exported)", folder.display()));
     Ok(ImageFolder { root: folder.join(ROOT), config: record.config })
 }
 

@@ -40,7 +40,14 @@ pub type Refusal = Arc<Mutex<Option<String>>>;
 impl ClusterJob {
     pub fn new(id: String, launch: &Launch, refused: Refusal) -> Self {
         let is_trainer = launch.program == JobProgram::Trainer;
-        Self { id, files: JobFiles::of(launch), memory: launch.memory, is_trainer, asked: Cell::new(None), refused }
+        Self {
+            id,
+            files: JobFiles::of(launch),
+            memory: launch.resources.memory,
+            is_trainer,
+            asked: Cell::new(None),
+            refused,
+        }
     }
 
     /// The job that does the attempt: where two were submitted, one ended at once.

@@ -7,6 +7,7 @@ mod job;
 mod programs;
 mod runtime;
 mod script;
+mod section;
 mod state;
 mod trainer_folder;
 
@@ -23,18 +24,19 @@ use image::{ImageFolder, ReadyImage};
 use job::{ClusterJob, JobFiles};
 use pipe_spec::Device;
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{Cluster, Container, ContainerRuntime, Gpus, Image, cluster_seconds};
+use pipe_spec::pipeline::{Container, EngineRequest, Gpus, Image, SectionType};
 use pipe_spec::run::LogPosition;
 use programs::{Config, Failure, NodeGroup, SeenJob};
 use runtime::{Root, RootFiles};
+use section::{Cluster, ContainerRuntime};
 use tokio::sync::mpsc;
 
-use super::registry::Registration;
-use super::{Engine, EngineJob, FoundJob, JobProgram, Launch, StartedJob};
+use super::{
+    ConnectImages, Connection, Engine, EngineJob, FoundJob, JobProgram, Launch, Progress, Registration, StartedJob,
+};
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::image::{libraries_digest, trainer_digest};
-use crate::report::Reporter;
 use crate::system::interrupt;
 
 const NAME: &str = "slurm";
@@ -54,26 +56,41 @@ const REFUSED_HINT: &str = "`sinfo` shows the partitions and their limits, `sacc
 
 pub const REGISTRATION: Registration = Registration {
     name: NAME,
-    connect: |cluster| {
-        async move { Ok(Box::new(SlurmEngine::connect(cluster).await?) as Box<dyn Engine>) }.boxed_local()
+    section: Some(SectionType::of::<Cluster>()),
+    nodes: |request| settings(request).nodes.get(),
+    connect: |connection| {
+        async move { Ok(Box::new(SlurmEngine::connect(connection).await?) as Box<dyn Engine>) }.boxed_local()
     },
     is_tried: false,
     keeps_jobs: true,
     has_images: false,
     doctor: |host| doctor::checks(host).boxed_local(),
+    doctor_help: "runs a small job on the cluster",
 };
+
+/// A command without an image runs without a container.
+fn settings(request: &EngineRequest) -> Cluster {
+    let mut settings: Cluster = request.section(NAME);
+    if request.without_image {
+        settings.containers.get_or_insert(ContainerRuntime::None);
+    }
+    settings
+}
 
 struct SlurmEngine {
     settings: Cluster,
     config: Config,
     groups: Vec<NodeGroup>,
     runtime: ContainerRuntime,
+    images: ConnectImages,
     /// The images that `prepare` has exported, by their names.
     image_folders: RefCell<BTreeMap<String, ImageFolder>>,
 }
 
 impl SlurmEngine {
-    async fn connect(settings: Cluster) -> Result<Self, Error> {
+    async fn connect(connection: Connection) -> Result<Self, Error> {
+        let Connection { request, images } = connection;
+        let settings = settings(&request);
         interrupt::run(move || {
             let failed = |failure: Failure| failure.error(REFUSED_HINT);
             let config = programs::config().map_err(failed)?;
@@ -87,6 +104,7 @@ impl SlurmEngine {
             config,
             groups,
             runtime,
+            images,
             image_folders: RefCell::default(),
         })
     }
@@ -110,12 +128,12 @@ impl SlurmEngine {
     /// How long a job may take that does not say so.
     fn time_limit(&self) -> Option<Duration> {
         let group = self.own_groups().next()?;
-        let seconds = cluster_seconds(&group.default_time).or_else(|| cluster_seconds(&group.time_limit))?;
+        let seconds = section::seconds(&group.default_time).or_else(|| section::seconds(&group.time_limit))?;
         Some(Duration::from_secs(seconds))
     }
 
     fn options(&self, launch: &Launch) -> Vec<String> {
-        let cards = script::cards(&launch.gpus, self.present_cards(&launch.gpus));
+        let cards = script::cards(&launch.resources.gpus, self.present_cards(&launch.resources.gpus));
         script::options(launch, &self.settings, cards, self.settings.save_before(self.time_limit()))
     }
 
@@ -266,7 +284,7 @@ impl Engine for SlurmEngine {
             let said = "container.gpus names cards: the cluster chooses them".to_owned();
             return Err(refused(said, "give their number: --set container.gpus=1"));
         }
-        image::check(self.runtime, container.image.as_ref()).await?;
+        image::check(self.images, self.runtime, container.image.as_ref()).await?;
         if self.own_groups().next().is_none() {
             let mut known: Vec<&str> = self.groups.iter().map(|group| group.partition.as_str()).collect();
             known.dedup();
@@ -319,7 +337,7 @@ impl Engine for SlurmEngine {
     async fn program(&self, image: Option<&Image>) -> Result<Program, Error> {
         let engine_version = Some(self.config.version.clone());
         if let Some(image) = image {
-            let (name, id) = image::identify(image).await?;
+            let (name, id) = image::identify(self.images, image).await?;
             return Ok(self.program_in(name, id));
         }
         let digests = || Ok((trainer_digest()?, libraries_digest()));
@@ -335,13 +353,13 @@ impl Engine for SlurmEngine {
         &self,
         image: Option<&Image>,
         first: Option<&Program>,
-        reporter: &mut Reporter,
+        progress: &mut dyn Progress,
     ) -> Result<Program, Error> {
         let Some(image) = image else {
             // The folder of the trainer is made when a job needs it: a command does not.
             return self.program(None).await;
         };
-        let ReadyImage { name, id, folder } = image::prepare(self.runtime, image, first, reporter).await?;
+        let ReadyImage { name, id, folder } = image::prepare(self.images, self.runtime, image, first, progress).await?;
         if let Some(folder) = folder {
             self.image_folders.borrow_mut().insert(name.clone(), folder);
         }
@@ -364,6 +382,10 @@ impl Engine for SlurmEngine {
         files.create_folder()?;
         let id = self.submit(launch, script::text(launch, &program, &folder)).await?;
         Ok(self.follow(id, launch, None))
+    }
+
+    fn time_hint(&self) -> &'static str {
+        "give a job more time: --set slurm.time=MINUTES; then continue with `pipe resume`"
     }
 
     async fn find(&self, launch: &Launch, id: Option<&str>, read: Option<&LogPosition>) -> Result<FoundJob, Error> {

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::ContainerRuntime;
-
 use super::image::{self, ImageFolder};
 use super::programs;
 use super::script::{OF_PROGRAM, Program};
+use super::section::ContainerRuntime;
 use super::trainer_folder::{self, TRAINER};
 use crate::engine::{JobProgram, Launch};
 use crate::error::Error;
@@ -83,7 +82,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// The program of a job as the script starts it.
 pub fn program(root: &Root, launch: &Launch) -> Result<Program, Error> {
-    let pairs = || launch.mounts.iter().chain(&launch.writable);
+    let pairs = || launch.mounts.read_only.iter().chain(&launch.mounts.writable);
     if let Some((host, _)) = pairs().find(|(host, _)| has_separator(host) && root.runtime != ContainerRuntime::None) {
         return Err(Error::JobRefused {
             engine: super::NAME,
@@ -94,8 +93,8 @@ pub fn program(root: &Root, launch: &Launch) -> Result<Program, Error> {
     // What is only read cannot be written.
     let binds = |flag: &str| {
         let bind = |(host, mounted): &(PathBuf, PathBuf)| format!("{flag}{}:{}", host.display(), mounted.display());
-        let read = launch.mounts.iter().map(|pair| format!("{}:ro", bind(pair)));
-        read.chain(launch.writable.iter().map(bind)).collect::<Vec<_>>()
+        let read = launch.mounts.read_only.iter().map(|pair| format!("{}:ro", bind(pair)));
+        read.chain(launch.mounts.writable.iter().map(bind)).collect::<Vec<_>>()
     };
     let config = root.files.config();
     let work_folder = launch.work_folder.as_deref().or(config.work_folder.as_deref());

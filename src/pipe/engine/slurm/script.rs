@@ -5,10 +5,11 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use pipe_spec::pipeline::{Cluster, Gpus};
-use pipe_spec::trainer::{NODE_VARIABLE, SLURM_NODE_VARIABLE};
+use pipe_spec::pipeline::Gpus;
+use pipe_spec::trainer::NODE_VARIABLE;
 
 use super::job::JobFiles;
+use super::section::Cluster;
 use crate::engine::Launch;
 
 /// The exit code of a job that was told to stop.
@@ -49,8 +50,8 @@ pub fn naming(name: &str, folder: &Path, output: &str) -> Vec<String> {
 /// The options of sbatch that say what it needs.
 pub fn options(launch: &Launch, cluster: &Cluster, cards: u32, save_before: Duration) -> Vec<String> {
     let mut options = vec![
-        format!("--nodes={}", launch.nodes),
-        format!("--ntasks={}", launch.nodes),
+        format!("--nodes={}", launch.resources.nodes),
+        format!("--ntasks={}", launch.resources.nodes),
         "--ntasks-per-node=1".to_owned(),
         // pipe submits the next job itself, with what is known by then.
         "--no-requeue".to_owned(),
@@ -63,8 +64,8 @@ pub fn options(launch: &Launch, cluster: &Cluster, cards: u32, save_before: Dura
         ("qos", cluster.qos.clone()),
         ("time", cluster.time.as_ref().map(|time| time.as_str().to_owned())),
         ("constraint", cluster.constraint.clone()),
-        ("mem", launch.memory.map(|bytes| format!("{}M", bytes.div_ceil(1 << 20)))),
-        ("cpus-per-task", launch.cpus.map(|cpus| format!("{}", cpus.ceil()))),
+        ("mem", launch.resources.memory.map(|bytes| format!("{}M", bytes.div_ceil(1 << 20)))),
+        ("cpus-per-task", launch.resources.cpus.map(|cpus| format!("{}", cpus.ceil()))),
         ("gres", (cards > 0).then(|| format!("gpu:{cards}"))),
     ];
     options.extend(given.into_iter().filter_map(|(name, value)| Some(format!("--{name}={}", value?))));
@@ -109,6 +110,9 @@ note job.ended "$code"
 exit "$code"
 "#;
 
+/// The variable in which Slurm tells each task the number of its node.
+const SLURM_NODE_VARIABLE: &str = "SLURM_NODEID";
+
 pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
     let path = |path: &Path| quoted(&path.to_string_lossy());
     let mut text = format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe.\n", launch.attempt, launch.run_id);
@@ -125,14 +129,17 @@ pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
     }
     let words = program.words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
     let options = program.srun.iter().map(|option| format!(" {}", quoted(option))).collect::<String>();
-    let cpus = launch.cpus.map_or(String::new(), |cpus| format!(" --cpus-per-task={}", cpus.ceil()));
-    let nodes = launch.nodes;
+    let cpus = launch.resources.cpus.map_or(String::new(), |cpus| format!(" --cpus-per-task={}", cpus.ceil()));
+    let nodes = launch.resources.nodes;
     // A stop that came before there was a task to be told. There is no shell in a container that srun itself starts.
     let wrapper = match program.srun.is_empty() {
         true => format!(
             "bash -c '[ ! -e \"$0\" ] || exit {STOPPED}; export {NODE_VARIABLE}=${SLURM_NODE_VARIABLE}; {restored}exec \"$@\"' \"$folder/job.stop\" "
         ),
-        false => String::new(),
+        false => {
+            let _ = writeln!(text, "export {NODE_VARIABLE}='${{{SLURM_NODE_VARIABLE}}}'");
+            String::new()
+        }
     };
     // Also on one node: a cluster that needs its place tells the tasks of srun so in advance, and nobody else.
     let _ = write!(

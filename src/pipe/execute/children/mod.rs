@@ -26,7 +26,7 @@ pub fn find(folder: &RunFolder) -> Result<Option<Listed>, Error> {
     match begun.damage.is_empty() {
         true => Ok(Some(begun)),
         // A `pipe` was killed while it made the folder: nothing has run in it.
-        false if begun.state.attempts.is_empty() => {
+        false if begun.state.attempts().is_empty() => {
             std::fs::remove_dir_all(folder.path()).ok();
             Ok(None)
         }

@@ -57,7 +57,7 @@ impl Watcher {
         if !self.json {
             self.reporter.note(&format!("run {} in {}", state.id, self.found.folder));
             self.journal.skip()?;
-            self.begun = state.attempts.len().saturating_sub(usize::from(live));
+            self.begun = state.attempts().len().saturating_sub(usize::from(live));
             self.ended = self.begun;
             self.show_begun(&state);
             while let Some(events) = self.next_events()? {
@@ -70,7 +70,7 @@ impl Watcher {
     /// Passes over the attempts that have ended, and over all that was said in them.
     pub fn skip_ended(&mut self) -> Result<(), Error> {
         let state = self.look()?;
-        let ended = state.attempts.iter().take_while(|attempt| attempt.outcome.is_some()).count();
+        let ended = state.attempts().iter().take_while(|attempt| attempt.outcome.is_some()).count();
         if ended == 0 {
             return Ok(());
         }
@@ -79,7 +79,7 @@ impl Watcher {
         while let Some(events) = self.next_events()? {
             events.iter().for_each(|recorded| self.reporter.replay(recorded));
         }
-        let last = state.attempts[ended - 1].number;
+        let last = state.attempts()[ended - 1].number;
         let mut log = Follow::new(self.found.folder().attempt(last).log());
         log.skip()?;
         self.output = Some((last, log));
@@ -93,13 +93,13 @@ impl Watcher {
             self.doing.clone_from(&state.doing);
             self.doing.iter().for_each(|doing| self.reporter.doing(doing));
         }
-        if self.shows_output && state.work == WorkKind::Command && !self.json {
+        if self.shows_output && state.work() == WorkKind::Command && !self.json {
             self.show_output(state)?;
         }
         while let Some(events) = self.next_events()? {
             events.iter().for_each(|recorded| self.reporter.event(recorded));
         }
-        for attempt in state.attempts.iter().skip(self.ended).filter(|attempt| attempt.outcome.is_some()) {
+        for attempt in state.attempts().iter().skip(self.ended).filter(|attempt| attempt.outcome.is_some()) {
             self.reporter.attempt_ended(attempt);
             self.ended += 1;
         }
@@ -108,7 +108,7 @@ impl Watcher {
 
     /// What a command has printed since it was last shown.
     fn show_output(&mut self, state: &RunState) -> Result<(), Error> {
-        for attempt in &state.attempts {
+        for attempt in state.attempts() {
             let known = self.output.as_ref().map_or(0, |(number, _)| *number);
             if attempt.number > known {
                 let log = self.found.folder().attempt(attempt.number).log();
@@ -127,8 +127,8 @@ impl Watcher {
     }
 
     fn show_begun(&mut self, state: &RunState) {
-        for (index, attempt) in state.attempts.iter().enumerate().skip(self.begun) {
-            let before = index.checked_sub(1).map(|before| &state.attempts[before]);
+        for (index, attempt) in state.attempts().iter().enumerate().skip(self.begun) {
+            let before = index.checked_sub(1).map(|before| &state.attempts()[before]);
             self.reporter.attempt_started(attempt, state.at_most(), false, before);
             self.begun += 1;
         }

@@ -1,14 +1,12 @@
 //! Collects the lock of a run before it starts: its inputs, its program, its machine and its commit. Starts nothing.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use pipe_spec::lock::{Commit, Cpu, LockedCard, LockedFile, Program};
-use pipe_spec::pipeline::Split;
 use pipe_spec::text::human_bytes;
-use pipe_spec::{Device, Lock, RunFolder, TrainerSpec, variables};
+use pipe_spec::{Device, Lock, RunFolder, variables};
 
 use super::template::JobTemplate;
 use crate::engine::Engine;
@@ -194,25 +192,4 @@ fn ask(folder: &Path, question: &[&str]) -> Option<String> {
         .output()
         .ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-/// A hash of what decides how long the rows of a training are.
-pub fn data_hash(spec: &TrainerSpec, inputs: &Inputs) -> String {
-    let mut hasher = blake3::Hasher::new();
-    let mut add = |path: &Path| {
-        hasher.update(path.as_os_str().as_encoded_bytes());
-        if let Ok(meta) = std::fs::metadata(path) {
-            hasher.update(&meta.len().to_le_bytes()).update(&meta.mtime().to_le_bytes());
-            hasher.update(&meta.mtime_nsec().to_le_bytes());
-        }
-    };
-    inputs.train.iter().chain(inputs.tokenizer_definition()).for_each(|input| add(&input.host));
-    let data = &spec.data;
-    let how = (data.max_source, data.max_target, data.max_length, data.pad, &data.fields);
-    hasher.update(serde_json::to_string(&how).expect("it is plain data").as_bytes());
-    if spec.train.split == Split::Fill {
-        // Then a batch is of rows of full length.
-        hasher.update(b"fill");
-    }
-    hasher.finalize().to_hex()[..16].to_owned()
 }

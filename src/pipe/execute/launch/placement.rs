@@ -6,7 +6,7 @@ use pipe_spec::Device;
 use pipe_spec::pipeline::{Gpus, Pipeline, Ranks, share};
 
 use super::workload::workload;
-use crate::engine::Engine;
+use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::gpu::{self, Card};
 
@@ -82,7 +82,7 @@ pub fn expected_ranks(pipeline: &Pipeline) -> u32 {
         (Some(Ranks::Auto), Gpus::All) => Card::read(&Gpus::All).len().max(1) as u32,
         _ => pipeline.work.ranks(),
     };
-    on_each * pipeline.nodes()
+    on_each * registry::nodes(pipeline)
 }
 
 /// How many cards a job gets. The machine has `present`, of which `named` are those that were asked for; where the driver does not

@@ -14,7 +14,7 @@ use pipe_spec::{Device, Job, Rank, RunFolder, TrainerSpec, Variables};
 use super::job_spec::{self, CommandSpec, JobSpec};
 use super::placement::Placement;
 use super::workload::{Workload, workload};
-use crate::engine::{Engine, JobProgram, Launch};
+use crate::engine::{Engine, JobProgram, Launch, Mounts, Resources};
 use crate::error::Error;
 use crate::execute::decide::retry::Settings;
 use crate::input::load::Loaded;
@@ -260,15 +260,8 @@ impl<'a> JobTemplate<'a> {
         given.or((self.placement.ranks > 1).then_some(RANKS_SHM))
     }
 
-    pub fn launch(
-        &self,
-        engine: &dyn Engine,
-        run_id: &str,
-        folder: &RunFolder,
-        number: u32,
-        job_spec: &JobSpec,
-    ) -> Launch {
-        let container = &self.pipeline.container;
+    /// The variables of the job.
+    fn env(&self, engine: &dyn Engine, job_spec: &JobSpec) -> BTreeMap<String, String> {
         let value = |text: &str| self.variables.expand(text).unwrap_or_default();
         // Threads that wait by spinning slow each other down as soon as they share a core; the pipeline may say otherwise.
         let mut env = BTreeMap::from([("OMP_WAIT_POLICY".to_owned(), "PASSIVE".to_owned())]);
@@ -281,7 +274,7 @@ impl<'a> JobTemplate<'a> {
             env.insert("PYTHONUNBUFFERED".to_owned(), "1".to_owned());
             env.extend(spec.env.iter().map(|(name, text)| (name.clone(), value(text))));
         }
-        env.extend(container.env.iter().map(|(name, text)| (name.clone(), value(text))));
+        env.extend(self.pipeline.container.env.iter().map(|(name, text)| (name.clone(), value(text))));
         // The trainer fills in the variables of the paths it was given, which a container's paths have none of.
         for input in self.inputs.all() {
             let (host, mounted) = input.read_at();
@@ -289,6 +282,19 @@ impl<'a> JobTemplate<'a> {
             let used = self.variables.used(&written.to_string_lossy()).map(own).collect::<Vec<_>>();
             env.extend(used);
         }
+        env
+    }
+
+    pub fn launch(
+        &self,
+        engine: &dyn Engine,
+        run_id: &str,
+        folder: &RunFolder,
+        number: u32,
+        job_spec: &JobSpec,
+    ) -> Launch {
+        let container = &self.pipeline.container;
+        let value = |text: &str| self.variables.expand(text).unwrap_or_default();
         let attempt = folder.attempt(number);
         let seen = RunFolder::new(CONTAINER_RUN_FOLDER);
         let pair =
@@ -300,7 +306,7 @@ impl<'a> JobTemplate<'a> {
             .mounts
             .iter()
             .map(|mount| (absolute(Path::new(&value(&mount.host))), PathBuf::from(&mount.container)));
-        let mut mounts: Vec<(PathBuf, PathBuf)> = inputs.into_iter().chain(given).collect();
+        let mut read_only: Vec<(PathBuf, PathBuf)> = inputs.into_iter().chain(given).collect();
         // Everything else in the run folder is out of the job's sight.
         let (mut writable, program, args, work_folder);
         match job_spec {
@@ -309,7 +315,7 @@ impl<'a> JobTemplate<'a> {
                 let (spec_on_host, spec) = pair(&attempt.spec(), &seen.attempt(number).spec());
                 program = JobProgram::Trainer;
                 args = vec![self.job.name().to_owned(), "--spec".to_owned(), spec.to_string_lossy().into_owned()];
-                mounts.insert(0, (spec_on_host, spec));
+                read_only.insert(0, (spec_on_host, spec));
                 work_folder = Some(job_folder.1.clone());
             }
             JobSpec::Command(spec) => {
@@ -325,22 +331,23 @@ impl<'a> JobTemplate<'a> {
             run_id: run_id.to_owned(),
             attempt: number,
             run_folder: folder.path().to_owned(),
-            writable,
+            mounts: Mounts { writable, read_only },
             work_folder,
             program,
             image: self.image.clone(),
-            gpus: container.gpus.clone(),
             args,
-            env,
-            mounts,
+            env: self.env(engine, job_spec),
             network: container.network,
             stop_timeout: container.stop_timeout(),
-            memory: container.memory.map(|size| size.0),
-            shm: self.shm(),
-            cpus: container.cpus,
-            nodes: match job_spec {
-                JobSpec::Training(spec) => spec.nodes,
-                JobSpec::Command(_) => 1,
+            resources: Resources {
+                gpus: container.gpus.clone(),
+                memory: container.memory.map(|size| size.0),
+                shm: self.shm(),
+                cpus: container.cpus,
+                nodes: match job_spec {
+                    JobSpec::Training(spec) => spec.nodes,
+                    JobSpec::Command(_) => 1,
+                },
             },
         }
     }

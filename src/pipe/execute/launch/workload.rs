@@ -11,7 +11,6 @@ use pipe_spec::run::RunResult;
 use pipe_spec::{Attempt, Cause, Device, Job, OomRecord, Phase, RunFolder, TrainerExit, Variables};
 use serde_json::{Map, Value};
 
-use super::environment;
 use super::job_spec::{CommandSpec, JobSpec};
 use crate::engine::{Engine, registry};
 use crate::error::Error;
@@ -19,7 +18,7 @@ use crate::execute::decide::metrics;
 use crate::execute::decide::retry::Settings;
 use crate::fit::ledger::LedgerJob;
 use crate::input::data_cache::ColumnSelection;
-use crate::input::{Inputs, model_config, named_paths};
+use crate::input::{Inputs, data_hash, model_config, named_paths};
 
 /// Seconds after which a command that was cut off is taken to have done something.
 const LONG_ENOUGH: f64 = 60.0;
@@ -184,7 +183,7 @@ impl Workload for Training {
     }
 
     fn data_hash(&self, first: &JobSpec, inputs: &Inputs, _device: Device) -> String {
-        first.training().map_or_else(String::new, |spec| environment::data_hash(spec, inputs))
+        first.training().map_or_else(String::new, |spec| data_hash(spec, inputs))
     }
 
     fn keeps_as_much(&self, spec: Option<JobSpec>, ranks: u32) -> bool {

@@ -11,9 +11,9 @@ use pipe_spec::{Device, PredictEvent, PredictSpec, Rank, TrainerExit, model_fold
 
 use super::subject::WORK_FOLDER;
 use super::{Rows, Subject};
-use crate::engine::{Ending, Engine, JobProgram, Launch, Line, Source, StartedJob};
+use crate::engine::{Ending, Engine, JobProgram, Launch, Line, Mounts, Resources, Source, StartedJob};
 use crate::error::Error;
-use crate::execute::launch::template::CONTAINER_RUN_FOLDER;
+use crate::execute::launch::{self, template::CONTAINER_RUN_FOLDER};
 use crate::input::Input;
 use crate::report::Reporter;
 use crate::system::files::write_json;
@@ -72,10 +72,10 @@ impl Job<'_> {
         write_json(&self.folder.join(SPEC), &self.spec(engine, device))?;
         let launch = self.launch(engine, gpus, program.image);
         let _tickets = match device == Device::Cuda && !no_queue && !engine.has_queue() {
-            true => super::wait(engine, &launch.gpus, &launch.run_id, reporter, interrupts).await?,
+            true => super::wait(engine, &launch.resources.gpus, &launch.run_id, reporter, interrupts).await?,
             false => Vec::new(),
         };
-        let mut job = engine.start(&launch).await?;
+        let mut job = launch::start(engine, &launch, interrupts).await?;
         let watched = watch(&mut job, reporter, interrupts).await;
         job.handle.remove().await.ok();
         self.judge(watched?)
@@ -158,17 +158,21 @@ impl Job<'_> {
             work_folder: Some(writable.1.clone()),
             network: false,
             stop_timeout: Container::STOP_TIMEOUT,
-            writable: vec![writable],
+            args: vec!["predict".to_owned(), "--spec".to_owned(), spec.to_string_lossy().into_owned()],
+            mounts: Mounts {
+                writable: vec![writable],
+                read_only: [(spec_on_host, spec)].into_iter().chain(inputs).chain(given).collect(),
+            },
             program: JobProgram::Trainer,
             image,
-            args: vec!["predict".to_owned(), "--spec".to_owned(), spec.to_string_lossy().into_owned()],
             env,
-            mounts: [(spec_on_host, spec)].into_iter().chain(inputs).chain(given).collect(),
-            gpus,
-            memory: container.memory.map(|size| size.0),
-            shm: container.shm.map(|size| size.0),
-            cpus: container.cpus,
-            nodes: 1,
+            resources: Resources {
+                gpus,
+                memory: container.memory.map(|size| size.0),
+                shm: container.shm.map(|size| size.0),
+                cpus: container.cpus,
+                nodes: 1,
+            },
         }
     }
 

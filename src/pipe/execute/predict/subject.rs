@@ -7,10 +7,11 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{Arch, Cluster, Container, Pipeline, Task};
+use pipe_spec::pipeline::{Arch, Container, EngineRequest, Task};
 use pipe_spec::{Status, TrainerSpec, Variables};
 use tempfile::TempDir;
 
+use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::launch::template::trainer_spec;
 use crate::input::{Inputs, load, read_config};
@@ -25,7 +26,7 @@ pub struct Subject {
     /// The folder of the model.
     pub model: PathBuf,
     pub container: Container,
-    pub cluster: Cluster,
+    pub engine_request: EngineRequest,
     /// What `container` names.
     pub variables: Variables,
     /// What the model was trained with, or the defaults.
@@ -65,7 +66,7 @@ impl Subject {
         let parsed = load::parse(&folder.resolved(), &[])?;
         let damaged = |damage: String| Error::Damaged { id: id.clone(), damage: vec![damage] };
         // What an out-of-memory has changed is in the spec of the last attempt.
-        let attempt = run.state.attempts.last().map_or(1, |attempt| attempt.number);
+        let attempt = run.state.attempts().last().map_or(1, |attempt| attempt.number);
         let spec = folder.attempt(attempt).spec();
         let text = std::fs::read(&spec).map_err(|error| damaged(format!("{}: {error}", spec.display())))?;
         let settings = serde_json::from_slice(&text);
@@ -73,8 +74,8 @@ impl Subject {
             run: Some(id.clone()),
             engine: Some(run.state.engine.clone()).filter(|name| !name.is_empty()),
             model: absolute(&folder.model()),
+            engine_request: parsed.pipeline.engine_request(),
             container: parsed.pipeline.container,
-            cluster: parsed.pipeline.cluster,
             variables: parsed.variables,
             settings: settings.map_err(|error| damaged(format!("{}: {error}", spec.display())))?,
         })
@@ -94,7 +95,7 @@ impl Subject {
             arch.name()
         );
         let variables = load::variables();
-        let pipeline = Pipeline::parse(&text, &[], &variables)
+        let pipeline = registry::parse_pipeline(&text, &[], &variables)
             .map_err(|problems| Error::Invalid { path: folder.to_owned(), problems })?;
         let training = pipeline.training().ok_or(Error::NotATraining)?;
         let settings = trainer_spec(training, &Inputs::none(), PathBuf::new(), |input| input.host.clone());
@@ -103,7 +104,7 @@ impl Subject {
             engine: None,
             model: folder.to_owned(),
             container: pipeline.container.clone(),
-            cluster: Cluster::default(),
+            engine_request: EngineRequest::default(),
             variables,
             settings,
         })

@@ -57,7 +57,7 @@ impl<'a> Driver<'a> {
 
     /// Does the job of the run to its end, and leaves the run's state on disk whatever happens. Returns what a search found.
     pub async fn run(self, engine: &dyn Engine) -> Result<Option<FoundBatch>, Error> {
-        match self.run.state.job {
+        match self.run.state.choices.job {
             Job::Train => self.train(engine).await.map(|()| None),
             Job::Fit => self.fit(engine).await.map(Some),
         }
@@ -65,8 +65,10 @@ impl<'a> Driver<'a> {
 
     async fn train(mut self, engine: &dyn Engine) -> Result<(), Error> {
         self.note_start();
-        self.run.state.retries = self.loaded.pipeline.on_oom.retries;
-        self.run.state.result = workload(&self.loaded.pipeline).expected_result();
+        if let Some(single) = self.run.state.single_mut() {
+            single.retries = self.loaded.pipeline.on_oom.retries;
+            single.result = workload(&self.loaded.pipeline).expected_result();
+        }
         self.doing("preparing")?;
         let (listeners, missing) =
             Listeners::from_pipeline(&self.loaded.pipeline, &self.run.folder, &self.loaded.variables);
@@ -184,7 +186,7 @@ impl<'a> Driver<'a> {
         }
         self.check_lock(&program, engine, &template).await?;
         let _tickets = self.queue(engine, template.placement.device, gpus).await?;
-        let ledger = Ledger::find().filter(|_| !self.run.state.ignore_ledger);
+        let ledger = Ledger::find().filter(|_| !self.run.state.choices.ignore_ledger);
         self.check_ledger(ledger.as_ref());
         let first = template.spec(engine, self.run.folder.path(), 1, &template.first_settings());
         let workload = template.workload();
@@ -244,7 +246,7 @@ impl<'a> Driver<'a> {
         let now =
             environment::collect(program.clone(), engine, &self.run.folder, template, self.reporter, self.interrupts)
                 .await?;
-        let then = lock::read(&self.run.folder).filter(|_| !self.run.state.attempts.is_empty());
+        let then = lock::read(&self.run.folder).filter(|_| !self.run.state.attempts().is_empty());
         let Some(then) = then else { return write_json(&self.run.folder.lock(), &now) };
         let of_inputs = |difference: &Difference| INPUTS.contains(&difference.what.as_str());
         let differences = lock::differences(&then, &now);
@@ -262,14 +264,14 @@ impl<'a> Driver<'a> {
 
     /// Whether the last attempt has no recorded end.
     fn is_open(&self) -> bool {
-        self.run.state.attempts.last().is_some_and(|attempt| attempt.outcome.is_none())
+        self.run.state.attempts().last().is_some_and(|attempt| attempt.outcome.is_none())
     }
 
     /// Waits until no other run has the cards. They are queued for one after the other, in one order for all runs, so that
     /// no two runs wait for each other.
     async fn queue(&mut self, engine: &dyn Engine, device: Device, gpus: &Gpus) -> Result<Vec<Ticket>, Error> {
         let mut tickets = Vec::new();
-        if device == Device::Cpu || self.run.state.no_queue || engine.has_queue() {
+        if device == Device::Cpu || self.run.state.choices.no_queue || engine.has_queue() {
             return Ok(tickets);
         }
         let cards = queue::card_names(gpus, &engine.cards(&Gpus::All));
@@ -351,8 +353,10 @@ impl<'a> Driver<'a> {
     /// The result of the run, and the run as a page. That it cannot be written takes nothing from the run.
     fn note_result(&mut self) {
         let mut record = Record::read(&self.run.folder);
-        let known = self.run.state.result.take().unwrap_or_default();
-        self.run.state.result = Some(run::result(&record.history, &known));
+        if let Some(single) = self.run.state.single_mut() {
+            let known = single.result.take().unwrap_or_default();
+            single.result = Some(run::result(&record.history, &known));
+        }
         record.state = Some(self.run.state.clone());
         let page = html::page(&[record], &self.loaded.variables);
         if let Err(error) = write_whole(&self.run.folder.report(), page.as_bytes()) {

@@ -19,12 +19,14 @@ use crate::fit::ledger::{self, Advice, LedgerJob};
 
 impl Supervisor<'_> {
     pub(super) fn first_state(&mut self) -> Result<LoopState, Error> {
-        let Some(last) = self.run.state.attempts.last().cloned() else {
+        let Some(last) = self.run.state.attempts().last().cloned() else {
             let asked = self.template.first_settings();
             let advised = self.with_ledger_advice(asked.clone());
-            if self.run.state.as_asked && advised.batch < asked.batch {
+            if self.run.state.choices.as_asked && advised.batch < asked.batch {
                 let why = format!("batch {} is known not to fit: {} may", asked.batch, advised.batch);
-                self.run.state.infeasible = Some(why.clone());
+                if let Some(single) = self.run.state.single_mut() {
+                    single.infeasible = Some(why.clone());
+                }
                 return Err(Error::KnownNotToFit { why });
             }
             return Ok(LoopState::Start(advised));
@@ -73,13 +75,13 @@ impl Supervisor<'_> {
     }
 
     fn recorded_of_last(&self) -> Vec<RecordedEvent> {
-        let number = self.run.state.attempts.last().map_or(0, |attempt| attempt.number);
+        let number = self.run.state.attempts().last().map_or(0, |attempt| attempt.number);
         self.recorded(|event| event.attempt == number)
     }
 
     /// Whether the last attempt came as far as a model that is loaded.
     pub(super) fn was_ready(&self) -> bool {
-        let number = self.run.state.attempts.last().map_or(0, |attempt| attempt.number);
+        let number = self.run.state.attempts().last().map_or(0, |attempt| attempt.number);
         let is_ready = |event: &RecordedEvent| {
             event.attempt == number && matches!(event.event.kind, EventKind::Started(_) | EventKind::Measured(_))
         };
@@ -96,7 +98,7 @@ impl Supervisor<'_> {
     fn collect_points(&mut self, last: &Attempt) {
         let ranks = self.template.placement.ranks;
         let keeps_as_much = |number: u32| self.workload().keeps_as_much(self.spec_of(number), ranks);
-        let attempts = self.run.state.attempts.iter();
+        let attempts = self.run.state.attempts().iter();
         let alike = attempts.filter(|attempt| attempt.changes == last.changes && attempt.ranks == ranks);
         let alike: Vec<u32> = alike.map(|attempt| attempt.number).filter(|number| keeps_as_much(*number)).collect();
         let same = |number: u32| alike.contains(&number);
@@ -169,7 +171,7 @@ impl Supervisor<'_> {
     /// Adds the measurements of the attempt to the ledger. A failure does not stop the training.
     pub(super) fn update_ledger(&mut self, spec: &JobSpec, record: Option<&OomRecord>, ending: &Ending) {
         let job = self.ledger_job(spec);
-        let (Some(session), Some(attempt)) = (&mut self.session, self.run.state.attempts.last()) else { return };
+        let (Some(session), Some(attempt)) = (&mut self.session, self.run.state.attempts().last()) else { return };
         let Some(job) = job else { return };
         if let Err(error) = session.attempt_ended(&job, attempt, record, ending.memory_limit) {
             self.reporter.note(&format!("warning: {error}"));

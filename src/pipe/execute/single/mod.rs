@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::fit::ledger::LedgerSession;
 use crate::gpu::Card;
 use crate::report::Reporter;
-use crate::run::{EventLog, Run, record};
+use crate::run::{EventLog, Run, job_file};
 use crate::system::clock::now;
 use crate::system::files::write_json;
 use crate::system::interrupt::Interrupts;
@@ -88,7 +88,7 @@ impl<'a> Supervisor<'a> {
         let mut events = EventLog::open(&self.run.folder)?;
         // A search that was interrupted has shown nothing: it starts again.
         remove_jobs_of(self.engine, &self.run.state.id, None).await?;
-        if self.run.state.attempts.last().is_some_and(|attempt| attempt.outcome.is_none()) {
+        if self.run.state.attempts().last().is_some_and(|attempt| attempt.outcome.is_none()) {
             self.close_attempt(None, &interrupted())?;
         }
         let settings = Settings { auto: true, ..self.template.first_settings() };
@@ -110,12 +110,12 @@ impl<'a> Supervisor<'a> {
     /// Runs attempts until the run is over.
     pub async fn run(mut self) -> Result<(), Error> {
         let mut events = EventLog::open(&self.run.folder)?;
-        if let Some(last) = self.run.state.attempts.last() {
+        if let Some(last) = self.run.state.attempts().last() {
             let open = last.outcome.is_none().then_some(last.number);
             remove_jobs_of(self.engine, &self.run.state.id, open).await?;
         }
         let mut state = self.first_state()?;
-        if let (LoopState::Start(settings), false) = (&state, self.run.state.attempts.is_empty()) {
+        if let (LoopState::Start(settings), false) = (&state, self.run.state.attempts().is_empty()) {
             state = LoopState::Start(self.on_usable_nodes(settings.clone()).await);
         }
         let mut waited = false;
@@ -143,7 +143,7 @@ impl<'a> Supervisor<'a> {
                 Outcome::Oom => {}
             }
             // A trainer that searched for the batch has found one.
-            if let Some(attempt) = self.run.state.attempts.last().filter(|_| settings.auto) {
+            if let Some(attempt) = self.run.state.attempts().last().filter(|_| settings.auto) {
                 settings = self.template.with_batch(attempt.batch, settings);
             }
             state = LoopState::Start(match self.after_oom(&settings, &diagnosis, waited)? {
@@ -169,13 +169,13 @@ impl<'a> Supervisor<'a> {
         // Who is preempted waits in the queue each time.
         let counts = |cause: Cause| cause.goes_on() && cause != Cause::Preempted;
         let cut_off = |attempt: &&Attempt| attempt.cause.is_some_and(counts) && !workload.has_progressed(attempt);
-        let in_a_row = self.run.state.attempts.iter().rev().take_while(cut_off).count();
+        let in_a_row = self.run.state.attempts().iter().rev().take_while(cut_off).count();
         let reason = diagnosis.reason.unwrap_or_default();
-        let in_a_row = in_a_row.max(workload.times_without_progress(&self.run.state.attempts));
+        let in_a_row = in_a_row.max(workload.times_without_progress(self.run.state.attempts()));
         if in_a_row >= MAX_INTERRUPTIONS {
             let reason = format!("{reason}, {in_a_row} times in a row without anything saved");
             return Err(match diagnosis.cause {
-                Some(Cause::TimeLimit) => Error::TimeTooShort { reason },
+                Some(Cause::TimeLimit) => Error::TimeTooShort { reason, hint: self.engine.time_hint() },
                 _ => Error::EngineLost { reason },
             });
         }
@@ -221,7 +221,7 @@ impl<'a> Supervisor<'a> {
         waited: bool,
     ) -> Result<Option<Settings>, Error> {
         let policy = &self.template.pipeline.on_oom;
-        let number = self.run.state.attempts.len() as u32;
+        let number = self.run.state.attempts().len() as u32;
         let record = self.oom_record(number);
         let mut points = record.as_ref().map_or(Vec::new(), |record| record.points.clone());
         points.extend(self.points.iter().copied());
@@ -261,7 +261,7 @@ impl<'a> Supervisor<'a> {
     }
 
     fn note_action(&mut self, action: String) -> Result<(), Error> {
-        if let Some(attempt) = self.run.state.attempts.last_mut() {
+        if let Some(attempt) = self.run.state.last_attempt_mut() {
             attempt.action = Some(action);
         }
         self.run.save()
@@ -289,7 +289,7 @@ impl<'a> Supervisor<'a> {
         spec: &JobSpec,
         events: &mut EventLog,
     ) -> Result<Diagnosis, Error> {
-        let number = self.run.state.attempts.last().map_or(1, |attempt| attempt.number);
+        let number = self.run.state.attempts().last().map_or(1, |attempt| attempt.number);
         events.begin_attempt(number);
         let watched = match job {
             Ok(job) => self.watch(job, &mut log, events).await,
@@ -333,7 +333,7 @@ impl<'a> Supervisor<'a> {
     }
 
     fn close_attempt(&mut self, ending: Option<&Ending>, diagnosis: &Diagnosis) -> Result<(), Error> {
-        let Some(attempt) = self.run.state.attempts.last_mut() else { return Ok(()) };
+        let Some(attempt) = self.run.state.last_attempt_mut() else { return Ok(()) };
         attempt.outcome = Some(diagnosis.outcome);
         attempt.cause = diagnosis.cause;
         attempt.reason = diagnosis.reason.clone();
@@ -355,7 +355,7 @@ impl<'a> Supervisor<'a> {
     /// The job's record of an out-of-memory, from its file or its event. A copy of what was read is kept with the attempt.
     fn take_oom_record(&mut self, number: u32) -> Result<Option<OomRecord>, Error> {
         let folder = self.run.folder.attempt(number);
-        let text = record::read(folder.job().path(), JobFolder::OOM, OOM_LIMIT).ok();
+        let text = job_file::read(folder.job().path(), JobFolder::OOM, OOM_LIMIT).ok();
         let written = text.and_then(|text| serde_json::from_slice(&text).ok());
         let record = written.or_else(|| self.oom.take());
         if let Some(record) = &record {
@@ -377,7 +377,7 @@ impl<'a> Supervisor<'a> {
             let last = ended.handle.last_output(OOM_TEXT_LIMIT as usize).await;
             found = last.and_then(|last| find(&String::from_utf8_lossy(&last)));
         }
-        let batch = self.run.state.attempts.last().map_or(0, |attempt| attempt.batch);
+        let batch = self.run.state.attempts().last().map_or(0, |attempt| attempt.batch);
         let record = found.map(|record| OomRecord { batch, ..record });
         if let Some(record) = &record {
             write_json(&folder.oom(), record)?;
@@ -398,7 +398,7 @@ impl<'a> Supervisor<'a> {
     }
 
     fn failure(&self, diagnosis: Diagnosis) -> Error {
-        let attempt = self.run.state.attempts.last();
+        let attempt = self.run.state.attempts().last();
         let code = attempt.and_then(|attempt| attempt.exit_code);
         let bad_input = self.workload().refused_input(code);
         let mut reason = diagnosis.reason.unwrap_or_default();

@@ -8,11 +8,11 @@ use pipe_spec::{Attempt, Cause, OomRecord, Outcome};
 
 use super::job_log::{JobEvents, JobLog};
 use super::{StartMode, Supervisor, interrupted};
-use crate::engine::{FoundJob, Launch, StartedJob, remove_jobs_of};
+use crate::engine::{FoundJob, Launch, StartedJob};
 use crate::error::Error;
 use crate::execute::decide::outcome::Diagnosis;
 use crate::execute::decide::retry::Settings;
-use crate::execute::launch::job_spec::JobSpec;
+use crate::execute::launch::{self, job_spec::JobSpec};
 use crate::run::EventLog;
 use crate::system::clock::now;
 use crate::system::files::write_json;
@@ -21,7 +21,7 @@ impl Supervisor<'_> {
     /// A new attempt from its spec to its diagnosis.
     pub(super) async fn attempt(&mut self, settings: &Settings, events: &mut EventLog) -> Result<Diagnosis, Error> {
         self.interrupts.check()?;
-        let number = self.run.state.attempts.len() as u32 + 1;
+        let number = self.run.state.attempts().len() as u32 + 1;
         let folder = self.run.folder.attempt(number);
         std::fs::create_dir_all(folder.path())
             .map_err(|source| Error::Write { path: folder.path().to_owned(), source })?;
@@ -38,7 +38,7 @@ impl Supervisor<'_> {
         attempt.began = now();
         let start_mode = std::mem::replace(&mut self.start_mode, StartMode::Continue);
         attempt.resumed = matches!(start_mode, StartMode::Resumed { .. });
-        self.run.state.attempts.push(attempt);
+        self.run.state.single_mut().expect("a run with attempts").attempts.push(attempt);
         self.run.set_doing("starting")?;
         self.announce(settings);
         self.begin_command(&spec);
@@ -54,7 +54,7 @@ impl Supervisor<'_> {
 
     /// The attempt that another `pipe` process started, from its current state to its diagnosis.
     pub(super) async fn adopt(&mut self, settings: &Settings, events: &mut EventLog) -> Result<Diagnosis, Error> {
-        let Some(attempt) = self.run.state.attempts.last().cloned() else { return Err(Error::Interrupted) };
+        let Some(attempt) = self.run.state.attempts().last().cloned() else { return Err(Error::Interrupted) };
         let number = attempt.number;
         let spec = self
             .spec_of(number)
@@ -80,7 +80,7 @@ impl Supervisor<'_> {
                 self.drain(&mut JobEvents::open(&self.run.folder.attempt(number), events.last_seq()), events)?;
                 let last = self.last_event_time();
                 self.close_attempt(None, &diagnosis)?;
-                if let Some((attempt, last)) = self.run.state.attempts.last_mut().zip(last) {
+                if let Some((attempt, last)) = self.run.state.last_attempt_mut().zip(last) {
                     attempt.seconds = (last - attempt.began).max(0.0);
                 }
                 return Ok(diagnosis);
@@ -93,7 +93,7 @@ impl Supervisor<'_> {
     }
 
     fn announce(&mut self, settings: &Settings) {
-        if let Some((attempt, before)) = self.run.state.attempts.split_last() {
+        if let Some((attempt, before)) = self.run.state.attempts().split_last() {
             self.reporter.attempt_started(attempt, self.run.state.at_most(), settings.auto, before.last());
         }
     }
@@ -102,26 +102,12 @@ impl Supervisor<'_> {
         self.template.launch(self.engine, &self.run.state.id, &self.run.folder, number, spec)
     }
 
-    /// An engine that queues jobs may have to wait until it can take one.
     async fn launch(&mut self, number: u32, spec: &JobSpec) -> Result<StartedJob, Error> {
         let launch = self.launch_of(number, spec);
-        for (path, _) in &launch.writable {
+        for (path, _) in &launch.mounts.writable {
             std::fs::create_dir_all(path).map_err(|source| Error::Write { path: path.clone(), source })?;
         }
-        let engine = self.engine;
-        if !engine.has_queue() {
-            return engine.start(&launch).await;
-        }
-        tokio::select! {
-            started = engine.start(&launch) => started,
-            () = self.interrupts.signal() => {
-                if let FoundJob::Job(job) = engine.find(&launch, None, None).await? {
-                    engine.remove(&job.id).await?;
-                }
-                remove_jobs_of(engine, &launch.run_id, None).await?;
-                Err(Error::Interrupted)
-            }
-        }
+        launch::start(self.engine, &launch, self.interrupts).await
     }
 }
 
@@ -135,7 +121,7 @@ impl Supervisor<'_> {
     /// Waits until the card of the rank that ran out of memory has enough of it, or until the timeout; returns whether it has.
     pub(super) async fn wait_for_card(&mut self) -> Result<bool, Error> {
         let policy = &self.template.pipeline.on_oom;
-        let record = self.oom_record(self.run.state.attempts.len() as u32);
+        let record = self.oom_record(self.run.state.attempts().len() as u32);
         let rank = record.as_ref().map_or(0, |record| record.rank);
         let needed = record.as_ref().map_or(u64::MAX, needed);
         let name = match self.template.placement.cards {

@@ -55,7 +55,7 @@ impl Supervisor<'_> {
         events: &mut EventLog,
     ) -> Result<Watched, Error> {
         let mut job_events = JobEvents::open(&self.attempt_folder(), events.last_seq());
-        if let Some(attempt) = self.run.state.attempts.last_mut() {
+        if let Some(attempt) = self.run.state.last_attempt_mut() {
             attempt.container = Some(job.id.clone());
         }
         let mut watched = self.run.set_doing(self.workload().activity());
@@ -97,7 +97,7 @@ impl Supervisor<'_> {
             // For `pipe ls` and `pipe attach`.
             if saved.elapsed() > SAVE_INTERVAL && watched.is_ok() {
                 saved = Instant::now();
-                if let Some(attempt) = self.run.state.attempts.last_mut() {
+                if let Some(attempt) = self.run.state.last_attempt_mut() {
                     attempt.log = Some(log.position().clone());
                 }
                 self.run.save().unwrap_or_else(|error| tracing::debug!("{error}"));
@@ -120,7 +120,7 @@ impl Supervisor<'_> {
     }
 
     fn attempt_folder(&self) -> AttemptFolder {
-        self.run.folder.attempt(self.run.state.attempts.last().map_or(1, |attempt| attempt.number))
+        self.run.folder.attempt(self.run.state.attempts().last().map_or(1, |attempt| attempt.number))
     }
 
     fn stop_timeout(&self) -> Duration {
@@ -332,13 +332,13 @@ impl Supervisor<'_> {
         match &event.kind {
             EventKind::Started(started) => {
                 lock::record_started(&self.run.folder, started);
-                state.steps = Some(started.steps);
-                if let Some(attempt) = state.attempts.last_mut() {
+                state.set_steps(started.steps);
+                if let Some(attempt) = state.last_attempt_mut() {
                     (attempt.batch, attempt.accum) = (started.batch, started.accum);
                 }
             }
             EventKind::Rehearsed(rehearsed) => {
-                if let Some(attempt) = state.attempts.last_mut() {
+                if let Some(attempt) = state.last_attempt_mut() {
                     attempt.peak_memory = attempt.peak_memory.max(Some(rehearsed.peak));
                 }
                 self.points.push(Point { batch: rehearsed.batch, peak: rehearsed.peak });
@@ -347,7 +347,7 @@ impl Supervisor<'_> {
                 self.points.push(Point { batch: *batch, peak: *peak });
             }
             EventKind::Step(step) => {
-                if let Some(attempt) = state.attempts.last_mut() {
+                if let Some(attempt) = state.last_attempt_mut() {
                     attempt.first_step.get_or_insert(step.step);
                     attempt.first_loss.get_or_insert(step.loss);
                     attempt.last_step = Some(step.step);
@@ -356,13 +356,13 @@ impl Supervisor<'_> {
                 }
             }
             EventKind::Metrics(metrics) => {
-                state.steps = metrics.steps.or(state.steps);
-                if let Some((attempt, peak)) = state.attempts.last_mut().zip(metrics.peak_memory()) {
+                metrics.steps.into_iter().for_each(|steps| state.set_steps(steps));
+                if let Some((attempt, peak)) = state.last_attempt_mut().zip(metrics.peak_memory()) {
                     attempt.peak_memory = attempt.peak_memory.max(Some(peak));
                     self.points.retain(|point| point.batch != attempt.batch || point.peak > peak);
                     self.points.push(Point { batch: attempt.batch, peak });
                 }
-                if let Some(attempt) = state.attempts.last_mut() {
+                if let Some(attempt) = state.last_attempt_mut() {
                     attempt.first_step.get_or_insert(metrics.step);
                     attempt.last_step = attempt.last_step.max(Some(metrics.step));
                     if let Some(loss) = metrics.loss() {
@@ -372,7 +372,7 @@ impl Supervisor<'_> {
                 }
             }
             EventKind::Oom(record) => {
-                if let Some(attempt) = state.attempts.last_mut() {
+                if let Some(attempt) = state.last_attempt_mut() {
                     attempt.peak_memory = attempt.peak_memory.max(record.peak);
                 }
                 self.oom = Some(record.clone());

@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{CLUSTER_SECTION, Graph, GraphStep, OutputRef, WorkKind};
+use pipe_spec::pipeline::{Graph, GraphStep, OutputRef, WorkKind};
 use pipe_spec::run::{StepState, StepStatus};
 use pipe_spec::{Lock, RunFolder, Status, Variables};
 use serde_json::{Value, json};
 
+use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::launch::workload::workload;
 use crate::run::{self, Listed};
 use crate::system::digests::{Digests, Links, hash_tree};
 
-/// The sections that do not change what a step computes.
-const IRRELEVANT: [&str; 7] = ["name", "engine", CLUSTER_SECTION, "memory", "on_oom", "notify", "track"];
+/// The sections that do not change what a step computes, besides those of engines.
+const IRRELEVANT: [&str; 6] = ["name", "engine", "memory", "on_oom", "notify", "track"];
 
 /// The settings of a container that do.
 const RELEVANT_OF_CONTAINER: [&str; 3] = ["env", "workdir", "network"];
@@ -36,7 +37,8 @@ pub struct Inputs<'a> {
 pub fn hash(step: &GraphStep, inputs: &Inputs<'_>, variables: &Variables) -> Result<String, Error> {
     let mut settings = serde_json::to_value(&step.pipeline).unwrap_or_default();
     if let Some(sections) = settings.as_object_mut() {
-        sections.retain(|name, _| !IRRELEVANT.contains(&name.as_str()));
+        let irrelevant: Vec<&str> = IRRELEVANT.into_iter().chain(registry::section_names()).collect();
+        sections.retain(|name, _| !irrelevant.contains(&name.as_str()));
         if let Some(container) = sections.get_mut("container").and_then(Value::as_object_mut) {
             container.retain(|name, _| RELEVANT_OF_CONTAINER.contains(&name.as_str()));
         }
@@ -133,8 +135,8 @@ pub fn any_success(graph: &Graph, step: &GraphStep) -> Result<Option<StepState>,
 /// The newest first.
 fn successes<'a>(all: &'a [Listed], pipeline: &'a str, step: &'a str) -> impl Iterator<Item = &'a StepState> {
     all.iter()
-        .filter(move |run| run.state.work == WorkKind::Steps && run.state.name == pipeline)
-        .flat_map(|run| &run.state.graph)
+        .filter(move |run| run.state.work() == WorkKind::Steps && run.state.name == pipeline)
+        .flat_map(|run| run.state.stages())
         .filter(move |done| done.name == step && done.status == StepStatus::Finished)
 }
 

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{Cluster, GraphStep, Image, Mount, OutputRef, Pipeline, Problems};
+use pipe_spec::pipeline::{EngineRequest, GraphStep, Image, Mount, OutputRef, Pipeline, Problems};
 use pipe_spec::run::{StepState, StepStatus};
 use pipe_spec::{Cause, Job, Lock, PipeExit, RunFolder, RunState, Status};
 use schedule::Room;
@@ -24,7 +24,7 @@ use crate::execute::launch::environment;
 use crate::execute::launch::workload::workload;
 use crate::input::load::{self, Loaded, Parsed, ParsedGraph};
 use crate::report::{Reporter, html};
-use crate::run::{self, Choices, Listed, Record, Run, lock};
+use crate::run::{self, Listed, Record, Run, lock};
 use crate::system::clock::now;
 use crate::system::files::write_whole;
 use crate::system::interrupt::{Interrupts, StopRequest};
@@ -49,8 +49,8 @@ pub struct GraphDriver<'a> {
     reporter: &'a mut Reporter,
     interrupts: &'a mut Interrupts,
     watcher: GraphWatcher,
-    /// By name, and by what steps say of the cluster.
-    engines: Vec<(String, Cluster, Rc<dyn Engine>)>,
+    /// By name, and by what steps ask of them.
+    engines: Vec<(String, EngineRequest, Rc<dyn Engine>)>,
     /// What was asked of it, if it is to stop.
     stopping: Option<StopRequest>,
     takeovers: children::Takeovers,
@@ -77,7 +77,7 @@ fn keep(step: &RunFolder, whole: &RunFolder, name: &str) -> String {
 
 /// Why the last job of a run was cancelled, if it was, and not by `pipe`.
 fn cancellation(run: &RunState) -> Option<String> {
-    let attempt = run.attempts.last().filter(|attempt| attempt.cause == Some(Cause::Cancelled))?;
+    let attempt = run.attempts().last().filter(|attempt| attempt.cause == Some(Cause::Cancelled))?;
     attempt.reason.clone()
 }
 
@@ -163,7 +163,7 @@ impl<'a> GraphDriver<'a> {
     /// What has failed or was stopped is begun again; so is what has finished, where its outputs are not there any more.
     fn reset_steps(&mut self) {
         let id = self.run.state.id.clone();
-        for (step, state) in self.parsed.graph.steps.iter().zip(&mut self.run.state.graph) {
+        for (step, state) in self.parsed.graph.steps.iter().zip(self.run.state.stages_mut()) {
             let folder = run::folder_of(&run::step_id(&id, &step.name));
             let is_lost = match state.status {
                 StepStatus::Finished | StepStatus::Unchanged => !content::is_intact(&self.parsed.graph, step, state),
@@ -190,7 +190,7 @@ impl<'a> GraphDriver<'a> {
         loop {
             self.poll_steps()?;
             if self.stopping.is_none() {
-                for index in schedule::startable(&self.run.state.graph, &takes, room) {
+                for index in schedule::startable(self.run.state.stages(), &takes, room) {
                     self.begin(index).await?;
                     if self.stopping.is_some() {
                         break;
@@ -198,9 +198,10 @@ impl<'a> GraphDriver<'a> {
                 }
             }
             self.show()?;
-            let runs = self.run.state.graph.iter().any(|step| step.status == StepStatus::Running);
+            let runs = self.run.state.stages().iter().any(|step| step.status == StepStatus::Running);
             // A step that was found to be unchanged takes no room, and others may be waiting for it.
-            let waits = self.stopping.is_none() && !schedule::startable(&self.run.state.graph, &takes, room).is_empty();
+            let waits =
+                self.stopping.is_none() && !schedule::startable(self.run.state.stages(), &takes, room).is_empty();
             if !runs && !waits {
                 return Ok(());
             }
@@ -237,7 +238,7 @@ impl<'a> GraphDriver<'a> {
             // What a signal asks for is done where all signals are.
             Err(Error::Interrupted) => self.stop(StopRequest::Graceful),
             Err(error) => {
-                fail(&mut self.run.state.graph[index], &error);
+                fail(&mut self.run.state.stages_mut()[index], &error);
             }
         }
         self.run.save()
@@ -255,25 +256,24 @@ impl<'a> GraphDriver<'a> {
         template::check_new(engine.as_ref(), &pipeline, Job::Train).await?;
         let hash = self.hash(step, &loaded, engine.as_ref()).await?;
         if begun.is_none() {
-            let reusable = hash.as_ref().filter(|_| !self.run.state.graph[index].again);
+            let reusable = hash.as_ref().filter(|_| !self.run.state.stages()[index].again);
             let done = match reusable {
                 Some(hash) => content::last_success(&parsed.graph, step, hash)?,
                 None => None,
             };
             if let Some(done) = done {
-                let state = &mut self.run.state.graph[index];
+                let state = &mut self.run.state.stages_mut()[index];
                 *state = StepState { status: StepStatus::Unchanged, needs: state.needs.clone(), ..done };
                 return Ok(());
             }
-            let RunState { ignore_ledger, no_queue, .. } = self.run.state;
-            let choices = Choices { ignore_ledger, no_queue, ..Choices::default() };
+            let choices = self.run.state.choices;
             drop(Run::create_step(&pipeline, &step.name, &self.run.state.id, engine.name(), choices)?);
         } else if step.references().iter().any(|named| self.moved.contains(&named.step)) {
             lock::record_settings(&folder, &pipeline)?;
             write_whole(&folder.resolved(), pipeline.to_yaml().as_bytes())?;
         }
-        let has_run = begun.as_ref().is_some_and(|begun| !begun.state.attempts.is_empty());
-        let state = &mut self.run.state.graph[index];
+        let has_run = begun.as_ref().is_some_and(|begun| !begun.state.attempts().is_empty());
+        let state = &mut self.run.state.stages_mut()[index];
         // What goes on with something else than it began with writes what belongs to neither.
         state.hash = hash.filter(|hash| !has_run || state.hash.as_ref() == Some(hash));
         state.run = Some(id);
@@ -285,18 +285,18 @@ impl<'a> GraphDriver<'a> {
     }
 
     fn engine_name(&self, step: &GraphStep) -> String {
-        step.pipeline.engine.map_or_else(|| self.run.state.engine.clone(), |engine| engine.name().to_owned())
+        step.pipeline.engine.clone().unwrap_or_else(|| self.run.state.engine.clone())
     }
 
     async fn engine_of(&mut self, step: &GraphStep) -> Result<Rc<dyn Engine>, Error> {
         let wanted = self.engine_name(step);
-        let cluster = step.pipeline.cluster_request();
-        let known = self.engines.iter().find(|(name, of, _)| *name == wanted && *of == cluster);
+        let request = step.pipeline.engine_request();
+        let known = self.engines.iter().find(|(name, of, _)| *name == wanted && *of == request);
         if let Some((_, _, engine)) = known {
             return Ok(engine.clone());
         }
-        let engine: Rc<dyn Engine> = Rc::from(registry::connect_for(&wanted, &cluster).await?);
-        self.engines.push((wanted, cluster, engine.clone()));
+        let engine: Rc<dyn Engine> = Rc::from(registry::connect_for(&wanted, &request).await?);
+        self.engines.push((wanted, request, engine.clone()));
         Ok(engine)
     }
 
@@ -307,7 +307,7 @@ impl<'a> GraphDriver<'a> {
         let mounts_outputs = workload(&step.pipeline).mounts_outputs();
         let host = |named: &OutputRef| -> PathBuf {
             let other = parsed.graph.step(&named.step);
-            let state = self.run.state.graph.iter().find(|state| state.name == named.step);
+            let state = self.run.state.stages().iter().find(|state| state.name == named.step);
             let folder = state.and_then(|state| state.run.as_ref()).map(|id| run::folder_of(id));
             other.zip(folder).map_or_else(PathBuf::new, |(other, folder)| {
                 content::output_path(other, &folder, named.output.as_deref())
@@ -350,13 +350,13 @@ impl<'a> GraphDriver<'a> {
             true => Some(environment::of_inputs(&loaded.inputs, self.reporter, self.interrupts).await?),
         };
         let outputs = step.references().into_iter().map(|named| {
-            let state = self.run.state.graph.iter().find(|state| state.name == named.step);
+            let state = self.run.state.stages().iter().find(|state| state.name == named.step);
             let hash = state.and_then(|state| state.outputs.get(named.output.as_deref().unwrap_or_default()));
             (named.mounted(), hash.cloned().unwrap_or_default())
         });
         let named: Vec<String> = step.references().into_iter().map(|named| named.step).collect();
         let unnamed = step.needs.iter().filter(|name| !named.contains(name)).map(|name| {
-            let state = self.run.state.graph.iter().find(|state| state.name == *name);
+            let state = self.run.state.stages().iter().find(|state| state.name == *name);
             (name.clone(), state.and_then(|state| state.run.clone()).unwrap_or_default())
         });
         let outputs = outputs.chain(unnamed);
@@ -371,11 +371,11 @@ impl<'a> GraphDriver<'a> {
 
     /// Takes in how the steps that run have come to their ends.
     fn poll_steps(&mut self) -> Result<(), Error> {
-        for index in 0..self.run.state.graph.len() {
-            if self.run.state.graph[index].status == StepStatus::Running {
-                let before = self.run.state.graph[index].clone();
+        for index in 0..self.run.state.stages().len() {
+            if self.run.state.stages()[index].status == StepStatus::Running {
+                let before = self.run.state.stages()[index].clone();
                 self.poll_step(index)?;
-                if self.run.state.graph[index] != before {
+                if self.run.state.stages()[index] != before {
                     self.run.save()?;
                 }
             }
@@ -387,7 +387,7 @@ impl<'a> GraphDriver<'a> {
         let step = &self.parsed.graph.steps[index];
         let folder = run::folder_of(&run::step_id(&self.run.state.id, &step.name));
         let found = Listed::read(folder.path());
-        let seconds = found.as_ref().map(|found| found.state.attempts.iter().map(|attempt| attempt.seconds).sum());
+        let seconds = found.as_ref().map(|found| found.state.attempts().iter().map(|attempt| attempt.seconds).sum());
         let (status, error, code) = match found {
             None => (StepStatus::Failed, Some("its run folder is gone".to_owned()), None),
             Some(found) => match found.state.status {
@@ -402,11 +402,11 @@ impl<'a> GraphDriver<'a> {
                 },
                 Status::Finished => match content::of_outputs(&self.parsed.graph, step, &folder) {
                     Ok(outputs) => {
-                        self.run.state.graph[index].outputs = outputs;
+                        self.run.state.stages_mut()[index].outputs = outputs;
                         (StepStatus::Finished, None, None)
                     }
                     Err(error) => {
-                        fail(&mut self.run.state.graph[index], &error);
+                        fail(&mut self.run.state.stages_mut()[index], &error);
                         return Ok(());
                     }
                 },
@@ -414,7 +414,7 @@ impl<'a> GraphDriver<'a> {
                 Status::Failed | Status::Unknown => (StepStatus::Failed, found.state.error, found.state.exit_code),
             },
         };
-        let state = &mut self.run.state.graph[index];
+        let state = &mut self.run.state.stages_mut()[index];
         (state.status, state.error, state.exit_code) = (status, error, code);
         state.seconds = seconds;
         Ok(())
@@ -430,7 +430,7 @@ impl<'a> GraphDriver<'a> {
     }
 
     fn signal_steps(&self, request: StopRequest) {
-        for step in self.run.state.graph.iter().filter(|step| step.status == StepStatus::Running) {
+        for step in self.run.state.stages().iter().filter(|step| step.status == StepStatus::Running) {
             if let Some(id) = &step.run {
                 children::signal(id, request);
             }
@@ -440,9 +440,10 @@ impl<'a> GraphDriver<'a> {
     /// How the run has ended, now that no step runs.
     fn verdict(&self) -> Result<(), Error> {
         let failed: Vec<&StepState> =
-            self.run.state.graph.iter().filter(|step| step.status == StepStatus::Failed).collect();
+            self.run.state.stages().iter().filter(|step| step.status == StepStatus::Failed).collect();
         let Some(first) = failed.first() else {
-            let mut stopped = self.run.state.graph.iter().filter(|step| step.status == StepStatus::Stopped).peekable();
+            let mut stopped =
+                self.run.state.stages().iter().filter(|step| step.status == StepStatus::Stopped).peekable();
             let is_stopped = self.stopping.is_some() || stopped.peek().is_some();
             let cancelled = stopped.find_map(|step| Some(format!("step {}: {}", step.name, step.error.as_ref()?)));
             return match cancelled.filter(|_| self.stopping.is_none()) {

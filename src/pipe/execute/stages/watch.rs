@@ -22,7 +22,7 @@ impl GraphWatcher {
     /// What steps have said in attempts that have ended by now is not shown.
     pub fn new(json: bool, state: &RunState) -> Self {
         let mut watcher = Self { json, steps: BTreeMap::new(), shown: BTreeMap::new() };
-        for step in state.graph.iter().filter(|step| !json && !step.status.is_done()) {
+        for step in state.stages().iter().filter(|step| !json && !step.status.is_done()) {
             if let Some(of_step) = watcher.of_step(step) {
                 // A folder that cannot be read is told when the step begins.
                 of_step.skip_ended().ok();
@@ -44,7 +44,7 @@ impl GraphWatcher {
 
     /// Shows what is new in the run and in those of its steps.
     pub fn show(&mut self, state: &RunState, reporter: &mut Reporter) -> Result<(), Error> {
-        for step in &state.graph {
+        for step in state.stages() {
             let ran = self.shown.get(&step.name) == Some(&StepStatus::Running);
             if step.status == StepStatus::Running {
                 self.show_change(step, reporter);
@@ -55,9 +55,9 @@ impl GraphWatcher {
             // After what it printed.
             self.show_change(step, reporter);
         }
-        let done = state.graph.iter().filter(|step| step.status.is_done()).count();
-        reporter.doing(&format!("{done} of {} steps done", state.graph.len()));
-        reporter.show_steps(state.graph.iter().map(|step| self.line(step)).collect());
+        let done = state.stages().iter().filter(|step| step.status.is_done()).count();
+        reporter.doing(&format!("{done} of {} steps done", state.stages().len()));
+        reporter.show_steps(state.stages().iter().map(|step| self.line(step)).collect());
         Ok(())
     }
 

@@ -114,7 +114,7 @@ impl Curves {
     fn value(&self, objective: &Objective, values: &BTreeMap<u64, f64>, run: &RunState) -> Result<f64, String> {
         let metric = objective.metric.as_str();
         let found = match metric {
-            "seconds" => Some(run.attempts.iter().map(|attempt| attempt.seconds).sum()),
+            "seconds" => Some(run.attempts().iter().map(|attempt| attempt.seconds).sum()),
             "peak_memory" => peak(run).map(|bytes| bytes as f64),
             "samples_per_second" => (self.speed.1 > 0.0).then(|| self.speed.0 as f64 * 1000.0 / self.speed.1),
             _ => match objective.value {
@@ -143,7 +143,7 @@ fn is_metric(wanted: &str, name: &str) -> bool {
 
 /// Bytes that a run has held at most.
 pub fn peak(run: &RunState) -> Option<u64> {
-    run.attempts.iter().filter_map(|attempt| attempt.peak_memory).max()
+    run.attempts().iter().filter_map(|attempt| attempt.peak_memory).max()
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! How trials come to their ends: what their runs have shown, whether they are worth going on with, and what the journal is told.
 
 use pipe_search::{Trial, TrialState, best, prunes_at};
-use pipe_spec::pipeline::Pipeline;
 use pipe_spec::study::Keep;
 use pipe_spec::{Cause, Outcome, PipeExit, RunState, Status};
 use serde_json::{Value, json};
@@ -9,6 +8,7 @@ use serde_json::{Value, json};
 use super::curve::{self, Curves};
 use super::propose::Refused;
 use super::{Live, MAX_FAILURES, StudyDriver, propose, same, trial};
+use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::children;
 use crate::run::{self, Listed};
@@ -19,7 +19,7 @@ use crate::system::interrupt::StopRequest;
 const OUT_OF_MEMORY: f64 = 1.0;
 
 fn is_cancelled(run: &RunState) -> bool {
-    run.attempts.last().is_some_and(|attempt| attempt.cause == Some(Cause::Cancelled))
+    run.attempts().last().is_some_and(|attempt| attempt.cause == Some(Cause::Cancelled))
 }
 
 impl StudyDriver<'_> {
@@ -70,8 +70,8 @@ impl StudyDriver<'_> {
 
     /// Whether a trial that is stopped was so when this process began: it was stopped with the study, and goes on with it.
     fn was_stopped_before(&self, run: &RunState) -> bool {
-        let began = now() - self.began.elapsed().as_secs_f64();
-        let ended = run.attempts.last().map_or(run.created, |attempt| attempt.began + attempt.seconds);
+        let began = now() - self.clock.began.elapsed().as_secs_f64();
+        let ended = run.attempts().last().map_or(run.created, |attempt| attempt.began + attempt.seconds);
         ended < began
     }
 
@@ -83,7 +83,7 @@ impl StudyDriver<'_> {
         let mut trial = known.clone();
         trial.intermediate.extend(values);
         let pruner = propose::pruner(self.study);
-        let direction = self.directions[0];
+        let direction = self.search.directions[0];
         // One that has the values of another has shown nothing itself.
         let counts = |other: &&Trial| other.number != number && !other.user_attrs.contains_key(trial::SAME_AS);
         let others: Vec<Trial> = self.journal.trials().iter().filter(counts).cloned().collect();
@@ -140,8 +140,8 @@ impl StudyDriver<'_> {
     fn end_trial(&mut self, number: u64, run: &RunState) -> Result<(), Error> {
         let mut attrs = vec![
             (trial::RUN, json!(run.id)),
-            (trial::SECONDS, json!(run.attempts.iter().map(|attempt| attempt.seconds).sum::<f64>())),
-            (trial::ATTEMPTS, json!(run.attempts.len())),
+            (trial::SECONDS, json!(run.attempts().iter().map(|attempt| attempt.seconds).sum::<f64>())),
+            (trial::ATTEMPTS, json!(run.attempts().len())),
         ];
         attrs.extend(curve::peak(run).map(|bytes| (trial::PEAK_MEMORY, json!(bytes))));
         let live = self.running.get(&number);
@@ -159,10 +159,10 @@ impl StudyDriver<'_> {
                     (TrialState::Failed, Vec::new())
                 }
             },
-            (None, _) if run.infeasible.is_some() => {
+            (None, _) if run.infeasible().is_some() => {
                 attrs.retain(|(name, _)| ![trial::SECONDS, trial::ATTEMPTS].contains(name));
                 attrs.push((trial::INFEASIBLE, json!(true)));
-                attrs.extend(run.infeasible.clone().map(|why| (trial::ERROR, json!(why))));
+                attrs.extend(run.infeasible().map(str::to_owned).map(|why| (trial::ERROR, json!(why))));
                 (TrialState::Pruned, Vec::new())
             }
             (None, _) if is_out_of_memory(run) => {
@@ -191,9 +191,9 @@ impl StudyDriver<'_> {
         self.clear(number, state);
         match does_not_fit || ran_out_at_first(run) {
             true => self.note_too_large(run),
-            false => self.refused = Refused::default(),
+            false => self.search.refused = Refused::default(),
         }
-        if run.infeasible.is_some() {
+        if run.infeasible().is_some() {
             self.note_refused();
         }
         match state {
@@ -202,7 +202,7 @@ impl StudyDriver<'_> {
                 self.note_failure(number, &reason)
             }
             _ => {
-                self.failures = 0;
+                self.search.failures = 0;
                 Ok(())
             }
         }
@@ -221,7 +221,7 @@ impl StudyDriver<'_> {
         // Of Optuna's own trials there is no model: the best of ours is kept whatever they show.
         let own: Vec<Trial> = self.own().cloned().collect();
         let best: Vec<u64> =
-            best(&own, &self.directions).into_iter().filter_map(|index| Some(own.get(index)?.number)).collect();
+            best(&own, &self.search.directions).into_iter().filter_map(|index| Some(own.get(index)?.number)).collect();
         for trial in self.own().filter(|trial| trial.state.has_ended() && !best.contains(&trial.number)) {
             std::fs::remove_dir_all(run::folder_of(&self.run_id(trial.number)).model()).ok();
         }
@@ -230,11 +230,11 @@ impl StudyDriver<'_> {
     /// Remembers that trials like this do not fit.
     fn note_too_large(&mut self, run: &RunState) {
         let text = std::fs::read_to_string(run::folder_of(&run.id).resolved()).unwrap_or_default();
-        let name = Pipeline::parse(&text, &[], self.variables).ok().as_ref().and_then(same::memory_name);
-        let batch = run.attempts.first().map_or(String::new(), |attempt| format!("batch {} ", attempt.batch));
-        let known = run.infeasible.clone();
+        let name = registry::parse_pipeline(&text, &[], self.variables).ok().as_ref().and_then(same::memory_name);
+        let batch = run.attempts().first().map_or(String::new(), |attempt| format!("batch {} ", attempt.batch));
+        let known = run.infeasible().map(str::to_owned);
         let why = known.unwrap_or_else(|| format!("{batch}ran out of memory with the same settings, in {}", run.id));
-        self.too_large.extend(name.map(|name| (name, why)));
+        self.search.too_large.extend(name.map(|name| (name, why)));
     }
 
     fn error_of(&self, number: u64) -> String {
@@ -246,7 +246,7 @@ impl StudyDriver<'_> {
     /// What the last out-of-memory of a run left, as far as it can be read.
     fn oom_record(&self, run: &RunState) -> Value {
         let folder = run::folder_of(&run.id);
-        let last = run.attempts.iter().rev().find(|attempt| attempt.outcome == Some(Outcome::Oom));
+        let last = run.attempts().iter().rev().find(|attempt| attempt.outcome == Some(Outcome::Oom));
         let read = last.and_then(|attempt| std::fs::read(folder.attempt(attempt.number).oom()).ok());
         let record = read.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         record.unwrap_or_else(|| json!({ "cause": last.and_then(|attempt| attempt.cause) }))
@@ -262,21 +262,21 @@ impl StudyDriver<'_> {
 
     /// A trial that fails ends nothing, but several one after the other do: what is wrong with them is wrong with all.
     pub(super) fn note_failure(&mut self, number: u64, reason: &str) -> Result<(), Error> {
-        self.failures += 1;
-        if self.failures < MAX_FAILURES {
+        self.search.failures += 1;
+        if self.search.failures < MAX_FAILURES {
             return Ok(());
         }
         let reason = reason.lines().next().unwrap_or_default().to_owned();
-        Err(Error::TrialsFail { id: self.run.state.id.clone(), times: self.failures, number, reason })
+        Err(Error::TrialsFail { id: self.run.state.id.clone(), times: self.search.failures, number, reason })
     }
 }
 
 /// Whether what was asked for was too large, though a smaller batch did it.
 fn ran_out_at_first(run: &RunState) -> bool {
-    run.attempts.first().is_some_and(|attempt| matches!(attempt.cause, Some(Cause::Capacity | Cause::HostMemory)))
+    run.attempts().first().is_some_and(|attempt| matches!(attempt.cause, Some(Cause::Capacity | Cause::HostMemory)))
 }
 
 fn is_out_of_memory(run: &RunState) -> bool {
     run.exit_code == Some(PipeExit::OutOfMemory.code())
-        || run.attempts.last().is_some_and(|attempt| attempt.outcome == Some(Outcome::Oom))
+        || run.attempts().last().is_some_and(|attempt| attempt.outcome == Some(Outcome::Oom))
 }

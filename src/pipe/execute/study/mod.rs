@@ -17,15 +17,13 @@ use std::time::{Duration, Instant};
 
 use curve::Curves;
 use pipe_search::{Direction, Journal, Space, Trial, TrialState, importances};
-use pipe_spec::pipeline::Pipeline;
-use pipe_spec::run::StudyState;
 use pipe_spec::study::{OomPolicy, Study};
 use pipe_spec::{RunFolder, Status, Variables};
 use same::Trainings;
 use serde_json::{Map, Value};
 
 use super::children;
-use crate::engine::Engine;
+use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::report::Reporter;
 use crate::run::{self, Owner, Run};
@@ -54,36 +52,47 @@ const MAX_FAILURES: u64 = 5;
 pub struct StudyDriver<'a> {
     study: &'a Study,
     variables: &'a Variables,
-    space: Space,
-    directions: Vec<Direction>,
     run: Run,
     journal: Journal,
     engine: Rc<dyn Engine>,
     reporter: &'a mut Reporter,
     interrupts: &'a mut Interrupts,
     watcher: StudyWatcher,
+    search: Search,
+    clock: Clock,
     /// The trials that run.
     running: BTreeMap<u64, Live>,
-    trainings: Trainings,
     /// The config.json of each model that was asked for.
     configs: BTreeMap<String, Map<String, Value>>,
     takeovers: children::Takeovers,
     /// What was asked of it, if it is to stop.
     stopping: Option<StopRequest>,
+    /// Who cancelled the job of a trial, if somebody did, and not with `pipe`.
+    cancelled: Option<String>,
+}
+
+/// What the search knows.
+struct Search {
+    space: Space,
+    directions: Vec<Direction>,
+    trainings: Trainings,
+    /// What is known not to fit, by what decides how much a trial holds, with the reason.
+    too_large: BTreeMap<String, String>,
+    /// Trials that have failed one after the other.
+    failures: u64,
+    /// Proposals one after the other that were not begun.
+    refused: propose::Refused,
+    /// Whether nothing is left to try.
+    is_spent: bool,
+}
+
+/// The time of a study, and when it was last written to disk.
+struct Clock {
     began: Instant,
     /// Seconds that earlier `pipe` processes spent on it.
     seconds_before: f64,
     page_written: Option<Instant>,
     saved: Instant,
-    /// What is known not to fit, by what decides how much a trial holds, with the reason.
-    too_large: BTreeMap<String, String>,
-    /// Trials that have failed one after the other, and proposals one after the other that were not begun.
-    failures: u64,
-    refused: propose::Refused,
-    /// Whether nothing is left to try.
-    is_spent: bool,
-    /// Who cancelled the job of a trial, if somebody did, and not with `pipe`.
-    cancelled: Option<String>,
 }
 
 /// A trial that runs.
@@ -118,34 +127,35 @@ impl<'a> StudyDriver<'a> {
         let directions = directions(study);
         let storage = storage(study, &run.folder);
         let journal = Journal::open(&storage, study.name.as_str(), &directions)?;
-        let state = run.state.study.get_or_insert_default();
+        let Some(state) = run.state.study_mut() else { return Err(Error::NotStudyRun { id: run.state.id }) };
         state.storage = storage;
         state.budget = study.budget.trials;
         let seconds_before = state.seconds;
         let watcher = StudyWatcher::new(reporter.prints_json(), &run.state.id, study, journal.trials());
+        let search = Search {
+            space: space(study),
+            directions,
+            trainings: Trainings::default(),
+            too_large: BTreeMap::new(),
+            failures: 0,
+            refused: propose::Refused::default(),
+            is_spent: false,
+        };
+        let clock = Clock { began: Instant::now(), seconds_before, page_written: None, saved: Instant::now() };
         Ok(Self {
             study,
             variables,
-            space: space(study),
-            directions,
             journal,
             engine: Rc::from(engine),
             reporter,
             interrupts,
             watcher,
+            search,
+            clock,
             running: BTreeMap::new(),
-            trainings: Trainings::default(),
             configs: BTreeMap::new(),
             takeovers: children::Takeovers::default(),
             stopping: None,
-            began: Instant::now(),
-            seconds_before,
-            page_written: None,
-            saved: Instant::now(),
-            too_large: BTreeMap::new(),
-            failures: 0,
-            refused: propose::Refused::default(),
-            is_spent: false,
             cancelled: None,
             run,
         })
@@ -178,7 +188,7 @@ impl<'a> StudyDriver<'a> {
                 self.notice_interrupts().await;
             }
             self.show()?;
-            if self.saved.elapsed() >= SAVE_INTERVAL {
+            if self.clock.saved.elapsed() >= SAVE_INTERVAL {
                 self.save()?;
             }
             if self.running.is_empty() && (self.stopping.is_some() || !self.has_budget()) {
@@ -224,13 +234,13 @@ impl<'a> StudyDriver<'a> {
     }
 
     fn seconds(&self) -> f64 {
-        self.seconds_before + self.began.elapsed().as_secs_f64()
+        self.clock.seconds_before + self.clock.began.elapsed().as_secs_f64()
     }
 
     fn has_budget(&self) -> bool {
         let counts = trial::counts(self.own());
         let hours = self.study.budget.hours;
-        !self.is_spent
+        !self.search.is_spent
             && self.study.budget.trials.is_none_or(|trials| counts.run() < trials)
             && hours.is_none_or(|hours| self.seconds() < hours * 3600.0)
     }
@@ -250,10 +260,10 @@ impl<'a> StudyDriver<'a> {
     fn recognise(&mut self, trial: &Trial) {
         // As it ran: the architecture may be that of a model that was chosen.
         let text = std::fs::read_to_string(run::folder_of(&self.run_id(trial.number)).resolved()).unwrap_or_default();
-        let pipeline = Pipeline::parse(&text, &[], self.variables).ok();
+        let pipeline = registry::parse_pipeline(&text, &[], self.variables).ok();
         let name = pipeline.and_then(|pipeline| Trainings::name(self.study, &pipeline));
         if let Some(name) = name {
-            self.trainings.add(name, trial.number);
+            self.search.trainings.add(name, trial.number);
         }
     }
 
@@ -293,20 +303,23 @@ impl<'a> StudyDriver<'a> {
 
     fn show(&mut self) -> Result<(), Error> {
         let seconds = self.seconds();
-        self.run.state.study.get_or_insert_default().seconds = seconds;
+        if let Some(state) = self.run.state.study_mut() {
+            state.seconds = seconds;
+        }
         self.watcher.show(&self.run.state, self.journal.trials(), self.reporter)
     }
 
     fn save(&mut self) -> Result<(), Error> {
         let counts = trial::counts(self.own());
-        let best = trial::best_of(self.journal.trials(), &self.directions);
+        let best = trial::best_of(self.journal.trials(), &self.search.directions);
         let seconds = self.seconds();
-        let state: &mut StudyState = self.run.state.study.get_or_insert_default();
-        (state.trials, state.best, state.seconds) = (counts, best, seconds);
+        if let Some(state) = self.run.state.study_mut() {
+            (state.trials, state.best, state.seconds) = (counts, best, seconds);
+        }
         self.run.save()?;
-        self.saved = Instant::now();
-        if self.page_written.is_none_or(|at| at.elapsed() >= PAGE_INTERVAL) {
-            self.page_written = Some(Instant::now());
+        self.clock.saved = Instant::now();
+        if self.clock.page_written.is_none_or(|at| at.elapsed() >= PAGE_INTERVAL) {
+            self.clock.page_written = Some(Instant::now());
             self.write_page();
         }
         Ok(())
@@ -346,7 +359,7 @@ impl<'a> StudyDriver<'a> {
     fn end(&mut self, error: Option<&Error>) -> Result<(), Error> {
         self.show().ok();
         self.run.note_end(error);
-        self.page_written = None;
+        self.clock.page_written = None;
         let saved = self.save();
         let lines = StudyView { study: self.study, trials: self.journal.trials(), state: &self.run.state }.summary();
         self.reporter.study_ended(&self.run.state, &self.run.folder.path().display().to_string(), &lines);

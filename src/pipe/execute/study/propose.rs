@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::execute::children;
 use crate::execute::launch::template;
 use crate::input::load::{self, Parsed};
-use crate::run::{self, Choices, Run};
+use crate::run::{self, Run, RunChoices};
 use crate::system::clock::now;
 use crate::system::interrupt;
 
@@ -48,8 +48,10 @@ impl StudyDriver<'_> {
         let trials = self.journal.trials();
         let number = trials.len() as u64;
         let sampler = sampler(self.study);
-        let Some(point) = suggest(sampler, &self.space, &self.directions, trials, number, self.study.seed) else {
-            self.is_spent = true;
+        let Some(point) =
+            suggest(sampler, &self.search.space, &self.search.directions, trials, number, self.study.seed)
+        else {
+            self.search.is_spent = true;
             return Ok(());
         };
         let mut proposed = self.trial(number, point);
@@ -84,7 +86,7 @@ impl StudyDriver<'_> {
     }
 
     fn trial(&self, number: u64, point: pipe_search::Point) -> Trial {
-        let domain = |name: &String| Some((name.clone(), self.space.parameter(name)?.domain.clone()));
+        let domain = |name: &String| Some((name.clone(), self.search.space.parameter(name)?.domain.clone()));
         let domains = point.keys().filter_map(domain).collect();
         let mut trial = Trial { domains, began: Some(now()), ..Trial::new(number, point) };
         trial.user_attrs.insert(trial::STUDY.to_owned(), json!(self.run.state.id));
@@ -111,10 +113,10 @@ impl StudyDriver<'_> {
         let trials = self.journal.trials();
         let fixed = trials.get(number as usize).and_then(|trial| trial.system_attrs.get("fixed_params")).cloned();
         let sampler = sampler(self.study);
-        let mut point =
-            suggest(sampler, &self.space, &self.directions, trials, number, self.study.seed).unwrap_or_default();
+        let mut point = suggest(sampler, &self.search.space, &self.search.directions, trials, number, self.study.seed)
+            .unwrap_or_default();
         for (name, value) in fixed.as_ref().and_then(Value::as_object).into_iter().flatten() {
-            match self.space.parameter(name) {
+            match self.search.space.parameter(name) {
                 Some(parameter) if parameter.domain.contains(value) => drop(point.insert(name.clone(), value.clone())),
                 Some(_) => {
                     return self
@@ -123,7 +125,7 @@ impl StudyDriver<'_> {
                 None => return self.fail(number, &format!("it was asked for with {name}, which is not in the space")),
             }
         }
-        let applying = self.space.parameters.iter().filter(|parameter| parameter.applies(&point));
+        let applying = self.search.space.parameters.iter().filter(|parameter| parameter.applies(&point));
         let params: Vec<(&str, &Value, &Domain)> = applying
             .filter_map(|parameter| Some((parameter.name.as_str(), point.get(&parameter.name)?, &parameter.domain)))
             .collect();
@@ -232,7 +234,7 @@ impl StudyDriver<'_> {
 
     /// The trial that is the same training, if one has come to its end.
     fn same_training(&self, pipeline: &Pipeline) -> Option<u64> {
-        self.trainings.find(&Trainings::name(self.study, pipeline)?)
+        self.search.trainings.find(&Trainings::name(self.study, pipeline)?)
     }
 
     fn add_repeated(&mut self, mut proposed: Trial, first: u64) -> Result<(), Error> {
@@ -243,13 +245,13 @@ impl StudyDriver<'_> {
         proposed.ended = Some(now());
         proposed.user_attrs.insert(trial::SAME_AS.to_owned(), json!(first));
         self.journal.add(&proposed)?;
-        self.refused.count += 1;
-        self.refused.repeated += 1;
-        if self.refused.repeated >= MAX_REPEATED && self.study.sampler != SamplerKind::Grid {
+        self.search.refused.count += 1;
+        self.search.refused.repeated += 1;
+        if self.search.refused.repeated >= MAX_REPEATED && self.study.sampler != SamplerKind::Grid {
             self.reporter.note(&format!(
                 "the last {MAX_REPEATED} proposals were trainings that had been done before, or do not fit: the study ends"
             ));
-            self.is_spent = true;
+            self.search.is_spent = true;
         }
         Ok(())
     }
@@ -275,17 +277,17 @@ impl StudyDriver<'_> {
 
     /// Counts a proposal that does not fit.
     pub(super) fn note_refused(&mut self) {
-        self.refused.count += 1;
+        self.search.refused.count += 1;
         // A grid knows itself when it is spent.
-        if self.refused.count >= MAX_REFUSED && self.study.sampler != SamplerKind::Grid {
+        if self.search.refused.count >= MAX_REFUSED && self.study.sampler != SamplerKind::Grid {
             self.reporter.note(&format!("the last {MAX_REFUSED} proposals do not fit: the study ends"));
-            self.is_spent = true;
+            self.search.is_spent = true;
         }
     }
 
     /// Why a trial like this is known not to fit, if it is.
     fn known_too_large(&self, pipeline: &Pipeline) -> Option<String> {
-        self.too_large.get(&same::memory_name(pipeline)?).filter(|_| refuses(self.study)).cloned()
+        self.search.too_large.get(&same::memory_name(pipeline)?).filter(|_| refuses(self.study)).cloned()
     }
 
     /// Nothing of the space fits: says what the smallest of it needs.
@@ -310,8 +312,7 @@ impl StudyDriver<'_> {
         let created = match &begun {
             Some(_) => Ok(()),
             None => {
-                let pipe_spec::RunState { ignore_ledger, no_queue, .. } = self.run.state;
-                let choices = Choices { ignore_ledger, no_queue, as_asked: refuses(self.study), ..Choices::default() };
+                let choices = RunChoices { as_asked: refuses(self.study), ..self.run.state.choices };
                 let engine = self.engine.name();
                 Run::create_step(pipeline, &number.to_string(), &self.run.state.id, engine, choices).map(drop)
             }

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::trial::{self, Standing};
 use super::{directions, importances_of, space};
+use crate::engine::registry;
 use crate::error::Error;
 use crate::report::html::StudyPage;
 use crate::report::{Table, duration, figure};
@@ -36,7 +37,7 @@ impl StudyView<'_> {
         let mut more = Vec::new();
         // What the trial ran as is known from its run: the architecture of a model that was chosen.
         let ran = self.run_of(trial).and_then(|id| std::fs::read_to_string(crate::run::folder_of(&id).resolved()).ok());
-        let ran = ran.and_then(|text| pipe_spec::Pipeline::parse(&text, &[], variables).ok());
+        let ran = ran.and_then(|text| registry::parse_pipeline(&text, &[], variables).ok());
         if let Some(training) = ran.as_ref().and_then(pipe_spec::Pipeline::training) {
             more.push(("model.arch", json!(training.model.arch.name())));
         }
@@ -79,7 +80,7 @@ impl StudyView<'_> {
 
     /// How much of the budget is spent.
     pub fn budget(&self) -> String {
-        let state = self.state.study.clone().unwrap_or_default();
+        let state = self.state.study().cloned().unwrap_or_default();
         let trials = match self.study.budget.trials {
             Some(most) => format!("{} of {}", state.trials.run(), count(most, "trial")),
             None => count(state.trials.run(), "trial"),
@@ -196,11 +197,11 @@ impl StudyView<'_> {
             "id": self.state.id,
             "name": self.study.name.as_str(),
             "status": self.state.status,
-            "storage": self.state.study.as_ref().map(|study| &study.storage),
+            "storage": self.state.study().map(|study| &study.storage),
             "objectives": self.study.objectives,
             "counts": trial::counts(self.trials.iter()),
             "budget": self.study.budget,
-            "seconds": self.state.study.as_ref().map(|study| study.seconds),
+            "seconds": self.state.study().map(|study| study.seconds),
             "best": best,
             "trials": self.trials.iter().map(trial_json).collect::<Vec<_>>(),
         })

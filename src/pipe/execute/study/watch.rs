@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pipe_search::{Direction, Trial, TrialState};
 use pipe_spec::RunState;
-use pipe_spec::pipeline::{Gpus, Pipeline};
+use pipe_spec::pipeline::Gpus;
 use pipe_spec::run::StepStatus;
 use pipe_spec::study::Study;
 use pipe_spec::text::human_bytes;
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::directions;
 use super::trial::{self, Standing};
 use super::view::{StudyView, trial_json};
+use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::children::watcher::Watcher;
 use crate::input::load;
@@ -151,7 +152,7 @@ impl StudyWatcher {
     pub fn trials_on(&self, card: &str) -> usize {
         let has_card = |watcher: &&Watcher| {
             let text = std::fs::read_to_string(watcher.found.folder().resolved()).unwrap_or_default();
-            let pipeline = Pipeline::parse(&text, &[], &load::variables());
+            let pipeline = registry::parse_pipeline(&text, &[], &load::variables());
             pipeline.is_ok_and(
                 |pipeline| matches!(&pipeline.container.gpus, Gpus::Ids(ids) if ids.iter().any(|id| id == card)),
             )

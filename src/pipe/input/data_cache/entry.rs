@@ -7,11 +7,11 @@
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::watch::Watch;
 use crate::error::Error;
 use crate::system::digests::cache_folder;
 
@@ -240,9 +240,35 @@ fn is_old(entry: &Path) -> bool {
     used.elapsed().is_ok_and(|age| age > MAX_UNUSED)
 }
 
+/// What the thread that prepares data and the one that reports it share: how far it is, and whether it is to go on.
+#[derive(Debug, Default)]
+pub struct Watch {
+    cancelled: AtomicBool,
+    /// Bytes of source files that are done.
+    done: AtomicU64,
+}
+
+impl Watch {
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    pub fn check(&self) -> Result<(), Error> {
+        if self.cancelled.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
+    pub fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    pub fn set_done(&self, bytes: u64) {
+        self.done.store(bytes, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     use super::*;
 

@@ -4,15 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pipe_data::{ColumnSelection, Format};
 use pipe_spec::text::human_bytes;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::columns::ColumnSelection;
-use super::entry::{Cache, EntryGuard};
-use super::format::Format;
-use super::prepare::Source;
+use super::entry::{Cache, EntryGuard, Watch};
+use super::source::Source;
 use super::tokenizer::TrainedTokenizer;
-use super::watch::Watch;
 use crate::error::Error;
 use crate::input::{Input, Inputs};
 use crate::report::Reporter;

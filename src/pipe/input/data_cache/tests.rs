@@ -3,14 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use pipe_data::{ColumnSelection, check};
 use pipe_spec::pipeline::{Data, Task};
 use serde_json::Value;
 
-use super::columns::ColumnSelection;
-use super::entry::Cache;
-use super::prepare::Source;
-use super::watch::Watch;
-use super::{Preview, check, first_rows};
+use super::entry::{Cache, Watch};
+use super::source::Source;
 use crate::error::Error;
 use crate::input::Input;
 use crate::system::digests::Digests;
@@ -122,7 +120,7 @@ fn pictures_become_files() {
     assert_eq!(got[4]["text"], "green car");
     for row in got {
         let bytes = std::fs::read(folder.join(row["image"].as_str().unwrap())).unwrap();
-        assert!(super::pictures::ending(&bytes).is_some());
+        assert!(pipe_data::compressed::ending(&bytes).is_some());
     }
 }
 
@@ -200,18 +198,6 @@ fn columns_can_be_encrypted_alone() {
     let error = folder.prepare(&file, &selection(Task::Seq2Seq, RECIPES)).unwrap_err();
     assert_eq!(error.exit_code(), pipe_spec::PipeExit::Invalid);
     assert!(folder.left().is_empty());
-}
-
-#[test]
-fn first_rows_of_a_table() {
-    let Preview { names, rows, total } = first_rows(&fixture("series.parquet"), 3).unwrap();
-    assert!(total > 3, "{total}");
-    assert_eq!(names.last().map(String::as_str), Some("label"));
-    assert_eq!((rows.len(), rows[0].last().map(String::as_str)), (3, Some("rising")));
-    let Preview { names, rows, total } = first_rows(&fixture("kinds.parquet"), 10_000).unwrap();
-    assert_eq!((names.len(), rows.len(), total), (24, 40, 40));
-    let column = names.iter().position(|name| name == "required").unwrap();
-    assert_eq!(rows[39][column], "39");
 }
 
 /// A file that was cut off is an error, wherever, and leaves nothing.

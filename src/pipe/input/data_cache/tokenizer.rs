@@ -9,8 +9,7 @@ use pipe_spec::TrainerExit;
 use pipe_spec::model_folder::TOKENIZER_JSON;
 use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE, error_message};
 
-use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest};
-use super::watch::Watch;
+use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest, Watch};
 use crate::error::Error;
 use crate::image;
 use crate::input::{Input, TOKENIZER_FOLDER, TokenizerTraining};

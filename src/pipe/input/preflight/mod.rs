@@ -389,10 +389,10 @@ pub fn command(path: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod example_data_tests {
     use pipe_spec::Variables;
-    use pipe_spec::pipeline::{Graph, Pipeline};
     use pipe_spec::study::Study;
 
     use super::*;
+    use crate::engine::registry;
 
     #[test]
     fn every_pipeline_that_comes_with_pipe_has_a_command() {
@@ -402,10 +402,10 @@ mod example_data_tests {
             let text = std::fs::read_to_string(&file).unwrap();
             let variables = Variables::new(None, std::iter::empty());
             // The data of a step comes from other steps, that of a study is its pipeline's.
-            if Graph::parse(&text, &[], &variables).unwrap().is_some() || Study::is_one(&text) {
+            if registry::parse_graph(&text, &[], &variables).unwrap().is_some() || Study::is_one(&text) {
                 continue;
             }
-            let pipeline = Pipeline::parse(&text, &[], &variables).unwrap();
+            let pipeline = registry::parse_pipeline(&text, &[], &variables).unwrap();
             let Some(data) = pipeline.training().map(|training| &training.data) else { continue };
             for path in data.train.0.iter().chain(data.eval.iter().flat_map(|paths| &paths.0)) {
                 assert!(command(path).is_some(), "{}: {path}", file.display());

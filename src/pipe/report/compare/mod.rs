@@ -19,11 +19,11 @@ use serde_json::Value;
 
 use super::{duration, times_ranks};
 use crate::run::lock::{self, Difference, Effect, differences};
-use crate::run::{Record, record};
+use crate::run::{Record, job_file};
 use crate::system::digests::Digests;
 
 pub use curves::Curves;
-pub use settings::{CHANGEABLE_SETTINGS, Setting, flat_settings, may_change, paths_that_differ};
+pub use settings::{Setting, changeable_settings, flat_settings, may_change, paths_that_differ};
 pub use verdict::{ComputeMode, judge};
 
 #[derive(Clone, Debug, Serialize)]
@@ -60,7 +60,7 @@ impl Comparison {
 /// A lock knows only whether the settings are the same. Where all that differ are settings that a run may be resumed with, such as
 /// the number of cards, the computation is the same.
 fn with_effect_of(settings: Option<&[Setting]>, mut differences: Vec<Difference>) -> Vec<Difference> {
-    let same_training = |setting: &Setting| setting.path == "name" || may_change(&setting.path, &CHANGEABLE_SETTINGS);
+    let same_training = |setting: &Setting| setting.path == "name" || may_change(&setting.path, &changeable_settings());
     if settings.is_some_and(|settings| settings.iter().all(same_training)) {
         let found = differences.iter_mut().filter(|difference| difference.what == "settings");
         found.for_each(|difference| difference.effect = Effect::Rounding);
@@ -93,7 +93,7 @@ impl Files {
 }
 
 fn hashes(folder: &Path, digests: &mut Digests) -> Option<BTreeMap<String, String>> {
-    let names = record::names(folder, MAX_FILES).ok()?.into_iter();
+    let names = job_file::names(folder, MAX_FILES).ok()?.into_iter();
     let found: BTreeMap<String, String> =
         names.filter_map(|name| Some((name.clone(), digests.hash(&folder.join(name)).ok()?))).collect();
     (!found.is_empty()).then_some(found)
@@ -137,7 +137,7 @@ impl Results {
         let scores = eval.into_iter().flat_map(|eval| eval.scores.iter().map(|(name, score)| (name.clone(), *score)));
         Self {
             status: run.state.as_ref().map(|state| state.status.name()),
-            attempts: run.state.iter().flat_map(|state| &state.attempts).map(AttemptResult::new).collect(),
+            attempts: run.state.iter().flat_map(|state| state.attempts()).map(AttemptResult::new).collect(),
             steps: run.history.steps.len() as u64,
             loss: run.history.steps.last().map(|step| step.loss),
             eval: eval.map(|eval| ("loss".to_owned(), eval.loss)).into_iter().chain(scores).collect(),

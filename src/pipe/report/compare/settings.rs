@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pipe_spec::pipeline::{CLUSTER_SECTION, Pipeline};
-use pipe_spec::{Variables, variables};
+use pipe_spec::{Pipeline, Variables, variables};
 use serde::Serialize;
 use serde_json::Value;
 
-/// The settings that may change when a run is resumed. None of them changes the training result.
-pub const CHANGEABLE_SETTINGS: [&str; 12] = [
+use crate::engine::registry;
+
+/// The settings that may change when a run is resumed, besides the sections of engines. None of them changes the training result.
+const CHANGEABLE: [&str; 11] = [
     "container",
     "data.prefetch",
     "data.workers",
@@ -16,12 +17,18 @@ pub const CHANGEABLE_SETTINGS: [&str; 12] = [
     "memory",
     "notify",
     "on_oom",
-    CLUSTER_SECTION,
     "track",
     "train.rank_timeout",
     "train.ranks",
     "train.shard",
 ];
+
+/// The settings that may change when a run is resumed.
+pub fn changeable_settings() -> Vec<&'static str> {
+    let mut all: Vec<&str> = CHANGEABLE.into_iter().chain(registry::section_names()).collect();
+    all.sort_unstable();
+    all
+}
 
 /// A setting that differs; absent where a run has none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -47,7 +54,7 @@ pub fn differing(first: Option<&str>, second: Option<&str>) -> Option<Vec<Settin
 pub fn flat_settings(resolved: &str) -> Option<BTreeMap<String, String>> {
     // The names of variables are compared, so that none need be set here.
     let named = variables::names(resolved).map(|name| (name.to_owned(), String::new()));
-    let pipeline = Pipeline::parse(resolved, &[], &Variables::new(None, named)).ok()?;
+    let pipeline = registry::parse_pipeline(resolved, &[], &Variables::new(None, named)).ok()?;
     Some(flat(&pipeline))
 }
 

@@ -21,14 +21,14 @@ const HEAD: [&str; 10] = [
 ];
 
 pub fn section(state: &RunState) -> String {
-    if state.attempts.is_empty() {
+    if state.attempts().is_empty() {
         return "<section><h2>Attempts</h2><p class=\"none\">None was started.</p></section>\n".to_owned();
     }
     format!("<section id=\"attempts\"><h2>Attempts</h2>{}{}</section>\n", attempts_table(state), cost(state))
 }
 
 pub fn attempts_table(state: &RunState) -> String {
-    let rows: Vec<Vec<String>> = (0..state.attempts.len()).map(|index| row(&state.attempts, index)).collect();
+    let rows: Vec<Vec<String>> = (0..state.attempts().len()).map(|index| row(state.attempts(), index)).collect();
     table(&HEAD, &rows)
 }
 
@@ -70,12 +70,13 @@ fn lost_before(attempts: &[Attempt], index: usize) -> Option<f64> {
 
 /// What the retries cost, in a sentence.
 fn cost(state: &RunState) -> String {
-    let [failed @ .., _] = state.attempts.as_slice() else { return String::new() };
+    let [failed @ .., _] = state.attempts() else { return String::new() };
     if failed.is_empty() {
         return String::new();
     }
     let spent: f64 = failed.iter().map(|attempt| attempt.seconds).sum();
-    let between: Vec<f64> = (1..state.attempts.len()).filter_map(|index| lost_before(&state.attempts, index)).collect();
+    let between: Vec<f64> =
+        (1..state.attempts().len()).filter_map(|index| lost_before(state.attempts(), index)).collect();
     let between = match between.is_empty() {
         true => String::new(),
         false => format!(", with {} between attempts", duration(between.iter().sum())),

@@ -79,7 +79,7 @@ pub fn of_all(runs: &[Record]) -> Vec<Chart> {
             }
         }
         // That a run began needs no mark; that it began again does.
-        let retried = |run: &Record| run.state.as_ref().is_some_and(|state| state.attempts.len() > 1);
+        let retried = |run: &Record| run.state.as_ref().is_some_and(|state| state.attempts().len() > 1);
         let marks = runs.iter().enumerate().filter(|(_, run)| retried(run));
         chart(figure, curves, &every, marks.flat_map(|(style, run)| attempts(run, Some(style))).collect())
     };
@@ -203,7 +203,7 @@ fn drawable((step, height): Point) -> Option<Point> {
 fn attempts(run: &Record, style: Option<usize>) -> Vec<Mark> {
     let mut begins: BTreeMap<u32, u64> = BTreeMap::new();
     let mut done = 0;
-    for attempt in run.state.iter().flat_map(|state| &state.attempts) {
+    for attempt in run.state.iter().flat_map(|state| state.attempts()) {
         begins.insert(attempt.number, attempt.first_step.map_or(done, |step| step.saturating_sub(1)));
         done = attempt.last_step.unwrap_or(done);
     }

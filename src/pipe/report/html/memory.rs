@@ -4,11 +4,12 @@ use std::fmt::Write;
 use std::num::NonZeroU32;
 
 use pipe_spec::Variables;
-use pipe_spec::pipeline::{BatchSetting, Limit, Pipeline};
+use pipe_spec::pipeline::{BatchSetting, Limit};
 use pipe_spec::text::{ByteSize, human_bytes};
 
 use super::escape::escape;
 use super::table;
+use crate::engine::registry;
 use crate::fit::forecast::{Forecast, Forecaster};
 use crate::run::Record;
 
@@ -47,10 +48,10 @@ pub fn section(run: &Record, variables: &Variables) -> String {
 
 /// For the batch that the run ended with.
 fn forecast(run: &Record, variables: &Variables) -> Option<Forecast> {
-    let mut pipeline = Pipeline::parse(run.resolved.as_ref()?, &[], variables).ok()?;
+    let mut pipeline = registry::parse_pipeline(run.resolved.as_ref()?, &[], variables).ok()?;
     let training = pipeline.training_mut()?;
     let config = training.model.config.clone().or_else(|| run.config.clone())?;
-    let last = run.state.as_ref().and_then(|state| state.attempts.last());
+    let last = run.state.as_ref().and_then(|state| state.attempts().last());
     if let Some(batch) = last.and_then(|attempt| NonZeroU32::new(attempt.batch)) {
         training.train.batch = BatchSetting::Fixed(batch);
     }
@@ -117,7 +118,7 @@ fn notes(run: &Record, forecast: &Forecast) -> Vec<String> {
         let context = human_bytes(forecast.breakdown.context);
         format!("Both are what torch's allocator hands out; the process holds about {context} of the card beside it.")
     });
-    let changed = run.state.iter().flat_map(|state| state.attempts.last()).flat_map(|attempt| &attempt.changes);
+    let changed = run.state.iter().flat_map(|state| state.attempts().last()).flat_map(|attempt| &attempt.changes);
     let changed: Vec<&str> = changed.map(String::as_str).collect();
     if !changed.is_empty() {
         notes.push(format!(

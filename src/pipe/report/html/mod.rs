@@ -63,7 +63,7 @@ fn whole(title: &str, body: &str) -> String {
 }
 
 fn one(run: &Record, variables: &Variables) -> String {
-    if let Some(state) = run.state.as_ref().filter(|state| !state.graph.is_empty()) {
+    if let Some(state) = run.state.as_ref().filter(|state| !state.stages().is_empty()) {
         return [sections::heading(run), steps::section(state), sections::files(run)].concat();
     }
     let charts = match run.history.metrics.is_empty() {

@@ -21,7 +21,7 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
     for (name, score) in eval.iter().flat_map(|eval| eval.shown_scores()) {
         add(&format!("eval {}", name.replace('_', " ")), Some(figure(score)));
     }
-    let result = run.state.as_ref().and_then(|state| state.result.as_ref());
+    let result = run.state.as_ref().and_then(|state| state.result());
     if let Some((metric, best)) = result.and_then(|result| Some((result.metric.as_ref()?, result.best.as_ref()?))) {
         let value = best.metrics.get(metric).map(|value| format!("{} at step {}", figure(*value), best.step));
         add(&format!("best {metric}"), value);
@@ -31,7 +31,7 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
     add("peak memory", run.peak_memory().map(human_bytes));
     add("time", run.seconds().map(duration));
     let attempts =
-        run.state.as_ref().filter(|state| state.graph.is_empty()).map(|state| state.attempts.len().to_string());
+        run.state.as_ref().filter(|state| state.stages().is_empty()).map(|state| state.attempts().len().to_string());
     add("attempts", attempts);
     results
 }
@@ -39,6 +39,6 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
 /// Those that were done, of those that were to be.
 pub fn steps(run: &Record) -> Option<String> {
     let done = run.history.last_step().unwrap_or(0);
-    let all = run.state.as_ref().and_then(|state| state.steps);
+    let all = run.state.as_ref().and_then(|state| state.steps());
     all.or_else(|| run.history.started.last().map(|(_, started)| started.steps)).map(|all| format!("{done} of {all}"))
 }

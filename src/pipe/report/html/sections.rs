@@ -17,12 +17,12 @@ pub fn heading(run: &Record) -> String {
         let mut facts = vec![format!("engine {}", escape(&state.engine))];
         facts.extend(began(state.created).map(|when| format!("began {when}")));
         facts.extend(run.seconds().map(|seconds| format!("took {}", duration(seconds))));
-        facts.extend((state.graph.is_empty()).then(|| format!("effective batch {}", state.effective_batch)));
+        facts.extend((state.stages().is_empty()).then(|| format!("effective batch {}", state.effective_batch())));
         if let Some((_, started)) = run.history.started.last() {
             facts.push(format!("{} parameters on {}", crate::report::grouped(started.params), escape(&started.device)));
         }
         write!(html, "{}</p>", facts.join(" &middot; ")).ok();
-        if let Some(why) = state.result.as_ref().and_then(|result| result.stopped_early.as_ref()) {
+        if let Some(why) = state.result().and_then(|result| result.stopped_early.as_ref()) {
             write!(html, "<p class=\"note\">stopped early: {}</p>", escape(why)).ok();
         }
         if let Some(error) = &state.error {

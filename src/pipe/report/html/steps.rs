@@ -30,9 +30,9 @@ pub fn section(state: &RunState) -> String {
                 .map_or("-".to_owned(), |error| format!("<div class=\"prose\">{}</div>", escape(error))),
         ]
     };
-    let rows: Vec<Vec<String>> = state.graph.iter().map(row).collect();
+    let rows: Vec<Vec<String>> = state.stages().iter().map(row).collect();
     let head = ["step", "status", "time", "after", "run", "why"];
-    format!("<section id=\"steps\"><h2>Steps</h2>{}{}</section>\n", drawing(&state.graph), table(&head, &rows))
+    format!("<section id=\"steps\"><h2>Steps</h2>{}{}</section>\n", drawing(state.stages()), table(&head, &rows))
 }
 
 /// As the page colours outcomes.
@@ -133,7 +133,10 @@ mod tests {
         let graph =
             [step("end", &["left", "right"]), step("left", &["first"]), step("right", &["left"]), step("first", &[])];
         assert_eq!(depths(&graph), [3, 1, 2, 0]);
-        let page = section(&RunState { graph: graph.to_vec(), ..RunState::new("x", "x<", "toy") });
+        let page = section(&RunState {
+            kind: pipe_spec::run::RunKind::Stages(graph.to_vec()),
+            ..RunState::new("x", "x<", "toy")
+        });
         assert_eq!(page.matches("<rect").count(), 4);
         assert_eq!(page.matches("<path").count(), 4);
     }

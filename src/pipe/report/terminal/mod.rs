@@ -27,6 +27,8 @@ use super::text::{times_ranks, visible, visible_line};
 use super::{
     ResultFiles, attempts_table, bounded, metrics_table, output, print, print_json_line, result, result_lines,
 };
+use crate::engine::Progress;
+use crate::image::BuildWatcher;
 
 pub use bars::FetchProgress;
 pub use view::StepLine;
@@ -61,13 +63,53 @@ pub struct Reporter {
     step: Option<(String, Mutex<Vec<String>>)>,
 }
 
-impl Reporter {
+impl Progress for Reporter {
+    fn note(&self, line: &str) {
+        Self::note(self, line);
+    }
+
+    fn image_build<'a>(&'a mut self, name: &str, size: u64) -> Box<dyn BuildWatcher + 'a> {
+        self.note(&format!("building the image {name} ({})", human_bytes(size)));
+        self.hide();
+        let on_terminal = self.mode == Mode::Block;
+        Box::new(ImageProgress::new(self, size, on_terminal))
+    }
+}
+
+/// What a command prints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// Text for people.
+    #[default]
+    Text,
+    /// Only errors and data.
+    Quiet,
+    /// JSON for scripts.
+    Json,
+}
+
+impl Output {
+    /// `--json` is stronger than `--quiet`.
     pub fn new(json: bool, quiet: bool) -> Self {
-        let mode = match (json, quiet, has_room_for_a_block()) {
-            (true, _, _) => Mode::Json,
-            (false, true, _) => Mode::Quiet,
-            (false, false, true) => Mode::Block,
-            (false, false, false) => Mode::Lines,
+        match (json, quiet) {
+            (true, _) => Self::Json,
+            (false, true) => Self::Quiet,
+            (false, false) => Self::Text,
+        }
+    }
+
+    pub fn is_json(self) -> bool {
+        self == Self::Json
+    }
+}
+
+impl Reporter {
+    pub fn new(output: Output) -> Self {
+        let mode = match output {
+            Output::Json => Mode::Json,
+            Output::Quiet => Mode::Quiet,
+            Output::Text if has_room_for_a_block() => Mode::Block,
+            Output::Text => Mode::Lines,
         };
         Self::with_mode(mode)
     }
@@ -305,11 +347,11 @@ impl Reporter {
                 print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
-                match state.graph.is_empty() {
+                match state.stages().is_empty() {
                     true => print(&attempts_table(state).on_stdout()),
                     false => print(&steps_table(state).on_stdout()),
                 }
-                if let Some(table) = state.result.as_ref().and_then(metrics_table) {
+                if let Some(table) = state.result().and_then(metrics_table) {
                     print(&format!("\n{}\n", table.on_stdout()));
                 }
                 result_lines(state, Path::new(folder)).iter().for_each(|line| print(line));
@@ -317,13 +359,6 @@ impl Reporter {
             }
             Mode::Log | Mode::Quiet => {}
         }
-    }
-
-    pub fn image_progress(&mut self, name: &str, size: u64) -> ImageProgress<'_> {
-        self.note(&format!("building the image {name} ({})", human_bytes(size)));
-        self.hide();
-        let on_terminal = self.mode == Mode::Block;
-        ImageProgress::new(self, size, on_terminal)
     }
 
     /// For what is fetched before there is a run.

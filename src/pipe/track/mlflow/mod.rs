@@ -72,7 +72,7 @@ impl Mlflow {
     }
 
     fn begin(&self, state: &RunState) {
-        let recorded_metrics = if state.attempts.is_empty() { Vec::new() } else { self.recorded_metrics() };
+        let recorded_metrics = if state.attempts().is_empty() { Vec::new() } else { self.recorded_metrics() };
         self.delivery.send(LogItem::Begun { run: state.id.clone(), created: state.created, recorded_metrics });
         let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
         self.tag(&[
@@ -82,7 +82,7 @@ impl Mlflow {
             ("pipe.engine", Some(&state.engine)),
             ("pipe.version", Some(env!("CARGO_PKG_VERSION"))),
         ]);
-        state.attempts.iter().for_each(|attempt| self.retry(attempt));
+        state.attempts().iter().for_each(|attempt| self.retry(attempt));
     }
 
     /// The metrics of every event that is written down.
@@ -131,8 +131,8 @@ impl Listener for Mlflow {
         match notice {
             Notice::RunStarted(state) => self.begin(state),
             Notice::Event(recorded) => self.event(recorded),
-            Notice::AttemptEnded(state) => self.tag(&[("pipe.attempts", Some(&state.attempts.len().to_string()))]),
-            Notice::Retried(state) => state.attempts.last().into_iter().for_each(|attempt| self.retry(attempt)),
+            Notice::AttemptEnded(state) => self.tag(&[("pipe.attempts", Some(&state.attempts().len().to_string()))]),
+            Notice::Retried(state) => state.attempts().last().into_iter().for_each(|attempt| self.retry(attempt)),
             Notice::RunEnded(state) => {
                 self.tag(&[("pipe.error", state.error.as_deref())]);
                 let file = serde_json::to_string_pretty(state).unwrap_or_default();
@@ -211,6 +211,7 @@ mod parameters_tests {
     use pipe_spec::Variables;
 
     use super::*;
+    use crate::engine::registry;
 
     #[test]
     fn settings_are_flat_and_short_and_no_secrets() {
@@ -220,7 +221,7 @@ mod parameters_tests {
              container: {{env: {{TOKEN: s3cret}}}}\nnotify: [{{webhook: https://s3cret}}]\n",
             "y".repeat(1000)
         );
-        let pipeline = Pipeline::parse(&text, &[], &Variables::default()).unwrap();
+        let pipeline = registry::parse_pipeline(&text, &[], &Variables::default()).unwrap();
         let parameters = from_pipeline(&pipeline);
         let value = |key: &str| parameters.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
         assert_eq!(value("train.batch"), Some("4"));

@@ -108,7 +108,7 @@ impl Wandb {
         // A record for the machine would be newer than some versions of `wandb sync` that are in use.
         open.write(Kind::Files, &crate::track::wandb::log::file(METADATA))?;
         self.open = Some(open);
-        if !state.attempts.is_empty() {
+        if !state.attempts().is_empty() {
             self.write_recorded_events()?;
         }
         self.describe(state)?;
@@ -301,10 +301,10 @@ impl Summary {
 
     pub fn describe(&mut self, state: &RunState) {
         let retries = retries(state);
-        let peak = state.attempts.iter().filter_map(|attempt| attempt.peak_memory).max();
+        let peak = state.attempts().iter().filter_map(|attempt| attempt.peak_memory).max();
         self.pipe = json!({
             "status": state.status.name(),
-            "attempts": state.attempts.len(),
+            "attempts": state.attempts().len(),
             "retries": retries.len(),
             "retry": retries,
             "peak_memory_bytes": peak,
@@ -327,6 +327,6 @@ impl Summary {
 /// What was changed after each attempt that was followed by another, and why, by its number.
 pub fn retries(state: &RunState) -> Map<String, Value> {
     let retries =
-        state.attempts.iter().filter_map(|attempt| Some((attempt.number.to_string(), retry(attempt)?.into())));
+        state.attempts().iter().filter_map(|attempt| Some((attempt.number.to_string(), retry(attempt)?.into())));
     retries.collect()
 }

@@ -1,0 +1,232 @@
+//! Compressed files as plain ones: as they are, or, where rows name pictures beside the file, with the whole paths of these.
+//! Where pictures lie that rows name, and files for those that came inside the data.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::csv::CsvRecords;
+use crate::format::{self, CHUNK, Compression};
+
+/// The longest row of a compressed file whose rows are looked into.
+const LONGEST_ROW: u64 = 256 << 20;
+
+/// Where rows are written to.
+pub trait RowSink {
+    type Error;
+
+    /// Where rows are appended.
+    fn buffer(&mut self) -> &mut Vec<u8>;
+
+    /// Follows every row.
+    fn row_done(&mut self) -> Result<(), Self::Error>;
+
+    /// A file beside the rows.
+    fn file(&mut self, folder: String, name: String, bytes: Vec<u8>) -> Result<(), Self::Error>;
+
+    /// The error for something wrong with the file that rows are read from.
+    fn fail(&self, message: String) -> Self::Error;
+}
+
+/// Writes what a compressed file holds; `progress` is told how many bytes of the file are read.
+pub fn copy<S: RowSink>(
+    path: &Path,
+    compression: Compression,
+    progress: impl FnMut(u64),
+    sink: &mut S,
+) -> Result<(), S::Error> {
+    let mut stream = open(path, compression, progress).map_err(|error| sink.fail(error.to_string()))?;
+    loop {
+        let read = stream.by_ref().take(CHUNK as u64).read_to_end(sink.buffer());
+        match read.map_err(|error| sink.fail(error.to_string()))? {
+            0 => return Ok(()),
+            _ => sink.row_done()?,
+        }
+    }
+}
+
+/// The same for rows that name pictures in `column`, relative to `folder`.
+pub fn copy_with_pictures<S: RowSink>(
+    path: &Path,
+    compression: Compression,
+    progress: impl FnMut(u64),
+    sink: &mut S,
+    (column, folder): (&str, &Path),
+) -> Result<(), S::Error> {
+    let stream = open(path, compression, progress).map_err(|error| sink.fail(error.to_string()))?;
+    match format::inner_ending(path) {
+        Some("csv" | "tsv") => csv_rows(path, stream, sink, column, folder),
+        _ => json_rows(stream, sink, column, folder),
+    }
+}
+
+fn json_rows<S: RowSink>(stream: impl Read, sink: &mut S, column: &str, folder: &Path) -> Result<(), S::Error> {
+    let mut lines = BufReader::with_capacity(CHUNK, stream);
+    let mut line = Vec::new();
+    for number in 1.. {
+        line.clear();
+        let read = lines.by_ref().take(LONGEST_ROW).read_until(b'\n', &mut line);
+        match read.map_err(|error| sink.fail(error.to_string()))? as u64 {
+            0 => break,
+            LONGEST_ROW => return Err(sink.fail(format!("line {number}: longer than {} MiB", LONGEST_ROW >> 20))),
+            _ => {}
+        }
+        // What is no row is for the trainer to name, as in a plain file.
+        match serde_json::from_slice::<Map<String, Value>>(&line) {
+            Err(_) => sink.buffer().extend_from_slice(&line),
+            Ok(mut row) => {
+                match row.get_mut(column) {
+                    Some(Value::String(path)) => *path = whole_path(folder, path),
+                    Some(Value::Number(_)) => return Err(by_number(sink, number)),
+                    _ => {}
+                }
+                serde_json::to_writer(sink.buffer(), &row).expect("a row that was read can be written");
+                sink.buffer().push(b'\n');
+            }
+        }
+        sink.row_done()?;
+    }
+    Ok(())
+}
+
+fn csv_rows<S: RowSink>(
+    path: &Path,
+    stream: impl Read,
+    sink: &mut S,
+    column: &str,
+    folder: &Path,
+) -> Result<(), S::Error> {
+    let records = CsvRecords::from_stream(path, stream, LONGEST_ROW);
+    let records = records.map_err(|error| sink.fail(error.message))?;
+    let (separator, mut index) = (records.separator(), None);
+    for (number, row) in (1..).zip(records) {
+        let mut row = row.map_err(|error| sink.fail(error.in_file()))?;
+        if number == 1 {
+            index = row.iter().position(|name| name.trim() == column);
+        } else if let Some(path) = index.and_then(|index| row.get(index)) {
+            if picture_ref(path) == PictureRef::Number {
+                return Err(by_number(sink, number));
+            }
+            let whole = whole_path(folder, path);
+            row = row.iter().enumerate().map(|(at, cell)| if Some(at) == index { &whole } else { cell }).collect();
+        }
+        let mut writer = csv::WriterBuilder::new().flexible(true).delimiter(separator).from_writer(sink.buffer());
+        let written = writer.write_record(&row).and_then(|()| Ok(writer.flush()?));
+        drop(writer);
+        written.map_err(|error| sink.fail(error.to_string()))?;
+        sink.row_done()?;
+    }
+    Ok(())
+}
+
+fn by_number<S: RowSink>(sink: &S, line: u64) -> S::Error {
+    sink.fail(format!(
+        "line {line}: a picture by its number; images.safetensors is found only beside a plain .jsonl or .csv file"
+    ))
+}
+
+fn open<'a>(path: &Path, compression: Compression, progress: impl FnMut(u64) + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    let counted = Counted { file: File::open(path)?, bytes: 0, progress };
+    let stream = format::decompress(compression, counted).map_err(describe)?;
+    Ok(Box::new(Described(stream)))
+}
+
+/// A source file that tells how much of it was read.
+struct Counted<P> {
+    file: File,
+    bytes: u64,
+    progress: P,
+}
+
+impl<P: FnMut(u64)> Read for Counted<P> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.bytes += count as u64;
+        (self.progress)(self.bytes);
+        Ok(count)
+    }
+}
+
+/// A decompressed stream whose errors say what is wrong with the file.
+struct Described<R>(R);
+
+impl<R: Read> Read for Described<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer).map_err(|error| match error.kind() {
+            io::ErrorKind::Interrupted => error,
+            _ => describe(error),
+        })
+    }
+}
+
+fn describe(error: io::Error) -> io::Error {
+    io::Error::other(format::unreadable(&error))
+}
+
+/// Files in one folder at most.
+const FILES_PER_FOLDER: u64 = 10_000;
+
+/// What a text in the column of pictures is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PictureRef {
+    Path,
+    /// The number of a picture in `images.safetensors`.
+    Number,
+}
+
+pub fn picture_ref(text: &str) -> PictureRef {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { PictureRef::Number } else { PictureRef::Path }
+}
+
+/// The path of a picture that a file in `folder` names.
+pub fn whole_path(folder: &Path, path: &str) -> String {
+    match path.is_empty() {
+        true => String::new(),
+        false => folder.join(path).to_string_lossy().into_owned(),
+    }
+}
+
+/// The folder and the name of the file for the picture of row `number`.
+pub fn file_of(number: u64, bytes: &[u8]) -> (String, String) {
+    (format!("pictures/{:04}", number / FILES_PER_FOLDER), format!("{number:08}.{}", ending(bytes).unwrap_or("bin")))
+}
+
+/// The ending that the first bytes of a picture call for.
+pub fn ending(bytes: &[u8]) -> Option<&'static str> {
+    match bytes {
+        [0xff, 0xd8, 0xff, ..] => Some("jpg"),
+        [0x89, b'P', b'N', b'G', ..] => Some("png"),
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some("webp"),
+        [b'G', b'I', b'F', b'8', ..] => Some("gif"),
+        [b'B', b'M', ..] if bytes.len() > 26 => Some("bmp"),
+        [b'I', b'I', 0x2a, 0, ..] | [b'M', b'M', 0, 0x2a, ..] => Some("tiff"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_named_by_row_and_content() {
+        assert_eq!(file_of(17, b"\xff\xd8\xff\xe0..."), ("pictures/0000".to_owned(), "00000017.jpg".to_owned()));
+        assert_eq!(file_of(20_001, b"RIFF....WEBPVP8 "), ("pictures/0002".to_owned(), "00020001.webp".to_owned()));
+        assert_eq!(file_of(3, b"nothing known").1, "00000003.bin");
+    }
+
+    #[test]
+    fn paths_begin_in_the_folder_of_the_source() {
+        let folder = Path::new("/data");
+        for (path, want) in [("a/b.png", "/data/a/b.png"), ("/x/y.png", "/x/y.png"), ("", "")] {
+            assert_eq!(whole_path(folder, path), want);
+        }
+        assert_eq!(
+            (picture_ref("12"), picture_ref("12.png"), picture_ref("")),
+            (PictureRef::Number, PictureRef::Path, PictureRef::Path)
+        );
+    }
+}

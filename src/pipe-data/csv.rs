@@ -1,0 +1,311 @@
+//! Tables (.csv with commas, semicolons, tabs or bars, .tsv): their records one at a time, or a whole file. A record that never
+//! ends (a quote that is not closed) is refused instead of being gathered in memory.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+pub use csv::StringRecord;
+use csv::{ByteRecord, ErrorKind, Position, ReaderBuilder, Trim};
+use pipe_spec::separator;
+use pipe_spec::text::human_bytes;
+use serde_json::Value;
+
+use crate::row::{BYTE_ORDER_MARK, DataError, LONGEST_ROW};
+
+/// What the reader may hold beyond the record that it is in.
+const READ_AHEAD: u64 = 1 << 16;
+
+pub struct CsvRecords<'a> {
+    path: Arc<Path>,
+    reader: csv::Reader<BoundedStream<'a>>,
+    /// Up to which byte the stream may be read for the next record.
+    allowed: Rc<Cell<u64>>,
+    /// A record has no more bytes.
+    longest: u64,
+    /// Whether the file itself holds the records, so that the line of one can be looked up.
+    is_file: bool,
+    rows: usize,
+    separator: u8,
+}
+
+struct BoundedStream<'a> {
+    stream: Box<dyn Read + 'a>,
+    read: u64,
+    allowed: Rc<Cell<u64>>,
+}
+
+impl Read for BoundedStream<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.read >= self.allowed.get() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let count = self.stream.read(buffer)?;
+        self.read += count as u64;
+        Ok(count)
+    }
+}
+
+impl<'a> CsvRecords<'a> {
+    /// Records that all have as many cells as the first.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        Self::open_with(path, &mut ReaderBuilder::new())
+    }
+
+    /// Records with any number of cells, without the space around them.
+    pub fn open_trimmed(path: &Path) -> Result<Self, DataError> {
+        Self::open_with(path, ReaderBuilder::new().trim(Trim::All).flexible(true))
+    }
+
+    fn open_with(path: &Path, builder: &mut ReaderBuilder) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(|error| DataError::new(path, None, error))?;
+        Ok(Self { is_file: true, ..Self::new(path, file, LONGEST_ROW, builder)? })
+    }
+
+    /// The records of `stream`, which comes out of the file at `path`, the line of names among them; each of at most `longest`
+    /// bytes, with any number of cells. Errors give the number of a record as its line.
+    pub fn from_stream(path: &Path, stream: impl Read + 'a, longest: u64) -> Result<Self, DataError> {
+        Self::new(path, stream, longest, ReaderBuilder::new().has_headers(false).flexible(true))
+    }
+
+    fn new(
+        path: &Path,
+        mut stream: impl Read + 'a,
+        longest: u64,
+        builder: &mut ReaderBuilder,
+    ) -> Result<Self, DataError> {
+        let mut start = Vec::new();
+        let read = stream.by_ref().take(separator::LOOKED_AT).read_to_end(&mut start);
+        read.map_err(|error| DataError::new(path, None, error))?;
+        // The reader would skip the mark too, without counting its bytes.
+        if start.starts_with(BYTE_ORDER_MARK) {
+            start.drain(..BYTE_ORDER_MARK.len());
+        }
+        let separator = separator::find(path, &start);
+        let allowed = Rc::new(Cell::new(longest + READ_AHEAD));
+        let stream = Box::new(Cursor::new(start).chain(stream));
+        let bounded = BoundedStream { stream, read: 0, allowed: Rc::clone(&allowed) };
+        let reader = builder.delimiter(separator).from_reader(bounded);
+        Ok(Self { path: path.into(), reader, allowed, longest, is_file: false, rows: 0, separator })
+    }
+
+    /// What stands between the cells.
+    pub fn separator(&self) -> u8 {
+        self.separator
+    }
+
+    pub fn path(&self) -> Arc<Path> {
+        Arc::clone(&self.path)
+    }
+
+    /// The number of the record that comes next, counted from 1 behind the headers.
+    pub fn number(&self) -> usize {
+        self.rows + 1
+    }
+
+    pub fn headers(&mut self) -> Result<StringRecord, DataError> {
+        let position = self.reader.position().clone();
+        match self.reader.headers() {
+            Ok(headers) => Ok(headers.clone()),
+            Err(error) => Err(self.wrong(&error, &position)),
+        }
+    }
+
+    /// The next record, whatever its encoding.
+    pub fn next_bytes(&mut self) -> Option<Result<ByteRecord, DataError>> {
+        let mut record = ByteRecord::new();
+        let read = self.read(|reader| reader.read_byte_record(&mut record));
+        read.map(|read| read.map(|()| record))
+    }
+
+    fn read(
+        &mut self,
+        read: impl FnOnce(&mut csv::Reader<BoundedStream<'a>>) -> csv::Result<bool>,
+    ) -> Option<Result<(), DataError>> {
+        let position = self.reader.position().clone();
+        self.allowed.set(position.byte() + self.longest + READ_AHEAD);
+        self.rows += 1;
+        match read(&mut self.reader) {
+            Err(error) => Some(Err(self.wrong(&error, &position))),
+            Ok(false) => None,
+            Ok(true) => Some(Ok(())),
+        }
+    }
+
+    /// `position` is where the record was expected.
+    fn wrong(&self, error: &csv::Error, position: &Position) -> DataError {
+        let position = error.position().unwrap_or(position);
+        let line = Some(if self.is_file { line_at(&self.path, position) } else { self.rows as u64 });
+        let (line, message) = match error.kind() {
+            ErrorKind::Io(cause) if cause.kind() == io::ErrorKind::InvalidData => {
+                let most = human_bytes(self.longest);
+                (line, format!("the row has more than {most}; is a quote not closed?"))
+            }
+            ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                (line, format!("{len} values; the first line names {expected_len} columns"))
+            }
+            ErrorKind::Utf8 { .. } => (line, "not UTF-8".to_owned()),
+            _ => (None, error.to_string()),
+        };
+        DataError::new(&self.path, line, message)
+    }
+}
+
+impl Iterator for CsvRecords<'_> {
+    type Item = Result<StringRecord, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut record = StringRecord::new();
+        let read = self.read(|reader| reader.read_record(&mut record));
+        read.map(|read| read.map(|()| record))
+    }
+}
+
+/// The line on which a record of the file at `path` begins, counted from 1.
+pub fn line_of(path: &Path, record: &StringRecord) -> u64 {
+    record.position().map_or(1, |position| line_at(path, position))
+}
+
+/// The line of the record that begins at `position` or behind it: the reader only knows where the record before has ended, and
+/// the end of its line or blank lines may follow.
+fn line_at(path: &Path, position: &Position) -> u64 {
+    let before = || -> io::Result<u64> {
+        let mut file = File::open(path)?;
+        let mut first = Vec::new();
+        file.by_ref().take(BYTE_ORDER_MARK.len() as u64).read_to_end(&mut first)?;
+        let mark = if first == BYTE_ORDER_MARK { first.len() as u64 } else { 0 };
+        file.seek(SeekFrom::Start(mark + position.byte()))?;
+        let mut lines = 0;
+        for byte in BufReader::new(file).bytes() {
+            match byte? {
+                b'\n' => lines += 1,
+                b'\r' => {}
+                _ => break,
+            }
+        }
+        Ok(lines)
+    };
+    position.line() + before().unwrap_or(0)
+}
+
+/// One table with a line of names, read whole; numbers in it stay texts until they are parsed.
+pub struct CsvFile {
+    path: PathBuf,
+    names: Vec<String>,
+    /// The index of each column that is used.
+    places: Vec<Option<usize>>,
+    rows: Vec<StringRecord>,
+}
+
+impl CsvFile {
+    pub fn open<E: From<DataError>>(
+        path: &Path,
+        columns: &[String],
+        next: impl Fn(&mut CsvRecords<'_>) -> Option<Result<StringRecord, E>>,
+    ) -> Result<Self, E> {
+        let mut records = CsvRecords::open(path)?;
+        let header = records.headers()?;
+        let names: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
+        let is_double = |column: &&String| names.iter().filter(|name| name == column).count() > 1;
+        if let Some(double) = columns.iter().find(is_double) {
+            let message = format!("two columns are called {double:?}; rename or remove one of them");
+            return Err(DataError::new(path, Some(line_of(path, &header)), message).into());
+        }
+        let rows = std::iter::from_fn(|| next(&mut records)).collect::<Result<Vec<_>, _>>()?;
+        if rows.is_empty() {
+            return Err(DataError::new(path, None, "the file has no rows").into());
+        }
+        let places = columns.iter().map(|column| names.iter().position(|name| name == column)).collect();
+        Ok(Self { path: path.to_owned(), names, places, rows })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    pub fn row(&self, index: usize) -> Vec<Option<Value>> {
+        let row = &self.rows[index];
+        let value =
+            |place: &Option<usize>| place.and_then(|place| row.get(place)).map(|text| Value::String(text.to_owned()));
+        self.places.iter().map(value).collect()
+    }
+
+    pub fn line_number(&self, index: usize) -> u64 {
+        line_of(&self.path, &self.rows[index])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines of the records of a text; of an error its message.
+    fn lines(name: &str, text: &[u8]) -> Vec<Result<u64, String>> {
+        let path = std::env::temp_dir().join(format!("pipe-lines-{name}-{}.csv", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let mut records = CsvRecords::open(&path).unwrap();
+        let header = records.headers().map(|header| line_of(&path, &header));
+        let rows: Vec<_> = records.map(|record| record.map(|record| line_of(&path, &record))).collect();
+        let place = format!("{} ", path.display());
+        let shown = |error: DataError| error.to_string().replace(&place, "");
+        let lines = std::iter::once(header).chain(rows).map(|line| line.map_err(shown)).collect();
+        std::fs::remove_file(path).unwrap();
+        lines
+    }
+
+    #[test]
+    fn every_record_has_the_line_it_begins_on() {
+        let texts: [(&str, &str, &[u64]); 5] = [
+            ("plain", "a,b\n1,2\n3,4", &[1, 2, 3]),
+            ("quoted", "a,b\n\"1\n\n\",2\n3,4\n\"5\n\",6\n7,8\n", &[1, 2, 5, 6, 8]),
+            ("blank", "\n\na,b\n\n1,2\n\n\n3,4\n", &[3, 5, 8]),
+            ("quoted-header", "\"a\nb\",c\n1,2\n", &[1, 3]),
+            ("quoted-and-blank", "a,b\n\n\"1\n\",2\n\n3,4\n", &[1, 3, 6]),
+        ];
+        for (name, text, want) in texts {
+            for (ending, text) in [("lf", text.to_owned()), ("crlf", text.replace('\n', "\r\n"))] {
+                for mark in [&b""[..], b"\xef\xbb\xbf"] {
+                    let got = lines(name, &[mark, text.as_bytes()].concat());
+                    let want: Vec<_> = want.iter().map(|line| Ok(*line)).collect();
+                    assert_eq!(got, want, "{name} {ending} {mark:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_record_is_named_with_its_line() {
+        for (name, text, want) in [
+            ("few", &b"a,b\n1,2\n\n3\n"[..], "line 4: 1 values; the first line names 2 columns"),
+            ("many", b"\xef\xbb\xbfa,b\r\n1,2\r\n3,4,5\r\n", "line 3: 3 values; the first line names 2 columns"),
+            ("latin", b"a,b\r\n\"1\r\n\",2\r\n\xe4,4\r\n", "line 4: not UTF-8"),
+        ] {
+            assert_eq!(lines(name, text).pop(), Some(Err(want.to_owned())));
+        }
+    }
+
+    #[test]
+    fn a_quote_that_is_not_closed_is_named_with_its_line() {
+        let path = std::env::temp_dir().join(format!("pipe-records-{}.csv", std::process::id()));
+        std::fs::write(&path, "a,b\n1,2\n3,\"4\n").unwrap();
+        // The rest of the file is a hole, which reads as zeros and takes no room.
+        File::options().write(true).open(&path).unwrap().set_len(1 << 34).unwrap();
+        let mut records = CsvRecords::open(&path).unwrap();
+        assert_eq!(records.headers().unwrap(), StringRecord::from(vec!["a", "b"]));
+        assert_eq!(records.next().unwrap().unwrap(), StringRecord::from(vec!["1", "2"]));
+        let error = records.next().unwrap().unwrap_err().to_string();
+        assert!(error.ends_with("line 3: the row has more than 64.0 MiB; is a quote not closed?"), "{error}");
+        std::fs::remove_file(path).unwrap();
+    }
+}

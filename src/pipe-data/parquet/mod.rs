@@ -1,0 +1,261 @@
+//! Parquet files as rows: the requested columns, as JSON lines or as CSV. The crate's record reader puts the values of each
+//! column together, a batch of rows at a time.
+//!
+//! What is held in memory is a page of each column and a batch of values, whatever the size of the file. Files are not
+//! trusted: what the `parquet` crate or this module panics on is caught by the caller (`guarded`).
+
+mod column;
+mod shape;
+mod value;
+
+use std::fs::File;
+use std::path::Path;
+
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
+
+use crate::columns::ColumnSelection;
+use crate::compressed::{self, RowSink};
+use column::{Cells, Column, Picture, SharedFile};
+use shape::{Shape, key};
+use value::{Kind, Style};
+
+/// Bytes of values in a batch, and rows at most.
+const BATCH_BYTES: u64 = 8 << 20;
+const BATCH_ROWS: u64 = 4096;
+/// Bytes of cells that a look at the first rows may gather.
+const SAMPLE_BYTES: usize = 64 << 20;
+
+pub struct ParquetTable {
+    reader: SerializedFileReader<SharedFile>,
+    columns: Vec<Column>,
+    rows: u64,
+    style: Style,
+    /// The column with pictures.
+    pictures: Option<String>,
+}
+
+impl ParquetTable {
+    /// Opens a file for what is `selection` of it; or says why it cannot be used.
+    pub fn open(path: &Path, selection: &ColumnSelection) -> Result<Self, String> {
+        let reader = open(path)?;
+        let names = names(&reader);
+        let there: Vec<&str> = names.iter().map(String::as_str).collect();
+        if let Some(missing) = selection.missing(&there) {
+            return Err(missing);
+        }
+        let columns = Column::find(reader.metadata().file_metadata().schema_descr(), |name| selection.reads(name))?;
+        for column in &columns {
+            let nested = !matches!(column.shape, Shape::Value(_));
+            if nested && selection.as_csv() {
+                return Err(format!("the column {:?} is nested; a time series has plain columns", column.name));
+            }
+            if selection.pictures.as_ref() == Some(&column.name) {
+                column.check_pictures().map_err(|message| format!("the column {:?} {message}", column.name))?;
+            }
+        }
+        let rows = rows_of(&reader)?;
+        if rows == 0 {
+            return Err("it has no rows".to_owned());
+        }
+        let style = if selection.as_csv() { Style::Csv } else { Style::Json };
+        Ok(Self { reader, columns, rows, style, pictures: selection.pictures.clone() })
+    }
+
+    /// About how many bytes its rows will have: what the columns hold, and the names in each row.
+    pub fn bytes(&self) -> u64 {
+        let names: u64 = self.columns.iter().map(|column| column.name.len() as u64 + 4).sum();
+        self.sizes().sum::<u64>() + self.rows * names
+    }
+
+    /// Bytes of the largest row group, as far as it is read.
+    pub fn largest_group(&self) -> u64 {
+        self.sizes().max().unwrap_or(0)
+    }
+
+    /// Bytes of the columns of each row group, decompressed.
+    fn sizes(&self) -> impl Iterator<Item = u64> {
+        (0..self.groups()).map(|group| self.size(group))
+    }
+
+    fn size(&self, group: usize) -> u64 {
+        let group = self.reader.metadata().row_group(group);
+        let leaves = self.columns.iter().flat_map(|column| column.leaves.clone());
+        leaves.map(|leaf| u64::try_from(group.column(leaf).uncompressed_size()).unwrap_or(0)).sum()
+    }
+
+    /// Row groups, which can be read independently of each other.
+    pub fn groups(&self) -> usize {
+        self.reader.num_row_groups()
+    }
+
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    fn rows_in(&self, group: usize) -> u64 {
+        u64::try_from(self.reader.metadata().row_group(group).num_rows()).unwrap_or(0)
+    }
+
+    /// Writes the rows of a row group. Paths of pictures begin in `folder`.
+    pub fn read<S: RowSink>(&self, group: usize, folder: &Path, sink: &mut S) -> Result<(), S::Error> {
+        if group == 0 && self.style == Style::Csv {
+            self.header(sink.buffer());
+        }
+        let before: u64 = (0..group).map(|group| self.rows_in(group)).sum();
+        let mut cells = self.cells(group).map_err(|error| sink.fail(in_group(group, &error)))?;
+        for row in 0..self.rows_in(group) {
+            let number = before + row + 1;
+            for (index, (column, cells)) in self.columns.iter().zip(&mut cells).enumerate() {
+                self.begin(sink.buffer(), index);
+                let field =
+                    cells.next().map_err(|failure| sink.fail(self.failure(group, column, number, row, &failure)))?;
+                let is_picture = self.pictures.as_ref() == Some(&column.name);
+                let written = match is_picture.then(|| column::picture(&field, folder)) {
+                    Some(Ok(Picture::Inside(bytes))) => {
+                        let (folder, name) = compressed::file_of(number, bytes);
+                        let written = value::text(sink.buffer(), &format!("{folder}/{name}"), Style::Json);
+                        sink.file(folder, name, bytes.to_vec())?;
+                        written
+                    }
+                    Some(Ok(Picture::Path(path))) => value::text(sink.buffer(), &path, Style::Json),
+                    Some(Ok(Picture::None)) => Shape::Value(Kind::Bytes).write(sink.buffer(), &Field::Null, self.style),
+                    Some(Err(found)) => Err(found),
+                    None => column.shape.write(sink.buffer(), &field, self.style),
+                };
+                let wrong = |found: String| format!("row {number}: the column {:?} holds {found}", column.name);
+                written.map_err(|found| sink.fail(wrong(found)))?;
+            }
+            sink.buffer().extend_from_slice(if self.style == Style::Json { b"}\n" } else { b"\n" });
+            sink.row_done()?;
+        }
+        Ok(())
+    }
+
+    /// The cells of each column of a row group.
+    fn cells(&self, group: usize) -> Result<Vec<Cells>, ParquetError> {
+        let rows = self.reader.get_row_group(group)?;
+        let row = (self.size(group) / self.rows_in(group).max(1)).max(1);
+        let batch = (BATCH_BYTES / row).clamp(1, BATCH_ROWS) as usize;
+        self.columns.iter().map(|column| Cells::open(column, rows.as_ref(), batch)).collect()
+    }
+
+    /// The first line of a CSV.
+    fn header(&self, out: &mut Vec<u8>) {
+        for (index, column) in self.columns.iter().enumerate() {
+            self.begin(out, index);
+            value::cell(out, &column.name.replace(['\n', '\r'], " "));
+        }
+        out.push(b'\n');
+    }
+
+    /// What stands before the value of a column.
+    fn begin(&self, out: &mut Vec<u8>, index: usize) {
+        match self.style {
+            Style::Csv if index == 0 => {}
+            Style::Csv => out.push(b','),
+            Style::Json => {
+                if index == 0 {
+                    out.push(b'{');
+                }
+                key(out, index, &self.columns[index].name);
+            }
+        }
+    }
+
+    fn failure(&self, group: usize, column: &Column, number: u64, row: u64, failure: &column::Failure) -> String {
+        let name = &column.name;
+        match failure {
+            column::Failure::Ended => {
+                let total = self.rows_in(group);
+                format!("row group {}: the column {name:?} ends after {row} of {total} rows", group + 1)
+            }
+            column::Failure::NoText => {
+                format!("row {number}: the column {name:?} holds bytes that are no text in UTF-8")
+            }
+            column::Failure::Value(found) => format!("row {number}: the column {name:?} holds {found}"),
+            column::Failure::Parquet(error) => in_group(group, error),
+        }
+    }
+}
+
+fn in_group(group: usize, error: &ParquetError) -> String {
+    format!("row group {}: {}; it is damaged, or its columns are encrypted", group + 1, describe(error))
+}
+
+/// What a file begins with.
+pub struct Preview {
+    pub names: Vec<String>,
+    /// The cells of columns that are plain; those of the others are empty.
+    pub rows: Vec<Vec<String>>,
+    /// Rows of the whole file.
+    pub total: u64,
+}
+
+/// The columns of a file and the first cells of those that are plain.
+pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
+    let reader = open(path).ok()?;
+    let (names, total) = (names(&reader), rows_of(&reader).ok()?);
+    let mut columns = Column::find(reader.metadata().file_metadata().schema_descr(), |_| true).ok()?;
+    columns.retain(|column| matches!(column.shape, Shape::Value(kind) if kind != Kind::Bytes));
+    let places: Vec<usize> =
+        columns.iter().filter_map(|column| names.iter().position(|name| *name == column.name)).collect();
+    let table = ParquetTable { reader, columns, rows: total, style: Style::Csv, pictures: None };
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    'groups: for group in 0..table.groups() {
+        let Ok(mut cells) = table.cells(group) else { break };
+        for _ in 0..table.rows_in(group) {
+            if found.len() >= rows || bytes > SAMPLE_BYTES {
+                break 'groups;
+            }
+            let mut row = vec![String::new(); names.len()];
+            for ((place, column), cells) in places.iter().zip(&table.columns).zip(&mut cells) {
+                let mut out = Vec::new();
+                match cells.next() {
+                    Ok(field) if column.shape.write(&mut out, &field, Style::Csv).is_ok() => {
+                        row[*place] = String::from_utf8(out).unwrap_or_default();
+                    }
+                    Ok(_) | Err(column::Failure::NoText | column::Failure::Value(_)) => {}
+                    Err(_) => break 'groups,
+                }
+                bytes += row[*place].len();
+            }
+            found.push(row);
+        }
+    }
+    Some(Preview { names, rows: found, total })
+}
+
+fn open(path: &Path) -> Result<SerializedFileReader<SharedFile>, String> {
+    let file = File::open(path).and_then(SharedFile::new).map_err(|error| error.to_string())?;
+    SerializedFileReader::new(file).map_err(|error| match error.to_string().contains("encrypt") {
+        true => "it is encrypted, and pipe has no keys; write it without encryption".to_owned(),
+        false => format!("not a Parquet file that can be read: {}", describe(&error)),
+    })
+}
+
+fn rows_of(reader: &SerializedFileReader<SharedFile>) -> Result<u64, String> {
+    let mut all = 0u64;
+    for group in reader.metadata().row_groups() {
+        let rows =
+            u64::try_from(group.num_rows()).map_err(|_| "a row group with a negative number of rows".to_owned())?;
+        all = all.checked_add(rows).ok_or("more rows than can be counted")?;
+    }
+    Ok(all)
+}
+
+fn names(reader: &SerializedFileReader<SharedFile>) -> Vec<String> {
+    let fields = reader.metadata().file_metadata().schema().get_fields();
+    fields.iter().map(|field| field.name().to_owned()).collect()
+}
+
+/// An error of the crate without the name of its kind.
+fn describe(error: &ParquetError) -> String {
+    let text = error.to_string();
+    let text = text.trim_start_matches("Parquet error: ").trim_start_matches("EOF: ").trim_start_matches("External: ");
+    match matches!(error, ParquetError::EOF(_)) {
+        true => format!("it ends too early: {text}"),
+        false => text.to_owned(),
+    }
+}

@@ -1,0 +1,274 @@
+//! The beginning of a data file, whatever its format: what is wrong with it, its first rows with the names of columns, and how
+//! many rows there are.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use csv::ByteRecord;
+use pipe_spec::pipeline::Task;
+use serde_json::{Map, Value};
+
+use crate::columns::ColumnSelection;
+use crate::csv::CsvRecords;
+use crate::format::{self, FileSignature, Format, full_ending, guarded};
+use crate::parquet::{self, ParquetTable};
+use crate::row::LONGEST_ROW;
+
+/// Rows whose values are kept to look at.
+const KEPT: usize = 10_000;
+
+/// How the rows are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Documents with blank lines between them: one column, `text`.
+    Documents,
+    JsonLines,
+    /// A line of names, then rows; Parquet too.
+    Table,
+}
+
+#[derive(Clone, Debug)]
+pub struct DataTable {
+    pub layout: Layout,
+    /// In the order of the file.
+    pub names: Vec<String>,
+    /// As many values as names; a value that a row does not have is `null`.
+    pub rows: Vec<Vec<Value>>,
+    /// All rows, as far as they were counted.
+    pub total: u64,
+    /// Whether `total` is all of them.
+    pub counted: bool,
+    /// The folder of the file, which paths in it start from.
+    pub folder: PathBuf,
+}
+
+impl DataTable {
+    /// Of a file, or of the files of a folder; nothing where none can be read.
+    pub fn read(path: &Path) -> Option<Self> {
+        if !path.is_dir() {
+            return read_file(path);
+        }
+        let mut files = data_files(path).into_iter();
+        let mut table = read_file(&files.next()?)?;
+        for more in files.filter_map(|file| read_file(&file)).filter(|more| more.names == table.names) {
+            table.total += more.total;
+            table.counted &= more.counted;
+            let room = KEPT - table.rows.len();
+            table.rows.extend(more.rows.into_iter().take(room));
+        }
+        Some(table)
+    }
+
+    pub fn values(&self, column: usize) -> impl Iterator<Item = &Value> {
+        self.rows.iter().filter_map(move |row| row.get(column))
+    }
+}
+
+/// The files of a folder that are read as rows, by name.
+fn data_files(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_known = |path: &PathBuf| {
+        let is_text = path.extension().is_none_or(|ending| ending != "safetensors");
+        is_text && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| Task::Language.takes(name))
+    };
+    let mut files: Vec<PathBuf> = files.filter(is_known).collect();
+    files.sort();
+    files
+}
+
+fn read_file(path: &Path) -> Option<DataTable> {
+    let ending = full_ending(path)?.to_ascii_lowercase();
+    let mut table = match ending.as_str() {
+        "parquet" => parquet(path)?,
+        // How a file is compressed says nothing about what is inside.
+        ending => match ending.trim_end_matches(".gz").trim_end_matches(".zst") {
+            "jsonl" => json_lines(lines(path)?),
+            "csv" | "tsv" => separated(path)?,
+            "txt" => documents(lines(path)?),
+            _ => return None,
+        },
+    };
+    table.folder = path.parent().unwrap_or(Path::new("")).to_owned();
+    table.counted &= !format::is_longer_than_read(path);
+    Some(table)
+}
+
+impl DataTable {
+    fn new(layout: Layout, names: Vec<String>) -> Self {
+        Self { layout, names, rows: Vec::new(), total: 0, counted: true, folder: PathBuf::new() }
+    }
+
+    fn push(&mut self, row: impl FnOnce() -> Vec<Value>) {
+        self.total += 1;
+        if self.rows.len() < KEPT {
+            self.rows.push(row());
+        }
+    }
+}
+
+/// Without the mark that some programs write in front of UTF-8.
+fn lines(path: &Path) -> Option<impl Iterator<Item = String>> {
+    let reader = BufReader::new(format::first_bytes(path)?);
+    let text = |line: Vec<u8>| String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(&line)).into_owned();
+    let lines = reader.split(b'\n').map_while(Result::ok).map(text);
+    Some(lines.enumerate().map(|(number, line)| match number {
+        0 => line.trim_start_matches('\u{feff}').to_owned(),
+        _ => line,
+    }))
+}
+
+fn json_lines(lines: impl Iterator<Item = String>) -> DataTable {
+    let mut table = DataTable::new(Layout::JsonLines, Vec::new());
+    for line in lines.filter(|line| !line.trim().is_empty()) {
+        if table.rows.len() >= KEPT {
+            table.total += 1;
+            continue;
+        }
+        let mut object: Map<String, Value> = serde_json::from_str(&line).unwrap_or_default();
+        let new: Vec<String> = object.keys().filter(|key| !table.names.contains(key)).cloned().collect();
+        table.names.extend(new);
+        let row = table.names.iter().map(|name| object.remove(name).unwrap_or_default()).collect();
+        table.push(|| row);
+    }
+    let width = table.names.len();
+    table.rows.iter_mut().for_each(|row| row.resize(width, Value::Null));
+    table
+}
+
+fn separated(path: &Path) -> Option<DataTable> {
+    let mut records = CsvRecords::from_stream(path, format::first_bytes(path)?, LONGEST_ROW).ok()?;
+    let cells = |record: &ByteRecord| -> Vec<String> {
+        record.iter().map(|cell| String::from_utf8_lossy(cell).into_owned()).collect()
+    };
+    let names: Vec<String> = records.next_bytes().and_then(Result::ok).as_ref().map(cells).unwrap_or_default();
+    let width = names.len();
+    let mut table = DataTable::new(Layout::Table, names.iter().map(|name| name.trim().to_owned()).collect());
+    while let Some(Ok(record)) = records.next_bytes() {
+        table.push(|| {
+            let mut row: Vec<Value> = cells(&record).into_iter().map(Value::from).collect();
+            row.resize(width, Value::Null);
+            row
+        });
+    }
+    Some(table)
+}
+
+fn documents(lines: impl Iterator<Item = String>) -> DataTable {
+    let mut table = DataTable::new(Layout::Documents, vec!["text".to_owned()]);
+    let mut document = String::new();
+    for line in lines.chain([String::new()]) {
+        if !line.trim().is_empty() {
+            document += &line;
+            document.push('\n');
+        } else if !document.is_empty() {
+            let text = std::mem::take(&mut document);
+            table.push(|| vec![Value::from(text)]);
+        }
+    }
+    table
+}
+
+fn parquet(path: &Path) -> Option<DataTable> {
+    let preview = guarded(|| parquet::preview(path, KEPT)).ok().flatten()?;
+    let mut table = DataTable::new(Layout::Table, preview.names);
+    table.rows = preview.rows.into_iter().map(|row| row.into_iter().map(Value::from).collect()).collect();
+    table.total = preview.total;
+    Some(table)
+}
+
+/// What is wrong with a data file, as far as its first bytes tell, and of Parquet its footer.
+pub fn check(path: &Path, selection: &ColumnSelection) -> Result<(), String> {
+    let stored = Format::from_path(path);
+    // Numbers at the beginning of tensors may look like anything.
+    if path.extension().is_some_and(|ending| ending == "safetensors") {
+        return Ok(());
+    }
+    let mut file = File::open(path).map_err(|error| error.to_string())?;
+    let found = FileSignature::read(&mut file).map_err(|error| error.to_string())?;
+    if let Some(why) = format::disagreement(stored, found) {
+        return Err(why);
+    }
+    match stored {
+        Format::Plain => Ok(()),
+        Format::Compressed(compression) => {
+            let file = File::open(path).map_err(|error| error.to_string())?;
+            let first = format::decompress(compression, file).and_then(|stream| stream.take(1).read(&mut [0]));
+            match first.map_err(|error| format::unreadable(&error))? {
+                0 => Err("it holds nothing".to_owned()),
+                _ => Ok(()),
+            }
+        }
+        Format::Parquet => guarded(|| ParquetTable::open(path, selection).map(drop)).unwrap_or_else(Err),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, bytes: &[u8]) -> DataTable {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        DataTable::read(&path).unwrap()
+    }
+
+    #[test]
+    fn every_way_to_write_a_table() {
+        let gzip = |text: &str| {
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            std::io::Write::write_all(&mut encoder, text.as_bytes()).unwrap();
+            encoder.finish().unwrap()
+        };
+        let cases: [(&str, Vec<u8>); 6] = [
+            ("a.csv", b"note,kind\r\n\"two\nlines, one cell\",b\r\nc,d\r\n".to_vec()),
+            ("a.csv", "\u{feff}note;kind\n\"two\nlines, one cell\";b\nc;d\n".into()),
+            ("a.tsv", b"note\tkind\n\"two\nlines, one cell\"\tb\nc\td\n".to_vec()),
+            (
+                "a.jsonl",
+                "\u{feff}{\"note\": \"two\\nlines, one cell\", \"kind\": \"b\"}\n\n{\"kind\": \"d\", \"note\": \"c\"}"
+                    .into(),
+            ),
+            ("a.csv.gz", gzip("note,kind\n\"two\nlines, one cell\",b\nc,d\n")),
+            ("a.csv.zst", zstd::encode_all(&b"note,kind\n\"two\nlines, one cell\",b\nc,d\n"[..], 3).unwrap()),
+        ];
+        for (name, bytes) in cases {
+            let table = read(name, &bytes);
+            assert_eq!(table.names, ["note", "kind"], "{name}");
+            assert_eq!(table.rows, [["two\nlines, one cell", "b"], ["c", "d"]], "{name}");
+            assert_eq!((table.total, table.counted), (2, true), "{name}");
+        }
+    }
+
+    #[test]
+    fn values_that_a_row_lacks() {
+        let table = read("a.jsonl", b"{\"b\": 1}\n{\"a\": \"x\"}\n");
+        assert_eq!(table.names, ["b", "a"]);
+        assert_eq!(table.rows, [[Value::from(1), Value::Null], [Value::Null, Value::from("x")]]);
+        assert_eq!(read("a.csv", b"a,b\n1\n").rows, [[Value::from("1"), Value::Null]]);
+    }
+
+    #[test]
+    fn documents_are_parted_by_blank_lines() {
+        let table = read("a.txt", b"One\ntwo\n\n\nthree");
+        assert_eq!((table.total, table.names.as_slice()), (2, &["text".to_owned()][..]));
+        assert_eq!(table.rows[0], ["One\ntwo\n"]);
+    }
+
+    #[test]
+    fn first_rows_of_a_parquet_file() {
+        let fixture = |name: &str| {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/data");
+            DataTable::read(&folder.join(name)).unwrap()
+        };
+        let series = fixture("series.parquet");
+        assert!(series.total > 3 && series.counted, "{}", series.total);
+        assert_eq!(series.names.last().map(String::as_str), Some("label"));
+        assert_eq!(series.rows[0].last(), Some(&Value::from("rising")));
+        let kinds = fixture("kinds.parquet");
+        assert_eq!((kinds.names.len(), kinds.rows.len(), kinds.total), (24, 40, 40));
+        let column = kinds.names.iter().position(|name| name == "required").unwrap();
+        assert_eq!(kinds.rows[39][column], "39");
+    }
+}

@@ -1,0 +1,201 @@
+//! Parquet files made on the fly: types that the fixtures lack, texts that are none, and the memory that reading takes.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type, Int96, Int96Type};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use parquet::schema::parser::parse_message_type;
+use pipe_spec::pipeline::{Data, Task};
+
+use crate::compressed::RowSink;
+use crate::{ColumnSelection, ParquetTable};
+
+/// Counts the bytes that this thread has on the heap: other tests run beside it.
+struct Counting;
+
+thread_local! {
+    static HELD: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the allocator of the system.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD.set(HELD.get() + layout.size() as isize);
+        PEAK.set(PEAK.get().max(HELD.get()));
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.set(HELD.get() - layout.size() as isize);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Rows in memory.
+#[derive(Default)]
+struct Lines {
+    buffer: Vec<u8>,
+    /// Whether rows are dropped as they come.
+    drops: bool,
+}
+
+impl RowSink for Lines {
+    type Error = String;
+
+    fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.buffer
+    }
+
+    fn row_done(&mut self) -> Result<(), String> {
+        if self.drops {
+            self.buffer.clear();
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, _folder: String, _name: String, _bytes: Vec<u8>) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn fail(&self, message: String) -> String {
+        message
+    }
+}
+
+fn selection(source: &str, target: &str) -> ColumnSelection {
+    let fields = format!("{{\"source\": {source:?}, \"target\": {target:?}}}");
+    let data: Data = serde_json::from_str(&format!("{{\"train\": \"a\", \"fields\": {fields}}}")).unwrap();
+    ColumnSelection::new(Task::Seq2Seq, &data)
+}
+
+fn write(path: &Path, schema: &str, fill: impl FnOnce(&mut SerializedRowGroupWriter<'_, std::fs::File>)) {
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let properties = Arc::new(WriterProperties::builder().set_dictionary_enabled(false).build());
+    let mut writer = SerializedFileWriter::new(std::fs::File::create(path).unwrap(), schema, properties).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    fill(&mut group);
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+/// The next column, with its definition and repetition levels.
+fn column<T: DataType>(
+    group: &mut SerializedRowGroupWriter<'_, std::fs::File>,
+    values: &[T::T],
+    definitions: &[i16],
+    repetitions: &[i16],
+) {
+    let mut column = group.next_column().unwrap().unwrap();
+    let repetitions = (!repetitions.is_empty()).then_some(repetitions);
+    column.typed::<T>().write_batch(values, Some(definitions), repetitions).unwrap();
+    column.close().unwrap();
+}
+
+fn read(path: &Path, selection: &ColumnSelection) -> Result<String, String> {
+    let table = ParquetTable::open(path, selection)?;
+    let mut lines = Lines::default();
+    (0..table.groups()).try_for_each(|group| table.read(group, Path::new("/data"), &mut lines))?;
+    Ok(String::from_utf8(lines.buffer).unwrap())
+}
+
+#[test]
+fn types_of_other_writers() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    let schema = "message schema {
+        optional int96 old;
+        optional int64 nanos (TIMESTAMP(NANOS, false));
+        optional group plain (LIST) { repeated int32 array; }
+        optional group pairs (LIST) { repeated group pairs_tuple { required int32 a; } }
+        repeated binary bare (UTF8);
+        optional group map (MAP) { repeated group key_value { required int32 key; optional binary value (UTF8); } }
+    }";
+    write(&path, schema, |group| {
+        let mut old = Int96::new();
+        old.set_data(123_456_789, 0, 2_440_589);
+        // A day long before what nanoseconds since 1970 can count.
+        let mut ancient = Int96::new();
+        ancient.set_data(1, 0, 2_440_588 - 719_162);
+        column::<Int96Type>(group, &[old, ancient], &[1, 0, 1], &[]);
+        column::<Int64Type>(group, &[-1, 1_764_241_200_000_000_001], &[1, 0, 1], &[]);
+        column::<Int32Type>(group, &[1, 2], &[2, 2, 0, 1], &[0, 1, 0, 0]);
+        column::<Int32Type>(group, &[3, 4, 5], &[2, 2, 1, 2], &[0, 1, 0, 0]);
+        let text = |text: &str| ByteArray::from(text);
+        column::<ByteArrayType>(group, &[text("x"), text("y")], &[1, 1, 0, 0], &[0, 1, 0, 0]);
+        column::<Int32Type>(group, &[7, 8], &[2, 2, 1, 0], &[0, 1, 0, 0]);
+        column::<ByteArrayType>(group, &[text("seven")], &[3, 2, 1, 0], &[0, 1, 0, 0]);
+    });
+    let rows = |source: &str, target: &str| read(&path, &selection(source, target)).unwrap();
+    assert_eq!(
+        rows("old", "nanos"),
+        r#"{"old":"1970-01-02T00:00:00.123456789","nanos":"1969-12-31T23:59:59.999999999"}
+{"old":null,"nanos":null}
+{"old":"0001-01-01T00:00:00.000000001","nanos":"2025-11-27T11:00:00.000000001"}
+"#
+    );
+    assert_eq!(
+        rows("plain", "pairs"),
+        r#"{"plain":[1,2],"pairs":[{"a":3},{"a":4}]}
+{"plain":null,"pairs":[]}
+{"plain":[],"pairs":[{"a":5}]}
+"#
+    );
+    assert_eq!(
+        rows("bare", "map"),
+        r#"{"bare":["x","y"],"map":{"7":"seven","8":null}}
+{"bare":[],"map":{}}
+{"bare":[],"map":null}
+"#
+    );
+}
+
+#[test]
+fn what_is_no_text_is_named_with_its_row_and_column() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    write(&path, "message schema { optional binary a (UTF8); optional binary b; }", |group| {
+        let bytes = |bytes: &[u8]| ByteArray::from(bytes.to_vec());
+        column::<ByteArrayType>(group, &[bytes(b"x"), bytes(b"\xff")], &[1, 1], &[]);
+        column::<ByteArrayType>(group, &[bytes(b"\xfe"), bytes(b"y")], &[1, 1], &[]);
+    });
+    let error = |source: &str, target: &str| read(&path, &selection(source, target)).unwrap_err();
+    assert_eq!(error("a", "a"), "row 2: the column \"a\" holds bytes that are no text in UTF-8");
+    assert_eq!(error("b", "b"), "row 1: the column \"b\" holds bytes that are no text in UTF-8");
+}
+
+/// A row group is read in batches of some MiB, however large it is.
+#[test]
+fn memory_is_bounded_whatever_the_row_group_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    let rows = 6000;
+    write(&path, "message schema { required binary a (UTF8); required binary b (UTF8); }", |group| {
+        for _ in 0..2 {
+            let mut column = group.next_column().unwrap().unwrap();
+            for row in 0..rows {
+                let text = ByteArray::from(format!("{row} {}", "long text ".repeat(1600)).as_str());
+                column.typed::<ByteArrayType>().write_batch(&[text], None, None).unwrap();
+            }
+            column.close().unwrap();
+        }
+    });
+    let table = ParquetTable::open(&path, &selection("a", "b")).unwrap();
+    assert!(table.largest_group() > 180 << 20, "{}", table.largest_group());
+    let mut lines = Lines { drops: true, ..Lines::default() };
+    let before = HELD.get();
+    PEAK.set(before);
+    table.read(0, Path::new("/data"), &mut lines).unwrap();
+    let peak = PEAK.get() - before;
+    println!("{} MiB at most", peak >> 20);
+    assert!(peak < 24 << 20, "{} MiB", peak >> 20);
+}

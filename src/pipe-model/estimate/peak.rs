@@ -1,0 +1,141 @@
+//! The peak of a training: the state of the model, computed exactly, and the passes of a step.
+
+use pipe_spec::pipeline::OptimizerKind;
+
+use super::kernels::column_sums;
+use super::stage::{Peak, Stage, peak};
+use super::work::{Work, owners};
+use crate::parameter::{Init, Parameter};
+
+/// Bytes that cuBLAS and cuBLASLt keep for their products, on cards that take this much.
+pub const WORKSPACE: u64 = 64 << 20;
+
+/// The share of a card that estimates may fill: they are a few percent off, and blocks do not fit into each other without gaps.
+const USABLE: f64 = 0.92;
+
+/// Bytes of a capacity that parts may hold, where `checkpointing: auto` fills them.
+pub fn usable(capacity: u64) -> u64 {
+    (capacity as f64 * USABLE) as u64
+}
+
+/// The peak of a training, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    /// How many numbers are learned.
+    pub params: u64,
+    pub weights: u64,
+    pub gradients: u64,
+    pub optimizer: u64,
+    /// Bytes of the passes forward and back, without logits.
+    pub activations: u64,
+    /// Bytes of the logits, for a model that predicts words.
+    pub logits: u64,
+    pub workspace: u64,
+    /// The stage of the step at that moment.
+    pub moment: String,
+}
+
+impl Estimate {
+    /// All of it together: what torch calls allocated.
+    pub fn allocated(&self) -> u64 {
+        [self.weights, self.gradients, self.optimizer, self.activations, self.logits, self.workspace]
+            .into_iter()
+            .fold(0, u64::saturating_add)
+    }
+
+    /// The estimate for a model with these parameters whose passes go through these stages.
+    pub fn of(parameters: &[Parameter], stages: &[Stage], work: &Work) -> Self {
+        let trained = || parameters.iter().filter(|parameter| parameter.trained);
+        let params: u128 = trained().map(count).sum();
+        let kept: u128 = parameters.iter().filter(|parameter| !parameter.trained).map(remembered).sum();
+        let remembers = |parameter: &Parameter| match work.optimizer {
+            OptimizerKind::Adamw => 2 * count(parameter) * work.weight(),
+            OptimizerKind::Adafactor => factored(parameter) * 4,
+        };
+        let optimizer = match work.sharded {
+            false => trained().map(remembers).sum(),
+            true => largest_share(&trained().collect::<Vec<_>>(), work.ranks, remembers),
+        };
+        let all_gradients = params * work.weight();
+        let mut highest = peak(stages, all_gradients, work);
+        let update = update(trained(), work);
+        if all_gradients + update > highest.bytes() {
+            highest = Peak { moment: "update".to_owned(), activations: update, logits: 0, gradients: all_gradients };
+        }
+        Self {
+            params: bytes(params),
+            weights: bytes(params * work.weight() + kept),
+            gradients: bytes(highest.gradients),
+            optimizer: bytes(optimizer),
+            activations: bytes(highest.activations),
+            logits: bytes(highest.logits),
+            workspace: WORKSPACE,
+            moment: highest.moment,
+        }
+    }
+}
+
+/// The optimizer's state on the rank that has most of it.
+fn largest_share(trained: &[&Parameter], ranks: u32, remembers: impl Fn(&Parameter) -> u128) -> u128 {
+    let sizes: Vec<u64> = trained.iter().map(|parameter| parameter.count()).collect();
+    let mut shares = vec![0; ranks.max(1) as usize];
+    for (parameter, owner) in trained.iter().zip(owners(&sizes, ranks)) {
+        shares[owner as usize] += remembers(parameter);
+    }
+    shares.into_iter().max().unwrap_or(0)
+}
+
+/// More than 64 bits can count is as much as they can: no card has it.
+fn bytes(number: u128) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+fn count(parameter: &Parameter) -> u128 {
+    parameter.count().into()
+}
+
+/// Bytes of what is not learned, whatever the precision: counts are whole numbers.
+fn remembered(parameter: &Parameter) -> u128 {
+    count(parameter) * if parameter.init == Init::Count { 8 } else { 4 }
+}
+
+/// How many numbers Adafactor remembers of a parameter.
+fn factored(parameter: &Parameter) -> u128 {
+    rows_and_columns(parameter).map_or(count(parameter), |[outer, rows, columns]| outer * (rows + columns))
+}
+
+/// How many matrices a parameter is, and their size.
+fn rows_and_columns(parameter: &Parameter) -> Option<[u128; 3]> {
+    let [outer @ .., rows, columns] = parameter.shape.as_slice() else { return None };
+    Some([outer.iter().product::<i64>() as u128, *rows as u128, *columns as u128])
+}
+
+/// Bytes that an update holds for a moment beside the gradients.
+fn update<'a>(parameters: impl Iterator<Item = &'a Parameter>, work: &Work) -> u128 {
+    let Some(largest) = parameters.max_by_key(|parameter| parameter.count()) else { return 0 };
+    match work.optimizer {
+        // In place.
+        OptimizerKind::Adamw => 0,
+        OptimizerKind::Adafactor => {
+            // The square of the gradient in fp32, and what adds up its rows; in bf16 the gradient in fp32 as well.
+            let copies = if work.weight() < 4 { 2 } else { 1 };
+            copies * 4 * count(largest)
+                + rows_and_columns(largest).map_or(0, |[_, rows, columns]| column_sums(rows, columns))
+        }
+    }
+}
+
+pub trait StepMemory {
+    /// The passes of a step, in the order of the forward pass.
+    fn stages(&self, work: &Work) -> Vec<Stage>;
+
+    /// A sentence on what deterministic kernels hold beyond the estimate.
+    fn uncounted_when_deterministic(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// The peak of a training. `parameters` are the model's own, which stay the same however often it is estimated.
+    fn estimate(&self, parameters: &[Parameter], work: &Work) -> Estimate {
+        Estimate::of(parameters, &self.stages(work), work)
+    }
+}

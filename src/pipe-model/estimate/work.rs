@@ -1,0 +1,91 @@
+//! The settings that decide how much a training holds beside the model, and the share of each rank.
+
+use pipe_spec::pipeline::{OptimizerKind, Precision};
+
+/// Sizes are 128 bits wide while they are multiplied: no product of
+/// sizes that a pipeline and a config may have overflows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Work {
+    pub precision: Precision,
+    pub optimizer: OptimizerKind,
+    pub checkpointing: bool,
+    /// Samples in one forward and backward pass.
+    pub batch: u128,
+    /// Passes of a rank in a step.
+    pub accum: u128,
+    /// Processes that share a step.
+    pub ranks: u32,
+    /// Whether each of them keeps the optimizer's state of its own parameters alone.
+    pub sharded: bool,
+    /// Tokens of a row, of a T5's source, as they are padded.
+    pub source: u128,
+    /// Tokens of a T5's target.
+    pub target: u128,
+    /// Whether some rows are shorter than others, so that there is a mask.
+    pub padded: bool,
+    /// Whether anything is dropped.
+    pub drops: bool,
+}
+
+impl Work {
+    /// Bytes of a weight, of its gradient and of each of its moments.
+    pub fn weight(&self) -> u128 {
+        match self.precision {
+            Precision::Bf16 => 2,
+            Precision::Fp32 | Precision::Tf32 | Precision::Bf16Mixed | Precision::Fp16Mixed => 4,
+        }
+    }
+
+    /// Bytes of what matrix products take and give.
+    pub fn compute(&self) -> u128 {
+        match self.precision {
+            Precision::Fp32 | Precision::Tf32 => 4,
+            Precision::Bf16 | Precision::Bf16Mixed | Precision::Fp16Mixed => 2,
+        }
+    }
+
+    /// Whether there are gradients of all parameters before a pass begins: those of an earlier pass, or the room in which ranks add
+    /// theirs up.
+    pub fn holds_gradients(&self) -> bool {
+        self.accum > 1 || self.ranks > 1
+    }
+
+    /// Whether products are computed in less than the weights are kept in.
+    pub fn mixed(&self) -> bool {
+        self.compute() < self.weight()
+    }
+}
+
+/// For each of them, by its size: the rank that has it. The largest first, each to the rank that has least so far.
+pub fn owners(sizes: &[u64], ranks: u32) -> Vec<u32> {
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by_key(|index| (std::cmp::Reverse(sizes[*index]), *index));
+    let mut held = vec![0u64; ranks.max(1) as usize];
+    let mut owners = vec![0; sizes.len()];
+    for index in order {
+        let least = (0..held.len()).min_by_key(|rank| held[*rank]).unwrap_or(0);
+        held[least] += sizes[index];
+        owners[index] = least as u32;
+    }
+    owners
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_alike() {
+        let sizes: Vec<u64> = (1..=40).map(|size| size * size * 1000).collect();
+        for ranks in 1..=8 {
+            let owners = owners(&sizes, ranks);
+            let share =
+                |rank: u32| (0..40).filter(|index| owners[*index] == rank).map(|index| sizes[index]).sum::<u64>();
+            let (most, least) = ((0..ranks).map(share).max().unwrap(), (0..ranks).map(share).min().unwrap());
+            assert!(most - least <= *sizes.last().unwrap() / 10, "{ranks} ranks: {most} and {least}");
+        }
+        assert_eq!(owners(&[5, 9, 1], 1), [0, 0, 0]);
+        assert_eq!(owners(&[5, 9, 1], 2), [1, 0, 1]);
+        assert_eq!(owners(&[5], 3), [0], "more ranks than parameters");
+    }
+}

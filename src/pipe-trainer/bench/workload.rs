@@ -1,0 +1,200 @@
+//! The workload of a benchmark: models of published sizes, random data, and sums that stand in for those of other ranks.
+
+use std::thread;
+
+use pipe_model::TaskData;
+use serde_json::{Value, json};
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::cli::bench::BenchArgs;
+use crate::data::Part;
+use crate::error::TrainerError;
+use crate::model::{Mode, Model, Weights};
+use crate::torch::{BucketSums, Link};
+use crate::train::{FlatGradients, Parts};
+
+pub struct Bench {
+    pub arch: String,
+    pub config: Value,
+    /// Instead of what the config says.
+    pub dropout: Option<f64>,
+}
+
+const MODELS: &str = "t5-small, t5-base, t5-large, t5-xl, bert-base, bert-large, clip-vit-b-32, mu-sota";
+
+impl Bench {
+    /// The model that the command line asks for: any architecture with its config, or one of a published size.
+    pub fn asked(args: &BenchArgs) -> Result<Self, TrainerError> {
+        let fail = |key: &str, message: String| TrainerError::config(key, message);
+        match (&args.model.name, &args.model.arch) {
+            (Some(name), _) => Self::named(name),
+            (None, Some(arch)) => {
+                let config = args.model.config.as_deref().unwrap_or("{}");
+                let config = serde_json::from_str(config).map_err(|error| fail("--config", error.to_string()))?;
+                Ok(Self { arch: arch.clone(), config, dropout: None })
+            }
+            (None, None) => Err(fail("--model", format!("missing; give one of {MODELS}, or --arch and --config"))),
+        }
+    }
+
+    fn named(name: &str) -> Result<Self, TrainerError> {
+        let t5 = |d_model: i64, d_ff: i64, layers: i64, heads: i64| Self {
+            arch: "t5".to_owned(),
+            // Version 1.1.
+            config: json!({
+                "d_model": d_model, "d_ff": d_ff, "d_kv": 64, "num_layers": layers, "num_heads": heads,
+                "vocab_size": 32128, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false,
+            }),
+            dropout: Some(0.1),
+        };
+        let bert = |width: i64, layers: i64, heads: i64| Self {
+            arch: "bert".to_owned(),
+            config: json!({
+                "hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers,
+                "num_attention_heads": heads, "vocab_size": 30522,
+            }),
+            dropout: Some(0.1),
+        };
+        Ok(match name {
+            "t5-small" => t5(512, 1024, 8, 6),
+            "t5-base" => t5(768, 2048, 12, 12),
+            "t5-large" => t5(1024, 2816, 24, 16),
+            "t5-xl" => t5(2048, 5120, 24, 32),
+            "bert-base" => bert(768, 12, 12),
+            "bert-large" => bert(1024, 24, 16),
+            // The defaults of its config are this size; it drops nothing.
+            "clip-vit-b-32" => Self { arch: "clip".to_owned(), config: json!({}), dropout: Some(0.0) },
+            "mu-sota" => Self { arch: "mu-sota".to_owned(), config: json!({}), dropout: Some(0.1) },
+            _ => {
+                let message = format!("found {name:?}; allowed: {MODELS}");
+                return Err(TrainerError::config("--model", message));
+            }
+        })
+    }
+}
+
+pub fn part(args: &BenchArgs, task_data: &TaskData, device: Device) -> Result<Part, TrainerError> {
+    tch::manual_seed(1);
+    let maker = Maker { batch: args.batch, padded: args.padded, device };
+    Ok(match task_data {
+        TaskData::Seq2Seq { vocab_size, .. } => {
+            let part = maker.text(*vocab_size, args.source)?;
+            part.with("labels", maker.whole(*vocab_size, &[args.batch, args.target])?)
+        }
+        TaskData::Classification { vocab_size, labels, .. } => {
+            let classes = labels.as_ref().map_or(2, |labels| labels.count() as u64);
+            maker
+                .text(*vocab_size, args.source)?
+                .with("labels", maker.whole(classes + 2, &[args.batch])?.f_sub_scalar(2)?)
+        }
+        TaskData::Contrastive { vocab_size, num_channels, image_size, max_length, .. } => {
+            let pixels = maker.real(&[args.batch, *num_channels, *image_size, *image_size])?;
+            let length = args.source.min(i64::from(*max_length));
+            maker.text(*vocab_size, length)?.with("pixel_values", pixels)
+        }
+        TaskData::TimeSeries { features, sequence_length, classes, .. } => {
+            let labels = maker.whole(*classes as u64 + 2, &[args.batch])?.f_sub_scalar(2)?;
+            Part::default().with("x", maker.real(&[args.batch, *sequence_length, *features])?).with("labels", labels)
+        }
+        TaskData::Language { vocab_size, .. } => {
+            let ids = maker.whole(*vocab_size, &[args.batch, args.source])?;
+            Part::default().with("labels", ids.shallow_clone()).with("ids", ids)
+        }
+    })
+}
+
+struct Maker {
+    batch: i64,
+    padded: bool,
+    device: Device,
+}
+
+impl Maker {
+    /// Tokens, and a mask that hides the last of the first row where there is to be one.
+    fn text(&self, words: u64, length: i64) -> Result<Part, TchError> {
+        let part = Part::default().with("input_ids", self.whole(words, &[self.batch, length])?);
+        if !self.padded {
+            return Ok(part);
+        }
+        let mask = Tensor::f_ones([self.batch, length], (Kind::Int64, Device::Cpu))?;
+        let _ = mask.f_get(0)?.f_narrow(0, length - 1, 1)?.f_zero_()?;
+        part.with_mask(&mask, self.device)
+    }
+
+    /// Numbers from 2 to below `end`.
+    fn whole(&self, end: u64, shape: &[i64]) -> Result<Tensor, TchError> {
+        Tensor::f_randint_low(2, end as i64, shape, (Kind::Int64, Device::Cpu))?.f_to_device(self.device)
+    }
+
+    fn real(&self, shape: &[i64]) -> Result<Tensor, TchError> {
+        Tensor::f_randn(shape, (Kind::Float, self.device))
+    }
+}
+
+/// One part as often as a step has parts.
+pub struct Repeated<'a> {
+    pub part: &'a Part,
+    pub count: usize,
+    pub mode: Mode,
+}
+
+impl Parts for Repeated<'_> {
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn load(&self, _: usize) -> Result<(Part, Mode), TrainerError> {
+        Ok((self.part.shallow_clone(), self.mode))
+    }
+
+    fn before_backward(&self, _: usize) -> Result<(), TrainerError> {
+        Ok(())
+    }
+
+    fn first_sample(&self, index: usize) -> i64 {
+        let samples = self.part.tensors().next().map_or(0, |(_, tensor)| tensor.size()[0]);
+        index as i64 * samples
+    }
+}
+
+pub struct StandIn {
+    gradients: FlatGradients,
+    buckets: BucketSums,
+    link: Link,
+    /// Pieces of the last step whose sum began during its last backward pass.
+    pub early: usize,
+}
+
+impl StandIn {
+    /// Sums at so many gigabytes of gradients a second.
+    pub fn new(model: &dyn Model, card: usize, gigabytes: f64, args: &BenchArgs) -> Result<Self, TrainerError> {
+        let gradients = FlatGradients::of(model.weights())?;
+        let link = Link::stand_in(card, gigabytes, args.sums.latency * 1000.0, args.sums.blocks)?;
+        let parameters: Vec<_> = model.weights().trained().map(|(_, parameter)| parameter).collect();
+        let buckets =
+            BucketSums::new(link, &gradients.buckets.iter().collect::<Vec<_>>(), &parameters, &gradients.bucket_of)?;
+        Ok(Self { gradients, buckets, link, early: 0 })
+    }
+
+    pub fn buckets(&self) -> usize {
+        self.gradients.buckets.len()
+    }
+
+    pub fn begin(&self, weights: &Weights) -> Result<(), TrainerError> {
+        self.gradients.begin(weights)
+    }
+
+    /// Before the last backward pass of a step.
+    pub fn watch(&self, recomputes: bool) -> Result<(), TrainerError> {
+        Ok(self.buckets.watch(recomputes, true)?)
+    }
+
+    /// Waits until everything is summed.
+    pub fn finish(&mut self) -> Result<(), TrainerError> {
+        self.early = self.buckets.finish()?.unwrap_or(0);
+        while !self.link.done()? {
+            thread::yield_now();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! This process and others: requests to stop, the lease of the runner, and processes that the trainer starts itself.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use pipe_spec::TrainerExit;
+use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// How long a training whose `pipe` is gone may take to save and exit. A step, an evaluation or an export that takes longer is
+/// aborted: the last checkpoint stays.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Little: the thread only waits.
+const STACK_BYTES: usize = 128 << 10;
+
+/// Whether the training loop looks at requests to stop.
+static TRAINING: AtomicBool = AtomicBool::new(false);
+
+/// Watches stdin where the runner asks for it. The thread never reads the environment, which may be changed later.
+pub fn watch_lease() -> io::Result<()> {
+    if std::env::var_os(LEASE_VARIABLE).is_none_or(|value| value != LEASE_ON_STDIN) {
+        return Ok(());
+    }
+    thread::Builder::new().name("lease".to_owned()).stack_size(STACK_BYTES).spawn(wait_for_stdin_to_close).map(drop)
+}
+
+/// From now on a request to stop is seen within a part of a step.
+pub fn training_started() {
+    TRAINING.store(true, Ordering::Relaxed);
+}
+
+fn wait_for_stdin_to_close() {
+    let mut buffer = [0; 64];
+    loop {
+        match io::stdin().lock().read(&mut buffer) {
+            Ok(0) => break,
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => break,
+            _ => {}
+        }
+    }
+    if TRAINING.load(Ordering::Relaxed) {
+        // SAFETY: kill takes two integers. The same signal as a request to stop; the handler only sets a flag.
+        unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+        thread::sleep(SAVE_TIMEOUT);
+    }
+    // SAFETY: it ends the process, and runs nothing of ours.
+    unsafe { libc::_exit(TrainerExit::Unexpected.code()) }
+}
+
+#[derive(Clone, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Set by either signal from now on.
+    pub fn on_signals() -> io::Result<Self> {
+        let stop = Self::default();
+        for signal in [SIGTERM, SIGINT] {
+            signal_hook::flag::register(signal, Arc::clone(&stop.0))?;
+        }
+        Ok(stop)
+    }
+
+    pub fn request(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub fn requested(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The kernel kills the other process when this one dies.
+pub fn die_with_this_process(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: prctl and getppid are async-signal-safe and touch nothing of ours.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // This process may have died before the call.
+            if libc::getppid().cast_unsigned() != parent {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Clock ticks that all threads of a process have computed for; fields 14 and 15 of proc(5).
+pub fn cpu_time(process: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name of the program may have spaces and parentheses.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(user + system)
+}
+
+/// Bytes that a process has read and written, files and sockets alike.
+pub fn bytes_moved(process: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/io")).ok()?;
+    let number = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    Some(number("rchar:")? + number("wchar:")?)
+}

@@ -1,0 +1,169 @@
+//! From a data file to an entry of the cache.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use pipe_data::{ColumnSelection, Compression, Format, ParquetTable, compressed, guarded};
+
+use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest, Watch};
+use super::output::{self, Conversion, Output, Piece, Pieces};
+use crate::error::Error;
+use crate::input::{Input, Numbering, Prepared};
+use crate::system::digests::Digests;
+
+/// Raised whenever other files come out of the same sources.
+const VERSION: u32 = 1;
+
+/// A data file with what it is known by.
+pub struct Source {
+    host: PathBuf,
+    /// As the pipeline names it.
+    named: PathBuf,
+    format: Format,
+    pub key: String,
+    pub size: u64,
+    /// Size, time and inode, which change when the file is written.
+    state: [i128; 3],
+    /// Where relative paths in it begin.
+    folder: PathBuf,
+}
+
+impl Source {
+    /// Nothing for a file that the trainer can read as it is.
+    pub fn from_input(
+        input: &Input,
+        selection: &ColumnSelection,
+        digests: &mut Digests,
+    ) -> Result<Option<Self>, Error> {
+        let format = Format::from_path(&input.host);
+        if format == Format::Plain {
+            return Ok(None);
+        }
+        let state = state(&input.host)?;
+        let folder = input.host.parent().unwrap_or(Path::new("/")).to_owned();
+        let digest = digests.hash(&input.host)?;
+        // Paths of pictures are written as whole paths, which begin in the folder of the source.
+        let pictures = selection.pictures.as_ref().map(|column| format!("{column} in {}", folder.display()));
+        let what = match format {
+            Format::Parquet => selection.key(),
+            Format::Plain | Format::Compressed(_) => format!("{:?}", pipe_data::inner_ending(&input.host)),
+        };
+        let key = blake3::hash(format!("{VERSION}\n{digest}\n{format:?}\n{what}\n{pictures:?}").as_bytes());
+        Ok(Some(Self {
+            host: input.host.clone(),
+            named: input.written.clone(),
+            format,
+            key: key.to_hex()[..KEY_LENGTH].to_owned(),
+            size: u64::try_from(state[0]).unwrap_or(0),
+            state,
+            folder,
+        }))
+    }
+
+    pub fn name(&self) -> String {
+        self.named.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// The name of the file that is written.
+    fn file(&self, selection: &ColumnSelection) -> String {
+        let ending = match self.format {
+            Format::Parquet if selection.as_csv() => "csv",
+            Format::Parquet => "jsonl",
+            Format::Plain | Format::Compressed(_) => pipe_data::inner_ending(&self.host).unwrap_or("jsonl"),
+        };
+        format!("data.{ending}")
+    }
+
+    /// Its entry of the cache, written if it is not there. `before` bytes of other sources were prepared already.
+    pub fn prepare(
+        &self,
+        cache: &Cache,
+        selection: &ColumnSelection,
+        watch: &Watch,
+        before: u64,
+        wait: impl Fn(),
+    ) -> Result<(Prepared, EntryGuard), Error> {
+        let job = Conversion { host: &self.host, named: &self.named, watch, before };
+        let held = cache.get(&self.key, watch, wait, |folder| {
+            guarded(|| self.write(job, selection, folder)).unwrap_or_else(|damage| Err(job.fail(damage)))
+        })?;
+        let prepared = Prepared {
+            folder: held.folder.clone(),
+            file: held.manifest.file.clone(),
+            mounted: Path::new("/pipe/prepared").join(&self.key),
+            // The root of the host cannot be the root of a container.
+            beside: Some(self.folder.clone())
+                .filter(|folder| selection.pictures.is_some() && folder.parent().is_some()),
+            numbering: match self.format {
+                Format::Parquet if selection.as_csv() => Numbering::RowsAfterHeader,
+                Format::Parquet => Numbering::Rows,
+                Format::Plain | Format::Compressed(_) => Numbering::SameLines,
+            },
+        };
+        Ok((prepared, held))
+    }
+
+    fn write(&self, job: Conversion<'_>, selection: &ColumnSelection, folder: &Path) -> Result<Manifest, Error> {
+        let file = self.file(selection);
+        let output = match self.format {
+            Format::Parquet => self.write_table(job, selection, folder, &file)?,
+            Format::Compressed(compression) => {
+                let needed = match compression {
+                    Compression::Zstd => pipe_data::content_size(&self.host),
+                    Compression::Gzip => None,
+                };
+                let mut output = Output::create(job, folder, &file, needed)?;
+                let progress = |bytes| job.set_done(bytes);
+                let read = |_: usize, pieces: &mut Pieces<'_>| match &selection.pictures {
+                    Some(column) => {
+                        let pictures = (column.as_str(), self.folder.as_path());
+                        compressed::copy_with_pictures(job.host, compression, progress, pieces, pictures)
+                    }
+                    None => compressed::copy(job.host, compression, progress, pieces),
+                };
+                output::transfer(1, 1, read, |damage| job.fail(damage), |piece| output.take(piece))?;
+                output
+            }
+            Format::Plain => return Err(job.fail("it needs no preparation")),
+        };
+        let written = output.finish()?;
+        // What was read must be what was hashed.
+        if state(&self.host)? != self.state {
+            return Err(job.fail("it was changed while it was read"));
+        }
+        let source = self.named.display().to_string();
+        Ok(Manifest { source, file, size: written.rows, bytes: written.bytes })
+    }
+
+    fn write_table<'a>(
+        &self,
+        job: Conversion<'a>,
+        selection: &ColumnSelection,
+        folder: &Path,
+        file: &str,
+    ) -> Result<Output<'a>, Error> {
+        let table = ParquetTable::open(&self.host, selection).map_err(|why| job.fail(why))?;
+        let mut output = Output::create(job, folder, file, Some(table.bytes()))?;
+        let read = |group: usize, pieces: &mut Pieces<'_>| table.read(group, &self.folder, pieces);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let readers = processors.min(READERS).min((AT_ONCE / table.largest_group().max(1)) as usize);
+        let mut done = 0;
+        let write = |piece: Piece| {
+            done += if let Piece::Rows { rows, .. } = &piece { *rows } else { 0 };
+            job.set_done((u128::from(self.size) * u128::from(done) / u128::from(table.rows().max(1))) as u64);
+            output.take(piece)
+        };
+        output::transfer(readers, table.groups(), read, |damage| job.fail(damage), write)?;
+        Ok(output)
+    }
+}
+
+/// Threads that read row groups, at most, and what the row groups that they read at once may hold.
+const READERS: usize = 4;
+const AT_ONCE: u64 = 512 << 20;
+
+fn state(path: &Path) -> Result<[i128; 3], Error> {
+    let meta = std::fs::metadata(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let modified = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
+    Ok([i128::from(meta.len()), modified, i128::from(meta.ino())])
+}
