@@ -250,7 +250,7 @@ fn shell() {
     let running = folder.start(&["run", "job.yaml"]);
     folder.wait_for_log(1, "ready");
     running.signal("TERM");
-    running.end().exits(130).says("the command was sent SIGTERM").says("saved");
+    running.end().exits(130).says("sent SIGTERM to the command").says("saved");
 }
 
 fn is_gone(id: &str) -> bool {

@@ -48,7 +48,7 @@ fn twice(engine: &str) {
     let mut running = folder.start(&["run", "job.yaml", "--engine", engine]);
     folder.wait_for_log(1, "sleeping");
     running.signal("INT");
-    running.wait_until_it_says("Ctrl-C again ends it at once");
+    running.wait_until_it_says("at once on a second Ctrl-C");
     running.signal("INT");
     running.end().exits(130).says("ending the trainer at once");
     assert_eq!(folder.show()["status"], "stopped");
