@@ -266,7 +266,7 @@ pub struct Registration {
     /// How many machines a training gets, as far as the pipeline says.
     pub nodes: fn(&EngineRequest) -> u32,
     /// Connects to the engine, or says why it does not answer.
-    pub connect: fn(Connection) -> LocalBoxFuture<'static, Result<Box<dyn Engine>, Error>>,
+    pub connect: fn(Connection) -> Connecting,
     /// Whether it is tried where a pipeline names none.
     pub is_tried: bool,
     /// Whether its jobs continue after the `pipe` process that started them ends.
@@ -288,7 +288,9 @@ pub struct Connection {
 }
 
 /// Connects to the engine that builds images.
-pub type ConnectImages = fn() -> LocalBoxFuture<'static, Result<Box<dyn Engine>, Error>>;
+pub type ConnectImages = fn() -> Connecting;
+
+type Connecting = LocalBoxFuture<'static, Result<Box<dyn Engine>, Error>>;
 
 /// This machine, for the checks of `pipe doctor`.
 pub struct Host {
