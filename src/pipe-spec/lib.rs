@@ -15,7 +15,7 @@ mod problem;
 pub mod run;
 mod run_folder;
 pub mod separator;
-mod step_state;
+mod stage_state;
 pub mod study;
 pub mod text;
 pub mod trainer;

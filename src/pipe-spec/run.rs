@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pipeline::{Metric, WorkKind};
 pub use crate::run_folder::{AttemptFolder, JobFolder, RunFolder, checkpoint_name};
-pub use crate::step_state::{StepState, StepStatus};
+pub use crate::stage_state::{StageState, StageStatus};
 
 /// The state of a run, `run.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub enum RunKind {
     Training(SingleRun),
     Command(SingleRun),
     /// Several of these, each in a run of its own, in the order of the file.
-    Stages(Vec<StepState>),
+    Stages(Vec<StageState>),
     /// A search: trials, each in a run of its own.
     Study(StudyState),
 }
@@ -61,7 +61,7 @@ impl RunKind {
         match self {
             Self::Training(_) => WorkKind::Training,
             Self::Command(_) => WorkKind::Command,
-            Self::Stages(_) => WorkKind::Steps,
+            Self::Stages(_) => WorkKind::Stages,
             Self::Study(_) => WorkKind::Study,
         }
     }
@@ -114,7 +114,7 @@ struct RunFile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     part_of: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    graph: Vec<StepState>,
+    graph: Vec<StageState>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     study: Option<StudyState>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -144,7 +144,7 @@ impl From<RunFile> for RunState {
             kind: match file.work {
                 WorkKind::Training => RunKind::Training(single),
                 WorkKind::Command => RunKind::Command(single),
-                WorkKind::Steps => RunKind::Stages(file.graph),
+                WorkKind::Stages => RunKind::Stages(file.graph),
                 WorkKind::Study => RunKind::Study(file.study.unwrap_or_default()),
             },
         }
@@ -321,14 +321,14 @@ impl RunState {
     }
 
     /// The stages of a pipeline that has several.
-    pub fn stages(&self) -> &[StepState] {
+    pub fn stages(&self) -> &[StageState] {
         match &self.kind {
             RunKind::Stages(stages) => stages,
             RunKind::Training(_) | RunKind::Command(_) | RunKind::Study(_) => &[],
         }
     }
 
-    pub fn stages_mut(&mut self) -> &mut [StepState] {
+    pub fn stages_mut(&mut self) -> &mut [StageState] {
         match &mut self.kind {
             RunKind::Stages(stages) => stages,
             RunKind::Training(_) | RunKind::Command(_) | RunKind::Study(_) => &mut [],

@@ -199,9 +199,9 @@ errors! {
         hint ["these settings may change: {allowed}; for others start a new run"];
     RunEnded { reason: String, code: PipeExit } => *code,
         ["{reason}"];
-    NoStep { name: String, steps: Vec<String> } => Usage,
+    NoStage { name: String, steps: Vec<String> } => Usage,
         ["there is no step {name:?}; steps: {}", steps.join(", ")];
-    StepNotDone { step: String, only: String } => Usage,
+    StageNotDone { step: String, only: String } => Usage,
         ["{only} needs {step}, which has not finished in any run that is still here"]
         hint ["run all of them once without --only, or those from {step} on: --from {step}; then --only {only}"];
     NoOutput { step: String, output: String, path: PathBuf } => TrainingFailed,
@@ -218,13 +218,13 @@ errors! {
     RunInUse { id: String, by: String } => Usage,
         ["{by}, which has not finished, reads what {id} has written"]
         hint ["wait for it, or stop it; --force removes the run anyway"];
-    HasSteps { id: String, runs: Vec<String> } => Usage,
+    HasStages { id: String, runs: Vec<String> } => Usage,
         ["{id} has several steps, each of which is a run: {}", runs.join(", ")]
         hint ["name one of them"];
     HasTrials { id: String } => Usage,
         ["{id} is a study, each trial of which is a run: {id}.0 is the first"]
         hint ["name one of them; `pipe tune status {id}` lists them"];
-    NotSteps { file: PathBuf } => Usage,
+    NotStages { file: PathBuf } => Usage,
         ["{file} has no steps", file = file.display()]
         hint ["leave --only and --from out"];
 

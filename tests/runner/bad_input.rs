@@ -91,6 +91,7 @@ fn largest_sizes() {
 }
 
 /// The processor time that `pipe` and what it starts need to succeed, however busy the machine is.
+#[allow(clippy::zombie_processes)] // wait4 below waits for it.
 fn processor_time(folder: &Folder, args: &[&str]) -> Duration {
     let child = folder.command(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let pid = child.id().cast_signed();

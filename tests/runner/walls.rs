@@ -30,6 +30,7 @@ pub fn tests(suite: &mut Suite) {
     for name in CRATES {
         suite.test(&format!("walls::no_circles::{name}"), Needs::Nothing, move || no_circles(name));
     }
+    suite.test("walls::decisions_are_pure", Needs::Nothing, decisions);
     suite.test("walls::dependencies_have_their_place", Needs::Nothing, dependencies);
     suite.test("walls::crates_meet_in_the_spec", Needs::Nothing, manifests);
     suite.test("walls::engines_are_named_in_engine_alone", Needs::Nothing, engines);
@@ -296,6 +297,22 @@ fn models() {
     }
     assert_eq!(named.len(), variants.len(), "the registries name every architecture");
     assert!(found.is_empty(), "an architecture is named outside of its folder:\n{}", found.join("\n"));
+}
+
+/// What reads a file, asks the machine, looks at the clock or waits has no place in a decision.
+const IMPURE: &[&str] =
+    &["fs", "env", "Instant", "SystemTime", "available_parallelism", "tokio", "rustix", "libc", "async", "Reporter"];
+
+fn decisions() {
+    let (mut files, mut found) = (0, Vec::new());
+    for source in sources("pipe").iter().filter(|source| source.path.starts_with("execute/decide")) {
+        files += 1;
+        for (at, line) in IMPURE.iter().flat_map(|word| source.lines_with(word)) {
+            found.push(format!("src/pipe/{}:{at}: {line}", source.path.display()));
+        }
+    }
+    assert!(files > 3, "only {files} files in execute/decide");
+    assert!(found.is_empty(), "execute/decide is not pure:\n{}", found.join("\n"));
 }
 
 /// A test file that no program has as a module would never run, nor would a program that tests/run-suites does not name.

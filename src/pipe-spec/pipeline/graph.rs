@@ -15,16 +15,16 @@ use crate::yaml::{Entry, Kind, Node, Structure};
 
 /// A pipeline of several steps that has passed every check.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Graph {
+pub struct StageGraph {
     pub name: Name,
     /// In the order of the file.
-    pub steps: Vec<GraphStep>,
+    pub steps: Vec<Stage>,
     tree: Node,
 }
 
 /// A step of a pipeline: a training or a command.
 #[derive(Clone, Debug, PartialEq)]
-pub struct GraphStep {
+pub struct Stage {
     pub name: String,
     /// The steps that must have finished before, as the file says.
     pub needs: Vec<String>,
@@ -73,7 +73,7 @@ static REFERENCE: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"(\{?)\{steps\.([A-Za-z0-9_-]+)(?:\.([A-Za-z0-9_-]+))?\}").expect("a regular expression")
 });
 
-impl Graph {
+impl StageGraph {
     /// Reads a pipeline file. Nothing where it has no `steps`.
     pub fn parse(
         text: &str,
@@ -130,7 +130,7 @@ impl Graph {
         if problems.is_empty() { Ok(Self { name, steps, tree }) } else { Err(problems.sorted()) }
     }
 
-    pub fn step(&self, name: &str) -> Option<&GraphStep> {
+    pub fn step(&self, name: &str) -> Option<&Stage> {
         self.steps.iter().find(|step| step.name == name)
     }
 
@@ -140,7 +140,7 @@ impl Graph {
     }
 }
 
-impl GraphStep {
+impl Stage {
     /// The same with the outputs of other steps where `place` says they are.
     pub fn placed(&self, place: impl Fn(&OutputRef) -> String, variables: &Variables) -> Result<Pipeline, Problems> {
         check::pipeline(&with_references(&self.tree, &place), variables, self.engines)
@@ -311,8 +311,8 @@ impl<'a> Draft<'a> {
         })
     }
 
-    fn step(&self, tree: Node, pipeline: Pipeline, all: &[Self], engines: Engines) -> GraphStep {
-        GraphStep {
+    fn step(&self, tree: Node, pipeline: Pipeline, all: &[Self], engines: Engines) -> Stage {
+        Stage {
             name: self.name.to_owned(),
             needs: self.needs.clone(),
             inputs: self.inputs.clone(),
@@ -425,9 +425,9 @@ steps:
     command: python end.py {steps.left.model} {steps.right}
 ";
 
-    fn parse(text: &str) -> Result<Graph, String> {
+    fn parse(text: &str) -> Result<StageGraph, String> {
         let variables = Variables::new(None, std::iter::empty());
-        Graph::parse(text, &[], &variables, Engines::NONE)
+        StageGraph::parse(text, &[], &variables, Engines::NONE)
             .map(|graph| graph.expect("it has steps"))
             .map_err(|problems| problems.to_string())
     }
@@ -494,6 +494,6 @@ steps:
         let empty = parse("version: 1\nname: x\nsteps: {}\n").unwrap_err();
         assert!(empty.contains("no step in it"), "{empty}");
         let variables = Variables::new(None, std::iter::empty());
-        assert_eq!(Graph::parse("version: 1\nname: x\ncommand: true\n", &[], &variables, Engines::NONE), Ok(None));
+        assert_eq!(StageGraph::parse("version: 1\nname: x\ncommand: true\n", &[], &variables, Engines::NONE), Ok(None));
     }
 }

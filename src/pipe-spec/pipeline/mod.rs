@@ -28,7 +28,7 @@ pub use container::{Container, Gpus, Image, Mount};
 pub use data::{CONVERSATION, Data, Pad, Paths};
 pub use engines::{EngineEntry, EngineRequest, EngineSection, Engines, SectionType};
 pub use file::{PipelineFile, schema};
-pub use graph::{Graph, GraphStep, OutputRef};
+pub use graph::{OutputRef, Stage, StageGraph};
 pub use memory::{Allocator, Limit, Memory};
 pub use metric::Metric;
 pub use model::{Arch, Model};

@@ -557,7 +557,7 @@ fn the_section_of_an_engine_is_checked_by_the_engine() {
     let command = "version: 1\nname: demo\ncommand: a\nfarm:\n  machines: 2\n";
     assert_eq!(problems(command), ["line 5: farm.machines: found 2; allowed: 1 for a command"]);
     let steps = "version: 1\nname: demo\nfarm: {machines: 2}\nsteps:\n  one: {command: a, farm: {machines: 1}}\n  two: {command: b}\n";
-    let got = Graph::parse(steps, &[], &variables(), ENGINES).unwrap_err().to_string();
+    let got = StageGraph::parse(steps, &[], &variables(), ENGINES).unwrap_err().to_string();
     assert_eq!(got, "line 3: steps.two.farm.machines: found 2; allowed: 1 for a command");
     let found = schema(ENGINES);
     assert_eq!(found.pointer("/properties/farm/default/machines"), Some(&serde_json::json!(1)));

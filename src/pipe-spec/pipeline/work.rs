@@ -68,7 +68,8 @@ pub enum WorkKind {
     Training,
     Command,
     /// Several of these, each in a run of its own.
-    Steps,
+    #[serde(rename = "steps")]
+    Stages,
     /// A search: trials, each in a run of its own.
     Study,
 }

@@ -218,59 +218,6 @@ fn tokens(column: &Column) -> &[i64] {
     if let Column::Tokens(tokens) = column { tokens } else { &[] }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sample(source: &[i64], label: i64) -> Sample {
-        let mask = vec![1; source.len()];
-        Sample {
-            columns: vec![
-                ("input_ids", Column::Tokens(source.to_vec())),
-                ("attention_mask", Column::Tokens(mask)),
-                ("labels", Column::Whole(label)),
-                ("x", Column::Values { shape: vec![1, 2], values: vec![label as f32, 0.5] }),
-            ],
-            targets: 1,
-        }
-    }
-
-    #[test]
-    fn pads_to_the_longest_or_to_the_given_length() {
-        let samples = [sample(&[5, 1], 3), sample(&[1], 4)];
-        let padding = Padding { column: "input_ids", with: 9, length: None, most: 7 };
-        let shape = |padding| PartShape::new(&[padding], Device::Cpu);
-        let part = shape(padding).collate(&samples).unwrap();
-        let rows = |name: &str| Vec::<Vec<i64>>::try_from(part.get(name).unwrap()).unwrap();
-        assert_eq!(
-            (rows("input_ids"), rows("attention_mask")),
-            (vec![vec![5, 1], vec![1, 9]], vec![vec![1, 1], vec![1, 0]])
-        );
-        assert_eq!(Vec::<i64>::try_from(part.get("labels").unwrap()).unwrap(), [3, 4]);
-        assert_eq!(part.get("x").unwrap().size(), [2, 1, 2]);
-        let few = |count: usize| shape(padding).in_few_lengths().lengths(&[sample(&vec![1; count], 0)]);
-        assert_eq!([few(3), few(4), few(5), few(7)], ["4", "4", "7", "7"], "no longer than any row");
-        let fixed = shape(Padding { length: Some(4), ..padding });
-        assert_eq!(fixed.collate(&samples).unwrap().get("input_ids").unwrap().size(), [2, 4]);
-        let full = |multiple| shape(padding).in_multiples_of(multiple).in_full_length().lengths(&samples);
-        assert_eq!([full(1), full(4)], ["7", "8"]);
-        let nothing = shape(padding).collate(&[sample(&[], 3), sample(&[], 4)]).unwrap();
-        assert_eq!(Vec::<Vec<i64>>::try_from(nothing.get("input_ids").unwrap()).unwrap(), [[9], [9]]);
-        assert_eq!((fixed.longest(&samples), shape(padding).longest(&samples)), (4, 2));
-        assert_eq!((fixed.lengths(&samples), shape(padding).lengths(&samples)), ("4".to_owned(), "2".to_owned()));
-    }
-
-    #[test]
-    fn few_lengths_that_are_little_longer() {
-        let all: Vec<usize> = (1..=512).map(rounded).collect();
-        assert!(all.iter().zip(1..).all(|(rounded, length)| *rounded >= length && *rounded <= length + length / 8 + 3));
-        assert_eq!([1, 25, 64, 100, 129, 500].map(rounded), [4, 28, 64, 104, 136, 512]);
-        let mut different = all;
-        different.dedup();
-        assert!(different.len() < 60, "{}", different.len());
-    }
-}
-
 /// The column with what the loss of a sample is multiplied with. Absent where every sample counts the same.
 pub const LOSS_WEIGHTS: &str = "loss_weights";
 
@@ -338,5 +285,58 @@ impl Sample {
             Column::Tokens(tokens) if !ALIGNED_COLUMNS.contains(name) => tokens.len(),
             _ => 0,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(source: &[i64], label: i64) -> Sample {
+        let mask = vec![1; source.len()];
+        Sample {
+            columns: vec![
+                ("input_ids", Column::Tokens(source.to_vec())),
+                ("attention_mask", Column::Tokens(mask)),
+                ("labels", Column::Whole(label)),
+                ("x", Column::Values { shape: vec![1, 2], values: vec![label as f32, 0.5] }),
+            ],
+            targets: 1,
+        }
+    }
+
+    #[test]
+    fn pads_to_the_longest_or_to_the_given_length() {
+        let samples = [sample(&[5, 1], 3), sample(&[1], 4)];
+        let padding = Padding { column: "input_ids", with: 9, length: None, most: 7 };
+        let shape = |padding| PartShape::new(&[padding], Device::Cpu);
+        let part = shape(padding).collate(&samples).unwrap();
+        let rows = |name: &str| Vec::<Vec<i64>>::try_from(part.get(name).unwrap()).unwrap();
+        assert_eq!(
+            (rows("input_ids"), rows("attention_mask")),
+            (vec![vec![5, 1], vec![1, 9]], vec![vec![1, 1], vec![1, 0]])
+        );
+        assert_eq!(Vec::<i64>::try_from(part.get("labels").unwrap()).unwrap(), [3, 4]);
+        assert_eq!(part.get("x").unwrap().size(), [2, 1, 2]);
+        let few = |count: usize| shape(padding).in_few_lengths().lengths(&[sample(&vec![1; count], 0)]);
+        assert_eq!([few(3), few(4), few(5), few(7)], ["4", "4", "7", "7"], "no longer than any row");
+        let fixed = shape(Padding { length: Some(4), ..padding });
+        assert_eq!(fixed.collate(&samples).unwrap().get("input_ids").unwrap().size(), [2, 4]);
+        let full = |multiple| shape(padding).in_multiples_of(multiple).in_full_length().lengths(&samples);
+        assert_eq!([full(1), full(4)], ["7", "8"]);
+        let nothing = shape(padding).collate(&[sample(&[], 3), sample(&[], 4)]).unwrap();
+        assert_eq!(Vec::<Vec<i64>>::try_from(nothing.get("input_ids").unwrap()).unwrap(), [[9], [9]]);
+        assert_eq!((fixed.longest(&samples), shape(padding).longest(&samples)), (4, 2));
+        assert_eq!((fixed.lengths(&samples), shape(padding).lengths(&samples)), ("4".to_owned(), "2".to_owned()));
+    }
+
+    #[test]
+    fn few_lengths_that_are_little_longer() {
+        let all: Vec<usize> = (1..=512).map(rounded).collect();
+        assert!(all.iter().zip(1..).all(|(rounded, length)| *rounded >= length && *rounded <= length + length / 8 + 3));
+        assert_eq!([1, 25, 64, 100, 129, 500].map(rounded), [4, 28, 64, 104, 136, 512]);
+        let mut different = all;
+        different.dedup();
+        assert!(different.len() < 60, "{}", different.len());
     }
 }

@@ -123,61 +123,6 @@ fn channels(keys: &Map<String, Value>, key: &str) -> Result<Option<[f32; 3]>, St
     serde_json::from_value(value.clone()).map(Some).map_err(|_| format!("{key}: found {value}; allowed: three numbers"))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(value: Value) -> Result<Preprocessor, String> {
-        Preprocessor::read(8, value.as_object().unwrap())
-    }
-
-    #[test]
-    fn what_the_folder_says_is_kept() {
-        let plain = Preprocessor::clip(8);
-        assert_eq!(read(json!({})), Ok(plain));
-        let cases = [
-            (
-                json!({"image_mean": [0.5, 0.5, 0.5], "size": {"shortest_edge": 8}}),
-                Preprocessor { mean: [0.5; 3], ..plain },
-            ),
-            (
-                json!({"size": 10, "crop_size": 8, "resample": 2}),
-                Preprocessor { shortest_edge: 10, resample: Filter::Bilinear, ..plain },
-            ),
-            (
-                json!({"crop_size": {"height": 8, "width": 8}, "rescale_factor": 0.5}),
-                Preprocessor { scale: 0.5, ..plain },
-            ),
-            (
-                json!({"do_normalize": false, "image_std": [9, 9, 9]}),
-                Preprocessor { mean: [0.0; 3], std: [1.0; 3], ..plain },
-            ),
-        ];
-        for (value, want) in cases {
-            assert_eq!(read(value.clone()), Ok(want), "{value}");
-            // What is written is what is read again.
-            assert_eq!(read(want.json()), Ok(want), "{value}");
-        }
-    }
-
-    #[test]
-    fn what_the_loader_does_not_do_is_refused() {
-        let cases = [
-            (json!({"image_std": [0.5, 0.5, 0]}), "image_std: found [0.5, 0.5, 0.0]"),
-            (json!({"image_mean": [0.5]}), "image_mean: found [0.5]"),
-            (json!({"crop_size": 9}), "allowed: crop_size 8"),
-            (json!({"size": 4}), "found size 4 and crop_size 8"),
-            (json!({"size": {"height": 8, "width": 8}}), "size: found"),
-            (json!({"resample": 5}), "resample: found 5"),
-            (json!({"do_center_crop": false}), "do_center_crop: found false"),
-        ];
-        for (value, text) in cases {
-            let error = read(value).unwrap_err();
-            assert!(error.contains(text), "{error}");
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     Nearest,
@@ -271,4 +216,59 @@ fn taps(from: u32, to: u32, filter: Filter) -> Vec<Taps> {
         Taps { first, weights: weights.iter().map(fixed).collect() }
     };
     (0..to).map(taps).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(value: Value) -> Result<Preprocessor, String> {
+        Preprocessor::read(8, value.as_object().unwrap())
+    }
+
+    #[test]
+    fn what_the_folder_says_is_kept() {
+        let plain = Preprocessor::clip(8);
+        assert_eq!(read(json!({})), Ok(plain));
+        let cases = [
+            (
+                json!({"image_mean": [0.5, 0.5, 0.5], "size": {"shortest_edge": 8}}),
+                Preprocessor { mean: [0.5; 3], ..plain },
+            ),
+            (
+                json!({"size": 10, "crop_size": 8, "resample": 2}),
+                Preprocessor { shortest_edge: 10, resample: Filter::Bilinear, ..plain },
+            ),
+            (
+                json!({"crop_size": {"height": 8, "width": 8}, "rescale_factor": 0.5}),
+                Preprocessor { scale: 0.5, ..plain },
+            ),
+            (
+                json!({"do_normalize": false, "image_std": [9, 9, 9]}),
+                Preprocessor { mean: [0.0; 3], std: [1.0; 3], ..plain },
+            ),
+        ];
+        for (value, want) in cases {
+            assert_eq!(read(value.clone()), Ok(want), "{value}");
+            // What is written is what is read again.
+            assert_eq!(read(want.json()), Ok(want), "{value}");
+        }
+    }
+
+    #[test]
+    fn what_the_loader_does_not_do_is_refused() {
+        let cases = [
+            (json!({"image_std": [0.5, 0.5, 0]}), "image_std: found [0.5, 0.5, 0.0]"),
+            (json!({"image_mean": [0.5]}), "image_mean: found [0.5]"),
+            (json!({"crop_size": 9}), "allowed: crop_size 8"),
+            (json!({"size": 4}), "found size 4 and crop_size 8"),
+            (json!({"size": {"height": 8, "width": 8}}), "size: found"),
+            (json!({"resample": 5}), "resample: found 5"),
+            (json!({"do_center_crop": false}), "do_center_crop: found false"),
+        ];
+        for (value, text) in cases {
+            let error = read(value).unwrap_err();
+            assert!(error.contains(text), "{error}");
+        }
+    }
 }

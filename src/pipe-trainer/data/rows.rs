@@ -110,23 +110,6 @@ fn keep(column: &mut Vec<(usize, Reverse<usize>)>) {
     column.truncate(ROWS_PER_COLUMN);
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_longest_of_every_column_however_rows_are_split() {
-        let lengths = |row: usize| [row * 7 % 1000, row * 13 % 1000];
-        let seen =
-            |rows: std::ops::Range<usize>| rows.fold(LongestRows::default(), |all, row| all.see(row, &lengths(row)));
-        let rows = seen(0..1000).rows();
-        assert_eq!(rows, seen(0..300).merge(seen(300..1000)).rows());
-        assert_eq!((lengths(rows[0])[0], lengths(rows[1])[1]), (999, 999));
-        assert!((ROWS_PER_COLUMN..=2 * ROWS_PER_COLUMN).contains(&rows.len()), "{}", rows.len());
-        assert_eq!(seen(0..3).rows().len(), 3);
-    }
-}
-
 pub type Opened = Result<Arc<dyn Source>, TrainerError>;
 
 pub struct Opener<'a> {
@@ -230,6 +213,23 @@ fn may_have_id(paths: &Paths) -> Result<bool, TrainerError> {
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_of_every_column_however_rows_are_split() {
+        let lengths = |row: usize| [row * 7 % 1000, row * 13 % 1000];
+        let seen =
+            |rows: std::ops::Range<usize>| rows.fold(LongestRows::default(), |all, row| all.see(row, &lengths(row)));
+        let rows = seen(0..1000).rows();
+        assert_eq!(rows, seen(0..300).merge(seen(300..1000)).rows());
+        assert_eq!((lengths(rows[0])[0], lengths(rows[1])[1]), (999, 999));
+        assert!((ROWS_PER_COLUMN..=2 * ROWS_PER_COLUMN).contains(&rows.len()), "{}", rows.len());
+        assert_eq!(seen(0..3).rows().len(), 3);
+    }
 }
 
 #[cfg(test)]

@@ -151,6 +151,48 @@ fn falls(before: &str, now: &str) -> bool {
     }
 }
 
+#[derive(Clone, Debug, PartialEq)]
+pub struct Standard {
+    pub mean: Vec<f64>,
+    /// 1 for a feature that never changes.
+    pub std: Vec<f64>,
+}
+
+impl Standard {
+    /// Of rows of `width` features, in several stretches.
+    pub fn of(stretches: &[&[f64]], width: usize) -> Self {
+        let rows = || stretches.iter().flat_map(|stretch| stretch.chunks_exact(width));
+        let count = rows().count().max(1) as f64;
+        let mut mean = vec![0.0; width];
+        for row in rows() {
+            mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+        }
+        mean.iter_mut().for_each(|sum| *sum /= count);
+        let mut std = vec![0.0; width];
+        let mut changes = vec![false; width];
+        let first: Vec<f64> = rows().next().map(<[f64]>::to_vec).unwrap_or_default();
+        for row in rows() {
+            for (index, value) in row.iter().enumerate() {
+                std[index] += (value - mean[index]).powi(2);
+                changes[index] |= *value != first[index];
+            }
+        }
+        for (sum, changes) in std.iter_mut().zip(changes) {
+            *sum = if changes { (*sum / count).sqrt() } else { 1.0 };
+        }
+        Self { mean, std }
+    }
+
+    pub fn apply(&self, values: &[f64]) -> Vec<f32> {
+        let width = self.mean.len();
+        let scaled = |(index, value): (usize, &f64)| {
+            let feature = index % width;
+            ((value - self.mean[feature]) / self.std[feature]) as f32
+        };
+        values.iter().enumerate().map(scaled).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,48 +250,6 @@ mod tests {
             let found = read(&number.to_string(), text, &data(fields));
             assert_eq!(found.err().as_deref(), Some(want));
         }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Standard {
-    pub mean: Vec<f64>,
-    /// 1 for a feature that never changes.
-    pub std: Vec<f64>,
-}
-
-impl Standard {
-    /// Of rows of `width` features, in several stretches.
-    pub fn of(stretches: &[&[f64]], width: usize) -> Self {
-        let rows = || stretches.iter().flat_map(|stretch| stretch.chunks_exact(width));
-        let count = rows().count().max(1) as f64;
-        let mut mean = vec![0.0; width];
-        for row in rows() {
-            mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
-        }
-        mean.iter_mut().for_each(|sum| *sum /= count);
-        let mut std = vec![0.0; width];
-        let mut changes = vec![false; width];
-        let first: Vec<f64> = rows().next().map(<[f64]>::to_vec).unwrap_or_default();
-        for row in rows() {
-            for (index, value) in row.iter().enumerate() {
-                std[index] += (value - mean[index]).powi(2);
-                changes[index] |= *value != first[index];
-            }
-        }
-        for (sum, changes) in std.iter_mut().zip(changes) {
-            *sum = if changes { (*sum / count).sqrt() } else { 1.0 };
-        }
-        Self { mean, std }
-    }
-
-    pub fn apply(&self, values: &[f64]) -> Vec<f32> {
-        let width = self.mean.len();
-        let scaled = |(index, value): (usize, &f64)| {
-            let feature = index % width;
-            ((value - self.mean[feature]) / self.std[feature]) as f32
-        };
-        values.iter().enumerate().map(scaled).collect()
     }
 }
 

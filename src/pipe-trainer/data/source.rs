@@ -179,80 +179,6 @@ fn samples_of(epochs: f64, rows: u64) -> u64 {
     (samples as u64).max(1)
 }
 
-#[cfg(test)]
-mod sample_order_tests {
-    use std::num::NonZeroU32;
-
-    use pipe_spec::pipeline::{
-        BatchSetting, Checkpointing, ClassWeights, Optimizer, Precision, Ranks, Schedule, Shard, Split,
-    };
-
-    use super::*;
-
-    fn train(effective_batch: u32, steps: Option<u64>, epochs: Option<f64>) -> Train {
-        Train {
-            epochs,
-            steps,
-            batch: BatchSetting::Fixed(NonZeroU32::MIN),
-            effective_batch,
-            split: Split::Fixed,
-            ranks: Ranks::Auto,
-            shard: Shard::None,
-            rank_timeout: NonZeroU32::MIN,
-            precision: Precision::Fp32,
-            optimizer: Optimizer::default(),
-            schedule: Schedule::default(),
-            clip: 1.0,
-            checkpointing: Checkpointing::Off,
-            dropout: None,
-            seed: 42,
-            deterministic: false,
-            cuda_graphs: true,
-            early_stop: None,
-            class_weights: ClassWeights::None,
-        }
-    }
-
-    fn all(mut order: SampleOrder) -> Vec<usize> {
-        (0..order.steps()).flat_map(|step| order.step(step)).collect()
-    }
-
-    #[test]
-    fn every_epoch_takes_every_row_once_in_another_order() {
-        let stream = all(SampleOrder::new(10, true, &train(4, None, Some(2.0))));
-        let (first, second) = stream.split_at(10);
-        for epoch in [first, second] {
-            let mut sorted = epoch.to_vec();
-            sorted.sort_unstable();
-            assert_eq!(sorted, (0..10).collect::<Vec<_>>());
-        }
-        assert_ne!(first, second);
-    }
-
-    #[test]
-    fn the_stream_does_not_depend_on_the_effective_batch_or_where_it_is_entered() {
-        let whole = all(SampleOrder::new(10, true, &train(5, None, Some(3.0))));
-        assert_eq!(whole, all(SampleOrder::new(10, true, &train(3, None, Some(3.0)))));
-        assert_eq!(SampleOrder::new(10, true, &train(5, None, Some(3.0))).step(4), whole[20..25]);
-    }
-
-    #[test]
-    fn the_order_is_fixed_for_all_time() {
-        assert_eq!(all(SampleOrder::new(8, true, &train(8, Some(1), None))), [2, 3, 7, 1, 4, 0, 5, 6]);
-        assert_eq!(all(SampleOrder::new(3, false, &train(2, Some(3), None))), [0, 1, 2, 0, 1, 2]);
-    }
-
-    #[test]
-    fn steps_and_the_smaller_last_step() {
-        let cases = [(10, 4, Some(1.0), 3, 2), (10, 5, Some(2.0), 4, 5), (30, 1, Some(0.1), 3, 1), (5, 8, None, 7, 8)];
-        for (rows, effective, epochs, steps, last) in cases {
-            let mut order = SampleOrder::new(rows, true, &train(effective, epochs.is_none().then_some(7), epochs));
-            assert_eq!(order.steps(), steps, "{rows} rows, effective batch {effective}");
-            assert_eq!(order.step(steps - 1).len(), last);
-        }
-    }
-}
-
 /// Small, because stacks count against the memory limit.
 const STACK_BYTES: usize = 1 << 20;
 
@@ -343,6 +269,80 @@ fn prepare(reader: &Reader, mut order: SampleOrder, first: u64, sender: &SyncSen
         let failed = loaded.is_err();
         if sender.send(loaded).is_err() || failed {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod sample_order_tests {
+    use std::num::NonZeroU32;
+
+    use pipe_spec::pipeline::{
+        BatchSetting, Checkpointing, ClassWeights, Optimizer, Precision, Ranks, Schedule, Shard, Split,
+    };
+
+    use super::*;
+
+    fn train(effective_batch: u32, steps: Option<u64>, epochs: Option<f64>) -> Train {
+        Train {
+            epochs,
+            steps,
+            batch: BatchSetting::Fixed(NonZeroU32::MIN),
+            effective_batch,
+            split: Split::Fixed,
+            ranks: Ranks::Auto,
+            shard: Shard::None,
+            rank_timeout: NonZeroU32::MIN,
+            precision: Precision::Fp32,
+            optimizer: Optimizer::default(),
+            schedule: Schedule::default(),
+            clip: 1.0,
+            checkpointing: Checkpointing::Off,
+            dropout: None,
+            seed: 42,
+            deterministic: false,
+            cuda_graphs: true,
+            early_stop: None,
+            class_weights: ClassWeights::None,
+        }
+    }
+
+    fn all(mut order: SampleOrder) -> Vec<usize> {
+        (0..order.steps()).flat_map(|step| order.step(step)).collect()
+    }
+
+    #[test]
+    fn every_epoch_takes_every_row_once_in_another_order() {
+        let stream = all(SampleOrder::new(10, true, &train(4, None, Some(2.0))));
+        let (first, second) = stream.split_at(10);
+        for epoch in [first, second] {
+            let mut sorted = epoch.to_vec();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..10).collect::<Vec<_>>());
+        }
+        assert_ne!(first, second);
+    }
+
+    #[test]
+    fn the_stream_does_not_depend_on_the_effective_batch_or_where_it_is_entered() {
+        let whole = all(SampleOrder::new(10, true, &train(5, None, Some(3.0))));
+        assert_eq!(whole, all(SampleOrder::new(10, true, &train(3, None, Some(3.0)))));
+        assert_eq!(SampleOrder::new(10, true, &train(5, None, Some(3.0))).step(4), whole[20..25]);
+    }
+
+    #[test]
+    fn the_order_is_fixed_for_all_time() {
+        assert_eq!(all(SampleOrder::new(8, true, &train(8, Some(1), None))), [2, 3, 7, 1, 4, 0, 5, 6]);
+        assert_eq!(all(SampleOrder::new(3, false, &train(2, Some(3), None))), [0, 1, 2, 0, 1, 2]);
+    }
+
+    #[test]
+    fn steps_and_the_smaller_last_step() {
+        let cases = [(10, 4, Some(1.0), 3, 2), (10, 5, Some(2.0), 4, 5), (30, 1, Some(0.1), 3, 1), (5, 8, None, 7, 8)];
+        for (rows, effective, epochs, steps, last) in cases {
+            let mut order = SampleOrder::new(rows, true, &train(effective, epochs.is_none().then_some(7), epochs));
+            assert_eq!(order.steps(), steps, "{rows} rows, effective batch {effective}");
+            assert_eq!(order.step(steps - 1).len(), last);
         }
     }
 }

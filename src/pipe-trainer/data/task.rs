@@ -178,37 +178,6 @@ impl Source for Subset {
     }
 }
 
-#[cfg(test)]
-mod split_tests {
-    use super::*;
-
-    fn of(counts: &[usize]) -> Vec<Option<i64>> {
-        (0i64..).zip(counts).flat_map(|(class, count)| vec![Some(class); *count]).collect()
-    }
-
-    #[test]
-    fn every_class_is_on_both_sides_where_it_can_be() {
-        for share in [0.01, 0.1, 0.5, 0.9] {
-            let classes = of(&[100, 7, 2, 1]);
-            let eval = choose(&classes, share, 3);
-            let count = |class: i64| eval.iter().filter(|row| classes[**row] == Some(class)).count();
-            assert!((1..100).contains(&count(0)) && (1..7).contains(&count(1)), "{share}");
-            assert_eq!((count(2), count(3)), (1, 0), "{share}");
-            assert!((count(0) as f64 - 100.0 * share).abs() <= 1.0, "{share}");
-        }
-    }
-
-    #[test]
-    fn the_seed_decides() {
-        let classes = vec![None; 50];
-        assert_eq!(choose(&classes, 0.2, 1), choose(&classes, 0.2, 1));
-        assert_ne!(choose(&classes, 0.2, 1), choose(&classes, 0.2, 2));
-        // For all time: a run that goes on must find the same rows.
-        assert_eq!(choose(&classes, 0.1, 42), [0, 18, 30, 45, 49]);
-        assert_eq!(choose(&[None], 0.5, 1), [] as [usize; 0]);
-    }
-}
-
 pub struct Weighted {
     source: Arc<dyn Source>,
     /// Of each class.
@@ -277,6 +246,37 @@ impl Source for Weighted {
 
     fn skipped(&self) -> u64 {
         self.source.skipped()
+    }
+}
+
+#[cfg(test)]
+mod split_tests {
+    use super::*;
+
+    fn of(counts: &[usize]) -> Vec<Option<i64>> {
+        (0i64..).zip(counts).flat_map(|(class, count)| vec![Some(class); *count]).collect()
+    }
+
+    #[test]
+    fn every_class_is_on_both_sides_where_it_can_be() {
+        for share in [0.01, 0.1, 0.5, 0.9] {
+            let classes = of(&[100, 7, 2, 1]);
+            let eval = choose(&classes, share, 3);
+            let count = |class: i64| eval.iter().filter(|row| classes[**row] == Some(class)).count();
+            assert!((1..100).contains(&count(0)) && (1..7).contains(&count(1)), "{share}");
+            assert_eq!((count(2), count(3)), (1, 0), "{share}");
+            assert!((count(0) as f64 - 100.0 * share).abs() <= 1.0, "{share}");
+        }
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        let classes = vec![None; 50];
+        assert_eq!(choose(&classes, 0.2, 1), choose(&classes, 0.2, 1));
+        assert_ne!(choose(&classes, 0.2, 1), choose(&classes, 0.2, 2));
+        // For all time: a run that goes on must find the same rows.
+        assert_eq!(choose(&classes, 0.1, 42), [0, 18, 30, 45, 49]);
+        assert_eq!(choose(&[None], 0.5, 1), [] as [usize; 0]);
     }
 }
 

@@ -68,7 +68,7 @@ impl Texts {
                 }
             }
         }
-        match self.texts.len() == before && rows.len() > 0 {
+        match self.texts.len() == before && !rows.is_empty() {
             true => Err(wrong
                 .map_or_else(
                     || rows.not_a_text(0, 0, None),

@@ -175,6 +175,9 @@ fn numbers(ids: &[u32]) -> Vec<i64> {
     ids.iter().map(|id| i64::from(*id)).collect()
 }
 
+/// The tokens of words.
+type WordMap = HashMap<Box<str>, Box<[u32]>>;
+
 /// The tokens of words that were seen.
 struct Words {
     /// The special tokens before and behind a text.
@@ -183,7 +186,7 @@ struct Words {
     /// Tokens that are found in texts before these are split into words; in lower case.
     added: Vec<String>,
     hasher: RandomState,
-    maps: [RwLock<HashMap<Box<str>, Box<[u32]>>>; MAPS],
+    maps: [RwLock<WordMap>; MAPS],
 }
 
 impl Words {

@@ -9,7 +9,7 @@ use pipe_spec::{PipeExit, RunState, Status};
 use crate::error::Error;
 use crate::execute::children;
 use crate::execute::children::watcher::Watcher;
-use crate::execute::stages::GraphWatcher;
+use crate::execute::stages::StagesWatcher;
 use crate::execute::study::{StudyView, StudyWatcher};
 use crate::input::load::{self, ParsedStudy};
 use crate::report::{Output, Reporter, say};
@@ -71,7 +71,7 @@ async fn watch(found: &Listed, reporter: Reporter, json: bool) -> Result<(), Err
 /// The runs that a run consists of, where it does nothing itself.
 enum Parts {
     None,
-    Steps(GraphWatcher),
+    Steps(StagesWatcher),
     Study(Box<(ParsedStudy, Option<Journal>, StudyWatcher)>),
 }
 
@@ -79,7 +79,7 @@ impl Parts {
     fn of(found: &Listed, json: bool) -> Result<Self, Error> {
         Ok(match found.state.work() {
             WorkKind::Training | WorkKind::Command => Self::None,
-            WorkKind::Steps => Self::Steps(GraphWatcher::new(json, &found.state)),
+            WorkKind::Stages => Self::Steps(StagesWatcher::new(json, &found.state)),
             WorkKind::Study => match load::parse_study(&found.folder().resolved(), &[])? {
                 Some(parsed) => {
                     let watcher = StudyWatcher::new(json, &found.state.id, &parsed.study, &[]);

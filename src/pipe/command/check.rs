@@ -14,7 +14,7 @@ use crate::execute::inspect::{self, ExpectedTime, Opened};
 use crate::execute::launch::placement::expected_ranks;
 use crate::execute::stages;
 use crate::input::hub::HubAccess;
-use crate::input::load::{self, Loaded, ParsedGraph, Request};
+use crate::input::load::{self, Loaded, ParsedStages, Request};
 use crate::report::{Output, Reporter, bounded, duration, print, print_json, times_ranks};
 use crate::system::interrupt::Interrupts;
 
@@ -31,9 +31,9 @@ pub fn run(options: &Options) -> Result<(), Error> {
         return check_study(options, &parsed.study);
     }
     // The problems of a file of steps are reported as those of any other file.
-    let steps = load::parse_graph(&options.file, &options.set).ok().flatten();
+    let steps = load::parse_stages(&options.file, &options.set).ok().flatten();
     let checked = match steps.as_ref().map(|parsed| stages::check_inputs(parsed, &options.file)) {
-        Some(Ok(())) => return check_steps(options, &steps.expect("it was read")),
+        Some(Ok(())) => return check_stages(options, &steps.expect("it was read")),
         Some(Err(error)) => Err(error),
         None => super::runtime()?.block_on(check(options)),
     };
@@ -75,7 +75,7 @@ fn check_study(options: &Options, study: &Study) -> Result<(), Error> {
 }
 
 /// Lists the steps, each with those before it. Their inputs are looked for when they begin: other steps may write them.
-fn check_steps(options: &Options, parsed: &ParsedGraph) -> Result<(), Error> {
+fn check_stages(options: &Options, parsed: &ParsedStages) -> Result<(), Error> {
     let steps = &parsed.graph.steps;
     if options.output.is_json() {
         let steps: Vec<Value> = steps.iter().map(|step| json!({ "name": step.name, "needs": step.needs })).collect();
@@ -110,7 +110,7 @@ async fn check(options: &Options) -> Result<Checked, Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.output);
     let Options { file, set, .. } = options;
-    load::parse_graph(file, set)?;
+    load::parse_stages(file, set)?;
     let request = Request { file: file.clone(), set: set.clone(), access: HubAccess::Check, pins: Vec::new() };
     let loaded = load::load_interruptibly(request, &reporter, &mut interrupts).await?;
     if options.no_data || loaded.pipeline.command().is_some() {

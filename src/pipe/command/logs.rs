@@ -28,7 +28,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let found = run::find(&options.run)?;
     match found.state.work() {
         WorkKind::Training | WorkKind::Command => of_run(&found, options),
-        WorkKind::Steps => of_steps(&found, options),
+        WorkKind::Stages => of_steps(&found, options),
         WorkKind::Study => Err(Error::HasTrials { id: found.state.id }),
     }
 }
@@ -37,7 +37,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 fn of_steps(found: &Listed, options: &Options) -> Result<(), Error> {
     let runs: Vec<String> = found.state.stages().iter().filter_map(|step| step.run.clone()).collect();
     if options.follow || options.attempt.is_some() {
-        return Err(Error::HasSteps { id: found.state.id.clone(), runs });
+        return Err(Error::HasStages { id: found.state.id.clone(), runs });
     }
     for run in runs {
         if !options.events {

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use pipe_spec::pipeline::{Metric, WorkKind};
-use pipe_spec::run::StepStatus;
+use pipe_spec::run::StageStatus;
 use pipe_spec::{RunState, Status};
 
 use crate::engine::{EngineJob, registry};
@@ -61,7 +61,7 @@ fn select(mut runs: Vec<Listed>, options: &Options) -> Vec<Listed> {
     if !options.trials {
         let studies: Vec<String> =
             runs.iter().filter(|run| run.state.work() == WorkKind::Study).map(|run| run.state.id.clone()).collect();
-        runs.retain(|run| !studies.iter().any(|study| run.is_step_of(study)));
+        runs.retain(|run| !studies.iter().any(|study| run.is_child_of(study)));
     }
     runs.retain(|run| options.filter.wants(&run.state));
     let limit = options.limit.unwrap_or(usize::MAX);
@@ -80,7 +80,7 @@ fn select(mut runs: Vec<Listed>, options: &Options) -> Vec<Listed> {
 
 /// The runs of steps after the run that they belong to.
 fn with_steps_below(runs: Vec<Listed>) -> Vec<Listed> {
-    let is_below = |run: &&Listed| runs.iter().any(|whole| run.is_step_of(&whole.state.id));
+    let is_below = |run: &&Listed| runs.iter().any(|whole| run.is_child_of(&whole.state.id));
     let mut ordered = Vec::new();
     for run in runs.iter().filter(|run| !is_below(run)) {
         ordered.push(run.clone());
@@ -109,14 +109,14 @@ fn print_table(runs: &[Listed]) {
         let seconds = match state.work() {
             WorkKind::Training | WorkKind::Command => state.attempts().iter().map(|attempt| attempt.seconds).sum(),
             WorkKind::Study => state.study().map_or(0.0, |study| study.seconds),
-            WorkKind::Steps => state
+            WorkKind::Stages => state
                 .stages()
                 .iter()
-                .filter(|step| step.status != StepStatus::Unchanged)
+                .filter(|step| step.status != StageStatus::Unchanged)
                 .filter_map(|step| step.seconds)
                 .sum(),
         };
-        let is_below = runs.iter().any(|whole| run.is_step_of(&whole.state.id));
+        let is_below = runs.iter().any(|whole| run.is_child_of(&whole.state.id));
         let attempts = if state.work().is_single() { state.attempts().len().to_string() } else { "-".to_owned() };
         table.row(vec![
             if is_below { format!("  {}", state.id) } else { state.id.clone() },
@@ -162,9 +162,9 @@ fn remark(run: &Listed) -> String {
         return damage.clone();
     }
     if !run.state.stages().is_empty() {
-        let of = |wanted: fn(StepStatus) -> bool| run.state.stages().iter().filter(|step| wanted(step.status)).count();
-        let done = format!("{} of {} steps done", of(StepStatus::is_done), run.state.stages().len());
-        return match of(|status| status == StepStatus::Failed) {
+        let of = |wanted: fn(StageStatus) -> bool| run.state.stages().iter().filter(|step| wanted(step.status)).count();
+        let done = format!("{} of {} steps done", of(StageStatus::is_done), run.state.stages().len());
+        return match of(|status| status == StageStatus::Failed) {
             0 => done,
             failed => format!("{done}, {failed} failed"),
         };

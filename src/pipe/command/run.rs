@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use pipe_spec::lock::LockedRepository;
-use pipe_spec::run::StepState;
+use pipe_spec::run::StageState;
 use pipe_spec::{Job, Pipeline, Status};
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ use crate::execute::single::StartMode;
 use crate::execute::stages::{self, Selection};
 use crate::execute::{Plan, drive};
 use crate::input::hub::HubAccess;
-use crate::input::load::{self, Loaded, ParsedGraph, Request};
+use crate::input::load::{self, Loaded, ParsedStages, Request};
 use crate::report::{Output, Reporter, print_json};
 use crate::run::{Listed, Run, RunChoices, list, lock, runs_folder};
 use crate::system::files::absolute;
@@ -56,12 +56,13 @@ pub fn run_and_name(mut options: Options, created: &mut Option<String>) -> Resul
 async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.output);
-    let parsed = if options.choices.job == Job::Train { load::parse_graph(&options.file, &options.set)? } else { None };
+    let parsed =
+        if options.choices.job == Job::Train { load::parse_stages(&options.file, &options.set)? } else { None };
     if let Some(parsed) = parsed {
-        return start_steps(options, parsed, created, &mut reporter, &mut interrupts).await;
+        return start_stages(options, parsed, created, &mut reporter, &mut interrupts).await;
     }
     if options.selection.only.is_some() || options.selection.from.is_some() {
-        return Err(Error::NotSteps { file: options.file.clone() });
+        return Err(Error::NotStages { file: options.file.clone() });
     }
     let load = async |pins: Vec<LockedRepository>, interrupts: &mut Interrupts| {
         let access = if options.dry_run { HubAccess::Check } else { HubAccess::Fetch };
@@ -120,9 +121,9 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
 }
 
 /// The same for a pipeline of several steps.
-async fn start_steps(
+async fn start_stages(
     options: &Options,
-    mut parsed: ParsedGraph,
+    mut parsed: ParsedStages,
     created: &mut Option<String>,
     reporter: &mut Reporter,
     interrupts: &mut Interrupts,
@@ -131,7 +132,7 @@ async fn start_steps(
         // What the command line says holds for every step.
         let of_steps = parsed.graph.steps.iter().map(|step| format!("steps.{}.engine={engine}", step.name));
         let set: Vec<String> = options.set.iter().cloned().chain(of_steps).collect();
-        if let Some(again) = load::parse_graph(&options.file, &set)? {
+        if let Some(again) = load::parse_stages(&options.file, &set)? {
             parsed = again;
         }
     }
@@ -151,8 +152,8 @@ async fn start_steps(
         }
         reporter.note(&format!("starting a new run: the file is not that of {id} ({status}) any more; what has not changed is not run again"));
     }
-    let mut state: Vec<StepState> =
-        parsed.graph.steps.iter().map(|step| StepState::new(&step.name, step.needs.clone())).collect();
+    let mut state: Vec<StageState> =
+        parsed.graph.steps.iter().map(|step| StageState::new(&step.name, step.needs.clone())).collect();
     stages::select(&parsed, &mut state, &options.selection)?;
     if options.dry_run {
         let steps = parsed.graph.steps.iter().zip(&state);
@@ -166,7 +167,7 @@ async fn start_steps(
     let wanted = first.and_then(|first| first.engine.as_deref()).filter(|_| named);
     let request = first.map(Pipeline::engine_request).unwrap_or_default();
     let engine = registry::choose(wanted, &request, reporter).await?;
-    let run = Run::create_graph(&parsed.graph, state, &parsed.text, engine.name(), options.choices)?;
+    let run = Run::create_stages(&parsed.graph, state, &parsed.text, engine.name(), options.choices)?;
     let id = run.state.id.clone();
     *created = Some(id.clone());
     if options.detach {

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::report::{
-    ResultFiles, Table, attempts_table, class_table, metrics_table, print, print_json, result_lines, speed, steps_table,
+    ResultFiles, Table, attempts_table, class_table, metrics_table, print, print_json, result_lines, speed,
+    stages_table,
 };
 use crate::run::result::{self, RankFigures};
 use crate::run::{self, Listed, Record};
@@ -74,7 +75,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
         print(&format!("left     {} (`pipe attach` continues the run)", found.left_behind.join(", ")));
     }
     if !state.stages().is_empty() {
-        print(&format!("\n{}", steps_table(state).on_stdout()));
+        print(&format!("\n{}", stages_table(state).on_stdout()));
     }
     if !state.attempts().is_empty() {
         print(&format!("\n{}", attempts_table(state).on_stdout()));

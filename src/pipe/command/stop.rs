@@ -57,7 +57,7 @@ fn signal_owner(found: &Listed, request: StopRequest, output: Output) -> Result<
         let what = match found.state.work() {
             WorkKind::Training => "the trainer",
             WorkKind::Command => "the command",
-            WorkKind::Steps => "each step that runs",
+            WorkKind::Stages => "each step that runs",
             WorkKind::Study => "each trial that runs",
         };
         let how = match request {

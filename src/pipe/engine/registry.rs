@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use futures_util::FutureExt;
-use pipe_spec::pipeline::{EngineEntry, EngineRequest, Engines, Graph, Pipeline};
+use pipe_spec::pipeline::{EngineEntry, EngineRequest, Engines, Pipeline, StageGraph};
 use pipe_spec::study::Study;
 use pipe_spec::{Problems, Variables};
 use serde_json::Value;
@@ -41,8 +41,8 @@ pub fn parse_pipeline(text: &str, overrides: &[String], variables: &Variables) -
 }
 
 /// Reads a pipeline file with `steps`; nothing where it has none.
-pub fn parse_graph(text: &str, overrides: &[String], variables: &Variables) -> Result<Option<Graph>, Problems> {
-    Graph::parse(text, overrides, variables, engines())
+pub fn parse_stages(text: &str, overrides: &[String], variables: &Variables) -> Result<Option<StageGraph>, Problems> {
+    StageGraph::parse(text, overrides, variables, engines())
 }
 
 /// Reads a study file. `read` gives the text of the pipeline file that it names.
@@ -174,7 +174,7 @@ mod tests {
             let text = std::fs::read_to_string(file).unwrap();
             let variables = Variables::new(None, std::iter::empty());
             let beside = |named: &str| std::fs::read_to_string(folder.join(named)).map_err(|error| error.to_string());
-            let result = match parse_graph(&text, &[], &variables) {
+            let result = match parse_stages(&text, &[], &variables) {
                 Ok(None) if Study::is_one(&text) => parse_study(&text, &[], beside, &variables).map(drop),
                 Ok(None) => parse_pipeline(&text, &[], &variables).map(drop),
                 steps => steps.map(drop),

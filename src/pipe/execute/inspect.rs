@@ -186,34 +186,6 @@ fn classes(split: &Split) -> String {
     text
 }
 
-#[cfg(test)]
-mod summary_tests {
-    use pipe_spec::inspection::ClassCount;
-
-    use super::*;
-
-    #[test]
-    fn everything_that_was_found_is_listed() {
-        let class = |name: &str, rows| ClassCount { name: name.to_owned(), rows };
-        let lengths = Lengths { column: "text".to_owned(), mean: 23.6, p95: 61, longest: 1280, at_limit: 0 };
-        let (lengths, classes) = (vec![lengths], vec![class("ham", 40), class("spam", 1960)]);
-        let train = Split { rows: 150_000, read: 2000, skipped: 0, lengths, classes };
-        let eval = Some(Split { rows: 1, read: 1, ..Split::default() });
-        let step_parts = Some(StepParts { samples: 128, parts: 3.125 });
-        assert_eq!(
-            summary(&Inspection { train, eval, steps: 1200, step_parts }),
-            [
-                "train  150,000 rows, 2,000 of them read",
-                "       text: 24 tokens on average, 95 % up to 61, longest 1,280",
-                "       classes: spam 1,960, ham 40",
-                "eval   1 row",
-                "steps  1,200",
-                "       128 samples a step: about 3 parts of 41 on this data",
-            ]
-        );
-    }
-}
-
 /// Texts that are cut are mentioned from this share on.
 const CUT_SHARE: f64 = 0.05;
 
@@ -280,6 +252,34 @@ fn class_warnings(train: &Split, eval: Option<&Split>) -> Vec<String> {
         }
     }
     warnings
+}
+
+#[cfg(test)]
+mod summary_tests {
+    use pipe_spec::inspection::ClassCount;
+
+    use super::*;
+
+    #[test]
+    fn everything_that_was_found_is_listed() {
+        let class = |name: &str, rows| ClassCount { name: name.to_owned(), rows };
+        let lengths = Lengths { column: "text".to_owned(), mean: 23.6, p95: 61, longest: 1280, at_limit: 0 };
+        let (lengths, classes) = (vec![lengths], vec![class("ham", 40), class("spam", 1960)]);
+        let train = Split { rows: 150_000, read: 2000, skipped: 0, lengths, classes };
+        let eval = Some(Split { rows: 1, read: 1, ..Split::default() });
+        let step_parts = Some(StepParts { samples: 128, parts: 3.125 });
+        assert_eq!(
+            summary(&Inspection { train, eval, steps: 1200, step_parts }),
+            [
+                "train  150,000 rows, 2,000 of them read",
+                "       text: 24 tokens on average, 95 % up to 61, longest 1,280",
+                "       classes: spam 1,960, ham 40",
+                "eval   1 row",
+                "steps  1,200",
+                "       128 samples a step: about 3 parts of 41 on this data",
+            ]
+        );
+    }
 }
 
 #[cfg(test)]

@@ -12,13 +12,13 @@ pub mod study;
 
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::input::load::{Loaded, ParsedGraph, ParsedStudy};
+use crate::input::load::{Loaded, ParsedStages, ParsedStudy};
 use crate::report::{Reporter, outlive_stdout};
 use crate::run::Run;
 use crate::system::interrupt::Interrupts;
 use single::StartMode;
 use single::driver::{Driver, FoundBatch};
-use stages::GraphDriver;
+use stages::StagesDriver;
 use study::StudyDriver;
 
 /// What a run consists of, loaded and checked.
@@ -26,7 +26,7 @@ pub enum Plan<'a> {
     /// A training, a command, or a search for the largest batch.
     Single { loaded: &'a Loaded, engine: Box<dyn Engine> },
     /// Several of these, each in a run of its own.
-    Stages(&'a ParsedGraph),
+    Stages(&'a ParsedStages),
     /// Trials, each in a run of its own.
     Study { parsed: &'a ParsedStudy, engine: Box<dyn Engine> },
 }
@@ -50,7 +50,7 @@ pub async fn drive(
         Plan::Single { loaded, engine } => {
             Driver::new(loaded, run, start_mode, reporter, interrupts).run(engine.as_ref()).await
         }
-        Plan::Stages(parsed) => GraphDriver::new(parsed, run, reporter, interrupts).run().await.map(|()| None),
+        Plan::Stages(parsed) => StagesDriver::new(parsed, run, reporter, interrupts).run().await.map(|()| None),
         Plan::Study { parsed, engine } => {
             let driver = StudyDriver::new(&parsed.study, &parsed.variables, run, engine, reporter, interrupts)?;
             driver.run().await.map(|()| None)

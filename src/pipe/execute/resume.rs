@@ -26,7 +26,7 @@ pub async fn resume(
 ) -> Result<Option<FoundBatch>, Error> {
     match found.state.work() {
         WorkKind::Training | WorkKind::Command => {}
-        WorkKind::Steps => return resume_steps(found, set, reporter, interrupts).await,
+        WorkKind::Stages => return resume_stages(found, set, reporter, interrupts).await,
         WorkKind::Study => return resume_study(found, set, reporter, interrupts).await,
     }
     let run = Run::take_over(found)?;
@@ -41,7 +41,7 @@ pub async fn resume(
 }
 
 /// The same for a run of several steps.
-async fn resume_steps(
+async fn resume_stages(
     found: &Listed,
     set: &[String],
     reporter: &mut Reporter,
@@ -49,11 +49,11 @@ async fn resume_steps(
 ) -> Result<Option<FoundBatch>, Error> {
     if !set.is_empty() {
         let runs = found.state.stages().iter().filter_map(|step| step.run.clone()).collect();
-        return Err(Error::HasSteps { id: found.state.id.clone(), runs });
+        return Err(Error::HasStages { id: found.state.id.clone(), runs });
     }
     let run = Run::take_over(found)?;
     let file = run.folder.resolved();
-    let Some(parsed) = load::parse_graph(&file, &[])? else { return Err(Error::NotSteps { file }) };
+    let Some(parsed) = load::parse_stages(&file, &[])? else { return Err(Error::NotStages { file }) };
     drive(run, Plan::Stages(&parsed), StartMode::Continue, reporter, interrupts).await
 }
 

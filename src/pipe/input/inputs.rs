@@ -194,38 +194,6 @@ pub fn data_hash(spec: &TrainerSpec, inputs: &Inputs) -> String {
     hasher.finalize().to_hex()[..16].to_owned()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_name_the_original() {
-        let prepared = |numbering| Prepared {
-            folder: "/home/u/.cache/pipe/data/ab".into(),
-            file: "data.jsonl".into(),
-            mounted: "/pipe/prepared/ab".into(),
-            beside: None,
-            numbering,
-        };
-        for (numbering, said, want) in [
-            (Numbering::Rows, "/pipe/prepared/ab/data.jsonl line 17: no field", "t.parquet row 17: no field"),
-            (Numbering::Rows, "/home/u/.cache/pipe/data/ab/data.jsonl line 3: x", "t.parquet row 3: x"),
-            (Numbering::Rows, "/pipe/prepared/ab/data.jsonl: the file is empty", "t.parquet: the file is empty"),
-            (Numbering::SameLines, "/pipe/prepared/ab/data.jsonl line 17: no", "t.parquet line 17: no"),
-            (Numbering::RowsAfterHeader, "/pipe/prepared/ab/data.jsonl line 17: no", "t.parquet row 16: no"),
-            (Numbering::RowsAfterHeader, "/pipe/prepared/ab/data.jsonl line 1: no", "t.parquet: no"),
-            (
-                Numbering::Rows,
-                "/pipe/prepared/ab/data.jsonl line 2: the picture /pipe/prepared/ab/pictures/0000/2.png: bad",
-                "t.parquet row 2: the picture /home/u/.cache/pipe/data/ab/pictures/0000/2.png: bad",
-            ),
-            (Numbering::Rows, "nothing of it", "nothing of it"),
-        ] {
-            assert_eq!(prepared(numbering).with_original(said, "t.parquet"), want);
-        }
-    }
-}
-
 /// Of a model's config.json.
 const MAX_BYTES: u64 = 16 << 20;
 
@@ -258,4 +226,36 @@ pub fn named_paths(command: &Command, variables: &Variables) -> BTreeSet<PathBuf
         }
     }
     paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_original() {
+        let prepared = |numbering| Prepared {
+            folder: "/home/u/.cache/pipe/data/ab".into(),
+            file: "data.jsonl".into(),
+            mounted: "/pipe/prepared/ab".into(),
+            beside: None,
+            numbering,
+        };
+        for (numbering, said, want) in [
+            (Numbering::Rows, "/pipe/prepared/ab/data.jsonl line 17: no field", "t.parquet row 17: no field"),
+            (Numbering::Rows, "/home/u/.cache/pipe/data/ab/data.jsonl line 3: x", "t.parquet row 3: x"),
+            (Numbering::Rows, "/pipe/prepared/ab/data.jsonl: the file is empty", "t.parquet: the file is empty"),
+            (Numbering::SameLines, "/pipe/prepared/ab/data.jsonl line 17: no", "t.parquet line 17: no"),
+            (Numbering::RowsAfterHeader, "/pipe/prepared/ab/data.jsonl line 17: no", "t.parquet row 16: no"),
+            (Numbering::RowsAfterHeader, "/pipe/prepared/ab/data.jsonl line 1: no", "t.parquet: no"),
+            (
+                Numbering::Rows,
+                "/pipe/prepared/ab/data.jsonl line 2: the picture /pipe/prepared/ab/pictures/0000/2.png: bad",
+                "t.parquet row 2: the picture /home/u/.cache/pipe/data/ab/pictures/0000/2.png: bad",
+            ),
+            (Numbering::Rows, "nothing of it", "nothing of it"),
+        ] {
+            assert_eq!(prepared(numbering).with_original(said, "t.parquet"), want);
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{Graph, MAX_FILE_BYTES, Pipeline, Training};
+use pipe_spec::pipeline::{MAX_FILE_BYTES, Pipeline, StageGraph, Training};
 use pipe_spec::study::Study;
 use pipe_spec::{Lock, Problems, Variables};
 use serde_json::{Map, Value};
@@ -70,17 +70,17 @@ fn invalid(path: &Path, problems: Problems) -> Error {
 }
 
 /// A pipeline of several steps, with the text it was read from.
-pub struct ParsedGraph {
-    pub graph: Graph,
+pub struct ParsedStages {
+    pub graph: StageGraph,
     pub text: String,
     pub variables: Variables,
 }
 
 /// The same for a file with `steps`; nothing where it has none.
-pub fn parse_graph(file: &Path, set: &[String]) -> Result<Option<ParsedGraph>, Error> {
+pub fn parse_stages(file: &Path, set: &[String]) -> Result<Option<ParsedStages>, Error> {
     let (text, variables) = (text(file)?, variables());
-    let graph = registry::parse_graph(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
-    Ok(graph.map(|graph| ParsedGraph { graph, text, variables }))
+    let graph = registry::parse_stages(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
+    Ok(graph.map(|graph| ParsedStages { graph, text, variables }))
 }
 
 /// A study, with the text it was read from.

@@ -122,7 +122,7 @@ fn first_line(text: &str) -> Option<&str> {
 }
 
 /// The steps of a run of several, with what each waits for or where it was done.
-pub fn steps_table(state: &RunState) -> Table {
+pub fn stages_table(state: &RunState) -> Table {
     let mut table = Table::new(&["step", "status", "time", "after", "run"]);
     for step in state.stages() {
         let needs = if step.needs.is_empty() { "-".to_owned() } else { step.needs.join(", ") };

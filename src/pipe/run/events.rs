@@ -100,50 +100,6 @@ impl EventLog {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use pipe_spec::event::{Step, Warning};
-
-    use super::*;
-
-    fn step(seq: u64, step: u64) -> Event {
-        let kind = EventKind::Step(Step { step, loss: 1.0, tokens: 1, ms: 1.0, ..Step::default() });
-        Event { seq, ts: 0.0, kind }
-    }
-
-    #[test]
-    fn each_event_and_each_step_once() {
-        let folder = RunFolder::new(std::env::temp_dir().join(format!("pipe-events-{}", std::process::id())));
-        std::fs::create_dir_all(folder.path()).unwrap();
-        let mut log = EventLog::open(&folder).unwrap();
-        log.begin_attempt(1);
-        for event in [step(1, 1), step(2, 2), step(2, 2), step(1, 1), step(3, 3)] {
-            log.record(event).unwrap();
-        }
-        log.begin_attempt(2);
-        let warning = Event { seq: 1, ts: 0.0, kind: EventKind::Warning(Warning { message: "again".into() }) };
-        for event in [warning, step(2, 3), step(3, 4)] {
-            log.record(event).unwrap();
-        }
-        let text = std::fs::read_to_string(folder.events()).unwrap();
-        let recorded: Vec<RecordedEvent> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let seen: Vec<(u32, u64)> = recorded.iter().map(|event| (event.attempt, event.event.seq)).collect();
-        assert_eq!(seen, [(1, 1), (1, 2), (1, 3), (2, 1), (2, 3)]);
-
-        // Killed in the middle of a line, and read again from the beginning of the attempt.
-        std::fs::write(folder.events(), format!("{text}{{\"attempt\":2,\"seq\":4,\"ty")).unwrap();
-        let mut log = EventLog::open(&folder).unwrap();
-        log.begin_attempt(2);
-        for event in [step(2, 3), step(3, 4), step(4, 5)] {
-            log.record(event).unwrap();
-        }
-        let again = std::fs::read_to_string(folder.events()).unwrap();
-        assert!(again.starts_with(&text), "{again}");
-        assert_eq!(again.lines().count(), 6);
-        std::fs::remove_dir_all(folder.path()).unwrap();
-    }
-}
-
 pub struct Follow {
     path: PathBuf,
     written_by: Writer,
@@ -247,42 +203,6 @@ impl Follow {
     }
 }
 
-#[cfg(test)]
-mod follow_tests {
-    use super::*;
-
-    #[test]
-    fn lines_come_when_they_are_whole() {
-        let path = std::env::temp_dir().join(format!("pipe-follow-{}", std::process::id()));
-        let mut follow = Follow::new(path.clone());
-        assert!(follow.lines().unwrap().is_empty());
-        for (text, want) in [("one\ntw", vec!["one"]), ("one\ntwo\n", vec!["two"]), ("one\ntwo\n", vec![])] {
-            std::fs::write(&path, text).unwrap();
-            assert_eq!(follow.lines().unwrap(), want);
-        }
-        std::fs::remove_file(&path).unwrap();
-    }
-
-    #[test]
-    fn an_endless_line_is_left_out() {
-        let path = std::env::temp_dir().join(format!("pipe-follow-endless-{}", std::process::id()));
-        let endless = "x".repeat(Follow::MAX_LINE + Follow::MAX_LINE / 2);
-        std::fs::write(&path, format!("first\n{endless}\nlast\n")).unwrap();
-        let mut follow = Follow::of_job(path.clone());
-        let mut lines = Vec::new();
-        loop {
-            let more = follow.lines().unwrap();
-            assert!(follow.partial.len() <= Follow::MAX_LINE);
-            if more.is_empty() {
-                break;
-            }
-            lines.extend(more);
-        }
-        assert_eq!(lines, ["first", "last"]);
-        std::fs::remove_file(&path).unwrap();
-    }
-}
-
 /// Finds such lines in the log of one attempt.
 pub struct Repeated {
     /// Whether the job is our trainer. A command of the user may write what it likes.
@@ -336,6 +256,86 @@ fn repeats_an_event(line: &str) -> bool {
         }
         ["INFO", "step", step, "evaluation", "loss", loss] => is_step(step) && is_number(loss),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::event::{Step, Warning};
+
+    use super::*;
+
+    fn step(seq: u64, step: u64) -> Event {
+        let kind = EventKind::Step(Step { step, loss: 1.0, tokens: 1, ms: 1.0, ..Step::default() });
+        Event { seq, ts: 0.0, kind }
+    }
+
+    #[test]
+    fn each_event_and_each_step_once() {
+        let folder = RunFolder::new(std::env::temp_dir().join(format!("pipe-events-{}", std::process::id())));
+        std::fs::create_dir_all(folder.path()).unwrap();
+        let mut log = EventLog::open(&folder).unwrap();
+        log.begin_attempt(1);
+        for event in [step(1, 1), step(2, 2), step(2, 2), step(1, 1), step(3, 3)] {
+            log.record(event).unwrap();
+        }
+        log.begin_attempt(2);
+        let warning = Event { seq: 1, ts: 0.0, kind: EventKind::Warning(Warning { message: "again".into() }) };
+        for event in [warning, step(2, 3), step(3, 4)] {
+            log.record(event).unwrap();
+        }
+        let text = std::fs::read_to_string(folder.events()).unwrap();
+        let recorded: Vec<RecordedEvent> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let seen: Vec<(u32, u64)> = recorded.iter().map(|event| (event.attempt, event.event.seq)).collect();
+        assert_eq!(seen, [(1, 1), (1, 2), (1, 3), (2, 1), (2, 3)]);
+
+        // Killed in the middle of a line, and read again from the beginning of the attempt.
+        std::fs::write(folder.events(), format!("{text}{{\"attempt\":2,\"seq\":4,\"ty")).unwrap();
+        let mut log = EventLog::open(&folder).unwrap();
+        log.begin_attempt(2);
+        for event in [step(2, 3), step(3, 4), step(4, 5)] {
+            log.record(event).unwrap();
+        }
+        let again = std::fs::read_to_string(folder.events()).unwrap();
+        assert!(again.starts_with(&text), "{again}");
+        assert_eq!(again.lines().count(), 6);
+        std::fs::remove_dir_all(folder.path()).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod follow_tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_when_they_are_whole() {
+        let path = std::env::temp_dir().join(format!("pipe-follow-{}", std::process::id()));
+        let mut follow = Follow::new(path.clone());
+        assert!(follow.lines().unwrap().is_empty());
+        for (text, want) in [("one\ntw", vec!["one"]), ("one\ntwo\n", vec!["two"]), ("one\ntwo\n", vec![])] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(follow.lines().unwrap(), want);
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn an_endless_line_is_left_out() {
+        let path = std::env::temp_dir().join(format!("pipe-follow-endless-{}", std::process::id()));
+        let endless = "x".repeat(Follow::MAX_LINE + Follow::MAX_LINE / 2);
+        std::fs::write(&path, format!("first\n{endless}\nlast\n")).unwrap();
+        let mut follow = Follow::of_job(path.clone());
+        let mut lines = Vec::new();
+        loop {
+            let more = follow.lines().unwrap();
+            assert!(follow.partial.len() <= Follow::MAX_LINE);
+            if more.is_empty() {
+                break;
+            }
+            lines.extend(more);
+        }
+        assert_eq!(lines, ["first", "last"]);
+        std::fs::remove_file(&path).unwrap();
     }
 }
 

@@ -80,7 +80,7 @@ impl Listed {
     }
 
     /// Whether it is a step of the run with this id. Of one that is just being made only its name tells.
-    pub fn is_step_of(&self, whole: &str) -> bool {
+    pub fn is_child_of(&self, whole: &str) -> bool {
         self.state.id.strip_prefix(whole).is_some_and(|rest| rest.starts_with('.'))
     }
 
@@ -148,7 +148,7 @@ pub fn list() -> Result<Vec<Listed>, Error> {
 /// The runs of this list that are steps of the run `whole`, in the order of its file.
 pub fn steps_of<'a>(all: &'a [Listed], whole: &RunState) -> Vec<&'a Listed> {
     let place = |run: &&Listed| whole.stages().iter().position(|step| step.run.as_ref() == Some(&run.state.id));
-    let mut steps: Vec<&Listed> = all.iter().filter(|run| run.is_step_of(&whole.id)).collect();
+    let mut steps: Vec<&Listed> = all.iter().filter(|run| run.is_child_of(&whole.id)).collect();
     steps.sort_by_key(place);
     steps
 }
@@ -159,7 +159,7 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
     let none = || Error::NoRun { wanted: wanted.to_owned(), runs: runs_folder() };
     if wanted == "latest" {
         // Steps began after the run that they belong to.
-        let is_whole = |run: &Listed| !all.iter().any(|other| run.is_step_of(&other.state.id));
+        let is_whole = |run: &Listed| !all.iter().any(|other| run.is_child_of(&other.state.id));
         return all.iter().find(|run| is_whole(run)).cloned().ok_or_else(none);
     }
     if let Some(exact) = all.iter().find(|run| run.state.id == wanted) {
@@ -168,7 +168,7 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
     let mut matches: Vec<Listed> = all.into_iter().filter(|run| run.state.id.starts_with(wanted)).collect();
     // The beginning of a run's id is also that of its steps'.
     let ids: Vec<String> = matches.iter().map(|run| run.state.id.clone()).collect();
-    matches.retain(|run| !ids.iter().any(|whole| run.is_step_of(whole)));
+    matches.retain(|run| !ids.iter().any(|whole| run.is_child_of(whole)));
     match matches.len() {
         0 => Err(none()),
         1 => Ok(matches.remove(0)),
@@ -184,38 +184,11 @@ pub fn find_single(wanted: &str) -> Result<Listed, Error> {
     let found = find(wanted)?;
     match found.state.work() {
         WorkKind::Training | WorkKind::Command => Ok(found),
-        WorkKind::Steps => {
+        WorkKind::Stages => {
             let runs = found.state.stages().iter().filter_map(|step| step.run.clone()).collect();
-            Err(Error::HasSteps { id: found.state.id, runs })
+            Err(Error::HasStages { id: found.state.id, runs })
         }
         WorkKind::Study => Err(Error::HasTrials { id: found.state.id }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::system::files::write_json;
-
-    #[test]
-    fn a_run_is_what_its_state_and_its_owner_say() {
-        let folder = RunFolder::new(std::env::temp_dir().join(format!("pipe-listed-{}", std::process::id())));
-        std::fs::create_dir_all(folder.path()).unwrap();
-        let status = || Listed::read(folder.path()).unwrap().state.status;
-        for (written, alone, owned) in [
-            (Status::Running, Status::Orphaned, Status::Running),
-            (Status::Stopped, Status::Stopped, Status::Running),
-            (Status::Failed, Status::Failed, Status::Running),
-            (Status::Finished, Status::Finished, Status::Finished),
-        ] {
-            let state = RunState { status: written, ..RunState::new("x", "x", "toy") };
-            write_json(&folder.state(), &state).unwrap();
-            assert_eq!(status(), alone);
-            let owner = Owner::take(&folder, "x").unwrap();
-            assert_eq!(status(), owned);
-            drop(owner);
-        }
-        std::fs::remove_dir_all(folder.path()).unwrap();
     }
 }
 
@@ -292,6 +265,33 @@ fn date(text: &str) -> Option<f64> {
     let [year, month, day] = parts[..] else { return None };
     let date = Date::new(year.parse().ok()?, month.parse().ok()?, day.parse().ok()?).ok()?;
     Some(date.to_zoned(TimeZone::UTC).ok()?.timestamp().as_second() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::files::write_json;
+
+    #[test]
+    fn a_run_is_what_its_state_and_its_owner_say() {
+        let folder = RunFolder::new(std::env::temp_dir().join(format!("pipe-listed-{}", std::process::id())));
+        std::fs::create_dir_all(folder.path()).unwrap();
+        let status = || Listed::read(folder.path()).unwrap().state.status;
+        for (written, alone, owned) in [
+            (Status::Running, Status::Orphaned, Status::Running),
+            (Status::Stopped, Status::Stopped, Status::Running),
+            (Status::Failed, Status::Failed, Status::Running),
+            (Status::Finished, Status::Finished, Status::Finished),
+        ] {
+            let state = RunState { status: written, ..RunState::new("x", "x", "toy") };
+            write_json(&folder.state(), &state).unwrap();
+            assert_eq!(status(), alone);
+            let owner = Owner::take(&folder, "x").unwrap();
+            assert_eq!(status(), owned);
+            drop(owner);
+        }
+        std::fs::remove_dir_all(folder.path()).unwrap();
+    }
 }
 
 #[cfg(test)]

@@ -14,9 +14,9 @@ pub mod result;
 use std::io::ErrorKind::StorageFull;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Graph, Pipeline, Work};
+use pipe_spec::pipeline::{Pipeline, StageGraph, Work};
 pub use pipe_spec::run::RunChoices;
-use pipe_spec::run::{RunKind, SingleRun, StepState, StudyState};
+use pipe_spec::run::{RunKind, SingleRun, StageState, StudyState};
 use pipe_spec::study::Study;
 use pipe_spec::{RunFolder, RunState, Status};
 
@@ -57,7 +57,7 @@ impl Run {
     }
 
     /// The run of a step, or of a trial, of the run `part_of`. Its id is known beforehand, so that there is one such run at most.
-    pub fn create_step(
+    pub fn create_child(
         pipeline: &Pipeline,
         step: &str,
         part_of: &str,
@@ -67,15 +67,15 @@ impl Run {
         let text = pipeline.to_yaml();
         let state = RunState {
             part_of: Some(part_of.to_owned()),
-            ..state_of(step_id(part_of, step), pipeline, engine, choices)
+            ..state_of(child_id(part_of, step), pipeline, engine, choices)
         };
         Self::create_with(&absolute(&runs_folder()), &text, &text, state)
     }
 
     /// The run of all steps of a pipeline, whose file said `text`.
-    pub fn create_graph(
-        graph: &Graph,
-        stages: Vec<StepState>,
+    pub fn create_stages(
+        graph: &StageGraph,
+        stages: Vec<StageState>,
         text: &str,
         engine: &str,
         choices: RunChoices,
@@ -182,7 +182,7 @@ fn for_children(choices: RunChoices) -> RunChoices {
 }
 
 /// The id of the run that does a step, or a trial, of the run `part_of`.
-pub fn step_id(part_of: &str, step: &str) -> String {
+pub fn child_id(part_of: &str, step: &str) -> String {
     format!("{part_of}.{step}")
 }
 
@@ -207,21 +207,6 @@ fn new_id(name: &str) -> String {
     };
     let when = iso(at).replace(['-', ':', 'Z'], "").replace('T', "-");
     format!("{name}-{when}-{letters}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_differ_and_sort_by_time() {
-        let ids: Vec<String> = (0..50).map(|_| new_id("demo")).collect();
-        let mut distinct = ids.clone();
-        distinct.sort();
-        distinct.dedup();
-        assert!(distinct.len() > 45, "{ids:?}");
-        assert!(ids.iter().all(|id| id.len() == "demo-20261115-014500-abcd".len()), "{ids:?}");
-    }
 }
 
 /// Bytes: many times what `run.json` takes.
@@ -249,5 +234,20 @@ impl Reserve {
 impl Drop for Reserve {
     fn drop(&mut self) {
         self.give_up();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_and_sort_by_time() {
+        let ids: Vec<String> = (0..50).map(|_| new_id("demo")).collect();
+        let mut distinct = ids.clone();
+        distinct.sort();
+        distinct.dedup();
+        assert!(distinct.len() > 45, "{ids:?}");
+        assert!(ids.iter().all(|id| id.len() == "demo-20261115-014500-abcd".len()), "{ids:?}");
     }
 }

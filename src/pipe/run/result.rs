@@ -73,6 +73,54 @@ fn evaluation(eval: &Eval) -> Evaluation {
     Evaluation { step: eval.step, metrics }
 }
 
+/// Bytes that are read of a file: pictures included, one has a tenth of that.
+const LIMIT: u64 = 8 << 20;
+
+/// Those of the evaluation of the exported model: the best by `save.best`, else the last. Absent where no attempt wrote any.
+/// The events say which is the best: of a run that has not ended, the state does not know it yet.
+pub fn of_model(folder: &RunFolder, state: &RunState, history: &History) -> Option<EvaluationDetails> {
+    let known = state.result().filter(|known| known.save_best.is_some());
+    let best = known.and_then(|known| result(history, known).best);
+    let best = best.and_then(|best| newest(folder, state, JobFolder::BEST_EVALUATION, Some(best.step)));
+    best.or_else(|| newest(folder, state, JobFolder::EVALUATION, None))
+}
+
+/// Of the last attempt that has such a file, of the evaluation after `step` where one is given.
+fn newest(folder: &RunFolder, state: &RunState, name: &str, step: Option<u64>) -> Option<EvaluationDetails> {
+    let mut attempts = state.attempts().iter().rev();
+    attempts.find_map(|attempt| {
+        let bytes = job_file::read(folder.attempt(attempt.number).job().path(), name, LIMIT).ok()?;
+        let details: EvaluationDetails = serde_json::from_slice(&bytes).ok()?;
+        (!details.is_empty() && step.is_none_or(|step| step == details.step)).then_some(details)
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RankFigures {
+    /// Bytes.
+    pub peak: u64,
+    /// Milliseconds of the median step, without waiting for the others.
+    pub ms: f64,
+}
+
+/// Of each of several ranks in the steps of the last attempt that had as many; none of one.
+pub fn figures(steps: &[Step]) -> Vec<RankFigures> {
+    let count = steps.last().map_or(0, |step| step.ranks.len());
+    let steps: Vec<&Step> = steps.iter().rev().take_while(|step| step.ranks.len() == count).collect();
+    let of = |rank: usize| {
+        let mut times: Vec<f64> = steps.iter().map(|step| step.ranks[rank].ms).collect();
+        times.sort_by(f64::total_cmp);
+        let peak = steps.iter().map(|step| step.ranks[rank].peak).max().unwrap_or(0);
+        RankFigures { peak, ms: times[times.len() / 2] }
+    };
+    (0..count).map(of).collect()
+}
+
+/// The rank that took longest.
+pub fn slowest(ranks: &[RankFigures]) -> Option<usize> {
+    (0..ranks.len()).max_by(|a, b| ranks[*a].ms.total_cmp(&ranks[*b].ms))
+}
+
 #[cfg(test)]
 mod tests {
     use pipe_spec::event::{BestEval, Finished};
@@ -115,28 +163,6 @@ mod tests {
         let empty = result(&History::default(), &RunResult::default());
         assert_eq!((empty.metric.as_deref(), empty.value, steps(&empty)), (Some("loss"), None, [None; 3]));
     }
-}
-
-/// Bytes that are read of a file: pictures included, one has a tenth of that.
-const LIMIT: u64 = 8 << 20;
-
-/// Those of the evaluation of the exported model: the best by `save.best`, else the last. Absent where no attempt wrote any.
-/// The events say which is the best: of a run that has not ended, the state does not know it yet.
-pub fn of_model(folder: &RunFolder, state: &RunState, history: &History) -> Option<EvaluationDetails> {
-    let known = state.result().filter(|known| known.save_best.is_some());
-    let best = known.and_then(|known| result(history, known).best);
-    let best = best.and_then(|best| newest(folder, state, JobFolder::BEST_EVALUATION, Some(best.step)));
-    best.or_else(|| newest(folder, state, JobFolder::EVALUATION, None))
-}
-
-/// Of the last attempt that has such a file, of the evaluation after `step` where one is given.
-fn newest(folder: &RunFolder, state: &RunState, name: &str, step: Option<u64>) -> Option<EvaluationDetails> {
-    let mut attempts = state.attempts().iter().rev();
-    attempts.find_map(|attempt| {
-        let bytes = job_file::read(folder.attempt(attempt.number).job().path(), name, LIMIT).ok()?;
-        let details: EvaluationDetails = serde_json::from_slice(&bytes).ok()?;
-        (!details.is_empty() && step.is_none_or(|step| step == details.step)).then_some(details)
-    })
 }
 
 #[cfg(test)]
@@ -184,32 +210,6 @@ mod evaluation_tests {
         assert_eq!(step(&state, &history), Some(8));
         std::fs::remove_dir_all(folder.path()).unwrap();
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct RankFigures {
-    /// Bytes.
-    pub peak: u64,
-    /// Milliseconds of the median step, without waiting for the others.
-    pub ms: f64,
-}
-
-/// Of each of several ranks in the steps of the last attempt that had as many; none of one.
-pub fn figures(steps: &[Step]) -> Vec<RankFigures> {
-    let count = steps.last().map_or(0, |step| step.ranks.len());
-    let steps: Vec<&Step> = steps.iter().rev().take_while(|step| step.ranks.len() == count).collect();
-    let of = |rank: usize| {
-        let mut times: Vec<f64> = steps.iter().map(|step| step.ranks[rank].ms).collect();
-        times.sort_by(f64::total_cmp);
-        let peak = steps.iter().map(|step| step.ranks[rank].peak).max().unwrap_or(0);
-        RankFigures { peak, ms: times[times.len() / 2] }
-    };
-    (0..count).map(of).collect()
-}
-
-/// The rank that took longest.
-pub fn slowest(ranks: &[RankFigures]) -> Option<usize> {
-    (0..ranks.len()).max_by(|a, b| ranks[*a].ms.total_cmp(&ranks[*b].ms))
 }
 
 #[cfg(test)]

@@ -154,37 +154,6 @@ pub fn unix_now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn passed(gpu: &Passthrough) -> (HostConfig, Vec<String>) {
-        let (mut host, mut mounts, mut env) = (HostConfig::default(), Vec::new(), Vec::new());
-        pass_through(gpu, &mut host, &mut mounts, &mut env, |_, _, _| Mount::default());
-        (host, env)
-    }
-
-    #[test]
-    fn every_way_passes_several_cards() {
-        let devices = ["nvidia.com/gpu=0", "nvidia.com/gpu=1"].map(str::to_owned).to_vec();
-        let (host, _) = passed(&Passthrough::Cdi { devices: devices.clone() });
-        let requests = host.device_requests.unwrap();
-        assert_eq!((requests.len(), requests[0].device_ids.as_ref()), (1, Some(&devices)));
-        let (host, env) = passed(&Passthrough::NvidiaRuntime { visible: "0,1".to_owned() });
-        assert_eq!(host.runtime.as_deref(), Some("nvidia"));
-        assert!(env.contains(&"NVIDIA_VISIBLE_DEVICES=0,1".to_owned()), "{env:?}");
-        let files = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1"].map(str::to_owned).to_vec();
-        let plain = |visible: Option<&str>| Passthrough::Devices {
-            devices: files.clone(),
-            libraries: Vec::new(),
-            visible: visible.map(str::to_owned),
-        };
-        let (host, env) = passed(&plain(Some("0,1")));
-        assert_eq!((host.devices.unwrap().len(), env), (3, vec!["CUDA_VISIBLE_DEVICES=0,1".to_owned()]));
-        assert_eq!(passed(&plain(None)).1, Vec::<String>::new());
-    }
-}
-
 /// The lines at the end of a log that are read again.
 const LAST_LINES: &str = "200";
 
@@ -262,5 +231,36 @@ impl JobHandle for ContainerJob {
 
     async fn remove(&mut self) -> Result<(), Error> {
         remove_container(&self.docker, &self.id).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passed(gpu: &Passthrough) -> (HostConfig, Vec<String>) {
+        let (mut host, mut mounts, mut env) = (HostConfig::default(), Vec::new(), Vec::new());
+        pass_through(gpu, &mut host, &mut mounts, &mut env, |_, _, _| Mount::default());
+        (host, env)
+    }
+
+    #[test]
+    fn every_way_passes_several_cards() {
+        let devices = ["nvidia.com/gpu=0", "nvidia.com/gpu=1"].map(str::to_owned).to_vec();
+        let (host, _) = passed(&Passthrough::Cdi { devices: devices.clone() });
+        let requests = host.device_requests.unwrap();
+        assert_eq!((requests.len(), requests[0].device_ids.as_ref()), (1, Some(&devices)));
+        let (host, env) = passed(&Passthrough::NvidiaRuntime { visible: "0,1".to_owned() });
+        assert_eq!(host.runtime.as_deref(), Some("nvidia"));
+        assert!(env.contains(&"NVIDIA_VISIBLE_DEVICES=0,1".to_owned()), "{env:?}");
+        let files = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1"].map(str::to_owned).to_vec();
+        let plain = |visible: Option<&str>| Passthrough::Devices {
+            devices: files.clone(),
+            libraries: Vec::new(),
+            visible: visible.map(str::to_owned),
+        };
+        let (host, env) = passed(&plain(Some("0,1")));
+        assert_eq!((host.devices.unwrap().len(), env), (3, vec!["CUDA_VISIBLE_DEVICES=0,1".to_owned()]));
+        assert_eq!(passed(&plain(None)).1, Vec::<String>::new());
     }
 }

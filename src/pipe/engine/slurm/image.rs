@@ -153,43 +153,6 @@ fn refuse(runtime: ContainerRuntime, image: &Image, can_be_had: bool, missing: O
     Err(Error::JobRefused { engine: super::NAME, said, hint: hint.to_owned() })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_image_that_jobs_cannot_get_is_refused() {
-        use ContainerRuntime::{Apptainer, Charliecloud, None as NoRuntime, Pyxis};
-        let (file, name) = (Image::Dockerfile("x/Dockerfile".to_owned()), Image::Existing("x:1".to_owned()));
-        let absent = Some("no socket");
-        for (runtime, image, can_be_had, missing, want) in [
-            (Charliecloud, &file, true, None, Ok(())),
-            (Apptainer, &file, true, absent, Ok(())),
-            (Charliecloud, &name, true, None, Ok(())),
-            (Apptainer, &name, false, absent, Ok(())),
-            (Pyxis, &name, false, None, Ok(())),
-            (NoRuntime, &file, true, None, Err("slurm.containers: none")),
-            (NoRuntime, &name, false, absent, Err("slurm.containers: none")),
-            (
-                Pyxis,
-                &file,
-                false,
-                absent,
-                Err("x/Dockerfile cannot be built: no container engine answers here (no socket)"),
-            ),
-            (Charliecloud, &name, false, None, Err("does not have x:1")),
-            (Charliecloud, &name, false, absent, Err("no container engine answers here (no socket)")),
-        ] {
-            let got = refuse(runtime, image, can_be_had, missing);
-            match (&got, want) {
-                (Ok(()), Ok(())) => {}
-                (Err(Error::JobRefused { said, .. }), Err(want)) => assert!(said.contains(want), "{said}"),
-                _ => panic!("{} {image:?}: {got:?}", runtime.name()),
-            }
-        }
-    }
-}
-
 const ROOT: &str = "root";
 const RECORD: &str = "image.json";
 const MAX_RECORD_BYTES: u64 = 1 << 20;
@@ -298,6 +261,43 @@ fn images_folder() -> Result<PathBuf, Error> {
 fn file_name(id: &str) -> String {
     let hash = id.rsplit(':').next().unwrap_or_default();
     hash.chars().filter(char::is_ascii_alphanumeric).take(NAME_LENGTH).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_jobs_cannot_get_is_refused() {
+        use ContainerRuntime::{Apptainer, Charliecloud, None as NoRuntime, Pyxis};
+        let (file, name) = (Image::Dockerfile("x/Dockerfile".to_owned()), Image::Existing("x:1".to_owned()));
+        let absent = Some("no socket");
+        for (runtime, image, can_be_had, missing, want) in [
+            (Charliecloud, &file, true, None, Ok(())),
+            (Apptainer, &file, true, absent, Ok(())),
+            (Charliecloud, &name, true, None, Ok(())),
+            (Apptainer, &name, false, absent, Ok(())),
+            (Pyxis, &name, false, None, Ok(())),
+            (NoRuntime, &file, true, None, Err("slurm.containers: none")),
+            (NoRuntime, &name, false, absent, Err("slurm.containers: none")),
+            (
+                Pyxis,
+                &file,
+                false,
+                absent,
+                Err("x/Dockerfile cannot be built: no container engine answers here (no socket)"),
+            ),
+            (Charliecloud, &name, false, None, Err("does not have x:1")),
+            (Charliecloud, &name, false, absent, Err("no container engine answers here (no socket)")),
+        ] {
+            let got = refuse(runtime, image, can_be_had, missing);
+            match (&got, want) {
+                (Ok(()), Ok(())) => {}
+                (Err(Error::JobRefused { said, .. }), Err(want)) => assert!(said.contains(want), "{said}"),
+                _ => panic!("{} {image:?}: {got:?}", runtime.name()),
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -91,39 +91,6 @@ impl JobLog {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn write(log: &mut JobLog, lines: &[&str]) {
-        for text in lines {
-            log.write(&Line { source: Source::Stdout, text: (*text).to_owned(), stamp: None }).unwrap();
-        }
-    }
-
-    #[test]
-    fn what_is_read_again_is_written_once() {
-        let path = std::env::temp_dir().join(format!("pipe-joblog-{}", std::process::id()));
-        std::fs::write(&path, "one\ntwo\nthr").unwrap();
-        let mut log = JobLog::open(&path, None).unwrap();
-        write(&mut log, &["one", "two", "three", "four"]);
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\n");
-        assert_eq!(log.position().bytes, 19);
-
-        // From the position that was kept on, and where the engine has lost `three`.
-        let kept = LogPosition { bytes: 4, ..LogPosition::default() };
-        let mut log = JobLog::open(&path, Some(kept)).unwrap();
-        write(&mut log, &["two", "four", "one"]);
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\none\n");
-
-        log.limit = 34;
-        write(&mut log, &["five", "six", "seven", "eight"]);
-        let end = "five\nsix\nseven\nthe log is longer than 34 B: what follows is left out\n";
-        assert!(std::fs::read_to_string(&path).unwrap().ends_with(end));
-        std::fs::remove_file(&path).unwrap();
-    }
-}
-
 pub struct JobEvents {
     file: Follow,
     /// Whether a warning was given that the file cannot be read.
@@ -166,5 +133,38 @@ impl JobEvents {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(log: &mut JobLog, lines: &[&str]) {
+        for text in lines {
+            log.write(&Line { source: Source::Stdout, text: (*text).to_owned(), stamp: None }).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_read_again_is_written_once() {
+        let path = std::env::temp_dir().join(format!("pipe-joblog-{}", std::process::id()));
+        std::fs::write(&path, "one\ntwo\nthr").unwrap();
+        let mut log = JobLog::open(&path, None).unwrap();
+        write(&mut log, &["one", "two", "three", "four"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\n");
+        assert_eq!(log.position().bytes, 19);
+
+        // From the position that was kept on, and where the engine has lost `three`.
+        let kept = LogPosition { bytes: 4, ..LogPosition::default() };
+        let mut log = JobLog::open(&path, Some(kept)).unwrap();
+        write(&mut log, &["two", "four", "one"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\none\n");
+
+        log.limit = 34;
+        write(&mut log, &["five", "six", "seven", "eight"]);
+        let end = "five\nsix\nseven\nthe log is longer than 34 B: what follows is left out\n";
+        assert!(std::fs::read_to_string(&path).unwrap().ends_with(end));
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Graph, GraphStep, OutputRef, WorkKind};
-use pipe_spec::run::{StepState, StepStatus};
+use pipe_spec::pipeline::{OutputRef, Stage, StageGraph, WorkKind};
+use pipe_spec::run::{StageState, StageStatus};
 use pipe_spec::{Lock, RunFolder, Status, Variables};
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ pub struct Inputs<'a> {
 }
 
 /// A hash of all that decides what a step will write.
-pub fn hash(step: &GraphStep, inputs: &Inputs<'_>, variables: &Variables) -> Result<String, Error> {
+pub fn hash(step: &Stage, inputs: &Inputs<'_>, variables: &Variables) -> Result<String, Error> {
     let mut settings = serde_json::to_value(&step.pipeline).unwrap_or_default();
     if let Some(sections) = settings.as_object_mut() {
         let irrelevant: Vec<&str> = IRRELEVANT.into_iter().chain(registry::section_names()).collect();
@@ -85,7 +85,7 @@ fn check_links(folder: &RunFolder, output: &Path) -> Result<(), Error> {
 }
 
 /// The outputs that a step must have written: those that it names, and what other steps of its pipeline name of it.
-pub fn required_outputs(graph: &Graph, step: &GraphStep) -> Vec<Option<String>> {
+pub fn required_outputs(graph: &StageGraph, step: &Stage) -> Vec<Option<String>> {
     let is_named = |output: &Option<String>| {
         let named = OutputRef { step: step.name.clone(), output: output.clone() };
         graph.steps.iter().any(|other| other.references().contains(&named))
@@ -95,7 +95,7 @@ pub fn required_outputs(graph: &Graph, step: &GraphStep) -> Vec<Option<String>> 
 }
 
 /// Hashes of the outputs of a step that has finished. One that is not there is an error.
-pub fn of_outputs(graph: &Graph, step: &GraphStep, folder: &RunFolder) -> Result<BTreeMap<String, String>, Error> {
+pub fn of_outputs(graph: &StageGraph, step: &Stage, folder: &RunFolder) -> Result<BTreeMap<String, String>, Error> {
     let mut digests = Digests::load();
     let mut outputs = BTreeMap::new();
     for name in required_outputs(graph, step) {
@@ -114,34 +114,34 @@ pub fn of_outputs(graph: &Graph, step: &GraphStep, folder: &RunFolder) -> Result
 }
 
 /// Where an output lies in the folder of the step's run.
-pub fn output_path(step: &GraphStep, folder: &RunFolder, output: Option<&str>) -> PathBuf {
+pub fn output_path(step: &Stage, folder: &RunFolder, output: Option<&str>) -> PathBuf {
     let output = output.map(|name| PathBuf::from(step.outputs.get(name).map_or(name, String::as_str)));
     workload(&step.pipeline).output_path(folder, output)
 }
 
 /// The last time that a step with this hash has finished in a run of the pipeline, if its outputs are still what they were.
-pub fn last_success(graph: &Graph, step: &GraphStep, hash: &str) -> Result<Option<StepState>, Error> {
+pub fn last_success(graph: &StageGraph, step: &Stage, hash: &str) -> Result<Option<StageState>, Error> {
     let all = run::list()?;
-    let same = |done: &&StepState| done.hash.as_deref() == Some(hash) && is_intact(graph, step, done);
+    let same = |done: &&StageState| done.hash.as_deref() == Some(hash) && is_intact(graph, step, done);
     Ok(successes(&all, graph.name.as_str(), &step.name).find(same).cloned())
 }
 
 /// The last time that a step has finished, whatever it depended on.
-pub fn any_success(graph: &Graph, step: &GraphStep) -> Result<Option<StepState>, Error> {
+pub fn any_success(graph: &StageGraph, step: &Stage) -> Result<Option<StageState>, Error> {
     let all = run::list()?;
     Ok(successes(&all, graph.name.as_str(), &step.name).find(|done| is_intact(graph, step, done)).cloned())
 }
 
 /// The newest first.
-fn successes<'a>(all: &'a [Listed], pipeline: &'a str, step: &'a str) -> impl Iterator<Item = &'a StepState> {
+fn successes<'a>(all: &'a [Listed], pipeline: &'a str, step: &'a str) -> impl Iterator<Item = &'a StageState> {
     all.iter()
-        .filter(move |run| run.state.work() == WorkKind::Steps && run.state.name == pipeline)
+        .filter(move |run| run.state.work() == WorkKind::Stages && run.state.name == pipeline)
         .flat_map(|run| run.state.stages())
-        .filter(move |done| done.name == step && done.status == StepStatus::Finished)
+        .filter(move |done| done.name == step && done.status == StageStatus::Finished)
 }
 
 /// Whether the outputs of a step are still what they were when it finished.
-pub fn is_intact(graph: &Graph, step: &GraphStep, done: &StepState) -> bool {
+pub fn is_intact(graph: &StageGraph, step: &Stage, done: &StageState) -> bool {
     let Some(folder) = done.run.as_ref().map(|id| run::folder_of(id)) else { return false };
     let finished = Listed::read(folder.path()).is_some_and(|run| run.state.status == Status::Finished);
     let same = |now: BTreeMap<String, String>| now.iter().all(|(name, hash)| done.outputs.get(name) == Some(hash));

@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{EngineRequest, GraphStep, Image, Mount, OutputRef, Pipeline, Problems};
-use pipe_spec::run::{StepState, StepStatus};
+use pipe_spec::pipeline::{EngineRequest, Image, Mount, OutputRef, Pipeline, Problems, Stage};
+use pipe_spec::run::{StageState, StageStatus};
 use pipe_spec::{Cause, Job, Lock, PipeExit, RunFolder, RunState, Status};
 use schedule::Room;
 
@@ -22,14 +22,14 @@ use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::execute::launch::environment;
 use crate::execute::launch::workload::workload;
-use crate::input::load::{self, Loaded, Parsed, ParsedGraph};
+use crate::input::load::{self, Loaded, Parsed, ParsedStages};
 use crate::report::{Reporter, html};
 use crate::run::{self, Listed, Record, Run, lock};
 use crate::system::clock::now;
 use crate::system::files::write_whole;
 use crate::system::interrupt::{Interrupts, StopRequest};
 
-pub use watch::GraphWatcher;
+pub use watch::StagesWatcher;
 
 /// How often the runs of the steps are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(150);
@@ -43,12 +43,12 @@ pub struct Selection {
     pub from: Option<String>,
 }
 
-pub struct GraphDriver<'a> {
-    parsed: &'a ParsedGraph,
+pub struct StagesDriver<'a> {
+    parsed: &'a ParsedStages,
     run: Run,
     reporter: &'a mut Reporter,
     interrupts: &'a mut Interrupts,
-    watcher: GraphWatcher,
+    watcher: StagesWatcher,
     /// By name, and by what steps ask of them.
     engines: Vec<(String, EngineRequest, Rc<dyn Engine>)>,
     /// What was asked of it, if it is to stop.
@@ -59,8 +59,8 @@ pub struct GraphDriver<'a> {
 }
 
 /// Notes why a step could not begin, or came to nothing, with what to do about it.
-fn fail(step: &mut StepState, error: &Error) {
-    step.status = StepStatus::Failed;
+fn fail(step: &mut StageState, error: &Error) {
+    step.status = StageStatus::Failed;
     step.error = Some(error.hint().map_or_else(|| error.to_string(), |hint| format!("{error} ({hint})")));
     step.exit_code = Some(error.exit_code().code());
 }
@@ -82,7 +82,7 @@ fn cancellation(run: &RunState) -> Option<String> {
 }
 
 /// Finds inputs of steps that are not there, in the file `file`.
-pub fn check_inputs(parsed: &ParsedGraph, file: &Path) -> Result<(), Error> {
+pub fn check_inputs(parsed: &ParsedStages, file: &Path) -> Result<(), Error> {
     let mut problems = Problems::default();
     for step in &parsed.graph.steps {
         for (index, input) in step.inputs.iter().enumerate() {
@@ -105,36 +105,37 @@ pub fn check_inputs(parsed: &ParsedGraph, file: &Path) -> Result<(), Error> {
 }
 
 /// Sets which steps of a new run are to run, and which though nothing has changed.
-pub fn select(parsed: &ParsedGraph, state: &mut [StepState], selection: &Selection) -> Result<(), Error> {
+pub fn select(parsed: &ParsedStages, state: &mut [StageState], selection: &Selection) -> Result<(), Error> {
     let graph = &parsed.graph;
     let known = |name: &String| match graph.step(name) {
         Some(step) => Ok(step),
-        None => {
-            Err(Error::NoStep { name: name.clone(), steps: graph.steps.iter().map(|step| step.name.clone()).collect() })
-        }
+        None => Err(Error::NoStage {
+            name: name.clone(),
+            steps: graph.steps.iter().map(|step| step.name.clone()).collect(),
+        }),
     };
     let only = selection.only.as_ref().map(known).transpose()?;
     let from = selection.from.as_ref().map(known).transpose()?;
     for (step, state) in graph.steps.iter().zip(state) {
-        let after = |first: &GraphStep| step.name == first.name || step.ancestors.contains(&first.name);
+        let after = |first: &Stage| step.name == first.name || step.ancestors.contains(&first.name);
         state.again = only.or(from).is_some_and(after);
         let Some(only) = only.filter(|only| only.name != step.name) else { continue };
-        state.status = StepStatus::LeftOut;
+        state.status = StageStatus::LeftOut;
         if only.ancestors.contains(&step.name) {
             let done = content::any_success(graph, step)?;
             let Some(done) = done else {
-                return Err(Error::StepNotDone { step: step.name.clone(), only: only.name.clone() });
+                return Err(Error::StageNotDone { step: step.name.clone(), only: only.name.clone() });
             };
             let needs = state.needs.clone();
-            *state = StepState { status: StepStatus::Unchanged, needs, again: false, ..done };
+            *state = StageState { status: StageStatus::Unchanged, needs, again: false, ..done };
         }
     }
     Ok(())
 }
 
-impl<'a> GraphDriver<'a> {
-    pub fn new(parsed: &'a ParsedGraph, run: Run, reporter: &'a mut Reporter, interrupts: &'a mut Interrupts) -> Self {
-        let watcher = GraphWatcher::new(reporter.prints_json(), &run.state);
+impl<'a> StagesDriver<'a> {
+    pub fn new(parsed: &'a ParsedStages, run: Run, reporter: &'a mut Reporter, interrupts: &'a mut Interrupts) -> Self {
+        let watcher = StagesWatcher::new(reporter.prints_json(), &run.state);
         Self {
             parsed,
             run,
@@ -153,42 +154,42 @@ impl<'a> GraphDriver<'a> {
         let state = &mut self.run.state;
         state.status = Status::Running;
         (state.error, state.exit_code) = (None, None);
-        self.reset_steps();
-        let result = self.run_steps().await;
+        self.reset_stages();
+        let result = self.run_stages().await;
         let result = result.and_then(|()| self.verdict());
         let saved = self.end(result.as_ref().err());
         result.and(saved)
     }
 
     /// What has failed or was stopped is begun again; so is what has finished, where its outputs are not there any more.
-    fn reset_steps(&mut self) {
+    fn reset_stages(&mut self) {
         let id = self.run.state.id.clone();
         for (step, state) in self.parsed.graph.steps.iter().zip(self.run.state.stages_mut()) {
-            let folder = run::folder_of(&run::step_id(&id, &step.name));
+            let folder = run::folder_of(&run::child_id(&id, &step.name));
             let is_lost = match state.status {
-                StepStatus::Finished | StepStatus::Unchanged => !content::is_intact(&self.parsed.graph, step, state),
+                StageStatus::Finished | StageStatus::Unchanged => !content::is_intact(&self.parsed.graph, step, state),
                 // Its command has ended well, and something is missing all the same.
-                StepStatus::Failed => {
+                StageStatus::Failed => {
                     Listed::read(folder.path()).is_some_and(|run| run.state.status == Status::Finished)
                 }
-                StepStatus::Waiting | StepStatus::Running | StepStatus::LeftOut | StepStatus::Stopped => false,
+                StageStatus::Waiting | StageStatus::Running | StageStatus::LeftOut | StageStatus::Stopped => false,
             };
             if is_lost {
                 let kept = keep(&folder, &self.run.folder, &step.name);
                 self.reporter.note(&format!("{}: its outputs are not what they were: it runs again{kept}", step.name));
                 self.moved.insert(step.name.clone());
-                *state = StepState { again: state.again, ..StepState::new(&step.name, step.needs.clone()) };
-            } else if matches!(state.status, StepStatus::Failed | StepStatus::Stopped) {
-                (state.status, state.error, state.exit_code) = (StepStatus::Waiting, None, None);
+                *state = StageState { again: state.again, ..StageState::new(&step.name, step.needs.clone()) };
+            } else if matches!(state.status, StageStatus::Failed | StageStatus::Stopped) {
+                (state.status, state.error, state.exit_code) = (StageStatus::Waiting, None, None);
             }
         }
     }
 
-    async fn run_steps(&mut self) -> Result<(), Error> {
-        let takes = self.rooms_of_steps().await;
+    async fn run_stages(&mut self) -> Result<(), Error> {
+        let takes = self.resources_of_stages().await;
         let room = Room::of_machine();
         loop {
-            self.poll_steps()?;
+            self.poll_stages()?;
             if self.stopping.is_none() {
                 for index in schedule::startable(self.run.state.stages(), &takes, room) {
                     self.begin(index).await?;
@@ -198,7 +199,7 @@ impl<'a> GraphDriver<'a> {
                 }
             }
             self.show()?;
-            let runs = self.run.state.stages().iter().any(|step| step.status == StepStatus::Running);
+            let runs = self.run.state.stages().iter().any(|step| step.status == StageStatus::Running);
             // A step that was found to be unchanged takes no room, and others may be waiting for it.
             let waits =
                 self.stopping.is_none() && !schedule::startable(self.run.state.stages(), &takes, room).is_empty();
@@ -216,7 +217,7 @@ impl<'a> GraphDriver<'a> {
     }
 
     /// What each step takes of this machine: nothing where its job runs on another.
-    async fn rooms_of_steps(&mut self) -> Vec<Room> {
+    async fn resources_of_stages(&mut self) -> Vec<Room> {
         let parsed = self.parsed;
         let mut rooms = Vec::new();
         for step in &parsed.graph.steps {
@@ -247,7 +248,7 @@ impl<'a> GraphDriver<'a> {
     async fn try_begin(&mut self, index: usize) -> Result<(), Error> {
         let parsed = self.parsed;
         let step = &parsed.graph.steps[index];
-        let id = run::step_id(&self.run.state.id, &step.name);
+        let id = run::child_id(&self.run.state.id, &step.name);
         let folder = run::folder_of(&id);
         let begun = children::find(&folder)?;
         self.reporter.doing(&format!("preparing {}", step.name));
@@ -263,11 +264,11 @@ impl<'a> GraphDriver<'a> {
             };
             if let Some(done) = done {
                 let state = &mut self.run.state.stages_mut()[index];
-                *state = StepState { status: StepStatus::Unchanged, needs: state.needs.clone(), ..done };
+                *state = StageState { status: StageStatus::Unchanged, needs: state.needs.clone(), ..done };
                 return Ok(());
             }
             let choices = self.run.state.choices;
-            drop(Run::create_step(&pipeline, &step.name, &self.run.state.id, engine.name(), choices)?);
+            drop(Run::create_child(&pipeline, &step.name, &self.run.state.id, engine.name(), choices)?);
         } else if step.references().iter().any(|named| self.moved.contains(&named.step)) {
             lock::record_settings(&folder, &pipeline)?;
             write_whole(&folder.resolved(), pipeline.to_yaml().as_bytes())?;
@@ -277,18 +278,18 @@ impl<'a> GraphDriver<'a> {
         // What goes on with something else than it began with writes what belongs to neither.
         state.hash = hash.filter(|hash| !has_run || state.hash.as_ref() == Some(hash));
         state.run = Some(id);
-        state.status = StepStatus::Running;
+        state.status = StageStatus::Running;
         state.began.get_or_insert(now());
         // Written before the step begins, so that the next `pipe` finds its run.
         self.run.save()?;
         children::start(&folder, begun.as_ref())
     }
 
-    fn engine_name(&self, step: &GraphStep) -> String {
+    fn engine_name(&self, step: &Stage) -> String {
         step.pipeline.engine.clone().unwrap_or_else(|| self.run.state.engine.clone())
     }
 
-    async fn engine_of(&mut self, step: &GraphStep) -> Result<Rc<dyn Engine>, Error> {
+    async fn engine_of(&mut self, step: &Stage) -> Result<Rc<dyn Engine>, Error> {
         let wanted = self.engine_name(step);
         let request = step.pipeline.engine_request();
         let known = self.engines.iter().find(|(name, of, _)| *name == wanted && *of == request);
@@ -301,7 +302,7 @@ impl<'a> GraphDriver<'a> {
     }
 
     /// A step with the outputs of other steps where its job finds them: as a pipeline, and what it names.
-    async fn load(&mut self, step: &GraphStep, engine: &dyn Engine) -> Result<(Pipeline, Loaded), Error> {
+    async fn load(&mut self, step: &Stage, engine: &dyn Engine) -> Result<(Pipeline, Loaded), Error> {
         let parsed = self.parsed;
         let file = self.run.folder.pipeline();
         let mounts_outputs = workload(&step.pipeline).mounts_outputs();
@@ -331,7 +332,7 @@ impl<'a> GraphDriver<'a> {
         Ok((pipeline, loaded))
     }
 
-    async fn hash(&mut self, step: &GraphStep, loaded: &Loaded, engine: &dyn Engine) -> Result<Option<String>, Error> {
+    async fn hash(&mut self, step: &Stage, loaded: &Loaded, engine: &dyn Engine) -> Result<Option<String>, Error> {
         let workload = workload(&step.pipeline);
         if !workload.is_hashable() {
             return Ok(None);
@@ -370,9 +371,9 @@ impl<'a> GraphDriver<'a> {
     }
 
     /// Takes in how the steps that run have come to their ends.
-    fn poll_steps(&mut self) -> Result<(), Error> {
+    fn poll_stages(&mut self) -> Result<(), Error> {
         for index in 0..self.run.state.stages().len() {
-            if self.run.state.stages()[index].status == StepStatus::Running {
+            if self.run.state.stages()[index].status == StageStatus::Running {
                 let before = self.run.state.stages()[index].clone();
                 self.poll_step(index)?;
                 if self.run.state.stages()[index] != before {
@@ -385,11 +386,11 @@ impl<'a> GraphDriver<'a> {
 
     fn poll_step(&mut self, index: usize) -> Result<(), Error> {
         let step = &self.parsed.graph.steps[index];
-        let folder = run::folder_of(&run::step_id(&self.run.state.id, &step.name));
+        let folder = run::folder_of(&run::child_id(&self.run.state.id, &step.name));
         let found = Listed::read(folder.path());
         let seconds = found.as_ref().map(|found| found.state.attempts().iter().map(|attempt| attempt.seconds).sum());
         let (status, error, code) = match found {
-            None => (StepStatus::Failed, Some("its run folder is gone".to_owned()), None),
+            None => (StageStatus::Failed, Some("its run folder is gone".to_owned()), None),
             Some(found) => match found.state.status {
                 Status::Running => return Ok(()),
                 // Its `pipe` was killed: another one takes over.
@@ -398,20 +399,20 @@ impl<'a> GraphDriver<'a> {
                         self.stopping.iter().for_each(|request| self.signal_steps(*request));
                         return Ok(());
                     }
-                    Err(error) => (StepStatus::Failed, Some(error.to_string()), Some(error.exit_code().code())),
+                    Err(error) => (StageStatus::Failed, Some(error.to_string()), Some(error.exit_code().code())),
                 },
                 Status::Finished => match content::of_outputs(&self.parsed.graph, step, &folder) {
                     Ok(outputs) => {
                         self.run.state.stages_mut()[index].outputs = outputs;
-                        (StepStatus::Finished, None, None)
+                        (StageStatus::Finished, None, None)
                     }
                     Err(error) => {
                         fail(&mut self.run.state.stages_mut()[index], &error);
                         return Ok(());
                     }
                 },
-                Status::Stopped => (StepStatus::Stopped, cancellation(&found.state), found.state.exit_code),
-                Status::Failed | Status::Unknown => (StepStatus::Failed, found.state.error, found.state.exit_code),
+                Status::Stopped => (StageStatus::Stopped, cancellation(&found.state), found.state.exit_code),
+                Status::Failed | Status::Unknown => (StageStatus::Failed, found.state.error, found.state.exit_code),
             },
         };
         let state = &mut self.run.state.stages_mut()[index];
@@ -430,7 +431,7 @@ impl<'a> GraphDriver<'a> {
     }
 
     fn signal_steps(&self, request: StopRequest) {
-        for step in self.run.state.stages().iter().filter(|step| step.status == StepStatus::Running) {
+        for step in self.run.state.stages().iter().filter(|step| step.status == StageStatus::Running) {
             if let Some(id) = &step.run {
                 children::signal(id, request);
             }
@@ -439,11 +440,11 @@ impl<'a> GraphDriver<'a> {
 
     /// How the run has ended, now that no step runs.
     fn verdict(&self) -> Result<(), Error> {
-        let failed: Vec<&StepState> =
-            self.run.state.stages().iter().filter(|step| step.status == StepStatus::Failed).collect();
+        let failed: Vec<&StageState> =
+            self.run.state.stages().iter().filter(|step| step.status == StageStatus::Failed).collect();
         let Some(first) = failed.first() else {
             let mut stopped =
-                self.run.state.stages().iter().filter(|step| step.status == StepStatus::Stopped).peekable();
+                self.run.state.stages().iter().filter(|step| step.status == StageStatus::Stopped).peekable();
             let is_stopped = self.stopping.is_some() || stopped.peek().is_some();
             let cancelled = stopped.find_map(|step| Some(format!("step {}: {}", step.name, step.error.as_ref()?)));
             return match cancelled.filter(|_| self.stopping.is_none()) {

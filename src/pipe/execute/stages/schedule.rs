@@ -1,7 +1,7 @@
 //! Which steps may begin now. Pure.
 
 use pipe_spec::pipeline::Container;
-use pipe_spec::run::{StepState, StepStatus};
+use pipe_spec::run::{StageState, StageStatus};
 
 /// What steps share: the processors and the memory of this machine. For cards they queue like all runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,17 +31,17 @@ impl Room {
 }
 
 /// The steps to begin, in their order. One that is larger than the machine begins when it would be alone.
-pub fn startable(steps: &[StepState], takes: &[Room], room: Room) -> Vec<usize> {
+pub fn startable(steps: &[StageState], takes: &[Room], room: Room) -> Vec<usize> {
     let done = |name: &String| steps.iter().any(|step| step.name == *name && step.status.is_done());
     let mut used: Vec<Room> = steps
         .iter()
         .zip(takes)
-        .filter(|(step, _)| step.status == StepStatus::Running)
+        .filter(|(step, _)| step.status == StageStatus::Running)
         .map(|(_, takes)| *takes)
         .collect();
     let mut starting = Vec::new();
     for (index, (step, takes)) in steps.iter().zip(takes).enumerate() {
-        if step.status != StepStatus::Waiting || !step.needs.iter().all(done) {
+        if step.status != StageStatus::Waiting || !step.needs.iter().all(done) {
             continue;
         }
         let cpus: f64 = used.iter().map(|other| other.cpus).sum();
@@ -57,12 +57,12 @@ pub fn startable(steps: &[StepState], takes: &[Room], room: Room) -> Vec<usize> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use StepStatus::{Failed, Finished, LeftOut, Running, Unchanged, Waiting};
+    use StageStatus::{Failed, Finished, LeftOut, Running, Unchanged, Waiting};
 
-    fn steps(all: &[(&str, &[&str], StepStatus)]) -> Vec<StepState> {
-        let step = |(name, needs, status): &(&str, &[&str], StepStatus)| StepState {
+    fn steps(all: &[(&str, &[&str], StageStatus)]) -> Vec<StageState> {
+        let step = |(name, needs, status): &(&str, &[&str], StageStatus)| StageState {
             status: *status,
-            ..StepState::new(*name, needs.iter().map(ToString::to_string).collect())
+            ..StageState::new(*name, needs.iter().map(ToString::to_string).collect())
         };
         all.iter().map(step).collect()
     }

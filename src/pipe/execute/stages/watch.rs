@@ -3,22 +3,22 @@
 use std::collections::BTreeMap;
 
 use pipe_spec::RunState;
-use pipe_spec::run::{StepState, StepStatus};
+use pipe_spec::run::{StageState, StageStatus};
 use serde_json::json;
 
 use crate::error::Error;
 use crate::execute::children::watcher::Watcher;
-use crate::report::{Reporter, StepLine, duration, print_json_line};
+use crate::report::{ChildLine, Reporter, duration, print_json_line};
 use crate::run::{self, Listed};
 use crate::system::clock::now;
 
-pub struct GraphWatcher {
+pub struct StagesWatcher {
     json: bool,
     steps: BTreeMap<String, Watcher>,
-    shown: BTreeMap<String, StepStatus>,
+    shown: BTreeMap<String, StageStatus>,
 }
 
-impl GraphWatcher {
+impl StagesWatcher {
     /// What steps have said in attempts that have ended by now is not shown.
     pub fn new(json: bool, state: &RunState) -> Self {
         let mut watcher = Self { json, steps: BTreeMap::new(), shown: BTreeMap::new() };
@@ -32,7 +32,7 @@ impl GraphWatcher {
     }
 
     /// For the run of a step, once there is one.
-    fn of_step(&mut self, step: &StepState) -> Option<&mut Watcher> {
+    fn of_step(&mut self, step: &StageState) -> Option<&mut Watcher> {
         if !self.steps.contains_key(&step.name) {
             let found = Listed::read(run::folder_of(step.run.as_ref()?).path())?;
             let mut watcher = Watcher::new(&found, Reporter::of_step(&step.name, self.json), self.json);
@@ -45,11 +45,11 @@ impl GraphWatcher {
     /// Shows what is new in the run and in those of its steps.
     pub fn show(&mut self, state: &RunState, reporter: &mut Reporter) -> Result<(), Error> {
         for step in state.stages() {
-            let ran = self.shown.get(&step.name) == Some(&StepStatus::Running);
-            if step.status == StepStatus::Running {
+            let ran = self.shown.get(&step.name) == Some(&StageStatus::Running);
+            if step.status == StageStatus::Running {
                 self.show_change(step, reporter);
             }
-            if step.status == StepStatus::Running || ran {
+            if step.status == StageStatus::Running || ran {
                 self.show_run(step, reporter)?;
             }
             // After what it printed.
@@ -57,12 +57,12 @@ impl GraphWatcher {
         }
         let done = state.stages().iter().filter(|step| step.status.is_done()).count();
         reporter.doing(&format!("{done} of {} steps done", state.stages().len()));
-        reporter.show_steps(state.stages().iter().map(|step| self.line(step)).collect());
+        reporter.show_stages(state.stages().iter().map(|step| self.line(step)).collect());
         Ok(())
     }
 
     /// What the run of a step has said since the last time.
-    fn show_run(&mut self, step: &StepState, reporter: &Reporter) -> Result<(), Error> {
+    fn show_run(&mut self, step: &StageState, reporter: &Reporter) -> Result<(), Error> {
         let Some(watcher) = self.of_step(step) else { return Ok(()) };
         // One that is being replaced cannot be read for a moment.
         if let Ok(now) = watcher.look() {
@@ -72,9 +72,9 @@ impl GraphWatcher {
         Ok(())
     }
 
-    fn show_change(&mut self, step: &StepState, reporter: &Reporter) {
+    fn show_change(&mut self, step: &StageState, reporter: &Reporter) {
         let before = self.shown.insert(step.name.clone(), step.status);
-        if before == Some(step.status) || (before.is_none() && step.status == StepStatus::Waiting) {
+        if before == Some(step.status) || (before.is_none() && step.status == StageStatus::Waiting) {
             return;
         }
         if self.json {
@@ -85,34 +85,34 @@ impl GraphWatcher {
         let name = &step.name;
         let run = step.run.as_deref().unwrap_or_default();
         reporter.say(&match step.status {
-            StepStatus::Waiting => format!("[{name}] waits again"),
-            StepStatus::Running => format!("[{name}] run {run}"),
-            StepStatus::Finished => format!("[{name}] finished in {}", duration(step.seconds.unwrap_or_default())),
-            StepStatus::Unchanged => format!("[{name}] nothing has changed since {run}: not run again"),
-            StepStatus::LeftOut => format!("[{name}] left out"),
-            StepStatus::Failed => {
+            StageStatus::Waiting => format!("[{name}] waits again"),
+            StageStatus::Running => format!("[{name}] run {run}"),
+            StageStatus::Finished => format!("[{name}] finished in {}", duration(step.seconds.unwrap_or_default())),
+            StageStatus::Unchanged => format!("[{name}] nothing has changed since {run}: not run again"),
+            StageStatus::LeftOut => format!("[{name}] left out"),
+            StageStatus::Failed => {
                 format!("[{name}] failed: {}", step.error.as_deref().unwrap_or("no reason is known"))
             }
-            StepStatus::Stopped => format!("[{name}] stopped"),
+            StageStatus::Stopped => format!("[{name}] stopped"),
         });
     }
 
-    fn line(&self, step: &StepState) -> StepLine {
+    fn line(&self, step: &StageState) -> ChildLine {
         let needs = step.needs.join(", ");
         let text = match step.status {
-            StepStatus::Waiting if needs.is_empty() => "waiting".to_owned(),
-            StepStatus::Waiting => format!("after {needs}"),
-            StepStatus::Running => {
+            StageStatus::Waiting if needs.is_empty() => "waiting".to_owned(),
+            StageStatus::Waiting => format!("after {needs}"),
+            StageStatus::Running => {
                 let since = step.began.map_or(0.0, |began| now() - began);
                 let brief = self.steps.get(&step.name).map_or(String::new(), |watcher| watcher.reporter.brief());
                 format!("{brief}   {}", duration(since))
             }
-            StepStatus::Finished => format!("finished in {}", duration(step.seconds.unwrap_or_default())),
-            StepStatus::Failed => {
+            StageStatus::Finished => format!("finished in {}", duration(step.seconds.unwrap_or_default())),
+            StageStatus::Failed => {
                 step.error.as_deref().and_then(|error| error.lines().next()).unwrap_or("failed").to_owned()
             }
-            StepStatus::Unchanged | StepStatus::LeftOut | StepStatus::Stopped => step.status.name().to_owned(),
+            StageStatus::Unchanged | StageStatus::LeftOut | StageStatus::Stopped => step.status.name().to_owned(),
         };
-        StepLine { name: step.name.clone(), status: step.status, text }
+        ChildLine { name: step.name.clone(), status: step.status, text }
     }
 }

@@ -287,7 +287,7 @@ impl<'a> StudyDriver<'a> {
     }
 
     fn run_id(&self, number: u64) -> String {
-        run::step_id(&self.run.state.id, &number.to_string())
+        run::child_id(&self.run.state.id, &number.to_string())
     }
 
     /// Asks the trials that run to stop; no other begins.

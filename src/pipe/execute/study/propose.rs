@@ -167,7 +167,7 @@ impl StudyDriver<'_> {
 
     /// The pipeline of a trial, and whether it is foreseen to fit.
     async fn plan(&mut self, trial: &Trial) -> Result<Planned, Error> {
-        let name = run::step_id(self.study.name.as_str(), &trial.number.to_string());
+        let name = run::child_id(self.study.name.as_str(), &trial.number.to_string());
         let mut more: Vec<(&str, Value)> = Vec::new();
         let mut pipeline = self.study.pipeline(&name, &trial.point, &more, self.variables).map_err(invalid_in(self))?;
         let searches_model = trial.point.contains_key("model.from") && !trial.point.contains_key("model.arch");
@@ -314,7 +314,7 @@ impl StudyDriver<'_> {
             None => {
                 let choices = RunChoices { as_asked: refuses(self.study), ..self.run.state.choices };
                 let engine = self.engine.name();
-                Run::create_step(pipeline, &number.to_string(), &self.run.state.id, engine, choices).map(drop)
+                Run::create_child(pipeline, &number.to_string(), &self.run.state.id, engine, choices).map(drop)
             }
         };
         match created.and_then(|()| children::start(&folder, begun.as_ref())) {

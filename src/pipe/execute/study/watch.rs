@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pipe_search::{Direction, Trial, TrialState};
 use pipe_spec::RunState;
 use pipe_spec::pipeline::Gpus;
-use pipe_spec::run::StepStatus;
+use pipe_spec::run::StageStatus;
 use pipe_spec::study::Study;
 use pipe_spec::text::human_bytes;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::children::watcher::Watcher;
 use crate::input::load;
-use crate::report::{Reporter, StepLine, duration, print_json_line};
+use crate::report::{ChildLine, Reporter, duration, print_json_line};
 use crate::run::{self, Listed};
 use crate::system::clock::now;
 
@@ -77,7 +77,7 @@ impl StudyWatcher {
     /// What the run of a trial has said since the last time. Its log has all of it; here only how far it has come is shown.
     fn look_at(&mut self, number: u64) -> Result<(), Error> {
         if !self.runs.contains_key(&number) {
-            let id = run::step_id(&self.id, &number.to_string());
+            let id = run::child_id(&self.id, &number.to_string());
             let Some(found) = Listed::read(run::folder_of(&id).path()) else { return Ok(()) };
             let reporter = Reporter::of_step(&number.to_string(), self.json);
             self.runs.insert(number, Watcher::new(&found, reporter, self.json));
@@ -141,11 +141,11 @@ impl StudyWatcher {
         reporter.say(&format!("trial {}: {what}", trial.number));
     }
 
-    fn line(&self, trial: &Trial) -> StepLine {
+    fn line(&self, trial: &Trial) -> ChildLine {
         let since = trial.began.map_or(0.0, |began| now() - began);
         let brief = self.runs.get(&trial.number).map_or("starting".to_owned(), |watcher| watcher.reporter.brief());
         let text = format!("{brief}   {}   {}", duration(since), trial::settings(trial));
-        StepLine { name: format!("trial {}", trial.number), status: StepStatus::Running, text }
+        ChildLine { name: format!("trial {}", trial.number), status: StageStatus::Running, text }
     }
 
     /// How many of the trials that run have this card.

@@ -402,7 +402,7 @@ mod example_data_tests {
             let text = std::fs::read_to_string(&file).unwrap();
             let variables = Variables::new(None, std::iter::empty());
             // The data of a step comes from other steps, that of a study is its pipeline's.
-            if registry::parse_graph(&text, &[], &variables).unwrap().is_some() || Study::is_one(&text) {
+            if registry::parse_stages(&text, &[], &variables).unwrap().is_some() || Study::is_one(&text) {
                 continue;
             }
             let pipeline = registry::parse_pipeline(&text, &[], &variables).unwrap();

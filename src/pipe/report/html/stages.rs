@@ -1,7 +1,7 @@
 //! The stages of a run that has several: a drawing of their order, and a table.
 
 use pipe_spec::RunState;
-use pipe_spec::run::StepState;
+use pipe_spec::run::StageState;
 
 use super::markup::{escape, prose, table};
 use crate::report::duration;
@@ -12,7 +12,7 @@ const GAP_ACROSS: usize = 56;
 const GAP_DOWN: usize = 16;
 
 pub fn section(state: &RunState) -> String {
-    let row = |step: &StepState| {
+    let row = |step: &StageState| {
         let status = step.status.name();
         let run = step
             .run
@@ -33,8 +33,8 @@ pub fn section(state: &RunState) -> String {
 }
 
 /// The class with which the page colours this outcome.
-fn class(step: &StepState) -> &'static str {
-    use pipe_spec::run::StepStatus::{Failed, Finished, LeftOut, Running, Stopped, Unchanged, Waiting};
+fn class(step: &StageState) -> &'static str {
+    use pipe_spec::run::StageStatus::{Failed, Finished, LeftOut, Running, Stopped, Unchanged, Waiting};
     match step.status {
         Finished | Unchanged => "finished",
         Failed => "failed",
@@ -45,7 +45,7 @@ fn class(step: &StepState) -> &'static str {
 }
 
 /// The number of stages that come before each stage, one after the other.
-fn depths(steps: &[StepState]) -> Vec<usize> {
+fn depths(steps: &[StageState]) -> Vec<usize> {
     let mut depths = vec![0; steps.len()];
     // A graph has no circle, so that after as many rounds as there are steps nothing changes any more.
     for _ in steps {
@@ -62,7 +62,7 @@ fn depths(steps: &[StepState]) -> Vec<usize> {
     depths
 }
 
-fn drawing(steps: &[StepState]) -> String {
+fn drawing(steps: &[StageState]) -> String {
     let depths = depths(steps);
     let mut filled: Vec<usize> = Vec::new();
     let places: Vec<(usize, usize)> = depths
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_step_stands_after_all_that_it_needs() {
-        let step = |name: &str, needs: &[&str]| StepState::new(name, needs.iter().map(ToString::to_string).collect());
+        let step = |name: &str, needs: &[&str]| StageState::new(name, needs.iter().map(ToString::to_string).collect());
         let graph =
             [step("end", &["left", "right"]), step("left", &["first"]), step("right", &["left"]), step("first", &[])];
         assert_eq!(depths(&graph), [3, 1, 2, 0]);

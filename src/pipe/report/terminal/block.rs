@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use console::{Style, measure_text_width, truncate_str};
 use pipe_spec::event::Step;
-use pipe_spec::run::StepStatus;
+use pipe_spec::run::StageStatus;
 use pipe_spec::text::human_bytes;
 
 use super::pace::{rate, span};
-use super::view::{CommandMetrics, CurrentAttempt, StepLine, Training, View};
+use super::view::{ChildLine, CommandMetrics, CurrentAttempt, Training, View};
 use crate::report::grouped;
 
 /// The terminal that the block is drawn on.
@@ -128,14 +128,14 @@ impl Painter {
     }
 
     /// A step of a pipeline: a mark, its name, and its progress.
-    fn step(&self, step: &StepLine, width: usize) -> String {
+    fn step(&self, step: &ChildLine, width: usize) -> String {
         let (mark, style) = match step.status {
-            StepStatus::Waiting => ("·", Style::new().dim()),
-            StepStatus::Running => ("▸", Style::new().cyan()),
-            StepStatus::Finished | StepStatus::Unchanged => ("✓", Style::new().green()),
-            StepStatus::LeftOut => ("-", Style::new().dim()),
-            StepStatus::Failed => ("✗", Style::new().red()),
-            StepStatus::Stopped => ("■", Style::new().yellow()),
+            StageStatus::Waiting => ("·", Style::new().dim()),
+            StageStatus::Running => ("▸", Style::new().cyan()),
+            StageStatus::Finished | StageStatus::Unchanged => ("✓", Style::new().green()),
+            StageStatus::LeftOut => ("-", Style::new().dim()),
+            StageStatus::Failed => ("✗", Style::new().red()),
+            StageStatus::Stopped => ("■", Style::new().yellow()),
         };
         let name = self.paint(style, &format!("{mark} {:<width$}", step.name));
         truncate_str(&format!("{name}  {}", step.text), self.terminal.columns, "…").into_owned()

@@ -24,7 +24,7 @@ use screen::{Screen, lock};
 use serde_json::json;
 use view::View;
 
-use super::table::{ends_with_error_of_last_attempt, steps_table};
+use super::table::{ends_with_error_of_last_attempt, stages_table};
 use super::text::{times_ranks, visible, visible_line};
 use super::{
     ResultFiles, attempts_table, bounded, metrics_table, output, print, print_json_line, result, result_lines,
@@ -33,7 +33,7 @@ use crate::engine::Progress;
 use crate::image::BuildWatcher;
 
 pub use bars::FetchProgress;
-pub use view::StepLine;
+pub use view::ChildLine;
 
 /// Characters of a command's line that are shown; its log has all of it.
 const JOB_LINE: usize = 2000;
@@ -138,13 +138,13 @@ impl Reporter {
     }
 
     /// Shows the steps of a pipeline in the block.
-    pub fn show_steps(&mut self, steps: Vec<StepLine>) {
+    pub fn show_stages(&mut self, steps: Vec<ChildLine>) {
         lock(&self.view).steps = steps;
         self.show();
     }
 
     /// Shows a study in the block: its progress, and the trials that run.
-    pub fn show_study(&mut self, facts: Vec<(&'static str, String)>, trials: Vec<StepLine>) {
+    pub fn show_study(&mut self, facts: Vec<(&'static str, String)>, trials: Vec<ChildLine>) {
         let mut view = lock(&self.view);
         (view.facts, view.steps) = (facts, trials);
         drop(view);
@@ -350,7 +350,7 @@ impl Reporter {
                 print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
-                let table = if state.stages().is_empty() { attempts_table(state) } else { steps_table(state) };
+                let table = if state.stages().is_empty() { attempts_table(state) } else { stages_table(state) };
                 print(&table.on_stdout());
                 if let Some(table) = state.result().and_then(metrics_table) {
                     print(&format!("\n{}\n", table.on_stdout()));

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use pipe_spec::event::{Event, Metrics, Started, Step};
 use pipe_spec::pipeline::LossUnit;
-use pipe_spec::run::StepStatus;
+use pipe_spec::run::StageStatus;
 use pipe_spec::{Attempt, EventKind, Outcome};
 
 use super::pace::{Curve, Pace, span};
@@ -28,15 +28,15 @@ pub struct View {
     /// The unit that the loss averages over.
     pub unit: LossUnit,
     /// The stages of a pipeline that has several, or the trials of a study.
-    pub steps: Vec<StepLine>,
+    pub steps: Vec<ChildLine>,
     /// The progress of a study: names and values.
     pub facts: Vec<(&'static str, String)>,
 }
 
 /// A step of a pipeline, and its progress.
-pub struct StepLine {
+pub struct ChildLine {
     pub name: String,
-    pub status: StepStatus,
+    pub status: StageStatus,
     pub text: String,
 }
 

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 /// How far a step of a pipeline has come.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepState {
+pub struct StageState {
     pub name: String,
     pub needs: Vec<String>,
-    pub status: StepStatus,
+    pub status: StageStatus,
     /// The run that does it, or has done it before where nothing has changed since.
     pub run: Option<String>,
     /// Hash of its settings, program and inputs.
@@ -29,12 +29,12 @@ pub struct StepState {
     pub again: bool,
 }
 
-impl StepState {
+impl StageState {
     pub fn new(name: impl Into<String>, needs: Vec<String>) -> Self {
         Self {
             name: name.into(),
             needs,
-            status: StepStatus::Waiting,
+            status: StageStatus::Waiting,
             run: None,
             hash: None,
             outputs: BTreeMap::new(),
@@ -49,7 +49,7 @@ impl StepState {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum StepStatus {
+pub enum StageStatus {
     /// For other steps, or for room on the machine.
     Waiting,
     Running,
@@ -62,7 +62,7 @@ pub enum StepStatus {
     Stopped,
 }
 
-impl StepStatus {
+impl StageStatus {
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
