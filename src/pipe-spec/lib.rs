@@ -14,7 +14,6 @@ pub mod predict;
 mod problem;
 pub mod run;
 mod run_folder;
-pub mod separator;
 mod stage_state;
 pub mod study;
 pub mod text;

@@ -14,7 +14,7 @@ use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{EngineRequest, Image, Mount, OutputRef, Pipeline, Problems, Stage};
 use pipe_spec::run::{StageState, StageStatus};
 use pipe_spec::{Cause, Job, Lock, PipeExit, RunFolder, RunState, Status};
-use schedule::Room;
+use schedule::Resources;
 
 use super::children;
 use super::launch::template;
@@ -187,7 +187,7 @@ impl<'a> StagesDriver<'a> {
 
     async fn run_stages(&mut self) -> Result<(), Error> {
         let takes = self.resources_of_stages().await;
-        let room = Room::of_machine();
+        let room = Resources::of_machine();
         loop {
             self.poll_stages()?;
             if self.stopping.is_none() {
@@ -217,13 +217,13 @@ impl<'a> StagesDriver<'a> {
     }
 
     /// What each step takes of this machine: nothing where its job runs on another.
-    async fn resources_of_stages(&mut self) -> Vec<Room> {
+    async fn resources_of_stages(&mut self) -> Vec<Resources> {
         let parsed = self.parsed;
         let mut rooms = Vec::new();
         for step in &parsed.graph.steps {
             // What is wrong with its engine is said when it begins.
             let is_here = self.engine_of(step).await.map_or(true, |engine| engine.is_here());
-            rooms.push(if is_here { Room::of_step(&step.pipeline.container) } else { Room::NOTHING });
+            rooms.push(if is_here { Resources::of_step(&step.pipeline.container) } else { Resources::NOTHING });
         }
         rooms
     }

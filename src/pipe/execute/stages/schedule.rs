@@ -5,13 +5,13 @@ use pipe_spec::run::{StageState, StageStatus};
 
 /// What steps share: the processors and the memory of this machine. For cards they queue like all runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Room {
+pub struct Resources {
     pub cpus: f64,
     /// Bytes.
     pub memory: u64,
 }
 
-impl Room {
+impl Resources {
     pub const NOTHING: Self = Self { cpus: 0.0, memory: 0 };
 
     /// Of this machine. Memory that cannot be read is not counted.
@@ -31,9 +31,9 @@ impl Room {
 }
 
 /// The steps to begin, in their order. One that is larger than the machine begins when it would be alone.
-pub fn startable(steps: &[StageState], takes: &[Room], room: Room) -> Vec<usize> {
+pub fn startable(steps: &[StageState], takes: &[Resources], room: Resources) -> Vec<usize> {
     let done = |name: &String| steps.iter().any(|step| step.name == *name && step.status.is_done());
-    let mut used: Vec<Room> = steps
+    let mut used: Vec<Resources> = steps
         .iter()
         .zip(takes)
         .filter(|(step, _)| step.status == StageStatus::Running)
@@ -69,8 +69,8 @@ mod tests {
 
     #[test]
     fn a_step_begins_after_those_that_it_needs() {
-        let room = Room { cpus: 8.0, memory: 8 };
-        let takes = [Room { cpus: 1.0, memory: 1 }; 4];
+        let room = Resources { cpus: 8.0, memory: 8 };
+        let takes = [Resources { cpus: 1.0, memory: 1 }; 4];
         for (first, left, right, want) in [
             (Waiting, Waiting, Waiting, &[0][..]),
             (Running, Waiting, Waiting, &[]),
@@ -91,10 +91,10 @@ mod tests {
     #[test]
     fn steps_run_side_by_side_where_there_is_room() {
         let graph = steps(&[("a", &[], Waiting), ("b", &[], Waiting), ("c", &[], Waiting)]);
-        let takes = |cpus: [f64; 3], memory: [u64; 3]| -> Vec<Room> {
-            cpus.into_iter().zip(memory).map(|(cpus, memory)| Room { cpus, memory }).collect()
+        let takes = |cpus: [f64; 3], memory: [u64; 3]| -> Vec<Resources> {
+            cpus.into_iter().zip(memory).map(|(cpus, memory)| Resources { cpus, memory }).collect()
         };
-        let room = Room { cpus: 2.0, memory: 10 };
+        let room = Resources { cpus: 2.0, memory: 10 };
         for (cpus, memory, want) in [
             ([1.0; 3], [0; 3], &[0, 1][..]),
             ([0.5; 3], [0; 3], &[0, 1, 2]),

@@ -6,8 +6,8 @@ use pipe_spec::{Cause, Outcome, PipeExit, RunState, Status};
 use serde_json::{Value, json};
 
 use super::curve::{self, Curves};
-use super::propose::Refused;
-use super::{Live, MAX_FAILURES, StudyDriver, propose, same, trial};
+use super::propose::{self, Refused};
+use super::{Live, MAX_FAILURES, StudyDriver, feasibility, trial};
 use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::children;
@@ -230,7 +230,8 @@ impl StudyDriver<'_> {
     /// Remembers that trials like this do not fit.
     fn note_too_large(&mut self, run: &RunState) {
         let text = std::fs::read_to_string(run::folder_of(&run.id).resolved()).unwrap_or_default();
-        let name = registry::parse_pipeline(&text, &[], self.variables).ok().as_ref().and_then(same::memory_name);
+        let name =
+            registry::parse_pipeline(&text, &[], self.variables).ok().as_ref().and_then(feasibility::memory_name);
         let batch = run.attempts().first().map_or(String::new(), |attempt| format!("batch {} ", attempt.batch));
         let known = run.infeasible().map(str::to_owned);
         let why = known.unwrap_or_else(|| format!("{batch}ran out of memory with the same settings, in {}", run.id));

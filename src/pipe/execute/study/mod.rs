@@ -3,9 +3,8 @@
 
 mod curve;
 mod end;
+mod feasibility;
 mod propose;
-mod room;
-mod same;
 pub mod trial;
 mod view;
 mod watch;
@@ -16,10 +15,10 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use curve::Curves;
+use feasibility::Trainings;
 use pipe_search::{Direction, Journal, Space, Trial, TrialState, importances};
 use pipe_spec::study::{OomPolicy, Study};
 use pipe_spec::{RunFolder, Status, Variables};
-use same::Trainings;
 use serde_json::{Map, Value};
 
 use super::children;

@@ -10,8 +10,7 @@ use pipe_spec::study::{self, Goal, Objective, OomPolicy, PruneKind, SamplerKind,
 use serde_json::{Map, Value, json};
 
 use super::curve::Curves;
-use super::room::{self, Room};
-use super::same::{self, Trainings};
+use super::feasibility::{self, MemoryForecast, Trainings};
 use super::{Live, StudyDriver, refuses, trial};
 use crate::error::Error;
 use crate::execute::children;
@@ -36,7 +35,7 @@ pub struct Refused {
 /// What there is to do for a trial.
 struct Planned {
     pipeline: Pipeline,
-    room: Room,
+    room: MemoryForecast,
 }
 
 impl StudyDriver<'_> {
@@ -72,10 +71,10 @@ impl StudyDriver<'_> {
         if let Some(first) = self.same_training(&planned.pipeline) {
             return self.add_repeated(proposed, first);
         }
-        self.note_room(&mut proposed, &planned.room);
+        self.note_forecast(&mut proposed, &planned.room);
         if let Some(why) = self.known_too_large(&planned.pipeline) {
             proposed.user_attrs.insert(trial::ERROR.to_owned(), json!(why));
-            return self.add_infeasible(proposed, room::LEAST_EXCESS.max(planned.room.excess()));
+            return self.add_infeasible(proposed, feasibility::LEAST_EXCESS.max(planned.room.excess()));
         }
         if !planned.room.fits && (refuses(self.study) || planned.room.smaller.is_none()) {
             return self.add_infeasible(proposed, planned.room.excess());
@@ -185,7 +184,7 @@ impl StudyDriver<'_> {
             pipeline = self.study.pipeline(&name, &trial.point, &more, self.variables).map_err(invalid_in(self))?;
         }
         template::check(self.engine.as_ref(), &pipeline, pipe_spec::Job::Train)?;
-        let room = room::foresee(&pipeline, &config, self.engine.as_ref())?;
+        let room = feasibility::foresee(&pipeline, &config, self.engine.as_ref())?;
         if let (false, OomPolicy::Shrink, Some(batch)) = (room.fits, self.study.oom, room.smaller) {
             let effective = pipeline.work.effective_batch();
             // The same training, cut into smaller batches.
@@ -256,7 +255,7 @@ impl StudyDriver<'_> {
         Ok(())
     }
 
-    fn note_room(&self, proposed: &mut Trial, room: &Room) {
+    fn note_forecast(&self, proposed: &mut Trial, room: &MemoryForecast) {
         let known = [(trial::PREDICTED_PEAK, room.predicted), (trial::CAPACITY, room.capacity)];
         for (name, bytes) in known.into_iter().filter_map(|(name, bytes)| Some((name, bytes?))) {
             proposed.user_attrs.insert(name.to_owned(), json!(bytes));
@@ -287,7 +286,7 @@ impl StudyDriver<'_> {
 
     /// Why a trial like this is known not to fit, if it is.
     fn known_too_large(&self, pipeline: &Pipeline) -> Option<String> {
-        self.search.too_large.get(&same::memory_name(pipeline)?).filter(|_| refuses(self.study)).cloned()
+        self.search.too_large.get(&feasibility::memory_name(pipeline)?).filter(|_| refuses(self.study)).cloned()
     }
 
     /// Nothing of the space fits: says what the smallest of it needs.
