@@ -9,38 +9,57 @@ use serde_json::{Map, Value};
 
 use crate::csv::CsvRecords;
 use crate::format::{self, CHUNK, Compression};
+use crate::row::DataError;
 
 /// The longest row of a compressed file whose rows are looked into.
 const LONGEST_ROW: u64 = 256 << 20;
 
-/// Where rows are written to.
+/// Where rows are written to. No type parameter: what reads is compiled in this crate, and optimised with it.
 pub trait RowSink {
-    type Error;
-
     /// Where rows are appended.
     fn buffer(&mut self) -> &mut Vec<u8>;
 
     /// Follows every row.
-    fn row_done(&mut self) -> Result<(), Self::Error>;
+    fn row_done(&mut self) -> Result<(), Stopped>;
 
     /// A file beside the rows.
-    fn file(&mut self, folder: String, name: String, bytes: Vec<u8>) -> Result<(), Self::Error>;
+    fn file(&mut self, folder: String, name: String, bytes: Vec<u8>) -> Result<(), Stopped>;
+}
 
-    /// The error for something wrong with the file that rows are read from.
-    fn fail(&self, message: String) -> Self::Error;
+/// A sink takes no more, and knows why.
+#[derive(Debug)]
+pub struct Stopped;
+
+/// Why not all of a file was written.
+#[derive(Debug)]
+pub enum ReadError {
+    /// Something wrong with the file.
+    File(String),
+    Stopped,
+}
+
+impl From<Stopped> for ReadError {
+    fn from(_: Stopped) -> Self {
+        Self::Stopped
+    }
+}
+
+impl From<io::Error> for ReadError {
+    fn from(error: io::Error) -> Self {
+        Self::File(error.to_string())
+    }
 }
 
 /// Writes what a compressed file holds; `progress` is told how many bytes of the file are read.
-pub fn copy<S: RowSink>(
+pub fn copy(
     path: &Path,
     compression: Compression,
-    progress: impl FnMut(u64),
-    sink: &mut S,
-) -> Result<(), S::Error> {
-    let mut stream = open(path, compression, progress).map_err(|error| sink.fail(error.to_string()))?;
+    progress: &dyn Fn(u64),
+    sink: &mut dyn RowSink,
+) -> Result<(), ReadError> {
+    let mut stream = open(path, compression, progress)?;
     loop {
-        let read = stream.by_ref().take(CHUNK as u64).read_to_end(sink.buffer());
-        match read.map_err(|error| sink.fail(error.to_string()))? {
+        match stream.by_ref().take(CHUNK as u64).read_to_end(sink.buffer())? {
             0 => return Ok(()),
             _ => sink.row_done()?,
         }
@@ -48,29 +67,30 @@ pub fn copy<S: RowSink>(
 }
 
 /// The same for rows that name pictures in `column`, relative to `folder`.
-pub fn copy_with_pictures<S: RowSink>(
+pub fn copy_with_pictures(
     path: &Path,
     compression: Compression,
-    progress: impl FnMut(u64),
-    sink: &mut S,
+    progress: &dyn Fn(u64),
+    sink: &mut dyn RowSink,
     (column, folder): (&str, &Path),
-) -> Result<(), S::Error> {
-    let stream = open(path, compression, progress).map_err(|error| sink.fail(error.to_string()))?;
+) -> Result<(), ReadError> {
+    let stream = open(path, compression, progress)?;
     match format::inner_ending(path) {
         Some("csv" | "tsv") => csv_rows(path, stream, sink, column, folder),
         _ => json_rows(stream, sink, column, folder),
     }
 }
 
-fn json_rows<S: RowSink>(stream: impl Read, sink: &mut S, column: &str, folder: &Path) -> Result<(), S::Error> {
+fn json_rows(stream: impl Read, sink: &mut dyn RowSink, column: &str, folder: &Path) -> Result<(), ReadError> {
     let mut lines = BufReader::with_capacity(CHUNK, stream);
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
-        let read = lines.by_ref().take(LONGEST_ROW).read_until(b'\n', &mut line);
-        match read.map_err(|error| sink.fail(error.to_string()))? as u64 {
+        match lines.by_ref().take(LONGEST_ROW).read_until(b'\n', &mut line)? as u64 {
             0 => break,
-            LONGEST_ROW => return Err(sink.fail(format!("line {number}: longer than {} MiB", LONGEST_ROW >> 20))),
+            LONGEST_ROW => {
+                return Err(ReadError::File(format!("line {number}: longer than {} MiB", LONGEST_ROW >> 20)));
+            }
             _ => {}
         }
         // What is no row is for the trainer to name, as in a plain file.
@@ -79,7 +99,7 @@ fn json_rows<S: RowSink>(stream: impl Read, sink: &mut S, column: &str, folder: 
             Ok(mut row) => {
                 match row.get_mut(column) {
                     Some(Value::String(path)) => *path = whole_path(folder, path),
-                    Some(Value::Number(_)) => return Err(by_number(sink, number)),
+                    Some(Value::Number(_)) => return Err(by_number(number)),
                     _ => {}
                 }
                 serde_json::to_writer(sink.buffer(), &row).expect("a row that was read can be written");
@@ -91,23 +111,23 @@ fn json_rows<S: RowSink>(stream: impl Read, sink: &mut S, column: &str, folder: 
     Ok(())
 }
 
-fn csv_rows<S: RowSink>(
+fn csv_rows(
     path: &Path,
     stream: impl Read,
-    sink: &mut S,
+    sink: &mut dyn RowSink,
     column: &str,
     folder: &Path,
-) -> Result<(), S::Error> {
-    let records = CsvRecords::from_stream(path, stream, LONGEST_ROW);
-    let records = records.map_err(|error| sink.fail(error.message))?;
+) -> Result<(), ReadError> {
+    let wrong = |error: DataError| ReadError::File(error.in_file());
+    let records = CsvRecords::from_stream(path, stream, LONGEST_ROW).map_err(wrong)?;
     let (separator, mut index) = (records.separator(), None);
     for (number, row) in (1..).zip(records) {
-        let mut row = row.map_err(|error| sink.fail(error.in_file()))?;
+        let mut row = row.map_err(wrong)?;
         if number == 1 {
             index = row.iter().position(|name| name.trim() == column);
         } else if let Some(path) = index.and_then(|index| row.get(index)) {
             if picture_ref(path) == PictureRef::Number {
-                return Err(by_number(sink, number));
+                return Err(by_number(number));
             }
             let whole = whole_path(folder, path);
             row = row.iter().enumerate().map(|(at, cell)| if Some(at) == index { &whole } else { cell }).collect();
@@ -115,32 +135,32 @@ fn csv_rows<S: RowSink>(
         let mut writer = csv::WriterBuilder::new().flexible(true).delimiter(separator).from_writer(sink.buffer());
         let written = writer.write_record(&row).and_then(|()| Ok(writer.flush()?));
         drop(writer);
-        written.map_err(|error| sink.fail(error.to_string()))?;
+        written.map_err(|error| ReadError::File(error.to_string()))?;
         sink.row_done()?;
     }
     Ok(())
 }
 
-fn by_number<S: RowSink>(sink: &S, line: u64) -> S::Error {
-    sink.fail(format!(
+fn by_number(line: u64) -> ReadError {
+    ReadError::File(format!(
         "line {line}: a picture by its number; images.safetensors is found only beside a plain .jsonl or .csv file"
     ))
 }
 
-fn open<'a>(path: &Path, compression: Compression, progress: impl FnMut(u64) + 'a) -> io::Result<Box<dyn Read + 'a>> {
+fn open<'a>(path: &Path, compression: Compression, progress: &'a dyn Fn(u64)) -> io::Result<Box<dyn Read + 'a>> {
     let counted = Counted { file: File::open(path)?, bytes: 0, progress };
     let stream = format::decompress(compression, counted).map_err(describe)?;
     Ok(Box::new(Described(stream)))
 }
 
 /// A source file that tells how much of it was read.
-struct Counted<P> {
+struct Counted<'a> {
     file: File,
     bytes: u64,
-    progress: P,
+    progress: &'a dyn Fn(u64),
 }
 
-impl<P: FnMut(u64)> Read for Counted<P> {
+impl Read for Counted<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read(buffer)?;
         self.bytes += count as u64;

@@ -11,7 +11,7 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 use pipe_spec::pipeline::{Data, Task};
 
-use crate::compressed::RowSink;
+use crate::compressed::{ReadError, RowSink, Stopped};
 use crate::{ColumnSelection, ParquetTable};
 
 /// Counts the bytes that this thread has on the heap: other tests run beside it.
@@ -50,25 +50,19 @@ struct Lines {
 }
 
 impl RowSink for Lines {
-    type Error = String;
-
     fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.buffer
     }
 
-    fn row_done(&mut self) -> Result<(), String> {
+    fn row_done(&mut self) -> Result<(), Stopped> {
         if self.drops {
             self.buffer.clear();
         }
         Ok(())
     }
 
-    fn file(&mut self, _folder: String, _name: String, _bytes: Vec<u8>) -> Result<(), String> {
+    fn file(&mut self, _folder: String, _name: String, _bytes: Vec<u8>) -> Result<(), Stopped> {
         Ok(())
-    }
-
-    fn fail(&self, message: String) -> String {
-        message
     }
 }
 
@@ -104,7 +98,11 @@ fn column<T: DataType>(
 fn read(path: &Path, selection: &ColumnSelection) -> Result<String, String> {
     let table = ParquetTable::open(path, selection)?;
     let mut lines = Lines::default();
-    (0..table.groups()).try_for_each(|group| table.read(group, Path::new("/data"), &mut lines))?;
+    let read = (0..table.groups()).try_for_each(|group| table.read(group, Path::new("/data"), &mut lines));
+    if let Err(error) = read {
+        let ReadError::File(message) = error else { panic!("nothing stops it") };
+        return Err(message);
+    }
     Ok(String::from_utf8(lines.buffer).unwrap())
 }
 

@@ -16,7 +16,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 
 use crate::columns::ColumnSelection;
-use crate::compressed::{self, RowSink};
+use crate::compressed::{self, ReadError, RowSink};
 use column::{Cells, Column, Picture, SharedFile};
 use shape::{Shape, key};
 use value::{Kind, Style};
@@ -99,18 +99,19 @@ impl ParquetTable {
     }
 
     /// Writes the rows of a row group. Paths of pictures begin in `folder`.
-    pub fn read<S: RowSink>(&self, group: usize, folder: &Path, sink: &mut S) -> Result<(), S::Error> {
+    pub fn read(&self, group: usize, folder: &Path, sink: &mut dyn RowSink) -> Result<(), ReadError> {
         if group == 0 && self.style == Style::Csv {
             self.header(sink.buffer());
         }
         let before: u64 = (0..group).map(|group| self.rows_in(group)).sum();
-        let mut cells = self.cells(group).map_err(|error| sink.fail(in_group(group, &error)))?;
+        let mut cells = self.cells(group).map_err(|error| ReadError::File(in_group(group, &error)))?;
         for row in 0..self.rows_in(group) {
             let number = before + row + 1;
             for (index, (column, cells)) in self.columns.iter().zip(&mut cells).enumerate() {
                 self.begin(sink.buffer(), index);
-                let field =
-                    cells.next().map_err(|failure| sink.fail(self.failure(group, column, number, row, &failure)))?;
+                let field = cells
+                    .next()
+                    .map_err(|failure| ReadError::File(self.failure(group, column, number, row, &failure)))?;
                 let is_picture = self.pictures.as_ref() == Some(&column.name);
                 let written = match is_picture.then(|| column::picture(&field, folder)) {
                     Some(Ok(Picture::Inside(bytes))) => {
@@ -125,7 +126,7 @@ impl ParquetTable {
                     None => column.shape.write(sink.buffer(), &field, self.style),
                 };
                 let wrong = |found: String| format!("row {number}: the column {:?} holds {found}", column.name);
-                written.map_err(|found| sink.fail(wrong(found)))?;
+                written.map_err(|found| ReadError::File(wrong(found)))?;
             }
             sink.buffer().extend_from_slice(if self.style == Style::Json { b"}\n" } else { b"\n" });
             sink.row_done()?;

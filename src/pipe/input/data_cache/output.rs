@@ -8,7 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use pipe_data::compressed::RowSink;
+use pipe_data::compressed::{ReadError, RowSink, Stopped};
 use pipe_data::{panic_message, reader_thread};
 
 use super::entry::Watch;
@@ -177,45 +177,38 @@ enum Message {
 }
 
 /// Where a reader puts its rows.
-pub struct Pieces<'a> {
+pub struct Pieces {
     send: SyncSender<Message>,
     buffer: Vec<u8>,
     rows: u64,
-    fail: &'a (dyn Fn(String) -> Error + Sync),
 }
 
-impl RowSink for Pieces<'_> {
-    type Error = Error;
-
+impl RowSink for Pieces {
     fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.buffer
     }
 
-    fn row_done(&mut self) -> Result<(), Error> {
+    fn row_done(&mut self) -> Result<(), Stopped> {
         self.rows += 1;
         if self.buffer.len() >= PIECE { self.flush() } else { Ok(()) }
     }
 
-    fn file(&mut self, folder: String, name: String, bytes: Vec<u8>) -> Result<(), Error> {
+    fn file(&mut self, folder: String, name: String, bytes: Vec<u8>) -> Result<(), Stopped> {
         self.send(Message::Piece(Piece::File { folder, name, bytes }))
-    }
-
-    fn fail(&self, message: String) -> Error {
-        (self.fail)(message)
     }
 }
 
-impl Pieces<'_> {
+impl Pieces {
     /// Sends what was collected.
-    fn flush(&mut self) -> Result<(), Error> {
+    fn flush(&mut self) -> Result<(), Stopped> {
         let bytes = std::mem::replace(&mut self.buffer, Vec::with_capacity(PIECE + PIECE / 8));
         let rows = std::mem::take(&mut self.rows);
         if bytes.is_empty() { Ok(()) } else { self.send(Message::Piece(Piece::Rows { bytes, rows })) }
     }
 
     /// If the writer has ended, it reports its own error.
-    fn send(&self, message: Message) -> Result<(), Error> {
-        self.send.send(message).map_err(|_| Error::Interrupted)
+    fn send(&self, message: Message) -> Result<(), Stopped> {
+        self.send.send(message).map_err(|_| Stopped)
     }
 }
 
@@ -224,7 +217,7 @@ impl Pieces<'_> {
 pub fn transfer(
     readers: usize,
     groups: usize,
-    read: impl Fn(usize, &mut Pieces<'_>) -> Result<(), Error> + Sync,
+    read: impl Fn(usize, &mut Pieces) -> Result<(), ReadError> + Sync,
     fail: impl Fn(String) -> Error + Sync,
     mut write: impl FnMut(Piece) -> Result<(), Error>,
 ) -> Result<(), Error> {
@@ -236,12 +229,16 @@ pub fn transfer(
             channels.push(receive);
             let (read, fail) = (&read, &fail);
             let work = move || {
-                let mut pieces = Pieces { send, buffer: Vec::new(), rows: 0, fail };
+                let mut pieces = Pieces { send, buffer: Vec::new(), rows: 0 };
                 for group in (reader..groups).step_by(readers) {
                     let made = std::panic::catch_unwind(AssertUnwindSafe(|| {
-                        read(group, &mut pieces).and_then(|()| pieces.flush())
+                        read(group, &mut pieces).and_then(|()| Ok(pieces.flush()?))
                     }));
-                    let ended = made.unwrap_or_else(|panic| Err(fail(panic_message(panic.as_ref()))));
+                    let ended = made.unwrap_or_else(|panic| Err(ReadError::File(panic_message(panic.as_ref()))));
+                    let ended = ended.map_err(|error| match error {
+                        ReadError::File(message) => fail(message),
+                        ReadError::Stopped => Error::Interrupted,
+                    });
                     let goes_on = ended.is_ok();
                     if pieces.send(Message::Ended(ended)).is_err() || !goes_on {
                         return;
@@ -268,7 +265,7 @@ pub fn transfer(
 mod tests {
     use super::*;
 
-    fn read(group: usize, pieces: &mut Pieces<'_>) -> Result<(), Error> {
+    fn read(group: usize, pieces: &mut Pieces) -> Result<(), ReadError> {
         for row in 0..12_000 {
             pieces.buffer().extend_from_slice(format!("{group} {row} {:>100}\n", "x").as_bytes());
             pieces.row_done()?;

@@ -114,12 +114,12 @@ impl Source {
                 };
                 let mut output = Output::create(job, folder, &file, needed)?;
                 let progress = |bytes| job.set_done(bytes);
-                let read = |_: usize, pieces: &mut Pieces<'_>| match &selection.pictures {
+                let read = |_: usize, pieces: &mut Pieces| match &selection.pictures {
                     Some(column) => {
                         let pictures = (column.as_str(), self.folder.as_path());
-                        compressed::copy_with_pictures(job.host, compression, progress, pieces, pictures)
+                        compressed::copy_with_pictures(job.host, compression, &progress, pieces, pictures)
                     }
-                    None => compressed::copy(job.host, compression, progress, pieces),
+                    None => compressed::copy(job.host, compression, &progress, pieces),
                 };
                 output::transfer(1, 1, read, |damage| job.fail(damage), |piece| output.take(piece))?;
                 output
@@ -144,7 +144,7 @@ impl Source {
     ) -> Result<Output<'a>, Error> {
         let table = ParquetTable::open(&self.host, selection).map_err(|why| job.fail(why))?;
         let mut output = Output::create(job, folder, file, Some(table.bytes()))?;
-        let read = |group: usize, pieces: &mut Pieces<'_>| table.read(group, &self.folder, pieces);
+        let read = |group: usize, pieces: &mut Pieces| table.read(group, &self.folder, pieces);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let readers = processors.min(READERS).min((AT_ONCE / table.largest_group().max(1)) as usize);
         let mut done = 0;
