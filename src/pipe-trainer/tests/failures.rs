@@ -197,14 +197,6 @@ fn a_loss_that_is_not_finite_saves_nothing() {
     assert_eq!(checkpoints(&bench), ["step-00000001"]);
 }
 
-/// The most that any trainer of this program has held so far: what it allocated, and the libraries that it mapped.
-fn peak() -> u64 {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the pointer is valid for a write.
-    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()) };
-    unsafe { usage.assume_init() }.ru_maxrss.cast_unsigned() * 1024
-}
-
 /// Bytes that the program maps without allocating them.
 const LIBRARIES: u64 = 600 << 20;
 
@@ -246,10 +238,11 @@ fn absurd_sizes_are_named() {
     ];
     for (pointer, value, want) in cases {
         let mut bench = Bench::golden();
-        let ended = bench.set("/memory/limit", json!("400m")).set(pointer, value).train().expect(3);
+        let (ended, peak) = bench.set("/memory/limit", json!("400m")).set(pointer, value).train_and_measure();
+        let ended = ended.expect(3);
         assert!(ended.stderr.contains(want), "{}", ended.stderr);
+        assert!(peak < (450 << 20) + LIBRARIES, "{} MiB", peak >> 20);
     }
-    assert!(peak() < (450 << 20) + LIBRARIES, "{} MiB", peak() >> 20);
 }
 
 /// A tokenizer that makes a megabyte of every letter, and a row that has many.
@@ -265,10 +258,11 @@ fn a_tokenizer_that_blows_texts_up_is_held_to_the_limit() {
     let row = |text: &str| format!("{{\"source\": \"{text}\", \"target\": \"b\"}}\n");
     fs::write(&data, row("b") + &row(&"a".repeat(5000)) + &row("b")).unwrap();
     bench.set("/tokenizer", json!(path)).set("/data/train", json!(data)).set("/memory/limit", json!("400m"));
-    let ended = bench.train().expect(43);
+    let (ended, peak) = bench.train_and_measure();
+    let ended = ended.expect(43);
     assert!(ended.stderr.contains(" while reading row 2 of "), "{}", ended.stderr);
     assert!(ended.stderr.contains("rows.jsonl"), "{}", ended.stderr);
-    assert!(peak() < (450 << 20) + LIBRARIES, "{} MiB", peak() >> 20);
+    assert!(peak < (450 << 20) + LIBRARIES, "{} MiB", peak >> 20);
 }
 
 /// A table is held whole: where it does not fit, the row is named in the record.
@@ -282,11 +276,12 @@ fn a_table_that_does_not_fit_names_its_row() {
     (0..40_000).for_each(|_| file.write_all(row.as_bytes()).unwrap());
     drop(file);
     bench.set("/data/train", json!(data)).set("/memory/limit", json!("200m"));
-    let ended = bench.train().expect(43);
+    let (ended, peak) = bench.train_and_measure();
+    let ended = ended.expect(43);
     assert!(ended.stderr.contains("the memory limit was reached while reading row "), "{}", ended.stderr);
     let record: OomRecord =
         serde_json::from_slice(&fs::read(bench.run_folder().attempt(1).job().oom()).unwrap()).unwrap();
     assert_eq!(record.memory, MemoryKind::Host);
     assert!(record.message.contains("table.csv"), "{}", record.message);
-    assert!(peak() < (450 << 20) + LIBRARIES, "{} MiB", peak() >> 20);
+    assert!(peak < (450 << 20) + LIBRARIES, "{} MiB", peak >> 20);
 }

@@ -156,6 +156,19 @@ impl Bench {
         Ended::from(self.start_to(verb).wait_with_output().unwrap())
     }
 
+    /// Trains in a process of its own. Returns also the most bytes that it held: what it allocated, and the libraries that it mapped.
+    /// A small program starts it: Linux counts the memory of the one that starts a process as that of the process.
+    pub fn train_and_measure(&self) -> (Ended, u64) {
+        const MEASURE: &str = "import resource, subprocess, sys\nended = subprocess.run(sys.argv[2:])\nwith open(sys.argv[1], 'w') \
+                               as file: file.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))\n\
+                               sys.exit(ended.returncode)";
+        let peak = self.root.join("peak");
+        let mut command = Command::new("python3");
+        command.args(["-c", MEASURE]).arg(&peak).arg(trainer().get_program()).args(["train", "--spec"]);
+        let ended = Ended::from(command.arg(self.write_spec()).output().unwrap());
+        (ended, fs::read_to_string(&peak).unwrap().parse::<u64>().unwrap() * 1024)
+    }
+
     /// Trains until a line with `text` is written, and sends SIGTERM or SIGKILL. Whether that ended it: under load the rest of a
     /// training may be faster than a signal.
     fn strike(&self, text: &str, signal: i32) -> bool {
