@@ -5,4 +5,6 @@ mod memory;
 mod process;
 
 pub use memory::{HostAllocator, HostMemory, exhausted, lift_limit, set_limit, total_memory};
-pub use process::{Stop, bytes_moved, cpu_time, die_with_this_process, training_started, watch_lease};
+pub use process::{
+    Stop, bytes_moved, cpu_time, die_with_this_process, offer_to_be_killed, training_started, watch_lease,
+};

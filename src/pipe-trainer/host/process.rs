@@ -76,6 +76,12 @@ impl Stop {
     }
 }
 
+/// Asks the kernel to kill this process before any other where memory runs out. Where that cannot be asked, the largest one is killed.
+pub fn offer_to_be_killed() {
+    std::fs::write("/proc/self/oom_score_adj", "1000")
+        .unwrap_or_else(|error| tracing::debug!("oom_score_adj: {error}"));
+}
+
 /// The kernel kills the other process when this one dies.
 pub fn die_with_this_process(command: &mut Command) {
     let parent = std::process::id();

@@ -19,6 +19,7 @@ use super::training::LONGEST_SAMPLE_COUNT;
 use crate::boundary;
 use crate::data::{self, Reader, SampleOrder};
 use crate::error::TrainerError;
+use crate::host::offer_to_be_killed;
 use crate::model::Definition;
 use crate::session::events::{Console, Events};
 use crate::session::spec;
@@ -59,6 +60,8 @@ pub struct Ready {
 
 /// An error is for the parent to report, and ends the process here; it is returned where the parent does not take it.
 pub fn measure(spec_file: &Path, console: Console) -> Result<(), TrainerError> {
+    // Whoever searches for the largest batch must live to hear that this one did not fit.
+    offer_to_be_killed();
     let ended = boundary::guard(|| answer_batches(spec_file, console));
     if let Err(error) = &ended {
         let exit = error.exit_code().code();
