@@ -1,4 +1,4 @@
-//! The four contracts of pipe as types: the pipeline file, the events, the exit codes and the run folder.
+//! The contracts of pipe as types: the pipeline file, the trainer spec, the events, the exit codes, the run folder and the lock.
 //!
 //! The runner (`pipe`) and the trainer (`pipe-trainer`) meet only here. This crate must not know about containers,
 //! tensors, command lines or async.

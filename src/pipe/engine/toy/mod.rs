@@ -1,4 +1,4 @@
-//! The engine of `docs/adding-an-engine.md`, for tests only: its jobs are tasks of this process that write the events of a
+//! The engine of `docs/dev/adding-an-engine.md`, for tests only: its jobs are tasks of this process that write the events of a
 //! training without training anything. A batch above `toy.fits` runs out of memory.
 
 mod tests;
