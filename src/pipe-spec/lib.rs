@@ -3,6 +3,7 @@
 //! The runner (`pipe`) and the trainer (`pipe-trainer`) meet only here. This crate must not know about containers,
 //! tensors, command lines or async.
 
+mod attempt;
 pub mod evaluation;
 pub mod event;
 pub mod exit;

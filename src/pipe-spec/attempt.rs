@@ -1,0 +1,176 @@
+//! One attempt of a run as `run.json` holds it: its settings, its figures, how it ended and why.
+
+use serde::{Deserialize, Serialize};
+
+/// One container (or process) of a run. `outcome` is absent while it runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attempt {
+    pub number: u32,
+    pub batch: u32,
+    pub accum: u32,
+    /// Trainer processes that shared its steps.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub ranks: u32,
+    pub outcome: Option<Outcome>,
+    pub cause: Option<Cause>,
+    /// The cause as text.
+    pub reason: Option<String>,
+    /// What the next attempt changed, as text.
+    pub action: Option<String>,
+    /// Whether a person resumed the run with this attempt.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resumed: bool,
+    /// The changes of `on_oom.then` that were in effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<String>,
+    /// Seconds since the Unix epoch.
+    #[serde(default)]
+    pub began: f64,
+    pub first_step: Option<u64>,
+    pub last_step: Option<u64>,
+    pub first_loss: Option<f64>,
+    pub last_loss: Option<f64>,
+    pub seconds: f64,
+    /// Bytes.
+    pub peak_memory: Option<u64>,
+    pub exit_code: Option<i64>,
+    /// The container's id, while there is one.
+    pub container: Option<String>,
+    /// How far `log.txt` has come, while the job runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogPosition>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(number: &u32) -> bool {
+    *number == 1
+}
+
+/// How much of a job's log was read and written down.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogPosition {
+    /// Bytes of `log.txt`.
+    pub bytes: u64,
+    /// The last lines that were read of the two streams, as the engine stamps them.
+    pub stdout: Option<LogStamp>,
+    pub stderr: Option<LogStamp>,
+}
+
+/// When the engine took a line in, and which of those with the same time it is, counted from 1.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LogStamp {
+    pub time: String,
+    pub count: u32,
+}
+
+impl Attempt {
+    pub fn new(number: u32, batch: u32, accum: u32) -> Self {
+        Self {
+            number,
+            batch,
+            accum,
+            ranks: 1,
+            outcome: None,
+            cause: None,
+            reason: None,
+            action: None,
+            resumed: false,
+            changes: Vec::new(),
+            began: 0.0,
+            first_step: None,
+            last_step: None,
+            first_loss: None,
+            last_loss: None,
+            seconds: 0.0,
+            peak_memory: None,
+            exit_code: None,
+            container: None,
+            log: None,
+        }
+    }
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    Finished,
+    Oom,
+    Stopped,
+    Failed,
+}
+
+impl Outcome {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Oom => "oom",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Why an attempt ended before it was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// The card's reserved minus allocated memory would have held the request.
+    Fragmented,
+    /// The batch does not fit on the card.
+    Capacity,
+    /// Other processes hold the requested memory.
+    Neighbour,
+    /// Only evaluation does not fit on the card.
+    EvalOnly,
+    /// The model or its optimizer does not fit on the card: no batch would help.
+    Model,
+    /// The host's memory, or what the container may use of it, ran out.
+    HostMemory,
+    /// Something killed it, and it was not for memory.
+    Killed,
+    /// The trainer said what was wrong and ended itself.
+    Trainer,
+    /// The container or process went away without an exit code.
+    Vanished,
+    /// A person stopped it.
+    Requested,
+    /// What ran it went away: the engine, the machine, or the `pipe` whose child it was.
+    Interrupted,
+    /// The time that the cluster gave the job was over.
+    TimeLimit,
+    /// The cluster needed its place for another job.
+    Preempted,
+    /// A machine of the cluster that it ran on is gone.
+    NodeLost,
+    /// A person cancelled its job with the cluster's own means.
+    Cancelled,
+}
+
+impl Cause {
+    pub const ALL: [Self; 15] = [
+        Self::Fragmented,
+        Self::Capacity,
+        Self::Neighbour,
+        Self::EvalOnly,
+        Self::Model,
+        Self::HostMemory,
+        Self::Killed,
+        Self::Trainer,
+        Self::Vanished,
+        Self::Requested,
+        Self::Interrupted,
+        Self::TimeLimit,
+        Self::Preempted,
+        Self::NodeLost,
+        Self::Cancelled,
+    ];
+
+    /// Whether an attempt that ended so is followed by the same again, from its last checkpoint.
+    pub fn goes_on(self) -> bool {
+        matches!(self, Self::Interrupted | Self::TimeLimit | Self::Preempted | Self::NodeLost)
+    }
+}
