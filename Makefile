@@ -56,8 +56,9 @@ demo-gpu: build data/demo/train.jsonl
 data/demo/train.jsonl: | build
 	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
 
-# The tests, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must), the commands of the docs, a few
-# storms, and the attention kernels on the CPU. What the tests need is fetched while they are compiled.
+# The tests, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must), some of them on Podman and Docker 26
+# where tests/engines/daemon has installed them, the commands of the docs, a few storms, and the attention kernels on the CPU. What the
+# tests need is fetched while they are compiled.
 test: libtorch
 	$(MAKE) --jobs 2 test-packages test-programs
 	CARGO="$(CARGO)" tests/run-suites

@@ -21,7 +21,7 @@ PIPELINE = dict(
                                       dropout_rate=0.1, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)),
     data=dict(train="data/train.jsonl", fields=dict(source="ingredients", target="directions"), max_source=64, max_target=256, pad="max"),
     train=dict(steps=120, batch=256, effective_batch=256, precision="bf16-mixed", deterministic=True, optimizer=dict(lr=1e-3)),
-    memory=dict(limit="3g", allocator=dict(expandable_segments=True)),
+    memory=dict(limit="1500m", allocator=dict(expandable_segments=True)),
     save=dict(every=40), container=dict(gpus=1))
 
 

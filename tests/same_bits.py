@@ -118,7 +118,7 @@ def sha256(path):
 def demo(scratch):
     scratch.call("pipe-trainer", "data", "recipes", "--rows", 2000, "--seed", 7, "--out", "data/demo")
     scratch.pipeline((REPOSITORY / "pipelines/demo.yaml").read_text())
-    scratch.run("--ignore-ledger", "--set", "container.cpus=1", "--set", "memory.limit=400m")
+    scratch.run("--ignore-ledger", "--set", "container.cpus=1", "--set", "memory.limit=300m")
     result = scratch.result()
     assert len(result["attempts"]) > 1, f"no retry: {result['attempts']}"
     return result

@@ -9,10 +9,8 @@ use serde_json::{Map, Value};
 
 use crate::csv::CsvRecords;
 use crate::format::{self, CHUNK, Compression};
-use crate::row::DataError;
-
-/// The longest row of a compressed file whose rows are looked into.
-const LONGEST_ROW: u64 = 256 << 20;
+use crate::row::{DataError, LONGEST_ROW, too_long};
+use crate::rows::LONGEST_DOCUMENT;
 
 /// Where rows are written to. No type parameter: what reads is compiled in this crate, and optimised with it.
 pub trait RowSink {
@@ -58,11 +56,23 @@ pub fn copy(
     sink: &mut dyn RowSink,
 ) -> Result<(), ReadError> {
     let mut stream = open(path, compression, progress)?;
+    // A row has at least one line: what is too long for a row is not written at all.
+    let longest = if format::inner_ending(path) == Some("txt") { LONGEST_DOCUMENT as u64 } else { LONGEST_ROW };
+    let (mut line, mut length) = (1, 0);
     loop {
-        match stream.by_ref().take(CHUNK as u64).read_to_end(sink.buffer())? {
-            0 => return Ok(()),
-            _ => sink.row_done()?,
+        let before = sink.buffer().len();
+        if stream.by_ref().take(CHUNK as u64).read_to_end(sink.buffer())? == 0 {
+            return Ok(());
         }
+        let chunk = &sink.buffer()[before..];
+        let rest = chunk.iter().rposition(|byte| *byte == b'\n').map(|last| chunk.len() - last - 1);
+        length += chunk.iter().position(|byte| *byte == b'\n').unwrap_or(chunk.len()) as u64;
+        if length > longest {
+            return Err(ReadError::File(format!("line {line}: {}", too_long(longest))));
+        }
+        line += chunk.iter().filter(|byte| **byte == b'\n').count();
+        length = rest.map_or(length, |rest| rest as u64);
+        sink.row_done()?;
     }
 }
 
@@ -88,9 +98,7 @@ fn json_rows(stream: impl Read, sink: &mut dyn RowSink, column: &str, folder: &P
         line.clear();
         match lines.by_ref().take(LONGEST_ROW).read_until(b'\n', &mut line)? as u64 {
             0 => break,
-            LONGEST_ROW => {
-                return Err(ReadError::File(format!("line {number}: longer than {} MiB", LONGEST_ROW >> 20)));
-            }
+            LONGEST_ROW => return Err(ReadError::File(format!("line {number}: {}", too_long(LONGEST_ROW)))),
             _ => {}
         }
         // What is no row is for the trainer to name, as in a plain file.

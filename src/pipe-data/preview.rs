@@ -70,7 +70,7 @@ fn data_files(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_known = |path: &PathBuf| {
         let is_text = path.extension().is_none_or(|ending| ending != "safetensors");
-        is_text && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| Task::Language.takes(name))
+        is_text && path.file_name().is_some_and(|name| Task::Language.takes(&name.to_string_lossy()))
     };
     let mut files: Vec<PathBuf> = files.filter(is_known).collect();
     files.sort();

@@ -3,10 +3,16 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use pipe_spec::text::human_bytes;
 use serde_json::Value;
 
 /// A line of a JSON lines file, or a record of a CSV file, has no more bytes.
 pub const LONGEST_ROW: u64 = 64 << 20;
+
+/// The message for a row that is longer, and was not read to its end.
+pub fn too_long(longest: u64) -> String {
+    format!("the row has more than {}, the most that is allowed", human_bytes(longest))
+}
 
 /// Some programs begin a file of UTF-8 with it.
 pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";

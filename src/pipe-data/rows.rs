@@ -18,7 +18,7 @@ use crate::row::{DataError, Place, kind};
 /// much memory.
 const LONGEST_TEXT: usize = 16 << 20;
 /// A plain text without a blank line in it has no more bytes: it is tokenised in one piece.
-const LONGEST_DOCUMENT: usize = 256 << 20;
+pub const LONGEST_DOCUMENT: usize = 256 << 20;
 
 pub struct Rows {
     files: Vec<File>,

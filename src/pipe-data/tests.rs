@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 use pipe_spec::pipeline::{Data, Task};
 
-use crate::compressed::{ReadError, RowSink, Stopped};
-use crate::{ColumnSelection, ParquetTable};
+use crate::compressed::{self, ReadError, RowSink, Stopped};
+use crate::{ColumnSelection, Compression, ParquetTable};
 
 /// Counts the bytes that this thread has on the heap: other tests run beside it.
 struct Counting;
@@ -47,6 +48,7 @@ struct Lines {
     buffer: Vec<u8>,
     /// Whether rows are dropped as they come.
     drops: bool,
+    dropped: usize,
 }
 
 impl RowSink for Lines {
@@ -56,6 +58,7 @@ impl RowSink for Lines {
 
     fn row_done(&mut self) -> Result<(), Stopped> {
         if self.drops {
+            self.dropped += self.buffer.len();
             self.buffer.clear();
         }
         Ok(())
@@ -196,4 +199,53 @@ fn memory_is_bounded_whatever_the_row_group_holds() {
     let peak = PEAK.get() - before;
     println!("{} MiB at most", peak >> 20);
     assert!(peak < 24 << 20, "{} MiB", peak >> 20);
+}
+
+/// Memory for a page is taken by what its header says.
+#[test]
+fn a_page_that_promises_too_much_is_refused_by_its_header() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    write(&path, "message schema { required binary a (UTF8); }", |group| {
+        let mut column = group.next_column().unwrap().unwrap();
+        let text = ByteArray::from("a".repeat(1_200_000).as_str());
+        column.typed::<ByteArrayType>().write_batch(&[text], None, None).unwrap();
+        column.close().unwrap();
+    });
+    let mut bytes = std::fs::read(&path).unwrap();
+    // After the name of the format: the kind of the page, and its size as a number in four bytes.
+    assert_eq!((&bytes[4..7], bytes[10] & 0x80), (&[0x15, 0, 0x15][..], 0), "{:x?}", &bytes[..12]);
+    bytes[7..11].copy_from_slice(&[0xff, 0xff, 0xff, 0x7e]);
+    std::fs::write(&path, bytes).unwrap();
+    let table = ParquetTable::open(&path, &selection("a", "a")).unwrap();
+    let before = HELD.get();
+    PEAK.set(before);
+    let Err(ReadError::File(error)) = table.read(0, Path::new("/data"), &mut Lines::default()) else { panic!("read") };
+    assert!(error.starts_with("row group 1: a page of 127"), "{error}");
+    assert!(error.ends_with("allowed: at most 64.0 MiB; write it with smaller pages"), "{error}");
+    assert!(PEAK.get() - before < 1 << 20, "{} bytes", PEAK.get() - before);
+}
+
+#[test]
+fn a_line_that_is_too_long_is_not_written_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let copied = |name: &str, lines: &[usize]| {
+        let path = folder.path().join(name);
+        let file = std::fs::File::create(&path).unwrap();
+        let mut file = zstd::stream::write::Encoder::new(file, 1).unwrap().auto_finish();
+        for length in lines {
+            file.write_all(&vec![b'a'; *length]).unwrap();
+            file.write_all(b"\n").unwrap();
+        }
+        drop(file);
+        let mut sink = Lines { drops: true, ..Lines::default() };
+        let result = compressed::copy(&path, Compression::Zstd, &|_| (), &mut sink);
+        (result.map_err(|error| format!("{error:?}")), sink.dropped)
+    };
+    let long = 64 << 20;
+    assert_eq!(copied("a.jsonl.zst", &[3, long, 5, long - 9]), (Ok(()), 2 * long + 3));
+    let (result, bytes) = copied("b.jsonl.zst", &[3, 5, long + 1, 3 * long]);
+    assert!(result.unwrap_err().contains("line 3: the row has more than 64.0 MiB"));
+    assert!(bytes <= long + 10, "{bytes}");
+    assert_eq!(copied("c.txt.zst", &[long + 1]).0, Ok(()));
 }

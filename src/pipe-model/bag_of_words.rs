@@ -3,9 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
-use crate::config_keys::{ConfigError, ConfigKeys};
+use crate::config_keys::{ConfigError, ConfigKeys, extended, fail};
 use crate::parameter::{Init, Parameter};
-use crate::starter::{Recipe, Starter, StarterSizes, joined, number_of_labels};
+use crate::starter::{Starter, StarterSizes, StarterTraining, joined, number_of_labels};
 use crate::task_data::{Labels, TaskData};
 use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer};
 
@@ -28,24 +28,19 @@ impl BagOfWordsConfig {
             vocab_size: keys.required_size("vocab_size")?,
             hidden_size: keys.size("hidden_size")?.unwrap_or(128),
             pad_token_id: keys.whole("pad_token_id")?.unwrap_or(0),
-            dropout: keys.number("dropout")?.unwrap_or(0.1),
+            dropout: keys.dropout("dropout")?.unwrap_or(0.1),
             labels: Labels::read(given)?.unwrap_or_default(),
             given: given.clone(),
         };
-        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         if config.pad_token_id >= config.vocab_size {
             let message = format!("found {}; allowed: below vocab_size, {}", config.pad_token_id, config.vocab_size);
-            return fail("pad_token_id", message);
-        }
-        if !(0.0..1.0).contains(&config.dropout) {
-            return fail("dropout", format!("found {}; allowed: at least 0 and below 1", config.dropout));
+            return Err(fail("pad_token_id", message));
         }
         Ok(config)
     }
 
     /// config.json: what was given, with every default filled in.
     pub fn export(&self) -> Map<String, Value> {
-        let mut config = self.given.clone();
         let filled = json!({
             "model_type": "bag_of_words",
             "vocab_size": self.vocab_size,
@@ -53,9 +48,7 @@ impl BagOfWordsConfig {
             "pad_token_id": self.pad_token_id,
             "dropout": self.dropout,
         });
-        if let Value::Object(filled) = filled {
-            config.extend(filled);
-        }
+        let mut config = extended(&self.given, filled);
         self.labels.export(&mut config);
         config
     }
@@ -64,8 +57,8 @@ impl BagOfWordsConfig {
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |config| Ok(Box::new(BagOfWordsConfig::read(config)?)),
     starter: Starter {
-        fine_tuning: Recipe { lr: 1.0e-3, epochs: 3, steps: 60 },
-        scratch: Recipe { lr: 1.0e-2, epochs: 5, steps: 300 },
+        fine_tuning: StarterTraining { lr: 1.0e-3, epochs: 3, steps: 60 },
+        scratch: StarterTraining { lr: 1.0e-2, epochs: 5, steps: 300 },
         base_lr: 1.0e-2,
         effective_batch: 32,
         schedule: "linear",

@@ -75,6 +75,16 @@ impl<'a> ConfigKeys<'a> {
         self.read(key, "a number", Value::as_f64)
     }
 
+    /// A share that is dropped.
+    pub fn dropout(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+        match self.number(key)? {
+            Some(share) if !(0.0..1.0).contains(&share) => {
+                Err(fail(key, format!("found {share}; allowed: at least 0 and below 1")))
+            }
+            share => Ok(share),
+        }
+    }
+
     pub fn truth(&self, key: &str) -> Result<Option<bool>, ConfigError> {
         self.read(key, "true or false", Value::as_bool)
     }
@@ -113,8 +123,17 @@ fn bounded(key: &str, found: i64, most: i64) -> Result<i64, ConfigError> {
     if found <= most { Ok(found) } else { Err(fail(key, format!("found {found}; allowed: at most {most}"))) }
 }
 
-fn fail(key: &str, message: String) -> ConfigError {
+pub(crate) fn fail(key: &str, message: String) -> ConfigError {
     ConfigError { key: key.to_owned(), message }
+}
+
+/// The keys that were given, with every default filled in.
+pub(crate) fn extended(given: &Map<String, Value>, filled: Value) -> Map<String, Value> {
+    let mut config = given.clone();
+    if let Value::Object(filled) = filled {
+        config.extend(filled);
+    }
+    config
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

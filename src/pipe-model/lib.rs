@@ -22,6 +22,6 @@ pub use architecture::{Architecture, ModelConfig};
 pub use config_keys::{Activation, ConfigError, ConfigKeys};
 pub use parameter::{Init, Parameter};
 pub use registry::{architecture, read_config, starter};
-pub use starter::{ModelSize, Recipe, Starter, StarterSizes};
+pub use starter::{ModelSize, Starter, StarterSizes, StarterTraining};
 pub use task_data::{Labels, Scale, TaskData};
 pub use tokenization::{Algorithm, Roles, Template, Tokenization, TrainedTokenizer, VocabularyFormat};

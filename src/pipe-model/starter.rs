@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 #[derive(Clone, Copy, Debug)]
 pub struct Starter {
     /// How a model learns that starts from trained weights.
-    pub fine_tuning: Recipe,
+    pub fine_tuning: StarterTraining,
     /// How a small model learns that starts from random weights.
-    pub scratch: Recipe,
+    pub scratch: StarterTraining,
     /// The learning rate of the largest model from random weights; between the two sizes it is between them.
     pub base_lr: f64,
     /// Samples of a step, where there are rows enough.
@@ -23,7 +23,7 @@ pub struct Starter {
 
 /// How long and how fast a model learns.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Recipe {
+pub struct StarterTraining {
     pub lr: f64,
     /// Passes over the data, at least.
     pub epochs: u32,
@@ -108,8 +108,8 @@ impl Starter {
         config: fn(&StarterSizes) -> Map<String, Value>,
     ) -> Self {
         Self {
-            fine_tuning: Recipe { lr: 2.0e-5, epochs: 3, steps: 60 },
-            scratch: Recipe { lr: 5.0e-4, epochs: 5, steps: 500 },
+            fine_tuning: StarterTraining { lr: 2.0e-5, epochs: 3, steps: 60 },
+            scratch: StarterTraining { lr: 5.0e-4, epochs: 5, steps: 500 },
             base_lr: 1.0e-4,
             effective_batch: 32,
             schedule: "linear",

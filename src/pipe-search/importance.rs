@@ -240,7 +240,7 @@ mod tests {
         trial
     }
 
-    /// What `get_param_importances` of Optuna 5.0.0 says of the same study.
+    /// The figures of Optuna 5.0.0's `get_param_importances` for the same study.
     #[test]
     fn importances_are_those_of_optuna() {
         let table = [

@@ -169,7 +169,7 @@ mod tests {
         steps
     }
 
-    /// What `MedianPruner` and `SuccessiveHalvingPruner` of Optuna 5.0.0 decide about the same study.
+    /// The decisions of Optuna 5.0.0's `MedianPruner` and `SuccessiveHalvingPruner` about the same study.
     #[test]
     #[rustfmt::skip]
     fn the_same_trials_are_given_up_as_by_optuna() {

@@ -15,7 +15,7 @@ pub struct Attempt {
     pub cause: Option<Cause>,
     /// The cause as text.
     pub reason: Option<String>,
-    /// What the next attempt changed, as text.
+    /// The change that the next attempt makes, as text.
     pub action: Option<String>,
     /// Whether a person resumed the run with this attempt.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -49,21 +49,27 @@ fn is_one(number: &u32) -> bool {
     *number == 1
 }
 
-/// How much of a job's log was read and written down.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How much of a job's output was read and written down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogPosition {
     /// Bytes of `log.txt`.
     pub bytes: u64,
-    /// The last lines that were read of the two streams, as the engine stamps them.
-    pub stdout: Option<LogStamp>,
-    pub stderr: Option<LogStamp>,
+    /// Bytes of the job's output.
+    #[serde(default)]
+    pub output: u64,
+    /// Events that were read from the lines of a command.
+    #[serde(default)]
+    pub metrics: u64,
 }
 
-/// When the engine took a line in, and which of those with the same time it is, counted from 1.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct LogStamp {
-    pub time: String,
-    pub count: u32,
+/// How the first process of a job says that the job ended.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct JobEnd {
+    pub exit_code: i64,
+    /// Processes of its control group that the kernel killed for want of memory while it ran.
+    pub oom_kills: u64,
+    /// The number of the error with which the program could not be started.
+    pub error: Option<i32>,
 }
 
 impl Attempt {
@@ -138,7 +144,7 @@ pub enum Cause {
     Vanished,
     /// A person stopped it.
     Requested,
-    /// What ran it went away: the engine, the machine, or the `pipe` whose child it was.
+    /// The engine, the machine or the parent `pipe` that ran it went away.
     Interrupted,
     /// The time that the cluster gave the job was over.
     TimeLimit,

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What one evaluation has shown. Parts that a task does not have are absent.
+/// The findings of one evaluation. Parts that a task does not have are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EvaluationDetails {
@@ -84,7 +84,7 @@ pub struct ConfusionCell {
 pub struct Calibration {
     /// The expected calibration error: the mean distance between confidence and accuracy of the bins, weighted by their rows.
     pub error: f64,
-    /// Of the same width, from confidence 0 to 1.
+    /// Bins of the same width, from confidence 0 to 1.
     pub bins: Vec<CalibrationBin>,
 }
 
@@ -107,7 +107,7 @@ pub struct RetrievalExample {
     pub picture: String,
     /// The text that belongs to the picture.
     pub caption: String,
-    /// The place of that text among all, by similarity, counted from 1.
+    /// The rank of that text among all, by similarity, counted from 1.
     pub rank: u64,
     /// Its similarity: the cosine of the two embeddings.
     pub score: f64,

@@ -45,7 +45,7 @@ pub enum EventKind {
     Started(Started),
     Rehearsed(Rehearsed),
     Step(Step),
-    /// Of a command.
+    /// Metrics that a command printed.
     Metrics(Metrics),
     Eval(Eval),
     Sample(Sample),
@@ -90,7 +90,7 @@ pub struct Started {
     /// Processes that share the steps; 0 where it was not written down.
     #[serde(default, skip_serializing_if = "is_at_most_one")]
     pub ranks: u32,
-    /// Of several ranks, what sums their gradients: `nccl` or `gloo`.
+    /// The library that sums the gradients of several ranks: `nccl` or `gloo`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sums_by: Option<String>,
 }
@@ -167,7 +167,7 @@ pub struct Step {
     /// estimate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filled: Option<f64>,
-    /// Of several ranks, of the one that has most.
+    /// Bytes that the rank with most has allocated.
     pub allocated: u64,
     pub reserved: u64,
     pub peak: u64,
@@ -176,7 +176,7 @@ pub struct Step {
     pub ranks: Vec<RankUse>,
 }
 
-/// What a rank held and how long it computed in a step.
+/// Memory and time that a rank used in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankUse {
     pub allocated: u64,
@@ -194,7 +194,7 @@ impl Step {
     }
 }
 
-/// What the log of a command says of a step. Names that begin with `eval_` are of an evaluation.
+/// Metrics of a step from the log of a command. Names that begin with `eval_` are of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     pub step: u64,
@@ -317,7 +317,7 @@ impl fmt::Display for StoppedEarly {
     }
 }
 
-/// What the trainer was doing.
+/// The activity of the trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -355,7 +355,7 @@ pub enum MemoryKind {
     Host,
 }
 
-/// What a batch held at its worst.
+/// The peak memory of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Point {
     pub batch: u32,
@@ -363,7 +363,7 @@ pub struct Point {
     pub peak: u64,
 }
 
-/// What was the case when memory ran out: `oom.json`, and the `oom` event. Sizes are bytes; what could not be found out
+/// The memory of the card and the host when it ran out: `oom.json`, and the `oom` event. Sizes are bytes; an unknown one
 /// is absent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OomRecord {
@@ -388,7 +388,7 @@ pub struct OomRecord {
     pub peak: Option<u64>,
     pub free: Option<u64>,
     pub total: Option<u64>,
-    /// Of the whole card, whatever this run may use: all of it, what is free, and what this process and others hold.
+    /// Memory of the whole card, whatever this run may use: all, free, held by this process, held by others.
     #[serde(default)]
     pub card_total: Option<u64>,
     #[serde(default)]
@@ -398,10 +398,10 @@ pub struct OomRecord {
     pub others: Option<u64>,
     pub allocator: Option<String>,
     pub alloc_retries: Option<u64>,
-    /// What smaller batches held, measured afterwards.
+    /// Peak memory of smaller batches, measured afterwards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<Point>,
-    /// What torch or the kernel said.
+    /// The message of torch or the kernel.
     pub message: String,
 }
 

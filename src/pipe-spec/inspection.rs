@@ -1,4 +1,4 @@
-//! What `pipe-trainer inspect` finds in the data of a training, as JSON on its stdout.
+//! The findings of `pipe-trainer inspect` in the data of a training, as JSON on its stdout.
 
 use serde::{Deserialize, Serialize};
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::Started;
 
-/// What is not known is absent: a lock of an earlier version has less in it and can be read all the same. Hashes are
+/// Unknown values are absent: a lock of an earlier version has less in it and can be read all the same. Hashes are
 /// BLAKE3 of the content. Values of variables are never written down, only their names.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -30,7 +30,7 @@ pub struct Lock {
     /// The others that define it, where it is no tokenizer.json.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tokenizer_files: Vec<LockedFile>,
-    /// Of `model.from`: what the trainer reads of it.
+    /// Files of `model.from` that the trainer reads.
     pub model: Vec<LockedFile>,
     /// The repositories of the Hugging Face hub that any of these files came from.
     pub hub: Vec<LockedRepository>,
@@ -51,7 +51,7 @@ pub struct Lock {
     pub ranks: Option<u32>,
 }
 
-/// What computes: an image, or without a container the trainer with what it loads.
+/// The program that computes: an image, or without a container the trainer and the libraries that it loads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Program {
@@ -67,7 +67,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// What the ledger knows it by: the image, or without one the engine and the content of the trainer.
+    /// The key in the ledger: the image, or without one the engine and the hash of the trainer.
     pub fn identity(&self) -> String {
         match (&self.image, &self.trainer) {
             (Some(image), _) => image.clone(),
@@ -96,7 +96,7 @@ pub struct LockedRepository {
     pub commit: String,
 }
 
-/// Of the work tree that the run was started in.
+/// The git commit of the work tree that the run was started in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
     pub id: String,

@@ -45,7 +45,7 @@ pub const TOKENIZER_SETTINGS: [&str; 3] = ["tokenizer_config.json", "special_tok
 /// How a model that writes texts does so.
 pub const GENERATION_CONFIG: &str = "generation_config.json";
 
-/// What a model is, for people.
+/// The model card, for people.
 pub const MODEL_CARD: &str = "README.md";
 
 /// How CLIP's pictures are prepared.

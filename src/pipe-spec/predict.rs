@@ -11,7 +11,7 @@ use crate::event::Scores;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PredictSpec {
-    /// What the model was trained with. `model.from` is the trained model, `data.train` the rows to predict.
+    /// Settings that the model was trained with. `model.from` is the trained model, `data.train` the rows to predict.
     pub settings: TrainerSpec,
     /// Written: one JSON object for each prediction, in the order of the rows.
     pub out: PathBuf,
@@ -45,7 +45,7 @@ impl PredictEvent {
     }
 }
 
-/// What came of it.
+/// The result of a prediction.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Predicted {
     pub predictions: u64,

@@ -1,4 +1,4 @@
-//! What is wrong with a pipeline file, every problem at once.
+//! The problems of a pipeline file, all at once.
 
 use std::fmt;
 

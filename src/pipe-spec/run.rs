@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::attempt::{Attempt, Cause, LogPosition, LogStamp, Outcome};
+pub use crate::attempt::{Attempt, Cause, JobEnd, LogPosition, Outcome};
 use crate::pipeline::{Metric, WorkKind};
 pub use crate::run_folder::{AttemptFolder, JobFolder, RunFolder, checkpoint_name};
 pub use crate::stage_state::{StageState, StageStatus};
@@ -24,17 +24,19 @@ pub struct RunState {
     pub cwd: PathBuf,
     /// Why the run failed.
     pub error: Option<String>,
-    /// What a running run does now: building the image, waiting for a card, training.
+    /// The present activity of a run: building the image, waiting for a card, training.
     pub doing: Option<String>,
     /// The exit code of `pipe`, once the run is over.
     pub exit_code: Option<u8>,
+    /// Whether the machine failed, and not what was asked of it.
+    pub machine_failed: bool,
     /// The run that this one is a stage or a trial of.
     pub part_of: Option<String>,
     pub choices: RunChoices,
     pub kind: RunKind,
 }
 
-/// What a run is started with, beside its pipeline.
+/// Choices that a run is started with, beside its pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunChoices {
     pub job: Job,
@@ -46,7 +48,7 @@ pub struct RunChoices {
     pub as_asked: bool,
 }
 
-/// What a run does, with what belongs to it.
+/// The work of a run, with the state of that work.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RunKind {
     Training(SingleRun),
@@ -76,7 +78,7 @@ pub struct SingleRun {
     pub steps: Option<u64>,
     /// How often it may run out of memory and be tried again.
     pub retries: u32,
-    /// What it has achieved: while it runs what it aims at, at its end the whole. Runs of older versions have none.
+    /// The result: while the run lasts its target, at its end the whole. Runs of older versions have none.
     pub result: Option<RunResult>,
     /// Why it was not tried, where what it asks for is known not to fit.
     pub infeasible: Option<String>,
@@ -102,6 +104,8 @@ struct RunFile {
     doing: Option<String>,
     #[serde(default)]
     exit_code: Option<u8>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    machine_failed: bool,
     #[serde(default)]
     cwd: PathBuf,
     #[serde(default)]
@@ -140,6 +144,7 @@ impl From<RunFile> for RunState {
             error: file.error,
             doing: file.doing,
             exit_code: file.exit_code,
+            machine_failed: file.machine_failed,
             part_of: file.part_of,
             choices: RunChoices { job, ignore_ledger, no_queue, as_asked },
             kind: match file.work {
@@ -174,6 +179,7 @@ impl From<RunState> for RunFile {
             error: state.error,
             doing: state.doing,
             exit_code: state.exit_code,
+            machine_failed: state.machine_failed,
             cwd: state.cwd,
             ignore_ledger,
             retries: single.retries,
@@ -226,7 +232,7 @@ impl TrialCounts {
     }
 }
 
-/// What a run has achieved. Metrics have the names that `save.best` takes, such as `eval.loss`.
+/// The result of a run. Metrics have the names that `save.best` takes, such as `eval.loss`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunResult {
@@ -254,7 +260,7 @@ pub struct Evaluation {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// What the trainer is started for.
+/// The purpose that the trainer is started for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Job {
@@ -287,6 +293,7 @@ impl RunState {
             error: None,
             doing: None,
             exit_code: None,
+            machine_failed: false,
             part_of: None,
             choices: RunChoices::default(),
             kind: RunKind::Training(SingleRun::default()),
@@ -297,7 +304,7 @@ impl RunState {
         self.kind.work()
     }
 
-    /// What belongs to a training or a command.
+    /// The state of a training or a command.
     pub fn single(&self) -> Option<&SingleRun> {
         match &self.kind {
             RunKind::Training(single) | RunKind::Command(single) => Some(single),

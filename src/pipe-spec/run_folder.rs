@@ -18,7 +18,7 @@ impl RunFolder {
         &self.0
     }
 
-    /// What was asked, byte for byte.
+    /// The pipeline file as it was given, byte for byte.
     pub fn pipeline(&self) -> PathBuf {
         self.0.join("pipeline.yaml")
     }
@@ -28,7 +28,7 @@ impl RunFolder {
         self.0.join("resolved.yaml")
     }
 
-    /// What it ran on.
+    /// The lock: versions and hashes of all that the run used.
     pub fn lock(&self) -> PathBuf {
         self.0.join("lock.json")
     }
@@ -51,7 +51,7 @@ impl RunFolder {
         self.0.join(".stop")
     }
 
-    /// What `pipe` said about the run, line by line.
+    /// The messages of `pipe` about the run, line by line.
     pub fn journal(&self) -> PathBuf {
         self.0.join("pipe.log")
     }
@@ -69,7 +69,7 @@ impl RunFolder {
         self.0.join("checkpoints")
     }
 
-    /// What a command writes, in all of its attempts.
+    /// The folder that a command writes to, in all of its attempts.
     pub fn output(&self) -> PathBuf {
         self.0.join("output")
     }
@@ -111,7 +111,7 @@ impl AttemptFolder {
         self.0.join("oom.json")
     }
 
-    /// What the job itself writes about this attempt.
+    /// The folder that the job itself writes to in this attempt.
     pub fn job(&self) -> JobFolder {
         JobFolder(self.0.join("job"))
     }
@@ -128,6 +128,8 @@ pub struct JobFolder(PathBuf);
 
 impl JobFolder {
     /// The names of its files.
+    pub const OUTPUT: &str = "output";
+    pub const END: &str = "end.json";
     pub const EVENTS: &str = "events.jsonl";
     pub const OOM: &str = "oom.json";
     pub const EVALUATION: &str = "evaluation.json";
@@ -138,7 +140,17 @@ impl JobFolder {
         &self.0
     }
 
-    /// Every event of this attempt. No engine rotates or cuts it, unlike the log.
+    /// Everything that the job wrote to stdout and stderr and that was not read yet.
+    pub fn output(&self) -> PathBuf {
+        self.0.join(Self::OUTPUT)
+    }
+
+    /// How the job ended: a `JobEnd`.
+    pub fn end(&self) -> PathBuf {
+        self.0.join(Self::END)
+    }
+
+    /// Every event of this attempt.
     pub fn events(&self) -> PathBuf {
         self.0.join(Self::EVENTS)
     }
@@ -147,7 +159,7 @@ impl JobFolder {
         self.0.join(Self::OOM)
     }
 
-    /// What the last evaluation of this attempt has shown.
+    /// The details of the last evaluation of this attempt.
     pub fn evaluation(&self) -> PathBuf {
         self.0.join(Self::EVALUATION)
     }

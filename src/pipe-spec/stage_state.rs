@@ -1,10 +1,10 @@
-//! The steps of a run of several, as its `run.json` holds them.
+//! The stages of a run of several, as its `run.json` holds them.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// How far a step of a pipeline has come.
+/// How far a stage of a pipeline has come.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageState {
     pub name: String,
@@ -14,6 +14,12 @@ pub struct StageState {
     pub run: Option<String>,
     /// Hash of its settings, program and inputs.
     pub hash: Option<String>,
+    /// Of each file and folder that it reads, a hash of what it was when the stage began.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub inputs: BTreeMap<String, String>,
+    /// Those that changed while it ran, so that nobody knows what its outputs were made of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changed: Vec<String>,
     /// Hashes of its outputs by name; the whole of a command's has none.
     #[serde(default)]
     pub outputs: BTreeMap<String, String>,
@@ -37,6 +43,8 @@ impl StageState {
             status: StageStatus::Waiting,
             run: None,
             hash: None,
+            inputs: BTreeMap::new(),
+            changed: Vec::new(),
             outputs: BTreeMap::new(),
             began: None,
             seconds: None,
@@ -50,7 +58,7 @@ impl StageState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StageStatus {
-    /// For other steps, or for room on the machine.
+    /// For other stages, or for room on the machine.
     Waiting,
     Running,
     Finished,

@@ -1,22 +1,54 @@
 //! `${VAR}` in a pipeline: read from the environment or a `.env` file, put in only where the value is used, so that what
 //! stands behind a variable is never written to disk.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
+use std::ffi::OsString;
 
 /// The variables that a pipeline may name.
 #[derive(Clone, Debug, Default)]
-pub struct Variables(BTreeMap<String, String>);
+pub struct Variables {
+    known: BTreeMap<String, String>,
+    /// Those of the environment whose values are not UTF-8.
+    unreadable: BTreeSet<String>,
+}
 
 impl Variables {
     /// The process environment over the lines of a `.env` file: what is set by hand wins.
     pub fn new(env_file: Option<&str>, environment: impl Iterator<Item = (String, String)>) -> Self {
         let mut all: BTreeMap<String, String> = env_file.map(parse_env_file).unwrap_or_default();
         all.extend(environment);
-        Self(all)
+        Self { known: all, unreadable: BTreeSet::new() }
+    }
+
+    /// The same with the environment of this process. A value that is not UTF-8 is an error only where it is used.
+    pub fn of_process(env_file: Option<&str>) -> Self {
+        let mut variables = Self::new(env_file, std::iter::empty());
+        env::vars_os().for_each(|(name, value)| variables.take_os(name, value));
+        variables
+    }
+
+    fn take_os(&mut self, name: OsString, value: OsString) {
+        let Ok(name) = name.into_string() else { return };
+        match value.into_string() {
+            Ok(value) => drop(self.known.insert(name, value)),
+            Err(_) => {
+                self.known.remove(&name);
+                self.unreadable.insert(name);
+            }
+        }
     }
 
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
+        self.known.get(name).map(String::as_str)
+    }
+
+    /// Why a variable has no value that can be used.
+    pub fn reason(&self, name: &str) -> String {
+        match self.unreadable.contains(name) {
+            true => format!("the value of the variable ${{{name}}} is not valid UTF-8"),
+            false => format!("the variable ${{{name}}} is not set"),
+        }
     }
 
     /// `text` with every variable replaced by its value, `$$` by a dollar sign. The error names the missing variable.
@@ -88,6 +120,9 @@ fn unquote(value: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     fn variables() -> Variables {
@@ -107,6 +142,17 @@ mod tests {
         for (text, want) in cases {
             assert_eq!(variables().expand(text).unwrap(), want, "{text}");
         }
+    }
+
+    #[test]
+    fn a_value_that_is_no_text_is_an_error_where_it_is_used() {
+        let mut variables = variables();
+        variables.take_os("A".into(), OsStr::from_bytes(b"\xff").to_owned());
+        variables.take_os(OsStr::from_bytes(b"\xff").to_owned(), "x".into());
+        assert_eq!(variables.expand("${B}").as_deref(), Ok("quoted"));
+        assert_eq!(variables.expand("${A}"), Err("A".to_owned()));
+        assert_eq!(variables.reason("A"), "the value of the variable ${A} is not valid UTF-8");
+        assert_eq!(variables.reason("C"), "the variable ${C} is not set");
     }
 
     #[test]

@@ -17,8 +17,8 @@ pub enum TrainerError {
     Spec { path: PathBuf, message: String },
     #[error("{what}: not available yet")]
     NotAvailable { what: String },
-    #[error("{text}: the variable ${{{name}}} is not set")]
-    Variable { name: String, text: String },
+    #[error("{text}: {reason}")]
+    Variable { reason: String, text: String },
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error("the model {}: {message}", path.display())]

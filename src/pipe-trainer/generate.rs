@@ -7,10 +7,11 @@ use pipe_spec::model_folder::{self, TOKENIZER_JSON};
 use tch::Tensor;
 
 use crate::cli::GenerateArgs;
-use crate::data::{Part, Tokens};
+use crate::data::Part;
 use crate::error::TrainerError;
 use crate::model::{Definition, Generation, Setup, Start};
 use crate::storage::TensorFiles;
+use crate::tokenizer::Tokens;
 
 pub fn generate(args: &GenerateArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?;

@@ -16,13 +16,13 @@ use crate::data::{self, ALIGNED_COLUMNS, Column, PartShape, Reader, Sample, Samp
 use crate::error::TrainerError;
 use crate::model::Definition;
 use crate::session::spec;
-use crate::train::Cut;
+use crate::train::StepSplitter;
 
 /// Rows of tokens that are read at most, evenly spread over the data: some seconds of work.
 const MOST_ROWS: usize = 100_000;
 /// The same for rows with pictures, which take far longer to read.
 const MOST_PICTURES: usize = 500;
-/// Steps whose samples are cut into parts, to see how many there are.
+/// Steps whose samples are split into parts, to see how many there are.
 const CUT_STEPS: u64 = 8;
 /// Rows that are held at a time.
 const CHUNK: usize = 1024;
@@ -42,16 +42,16 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
         (pipeline::Split::Fixed, _) | (_, BatchSetting::Auto) => None,
         (pipeline::Split::Fill, BatchSetting::Fixed(_)) => {
             let shape = PartShape::new(&sources.paddings, Device::Cpu);
-            // Of a card without a limit nothing is known here.
+            // The capacity of a card without a limit is not known here.
             let capacity = match (spec.device, spec.memory.limit) {
                 (pipe_spec::Device::Cuda, Some(Limit::Size(size))) => Some(size.0),
                 _ => None,
             };
-            let cut = Cut::new(&spec, &definition, &task_data, &shape, capacity)?;
+            let splitter = StepSplitter::new(&spec, &definition, &task_data, &shape, capacity)?;
             let samples = spec.train.effective_batch;
             // Rows with pictures take long to read, and their length says nothing.
-            let most = if cut.is_by_length() { MOST_ROWS } else { MOST_PICTURES };
-            mean_parts(&cut, &reader, &mut order, most)?.map(|parts| StepParts { samples, parts })
+            let most = if splitter.is_by_length() { MOST_ROWS } else { MOST_PICTURES };
+            mean_parts(&splitter, &reader, &mut order, most)?.map(|parts| StepParts { samples, parts })
         }
     };
     let split = |source: Arc<dyn Source>| {
@@ -66,14 +66,19 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
 }
 
 /// Parts of the first steps, on average, as long as they have no more than `most` rows; nothing where they have none.
-fn mean_parts(cut: &Cut, reader: &Reader, order: &mut SampleOrder, most: usize) -> Result<Option<f64>, TrainerError> {
+fn mean_parts(
+    splitter: &StepSplitter,
+    reader: &Reader,
+    order: &mut SampleOrder,
+    most: usize,
+) -> Result<Option<f64>, TrainerError> {
     let few = most / order.step(0).len().max(1);
     let steps = order.steps().min(CUT_STEPS).min(few as u64);
     let mut parts = 0;
     for step in 0..steps {
         let mut samples = reader.peek(&order.step(step))?;
         sort_longest_first(&mut samples);
-        parts += cut.parts(&samples).len();
+        parts += splitter.parts(&samples).len();
     }
     Ok((parts > 0).then(|| parts as f64 / steps as f64))
 }

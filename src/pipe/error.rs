@@ -54,6 +54,14 @@ errors! {
         ["{path} is {size} bytes; the limit for such a file is {limit} bytes", path = path.display()];
     NotAFile { path: PathBuf, what: &'static str } => Invalid,
         ["{path} is {what}, not a file", path = path.display()];
+    NotAnInput { path: PathBuf, what: &'static str } => Invalid,
+        ["{path} is {what}; only files and folders can be inputs", path = path.display()];
+    PruneUnconfirmed => Usage,
+        ["nothing is removed without a terminal to ask on"]
+        hint ["--yes removes without a question, --dry-run only lists"];
+    NotUtf8 { what: &'static str, path: PathBuf } => Usage,
+        ["{what} {path} is not valid UTF-8", path = path.display()]
+        hint ["rename it, or use another"];
     Invalid { path: PathBuf, problems: Problems } => Invalid,
         ["{}", invalid_text(path, problems)];
 
@@ -166,6 +174,12 @@ errors! {
     RunBusy { id: String } => Unexpected,
         ["the run {id} is still running"]
         hint ["`pipe attach {id}` watches it, `pipe stop {id}` stops it"];
+    RunLocked { id: String, pid: u32, user: String } => Unexpected,
+        ["the run {id} is not running, but process {pid} of {user} has locked it"]
+        hint ["it is free when that process ends; from now on other users cannot lock it"];
+    NotYours { id: String, user: String } => Unexpected,
+        ["the run {id} belongs to {user}"]
+        hint ["only {user} can resume, stop or remove it"];
     RunElsewhere { id: String, host: String, pid: i32 } => Unexpected,
         ["the run {id} is still running, as process {pid} on the host {host}"]
         hint ["`pipe attach {id}` watches it, `pipe stop {id}` stops it; if {host} is down, it counts as gone within \
@@ -188,9 +202,6 @@ errors! {
           it with `pipe rm {id}`"];
     NotDriven { log: PathBuf } => Unexpected,
         ["could not start a pipe process for the run; see {log}", log = log.display()];
-    StillRuns { pid: String } => Unexpected,
-        ["the trainer of the killed pipe process is still running, as process {pid}"]
-        hint ["wait for it to save and end, or end it: kill {pid}"];
     InputsChanged { changes: Vec<String> } => Invalid,
         ["inputs of the run have changed since it started:\n{}", indented(changes)]
         hint ["restore them, or start a new run with `pipe run`"];
@@ -199,20 +210,23 @@ errors! {
         hint ["these settings may change: {allowed}; for others start a new run"];
     RunEnded { reason: String, code: PipeExit } => *code,
         ["{reason}"];
-    NoStage { name: String, steps: Vec<String> } => Usage,
-        ["there is no step {name:?}; steps: {}", steps.join(", ")];
-    StageNotDone { step: String, only: String } => Usage,
-        ["{only} needs {step}, which has not finished in any run that is still here"]
-        hint ["run all of them once without --only, or those from {step} on: --from {step}; then --only {only}"];
-    NoOutput { step: String, output: String, path: PathBuf } => TrainingFailed,
-        ["the step {step} has not written its output {output}: {path} is not there", path = path.display()]
+    NoStage { name: String, stages: Vec<String> } => Usage,
+        ["there is no step {name:?}; steps: {}", stages.join(", ")];
+    StageNotDone { stage: String, only: String } => Usage,
+        ["{only} needs {stage}, which has not finished in any run that is still here"]
+        hint ["run all of them once without --only, or those from {stage} on: --from {stage}; then --only {only}"];
+    NoOutput { stage: String, output: String, path: PathBuf } => TrainingFailed,
+        ["the step {stage} has not written its output {output}: {path} is not there", path = path.display()]
         hint ["write it below {{run}}, or correct `outputs`; a training writes its model with save.export: true"];
     DamagedPart { id: String, damage: Vec<String> } => Unexpected,
         ["its run cannot be read: {}; `pipe rm {id}` removes it, and the step starts over", damage.join(", ")];
     LinkedOutput { path: PathBuf } => TrainingFailed,
         ["{path} is a link that leads out of the output of its step", path = path.display()]
         hint ["write the files themselves below {{run}}"];
-    StepsFailed { id: String, reasons: Vec<String>, code: PipeExit } => *code,
+    SpecialOutput { stage: String, path: PathBuf, what: &'static str } => TrainingFailed,
+        ["an output of the step {stage} is {what}, not a file or folder: {path}", path = path.display()]
+        hint ["write regular files below {{run}}"];
+    StagesFailed { id: String, reasons: Vec<String>, code: PipeExit } => *code,
         ["{}", reasons.join("\n")]
         hint ["`pipe resume {id}` continues the unfinished steps; `pipe run` starts over and skips unchanged steps"];
     RunInUse { id: String, by: String } => Usage,
@@ -251,6 +265,9 @@ errors! {
     TrialsFail { id: String, times: u64, number: u64, reason: String } => TrainingFailed,
         ["{times} trials in a row have failed, the last one (trial {number}) with: {reason}"]
         hint ["`pipe logs {id}.{number}` shows the log of the last one; `pipe tune resume {id}` continues the study"];
+    StudyHalted { id: String, number: u64, reason: String, code: PipeExit } => *code,
+        ["this machine could not run trial {number}: {reason}"]
+        hint ["that is no result of its settings: mend it, then `pipe tune resume {id}` runs the trial and continues"];
     NothingFits { tried: u64, least: u64, capacity: u64 } => OutOfMemory,
         ["nothing in the space fits: {tried} settings were asked for, and the smallest of them needs {} of {}",
          human_bytes(*least), human_bytes(*capacity)]
@@ -338,10 +355,46 @@ errors! {
     EngineLost { reason: String } => Unavailable,
         ["the connection to the engine was lost while the job was running: {reason}"]
         hint ["start the engine again, then continue with `pipe resume`"];
+    CutOff { reason: String } => Unavailable,
+        ["the job does not come to its end: {reason}"]
+        hint ["find out what ends it, then continue with `pipe resume`"];
     Interrupted => Interrupted,
         ["stopped"];
     Cancelled { reason: String } => Interrupted,
         ["{reason}"];
+}
+
+impl Error {
+    /// Whether the machine failed, and not what was asked of it: the same may succeed another time.
+    pub fn is_of_machine(&self) -> bool {
+        match self {
+            Self::Read { .. } | Self::Write { .. } | Self::Spawn { .. } => tells_of_machine(&self.to_string()),
+            Self::DataCache { .. } | Self::HubCache { .. } => tells_of_machine(&self.to_string()),
+            // The last lines of the job's log are in it.
+            Self::TrainingFailed { reason, .. } => tells_of_machine(reason),
+            Self::Engine { refused, .. } => !refused,
+            Self::NoRoom { .. } | Self::NoSpace { .. } | Self::Hub { .. } => true,
+            Self::NoEngine { .. } | Self::EngineLost { .. } | Self::CutOff { .. } => true,
+            Self::NoGpu { .. } | Self::UncountedGpus | Self::NoTrainer { .. } => true,
+            Self::NoQueue { .. } | Self::Journal { .. } | Self::Ledger { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// Whether an error tells of a disk that is full, broken or read-only, or of file handles that have run out.
+fn tells_of_machine(text: &str) -> bool {
+    const ERRORS: [&str; 8] = [
+        "No space left on device",
+        "Disk quota exceeded",
+        "Read-only file system",
+        "Input/output error",
+        "Stale file handle",
+        "Too many open files",
+        "Resource temporarily unavailable",
+        "Transport endpoint is not connected",
+    ];
+    ERRORS.iter().any(|error| text.contains(error))
 }
 
 fn write_hint(source: &io::Error) -> Option<String> {
@@ -405,4 +458,29 @@ fn invalid_text(path: &Path, problems: &Problems) -> String {
 
 fn indented(lines: &[impl std::fmt::Display]) -> String {
     lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_the_machine() {
+        let write = |code| Error::Write { path: "x".into(), source: io::Error::from_raw_os_error(code) };
+        let failed = |reason: &str| Error::TrainingFailed { reason: reason.to_owned(), bad_input: false };
+        for (error, want) in [
+            (write(28), true),
+            (write(24), true),
+            (write(122), true),
+            (write(5), true),
+            (write(13), false),
+            (failed("the command ended with exit code 1\nOSError: [Errno 28] No space left on device: 'x'"), true),
+            (failed("the loss is not finite"), false),
+            (Error::EngineLost { reason: String::new() }, true),
+            (Error::OutOfMemory { reason: String::new(), hint: String::new() }, false),
+            (Error::TooFewGpus { asked: 2, present: 1 }, false),
+        ] {
+            assert_eq!(error.is_of_machine(), want, "{error}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{Answer, Running};
+use super::{Answer, Running, daemons};
 
 pub struct Folder {
     path: PathBuf,
@@ -70,6 +70,7 @@ impl Folder {
             // No test uses the real hub.
             .env("HF_HUB_OFFLINE", "1")
             .env_remove("HF_TOKEN")
+            .envs(daemons::address().map(|address| ("DOCKER_HOST", address)))
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -129,15 +130,15 @@ impl Folder {
 
     /// The containers of this folder's runs.
     pub fn containers(&self) -> Vec<String> {
-        let output = Command::new("docker")
+        let output = daemons::docker()
             .args(["ps", "--all", "--filter", "label=pipe.run", "--format", "{{.ID}} {{.Label \"pipe.folder\"}}"])
             .output()
             .unwrap();
-        let here = self.path.display().to_string();
         String::from_utf8_lossy(&output.stdout)
             .lines()
             .filter_map(|line| line.split_once(' '))
-            .filter(|(_, folder)| folder.starts_with(&here))
+            // By whole names: `pipe-test-7-1` is not `pipe-test-7-10`.
+            .filter(|(_, folder)| Path::new(folder).starts_with(&self.path))
             .map(|(id, _)| id.to_owned())
             .collect()
     }

@@ -2,6 +2,7 @@
 
 pub mod answer;
 pub mod ci;
+pub mod daemons;
 pub mod folder;
 pub mod running;
 pub mod suite;

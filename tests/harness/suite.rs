@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
+use super::daemons;
 use super::folder::repository;
 use super::watchdog::watch;
 
@@ -39,6 +40,10 @@ pub enum Needs {
     Chromium,
     /// To be root and have `dockerd`, to start a daemon of the test's own.
     OwnDaemon,
+    /// To be root, and what tests/engines/daemon installs for Podman.
+    Podman,
+    /// The same for Docker 26.
+    Docker26,
     /// To be root, and the packages that tests/slurm/cluster installs.
     Slurm,
     /// The same, and a daemon on this machine.
@@ -83,6 +88,10 @@ impl Needs {
             Self::BaseSystem => {
                 Self::Docker.missing().or((!root() || !dpkg()).then_some("not root, or no Debian packages"))
             }
+            Self::Podman => (!root() || !succeeds(Command::new("podman").arg("--version")))
+                .then_some("not root, or no Podman; `tests/engines/daemon install podman` installs it"),
+            Self::Docker26 => (!root() || !repository().join("target/docker26/dockerd").is_file())
+                .then_some("not root, or no Docker 26; `tests/engines/daemon install docker26` fetches it"),
             Self::OwnDaemon => (!root() || !dockerd()).then_some("not root, or no dockerd"),
         }
     }
@@ -94,6 +103,8 @@ impl Needs {
             Self::DockerWithoutGpu => (!gpu()).then_some("PIPE_REQUIRE_DOCKER"),
             Self::BaseSystem => dpkg().then_some("PIPE_REQUIRE_DOCKER"),
             Self::Chromium => Some("PIPE_REQUIRE_BROWSER"),
+            Self::Podman => Some("PIPE_REQUIRE_PODMAN"),
+            Self::Docker26 => Some("PIPE_REQUIRE_DOCKER26"),
             Self::Slurm | Self::SlurmAndDocker => Some("PIPE_REQUIRE_SLURM"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
             Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => None,
@@ -115,7 +126,7 @@ fn slurm() -> bool {
     ["slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch"].iter().all(|program| here(program))
 }
 
-fn gpu() -> bool {
+pub fn gpu() -> bool {
     std::path::Path::new("/dev/nvidiactl").exists()
 }
 
@@ -190,6 +201,9 @@ pub fn root() -> bool {
 /// Both engines, with what each of them needs.
 const ENGINES: [(&str, Needs); 2] = [("process", Needs::Nothing), ("docker", Needs::Docker)];
 
+/// The container engines beside the machine's own, with what each of them needs.
+const DAEMONS: [(&str, Needs); 2] = [("podman", Needs::Podman), ("docker26", Needs::Docker26)];
+
 /// The kind that marks a thorough test in the list of tests.
 const THOROUGH: &str = "test-all";
 
@@ -259,6 +273,30 @@ impl Suite {
         self.thorough(&format!("{name}::{docker}"), needs_docker, move || in_docker(docker));
     }
 
+    /// A test of what container engines do differently: on the machine's own daemon, and on the others.
+    #[allow(dead_code)] // The runner's tests alone use it.
+    pub fn each_daemon(&mut self, name: &str, often: bool, test: impl Fn() + Clone + Send + 'static) {
+        self.test(&format!("{name}::docker"), Needs::Docker, test.clone());
+        self.other_daemons(name, often, test);
+    }
+
+    /// A test in containers, again on the daemons that are not the machine's own; in `make test` where it is to run `often`.
+    pub fn other_daemons(&mut self, name: &str, often: bool, test: impl Fn() + Clone + Send + 'static) {
+        for (daemon, needs) in DAEMONS {
+            let test = test.clone();
+            self.on_daemon(name, daemon, needs, test);
+            if !often {
+                self.last_is_thorough();
+            }
+        }
+    }
+
+    /// A test in containers of a daemon that tests/engines/daemon starts.
+    pub fn on_daemon(&mut self, name: &str, daemon: &'static str, needs: Needs, test: impl FnOnce() + Send + 'static) {
+        let name = format!("{name}::{daemon}");
+        self.test_after(&name, needs, move || daemons::start(daemon), |address| daemons::run_on(address, test));
+    }
+
     /// Runs everything, then removes the Docker images that the tests built, unless PIPE_KEEP_IMAGES leaves that to the caller.
     pub fn run(self) -> ExitCode {
         let mut arguments = Arguments::from_args();
@@ -273,6 +311,7 @@ impl Suite {
         let removes_images = docker() && !is_set("PIPE_KEEP_IMAGES");
         let before = if removes_images { images() } else { Vec::new() };
         let conclusion = libtest_mimic::run(&arguments, self.trials);
+        daemons::stop_all();
         if removes_images {
             for image in images().into_iter().filter(|image| !before.contains(image)) {
                 succeeds(Command::new("docker").args(["image", "rm", "--force", &image]));

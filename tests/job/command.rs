@@ -6,6 +6,10 @@ use std::time::Duration;
 
 use crate::{SIG_IGN, SIGTERM, eat, signal};
 
+unsafe extern "C" {
+    fn setsid() -> i32;
+}
+
 /// As torch writes it. With so many GiB allocated by torch, of 24.
 const CUDA: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB of \
                     which 0.50 GiB is free. Including non-PyTorch memory, this process has 23.50 GiB memory in use. Of the allocated \
@@ -75,6 +79,37 @@ pub fn run(words: &[String]) {
                 println!("{{\"step\": {step}, \"total_steps\": {number}, \"score\": {score}, \"peak_memory\": {}}}", 1_000_000 * u64::from(batch));
             }
         }
+        // So many steps, told as fast as possible, and then the message, beyond `--most` samples.
+        "many" => {
+            let pad = "x".repeat(100);
+            (1..=number).for_each(|step| println!("{{\"step\": {step}, \"loss\": 1.0, \"pad\": \"{pad}\"}}"));
+            if after("--most").and_then(|word| word.parse().ok()).is_some_and(|most: u32| batch > most) {
+                fail(CUDA, 1);
+            }
+        }
+        // With a batch that is too large: leaves a process in a session of its own, without an environment, and fails.
+        "stray" => {
+            let out = PathBuf::from(after("--out").expect("--out"));
+            let note = |name: &str| std::fs::write(out.join(format!("{name}-{batch}")), crate::now().to_string()).expect("a file");
+            note("begin");
+            if !fits {
+                leave_behind(&out, words.iter().any(|word| word == "--quiet"));
+            }
+            std::thread::sleep(Duration::from_secs(1));
+            note("end");
+            if !fits {
+                fail(CUDA, 1);
+            }
+        }
+        // Writes and prints the time, for longer than it may, but not for ever.
+        "noise" => {
+            let mut file = std::fs::File::options().create(true).append(true).open(&words[1]).expect("a file");
+            for _ in 0..300 {
+                writeln!(file, "{}", crate::now()).expect("a line");
+                writeln!(std::io::stdout(), "noise").ok();
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
         "nap" => {
             println!("napping");
             std::thread::sleep(Duration::from_millis(number.into()));
@@ -132,6 +167,19 @@ pub fn run(words: &[String]) {
         }
         other => fail(&format!("no verb {other}"), 2),
     }
+}
+
+/// Starts `noise`, where neither the environment nor the session tells whose it is.
+fn leave_behind(out: &std::path::Path, quiet: bool) {
+    use std::os::unix::process::CommandExt;
+    let mut noise = std::process::Command::new(std::env::current_exe().expect("this program"));
+    noise.args(["command", "noise"]).arg(out.join("noise")).env_clear();
+    if quiet {
+        noise.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    }
+    // SAFETY: setsid may be called between fork and exec.
+    unsafe { noise.pre_exec(|| if setsid() < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }) };
+    noise.spawn().expect("a process");
 }
 
 fn fail(said: &str, code: i32) -> ! {

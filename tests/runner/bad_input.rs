@@ -1,10 +1,12 @@
 //! Bad input gets a clear error with its place, and nothing is created.
 
+use std::ffi::OsStr;
 use std::mem::MaybeUninit;
-use std::process::Stdio;
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::harness::{Folder, Needs, Suite};
+use crate::harness::{Answer, Folder, Needs, Suite};
 use crate::stand_ins::job;
 
 const GOOD: &str = "version: 1\nname: demo\nmodel: {arch: t5, config: {}}\ndata: {train: train.jsonl}\n";
@@ -55,6 +57,8 @@ pub fn tests(suite: &mut Suite) {
     suite.test("bad_input::huge_file", Needs::Nothing, huge_file);
     suite.test("bad_input::missing_file", Needs::Nothing, missing_file);
     suite.test("bad_input::binary_file", Needs::Nothing, binary_file);
+    suite.test("bad_input::not_utf8", Needs::Nothing, not_utf8);
+    suite.test("bad_input::a_data_file_whose_name_is_not_utf8", Needs::Nothing, data_not_utf8);
     suite.test("bad_input::run_name", Needs::Nothing, run_name);
     suite.test("bad_input::data", Needs::Nothing, data);
     suite.test("bad_input::data_of_a_pipeline_that_comes_with_pipe", Needs::Nothing, example_data);
@@ -62,6 +66,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("bad_input::unwritable_runs", Needs::Nothing, unwritable_runs);
     suite.test("bad_input::variables_from_env_file", Needs::Nothing, variables_from_env_file);
     suite.test("bad_input::usage", Needs::Nothing, usage);
+    suite.test("bad_input::many_runs_and_placeholders", Needs::Nothing, many);
 }
 
 /// `plan` refuses what `check` and `run` refuse. The largest model that they allow takes time in proportion to its layers.
@@ -88,6 +93,30 @@ fn largest_sizes() {
     // Eight times the layers may take eight times as long, and not the square of it.
     let (eighth, whole) = (time(&deep(512)), time(&deep(4096)));
     assert!(whole < eighth * 32, "{whole:?}, and {eighth:?} for an eighth of the layers");
+}
+
+/// Runs are listed, and placeholders of a command found, in time in proportion to their number.
+fn many() {
+    let listed = |runs: u32| {
+        let folder = Folder::new();
+        for number in 0..runs {
+            let id = format!("fake-20010909-{number:06}-abcd");
+            let state = format!(
+                "{{\"id\": \"{id}\", \"name\": \"fake\", \"status\": \"finished\", \"created\": {number}, \"engine\": \"process\", \
+                 \"effective_batch\": 8, \"steps\": 100, \"error\": null, \"attempts\": []}}"
+            );
+            folder.write(&format!("runs/{id}/run.json"), state);
+        }
+        processor_time(&folder, &["ls"])
+    };
+    let checked = |placeholders: usize| {
+        let command = "{vars.a} ".repeat(placeholders);
+        let text = format!("version: 1\nname: many\nvars: {{a: 1}}\ncommand: echo {command}\n");
+        processor_time(&folder(&text), &["check", "p.yaml", "--no-data"])
+    };
+    for (eighth, whole) in [(listed(125), listed(1000)), (checked(5000), checked(40_000))] {
+        assert!(whole < eighth * 24, "{whole:?}, and {eighth:?} for an eighth");
+    }
 }
 
 /// The processor time that `pipe` and what it starts need to succeed, however busy the machine is.
@@ -211,6 +240,63 @@ fn variables_from_env_file() {
     folder.pipe(&["check", "p.yaml"]).exits(3).says("${TOKEN_OF_TEST} is not set");
     folder.write(".env", "TOKEN_OF_TEST=hush\n");
     folder.pipe(&["check", "p.yaml", "--no-data"]).exits(0).prints("p.yaml is valid");
+}
+
+/// Bytes that are no text, wherever a user can put them.
+fn not_utf8() {
+    let no_text = OsStr::from_bytes(b"no\xfftext");
+    let folder = job::folder("exit 0", "");
+    let end = |mut command: Command| Answer::new(format!("{command:?}"), command.output().unwrap());
+    let with = |args: &[&str], name: &str| {
+        let mut command = folder.command(args);
+        command.env(name, no_text);
+        end(command)
+    };
+    for name in ["UNUSED", "HOME", "PIPE_LEDGER", "PIPE_QUEUE", "DOCKER_HOST", "HF_HOME", "TERM"] {
+        with(&["check", "job.yaml", "--no-data"], name).exits(0);
+        with(&["ls"], name).exits(0);
+    }
+    with(&["run", "job.yaml", "--engine", "process", "--quiet"], "UNUSED").exits(0);
+    with(&["show"], "UNUSED").exits(0);
+    with(&["report"], "UNUSED").exits(0);
+    with(&["tune", "status"], "UNUSED").exits(2);
+    with(&["init", "--data", "train.jsonl", "--stdout", "--yes"], "UNUSED").exits(0);
+    folder.write("used.yaml", format!("{GOOD}container: {{env: {{A: \"${{USED}}\"}}}}\n"));
+    with(&["check", "used.yaml"], "USED").exits(3).says("the value of the variable ${USED} is not valid UTF-8");
+    for command in ["check", "run"] {
+        with(&[command, "job.yaml"], "PIPE_RUNS").exits(2).says("PIPE_RUNS no\u{fffd}text is not valid UTF-8");
+    }
+    with(&["ls"], "PIPE_RUNS").exits(0);
+    with(&["check", "job.yaml", "--no-data"], "PIPE_CACHE").exits(0);
+    for args in [&["check"][..], &["run"], &["run", "job.yaml", "--set"], &["init", "--data"], &["show"], &["predict"]]
+    {
+        let mut command = folder.command(args);
+        command.arg(no_text);
+        let answer = end(command);
+        assert!(matches!(answer.code, Some(1..=3)), "{answer}");
+    }
+    let place = folder.path().join(no_text);
+    std::fs::create_dir(&place).unwrap();
+    for command in ["check", "run", "plan"] {
+        let mut command = folder.command(&[command, "../job.yaml"]);
+        command.current_dir(&place).env("PWD", &place);
+        end(command).exits(2).says("the working directory ").says("is not valid UTF-8");
+    }
+    let mut command = folder.command(&["ls"]);
+    command.current_dir(&place).env("PWD", &place);
+    end(command).exits(0);
+}
+
+fn data_not_utf8() {
+    let folder = folder(&GOOD.replace("train.jsonl", "fold"));
+    folder.write("fold/b.jsonl", "{\"source\": \"a\", \"target\": \"b\"}\n");
+    std::fs::copy(
+        folder.path().join("fold/b.jsonl"),
+        folder.path().join("fold").join(OsStr::from_bytes(b"a\xff.jsonl")),
+    )
+    .unwrap();
+    let says = "data.train: the folder fold has a file whose name is not UTF-8: a\u{fffd}.jsonl; rename it";
+    folder.pipe(&["check", "p.yaml"]).exits(3).says(says);
 }
 
 fn usage() {

@@ -20,8 +20,10 @@ pub fn tests(suite: &mut Suite) {
     suite.test("commands::a_shell_and_what_it_started_are_stopped", Needs::Nothing, shell);
     suite.test("commands::what_moved_away_is_ended_with_it", Needs::Nothing, moved_away);
     suite.test("commands::pipe_is_killed::process", Needs::Nothing, pipe_is_killed);
-    suite.test("commands::pipe_is_killed::docker", Needs::Docker, taken_over);
-    suite.test("commands::killed_by_the_kernel::docker", Needs::Docker, killed_by_kernel);
+    suite.each_daemon("commands::pipe_is_killed", true, taken_over);
+    suite.each_daemon("commands::killed_by_the_kernel", false, killed_by_kernel);
+    suite.thorough("commands::every_line_arrives::docker", Needs::Docker, every_line);
+    suite.other_daemons("commands::every_line_arrives", false, every_line);
     suite.test("commands::nothing_outside_is_written::docker", Needs::Docker, outside);
     suite.test("commands::an_image_is_needed::docker", Needs::Docker, no_image);
     suite.test("commands::what_it_is_started_with", Needs::Nothing, values);
@@ -286,19 +288,38 @@ fn pipe_is_killed() {
 
 /// A container goes on, and the next `pipe` takes it over.
 fn taken_over() {
-    let folder = folder("docker", "nap 3000", "");
+    let folder = folder("docker", "score 30 --millis 100", "");
     let running = folder.start(&["run", "job.yaml"]);
-    folder.wait_for_log(1, "napping");
+    folder.wait_for_log(1, "\"step\": 5,");
     running.kill_alive();
-    folder.pipe(&["resume"]).exits(0).says("taking over attempt 1").says("awake");
+    folder.pipe(&["resume"]).exits(0).says("taking over attempt 1");
     expect(&folder, &[(8, 2, "finished", "")]);
-    assert_eq!(folder.read_run("attempts/01/log.txt").matches("napping").count(), 1);
+    // What was read again is written down once.
+    for (name, before) in [("attempts/01/log.txt", "{\"step\": "), ("events.jsonl", "\"step\":")] {
+        let text = folder.read_run(name);
+        let step = |line: &str| line.split(before).nth(1)?.split(',').next()?.parse::<u32>().ok();
+        assert!(text.lines().filter_map(step).eq(1..=30), "{name}:\n{text}");
+    }
 }
 
 fn killed_by_kernel() {
     let folder = folder("docker", "eat 4", "");
     folder.pipe(&["run", "job.yaml"]).exits(0).says("the kernel killed it at its memory limit of 64.0 MiB");
     expect(&folder, &[(8, 2, "oom", "host_memory"), (4, 4, "finished", "")]);
+}
+
+/// Far more than a daemon keeps of a log, and the message after it.
+fn every_line() {
+    const LINES: usize = 100_000;
+    let folder = folder("docker", &format!("many {LINES} --most 4"), "");
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    expect(&folder, &[(8, 2, "oom", "capacity"), (4, 4, "finished", "")]);
+    for attempt in [1, 2] {
+        let log = folder.read_run(&format!("attempts/{attempt:02}/log.txt"));
+        let steps =
+            log.lines().filter_map(|line| line.strip_prefix("{\"step\": ")?.split(',').next()?.parse::<usize>().ok());
+        assert!(steps.eq(1..=LINES), "attempt {attempt} has {} lines", log.lines().count());
+    }
 }
 
 fn outside() {

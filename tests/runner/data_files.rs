@@ -21,6 +21,8 @@ pub fn tests(suite: &mut Suite) {
     test("two_at_once", two_at_once);
     test("init", init);
     test("doctor_knows_the_size", doctor);
+    test("a_line_that_is_too_long_is_not_written_out", too_long);
+    test("what_was_not_used_for_long_is_pruned", pruned);
     suite.test("data_files::full_disk", Needs::Root, full_disk);
 }
 
@@ -52,10 +54,11 @@ fn read_at(run: &Path) -> PathBuf {
     PathBuf::from(spec["data"]["train"].as_str().unwrap())
 }
 
-/// Compressed zeros, far more than a test could write out.
+/// Compressed zeros in lines of the greatest length, far more than a test could write out.
 fn endless() -> Vec<u8> {
-    let frame = zstd::bulk::compress(&vec![0; 64 << 20], 1).unwrap();
-    frame.repeat(400)
+    let mut line = vec![0; 64 << 20];
+    line[(64 << 20) - 1] = b'\n';
+    zstd::bulk::compress(&line, 1).unwrap().repeat(400)
 }
 
 fn prepared_once() {
@@ -219,7 +222,8 @@ fn doctor() {
 fn full_disk() {
     let folder = folder("train.jsonl.gz", b"");
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    let zeros = vec![0; 1 << 20];
+    let mut zeros = vec![0; 1 << 20];
+    zeros[(1 << 20) - 1] = b'\n';
     (0..200).for_each(|_| packed.write_all(&zeros).unwrap());
     folder.write("train.jsonl.gz", packed.finish().unwrap());
     folder.write("train.jsonl.zst", zstd::bulk::compress(&vec![b' '; 200 << 20], 1).unwrap());
@@ -235,4 +239,52 @@ fn full_disk() {
         answer.exits(3).says("not enough disk space to prepare ").says(text).says("PIPE_CACHE");
         assert!(left.is_empty(), "{left:?}");
     }
+}
+
+/// A small file whose only line is larger than the limit of a row.
+fn too_long() {
+    let folder = folder("train.jsonl.zst", &zstd::bulk::compress(&vec![b'a'; 64 << 20], 1).unwrap().repeat(40));
+    let began = std::time::Instant::now();
+    folder
+        .pipe(&["run", "job.yaml", "--engine", "process"])
+        .exits(3)
+        .says("train.jsonl.zst: line 1: the row has more than 64.0 MiB");
+    assert!(cached(&folder).is_empty());
+    assert!(began.elapsed() < std::time::Duration::from_secs(20));
+}
+
+fn pruned() {
+    let folder = folder("train.parquet", &fixture("snappy.parquet")).env("DOCKER_HOST", "unix:///nowhere");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    folder.write("cache/trainers/0123456789abcdef/opt/pipe/bin/pipe-trainer", "program");
+    folder.pipe(&["prune"]).exits(0).prints("nothing to remove").says("images are not looked at");
+    let age = |path: &Path| {
+        let touched = std::process::Command::new("touch").args(["-d", "40 days ago"]).arg(path).status().unwrap();
+        assert!(touched.success());
+    };
+    let [entry, lock] = &cached(&folder)[..] else { panic!("{:?}", cached(&folder)) };
+    assert_eq!(lock, &format!("{entry}.lock"));
+    age(&folder.path().join("cache/data").join(entry).join("entry.json"));
+    for path in ["opt/pipe/bin/pipe-trainer", "opt/pipe/bin", "opt/pipe", "opt", ""] {
+        age(&folder.path().join("cache/trainers/0123456789abcdef").join(path));
+    }
+    folder.pipe(&["prune", "--older-than", "50d"]).exits(0).prints("nothing to remove");
+    folder.pipe(&["prune"]).exits(2).prints("train.parquet").prints("40 days").says("hint: --yes removes");
+    let listed = folder.pipe(&["prune", "--dry-run", "--json"]).exits(0).json();
+    let what: Vec<&str> =
+        listed["entries"].as_array().unwrap().iter().map(|one| one["what"].as_str().unwrap()).collect();
+    assert_eq!((listed["removed"].as_bool(), what.len()), (Some(false), 2), "{listed}");
+    assert!(what.contains(&"prepared data") && what.contains(&"trainer folder"), "{listed}");
+    assert_eq!(cached(&folder).len(), 2);
+    folder.pipe(&["prune", "--yes"]).exits(0).prints("removed 2 entries");
+    assert!(cached(&folder).is_empty() && !folder.path().join("cache/trainers/0123456789abcdef").exists());
+    folder.pipe(&["ls"]).exits(0).prints("finished");
+    // It is made again; while a run reads it, it stays.
+    folder.write("job.yaml", folder.read("job.yaml").replace("JOB: exit 0", "JOB: sleep"));
+    let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+    folder.wait_for_log(1, "sleeping");
+    folder.pipe(&["prune", "--all", "--yes"]).exits(0).says("kept prepared data");
+    assert_eq!(cached(&folder).len(), 2);
+    running.signal("INT");
+    running.end();
 }

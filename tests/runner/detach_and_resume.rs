@@ -8,6 +8,7 @@ use crate::walk::{STEPS, attempts, expect_undisturbed, expect_walked, expect_wei
 
 pub fn tests(suite: &mut Suite) {
     suite.each_engine("detach_and_resume::stop_saves_and_resume_continues", stopped_and_resumed);
+    suite.other_daemons("detach_and_resume::stop_saves_and_resume_continues", false, || stopped_and_resumed("docker"));
     suite.any_engine("detach_and_resume::detached_and_attached", detached);
     suite.any_engine("detach_and_resume::stop_of_an_orphan", stop_of_an_orphan);
     suite.test("detach_and_resume::ctrl_c_ends_attach_alone", Needs::Nothing, attach_can_be_left);
@@ -39,7 +40,7 @@ fn detached(engine: &str) {
 }
 
 fn stopped_and_resumed(engine: &str) {
-    let folder = job::folder(&format!("walk {STEPS} 100 8"), "train: {batch: 8}\n");
+    let folder = job::folder(&format!("walk {STEPS} 300 8"), "train: {batch: 8}\n");
     let id = folder.pipe(&["run", "job.yaml", "--engine", engine, "--detach"]).exits(0).stdout.trim().to_owned();
     folder.wait_for_log(1, "step 3");
     folder.pipe(&["stop", &id]).exits(0).prints("stopped");

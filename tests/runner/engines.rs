@@ -1,10 +1,12 @@
 //! Which engine runs a job, and the errors where none can.
 
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
-use crate::harness::suite::root;
-use crate::harness::{Answer, Needs, Suite};
+use crate::harness::suite::{gpu, root};
+use crate::harness::{Answer, Folder, Needs, Suite};
 use crate::stand_ins::daemon::{Daemon, change_answers};
 use crate::stand_ins::job;
 
@@ -15,10 +17,14 @@ pub fn tests(suite: &mut Suite) {
     suite.test("engines::no_permission", Needs::Nothing, no_permission);
     suite.test("engines::no_trainer", Needs::Nothing, no_trainer);
     suite.test("engines::gpu_asked_for_and_not_there", Needs::DockerWithoutGpu, no_gpu);
+    if !gpu() {
+        suite.other_daemons("engines::gpu_asked_for_and_not_there", false, no_gpu);
+    }
     suite.test("engines::daemon_is_the_default", Needs::Docker, daemon_is_the_default);
     suite.test("engines::daemon_that_cannot_limit_memory", Needs::Docker, no_memory_limit);
     suite.test("engines::name_is_taken_for_a_while", Needs::Docker, name_is_taken);
     suite.test("engines::dry_run_starts_nothing", Needs::Docker, dry_run);
+    suite.on_daemon("engines::a_user_without_rights", "podman-rootless", Needs::Podman, rootless);
     suite.test("engines::daemon_stopped_while_it_runs", Needs::OwnDaemon, daemon_stopped);
 }
 
@@ -83,6 +89,35 @@ fn no_listener() {
         .says("hint: start the daemon");
 }
 
+/// A copy of `pipe` that any user can reach.
+fn copied_pipe(folder: &Folder) -> PathBuf {
+    let copy = folder.path().join("pipe");
+    // By a program of its own: what this one has open for writing, a child that another test starts has open as well.
+    let program = crate::harness::folder::pipe();
+    assert!(Command::new("cp").arg(program).arg(&copy).status().unwrap().success());
+    copy
+}
+
+/// What the container writes is the user's, although it has another name for the user.
+fn rootless() {
+    let folder = job::folder("walk 12 1 4", "train: {batch: 8}\n");
+    let own = Command::new("chown").args(["-R", "65534:65534"]).arg(folder.path()).status().unwrap();
+    assert!(own.success());
+    let run = |args: &[&str]| {
+        let mut command = folder.other_command(copied_pipe(&folder));
+        let (trainer, cache) = (folder.path().join("image/job"), folder.path().join("cache"));
+        command.args(args).uid(65534).gid(65534).env("HOME", folder.path());
+        command.env("PIPE_TRAINER", trainer).env("PIPE_CACHE", cache);
+        Answer::new(format!("pipe {} as nobody", args.join(" ")), command.output().unwrap())
+    };
+    let doctor = run(&["doctor"]);
+    assert!(doctor.stdout.contains("podman ") && doctor.stdout.contains("engine.sock, rootless"), "{doctor}");
+    run(&["run", "job.yaml"]).exits(0).says("engine: docker (podman ");
+    crate::walk::expect_undisturbed(&folder);
+    let weights = folder.run_folder().join("model/weights");
+    assert_eq!(std::fs::metadata(weights).unwrap().uid(), 65534);
+}
+
 fn no_permission() {
     let folder = job::folder("exit 0", "");
     let socket = folder.path().join("closed.sock");
@@ -92,11 +127,7 @@ fn no_permission() {
     let mut command = folder.command(&["run", "job.yaml", "--engine", "docker"]);
     if root() {
         // Root may open anything, so another user tries, with a copy of the program that this user can reach.
-        let copy = folder.path().join("pipe");
-        // By a program of its own: what this one has open for writing, a child that another test starts has open as well.
-        let program = crate::harness::folder::pipe();
-        assert!(Command::new("cp").arg(program).arg(&copy).status().unwrap().success());
-        command = Command::new(copy);
+        command = Command::new(copied_pipe(&folder));
         command.args(["run", "job.yaml", "--engine", "docker"]).current_dir(folder.path()).uid(65534).gid(65534);
         command.env("DOCKER_HOST", format!("unix://{}", socket.display()));
     }

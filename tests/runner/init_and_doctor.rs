@@ -31,7 +31,7 @@ pub fn tests(suite: &mut Suite) {
         Needs::DockerWithoutGpu,
         card_without_a_way,
     );
-    suite.test("init_and_doctor::doctor_of_a_daemon", Needs::Docker, daemon);
+    suite.each_daemon("init_and_doctor::doctor_of_a_daemon", true, daemon);
 }
 
 /// The pipeline of a command line runs it as it is, and with a smaller batch after an out-of-memory.
@@ -442,7 +442,11 @@ fn hints() {
 fn daemon() {
     let checks = job::folder("fit 1", "").pipe(&["doctor", "--json"]).json();
     let (_, engine) = check(&checks, "engine");
-    assert!(engine.contains(", API 1."), "{engine}");
+    let format = "{{(index .Server.Components 0).Name}} {{.Server.Version}}";
+    let version = crate::harness::daemons::docker().args(["version", "--format", format]).output().unwrap();
+    let version =
+        String::from_utf8(version.stdout).unwrap().replace("Podman Engine", "podman").replace("Engine", "docker");
+    assert!(engine.contains(&format!("\"{}, API 1.", version.trim())), "{engine} of {version}");
     let (_, images) = check(&checks, "images");
     assert!(images.contains(" free for images in /"), "{images}");
 }

@@ -17,7 +17,7 @@ pub fn tests(suite: &mut Suite) {
     test("segfault_is_not_retried", segfault);
     test("events_are_streamed", json_stream);
     suite.test("retries::bare_137_is_not_oom::process", Needs::Nothing, bare_137);
-    suite.test("retries::killed_by_the_kernel::docker", Needs::Docker, killed_by_the_kernel);
+    suite.each_daemon("retries::killed_by_the_kernel", true, killed_by_the_kernel);
 }
 
 /// Batch, accum and outcome of each attempt.

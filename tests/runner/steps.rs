@@ -21,6 +21,9 @@ pub fn tests(suite: &mut Suite) {
     suite.test("steps::an_output_that_was_missing_is_written_by_the_next_try", Needs::Nothing, repaired);
     suite.test("steps::what_a_step_depends_on", Needs::Nothing, depends);
     suite.test("steps::a_result_of_two_scripts_is_of_neither", Needs::Nothing, mixed);
+    suite.test("steps::only_files_and_folders_are_read", Needs::Nothing, special);
+    suite.test("steps::hashing_can_be_interrupted", Needs::Nothing, interrupted);
+    suite.test("steps::an_input_that_changes_meanwhile", Needs::Nothing, changed_meanwhile);
     suite.test("steps::outputs_that_are_read_are_not_removed", Needs::Nothing, in_use);
     suite.test("steps::a_damaged_step_does_not_stop_the_others", Needs::Nothing, damaged);
     suite.test("steps::a_link_does_not_lead_out::docker", Needs::Docker, linked);
@@ -382,6 +385,72 @@ fn mixed() {
     let run = graph(&folder)[0].2.clone();
     folder.write(&format!("runs/{run}/output/rows"), "spoilt\n");
     folder.pipe(&["run", "steps.yaml"]).exits(0).says_not("nothing has changed");
+}
+
+/// Devices and what the kernel shows are no inputs though a command names them, and a pipe is no output.
+fn special() {
+    let steps =
+        "  a: {command: 'dd if=/dev/urandom of={run}/x bs=1k count=1'}\n  b: {command: ls -d /proc/self /dev/zero}\n";
+    let folder = scripts(steps, &[]);
+    folder.pipe(&["run", "steps.yaml"]).exits(0);
+    folder.pipe(&["run", "steps.yaml"]).exits(0).says("[a] nothing has changed").says("[b] nothing has changed");
+    std::process::Command::new("mkfifo").arg(folder.path().join("fifo")).status().unwrap();
+    for (input, what) in
+        [("/dev/zero", "a device"), ("fifo", "a pipe"), ("/proc/self", "part of a file system of the kernel")]
+    {
+        let named = scripts(&format!("  a: {{command: 'true', inputs: [{input}]}}\n"), &[]);
+        if input == "fifo" {
+            std::fs::rename(folder.path().join("fifo"), named.path().join("fifo")).unwrap();
+        }
+        let want = format!("steps.a.inputs.0: {input} is {what}; only files and folders can be inputs");
+        named.pipe(&["check", "steps.yaml"]).exits(3).says(&want);
+        named.pipe(&["run", "steps.yaml"]).exits(3).says(&want);
+    }
+    let made = scripts("  a: {command: [sh, -c, 'mkfifo {run}/rows'], outputs: {rows: rows}}\n", &[]);
+    made.pipe(&["run", "steps.yaml"])
+        .exits(6)
+        .says("an output of the step a is a pipe, not a file or folder")
+        .says("output/rows");
+}
+
+/// A terabyte of nothing is hashed for minutes: a signal ends that, and the step need not run again.
+fn interrupted() {
+    let command = "[sh, -c, 'echo once >> times; truncate -s 1T {run}/rows']";
+    let folder = scripts(&format!("  a: {{command: {command}, outputs: {{rows: rows}}}}\n"), &[]);
+    let running = folder.start(&["run", "steps.yaml"]);
+    let step = || std::fs::read_dir(folder.path().join("runs")).into_iter().flatten().flatten();
+    let ended = |run: std::fs::DirEntry| std::fs::read_to_string(run.path().join("run.json")).unwrap_or_default();
+    folder.wait_until("the end of the command", || step().any(|run| ended(run).contains("\"finished\"")));
+    std::thread::sleep(Duration::from_millis(500));
+    running.signal("TERM");
+    let asked = std::time::Instant::now();
+    running.end().exits(130);
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    assert_eq!(statuses(&folder), "a stopped");
+    let run = graph(&folder)[0].2.clone();
+    folder.write(&format!("runs/{run}/output/rows"), "");
+    folder.pipe(&["resume"]).exits(0);
+    assert_eq!((statuses(&folder).as_str(), folder.read("times").as_str()), ("a finished", "once\n"));
+}
+
+/// A step read what an input was for a moment: that is told, and the result is not taken for that of the input before and after.
+fn changed_meanwhile() {
+    let wait = |name: &str| format!("while ! test -e {name}; do sleep 0.02; done");
+    let script = format!("touch began; {}; cat in.txt > {{run}}/o; touch read; {}", wait("go"), wait("end"));
+    let steps = format!(
+        "  a: {{command: [sh, -c, '{script}'], inputs: [in.txt], outputs: {{o: o}}}}\n  b: {{needs: [a], command: 'cat {{steps.a.o}}'}}\n"
+    );
+    let folder = scripts(&steps, &[("in.txt", "one\n")]);
+    let running = folder.start(&["run", "steps.yaml"]);
+    let wait_for = |name: &str| folder.wait_until(name, || folder.path().join(name).exists());
+    wait_for("began");
+    folder.write("in.txt", "two\n").write("go", "");
+    wait_for("read");
+    folder.write("in.txt", "one\n").write("end", "");
+    running.end().exits(0).says("warning: in.txt changed while the step a was running").says("[b] two");
+    folder.pipe(&["run", "steps.yaml", "--only", "b"]).exits(0).says("[a] taken from").says_not("nothing has changed");
+    folder.pipe(&["run", "steps.yaml"]).exits(0).says_not("nothing has changed").says("[b] one");
+    folder.pipe(&["run", "steps.yaml"]).exits(0).says("[a] nothing has changed").says("[b] nothing has changed");
 }
 
 fn in_use() {

@@ -1,5 +1,8 @@
 //! Ctrl-C once and twice, and a `pipe` that is killed: nothing is left behind, and what is left can be found and removed.
 
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+
 use crate::harness::{Needs, Suite};
 use crate::stand_ins::job;
 
@@ -17,6 +20,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("stopping::rm_refuses_a_running_run::process", Needs::Nothing, rm_refuses);
     suite.test("stopping::a_run_of_another_host_is_asked_by_a_file", Needs::Nothing, other_host);
     suite.test("stopping::rm_removes::process", Needs::Nothing, rm_removes);
+    suite.test("stopping::another_user_cannot_hold_or_stop_a_run", Needs::Root, other_user);
 }
 
 fn once(engine: &str, signal: &str) {
@@ -32,6 +36,46 @@ fn once(engine: &str, signal: &str) {
     if engine == "docker" {
         assert!(folder.containers().is_empty());
     }
+}
+
+/// Another user holds the lock of a run, from the time when anybody could open it, and tries to stop one that runs.
+fn other_user() {
+    let folder = job::folder("exit 1", "");
+    let nobody = |words: &[&OsStr]| {
+        let mut command = std::process::Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).args(words).current_dir(folder.path());
+        command
+    };
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(6);
+    let owner = folder.run_folder().join(".owner");
+    let mode = || owner.metadata().unwrap().permissions().mode() & 0o777;
+    let lock = [OsStr::new("flock"), owner.as_ref(), "sleep".as_ref(), "100".as_ref()];
+    assert!(mode() == 0o600 && !nobody(&lock).output().unwrap().status.success());
+    std::fs::set_permissions(&owner, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let mut locked = nobody(&lock).spawn().unwrap();
+    let busy = || !std::process::Command::new("flock").arg("-n").arg(&owner).arg("true").status().unwrap().success();
+    folder.wait_until("the lock", busy);
+    assert_eq!(folder.show()["status"], "failed");
+    let refused = folder.pipe(&["resume"]).exits(1).says("of the user nobody has locked it");
+    folder.pipe(&["rm", "latest"]).exits(1).says("of the user nobody has locked it");
+    assert!(mode() == 0o600 && !refused.stderr.contains("still running"));
+    // The program that flock started has the lock too.
+    let ended = std::process::Command::new("pkill").args(["-P", &locked.id().to_string()]).status().unwrap();
+    locked.kill().ok();
+    locked.wait().unwrap();
+    assert!(ended.success());
+    folder.pipe(&["rm", "latest"]).exits(0);
+
+    let sleeps = job::folder("sleep", "");
+    let running = sleeps.start(&["run", "job.yaml", "--engine", "process"]);
+    sleeps.wait_for_log(1, "sleeping");
+    let pipe = sleeps.command(&["stop"]);
+    let mut command = nobody(&[pipe.get_program(), "stop".as_ref(), "latest".as_ref()]);
+    let answer = command.env("PIPE_RUNS", sleeps.path().join("runs")).output().unwrap();
+    let said = String::from_utf8_lossy(&answer.stderr).into_owned();
+    assert!(answer.status.code() == Some(1) && said.contains("belongs to the user root"), "{said}");
+    running.signal("TERM");
+    running.end().exits(130);
 }
 
 fn only_begun() {

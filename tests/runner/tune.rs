@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::harness::folder::{binaries, repository};
-use crate::harness::{Answer, Folder, Needs, Suite, suite};
+use crate::harness::{Answer, Folder, Needs, Suite, Tmpfs, suite};
 use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
@@ -28,6 +28,8 @@ pub fn tests(suite: &mut Suite) {
     suite.test("tune::one_training_is_run_once", Needs::Nothing, repeated);
     suite.test("tune::a_grid_has_every_combination_once", Needs::Nothing, grid);
     suite.test("tune::trials_that_fail_end_nothing_but_a_row_of_them_does", Needs::Nothing, failing);
+    suite.test("tune::a_full_disk_fails_no_trial", Needs::Root, full_disk);
+    suite.test("tune::a_study_that_was_moved", Needs::Nothing, moved);
     suite.test("tune::several_at_a_time", Needs::Nothing, parallel);
     suite.test("tune::in_the_background_listed_shown_and_removed", Needs::Nothing, listed);
     suite.test("tune::as_json", Needs::Nothing, json);
@@ -402,6 +404,41 @@ fn failing() {
         .says("pipe logs");
     let id = self::study(&folder)["id"].as_str().unwrap().to_owned();
     folder.pipe(&["logs", &format!("{id}.4")]).exits(0).prints("x is too large");
+}
+
+/// Wherever the disk is full, no trial has failed for it: the study stops, and goes on with the same trials.
+fn full_disk() {
+    let mut full_times = 0;
+    for size in ["200k", "300k", "400k", "500k"] {
+        let folder = folder("process", "3", "", "budget: {trials: 3}\nseed: 3\n");
+        let disk = Tmpfs::mount(folder.path().join("runs"), size);
+        let full = folder.pipe(&["tune", "run", "study.yaml"]);
+        // It was full when all trials had ended, or not at all.
+        if full.code == Some(0) {
+            continue;
+        }
+        if !folder.pipe(&["ls"]).exits(0).stdout.contains("search") {
+            continue;
+        }
+        full_times += 1;
+        full.exits(6).says("this machine could not run trial").says("`pipe tune resume");
+        assert!(!states(&study(&folder)).contains(&"failed".to_owned()), "{:#}", study(&folder));
+        disk.resize("64m");
+        folder.pipe(&["tune", "resume"]).exits(0);
+        assert_eq!(states(&study(&folder)), ["complete"; 3], "{size}");
+    }
+    assert!(full_times > 0, "each disk was large enough");
+}
+
+/// Its journal is the one beside it, wherever it lies.
+fn moved() {
+    let folder = folder("process", "1", "", "budget: {trials: 1}\nseed: 3\n");
+    folder.pipe(&["tune", "run", "study.yaml"]).exits(0);
+    let copied = Command::new("cp").args(["-a", "runs", "copy"]).current_dir(folder.path()).status().unwrap();
+    assert!(copied.success());
+    let copy = Folder::new().env("PIPE_RUNS", folder.path().join("copy").display());
+    copy.pipe(&["tune", "resume", "--set", "budget.trials=2"]).exits(0);
+    assert_eq!((states(&study(&copy)).len(), states(&study(&folder)).len()), (2, 1));
 }
 
 fn parallel() {

@@ -154,9 +154,12 @@ fn secrets_in_docker() {
     secrets_of("docker");
 }
 
+/// A file, where its mounts are named in messages, and the commands that refuse it.
+type Refused<'a> = (&'a str, String, &'a [&'a [&'a str]]);
+
 fn socket() {
     let folder = job::folder("exit 0", "");
-    let text = folder.read("job.yaml");
+    let training = folder.read("job.yaml");
     let place = folder.path().join("engine");
     std::fs::create_dir(&place).unwrap();
     let _listener = UnixListener::bind(place.join("own.sock")).unwrap();
@@ -164,13 +167,29 @@ fn socket() {
     std::fs::hard_link(place.join("own.sock"), folder.path().join("data.sock")).unwrap();
     let folder = folder.env("DOCKER_HOST", format!("unix://{}", place.join("own.sock").display()));
     let here = folder.path().display().to_string();
-    let mounting = |host: &str, more: &str| {
-        let mounts = format!("  mounts: [{{host: {host}, container: /x}}]\n{more}  env:");
-        folder.write("job.yaml", text.replace("  env:", &mounts));
+    let files = |host: &str, more: &str| -> [Refused<'static>; 4] {
+        let mounts = format!("mounts: [{{host: {host}, container: /x}}]{more}");
+        let command = format!("command: [\"true\"], container: {{image: \"none:1\", {mounts}}}");
+        let of_training = mounts.replace(", engine_socket", "\n  engine_socket");
+        [
+            ("job.yaml", training.replace("  env:", &format!("  {of_training}\n  env:")), &[&["check"], &["run"]]),
+            ("command.yaml", format!("{{version: 1, name: c, {command}}}"), &[&["check"], &["run"]]),
+            ("steps.yaml", format!("{{version: 1, name: s, steps: {{a: {{{command}}}}}}}"), &[&["check"], &["run"]]),
+            (
+                "study.yaml",
+                format!(
+                    "{{version: 1, tune: t, pipeline: {{version: 1, name: c, {command}}}, budget: {{trials: 1}}, \
+                     objective: {{metric: loss, direction: minimize}}, space: {{train.batch: [1, 2]}}}}"
+                ),
+                &[&["check"], &["tune", "run"]],
+            ),
+        ]
     };
+    let places = ["", "", "steps.a.", "pipeline."];
     let hosts = [
         "/",
         "/run",
+        "/var",
         "/var/run",
         "/var/run/docker.sock",
         "/run/containerd/containerd.sock",
@@ -181,15 +200,29 @@ fn socket() {
         "innocent/../engine",
         "data.sock",
     ];
-    for host in hosts.into_iter().filter(|host| std::path::Path::new(host).exists() || !host.starts_with('/')) {
-        mounting(host, "");
-        let answer = folder.pipe(&["check", "job.yaml"]).exits(3).says("container.mounts.0.host");
-        answer.says("which means root on this machine").says("set container.engine_socket: true");
-        folder.pipe(&["run", "job.yaml"]).exits(3);
+    // Where /var/run is a link to /run, nothing of it lies below /var.
+    let is_one = |host: &&str| match *host {
+        "/var" => !Path::new("/var/run").is_symlink() && Path::new("/var/run/docker.sock").exists(),
+        host => Path::new(host).exists() || !host.starts_with('/'),
+    };
+    for host in hosts.iter().copied().filter(is_one) {
+        for ((name, text, commands), place) in files(host, "").into_iter().zip(places) {
+            folder.write(name, text);
+            let is_run = host == "engine/own.sock";
+            for command in if is_run { commands } else { &commands[..1] } {
+                let answer = folder.pipe(&[*command, &[name]].concat()).exits(3);
+                answer
+                    .says(&format!("{place}container.mounts.0.host"))
+                    .says("which means root on this machine")
+                    .says("set container.engine_socket: true");
+            }
+        }
         assert!(!folder.has_runs());
-        mounting(host, "  engine_socket: true\n");
-        folder.pipe(&["check", "job.yaml"]).exits(0);
     }
-    mounting("image", "");
-    folder.pipe(&["check", "job.yaml"]).exits(0);
+    for (host, more) in [("/run", ", engine_socket: true"), ("image", "")] {
+        for (name, text, _) in files(host, more) {
+            folder.write(name, text);
+            folder.pipe(&["check", name]).exits(0);
+        }
+    }
 }

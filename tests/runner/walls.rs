@@ -1,4 +1,4 @@
-//! The walls of the code: no circle of imports between the top-level modules of a crate, and dependencies and engines named only
+//! The walls of the code: no circle of imports between the modules of a folder, and dependencies and engines named only
 //! where they belong.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use crate::harness::folder::repository;
 use crate::harness::{Needs, Suite};
 use crate::source::{Source, has_word};
 
-const CRATES: [&str; 6] = ["pipe-spec", "pipe-model", "pipe-data", "pipe-search", "pipe", "pipe-trainer"];
+const CRATES: [&str; 7] = ["pipe-spec", "pipe-model", "pipe-data", "pipe-search", "pipe-job", "pipe", "pipe-trainer"];
 
 /// A dependency, and the only part of the sources that may name it.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
@@ -30,6 +30,7 @@ pub fn tests(suite: &mut Suite) {
     for name in CRATES {
         suite.test(&format!("walls::no_circles::{name}"), Needs::Nothing, move || no_circles(name));
     }
+    suite.test("walls::circles_are_found", Needs::Nothing, circles_are_found);
     suite.test("walls::decisions_are_pure", Needs::Nothing, decisions);
     suite.test("walls::dependencies_have_their_place", Needs::Nothing, dependencies);
     suite.test("walls::crates_meet_in_the_spec", Needs::Nothing, manifests);
@@ -38,56 +39,142 @@ pub fn tests(suite: &mut Suite) {
     suite.test("walls::pipelines_are_read_where_engines_are_known", Needs::Nothing, pipeline_readers);
     suite.test("walls::models_are_named_in_their_folders_alone", Needs::Nothing, models);
     suite.test("walls::every_test_file_belongs_to_a_program", Needs::Nothing, test_files);
+    suite.test("walls::the_security_page_names_tests_that_exist", Needs::Nothing, security_page);
 }
 
 fn sources(name: &str) -> Vec<Source> {
     Source::below(&repository().join("src").join(name))
 }
 
-/// The top-level modules that each top-level module imports, with the files that do so.
+/// The modules of a folder that each module of it imports, with the files that do so.
 type Imports = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+/// A path from the root of a crate.
+type ModulePath = Vec<String>;
 
 fn no_circles(name: &str) {
     let sources = sources(name);
-    let modules: BTreeSet<String> = sources.iter().filter_map(|source| source.module().first().cloned()).collect();
-    assert!(modules.len() > 3, "src/{name} has only {modules:?}");
-    let mut imports = Imports::new();
-    for source in &sources {
-        let module = source.module();
-        let Some(own) = module.first() else { continue };
-        let named = top_level_names(&source.code, module.len());
-        for other in named.into_iter().filter(|other| other != own && modules.contains(other)) {
-            let files = imports.entry(own.clone()).or_default().entry(other).or_default();
-            files.insert(source.path.display().to_string());
-        }
-    }
-    let circles: Vec<String> = circles(&modules, &imports).iter().map(|circle| describe(circle, &imports)).collect();
+    assert!(sources.len() > 3 || name == "pipe-job", "src/{name} has only {} files", sources.len());
+    let circles = circles_in(&sources);
     assert!(circles.is_empty(), "src/{name}: modules import each other:\n{}", circles.join("\n"));
 }
 
-/// The names behind `crate::`, and behind so many `super::` that they lead to the root from a module at this depth.
-fn top_level_names(code: &str, depth: usize) -> BTreeSet<String> {
-    let root = "super::".repeat(depth);
-    ["crate::", &root].iter().flat_map(|path| names_behind(code, path)).collect()
+/// The circles between the modules of a folder, for every folder of a crate. A parent that imports its children is no circle.
+fn circles_in(sources: &[Source]) -> Vec<String> {
+    let tree = ModuleTree::read(sources);
+    let mut folders: BTreeMap<ModulePath, Imports> = BTreeMap::new();
+    for source in sources {
+        let own = source.module();
+        for path in imported_paths(source) {
+            let other = tree.resolve(&path, 0);
+            let shared = own.iter().zip(&other).take_while(|(own, other)| own == other).count();
+            if let (Some(from), Some(to)) = (own.get(shared), other.get(shared)) {
+                let imports = folders.entry(own[..shared].to_vec()).or_default();
+                let files = imports.entry(from.clone()).or_default().entry(to.clone()).or_default();
+                files.insert(source.path.display().to_string());
+            }
+        }
+    }
+    folders.values().flat_map(|imports| circles(imports).into_iter().map(|circle| describe(&circle, imports))).collect()
 }
 
-fn names_behind(code: &str, path: &str) -> Vec<String> {
+/// The modules of a crate, and the names that `use` brings into them.
+struct ModuleTree {
+    modules: BTreeSet<ModulePath>,
+    imported: BTreeMap<ModulePath, ModulePath>,
+}
+
+impl ModuleTree {
+    fn read(sources: &[Source]) -> Self {
+        let modules: BTreeSet<ModulePath> = sources.iter().map(Source::module).collect();
+        let mut imported = BTreeMap::new();
+        for source in sources {
+            let own = source.module();
+            for (mut path, name) in starts_of(&source.code, "use ").flat_map(|at| paths_at(&source.code[at..])) {
+                let is_child = |first: &String| modules.contains(&[own.clone(), vec![first.clone()]].concat());
+                if path.first().is_some_and(is_child) {
+                    path.insert(0, "self".to_owned());
+                }
+                if let Some(path) = from_root(&own, path) {
+                    imported.insert([own.clone(), vec![name]].concat(), path);
+                }
+            }
+        }
+        Self { modules, imported }
+    }
+
+    /// The module that holds what a path leads to, over at most eight re-exports.
+    fn resolve(&self, path: &[String], re_exports: usize) -> ModulePath {
+        let is_module = |length: &usize| self.modules.contains(&path[..*length]);
+        let length = (1..=path.len()).take_while(is_module).count();
+        let imported = path.get(..=length).and_then(|name| self.imported.get(name));
+        match imported {
+            Some(target) if re_exports < 8 => self.resolve(&[target, &path[length + 1..]].concat(), re_exports + 1),
+            _ => path[..length].to_vec(),
+        }
+    }
+}
+
+/// The paths of a source that begin with `crate`, `super` or `self`.
+fn imported_paths(source: &Source) -> Vec<ModulePath> {
+    let starts = ["crate::", "super::", "self::"]
+        .into_iter()
+        .flat_map(|word| starts_of(&source.code, word).map(move |at| at - word.len()));
+    let paths = starts.flat_map(|at| paths_at(&source.code[at..]));
+    paths.filter_map(|(path, _)| from_root(&source.module(), path)).collect()
+}
+
+/// Where a word that stands at the beginning of a path ends.
+fn starts_of<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let is_own_word = |at: usize| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
-    let starts = code.match_indices(path).filter(|(at, _)| is_own_word(*at)).map(|(at, _)| at + path.len());
-    starts.flat_map(|at| first_names(&code[at..])).collect()
+    code.match_indices(word).filter(move |(at, _)| is_own_word(*at)).map(|(at, _)| at + word.len())
 }
 
-/// The name that follows, or those of a group in braces, without what is nested in them.
-fn first_names(rest: &str) -> Vec<String> {
-    let name = |text: &str| text.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
-    let Some(group) = rest.strip_prefix('{') else { return vec![name(rest)] };
-    let (mut depth, mut names, mut start) = (0, Vec::new(), 0);
+/// A path of the module `own` from the root of the crate; nothing for a path into another crate.
+fn from_root(own: &[String], path: ModulePath) -> Option<ModulePath> {
+    let up = path.iter().take_while(|name| *name == "super").count();
+    let (base, skipped) = match path.first()?.as_str() {
+        "crate" => (0, 1),
+        "self" => (own.len(), 1),
+        "super" => (own.len().checked_sub(up)?, up),
+        _ => return None,
+    };
+    Some([&own[..base], &path[skipped..]].concat())
+}
+
+/// The path that stands here, or those of its group in braces, each with the name that `use` gives it.
+fn paths_at(text: &str) -> Vec<(ModulePath, String)> {
+    let text = text.trim_start();
+    if let Some(group) = text.strip_prefix('{') {
+        return group_items(group).into_iter().flat_map(paths_at).collect();
+    }
+    let length = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+    let (name, rest) = (text[..length].to_owned(), &text[length..]);
+    let below = rest.strip_prefix("::").map(paths_at).unwrap_or_default();
+    if name.is_empty() {
+        Vec::new()
+    } else if below.is_empty() {
+        let other_name = rest.strip_prefix(" as ").and_then(|rest| paths_at(rest).pop());
+        vec![(vec![name.clone()], other_name.map_or(name, |(_, other)| other))]
+    } else {
+        let whole = |(path, known): (ModulePath, String)| match path[0].as_str() {
+            // `use a::{self}` brings in `a`.
+            "self" => (vec![name.clone()], if known == "self" { name.clone() } else { known }),
+            _ => ([vec![name.clone()], path].concat(), known),
+        };
+        below.into_iter().map(whole).collect()
+    }
+}
+
+/// What stands between the commas of a group, up to the brace that ends it.
+fn group_items(group: &str) -> Vec<&str> {
+    let (mut depth, mut items, mut start) = (0, Vec::new(), 0);
     for (at, c) in group.char_indices() {
         match c {
             '{' => depth += 1,
             '}' if depth > 0 => depth -= 1,
             ',' | '}' if depth == 0 => {
-                names.push(name(&group[start..at]));
+                items.push(&group[start..at]);
                 start = at + 1;
                 if c == '}' {
                     break;
@@ -96,22 +183,18 @@ fn first_names(rest: &str) -> Vec<String> {
             _ => {}
         }
     }
-    names
+    items
 }
 
 /// Groups of modules each of which imports all the others, over others or directly.
-fn circles(modules: &BTreeSet<String>, imports: &Imports) -> Vec<BTreeSet<String>> {
+fn circles(imports: &Imports) -> BTreeSet<BTreeSet<String>> {
     let reached: BTreeMap<&String, BTreeSet<String>> =
-        modules.iter().map(|module| (module, reachable(module, imports))).collect();
+        imports.keys().map(|module| (module, reachable(module, imports))).collect();
     let circle = |module: &String| -> BTreeSet<String> {
-        modules
-            .iter()
-            .filter(|other| reached[module].contains(*other) && reached[other].contains(module))
-            .cloned()
-            .collect()
+        let is_in_it = |other: &&String| reached[module].contains(*other) && reached[other].contains(module);
+        imports.keys().filter(is_in_it).cloned().collect()
     };
-    let circles: BTreeSet<BTreeSet<String>> = modules.iter().map(circle).collect();
-    circles.into_iter().filter(|circle| circle.len() > 1).collect()
+    imports.keys().map(circle).filter(|circle| circle.len() > 1).collect()
 }
 
 fn reachable(module: &str, imports: &Imports) -> BTreeSet<String> {
@@ -133,6 +216,51 @@ fn describe(circle: &BTreeSet<String>, imports: &Imports) -> String {
         }
     }
     text
+}
+
+/// Made-up trees of files: those with a circle, and how it is described.
+fn circles_are_found() {
+    let tree = |files: &[(&str, &str)]| {
+        let source = |(path, code): &(&str, &str)| Source {
+            path: path.into(),
+            text: (*code).to_owned(),
+            code: (*code).to_owned(),
+        };
+        circles_in(&files.iter().map(source).collect::<Vec<_>>())
+    };
+    let parent = ("a/mod.rs", "mod b;\nmod c;\npub use b::{B, Other as Another};\nuse c::C;\nuse crate::far::Far;");
+    for (what, b, c) in [
+        ("modules", "use super::c;", "use super::b::B;"),
+        ("names that the parent re-exports", "use super::C;", "use super::{B, far};"),
+        ("a name that is given another", "use super::C;", "use super::Another;"),
+        ("groups, and paths in code", "use crate::{a::{c::{self, C}}, far};", "fn f() { super::b::f() }"),
+        ("a folder and a path from the root", "use crate::a::c::d::D;", "fn f(x: &crate::a::B) {}"),
+    ] {
+        let found = tree(&[
+            ("lib.rs", "mod a;\nmod far;"),
+            parent,
+            ("a/b.rs", b),
+            ("a/c/mod.rs", c),
+            ("a/c/d.rs", ""),
+            ("far.rs", ""),
+        ]);
+        assert_eq!(found, ["circle of b, c\n  b -> c: a/b.rs\n  c -> b: a/c/mod.rs\n"], "{what}");
+    }
+    for (what, b, c) in [
+        ("one imports the other", "use super::c::C;", "use super::{Far, f};"),
+        ("children and what the parent has", "use self::d::D;\nuse super::f;", "use super::B;"),
+        ("words that only look so", "use other::c::C;", "fn f() { my_super::b::f() }"),
+    ] {
+        let found = tree(&[("lib.rs", "mod a;\nmod far;"), parent, ("a/b.rs", b), ("a/c.rs", c), ("far.rs", "")]);
+        assert!(found.is_empty(), "{what}: {found:?}");
+    }
+    let found = tree(&[
+        ("a.rs", "use crate::b;"),
+        ("b.rs", "use super::c::C;"),
+        ("c/mod.rs", ""),
+        ("c/d.rs", "use super::super::a;"),
+    ]);
+    assert_eq!(found.len(), 1, "over three modules at the root: {found:?}");
 }
 
 /// Whether the path of a file, with the name of its crate, lies in one of the places; `pipe/cli` is `cli.rs` and `cli/` too.
@@ -166,6 +294,7 @@ fn manifests() {
         ("pipe-model", &["pipe-spec"][..]),
         ("pipe-data", &["pipe-spec"][..]),
         ("pipe-search", &[][..]),
+        ("pipe-job", &[][..]),
         ("pipe", &["pipe-data", "pipe-model", "pipe-search", "pipe-spec"][..]),
         ("pipe-trainer", &["pipe-data", "pipe-model", "pipe-spec"][..]),
     ]);
@@ -338,4 +467,32 @@ fn test_files() {
             assert!(name == "main" || text.contains(&format!("mod {name};\n")), "{program} lacks `mod {name};`");
         }
     }
+}
+
+/// The tests in the last column of the table: registered by that name, a function, or a case of the storm.
+fn security_page() {
+    let page = std::fs::read_to_string(repository().join("docs/security.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let last = rows.filter_map(|row| row.rsplit('|').nth(1));
+    let names: Vec<&str> = last.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    assert!(names.len() > 20, "{names:?}");
+    let mut texts = String::new();
+    let mut folders = vec![repository().join("tests"), repository().join("src")];
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "rs" || ending == "py") {
+                texts.push_str(&std::fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    let is_there = |name: &str| {
+        let in_module = name.split_once("::").map_or(name, |(_, function)| function);
+        let ways = [format!("\"{name}"), format!("\"{in_module}\""), format!("fn {in_module}()")];
+        ways.iter().any(|way| texts.contains(way))
+    };
+    let missing: Vec<&str> =
+        names.iter().map(|name| name.trim_end_matches('*')).filter(|name| !is_there(name)).collect();
+    assert!(missing.is_empty(), "docs/security.md names tests that are not there: {missing:?}");
 }

@@ -120,7 +120,9 @@ class Folder:
 
     def jobs(self):
         """Those of them that are trainers."""
-        return [pid for pid in self.processes() if b"--spec" in read_bytes(f"/proc/{pid}/cmdline").split(b"\0")]
+        words = {pid: read_bytes(f"/proc/{pid}/cmdline").split(b"\0") for pid in self.processes()}
+        # The first process of a job has the words of its program behind its own.
+        return [pid for pid, words in words.items() if b"--spec" in words and b"--record" not in words]
 
     def drivers(self):
         """Those of them that are `pipe`."""

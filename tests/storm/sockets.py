@@ -47,10 +47,14 @@ class Proxy:
     def pump(self, source, target):
         try:
             while data := source.recv(1 << 16):
-                target.sendall(data)
+                target.sendall(self.change(source, data))
             target.shutdown(socket.SHUT_WR)
         except OSError:
             pass
+
+    def change(self, source, data):
+        """What is passed on instead of what one end sent."""
+        return data
 
     def cut(self, seconds):
         """Breaks every connection, and takes no new one for so long."""

@@ -15,10 +15,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
 class World:
-    def __init__(self, binaries, seed):
+    def __init__(self, binaries, seed, is_short):
         self.pipe = Path(binaries).resolve() / "pipe"
         self.trainer = Path(binaries).resolve() / "pipe-trainer"
         self.seed = seed
+        # Whether cases are to be quick.
+        self.is_short = is_short
         self.base = Path(tempfile.mkdtemp(prefix="pipe-storm-")).resolve()
         # Another user's processes must reach the folders of their case.
         self.base.chmod(0o711)
@@ -26,7 +28,6 @@ class World:
         self.is_root = os.geteuid() == 0
         self.has_docker = answers("docker", "info", "--format", "{{.ServerVersion}}")
         self.has_rustc = answers("rustc", "--version")
-        self.has_dockerd = self.is_root and all(map(shutil.which, ("dockerd", "unshare")))
         self.references = {}
         # The kills that struck, each with the stage of its run.
         self.struck = []
@@ -38,7 +39,6 @@ class World:
             "docker": None if self.has_docker else "no Docker daemon answers",
             "root": None if self.is_root else "not root",
             "rustc": None if self.has_rustc else "no rustc",
-            "dockerd": None if self.has_dockerd else "not root, or no dockerd",
         }
         return next((lacks[need] for need in needs if lacks[need]), None)
 

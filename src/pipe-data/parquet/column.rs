@@ -6,7 +6,7 @@ use std::io::{self, BufReader, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use parquet::basic::Type as Physical;
@@ -17,6 +17,7 @@ use parquet::file::reader::{ChunkReader, Length, RowGroupReader};
 use parquet::record::Field;
 use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
+use pipe_spec::text::human_bytes;
 
 use super::shape::Shape;
 use super::value::{self, Kind};
@@ -221,11 +222,17 @@ pub fn picture<'a>(field: &'a Field, folder: &Path) -> Result<Picture<'a>, Strin
 pub struct SharedFile {
     file: Arc<File>,
     length: u64,
+    /// Bytes of a page at most, from when it is known where pages are: what is read through a reader then are their headers.
+    largest_page: Arc<OnceLock<u64>>,
 }
 
 impl SharedFile {
     pub fn new(file: File) -> io::Result<Self> {
-        Ok(Self { length: file.metadata()?.len(), file: Arc::new(file) })
+        Ok(Self { length: file.metadata()?.len(), file: Arc::new(file), largest_page: Arc::default() })
+    }
+
+    pub fn largest_page(&self) -> Arc<OnceLock<u64>> {
+        self.largest_page.clone()
     }
 }
 
@@ -239,7 +246,8 @@ impl ChunkReader for SharedFile {
     type T = BufReader<FileCursor>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        Ok(BufReader::new(FileCursor { file: self.file.clone(), next: start }))
+        let largest_page = self.largest_page.get().copied();
+        Ok(BufReader::new(FileCursor { file: self.file.clone(), next: start, largest_page }))
     }
 
     /// What a damaged file says is longer than itself is not given memory.
@@ -259,11 +267,47 @@ impl ChunkReader for SharedFile {
 pub struct FileCursor {
     file: Arc<File>,
     next: u64,
+    /// Where a header of a page is next: the most that it may promise.
+    largest_page: Option<u64>,
+}
+
+/// What the error of a page that is too large begins with.
+pub const LARGE_PAGE: &str = "a page of ";
+
+/// Refuses a page by the first bytes of its header: memory is taken for what these say. Writers put its fields in the order of
+/// their numbers: the kind, the size, the compressed size.
+fn check_page(header: &[u8], largest: u64) -> io::Result<()> {
+    let mut rest = header.iter();
+    let mut next = || -> Option<u64> {
+        // The next field by number, a whole number, in thrift's compact form.
+        rest.next().filter(|kind| **kind == 0x15)?;
+        let mut number = 0u64;
+        for shift in (0..35).step_by(7) {
+            let byte = u64::from(*rest.next()?);
+            number |= (byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(number >> 1);
+            }
+        }
+        None
+    };
+    let (_, Some(size), Some(compressed)) = (next(), next(), next()) else {
+        return Err(io::Error::other("a page begins with no header"));
+    };
+    let size = size.max(compressed);
+    if size <= largest {
+        return Ok(());
+    }
+    let (size, largest) = (human_bytes(size), human_bytes(largest));
+    Err(io::Error::other(format!("{LARGE_PAGE}{size}; allowed: at most {largest}; write it with smaller pages")))
 }
 
 impl Read for FileCursor {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read_at(buffer, self.next)?;
+        if let Some(largest) = self.largest_page.take() {
+            check_page(&buffer[..count], largest)?;
+        }
         self.next += count as u64;
         Ok(count)
     }

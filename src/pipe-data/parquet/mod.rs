@@ -17,6 +17,7 @@ use parquet::record::Field;
 
 use crate::columns::ColumnSelection;
 use crate::compressed::{self, ReadError, RowSink};
+use crate::row::{LONGEST_ROW, too_long};
 use column::{Cells, Column, Picture, SharedFile};
 use shape::{Shape, key};
 use value::{Kind, Style};
@@ -24,6 +25,10 @@ use value::{Kind, Style};
 /// Bytes of values in a batch, and rows at most.
 const BATCH_BYTES: u64 = 8 << 20;
 const BATCH_ROWS: u64 = 4096;
+/// A page has no more bytes, and where the file says that all of its pages are smaller than this, no more than this: four threads
+/// hold a page of each column.
+const PAGE_BYTES: u64 = 256 << 20;
+const USUAL_PAGE_BYTES: u64 = 64 << 20;
 /// Bytes of cells that a look at the first rows may gather.
 const SAMPLE_BYTES: usize = 64 << 20;
 
@@ -107,6 +112,7 @@ impl ParquetTable {
         let mut cells = self.cells(group).map_err(|error| ReadError::File(in_group(group, &error)))?;
         for row in 0..self.rows_in(group) {
             let number = before + row + 1;
+            let begins = sink.buffer().len();
             for (index, (column, cells)) in self.columns.iter().zip(&mut cells).enumerate() {
                 self.begin(sink.buffer(), index);
                 let field = cells
@@ -127,6 +133,9 @@ impl ParquetTable {
                 };
                 let wrong = |found: String| format!("row {number}: the column {:?} holds {found}", column.name);
                 written.map_err(|found| ReadError::File(wrong(found)))?;
+                if (sink.buffer().len() - begins) as u64 > LONGEST_ROW {
+                    return Err(ReadError::File(format!("row {number}: {}", too_long(LONGEST_ROW))));
+                }
             }
             sink.buffer().extend_from_slice(if self.style == Style::Json { b"}\n" } else { b"\n" });
             sink.row_done()?;
@@ -182,7 +191,11 @@ impl ParquetTable {
 }
 
 fn in_group(group: usize, error: &ParquetError) -> String {
-    format!("row group {}: {}; it is damaged, or its columns are encrypted", group + 1, describe(error))
+    let (group, text) = (group + 1, describe(error));
+    match text.starts_with(column::LARGE_PAGE) {
+        true => format!("row group {group}: {text}"),
+        false => format!("row group {group}: {text}; it is damaged, or its columns are encrypted"),
+    }
 }
 
 /// What a file begins with.
@@ -230,10 +243,15 @@ pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
 
 fn open(path: &Path) -> Result<SerializedFileReader<SharedFile>, String> {
     let file = File::open(path).and_then(SharedFile::new).map_err(|error| error.to_string())?;
-    SerializedFileReader::new(file).map_err(|error| match error.to_string().contains("encrypt") {
+    let largest_page = file.largest_page();
+    let reader = SerializedFileReader::new(file).map_err(|error| match error.to_string().contains("encrypt") {
         true => "it is encrypted, and pipe has no keys; write it without encryption".to_owned(),
         false => format!("not a Parquet file that can be read: {}", describe(&error)),
-    })
+    })?;
+    let columns = reader.metadata().row_groups().iter().flat_map(|group| group.columns());
+    let largest = columns.map(|column| u64::try_from(column.uncompressed_size()).unwrap_or(0)).max();
+    largest_page.set(largest.unwrap_or(0).clamp(USUAL_PAGE_BYTES, PAGE_BYTES)).ok();
+    Ok(reader)
 }
 
 fn rows_of(reader: &SerializedFileReader<SharedFile>) -> Result<u64, String> {

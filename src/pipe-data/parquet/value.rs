@@ -2,10 +2,11 @@
 
 use std::io::Write;
 
+use jiff::Span;
+use jiff::civil::{self, Date};
 use parquet::basic::{ConvertedType, LogicalType, TimeUnit, Type as Physical};
 use parquet::record::Field;
 use parquet::schema::types::Type;
-use time::Date;
 
 /// What the values of a column mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,16 +231,16 @@ fn uuid(bytes: &[u8]) -> String {
     text
 }
 
+const UNIX_EPOCH: Date = civil::date(1970, 1, 1);
 /// Days from the Julian day 0 to 1970-01-01.
-const UNIX_EPOCH: i64 = 2_440_588;
+const UNIX_EPOCH_JULIAN: i64 = 2_440_588;
 const DAY_NANOS: i64 = 86_400 * 1_000_000_000;
 
 /// The day so many days after 1970-01-01, in ISO 8601.
 fn date(days: i64) -> Result<String, String> {
-    let day = days.checked_add(UNIX_EPOCH).and_then(|day| i32::try_from(day).ok());
-    let date = day.and_then(|day| Date::from_julian_day(day).ok());
+    let date = Span::new().try_days(days).and_then(|days| UNIX_EPOCH.checked_add(days)).ok();
     let date = date.ok_or_else(|| format!("a day that is {days} days from 1970; allowed: the years -9999 to 9999"))?;
-    Ok(format!("{:04}-{:02}-{:02}", date.year(), u8::from(date.month()), date.day()))
+    Ok(format!("{:04}-{:02}-{:02}", date.year(), date.month(), date.day()))
 }
 
 /// The time of day `count` units after midnight. All times of a column have as many digits, so that texts are in the order of
@@ -264,7 +265,7 @@ fn int96(millis: i64) -> Result<String, String> {
 
 /// Nanoseconds of a day and the Julian day, as old writers of Parquet have them.
 pub fn julian(nanos: i64, day: u32) -> Result<String, String> {
-    let date = date(i64::from(day) - UNIX_EPOCH + nanos.div_euclid(DAY_NANOS))?;
+    let date = date(i64::from(day) - UNIX_EPOCH_JULIAN + nanos.div_euclid(DAY_NANOS))?;
     Ok(format!("{date}T{}", time_of_day(nanos.rem_euclid(DAY_NANOS), Unit::Nanos)))
 }
 

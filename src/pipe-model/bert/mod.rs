@@ -7,7 +7,7 @@ use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
-use crate::config_keys::{Activation, ConfigError, ConfigKeys};
+use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
 use crate::parameter::{Init, Listed, Parameter};
 use crate::starter::{Starter, StarterSizes, encoder, joined, number_of_labels};
@@ -61,9 +61,9 @@ impl BertConfig {
             num_attention_heads: keys.size("num_attention_heads")?.unwrap_or(12),
             intermediate_size: keys.size("intermediate_size")?.unwrap_or(3072),
             hidden_act: Activation::parse("hidden_act", keys.text("hidden_act")?.unwrap_or("gelu"))?,
-            hidden_dropout_prob: keys.number("hidden_dropout_prob")?.unwrap_or(0.1),
-            attention_probs_dropout_prob: keys.number("attention_probs_dropout_prob")?.unwrap_or(0.1),
-            classifier_dropout: keys.number("classifier_dropout")?,
+            hidden_dropout_prob: keys.dropout("hidden_dropout_prob")?.unwrap_or(0.1),
+            attention_probs_dropout_prob: keys.dropout("attention_probs_dropout_prob")?.unwrap_or(0.1),
+            classifier_dropout: keys.dropout("classifier_dropout")?,
             max_position_embeddings: keys.size("max_position_embeddings")?.unwrap_or(512),
             type_vocab_size: keys.size("type_vocab_size")?.unwrap_or(2),
             initializer_range: keys.number("initializer_range")?.unwrap_or(0.02),
@@ -77,35 +77,25 @@ impl BertConfig {
     }
 
     fn check(&self, keys: &ConfigKeys<'_>) -> Result<(), ConfigError> {
-        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         if self.hidden_size % self.num_attention_heads != 0 {
             let message =
                 format!("found {}; hidden_size, {}, is no multiple", self.num_attention_heads, self.hidden_size);
-            return fail("num_attention_heads", message);
+            return Err(fail("num_attention_heads", message));
         }
         if self.pad_token_id >= self.vocab_size {
             let message = format!("found {}; allowed: below vocab_size, {}", self.pad_token_id, self.vocab_size);
-            return fail("pad_token_id", message);
+            return Err(fail("pad_token_id", message));
         }
         if self.first_position() >= self.max_position_embeddings {
             let message = format!("found {}; allowed: above {}", self.max_position_embeddings, self.first_position());
-            return fail("max_position_embeddings", message);
-        }
-        for (key, share) in [
-            ("hidden_dropout_prob", Some(self.hidden_dropout_prob)),
-            ("attention_probs_dropout_prob", Some(self.attention_probs_dropout_prob)),
-            ("classifier_dropout", self.classifier_dropout),
-        ] {
-            if let Some(share) = share.filter(|share| !(0.0..1.0).contains(share)) {
-                return fail(key, format!("found {share}; allowed: at least 0 and below 1"));
-            }
+            return Err(fail("max_position_embeddings", message));
         }
         if keys.truth("is_decoder")? == Some(true) {
-            return fail("is_decoder", "found true; allowed: false".to_owned());
+            return Err(fail("is_decoder", "found true; allowed: false".to_owned()));
         }
         match keys.text("position_embedding_type")? {
             None | Some("absolute") => Ok(()),
-            Some(other) => fail("position_embedding_type", format!("found {other:?}; allowed: absolute")),
+            Some(other) => Err(fail("position_embedding_type", format!("found {other:?}; allowed: absolute"))),
         }
     }
 
@@ -127,7 +117,6 @@ impl BertConfig {
 
     /// config.json for transformers: what was given, with every default filled in.
     pub fn export(&self) -> Map<String, Value> {
-        let mut config = self.given.clone();
         let (model_type, class) = match self.family {
             Family::Bert => ("bert", "BertForSequenceClassification"),
             Family::Roberta => ("roberta", "RobertaForSequenceClassification"),
@@ -151,9 +140,7 @@ impl BertConfig {
             "layer_norm_eps": self.layer_norm_eps,
             "pad_token_id": self.pad_token_id,
         });
-        if let Value::Object(filled) = filled {
-            config.extend(filled);
-        }
+        let mut config = extended(&self.given, filled);
         self.labels.export(&mut config);
         config
     }

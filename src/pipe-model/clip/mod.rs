@@ -6,10 +6,10 @@ mod parameters;
 use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
-use crate::config_keys::{Activation, ConfigError, ConfigKeys};
+use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
 use crate::parameter::Parameter;
-use crate::starter::{ModelSize, Recipe, Starter, StarterSizes, joined};
+use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
 use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer, VocabularyFormat};
 
@@ -114,7 +114,7 @@ impl TextConfig {
         if config.pad_token_id >= config.vocab_size {
             let message =
                 format!("found {}; allowed: below vocab_size, which is {}", config.pad_token_id, config.vocab_size);
-            return Err(ConfigError { key: "pad_token_id".to_owned(), message });
+            return Err(fail("pad_token_id", message));
         }
         Ok(config)
     }
@@ -149,7 +149,7 @@ impl VisionConfig {
         if config.patch_size > config.image_size {
             let message =
                 format!("found {}; allowed: at most image_size, which is {}", config.patch_size, config.image_size);
-            return Err(ConfigError { key: "patch_size".to_owned(), message });
+            return Err(fail("patch_size", message));
         }
         Ok(config)
     }
@@ -177,7 +177,6 @@ impl TowerConfig {
 
     fn read(given: &Map<String, Value>, sizes: &Sizes) -> Result<Self, ConfigError> {
         let keys = ConfigKeys(given);
-        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         let config = Self {
             hidden_size: keys.size("hidden_size")?.unwrap_or(sizes.hidden_size),
             intermediate_size: keys.size("intermediate_size")?.unwrap_or(sizes.intermediate_size),
@@ -185,7 +184,7 @@ impl TowerConfig {
             num_attention_heads: keys.size("num_attention_heads")?.unwrap_or(sizes.num_attention_heads),
             activation: Activation::parse("hidden_act", keys.text("hidden_act")?.unwrap_or("quick_gelu"))?,
             layer_norm_eps: keys.number("layer_norm_eps")?.unwrap_or(1e-5),
-            attention_dropout: keys.number("attention_dropout")?.unwrap_or(0.0),
+            attention_dropout: keys.dropout("attention_dropout")?.unwrap_or(0.0),
             initializer_range: keys.number("initializer_range")?.unwrap_or(0.02),
             initializer_factor: keys.number("initializer_factor")?.unwrap_or(1.0),
             given: given.clone(),
@@ -195,11 +194,7 @@ impl TowerConfig {
                 "found {}; allowed: a multiple of num_attention_heads, which is {}",
                 config.hidden_size, config.num_attention_heads
             );
-            return fail("hidden_size", message);
-        }
-        if !(0.0..1.0).contains(&config.attention_dropout) {
-            let message = format!("found {}; allowed: at least 0 and below 1", config.attention_dropout);
-            return fail("attention_dropout", message);
+            return Err(fail("hidden_size", message));
         }
         Ok(config)
     }
@@ -234,25 +229,17 @@ fn tower<T>(
         (None | Some(Value::Null), Some(Value::Object(keys))) => (name, keys.clone()),
         (None | Some(Value::Null), Some(other)) | (Some(other), _) => {
             let message = format!("found {other}; allowed: an object");
-            return Err(ConfigError { key: name.to_owned(), message });
+            return Err(fail(name, message));
         }
     };
     read(&keys).map_err(|ConfigError { key, message }| ConfigError { key: format!("{name}.{key}"), message })
 }
 
-fn extended(given: &Map<String, Value>, filled: Value) -> Map<String, Value> {
-    let mut config = given.clone();
-    if let Value::Object(filled) = filled {
-        config.extend(filled);
-    }
-    config
-}
-
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |config| Ok(Box::new(ClipConfig::read(config)?)),
     starter: Starter {
-        fine_tuning: Recipe { lr: 1.0e-5, epochs: 5, steps: 100 },
-        scratch: Recipe { lr: 1.0e-3, epochs: 10, steps: 300 },
+        fine_tuning: StarterTraining { lr: 1.0e-5, epochs: 5, steps: 100 },
+        scratch: StarterTraining { lr: 1.0e-3, epochs: 10, steps: 300 },
         base_lr: 5.0e-4,
         effective_batch: 128,
         schedule: "cosine",

@@ -6,7 +6,7 @@ mod parameters;
 use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
-use crate::config_keys::{Activation, ConfigError, ConfigKeys};
+use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
 use crate::parameter::Parameter;
 use crate::starter::{Starter, encoder, joined, number_of_labels};
@@ -85,10 +85,10 @@ impl DebertaConfig {
             num_attention_heads: keys.size("num_attention_heads")?.unwrap_or(24),
             intermediate_size: keys.size("intermediate_size")?.unwrap_or(6144),
             hidden_act: activation("hidden_act", "gelu")?,
-            hidden_dropout_prob: keys.number("hidden_dropout_prob")?.unwrap_or(0.1),
-            attention_probs_dropout_prob: keys.number("attention_probs_dropout_prob")?.unwrap_or(0.1),
-            pooler_dropout: keys.number("pooler_dropout")?.unwrap_or(0.0),
-            cls_dropout: keys.number("cls_dropout")?,
+            hidden_dropout_prob: keys.dropout("hidden_dropout_prob")?.unwrap_or(0.1),
+            attention_probs_dropout_prob: keys.dropout("attention_probs_dropout_prob")?.unwrap_or(0.1),
+            pooler_dropout: keys.dropout("pooler_dropout")?.unwrap_or(0.0),
+            cls_dropout: keys.dropout("cls_dropout")?,
             pooler_hidden_act: activation("pooler_hidden_act", "gelu")?,
             max_position_embeddings,
             type_vocab_size: keys.count("type_vocab_size")?.unwrap_or(0),
@@ -124,36 +124,25 @@ impl DebertaConfig {
     }
 
     fn check(&self, keys: &ConfigKeys<'_>) -> Result<(), ConfigError> {
-        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
         if hidden % heads != 0 {
-            return fail("num_attention_heads", format!("found {heads}; hidden_size, {hidden}, is no multiple"));
+            return Err(fail("num_attention_heads", format!("found {heads}; hidden_size, {hidden}, is no multiple")));
         }
         for (key, only) in [("attention_head_size", hidden / heads), ("pooler_hidden_size", hidden)] {
             if let Some(found) = keys.size(key)?.filter(|found| *found != only) {
-                return fail(key, format!("found {found}; allowed with hidden_size {hidden}: {only}"));
+                return Err(fail(key, format!("found {found}; allowed with hidden_size {hidden}: {only}")));
             }
         }
         if self.pad_token_id >= self.vocab_size {
             let message = format!("found {}; allowed: below vocab_size, {}", self.pad_token_id, self.vocab_size);
-            return fail("pad_token_id", message);
+            return Err(fail("pad_token_id", message));
         }
         if let Some(ConvConfig { kernel_size, groups, .. }) = self.conv {
             if kernel_size % 2 == 0 {
-                return fail("conv_kernel_size", format!("found {kernel_size}; allowed: 0 or an odd number"));
+                return Err(fail("conv_kernel_size", format!("found {kernel_size}; allowed: 0 or an odd number")));
             }
             if hidden % groups != 0 {
-                return fail("conv_groups", format!("found {groups}; hidden_size, {hidden}, is no multiple"));
-            }
-        }
-        for (key, share) in [
-            ("hidden_dropout_prob", Some(self.hidden_dropout_prob)),
-            ("attention_probs_dropout_prob", Some(self.attention_probs_dropout_prob)),
-            ("pooler_dropout", Some(self.pooler_dropout)),
-            ("cls_dropout", self.cls_dropout),
-        ] {
-            if let Some(share) = share.filter(|share| !(0.0..1.0).contains(share)) {
-                return fail(key, format!("found {share}; allowed: at least 0 and below 1"));
+                return Err(fail("conv_groups", format!("found {groups}; hidden_size, {hidden}, is no multiple")));
             }
         }
         Ok(())
@@ -161,7 +150,6 @@ impl DebertaConfig {
 
     /// config.json for transformers: what was given, with every default filled in.
     pub fn export(&self) -> Map<String, Value> {
-        let mut config = self.given.clone();
         let or = |key: &str, default: Value| {
             self.given.get(key).filter(|value| !value.is_null()).cloned().unwrap_or(default)
         };
@@ -197,9 +185,7 @@ impl DebertaConfig {
             "share_att_key": self.share_att_key,
             "norm_rel_ebd": or("norm_rel_ebd", json!("none")),
         });
-        if let Value::Object(filled) = filled {
-            config.extend(filled);
-        }
+        let mut config = extended(&self.given, filled);
         self.labels.export(&mut config);
         config
     }

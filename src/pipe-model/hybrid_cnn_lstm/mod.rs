@@ -6,10 +6,10 @@ mod memory;
 use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
-use crate::config_keys::{ConfigError, ConfigKeys};
+use crate::config_keys::{ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
 use crate::parameter::{Init, Parameter};
-use crate::starter::{ModelSize, Recipe, Starter, StarterSizes, joined};
+use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, Scale, TaskData};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +52,7 @@ impl HybridConfig {
             bidirectional: keys.truth("bidirectional")?.unwrap_or(true),
             attention_heads: keys.size("attention_heads")?.unwrap_or(4),
             num_classes: keys.required_size("num_classes")?,
-            dropout: keys.number("dropout")?.unwrap_or(0.1),
+            dropout: keys.dropout("dropout")?.unwrap_or(0.1),
             norm: NormKind::parse(keys.text("norm")?.unwrap_or("layer"))?,
             scale: scale(&keys)?,
             given: given.clone(),
@@ -62,28 +62,30 @@ impl HybridConfig {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         let (width, heads) = (self.width(), self.attention_heads);
         if width % heads != 0 {
             let message =
                 format!("found {heads}; allowed: a divisor of the width of the LSTM's output, which is {width}");
-            return fail("attention_heads", message);
+            return Err(fail("attention_heads", message));
         }
         if width < 2 {
-            return fail("lstm_hidden", format!("found {}; allowed: at least 2 in one direction", self.lstm_hidden));
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            return fail("dropout", format!("found {}; allowed: at least 0 and below 1", self.dropout));
+            return Err(fail(
+                "lstm_hidden",
+                format!("found {}; allowed: at least 2 in one direction", self.lstm_hidden),
+            ));
         }
         let Some(Scale { names, mean, std }) = &self.scale else { return Ok(()) };
         let features = self.input_features as usize;
         for (key, count) in [("feature_names", names.len()), ("feature_mean", mean.len()), ("feature_std", std.len())] {
             if count != features {
-                return fail(key, format!("found {count} entries; allowed: one for each of {features} input_features"));
+                return Err(fail(
+                    key,
+                    format!("found {count} entries; allowed: one for each of {features} input_features"),
+                ));
             }
         }
         if let Some(found) = std.iter().find(|std| **std <= 0.0) {
-            return fail("feature_std", format!("found {found}; allowed: numbers above 0"));
+            return Err(fail("feature_std", format!("found {found}; allowed: numbers above 0")));
         }
         Ok(())
     }
@@ -106,7 +108,6 @@ impl HybridConfig {
 
     /// config.json: what was given, with every default filled in.
     pub fn export(&self) -> Map<String, Value> {
-        let mut config = self.given.clone();
         let filled = json!({
             "architectures": ["HybridCNNLSTM"],
             "model_type": "hybrid_cnn_lstm",
@@ -125,10 +126,7 @@ impl HybridConfig {
                 NormKind::Batch => "batch",
             },
         });
-        if let Value::Object(filled) = filled {
-            config.extend(filled);
-        }
-        config
+        extended(&self.given, filled)
     }
 }
 
@@ -159,8 +157,8 @@ impl NormKind {
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |config| Ok(Box::new(HybridConfig::read(config)?)),
     starter: Starter {
-        fine_tuning: Recipe { lr: 1.0e-4, epochs: 5, steps: 100 },
-        scratch: Recipe { lr: 1.0e-3, epochs: 5, steps: 400 },
+        fine_tuning: StarterTraining { lr: 1.0e-4, epochs: 5, steps: 100 },
+        scratch: StarterTraining { lr: 1.0e-3, epochs: 5, steps: 400 },
         base_lr: 1.0e-4,
         effective_batch: 256,
         schedule: "cosine",

@@ -1,13 +1,13 @@
-//! The memory of a training on a card: the estimate of a step, how its samples are cut into parts that fit, and the
+//! The memory of a training on a card: the estimate of a step, how its samples are split into parts that fit, and the
 //! largest batch.
 
-mod cut;
-mod cutter;
 mod fit;
+mod part_budget;
+mod part_sizes;
 
-pub use cut::{Lengths, cut, even};
-pub use cutter::{Cutter, Recompute};
 pub use fit::{MARGIN, Search, largest};
+pub use part_budget::{PartBudget, Recompute};
+pub use part_sizes::{Lengths, even_part_sizes, part_sizes};
 
 pub use crate::estimate::{
     Estimate, Peak, ROW_MULTIPLE, Stage, StepMemory, WORKSPACE, Work, has_attention_kernel, owners, peak, usable,

@@ -6,10 +6,10 @@ mod memory;
 use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
-use crate::config_keys::{ConfigError, ConfigKeys, bounded_width};
+use crate::config_keys::{ConfigError, ConfigKeys, bounded_width, extended, fail};
 use crate::estimate::{StepMemory, rows_at_a_time};
 use crate::parameter::{Init, Listed, Parameter};
-use crate::starter::{ModelSize, Recipe, Starter, StarterSizes, joined};
+use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
 use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer};
 
@@ -43,7 +43,7 @@ impl MuSotaConfig {
             cross_heads: keys.size("cross_heads")?.unwrap_or(8),
             ffn_dim: keys.size("ffn_dim")?.unwrap_or(7488),
             max_seq_len: keys.size("max_seq_len")?.unwrap_or(512),
-            dropout: keys.number("dropout")?.unwrap_or(0.0),
+            dropout: keys.dropout("dropout")?.unwrap_or(0.0),
             given: given.clone(),
         };
         config.check()?;
@@ -51,21 +51,17 @@ impl MuSotaConfig {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         bounded_width("n_blocks x block_dim", self.n_blocks.checked_mul(self.block_dim))?;
         for (key, heads, of, width) in [
             ("block_heads", self.block_heads, "block_dim", self.block_dim),
             ("cross_heads", self.cross_heads, "n_blocks x block_dim", self.width()),
         ] {
             if width % heads != 0 {
-                return fail(key, format!("found {heads}; allowed: what divides {of}, which is {width}"));
+                return Err(fail(key, format!("found {heads}; allowed: what divides {of}, which is {width}")));
             }
         }
         if self.max_seq_len < 2 {
-            return fail("max_seq_len", format!("found {}; allowed: at least 2", self.max_seq_len));
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            return fail("dropout", format!("found {}; allowed: at least 0 and below 1", self.dropout));
+            return Err(fail("max_seq_len", format!("found {}; allowed: at least 2", self.max_seq_len)));
         }
         Ok(())
     }
@@ -87,7 +83,6 @@ impl MuSotaConfig {
 
     /// config.json: what was given, with every default filled in.
     pub fn export(&self) -> Map<String, Value> {
-        let mut config = self.given.clone();
         let filled = json!({
             "model_type": "mu_sota",
             "vocab_size": self.vocab_size,
@@ -100,18 +95,15 @@ impl MuSotaConfig {
             "max_seq_len": self.max_seq_len,
             "dropout": self.dropout,
         });
-        if let Value::Object(filled) = filled {
-            config.extend(filled);
-        }
-        config
+        extended(&self.given, filled)
     }
 }
 
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |config| Ok(Box::new(MuSotaConfig::read(config)?)),
     starter: Starter {
-        fine_tuning: Recipe { lr: 1.0e-4, epochs: 3, steps: 60 },
-        scratch: Recipe { lr: 2.0e-3, epochs: 3, steps: 200 },
+        fine_tuning: StarterTraining { lr: 1.0e-4, epochs: 3, steps: 60 },
+        scratch: StarterTraining { lr: 2.0e-3, epochs: 3, steps: 200 },
         base_lr: 3.0e-4,
         effective_batch: 32,
         schedule: "cosine",

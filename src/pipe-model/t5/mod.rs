@@ -6,10 +6,10 @@ mod memory;
 use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
-use crate::config_keys::{Activation, ConfigError, ConfigKeys, bounded_width};
+use crate::config_keys::{Activation, ConfigError, ConfigKeys, bounded_width, extended, fail};
 use crate::estimate::{StepMemory, rows_at_a_time};
 use crate::parameter::{Init, Parameter};
-use crate::starter::{ModelSize, Recipe, Starter, StarterSizes, joined};
+use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
 use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer, VocabularyFormat};
 
@@ -60,7 +60,7 @@ impl T5Config {
             num_heads: keys.size("num_heads")?.unwrap_or(8),
             relative_attention_num_buckets: keys.size("relative_attention_num_buckets")?.unwrap_or(32),
             relative_attention_max_distance: keys.size("relative_attention_max_distance")?.unwrap_or(128),
-            dropout_rate: keys.number("dropout_rate")?.unwrap_or(0.1),
+            dropout_rate: keys.dropout("dropout_rate")?.unwrap_or(0.1),
             layer_norm_epsilon: keys.number("layer_norm_epsilon")?.unwrap_or(1e-6),
             initializer_factor: keys.number("initializer_factor")?.unwrap_or(1.0),
             feed_forward: FeedForwardKind::parse(keys.text("feed_forward_proj")?.unwrap_or("relu"))?,
@@ -76,20 +76,19 @@ impl T5Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let fail = |key: &str, message: String| Err(ConfigError { key: key.to_owned(), message });
         for (key, token) in [
             ("pad_token_id", self.pad_token_id),
             ("decoder_start_token_id", self.decoder_start_token_id),
             ("eos_token_id", self.eos_token_id),
         ] {
             if token >= self.vocab_size {
-                return fail(key, format!("found {token}; allowed: below vocab_size, which is {}", self.vocab_size));
+                return Err(fail(
+                    key,
+                    format!("found {token}; allowed: below vocab_size, which is {}", self.vocab_size),
+                ));
             }
         }
         bounded_width("num_heads x d_kv", self.num_heads.checked_mul(self.d_kv))?;
-        if !(0.0..1.0).contains(&self.dropout_rate) {
-            return fail("dropout_rate", format!("found {}; allowed: at least 0 and below 1", self.dropout_rate));
-        }
         // Half of the buckets (a quarter in each direction of the encoder) are logarithmic up to the distance.
         if self.relative_attention_num_buckets < 4
             || self.relative_attention_max_distance <= self.relative_attention_num_buckets / 2
@@ -98,7 +97,7 @@ impl T5Config {
                 "found {} buckets up to distance {}; allowed: at least 4, and a distance above half of them",
                 self.relative_attention_num_buckets, self.relative_attention_max_distance
             );
-            return fail("relative_attention_num_buckets", message);
+            return Err(fail("relative_attention_num_buckets", message));
         }
         Ok(())
     }
@@ -115,7 +114,6 @@ impl T5Config {
 
     /// config.json for transformers: what was given, with every default filled in.
     pub fn export(&self) -> Map<String, Value> {
-        let mut config = self.given.clone();
         let filled = json!({
             "architectures": ["T5ForConditionalGeneration"],
             "model_type": "t5",
@@ -139,10 +137,7 @@ impl T5Config {
             "decoder_start_token_id": self.decoder_start_token_id,
             "eos_token_id": self.eos_token_id,
         });
-        if let Value::Object(filled) = filled {
-            config.extend(filled);
-        }
-        config
+        extended(&self.given, filled)
     }
 }
 
@@ -164,8 +159,8 @@ impl FeedForwardKind {
 pub const ARCHITECTURE: Architecture = Architecture {
     read: |config| Ok(Box::new(T5Config::read(config)?)),
     starter: Starter {
-        fine_tuning: Recipe { lr: 3.0e-4, epochs: 3, steps: 100 },
-        scratch: Recipe { lr: 1.0e-3, epochs: 5, steps: 500 },
+        fine_tuning: StarterTraining { lr: 3.0e-4, epochs: 3, steps: 100 },
+        scratch: StarterTraining { lr: 1.0e-3, epochs: 5, steps: 500 },
         base_lr: 5.0e-4,
         effective_batch: 64,
         schedule: "cosine",

@@ -1,7 +1,7 @@
 //! The journal as a file of lines: new lines are read, added to its end, and repaired after a writer was killed.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,11 +28,17 @@ pub struct Log {
     torn: Vec<(u64, usize)>,
 }
 
-/// The result of a read.
+/// A line has no more bytes.
+const LONGEST_LINE: u64 = 64 << 20;
+
+/// What is new in the file, which is read line by line.
 pub struct News {
     /// The file is another one, or shorter than it was: all of it is new.
     pub restarted: bool,
-    pub lines: Vec<Line>,
+    file: Option<BufReader<File>>,
+    /// Of the next line: its number, and where it begins.
+    number: u64,
+    start: u64,
 }
 
 pub struct Line {
@@ -79,18 +85,29 @@ impl Log {
             (self.offset, self.line) = (0, 1);
             self.torn.clear();
         }
-        let mut lines = Vec::new();
-        if found.len() > self.offset {
-            let bytes = self.read_from(self.offset).map_err(|source| self.failed("read", source))?;
-            let mut end = self.offset;
-            let whole = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
-            for (number, line) in (self.line..).zip(whole) {
-                end += line.len() as u64;
-                let (torn, value) = parse(line).map_err(|reason| self.unreadable(number, reason))?;
-                lines.push(Line { number, value, end, torn });
-            }
+        let open = || -> io::Result<BufReader<File>> {
+            let mut file = File::open(&self.path)?;
+            file.seek(SeekFrom::Start(self.offset))?;
+            Ok(BufReader::with_capacity(1 << 16, file))
+        };
+        let file = (found.len() > self.offset).then(open).transpose();
+        let file = file.map_err(|source| self.failed("read", source))?;
+        Ok(News { restarted, file, number: self.line, start: self.offset })
+    }
+
+    /// The next line of what is new.
+    pub fn next(&self, news: &mut News) -> Result<Option<Line>, JournalError> {
+        let Some(file) = &mut news.file else { return Ok(None) };
+        let (number, mut line) = (news.number, Vec::new());
+        let read = file.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line);
+        let length = read.map_err(|source| self.failed("read", source))? as u64;
+        if !line.ends_with(b"\n") {
+            let message = || format!("it has more than {} MiB", LONGEST_LINE >> 20);
+            return if length < LONGEST_LINE { Ok(None) } else { Err(self.unreadable(number, message())) };
         }
-        Ok(News { restarted, lines })
+        let (torn, value) = parse(&line).map_err(|reason| self.unreadable(number, reason))?;
+        (news.number, news.start) = (number + 1, news.start + length);
+        Ok(Some(Line { number, value, end: news.start, torn }))
     }
 
     /// Takes note that a line was understood.
@@ -153,14 +170,6 @@ impl Log {
         append().map_err(|source| self.failed("write", source))
     }
 
-    fn read_from(&self, offset: u64) -> io::Result<Vec<u8>> {
-        let mut file = File::open(&self.path)?;
-        file.seek(SeekFrom::Start(offset))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        Ok(bytes)
-    }
-
     fn failed(&self, action: &'static str, source: io::Error) -> JournalError {
         JournalError::Io { action, path: self.path.clone(), source }
     }
@@ -168,7 +177,7 @@ impl Log {
 
 impl Line {
     /// The arguments of `Log::done`.
-    pub fn place(&self) -> (u64, u64, usize) {
+    pub fn position(&self) -> (u64, u64, usize) {
         (self.number, self.end, self.torn)
     }
 }

@@ -54,10 +54,25 @@ impl Journal {
         Ok(journal)
     }
 
+    /// The same, or none where the file is not there yet or holds no study at all: its study is just being created.
+    pub fn read_if_there(path: &Path, study: &str) -> Result<Option<Self>, JournalError> {
+        if !path.is_file() {
+            return Ok(None);
+        }
+        match Self::read(path, study) {
+            Err(JournalError::NoStudy { others, .. }) if others.is_empty() => Ok(None),
+            read => read.map(Some),
+        }
+    }
+
     /// Takes in what others have added since. Costs one `stat` where that is nothing.
     pub fn refresh(&mut self) -> Result<(), JournalError> {
         self.take_in()?;
         self.study().map(|_| ())
+    }
+
+    pub fn into_trials(self) -> Vec<Trial> {
+        self.replay.study.map_or_else(Vec::new, |study| study.trials)
     }
 
     /// By number.
@@ -188,12 +203,12 @@ impl Journal {
     }
 
     fn take_in(&mut self) -> Result<(), JournalError> {
-        let news = self.log.read()?;
+        let mut news = self.log.read()?;
         if news.restarted {
             self.replay = Replay::new(&self.name, &self.worker);
         }
-        for line in news.lines {
-            let (number, end, torn) = line.place();
+        while let Some(line) = self.log.next(&mut news)? {
+            let (number, end, torn) = line.position();
             let applied = Op::parse(line.value).and_then(|op| self.replay.apply(op));
             applied.map_err(|reason| self.log.unreadable(number, reason))?;
             self.log.done(number, end, torn);

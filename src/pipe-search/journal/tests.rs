@@ -188,7 +188,7 @@ fn only_the_study_of_the_name_counts() {
     fixture.append(&optuna(1, &json!({"study_id": 1})));
     assert!(matches!(journal.refresh(), Err(JournalError::Deleted { .. })));
     assert!(
-        matches!(Journal::read(&fixture.path, "s"), Err(JournalError::NoStudy { others, .. }) if others == ["other"])
+        matches!(Journal::read_if_there(&fixture.path, "s"), Err(JournalError::NoStudy { others, .. }) if others == ["other"])
     );
     fixture.append(&create("s"));
     assert!(matches!(journal.add(&trial()), Err(JournalError::Deleted { .. })));
@@ -218,7 +218,7 @@ fn what_optuna_ignores_is_ignored() {
     };
     let mut text = create("s") + &create_trial(0) + &create_trial(0);
     text += &param(0, json!(0.5), &float);
-    // Of another kind than in trial 0.
+    // A distribution of another kind than in trial 0.
     text += &param(1, json!(3.0), &int);
     text += &optuna(6, &json!({"trial_id": 0, "state": 0, "values": null, "datetime_start": "2030-01-01T00:00:00"}));
     text += &optuna(

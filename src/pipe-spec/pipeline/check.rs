@@ -8,8 +8,9 @@ use super::bounds::MAX_SAMPLES;
 use super::engines::GivenSection;
 use super::other_names::Transformers;
 use super::{
-    BatchSetting, Command, CommandTrain, Engines, Every, Limit, Metric, MetricsFormat, OnOom, PLACEHOLDERS, Pipeline,
-    PipelineFile, Problems, Ranks, Reduce, Track, Train, TrainFile, Training, Work, WorkKind, schema,
+    BatchSetting, Command, CommandTrain, Data, Engines, Every, Gpus, Limit, Metric, MetricsFormat, Mount, OnOom,
+    PLACEHOLDERS, Pipeline, PipelineFile, Problems, Ranks, Reduce, Task, Track, Train, TrainFile, Training, Work,
+    WorkKind, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
@@ -98,10 +99,13 @@ fn is_var_name(name: &str) -> bool {
 fn missing_variables(tree: &Node, known: &Variables, problems: &mut Problems) {
     tree.for_each_text(&mut |line, path, text| {
         for name in variables::names(text).filter(|name| known.get(name).is_none()) {
+            let reason = known.reason(name);
             problems.push(
                 line,
                 path,
-                format!("the variable ${{{name}}} is not set; set it in the environment or in a .env file"),
+                format!(
+                    "{reason}; set it in the environment or in a .env file, or write $${{{name}}} to pass ${{{name}}} on"
+                ),
             );
         }
     });
@@ -118,57 +122,12 @@ impl Check<'_> {
     }
 
     fn file(&mut self, file: &PipelineFile) {
-        if file.command.is_none() {
-            match &file.model {
-                None => self.problem("model", "missing; give a model (or a command)"),
-                Some(model) => match (&model.from, &model.config) {
-                    (None, None) => self.problem("model", "give `from` (trained weights) or `config` (from scratch)"),
-                    (Some(_), Some(_)) => self.problem("model.config", "give `from` or `config`, not both"),
-                    _ => {}
-                },
-            }
-            if file.data.is_none() {
-                self.problem("data", "missing; give at least data.train");
-            }
-        }
         match &file.command {
-            Some(_) => {
-                for section in self.given(&["model", "data", "evaluate", "save"]) {
-                    self.problem(
-                        section,
-                        format!("give `{section}` or `command`, not both: a command does this itself"),
-                    );
-                }
-                for key in self.given(&["memory.worst_first", "memory.empty_cache_every"]) {
-                    self.problem(key, "not for a command");
-                }
-                let keys = self.tree.find("train").map(Node::keys).unwrap_or_default();
-                for key in keys.iter().filter(|key| !CommandTrain::KEYS.contains(key)) {
-                    let allowed = CommandTrain::KEYS.join(", ");
-                    let message = format!("not for a command, whose own arguments say this; allowed: {allowed}");
-                    self.problem(&format!("train.{key}"), message);
-                }
-                if file.train.batch == BatchSetting::Auto {
-                    self.problem("train.batch", "found auto; a command needs a number: pipe cannot try what fits it");
-                }
-            }
-            None => {
-                for key in self.given(&OF_COMMANDS) {
-                    self.problem(key, "only for a `command`");
-                }
-            }
+            Some(_) => self.keys_of_a_command(file),
+            None => self.keys_of_a_training(file),
         }
         if let (Some(model), Some(data)) = (&file.model, &file.data) {
-            let roles = model.arch.task().roles();
-            for role in data.fields.keys().filter(|role| !roles.contains(&role.as_str())) {
-                self.problem(
-                    &format!("data.fields.{role}"),
-                    format!("unknown field{}; allowed: {}", crate::yaml::nearest(role, roles), roles.join(", ")),
-                );
-            }
-            if data.eval_share > 0.0 && data.eval.is_some() {
-                self.problem("data.eval_share", "give `eval` or `eval_share`, not both");
-            }
+            self.data(model.arch.task(), data);
         }
         if let Some(model) = &file.model
             && !file.train.class_weights.is_none()
@@ -177,22 +136,80 @@ impl Check<'_> {
             let message = format!("only for models that classify, not for {}", model.arch.task().name());
             self.problem("train.class_weights", message);
         }
-        if let Reduce::Ladder(rungs) = &file.on_oom.reduce
+        self.on_oom(&file.on_oom);
+        if let Some(Limit::Share(_)) = file.memory.limit
+            && file.container.gpus == Gpus::Count(0)
+        {
+            self.problem("memory.limit", "a share is of a GPU's memory; on the CPU give a size such as 4g");
+        }
+        self.mounts(&file.container.mounts);
+    }
+
+    /// Checks that a model and data are given, and nothing that is for commands.
+    fn keys_of_a_training(&mut self, file: &PipelineFile) {
+        match &file.model {
+            None => self.problem("model", "missing; give a model (or a command)"),
+            Some(model) => match (&model.from, &model.config) {
+                (None, None) => self.problem("model", "give `from` (trained weights) or `config` (from scratch)"),
+                (Some(_), Some(_)) => self.problem("model.config", "give `from` or `config`, not both"),
+                _ => {}
+            },
+        }
+        if file.data.is_none() {
+            self.problem("data", "missing; give at least data.train");
+        }
+        for key in self.given(&OF_COMMANDS) {
+            self.problem(key, "only for a `command`");
+        }
+    }
+
+    /// Checks that nothing is given that is for trainings.
+    fn keys_of_a_command(&mut self, file: &PipelineFile) {
+        for section in self.given(&["model", "data", "evaluate", "save"]) {
+            self.problem(section, format!("give `{section}` or `command`, not both: a command does this itself"));
+        }
+        for key in self.given(&["memory.worst_first", "memory.empty_cache_every"]) {
+            self.problem(key, "not for a command");
+        }
+        let keys = self.tree.find("train").map(Node::keys).unwrap_or_default();
+        for key in keys.iter().filter(|key| !CommandTrain::KEYS.contains(key)) {
+            let allowed = CommandTrain::KEYS.join(", ");
+            let message = format!("not for a command, whose own arguments say this; allowed: {allowed}");
+            self.problem(&format!("train.{key}"), message);
+        }
+        if file.train.batch == BatchSetting::Auto {
+            self.problem("train.batch", "found auto; a command needs a number: pipe cannot try what fits it");
+        }
+    }
+
+    fn data(&mut self, task: Task, data: &Data) {
+        let roles = task.roles();
+        for role in data.fields.keys().filter(|role| !roles.contains(&role.as_str())) {
+            self.problem(
+                &format!("data.fields.{role}"),
+                format!("unknown field{}; allowed: {}", crate::yaml::nearest(role, roles), roles.join(", ")),
+            );
+        }
+        if data.eval_share > 0.0 && data.eval.is_some() {
+            self.problem("data.eval_share", "give `eval` or `eval_share`, not both");
+        }
+    }
+
+    fn on_oom(&mut self, on_oom: &OnOom) {
+        if let Reduce::Ladder(rungs) = &on_oom.reduce
             && let Some(pair) = rungs.windows(2).find(|pair| pair[1] >= pair[0])
         {
             self.problem("on_oom.reduce", format!("the ladder must fall: {} is followed by {}", pair[0], pair[1]));
         }
-        for (index, change) in file.on_oom.then.iter().enumerate() {
+        for (index, change) in on_oom.then.iter().enumerate() {
             if let Err(allowed) = change.edit() {
                 self.problem(&format!("on_oom.then.{index}"), format!("found {:?}; allowed: {allowed}", change.0));
             }
         }
-        if let Some(Limit::Share(_)) = file.memory.limit
-            && file.container.gpus == super::Gpus::Count(0)
-        {
-            self.problem("memory.limit", "a share is of a GPU's memory; on the CPU give a size such as 4g");
-        }
-        for (index, mount) in file.container.mounts.iter().enumerate() {
+    }
+
+    fn mounts(&mut self, mounts: &[Mount]) {
+        for (index, mount) in mounts.iter().enumerate() {
             if !mount.container.starts_with('/') {
                 self.problem(
                     &format!("container.mounts.{index}.container"),

@@ -18,7 +18,7 @@ pub struct Container {
     pub image: Option<Image>,
     /// 0, a number, `all`, a list of ids, or `auto`: a GPU where there is one. A training on several GPUs has a rank on each.
     pub gpus: Gpus,
-    /// What the container may use of the host's memory; default: all of it.
+    /// Host memory of the container; default: all of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
     /// Size of `/dev/shm`. Default: the daemon's, and 1g for a training of several ranks.

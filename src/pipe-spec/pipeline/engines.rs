@@ -1,4 +1,4 @@
-//! What engines add to the pipeline file: their names, and a section for each that has settings. The program that reads a pipeline
+//! Additions of engines to the pipeline file: their names, and a section for each that has settings. The program that reads a pipeline
 //! says which engines there are; this crate knows none.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -27,7 +27,7 @@ pub struct EngineEntry {
 
 /// The settings of an engine: a section of the pipeline file that has the engine's name.
 pub trait EngineSection: Default + Serialize + DeserializeOwned + JsonSchema {
-    /// What the section is for.
+    /// The purpose of the section.
     const HELP: &'static str;
 
     /// Finds what the schema cannot know: keys of the section, each with what is wrong with it.
@@ -160,7 +160,7 @@ impl GivenSection {
     }
 }
 
-/// What a pipeline asks of the engine that runs its jobs.
+/// The demands of a pipeline on the engine that runs its jobs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineRequest {
     pub(super) sections: Map<String, Value>,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Checkpoints, CommandLine, Container, Data, Engines, Evaluate, Memory, MetricsFormat, Model, Notify, OnOom, Save,
-    Track, TrainFile, VarValue, graph,
+    Track, TrainFile, VarValue,
 };
 use crate::text::Name;
 use crate::yaml::{self, Note};
@@ -55,7 +55,7 @@ pub struct PipelineFile {
     /// Values of your own for `command`.
     #[serde(default)]
     pub vars: BTreeMap<String, VarValue>,
-    /// What a command can resume from, which `{resume}` names.
+    /// Checkpoints that a command can resume from, which `{resume}` names.
     #[serde(default)]
     pub checkpoints: Option<Checkpoints>,
     /// How the metrics of a command are read from its log: lines of JSON, the log of a framework, or a list of regular expressions
@@ -91,7 +91,7 @@ impl PipelineFile {
     }
 }
 
-/// What a step has besides the sections of a pipeline.
+/// Keys that a step has besides the sections of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StepFile {
@@ -99,9 +99,15 @@ pub struct StepFile {
     pub needs: Vec<String>,
     /// Files and folders that the step depends on, besides those that pipe sees by itself: when one changes, the step runs again.
     pub inputs: Vec<String>,
-    /// What other steps may name: files or folders below `{run}`. `{steps.STEP.NAME}` is the place of one of them, `{steps.STEP}` of all
+    /// Files or folders below `{run}` that other steps may name. `{steps.STEP.NAME}` is the path of one of them, `{steps.STEP}` of all
     /// that a command wrote. A training has the output `model`.
     pub outputs: BTreeMap<String, String>,
+}
+
+/// The sections that stand for all steps, unless a step says otherwise.
+pub(super) fn shared_sections(engines: Engines) -> Vec<&'static str> {
+    let others = ["container", "memory", "on_oom", "notify", "track", "vars"];
+    std::iter::once("engine").chain(engines.section_names()).chain(others).collect()
 }
 
 /// The JSON schema of the pipeline file, with what these engines add to it.
@@ -122,7 +128,7 @@ pub fn schema(engines: Engines) -> Value {
     for key in ["$schema", "title"] {
         step.as_object_mut().and_then(|step| step.remove(key));
     }
-    let shared: Vec<String> = graph::shared(engines).iter().map(|key| format!("`{key}`")).collect();
+    let shared: Vec<String> = shared_sections(engines).iter().map(|key| format!("`{key}`")).collect();
     let (last, others) = shared.split_last().map_or(("", [].as_slice()), |(last, others)| (last.as_str(), others));
     let description = format!(
         "Several trainings and commands by name, each with the sections above, in place of one. {} and {last} beside `steps` stand for all of \

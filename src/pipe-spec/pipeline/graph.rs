@@ -8,42 +8,42 @@ use serde_json::{Value, json};
 
 use super::check::{self, OF_COMMANDS};
 use super::command::CommandLine;
-use super::{Engines, Pipeline, Problems, Work};
+use super::{Engines, Pipeline, Problems, Work, file};
 use crate::text::Name;
 use crate::variables::Variables;
-use crate::yaml::{Entry, Kind, Node, Structure};
+use crate::yaml::{Entry, Node, NodeKind, Structure};
 
-/// A pipeline of several steps that has passed every check.
+/// A pipeline of several stages that has passed every check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageGraph {
     pub name: Name,
     /// In the order of the file.
-    pub steps: Vec<Stage>,
+    pub stages: Vec<Stage>,
     tree: Node,
 }
 
-/// A step of a pipeline: a training or a command.
+/// A stage of a pipeline: a training or a command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stage {
     pub name: String,
-    /// The steps that must have finished before, as the file says.
+    /// The stages that must have finished before, as the file says.
     pub needs: Vec<String>,
     /// Files and folders that it depends on, besides those that `pipe` sees by itself.
     pub inputs: Vec<String>,
-    /// What other steps may name, as paths below `{run}`.
+    /// Outputs that other stages may name, as paths below `{run}`.
     pub outputs: BTreeMap<String, String>,
-    /// As a pipeline of its own, with the outputs of other steps below `/steps`.
+    /// As a pipeline of its own, with the outputs of other stages below `/steps`.
     pub pipeline: Pipeline,
-    /// All steps that it comes after.
+    /// All stages that it comes after.
     pub ancestors: Vec<String>,
     tree: Node,
     engines: Engines,
 }
 
-/// An output of a step: everything in its `{run}` where no name is given.
+/// An output of a stage: everything in its `{run}` where no name is given.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OutputRef {
-    pub step: String,
+    pub stage: String,
     pub output: Option<String>,
 }
 
@@ -51,22 +51,19 @@ impl OutputRef {
     /// Where a container finds it.
     pub fn mounted(&self) -> String {
         match &self.output {
-            Some(output) => format!("/steps/{}.{output}", self.step),
-            None => format!("/steps/{}", self.step),
+            Some(output) => format!("/steps/{}.{output}", self.stage),
+            None => format!("/steps/{}", self.stage),
         }
     }
 }
 
-/// The keys that only a step has.
-const OF_STEPS: [&str; 3] = ["needs", "inputs", "outputs"];
+/// Stages that a pipeline may have.
+const MAX_STAGES: usize = 1000;
 
-/// The sections that stand for all steps, unless a step says otherwise.
-pub(super) fn shared(engines: Engines) -> Vec<&'static str> {
-    let others = ["container", "memory", "on_oom", "notify", "track", "vars"];
-    std::iter::once("engine").chain(engines.section_names()).chain(others).collect()
-}
+/// The keys that only a stage has.
+const OF_STAGES: [&str; 3] = ["needs", "inputs", "outputs"];
 
-/// What a training has.
+/// The output of a training.
 const MODEL: &str = "model";
 
 static REFERENCE: LazyLock<Regex> = LazyLock::new(|| {
@@ -92,7 +89,7 @@ impl StageGraph {
     }
 
     fn read(tree: Node, variables: &Variables, engines: Engines) -> Result<Self, Problems> {
-        let (schema, shared) = (super::schema(engines), shared(engines));
+        let (schema, shared) = (file::schema(engines), file::shared_sections(engines));
         let mut problems = Structure::new(&schema, &super::other_names::Transformers).check(&tree);
         for key in tree.keys() {
             if !shared.contains(&key)
@@ -107,7 +104,7 @@ impl StageGraph {
             tree.find("name").and_then(|node| node.to_json().as_str().and_then(|name| name.parse::<Name>().ok()));
         let (Some(name), true) = (name, problems.is_empty()) else { return Err(problems.sorted()) };
         let (entries, no_entries) = (tree.find("steps").map(|node| &node.kind), Vec::new());
-        let entries = if let Some(Kind::Map(entries)) = entries { entries } else { &no_entries };
+        let entries = if let Some(NodeKind::Map(entries)) = entries { entries } else { &no_entries };
         if entries.is_empty() {
             problems.push(
                 tree.line_of("steps"),
@@ -115,23 +112,28 @@ impl StageGraph {
                 "no step in it; name at least one, with a command or a model",
             );
         }
+        if entries.len() > MAX_STAGES {
+            let message = format!("{} steps; at most {MAX_STAGES} are allowed", entries.len());
+            problems.push(tree.line_of("steps"), "steps", message);
+            return Err(problems.sorted());
+        }
         let drafts: Vec<Draft<'_>> = entries.iter().map(|entry| Draft::read(&tree, entry, &shared)).collect();
         drafts.iter().for_each(|draft| draft.check(&name, &drafts, &mut problems));
         if !problems.is_empty() {
             return Err(problems.sorted());
         }
-        let mut steps = Vec::new();
+        let mut stages = Vec::new();
         for draft in &drafts {
             match draft.pipeline(&name, variables, engines) {
-                Ok((tree, pipeline)) => steps.push(draft.step(tree, pipeline, &drafts, engines)),
+                Ok((tree, pipeline)) => stages.push(draft.stage(tree, pipeline, &drafts, engines)),
                 Err(found) => problems.0.extend(found.0),
             }
         }
-        if problems.is_empty() { Ok(Self { name, steps, tree }) } else { Err(problems.sorted()) }
+        if problems.is_empty() { Ok(Self { name, stages, tree }) } else { Err(problems.sorted()) }
     }
 
-    pub fn step(&self, name: &str) -> Option<&Stage> {
-        self.steps.iter().find(|step| step.name == name)
+    pub fn stage(&self, name: &str) -> Option<&Stage> {
+        self.stages.iter().find(|stage| stage.name == name)
     }
 
     /// The file with what was set, for the run folder.
@@ -141,12 +143,12 @@ impl StageGraph {
 }
 
 impl Stage {
-    /// The same with the outputs of other steps where `place` says they are.
-    pub fn placed(&self, place: impl Fn(&OutputRef) -> String, variables: &Variables) -> Result<Pipeline, Problems> {
-        check::pipeline(&with_references(&self.tree, &place), variables, self.engines)
+    /// The same with the outputs of other stages where `path_of` says they are.
+    pub fn placed(&self, path_of: impl Fn(&OutputRef) -> String, variables: &Variables) -> Result<Pipeline, Problems> {
+        check::pipeline(&with_references(&self.tree, &path_of), variables, self.engines)
     }
 
-    /// The outputs of other steps that it names, each once.
+    /// The outputs of other stages that it names, each once.
     pub fn references(&self) -> Vec<OutputRef> {
         references(&self.tree)
             .into_iter()
@@ -169,7 +171,7 @@ fn output_names(is_command: bool, outputs: &BTreeMap<String, String>) -> Vec<Opt
     }
 }
 
-/// A step as the file has it.
+/// A stage as the file has it.
 struct Draft<'a> {
     name: &'a str,
     line: Option<u64>,
@@ -186,10 +188,10 @@ impl<'a> Draft<'a> {
         let given = |key: &str| entry.value.find(key).map_or(Value::Null, Node::to_json);
         let read = |key: &str| serde_json::from_value(given(key)).unwrap_or_default();
         let is_command = entry.value.find("command").is_some();
-        let own: &[Entry] = if let Kind::Map(entries) = &entry.value.kind { entries } else { &[] };
-        let own = own.iter().filter(|section| !OF_STEPS.contains(&section.key.as_str()));
+        let own: &[Entry] = if let NodeKind::Map(entries) = &entry.value.kind { entries } else { &[] };
+        let own = own.iter().filter(|section| !OF_STAGES.contains(&section.key.as_str()));
         let mut sections: Vec<Entry> = own.map(|section| in_words(section.clone())).collect();
-        let shared = if let Kind::Map(entries) = &tree.kind { entries.as_slice() } else { &[] };
+        let shared = if let NodeKind::Map(entries) = &tree.kind { entries.as_slice() } else { &[] };
         for section in shared.iter().filter(|section| keys.contains(&section.key.as_str())) {
             add_shared(&mut sections, section, "", is_command);
         }
@@ -205,7 +207,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Finds what is wrong with its name, and with what it says of other steps.
+    /// Finds what is wrong with its name, and with what it says of other stages.
     fn check(&self, graph: &Name, all: &[Self], problems: &mut Problems) {
         let path = format!("steps.{}", self.name);
         let is_plain = |name: &str| {
@@ -213,8 +215,8 @@ impl<'a> Draft<'a> {
                 && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
         };
         let mut problem = |key: &str, message: String| {
-            let place = if key.is_empty() { path.clone() } else { format!("{path}.{key}") };
-            problems.push(self.line, &place, message);
+            let key_path = if key.is_empty() { path.clone() } else { format!("{path}.{key}") };
+            problems.push(self.line, &key_path, message);
         };
         if !is_plain(self.name) {
             problem("", "a name has letters, digits, - and _, and begins with a letter or digit".to_owned());
@@ -252,31 +254,31 @@ impl<'a> Draft<'a> {
                 );
             }
         }
-        for (line, place, found) in references(&self.tree()) {
-            let mut problem = |message: String| problems.push(line, &format!("{path}.{place}"), message);
-            let OutputRef { step, output } = &found;
-            let Some(other) = all.iter().find(|other| other.name == step) else {
-                let nearest = crate::yaml::nearest(step, &names);
-                problem(format!("there is no step {step:?}{nearest}; steps: {}", names.join(", ")));
+        for (line, key_path, found) in references(&self.tree()) {
+            let mut problem = |message: String| problems.push(line, &format!("{path}.{key_path}"), message);
+            let OutputRef { stage, output } = &found;
+            let Some(other) = all.iter().find(|other| other.name == stage) else {
+                let nearest = crate::yaml::nearest(stage, &names);
+                problem(format!("there is no step {stage:?}{nearest}; steps: {}", names.join(", ")));
                 continue;
             };
-            if !self.ancestors(all).contains(step) {
-                problem(format!("{step} need not have finished before; add it to `needs`"));
+            if !self.ancestors(all).contains(stage) {
+                problem(format!("{stage} need not have finished before; add it to `needs`"));
             }
             let allowed = output_names(other.is_command, &other.outputs);
             if !allowed.contains(output) {
                 let texts: Vec<String> = allowed
                     .iter()
                     .map(|name| {
-                        name.as_ref().map_or(format!("{{steps.{step}}}"), |name| format!("{{steps.{step}.{name}}}"))
+                        name.as_ref().map_or(format!("{{steps.{stage}}}"), |name| format!("{{steps.{stage}.{name}}}"))
                     })
                     .collect();
-                problem(format!("not an output of {step}; allowed: {}", texts.join(", ")));
+                problem(format!("not an output of {stage}; allowed: {}", texts.join(", ")));
             }
         }
     }
 
-    /// All steps that it comes after, in the order of the file.
+    /// All stages that it comes after, in the order of the file.
     fn ancestors(&self, all: &[Self]) -> Vec<String> {
         let mut found: Vec<&str> = Vec::new();
         let mut next: Vec<&str> = self.needs.iter().map(String::as_str).collect();
@@ -291,19 +293,19 @@ impl<'a> Draft<'a> {
     }
 
     fn tree(&self) -> Node {
-        Node { line: self.line, kind: Kind::Map(self.sections.clone()) }
+        Node { line: self.line, kind: NodeKind::Map(self.sections.clone()) }
     }
 
-    /// The step as a pipeline of its own: its tree, and what it says where containers find the outputs of other steps.
+    /// The stage as a pipeline of its own: its tree, and what it says where containers find the outputs of other stages.
     fn pipeline(&self, graph: &Name, variables: &Variables, engines: Engines) -> Result<(Node, Pipeline), Problems> {
         let entry = |key: &str, value: Value| Entry {
             line: self.line,
             key: key.to_owned(),
-            value: Node { line: self.line, kind: Kind::Scalar(value) },
+            value: Node { line: self.line, kind: NodeKind::Scalar(value) },
         };
         let mut sections = vec![entry("version", json!(1)), entry("name", json!(format!("{graph}.{}", self.name)))];
         sections.extend(self.sections.iter().cloned());
-        let tree = Node { line: self.line, kind: Kind::Map(sections) };
+        let tree = Node { line: self.line, kind: NodeKind::Map(sections) };
         let pipeline = check::pipeline(&with_references(&tree, &|found| found.mounted()), variables, engines);
         pipeline.map(|pipeline| (tree, pipeline)).map_err(|mut problems| {
             problems.0.iter_mut().for_each(|problem| problem.path = format!("steps.{}.{}", self.name, problem.path));
@@ -311,7 +313,7 @@ impl<'a> Draft<'a> {
         })
     }
 
-    fn step(&self, tree: Node, pipeline: Pipeline, all: &[Self], engines: Engines) -> Stage {
+    fn stage(&self, tree: Node, pipeline: Pipeline, all: &[Self], engines: Engines) -> Stage {
         Stage {
             name: self.name.to_owned(),
             needs: self.needs.clone(),
@@ -327,17 +329,17 @@ impl<'a> Draft<'a> {
 
 /// A command as a list of words, so that a path with spaces that is put into one stays one.
 fn in_words(mut section: Entry) -> Entry {
-    if let ("command", Kind::Scalar(Value::String(text))) = (section.key.as_str(), &section.value.kind) {
+    if let ("command", NodeKind::Scalar(Value::String(text))) = (section.key.as_str(), &section.value.kind) {
         let words = CommandLine::split(text).0;
-        let word = |word: String| Node { line: section.value.line, kind: Kind::Scalar(Value::String(word)) };
+        let word = |word: String| Node { line: section.value.line, kind: NodeKind::Scalar(Value::String(word)) };
         if !words.is_empty() {
-            section.value.kind = Kind::List(words.into_iter().map(word).collect());
+            section.value.kind = NodeKind::List(words.into_iter().map(word).collect());
         }
     }
     section
 }
 
-/// Adds what is shared where a step does not say otherwise, key by key. A training gets nothing that is for commands.
+/// Adds what is shared where a stage does not say otherwise, key by key. A training gets nothing that is for commands.
 fn add_shared(own: &mut Vec<Entry>, shared: &Entry, above: &str, is_command: bool) {
     let path = if above.is_empty() { shared.key.clone() } else { format!("{above}.{}", shared.key) };
     // The image of a training has the trainer in it.
@@ -346,15 +348,15 @@ fn add_shared(own: &mut Vec<Entry>, shared: &Entry, above: &str, is_command: boo
     }
     let at = own.iter().position(|entry| entry.key == shared.key);
     match (&shared.value.kind, at) {
-        (Kind::Map(entries), at) => {
+        (NodeKind::Map(entries), at) => {
             let at = at.unwrap_or_else(|| {
                 own.push(Entry {
-                    value: Node { kind: Kind::Map(Vec::new()), ..shared.value.clone() },
+                    value: Node { kind: NodeKind::Map(Vec::new()), ..shared.value.clone() },
                     ..shared.clone()
                 });
                 own.len() - 1
             });
-            if let Kind::Map(own) = &mut own[at].value.kind {
+            if let NodeKind::Map(own) = &mut own[at].value.kind {
                 entries.iter().for_each(|entry| add_shared(own, entry, &path, is_command));
             }
         }
@@ -374,25 +376,25 @@ fn references(tree: &Node) -> Vec<(Option<u64>, String, OutputRef)> {
 }
 
 fn reference(captures: &Captures<'_>) -> OutputRef {
-    OutputRef { step: captures[2].to_owned(), output: captures.get(3).map(|output| output.as_str().to_owned()) }
+    OutputRef { stage: captures[2].to_owned(), output: captures.get(3).map(|output| output.as_str().to_owned()) }
 }
 
-fn with_references(tree: &Node, place: &dyn Fn(&OutputRef) -> String) -> Node {
-    let placed = |captures: &Captures<'_>| match captures[1].is_empty() {
-        true => place(&reference(captures)),
+fn with_references(tree: &Node, path_of: &dyn Fn(&OutputRef) -> String) -> Node {
+    let replaced = |captures: &Captures<'_>| match captures[1].is_empty() {
+        true => path_of(&reference(captures)),
         // `{{steps.x}}` is the text `{steps.x}`.
         false => captures[0].to_owned(),
     };
     let kind = match &tree.kind {
-        Kind::Scalar(Value::String(text)) => {
-            Kind::Scalar(Value::String(REFERENCE.replace_all(text, placed).into_owned()))
+        NodeKind::Scalar(Value::String(text)) => {
+            NodeKind::Scalar(Value::String(REFERENCE.replace_all(text, replaced).into_owned()))
         }
-        Kind::Scalar(value) => Kind::Scalar(value.clone()),
-        Kind::List(items) => Kind::List(items.iter().map(|item| with_references(item, place)).collect()),
-        Kind::Map(entries) => Kind::Map(
+        NodeKind::Scalar(value) => NodeKind::Scalar(value.clone()),
+        NodeKind::List(items) => NodeKind::List(items.iter().map(|item| with_references(item, path_of)).collect()),
+        NodeKind::Map(entries) => NodeKind::Map(
             entries
                 .iter()
-                .map(|entry| Entry { value: with_references(&entry.value, place), ..entry.clone() })
+                .map(|entry| Entry { value: with_references(&entry.value, path_of), ..entry.clone() })
                 .collect(),
         ),
     };
@@ -433,11 +435,11 @@ steps:
     }
 
     #[test]
-    fn steps_are_pipelines_with_what_is_shared() {
+    fn stages_are_pipelines_with_what_is_shared() {
         let graph = parse(DIAMOND).unwrap();
-        let names: Vec<&str> = graph.steps.iter().map(|step| step.name.as_str()).collect();
+        let names: Vec<&str> = graph.stages.iter().map(|stage| stage.name.as_str()).collect();
         assert_eq!(names, ["prepare", "left", "right", "end"]);
-        let [prepare, left, right, end] = graph.steps.as_slice() else { panic!("{names:?}") };
+        let [prepare, left, right, end] = graph.stages.as_slice() else { panic!("{names:?}") };
         assert_eq!(prepare.pipeline.name.as_str(), "diamond.prepare");
         assert_eq!(prepare.pipeline.container.workdir.as_deref(), Some("/app"));
         assert_eq!(left.pipeline.training().unwrap().data.train.0, ["/steps/prepare.rows"]);
@@ -449,17 +451,18 @@ steps:
             ["cp", "/steps/prepare/x y", "{{steps.prepare}}", "{run}"]
         );
         assert_eq!(end.ancestors, ["prepare", "left", "right"]);
-        let named = |step: &str, output: Option<&str>| OutputRef { step: step.into(), output: output.map(Into::into) };
+        let named =
+            |stage: &str, output: Option<&str>| OutputRef { stage: stage.into(), output: output.map(Into::into) };
         assert_eq!(end.references(), [named("left", Some("model")), named("right", None)]);
-        assert_eq!(parse(&graph.to_yaml()).unwrap().steps.len(), 4);
+        assert_eq!(parse(&graph.to_yaml()).unwrap().stages.len(), 4);
     }
 
     #[test]
     fn outputs_are_put_where_they_are() {
         let graph = parse(DIAMOND).unwrap();
-        let place = |found: &OutputRef| format!("/a b/{}", found.step);
+        let path_of = |found: &OutputRef| format!("/a b/{}", found.stage);
         let variables = Variables::new(None, std::iter::empty());
-        let placed = graph.step("end").unwrap().placed(place, &variables).unwrap();
+        let placed = graph.stage("end").unwrap().placed(path_of, &variables).unwrap();
         assert_eq!(placed.command().unwrap().line.0, ["python", "end.py", "/a b/left", "/a b/right"]);
     }
 
@@ -491,6 +494,9 @@ steps:
             let found = parse(&text).expect_err(to);
             assert!(found.contains(want), "{to}:\n{found}");
         }
+        let many: String = (0..=MAX_STAGES).map(|number| format!("  s{number}: {{command: echo}}\n")).collect();
+        let many = parse(&format!("version: 1\nname: x\nsteps:\n{many}")).unwrap_err();
+        assert!(many.contains("line 3: steps: 1001 steps; at most 1000 are allowed"), "{many}");
         let empty = parse("version: 1\nname: x\nsteps: {}\n").unwrap_err();
         assert!(empty.contains("no step in it"), "{empty}");
         let variables = Variables::new(None, std::iter::empty());

@@ -18,7 +18,7 @@ pub struct Metric(String);
 impl Metric {
     const PREFIX: &str = "eval.";
 
-    /// What every evaluation has, whatever the task.
+    /// The metric that every evaluation has, whatever the task.
     pub const LOSS: &str = "loss";
 
     /// The metrics of a model that predicts classes, and of one that predicts a number.

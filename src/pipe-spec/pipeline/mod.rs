@@ -78,7 +78,7 @@ impl Pipeline {
         check::pipeline(&tree, variables, engines)
     }
 
-    /// What its jobs ask of their engine.
+    /// The demands of its jobs on their engine.
     pub fn engine_request(&self) -> EngineRequest {
         let without_image = self.command().is_some() && self.container.image.is_none();
         EngineRequest { sections: self.sections.clone(), without_image }

@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::Task;
+use super::{LossUnit, Task};
+use crate::yaml::Node;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -83,6 +84,15 @@ impl Arch {
     }
 }
 
+impl LossUnit {
+    /// The unit of a run, from its `resolved.yaml`. Tokens where that cannot be read.
+    pub fn of_resolved(resolved: &str) -> Self {
+        let settings = Node::parse(resolved).map(|tree| tree.to_json()).unwrap_or_default();
+        let arch = settings["model"]["arch"].as_str().and_then(Arch::find);
+        arch.map_or_else(Self::default, |arch| arch.task().loss_unit())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,5 +109,15 @@ mod tests {
         for task in Task::ALL {
             assert_eq!(Arch::first_for(task).task(), task);
         }
+    }
+
+    #[test]
+    fn the_architecture_decides_the_unit() {
+        let of = |arch: &str| LossUnit::of_resolved(&format!("model: {{arch: {arch}}}\ntrain: {{batch: 8}}\n"));
+        for (arch, want) in [("t5", LossUnit::Tokens), ("mu-sota", LossUnit::Tokens), ("bert", LossUnit::Samples)] {
+            assert_eq!(of(arch), want, "{arch}");
+        }
+        assert_eq!(of("no-such"), LossUnit::Tokens);
+        assert_eq!(LossUnit::of_resolved(""), LossUnit::Tokens);
     }
 }

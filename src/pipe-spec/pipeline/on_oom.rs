@@ -117,7 +117,7 @@ impl Change {
     const ALLOWED: &str =
         "checkpointing, precision=..., max_source=..., max_target=..., max_length=... or optimizer=...";
 
-    /// What it does, or what would have been allowed.
+    /// The edit that it stands for, or the values that are allowed.
     pub fn edit(&self) -> Result<Edit, String> {
         let Some((key, value)) = self.0.split_once('=') else {
             return if self.0 == "checkpointing" { Ok(Edit::Checkpointing) } else { Err(Self::ALLOWED.to_owned()) };

@@ -12,7 +12,7 @@ impl OtherNames for Transformers {
     }
 
     fn value(&self, path: &str, value: &str) -> Option<&str> {
-        let known = VALUES.iter().find(|(place, values, _)| *place == path && values.contains(&value));
+        let known = VALUES.iter().find(|(key_path, values, _)| *key_path == path && values.contains(&value));
         known.map(|(_, _, suggestion)| *suggestion)
     }
 }

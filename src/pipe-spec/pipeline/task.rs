@@ -1,9 +1,8 @@
-//! What a model is trained to do, and what its data must be like for that.
+//! The tasks that models are trained for, and the form of data that each needs.
 
 use serde::Serialize;
 
-use super::{Arch, Metric};
-use crate::yaml::Node;
+use super::Metric;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
@@ -19,7 +18,7 @@ pub enum Task {
     Language,
 }
 
-/// What the loss of a step averages over: what `tokens` of a `step` event counts, and what the speed of a run is counted in.
+/// The unit that the loss of a step averages over, that `tokens` of a `step` event counts, and that a run's speed is given in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossUnit {
@@ -34,13 +33,6 @@ impl LossUnit {
             Self::Tokens => "tokens",
             Self::Samples => "samples",
         }
-    }
-
-    /// The unit of a run, from its `resolved.yaml`. Tokens where that cannot be read.
-    pub fn of_resolved(resolved: &str) -> Self {
-        let settings = Node::parse(resolved).map(|tree| tree.to_json()).unwrap_or_default();
-        let arch = settings["model"]["arch"].as_str().and_then(Arch::find);
-        arch.map_or_else(Self::default, |arch| arch.task().loss_unit())
     }
 }
 
@@ -65,7 +57,7 @@ impl Task {
         }
     }
 
-    /// What its columns can be used for.
+    /// Roles that columns of its data can have.
     pub fn roles(self) -> &'static [&'static str] {
         match self {
             Self::Seq2Seq => &["source", "target", "messages"],
@@ -144,15 +136,5 @@ mod tests {
         assert!(
             Task::Language.takes("a.b.txt.gz") && !Task::TimeSeries.takes("a.txt") && !Task::Language.takes(".txt")
         );
-    }
-
-    #[test]
-    fn the_architecture_decides_the_unit() {
-        let of = |arch: &str| LossUnit::of_resolved(&format!("model: {{arch: {arch}}}\ntrain: {{batch: 8}}\n"));
-        for (arch, want) in [("t5", LossUnit::Tokens), ("mu-sota", LossUnit::Tokens), ("bert", LossUnit::Samples)] {
-            assert_eq!(of(arch), want, "{arch}");
-        }
-        assert_eq!(of("no-such"), LossUnit::Tokens);
-        assert_eq!(LossUnit::of_resolved(""), LossUnit::Tokens);
     }
 }

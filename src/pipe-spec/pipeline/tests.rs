@@ -516,7 +516,7 @@ fn ranks_follow_the_cards() {
     }
 }
 
-/// What is refused as not available is marked in the schema, which editors show.
+/// The schema, which editors show, marks engines that are not available yet.
 #[test]
 fn the_schema_marks_what_is_not_available_yet() {
     let schema = schema(ENGINES);

@@ -35,7 +35,7 @@ pub struct TrainFile {
     /// Trainer processes that share a step, each with a card of its own. Default: `auto`, one for each GPU, and one on the CPU. The
     /// training is the same with any number: docs/several-cards.md.
     pub ranks: Ranks,
-    /// What several ranks share out among them instead of keeping a copy each. `optimizer`: the optimizer's state. The training is
+    /// State that several ranks share out among them instead of keeping a copy each. `optimizer`: the optimizer's state. The training is
     /// the same.
     pub shard: Shard,
     /// Seconds after which a rank that does nothing while others wait for it is given up.
@@ -193,7 +193,7 @@ pub enum Split {
 }
 
 impl Split {
-    /// Of a spec that does not say.
+    /// The split of a spec that names none.
     fn fixed() -> Self {
         Self::Fixed
     }
@@ -262,7 +262,7 @@ impl Ranks {
     }
 }
 
-/// What the ranks of a training share out among them.
+/// State that the ranks of a training share out among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Shard {
@@ -306,7 +306,7 @@ impl JsonSchema for Ranks {
     }
 }
 
-/// What the loss of a row is multiplied with, by its class.
+/// Factors by which the loss of a row is multiplied, by its class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClassWeights {
@@ -448,7 +448,7 @@ impl Default for Schedule {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Warmup {
     Steps(u64),
-    /// Of the steps of the training.
+    /// A share of the steps of the training.
     Share(f64),
 }
 

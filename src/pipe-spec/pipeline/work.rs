@@ -1,4 +1,4 @@
-//! What an attempt runs: a training by our trainer, or a command of the user.
+//! The work of an attempt: a training by our trainer, or a command of the user.
 
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +60,7 @@ pub struct Training {
     pub save: Save,
 }
 
-/// What a run does, as `run.json` holds it.
+/// The kind of work of a run, as `run.json` holds it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkKind {

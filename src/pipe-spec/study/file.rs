@@ -17,9 +17,9 @@ pub struct StudyFile {
     pub version: u32,
     /// The name of the study, with which run ids begin.
     pub tune: Name,
-    /// What is tried with other settings: a pipeline file, named from the folder of this file, or the pipeline itself.
+    /// The pipeline that trials vary: a pipeline file, named from the folder of this file, or the pipeline itself.
     pub pipeline: BasePipeline,
-    /// What makes one trial better than another. A list: none is worth more than the others, and the best trials are those that no
+    /// The metric that trials are compared by. A list: none is worth more than the others, and the best trials are those that no
     /// other beats in all (the Pareto front).
     pub objective: Objectives,
     /// The settings that differ between trials, by their paths in the pipeline, such as `train.optimizer.lr`: a list of values, a
@@ -27,12 +27,12 @@ pub struct StudyFile {
     pub space: BTreeMap<String, Domain>,
     #[serde(default)]
     pub budget: Budget,
-    /// What the next trial is chosen by: `tpe` learns from the trials before, `random` does not, `grid` takes every combination once.
+    /// How the next trial is chosen: `tpe` learns from the trials before, `random` does not, `grid` takes every combination once.
     #[serde(default)]
     pub sampler: SamplerKind,
     #[serde(default)]
     pub prune: Prune,
-    /// What becomes of a trial that runs out of memory: `retry` goes on with a smaller batch at the same effective batch, `prune` ends
+    /// How a trial goes on that runs out of memory: `retry` continues with a smaller batch at the same effective batch, `prune` ends
     /// it there. With both, settings that are known not to fit are not tried. `shrink` tries those too, with the largest batch that
     /// fits: the training is the same.
     #[serde(default)]

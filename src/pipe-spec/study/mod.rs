@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::pipeline::{Engines, OtherNamesOfPipelines, Pipeline, Problems, pipeline_of};
 use crate::text::Name;
 use crate::variables::Variables;
-use crate::yaml::{Kind, Node, Structure};
+use crate::yaml::{Node, NodeKind, Structure};
 use file::{BasePipeline, Objectives, StudyFile};
 
 /// A study that has passed every check.
@@ -120,7 +120,7 @@ impl Study {
         variables: &Variables,
     ) -> Result<Pipeline, Problems> {
         let mut tree = self.base.clone();
-        tree.put("name", Kind::Scalar(json!(name)));
+        tree.put("name", NodeKind::Scalar(json!(name)));
         if point.contains_key("train.accum") && !point.contains_key("train.effective_batch") {
             tree.remove("train.effective_batch");
         }
@@ -132,7 +132,7 @@ impl Study {
             (path.as_str(), written)
         });
         for (path, value) in values.chain(more.iter().map(|(path, value)| (*path, value.clone()))) {
-            tree.put(path, Kind::of_json(&value))
+            tree.put(path, NodeKind::of_json(&value))
                 .ok_or_else(|| Problems::one(None, path, "the pipeline has no such place"))?;
         }
         pipeline_of(&tree, variables, self.engines)
@@ -144,7 +144,7 @@ impl Study {
         let first = self.first_point();
         if let Err(found) = self.pipeline(self.name.as_str(), &first, &[], variables) {
             for problem in found.0 {
-                // What is within a setting of the space, or around it, comes from there.
+                // A problem within a setting of the space, or around it, comes from there.
                 let around = |name: &&String| {
                     let (long, short) = if name.len() > problem.path.len() {
                         (name.as_str(), problem.path.as_str())
@@ -153,11 +153,11 @@ impl Study {
                     };
                     long.strip_prefix(short).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
                 };
-                let (line, place) = match first.keys().find(around) {
+                let (line, section) = match first.keys().find(around) {
                     Some(name) => (space::line(tree, name), "space"),
                     None => (tree.line_of("pipeline"), "pipeline"),
                 };
-                problems.push(line, &format!("{place}.{}", problem.path), problem.message);
+                problems.push(line, &format!("{section}.{}", problem.path), problem.message);
             }
             return Err(problems.sorted());
         }
@@ -214,7 +214,7 @@ fn base(file: &StudyFile, tree: &Node, read: impl FnOnce(&str) -> Result<String,
             let text = read(path).map_err(problem)?;
             Node::parse(&text).map_err(|problems| problem(format!("{path}: {problems}")))?
         }
-        BasePipeline::Inline(map) => Node { line: None, kind: Kind::of_json(&Value::Object(map.clone())) },
+        BasePipeline::Inline(map) => Node { line: None, kind: NodeKind::of_json(&Value::Object(map.clone())) },
     };
     if base.find("steps").is_some() {
         return Err(problem(

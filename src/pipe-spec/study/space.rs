@@ -6,7 +6,7 @@ use serde_json::{Number, Value, json};
 
 use super::file::{self, Described, Domain};
 use crate::problem::Problems;
-use crate::yaml::{Kind, Node, nearest};
+use crate::yaml::{Node, NodeKind, nearest};
 
 /// A setting of the pipeline that trials differ in.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,7 +46,7 @@ pub enum Test {
 }
 
 impl Parameter {
-    /// What the pipeline gets for a value of the search.
+    /// The value in the pipeline for a value of the search.
     pub fn written(&self, value: &Value) -> Value {
         match &self.values {
             Values::Choices(choices) => {
@@ -71,7 +71,7 @@ impl Values {
 
 /// The line of a setting in `space`.
 pub(super) fn line(tree: &Node, name: &str) -> Option<u64> {
-    let Kind::Map(entries) = &tree.find("space")?.kind else { return None };
+    let NodeKind::Map(entries) = &tree.find("space")?.kind else { return None };
     entries.iter().find(|entry| entry.key == name)?.line
 }
 

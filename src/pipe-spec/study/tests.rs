@@ -1,4 +1,4 @@
-//! What the study file accepts, and what it says of the rest.
+//! Study files that are accepted, and the problems of those that are not.
 
 use serde_json::json;
 
@@ -30,8 +30,8 @@ fn every_kind_of_values() {
     // The last value is one that the steps reach.
     assert_eq!(values("data.max_length"), Values::Int { low: 128, high: 480, log: false, step: 32 });
     let order: Vec<&str> = study.parameters.iter().map(|parameter| parameter.name.as_str()).collect();
-    let place = |name: &str| order.iter().position(|other| *other == name);
-    assert!(place("data.max_length") < place("train.checkpointing"), "{order:?}");
+    let position = |name: &str| order.iter().position(|other| *other == name);
+    assert!(position("data.max_length") < position("train.checkpointing"), "{order:?}");
     let point = [("model.config".to_owned(), json!("large")), ("train.batch".to_owned(), json!(16))].into();
     let pipeline = study.pipeline("search.3", &point, &[], &Variables::default()).unwrap();
     let training = pipeline.training().unwrap();

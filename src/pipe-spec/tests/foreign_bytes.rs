@@ -1,4 +1,4 @@
-//! What the readers of the contracts do with untrusted bytes: pipelines, events, state, locks, specs. They refuse or
+//! The readers of the contracts and untrusted bytes: pipelines, events, state, locks, specs. They refuse or
 //! read, within bounds of time and memory, and what was read can be written and read again.
 
 #[path = "../../../tests/fuzz/allocation.rs"]
@@ -129,7 +129,7 @@ fn specs_of_attempts() {
     fuzz("spec", &[], 5000, same_again::<TrainerSpec>);
 }
 
-/// What could be read can be written, and read again as the same.
+/// A value that could be read can be written, and read again as the same.
 fn same_again<T: DeserializeOwned + Serialize>(bytes: &[u8]) {
     if let Ok(read) = serde_json::from_slice::<T>(bytes) {
         let written = serde_json::to_vec(&read).unwrap();

@@ -6,6 +6,6 @@ mod writer;
 
 pub use writer::Note;
 
-pub(crate) use node::{Entry, Kind, Node};
+pub(crate) use node::{Entry, Node, NodeKind};
 pub(crate) use structure::{OtherName, OtherNames, Structure, nearest};
 pub(crate) use writer::{without_defaults, write};

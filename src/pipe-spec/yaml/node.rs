@@ -13,11 +13,11 @@ use crate::problem::Problems;
 pub(crate) struct Node {
     /// `None` for what did not come from the file.
     pub line: Option<u64>,
-    pub kind: Kind,
+    pub kind: NodeKind,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     /// Null, a bool, a number or a text.
     Scalar(Value),
     List(Vec<Node>),
@@ -54,7 +54,7 @@ impl Node {
                 "the file is empty; it must hold a pipeline (version, name, model, data)",
             ));
         }
-        let tree: Spanned<Kind> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let tree: Spanned<NodeKind> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
             let line = error.location().map(|location| location.line());
             Problems::one(line, "", format!("YAML syntax: {}", first_line(&error.to_string())))
         })?;
@@ -71,7 +71,7 @@ impl Node {
             .split_once('=')
             .ok_or_else(|| usage(format!("found {pair:?}; allowed: path=value, as in train.batch=64")))?;
         let value = if value.trim().is_empty() {
-            Kind::Scalar(Value::Null)
+            NodeKind::Scalar(Value::Null)
         } else {
             Self::parse(value).map_err(|error| usage(format!("{path}: {error}")))?.kind
         };
@@ -79,7 +79,7 @@ impl Node {
     }
 
     /// Replaces the value at a dotted path; nothing where there is no such key.
-    pub fn put(&mut self, path: &str, value: Kind) -> Option<()> {
+    pub fn put(&mut self, path: &str, value: NodeKind) -> Option<()> {
         let mut node = self;
         for key in path.split('.') {
             node = node.child_or_insert(key)?;
@@ -93,38 +93,40 @@ impl Node {
         let (parent, key) = path.rsplit_once('.').unwrap_or(("", path));
         let mut node = self;
         for key in parent.split('.').filter(|key| !key.is_empty()) {
-            let Kind::Map(entries) = &mut node.kind else { return };
+            let NodeKind::Map(entries) = &mut node.kind else { return };
             let Some(entry) = entries.iter_mut().find(|entry| entry.key == key) else { return };
             node = &mut entry.value;
         }
-        if let Kind::Map(entries) = &mut node.kind {
+        if let NodeKind::Map(entries) = &mut node.kind {
             entries.retain(|entry| entry.key != key);
         }
     }
 
     fn child_or_insert(&mut self, key: &str) -> Option<&mut Self> {
-        if self.kind == Kind::Scalar(Value::Null) {
-            self.kind = Kind::Map(Vec::new());
+        if self.kind == NodeKind::Scalar(Value::Null) {
+            self.kind = NodeKind::Map(Vec::new());
         }
         match &mut self.kind {
-            Kind::Map(entries) => {
+            NodeKind::Map(entries) => {
                 let at = entries.iter().position(|entry| entry.key == key).unwrap_or_else(|| {
-                    let value = Self { line: None, kind: Kind::Scalar(Value::Null) };
+                    let value = Self { line: None, kind: NodeKind::Scalar(Value::Null) };
                     entries.push(Entry { line: None, key: key.to_owned(), value });
                     entries.len() - 1
                 });
                 Some(&mut entries[at].value)
             }
-            Kind::List(items) => items.get_mut(key.parse::<usize>().ok()?),
-            Kind::Scalar(_) => None,
+            NodeKind::List(items) => items.get_mut(key.parse::<usize>().ok()?),
+            NodeKind::Scalar(_) => None,
         }
     }
 
     fn child(&self, key: &str) -> Option<(Option<u64>, &Self)> {
         match &self.kind {
-            Kind::Map(entries) => entries.iter().find(|entry| entry.key == key).map(|entry| (entry.line, &entry.value)),
-            Kind::List(items) => items.get(key.parse::<usize>().ok()?).map(|item| (item.line, item)),
-            Kind::Scalar(_) => None,
+            NodeKind::Map(entries) => {
+                entries.iter().find(|entry| entry.key == key).map(|entry| (entry.line, &entry.value))
+            }
+            NodeKind::List(items) => items.get(key.parse::<usize>().ok()?).map(|item| (item.line, item)),
+            NodeKind::Scalar(_) => None,
         }
     }
 
@@ -148,16 +150,16 @@ impl Node {
     /// The keys of a map; none of anything else.
     pub fn keys(&self) -> Vec<&str> {
         match &self.kind {
-            Kind::Map(entries) => entries.iter().map(|entry| entry.key.as_str()).collect(),
-            Kind::Scalar(_) | Kind::List(_) => Vec::new(),
+            NodeKind::Map(entries) => entries.iter().map(|entry| entry.key.as_str()).collect(),
+            NodeKind::Scalar(_) | NodeKind::List(_) => Vec::new(),
         }
     }
 
     pub fn to_json(&self) -> Value {
         match &self.kind {
-            Kind::Scalar(value) => value.clone(),
-            Kind::List(items) => items.iter().map(Self::to_json).collect(),
-            Kind::Map(entries) => Value::Object(
+            NodeKind::Scalar(value) => value.clone(),
+            NodeKind::List(items) => items.iter().map(Self::to_json).collect(),
+            NodeKind::Map(entries) => Value::Object(
                 entries.iter().map(|entry| (entry.key.clone(), entry.value.to_json())).collect::<Map<_, _>>(),
             ),
         }
@@ -166,7 +168,7 @@ impl Node {
     /// Calls `f` with line, path and text of every text value.
     pub fn for_each_text(&self, f: &mut impl FnMut(Option<u64>, &str, &str)) {
         self.walk("", &mut |node, path| {
-            if let Kind::Scalar(Value::String(text)) = &node.kind {
+            if let NodeKind::Scalar(Value::String(text)) = &node.kind {
                 f(node.line, path, text);
             }
         });
@@ -174,7 +176,7 @@ impl Node {
 
     fn duplicate_keys(&self, path: &str, problems: &mut Problems) {
         self.walk(path, &mut |node, path| {
-            let Kind::Map(entries) = &node.kind else { return };
+            let NodeKind::Map(entries) = &node.kind else { return };
             for (index, entry) in entries.iter().enumerate() {
                 if let Some(first) = entries[..index].iter().find(|earlier| earlier.key == entry.key) {
                     let at = first.line.map_or(String::new(), |line| format!(" at line {line}"));
@@ -187,13 +189,13 @@ impl Node {
     fn walk(&self, path: &str, f: &mut impl FnMut(&Self, &str)) {
         f(self, path);
         match &self.kind {
-            Kind::Scalar(_) => {}
-            Kind::List(items) => {
+            NodeKind::Scalar(_) => {}
+            NodeKind::List(items) => {
                 for (index, item) in items.iter().enumerate() {
                     item.walk(&join(path, &index.to_string()), f);
                 }
             }
-            Kind::Map(entries) => {
+            NodeKind::Map(entries) => {
                 for entry in entries {
                     entry.value.walk(&join(path, &entry.key), f);
                 }
@@ -202,7 +204,7 @@ impl Node {
     }
 }
 
-impl Kind {
+impl NodeKind {
     /// A value that did not come from a file.
     pub fn of_json(value: &Value) -> Self {
         let node = |value: &Value| Node { line: None, kind: Self::of_json(value) };
@@ -235,8 +237,8 @@ fn first_line(message: &str) -> &str {
     message.lines().next().unwrap_or_default()
 }
 
-impl From<Spanned<Kind>> for Node {
-    fn from(spanned: Spanned<Kind>) -> Self {
+impl From<Spanned<NodeKind>> for Node {
+    fn from(spanned: Spanned<NodeKind>) -> Self {
         Self { line: line(&spanned), kind: spanned.value }
     }
 }
@@ -245,7 +247,7 @@ fn line<T>(spanned: &Spanned<T>) -> Option<u64> {
     Some(spanned.referenced.line()).filter(|line| *line > 0)
 }
 
-impl<'de> Deserialize<'de> for Kind {
+impl<'de> Deserialize<'de> for NodeKind {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(KindVisitor)
     }
@@ -254,51 +256,51 @@ impl<'de> Deserialize<'de> for Kind {
 struct KindVisitor;
 
 impl<'de> Visitor<'de> for KindVisitor {
-    type Value = Kind;
+    type Value = NodeKind;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a YAML value")
     }
 
-    fn visit_unit<E>(self) -> Result<Kind, E> {
-        Ok(Kind::Scalar(Value::Null))
+    fn visit_unit<E>(self) -> Result<NodeKind, E> {
+        Ok(NodeKind::Scalar(Value::Null))
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Kind, E> {
-        Ok(Kind::Scalar(Value::Bool(value)))
+    fn visit_bool<E>(self, value: bool) -> Result<NodeKind, E> {
+        Ok(NodeKind::Scalar(Value::Bool(value)))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Kind, E> {
-        Ok(Kind::Scalar(value.into()))
+    fn visit_i64<E>(self, value: i64) -> Result<NodeKind, E> {
+        Ok(NodeKind::Scalar(value.into()))
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Kind, E> {
-        Ok(Kind::Scalar(value.into()))
+    fn visit_u64<E>(self, value: u64) -> Result<NodeKind, E> {
+        Ok(NodeKind::Scalar(value.into()))
     }
 
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Kind, E> {
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<NodeKind, E> {
         Number::from_f64(value)
-            .map(|number| Kind::Scalar(Value::Number(number)))
+            .map(|number| NodeKind::Scalar(Value::Number(number)))
             .ok_or_else(|| E::custom("a number must be finite"))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Kind, E> {
-        Ok(Kind::Scalar(Value::String(value.to_owned())))
+    fn visit_str<E>(self, value: &str) -> Result<NodeKind, E> {
+        Ok(NodeKind::Scalar(Value::String(value.to_owned())))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Kind, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<NodeKind, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = seq.next_element::<Spanned<Kind>>()? {
+        while let Some(item) = seq.next_element::<Spanned<NodeKind>>()? {
             items.push(Node::from(item));
         }
-        Ok(Kind::List(items))
+        Ok(NodeKind::List(items))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Kind, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<NodeKind, A::Error> {
         let mut entries = Vec::new();
-        while let Some((key, value)) = map.next_entry::<Spanned<String>, Spanned<Kind>>()? {
+        while let Some((key, value)) = map.next_entry::<Spanned<String>, Spanned<NodeKind>>()? {
             entries.push(Entry { line: line(&key), key: key.value, value: value.into() });
         }
-        Ok(Kind::Map(entries))
+        Ok(NodeKind::Map(entries))
     }
 }

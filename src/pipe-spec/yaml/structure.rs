@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::node::{Kind, Node, join};
+use super::node::{Node, NodeKind, join};
 use crate::problem::Problems;
 use crate::text::satisfies_format;
 
@@ -55,8 +55,8 @@ impl<'a> Structure<'a> {
             );
         }
         match &node.kind {
-            Kind::Scalar(_) => {}
-            Kind::List(items) => {
+            NodeKind::Scalar(_) => {}
+            NodeKind::List(items) => {
                 let count = |key| schema.get(key).and_then(Value::as_u64).map(|n| n as usize);
                 if count("minItems").is_some_and(|least| items.len() < least)
                     || count("maxItems").is_some_and(|most| items.len() > most)
@@ -73,30 +73,30 @@ impl<'a> Structure<'a> {
                     }
                 }
             }
-            Kind::Map(_) => self.map(node, schema, path, problems),
+            NodeKind::Map(_) => self.map(node, schema, path, problems),
         }
     }
 
     fn map(&self, node: &Node, schema: &Value, path: &str, problems: &mut Problems) {
-        let Kind::Map(entries) = &node.kind else { return };
+        let NodeKind::Map(entries) = &node.kind else { return };
         let properties = schema.get("properties").and_then(Value::as_object);
         let closed = schema.get("additionalProperties") == Some(&Value::Bool(false));
         for entry in entries {
-            let place = join(path, &entry.key);
+            let key_path = join(path, &entry.key);
             match properties.and_then(|known| known.get(&entry.key)) {
-                Some(of) => self.node(&entry.value, of, &place, problems),
+                Some(of) => self.node(&entry.value, of, &key_path, problems),
                 None if closed => {
                     let known: Vec<&str> =
                         properties.into_iter().flat_map(|map| map.keys()).map(String::as_str).collect();
                     problems.push(
                         entry.line,
-                        &place,
+                        &key_path,
                         format!("unknown key{}; allowed: {}", self.key_hint(&entry.key, &known), known.join(", ")),
                     );
                 }
                 None => {
                     if let Some(of) = schema.get("additionalProperties").filter(|of| of.is_object()) {
-                        self.node(&entry.value, of, &place, problems);
+                        self.node(&entry.value, of, &key_path, problems);
                     }
                 }
             }
@@ -118,7 +118,7 @@ impl<'a> Structure<'a> {
             if found.is_empty() {
                 return;
             }
-            if !matches!(node.kind, Kind::Scalar(_)) && matches_type(node, self.resolve(variant)) {
+            if !matches!(node.kind, NodeKind::Scalar(_)) && matches_type(node, self.resolve(variant)) {
                 of_its_type.push(found);
             }
         }
@@ -203,7 +203,7 @@ impl<'a> Structure<'a> {
 
     /// The nearest allowed value, or why a variable is not allowed.
     fn hint(&self, node: &Node, schema: &Value, path: &str) -> String {
-        let Kind::Scalar(value) = &node.kind else { return String::new() };
+        let NodeKind::Scalar(value) = &node.kind else { return String::new() };
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         if let Some(other) = self.names.value(path, &text) {
             return format!("; did you mean {other}?");
@@ -232,7 +232,7 @@ pub(crate) fn nearest(text: &str, allowed: &[&str]) -> String {
         .iter()
         .map(|word| (strsim::damerau_levenshtein(text, word), word))
         .filter(|(distance, word)| *distance <= word.len().min(text.len()).div_ceil(3) || word.starts_with(text))
-        // What it is the beginning of is nearer than any other word.
+        // A word that it is the beginning of is nearer than any other.
         .min_by_key(|(distance, word)| (!word.starts_with(text), *distance))
         .map_or(String::new(), |(_, word)| format!("; did you mean `{word}`?"))
 }
@@ -262,22 +262,24 @@ fn types(schema: &Value) -> Vec<&str> {
 fn matches_type(node: &Node, schema: &Value) -> bool {
     let types = types(schema);
     if types.is_empty() {
-        return matches!(node.kind, Kind::Scalar(_)) || enum_values(schema).is_none();
+        return matches!(node.kind, NodeKind::Scalar(_)) || enum_values(schema).is_none();
     }
     types.iter().any(|name| match (*name, &node.kind) {
-        ("null", Kind::Scalar(Value::Null))
-        | ("boolean", Kind::Scalar(Value::Bool(_)))
-        | ("number", Kind::Scalar(Value::Number(_)))
-        | ("string", Kind::Scalar(Value::String(_)))
-        | ("array", Kind::List(_))
-        | ("object", Kind::Map(_)) => true,
-        ("integer", Kind::Scalar(Value::Number(number))) => number.is_i64() || number.is_u64(),
+        ("null", NodeKind::Scalar(Value::Null))
+        | ("boolean", NodeKind::Scalar(Value::Bool(_)))
+        | ("number", NodeKind::Scalar(Value::Number(_)))
+        | ("string", NodeKind::Scalar(Value::String(_)))
+        | ("array", NodeKind::List(_))
+        | ("object", NodeKind::Map(_)) => true,
+        ("integer", NodeKind::Scalar(Value::Number(number))) => number.is_i64() || number.is_u64(),
         _ => false,
     })
 }
 
 fn matches_value(node: &Node, schema: &Value) -> bool {
-    let Kind::Scalar(value) = &node.kind else { return schema.get("enum").is_none() && schema.get("const").is_none() };
+    let NodeKind::Scalar(value) = &node.kind else {
+        return schema.get("enum").is_none() && schema.get("const").is_none();
+    };
     if schema.get("const").is_some_and(|only| only != value)
         || schema.get("enum").and_then(Value::as_array).is_some_and(|all| !all.contains(value))
     {
@@ -315,10 +317,10 @@ fn bounds(schema: &Value) -> String {
 
 fn found(node: &Node) -> String {
     match &node.kind {
-        Kind::Scalar(Value::Null) => "nothing".to_owned(),
-        Kind::Scalar(Value::String(text)) => format!("the text {text:?}"),
-        Kind::Scalar(other) => other.to_string(),
-        Kind::List(_) => "a list".to_owned(),
-        Kind::Map(_) => "keys with values".to_owned(),
+        NodeKind::Scalar(Value::Null) => "nothing".to_owned(),
+        NodeKind::Scalar(Value::String(text)) => format!("the text {text:?}"),
+        NodeKind::Scalar(other) => other.to_string(),
+        NodeKind::List(_) => "a list".to_owned(),
+        NodeKind::Map(_) => "keys with values".to_owned(),
     }
 }

@@ -40,7 +40,7 @@ fn time_steps(args: &BenchArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_spec(&spec.model)?;
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
     let optimizer = Optimizer::new(&spec.train, model.weights(), &Share::of(&spec.train, spec.rank, model.weights()))?;
-    let part = crate::bench::workload::part(args, &definition.task_data()?, device)?;
+    let part = workload::part(args, &definition.task_data()?, device)?;
     let graphs = if args.no_graphs { None } else { Graphs::new(&hardware, model.as_ref())? };
     let stand_in = match (args.sums.rate, device) {
         (Some(gigabytes), tch::Device::Cuda(card)) => Some(StandIn::new(model.as_ref(), card, gigabytes, args)?),

@@ -15,14 +15,15 @@ use super::labelling::{LabelRows, Labelling, Seen};
 use super::rows::{Opener, check_rows, during, holds_tensors, open_rows};
 use super::source::Sources;
 use super::tensors::TensorRows;
-use super::{Column, Sample, Source, Tokens};
+use super::{Column, Sample, Source};
 use crate::error::TrainerError;
+use crate::tokenizer::Tokens;
 
 const TEXT: usize = 0;
 const TEXT_PAIR: usize = 1;
 const LABEL: usize = 2;
 
-/// What a row must have as its label.
+/// The value that a row must have as its label, in words.
 const A_LABEL: &str = "a class or a number";
 
 pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
@@ -99,7 +100,7 @@ fn rows(opener: &Opener<'_>, paths: &Paths) -> Result<Rows, TrainerError> {
     open_rows(paths, &["text", "text_pair", "label"].map(|role| opener.spec.data.field(role)))
 }
 
-/// What a row says.
+/// The values of a row.
 struct Row {
     text: String,
     text_pair: Option<String>,

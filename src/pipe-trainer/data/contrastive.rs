@@ -16,8 +16,9 @@ use serde_json::Value;
 use super::pictures::Preparation;
 use super::rows::{Opener, check_rows, during, open_rows};
 use super::source::Sources;
-use super::{Column, Sample, Source, Tokens};
+use super::{Column, Sample, Source};
 use crate::error::TrainerError;
+use crate::tokenizer::Tokens;
 
 pub struct Pairs {
     rows: Rows,
@@ -33,7 +34,7 @@ pub struct Pairs {
     bad: Mutex<HashSet<usize>>,
 }
 
-/// What a row says about its picture.
+/// The picture that a row names.
 enum Picture<'a> {
     File(PathBuf),
     Number(&'a PictureTable, usize),
@@ -201,7 +202,7 @@ impl Source for Pairs {
 }
 
 impl Pairs {
-    /// What the model sees of a picture, or why it cannot be read.
+    /// The values of a picture for the model, or why it cannot be read.
     fn values(&self, picture: &Picture<'_>) -> Result<Vec<f32>, String> {
         match picture {
             Picture::File(path) => self.preparation.read(path),

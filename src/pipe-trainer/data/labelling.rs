@@ -235,11 +235,11 @@ impl LabelRows {
             let many = if trimmed_count == 1 { "one row has".to_owned() } else { format!("{trimmed_count} rows have") };
             notices.push(format!(
                 "{many} a label with space around it, which was left out; the first is {label:?} ({})",
-                place(rows, *row)
+                file_and_line(rows, *row)
             ));
         }
         if !empty.is_empty() {
-            let named: Vec<String> = empty.iter().take(NAMED).map(|row| place(rows, *row)).collect();
+            let named: Vec<String> = empty.iter().take(NAMED).map(|row| file_and_line(rows, *row)).collect();
             let more = if empty.len() > NAMED { format!(" and {} more", empty.len() - NAMED) } else { String::new() };
             let many = if empty.len() == 1 {
                 "one row without a label was".to_owned()
@@ -252,7 +252,7 @@ impl LabelRows {
     }
 }
 
-fn place(rows: &Rows, row: usize) -> String {
+fn file_and_line(rows: &Rows, row: usize) -> String {
     let (path, line) = rows.line(row);
     format!("{} line {line}", path.display())
 }

@@ -19,8 +19,9 @@ use super::packed::{PackedRows, RowShape};
 use super::rows::{Opener, check_rows, during, open_documents, open_rows};
 use super::source::Sources;
 use super::tensors::ReadyRows;
-use super::{Column, IGNORED, Padding, Sample, Source, Tokens};
+use super::{Column, IGNORED, Padding, Sample, Source};
 use crate::error::TrainerError;
+use crate::tokenizer::Tokens;
 
 pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
     let TaskData::Language { vocab_size, max_length } = *task_data else {

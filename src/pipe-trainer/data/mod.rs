@@ -16,7 +16,6 @@ mod task;
 mod tensors;
 mod texts;
 mod time_series;
-mod tokens;
 
 pub use language::{Prompts, TextPieces, has_prompts};
 pub use part::{ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, Padding, Part, PartShape, Sample, sort_longest_first};
@@ -25,4 +24,3 @@ pub use rows::KeptColumns;
 pub use source::{Loaded, Loader, Reader, SampleOrder, Source, Sources, workers};
 pub use task::{open, open_for_prediction};
 pub use texts::texts;
-pub use tokens::Tokens;

@@ -6,8 +6,9 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use super::rows::{during, open_documents};
-use super::{Column, Sample, Source, Tokens};
+use super::{Column, Sample, Source};
 use crate::error::TrainerError;
+use crate::tokenizer::Tokens;
 
 /// Documents that are tokenised before their tokens are joined.
 const DOCUMENTS_AT_A_TIME: usize = 4096;

@@ -18,7 +18,7 @@ const MASK: &str = "attention_mask";
 /// Columns with one number for each token of `input_ids`.
 pub const ALIGNED_COLUMNS: [&str; 2] = [MASK, "token_type_ids"];
 
-/// What a model is given: tensors by name, the first dimension of each being the samples.
+/// The input of a model: tensors by name, the first dimension of each being the samples.
 #[derive(Debug, Default)]
 pub struct Part(BTreeMap<String, Tensor>);
 
@@ -131,7 +131,7 @@ impl PartShape {
         Lengths { source: each.next().unwrap_or(0), target: each.next().unwrap_or(0) }
     }
 
-    /// Of each column of tokens, except those that are aligned with another.
+    /// The length that each column of tokens has in a part, except those that are aligned with another.
     fn each_length(&self, samples: &[Sample]) -> impl Iterator<Item = usize> {
         let columns = samples.first().map(|first| first.columns.as_slice()).unwrap_or_default();
         let is_counted = |(_, (name, column)): &(usize, &(&str, Column))| {
@@ -225,7 +225,7 @@ pub const LOSS_WEIGHTS: &str = "loss_weights";
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub columns: Vec<(&'static str, Column)>,
-    /// What the loss of a step is divided by, summed over its samples: target tokens, or 1.
+    /// Target tokens, or 1. The loss of a step is divided by their sum over its samples.
     pub targets: u64,
 }
 
@@ -257,7 +257,7 @@ impl Sample {
         }
     }
 
-    /// What its loss is multiplied with, where samples count differently.
+    /// The factor of its loss, where samples count differently.
     pub fn loss_weight(&self) -> Option<f32> {
         match self.column(LOSS_WEIGHTS) {
             Some(Column::Real(weight)) => Some(*weight),

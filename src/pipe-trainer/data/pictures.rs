@@ -50,7 +50,7 @@ impl Preparation {
         if pixels((width, height)) > MOST_PIXELS {
             return Err(format!("it is {width} x {height}; allowed: at most {MOST_PIXELS} pixels"));
         }
-        // What is decoded is scaled whole before its middle is taken.
+        // The whole picture is scaled before its middle is taken.
         if width > 0 && height > 0 && self.scaled((width, height)).is_none_or(|scaled| pixels(scaled) > MOST_PIXELS) {
             return Err(format!("it is {width} x {height}: too long for its width to be scaled"));
         }

@@ -19,7 +19,7 @@ pub struct Preprocessor {
     /// Height and width of what is cut out: those of the model.
     pub crop: u32,
     pub resample: Filter,
-    /// What a level from 0 to 255 is multiplied with.
+    /// The factor for a level from 0 to 255.
     pub scale: f64,
     pub mean: [f32; 3],
     pub std: [f32; 3],
@@ -30,7 +30,7 @@ const FILTERS: [(u64, Filter); 4] =
     [(0, Filter::Nearest), (1, Filter::Lanczos), (2, Filter::Bilinear), (3, Filter::Bicubic)];
 
 impl Preprocessor {
-    /// Of the pictures that CLIP was first trained on.
+    /// Mean and standard deviation of the pictures that CLIP was first trained on.
     const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
     const STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 
@@ -40,7 +40,7 @@ impl Preprocessor {
         Self { shortest_edge: size, crop: size, resample: Filter::Bicubic, scale: 1.0 / 255.0, mean, std }
     }
 
-    /// Of a model's folder, for a model that sees pictures of `size`; as CLIP does it where the folder says nothing.
+    /// The settings of a model's folder, for a model that sees pictures of `size`; those of CLIP where the folder has none.
     pub fn open(size: u32, model: Option<&Path>) -> Result<Self, TrainerError> {
         let path = model.map(|folder| folder.join(model_folder::PREPROCESSOR)).filter(|path| path.is_file());
         let Some(path) = path else { return Ok(Self::clip(size)) };
@@ -159,7 +159,7 @@ impl Filter {
     }
 }
 
-/// What a pixel of the result is made of: from `first` on, with these weights.
+/// Pixels that a pixel of the result is made of: from `first` on, with these weights.
 struct Taps {
     first: u32,
     weights: Vec<i32>,
@@ -250,7 +250,7 @@ mod tests {
         ];
         for (value, want) in cases {
             assert_eq!(read(value.clone()), Ok(want), "{value}");
-            // What is written is what is read again.
+            // Written settings are read again as the same.
             assert_eq!(read(want.json()), Ok(want), "{value}");
         }
     }

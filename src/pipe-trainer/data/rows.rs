@@ -65,7 +65,7 @@ pub fn check_rows<const N: usize>(
     })
 }
 
-/// Of each column the longest texts, as length and row, longest first.
+/// The longest texts of each column, as length and row, longest first.
 #[derive(Clone, Debug, Default)]
 pub struct LongestRows(Vec<Vec<(usize, Reverse<usize>)>>);
 
@@ -137,7 +137,7 @@ impl Opener<'_> {
         self.spec.model.arch
     }
 
-    /// Of a column whose rows have at most so many tokens, as `data.pad` says.
+    /// The padding of a column whose rows have at most `most` tokens, as `data.pad` says.
     pub fn padding(&self, column: &'static str, with: i64, most: u32) -> Padding {
         let most = most as usize;
         let length = match self.spec.data.pad {

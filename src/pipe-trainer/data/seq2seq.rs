@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use super::rows::{Opener, check_rows, during, open_rows};
 use super::source::Sources;
-use super::{Column, IGNORED, Sample, Source, Tokens, texts};
+use super::{Column, IGNORED, Sample, Source, texts};
 use crate::error::TrainerError;
+use crate::tokenizer::Tokens;
 
 pub struct Seq2Seq {
     rows: Rows,

@@ -14,7 +14,7 @@ pub struct Series {
     pub path: PathBuf,
     /// Row by row the features.
     pub values: Vec<f64>,
-    /// Of each row the place of its label in `Found`, if it has a label.
+    /// For each row the index of its label in `Found`, if it has a label.
     pub labels: Vec<Option<usize>>,
 }
 
@@ -22,7 +22,7 @@ pub struct Series {
 #[derive(Default)]
 pub struct Found {
     pub labels: Vec<(String, PathBuf, u64)>,
-    places: BTreeMap<String, usize>,
+    indexes: BTreeMap<String, usize>,
 }
 
 /// Reads files that must all have the same features.
@@ -30,15 +30,15 @@ pub struct SeriesReader<'a> {
     data: &'a Data,
     /// How many features the model has.
     count: usize,
-    /// What they are called, in order; if unknown, as in the first file.
+    /// The names of the features, in order; if unknown, as in the first file.
     pub features: Vec<String>,
     pub found: Found,
     /// Whether labels may be missing, and columns that are no features are ignored.
     pub predicts: bool,
 }
 
-/// Where the columns of a file stand.
-struct Places {
+/// The indexes of the columns of a file.
+struct ColumnIndexes {
     label: Option<usize>,
     time: Option<usize>,
     features: Vec<usize>,
@@ -53,7 +53,7 @@ impl<'a> SeriesReader<'a> {
     pub fn read(&mut self, path: &Path) -> Result<Series, TrainerError> {
         let mut records = CsvRecords::open_trimmed(path)?;
         let (header, separator) = (records.headers()?, records.separator());
-        let places = self.places(path, &header)?;
+        let columns = self.columns(path, &header)?;
         let mut series = Series { path: path.to_owned(), values: Vec::new(), labels: Vec::new() };
         let mut before: Option<String> = None;
         while let Some(row) = next_record(&mut records) {
@@ -63,37 +63,37 @@ impl<'a> SeriesReader<'a> {
                 line: Some(line_of(path, &row)),
                 message,
             };
-            if row.len() != places.width {
-                return Err(fail(format!("{} values; the first line names {} columns", row.len(), places.width)));
+            if row.len() != columns.width {
+                return Err(fail(format!("{} values; the first line names {} columns", row.len(), columns.width)));
             }
-            for place in &places.features {
-                let number = number(&row[*place], separator).filter(|number| number.is_finite());
-                let not = || fail(format!("column {:?} holds {:?}, not a number", &header[*place], &row[*place]));
+            for index in &columns.features {
+                let number = number(&row[*index], separator).filter(|number| number.is_finite());
+                let not = || fail(format!("column {:?} holds {:?}, not a number", &header[*index], &row[*index]));
                 series.values.push(number.ok_or_else(not)?);
             }
-            if let Some(place) = places.time {
-                let time = row[place].to_owned();
+            if let Some(index) = columns.time {
+                let time = row[index].to_owned();
                 if let Some(before) = before.filter(|before| falls(before, &time)) {
-                    return Err(fail(format!("column {:?} falls from {before:?} to {time:?}", &header[place])));
+                    return Err(fail(format!("column {:?} falls from {before:?} to {time:?}", &header[index])));
                 }
                 before = Some(time);
             }
-            series.labels.push(match places.label.map(|place| (place, &row[place])) {
+            series.labels.push(match columns.label.map(|index| (index, &row[index])) {
                 None => None,
                 Some((_, "")) if self.predicts => None,
-                Some((place, "")) => return Err(fail(format!("column {:?} is empty", &header[place]))),
-                Some((_, label)) => Some(self.found.place(label, path, &row)),
+                Some((index, "")) => return Err(fail(format!("column {:?} is empty", &header[index]))),
+                Some((_, label)) => Some(self.found.index_of(label, path, &row)),
             });
         }
         Ok(series)
     }
 
     /// Every column but label and time is a feature.
-    fn places(&mut self, path: &Path, header: &StringRecord) -> Result<Places, TrainerError> {
+    fn columns(&mut self, path: &Path, header: &StringRecord) -> Result<ColumnIndexes, TrainerError> {
         let fail =
             |message: String| TrainerError::Data { path: path.to_owned(), line: Some(line_of(path, header)), message };
         let names: Vec<&str> = header.iter().collect();
-        if let Some(twice) = (1..names.len()).find(|place| names[..*place].contains(&names[*place])) {
+        if let Some(twice) = (1..names.len()).find(|index| names[..*index].contains(&names[*index])) {
             return Err(fail(format!("two columns are called {:?}", names[twice])));
         }
         let find = |name: &str| names.iter().position(|found| *found == name);
@@ -107,8 +107,8 @@ impl<'a> SeriesReader<'a> {
             return Err(missing(name));
         }
         let others: Vec<&str> = (0..names.len())
-            .filter(|place| Some(*place) != label && Some(*place) != time)
-            .map(|place| names[place])
+            .filter(|index| Some(*index) != label && Some(*index) != time)
+            .map(|index| names[index])
             .collect();
         let takes_any = self.predicts && !self.features.is_empty();
         if others.len() != self.count && !takes_any {
@@ -119,21 +119,21 @@ impl<'a> SeriesReader<'a> {
         if self.features.is_empty() {
             self.features = others.iter().map(|name| (*name).to_owned()).collect();
         }
-        let place = |name: &String| find(name).ok_or_else(|| missing(name));
-        let features = self.features.iter().map(place).collect::<Result<_, _>>()?;
-        Ok(Places { label, time, features, width: names.len() })
+        let index = |name: &String| find(name).ok_or_else(|| missing(name));
+        let features = self.features.iter().map(index).collect::<Result<_, _>>()?;
+        Ok(ColumnIndexes { label, time, features, width: names.len() })
     }
 }
 
 impl Found {
-    fn place(&mut self, label: &str, path: &Path, row: &StringRecord) -> usize {
-        if let Some(place) = self.places.get(label) {
-            return *place;
+    fn index_of(&mut self, label: &str, path: &Path, row: &StringRecord) -> usize {
+        if let Some(index) = self.indexes.get(label) {
+            return *index;
         }
-        let place = self.labels.len();
+        let index = self.labels.len();
         self.labels.push((label.to_owned(), path.to_owned(), line_of(path, row)));
-        self.places.insert(label.to_owned(), place);
-        place
+        self.indexes.insert(label.to_owned(), index);
+        index
     }
 }
 
@@ -159,7 +159,7 @@ pub struct Standard {
 }
 
 impl Standard {
-    /// Of rows of `width` features, in several stretches.
+    /// Mean and standard deviation of rows of `width` features, in several stretches.
     pub fn of(stretches: &[&[f64]], width: usize) -> Self {
         let rows = || stretches.iter().flat_map(|stretch| stretch.chunks_exact(width));
         let count = rows().count().max(1) as f64;

@@ -12,10 +12,10 @@ use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde_json::{Map, Value};
 
 use super::part::{Padding, Sample, sort_longest_first};
-use super::tokens::Tokens;
 use crate::boundary;
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};
+use crate::tokenizer::Tokens;
 
 /// Rows that are kept as the longest for each column.
 pub const ROWS_PER_COLUMN: usize = 64;
@@ -47,7 +47,7 @@ pub trait Source: Send + Sync {
         [index, index]
     }
 
-    /// What a model is given to write something for a sample.
+    /// The prompt from which a model writes something for a sample.
     fn prompt(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
         self.sample(index)
     }
@@ -83,13 +83,13 @@ pub struct Sources {
     pub train: Arc<dyn Source>,
     pub eval: Option<Arc<dyn Source>>,
     pub paddings: Vec<Padding>,
-    /// What writes the tokens of a model as words.
+    /// The tokenizer, which writes the tokens of a model as words.
     pub tokens: Option<Arc<Tokens>>,
     /// The labels, where the data decides them.
     pub labels: Option<Labels>,
     /// How many classes there are, where classes are predicted.
     pub classes: Option<usize>,
-    /// What the user is to be told about the data.
+    /// Notices for the user about the data.
     pub notices: Vec<String>,
 }
 
@@ -231,7 +231,7 @@ impl Reader {
     }
 }
 
-/// What a step is made of.
+/// The samples of a step.
 pub struct Loaded {
     /// Longest first, so that rows of a part are alike. Where a sample stands here decides what dropout drops of it.
     pub samples: Vec<Sample>,

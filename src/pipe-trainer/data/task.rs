@@ -116,7 +116,7 @@ fn choose(classes: &[Option<i64>], share: f64, seed: u64) -> Vec<usize> {
 struct Subset {
     source: Arc<dyn Source>,
     rows: Vec<usize>,
-    /// Of these rows, those that could not be read.
+    /// Those of the rows that could not be read.
     skipped: Mutex<HashSet<usize>>,
 }
 
@@ -180,7 +180,7 @@ impl Source for Subset {
 
 pub struct Weighted {
     source: Arc<dyn Source>,
-    /// Of each class.
+    /// The weight of each class.
     weights: Vec<f32>,
 }
 

@@ -23,7 +23,7 @@ enum Values {
     Real { shape: Vec<i64>, values: Vec<f32> },
 }
 
-/// What models call their inputs.
+/// The names of models' inputs.
 const NAMES: &[&str] = &["input_ids", "attention_mask", "token_type_ids", "labels", "pixel_values", "x", "ids"];
 
 impl TensorRows {
@@ -111,7 +111,7 @@ impl Values {
 
 pub struct ReadyRows {
     files: Vec<TensorRows>,
-    /// Of ids, and of labels.
+    /// The longest row of ids, and of labels.
     longest: [usize; 2],
 }
 

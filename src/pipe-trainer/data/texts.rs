@@ -80,7 +80,7 @@ impl Texts {
     }
 }
 
-/// What the keys of a turn are called, by those who write such files.
+/// Names of the keys of a turn, in the files of various tools.
 const SPEAKERS: [&str; 2] = ["role", "from"];
 const TEXTS: [&str; 3] = ["content", "value", "text"];
 /// Who speaks where the model is to.

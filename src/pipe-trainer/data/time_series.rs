@@ -25,20 +25,21 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         let message = "missing: how the features are scaled is not known; give the windows as .safetensors".to_owned();
         return Err(TrainerError::config("feature_mean", message));
     }
-    let cutter = Cutter { length: *sequence_length as usize, width: *features as usize };
+    let window_shape = WindowShape { length: *sequence_length as usize, width: *features as usize };
     let mut reader = SeriesReader::new(data, *features);
     reader.predicts = opener.predicts;
     reader.features = scale.as_ref().map(|scale| scale.names.clone()).unwrap_or_default();
     let all = read(&mut reader, &data.train)?;
     let naming = Naming::decide(&reader.found, names.as_deref(), *classes)?;
     let numbers = naming.numbers(&reader.found)?;
-    let (train, kept) = cutter.split(&all, data.eval_share);
+    let (train, kept) = window_shape.split(&all, data.eval_share);
     let standard = match scale {
         Some(scale) => Standard { mean: scale.mean.clone(), std: scale.std.clone() },
-        None => Standard::of(&train.iter().map(|stretch| stretch.values).collect::<Vec<_>>(), cutter.width),
+        None => Standard::of(&train.iter().map(|stretch| stretch.values).collect::<Vec<_>>(), window_shape.width),
     };
-    let windows =
-        |stretches: &[Stretch<'_>], numbers: &[i64]| cutter.cut(stretches, numbers, &standard, &reader.features);
+    let windows = |stretches: &[Stretch<'_>], numbers: &[i64]| {
+        window_shape.windows(stretches, numbers, &standard, &reader.features)
+    };
     let train = Arc::new(windows(&train, &numbers)?);
     let eval: Option<Arc<dyn Source>> = match &data.eval {
         Some(paths) => {
@@ -47,7 +48,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
                 again.features.clone_from(&reader.features);
                 let all = read(&mut again, paths)?;
                 let numbers = naming.numbers(&again.found)?;
-                Ok(Arc::new(windows(&cutter.split(&all, 0.0).0, &numbers)?))
+                Ok(Arc::new(windows(&window_shape.split(&all, 0.0).0, &numbers)?))
             };
             Some(opener.part(paths, &open)?)
         }
@@ -94,7 +95,7 @@ fn read(reader: &mut SeriesReader<'_>, paths: &Paths) -> Result<Vec<Series>, Tra
     paths.0.iter().map(|path| reader.read(Path::new(path))).collect()
 }
 
-/// What the column of labels holds.
+/// The content of the column of labels.
 enum Naming {
     /// The numbers of classes.
     Numbers { classes: i64 },
@@ -159,12 +160,12 @@ struct Stretch<'a> {
     labels: &'a [Option<usize>],
 }
 
-struct Cutter {
+struct WindowShape {
     length: usize,
     width: usize,
 }
 
-impl Cutter {
+impl WindowShape {
     /// The rows to train on, and the end of each series for evaluation. No window lies in both.
     fn split<'a>(&self, all: &'a [Series], share: f64) -> (Vec<Stretch<'a>>, Vec<Stretch<'a>>) {
         let halves = |series: &'a Series| {
@@ -179,7 +180,7 @@ impl Cutter {
         all.iter().map(halves).unzip()
     }
 
-    fn cut(
+    fn windows(
         &self,
         stretches: &[Stretch<'_>],
         numbers: &[i64],
@@ -214,7 +215,7 @@ struct Windows {
     length: usize,
     /// Features of a row.
     width: usize,
-    /// Of each series the features, standardised, and the classes.
+    /// The features of each series, standardised, and its classes.
     rows: Vec<(Vec<f32>, Vec<i64>)>,
     /// How many windows there are up to the end of each series.
     ends: Vec<usize>,
@@ -223,7 +224,7 @@ struct Windows {
 
 impl Windows {
     /// The series of a window, and the row there with which it begins.
-    fn place(&self, index: usize) -> (usize, usize) {
+    fn locate(&self, index: usize) -> (usize, usize) {
         let series = self.ends.partition_point(|end| *end <= index);
         (series, if series == 0 { index } else { index - self.ends[series - 1] })
     }
@@ -235,7 +236,7 @@ impl Source for Windows {
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        let (series, start) = self.place(index);
+        let (series, start) = self.locate(index);
         let (values, labels) = &self.rows[series];
         let values = values[start * self.width..(start + self.length) * self.width].to_vec();
         let shape = vec![self.length as i64, self.width as i64];
@@ -249,13 +250,13 @@ impl Source for Windows {
     }
 
     fn rows(&self, index: usize) -> [usize; 2] {
-        let (series, start) = self.place(index);
+        let (series, start) = self.locate(index);
         let before: usize = self.rows[..series].iter().map(|(_, labels)| labels.len()).sum();
         [before + start, before + start + self.length - 1]
     }
 
     fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
-        let (series, start) = self.place(index);
+        let (series, start) = self.locate(index);
         Ok(Some(self.rows[series].1[start + self.length - 1]))
     }
 
@@ -290,29 +291,30 @@ mod tests {
     #[test]
     fn windows_lie_within_a_series_and_have_the_class_of_their_last_row() {
         let all = [series(5, 0.0), series(3, 10.0)];
-        let cutter = Cutter { length: 3, width: 1 };
+        let window_shape = WindowShape { length: 3, width: 1 };
         let plain = Standard { mean: vec![0.0], std: vec![1.0] };
-        let windows = cutter.cut(&cutter.split(&all, 0.0).0, &[7, 8], &plain, &[]).unwrap();
+        let windows = window_shape.windows(&window_shape.split(&all, 0.0).0, &[7, 8], &plain, &[]).unwrap();
         assert_eq!(windows.len(), 4);
         assert_eq!(window(&windows, 0), (vec![0.0, 1.0, 2.0], 7));
         assert_eq!(window(&windows, 2), (vec![2.0, 3.0, 4.0], 7));
         assert_eq!(window(&windows, 3), (vec![10.0, 11.0, 12.0], 7));
         assert_eq!([windows.rows(2), windows.rows(3)], [[2, 4], [5, 7]]);
-        let error = cutter.cut(&cutter.split(&[series(2, 0.0)], 0.0).0, &[7, 8], &plain, &[]).err().unwrap();
+        let error =
+            window_shape.windows(&window_shape.split(&[series(2, 0.0)], 0.0).0, &[7, 8], &plain, &[]).err().unwrap();
         assert!(error.to_string().starts_with("a.csv: 2 rows"), "{error}");
     }
 
     #[test]
     fn the_end_of_each_series_is_kept_and_its_rows_are_in_no_window_that_is_trained_on() {
         let all = [series(20, 0.0), series(10, 100.0)];
-        let cutter = Cutter { length: 3, width: 1 };
-        let (train, kept) = cutter.split(&all, 0.3);
+        let window_shape = WindowShape { length: 3, width: 1 };
+        let (train, kept) = window_shape.split(&all, 0.3);
         let standard = Standard::of(&train.iter().map(|stretch| stretch.values).collect::<Vec<_>>(), 1);
         // 0 to 13 and 100 to 106.
         assert_eq!(standard.mean[0], (91.0 + 721.0) / 21.0);
         let plain = Standard { mean: vec![0.0], std: vec![1.0] };
         let rows = |stretches| {
-            let windows = cutter.cut(stretches, &[0, 1], &plain, &[]).unwrap();
+            let windows = window_shape.windows(stretches, &[0, 1], &plain, &[]).unwrap();
             let mut rows: Vec<i64> =
                 (0..windows.len()).flat_map(|index| window(&windows, index).0).map(|value| value as i64).collect();
             rows.sort_unstable();

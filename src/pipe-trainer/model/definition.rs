@@ -110,6 +110,6 @@ impl Definition {
     }
 
     pub fn build(&self, start: &Start<'_>, setup: &Setup) -> Result<Box<dyn Model>, TrainerError> {
-        registry::find(self.arch)(self.arch, &self.config, start, setup)
+        registry::build(self.arch, &self.config, start, setup)
     }
 }

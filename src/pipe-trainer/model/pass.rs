@@ -18,7 +18,7 @@ pub enum Mode {
     Eval,
 }
 
-/// How a part is computed. What dropout draws in it is a function of seed, first sample and the place in the model, and of nothing else.
+/// How a part is computed. What dropout draws in it is a function of seed, first sample and the dropout in the model, and of nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drawn {
     /// Seed of the step.
@@ -76,7 +76,7 @@ impl Pass {
         Self { dropout: 0.0, drawn: None, compute: kind, checkpointing: false, block: 0 }
     }
 
-    /// What is dropped is counted in each block anew, so that a block that is recomputed drops the same.
+    /// Dropouts are counted anew in each block, so that a block that is recomputed drops the same.
     pub fn for_block(self, block: u64) -> Self {
         DROPS.set(0);
         Self { block, ..self }
@@ -87,7 +87,7 @@ impl Pass {
         Self { dropout, ..self }
     }
 
-    /// The key of the next dropout in this block: a place in the model is a block and how often something was dropped in it before.
+    /// The key of the next dropout in this block: a dropout of the model is a block and how often something was dropped in it before.
     pub fn dropped(self) -> Dropped {
         match self.drawn {
             Some(drawn) if self.dropout > 0.0 => {
@@ -166,13 +166,13 @@ pub trait Block: Send + Sync {
 
 /// The keys of dropout in the memory of a card: a CUDA graph is launched again with other ones, which its kernels read there.
 ///
-/// Where the keys lie, [ROWS, 2] of 64 bits each, and of which places in the model they are. Each row is the key of a place and
+/// Where the keys lie, [ROWS, 2] of 64 bits each, and of which dropouts of the model they are. Each row is the key of a dropout and
 /// where the first sample of the part stands in its step.
 #[derive(Debug)]
 pub struct DropoutKeys {
     address: u64,
     /// By row: the block, and how often something was dropped in it before.
-    places: Mutex<Vec<(u64, u64)>>,
+    dropouts: Mutex<Vec<(u64, u64)>>,
 }
 
 /// Each is itself alone.
@@ -185,34 +185,34 @@ impl PartialEq for DropoutKeys {
 impl Eq for DropoutKeys {}
 
 impl DropoutKeys {
-    /// Places that a model may have.
+    /// Dropouts that a model may have.
     pub const ROWS: usize = 2048;
 
     const ROW_BYTES: u64 = 16;
 
     pub fn new(address: u64) -> Self {
-        Self { address, places: Mutex::default() }
+        Self { address, dropouts: Mutex::default() }
     }
 
-    /// Where the key of a place lies. A model with more places than rows is told by `are_too_many`.
+    /// Where the key of a dropout lies. A model with more dropouts than rows is told by `are_too_many`.
     pub fn address_of(&self, block: u64, count: u64) -> u64 {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let row = places.iter().position(|place| *place == (block, count)).unwrap_or_else(|| {
-            places.push((block, count));
-            places.len() - 1
+        let mut dropouts = self.dropouts.lock().unwrap_or_else(PoisonError::into_inner);
+        let row = dropouts.iter().position(|known| *known == (block, count)).unwrap_or_else(|| {
+            dropouts.push((block, count));
+            dropouts.len() - 1
         });
         self.address + row.min(Self::ROWS - 1) as u64 * Self::ROW_BYTES
     }
 
     pub fn are_too_many(&self) -> bool {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner).len() > Self::ROWS
+        self.dropouts.lock().unwrap_or_else(PoisonError::into_inner).len() > Self::ROWS
     }
 
     /// All rows so far, for a part of a step.
     pub fn rows(&self, drawn: Drawn) -> Vec<i64> {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let dropouts = self.dropouts.lock().unwrap_or_else(PoisonError::into_inner);
         let row = |(block, count): &(u64, u64)| [drawn.key(*block, *count).cast_signed(), drawn.first_sample.into()];
-        places.iter().flat_map(row).collect()
+        dropouts.iter().flat_map(row).collect()
     }
 }
 

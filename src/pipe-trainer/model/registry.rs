@@ -1,23 +1,42 @@
 //! The registry of models: one line for each architecture.
 
+use pipe_model::bag_of_words::BagOfWordsConfig;
+use pipe_model::bert::BertConfig;
+use pipe_model::clip::ClipConfig;
+use pipe_model::deberta::DebertaConfig;
+use pipe_model::hybrid_cnn_lstm::HybridConfig;
+use pipe_model::mu_sota::MuSotaConfig;
+use pipe_model::t5::T5Config;
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 
+use super::bag_of_words::BagOfWords;
+use super::bert::Bert;
+use super::clip::Clip;
+use super::deberta::Deberta;
+use super::hybrid_cnn_lstm::HybridCnnLstm;
 use super::interface::Model;
+use super::mu_sota::MuSota;
 use super::setup::{Setup, Start};
+use super::t5::T5;
 use crate::error::TrainerError;
 
-type Build = fn(Arch, &Map<String, Value>, &Start<'_>, &Setup) -> Result<Box<dyn Model>, TrainerError>;
-
-/// What builds the models of an architecture from their config.json.
-pub fn find(arch: Arch) -> Build {
-    match arch {
-        Arch::T5 => super::t5::build,
-        Arch::Bert | Arch::Roberta | Arch::XlmRoberta => super::bert::build,
-        Arch::DebertaV3 => super::deberta::build,
-        Arch::Clip => super::clip::build,
-        Arch::HybridCnnLstm => super::hybrid_cnn_lstm::build,
-        Arch::MuSota => super::mu_sota::build,
-        Arch::BagOfWords => super::bag_of_words::build,
-    }
+/// Builds a model of an architecture from its config.json.
+pub fn build(
+    arch: Arch,
+    config: &Map<String, Value>,
+    start: &Start<'_>,
+    setup: &Setup,
+) -> Result<Box<dyn Model>, TrainerError> {
+    Ok(match arch {
+        Arch::T5 => Box::new(T5::build(T5Config::read(config)?, start, setup)?),
+        Arch::Bert | Arch::Roberta | Arch::XlmRoberta => {
+            Box::new(Bert::build(BertConfig::read(arch, config)?, start, setup)?)
+        }
+        Arch::DebertaV3 => Box::new(Deberta::build(DebertaConfig::read(config)?, start, setup)?),
+        Arch::Clip => Box::new(Clip::build(ClipConfig::read(config)?, start, setup)?),
+        Arch::HybridCnnLstm => Box::new(HybridCnnLstm::build(HybridConfig::read(config)?, start, setup)?),
+        Arch::MuSota => Box::new(MuSota::build(MuSotaConfig::read(config)?, start, setup)?),
+        Arch::BagOfWords => Box::new(BagOfWords::build(BagOfWordsConfig::read(config)?, start, setup)?),
+    })
 }

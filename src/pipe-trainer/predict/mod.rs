@@ -84,9 +84,9 @@ impl Prediction {
                 let labels = names.clone().map_or_else(|| Labels::numbered(*classes as usize), Labels::Classes);
                 classes::predict_classes(&mut self, task_data, labels)
             }
-            TaskData::Contrastive { .. } => crate::predict::classes::predict_pairs(&mut self, task_data),
+            TaskData::Contrastive { .. } => classes::predict_pairs(&mut self, task_data),
             TaskData::Language { vocab_size, max_length } => {
-                crate::predict::texts::predict_language(&mut self, task_data, *vocab_size, *max_length)
+                texts::predict_language(&mut self, task_data, *vocab_size, *max_length)
             }
         }
     }

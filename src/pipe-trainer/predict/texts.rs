@@ -10,11 +10,10 @@ use tch::{Kind, Reduction, Tensor};
 use super::batches::Head;
 use super::output::{Field, Fields};
 use super::{Prediction, evaluation};
-use crate::data::{
-    self, Column, IGNORED, Padding, PartShape, Prompts, Sample, Source, TextPieces, Tokens, has_prompts,
-};
+use crate::data::{self, Column, IGNORED, Padding, PartShape, Prompts, Sample, Source, TextPieces, has_prompts};
 use crate::error::TrainerError;
 use crate::model::{Generation, Mode, Model};
+use crate::tokenizer::Tokens;
 use crate::train::{TextScores, generation};
 
 /// Models that write a text for a text.

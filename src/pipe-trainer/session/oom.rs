@@ -123,7 +123,7 @@ fn fill_from_device(record: &mut OomRecord, hardware: &Hardware) {
     record.reserved = by_torch.zip(unused).map(|(used, unused)| used + unused).or(Some(reserved));
     record.peak = by_torch.max(Some(peak));
     record.total = size_before(&message, " allowed").or(hardware.capacity);
-    // What is free on the card is no use beyond the limit.
+    // Free memory of the card is no use beyond the limit.
     let allowed = record.total.zip(record.reserved).map(|(total, reserved)| total.saturating_sub(reserved));
     record.card_total = size_after(&message, "total capacity of ").or(hardware.card_total());
     record.card_free = size_before(&message, " is free");

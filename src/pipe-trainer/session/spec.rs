@@ -56,7 +56,7 @@ pub fn job_folder(spec: &TrainerSpec) -> JobFolder {
 pub fn read(path: &Path) -> Result<TrainerSpec, TrainerError> {
     let mut spec: TrainerSpec = parse(path)?;
     check(path, &spec)?;
-    fill_in(&mut spec, &Variables::new(None, std::env::vars()))?;
+    fill_in(&mut spec, &Variables::of_process(None))?;
     Ok(spec)
 }
 
@@ -73,7 +73,7 @@ pub fn node(path: &Path, spec: &TrainerSpec) -> Result<Node, TrainerError> {
         1 => Ok(0),
         nodes => {
             let text = std::env::var_os(NODE_VARIABLE).map(|text| text.to_string_lossy().into_owned());
-            node_index(nodes, text, &Variables::new(None, std::env::vars()))
+            node_index(nodes, text, &Variables::of_process(None))
         }
     };
     let index = index.map_err(|message| TrainerError::Spec { path: path.to_owned(), message })?;
@@ -149,8 +149,10 @@ fn problem(spec: &TrainerSpec) -> Option<String> {
 }
 
 fn fill_in(spec: &mut TrainerSpec, variables: &Variables) -> Result<(), TrainerError> {
-    let expand =
-        |text: &str| variables.expand(text).map_err(|name| TrainerError::Variable { name, text: text.to_owned() });
+    let expand = |text: &str| {
+        let fail = |name: String| TrainerError::Variable { reason: variables.reason(&name), text: text.to_owned() };
+        variables.expand(text).map_err(fail)
+    };
     let expand_all = |paths: &mut Paths| -> Result<(), TrainerError> {
         paths.0.iter_mut().try_for_each(|path| expand(path).map(|expanded| *path = expanded))
     };

@@ -235,8 +235,8 @@ impl Canvas {
         };
         shapes.iter().for_each(|shape| self.fill(*shape, paint));
         windows.iter().for_each(|window| self.fill(*window, GLASS));
-        for place in [0.2, 0.78] {
-            let wheel = part(place, 0.85, 0.0, 0.0);
+        for x in [0.2, 0.78] {
+            let wheel = part(x, 0.85, 0.0, 0.0);
             self.disc(wheel.left, wheel.top, 0.15 * area.height, RUBBER);
         }
     }

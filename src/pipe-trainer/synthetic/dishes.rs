@@ -38,24 +38,24 @@ fn dish(random: &mut Random) -> Dish {
     Dish { text: sentences.join(" "), label: kind.name }
 }
 
-pub struct Kind {
+pub struct DishKind {
     pub name: &'static str,
     verbs: [&'static str; 5],
     ingredients: [&'static str; 8],
 }
 
-pub const KINDS: [Kind; 3] = [
-    Kind {
+pub const KINDS: [DishKind; 3] = [
+    DishKind {
         name: "soup",
         verbs: ["simmer", "boil", "strain", "skim", "ladle"],
         ingredients: ["stock", "leek", "lentils", "barley", "cabbage", "potato", "bones", "noodles"],
     },
-    Kind {
+    DishKind {
         name: "salad",
         verbs: ["toss", "shred", "rinse", "dress", "scatter"],
         ingredients: ["lettuce", "cucumber", "radish", "rocket", "olives", "vinegar", "croutons", "avocado"],
     },
-    Kind {
+    DishKind {
         name: "cake",
         verbs: ["bake", "knead", "whip", "sift", "glaze"],
         ingredients: ["flour", "sugar", "yeast", "vanilla", "cocoa", "icing", "almonds", "raisins"],
@@ -73,7 +73,7 @@ fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
     of[random.below(of.len() as u64) as usize]
 }
 
-impl Kind {
+impl DishKind {
     /// The verbs that only a dish of this kind has.
     #[cfg(test)]
     pub fn verbs(&self) -> &[&'static str] {
@@ -82,7 +82,7 @@ impl Kind {
 }
 
 /// A sentence that only a dish of this kind has.
-pub fn typical(random: &mut Random, kind: &Kind) -> String {
+pub fn typical(random: &mut Random, kind: &DishKind) -> String {
     let ingredients = [kind.ingredients.as_slice(), INGREDIENTS.as_slice()];
     let ingredients = pick(random, &ingredients);
     sentence(random, &kind.verbs, ingredients)

@@ -160,7 +160,7 @@ fn short_samples_make_few_parts_and_the_same_training() {
     }
     let apart = furthest(&losses(&fixed), &losses(&fill));
     assert!(apart < 1e-5, "{apart}");
-    // What is rehearsed is as large as what is trained.
+    // The rehearsed part is as large as those of the training.
     assert!(rehearsed(&fill).peak >= steps_of(&fill).iter().map(|step| step.peak).max().unwrap() / 10 * 9);
 }
 

@@ -77,7 +77,7 @@ fn checkpointing_gives_the_same_training_with_dropout_on() {
     assert!(furthest(&losses(&bench(100)), &losses(without.set("/train/dropout", json!(0.0)))) > 1e-3);
 }
 
-/// What came after a checkpoint is done again, as after a kill, with the same bits; evaluations in between do not matter.
+/// Steps after a checkpoint are done again, as after a kill, with the same bits; evaluations in between do not matter.
 #[test]
 fn a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_bits() {
     for precision in ["fp32", "bf16", "fp16-mixed"] {

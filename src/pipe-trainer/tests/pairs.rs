@@ -159,7 +159,7 @@ fn broken_pictures_are_named() {
         let ended = bench.train().expect(3);
         let place = format!("{} line 8: the picture {}", folder.join("train.jsonl").display(), folder.display());
         assert!(ended.stderr.contains(&place) && ended.stderr.contains(want), "{}", ended.stderr);
-        // What is not there is seen before the first step.
+        // A missing picture is noticed before the first step.
         assert!(name != "missing.png" || ended.events.is_empty(), "{:?}", ended.events);
 
         // Three passes over the data meet the sample three times and count it once.

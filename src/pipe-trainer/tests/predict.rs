@@ -173,8 +173,18 @@ fn recipes() -> Bench {
 /// The file that a training evaluated, predicted in other batches: accuracy and the like are equal, losses but for rounding.
 #[test]
 fn the_figures_are_those_of_the_evaluation() {
-    let classifiers = ["bert", "roberta", "xlm-roberta", "deberta-v3", "bag-of-words"].map(texts);
-    for bench in classifiers.into_iter().chain([recipes(), pictures(), series(), stories()]) {
+    expect_figures([texts("bert"), recipes(), series()]);
+}
+
+#[test]
+#[ignore = "test-all"]
+fn the_figures_of_the_other_models_are_those_of_the_evaluation() {
+    let classifiers = ["roberta", "xlm-roberta", "deberta-v3", "bag-of-words"].map(texts);
+    expect_figures(classifiers.into_iter().chain([pictures(), stories()]));
+}
+
+fn expect_figures(benches: impl IntoIterator<Item = Bench>) {
+    for bench in benches {
         let arch = bench.spec["model"]["arch"].clone();
         let eval = train(&bench);
         let rows = PathBuf::from(bench.spec["data"]["eval"].as_str().unwrap());

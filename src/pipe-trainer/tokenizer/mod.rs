@@ -7,9 +7,11 @@ mod sentencepiece;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod training;
 mod vocabulary;
 
 pub use file::{guarded, json, open};
 pub use settings::SpecialTokens;
+pub use tokens::Tokens;
 pub use training::train;

@@ -13,8 +13,8 @@ use rayon::prelude::*;
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
+use super::Tokens;
 use super::sentencepiece::Pieces;
-use crate::data::Tokens;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers")
@@ -122,9 +122,9 @@ fn tokens_are_those_of_transformers() {
         .map(|(name, _)| *name)
         .collect();
     let differs = |index: &usize| hashed(found.iter().map(|(_, rows)| rows[*index])) != expected.lines[*index];
-    let places: Vec<usize> = (0..expected.lines.len()).filter(differs).collect();
-    let shown: Vec<&String> = places.iter().take(10).map(|place| lines.get(*place).unwrap_or(&lines[0])).collect();
-    assert!(wrong.is_empty() && places.is_empty(), "{wrong:?}: {} lines, such as {shown:?}", places.len());
+    let differing: Vec<usize> = (0..expected.lines.len()).filter(differs).collect();
+    let shown: Vec<&String> = differing.iter().take(10).map(|line| lines.get(*line).unwrap_or(&lines[0])).collect();
+    assert!(wrong.is_empty() && differing.is_empty(), "{wrong:?}: {} lines, such as {shown:?}", differing.len());
 }
 
 #[test]

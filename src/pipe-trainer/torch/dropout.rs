@@ -31,7 +31,7 @@ unsafe extern "C" {
 #[repr(C)]
 pub struct Dropped {
     pub share: f64,
-    /// The key of one place in the model at one step.
+    /// The key of one dropout of the model at one step.
     pub key: u64,
     /// Where the first sample of the tensor stands in its step.
     pub first_sample: u32,
@@ -188,7 +188,7 @@ mod tests {
                 }
             }
         }
-        // Another step or another place in the model has another key.
+        // Another step or another dropout of the model has another key.
         assert!(agreement(&hidden, &kept(KEY ^ 1, 0, [16, 64, 512])).abs() < 5.0);
         assert!(agreement(&weights, &kept_weights(KEY ^ 1, 0, [8, 8, 64, 96])).abs() < 5.0);
     }

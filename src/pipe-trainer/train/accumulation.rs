@@ -5,11 +5,11 @@ use std::time::Instant;
 use pipe_spec::Phase;
 use tch::{Kind, Tensor};
 
-use super::cut::{Cut, StepPart};
 use super::gradient_cache::{self, Parts};
 use super::graphs::Graphs;
 use super::session::Session;
 use super::state::State;
+use super::step_splitter::{StepPart, StepSplitter};
 use super::sums::{self, Sums};
 use crate::data::{Part, Sample};
 use crate::error::TrainerError;
@@ -40,7 +40,7 @@ pub struct Accumulated {
 pub struct Accumulation<'a> {
     pub session: &'a Session,
     pub state: &'a State,
-    pub cut: &'a Cut,
+    pub splitter: &'a StepSplitter,
     /// Where parts may be launched as a whole.
     pub graphs: Option<&'a Graphs<'a>>,
     /// Where a step is shared with other ranks.
@@ -64,15 +64,15 @@ impl Accumulation<'_> {
         let began = Instant::now();
         self.session.progress.set_step(self.state.step + 1);
         let rank = if self.sums.is_some() { self.session.peers.rank } else { pipe_spec::Rank::default() };
-        let mut shares = self.cut.shares(samples, rank.count);
+        let mut shares = self.splitter.shares(samples, rank.count);
         self.session.enter(Phase::Forward, self.state.step)?;
-        let filled = self.cut.filled(shares.iter().flatten().map(|part| part.samples));
+        let filled = self.splitter.filled(shares.iter().flatten().map(|part| part.samples));
         let parts = shares.iter().map(|share| share.len() as u32).sum();
         let own = shares.swap_remove(rank.index as usize);
         let step = Step { own, samples, parts, filled, began };
         self.begin_gradients(step.own.len())?;
         self.session.progress.set_filled(filled);
-        self.session.progress.set_part_bytes(self.cut.part_bytes());
+        self.session.progress.set_part_bytes(self.splitter.part_bytes());
         let accumulated = match self.state.model.contrastive() {
             None => self.sum_up(&step),
             Some(contrastive) => self.contrast(contrastive, &step),
@@ -112,7 +112,12 @@ impl Accumulation<'_> {
             match step.own.get(round) {
                 Some(part) => {
                     self.enter(Phase::Forward, part.samples)?;
-                    sums.push(self.sum(&self.cut.shape().collate(part.samples)?, self.drawn(part), scale, is_last)?);
+                    sums.push(self.sum(
+                        &self.splitter.shape().collate(part.samples)?,
+                        self.drawn(part),
+                        scale,
+                        is_last,
+                    )?);
                 }
                 None => self.take_part_silently(step)?,
             }
@@ -138,7 +143,7 @@ impl Accumulation<'_> {
         let (Some(shared), Some(sample)) = (self.state.shared_sum, step.samples.first()) else { return Ok(()) };
         let part = StepPart { samples: std::slice::from_ref(sample), first_sample: 0 };
         shared.set_silent(true);
-        let done = self.sum(&self.cut.shape().collate(part.samples)?, self.drawn(&part), 0.0, false);
+        let done = self.sum(&self.splitter.shape().collate(part.samples)?, self.drawn(&part), 0.0, false);
         shared.set_silent(false);
         done.map(drop)
     }
@@ -200,7 +205,7 @@ impl Accumulation<'_> {
     }
 
     fn enter(&self, phase: Phase, samples: &[Sample]) -> Result<(), TrainerError> {
-        self.session.progress.set_part(samples.len() as u32, self.cut.shape().longest(samples) as u32);
+        self.session.progress.set_part(samples.len() as u32, self.splitter.shape().longest(samples) as u32);
         self.session.enter(phase, self.state.step)
     }
 
@@ -208,7 +213,7 @@ impl Accumulation<'_> {
     /// ranks drop the same.
     fn drawn(&self, part: &StepPart<'_>) -> Drawn {
         let seed = random::derived(Purpose::Dropout, self.session.spec.train.seed, &[self.state.step]);
-        Drawn { recomputes: self.cut.recomputes(part.samples), ..Drawn::new(seed, part.first_sample) }
+        Drawn { recomputes: self.splitter.recomputes(part.samples), ..Drawn::new(seed, part.first_sample) }
     }
 
     fn loss_scale(&self) -> f64 {
@@ -230,7 +235,7 @@ impl Parts for StepParts<'_> {
     fn load(&self, index: usize) -> Result<(Part, Mode), TrainerError> {
         let part = &self.step.own[index];
         self.work.enter(Phase::Forward, part.samples)?;
-        Ok((self.work.cut.shape().collate(part.samples)?, Mode::Train(self.drawn[index])))
+        Ok((self.work.splitter.shape().collate(part.samples)?, Mode::Train(self.drawn[index])))
     }
 
     fn before_backward(&self, index: usize) -> Result<(), TrainerError> {

@@ -45,7 +45,7 @@ pub fn search(
         Err(Ended::Failed(failure)) if !failure.is_out_of_memory() => return Ok(Searched::Failed(failure)),
         Err(Ended::Failed(_) | Ended::Died) => return Ok(Searched::NothingFits),
     };
-    // What a process may allocate and what it is seen to hold differ: only a try shows what fits.
+    // The memory that a process may allocate and that it is seen to hold differ: only a try shows what fits.
     let only_tried = spec.device == Device::Cpu && spec.memory.limit.is_some();
     let known = capacity.filter(|_| !only_tried).map(|bytes| usable(spec.device, bytes));
     let mut search = Search::new(effective_batch, known);

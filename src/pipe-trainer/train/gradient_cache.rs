@@ -29,7 +29,7 @@ pub trait Parts {
         concatenated(own)
     }
 
-    /// What the loss itself gave gradients to counts once, however many ranks have computed it.
+    /// Gradients from the loss itself count once, however many ranks have computed it.
     fn forget_gradients_of_the_loss(&self) -> Result<(), TrainerError> {
         Ok(())
     }

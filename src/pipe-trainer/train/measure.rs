@@ -10,11 +10,11 @@ use pipe_spec::Device;
 use pipe_spec::event::Measured;
 use serde::{Deserialize, Serialize};
 
-use super::cut::Cut;
 use super::evaluation::Evaluator;
 use super::rehearsal::{LongestSamples, Rehearsal};
 use super::session::Session;
 use super::state::{State, milliseconds};
+use super::step_splitter::StepSplitter;
 use super::training::LONGEST_SAMPLE_COUNT;
 use crate::boundary;
 use crate::data::{self, Reader, SampleOrder};
@@ -98,7 +98,7 @@ fn print_line(line: &Answer) -> Result<(), TrainerError> {
 struct Measuring<'a> {
     session: &'a Session,
     state: State,
-    cut: Cut,
+    splitter: StepSplitter,
     longest_samples: LongestSamples,
     evaluation: Option<(Evaluator, LongestSamples)>,
 }
@@ -120,13 +120,14 @@ impl<'a> Measuring<'a> {
             _ => None,
         };
         let longest_samples = LongestSamples::find(&reader(sources.train))?;
-        let cut = Cut::for_model(session, &definition, &task_data, &sources.paddings, state.model.as_ref())?;
-        Ok(Self { session, state, cut, longest_samples, evaluation })
+        let splitter =
+            StepSplitter::for_model(session, &definition, &task_data, &sources.paddings, state.model.as_ref())?;
+        Ok(Self { session, state, splitter, longest_samples, evaluation })
     }
 
     /// As `Started::longest`.
     fn longest(&self) -> String {
-        self.cut.longest(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))
+        self.splitter.longest(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))
     }
 
     fn ready(&self) -> Result<Ready, TrainerError> {
@@ -135,8 +136,8 @@ impl<'a> Measuring<'a> {
         Ok(Ready { device: hardware.name.clone(), driver: hardware.driver.clone(), capacity, longest })
     }
 
-    fn rehearsal<'r>(&'r self, cut: &'r Cut) -> Rehearsal<'r> {
-        Rehearsal { session: self.session, state: &self.state, cut, longest_samples: &self.longest_samples }
+    fn rehearsal<'r>(&'r self, splitter: &'r StepSplitter) -> Rehearsal<'r> {
+        Rehearsal { session: self.session, state: &self.state, splitter, longest_samples: &self.longest_samples }
     }
 
     /// A batch that does not fit is a result; any other failure is an error.
@@ -169,8 +170,8 @@ impl<'a> Measuring<'a> {
     /// Two steps, an evaluation, and a save that writes nothing. The first step is of rows of full length, which the batch is a
     /// promise for; the second is what the longest rows of this data come to.
     fn steps(&mut self, batch: u32) -> Result<(), TrainerError> {
-        for cut in [&self.cut.in_full_length(), &self.cut] {
-            let rehearsal = self.rehearsal(cut);
+        for splitter in [&self.splitter.in_full_length(), &self.splitter] {
+            let rehearsal = self.rehearsal(splitter);
             let gradients = rehearsal.gradients(&rehearsal.samples(batch), batch)?;
             let norm = torch::total_norm(&gradients)?;
             self.state.optimizer.update(self.state.model.weights(), &gradients, &norm.f_zeros_like()?, 0.0, 1)?;
@@ -179,13 +180,13 @@ impl<'a> Measuring<'a> {
         }
         if let Some((evaluation, longest_samples)) = &self.evaluation {
             let batch = self.session.spec.evaluate.batch.map_or(batch, u32::from);
-            let cut = self.cut.with_batch(batch, self.session.spec.train.effective_batch);
-            let samples = cut.room(&longest_samples.part(batch));
-            evaluation.rehearse(self.session, &self.state, cut.shape(), &longest_samples.part(samples))?;
+            let splitter = self.splitter.with_batch(batch, self.session.spec.train.effective_batch);
+            let samples = splitter.room(&longest_samples.part(batch));
+            evaluation.rehearse(self.session, &self.state, splitter.shape(), &longest_samples.part(samples))?;
         }
         tensor_writer::read_all(&self.state.named_weights())?;
         tensor_writer::read_all(&self.state.optimizer.tensors())?;
-        // What was served from the reserve did not fit.
+        // A batch that took memory from the reserve did not fit.
         boundary::check_host_memory()
     }
 }

@@ -2,7 +2,6 @@
 
 mod accumulation;
 mod attempt;
-mod cut;
 mod evaluation;
 mod export;
 mod fit;
@@ -14,14 +13,15 @@ mod optimizer_shares;
 mod rehearsal;
 mod session;
 mod state;
+mod step_splitter;
 mod sums;
 mod training;
 
 pub use attempt::{fit, train};
-pub use cut::Cut;
 pub use evaluation::{Figures, Predictions, TextScores, contrastive_figures, generation};
 pub use gradient_cache::{Parts, backward as contrastive_backward};
 pub use graphs::Graphs;
 pub use measure::measure;
+pub use step_splitter::StepSplitter;
 pub use sums::FlatGradients;
 pub use training::clip_factor;

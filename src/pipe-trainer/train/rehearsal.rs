@@ -6,9 +6,9 @@ use pipe_spec::event::{Point, Rehearsed};
 use pipe_spec::pipeline;
 
 use super::accumulation::Accumulation;
-use super::cut::Cut;
 use super::session::Session;
 use super::state::{State, milliseconds};
+use super::step_splitter::StepSplitter;
 use crate::boundary;
 use crate::data::{Column, Reader, Sample, sort_longest_first};
 use crate::error::TrainerError;
@@ -18,8 +18,8 @@ use crate::torch;
 pub struct Rehearsal<'a> {
     pub session: &'a Session,
     pub state: &'a State,
-    /// Cuts parts of the training's batch.
-    pub cut: &'a Cut,
+    /// Splits steps into parts of the training's batch.
+    pub splitter: &'a StepSplitter,
     pub longest_samples: &'a LongestSamples,
 }
 
@@ -27,7 +27,7 @@ impl Rehearsal<'_> {
     /// Everything of a step but its update. With several passes in a step two are enough: the second finds the gradients of
     /// the first.
     pub fn run(&self, batch: u32) -> Result<Rehearsed, TrainerError> {
-        let Self { session, state, cut, .. } = *self;
+        let Self { session, state, splitter, .. } = *self;
         let clock = Instant::now();
         let samples = self.samples(batch);
         let gradients = self.gradients(&samples, batch)?;
@@ -38,25 +38,25 @@ impl Rehearsal<'_> {
         state.model.step_ended(false)?;
         state.model.weights().forget_gradients()?;
         let usage = session.hardware.usage();
-        let longest = cut.shape().lengths(&samples);
+        let longest = splitter.shape().lengths(&samples);
         Ok(Rehearsed { batch, longest, peak: usage.peak, reserved: usage.reserved, ms: milliseconds(clock) })
     }
 
     /// The samples of a step, two passes of it at most.
     pub fn samples(&self, batch: u32) -> Vec<Sample> {
         let spec = &self.session.spec;
-        let samples = self.cut(batch).room(&self.longest_samples.part(batch));
+        let samples = self.splitter(batch).room(&self.longest_samples.part(batch));
         let passes = pipeline::accum(spec.train.effective_batch, samples, spec.rank.count).min(2);
         (0..passes).flat_map(|_| self.longest_samples.part(samples)).collect()
     }
 
-    fn cut(&self, batch: u32) -> Cut {
-        self.cut.with_batch(batch, self.session.spec.train.effective_batch)
+    fn splitter(&self, batch: u32) -> StepSplitter {
+        self.splitter.with_batch(batch, self.session.spec.train.effective_batch)
     }
 
     pub fn gradients(&self, samples: &[Sample], batch: u32) -> Result<Vec<tch::Tensor>, TrainerError> {
         let Self { session, state, .. } = *self;
-        Accumulation { session, state, cut: &self.cut(batch), graphs: None, sums: None }.of(samples)?;
+        Accumulation { session, state, splitter: &self.splitter(batch), graphs: None, sums: None }.of(samples)?;
         Ok(state.model.weights().gradients()?)
     }
 

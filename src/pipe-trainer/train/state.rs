@@ -203,13 +203,13 @@ impl State {
         let mut all = self.optimizer.tensors();
         all.extend(others.iter().map(|(name, tensor)| (name.clone(), tensor)));
         if !others.is_empty() {
-            let places: HashMap<&str, usize> =
-                self.model.weights().trained().enumerate().map(|(place, (name, _))| (name, place)).collect();
-            let place = |name: &str| {
+            let order: HashMap<&str, usize> =
+                self.model.weights().trained().enumerate().map(|(index, (name, _))| (name, index)).collect();
+            let position = |name: &str| {
                 let (kind, parameter) = name.split_once('.').unwrap_or_default();
-                (places.get(parameter).copied(), Optimizer::KINDS.iter().position(|one| *one == kind))
+                (order.get(parameter).copied(), Optimizer::KINDS.iter().position(|one| *one == kind))
             };
-            all.sort_by_key(|(name, _)| place(name));
+            all.sort_by_key(|(name, _)| position(name));
         }
         all
     }

@@ -9,13 +9,13 @@ use pipe_spec::event::{self, EventKind, RankUse};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
-use super::cut::Cut;
 use super::evaluation::{self, Evaluated, Evaluator};
 use super::export::{self, Exported};
 use super::graphs::Graphs;
 use super::rehearsal::{LongestSamples, Rehearsal};
 use super::session::Session;
 use super::state::{State, milliseconds};
+use super::step_splitter::StepSplitter;
 use super::sums::{Pace, RankStep, Sums};
 use crate::data::{self, Loaded, Loader, Reader, SampleOrder};
 use crate::device::{LIBTORCH, Usage};
@@ -34,7 +34,7 @@ pub struct Training<'a> {
     loader: Loader,
     /// Samples that could not be read and were reported.
     skipped: u64,
-    cut: Cut,
+    splitter: StepSplitter,
     evaluation: Option<Evaluator>,
     longest_samples: LongestSamples,
     graphs: Option<Graphs<'a>>,
@@ -69,18 +69,36 @@ impl<'a> Training<'a> {
             true => Graphs::new(&session.hardware, state.model.as_ref())?,
             false => None,
         };
-        let cut = Cut::for_model(session, &definition, &task_data, &sources.paddings, state.model.as_ref())?;
+        let splitter =
+            StepSplitter::for_model(session, &definition, &task_data, &sources.paddings, state.model.as_ref())?;
         state.check_step(session)?;
         let weights = state.model.weights();
         // Where a model sums inside too, the order of sums must not depend on which part is the last of a rank.
         let overlaps = state.shared_sum.is_none();
         let sums = Sums::new(session, state.gradients.as_ref(), weights, overlaps)?;
         let pace = Pace::default();
-        Ok(Self { session, order, loader, skipped: 0, cut, evaluation, longest_samples, graphs, sums, pace, state })
+        Ok(Self {
+            session,
+            order,
+            loader,
+            skipped: 0,
+            splitter,
+            evaluation,
+            longest_samples,
+            graphs,
+            sums,
+            pace,
+            state,
+        })
     }
 
     pub fn rehearsal(&self) -> Rehearsal<'_> {
-        Rehearsal { session: self.session, state: &self.state, cut: &self.cut, longest_samples: &self.longest_samples }
+        Rehearsal {
+            session: self.session,
+            state: &self.state,
+            splitter: &self.splitter,
+            longest_samples: &self.longest_samples,
+        }
     }
 
     /// Each iteration evaluates and saves where that is due, then takes one step; so does the first one after a resume.
@@ -115,10 +133,10 @@ impl<'a> Training<'a> {
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, ranks, grad_norm) = loop {
-            let Self { session, state, cut, graphs, sums, .. } = &*self;
-            let work = Accumulation { session, state, cut, graphs: graphs.as_ref(), sums: sums.as_ref() };
+            let Self { session, state, splitter, graphs, sums, .. } = &*self;
+            let work = Accumulation { session, state, splitter, graphs: graphs.as_ref(), sums: sums.as_ref() };
             let accumulated = match work.of(&loaded.samples) {
-                // What the graphs hold may be all that is missing. The step is the same again: nothing of it was updated.
+                // The graphs may hold the memory that is missing. The step is the same again: nothing of it was updated.
                 Err(TrainerError::OutOfMemory { .. }) if self.may_try_again() && self.give_graphs_up()? => {
                     work.of(&loaded.samples)?
                 }
@@ -206,7 +224,7 @@ impl<'a> Training<'a> {
         Ok(Some((Accumulated { loss: Tensor::f_from_slice(&[loss])?.f_squeeze()?, ..accumulated }, ranks)))
     }
 
-    /// What is computed from now on is not summed over the ranks.
+    /// Gradients that are computed from now on are not summed over the ranks.
     pub fn forget_sums(&self) -> Result<(), TrainerError> {
         self.sums.as_ref().map_or(Ok(()), Sums::begin_step)
     }
@@ -279,8 +297,8 @@ impl<'a> Training<'a> {
         let step = self.state.step;
         let due = |evaluation: &&Evaluator| evaluation.is_due(step, &self.order) && self.state.evaluated != step;
         let Some(evaluation) = self.evaluation.as_ref().filter(due) else { return Ok(()) };
-        let evaluate = || evaluation.run(self.session, &self.state, &self.cut);
-        // What it holds is not bounded by what a step holds: the graphs may be in its way. Several ranks evaluate once.
+        let evaluate = || evaluation.run(self.session, &self.state, &self.splitter);
+        // An evaluation may hold more than a step: the graphs may be in its way. Several ranks evaluate once.
         if self.sums.is_some() {
             self.release_graphs()?;
         }
@@ -341,8 +359,8 @@ impl<'a> Training<'a> {
             weights: Some(self.state.model.weights().bytes()),
             load_peak: self.state.load_peak,
             ready_ms: milliseconds(self.session.began),
-            longest: Some(self.cut.longest(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))),
-            part_bytes: self.cut.part_bytes(),
+            longest: Some(self.splitter.longest(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))),
+            part_bytes: self.splitter.part_bytes(),
             resumed_from: self.state.resumed_from,
             ranks: spec.rank.count,
             sums_by: self.session.peers.sums_by().map(str::to_owned),

@@ -1,10 +1,12 @@
 //! Options of the commands about this machine: completions, manual pages, images, the ledger.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Arg, Args, Command, Subcommand};
 use clap_complete::Shell;
 
+use crate::command::prune::PruneOptions;
 use crate::error::Error;
 use crate::report::print_data;
 
@@ -152,6 +154,46 @@ pub enum ImageCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Args)]
+pub struct PruneArgs {
+    /// Only what was not used for so long, images by when they were built: `30d`, `12h`
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = age)]
+    older_than: Duration,
+    /// Remove everything, however old it is
+    #[arg(long, conflicts_with = "older_than")]
+    all: bool,
+    /// List what would be removed, and remove nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Remove without a question
+    #[arg(short, long)]
+    yes: bool,
+    /// Print the entries as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl PruneArgs {
+    pub fn options(&self) -> PruneOptions {
+        let Self { older_than, all, dry_run, yes, json } = *self;
+        PruneOptions { older_than: (!all).then_some(older_than), dry_run, yes, json }
+    }
+}
+
+fn age(text: &str) -> Result<Duration, String> {
+    let seconds = match text.chars().last() {
+        Some('d') => 24 * 3600,
+        Some('h') => 3600,
+        Some('m') => 60,
+        _ => 0,
+    };
+    let number = text.get(..text.len().saturating_sub(1)).and_then(|number| number.parse::<u32>().ok());
+    match number {
+        Some(number) if seconds > 0 => Ok(Duration::from_secs(u64::from(number) * seconds)),
+        _ => Err("a number of days, hours or minutes: 30d, 12h, 45m".to_owned()),
+    }
 }
 
 #[derive(Subcommand)]

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::builder::PossibleValuesParser;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use machine::{ImageCommand, LedgerCommand, ManArgs};
+use machine::{ImageCommand, LedgerCommand, ManArgs, PruneArgs};
 use pipe_spec::PipeExit;
 use pipeline::{CheckArgs, InitArgs, PlanArgs, RunArgs, StartArgs};
 use predict::PredictArgs;
@@ -53,7 +53,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Run", &["fit", "tune", "predict", "stop", "resume", "rm"]),
     ("Watch", &["ls", "show", "attach", "logs"]),
     ("Understand", &["report", "diff", "reproduce"]),
-    ("Machine", &["doctor", "image", "ledger", "schema", "completions", "man", "help"]),
+    ("Machine", &["doctor", "image", "prune", "ledger", "schema", "completions", "man", "help"]),
 ];
 
 #[derive(Subcommand)]
@@ -103,6 +103,9 @@ enum Command {
     /// Build the trainer image, or list the images that pipe built
     #[command(subcommand)]
     Image(ImageCommand),
+    /// Remove old images, prepared data and other files of the cache
+    #[command(after_help = "Runs stay, and so does what a run that has not finished needs.")]
+    Prune(PruneArgs),
     /// Check engine, GPU, driver, trainer, memory, disk; say what to do
     #[command(after_help = "Exits with 4 if runs cannot start on this machine.")]
     Doctor {
@@ -204,7 +207,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         }
         Command::Tune(TuneCommand::Resume { study, set, detach, json }) => {
             let run = command::tune::find(&study)?.state.id;
-            command::resume::run(&command::resume::Options { run, set, detach, output: Output::new(json, quiet) })
+            command::resume::run(&command::resume::ResumeOptions { run, set, detach, output: Output::new(json, quiet) })
         }
         Command::Tune(TuneCommand::Stop { study, now }) => {
             command::stop::run(&[command::tune::find(&study)?.state.id], now, Output::new(false, quiet))
@@ -229,6 +232,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         }
         Command::Image(ImageCommand::Files { json }) => command::image::files(json),
         Command::Image(ImageCommand::Ls { json }) => command::image::ls(json),
+        Command::Prune(args) => command::prune::run(&args.options()),
         Command::Doctor { engine, json } => command::doctor::run(engine.as_deref(), json),
         Command::Schema { study } => {
             print_json(&if study { pipe_spec::study::schema() } else { registry::pipeline_schema() });

@@ -54,9 +54,9 @@ pub struct InitArgs {
 }
 
 impl InitArgs {
-    pub fn options(self, quiet: bool) -> command::init::Options {
+    pub fn options(self, quiet: bool) -> command::init::InitOptions {
         let Self { file, arch, data, eval, fields, model, command, name, gpu_memory, yes, force, stdout } = self;
-        command::init::Options {
+        command::init::InitOptions {
             file,
             arch,
             data,
@@ -115,8 +115,8 @@ pub struct StartArgs {
 }
 
 impl StartArgs {
-    pub fn options(self, quiet: bool) -> command::run::Options {
-        command::run::Options {
+    pub fn options(self, quiet: bool) -> command::run::RunOptions {
+        command::run::RunOptions {
             file: self.file,
             engine: self.engine,
             set: self.set,
@@ -151,9 +151,9 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    pub fn options(self, quiet: bool) -> command::run::Options {
+    pub fn options(self, quiet: bool) -> command::run::RunOptions {
         let Self { start, detach, resume, only, from } = self;
-        command::run::Options { detach, resume, selection: Selection { only, from }, ..start.options(quiet) }
+        command::run::RunOptions { detach, resume, selection: Selection { only, from }, ..start.options(quiet) }
     }
 }
 
@@ -173,9 +173,9 @@ pub struct CheckArgs {
 }
 
 impl CheckArgs {
-    pub fn options(self, quiet: bool) -> command::check::Options {
+    pub fn options(self, quiet: bool) -> command::check::CheckOptions {
         let Self { file, set, no_data, json } = self;
-        command::check::Options { file, set, no_data, output: Output::new(json, quiet) }
+        command::check::CheckOptions { file, set, no_data, output: Output::new(json, quiet) }
     }
 }
 
@@ -201,8 +201,8 @@ pub struct PlanArgs {
 }
 
 impl PlanArgs {
-    pub fn options(self, quiet: bool) -> command::plan::Options {
+    pub fn options(self, quiet: bool) -> command::plan::PlanOptions {
         let Self { file, set, gpu, memory, ranks, json } = self;
-        command::plan::Options { file, set, gpu, memory, ranks, output: Output::new(json, quiet) }
+        command::plan::PlanOptions { file, set, gpu, memory, ranks, output: Output::new(json, quiet) }
     }
 }

@@ -53,10 +53,10 @@ pub struct PredictArgs {
 }
 
 impl PredictArgs {
-    pub fn options(self, quiet: bool) -> command::predict::Options {
+    pub fn options(self, quiet: bool) -> command::predict::PredictOptions {
         let Self { run, data, out, field, keep, skip_bad, batch, max_length, beams, cpu, engine, no_queue, json } =
             self;
-        command::predict::Options {
+        command::predict::PredictOptions {
             subject: run,
             data,
             out: out.filter(|out| out.as_os_str() != "-"),

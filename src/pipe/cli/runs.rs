@@ -37,10 +37,10 @@ pub struct LsArgs {
 }
 
 impl LsArgs {
-    pub fn options(self, quiet: bool) -> command::ls::Options {
+    pub fn options(self, quiet: bool) -> command::ls::LsOptions {
         let Self { status, name, since, limit, trials, sort, json } = self;
         let filter = Filter { statuses: status, name, since: since.map(|since| since.seconds(now())) };
-        command::ls::Options { filter, limit, trials, sort: sort.into(), output: Output::new(json, quiet) }
+        command::ls::LsOptions { filter, limit, trials, sort: sort.into(), output: Output::new(json, quiet) }
     }
 }
 
@@ -147,9 +147,9 @@ pub struct ResumeArgs {
 }
 
 impl ResumeArgs {
-    pub fn options(self, quiet: bool) -> command::resume::Options {
+    pub fn options(self, quiet: bool) -> command::resume::ResumeOptions {
         let Self { run, set, detach, json } = self;
-        command::resume::Options { run, set, detach, output: Output::new(json, quiet) }
+        command::resume::ResumeOptions { run, set, detach, output: Output::new(json, quiet) }
     }
 }
 
@@ -170,9 +170,9 @@ pub struct LogsArgs {
 }
 
 impl LogsArgs {
-    pub fn options(self) -> command::logs::Options {
+    pub fn options(self) -> command::logs::LogsOptions {
         let Self { run, attempt, json, follow } = self;
-        command::logs::Options { run, attempt, events: json, follow }
+        command::logs::LogsOptions { run, attempt, events: json, follow }
     }
 }
 

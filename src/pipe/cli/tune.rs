@@ -103,10 +103,10 @@ pub struct TuneRunArgs {
 }
 
 impl TuneRunArgs {
-    pub fn options(self, quiet: bool) -> tune::Options {
+    pub fn options(self, quiet: bool) -> tune::TuneOptions {
         let Self { file, engine, set, detach, resume, ignore_ledger, no_queue, json } = self;
         let choices = RunChoices { ignore_ledger, no_queue, ..RunChoices::default() };
-        tune::Options { file, engine, set, resume, detach, choices, output: Output::new(json, quiet) }
+        tune::TuneOptions { file, engine, set, resume, detach, choices, output: Output::new(json, quiet) }
     }
 }
 

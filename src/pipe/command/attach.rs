@@ -1,5 +1,6 @@
 //! `pipe attach`: watches a run in the background; if its `pipe` process was killed, it starts another one.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pipe_search::Journal;
@@ -10,7 +11,7 @@ use crate::error::Error;
 use crate::execute::children;
 use crate::execute::children::watcher::Watcher;
 use crate::execute::stages::StagesWatcher;
-use crate::execute::study::{StudyView, StudyWatcher};
+use crate::execute::study::{StudyView, StudyWatcher, storage};
 use crate::input::load::{self, ParsedStudy};
 use crate::report::{Output, Reporter, say};
 use crate::run::{self, Listed};
@@ -81,7 +82,10 @@ impl Parts {
             WorkKind::Training | WorkKind::Command => Self::None,
             WorkKind::Stages => Self::Steps(StagesWatcher::new(json, &found.state)),
             WorkKind::Study => match load::parse_study(&found.folder().resolved(), &[])? {
-                Some(parsed) => {
+                Some(mut parsed) => {
+                    // Beside it, wherever its folder was moved.
+                    let journal = storage(&parsed.study, &found.folder());
+                    parsed.study = parsed.study.with_storage(journal.display().to_string());
                     let watcher = StudyWatcher::new(json, &found.state.id, &parsed.study, &[]);
                     Self::Study(Box::new((parsed, None, watcher)))
                 }
@@ -96,10 +100,9 @@ impl Parts {
             Self::Steps(steps) => steps.show(state, reporter),
             Self::Study(study) => {
                 let (parsed, journal, watcher) = study.as_mut();
-                let storage = state.study().map(|study| study.storage.clone()).unwrap_or_default();
-                // One that has just been created has no storage yet.
-                if journal.is_none() && storage.is_file() {
-                    *journal = Some(Journal::read(&storage, parsed.study.name.as_str())?);
+                let storage = PathBuf::from(parsed.study.storage.clone().unwrap_or_default());
+                if journal.is_none() {
+                    *journal = Journal::read_if_there(&storage, parsed.study.name.as_str())?;
                 }
                 let Some(journal) = journal else { return Ok(()) };
                 journal.refresh()?;

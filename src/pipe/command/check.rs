@@ -18,7 +18,7 @@ use crate::input::load::{self, Loaded, ParsedStages, Request};
 use crate::report::{Output, Reporter, bounded, duration, print, print_json, times_ranks};
 use crate::system::interrupt::Interrupts;
 
-pub struct Options {
+pub struct CheckOptions {
     pub file: PathBuf,
     pub set: Vec<String>,
     /// Leave the data closed.
@@ -26,8 +26,9 @@ pub struct Options {
     pub output: Output,
 }
 
-pub fn run(options: &Options) -> Result<(), Error> {
+pub fn run(options: &CheckOptions) -> Result<(), Error> {
     if let Some(parsed) = load::parse_study(&options.file, &options.set)? {
+        load::check_study(&parsed, &options.file)?;
         return check_study(options, &parsed.study);
     }
     // The problems of a file of steps are reported as those of any other file.
@@ -61,7 +62,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-fn check_study(options: &Options, study: &Study) -> Result<(), Error> {
+fn check_study(options: &CheckOptions, study: &Study) -> Result<(), Error> {
     tune::check_space(study, &options.file)?;
     let lines = tune::describe(study);
     if options.output.is_json() {
@@ -74,23 +75,24 @@ fn check_study(options: &Options, study: &Study) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lists the steps, each with those before it. Their inputs are looked for when they begin: other steps may write them.
-fn check_stages(options: &Options, parsed: &ParsedStages) -> Result<(), Error> {
-    let steps = &parsed.graph.steps;
+/// Lists the stages, each with those before it. Their inputs are looked for when they begin: other stages may write them.
+fn check_stages(options: &CheckOptions, parsed: &ParsedStages) -> Result<(), Error> {
+    let stages = &parsed.graph.stages;
     if options.output.is_json() {
-        let steps: Vec<Value> = steps.iter().map(|step| json!({ "name": step.name, "needs": step.needs })).collect();
-        print_json(&json!({ "valid": true, "problems": [], "warnings": [], "steps": steps }));
+        let stages: Vec<Value> =
+            stages.iter().map(|stage| json!({ "name": stage.name, "needs": stage.needs })).collect();
+        print_json(&json!({ "valid": true, "problems": [], "warnings": [], "steps": stages }));
         return Ok(());
     }
-    print(&format!("{} is valid: {}", options.file.display(), count(steps.len(), "step")));
-    for step in steps {
-        let after = if step.needs.is_empty() { String::new() } else { format!(", after {}", step.needs.join(", ")) };
-        let what = match (step.pipeline.training(), step.pipeline.command()) {
+    print(&format!("{} is valid: {}", options.file.display(), count(stages.len(), "step")));
+    for stage in stages {
+        let after = if stage.needs.is_empty() { String::new() } else { format!(", after {}", stage.needs.join(", ")) };
+        let what = match (stage.pipeline.training(), stage.pipeline.command()) {
             (Some(training), _) => format!("trains {}", training.model.arch.name()),
             (None, Some(command)) => bounded(&command.line.0.join(" "), COMMAND),
             (None, None) => String::new(),
         };
-        print(&format!("  {}: {what}{after}", step.name));
+        print(&format!("  {}: {what}{after}", stage.name));
     }
     Ok(())
 }
@@ -106,10 +108,10 @@ struct Checked {
     warnings: Vec<String>,
 }
 
-async fn check(options: &Options) -> Result<Checked, Error> {
+async fn check(options: &CheckOptions) -> Result<Checked, Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.output);
-    let Options { file, set, .. } = options;
+    let CheckOptions { file, set, .. } = options;
     load::parse_stages(file, set)?;
     let request = Request { file: file.clone(), set: set.clone(), access: HubAccess::Check, pins: Vec::new() };
     let loaded = load::load_interruptibly(request, &reporter, &mut interrupts).await?;

@@ -17,17 +17,18 @@ pub fn build(dockerfile: Option<&Path>, output: Output) -> Result<(), Error> {
         let engine = registry::connect_for_images().await?;
         let images = image_store(engine.as_ref())?;
         let path = dockerfile.map(|path| path.to_string_lossy().into_owned());
-        let recipe = interrupt::run_interruptibly(&mut interrupts, move || image::recipe(path.as_deref())).await?;
+        let build =
+            interrupt::run_interruptibly(&mut interrupts, move || image::prepare_build(path.as_deref())).await?;
         let mut reporter = Reporter::new(output);
         let built = tokio::select! {
-            built = images.ensure(&recipe, &mut reporter) => built?,
+            built = images.ensure(&build, &mut reporter) => built?,
             _ = interrupts.next() => return Err(Error::Interrupted),
         };
         if output.is_json() {
-            let id = images.image_id(&recipe.name).await?;
-            print_json(&json!({ "image": recipe.name, "id": id, "hash": recipe.context.hash(), "built": built }));
+            let id = images.image_id(&build.name).await?;
+            print_json(&json!({ "image": build.name, "id": id, "hash": build.context.hash(), "built": built }));
         } else {
-            print(&recipe.name);
+            print(&build.name);
         }
         Ok(())
     })
@@ -78,7 +79,7 @@ pub fn ls(json: bool) -> Result<(), Error> {
     Ok(())
 }
 
-fn image_store(engine: &dyn Engine) -> Result<&dyn ImageStore, Error> {
+pub fn image_store(engine: &dyn Engine) -> Result<&dyn ImageStore, Error> {
     let reason = || format!("the engine {} has no images", engine.name());
     engine.images().ok_or_else(|| Error::NoEngine { reason: reason(), hint: String::new() })
 }

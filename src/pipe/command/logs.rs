@@ -15,7 +15,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// A line that is longer is text, and printed in parts.
 const MAX_LINE: usize = 1 << 20;
 
-pub struct Options {
+pub struct LogsOptions {
     pub run: String,
     pub attempt: Option<u32>,
     /// The events instead of the log.
@@ -24,7 +24,7 @@ pub struct Options {
     pub follow: bool,
 }
 
-pub fn run(options: &Options) -> Result<(), Error> {
+pub fn run(options: &LogsOptions) -> Result<(), Error> {
     let found = run::find(&options.run)?;
     match found.state.work() {
         WorkKind::Training | WorkKind::Command => of_run(&found, options),
@@ -34,7 +34,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 /// The logs of all steps, one after the other. To follow one it must be named.
-fn of_steps(found: &Listed, options: &Options) -> Result<(), Error> {
+fn of_steps(found: &Listed, options: &LogsOptions) -> Result<(), Error> {
     let runs: Vec<String> = found.state.stages().iter().filter_map(|step| step.run.clone()).collect();
     if options.follow || options.attempt.is_some() {
         return Err(Error::HasStages { id: found.state.id.clone(), runs });
@@ -50,7 +50,7 @@ fn of_steps(found: &Listed, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-fn of_run(found: &Listed, options: &Options) -> Result<(), Error> {
+fn of_run(found: &Listed, options: &LogsOptions) -> Result<(), Error> {
     let folder = found.folder();
     let last = found.state.attempts().last().map_or(1, |attempt| attempt.number);
     let mut number = options.attempt.unwrap_or(last);

@@ -1,7 +1,7 @@
 //! `pipe ls`: lists the runs that match, newest first, with the jobs that a killed `pipe` left behind.
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use pipe_spec::pipeline::{Metric, WorkKind};
 use pipe_spec::run::StageStatus;
@@ -23,7 +23,7 @@ pub enum Sort {
     Name,
 }
 
-pub struct Options {
+pub struct LsOptions {
     pub filter: Filter,
     /// The trials of studies too.
     pub trials: bool,
@@ -33,12 +33,12 @@ pub struct Options {
     pub output: Output,
 }
 
-pub fn run(options: &Options) -> Result<(), Error> {
+pub fn run(options: &LsOptions) -> Result<(), Error> {
     let all = run::list()?;
     let count = all.len();
     let mut runs = select(all, options);
     if options.sort != Sort::Metric {
-        runs = with_steps_below(runs);
+        runs = with_stages_below(runs);
     }
     if options.output == Output::Quiet {
         runs.iter().for_each(|run| print(&visible_line(&run.state.id)));
@@ -57,11 +57,11 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 /// The runs that are wanted, in the order that is wanted.
-fn select(mut runs: Vec<Listed>, options: &Options) -> Vec<Listed> {
+fn select(mut runs: Vec<Listed>, options: &LsOptions) -> Vec<Listed> {
     if !options.trials {
-        let studies: Vec<String> =
+        let studies: HashSet<String> =
             runs.iter().filter(|run| run.state.work() == WorkKind::Study).map(|run| run.state.id.clone()).collect();
-        runs.retain(|run| !studies.iter().any(|study| run.is_child_of(study)));
+        runs.retain(|run| !run.is_part_of(&studies));
     }
     runs.retain(|run| options.filter.wants(&run.state));
     let limit = options.limit.unwrap_or(usize::MAX);
@@ -78,13 +78,21 @@ fn select(mut runs: Vec<Listed>, options: &Options) -> Vec<Listed> {
     runs
 }
 
-/// The runs of steps after the run that they belong to.
-fn with_steps_below(runs: Vec<Listed>) -> Vec<Listed> {
-    let is_below = |run: &&Listed| runs.iter().any(|whole| run.is_child_of(&whole.state.id));
+/// The runs of stages after the run that they belong to.
+fn with_stages_below(runs: Vec<Listed>) -> Vec<Listed> {
+    let ids = run::ids_of(&runs);
+    let mut below: HashMap<&str, Vec<&Listed>> = HashMap::new();
+    for run in &runs {
+        if let Some(whole) = run.wholes().find(|whole| ids.contains(*whole)) {
+            below.entry(whole).or_default().push(run);
+        }
+    }
     let mut ordered = Vec::new();
-    for run in runs.iter().filter(|run| !is_below(run)) {
+    for run in runs.iter().filter(|run| !run.is_part_of(&ids)) {
         ordered.push(run.clone());
-        ordered.extend(run::steps_of(&runs, &run.state).into_iter().cloned());
+        let mut stages = below.remove(run.state.id.as_str()).unwrap_or_default();
+        run::sort_stages(&mut stages, &run.state);
+        ordered.extend(stages.into_iter().cloned());
     }
     ordered
 }
@@ -98,6 +106,7 @@ fn sort(runs: &mut [Listed], by: Sort) {
 }
 
 fn print_table(runs: &[Listed]) {
+    let ids = run::ids_of(runs);
     let mut table = Table::new(&["run", "status", "attempts", "steps", "metric", "time", ""]);
     for run in runs {
         let state = &run.state;
@@ -112,11 +121,11 @@ fn print_table(runs: &[Listed]) {
             WorkKind::Stages => state
                 .stages()
                 .iter()
-                .filter(|step| step.status != StageStatus::Unchanged)
-                .filter_map(|step| step.seconds)
+                .filter(|stage| stage.status != StageStatus::Unchanged)
+                .filter_map(|stage| stage.seconds)
                 .sum(),
         };
-        let is_below = runs.iter().any(|whole| run.is_child_of(&whole.state.id));
+        let is_below = run.is_part_of(&ids);
         let attempts = if state.work().is_single() { state.attempts().len().to_string() } else { "-".to_owned() };
         table.row(vec![
             if is_below { format!("  {}", state.id) } else { state.id.clone() },
@@ -162,7 +171,8 @@ fn remark(run: &Listed) -> String {
         return damage.clone();
     }
     if !run.state.stages().is_empty() {
-        let of = |wanted: fn(StageStatus) -> bool| run.state.stages().iter().filter(|step| wanted(step.status)).count();
+        let of =
+            |wanted: fn(StageStatus) -> bool| run.state.stages().iter().filter(|stage| wanted(stage.status)).count();
         let done = format!("{} of {} steps done", of(StageStatus::is_done), run.state.stages().len());
         return match of(|status| status == StageStatus::Failed) {
             0 => done,

@@ -11,6 +11,7 @@ pub mod logs;
 pub mod ls;
 pub mod plan;
 pub mod predict;
+pub mod prune;
 pub mod report;
 pub mod reproduce;
 pub mod resume;

@@ -14,7 +14,7 @@ use crate::gpu::Card;
 use crate::input::load;
 use crate::report::{Output, Reporter, Table, grouped, print, print_json, times_ranks};
 
-pub struct Options {
+pub struct PlanOptions {
     pub file: PathBuf,
     pub set: Vec<String>,
     pub gpu: Option<String>,
@@ -24,7 +24,7 @@ pub struct Options {
     pub output: Output,
 }
 
-pub fn run(options: &Options) -> Result<(), Error> {
+pub fn run(options: &PlanOptions) -> Result<(), Error> {
     let parsed = load::parse(&options.file, &options.set)?;
     let config = load::planned_config(&parsed, Reporter::new(options.output).fetch_progress())?;
     let card = target(options, &parsed.pipeline)?;
@@ -56,7 +56,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 /// The card that is named, or the one that is here.
-fn target(options: &Options, pipeline: &Pipeline) -> Result<Option<Target>, Error> {
+fn target(options: &PlanOptions, pipeline: &Pipeline) -> Result<Option<Target>, Error> {
     let named = match &options.gpu {
         None => None,
         Some(name) => Some(forecast::find(name).ok_or_else(|| Error::NoPlan {

@@ -12,7 +12,7 @@ use crate::execute::predict::{Destination, Job, Rows, Subject, work_folder};
 use crate::report::{Output, Reporter, figure, grouped, print_json};
 use crate::system::interrupt::Interrupts;
 
-pub struct Options {
+pub struct PredictOptions {
     /// A run, or the folder of a model.
     pub subject: String,
     pub data: Vec<String>,
@@ -30,7 +30,7 @@ pub struct Options {
     pub output: Output,
 }
 
-pub fn run(options: &Options) -> Result<(), Error> {
+pub fn run(options: &PredictOptions) -> Result<(), Error> {
     if options.output.is_json() && options.out.is_none() {
         return Err(Error::NoSummaryPlace);
     }
@@ -40,7 +40,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 /// Replaces settings of the training by those of the command line.
-fn change(subject: &mut Subject, options: &Options) -> Result<(), Error> {
+fn change(subject: &mut Subject, options: &PredictOptions) -> Result<(), Error> {
     for (role, column) in &options.fields {
         subject.set_field(role, column)?;
     }
@@ -56,7 +56,7 @@ fn change(subject: &mut Subject, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-async fn predict(subject: Subject, options: &Options) -> Result<(), Error> {
+async fn predict(subject: Subject, options: &PredictOptions) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.output);
     let destination = Destination::find(options.out.as_deref())?;

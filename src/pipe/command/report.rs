@@ -27,7 +27,7 @@ pub fn run(wanted: &[String], out: Option<&Path>) -> Result<(), Error> {
         [folder] if is_study(folder) => super::tune::page(folder)?,
         _ => {
             let records: Vec<Record> = folders.iter().map(Record::read).collect();
-            html::page(&records, &Variables::new(None, std::env::vars()))
+            html::page(&records, &Variables::of_process(None))
         }
     };
     if out == Path::new("-") {

@@ -135,7 +135,7 @@ fn refuse(
 /// The same pipeline as a new run, from its first settings: what the ledger has learned since is not asked.
 fn rerun(first: &Listed, engine: &str, pins: Vec<LockedRepository>, output: Output) -> Result<Listed, Error> {
     let mut created = None;
-    let options = super::run::Options {
+    let options = super::run::RunOptions {
         file: first.folder().resolved(),
         engine: Some(engine.to_owned()),
         set: Vec::new(),

@@ -13,7 +13,7 @@ use crate::report::{Output, Reporter, print};
 use crate::run;
 use crate::system::interrupt::Interrupts;
 
-pub struct Options {
+pub struct ResumeOptions {
     pub run: String,
     pub set: Vec<String>,
     pub detach: bool,
@@ -23,7 +23,7 @@ pub struct Options {
 /// The settings that may change when a study is resumed.
 const OF_STUDIES: [&str; 1] = ["budget"];
 
-pub fn run(options: &Options) -> Result<(), Error> {
+pub fn run(options: &ResumeOptions) -> Result<(), Error> {
     let found = run::find(&options.run)?;
     let is_study = found.state.work() == WorkKind::Study;
     // A study that has spent its budget may be given more.

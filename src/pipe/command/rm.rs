@@ -24,13 +24,13 @@ pub fn left_behind() -> Result<(), Error> {
 pub fn run(wanted: &[String], force: bool) -> Result<(), Error> {
     // All are found and owned before any is removed, so that a misspelt or busy one loses nothing.
     let mut found = wanted.iter().map(|wanted| run::find(wanted)).collect::<Result<Vec<_>, _>>()?;
-    // The runs of its steps belong to a run of several.
+    // The runs of its stages belong to a run of several.
     let all = run::list()?;
-    let steps: Vec<Listed> = found.iter().flat_map(|run| run::steps_of(&all, &run.state)).cloned().collect();
-    found.extend(steps);
+    let stages: Vec<Listed> = found.iter().flat_map(|run| run::stages_of(&all, &run.state)).cloned().collect();
+    found.extend(stages);
     let removed = |id: &str| found.iter().any(|run| run.state.id == id);
     for run in all.iter().filter(|run| run.is_owned() && !removed(&run.state.id) && !force) {
-        if let Some(read) = run.state.stages().iter().filter_map(|step| step.run.as_ref()).find(|id| removed(id)) {
+        if let Some(read) = run.state.stages().iter().filter_map(|stage| stage.run.as_ref()).find(|id| removed(id)) {
             return Err(Error::RunInUse { id: read.clone(), by: run.state.id.clone() });
         }
     }

@@ -25,7 +25,7 @@ use crate::run::{Listed, Run, RunChoices, list, lock, runs_folder};
 use crate::system::files::absolute;
 use crate::system::interrupt::Interrupts;
 
-pub struct Options {
+pub struct RunOptions {
     pub file: PathBuf,
     pub engine: Option<String>,
     pub set: Vec<String>,
@@ -35,7 +35,7 @@ pub struct Options {
     pub resume: bool,
     /// Run in the background.
     pub detach: bool,
-    /// Of a pipeline of several steps.
+    /// The stages to run, of a pipeline that has several.
     pub selection: Selection,
     pub choices: RunChoices,
     /// The commits of the hub's repositories, where a branch is not to be followed.
@@ -43,17 +43,17 @@ pub struct Options {
     pub output: Output,
 }
 
-pub fn run(options: Options) -> Result<(), Error> {
+pub fn run(options: RunOptions) -> Result<(), Error> {
     run_and_name(options, &mut None)
 }
 
 /// The same; `created` is the id of the run, once there is one.
-pub fn run_and_name(mut options: Options, created: &mut Option<String>) -> Result<(), Error> {
+pub fn run_and_name(mut options: RunOptions, created: &mut Option<String>) -> Result<(), Error> {
     options.set.extend(options.name.take().map(|name| format!("name={name:?}")));
     runtime()?.block_on(start(&options, created))
 }
 
-async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Error> {
+async fn start(options: &RunOptions, created: &mut Option<String>) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.output);
     let parsed =
@@ -95,7 +95,7 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     let loaded = &loaded;
     let wanted = options.engine.as_deref().or(loaded.pipeline.engine.as_deref());
     let engine = registry::choose(wanted, &loaded.pipeline.engine_request(), &reporter).await?;
-    // What cannot be had is said before there is a run.
+    // Missing resources are reported before there is a run.
     template::check_new(engine.as_ref(), &loaded.pipeline, options.choices.job).await?;
     if options.dry_run {
         let description = tokio::select! {
@@ -120,18 +120,18 @@ async fn start(options: &Options, created: &mut Option<String>) -> Result<(), Er
     Ok(())
 }
 
-/// The same for a pipeline of several steps.
+/// The same for a pipeline of several stages.
 async fn start_stages(
-    options: &Options,
+    options: &RunOptions,
     mut parsed: ParsedStages,
     created: &mut Option<String>,
     reporter: &mut Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
     if let Some(engine) = &options.engine {
-        // What the command line says holds for every step.
-        let of_steps = parsed.graph.steps.iter().map(|step| format!("steps.{}.engine={engine}", step.name));
-        let set: Vec<String> = options.set.iter().cloned().chain(of_steps).collect();
+        // The engine of the command line holds for every stage.
+        let of_stages = parsed.graph.stages.iter().map(|stage| format!("steps.{}.engine={engine}", stage.name));
+        let set: Vec<String> = options.set.iter().cloned().chain(of_stages).collect();
         if let Some(again) = load::parse_stages(&options.file, &set)? {
             parsed = again;
         }
@@ -153,17 +153,17 @@ async fn start_stages(
         reporter.note(&format!("starting a new run: the file is not that of {id} ({status}) any more; what has not changed is not run again"));
     }
     let mut state: Vec<StageState> =
-        parsed.graph.steps.iter().map(|step| StageState::new(&step.name, step.needs.clone())).collect();
-    stages::select(&parsed, &mut state, &options.selection)?;
+        parsed.graph.stages.iter().map(|stage| StageState::new(&stage.name, stage.needs.clone())).collect();
+    stages::select(&parsed, &mut state, &options.selection, reporter, interrupts).await?;
     if options.dry_run {
-        let steps = parsed.graph.steps.iter().zip(&state);
-        let steps = steps.map(|(step, state)| json!({ "name": step.name, "status": state.status, "needs": step.needs, "pipeline": step.pipeline }));
-        print_json(&json!({ "steps": steps.collect::<Vec<_>>() }));
+        let stages = parsed.graph.stages.iter().zip(&state);
+        let stages = stages.map(|(stage, state)| json!({ "name": stage.name, "status": state.status, "needs": stage.needs, "pipeline": stage.pipeline }));
+        print_json(&json!({ "steps": stages.collect::<Vec<_>>() }));
         return Ok(());
     }
-    // Every step has an engine; this one is for those that name none.
-    let named = parsed.graph.steps.iter().all(|step| step.pipeline.engine.is_some());
-    let first = parsed.graph.steps.first().map(|step| &step.pipeline);
+    // Every stage has an engine; this one is for those that name none.
+    let named = parsed.graph.stages.iter().all(|stage| stage.pipeline.engine.is_some());
+    let first = parsed.graph.stages.first().map(|stage| &stage.pipeline);
     let wanted = first.and_then(|first| first.engine.as_deref()).filter(|_| named);
     let request = first.map(Pipeline::engine_request).unwrap_or_default();
     let engine = registry::choose(wanted, &request, reporter).await?;
@@ -180,7 +180,7 @@ async fn start_stages(
     drive(run, Plan::Stages(&parsed), StartMode::New, reporter, interrupts).await.map(drop)
 }
 
-/// What would be started, for a run that is not.
+/// The job that would be started, for a dry run.
 async fn describe(engine: &dyn Engine, loaded: &Loaded, job: Job) -> Result<Value, Error> {
     let pipeline = &loaded.pipeline;
     let program = engine.program(pipeline.container.image.as_ref()).await?;
@@ -191,7 +191,7 @@ async fn describe(engine: &dyn Engine, loaded: &Loaded, job: Job) -> Result<Valu
 }
 
 /// The newest run of the pipeline of this name, with `--resume` and if it has not finished.
-fn unfinished(options: &Options, name: &str) -> Result<Option<Listed>, Error> {
+fn unfinished(options: &RunOptions, name: &str) -> Result<Option<Listed>, Error> {
     if !options.resume {
         return Ok(None);
     }
@@ -200,7 +200,7 @@ fn unfinished(options: &Options, name: &str) -> Result<Option<Listed>, Error> {
 }
 
 async fn resume_found(
-    options: &Options,
+    options: &RunOptions,
     found: &Listed,
     loaded: &Loaded,
     reporter: &mut Reporter,
@@ -216,7 +216,7 @@ async fn resume_found(
     Ok(())
 }
 
-pub fn fit(options: Options) -> Result<(), Error> {
+pub fn fit(options: RunOptions) -> Result<(), Error> {
     let choices = RunChoices { job: Job::Fit, ..options.choices };
-    run(Options { choices, ..options })
+    run(RunOptions { choices, ..options })
 }

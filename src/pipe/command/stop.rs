@@ -11,6 +11,7 @@ use crate::execute::resume::resume;
 use crate::input::load;
 use crate::report::{Output, Reporter, print, say};
 use crate::run::{self, Listed, Owner};
+use crate::system::files::belongs_to;
 use crate::system::interrupt::{Interrupts, StopRequest};
 
 /// How long a `pipe` that was asked to stop may take, beyond what its job may, before it is taken to be stuck.
@@ -45,6 +46,9 @@ fn stop(found: &Listed, request: StopRequest, output: Output) -> Result<(), Erro
 
 fn signal_owner(found: &Listed, request: StopRequest, output: Output) -> Result<(), Error> {
     let folder = found.folder();
+    if let Some(user) = belongs_to(&folder.owner()).filter(|_| !rustix::process::geteuid().is_root()) {
+        return Err(Error::NotYours { id: found.state.id.clone(), user });
+    }
     let Some(owner) = Owner::process(&folder) else { return Ok(()) };
     let pid = owner.pid;
     if owner.is_here() {
@@ -86,7 +90,7 @@ fn signal_owner(found: &Listed, request: StopRequest, output: Output) -> Result<
 /// How long the run's job may take to save and end.
 fn stop_timeout(folder: &RunFolder) -> Duration {
     let text = std::fs::read_to_string(folder.resolved()).unwrap_or_default();
-    let pipeline = registry::parse_pipeline(&text, &[], &Variables::new(None, std::env::vars()));
+    let pipeline = registry::parse_pipeline(&text, &[], &Variables::of_process(None));
     Duration::from_secs(pipeline.map_or(Container::STOP_TIMEOUT, |pipeline| pipeline.container.stop_timeout()).into())
 }
 

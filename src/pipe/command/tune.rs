@@ -17,7 +17,7 @@ use crate::execute::children;
 use crate::execute::launch::template;
 use crate::execute::single::StartMode;
 use crate::execute::study::trial::Standing;
-use crate::execute::study::{StudyView, directions, space, trial_json};
+use crate::execute::study::{StudyView, directions, space, storage, trial_json};
 use crate::execute::{Plan, drive};
 use crate::input::load::{self, Parsed, ParsedStudy};
 use crate::report::{Output, Reporter, print, print_data, print_json, say};
@@ -25,7 +25,7 @@ use crate::run::{self, Listed, Run, RunChoices};
 use crate::system::files::write_whole;
 use crate::system::interrupt::Interrupts;
 
-pub struct Options {
+pub struct TuneOptions {
     pub file: PathBuf,
     pub engine: Option<String>,
     pub set: Vec<String>,
@@ -36,7 +36,7 @@ pub struct Options {
     pub output: Output,
 }
 
-pub fn run(options: &Options) -> Result<(), Error> {
+pub fn run(options: &TuneOptions) -> Result<(), Error> {
     let file = &options.file;
     let Some(parsed) = load::parse_study(file, &options.set)? else {
         // The problems that it has as a pipeline come first.
@@ -44,13 +44,14 @@ pub fn run(options: &Options) -> Result<(), Error> {
         return Err(Error::NotStudy { file: file.clone() });
     };
     check_space(&parsed.study, file)?;
+    load::check_study(&parsed, file)?;
     if let Some(found) = unfinished(options, &parsed.study)? {
         return resume_found(options, &found);
     }
     super::runtime()?.block_on(start(options, &parsed))
 }
 
-async fn start(options: &Options, parsed: &ParsedStudy) -> Result<(), Error> {
+async fn start(options: &TuneOptions, parsed: &ParsedStudy) -> Result<(), Error> {
     let mut interrupts = Interrupts::listen()?;
     let mut reporter = Reporter::new(options.output);
     let ParsedStudy { study, text, variables } = parsed;
@@ -127,7 +128,7 @@ pub fn describe(study: &Study) -> Vec<String> {
 }
 
 /// The newest study of the file, with `--resume` and if it has not finished.
-fn unfinished(options: &Options, study: &Study) -> Result<Option<Listed>, Error> {
+fn unfinished(options: &TuneOptions, study: &Study) -> Result<Option<Listed>, Error> {
     if !options.resume {
         return Ok(None);
     }
@@ -147,8 +148,8 @@ fn unfinished(options: &Options, study: &Study) -> Result<Option<Listed>, Error>
     }
 }
 
-fn resume_found(options: &Options, found: &Listed) -> Result<(), Error> {
-    resume::run(&resume::Options {
+fn resume_found(options: &TuneOptions, found: &Listed) -> Result<(), Error> {
+    resume::run(&resume::ResumeOptions {
         run: found.state.id.clone(),
         set: Vec::new(),
         detach: options.detach,
@@ -187,17 +188,18 @@ pub fn page(folder: &RunFolder) -> Result<String, Error> {
     Ok(open_found(Listed::read(folder.path()).ok_or_else(none)?)?.view().page())
 }
 
-fn open_found(found: Listed) -> Result<Opened, Error> {
+fn open_found(mut found: Listed) -> Result<Opened, Error> {
     let file = found.folder().resolved();
     let Some(ParsedStudy { study, variables, .. }) = load::parse_study(&file, &[])? else {
         return Err(Error::NotStudyRun { id: found.state.id });
     };
-    let storage = found.state.study().map(|study| study.storage.clone()).unwrap_or_default();
-    // One that has just been created has no storage yet.
-    let trials = match storage.is_file() {
-        true => Journal::read(&storage, study.name.as_str())?.trials().to_vec(),
-        false => Vec::new(),
-    };
+    // Beside it, wherever its folder was moved.
+    let storage = storage(&study, &found.folder());
+    if let Some(state) = found.state.study_mut() {
+        state.storage.clone_from(&storage);
+    }
+    let journal = Journal::read_if_there(&storage, study.name.as_str())?;
+    let trials = journal.map_or_else(Vec::new, Journal::into_trials);
     Ok(Opened { study, variables, trials, state: found.state })
 }
 

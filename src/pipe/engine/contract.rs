@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use super::job::{Launch, Line};
 use crate::error::Error;
 use crate::gpu::Card;
-use crate::image::{self, BuildWatcher, ImageConfig, Recipe};
+use crate::image::{self, BuildWatcher, ImageBuild, ImageConfig};
 
 #[async_trait(?Send)]
 pub trait Engine {
@@ -80,15 +80,19 @@ pub trait Engine {
     async fn program(&self, image: Option<&Image>) -> Result<Program, Error>;
 
     /// What `prepare` does, for people.
-    fn preparation(&self) -> &'static str;
+    fn preparation(&self) -> &'static str {
+        "preparing"
+    }
 
-    /// Makes the program ready: builds or finds the image. `first` is what earlier attempts of the run had, which it keeps.
+    /// Makes the program ready: builds or finds the image. `_first` is what earlier attempts of the run had, which it keeps.
     async fn prepare(
         &self,
         image: Option<&Image>,
-        first: Option<&Program>,
-        progress: &mut dyn Progress,
-    ) -> Result<Program, Error>;
+        _first: Option<&Program>,
+        _progress: &mut dyn Progress,
+    ) -> Result<Program, Error> {
+        self.program(image).await
+    }
 
     async fn start(&self, launch: &Launch) -> Result<StartedJob, Error>;
 
@@ -139,12 +143,6 @@ pub trait JobHandle {
     /// How a job whose lines have ended came to its end.
     async fn ending(&mut self) -> Result<Ending, Error>;
 
-    /// The last bytes that a job which has ended wrote, where the engine has them; they may be more than its lines were: a
-    /// daemon can lose some of a line that has no end.
-    async fn last_output(&self, _most: usize) -> Option<Vec<u8>> {
-        None
-    }
-
     /// Removes what is left of a job that has ended.
     async fn remove(&mut self) -> Result<(), Error>;
 }
@@ -153,13 +151,16 @@ pub trait JobHandle {
 #[async_trait(?Send)]
 pub trait ImageStore {
     /// Builds the image unless it is there under the name that its content gives it. Returns whether it built.
-    async fn ensure(&self, recipe: &Recipe, progress: &mut dyn Progress) -> Result<bool, Error>;
+    async fn ensure(&self, build: &ImageBuild, progress: &mut dyn Progress) -> Result<bool, Error>;
 
     /// The id of an image, or `None` when the engine does not have it.
     async fn image_id(&self, name: &str) -> Result<Option<String>, Error>;
 
     /// Those that were built by `pipe`.
     async fn built_images(&self) -> Result<Vec<BuiltImage>, Error>;
+
+    /// Removes an image. False where a container uses it.
+    async fn remove_image(&self, name: &str) -> Result<bool, Error>;
 
     /// Writes the files of an image into a folder that is empty. Returns how its programs are started.
     async fn export(&self, image: &str, folder: &Path) -> Result<ImageConfig, Error>;

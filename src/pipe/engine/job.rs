@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pipe_spec::pipeline::{Container, Gpus};
-use pipe_spec::run::LogStamp;
 
 /// A job, complete: an engine never reads the pipeline.
 #[derive(Clone, Debug)]
@@ -15,6 +14,8 @@ pub struct Launch {
     pub attempt: u32,
     /// The run folder on the host, by which the job is found again.
     pub run_folder: PathBuf,
+    /// The folder for what the first process of the job writes: on the host, and as the job sees it.
+    pub job_folder: (PathBuf, PathBuf),
     pub mounts: Mounts,
     /// The folder that the job starts in, as it sees it; absent leaves it to the image, or is where `pipe` was started.
     pub work_folder: Option<PathBuf>,
@@ -55,6 +56,7 @@ impl Launch {
             run_id: "check".to_owned(),
             attempt: 1,
             run_folder: PathBuf::new(),
+            job_folder: Default::default(),
             mounts: Mounts::default(),
             work_folder: None,
             program: JobProgram::Command("true".to_owned()),
@@ -83,11 +85,11 @@ pub enum JobProgram {
     Command(String),
 }
 
-/// Where a line was written.
+/// Who wrote a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    Stdout,
-    Stderr,
+    /// The job, to stdout or stderr.
+    Job,
     /// Not of the job: what the engine has to say about it.
     Engine,
     /// Not of the job: what it waits for in the queue of the engine.
@@ -98,22 +100,22 @@ pub enum Source {
 pub struct Line {
     pub source: Source,
     pub text: String,
-    /// When the engine received it, for engines that can read their logs again.
-    pub stamp: Option<LogStamp>,
+    /// Where it ends in the output of the job, for one that can be read again.
+    pub end: Option<u64>,
 }
 
 /// Cuts a stream of bytes into lines. A line longer than `MAX_LINE` is cut, so that a job that never ends its line cannot
 /// fill the memory of `pipe`.
+#[derive(Default)]
 pub struct LineSplitter {
-    source: Source,
     partial: Vec<u8>,
 }
 
 impl LineSplitter {
     const MAX_LINE: usize = 1 << 20;
 
-    pub fn new(source: Source) -> Self {
-        Self { source, partial: Vec::new() }
+    pub fn new() -> Self {
+        Self::default()
     }
 
     pub fn push(&mut self, bytes: &[u8]) -> Vec<Line> {
@@ -127,11 +129,6 @@ impl LineSplitter {
         lines
     }
 
-    /// Drops an incomplete line.
-    pub fn clear(&mut self) {
-        self.partial.clear();
-    }
-
     /// What is left when the stream ends.
     pub fn end(&mut self) -> Option<Line> {
         if self.partial.is_empty() {
@@ -139,7 +136,7 @@ impl LineSplitter {
         }
         let bytes = std::mem::take(&mut self.partial);
         let text = String::from_utf8_lossy(&bytes);
-        Some(Line { source: self.source, text: text.trim_end_matches(['\n', '\r']).to_owned(), stamp: None })
+        Some(Line { source: Source::Job, text: text.trim_end_matches(['\n', '\r']).to_owned(), end: None })
     }
 }
 
@@ -151,7 +148,7 @@ mod lines_tests {
     fn lines_come_whole_however_the_bytes_come() {
         let text = "one\ntwo\r\n\nlast é";
         for size in 1..=text.len() {
-            let mut splitter = LineSplitter::new(Source::Stdout);
+            let mut splitter = LineSplitter::new();
             let mut lines: Vec<Line> = text.as_bytes().chunks(size).flat_map(|chunk| splitter.push(chunk)).collect();
             lines.extend(splitter.end());
             let texts: Vec<&str> = lines.iter().map(|line| line.text.as_str()).collect();
@@ -161,7 +158,7 @@ mod lines_tests {
 
     #[test]
     fn an_endless_line_is_cut() {
-        let mut splitter = LineSplitter::new(Source::Stderr);
+        let mut splitter = LineSplitter::new();
         let lines: Vec<Line> = (0..5).flat_map(|_| splitter.push(&[b'x'; LineSplitter::MAX_LINE / 2])).collect();
         assert_eq!(lines.len(), 2);
     }

@@ -5,6 +5,7 @@
 
 mod contract;
 mod docker;
+pub mod first_process;
 mod job;
 mod process;
 pub mod registry;

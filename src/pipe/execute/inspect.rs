@@ -23,7 +23,7 @@ use crate::input::{Input, Inputs, data_hash, model_config};
 use crate::report::{Reporter, grouped};
 use crate::system::interrupt::Interrupts;
 
-/// What came of it.
+/// The result of opening the data.
 pub enum Opened {
     /// With the time that the training takes, where the ledger knows it.
     Data(Box<Inspection>, Option<ExpectedTime>),
@@ -93,7 +93,7 @@ fn expected_time(loaded: &Loaded, inputs: &Inputs, steps: u64) -> Option<Expecte
     Some(ExpectedTime { seconds: pace.seconds(steps, training.train.effective_batch), device, run: pace.run })
 }
 
-/// What the trainer says.
+/// The answer of the trainer.
 enum Answer {
     Found(Inspection),
     /// The data, the tokenizer or the model cannot be used.
@@ -110,7 +110,8 @@ async fn ask_trainer(trainer: &Path, training: &Training, inputs: &Inputs) -> Re
     spec.device = Device::Cpu;
     spec.memory.limit = None;
     let spec_file = folder.path().join("spec.json");
-    std::fs::write(&spec_file, serde_json::to_vec(&spec).expect("a spec is plain data")).map_err(fail)?;
+    let text = serde_json::to_vec(&spec).map_err(|error| fail(error.into()))?;
+    std::fs::write(&spec_file, text).map_err(fail)?;
     let mut command = Command::new(trainer);
     command.arg("inspect").arg("--spec").arg(&spec_file);
     // It ends with this process.
@@ -213,7 +214,7 @@ pub fn warnings(training: &Training, inspection: &Inspection) -> Vec<String> {
     if eval.is_none() {
         warnings.push("data.eval: there is none, so nothing shows how good the model is".to_owned());
     }
-    warnings.extend(cut(training, train));
+    warnings.extend(truncation_warnings(training, train));
     if train.skipped > 0 {
         warnings.push(format!("data.train: {} cannot be read and will be skipped", count(train.skipped, "row")));
     }
@@ -221,7 +222,7 @@ pub fn warnings(training: &Training, inspection: &Inspection) -> Vec<String> {
     warnings
 }
 
-fn cut(training: &Training, train: &Split) -> Vec<String> {
+fn truncation_warnings(training: &Training, train: &Split) -> Vec<String> {
     let is_cut = |at_limit: u64| at_limit as f64 > CUT_SHARE * train.read as f64;
     let key = |column: &str| match (training.model.arch.task(), column) {
         (Task::Seq2Seq, "target") => ("max_target", training.data.max_target),

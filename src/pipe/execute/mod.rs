@@ -21,7 +21,7 @@ use single::driver::{Driver, FoundBatch};
 use stages::StagesDriver;
 use study::StudyDriver;
 
-/// What a run consists of, loaded and checked.
+/// The work of a run, loaded and checked.
 pub enum Plan<'a> {
     /// A training, a command, or a search for the largest batch.
     Single { loaded: &'a Loaded, engine: Box<dyn Engine> },

@@ -40,7 +40,7 @@ pub async fn resume(
     drive_single(run, &loaded, !set.is_empty(), reporter, interrupts).await
 }
 
-/// The same for a run of several steps.
+/// The same for a run of several stages.
 async fn resume_stages(
     found: &Listed,
     set: &[String],
@@ -48,7 +48,7 @@ async fn resume_stages(
     interrupts: &mut Interrupts,
 ) -> Result<Option<FoundBatch>, Error> {
     if !set.is_empty() {
-        let runs = found.state.stages().iter().filter_map(|step| step.run.clone()).collect();
+        let runs = found.state.stages().iter().filter_map(|stage| stage.run.clone()).collect();
         return Err(Error::HasStages { id: found.state.id.clone(), runs });
     }
     let run = Run::take_over(found)?;
@@ -74,7 +74,7 @@ async fn resume_study(
     drive(run, Plan::Study { parsed: &parsed, engine }, StartMode::Continue, reporter, interrupts).await
 }
 
-/// What the trials of a study ask of their engine.
+/// The demands of a study's trials on their engine.
 fn engine_request_of(parsed: &ParsedStudy) -> EngineRequest {
     let ParsedStudy { study, variables, .. } = parsed;
     let first = study.pipeline(study.name.as_str(), &study.first_point(), &[], variables);

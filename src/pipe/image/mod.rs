@@ -42,7 +42,7 @@ pub trait BuildWatcher {
 }
 
 /// An image to be built, under the name that its content gives it.
-pub struct Recipe {
+pub struct ImageBuild {
     pub name: String,
     pub context: Context,
     /// Whether the trainer in it can use a card.
@@ -50,7 +50,7 @@ pub struct Recipe {
 }
 
 /// The source that `image` is built from; the trainer image when there is none.
-pub fn recipe(image: Option<&str>) -> Result<Recipe, Error> {
+pub fn prepare_build(image: Option<&str>) -> Result<ImageBuild, Error> {
     let (stem, dockerfile, folder) = match image {
         None => ("trainer".to_owned(), TRAINER_DOCKERFILE.to_owned(), None),
         Some(path) => {
@@ -74,7 +74,7 @@ pub fn recipe(image: Option<&str>) -> Result<Recipe, Error> {
         cuda = staged.cuda;
     }
     let context = context.hashed()?;
-    Ok(Recipe { name: format!("pipe-{stem}:{}", &context.hash()[..16]), context, cuda })
+    Ok(ImageBuild { name: format!("pipe-{stem}:{}", &context.hash()[..16]), context, cuda })
 }
 
 /// The content of the trainer program, as a hash.

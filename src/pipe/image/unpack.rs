@@ -39,11 +39,11 @@ pub fn unpack(archive: impl Read, folder: &Path) -> io::Result<()> {
 fn unpack_linked_link(entry: &Entry<'_, impl Read>, folder: &Path) -> io::Result<bool> {
     let Some(first) = entry.link_name()? else { return Ok(false) };
     let Ok(target) = fs::read_link(unresolved(folder, &first)?) else { return Ok(false) };
-    let place = unresolved(folder, &entry.path()?)?;
-    if let Some(parent) = place.parent() {
+    let link = unresolved(folder, &entry.path()?)?;
+    if let Some(parent) = link.parent() {
         fs::create_dir_all(parent)?;
     }
-    symlink(target, place).map(|()| true)
+    symlink(target, link).map(|()| true)
 }
 
 /// Where a file lies in the folder, which may be a link itself.

@@ -4,7 +4,7 @@
 //!
 //! The files and folders that the words of a command name.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -210,18 +210,20 @@ pub fn read_config(folder: &Path) -> Option<Map<String, Value>> {
     serde_json::from_slice(&files::read(&folder.join(CONFIG), MAX_BYTES).ok()?).ok()
 }
 
-/// Those of this machine that are there, as a word or behind a `=` in one, without what lies in the folder of the runs and the
-/// folders that it is in.
-pub fn named_paths(command: &Command, variables: &Variables) -> BTreeSet<PathBuf> {
+/// Those of this machine that are there and can be read, as a word or behind a `=` in one, each with what the command calls it: regular
+/// files and folders, without what lies in the folder of the runs and the folders that it is in.
+pub fn named_paths(command: &Command, variables: &Variables) -> BTreeMap<PathBuf, String> {
     let runs = absolute(&runs_folder());
-    let mut paths = BTreeSet::new();
+    let mut paths = BTreeMap::new();
     for word in command.words(|name| format!("{{{name}}}")) {
-        let word = variables.expand(&word).unwrap_or(word);
         let value = word.split_once('=').map_or(word.as_str(), |(_, value)| value);
-        for path in [word.as_str(), value].map(Path::new) {
-            let place = absolute(path);
-            if path.exists() && !runs.starts_with(&place) && !place.starts_with(&runs) {
-                paths.insert(path.to_owned());
+        for written in [word.as_str(), value] {
+            let path = PathBuf::from(variables.expand(written).unwrap_or_else(|_| written.to_owned()));
+            let place = absolute(&path);
+            let is_readable = || rustix::fs::access(&path, rustix::fs::Access::READ_OK).is_ok();
+            let is_input = || files::special(&path).is_ok_and(|special| special.is_none()) && is_readable();
+            if !runs.starts_with(&place) && !place.starts_with(&runs) && is_input() {
+                paths.insert(path, written.to_owned());
             }
         }
     }

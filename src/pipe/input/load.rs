@@ -61,6 +61,8 @@ pub fn parse(file: &Path, set: &[String]) -> Result<Parsed, Error> {
 }
 
 fn text(file: &Path) -> Result<String, Error> {
+    files::check_utf8("the working directory", &std::env::current_dir().unwrap_or_default())?;
+    files::check_utf8("PIPE_RUNS", &runs_folder())?;
     let not_text = |_| invalid(file, Problems::one(None, "", "the file is not text in UTF-8"));
     String::from_utf8(files::read(file, MAX_FILE_BYTES)?).map_err(not_text)
 }
@@ -80,6 +82,9 @@ pub struct ParsedStages {
 pub fn parse_stages(file: &Path, set: &[String]) -> Result<Option<ParsedStages>, Error> {
     let (text, variables) = (text(file)?, variables());
     let graph = registry::parse_stages(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
+    for stage in graph.iter().flat_map(|graph| &graph.stages) {
+        check_sockets(&stage.pipeline, &variables, &format!("steps.{}.", stage.name), file)?;
+    }
     Ok(graph.map(|graph| ParsedStages { graph, text, variables }))
 }
 
@@ -98,22 +103,37 @@ pub fn parse_study(file: &Path, set: &[String]) -> Result<Option<ParsedStudy>, E
     }
     // What it names is beside it.
     let beside = |named: &str| -> Result<PathBuf, String> {
-        let path = variables.expand(named).map_err(|name| format!("the variable ${{{name}}} is not set"))?;
+        let path = variables.expand(named).map_err(|name| variables.reason(&name))?;
         Ok(absolute(&file.parent().unwrap_or(Path::new("")).join(path)))
     };
     let read = |named: &str| self::text(&beside(named)?).map_err(|error| error.to_string());
     let mut study = registry::parse_study(&text, set, read, &variables).map_err(|problems| invalid(file, problems))?;
     if let Some(storage) = study.storage.clone() {
         let path = beside(&storage).map_err(|message| invalid(file, Problems::one(None, "storage", message)))?;
+        files::check_utf8("the path of the storage", &path)?;
         study = study.with_storage(path.display().to_string());
     }
     Ok(Some(ParsedStudy { study, text, variables }))
 }
 
+/// Refuses a study whose trials would be handed the socket of an engine. Other values of its settings are looked at when a trial
+/// has them.
+pub fn check_study(parsed: &ParsedStudy, file: &Path) -> Result<(), Error> {
+    let ParsedStudy { study, variables, .. } = parsed;
+    let first = study.pipeline(study.name.as_str(), &study.first_point(), &[], variables);
+    check_sockets(&first.map_err(|problems| invalid(file, problems))?, variables, "pipeline.", file)
+}
+
+/// Refuses mounts that hand a job the socket of an engine. `place` is where the pipeline stands in the file.
+pub fn check_sockets(pipeline: &Pipeline, variables: &Variables, place: &str, file: &Path) -> Result<(), Error> {
+    let problems = preflight::socket_problems(pipeline, variables, place);
+    if problems.is_empty() { Ok(()) } else { Err(invalid(file, problems)) }
+}
+
 /// Those of the environment and of a `.env` of the working directory.
 pub fn variables() -> Variables {
     let env_file = files::read(Path::new(".env"), MAX_FILE_BYTES).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    Variables::new(env_file.as_deref(), std::env::vars())
+    Variables::of_process(env_file.as_deref())
 }
 
 /// Reads a pipeline file, and finds what it names.

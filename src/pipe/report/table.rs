@@ -36,7 +36,7 @@ impl Table {
     }
 
     pub fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells.iter().map(|cell| cut(&visible_line(cell))).collect());
+        self.rows.push(cells.iter().map(|cell| truncated(&visible_line(cell))).collect());
     }
 
     /// As it is printed on stdout: as wide as its terminal at most.
@@ -110,7 +110,7 @@ fn padded(cell: &str, width: usize) -> String {
 }
 
 /// A cell that is too long, with a count of what is left out.
-fn cut(cell: &str) -> String {
+fn truncated(cell: &str) -> String {
     match cell.char_indices().nth(LONGEST_CELL) {
         None => cell.to_owned(),
         Some((end, _)) => format!("{}... ({} more characters)", &cell[..end], cell[end..].chars().count()),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_cell_is_cut() {
+    fn a_long_cell_is_truncated() {
         let mut table = Table::new(&["a", "b"]);
         table.row(vec!["ä".repeat(70_000), "x".into()]);
         table.row(vec!["\u{1b}[2J\n".into(), "y".repeat(70_000)]);

@@ -23,6 +23,9 @@ pub struct EventLog {
     last_seq: u64,
     /// The last step of the run that was taken.
     last_step: u64,
+    /// The step of the last evaluation, and of the last one of the attempts before this.
+    last_eval: u64,
+    last_eval_before: u64,
 }
 
 impl EventLog {
@@ -37,6 +40,8 @@ impl EventLog {
             attempt: 0,
             last_seq: 0,
             last_step: 0,
+            last_eval: 0,
+            last_eval_before: 0,
         };
         let mut whole = 0;
         let mut reader = BufReader::new(&mut file);
@@ -44,10 +49,9 @@ impl EventLog {
         while reader.read_until(b'\n', &mut line).map_err(write_error)? > 0 && line.ends_with(b"\n") {
             whole += line.len() as u64;
             if let Ok(recorded) = serde_json::from_slice::<RecordedEvent>(&line) {
-                (log.attempt, log.last_seq) = (recorded.attempt, recorded.event.seq);
-                if let EventKind::Step(step) = &recorded.event.kind {
-                    log.last_step = step.step;
-                }
+                log.begin_attempt(recorded.attempt);
+                log.last_seq = recorded.event.seq;
+                log.note(&recorded.event.kind);
             }
             line.clear();
         }
@@ -56,16 +60,30 @@ impl EventLog {
         Ok(log)
     }
 
-    /// What comes is of this attempt, which may be one that was recorded in part.
+    /// The events that follow are of this attempt, which may be one that was recorded in part.
     pub fn begin_attempt(&mut self, number: u32) {
         if self.attempt != number {
             (self.attempt, self.last_seq) = (number, 0);
+            self.last_eval_before = self.last_eval;
         }
     }
 
-    /// The last event of this attempt that was taken.
-    pub fn last_seq(&self) -> u64 {
-        self.last_seq
+    fn note(&mut self, event: &EventKind) {
+        match event {
+            EventKind::Step(step) => self.last_step = step.step,
+            EventKind::Eval(eval) => self.last_eval = self.last_eval.max(eval.step),
+            _ => {}
+        }
+    }
+
+    /// Whether an attempt before this one had done the same after its last checkpoint.
+    fn is_done_over(&self, event: &EventKind) -> bool {
+        match event {
+            EventKind::Step(step) => step.step <= self.last_step,
+            EventKind::Eval(eval) => eval.step <= self.last_eval_before,
+            EventKind::Sample(sample) => sample.step <= self.last_eval_before,
+            _ => false,
+        }
     }
 
     /// Whether it is none that was recorded before.
@@ -78,19 +96,17 @@ impl EventLog {
         event.seq.saturating_sub(self.last_seq.saturating_add(1))
     }
 
-    /// Records an event. `None` when it was recorded before: the same line read again, or a step that an attempt before
-    /// this one had done after its last checkpoint and that is now done over.
+    /// Records an event. `None` when it was recorded before: the same line read again, or a step or evaluation that an attempt
+    /// before this one had done after its last checkpoint and that is now done over.
     pub fn record(&mut self, event: Event) -> Result<Option<RecordedEvent>, Error> {
         if !self.is_new(&event) {
             return Ok(None);
         }
         self.last_seq = event.seq;
-        if let EventKind::Step(step) = &event.kind {
-            if step.step <= self.last_step {
-                return Ok(None);
-            }
-            self.last_step = step.step;
+        if self.is_done_over(&event.kind) {
+            return Ok(None);
         }
+        self.note(&event.kind);
         let recorded = RecordedEvent { attempt: self.attempt, event };
         let mut line = serde_json::to_vec(&recorded)
             .map_err(|error| Error::Write { path: self.path.clone(), source: error.into() })?;
@@ -261,7 +277,7 @@ fn repeats_an_event(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::event::{Step, Warning};
+    use pipe_spec::event::{Eval, Step, Warning};
 
     use super::*;
 
@@ -300,6 +316,25 @@ mod tests {
         assert!(again.starts_with(&text), "{again}");
         assert_eq!(again.lines().count(), 6);
         std::fs::remove_dir_all(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn an_evaluation_that_is_done_over_is_there_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = RunFolder::new(folder.path());
+        let eval = |seq: u64, step: u64| {
+            let eval = Eval { step, loss: 1.0, samples: 1, ms: 1.0, scores: Default::default() };
+            Event { seq, ts: 0.0, kind: EventKind::Eval(eval) }
+        };
+        let record = |attempt: u32, events: Vec<Event>| {
+            let mut log = EventLog::open(&folder).unwrap();
+            log.begin_attempt(attempt);
+            events.into_iter().filter(|event| log.record(event.clone()).unwrap().is_some()).count()
+        };
+        // Two of one step in one attempt are two.
+        assert_eq!(record(1, vec![step(1, 30), eval(2, 30), eval(3, 30), eval(4, 60)]), 4);
+        assert_eq!(record(2, vec![step(1, 30), eval(2, 30), eval(3, 60), eval(4, 90)]), 1);
+        assert_eq!(record(2, vec![eval(3, 60), eval(4, 90), eval(5, 120)]), 1);
     }
 }
 

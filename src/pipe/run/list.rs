@@ -2,6 +2,7 @@
 //!
 //! Which runs of a list are wanted. Pure.
 
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::str::FromStr;
 use std::time::UNIX_EPOCH;
@@ -14,7 +15,6 @@ use pipe_spec::{Attempt, RunFolder, RunState, Status};
 use serde::Serialize;
 
 use super::owner::Owner;
-use super::record::Record;
 use super::{absolute, now, runs_folder};
 use crate::error::Error;
 use crate::system::glob::Pattern;
@@ -27,7 +27,7 @@ pub struct Listed {
     pub folder: String,
     /// The containers that a killed `pipe` left behind.
     pub left_behind: Vec<String>,
-    /// What cannot be read in its folder.
+    /// Files of its folder that cannot be read, each with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub damage: Vec<String>,
 }
@@ -69,19 +69,14 @@ impl Listed {
         RunFolder::new(&self.folder)
     }
 
-    /// Reads what a run that has not ended has achieved so far.
-    pub fn read_result(&mut self) {
-        let running = matches!(self.state.status, Status::Running | Status::Orphaned);
-        let folder = self.folder();
-        let result = self.state.single_mut().map(|single| &mut single.result);
-        if let Some(Some(known)) = result.filter(|_| running) {
-            *known = super::result(&Record::read(&folder).history, known);
-        }
+    /// The ids that the run which it is a stage or trial of may have. Of one that is just being made only its name tells.
+    pub fn wholes(&self) -> impl Iterator<Item = &str> {
+        self.state.id.match_indices('.').map(|(at, _)| &self.state.id[..at])
     }
 
-    /// Whether it is a step of the run with this id. Of one that is just being made only its name tells.
-    pub fn is_child_of(&self, whole: &str) -> bool {
-        self.state.id.strip_prefix(whole).is_some_and(|rest| rest.starts_with('.'))
+    /// Whether it is a stage or trial of one of these runs.
+    pub fn is_part_of(&self, wholes: &HashSet<String>) -> bool {
+        self.wholes().any(|whole| wholes.contains(whole))
     }
 
     /// Whether a live process owns it.
@@ -145,12 +140,23 @@ pub fn list() -> Result<Vec<Listed>, Error> {
     Ok(found)
 }
 
-/// The runs of this list that are steps of the run `whole`, in the order of its file.
-pub fn steps_of<'a>(all: &'a [Listed], whole: &RunState) -> Vec<&'a Listed> {
-    let place = |run: &&Listed| whole.stages().iter().position(|step| step.run.as_ref() == Some(&run.state.id));
-    let mut steps: Vec<&Listed> = all.iter().filter(|run| run.is_child_of(&whole.id)).collect();
-    steps.sort_by_key(place);
-    steps
+/// The runs of this list that are stages of the run `whole`, in the order of its file.
+pub fn stages_of<'a>(all: &'a [Listed], whole: &RunState) -> Vec<&'a Listed> {
+    let mut stages: Vec<&Listed> = all.iter().filter(|run| run.wholes().any(|id| id == whole.id)).collect();
+    sort_stages(&mut stages, whole);
+    stages
+}
+
+/// Into the order of the file.
+pub fn sort_stages(stages: &mut [&Listed], whole: &RunState) {
+    let runs =
+        whole.stages().iter().enumerate().filter_map(|(position, stage)| Some((stage.run.as_deref()?, position)));
+    let positions: HashMap<&str, usize> = runs.collect();
+    stages.sort_by_key(|run| positions.get(run.state.id.as_str()));
+}
+
+pub fn ids_of(runs: &[Listed]) -> HashSet<String> {
+    runs.iter().map(|run| run.state.id.clone()).collect()
 }
 
 /// The run that `wanted` names: an id, the beginning of one, or `latest`.
@@ -158,17 +164,17 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
     let all = list()?;
     let none = || Error::NoRun { wanted: wanted.to_owned(), runs: runs_folder() };
     if wanted == "latest" {
-        // Steps began after the run that they belong to.
-        let is_whole = |run: &Listed| !all.iter().any(|other| run.is_child_of(&other.state.id));
-        return all.iter().find(|run| is_whole(run)).cloned().ok_or_else(none);
+        // Stages began after the run that they belong to.
+        let ids = ids_of(&all);
+        return all.iter().find(|run| !run.is_part_of(&ids)).cloned().ok_or_else(none);
     }
     if let Some(exact) = all.iter().find(|run| run.state.id == wanted) {
         return Ok(exact.clone());
     }
     let mut matches: Vec<Listed> = all.into_iter().filter(|run| run.state.id.starts_with(wanted)).collect();
-    // The beginning of a run's id is also that of its steps'.
-    let ids: Vec<String> = matches.iter().map(|run| run.state.id.clone()).collect();
-    matches.retain(|run| !ids.iter().any(|whole| run.is_child_of(whole)));
+    // The beginning of a run's id is also that of its stages'.
+    let ids = ids_of(&matches);
+    matches.retain(|run| !run.is_part_of(&ids));
     match matches.len() {
         0 => Err(none()),
         1 => Ok(matches.remove(0)),
@@ -185,7 +191,7 @@ pub fn find_single(wanted: &str) -> Result<Listed, Error> {
     match found.state.work() {
         WorkKind::Training | WorkKind::Command => Ok(found),
         WorkKind::Stages => {
-            let runs = found.state.stages().iter().filter_map(|step| step.run.clone()).collect();
+            let runs = found.state.stages().iter().filter_map(|stage| stage.run.clone()).collect();
             Err(Error::HasStages { id: found.state.id, runs })
         }
         WorkKind::Study => Err(Error::HasTrials { id: found.state.id }),

@@ -58,7 +58,7 @@ pub fn hash(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }
 
-/// What a difference does to the result.
+/// The effect of a difference on the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
@@ -78,7 +78,7 @@ pub struct Difference {
     pub effect: Effect,
 }
 
-/// What differs, the gravest first. What one of the two does not hold is not compared.
+/// The differences of two locks, the gravest first. Values that one of the two lacks are not compared.
 pub fn differences(first: &Lock, second: &Lock) -> Vec<Difference> {
     let mut found = Differences(Vec::new());
     found.known("settings", Effect::Forbids, &first.resolved, &second.resolved, |hash| short(hash));

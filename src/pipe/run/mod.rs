@@ -25,9 +25,9 @@ use crate::system::clock::{iso, now};
 use crate::system::files::{absolute, write_json, write_whole};
 
 pub use events::{EventLog, Follow, Repeated};
-pub use list::{Filter, Listed, Since, find, find_single, list, steps_of};
+pub use list::{Filter, Listed, Since, find, find_single, ids_of, list, sort_stages, stages_of};
 pub use owner::{Owner, OwnerProcess};
-pub use record::{Record, unit};
+pub use record::{Record, losses, unit};
 pub use result::result;
 
 /// A run that this process owns.
@@ -56,10 +56,10 @@ impl Run {
         Self::create_with(runs, text, &pipeline.to_yaml(), state_of(id, pipeline, engine, choices))
     }
 
-    /// The run of a step, or of a trial, of the run `part_of`. Its id is known beforehand, so that there is one such run at most.
+    /// The run of a stage, or of a trial, of the run `part_of`. Its id is known beforehand, so that there is one such run at most.
     pub fn create_child(
         pipeline: &Pipeline,
-        step: &str,
+        stage: &str,
         part_of: &str,
         engine: &str,
         choices: RunChoices,
@@ -67,12 +67,12 @@ impl Run {
         let text = pipeline.to_yaml();
         let state = RunState {
             part_of: Some(part_of.to_owned()),
-            ..state_of(child_id(part_of, step), pipeline, engine, choices)
+            ..state_of(child_id(part_of, stage), pipeline, engine, choices)
         };
         Self::create_with(&absolute(&runs_folder()), &text, &text, state)
     }
 
-    /// The run of all steps of a pipeline, whose file said `text`.
+    /// The run of all stages of a pipeline, whose file said `text`.
     pub fn create_stages(
         graph: &StageGraph,
         stages: Vec<StageState>,
@@ -149,6 +149,7 @@ impl Run {
         };
         state.error = error.map(ToString::to_string);
         state.exit_code = Some(error.map_or(0, |error| error.exit_code().code()));
+        state.machine_failed = error.is_some_and(Error::is_of_machine);
         state.doing = None;
     }
 
@@ -181,9 +182,9 @@ fn for_children(choices: RunChoices) -> RunChoices {
     RunChoices { ignore_ledger, no_queue, ..RunChoices::default() }
 }
 
-/// The id of the run that does a step, or a trial, of the run `part_of`.
-pub fn child_id(part_of: &str, step: &str) -> String {
-    format!("{part_of}.{step}")
+/// The id of the run that does a stage, or a trial, of the run `part_of`.
+pub fn child_id(part_of: &str, stage: &str) -> String {
+    format!("{part_of}.{stage}")
 }
 
 /// The folder of the run with this id, whether there is one or not.

@@ -3,8 +3,9 @@
 //! gone.
 
 use std::fs::{File, TryLockError};
+use std::io::ErrorKind::PermissionDenied;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use pipe_spec::RunFolder;
 
 use crate::error::Error;
+use crate::system::files::{Stranger, belongs_to, open_lock, stranger};
 use crate::system::interrupt::StopRequest;
 
 /// How often the lock is tried, and how long is waited in between.
@@ -34,8 +36,10 @@ impl Owner {
     pub fn take(folder: &RunFolder, id: &str) -> Result<Self, Error> {
         let path = folder.owner();
         let write_error = |source| Error::Write { path: path.clone(), source };
-        let mut file =
-            File::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(write_error)?;
+        let mut file = open_lock(&path).map_err(|source| match belongs_to(&path) {
+            Some(user) if source.kind() == PermissionDenied => Error::NotYours { id: id.to_owned(), user },
+            _ => write_error(source),
+        })?;
         let mut tries = 0;
         loop {
             match file.try_lock() {
@@ -45,7 +49,12 @@ impl Owner {
                     tries += 1;
                     thread::sleep(RETRY_INTERVAL);
                 }
-                Err(TryLockError::WouldBlock) => return Err(Error::RunBusy { id: id.to_owned() }),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(match stranger(&file) {
+                        Some(Stranger { pid, user }) => Error::RunLocked { id: id.to_owned(), pid, user },
+                        None => Error::RunBusy { id: id.to_owned() },
+                    });
+                }
                 Err(TryLockError::Error(source)) => return Err(write_error(source)),
             }
         }
@@ -55,7 +64,7 @@ impl Owner {
         {
             return Err(Error::RunElsewhere { id: id.to_owned(), host, pid });
         }
-        // What was asked of an earlier owner.
+        // The request was for an earlier owner.
         std::fs::remove_file(folder.stop_request()).ok();
         let text = format!("{} {}\n", std::process::id(), host_name());
         write(&mut file, &text).map_err(write_error)?;
@@ -69,9 +78,16 @@ impl Owner {
     /// Whether a live process owns the run. The check uses a shared lock, so that two checks do not see each other.
     pub fn exists(folder: &RunFolder) -> bool {
         let path = folder.owner();
-        let Ok(mut file) = File::open(&path) else { return false };
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            // Of another user: it is not empty while the run has an owner, and that writes to it.
+            Err(error) if error.kind() == PermissionDenied => {
+                return std::fs::metadata(&path).is_ok_and(|found| found.len() > 0) && is_fresh(&path);
+            }
+            Err(_) => return false,
+        };
         if matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)) {
-            return true;
+            return stranger(&file).is_none();
         }
         let mut text = String::new();
         file.read_to_string(&mut text)
@@ -148,6 +164,13 @@ fn write_heartbeats(mut file: File, text: &str, request: &Path, ended: &mpsc::Re
     }
 }
 
+/// Whether an owner has written to its file not long ago.
+fn is_fresh(file: &Path) -> bool {
+    let written = std::fs::metadata(file).and_then(|found| found.modified());
+    // A file from the future is one whose machine has another clock.
+    written.is_ok_and(|at| at.elapsed().unwrap_or_default() < GONE_AFTER)
+}
+
 /// A `pipe` process that owns a run. On a shared file system it may run on another machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerProcess {
@@ -164,11 +187,8 @@ impl OwnerProcess {
     }
 
     /// Whether it runs on another machine and has written to its file not long ago. Here the lock tells.
-    fn lives_elsewhere(&self, file: &PathBuf) -> bool {
-        let written = || std::fs::metadata(file).and_then(|found| found.modified());
-        // A file from the future is one whose machine has another clock.
-        let age = || written().ok().map(|at| at.elapsed().unwrap_or_default());
-        !self.is_here() && age().is_some_and(|age| age < GONE_AFTER)
+    fn lives_elsewhere(&self, file: &Path) -> bool {
+        !self.is_here() && is_fresh(file)
     }
 
     pub fn is_here(&self) -> bool {

@@ -1,14 +1,15 @@
 //! The content of a run folder, as far as it can be read. Damaged and missing files are listed and are no error.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 
 use pipe_spec::evaluation::EvaluationDetails;
 use pipe_spec::event::Step;
 use pipe_spec::pipeline::LossUnit;
 use pipe_spec::text::count;
-use pipe_spec::{RunFolder, RunState};
+use pipe_spec::{RunFolder, RunState, Status};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::history::History;
@@ -30,9 +31,9 @@ pub struct Record {
     pub lock: Option<String>,
     /// The config.json of the exported model.
     pub config: Option<Map<String, Value>>,
-    /// What the evaluation of the model has shown beside its scores.
+    /// The details of the model's evaluation beside its scores.
     pub evaluation: Option<EvaluationDetails>,
-    /// What could not be read.
+    /// Files and events that could not be read, each with the reason.
     pub missing: Vec<String>,
 }
 
@@ -45,7 +46,7 @@ impl Record {
             record.missing.extend(listed.damage);
             record.state = Some(listed.state);
         }
-        // A run of several steps, or a study, trains nothing itself.
+        // A run of several stages, or a study, trains nothing itself.
         if record.state.as_ref().is_some_and(|state| !state.work().is_single()) {
             record.resolved = record.text(&folder.resolved());
             return record;
@@ -61,7 +62,7 @@ impl Record {
         record
     }
 
-    /// What its speed is counted in.
+    /// The unit of its speed.
     pub fn unit(&self) -> LossUnit {
         self.resolved.as_deref().map_or_else(LossUnit::default, LossUnit::of_resolved)
     }
@@ -85,7 +86,7 @@ impl Record {
     pub fn seconds(&self) -> Option<f64> {
         let state = self.state.as_ref()?;
         if !state.stages().is_empty() {
-            let ends = state.stages().iter().filter_map(|step| Some(step.began? + step.seconds?));
+            let ends = state.stages().iter().filter_map(|stage| Some(stage.began? + stage.seconds?));
             let last = ends.filter(|end| *end >= state.created).fold(state.created, f64::max);
             return Some(last - state.created);
         }
@@ -112,16 +113,14 @@ impl Record {
             Err(error) => return self.missing.push(unreadable(path, &error)),
         };
         let mut damaged = 0u64;
-        for line in BufReader::new(file).split(b'\n') {
-            let line = match line {
-                Ok(line) => line,
-                Err(error) => return self.missing.push(unreadable(path, &error)),
-            };
-            match serde_json::from_slice(&line) {
-                Ok(event) => self.history.add(event),
-                Err(_) if line.trim_ascii().is_empty() => {}
-                Err(_) => damaged += 1,
-            }
+        let read = for_each_line(file, |line| match serde_json::from_slice(line) {
+            Ok(event) => self.history.add(event),
+            Err(_) if line.trim_ascii().is_empty() => {}
+            Err(_) => damaged += 1,
+        });
+        self.history.complete();
+        if let Err(error) = read {
+            return self.missing.push(unreadable(path, &error));
         }
         if damaged > 0 {
             self.missing.push(format!("events.jsonl: skipped {} that cannot be read", count(damaged, "line")));
@@ -129,7 +128,56 @@ impl Record {
     }
 }
 
-/// What the speed of the run in this folder is counted in.
+impl Listed {
+    /// Reads what a run that has not ended has achieved so far.
+    pub fn read_result(&mut self) {
+        let running = matches!(self.state.status, Status::Running | Status::Orphaned);
+        let folder = self.folder();
+        let result = self.state.single_mut().map(|single| &mut single.result);
+        if let Some(Some(known)) = result.filter(|_| running) {
+            *known = result::result(&Record::read(&folder).history, known);
+        }
+    }
+}
+
+/// Bytes of a line of events. What is longer comes in pieces, none of which is an event.
+const LINE: u64 = 16 << 20;
+
+fn for_each_line(file: File, mut take: impl FnMut(&[u8])) -> std::io::Result<()> {
+    let mut reader = BufReader::with_capacity(1 << 16, file);
+    let mut line = Vec::new();
+    while reader.by_ref().take(LINE).read_until(b'\n', &mut line)? > 0 {
+        take(&line);
+        line.clear();
+    }
+    Ok(())
+}
+
+/// What a comparison reads of an event: the rest of a line is passed over.
+#[derive(Deserialize)]
+struct StepLoss {
+    #[serde(rename = "type")]
+    kind: String,
+    step: u64,
+    loss: f64,
+}
+
+/// The losses of a run, step by step, as they stand in its file: as many as there are.
+pub fn losses(folder: &RunFolder) -> impl Iterator<Item = (u64, f64)> {
+    let lines = File::open(folder.events()).ok().map(|file| BufReader::with_capacity(1 << 16, file).split(b'\n'));
+    let events = lines.into_iter().flatten().map_while(Result::ok);
+    let steps = events.filter_map(|line| serde_json::from_slice::<StepLoss>(&line).ok());
+    let steps = steps.filter(|line| line.kind == "step").map(|line| (line.step, line.loss));
+    // No step is recorded twice; one that stands twice in a damaged file is left out.
+    let mut next = 0;
+    steps.filter(move |(step, _)| {
+        let is_next = *step >= next;
+        next = next.max(step.saturating_add(1));
+        is_next
+    })
+}
+
+/// The unit of the speed of the run in this folder.
 pub fn unit(folder: &RunFolder) -> LossUnit {
     LossUnit::of_resolved(&std::fs::read_to_string(folder.resolved()).unwrap_or_default())
 }

@@ -1,8 +1,8 @@
-//! What a run has achieved, from its events. Pure.
+//! The result of a run, from its events. Pure.
 //!
-//! What the evaluations of a run have shown beside their scores, from the files that its jobs wrote.
+//! The details of its evaluations beside their scores, from the files that its jobs wrote.
 //!
-//! What each rank of a training held, and how long it computed.
+//! Memory and time of each rank of a training.
 
 use std::collections::BTreeMap;
 
@@ -85,7 +85,7 @@ pub fn of_model(folder: &RunFolder, state: &RunState, history: &History) -> Opti
     best.or_else(|| newest(folder, state, JobFolder::EVALUATION, None))
 }
 
-/// Of the last attempt that has such a file, of the evaluation after `step` where one is given.
+/// The details in the last attempt that has such a file, of the evaluation after `step` where one is given.
 fn newest(folder: &RunFolder, state: &RunState, name: &str, step: Option<u64>) -> Option<EvaluationDetails> {
     let mut attempts = state.attempts().iter().rev();
     attempts.find_map(|attempt| {
@@ -103,7 +103,7 @@ pub struct RankFigures {
     pub ms: f64,
 }
 
-/// Of each of several ranks in the steps of the last attempt that had as many; none of one.
+/// The figures of each of several ranks in the steps of the last attempt that had as many; none of one.
 pub fn figures(steps: &[Step]) -> Vec<RankFigures> {
     let count = steps.last().map_or(0, |step| step.ranks.len());
     let steps: Vec<&Step> = steps.iter().rev().take_while(|step| step.ranks.len() == count).collect();
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!((by_loss.metric.as_deref(), by_loss.value), (Some("eval.loss"), Some(0.5)));
         assert_eq!(steps(&by_loss), [Some(4), Some(8), Some(16)]);
 
-        // What the trainer says counts.
+        // The best evaluation that the trainer names counts.
         let best = Some(BestEval { metric: Metric::loss(), step: 12, value: 0.6 });
         history.finished = Some(Finished { step: 16, best, model_step: Some(12), ..Finished::default() });
         let told = result(&history, &known);

@@ -1,19 +1,23 @@
 //! The content of a file or of a whole folder, as one hash.
 //!
-//! Content hashes of files, remembered by path, size and time, so that an unchanged gigabyte is not read again.
+//! Content hashes of files, remembered by path, size, times and inode, so that an unchanged gigabyte is not read again.
 //!
 //! Which files of a model's folder a training reads, by the contract of `pipe_spec::model_folder`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pipe_spec::model_folder::{CONFIG, PREPROCESSOR, WEIGHTS, WeightFiles};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::Error;
+use crate::system::files::{self, OF_KERNEL, is_of_kernel};
+use crate::system::interrupt::Watch;
 
 /// How links in a folder are treated.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,48 +28,96 @@ pub enum Links {
     Kept,
 }
 
-/// The content of a file, or of all that is in a folder.
-pub fn hash_tree(digests: &mut Digests, path: &Path, links: Links) -> Result<String, Error> {
+/// A file, or all that is in a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tree {
+    /// Hash of names and content.
+    pub content: String,
+    /// Hash of size, times and inode of each file and folder, which change whenever one is written, though it be put back.
+    pub state: String,
+}
+
+/// Hashes a file, or all that is in a folder. Only regular files are read: a device or a pipe is an error, and in a folder it counts by
+/// its name alone. So does a file of the user that cannot be read: no job of the user can read it either.
+pub fn hash_tree(digests: &mut Digests, path: &Path, links: Links) -> Result<Tree, Error> {
     let read = |source| Error::Read { path: path.to_owned(), source };
-    if !std::fs::metadata(path).map_err(read)?.is_dir() {
-        return digests.hash(path);
+    let meta = std::fs::metadata(path).map_err(read)?;
+    if !meta.is_dir() {
+        let (content, stamp) = digests.stamped(path)?;
+        return Ok(Tree { content, state: format!("{stamp:?}") });
     }
+    if is_of_kernel(path) {
+        return Err(Error::NotAFile { path: path.to_owned(), what: OF_KERNEL });
+    }
+    let mut items = list_tree(digests, path, links)?;
+    items.sort();
+    let (mut content, mut state) = (blake3::Hasher::new(), blake3::Hasher::new());
+    state.update(format!("{:?}", Stamp::of(&meta)).as_bytes());
+    for (item, follows) in items {
+        digests.watch.check()?;
+        let text = match follows {
+            false => std::fs::read_link(&item).map_err(read)?.to_string_lossy().into_owned(),
+            true => match item.metadata() {
+                Ok(meta) if meta.is_file() && !is_of_kernel(&item) => match digests.stamped(&item) {
+                    Ok((digest, stamp)) => {
+                        state.update(format!("{stamp:?}").as_bytes());
+                        digest
+                    }
+                    Err(Error::Read { source, .. }) if is_private(&source, links) => "unreadable".to_owned(),
+                    Err(error) => return Err(error),
+                },
+                Ok(meta) => {
+                    state.update(format!("{:?}", Stamp::of(&meta)).as_bytes());
+                    String::new()
+                }
+                Err(_) => String::new(),
+            },
+        };
+        let name = item.strip_prefix(path).unwrap_or(&item).to_string_lossy().into_owned();
+        for text in [name, text] {
+            content.update(&(text.len() as u64).to_le_bytes());
+            content.update(text.as_bytes());
+        }
+    }
+    let hex = |hasher: blake3::Hasher| hasher.finalize().to_hex().to_string();
+    Ok(Tree { content: hex(content), state: hex(state) })
+}
+
+/// All that is in a folder, each with whether it counts as what it leads to.
+fn list_tree(digests: &Digests, path: &Path, links: Links) -> Result<Vec<(PathBuf, bool)>, Error> {
+    let read = |source| Error::Read { path: path.to_owned(), source };
     let root = path.canonicalize().map_err(read)?;
     let mut seen = BTreeSet::from([root.clone()]);
     let mut folders = vec![path.to_owned()];
-    let mut entries = Vec::new();
+    let mut items = Vec::new();
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).map_err(read)? {
-            let place = entry.map_err(read)?.path();
-            let is_link = place.symlink_metadata().map_err(read)?.is_symlink();
-            let target = place.canonicalize();
+        let found = match std::fs::read_dir(&folder) {
+            Err(source) if folder != path && is_private(&source, links) => continue,
+            found => found.map_err(read)?,
+        };
+        for entry in found {
+            digests.watch.check()?;
+            let item = entry.map_err(read)?.path();
+            let is_link = item.symlink_metadata().map_err(read)?.is_symlink();
+            let target = item.canonicalize();
             if let (true, Links::Kept, Ok(target)) = (is_link, links, &target)
                 && !target.starts_with(&root)
             {
-                return Err(Error::LinkedOutput { path: place });
+                return Err(Error::LinkedOutput { path: item });
             }
             let follows = !is_link || links == Links::Followed;
-            if follows && place.is_dir() && target.is_ok_and(|target| seen.insert(target)) {
-                folders.push(place.clone());
+            let is_folder = follows && item.is_dir() && !is_of_kernel(&item);
+            if is_folder && target.is_ok_and(|target| seen.insert(target)) {
+                folders.push(item.clone());
             }
-            entries.push((place, follows));
+            items.push((item, follows));
         }
     }
-    entries.sort();
-    let mut hasher = blake3::Hasher::new();
-    for (place, follows) in entries {
-        let content = match follows {
-            true if place.is_file() => digests.hash(&place)?,
-            true => String::new(),
-            false => std::fs::read_link(&place).map_err(read)?.to_string_lossy().into_owned(),
-        };
-        let name = place.strip_prefix(path).unwrap_or(&place).to_string_lossy().into_owned();
-        for text in [name, content] {
-            hasher.update(&(text.len() as u64).to_le_bytes());
-            hasher.update(text.as_bytes());
-        }
-    }
-    Ok(hasher.finalize().to_hex().to_string())
+    Ok(items)
+}
+
+fn is_private(error: &std::io::Error, links: Links) -> bool {
+    links == Links::Followed && error.kind() == std::io::ErrorKind::PermissionDenied
 }
 
 #[derive(Default)]
@@ -73,78 +125,121 @@ pub struct Digests {
     file: Option<PathBuf>,
     known: BTreeMap<String, KnownDigest>,
     changed: bool,
+    watch: Arc<Watch>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct KnownDigest {
-    size: u64,
-    modified: i128,
-    inode: u64,
+    stamp: Stamp,
     digest: String,
+}
+
+/// What changes when a file is written. The time of its last change cannot be put back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    pub size: u64,
+    /// Nanoseconds since the Unix epoch.
+    modified: i128,
+    changed: i128,
+    inode: u64,
+}
+
+impl Stamp {
+    pub fn of(meta: &Metadata) -> Self {
+        let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
+        Self {
+            size: meta.len(),
+            modified: nanoseconds(meta.mtime(), meta.mtime_nsec()),
+            changed: nanoseconds(meta.ctime(), meta.ctime_nsec()),
+            inode: meta.ino(),
+        }
+    }
+
+    /// Whether a file that is written now gets another stamp for sure.
+    fn is_settled(&self) -> bool {
+        self.modified.max(self.changed) + MIN_AGE < (crate::system::clock::now() * 1e9) as i128
+    }
 }
 
 /// Nanoseconds since the last write before a digest is cached.
 const MIN_AGE: i128 = 100_000_000;
 
+/// Bytes that are read at a time.
+const CHUNK: u64 = 8 << 20;
+
 impl Digests {
     /// Loads the hashes that are remembered under `PIPE_CACHE`, or the user's cache folder. A file that cannot be read is no loss.
     pub fn load() -> Self {
+        Self::watched(Arc::default())
+    }
+
+    /// The same for a thread that can be cancelled.
+    pub fn watched(watch: Arc<Watch>) -> Self {
         let file = cache_folder().map(|folder| folder.join("digests.json"));
         let known = file
             .as_ref()
             .and_then(|file| std::fs::read(file).ok())
             .and_then(|bytes| serde_json::from_slice(&bytes).ok())
             .unwrap_or_default();
-        Self { file, known, changed: false }
+        Self { file, known, changed: false, watch }
     }
 
     pub fn hash(&mut self, path: &Path) -> Result<String, Error> {
+        self.stamped(path).map(|(digest, _)| digest)
+    }
+
+    /// With what the file was when it was hashed.
+    fn stamped(&mut self, path: &Path) -> Result<(String, Stamp), Error> {
         let read_error = |source| Error::Read { path: path.to_owned(), source };
         let path = path.canonicalize().map_err(read_error)?;
-        let meta = std::fs::metadata(&path).map_err(read_error)?;
-        if let Some(known) = self.cached(&path, &meta) {
-            return Ok(known.digest.clone());
+        let stamp = Stamp::of(&std::fs::metadata(&path).map_err(read_error)?);
+        if let Some(known) = self.cached(&path, stamp) {
+            return Ok((known.digest.clone(), stamp));
         }
+        let mut file = files::open(&path)?;
+        if is_of_kernel(&path) {
+            return Err(Error::NotAFile { path, what: OF_KERNEL });
+        }
+        let stamp_now = |file: &File| file.metadata().map(|meta| Stamp::of(&meta)).map_err(read_error);
+        let stamp = stamp_now(&file)?;
         let mut hasher = blake3::Hasher::new();
-        hasher.update_mmap_rayon(&path).map_err(read_error)?;
+        let (mut chunk, mut left) = (Vec::new(), stamp.size);
+        while left > 0 {
+            self.watch.check()?;
+            chunk.clear();
+            let count = (&mut file).take(left.min(CHUNK)).read_to_end(&mut chunk).map_err(read_error)? as u64;
+            hasher.update_rayon(&chunk);
+            self.watch.add_done(count);
+            left = if count == 0 { 0 } else { left - count };
+        }
         let digest = hasher.finalize().to_hex().to_string();
-        // A file that was just written may be written again within the resolution of its time stamp.
-        if modified(&meta) + MIN_AGE < (crate::system::clock::now() * 1e9) as i128 {
-            let known =
-                KnownDigest { size: meta.len(), modified: modified(&meta), inode: meta.ino(), digest: digest.clone() };
-            self.known.insert(path.to_string_lossy().into_owned(), known);
+        if stamp.is_settled() && stamp_now(&file)? == stamp {
+            self.known.insert(path.to_string_lossy().into_owned(), KnownDigest { stamp, digest: digest.clone() });
             self.changed = true;
         }
-        Ok(digest)
+        Ok((digest, stamp))
     }
 
     /// Bytes that have to be read for the hash of a file: none where it is remembered.
     pub fn to_read(&self, path: &Path) -> u64 {
         let Ok(path) = path.canonicalize() else { return 0 };
         let Ok(meta) = std::fs::metadata(&path) else { return 0 };
-        if self.cached(&path, &meta).is_some() { 0 } else { meta.len() }
+        if self.cached(&path, Stamp::of(&meta)).is_some() { 0 } else { meta.len() }
     }
 
-    fn cached(&self, path: &Path, meta: &Metadata) -> Option<&KnownDigest> {
-        let known = self.known.get(path.to_string_lossy().as_ref())?;
-        ((known.size, known.modified, known.inode) == (meta.len(), modified(meta), meta.ino())).then_some(known)
+    fn cached(&self, path: &Path, stamp: Stamp) -> Option<&KnownDigest> {
+        self.known.get(path.to_string_lossy().as_ref()).filter(|known| known.stamp == stamp)
     }
 
     /// Remembers what was learned. Not being able to is no error: the next time takes longer.
     pub fn save(&self) {
         let Some(file) = self.file.as_ref().filter(|_| self.changed) else { return };
         let saved = file.parent().map(std::fs::create_dir_all).transpose().is_ok()
-            && serde_json::to_vec(&self.known)
-                .is_ok_and(|bytes| crate::system::files::write_whole(file, &bytes).is_ok());
+            && serde_json::to_vec(&self.known).is_ok_and(|bytes| files::write_whole(file, &bytes).is_ok());
         if !saved {
             tracing::debug!("cannot remember file hashes in {}", file.display());
         }
     }
-}
-
-/// Nanoseconds.
-fn modified(meta: &Metadata) -> i128 {
-    i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec())
 }
 
 pub fn cache_folder() -> Option<PathBuf> {
@@ -222,7 +317,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        let now = || hash_tree(&mut Digests::default(), &folder, Links::Followed).unwrap();
+        let now = || hash_tree(&mut Digests::default(), &folder, Links::Followed).unwrap().content;
         write("a/b", "1");
         write("c", "2");
         let first = now();
@@ -248,6 +343,56 @@ mod tests {
         assert!(hash_tree(&mut Digests::default(), &folder.join("nothing"), Links::Followed).is_err());
         std::fs::remove_file(outside).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod special_tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_read_and_each_change_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let (folder, file) = (folder.path(), folder.path().join("file"));
+        std::fs::write(&file, "one").unwrap();
+        let hash = |path: &Path| hash_tree(&mut Digests::default(), path, Links::Followed);
+        let alone = hash(folder).unwrap();
+        // A change that was put back, with the time of the file, has the same content and another state.
+        let before = std::fs::metadata(&file).unwrap().modified().unwrap();
+        std::fs::write(&file, "two").unwrap();
+        std::fs::write(&file, "one").unwrap();
+        File::options().write(true).open(&file).unwrap().set_modified(before).unwrap();
+        let again = hash(folder).unwrap();
+        assert!(again.content == alone.content && again.state != alone.state);
+        assert_eq!(hash(folder).unwrap(), again);
+        // What is no file counts by its name, and is an error where it is named itself.
+        let fifo = folder.join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(folder.join("socket")).unwrap();
+        std::os::unix::fs::symlink("/proc/self", folder.join("kernel")).unwrap();
+        assert_ne!(hash(folder).unwrap().content, alone.content);
+        for path in [&fifo, &folder.join("socket"), &folder.join("kernel")] {
+            assert!(matches!(hash(path), Err(Error::NotAFile { .. })), "{}", path.display());
+        }
+        for path in ["/dev/zero", "/proc/kmsg", "/proc/version", "/sys/class"] {
+            let special = hash(Path::new(path));
+            assert!(matches!(special, Err(Error::NotAFile { .. } | Error::Read { .. })), "{path}: {special:?}");
+        }
+    }
+
+    #[test]
+    fn a_large_file_can_be_cancelled() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sparse");
+        File::create(&file).unwrap().set_len(1 << 40).unwrap();
+        let watch = Arc::new(Watch::default());
+        let mut digests = Digests { watch: watch.clone(), ..Digests::default() };
+        let thread = std::thread::spawn(move || digests.hash(&file));
+        while watch.done() == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        watch.cancel();
+        assert!(matches!(thread.join().unwrap(), Err(Error::Interrupted)));
     }
 }
 

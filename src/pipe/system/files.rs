@@ -4,14 +4,16 @@
 //!
 //! Small files that people name: read whole, but only regular files and only up to a bound.
 //!
+//! Files that are locked: for their owner alone, because whoever can open a file can lock it.
+//!
 //! The space of a file system.
 //!
 //! Paths below a folder that is the root of a container: its symbolic links lead to places in the folder, never out of it.
 
 use std::ffi::OsString;
-use std::fs::{File, Permissions};
+use std::fs::{File, FileType, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -20,6 +22,11 @@ use crate::error::Error;
 
 pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Refuses a path that is not UTF-8: what is written about a run could not name it.
+pub fn check_utf8(what: &'static str, path: &Path) -> Result<(), Error> {
+    if path.to_str().is_some() { Ok(()) } else { Err(Error::NotUtf8 { what, path: path.to_owned() }) }
 }
 
 /// Writes under a random temporary name, syncs, renames, syncs the folder: a reader sees the old content
@@ -48,26 +55,125 @@ pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), Erro
     write_whole(path, text.as_bytes())
 }
 
+/// Opens a regular file. A device, a pipe or a folder is an error at once.
+pub fn open(path: &Path) -> Result<File, Error> {
+    let read_error = |source| Error::Read { path: path.to_owned(), source };
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    // Opening a pipe must not wait for its other end.
+    let file = File::options().read(true).custom_flags(flags).open(path).map_err(|source| {
+        // A socket cannot be opened at all.
+        let what = std::fs::metadata(path).ok().map(|meta| meta.file_type()).filter(FileTypeExt::is_socket);
+        what.map_or_else(|| read_error(source), |what| Error::NotAFile { path: path.to_owned(), what: noun(what) })
+    })?;
+    let kind = file.metadata().map_err(read_error)?.file_type();
+    if kind.is_file() { Ok(file) } else { Err(Error::NotAFile { path: path.to_owned(), what: noun(kind) }) }
+}
+
+fn noun(kind: FileType) -> &'static str {
+    match () {
+        () if kind.is_dir() => "a folder",
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a device",
+    }
+}
+
+/// What a path is, if it is neither a regular file nor a folder on a disk: a device, say, or what the kernel shows in /proc.
+/// Opens nothing.
+pub fn special(path: &Path) -> io::Result<Option<&'static str>> {
+    let kind = std::fs::metadata(path)?.file_type();
+    Ok(match kind.is_file() || kind.is_dir() {
+        true => is_of_kernel(path).then_some(OF_KERNEL),
+        false => Some(noun(kind)),
+    })
+}
+
+/// What a file is that `is_of_kernel`.
+pub const OF_KERNEL: &str = "part of a file system of the kernel";
+
+/// The magic numbers of /proc, /sys and what is mounted below them: reading there may wait, or never end.
+const KERNEL_FILE_SYSTEMS: [u64; 14] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x0027_e0eb, // cgroup
+    0x6367_7270, // cgroup2
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+    0xcafe_4a11, // bpf
+    0x1cd1,      // devpts
+    0x6265_6570, // configfs
+    0xde5e_81e4, // efivarfs
+    0x6165_676c, // pstore
+    0x4249_4e4d, // binfmt_misc
+    0xf97c_ff8c, // selinux
+];
+
+/// Whether a path lies where the kernel makes up what is read.
+pub fn is_of_kernel(path: &Path) -> bool {
+    let magic = rustix::fs::statfs(path).map(|found| u64::from(found.f_type as u32));
+    magic.is_ok_and(|magic| KERNEL_FILE_SYSTEMS.contains(&magic))
+}
+
+/// Opens a file to lock it, or makes it. Whoever can open a file can lock it, also for reading alone: it is for its owner alone.
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut options = File::options();
+    let file = options.create(true).truncate(false).read(true).write(true).mode(LOCK_MODE).custom_flags(flags);
+    let file = file.open(path)?;
+    let found = file.metadata()?;
+    if found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o777 != LOCK_MODE {
+        file.set_permissions(Permissions::from_mode(LOCK_MODE))?;
+    }
+    Ok(file)
+}
+
+const LOCK_MODE: u32 = 0o600;
+
+/// A process of another user that holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stranger {
+    pub pid: u32,
+    pub user: String,
+}
+
+/// Who locks a file that is not theirs, as far as the kernel tells. The administrator may.
+pub fn stranger(file: &File) -> Option<Stranger> {
+    let found = file.metadata().ok()?;
+    let inode = format!(":{}", found.ino());
+    // 1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF
+    let holder = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, _, pid, locked, ..] = words[..] else { return None };
+        locked.ends_with(&inode).then(|| pid.parse::<u32>().ok()).flatten()
+    };
+    let pid = std::fs::read_to_string("/proc/locks").ok()?.lines().find_map(holder)?;
+    let uid = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+    (uid != found.uid() && uid != 0).then(|| Stranger { pid, user: user(uid) })
+}
+
+/// The name of the other user that a file belongs to; nothing where it is the own one.
+pub fn belongs_to(path: &Path) -> Option<String> {
+    let uid = std::fs::metadata(path).ok()?.uid();
+    (uid != rustix::process::geteuid().as_raw()).then(|| user(uid))
+}
+
+/// The name of a user, or the number where the machine has no name for it.
+pub fn user(uid: u32) -> String {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let name = passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+    });
+    name.map_or_else(|| format!("the user with uid {uid}"), |name| format!("the user {name}"))
+}
+
 /// The content of the file. A device, a pipe or a folder is an error at once, and so is more than `limit` bytes.
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let read_error = |source| Error::Read { path: path.to_owned(), source };
-    // Opening a pipe must not wait for its other end.
-    let mut file = File::options()
-        .read(true)
-        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
-        .open(path)
-        .map_err(read_error)?;
+    let mut file = open(path)?;
     let meta = file.metadata().map_err(read_error)?;
-    if !meta.is_file() {
-        let kind = meta.file_type();
-        let what = match () {
-            () if kind.is_dir() => "a folder",
-            () if kind.is_fifo() => "a pipe",
-            () if kind.is_socket() => "a socket",
-            () => "a device",
-        };
-        return Err(Error::NotAFile { path: path.to_owned(), what });
-    }
     let too_large = |size| Error::TooLarge { path: path.to_owned(), size, limit };
     if meta.len() > limit {
         return Err(too_large(meta.len()));

@@ -3,6 +3,10 @@
 //!
 //! Blocking work in a thread, so that Ctrl-C is handled meanwhile.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
 use rustix::process::{Pid, kill_process};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -92,7 +96,68 @@ pub async fn run<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Se
     receive.await.unwrap_or(Err(Error::Interrupted))
 }
 
-/// The same until a signal comes.
+/// How often the progress of a thread is shown.
+const SHOW_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What a thread that reads files and the one that waits for it share: how far it is, and whether it is to go on.
+#[derive(Debug, Default)]
+pub struct Watch {
+    cancelled: AtomicBool,
+    /// Bytes that are done.
+    done: AtomicU64,
+}
+
+impl Watch {
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    pub fn check(&self) -> Result<(), Error> {
+        if self.cancelled.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
+    pub fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    pub fn set_done(&self, bytes: u64) {
+        self.done.store(bytes, Ordering::Relaxed);
+    }
+
+    pub fn add_done(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Cancels the thread that nobody waits for any more.
+struct Cancel(Arc<Watch>);
+
+impl Drop for Cancel {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// Waits for `work` until a signal comes, which cancels it. `show` gets the bytes that are done, twice a second.
+pub async fn run_watched<T: Send + 'static>(
+    interrupts: &mut Interrupts,
+    mut show: impl FnMut(u64),
+    work: impl FnOnce(Arc<Watch>) -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let watch = Arc::new(Watch::default());
+    let (of_thread, _cancel) = (watch.clone(), Cancel(watch.clone()));
+    let done = run(move || work(of_thread));
+    tokio::pin!(done);
+    loop {
+        tokio::select! {
+            done = &mut done => return done,
+            () = tokio::time::sleep(SHOW_INTERVAL) => show(watch.done()),
+            () = interrupts.signal() => return Err(Error::Interrupted),
+        }
+    }
+}
+
+/// Waits for `work` until a signal comes.
 pub async fn run_interruptibly<T: Send + 'static>(
     interrupts: &mut Interrupts,
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,

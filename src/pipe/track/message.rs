@@ -176,8 +176,7 @@ impl Receiver {
     pub fn new(index: usize, notify: &Notify, variables: &Variables) -> Result<Self, String> {
         let (kind, address) = notify.receiver().ok_or_else(|| format!("notify[{index}] names no receiver"))?;
         let key = format!("notify[{index}] ({kind})");
-        let address =
-            variables.expand(address).map_err(|name| format!("{key}: the variable ${{{name}}} is not set"))?;
+        let address = variables.expand(address).map_err(|name| format!("{key}: {}", variables.reason(&name)))?;
         let delivery = Delivery { web: Web::new(None), address, waiting: VecDeque::new() };
         let delivery =
             DeliveryThread::start(key.clone(), QUEUE_CAPACITY, delivery).map_err(|error| format!("{key}: {error}"))?;

@@ -69,6 +69,11 @@ pub fn unavailable() {
         assert_eq!(hub.requests().len(), 4);
         assert!(!folder.has_runs());
     }
+    // What is small as it comes may be large when it is decoded.
+    let (hub, folder, _) = hub_and_folder(&files());
+    hub.fault("GET /api/", 99, What::Answers("200 OK\r\nContent-Encoding: gzip"));
+    folder.pipe(&RUN).exits(4).says("its answer is compressed, which was not asked for");
+    assert_eq!(hub.requests().len(), 1);
     let folder = folder_with(&hub, MODEL, "fit 9").env("HF_ENDPOINT", closed_port());
     folder.pipe(&["check", "job.yaml"]).exits(4).says("the Hugging Face hub (127.0.0.1) is not available");
 }

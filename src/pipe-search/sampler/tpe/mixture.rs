@@ -144,10 +144,10 @@ fn deviations(observed: &[f64], low: f64, high: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..observed.len()).collect();
     order.sort_by(|left, right| observed[*left].total_cmp(&observed[*right]));
     let mut deviations = vec![0.0; observed.len()];
-    for (place, index) in order.iter().enumerate() {
+    for (rank, index) in order.iter().enumerate() {
         let here = observed[*index];
-        let before = place.checked_sub(1).map(|place| here - observed[order[place]]);
-        let after = order.get(place + 1).map(|index| observed[*index] - here);
+        let before = rank.checked_sub(1).map(|rank| here - observed[order[rank]]);
+        let after = order.get(rank + 1).map(|index| observed[*index] - here);
         deviations[*index] = match (before, after) {
             (Some(before), Some(after)) => before.max(after),
             (Some(only), None) | (None, Some(only)) => only,

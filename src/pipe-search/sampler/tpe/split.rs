@@ -113,18 +113,18 @@ pub(super) fn largest_subset(losses: &[Vec<f64>], among: &[usize], size: usize) 
         let mut best: Option<(usize, f64)> = None;
         let mut order: Vec<usize> = (0..left.len()).collect();
         order.sort_by(|one, other| left[*other].1.total_cmp(&left[*one].1));
-        for place in order {
-            if best.is_some_and(|(_, added)| left[place].1 <= added) {
+        for candidate in order {
+            if best.is_some_and(|(_, added)| left[candidate].1 <= added) {
                 break;
             }
-            let added = added_volume(losses, &chosen, left[place].0, &reference);
-            left[place].1 = added;
+            let added = added_volume(losses, &chosen, left[candidate].0, &reference);
+            left[candidate].1 = added;
             if best.is_none_or(|(_, most)| added > most) {
-                best = Some((place, added));
+                best = Some((candidate, added));
             }
         }
-        let Some((place, _)) = best else { break };
-        chosen.push(left.remove(place).0);
+        let Some((candidate, _)) = best else { break };
+        chosen.push(left.remove(candidate).0);
     }
     chosen
 }

@@ -1,7 +1,6 @@
 //! A bag of words: the mean of token embeddings and a linear head that predicts classes or a number.
 
 use pipe_model::bag_of_words::{BagOfWordsConfig, parameters};
-use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
@@ -14,15 +13,6 @@ use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
 
-pub fn build(
-    _: Arch,
-    config: &Map<String, Value>,
-    start: &Start<'_>,
-    setup: &Setup,
-) -> Result<Box<dyn Model>, TrainerError> {
-    Ok(Box::new(BagOfWords::build(BagOfWordsConfig::read(config)?, start, setup)?))
-}
-
 pub struct BagOfWords {
     config: BagOfWordsConfig,
     weights: Weights,
@@ -33,7 +23,7 @@ pub struct BagOfWords {
 }
 
 impl BagOfWords {
-    fn build(config: BagOfWordsConfig, start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
+    pub fn build(config: BagOfWordsConfig, start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
         let weights = Weights::start(&parameters(&config), start, setup)?;
         Ok(Self {
             dropout: setup.dropout.unwrap_or(config.dropout),

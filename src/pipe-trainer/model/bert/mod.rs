@@ -5,7 +5,6 @@
 use std::sync::Arc;
 
 use pipe_model::bert::{BertConfig, Family, parameters};
-use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
@@ -18,15 +17,6 @@ use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
-
-pub fn build(
-    arch: Arch,
-    config: &Map<String, Value>,
-    start: &Start<'_>,
-    setup: &Setup,
-) -> Result<Box<dyn Model>, TrainerError> {
-    Ok(Box::new(Bert::build(BertConfig::read(arch, config)?, start, setup)?))
-}
 
 pub struct Bert {
     config: BertConfig,
@@ -47,7 +37,7 @@ struct Dropout {
 }
 
 impl Dropout {
-    /// What the pipeline says counts for all of them.
+    /// The dropout of the pipeline replaces all of them.
     fn of(config: &BertConfig, setup: &Setup) -> Self {
         let hidden = setup.dropout.unwrap_or(config.hidden_dropout_prob);
         Self {

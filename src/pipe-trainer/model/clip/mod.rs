@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use pipe_model::clip::{ClipConfig, TextConfig, TowerConfig, VisionConfig, parameters};
-use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Reduction, Tensor};
 
@@ -16,15 +15,6 @@ use super::setup::{Setup, Start, hidden_score};
 use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
-
-pub fn build(
-    _: Arch,
-    config: &Map<String, Value>,
-    start: &Start<'_>,
-    setup: &Setup,
-) -> Result<Box<dyn Model>, TrainerError> {
-    Ok(Box::new(Clip::build(ClipConfig::read(config)?, start, setup)?))
-}
 
 pub struct Clip {
     config: ClipConfig,

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use layers::{Conv, Embeddings, Head, Layer};
 use pipe_model::deberta::{DebertaConfig, parameters};
 use pipe_model::memory::ROW_MULTIPLE;
-use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
@@ -21,15 +20,6 @@ use super::setup::{Setup, Start, hidden_score};
 use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
 use crate::error::TrainerError;
-
-pub fn build(
-    _: Arch,
-    config: &Map<String, Value>,
-    start: &Start<'_>,
-    setup: &Setup,
-) -> Result<Box<dyn Model>, TrainerError> {
-    Ok(Box::new(Deberta::build(DebertaConfig::read(config)?, start, setup)?))
-}
 
 pub struct Deberta {
     config: DebertaConfig,
@@ -55,7 +45,7 @@ struct Dropout {
 }
 
 impl Dropout {
-    /// What the pipeline says counts for all of them.
+    /// The dropout of the pipeline replaces all of them.
     fn of(config: &DebertaConfig, setup: &Setup) -> Self {
         let hidden = setup.dropout.unwrap_or(config.hidden_dropout_prob);
         Self {
@@ -105,7 +95,7 @@ impl Deberta {
                 Some(norm) => norm.forward(embeddings)?,
                 None => embeddings.shallow_clone(),
             });
-            shared.push(crate::model::deberta::attention::rows(relative, ids.size2()?.1)?.f_to_device(ids.device())?);
+            shared.push(attention::rows(relative, ids.size2()?.1)?.f_to_device(ids.device())?);
         }
         if let Some(mask) = mask {
             shared.push(hidden_pairs(mask, pass.compute)?);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use layers::{Attention, Head, Lstm, Stage};
 use pipe_model::hybrid_cnn_lstm::{HybridConfig, NormKind, parameters};
-use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
@@ -18,15 +17,6 @@ use super::weights::Weights;
 use crate::data::Part;
 use crate::error::TrainerError;
 use crate::ranks::SharedSum;
-
-pub fn build(
-    _: Arch,
-    config: &Map<String, Value>,
-    start: &Start<'_>,
-    setup: &Setup,
-) -> Result<Box<dyn Model>, TrainerError> {
-    Ok(Box::new(HybridCnnLstm::build(HybridConfig::read(config)?, start, setup)?))
-}
 
 pub struct HybridCnnLstm {
     config: HybridConfig,
@@ -79,7 +69,7 @@ impl Model for HybridCnnLstm {
         let training = matches!(mode, Mode::Train(_));
         let mut hidden = self.input(part)?.f_transpose(1, 2)?;
         if pass.checkpointing && !matches!(self.stages.first(), Some(Stage::Batch(..))) {
-            // What is recomputed must hang on something that has a gradient; the data has none by itself.
+            // The input of a recomputed block must require a gradient; the data does not by itself.
             hidden = hidden.f_detach()?.f_set_requires_grad(true)?;
         }
         for (number, stage) in self.stages.iter().enumerate() {

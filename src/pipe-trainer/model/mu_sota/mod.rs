@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use layers::{Blocks, EPSILON, Layer};
 use pipe_model::mu_sota::{MuSotaConfig, parameters};
-use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
@@ -19,15 +18,6 @@ use super::weights::{SharedTensor, Weights};
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::torch;
-
-pub fn build(
-    _: Arch,
-    config: &Map<String, Value>,
-    start: &Start<'_>,
-    setup: &Setup,
-) -> Result<Box<dyn Model>, TrainerError> {
-    Ok(Box::new(MuSota::build(MuSotaConfig::read(config)?, start, setup)?))
-}
 
 pub struct MuSota {
     config: MuSotaConfig,

@@ -79,14 +79,15 @@ fn candidates(logits: &Tensor, searches: &[Search], beams: i64) -> Result<Vec<Ve
     let sums: Vec<f32> = searches.iter().flat_map(|search| &search.beginnings).map(|beam| beam.sum as f32).collect();
     let sums = Tensor::f_from_slice(&sums)?.f_to_device(logits.device())?.f_unsqueeze(1)?;
     let total = logits.f_log_softmax(-1, Kind::Float)?.f_add(&sums)?.f_view([-1, beams * vocabulary])?;
-    let (sums, places) = total.f_topk(2 * beams, -1, true, true)?;
-    let (sums, places) = (Vec::<f32>::try_from(sums.f_reshape([-1])?)?, Vec::<i64>::try_from(places.f_reshape([-1])?)?);
+    let (sums, indexes) = total.f_topk(2 * beams, -1, true, true)?;
+    let (sums, indexes) =
+        (Vec::<f32>::try_from(sums.f_reshape([-1])?)?, Vec::<i64>::try_from(indexes.f_reshape([-1])?)?);
     let candidate = |(sum, index): (f32, i64)| Candidate {
         parent: index / vocabulary,
         token: index % vocabulary,
         sum: f64::from(sum),
     };
-    let mut all = sums.into_iter().zip(places).map(candidate);
+    let mut all = sums.into_iter().zip(indexes).map(candidate);
     Ok(searches.iter().map(|_| all.by_ref().take(2 * beams as usize).collect()).collect())
 }
 
@@ -149,7 +150,7 @@ impl Search {
         self.answers.truncate(self.beams);
     }
 
-    /// What was cut off at the limit competes with what has ended.
+    /// Texts that were truncated at the limit compete with those that have ended.
     fn best(mut self) -> Vec<i64> {
         if !self.done {
             for beginning in std::mem::take(&mut self.beginnings) {

@@ -120,7 +120,7 @@ impl pass::Block for Block {
             (Some(cross), [_, _, memory, padding @ ..]) => (Some(cross), Some(*memory), padding.first().copied()),
             (_, inputs) => (None, None, inputs.get(2).copied()),
         };
-        // What is added to scores by query and key holds all that is hidden.
+        // A bias by query and key hides all that is to be hidden.
         let scores = match inputs[1] {
             bias if bias.dim() == 4 => Scores { key_mask: Some(bias), ..UNSCALED },
             bias => {

@@ -6,7 +6,6 @@ mod layers;
 
 use layers::Stack;
 use pipe_model::t5::{T5Config, parameters};
-use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
@@ -18,15 +17,6 @@ use super::weights::{SharedTensor, Weights};
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::torch;
-
-pub fn build(
-    _: Arch,
-    config: &Map<String, Value>,
-    start: &Start<'_>,
-    setup: &Setup,
-) -> Result<Box<dyn Model>, TrainerError> {
-    Ok(Box::new(T5::build(T5Config::read(config)?, start, setup)?))
-}
 
 pub struct T5 {
     config: T5Config,

@@ -188,10 +188,10 @@ pub fn locate_in_stream(file: &[u8]) -> Result<BTreeMap<String, Located>, String
     let keys = next()?;
     let sizes = sizes(&object.objects)?;
     let keys = keys.objects.items(keys.value).ok_or("it has no list of storages")?;
-    let places = places(file, at, keys, &sizes)?;
+    let storages = storages(file, at, keys, &sizes)?;
     weights::locate(&object.objects, object.value, |storage| {
         let (start, elements) =
-            places.get(storage.key).ok_or_else(|| format!("the storage {:?} is missing", storage.key))?;
+            storages.get(storage.key).ok_or_else(|| format!("the storage {:?} is missing", storage.key))?;
         let end = storage.offset.checked_add(storage.elements).filter(|end| end <= elements);
         end.ok_or_else(|| format!("the storage {:?} has {elements} elements, too few", storage.key))?;
         Ok(start + (storage.offset * storage.element_size()) as usize)
@@ -216,21 +216,21 @@ fn sizes<'a>(objects: &Objects<'a>) -> Result<HashMap<&'a str, u64>, String> {
 }
 
 /// Where each storage begins, and its elements.
-fn places<'a>(
+fn storages<'a>(
     file: &[u8],
     at: usize,
     keys: &[Value<'a>],
     sizes: &HashMap<&'a str, u64>,
 ) -> Result<HashMap<&'a str, (usize, u64)>, String> {
     let mut bytes = Bytes::new(&file[at..]);
-    let mut places = HashMap::new();
+    let mut storages = HashMap::new();
     for key in keys {
         let Value::Text(key) = key else { return Err("the key of a storage is no text".to_owned()) };
         let size = sizes.get(key).ok_or_else(|| format!("nothing uses the storage {key:?}"))?;
         let elements = bytes.u64()?;
         let start = at + bytes.position();
         bytes.take(elements.checked_mul(*size).ok_or("a storage is larger than any file")?)?;
-        places.insert(*key, (start, elements));
+        storages.insert(*key, (start, elements));
     }
-    Ok(places)
+    Ok(storages)
 }

@@ -17,9 +17,5 @@ pub use weights::Located;
 
 /// The tensors of a state dict by name; or why they cannot be read.
 pub fn locate(file: &[u8]) -> Result<BTreeMap<String, Located>, String> {
-    if file.starts_with(b"PK") {
-        archive::locate_in_archive(file)
-    } else {
-        crate::storage::pickle::archive::locate_in_stream(file)
-    }
+    if file.starts_with(b"PK") { archive::locate_in_archive(file) } else { archive::locate_in_stream(file) }
 }

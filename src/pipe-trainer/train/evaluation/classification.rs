@@ -24,7 +24,7 @@ pub struct Predictions {
 pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
     let mut predictions = Predictions::default();
     let compute = |samples: &[Sample]| {
-        let part = pass.cut.shape().collate(samples)?;
+        let part = pass.splitter.shape().collate(samples)?;
         Judged::of(&pass.state.model.logits(&part, Mode::Eval)?, part.get("labels")?).map(|judged| judged.0)
     };
     pass.for_each_part(Judged::numbers, compute, |samples, numbers| {

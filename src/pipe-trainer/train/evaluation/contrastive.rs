@@ -23,15 +23,15 @@ const SIMILARITIES_AT_A_TIME: i64 = 1 << 24;
 pub struct Figures {
     pub loss: f64,
     pub scores: Scores,
-    /// For each picture, the place of its own text among all.
-    text_places: Tensor,
+    /// For each picture, the position of its own text among all.
+    text_positions: Tensor,
 }
 
 pub fn evaluate(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<Measures, TrainerError> {
     let (all, rows) = embed(pass, contrastive)?;
-    let Figures { loss, scores, text_places } = figures(contrastive, &all, pass.session.spec.train.effective_batch)?;
+    let Figures { loss, scores, text_positions } = figures(contrastive, &all, pass.session.spec.train.effective_batch)?;
     let retrieval = match pass.session.peers.leads() {
-        true => examples(pass.reader.source.as_ref(), &all, &rows, &text_places)?,
+        true => examples(pass.reader.source.as_ref(), &all, &rows, &text_positions)?,
         false => Vec::new(),
     };
     let details = EvaluationDetails { retrieval, ..EvaluationDetails::default() };
@@ -42,13 +42,13 @@ pub fn evaluate(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<Measur
 /// `image_recall_k`: for how many texts their own picture is.
 pub fn figures(contrastive: &dyn Contrastive, all: &Embeddings, effective_batch: u32) -> Result<Figures, TrainerError> {
     let mut scores = Scores::new();
-    let (text_places, image_places) = (places(&all.images, &all.texts)?, places(&all.texts, &all.images)?);
-    for (name, places) in [("text", &text_places), ("image", &image_places)] {
+    let (text_positions, image_positions) = (positions(&all.images, &all.texts)?, positions(&all.texts, &all.images)?);
+    for (name, positions) in [("text", &text_positions), ("image", &image_positions)] {
         for among in [1, 5] {
-            scores.insert(format!("{name}_recall_{among}"), share_below(places, among)?);
+            scores.insert(format!("{name}_recall_{among}"), share_below(positions, among)?);
         }
     }
-    Ok(Figures { loss: loss(contrastive, all, effective_batch)?, scores, text_places })
+    Ok(Figures { loss: loss(contrastive, all, effective_batch)?, scores, text_positions })
 }
 
 /// Every sample of the data, part by part, and which rows of the data they are. Ranks share out the parts.
@@ -63,7 +63,7 @@ fn embed(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<(Embeddings, 
         let samples = pass.samples(part)?;
         rows.extend(readable(pass, part, samples.len())?);
         if !samples.is_empty() {
-            let part = contrastive.embed(&pass.cut.shape().collate(&samples)?, Mode::Eval)?;
+            let part = contrastive.embed(&pass.splitter.shape().collate(&samples)?, Mode::Eval)?;
             images.push(part.images);
             texts.push(part.texts);
         }
@@ -76,10 +76,10 @@ fn embed(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<(Embeddings, 
             .enumerate()
             .filter_map(|(row, read)| (*read > 0.0).then_some(row))
             .collect();
-        let places: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
-        let places = Tensor::f_from_slice(&places)?.f_to_device(device)?;
+        let positions: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
+        let positions = Tensor::f_from_slice(&positions)?.f_to_device(device)?;
         if !rows.is_empty() {
-            let of = |all: &Tensor| all.f_index_select(0, &places);
+            let of = |all: &Tensor| all.f_index_select(0, &positions);
             return Ok((Embeddings { images: of(&images)?, texts: of(&texts)? }, rows));
         }
     }
@@ -146,11 +146,11 @@ fn loss(contrastive: &dyn Contrastive, all: &Embeddings, effective_batch: u32) -
 
 /// For each row of `own`, how many rows of `others` are nearer to it than the one that belongs to it. Of equals the earlier
 /// counts as nearer, so that a model that separates nothing finds one of all.
-fn places(own: &Tensor, others: &Tensor) -> Result<Tensor, TrainerError> {
+fn positions(own: &Tensor, others: &Tensor) -> Result<Tensor, TrainerError> {
     let samples = own.size()[0];
     let numbers = Tensor::f_arange(samples, (Kind::Int64, own.device()))?;
     let rows = (SIMILARITIES_AT_A_TIME / samples).clamp(1, samples);
-    let mut places = Vec::new();
+    let mut positions = Vec::new();
     for start in (0..samples).step_by(rows as usize) {
         let size = rows.min(samples - start);
         let similar = own.f_narrow(0, start, size)?.f_matmul(&others.f_transpose(0, 1)?)?;
@@ -158,13 +158,13 @@ fn places(own: &Tensor, others: &Tensor) -> Result<Tensor, TrainerError> {
         let belonging = similar.f_gather(1, &number, false)?;
         let equal = similar.f_eq_tensor(&belonging)?.f_logical_and(&numbers.f_lt_tensor(&number)?)?;
         let nearer = similar.f_gt_tensor(&belonging)?.f_logical_or(&equal)?;
-        places.push(nearer.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Int64)?);
+        positions.push(nearer.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Int64)?);
     }
-    Ok(Tensor::f_cat(&places, 0)?)
+    Ok(Tensor::f_cat(&positions, 0)?)
 }
 
-fn share_below(places: &Tensor, bound: i64) -> Result<f64, TrainerError> {
-    Ok(places.f_lt(bound)?.f_mean(Kind::Double)?.f_double_value(&[])?)
+fn share_below(positions: &Tensor, bound: i64) -> Result<f64, TrainerError> {
+    Ok(positions.f_lt(bound)?.f_mean(Kind::Double)?.f_double_value(&[])?)
 }
 
 /// Characters of a caption.
@@ -172,13 +172,13 @@ const CAPTION: usize = 300;
 /// Rows among which the captions are looked for, each text once: data may have the same text for many pictures.
 const LOOKED_AT: usize = 16;
 
-/// A few pictures, evenly spread over `rows`, the rows that were embedded. `places` are the places of their own texts, counted
+/// A few pictures, evenly spread over `rows`, the rows that were embedded. `positions` are those of their own texts, counted
 /// from 0. None where the data has no pictures and texts that could be shown.
 pub fn examples(
     source: &dyn Source,
     all: &Embeddings,
     rows: &[usize],
-    places: &Tensor,
+    positions: &Tensor,
 ) -> Result<Vec<RetrievalExample>, TrainerError> {
     let count = rows.len().min(RetrievalExample::MOST);
     let mut examples = Vec::with_capacity(count);
@@ -186,7 +186,7 @@ pub fn examples(
         let at = number * rows.len() / count;
         let similar = all.texts.f_matmul(&all.images.f_select(0, at as i64)?)?;
         let similar = Vec::<f64>::try_from(similar.f_to_kind(Kind::Double)?)?;
-        let rank = places.f_int64_value(&[at as i64])?.cast_unsigned() + 1;
+        let rank = positions.f_int64_value(&[at as i64])?.cast_unsigned() + 1;
         examples.extend(example(source, rows, at, &similar, rank));
     }
     Ok(examples)
@@ -212,8 +212,8 @@ fn example(source: &dyn Source, rows: &[usize], at: usize, similar: &[f64], rank
 fn most_similar(similar: &[f64]) -> Vec<usize> {
     let mut best: Vec<usize> = Vec::new();
     for (at, score) in similar.iter().enumerate() {
-        let place = best.iter().position(|other| *score > similar[*other]).unwrap_or(best.len());
-        best.insert(place, at);
+        let position = best.iter().position(|other| *score > similar[*other]).unwrap_or(best.len());
+        best.insert(position, at);
         best.truncate(LOOKED_AT);
     }
     best
@@ -234,16 +234,16 @@ mod tests {
         let own = Tensor::from_slice(&[1.0f32, 0.0, 0.0, 1.0, 0.6, 0.8]).reshape([3, 2]);
         let others = Tensor::from_slice(&[0.8f32, 0.6, 0.6, 0.8, 1.0, 0.0]).reshape([3, 2]);
         // Rows of similarities: .8 .6 1, .6 .8 0, .96 1 .6
-        assert_eq!(Vec::<i64>::try_from(places(&own, &others).unwrap()).unwrap(), [1, 0, 2]);
-        let places = Tensor::from_slice(&[0i64, 4, 5, 9]);
-        assert_eq!((share_below(&places, 1).unwrap(), share_below(&places, 5).unwrap()), (0.25, 0.5));
+        assert_eq!(Vec::<i64>::try_from(positions(&own, &others).unwrap()).unwrap(), [1, 0, 2]);
+        let positions = Tensor::from_slice(&[0i64, 4, 5, 9]);
+        assert_eq!((share_below(&positions, 1).unwrap(), share_below(&positions, 5).unwrap()), (0.25, 0.5));
     }
 
     #[test]
     fn a_model_that_separates_nothing_finds_by_chance() {
         let same = Tensor::ones([50, 4], (Kind::Float, tch::Device::Cpu));
-        let places = places(&same, &same).unwrap();
-        assert_eq!((share_below(&places, 1).unwrap(), share_below(&places, 5).unwrap()), (0.02, 0.1));
+        let positions = positions(&same, &same).unwrap();
+        assert_eq!((share_below(&positions, 1).unwrap(), share_below(&positions, 5).unwrap()), (0.02, 0.1));
     }
 }
 

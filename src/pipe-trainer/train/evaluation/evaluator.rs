@@ -13,15 +13,16 @@ use tch::Kind;
 
 use super::pass::{Measures, Pass};
 use super::{classification, contrastive, generation};
-use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources, Tokens};
+use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources};
 use crate::error::TrainerError;
 use crate::model::Mode;
 use crate::ranks::Peers;
 use crate::session::spec::job_folder;
 use crate::storage::durable;
-use crate::train::cut::Cut;
+use crate::tokenizer::Tokens;
 use crate::train::session::Session;
 use crate::train::state::{State, milliseconds};
+use crate::train::step_splitter::StepSplitter;
 
 /// Rows that are read at a time for each sample of a batch, where they are only tokens: among so many there are enough of one
 /// length.
@@ -79,10 +80,10 @@ impl Evaluator {
     }
 
     /// Events of single texts are sent when all is computed.
-    pub fn run(&self, session: &Session, state: &State, cut: &Cut) -> Result<Evaluated, TrainerError> {
+    pub fn run(&self, session: &Session, state: &State, splitter: &StepSplitter) -> Result<Evaluated, TrainerError> {
         let clock = Instant::now();
         let _guard = tch::no_grad_guard();
-        let rows = if cut.is_by_length() { self.batch * ROWS_PER_SAMPLE } else { self.batch };
+        let rows = if splitter.is_by_length() { self.batch * ROWS_PER_SAMPLE } else { self.batch };
         let pass = Pass {
             reader: &self.reader,
             tokens: self.tokens.as_deref(),
@@ -92,7 +93,7 @@ impl Evaluator {
             session,
             state,
             rows,
-            cut: &cut.without_gradients(self.batch as u32, rows as u32),
+            splitter: &splitter.without_gradients(self.batch as u32, rows as u32),
         };
         let Measures { loss, scores, mut details, samples } = match (self.task, state.model.contrastive()) {
             (_, Some(model)) => contrastive::evaluate(&pass, model)?,

@@ -5,10 +5,10 @@ use pipe_spec::event::{self, EventKind, Scores};
 use pipe_spec::pipeline::Task;
 
 use super::pass::{Measures, Pass};
-use crate::data::Tokens;
 use crate::error::TrainerError;
 use crate::metrics;
 use crate::model::Generation;
+use crate::tokenizer::Tokens;
 
 /// Texts that are scored, where any are generated and there is data for so many.
 const SCORED: usize = 32;
@@ -83,12 +83,12 @@ fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
     let limits = generation(spec, tokens);
     let (rows, prompts) = pass.prompts(0..count)?;
     // Every beam holds a text of its own.
-    let room = (pass.cut.room_for_answers(&prompts) as usize / limits.beams.max(1) as usize).max(pass.batch);
+    let room = (pass.splitter.room_for_answers(&prompts) as usize / limits.beams.max(1) as usize).max(pass.batch);
     let mut texts = Vec::with_capacity(count);
     for (rows, part) in rows.chunks(room).zip(prompts.chunks(room)) {
         let limits = Generation { first_row: texts.len() as u64, ..limits };
         pass.enter(part)?;
-        let answers = generator.generate(&pass.cut.shape().collate(part)?, &limits)?;
+        let answers = generator.generate(&pass.splitter.shape().collate(part)?, &limits)?;
         for (row, answer) in rows.iter().zip(answers) {
             let (source, target) = source.reference_texts(*row)?;
             texts.push(event::Sample { step: pass.state.step, source, target, generated: tokens.decode(&answer)? });

@@ -8,12 +8,13 @@ use pipe_spec::event::Scores;
 use pipe_spec::pipeline::Task;
 use tch::{Kind, Tensor};
 
-use crate::data::{Reader, Sample, Tokens, sort_longest_first};
+use crate::data::{Reader, Sample, sort_longest_first};
 use crate::error::TrainerError;
 use crate::model::Mode;
-use crate::train::cut::Cut;
+use crate::tokenizer::Tokens;
 use crate::train::session::Session;
 use crate::train::state::State;
+use crate::train::step_splitter::StepSplitter;
 
 /// Loss, scores and details that the measures of a task give.
 #[derive(Default)]
@@ -38,7 +39,7 @@ pub struct Pass<'a> {
     pub session: &'a Session,
     pub state: &'a State,
     /// For parts of `batch` samples.
-    pub cut: &'a Cut,
+    pub splitter: &'a StepSplitter,
 }
 
 impl Pass<'_> {
@@ -46,7 +47,7 @@ impl Pass<'_> {
     pub fn loss(&self) -> Result<f64, TrainerError> {
         let (mut loss, mut targets) = (0.0, 0);
         let compute = |samples: &[Sample]| {
-            let sum = self.state.model.loss_sum(&self.cut.shape().collate(samples)?, Mode::Eval)?;
+            let sum = self.state.model.loss_sum(&self.splitter.shape().collate(samples)?, Mode::Eval)?;
             Ok(vec![sum.f_to_kind(Kind::Double)?.f_double_value(&[])?])
         };
         self.for_each_part(
@@ -78,7 +79,7 @@ impl Pass<'_> {
             if let Some(rank) = counts.iter().position(|count| *count != counts[0]) {
                 return Err(self.state.ranks_differ(self.session, rank, "samples"));
             }
-            let parts = self.cut.parts(&samples);
+            let parts = self.splitter.parts(&samples);
             let mut all = Vec::new();
             for (part, rank) in parts.iter().zip((0..peers.rank.count).cycle()) {
                 let own = rank == peers.rank.index;
@@ -126,7 +127,7 @@ impl Pass<'_> {
     }
 
     pub fn enter(&self, part: &[Sample]) -> Result<(), TrainerError> {
-        self.session.progress.set_part(part.len() as u32, self.cut.shape().longest(part) as u32);
+        self.session.progress.set_part(part.len() as u32, self.splitter.shape().longest(part) as u32);
         self.session.enter(Phase::Eval, self.state.step)
     }
 }

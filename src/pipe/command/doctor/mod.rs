@@ -151,9 +151,11 @@ fn cache() -> Check {
                 .hint("choose another folder with PIPE_CACHE")
         }
         Some(folder) => {
-            let data = match data_cache::size() {
-                (0, _) => String::new(),
-                (files, bytes) => format!(", {} of prepared data ({})", human_bytes(bytes), count(files, "file")),
+            let entries = data_cache::entries();
+            let bytes = human_bytes(entries.iter().map(|entry| entry.bytes).sum());
+            let data = match entries.len() {
+                0 => String::new(),
+                files => format!(", {bytes} of prepared data ({})", count(files, "file")),
             };
             Check::ok("cache", format!("{}{data}", folder.display()))
         }

@@ -104,11 +104,11 @@ fn major(driver: &str) -> Option<u32> {
 
 /// The trainer image.
 pub fn image() -> Check {
-    match image::recipe(None) {
-        Ok(recipe) => {
-            let cpu = if matches!(recipe.cuda, Cuda::Missing { .. }) { ", CPU only" } else { "" };
-            let size = human_bytes(recipe.context.size());
-            Check::ok("image", format!("can be built: {} ({size}{cpu})", recipe.name))
+    match image::prepare_build(None) {
+        Ok(build) => {
+            let cpu = if matches!(build.cuda, Cuda::Missing { .. }) { ", CPU only" } else { "" };
+            let size = human_bytes(build.context.size());
+            Check::ok("image", format!("can be built: {} ({size}{cpu})", build.name))
         }
         Err(error) => Check::failed("image", Status::Missing, &error),
     }

@@ -10,7 +10,7 @@ use pipe_spec::text::{ByteSize, Name};
 
 use super::draft::{Answers, Draft};
 use super::survey::{Field, Survey};
-use super::{Options, measure, pictures, roles};
+use super::{InitOptions, measure, pictures, roles};
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::input::data_cache;
@@ -26,7 +26,7 @@ const WIDTH: usize = 80;
 const PLAIN_NAMES: [&str; 5] = ["data", "train", "training", "pictures", "dataset"];
 
 pub struct Author<'a> {
-    pub options: &'a Options,
+    pub options: &'a InitOptions,
     pub dialog: Dialog,
 }
 
@@ -148,9 +148,9 @@ impl Author<'_> {
             return Ok(self.options.eval.clone());
         }
         let beside = |name: &str| {
-            let place = Path::new(train);
-            let ending = data_cache::full_ending(place).unwrap_or_default();
-            place.with_file_name(format!("{name}.{ending}"))
+            let train = Path::new(train);
+            let ending = data_cache::full_ending(train).unwrap_or_default();
+            train.with_file_name(format!("{name}.{ending}"))
         };
         let is_other = |path: &std::path::PathBuf| path.is_file() && path != Path::new(train);
         let found = ["eval", "validation", "valid", "dev", "test"].map(beside).into_iter().find(is_other);

@@ -47,7 +47,7 @@ fn is_id_name(name: &str) -> bool {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ColumnKind {
     Text,
     /// Few values, each of them repeated.
     Label,
@@ -65,7 +65,7 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl ColumnKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -84,7 +84,7 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Column {
     pub name: String,
-    pub kind: Kind,
+    pub kind: ColumnKind,
     /// Rows without a value.
     pub empty: usize,
     /// Different values, without space around them.
@@ -147,7 +147,7 @@ impl Column {
         };
         let mut column = Self {
             name: name.to_owned(),
-            kind: Kind::Other,
+            kind: ColumnKind::Other,
             empty: values.len() - filled.len(),
             distinct,
             classes: Vec::new(),
@@ -163,11 +163,11 @@ impl Column {
         };
         column.kind = column.find_kind(&filled, &texts, &numbers);
         match column.kind {
-            Kind::Label => column.classes = counts(&texts),
-            Kind::Picture => {
+            ColumnKind::Label => column.classes = counts(&texts),
+            ColumnKind::Picture => {
                 column.missing = texts.iter().take(SOUGHT).filter(|path| !folder.join(path).is_file()).count();
             }
-            Kind::Messages => column.measure_turns(&filled),
+            ColumnKind::Messages => column.measure_turns(&filled),
             _ => {}
         }
         column
@@ -175,14 +175,14 @@ impl Column {
 
     /// Whether the column can be the class or the number that is predicted.
     pub fn can_be_label(&self) -> bool {
-        matches!(self.kind, Kind::Label | Kind::Number)
+        matches!(self.kind, ColumnKind::Label | ColumnKind::Number)
     }
 
     /// Whether numbers are to be predicted as numbers, and not as classes.
     pub fn is_quantity(&self) -> bool {
         let is_named = || AMOUNTS.iter().any(|known| self.name.trim().eq_ignore_ascii_case(known));
         let is_amount = |(low, _): (f64, f64)| low >= 1.0 && is_named();
-        self.range.is_some_and(|range| self.kind == Kind::Number || is_amount(range))
+        self.range.is_some_and(|range| self.kind == ColumnKind::Number || is_amount(range))
     }
 
     fn measure_turns(&mut self, conversations: &[&Value]) {
@@ -198,22 +198,26 @@ impl Column {
         self.example = sources.first().cloned().unwrap_or_default();
     }
 
-    fn find_kind(&self, filled: &[&Value], texts: &[String], numbers: &[f64]) -> Kind {
+    fn find_kind(&self, filled: &[&Value], texts: &[String], numbers: &[f64]) -> ColumnKind {
         if filled.iter().any(|value| value.is_array() || value.is_object()) {
-            return if filled.iter().all(|value| is_conversation(value)) { Kind::Messages } else { Kind::Other };
+            return if filled.iter().all(|value| is_conversation(value)) {
+                ColumnKind::Messages
+            } else {
+                ColumnKind::Other
+            };
         }
         if texts.is_empty() {
             // The bytes of a picture inside of a table are not read.
-            return if name_rank("image", &self.name).is_some() { Kind::Picture } else { Kind::Constant };
+            return if name_rank("image", &self.name).is_some() { ColumnKind::Picture } else { ColumnKind::Constant };
         }
         if mostly(texts, is_picture) {
-            return Kind::Picture;
+            return ColumnKind::Picture;
         }
         if texts.len() < FEW_ROWS {
             return self.kind_by_name(texts);
         }
         if self.distinct == 1 {
-            return Kind::Constant;
+            return ColumnKind::Constant;
         }
         match self.range {
             Some(range) => self.kind_of_numbers(range, texts.len(), numbers),
@@ -221,39 +225,39 @@ impl Column {
         }
     }
 
-    fn kind_by_name(&self, texts: &[String]) -> Kind {
+    fn kind_by_name(&self, texts: &[String]) -> ColumnKind {
         let is = |role: &str| name_rank(role, &self.name).is_some();
         let is_number = self.range.is_some();
         match () {
-            () if mostly(texts, is_time) || (is("time") && is_number) => Kind::Time,
-            () if is_id_name(&self.name) => Kind::Id,
-            () if is("label") && (is_number || self.words.mean <= 1) && !is("target") => Kind::Label,
-            () if is("label") && is_number => Kind::Label,
-            () if is_number => Kind::Number,
-            () => Kind::Text,
+            () if mostly(texts, is_time) || (is("time") && is_number) => ColumnKind::Time,
+            () if is_id_name(&self.name) => ColumnKind::Id,
+            () if is("label") && (is_number || self.words.mean <= 1) && !is("target") => ColumnKind::Label,
+            () if is("label") && is_number => ColumnKind::Label,
+            () if is_number => ColumnKind::Number,
+            () => ColumnKind::Text,
         }
     }
 
-    fn kind_of_numbers(&self, (low, high): (f64, f64), rows: usize, numbers: &[f64]) -> Kind {
+    fn kind_of_numbers(&self, (low, high): (f64, f64), rows: usize, numbers: &[f64]) -> ColumnKind {
         if name_rank("time", &self.name).is_some() && self.rises {
-            return Kind::Time;
+            return ColumnKind::Time;
         }
         let is_new = self.distinct == rows;
         let is_target = name_rank("label", &self.name).is_some();
         let steps = || numbers.windows(2).all(|pair| pair[1] - pair[0] == numbers[1] - numbers[0]);
         if self.whole && is_new && !is_target && (is_id_name(&self.name) || steps()) {
-            return Kind::Id;
+            return ColumnKind::Id;
         }
         let is_class = self.whole && low >= 0.0 && high <= NUMBERED_CLASSES as f64;
         match is_class && self.distinct <= NUMBERED_CLASSES && self.distinct * REPEATED <= rows {
-            true => Kind::Label,
-            false => Kind::Number,
+            true => ColumnKind::Label,
+            false => ColumnKind::Number,
         }
     }
 
-    fn kind_of_texts(&self, texts: &[String]) -> Kind {
+    fn kind_of_texts(&self, texts: &[String]) -> ColumnKind {
         if mostly(texts, is_time) {
-            return Kind::Time;
+            return ColumnKind::Time;
         }
         let rows = texts.len();
         let words = texts.iter().map(|text| text.split_whitespace().count()).sum::<usize>() as f64 / rows as f64;
@@ -264,14 +268,14 @@ impl Column {
             None => (rows / REPEATED).min(rows.isqrt().max(FEW_CLASSES)),
         };
         if is_short && self.distinct <= most {
-            return Kind::Label;
+            return ColumnKind::Label;
         }
         let is_code =
             |text: &str| !text.contains(char::is_whitespace) && text.contains(|letter: char| letter.is_ascii_digit());
         if self.distinct == rows && mostly(texts, |text| is_code(text) || (is_id_name(&self.name) && words <= 1.0)) {
-            return Kind::Id;
+            return ColumnKind::Id;
         }
-        Kind::Text
+        ColumnKind::Text
     }
 }
 
@@ -357,7 +361,7 @@ fn counts(texts: &[String]) -> Vec<(String, usize)> {
 mod tests {
     use super::*;
 
-    fn kind(name: &str, value: impl Fn(usize) -> Value) -> Kind {
+    fn kind(name: &str, value: impl Fn(usize) -> Value) -> ColumnKind {
         let values: Vec<Value> = (0..30).map(value).collect();
         Column::of(name, values.iter(), Path::new("")).kind
     }
@@ -366,26 +370,26 @@ mod tests {
     fn values_decide() {
         let story = |row: usize| Value::from(format!("the {row}th of many stories about a fox"));
         for (want, found) in [
-            (Kind::Text, kind("zeta", story)),
-            (Kind::Text, kind("word", |row| Value::from(["fox", "Hund", "chat"][row % 3].repeat(row + 1)))),
-            (Kind::Label, kind("zeta", |row| Value::from(["yes", " no "][row % 2]))),
-            (Kind::Label, kind("zeta", |row| Value::from(row % 4))),
-            (Kind::Label, kind("topic", |row| Value::from(format!("class {}", row % 14)))),
-            (Kind::Text, kind("zeta", |row| Value::from(format!("class {}", row % 14)))),
-            (Kind::Number, kind("zeta", |row| Value::from(format!("{}.5", row % 4)))),
-            (Kind::Number, kind("zeta", |row| Value::from(format!("{row},25")))),
-            (Kind::Number, kind("age", |row| Value::from(row * row))),
-            (Kind::Number, kind("score", |row| Value::from(row + 1))),
-            (Kind::Id, kind("zeta", |row| Value::from(row + 100))),
-            (Kind::Id, kind("order_id", |row| Value::from(row * row))),
-            (Kind::Id, kind("zeta", |row| Value::from(format!("9f{row:04}c-77ab")))),
-            (Kind::Time, kind("zeta", |row| Value::from(format!("2025-11-{:02} 10:00", row + 1)))),
-            (Kind::Time, kind("timestamp", |row| Value::from(1_700_000_000 + row))),
-            (Kind::Picture, kind("zeta", |row| Value::from(format!("cats/{row}.JPG")))),
-            (Kind::Messages, kind("zeta", |_| serde_json::json!([{"role": "user", "content": "hi"}]))),
-            (Kind::Other, kind("zeta", |_| serde_json::json!({"a": 1}))),
-            (Kind::Constant, kind("zeta", |_| Value::from("en"))),
-            (Kind::Constant, kind("zeta", |_| Value::Null)),
+            (ColumnKind::Text, kind("zeta", story)),
+            (ColumnKind::Text, kind("word", |row| Value::from(["fox", "Hund", "chat"][row % 3].repeat(row + 1)))),
+            (ColumnKind::Label, kind("zeta", |row| Value::from(["yes", " no "][row % 2]))),
+            (ColumnKind::Label, kind("zeta", |row| Value::from(row % 4))),
+            (ColumnKind::Label, kind("topic", |row| Value::from(format!("class {}", row % 14)))),
+            (ColumnKind::Text, kind("zeta", |row| Value::from(format!("class {}", row % 14)))),
+            (ColumnKind::Number, kind("zeta", |row| Value::from(format!("{}.5", row % 4)))),
+            (ColumnKind::Number, kind("zeta", |row| Value::from(format!("{row},25")))),
+            (ColumnKind::Number, kind("age", |row| Value::from(row * row))),
+            (ColumnKind::Number, kind("score", |row| Value::from(row + 1))),
+            (ColumnKind::Id, kind("zeta", |row| Value::from(row + 100))),
+            (ColumnKind::Id, kind("order_id", |row| Value::from(row * row))),
+            (ColumnKind::Id, kind("zeta", |row| Value::from(format!("9f{row:04}c-77ab")))),
+            (ColumnKind::Time, kind("zeta", |row| Value::from(format!("2025-11-{:02} 10:00", row + 1)))),
+            (ColumnKind::Time, kind("timestamp", |row| Value::from(1_700_000_000 + row))),
+            (ColumnKind::Picture, kind("zeta", |row| Value::from(format!("cats/{row}.JPG")))),
+            (ColumnKind::Messages, kind("zeta", |_| serde_json::json!([{"role": "user", "content": "hi"}]))),
+            (ColumnKind::Other, kind("zeta", |_| serde_json::json!({"a": 1}))),
+            (ColumnKind::Constant, kind("zeta", |_| Value::from("en"))),
+            (ColumnKind::Constant, kind("zeta", |_| Value::Null)),
         ] {
             assert_eq!(found, want);
         }
@@ -394,11 +398,11 @@ mod tests {
     #[test]
     fn few_rows_are_named() {
         let of = |name: &str, value: Value| Column::of(name, [value].iter(), Path::new("")).kind;
-        assert_eq!(of("sentiment", Value::from(1)), Kind::Label);
-        assert_eq!(of("review", Value::from("a")), Kind::Text);
-        assert_eq!(of("time", Value::from("1")), Kind::Time);
-        assert_eq!(of("id", Value::from("7")), Kind::Id);
-        assert_eq!(of("a", Value::from(1)), Kind::Number);
+        assert_eq!(of("sentiment", Value::from(1)), ColumnKind::Label);
+        assert_eq!(of("review", Value::from("a")), ColumnKind::Text);
+        assert_eq!(of("time", Value::from("1")), ColumnKind::Time);
+        assert_eq!(of("id", Value::from("7")), ColumnKind::Id);
+        assert_eq!(of("a", Value::from(1)), ColumnKind::Number);
     }
 
     #[test]

@@ -20,12 +20,14 @@ use crate::error::Error;
 use crate::report::{print, print_data, say};
 use crate::system::digests::cache_folder;
 use crate::system::files::write_json;
-use author::{Author, Dialog};
+use author::Author;
+
+pub use author::Dialog;
 
 /// The schema that `make install` installs, below the folder that holds `bin`.
 const INSTALLED_SCHEMA: &str = "share/pipe/pipelines/schema.json";
 
-pub struct Options {
+pub struct InitOptions {
     pub file: Option<PathBuf>,
     pub arch: Option<Arch>,
     pub data: Option<String>,
@@ -43,7 +45,7 @@ pub struct Options {
     pub quiet: bool,
 }
 
-pub fn run(options: &Options) -> Result<(), Error> {
+pub fn run(options: &InitOptions) -> Result<(), Error> {
     if let Some(file) = &options.file {
         check_free(file, options)?;
     }
@@ -76,7 +78,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 /// Writes a pipeline to a file, and says which; nothing where it was printed instead.
-fn write(options: &Options, name: &Name, yaml: &str) -> Result<Option<PathBuf>, Error> {
+fn write(options: &InitOptions, name: &Name, yaml: &str) -> Result<Option<PathBuf>, Error> {
     let text = format!("{}{yaml}", editor_line());
     if options.stdout {
         print_data(format!("{}\n", text.trim_end()).as_bytes());
@@ -93,7 +95,7 @@ fn write(options: &Options, name: &Name, yaml: &str) -> Result<Option<PathBuf>, 
 }
 
 /// Fails if the file exists, unless it may be overwritten.
-fn check_free(file: &Path, options: &Options) -> Result<(), Error> {
+fn check_free(file: &Path, options: &InitOptions) -> Result<(), Error> {
     let is_free = !file.exists() || options.force || options.stdout;
     if is_free { Ok(()) } else { Err(Error::Exists { path: file.to_owned() }) }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use pipe_data::DataTable;
 use serde_json::json;
 
-use super::column::{Kind, is_picture};
+use super::column::{ColumnKind, is_picture};
 use super::survey::Survey;
 use crate::error::Error;
 use crate::system::files;
@@ -29,6 +29,7 @@ pub fn list(folder: &Path) -> Result<Option<PictureList>, Error> {
     if pictures.is_empty() {
         return Ok(None);
     }
+    pictures.iter().try_for_each(|path| files::check_utf8("the name of the picture", &folder.join(path)))?;
     let file = folder.join(FILE);
     if file.is_file() {
         let note = format!("{} exists already and is used as it is", file.display());
@@ -66,7 +67,7 @@ fn pictures(folder: &Path) -> BTreeSet<PathBuf> {
             found.insert(name);
         }
     }
-    found.retain(|path| path.to_str().is_some_and(is_picture) && folder.join(path).is_file());
+    found.retain(|path| is_picture(&path.to_string_lossy()) && folder.join(path).is_file());
     found
 }
 
@@ -77,7 +78,9 @@ fn table_of_pictures(folder: &Path) -> Option<PathBuf> {
     files.sort();
     files.into_iter().find(|file| {
         let columns = DataTable::read(file).map(|table| Survey::of(&table).columns).unwrap_or_default();
-        columns.iter().any(|column| column.kind == Kind::Picture && column.missing == 0 && !column.example.is_empty())
+        columns
+            .iter()
+            .any(|column| column.kind == ColumnKind::Picture && column.missing == 0 && !column.example.is_empty())
     })
 }
 

@@ -3,7 +3,7 @@
 use pipe_data::Layout;
 use pipe_spec::pipeline::{Arch, Task};
 
-use super::column::{Column, Kind, name_rank};
+use super::column::{Column, ColumnKind, name_rank};
 use super::survey::{Field, Survey};
 
 /// The first of the usual names of a label leave no doubt, even beside a question and an answer.
@@ -30,24 +30,27 @@ fn task_of_roles(survey: &Survey, given: &[Field]) -> Result<Task, String> {
 }
 
 fn task_of_columns(survey: &Survey) -> Result<Task, String> {
-    let columns = |kind: Kind| survey.of_kind(kind).len();
-    let texts = columns(Kind::Text);
-    let is_text = |column: &Column| column.kind == Kind::Text;
+    let columns = |kind: ColumnKind| survey.of_kind(kind).len();
+    let texts = columns(ColumnKind::Text);
+    let is_text = |column: &Column| column.kind == ColumnKind::Text;
     let is_pair = survey.best("source", is_text).is_some() && survey.best("target", is_text).is_some();
     let label = survey.best("label", Column::can_be_label).and_then(|column| name_rank("label", &column.name));
     match () {
         () if survey.layout == Layout::Documents => Ok(Task::Language),
-        () if columns(Kind::Messages) > 0 => Ok(Task::Seq2Seq),
-        () if columns(Kind::Picture) > 0 => Ok(Task::Contrastive),
-        () if texts == 0 && survey.layout == Layout::Table && columns(Kind::Label) + columns(Kind::Number) > 1 => {
+        () if columns(ColumnKind::Messages) > 0 => Ok(Task::Seq2Seq),
+        () if columns(ColumnKind::Picture) > 0 => Ok(Task::Contrastive),
+        () if texts == 0
+            && survey.layout == Layout::Table
+            && columns(ColumnKind::Label) + columns(ColumnKind::Number) > 1 =>
+        {
             Ok(Task::TimeSeries)
         }
         () if survey.column("source").is_some() && survey.column("target").is_some() => Ok(Task::Seq2Seq),
         () if is_pair && label.is_none_or(|rank| rank >= SURE_LABELS) => Ok(Task::Seq2Seq),
         () if texts > 0 && label.is_some() => Ok(Task::Classification),
-        () if texts > 0 && columns(Kind::Label) > 0 => Ok(Task::Classification),
+        () if texts > 0 && columns(ColumnKind::Label) > 0 => Ok(Task::Classification),
         () if texts == 2 => Ok(Task::Seq2Seq),
-        () if texts == 1 && columns(Kind::Number) == 0 => Ok(Task::Language),
+        () if texts == 1 && columns(ColumnKind::Number) == 0 => Ok(Task::Language),
         () if texts == 1 => {
             Err("there is a text, and numbers whose names do not say which is to be predicted".to_owned())
         }
@@ -136,7 +139,7 @@ impl<'a> Choice<'a> {
     }
 
     fn texts_to_texts(&mut self) -> Result<(), String> {
-        let is_talk = |column: &Column| column.kind == Kind::Messages;
+        let is_talk = |column: &Column| column.kind == ColumnKind::Messages;
         if self.fields.is_empty()
             && let Some(column) = self.pick("messages", is_talk)
         {
@@ -154,7 +157,7 @@ impl<'a> Choice<'a> {
                 self.fields.push((role.to_owned(), name.clone()));
             }
         }
-        let texts = self.free(|column| column.kind == Kind::Text);
+        let texts = self.free(|column| column.kind == ColumnKind::Text);
         match (self.has("source"), self.has("target"), texts.as_slice()) {
             (true, true, _) => {}
             (false, false, [first, last]) => {
@@ -172,8 +175,8 @@ impl<'a> Choice<'a> {
     }
 
     fn classes(&mut self) -> Result<(), String> {
-        let is_label = |column: &Column| column.kind == Kind::Label;
-        let is_word = |column: &Column| column.kind == Kind::Label && column.range.is_none();
+        let is_label = |column: &Column| column.kind == ColumnKind::Label;
+        let is_word = |column: &Column| column.kind == ColumnKind::Label && column.range.is_none();
         if !self.has("label") {
             let named = self.survey.best("label", Column::can_be_label).map(|column| column.name.clone());
             let (labels, words) = (self.free(is_label).len(), self.free(is_word).len());
@@ -188,7 +191,7 @@ impl<'a> Choice<'a> {
         if let Some(label) = self.survey.fed(&self.fields, "label").filter(|label| label.comma) {
             return Err(format!("the numbers in {:?} have a decimal comma; write 3.5 and not 3,5", label.name));
         }
-        let is_text = |column: &Column| column.kind == Kind::Text;
+        let is_text = |column: &Column| column.kind == ColumnKind::Text;
         if !self.has("text_pair")
             && let Some(pair) =
                 self.free(is_text).into_iter().find(|column| name_rank("text_pair", &column.name).is_some())
@@ -210,8 +213,8 @@ impl<'a> Choice<'a> {
     }
 
     fn pictures(&mut self) -> Result<(), String> {
-        self.need("image", |column| column.kind == Kind::Picture)?;
-        match self.pick("text", |column| column.kind == Kind::Text) {
+        self.need("image", |column| column.kind == ColumnKind::Picture)?;
+        match self.pick("text", |column| column.kind == ColumnKind::Text) {
             Some(column) if !self.has("text") => self.feed("text", column),
             _ => self.need("text", is_words)?,
         }
@@ -221,16 +224,16 @@ impl<'a> Choice<'a> {
     fn language(&mut self) -> Result<(), String> {
         match self.survey.layout {
             Layout::Documents => Ok(()),
-            _ => self.need("text", |column| column.kind == Kind::Text),
+            _ => self.need("text", |column| column.kind == ColumnKind::Text),
         }
     }
 
     fn series(&mut self) -> Result<(), String> {
-        self.need("label", |column| column.kind == Kind::Label)?;
+        self.need("label", |column| column.kind == ColumnKind::Label)?;
         if !self.has("time") {
-            let in_order = |kind: Kind| self.free(move |column| column.kind == kind && column.rises);
+            let in_order = |kind: ColumnKind| self.free(move |column| column.kind == kind && column.rises);
             // A number of the row gives the order, as a time does.
-            if let Some(column) = in_order(Kind::Time).first().or(in_order(Kind::Id).first()) {
+            if let Some(column) = in_order(ColumnKind::Time).first().or(in_order(ColumnKind::Id).first()) {
                 self.feed("time", column);
             }
         }
@@ -238,9 +241,10 @@ impl<'a> Choice<'a> {
         if features.is_empty() {
             return Err("no column is left for the features".to_owned());
         }
-        match features.iter().find(|column| column.range.is_none() || column.kind == Kind::Id || column.empty > 0) {
+        match features.iter().find(|column| column.range.is_none() || column.kind == ColumnKind::Id || column.empty > 0)
+        {
             None => Ok(()),
-            Some(column) if column.kind == Kind::Time => {
+            Some(column) if column.kind == ColumnKind::Time => {
                 Err(format!("the times in {:?} fall; sort the rows, and write dates as 2025-11-27", column.name))
             }
             Some(column) if column.range.is_some() && column.empty > 0 => Err(format!(
@@ -287,7 +291,7 @@ fn article(role: &str) -> String {
 }
 
 fn is_words(column: &Column) -> bool {
-    matches!(column.kind, Kind::Text | Kind::Label)
+    matches!(column.kind, ColumnKind::Text | ColumnKind::Label)
 }
 
 fn shown(fields: &[Field]) -> String {

@@ -4,7 +4,7 @@ use pipe_model::{ModelSize, Starter};
 use pipe_spec::Inspection;
 use pipe_spec::pipeline::Task;
 
-use super::column::{Column, Kind, Lengths};
+use super::column::{Column, ColumnKind, Lengths};
 use super::survey::{Field, Survey};
 
 /// Rows that are kept for evaluation, at least, and the share that this may be.
@@ -66,11 +66,11 @@ pub struct Settings {
 
 impl Settings {
     pub fn new(starter: &Starter, facts: &Facts<'_>) -> Self {
-        let recipe = if facts.from_weights { starter.fine_tuning } else { starter.scratch };
-        let lr = two_digits(if facts.from_weights { recipe.lr } else { starter.scratch_lr(facts.size) });
+        let training = if facts.from_weights { starter.fine_tuning } else { starter.scratch };
+        let lr = two_digits(if facts.from_weights { training.lr } else { starter.scratch_lr(facts.size) });
         let eval_share = if facts.has_eval { 0.0 } else { eval_share(facts) };
         let mut settings = Self {
-            epochs: u64::from(recipe.epochs),
+            epochs: u64::from(training.epochs),
             effective_batch: starter.effective_batch,
             lr,
             eval_share,
@@ -82,7 +82,7 @@ impl Settings {
             let trained = ((samples as f64 * (1.0 - eval_share)) as u64).max(1);
             settings.effective_batch = effective_batch(starter.effective_batch, trained);
             let steps = trained.div_ceil(u64::from(settings.effective_batch));
-            let enough = u64::from(recipe.steps).div_ceil(steps).min(MOST_EPOCHS);
+            let enough = u64::from(training.steps).div_ceil(steps).min(MOST_EPOCHS);
             settings.epochs = enough.max(settings.epochs).min((MOST_STEPS / steps).max(1));
             settings.evaluate_every = evaluate_every(settings.epochs, steps);
         }
@@ -140,7 +140,7 @@ pub fn samples(task: Task, survey: &Survey, fields: &[Field], limits: Limits, wi
     match task {
         Task::TimeSeries => survey.rows.saturating_sub(u64::from(window)),
         Task::Language => {
-            let texts = || survey.columns.iter().filter(|column| column.kind == Kind::Text);
+            let texts = || survey.columns.iter().filter(|column| column.kind == ColumnKind::Text);
             let column = survey.fed(fields, "text").or_else(|| texts().next());
             // Limits are on the safe side; the usual token has four bytes, and not three.
             column.map_or(0, |column| survey.rows * column.tokens.mean as u64 * 3 / 4) / u64::from(limits.length)
@@ -204,7 +204,7 @@ impl Limits {
         let of = |role: &str| survey.fed(fields, role).map_or(Lengths::default(), |column| column.tokens);
         let mut limits = Self::unknown(task);
         match (task, survey.fed(fields, "messages")) {
-            (Task::Seq2Seq, Some(column)) if column.kind == Kind::Messages => {
+            (Task::Seq2Seq, Some(column)) if column.kind == ColumnKind::Messages => {
                 (limits.source, limits.target) = (limit(column.tokens), limit(column.answer_tokens));
             }
             (Task::Seq2Seq, _) => (limits.source, limits.target) = (limit(of("source")), limit(of("target"))),
@@ -253,7 +253,7 @@ mod tests {
         {
             let found = settings(&facts(samples));
             let seen = (found.epochs, found.effective_batch, found.eval_share);
-            // Bounds, so that a measured recipe may change the middle.
+            // Bounds, so that a measurement may change the middle.
             assert!(seen.0 >= 1 && seen.0 <= MOST_EPOCHS, "{samples}: {seen:?}");
             assert_eq!((seen.1, seen.2), (batch, share), "{samples} {epochs}: {seen:?}");
         }

@@ -5,7 +5,7 @@ use pipe_spec::Inspection;
 use pipe_spec::pipeline::Task;
 use pipe_spec::text::count;
 
-use super::column::{Column, Kind, Lengths, name_rank};
+use super::column::{Column, ColumnKind, Lengths, name_rank};
 use crate::report::{Table, bounded, grouped, visible_line};
 
 /// A role and the column that feeds it.
@@ -26,7 +26,7 @@ pub struct Survey {
 
 impl Survey {
     pub fn of(table: &DataTable) -> Self {
-        let column = |(place, name): (usize, &String)| Column::of(name, table.values(place), &table.folder);
+        let column = |(index, name): (usize, &String)| Column::of(name, table.values(index), &table.folder);
         Self {
             layout: table.layout,
             columns: table.names.iter().enumerate().map(column).collect(),
@@ -49,7 +49,7 @@ impl Survey {
         self.columns.iter().filter(|column| !fields.iter().any(|(_, name)| *name == column.name)).count()
     }
 
-    pub fn of_kind(&self, kind: Kind) -> Vec<&Column> {
+    pub fn of_kind(&self, kind: ColumnKind) -> Vec<&Column> {
         self.columns.iter().filter(|column| column.kind == kind).collect()
     }
 
@@ -64,7 +64,7 @@ impl Survey {
         let mut table = Table::new(&["COLUMN", "LOOKS LIKE", "EXAMPLE"]);
         for column in &self.columns {
             let like = match column.kind {
-                Kind::Label => format!("label, {}", count(column.distinct, "value")),
+                ColumnKind::Label => format!("label, {}", count(column.distinct, "value")),
                 kind => kind.name().to_owned(),
             };
             table.row(vec![column.name.clone(), like, bounded(&column.example, EXAMPLE)]);
@@ -88,7 +88,7 @@ impl Survey {
             lines.push(format!("  {role}: {}", describe(column, role, task, inspection)));
         }
         if fields.is_empty() {
-            let texts = self.columns.iter().filter(|column| column.kind == Kind::Text);
+            let texts = self.columns.iter().filter(|column| column.kind == ColumnKind::Text);
             lines.extend(texts.map(|column| format!("  {}", words(column.words))));
         }
         let is_used = |column: &&Column| fields.iter().any(|(_, name)| *name == column.name);

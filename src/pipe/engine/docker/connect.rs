@@ -3,11 +3,14 @@
 //! The container engine, and how a card gets into its containers.
 
 use std::io::ErrorKind;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use bollard::models::SystemInfoCgroupVersionEnum;
 use bollard::{API_DEFAULT_VERSION, Docker};
 use pipe_spec::text::human_bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 
 use super::gpu::Passthrough;
 use super::{DockerEngine, Info};
@@ -28,18 +31,38 @@ pub async fn connect() -> Result<(Docker, Info), Error> {
     }
     .map_err(refused)?;
     let docker = docker.negotiate_version().await.map_err(refused)?;
+    let version = docker.version().await.map_err(refused)?;
+    let is_podman = version.components.unwrap_or_default().iter().any(|part| part.name.starts_with("Podman"));
     let info = docker.info().await.map_err(refused)?;
+    let says_rootless = info.security_options.unwrap_or_default().iter().any(|option| option == "name=rootless");
+    let rootless = says_rootless || (is_podman && podman_is_rootless(&address).await);
+    // Podman says that it limits memory where no rootless container has a control group.
+    let has_groups = !rootless || info.cgroup_version != Some(SystemInfoCgroupVersionEnum::_1);
     let info = Info {
         address: address.clone(),
+        product: if is_podman { "podman" } else { "docker" },
         version: info.server_version.unwrap_or_default(),
         api_version: docker.client_version().to_string(),
         runtimes: info.runtimes.unwrap_or_default().into_keys().collect(),
         cdi_spec_dirs: info.cdi_spec_dirs.unwrap_or_default(),
         data_root: info.docker_root_dir,
-        rootless: info.security_options.unwrap_or_default().iter().any(|option| option == "name=rootless"),
-        limits_memory: info.memory_limit.unwrap_or(true),
+        rootless,
+        limits_memory: has_groups && info.memory_limit.unwrap_or(true),
     };
     Ok((docker, info))
+}
+
+/// What Podman 4 says in a field that Docker's answer does not have.
+async fn podman_is_rootless(address: &str) -> bool {
+    let ask = async {
+        let mut socket = UnixStream::connect(address.strip_prefix("unix://")?).await.ok()?;
+        socket.write_all(b"GET /v1.41/info HTTP/1.0\r\nHost: podman\r\n\r\n").await.ok()?;
+        let mut answer = String::new();
+        socket.take(1 << 20).read_to_string(&mut answer).await.ok()?;
+        let info: serde_json::Value = serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()?;
+        info["Rootless"].as_bool()
+    };
+    tokio::time::timeout(Duration::from_secs(TIMEOUT), ask).await.ok().flatten() == Some(true)
 }
 
 /// `DOCKER_HOST`, or the first socket that a daemon listens on.
@@ -75,7 +98,7 @@ fn sockets() -> Vec<PathBuf> {
 }
 
 fn probe(socket: &Path) -> Result<(), Error> {
-    let error = match UnixStream::connect(socket) {
+    let error = match std::os::unix::net::UnixStream::connect(socket) {
         Ok(_) => return Ok(()),
         Err(error) => error,
     };
@@ -123,7 +146,7 @@ fn daemon(docker: Result<&DockerEngine, &Error>, trainer: bool) -> Check {
         }
     };
     let rootless = if info.rootless { ", rootless" } else { "" };
-    let found = format!("{} {}, API {}, at {}{rootless}", product(info), info.version, info.api_version, info.address);
+    let found = format!("{} {}, API {}, at {}{rootless}", info.product, info.version, info.api_version, info.address);
     match api(&info.api_version) {
         Some(version) if version < OLDEST_API => {
             Check::missing("engine", found).hint("too old: update it to Docker 20.10, Podman 4 or newer")
@@ -132,10 +155,6 @@ fn daemon(docker: Result<&DockerEngine, &Error>, trainer: bool) -> Check {
             .hint("it cannot hold containers to container.memory: have systemd delegate the memory controller to you"),
         _ => Check::ok("engine", found),
     }
-}
-
-fn product(info: &Info) -> &'static str {
-    if info.address.contains("podman") { "podman" } else { "docker" }
 }
 
 fn api(version: &str) -> Option<(u32, u32)> {

@@ -1,24 +1,26 @@
-//! What a container may do: the least. And what the kernel did to it.
-//!
-//! A container that was started: stopped, killed, asked how it ended, removed.
+//! A container: what it may do, which is the least; followed to its end, stopped, killed, asked how it ended, removed.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bollard::Docker;
+use bollard::errors::Error::DockerResponseServerError;
 use bollard::models::{
-    ContainerCreateBody, ContainerState, DeviceMapping, DeviceRequest, HostConfig, HostConfigLogConfig, Mount,
-    MountType,
+    ContainerCreateBody, ContainerState, DeviceMapping, DeviceRequest, HostConfig, Mount, MountType,
 };
-use bollard::query_parameters::{EventsOptionsBuilder, KillContainerOptionsBuilder, LogsOptionsBuilder};
+use bollard::query_parameters::{KillContainerOptionsBuilder, WaitContainerOptions};
 use futures_util::StreamExt;
+use pipe_spec::run::JobFolder;
+use tokio::sync::mpsc;
 
 use super::gpu::Passthrough;
-use super::{LABEL_ATTEMPT, LABEL_FOLDER, LABEL_RUN, failed, remove_container};
-use crate::engine::{Ending, JobHandle, JobProgram, Launch};
+use super::{LABEL_ATTEMPT, LABEL_FOLDER, LABEL_RUN, failed, is_conflict, is_stopped, remove_container};
+use crate::engine::first_process::{self, Closed, OUTPUT_INTERVAL, Output};
+use crate::engine::{Ending, JobHandle, JobProgram, Launch, Line, Source};
 use crate::error::Error;
 
 /// Processes and threads that a job may have.
@@ -30,7 +32,13 @@ pub fn name(launch: &Launch) -> String {
 }
 
 /// The name and the body of the request that makes the container.
-pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, ContainerCreateBody) {
+pub fn describe(
+    launch: &Launch,
+    first: &Path,
+    entrypoint: Vec<String>,
+    gpu: Option<&Passthrough>,
+    rootless: bool,
+) -> (String, ContainerCreateBody) {
     let bind = |host: String, container: String, read_only: bool| Mount {
         typ: Some(MountType::BIND),
         source: Some(host),
@@ -38,10 +46,11 @@ pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, Containe
         read_only: Some(read_only),
         ..Mount::default()
     };
-    let text = |path: &std::path::Path| path.to_string_lossy().into_owned();
+    let text = |path: &Path| path.to_string_lossy().into_owned();
     let mut mounts: Vec<Mount> = Vec::new();
     mounts.extend(launch.mounts.writable.iter().map(|(host, container)| bind(text(host), text(container), false)));
     mounts.extend(launch.mounts.read_only.iter().map(|(host, container)| bind(text(host), text(container), true)));
+    mounts.push(bind(text(first), first_process::IN_CONTAINER.to_owned(), true));
     let mut env: Vec<String> = launch.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let mut host = HostConfig {
         network_mode: (!launch.network).then(|| "none".to_owned()),
@@ -54,7 +63,6 @@ pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, Containe
         shm_size: launch.resources.shm.map(|bytes| bytes as i64),
         pids_limit: Some(PIDS),
         nano_cpus: launch.resources.cpus.map(|cpus| (cpus * 1e9) as i64),
-        log_config: Some(HostConfigLogConfig { typ: Some("json-file".to_owned()), config: None }),
         ..HostConfig::default()
     };
     if let JobProgram::Command(_) = launch.program {
@@ -78,12 +86,9 @@ pub fn describe(launch: &Launch, gpu: Option<&Passthrough>) -> (String, Containe
     ]);
     let body = ContainerCreateBody {
         image: launch.image.clone(),
-        entrypoint: match &launch.program {
-            JobProgram::Trainer => None,
-            JobProgram::Command(program) => Some(vec![program.clone()]),
-        },
-        cmd: Some(launch.args.clone()),
-        user: Some(user()),
+        entrypoint: Some(first_process::words(launch, Path::new(first_process::IN_CONTAINER))),
+        cmd: Some(entrypoint.into_iter().chain(launch.args.iter().cloned()).collect()),
+        user: Some(user(rootless)),
         env: Some(env),
         labels: Some(labels),
         network_disabled: Some(!launch.network),
@@ -132,49 +137,38 @@ fn pass_through(
     }
 }
 
-/// The user's own ids, so that what the container writes is the user's.
-fn user() -> String {
-    format!("{}:{}", rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
+/// The user's own ids, so that what the container writes is the user's. A daemon without root maps the user to root in its containers,
+/// who has no capability there.
+fn user(rootless: bool) -> String {
+    match rootless {
+        true => "0:0".to_owned(),
+        false => format!("{}:{}", rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
+    }
 }
-
-/// Whether the kernel reported to the daemon that memory ran out in this container. Its own flag can be a moment late, or
-/// be missing when it was not the first process that was killed.
-pub async fn kernel_reported_oom(docker: &Docker, id: &str, state: &ContainerState) -> bool {
-    let filters = HashMap::from([("container", vec![id]), ("event", vec!["oom"]), ("type", vec!["container"])]);
-    let options = EventsOptionsBuilder::new()
-        .since(state.started_at.as_deref().unwrap_or("0"))
-        .until(&(unix_now() + 2).to_string())
-        .filters(&filters)
-        .build();
-    let mut events = std::pin::pin!(docker.events(Some(options)));
-    matches!(tokio::time::timeout(Duration::from_secs(2), events.next()).await, Ok(Some(Ok(_))))
-}
-
-pub fn unix_now() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
-}
-
-/// The lines at the end of a log that are read again.
-const LAST_LINES: &str = "200";
 
 pub struct ContainerJob {
     docker: Docker,
     id: String,
     memory_limit: Option<u64>,
+    program: JobProgram,
+    /// The folder of the job on the host.
+    folder: PathBuf,
     /// Whether the daemon went away while it ran.
     outage: Arc<AtomicBool>,
 }
 
 impl ContainerJob {
-    pub fn new(docker: Docker, id: String, memory_limit: Option<u64>, outage: Arc<AtomicBool>) -> Self {
-        Self { docker, id, memory_limit, outage }
+    pub fn new(docker: Docker, id: String, launch: &Launch, outage: Arc<AtomicBool>) -> Self {
+        let memory_limit = launch.resources.memory;
+        Self { docker, id, memory_limit, program: launch.program.clone(), folder: launch.job_folder.0.clone(), outage }
     }
 
     async fn signal(&self, signal: &str) -> Result<(), Error> {
         let options = KillContainerOptionsBuilder::new().signal(signal).build();
         match self.docker.kill_container(&self.id, Some(options)).await {
-            // 404: gone. 409: it is not running any more.
-            Ok(()) | Err(bollard::errors::Error::DockerResponseServerError { status_code: 404 | 409, .. }) => Ok(()),
+            // It is gone, or not running any more.
+            Ok(()) | Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => Ok(()),
+            Err(refused) if is_conflict(&refused) => Ok(()),
             Err(source) => Err(failed(source)),
         }
     }
@@ -202,35 +196,143 @@ impl JobHandle for ContainerJob {
     async fn ending(&mut self) -> Result<Ending, Error> {
         let outage = self.outage.load(Ordering::Relaxed);
         let memory_limit = self.memory_limit;
+        let end = first_process::end(&self.folder, JobFolder::END);
         let state = match self.docker.inspect_container(&self.id, None).await {
             Ok(container) => container.state.unwrap_or_default(),
             Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => {
                 let lost = Some("the container was removed while it ran".to_owned());
                 return Ok(Ending { lost, memory_limit, outage, ..Ending::exited(None) });
             }
+            Err(error) if is_stopped(&error) => {
+                let code = end.as_ref().map_or(first_process::KILLED, |end| end.exit_code);
+                ContainerState { exit_code: Some(code), ..ContainerState::default() }
+            }
             Err(source) => return Err(Error::EngineLost { reason: source.to_string() }),
         };
         let exit_code = state.exit_code;
-        let oom_killed = state.oom_killed == Some(true)
-            || (exit_code == Some(137) && kernel_reported_oom(&self.docker, &self.id, &state).await);
-        Ok(Ending { oom_killed, memory_limit, outage, ..Ending::exited(exit_code) })
-    }
-
-    async fn last_output(&self, most: usize) -> Option<Vec<u8>> {
-        let options = LogsOptionsBuilder::new().stdout(true).stderr(true).tail(LAST_LINES).build();
-        let mut stream = std::pin::pin!(self.docker.logs(&self.id, Some(options)));
-        let mut last = Vec::new();
-        while let Some(Ok(output)) = stream.next().await {
-            last.extend_from_slice(&output.into_bytes());
-            if last.len() > 2 * most {
-                last.drain(..last.len() - most);
-            }
+        let program = match &self.program {
+            JobProgram::Trainer => "the entry point of the image",
+            JobProgram::Command(program) => program,
+        };
+        if let Some(error) = first_process::spawn_error(end.as_ref(), Path::new(program)) {
+            return Err(error);
         }
-        Some(last)
+        let is_trainer = self.program == JobProgram::Trainer;
+        let oom_killed = state.oom_killed == Some(true)
+            || first_process::is_oom_killed(end.map_or(0, |end| end.oom_kills), exit_code, is_trainer);
+        Ok(Ending { oom_killed, memory_limit, outage, ..Ending::exited(exit_code) })
     }
 
     async fn remove(&mut self) -> Result<(), Error> {
         remove_container(&self.docker, &self.id).await
+    }
+}
+
+/// How long a daemon that does not answer is waited for, unless `PIPE_ENGINE_WAIT` says otherwise.
+const OUTAGE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long a daemon that ends its containers may take to go away itself.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
+
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Between two looks at a container that the daemon waits for.
+const STATE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Follows a container to its end, also if the daemon restarts.
+pub struct Follower {
+    pub docker: Docker,
+    pub id: String,
+    pub output: Output,
+    pub outage: Arc<AtomicBool>,
+}
+
+/// What the daemon says of the container.
+enum State {
+    Runs,
+    Ended { code: i64 },
+    Away,
+}
+
+impl Follower {
+    pub async fn follow(mut self, to: mpsc::Sender<Line>) {
+        while self.watch(&to).await.is_ok() {
+            let again = match self.state().await {
+                State::Runs => true,
+                State::Ended { code } => self.goes_away_after(code).await && self.comes_back(&to).await,
+                State::Away => self.comes_back(&to).await,
+            };
+            if !again {
+                self.output.send_rest(&to).await.ok();
+                return;
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Sends the container's output until the daemon says that it has ended, or does not answer any more.
+    async fn watch(&mut self, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
+        let mut end = std::pin::pin!(self.docker.wait_container(&self.id, None::<WaitContainerOptions>));
+        let mut checked = Instant::now();
+        loop {
+            self.output.send(to).await?;
+            if tokio::time::timeout(OUTPUT_INTERVAL, end.next()).await.is_ok() {
+                return Ok(());
+            }
+            // Podman waits without end for a container whose cleanup failed.
+            if checked.elapsed() > STATE_INTERVAL {
+                if !matches!(self.state().await, State::Runs) {
+                    return Ok(());
+                }
+                checked = Instant::now();
+            }
+        }
+    }
+
+    async fn state(&self) -> State {
+        match self.docker.inspect_container(&self.id, None).await {
+            Ok(container) => {
+                let state = container.state.unwrap_or_default();
+                match state.running {
+                    Some(true) => State::Runs,
+                    _ => State::Ended { code: state.exit_code.unwrap_or(0) },
+                }
+            }
+            Err(DockerResponseServerError { status_code: 404, .. }) => State::Ended { code: 0 },
+            Err(error) if is_stopped(&error) => State::Ended { code: 0 },
+            Err(_) => State::Away,
+        }
+    }
+
+    /// A container that was ended from outside may be one that a daemon ends before it goes itself.
+    async fn goes_away_after(&self, code: i64) -> bool {
+        let ended_from_outside = matches!(code, 137 | 143);
+        let began = Instant::now();
+        while ended_from_outside && !self.outage.load(Ordering::Relaxed) && began.elapsed() < SHUTDOWN_TIMEOUT {
+            if self.docker.ping().await.is_err() {
+                return true;
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        false
+    }
+
+    /// Waits for the daemon; whether it is there again.
+    async fn comes_back(&self, to: &mpsc::Sender<Line>) -> bool {
+        self.outage.store(true, Ordering::Relaxed);
+        let timeout = std::env::var("PIPE_ENGINE_WAIT").ok().and_then(|seconds| seconds.parse().ok());
+        let timeout = timeout.map_or(OUTAGE_TIMEOUT, Duration::from_secs);
+        let note = |text: String| Line { source: Source::Engine, text, end: None };
+        to.send(note(format!("the daemon does not answer: waiting for it, at most {}s", timeout.as_secs()))).await.ok();
+        let began = Instant::now();
+        while began.elapsed() < timeout {
+            if self.docker.ping().await.is_ok() {
+                to.send(note("the daemon answers again".to_owned())).await.ok();
+                return true;
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        false
     }
 }
 

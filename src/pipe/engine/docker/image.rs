@@ -18,12 +18,11 @@ use pipe_spec::pipeline::Image;
 use pipe_spec::text::count;
 use tokio::sync::mpsc;
 
-use super::container::unix_now;
 use super::{DockerEngine, LABEL_EXPORT, LABEL_IMAGE, LIBRARY_PATH, failed, remove_container};
 use crate::engine::{ImageStore, Progress};
 use crate::error::{Error, fetch_cuda};
-use crate::image::{self, BuildWatcher, Context, Cuda, ImageConfig, Recipe, unpack};
-use crate::system::interrupt;
+use crate::image::{self, BuildWatcher, Context, Cuda, ImageBuild, ImageConfig, unpack};
+use crate::system::{clock, interrupt};
 
 impl DockerEngine {
     /// The name of the image that the pipeline wants, built if need be; the one that the run began with, where it is still
@@ -45,9 +44,9 @@ impl DockerEngine {
                 None => Err(Error::NoImage { image: name.clone() }),
             };
         }
-        let recipe = recipe(image).await?;
-        self.ensure_image(&recipe, progress).await?;
-        Ok(recipe.name)
+        let build = prepare_build(image).await?;
+        self.ensure_image(&build, progress).await?;
+        Ok(build.name)
     }
 
     /// Where programs of an image look for libraries, if the image says so.
@@ -57,29 +56,35 @@ impl DockerEngine {
         env.iter().find_map(|entry| entry.strip_prefix(LIBRARY_PATH)?.strip_prefix('=').map(str::to_owned))
     }
 
+    /// The program of an image and its first arguments.
+    pub(super) async fn entrypoint(&self, image: Option<&str>) -> Result<Vec<String>, Error> {
+        let found = self.docker.inspect_image(image.unwrap_or_default()).await.map_err(failed)?;
+        Ok(found.config.and_then(|config| config.entrypoint).unwrap_or_default())
+    }
+
     /// Builds the image unless the daemon has it under the name that its content gives it. Returns whether it built.
-    pub(super) async fn ensure_image(&self, recipe: &Recipe, progress: &mut dyn Progress) -> Result<bool, Error> {
-        if self.image_id(&recipe.name).await?.is_some() {
-            progress.note(&format!("image: {} (unchanged)", recipe.name));
+    pub(super) async fn ensure_image(&self, build: &ImageBuild, progress: &mut dyn Progress) -> Result<bool, Error> {
+        if self.image_id(&build.name).await?.is_some() {
+            progress.note(&format!("image: {} (unchanged)", build.name));
             return Ok(false);
         }
-        if let Cuda::Missing { folder, libraries } = &recipe.cuda {
+        if let Cuda::Missing { folder, libraries } = &build.cuda {
             let what =
                 format!("building an image without GPU support: {} missing", count(libraries.len(), "CUDA library"));
             progress.note(&format!("{what}; for GPU support {}", fetch_cuda(folder)));
         }
-        let mut watcher = progress.image_build(&recipe.name, recipe.context.size());
-        self.build(&recipe.name, &recipe.context, watcher.as_mut()).await?;
+        let mut watcher = progress.image_build(&build.name, build.context.size());
+        self.build(&build.name, &build.context, watcher.as_mut()).await?;
         drop(watcher);
-        progress.note(&format!("image: {} (built)", recipe.name));
+        progress.note(&format!("image: {} (built)", build.name));
         Ok(true)
     }
 }
 
 /// What has to be built for `image`. Runs in a thread of its own, so that signals are heard.
-pub async fn recipe(image: Option<&Image>) -> Result<Recipe, Error> {
+pub async fn prepare_build(image: Option<&Image>) -> Result<ImageBuild, Error> {
     let dockerfile = image::dockerfile(image).map(str::to_owned);
-    interrupt::run(move || image::recipe(dockerfile.as_deref())).await
+    interrupt::run(move || image::prepare_build(dockerfile.as_deref())).await
 }
 
 impl DockerEngine {
@@ -141,7 +146,10 @@ fn log(info: &BuildInfo, step: &mut Option<String>, watcher: &mut dyn BuildWatch
         return Err(detail.message.clone().unwrap_or_else(|| "the builder gave no reason".to_owned()));
     }
     for line in info.stream.iter().flat_map(|text| text.lines()).filter(|line| !line.trim().is_empty()) {
-        if let Some((number, instruction)) = line.strip_prefix("Step ").and_then(|rest| rest.split_once(" : ")) {
+        // Docker's builder writes `Step 1/2 : RUN x`, Podman's `STEP 1/2: RUN x`.
+        let docker = line.strip_prefix("Step ").and_then(|rest| rest.split_once(" : "));
+        let podman = || line.strip_prefix("STEP ").and_then(|rest| rest.split_once(": "));
+        if let Some((number, instruction)) = docker.or_else(podman) {
             *step = Some(format!("step {number} ({instruction})"));
         }
         watcher.line(line);
@@ -208,7 +216,7 @@ impl DockerEngine {
     async fn remove_left_exports(&self) -> Result<(), Error> {
         let filters = HashMap::from([("label", vec![LABEL_EXPORT])]);
         let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
-        let oldest = unix_now().saturating_sub(LEFT_AFTER.as_secs()) as i64;
+        let oldest = clock::now() as i64 - LEFT_AFTER.as_secs() as i64;
         for container in self.docker.list_containers(Some(options)).await.map_err(failed)? {
             if let (Some(id), Some(created)) = (container.id, container.created)
                 && created < oldest

@@ -2,7 +2,6 @@
 
 mod connect;
 mod container;
-mod follow;
 mod gpu;
 mod image;
 
@@ -17,10 +16,9 @@ use bollard::Docker;
 use bollard::models::{ContainerInspectResponse, ContainerStateStatusEnum};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListContainersOptionsBuilder, ListImagesOptionsBuilder,
-    RemoveContainerOptionsBuilder,
+    RemoveContainerOptionsBuilder, RemoveImageOptions,
 };
-use container::ContainerJob;
-use follow::Follower;
+use container::{ContainerJob, Follower};
 use futures_util::FutureExt;
 use gpu::Passthrough;
 use pipe_spec::Device;
@@ -29,12 +27,13 @@ use pipe_spec::pipeline::{Container, Gpus, Image};
 use pipe_spec::run::LogPosition;
 use tokio::sync::mpsc;
 
+use super::first_process::{self, Output};
 use super::{
     BuiltImage, Engine, EngineJob, FoundJob, ImageStore, JobProgram, Launch, Progress, Registration, StartedJob,
 };
 use crate::error::Error;
 use crate::gpu::Card;
-use crate::image::{ImageConfig, Recipe, check_cards};
+use crate::image::{ImageBuild, ImageConfig, check_cards};
 
 pub const LABEL_RUN: &str = "pipe.run";
 pub const LABEL_ATTEMPT: &str = "pipe.attempt";
@@ -72,6 +71,8 @@ struct DockerEngine {
 #[derive(Clone, Debug, Default)]
 pub struct Info {
     pub address: String,
+    /// `docker` or `podman`.
+    pub product: &'static str,
     pub version: String,
     pub api_version: String,
     pub runtimes: Vec<String>,
@@ -89,13 +90,15 @@ impl DockerEngine {
         Ok(Self { docker, info })
     }
 
-    /// Whatever the container writes, from its first line on or from where it was read to.
+    /// Follows the output of a container, from its first line on or from where it was read to.
     fn follow(&self, id: String, launch: &Launch, read: Option<&LogPosition>, ended: bool) -> StartedJob {
         let (sender, lines) = mpsc::channel(1024);
         // A container that ended while no `pipe` watched was not ended by a person who wanted the run to stop.
         let outage = Arc::new(AtomicBool::new(ended));
-        tokio::spawn(Follower::new(self.docker.clone(), id.clone(), outage.clone(), read).follow(sender));
-        let handle = ContainerJob::new(self.docker.clone(), id.clone(), launch.resources.memory, outage);
+        let output = Output::of(launch, read);
+        let follower = Follower { docker: self.docker.clone(), id: id.clone(), output, outage: outage.clone() };
+        tokio::spawn(follower.follow(sender));
+        let handle = ContainerJob::new(self.docker.clone(), id.clone(), launch, outage);
         StartedJob { handle: Box::new(handle), id, lines }
     }
 
@@ -121,7 +124,11 @@ impl Engine for DockerEngine {
     }
 
     fn describe(&self) -> String {
-        format!("{NAME} {} at {}", self.info.version, self.info.address)
+        let Info { product, version, address, .. } = &self.info;
+        match *product == NAME {
+            true => format!("{NAME} {version} at {address}"),
+            false => format!("{NAME} ({product} {version}) at {address}"),
+        }
     }
 
     fn device(&self, gpus: &Gpus) -> Result<Device, Error> {
@@ -150,7 +157,7 @@ impl Engine for DockerEngine {
     async fn program(&self, image: Option<&Image>) -> Result<Program, Error> {
         let name = match image {
             Some(Image::Existing(name)) => name.clone(),
-            image => image::recipe(image).await?.name,
+            image => image::prepare_build(image).await?.name,
         };
         let id = self.image_id(&name).await?;
         Ok(self.program_of(name, id))
@@ -173,7 +180,13 @@ impl Engine for DockerEngine {
 
     async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {
         let passthrough = Passthrough::choose(&launch.resources.gpus, &self.info)?;
-        let (name, mut body) = container::describe(launch, passthrough.as_ref());
+        let first = first_process::prepare(launch)?;
+        let entrypoint = match &launch.program {
+            JobProgram::Trainer => self.entrypoint(launch.image.as_deref()).await?,
+            JobProgram::Command(program) => vec![program.clone()],
+        };
+        let (name, mut body) =
+            container::describe(launch, &first, entrypoint, passthrough.as_ref(), self.info.rootless);
         if let (JobProgram::Command(_), Some(Passthrough::Devices { .. })) = (&launch.program, &passthrough) {
             // Our own image has the folder of the driver on its library path; those of others have theirs.
             let known = launch.env.get(LIBRARY_PATH).cloned();
@@ -193,9 +206,7 @@ impl Engine for DockerEngine {
             match create(body.clone()).await {
                 // A `pipe` that was killed had sent the same request. The daemon finishes it after `find` did not see the
                 // container, and keeps the name until then.
-                Err(bollard::errors::Error::DockerResponseServerError { status_code: 409, .. })
-                    if Instant::now() < deadline =>
-                {
+                Err(refused) if is_conflict(&refused) && Instant::now() < deadline => {
                     if let FoundJob::Job(job) = self.find(launch, None, None).await? {
                         return Ok(job);
                     }
@@ -219,6 +230,7 @@ impl Engine for DockerEngine {
             Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => {
                 return Ok(if id.is_some() { FoundJob::Gone } else { FoundJob::NotStarted });
             }
+            Err(error) if is_stopped(&error) => return Ok(FoundJob::Job(self.follow(name, launch, read, true))),
             Err(source) => return Err(failed(source)),
         };
         let status = found.state.and_then(|state| state.status);
@@ -254,8 +266,8 @@ impl Engine for DockerEngine {
 
 #[async_trait(?Send)]
 impl ImageStore for DockerEngine {
-    async fn ensure(&self, recipe: &Recipe, progress: &mut dyn Progress) -> Result<bool, Error> {
-        self.ensure_image(recipe, progress).await
+    async fn ensure(&self, build: &ImageBuild, progress: &mut dyn Progress) -> Result<bool, Error> {
+        self.ensure_image(build, progress).await
     }
 
     async fn image_id(&self, name: &str) -> Result<Option<String>, Error> {
@@ -279,6 +291,14 @@ impl ImageStore for DockerEngine {
             .collect())
     }
 
+    async fn remove_image(&self, name: &str) -> Result<bool, Error> {
+        match self.docker.remove_image(name, None::<RemoveImageOptions>, None).await {
+            Ok(_) | Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => Ok(true),
+            Err(bollard::errors::Error::DockerResponseServerError { status_code: 409, .. }) => Ok(false),
+            Err(source) => Err(failed(source)),
+        }
+    }
+
     async fn export(&self, image: &str, folder: &Path) -> Result<ImageConfig, Error> {
         self.export_image(image, folder).await
     }
@@ -288,9 +308,28 @@ impl ImageStore for DockerEngine {
 async fn remove_container(docker: &Docker, id: &str) -> Result<(), Error> {
     let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
     match docker.remove_container(id, Some(options)).await {
-        // 409: its removal is already under way.
-        Ok(()) | Err(bollard::errors::Error::DockerResponseServerError { status_code: 404 | 409, .. }) => Ok(()),
+        Ok(()) | Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => Ok(()),
+        // Its removal is already under way.
+        Err(refused) if is_conflict(&refused) => Ok(()),
         Err(source) => Err(failed(source)),
+    }
+}
+
+/// Whether a container has ended and Podman has not cleaned up after it: a state that Docker does not have.
+fn is_stopped(error: &bollard::errors::Error) -> bool {
+    error.to_string().contains("unknown variant `stopped`")
+}
+
+/// Whether a container is not in the state that the request needs, or its name is taken. Docker answers 409 then, Podman 500.
+fn is_conflict(error: &bollard::errors::Error) -> bool {
+    match error {
+        bollard::errors::Error::DockerResponseServerError { status_code: 409, .. } => true,
+        bollard::errors::Error::DockerResponseServerError { status_code: 500, message } => {
+            ["name is already in use", "container state improper", "already been removed"]
+                .iter()
+                .any(|text| message.contains(text))
+        }
+        _ => false,
     }
 }
 

@@ -4,17 +4,17 @@
 //! one.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pipe_spec::run::{LogPosition, LogStamp};
+use pipe_spec::run::LogPosition;
 use tokio::sync::mpsc;
 
-use super::job::{JobFiles, Refusal};
+use super::job::{JobFiles, OUTPUT, Refusal};
 use super::programs::{self, Failure, SeenJob};
 use super::state::JobState;
-use crate::engine::{Line, LineSplitter, Source};
+use crate::engine::first_process::{Closed, Output};
+use crate::engine::{Line, Source};
 use crate::system::digests::cache_folder;
 use crate::system::files::write_whole;
 
@@ -28,34 +28,26 @@ const LAST_INTERVAL: Duration = Duration::from_secs(30);
 /// How long the last lines of a job may take to appear on another machine.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-const PIECE: u64 = 1 << 20;
-
 pub struct Follower {
     pub cluster: String,
     pub id: String,
     pub files: JobFiles,
     pub refused: Refusal,
-    offset: u64,
-    splitter: LineSplitter,
+    output: Output,
     said: String,
     state: String,
     is_away: bool,
 }
 
-/// Nobody listens any more.
-struct Closed;
-
 impl Follower {
     pub fn new(cluster: &str, id: String, files: JobFiles, refused: Refusal, read: Option<&LogPosition>) -> Self {
-        let offset = read.and_then(|read| read.stdout.as_ref()?.time.parse().ok()).unwrap_or(0);
-        let splitter = LineSplitter::new(Source::Stdout);
+        let output = Output::new(files.folder().to_owned(), OUTPUT, read);
         Self {
             cluster: cluster.to_owned(),
             id,
             files,
             refused,
-            offset,
-            splitter,
+            output,
             said: String::new(),
             state: String::new(),
             is_away: false,
@@ -71,7 +63,7 @@ impl Follower {
         let mut asked = Instant::now();
         let mut missing = 0;
         loop {
-            self.send_output(to).await?;
+            self.output.send(to).await?;
             if self.files.ended().exists() {
                 break;
             }
@@ -106,12 +98,9 @@ impl Follower {
         let began = Instant::now();
         while began.elapsed() < LAST_LINES {
             tokio::time::sleep(FOLDER_INTERVAL).await;
-            self.send_output(to).await?;
+            self.output.send(to).await?;
         }
-        match self.splitter.end() {
-            Some(line) => to.send(line).await.map_err(|_| Closed),
-            None => Ok(()),
-        }
+        self.output.send_rest(to).await
     }
 
     /// A job that cannot ever start is taken out of the queue.
@@ -159,33 +148,7 @@ impl Follower {
     }
 
     async fn note(&self, source: Source, text: String, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
-        to.send(Line { source, text, stamp: None }).await.map_err(|_| Closed)
-    }
-
-    /// What the job has written since the last time. A line knows where it ends in the file, so that another `pipe` can go on from
-    /// there.
-    async fn send_output(&mut self, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
-        loop {
-            let bytes = self.read().unwrap_or_default();
-            if bytes.is_empty() {
-                return Ok(());
-            }
-            for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-                self.offset += piece.len() as u64;
-                for mut line in self.splitter.push(piece) {
-                    line.stamp = Some(LogStamp { time: format!("{:020}", self.offset), count: 1 });
-                    to.send(line).await.map_err(|_| Closed)?;
-                }
-            }
-        }
-    }
-
-    fn read(&self) -> std::io::Result<Vec<u8>> {
-        let mut file = File::open(self.files.output())?;
-        file.seek(SeekFrom::Start(self.offset))?;
-        let mut bytes = Vec::new();
-        file.take(PIECE).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        to.send(Line { source, text, end: None }).await.map_err(|_| Closed)
     }
 }
 

@@ -16,7 +16,7 @@ use super::section::ContainerRuntime;
 use super::trainer_folder;
 use crate::engine::{ConnectImages, Engine, ImageStore, Progress};
 use crate::error::Error;
-use crate::image::{self, ImageConfig, Recipe};
+use crate::image::{self, ImageBuild, ImageConfig};
 use crate::system::digests::cache_folder;
 use crate::system::files::{self, inside, write_json};
 use crate::system::interrupt;
@@ -81,9 +81,9 @@ pub async fn prepare(
     let name = match image {
         Image::Existing(name) => name.clone(),
         Image::Dockerfile(path) => {
-            let recipe = recipe(path).await?;
-            store.ensure(&recipe, progress).await?;
-            recipe.name
+            let build = prepare_build(path).await?;
+            store.ensure(&build, progress).await?;
+            build.name
         }
     };
     let Some(id) = store.image_id(&name).await? else { return Ok(pulled(name)) };
@@ -102,7 +102,7 @@ async fn exported(image: &Image) -> Result<Option<ReadyImage>, Error> {
 async fn name(image: &Image) -> Result<String, Error> {
     match image {
         Image::Existing(name) => Ok(name.clone()),
-        Image::Dockerfile(path) => Ok(recipe(path).await?.name),
+        Image::Dockerfile(path) => Ok(prepare_build(path).await?.name),
     }
 }
 
@@ -121,9 +121,9 @@ fn store(engine: &dyn Engine) -> Result<&dyn ImageStore, Error> {
 }
 
 /// Runs in a thread of its own, so that signals are heard.
-async fn recipe(dockerfile: &str) -> Result<Recipe, Error> {
+async fn prepare_build(dockerfile: &str) -> Result<ImageBuild, Error> {
     let path = dockerfile.to_owned();
-    interrupt::run(move || image::recipe(Some(&path))).await
+    interrupt::run(move || image::prepare_build(Some(&path))).await
 }
 
 /// `missing`: why no container engine answers on this machine, if none does.

@@ -12,8 +12,9 @@ use pipe_spec::{RunFolder, TrainerExit};
 
 use super::programs::{self, Failure};
 use super::state::{self, JobState, ScriptResult};
-use crate::engine::{Ending, JobHandle, JobProgram, Launch};
+use crate::engine::{Ending, JobHandle, JobProgram, Launch, first_process};
 use crate::error::Error;
+use crate::run::job_file;
 use crate::system::interrupt;
 
 /// A request to stop is repeated so often: the controller serves everyone.
@@ -149,8 +150,14 @@ fn later(failure: Failure) -> Result<(), Error> {
     }
 }
 
+/// How the first process of a node ended, with the number of the node behind it.
+pub const NODE_END: &str = "job.end-";
+
 /// What the job writes to stdout and stderr.
 pub const OUTPUT: &str = "job.out";
+
+/// Files of an attempt that are looked at.
+const MAX_FILES: usize = 10_000;
 
 #[derive(Clone, Debug)]
 pub struct JobFiles {
@@ -205,6 +212,9 @@ impl JobFiles {
 
     pub fn result(&self) -> ScriptResult {
         let code = std::fs::read_to_string(self.ended()).ok().and_then(|code| code.trim().parse().ok());
-        ScriptResult { code, time_was_up: self.time_was_up().exists() }
+        let ends = job_file::names(&self.folder, MAX_FILES).unwrap_or_default();
+        let ends = ends.iter().filter(|name| name.starts_with(NODE_END));
+        let oom_kills = ends.filter_map(|name| first_process::end(&self.folder, name)).map(|end| end.oom_kills).sum();
+        ScriptResult { code, time_was_up: self.time_was_up().exists(), oom_kills }
     }
 }

@@ -33,6 +33,7 @@ use tokio::sync::mpsc;
 
 use super::{
     ConnectImages, Connection, Engine, EngineJob, FoundJob, JobProgram, Launch, Progress, Registration, StartedJob,
+    first_process,
 };
 use crate::error::Error;
 use crate::gpu::Card;
@@ -380,7 +381,8 @@ impl Engine for SlurmEngine {
             _ => PathBuf::from("/"),
         };
         files.create_folder()?;
-        let id = self.submit(launch, script::text(launch, &program, &folder)).await?;
+        let first = first_process::program(&launch.run_folder)?;
+        let id = self.submit(launch, script::text(launch, &program, &first, &folder)).await?;
         Ok(self.follow(id, launch, None))
     }
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 use pipe_spec::pipeline::Gpus;
 use pipe_spec::trainer::NODE_VARIABLE;
 
-use super::job::JobFiles;
+use super::job::{JobFiles, NODE_END};
 use super::section::Cluster;
-use crate::engine::Launch;
+use crate::engine::{Launch, first_process};
 
 /// The exit code of a job that was told to stop.
 const STOPPED: u32 = 128 + 15;
@@ -113,7 +113,8 @@ exit "$code"
 /// The variable in which Slurm tells each task the number of its node.
 const SLURM_NODE_VARIABLE: &str = "SLURM_NODEID";
 
-pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
+/// The batch script. `first` is the first process of a job, `folder` where the job starts.
+pub fn text(launch: &Launch, program: &Program, first: &Path, folder: &Path) -> String {
     let path = |path: &Path| quoted(&path.to_string_lossy());
     let mut text = format!("#!/bin/bash\n# Attempt {} of {}, submitted by pipe.\n", launch.attempt, launch.run_id);
     let _ = writeln!(text, "id=$SLURM_JOB_ID\nfolder={}", path(JobFiles::of(launch).folder()));
@@ -131,10 +132,14 @@ pub fn text(launch: &Launch, program: &Program, folder: &Path) -> String {
     let options = program.srun.iter().map(|option| format!(" {}", quoted(option))).collect::<String>();
     let cpus = launch.resources.cpus.map_or(String::new(), |cpus| format!(" --cpus-per-task={}", cpus.ceil()));
     let nodes = launch.resources.nodes;
-    // A stop that came before there was a task to be told. There is no shell in a container that srun itself starts.
+    let (signals, timeout) = (first_process::signals(launch), first_process::stop_timeout(launch));
+    // A stop that came before there was a task to be told. There is no shell in a container that srun itself starts. The cluster sends
+    // its signals to the first process of a task.
     let wrapper = match program.srun.is_empty() {
         true => format!(
-            "bash -c '[ ! -e \"$0\" ] || exit {STOPPED}; export {NODE_VARIABLE}=${SLURM_NODE_VARIABLE}; {restored}exec \"$@\"' \"$folder/job.stop\" "
+            "bash -c '[ ! -e \"$0/job.stop\" ] || exit {STOPPED}; export {NODE_VARIABLE}=${SLURM_NODE_VARIABLE}; {restored}\
+             exec \"$1\" --signals {signals} --stop-timeout {timeout} --record \"$0/{NODE_END}${SLURM_NODE_VARIABLE}\" -- \"${{@:2}}\"' \"$folder\" {} ",
+            path(first)
         ),
         false => {
             let _ = writeln!(text, "export {NODE_VARIABLE}='${{{SLURM_NODE_VARIABLE}}}'");

@@ -1,5 +1,6 @@
 //! What a job's state and exit code, as the cluster gives them, say about its end. Pure.
 
+use crate::engine::first_process::{self, KILLED};
 use crate::engine::{EndedBy, Ending};
 
 /// A job as squeue, scontrol or sacct tell of it.
@@ -83,10 +84,9 @@ pub struct ScriptResult {
     pub code: Option<i64>,
     /// Whether the job was asked to save because its time was almost over.
     pub time_was_up: bool,
+    /// Processes of its nodes that the kernel killed for want of memory.
+    pub oom_kills: u64,
 }
-
-/// The exit code of a job that SIGKILL ended.
-const KILLED: i64 = 128 + 9;
 
 /// The end of a job, from what its script left and what the cluster says. `is_trainer`: the trainer ends with 0 only when it is done, while a
 /// command may also do so when it was told to stop. `own` is the number of this user.
@@ -98,7 +98,9 @@ pub fn ending(
     own: u32,
 ) -> Ending {
     let state = job.map_or("", |job| job.state.as_str());
-    let oom_killed = state == "OUT_OF_MEMORY" || job.is_some_and(|job| job.step_out_of_memory);
+    let oom_killed = state == "OUT_OF_MEMORY"
+        || job.is_some_and(|job| job.step_out_of_memory)
+        || first_process::is_oom_killed(script.oom_kills, script.code, is_trainer);
     let exit_code = match script.code {
         // So srun says that a task was killed.
         Some(1) if oom_killed => Some(KILLED),
@@ -150,7 +152,7 @@ mod tests {
     const OWN: u32 = 1000;
 
     fn script(code: Option<i64>, time_was_up: bool) -> ScriptResult {
-        ScriptResult { code, time_was_up }
+        ScriptResult { code, time_was_up, oom_kills: 0 }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A run that is part of another: a step of a pipeline, or a trial of a study. It is done by a `pipe` of its own in the background, so
+//! A run that is part of another: a stage of a pipeline, or a trial of a study. It is done by a `pipe` of its own in the background, so
 //! that it outlives the one that began it.
 //!
 //! A `pipe` process in the background that runs a run after this process and its terminal end.
@@ -68,6 +68,11 @@ pub fn stop_orphan(folder: &RunFolder, request: StopRequest) -> Result<(), Error
 pub struct Takeovers(BTreeMap<PathBuf, u32>);
 
 impl Takeovers {
+    /// Whether a part was taken over by this process.
+    pub fn has(&self, folder: &RunFolder) -> bool {
+        self.0.contains_key(folder.path())
+    }
+
     /// Starts a `pipe` for a part whose own was killed.
     pub fn take_over(&mut self, folder: &RunFolder) -> Result<(), Error> {
         let times = self.0.entry(folder.path().to_owned()).or_default();

@@ -106,7 +106,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// What a command has printed since it was last shown.
+    /// Shows the lines that a command has printed since the last time.
     fn show_output(&mut self, state: &RunState) -> Result<(), Error> {
         for attempt in state.attempts() {
             let known = self.output.as_ref().map_or(0, |(number, _)| *number);

@@ -1,4 +1,4 @@
-//! What a command says of its steps in its log: JSON lines, the logs of common frameworks, or patterns of the pipeline. Pure.
+//! The metrics of a command from its log: JSON lines, the logs of common frameworks, or patterns of the pipeline. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -17,7 +17,7 @@ pub struct Reader {
     patterns: Vec<Regex>,
     /// Where a progress bar stands, and where it ends.
     bar: Option<(u64, u64)>,
-    /// What was said of a step that may not be over.
+    /// Metrics of a step that may not be over.
     held: Option<Metrics>,
     /// The epoch, counted from 0, and how many there are.
     epoch: (u64, Option<u64>),
@@ -50,7 +50,7 @@ impl Reader {
         Self { format: format.clone(), patterns, bar: None, held: None, epoch: (0, None), last: None }
     }
 
-    /// What a line, or one state of a progress bar, says of a step.
+    /// The metrics of a step in a line, or in one state of a progress bar.
     pub fn read(&mut self, text: &str) -> Option<Metrics> {
         // A bar below another one ends with a movement back up to it.
         let is_inner = text.trim_end().ends_with("\u{1b}[A");
@@ -69,7 +69,7 @@ impl Reader {
         self.keep(found)
     }
 
-    /// What was held back when the log ended.
+    /// The metrics that were held back when the log ended.
     pub fn end(&mut self) -> Option<Metrics> {
         let held = self.held.take();
         self.keep(held)
@@ -121,7 +121,7 @@ impl Reader {
             let next = if entries.contains_key("eval_loss") { self.next_step() - 1 } else { self.next_step() };
             return Some(metrics(next, None, values));
         };
-        // Of two between which no bar was drawn the first is of the step before.
+        // If no bar was drawn between two metrics, the first is of the step before.
         let before = self.held.replace(metrics(at, Some(end), values));
         told.or(before)
     }
@@ -222,7 +222,7 @@ fn named(name: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What is read of a log: `step/steps name=value ...` for each reading.
+    /// The readings of a log, each as `step/steps name=value ...`.
     fn read(format: MetricsFormat, log: &str) -> Vec<String> {
         let mut reader = Reader::new(&format);
         let mut states: Vec<Metrics> = log.split(['\n', '\r']).filter_map(|text| reader.read(text)).collect();

@@ -9,7 +9,7 @@ use regex::{Captures, Regex, RegexBuilder};
 /// Characters of a message that are kept.
 const MESSAGE: usize = 2000;
 
-/// What frameworks say when memory has run out, and whose memory it is.
+/// Messages of frameworks when memory has run out, and whose memory it is.
 const MESSAGES: [(MemoryKind, &str); 26] = [
     (MemoryKind::Device, r"(?:CUDA|HIP|XPU|MPS backend) out of memory"),
     (MemoryKind::Device, r"torch\.(?:cuda\.)?OutOfMemoryError"),
@@ -63,7 +63,7 @@ static OF_ANOTHER: LazyLock<Regex> = LazyLock::new(|| compiled(PASSED_ON));
 static EXCEPTION: LazyLock<Regex> =
     LazyLock::new(|| compiled(r"^\s*(?:\[\w+\]:\s*)?[A-Za-z_][\w.]*(?:Error|Exception)\b"));
 
-/// What Python writes between two failures of which the second came of the first.
+/// Lines that Python writes between a failure and one that came of it.
 const CHAINED: [&str; 2] = ["During handling of the above exception", "The above exception was the direct cause"];
 
 static KNOWN: LazyLock<Vec<(MemoryKind, Regex)>> =
@@ -73,7 +73,7 @@ fn compiled(text: &str) -> Regex {
     Regex::new(text).expect("it is written here, and tested")
 }
 
-/// What the last lines of a log say of an out-of-memory. `patterns` are those of the pipeline; they speak of the card where
+/// The out-of-memory that the last lines of a log report. `patterns` are those of the pipeline; they speak of the card where
 /// there is one.
 pub fn find(log: &str, patterns: &[String], on_card: bool) -> Option<OomRecord> {
     let own = if on_card { MemoryKind::Device } else { MemoryKind::Host };
@@ -216,7 +216,7 @@ mod tests {
         find(log, &[], true).unwrap_or_else(|| panic!("{log}"))
     }
 
-    /// What programs of many kinds really printed, as tests/fixtures/oom_texts has it: each is read rightly, or is one of those that
+    /// Real texts of many programs, from tests/fixtures/oom_texts: each is read rightly, or is one of those that
     /// only the kernel knows to be out of memory.
     #[test]
     fn real_texts() {

@@ -9,7 +9,7 @@ use pipe_spec::{Cause, OomRecord, Outcome, Phase, TrainerExit};
 use crate::engine::{EndedBy, Ending};
 use crate::gpu::Card;
 
-/// What is known about an attempt that is over.
+/// The facts about an attempt that is over.
 pub struct Evidence<'a> {
     pub ending: &'a Ending,
     pub record: Option<&'a OomRecord>,
@@ -17,7 +17,7 @@ pub struct Evidence<'a> {
     pub card: Option<&'a Card>,
     /// The last lines of the log.
     pub tail: &'a [String],
-    /// Of a command: what the pipeline says about its out-of-memory. Its exit codes are its own.
+    /// The pipeline's `on_oom` for a command. Its exit codes are its own.
     pub command: Option<&'a OnOom>,
     /// Whether the job had a card.
     pub on_card: bool,
@@ -180,7 +180,7 @@ fn out_of_memory(memory: MemoryKind, evidence: &Evidence<'_>) -> Diagnosis {
     Diagnosis::new(Outcome::Oom, cause, describe(memory, record, evidence.ranks))
 }
 
-/// What a process needs on a card before it has allocated anything.
+/// Bytes that a process needs on a card before it has allocated anything.
 const CONTEXT_BYTES: u64 = 1 << 30;
 
 /// Whether other processes hold the requested memory: the run is below its limit, the card has too little free memory, and
@@ -246,7 +246,7 @@ fn describe(memory: MemoryKind, record: &OomRecord, ranks: u32) -> String {
     text
 }
 
-/// What a trainer says of the rank that it lost: it is the first process of several, and ends as that rank did.
+/// The error of a trainer that lost a rank: it is the first process of several, and ends as that rank did.
 fn lost_rank<'a>(evidence: &Evidence<'a>) -> Option<&'a str> {
     let said = evidence.tail.iter().rev().find_map(|line| line.strip_prefix("error: "))?;
     Some(said).filter(|said| evidence.ranks > 1 && said.starts_with("rank "))

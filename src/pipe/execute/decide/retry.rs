@@ -1,4 +1,4 @@
-//! What to do after out of memory: one pure function from what happened to what happens next.
+//! The decision after out of memory: one pure function from what happened to what happens next.
 
 use pipe_model::memory;
 use pipe_spec::event::Point;
@@ -6,7 +6,7 @@ use pipe_spec::pipeline::{BatchSetting, Data, Evaluate, Memory, OnOom, Reduce, T
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Cause, Device, Phase};
 
-/// What an attempt is started with, as far as attempts differ.
+/// Settings in which attempts of a run differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub batch: u32,
@@ -20,7 +20,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Of our trainer.
+    /// The settings of a training.
     pub fn of_trainer(train: &Train, data: &Data, evaluate: &Evaluate, memory: &Memory) -> Self {
         let batch = train.batch();
         Self {
@@ -33,7 +33,7 @@ impl Settings {
         }
     }
 
-    /// Of a command, which has none but its batch.
+    /// The settings of a command, which has none but its batch.
     pub fn of_command(batch: u32) -> Self {
         Self { batch, auto: false, prefetch: 1, eval_batch: batch, expandable_segments: false, changes: 0 }
     }
@@ -50,17 +50,17 @@ pub struct OomContext<'a> {
     /// Retries made before this one.
     pub retries_used: u32,
     pub cause: Cause,
-    /// What the trainer was doing, where it lived to say so.
+    /// The phase of the trainer, where it lived to report it.
     pub phase: Option<Phase>,
     /// Whether the run already waited for another process, and the card stayed in use.
     pub waited: bool,
     /// How much of what its batch allows the largest part held, where parts are filled.
     pub filled: Option<f64>,
-    /// What parts could hold, where they are filled.
+    /// Bytes that a part may hold, where parts are filled.
     pub part_bytes: Option<u64>,
-    /// What batches held that fitted.
+    /// Peak memory of batches that fitted.
     pub points: &'a [Point],
-    /// What there is for them.
+    /// Bytes that there are for them.
     pub capacity: Option<u64>,
 }
 
@@ -110,7 +110,7 @@ pub fn decide(context: &OomContext<'_>) -> Decision {
             }
             (Device::Cpu, Some(Phase::Eval)) => smaller_eval_batch(context),
             (Device::Cpu, Some(Phase::Forward | Phase::Backward) | None) => smaller_batch(context),
-            // What a command keeps in the host's memory may go by its batch too.
+            // A command's use of the host's memory may go by its batch too.
             (Device::Cuda, _) if context.only_batch_changes => smaller_batch(context),
             (Device::Cuda, _) if settings.prefetch > 1 => Decision::Retry {
                 settings: Settings { prefetch: 1, ..(*settings).clone() },
@@ -241,7 +241,7 @@ mod tests {
         OnOom { reduce, min_batch: NonZeroU32::new(min_batch).unwrap(), ..OnOom::default() }
     }
 
-    /// What the decision changes.
+    /// The change that the decision makes.
     fn changed(decision: &Decision, before: &Settings) -> String {
         match decision {
             Decision::Stop { .. } => "stop".to_owned(),
@@ -427,7 +427,7 @@ mod tests {
     fn fit_names_the_largest_batch_that_fits() {
         let point = |batch, peak| Point { batch, peak };
         let line = [point(8, 200), point(16, 300)];
-        // What is measured, what there is, the batch that failed: what comes next.
+        // Measured points, capacity, the batch that failed: what comes next.
         let cases: [(&[Point], Option<u64>, u32, &str); 7] = [
             (&line, Some(1000), 128, "batch 70"),
             (&line, Some(1000), 64, "batch 60"),

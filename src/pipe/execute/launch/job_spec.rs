@@ -59,11 +59,16 @@ impl JobSpec {
     }
 }
 
-/// The newest complete checkpoint, as a path below `output`, the folder that the command writes to.
+/// The newest complete checkpoint, as a path below `output`, the folder that the command writes to. No link is one: it may lead elsewhere
+/// for the command.
 pub fn newest(output: &Path, checkpoints: &Checkpoints) -> Option<PathBuf> {
     let folder: PathBuf =
         Path::new(&checkpoints.folder).components().filter(|part| *part != Component::CurDir).collect();
     let pattern = Pattern::new(&checkpoints.pattern);
+    let parts = folder.ancestors().map(|part| output.join(part));
+    if parts.take_while(|part| part != output).any(|part| part.is_symlink()) {
+        return None;
+    }
     let found = std::fs::read_dir(output.join(&folder)).ok()?.flatten();
     let complete = found.filter(|entry| {
         let name = entry.file_name();
@@ -78,11 +83,12 @@ pub fn newest(output: &Path, checkpoints: &Checkpoints) -> Option<PathBuf> {
 }
 
 fn is_complete(path: &Path, file: Option<&str>) -> bool {
-    let Ok(found) = std::fs::metadata(path) else { return false };
+    let Ok(found) = path.symlink_metadata() else { return false };
     match file {
-        Some(file) => path.join(file).is_file(),
+        _ if found.is_symlink() => false,
+        Some(file) => path.join(file).symlink_metadata().is_ok_and(|found| found.is_file()),
         None if found.is_dir() => std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()),
-        None => found.len() > 0,
+        None => found.is_file() && found.len() > 0,
     }
 }
 
@@ -126,5 +132,13 @@ mod checkpoint_tests {
         assert_eq!(with("*.pt", None).as_deref(), Some("step10.pt"));
         assert_eq!(with("la*t.pt", None).as_deref(), Some("last.pt"));
         assert_eq!(with("nothing", None), None);
+        // A link of the job is none, nor is what lies behind one.
+        std::os::unix::fs::symlink("/etc", output.path().join("checkpoint-2000")).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", output.path().join("checkpoint-1000/state")).unwrap();
+        assert_eq!(with("checkpoint-*", None).as_deref(), Some("checkpoint-1000"));
+        assert_eq!(with("checkpoint-*", Some("state")), None);
+        let behind =
+            Checkpoints { folder: "checkpoint-2000".to_owned(), pattern: "*".to_owned(), ..Checkpoints::default() };
+        assert_eq!(newest(output.path(), &behind), None);
     }
 }

@@ -326,11 +326,12 @@ impl<'a> JobTemplate<'a> {
                 work_folder = container.workdir.as_ref().map(|folder| PathBuf::from(value(folder)));
             }
         }
-        writable.push(job_folder);
+        writable.push(job_folder.clone());
         Launch {
             run_id: run_id.to_owned(),
             attempt: number,
             run_folder: folder.path().to_owned(),
+            job_folder,
             mounts: Mounts { writable, read_only },
             work_folder,
             program,

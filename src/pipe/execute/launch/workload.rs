@@ -1,7 +1,7 @@
 //! What differs between the two kinds of work that an attempt runs: a training by our trainer, and a command of the user.
 //! `execute` asks these questions here and nowhere else.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::event::MemoryKind;
@@ -19,6 +19,7 @@ use crate::execute::decide::retry::Settings;
 use crate::fit::ledger::LedgerJob;
 use crate::input::data_cache::ColumnSelection;
 use crate::input::{Inputs, data_hash, model_config, named_paths};
+use crate::system::files;
 
 /// Seconds after which a command that was cut off is taken to have done something.
 const LONG_ENOUGH: f64 = 60.0;
@@ -117,8 +118,8 @@ pub trait Workload {
     /// Whether the same inputs are known to be the same by their hashes.
     fn is_hashable(&self) -> bool;
 
-    /// The files that the words of a command name.
-    fn named_files(&self, variables: &Variables) -> BTreeSet<PathBuf>;
+    /// The files and folders that the words of a command name, with what they call them.
+    fn named_files(&self, variables: &Variables) -> BTreeMap<PathBuf, String>;
 }
 
 impl Workload for Training {
@@ -235,8 +236,8 @@ impl Workload for Training {
         self.model.arch.task() != Task::Contrastive
     }
 
-    fn named_files(&self, _variables: &Variables) -> BTreeSet<PathBuf> {
-        BTreeSet::new()
+    fn named_files(&self, _variables: &Variables) -> BTreeMap<PathBuf, String> {
+        BTreeMap::new()
     }
 }
 
@@ -311,9 +312,9 @@ impl Workload for Command {
         // Small files, so that no data is read for it.
         let is_script =
             |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_file() && found.len() <= LARGEST_SCRIPT);
-        let scripts = self.named_files(variables).into_iter().filter(is_script);
+        let scripts = self.named_files(variables).into_keys().filter(is_script);
         let mut hasher = blake3::Hasher::new();
-        scripts.filter_map(|script| std::fs::read(script).ok()).for_each(|text| {
+        scripts.filter_map(|script| files::read(&script, LARGEST_SCRIPT).ok()).for_each(|text| {
             hasher.update(blake3::hash(&text).as_bytes());
         });
         format!("{}:{}", program.identity(), &hasher.finalize().to_hex()[..16])
@@ -378,7 +379,7 @@ impl Workload for Command {
         true
     }
 
-    fn named_files(&self, variables: &Variables) -> BTreeSet<PathBuf> {
+    fn named_files(&self, variables: &Variables) -> BTreeMap<PathBuf, String> {
         named_paths(self, variables)
     }
 }

@@ -19,7 +19,7 @@ use crate::report::Reporter;
 use crate::system::files::write_json;
 use crate::system::interrupt::Interrupts;
 
-/// Of the lines that the trainer wrote to stderr, as many are kept for an error.
+/// Last lines of the trainer's stderr that are kept for an error.
 const TAIL: usize = 20;
 
 /// How long a job may take to go away after it was killed.
@@ -33,7 +33,7 @@ pub struct Job<'a> {
     pub folder: &'a Path,
 }
 
-/// What the job may write, and its spec, below the folder of a prediction on either side.
+/// Names below the folder of a prediction, on either side: the folder that the job may write, its spec, its output.
 const WRITABLE: &str = "job";
 const SPEC: &str = "spec.json";
 const OUTPUT: &str = "predictions.jsonl";
@@ -117,7 +117,7 @@ impl Job<'_> {
         });
         settings.data.train = Paths(rows.inputs().train.iter().map(|input| text(seen_input(input))).collect());
         (settings.data.eval, settings.data.eval_share, settings.data.tokenizer) = (None, 0.0, None);
-        // What is for a training alone.
+        // These settings are for a training alone.
         (settings.rank, settings.nodes) = (Rank::default(), 1);
         (settings.train.checkpointing, settings.train.class_weights) = (Checkpointing::Off, ClassWeights::None);
         let is_share = matches!(settings.memory.limit, Some(Limit::Share(_)));
@@ -147,7 +147,7 @@ impl Job<'_> {
             self.rows.inputs().all().flat_map(Input::mounts).map(|mount| (mount.host, mount.target)).collect();
         let given =
             container.mounts.iter().map(|mount| (PathBuf::from(value(&mount.host)), mount.container.clone().into()));
-        // What the training needed may be gone; rows that need it are named.
+        // Folders that the training mounted may be gone; rows that need them are named.
         let given = given.filter(|(host, _): &(PathBuf, PathBuf)| host.exists());
         let writable = pair(WRITABLE);
         let letters = self.folder.file_name().unwrap_or_default().to_string_lossy();
@@ -155,6 +155,7 @@ impl Job<'_> {
             run_id: format!("predict-{}", letters.trim_start_matches(WORK_FOLDER)),
             attempt: 1,
             run_folder: self.folder.to_owned(),
+            job_folder: writable.clone(),
             work_folder: Some(writable.1.clone()),
             network: false,
             stop_timeout: Container::STOP_TIMEOUT,
@@ -176,7 +177,7 @@ impl Job<'_> {
         }
     }
 
-    /// What came of a job that has ended.
+    /// The result of a job that has ended.
     fn judge(&self, watched: Watched) -> Result<Predicted, Error> {
         let Watched { ending, predicted, tail } = watched;
         let said = Vec::from(tail).join("\n");
@@ -230,11 +231,11 @@ async fn watch(job: &mut StartedJob, reporter: &mut Reporter, interrupts: &mut I
         let Some(Line { source, text, .. }) = line else { break };
         match (source, PredictEvent::parse(&text)) {
             (Source::Engine | Source::Queue, _) => progress.note(&text),
-            (Source::Stdout, Some(PredictEvent::Started { predictions })) => progress.begin(predictions),
-            (Source::Stdout, Some(PredictEvent::Progress { predictions })) => progress.set(predictions),
-            (Source::Stdout, Some(PredictEvent::Warning { message })) => progress.note(&format!("warning: {message}")),
-            (Source::Stdout, Some(PredictEvent::Done(done))) => predicted = Some(done),
-            (Source::Stdout | Source::Stderr, _) => {
+            (Source::Job, Some(PredictEvent::Started { predictions })) => progress.begin(predictions),
+            (Source::Job, Some(PredictEvent::Progress { predictions })) => progress.set(predictions),
+            (Source::Job, Some(PredictEvent::Warning { message })) => progress.note(&format!("warning: {message}")),
+            (Source::Job, Some(PredictEvent::Done(done))) => predicted = Some(done),
+            (Source::Job, None) => {
                 tracing::debug!(target: "trainer", "{text}");
                 tail.push_back(text);
                 if tail.len() > TAIL {

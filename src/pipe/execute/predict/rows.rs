@@ -17,7 +17,7 @@ use crate::input::{Input, Inputs, load};
 use crate::report::Reporter;
 use crate::system::interrupt::{self, Interrupts};
 
-/// What stands for stdin on the command line.
+/// The name of stdin on the command line.
 const STDIN: &str = "-";
 
 pub struct Rows {
@@ -27,7 +27,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// What comes from stdin is kept in `folder`.
+    /// Finds the rows. Those from stdin are kept in `folder`.
     pub async fn find(
         data: &[String],
         subject: &Subject,
@@ -66,7 +66,7 @@ impl Rows {
         &self.prepared.inputs
     }
 
-    /// What the trainer said, with the user's own paths in place of those that it sees.
+    /// The trainer's message, with the user's own paths in place of those that it sees.
     pub fn with_host_paths(&self, said: &str) -> String {
         let said = self.inputs().with_host_paths(said);
         match &self.stdin {

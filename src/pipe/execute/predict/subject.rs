@@ -1,4 +1,4 @@
-//! What predicts: the exported model of a run, with the settings of the run, or a model's folder by itself.
+//! The model that predicts: the exported model of a run, with the settings of the run, or a model's folder by itself.
 //!
 //! Where predictions go: a file that is there whole or not at all, or stdout.
 
@@ -27,9 +27,9 @@ pub struct Subject {
     pub model: PathBuf,
     pub container: Container,
     pub engine_request: EngineRequest,
-    /// What `container` names.
+    /// Variables that `container` names.
     pub variables: Variables,
-    /// What the model was trained with, or the defaults.
+    /// The settings that the model was trained with, or the defaults.
     pub settings: TrainerSpec,
 }
 
@@ -64,8 +64,9 @@ impl Subject {
             return Err(no_model(run));
         }
         let parsed = load::parse(&folder.resolved(), &[])?;
+        load::check_sockets(&parsed.pipeline, &parsed.variables, "", &folder.resolved())?;
         let damaged = |damage: String| Error::Damaged { id: id.clone(), damage: vec![damage] };
-        // What an out-of-memory has changed is in the spec of the last attempt.
+        // Changes by an out-of-memory are in the spec of the last attempt.
         let attempt = run.state.attempts().last().map_or(1, |attempt| attempt.number);
         let spec = folder.attempt(attempt).spec();
         let text = std::fs::read(&spec).map_err(|error| damaged(format!("{}: {error}", spec.display())))?;

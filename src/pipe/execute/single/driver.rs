@@ -130,9 +130,11 @@ impl<'a> Driver<'a> {
         self.doing(engine.preparation())?;
         let image = self.loaded.pipeline.container.image.as_ref();
         let first = lock::read(&self.run.folder).map(|lock| lock.on);
+        let is_open = self.is_open();
         let program = tokio::select! {
             program = engine.prepare(image, first.as_ref(), self.reporter) => program?,
-            () = self.interrupts.signal() => return Err(Error::Interrupted),
+            // A job that runs is asked to stop once it is taken over.
+            () = self.interrupts.signal(), if !is_open => return Err(Error::Interrupted),
         };
         self.supervise(engine, program, job, &prepared.inputs).await
     }

@@ -1,7 +1,7 @@
 //! `log.txt` of an attempt: everything that its job wrote, each line once.
 //!
-//! The events of a job, from two sources: the file in its folder, which is never rotated, and the lines on its stdout, which
-//! arrive at once. Both have the same numbered events, so that each fills the gaps of the other.
+//! The events of a job, from two sources: the file of events in its folder, and the lines of its output. Both have the same numbered
+//! events, so that each fills the gaps of the other.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -12,7 +12,7 @@ use pipe_spec::Event;
 use pipe_spec::run::{AttemptFolder, LogPosition};
 use pipe_spec::text::human_bytes;
 
-use crate::engine::{Line, Source};
+use crate::engine::Line;
 use crate::error::Error;
 use crate::run::Follow;
 
@@ -37,7 +37,7 @@ impl JobLog {
     pub fn open(path: &Path, kept: Option<LogPosition>) -> Result<Self, Error> {
         let open = || {
             let mut file = File::options().create(true).read(true).append(true).open(path)?;
-            let mut position = kept.clone().unwrap_or_default();
+            let mut position = kept.unwrap_or_default();
             let length = file.metadata()?.len();
             position.bytes = position.bytes.min(length);
             file.seek(SeekFrom::Start(position.bytes))?;
@@ -59,18 +59,20 @@ impl JobLog {
     }
 
     /// How far it has come.
-    pub fn position(&self) -> &LogPosition {
-        &self.position
+    pub fn position(&self) -> LogPosition {
+        self.position
     }
 
     pub fn write(&mut self, line: &Line) -> Result<(), Error> {
         self.append(&line.text)?;
-        match line.source {
-            Source::Stdout => self.position.stdout.clone_from(&line.stamp),
-            Source::Stderr => self.position.stderr.clone_from(&line.stamp),
-            Source::Engine | Source::Queue => {}
-        }
+        self.position.output = line.end.unwrap_or(self.position.output);
         Ok(())
+    }
+
+    /// The number of the next event that is read from these lines: the same where they are read again.
+    pub fn next_event(&mut self) -> u64 {
+        self.position.metrics += 1;
+        self.position.metrics
     }
 
     fn append(&mut self, text: &str) -> Result<(), Error> {
@@ -95,27 +97,15 @@ pub struct JobEvents {
     file: Follow,
     /// Whether a warning was given that the file cannot be read.
     unreadable: bool,
-    /// The last event that came on stdout.
-    on_stdout: u64,
-    /// Whether stdout has passed over events.
-    pub log_has_gaps: bool,
 }
 
 impl JobEvents {
-    /// The events of an attempt of which those up to `recorded` are known.
-    pub fn open(attempt: &AttemptFolder, recorded: u64) -> Self {
-        let file = Follow::of_job(attempt.job().events());
-        Self { file, unreadable: false, on_stdout: recorded, log_has_gaps: false }
-    }
-
-    /// Notes an event on stdout.
-    pub fn seen_on_stdout(&mut self, event: &Event) {
-        self.log_has_gaps |= event.seq > self.on_stdout.saturating_add(1);
-        self.on_stdout = self.on_stdout.max(event.seq);
+    pub fn open(attempt: &AttemptFolder) -> Self {
+        Self { file: Follow::of_job(attempt.job().events()), unreadable: false }
     }
 
     /// Events that were added to the file, some at a time; none where no more are there. A file that cannot be read is
-    /// reported once; stdout still has the events.
+    /// reported once; the output still has the events.
     pub fn next(&mut self) -> (Vec<Event>, Option<Error>) {
         loop {
             match self.file.lines() {
@@ -139,10 +129,11 @@ impl JobEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Source;
 
     fn write(log: &mut JobLog, lines: &[&str]) {
         for text in lines {
-            log.write(&Line { source: Source::Stdout, text: (*text).to_owned(), stamp: None }).unwrap();
+            log.write(&Line { source: Source::Job, text: (*text).to_owned(), end: None }).unwrap();
         }
     }
 
@@ -156,8 +147,9 @@ mod tests {
         assert_eq!(log.position().bytes, 19);
 
         // From the position that was kept on, and where the engine has lost `three`.
-        let kept = LogPosition { bytes: 4, ..LogPosition::default() };
+        let kept = LogPosition { bytes: 4, metrics: 7, ..LogPosition::default() };
         let mut log = JobLog::open(&path, Some(kept)).unwrap();
+        assert_eq!(log.next_event(), 8);
         write(&mut log, &["two", "four", "one"]);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\none\n");
 

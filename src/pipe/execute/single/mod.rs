@@ -176,7 +176,7 @@ impl<'a> Supervisor<'a> {
             let reason = format!("{reason}, {in_a_row} times in a row without anything saved");
             return Err(match diagnosis.cause {
                 Some(Cause::TimeLimit) => Error::TimeTooShort { reason, hint: self.engine.time_hint() },
-                _ => Error::EngineLost { reason },
+                _ => Error::CutOff { reason },
             });
         }
         self.reporter.note(&format!("continuing: {reason}"));
@@ -307,7 +307,7 @@ impl<'a> Supervisor<'a> {
         let workload = self.workload();
         let record = match workload.is_trainer() {
             true => self.take_oom_record(number)?,
-            false => self.find_oom_text(number, &ended).await?,
+            false => self.find_oom_text(number, &ended)?,
         };
         let ran_out = workload.ran_out_of_card(ended.ending.exit_code, record.as_ref());
         let rank = record.as_ref().map_or(0, |record| record.rank);
@@ -327,6 +327,8 @@ impl<'a> Supervisor<'a> {
         self.update_ledger(spec, record.as_ref(), &ended.ending);
         // Only now: until its end is recorded, the job may be needed again.
         ended.handle.remove().await?;
+        // The log has all of it.
+        std::fs::remove_file(self.run.folder.attempt(number).job().output()).ok();
         // An empty folder would look like a model.
         std::fs::remove_dir(self.run.folder.model()).ok();
         Ok(diagnosis)
@@ -365,18 +367,14 @@ impl<'a> Supervisor<'a> {
     }
 
     /// What the end of a failed command's log says of an out-of-memory, kept with the attempt.
-    async fn find_oom_text(&self, number: u32, ended: &Watched) -> Result<Option<OomRecord>, Error> {
+    fn find_oom_text(&self, number: u32, ended: &Watched) -> Result<Option<OomRecord>, Error> {
         if ended.ending.exit_code == Some(0) {
             return Ok(None);
         }
         let folder = self.run.folder.attempt(number);
         let patterns = &self.template.pipeline.on_oom.patterns;
         let find = |log: &str| oom_text::find(log, patterns, self.template.placement.device == Device::Cuda);
-        let mut found = find(&watch::end_of(&folder.log(), OOM_TEXT_LIMIT));
-        if found.is_none() {
-            let last = ended.handle.last_output(OOM_TEXT_LIMIT as usize).await;
-            found = last.and_then(|last| find(&String::from_utf8_lossy(&last)));
-        }
+        let found = find(&watch::end_of(&folder.log(), OOM_TEXT_LIMIT));
         let batch = self.run.state.attempts().last().map_or(0, |attempt| attempt.batch);
         let record = found.map(|record| OomRecord { batch, ..record });
         if let Some(record) = &record {

@@ -60,7 +60,7 @@ impl Supervisor<'_> {
             .spec_of(number)
             .unwrap_or_else(|| self.template.spec(self.engine, self.run.folder.path(), number, settings));
         let launch = self.launch_of(number, &spec);
-        let log = JobLog::open(&self.run.folder.attempt(number).log(), attempt.log.clone())?;
+        let mut log = JobLog::open(&self.run.folder.attempt(number).log(), attempt.log)?;
         events.begin_attempt(number);
         self.metrics = self.workload().metrics_reader();
         let job = match self.engine.find(&launch, attempt.container.as_deref(), attempt.log.as_ref()).await? {
@@ -76,8 +76,9 @@ impl Supervisor<'_> {
             FoundJob::Gone => {
                 let diagnosis = interrupted();
                 self.replay_recorded();
-                // What it did after its `pipe` was gone is in its own file.
-                self.drain(&mut JobEvents::open(&self.run.folder.attempt(number), events.last_seq()), events)?;
+                // What it did after its `pipe` was gone is in its own files.
+                self.drain(&mut JobEvents::open(&self.run.folder.attempt(number)), events)?;
+                self.take_rest(&launch, &mut log, events)?;
                 let last = self.last_event_time();
                 self.close_attempt(None, &diagnosis)?;
                 if let Some((attempt, last)) = self.run.state.last_attempt_mut().zip(last) {

@@ -15,7 +15,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::job_log::{JobEvents, JobLog};
 use super::{Supervisor, warn};
-use crate::engine::{Ending, JobHandle, Line, Source, StartedJob};
+use crate::engine::{Ending, JobHandle, Launch, Line, Source, StartedJob, first_process};
 use crate::error::Error;
 use crate::execute::decide::metrics::Reader;
 use crate::report::bounded;
@@ -54,7 +54,7 @@ impl Supervisor<'_> {
         log: &mut JobLog,
         events: &mut EventLog,
     ) -> Result<Watched, Error> {
-        let mut job_events = JobEvents::open(&self.attempt_folder(), events.last_seq());
+        let mut job_events = JobEvents::open(&self.attempt_folder());
         if let Some(attempt) = self.run.state.last_attempt_mut() {
             attempt.container = Some(job.id.clone());
         }
@@ -98,21 +98,19 @@ impl Supervisor<'_> {
             if saved.elapsed() > SAVE_INTERVAL && watched.is_ok() {
                 saved = Instant::now();
                 if let Some(attempt) = self.run.state.last_attempt_mut() {
-                    attempt.log = Some(log.position().clone());
+                    attempt.log = Some(log.position());
                 }
-                self.run.save().unwrap_or_else(|error| tracing::debug!("{error}"));
+                match self.run.save() {
+                    Ok(()) => first_process::release(self.attempt_folder().job().path(), log.position().output),
+                    Err(error) => tracing::debug!("{error}"),
+                }
             }
         }
         let last = self.metrics.as_mut().and_then(Reader::end);
-        let drained = self.record_metrics(last.into_iter().collect(), events);
+        let drained = self.record_metrics(last.into_iter().collect(), log, events);
         watched = watched.and(drained);
         let ending = job.handle.ending().await?;
         let drained = self.drain(&mut job_events, events);
-        if job_events.log_has_gaps {
-            let name = self.attempt_folder().log();
-            let name = name.strip_prefix(self.run.folder.path()).unwrap_or(&name).display();
-            self.reporter.note(&format!("warning: the engine has lost lines of the job's log: {name} is not complete"));
-        }
         watched?;
         drained?;
         let stop_requested = stopping.is_some_and(|stop| stop.requested);
@@ -193,7 +191,7 @@ impl Supervisor<'_> {
                 return self.run.set_doing(&line.text);
             }
             Source::Engine => self.reporter.note(&line.text),
-            Source::Stdout | Source::Stderr => {}
+            Source::Job => {}
         }
         // It has begun, where it had to wait.
         if self.run.state.doing.as_deref() != Some(self.workload().activity()) {
@@ -205,32 +203,43 @@ impl Supervisor<'_> {
         log.write(line)?;
         if !self.workload().is_trainer() {
             self.reporter.job_line(&line.text);
-            return self.read_metrics(&line.text, events);
+            return self.read_metrics(&line.text, log, events);
         }
-        let event = if line.source == Source::Stdout { Event::parse(&line.text) } else { None };
-        let Some(event) = event else {
+        let Some(event) = Event::parse(&line.text) else {
             tracing::debug!(target: "trainer", "{}", line.text);
             tail.push(&line.text);
             return Ok(());
         };
-        job_events.seen_on_stdout(&event);
         if events.gap_before(&event) > 0 {
             self.drain(job_events, events)?;
         }
         self.record(event, events)
     }
 
+    /// Takes the output that a job which is gone has left.
+    pub(super) fn take_rest(&mut self, launch: &Launch, log: &mut JobLog, events: &mut EventLog) -> Result<(), Error> {
+        let mut output = first_process::Output::of(launch, Some(&log.position()));
+        let mut job_events = JobEvents::open(&self.attempt_folder());
+        loop {
+            let lines = output.next();
+            if lines.is_empty() {
+                return Ok(());
+            }
+            lines.iter().try_for_each(|line| self.take(line, &mut job_events, log, events, &mut Tail::default()))?;
+        }
+    }
+
     /// Records what a line of a command says of its steps.
-    fn read_metrics(&mut self, line: &str, events: &mut EventLog) -> Result<(), Error> {
+    fn read_metrics(&mut self, line: &str, log: &mut JobLog, events: &mut EventLog) -> Result<(), Error> {
         let Some(reader) = &mut self.metrics else { return Ok(()) };
         // Every state of a progress bar may say something.
         let found = line.split('\r').filter_map(|text| reader.read(text)).collect();
-        self.record_metrics(found, events)
+        self.record_metrics(found, log, events)
     }
 
-    fn record_metrics(&mut self, found: Vec<Metrics>, events: &mut EventLog) -> Result<(), Error> {
+    fn record_metrics(&mut self, found: Vec<Metrics>, log: &mut JobLog, events: &mut EventLog) -> Result<(), Error> {
         found.into_iter().try_for_each(|found| {
-            let event = Event { seq: events.last_seq() + 1, ts: now(), kind: EventKind::Metrics(found) };
+            let event = Event { seq: log.next_event(), ts: now(), kind: EventKind::Metrics(found) };
             self.record(event, events)
         })
     }

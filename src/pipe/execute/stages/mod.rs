@@ -1,17 +1,18 @@
-//! Runs a pipeline of several steps: each in a run of its own, in the background, as soon as those that it needs have finished. A
-//! step that has finished before, and of which nothing has changed since, is not run again.
+//! Runs a pipeline of several stages: each in a run of its own, in the background, as soon as those that it needs have finished. A
+//! stage that has finished before, and of which nothing has changed since, is not run again.
 
 mod content;
 mod schedule;
 mod watch;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use content::{Identity, StageOutputs, read_files};
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{EngineRequest, Image, Mount, OutputRef, Pipeline, Problems, Stage};
+use pipe_spec::pipeline::{EngineRequest, Image, Mount, OutputRef, Pipeline, Stage};
 use pipe_spec::run::{StageState, StageStatus};
 use pipe_spec::{Cause, Job, Lock, PipeExit, RunFolder, RunState, Status};
 use schedule::Resources;
@@ -26,15 +27,20 @@ use crate::input::load::{self, Loaded, Parsed, ParsedStages};
 use crate::report::{Reporter, html};
 use crate::run::{self, Listed, Record, Run, lock};
 use crate::system::clock::now;
+use crate::system::digests::Digests;
 use crate::system::files::write_whole;
 use crate::system::interrupt::{Interrupts, StopRequest};
 
+pub use content::check_inputs;
 pub use watch::StagesWatcher;
 
-/// How often the runs of the steps are looked at.
+/// How often the runs of the stages are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(150);
 
-/// Which steps are run.
+/// How long outputs may be read once a stop is requested.
+const STOPPING_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Which stages are run.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// This one alone, with what others have written before.
@@ -49,30 +55,30 @@ pub struct StagesDriver<'a> {
     reporter: &'a mut Reporter,
     interrupts: &'a mut Interrupts,
     watcher: StagesWatcher,
-    /// By name, and by what steps ask of them.
+    /// By name, and by what stages ask of them.
     engines: Vec<(String, EngineRequest, Rc<dyn Engine>)>,
     /// What was asked of it, if it is to stop.
     stopping: Option<StopRequest>,
     takeovers: children::Takeovers,
-    /// The steps that run again, so that their outputs will be elsewhere.
+    /// The stages that run again, so that their outputs will be elsewhere.
     moved: BTreeSet<String>,
 }
 
-/// Notes why a step could not begin, or came to nothing, with what to do about it.
-fn fail(step: &mut StageState, error: &Error) {
-    step.status = StageStatus::Failed;
-    step.error = Some(error.hint().map_or_else(|| error.to_string(), |hint| format!("{error} ({hint})")));
-    step.exit_code = Some(error.exit_code().code());
+/// Notes why a stage could not begin, or came to nothing, with what to do about it.
+fn fail(stage: &mut StageState, error: &Error) {
+    stage.status = StageStatus::Failed;
+    stage.error = Some(error.hint().map_or_else(|| error.to_string(), |hint| format!("{error} ({hint})")));
+    stage.exit_code = Some(error.exit_code().code());
 }
 
-/// Moves what a step has done out of the way of its next run, into the folder of the run of all steps. Returns where it is, for
+/// Moves what a stage has done out of the way of its next run, into the folder of the run of all stages. Returns where it is, for
 /// people.
-fn keep(step: &RunFolder, whole: &RunFolder, name: &str) -> String {
+fn keep(stage: &RunFolder, whole: &RunFolder, name: &str) -> String {
     let folder = whole.path().join("replaced");
-    let place = (1..).map(|number| folder.join(format!("{name}-{number}"))).find(|place| !place.exists());
-    let Some(place) = place.filter(|_| step.path().exists()) else { return String::new() };
-    let moved = std::fs::create_dir_all(&folder).and_then(|()| std::fs::rename(step.path(), &place));
-    moved.map_or_else(|_| String::new(), |()| format!("; what it had done is in {}", place.display()))
+    let free = (1..).map(|number| folder.join(format!("{name}-{number}"))).find(|path| !path.exists());
+    let Some(target) = free.filter(|_| stage.path().exists()) else { return String::new() };
+    let moved = std::fs::create_dir_all(&folder).and_then(|()| std::fs::rename(stage.path(), &target));
+    moved.map_or_else(|_| String::new(), |()| format!("; what it had done is in {}", target.display()))
 }
 
 /// Why the last job of a run was cancelled, if it was, and not by `pipe`.
@@ -81,50 +87,35 @@ fn cancellation(run: &RunState) -> Option<String> {
     attempt.reason.clone()
 }
 
-/// Finds inputs of steps that are not there, in the file `file`.
-pub fn check_inputs(parsed: &ParsedStages, file: &Path) -> Result<(), Error> {
-    let mut problems = Problems::default();
-    for step in &parsed.graph.steps {
-        for (index, input) in step.inputs.iter().enumerate() {
-            let path = format!("steps.{}.inputs.{index}", step.name);
-            match parsed.variables.expand(input) {
-                Ok(expanded) if Path::new(&expanded).exists() => {}
-                Ok(_) if input.contains("{steps.") => {
-                    problems.push(
-                        None,
-                        &path,
-                        "outputs of other steps count by themselves where a step names them; leave it out",
-                    );
-                }
-                Ok(_) => problems.push(None, &path, format!("there is no {input}")),
-                Err(_) => problems.push(None, &path, format!("a variable of {input} is not set")),
-            }
-        }
-    }
-    if problems.is_empty() { Ok(()) } else { Err(Error::Invalid { path: file.to_owned(), problems }) }
-}
-
-/// Sets which steps of a new run are to run, and which though nothing has changed.
-pub fn select(parsed: &ParsedStages, state: &mut [StageState], selection: &Selection) -> Result<(), Error> {
+/// Sets which stages of a new run are to run, and which though nothing has changed.
+pub async fn select(
+    parsed: &ParsedStages,
+    state: &mut [StageState],
+    selection: &Selection,
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(), Error> {
     let graph = &parsed.graph;
-    let known = |name: &String| match graph.step(name) {
-        Some(step) => Ok(step),
+    let known = |name: &String| match graph.stage(name) {
+        Some(stage) => Ok(stage),
         None => Err(Error::NoStage {
             name: name.clone(),
-            steps: graph.steps.iter().map(|step| step.name.clone()).collect(),
+            stages: graph.stages.iter().map(|stage| stage.name.clone()).collect(),
         }),
     };
     let only = selection.only.as_ref().map(known).transpose()?;
     let from = selection.from.as_ref().map(known).transpose()?;
-    for (step, state) in graph.steps.iter().zip(state) {
-        let after = |first: &Stage| step.name == first.name || step.ancestors.contains(&first.name);
+    for (stage, state) in graph.stages.iter().zip(state) {
+        let after = |first: &Stage| stage.name == first.name || stage.ancestors.contains(&first.name);
         state.again = only.or(from).is_some_and(after);
-        let Some(only) = only.filter(|only| only.name != step.name) else { continue };
+        let Some(only) = only.filter(|only| only.name != stage.name) else { continue };
         state.status = StageStatus::LeftOut;
-        if only.ancestors.contains(&step.name) {
-            let done = content::any_success(graph, step)?;
-            let Some(done) = done else {
-                return Err(Error::StageNotDone { step: step.name.clone(), only: only.name.clone() });
+        if only.ancestors.contains(&stage.name) {
+            let outputs = StageOutputs::of(graph, stage);
+            let what = format!("the outputs of {}", stage.name);
+            let done = read_files(&what, reporter, interrupts, move |digests| outputs.last_success(None, digests));
+            let Some(done) = done.await? else {
+                return Err(Error::StageNotDone { stage: stage.name.clone(), only: only.name.clone() });
             };
             let needs = state.needs.clone();
             *state = StageState { status: StageStatus::Unchanged, needs, again: false, ..done };
@@ -149,12 +140,12 @@ impl<'a> StagesDriver<'a> {
         }
     }
 
-    /// Runs the steps that have not finished, and leaves the state of the run on disk whatever happens.
+    /// Runs the stages that have not finished, and leaves the state of the run on disk whatever happens.
     pub async fn run(mut self) -> Result<(), Error> {
         let state = &mut self.run.state;
         state.status = Status::Running;
         (state.error, state.exit_code) = (None, None);
-        self.reset_stages();
+        self.reset_stages().await;
         let result = self.run_stages().await;
         let result = result.and_then(|()| self.verdict());
         let saved = self.end(result.as_ref().err());
@@ -162,26 +153,45 @@ impl<'a> StagesDriver<'a> {
     }
 
     /// What has failed or was stopped is begun again; so is what has finished, where its outputs are not there any more.
-    fn reset_stages(&mut self) {
-        let id = self.run.state.id.clone();
-        for (step, state) in self.parsed.graph.steps.iter().zip(self.run.state.stages_mut()) {
-            let folder = run::folder_of(&run::child_id(&id, &step.name));
-            let is_lost = match state.status {
-                StageStatus::Finished | StageStatus::Unchanged => !content::is_intact(&self.parsed.graph, step, state),
+    async fn reset_stages(&mut self) {
+        let parsed = self.parsed;
+        for (index, stage) in parsed.graph.stages.iter().enumerate() {
+            let folder = run::folder_of(&run::child_id(&self.run.state.id, &stage.name));
+            let is_lost = match self.run.state.stages()[index].status {
+                StageStatus::Finished | StageStatus::Unchanged => self.is_lost(index).await,
                 // Its command has ended well, and something is missing all the same.
                 StageStatus::Failed => {
                     Listed::read(folder.path()).is_some_and(|run| run.state.status == Status::Finished)
                 }
                 StageStatus::Waiting | StageStatus::Running | StageStatus::LeftOut | StageStatus::Stopped => false,
             };
+            let state = &mut self.run.state.stages_mut()[index];
             if is_lost {
-                let kept = keep(&folder, &self.run.folder, &step.name);
-                self.reporter.note(&format!("{}: its outputs are not what they were: it runs again{kept}", step.name));
-                self.moved.insert(step.name.clone());
-                *state = StageState { again: state.again, ..StageState::new(&step.name, step.needs.clone()) };
+                let kept = keep(&folder, &self.run.folder, &stage.name);
+                self.reporter.note(&format!("{}: its outputs are not what they were: it runs again{kept}", stage.name));
+                self.moved.insert(stage.name.clone());
+                *state = StageState { again: state.again, ..StageState::new(&stage.name, stage.needs.clone()) };
             } else if matches!(state.status, StageStatus::Failed | StageStatus::Stopped) {
                 (state.status, state.error, state.exit_code) = (StageStatus::Waiting, None, None);
             }
+        }
+    }
+
+    /// Whether the outputs of a stage that has finished are not what they were. Nobody knows once a stop is requested.
+    async fn is_lost(&mut self, index: usize) -> bool {
+        if self.stopping.is_some() {
+            return false;
+        }
+        let stage = &self.parsed.graph.stages[index];
+        let (outputs, done) = (StageOutputs::of(&self.parsed.graph, stage), self.run.state.stages()[index].clone());
+        let what = format!("the outputs of {}", stage.name);
+        let read = move |digests: &mut Digests| outputs.are_intact(&done, digests);
+        match read_files(&what, self.reporter, self.interrupts, read).await {
+            Err(Error::Interrupted) => {
+                self.stop(StopRequest::Graceful);
+                false
+            }
+            intact => !intact.unwrap_or(false),
         }
     }
 
@@ -189,7 +199,7 @@ impl<'a> StagesDriver<'a> {
         let takes = self.resources_of_stages().await;
         let room = Resources::of_machine();
         loop {
-            self.poll_stages()?;
+            self.poll_stages().await?;
             if self.stopping.is_none() {
                 for index in schedule::startable(self.run.state.stages(), &takes, room) {
                     self.begin(index).await?;
@@ -199,8 +209,8 @@ impl<'a> StagesDriver<'a> {
                 }
             }
             self.show()?;
-            let runs = self.run.state.stages().iter().any(|step| step.status == StageStatus::Running);
-            // A step that was found to be unchanged takes no room, and others may be waiting for it.
+            let runs = self.run.state.stages().iter().any(|stage| stage.status == StageStatus::Running);
+            // A stage that was found to be unchanged takes no room, and others may be waiting for it.
             let waits =
                 self.stopping.is_none() && !schedule::startable(self.run.state.stages(), &takes, room).is_empty();
             if !runs && !waits {
@@ -216,14 +226,14 @@ impl<'a> StagesDriver<'a> {
         }
     }
 
-    /// What each step takes of this machine: nothing where its job runs on another.
+    /// What each stage takes of this machine: nothing where its job runs on another.
     async fn resources_of_stages(&mut self) -> Vec<Resources> {
         let parsed = self.parsed;
         let mut rooms = Vec::new();
-        for step in &parsed.graph.steps {
+        for stage in &parsed.graph.stages {
             // What is wrong with its engine is said when it begins.
-            let is_here = self.engine_of(step).await.map_or(true, |engine| engine.is_here());
-            rooms.push(if is_here { Resources::of_step(&step.pipeline.container) } else { Resources::NOTHING });
+            let is_here = self.engine_of(stage).await.map_or(true, |engine| engine.is_here());
+            rooms.push(if is_here { Resources::of_stage(&stage.pipeline.container) } else { Resources::NOTHING });
         }
         rooms
     }
@@ -232,7 +242,7 @@ impl<'a> StagesDriver<'a> {
         self.watcher.show(&self.run.state, self.reporter)
     }
 
-    /// Begins a step, or finds that it need not run. What is wrong with it ends this step and no other.
+    /// Begins a stage, or finds that it need not run. What is wrong with it ends this stage and no other.
     async fn begin(&mut self, index: usize) -> Result<(), Error> {
         match self.try_begin(index).await {
             Ok(()) => {}
@@ -247,29 +257,26 @@ impl<'a> StagesDriver<'a> {
 
     async fn try_begin(&mut self, index: usize) -> Result<(), Error> {
         let parsed = self.parsed;
-        let step = &parsed.graph.steps[index];
-        let id = run::child_id(&self.run.state.id, &step.name);
+        let stage = &parsed.graph.stages[index];
+        let id = run::child_id(&self.run.state.id, &stage.name);
         let folder = run::folder_of(&id);
         let begun = children::find(&folder)?;
-        self.reporter.doing(&format!("preparing {}", step.name));
-        let engine = self.engine_of(step).await?;
-        let (pipeline, loaded) = self.load(step, engine.as_ref()).await?;
+        self.reporter.doing(&format!("preparing {}", stage.name));
+        let engine = self.engine_of(stage).await?;
+        let (pipeline, loaded) = self.load(stage, engine.as_ref()).await?;
         template::check_new(engine.as_ref(), &pipeline, Job::Train).await?;
-        let hash = self.hash(step, &loaded, engine.as_ref()).await?;
+        let identity = self.identify(stage, &loaded, engine.as_ref()).await?;
+        let (hash, inputs) = identity.map_or_else(Default::default, |known| (Some(known.hash), known.inputs));
         if begun.is_none() {
-            let reusable = hash.as_ref().filter(|_| !self.run.state.stages()[index].again);
-            let done = match reusable {
-                Some(hash) => content::last_success(&parsed.graph, step, hash)?,
-                None => None,
-            };
-            if let Some(done) = done {
+            let reusable = hash.clone().filter(|_| !self.run.state.stages()[index].again);
+            if let Some(done) = self.last_success(stage, reusable).await? {
                 let state = &mut self.run.state.stages_mut()[index];
                 *state = StageState { status: StageStatus::Unchanged, needs: state.needs.clone(), ..done };
                 return Ok(());
             }
             let choices = self.run.state.choices;
-            drop(Run::create_child(&pipeline, &step.name, &self.run.state.id, engine.name(), choices)?);
-        } else if step.references().iter().any(|named| self.moved.contains(&named.step)) {
+            drop(Run::create_child(&pipeline, &stage.name, &self.run.state.id, engine.name(), choices)?);
+        } else if stage.references().iter().any(|named| self.moved.contains(&named.stage)) {
             lock::record_settings(&folder, &pipeline)?;
             write_whole(&folder.resolved(), pipeline.to_yaml().as_bytes())?;
         }
@@ -277,21 +284,24 @@ impl<'a> StagesDriver<'a> {
         let state = &mut self.run.state.stages_mut()[index];
         // What goes on with something else than it began with writes what belongs to neither.
         state.hash = hash.filter(|hash| !has_run || state.hash.as_ref() == Some(hash));
+        if !has_run || state.hash.is_none() {
+            state.inputs = inputs;
+        }
         state.run = Some(id);
         state.status = StageStatus::Running;
         state.began.get_or_insert(now());
-        // Written before the step begins, so that the next `pipe` finds its run.
+        // Written before the stage begins, so that the next `pipe` finds its run.
         self.run.save()?;
         children::start(&folder, begun.as_ref())
     }
 
-    fn engine_name(&self, step: &Stage) -> String {
-        step.pipeline.engine.clone().unwrap_or_else(|| self.run.state.engine.clone())
+    fn engine_name(&self, stage: &Stage) -> String {
+        stage.pipeline.engine.clone().unwrap_or_else(|| self.run.state.engine.clone())
     }
 
-    async fn engine_of(&mut self, step: &Stage) -> Result<Rc<dyn Engine>, Error> {
-        let wanted = self.engine_name(step);
-        let request = step.pipeline.engine_request();
+    async fn engine_of(&mut self, stage: &Stage) -> Result<Rc<dyn Engine>, Error> {
+        let wanted = self.engine_name(stage);
+        let request = stage.pipeline.engine_request();
         let known = self.engines.iter().find(|(name, of, _)| *name == wanted && *of == request);
         if let Some((_, _, engine)) = known {
             return Ok(engine.clone());
@@ -301,14 +311,14 @@ impl<'a> StagesDriver<'a> {
         Ok(engine)
     }
 
-    /// A step with the outputs of other steps where its job finds them: as a pipeline, and what it names.
-    async fn load(&mut self, step: &Stage, engine: &dyn Engine) -> Result<(Pipeline, Loaded), Error> {
+    /// A stage with the outputs of other stages where its job finds them: as a pipeline, and what it names.
+    async fn load(&mut self, stage: &Stage, engine: &dyn Engine) -> Result<(Pipeline, Loaded), Error> {
         let parsed = self.parsed;
         let file = self.run.folder.pipeline();
-        let mounts_outputs = workload(&step.pipeline).mounts_outputs();
+        let mounts_outputs = workload(&stage.pipeline).mounts_outputs();
         let host = |named: &OutputRef| -> PathBuf {
-            let other = parsed.graph.step(&named.step);
-            let state = self.run.state.stages().iter().find(|state| state.name == named.step);
+            let other = parsed.graph.stage(&named.stage);
+            let state = self.run.state.stages().iter().find(|state| state.name == named.stage);
             let folder = state.and_then(|state| state.run.as_ref()).map(|id| run::folder_of(id));
             other.zip(folder).map_or_else(PathBuf::new, |(other, folder)| {
                 content::output_path(other, &folder, named.output.as_deref())
@@ -319,11 +329,11 @@ impl<'a> StagesDriver<'a> {
             true => engine.job_path(host(named), PathBuf::from(named.mounted())),
             false => host(named),
         };
-        let place = |named: &OutputRef| seen(named).to_string_lossy().into_owned();
-        let mut pipeline = step
-            .placed(place, &parsed.variables)
+        let path_of = |named: &OutputRef| seen(named).to_string_lossy().into_owned();
+        let mut pipeline = stage
+            .placed(path_of, &parsed.variables)
             .map_err(|problems| Error::Invalid { path: file.clone(), problems })?;
-        for named in step.references().iter().filter(|named| mounts_outputs && seen(named) != host(named)) {
+        for named in stage.references().iter().filter(|named| mounts_outputs && seen(named) != host(named)) {
             let host = host(named).to_string_lossy().into_owned();
             pipeline.container.mounts.push(Mount { host, container: named.mounted(), readonly: true });
         }
@@ -332,8 +342,22 @@ impl<'a> StagesDriver<'a> {
         Ok((pipeline, loaded))
     }
 
-    async fn hash(&mut self, step: &Stage, loaded: &Loaded, engine: &dyn Engine) -> Result<Option<String>, Error> {
-        let workload = workload(&step.pipeline);
+    /// The last time that a stage with this hash has finished, if there is one.
+    async fn last_success(&mut self, stage: &Stage, hash: Option<String>) -> Result<Option<StageState>, Error> {
+        let Some(hash) = hash else { return Ok(None) };
+        let outputs = StageOutputs::of(&self.parsed.graph, stage);
+        let what = format!("the outputs of {}", stage.name);
+        let read = move |digests: &mut Digests| outputs.last_success(Some(&hash), digests);
+        read_files(&what, self.reporter, self.interrupts, read).await
+    }
+
+    async fn identify(
+        &mut self,
+        stage: &Stage,
+        loaded: &Loaded,
+        engine: &dyn Engine,
+    ) -> Result<Option<Identity>, Error> {
+        let workload = workload(&stage.pipeline);
         if !workload.is_hashable() {
             return Ok(None);
         }
@@ -350,32 +374,35 @@ impl<'a> StagesDriver<'a> {
             false => None,
             true => Some(environment::of_inputs(&loaded.inputs, self.reporter, self.interrupts).await?),
         };
-        let outputs = step.references().into_iter().map(|named| {
-            let state = self.run.state.stages().iter().find(|state| state.name == named.step);
+        let outputs = stage.references().into_iter().map(|named| {
+            let state = self.run.state.stages().iter().find(|state| state.name == named.stage);
             let hash = state.and_then(|state| state.outputs.get(named.output.as_deref().unwrap_or_default()));
             (named.mounted(), hash.cloned().unwrap_or_default())
         });
-        let named: Vec<String> = step.references().into_iter().map(|named| named.step).collect();
-        let unnamed = step.needs.iter().filter(|name| !named.contains(name)).map(|name| {
+        let named: Vec<String> = stage.references().into_iter().map(|named| named.stage).collect();
+        let unnamed = stage.needs.iter().filter(|name| !named.contains(name)).map(|name| {
             let state = self.run.state.stages().iter().find(|state| state.name == *name);
             (name.clone(), state.and_then(|state| state.run.clone()).unwrap_or_default())
         });
         let outputs = outputs.chain(unnamed);
         let inputs = content::Inputs {
             program: program.as_ref().map(Program::identity).into_iter().chain(image_id).collect(),
-            lock: locked.as_ref(),
+            lock: locked,
             outputs: outputs.collect(),
             names_files: !in_image,
         };
-        content::hash(step, &inputs, &self.parsed.variables).map(Some)
+        let (stage, variables) = (stage.clone(), self.parsed.variables.clone());
+        let what = format!("the inputs of {}", stage.name);
+        let read = move |digests: &mut Digests| content::identify(&stage, &inputs, &variables, digests);
+        read_files(&what, self.reporter, self.interrupts, read).await.map(Some)
     }
 
-    /// Takes in how the steps that run have come to their ends.
-    fn poll_stages(&mut self) -> Result<(), Error> {
+    /// Takes in how the stages that run have come to their ends.
+    async fn poll_stages(&mut self) -> Result<(), Error> {
         for index in 0..self.run.state.stages().len() {
             if self.run.state.stages()[index].status == StageStatus::Running {
                 let before = self.run.state.stages()[index].clone();
-                self.poll_step(index)?;
+                self.poll_stage(index).await?;
                 if self.run.state.stages()[index] != before {
                     self.run.save()?;
                 }
@@ -384,9 +411,9 @@ impl<'a> StagesDriver<'a> {
         Ok(())
     }
 
-    fn poll_step(&mut self, index: usize) -> Result<(), Error> {
-        let step = &self.parsed.graph.steps[index];
-        let folder = run::folder_of(&run::child_id(&self.run.state.id, &step.name));
+    async fn poll_stage(&mut self, index: usize) -> Result<(), Error> {
+        let stage = &self.parsed.graph.stages[index];
+        let folder = run::folder_of(&run::child_id(&self.run.state.id, &stage.name));
         let found = Listed::read(folder.path());
         let seconds = found.as_ref().map(|found| found.state.attempts().iter().map(|attempt| attempt.seconds).sum());
         let (status, error, code) = match found {
@@ -396,15 +423,17 @@ impl<'a> StagesDriver<'a> {
                 // Its `pipe` was killed: another one takes over.
                 Status::Orphaned => match self.takeovers.take_over(&folder) {
                     Ok(()) => {
-                        self.stopping.iter().for_each(|request| self.signal_steps(*request));
+                        self.stopping.iter().for_each(|request| self.signal_stages(*request));
                         return Ok(());
                     }
                     Err(error) => (StageStatus::Failed, Some(error.to_string()), Some(error.exit_code().code())),
                 },
-                Status::Finished => match content::of_outputs(&self.parsed.graph, step, &folder) {
-                    Ok(outputs) => {
-                        self.run.state.stages_mut()[index].outputs = outputs;
-                        (StageStatus::Finished, None, None)
+                Status::Finished => match self.take_outputs(index, folder).await {
+                    Ok(()) => (StageStatus::Finished, None, None),
+                    // They are read when the run is resumed.
+                    Err(Error::Interrupted) => {
+                        self.stop(StopRequest::Graceful);
+                        (StageStatus::Stopped, None, None)
                     }
                     Err(error) => {
                         fail(&mut self.run.state.stages_mut()[index], &error);
@@ -421,32 +450,59 @@ impl<'a> StagesDriver<'a> {
         Ok(())
     }
 
-    /// Asks the steps that run to stop; no other begins.
+    /// Takes in what a stage has written. Where what it read changed meanwhile, nobody knows what that was made of.
+    async fn take_outputs(&mut self, index: usize, folder: RunFolder) -> Result<(), Error> {
+        let stage = &self.parsed.graph.stages[index];
+        let outputs = StageOutputs::of(&self.parsed.graph, stage);
+        let (then, variables) = (self.run.state.stages()[index].inputs.clone(), self.parsed.variables.clone());
+        let what = format!("the outputs of {}", stage.name);
+        let read = move |digests: &mut Digests| {
+            let changed = content::changed_inputs(&then, &variables, digests)?;
+            Ok((changed, outputs.hash(&folder, digests)?))
+        };
+        let timeout = if self.stopping.is_some() { STOPPING_TIMEOUT } else { Duration::MAX };
+        let read = tokio::time::timeout(timeout, read_files(&what, self.reporter, self.interrupts, read));
+        let (changed, outputs) = read.await.unwrap_or(Err(Error::Interrupted))?;
+        let state = &mut self.run.state.stages_mut()[index];
+        state.outputs = outputs;
+        if !changed.is_empty() {
+            let names = changed.join(", ");
+            self.reporter.note(&format!(
+                "warning: {names} changed while the step {} was running: its output may mix both versions; the next `pipe run` \
+                 runs it again",
+                stage.name
+            ));
+            (state.hash, state.changed) = (None, changed);
+        }
+        Ok(())
+    }
+
+    /// Asks the stages that run to stop; no other begins.
     fn stop(&mut self, request: StopRequest) {
         if self.stopping.is_none() {
             self.reporter.note("stopping: each step that runs saves and ends; again to end them at once");
         }
         self.stopping = Some(request);
-        self.signal_steps(request);
+        self.signal_stages(request);
     }
 
-    fn signal_steps(&self, request: StopRequest) {
-        for step in self.run.state.stages().iter().filter(|step| step.status == StageStatus::Running) {
-            if let Some(id) = &step.run {
+    fn signal_stages(&self, request: StopRequest) {
+        for stage in self.run.state.stages().iter().filter(|stage| stage.status == StageStatus::Running) {
+            if let Some(id) = &stage.run {
                 children::signal(id, request);
             }
         }
     }
 
-    /// How the run has ended, now that no step runs.
+    /// How the run has ended, now that no stage runs.
     fn verdict(&self) -> Result<(), Error> {
         let failed: Vec<&StageState> =
-            self.run.state.stages().iter().filter(|step| step.status == StageStatus::Failed).collect();
+            self.run.state.stages().iter().filter(|stage| stage.status == StageStatus::Failed).collect();
         let Some(first) = failed.first() else {
             let mut stopped =
-                self.run.state.stages().iter().filter(|step| step.status == StageStatus::Stopped).peekable();
+                self.run.state.stages().iter().filter(|stage| stage.status == StageStatus::Stopped).peekable();
             let is_stopped = self.stopping.is_some() || stopped.peek().is_some();
-            let cancelled = stopped.find_map(|step| Some(format!("step {}: {}", step.name, step.error.as_ref()?)));
+            let cancelled = stopped.find_map(|stage| Some(format!("step {}: {}", stage.name, stage.error.as_ref()?)));
             return match cancelled.filter(|_| self.stopping.is_none()) {
                 Some(reason) => Err(Error::Cancelled { reason }),
                 None if is_stopped => Err(Error::Interrupted),
@@ -454,9 +510,9 @@ impl<'a> StagesDriver<'a> {
             };
         };
         let reasons =
-            failed.iter().map(|step| format!("step {}: {}", step.name, step.error.as_deref().unwrap_or("failed")));
+            failed.iter().map(|stage| format!("step {}: {}", stage.name, stage.error.as_deref().unwrap_or("failed")));
         let code = first.exit_code.and_then(PipeExit::from_code).unwrap_or(PipeExit::TrainingFailed);
-        Err(Error::StepsFailed { id: self.run.state.id.clone(), reasons: reasons.collect(), code })
+        Err(Error::StagesFailed { id: self.run.state.id.clone(), reasons: reasons.collect(), code })
     }
 
     /// Everything that belongs to the end of a run; its state is written last.

@@ -1,9 +1,9 @@
-//! Which steps may begin now. Pure.
+//! Which stages may begin now. Pure.
 
 use pipe_spec::pipeline::Container;
 use pipe_spec::run::{StageState, StageStatus};
 
-/// What steps share: the processors and the memory of this machine. For cards they queue like all runs.
+/// What stages share: the processors and the memory of this machine. For cards they queue like all runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Resources {
     pub cpus: f64,
@@ -24,24 +24,24 @@ impl Resources {
         Self { cpus: cpus as f64, memory: kilobytes.map_or(u64::MAX, |kilobytes| kilobytes << 10) }
     }
 
-    /// What a step takes of it. One that does not say takes a processor, and no memory.
-    pub fn of_step(container: &Container) -> Self {
+    /// What a stage takes of it. One that does not say takes a processor, and no memory.
+    pub fn of_stage(container: &Container) -> Self {
         Self { cpus: container.cpus.unwrap_or(1.0), memory: container.memory.map_or(0, |size| size.0) }
     }
 }
 
-/// The steps to begin, in their order. One that is larger than the machine begins when it would be alone.
-pub fn startable(steps: &[StageState], takes: &[Resources], room: Resources) -> Vec<usize> {
-    let done = |name: &String| steps.iter().any(|step| step.name == *name && step.status.is_done());
-    let mut used: Vec<Resources> = steps
+/// The stages to begin, in their order. One that is larger than the machine begins when it would be alone.
+pub fn startable(stages: &[StageState], takes: &[Resources], room: Resources) -> Vec<usize> {
+    let done = |name: &String| stages.iter().any(|stage| stage.name == *name && stage.status.is_done());
+    let mut used: Vec<Resources> = stages
         .iter()
         .zip(takes)
-        .filter(|(step, _)| step.status == StageStatus::Running)
+        .filter(|(stage, _)| stage.status == StageStatus::Running)
         .map(|(_, takes)| *takes)
         .collect();
     let mut starting = Vec::new();
-    for (index, (step, takes)) in steps.iter().zip(takes).enumerate() {
-        if step.status != StageStatus::Waiting || !step.needs.iter().all(done) {
+    for (index, (stage, takes)) in stages.iter().zip(takes).enumerate() {
+        if stage.status != StageStatus::Waiting || !stage.needs.iter().all(done) {
             continue;
         }
         let cpus: f64 = used.iter().map(|other| other.cpus).sum();
@@ -59,16 +59,16 @@ mod tests {
     use super::*;
     use StageStatus::{Failed, Finished, LeftOut, Running, Unchanged, Waiting};
 
-    fn steps(all: &[(&str, &[&str], StageStatus)]) -> Vec<StageState> {
-        let step = |(name, needs, status): &(&str, &[&str], StageStatus)| StageState {
+    fn stages(all: &[(&str, &[&str], StageStatus)]) -> Vec<StageState> {
+        let stage = |(name, needs, status): &(&str, &[&str], StageStatus)| StageState {
             status: *status,
             ..StageState::new(*name, needs.iter().map(ToString::to_string).collect())
         };
-        all.iter().map(step).collect()
+        all.iter().map(stage).collect()
     }
 
     #[test]
-    fn a_step_begins_after_those_that_it_needs() {
+    fn a_stage_begins_after_those_that_it_needs() {
         let room = Resources { cpus: 8.0, memory: 8 };
         let takes = [Resources { cpus: 1.0, memory: 1 }; 4];
         for (first, left, right, want) in [
@@ -83,14 +83,14 @@ mod tests {
             (Finished, Finished, Unchanged, &[3]),
         ] {
             let graph =
-                steps(&[("a", &[], first), ("b", &["a"], left), ("c", &["a"], right), ("d", &["b", "c"], Waiting)]);
+                stages(&[("a", &[], first), ("b", &["a"], left), ("c", &["a"], right), ("d", &["b", "c"], Waiting)]);
             assert_eq!(startable(&graph, &takes, room), want, "{first:?} {left:?} {right:?}");
         }
     }
 
     #[test]
-    fn steps_run_side_by_side_where_there_is_room() {
-        let graph = steps(&[("a", &[], Waiting), ("b", &[], Waiting), ("c", &[], Waiting)]);
+    fn stages_run_side_by_side_where_there_is_room() {
+        let graph = stages(&[("a", &[], Waiting), ("b", &[], Waiting), ("c", &[], Waiting)]);
         let takes = |cpus: [f64; 3], memory: [u64; 3]| -> Vec<Resources> {
             cpus.into_iter().zip(memory).map(|(cpus, memory)| Resources { cpus, memory }).collect()
         };

@@ -13,7 +13,7 @@ use crate::run::Follow;
 /// Values of a metric that is known at every step are kept for so many steps of a training.
 const KEPT: u64 = 100;
 
-/// What a trial has shown so far, by objective and step.
+/// The values of a trial so far, by objective and step.
 pub struct Curves {
     events: Follow,
     objectives: Vec<Objective>,

@@ -2,7 +2,7 @@
 
 use pipe_search::{Trial, TrialState, best, prunes_at};
 use pipe_spec::study::Keep;
-use pipe_spec::{Cause, Outcome, PipeExit, RunState, Status};
+use pipe_spec::{Cause, Outcome, PipeExit, RunFolder, RunState, Status};
 use serde_json::{Value, json};
 
 use super::curve::{self, Curves};
@@ -13,10 +13,14 @@ use crate::error::Error;
 use crate::execute::children;
 use crate::run::{self, Listed};
 use crate::system::clock::now;
+use crate::system::files::Space;
 use crate::system::interrupt::StopRequest;
 
 /// How far above 0 a constraint is where a trial ran out of memory and nobody knows by how much.
 const OUT_OF_MEMORY: f64 = 1.0;
+
+/// Bytes that a `pipe` needs on the disk of its runs to say anything at all.
+const MIN_FREE: u64 = 64 << 10;
 
 fn is_cancelled(run: &RunState) -> bool {
     run.attempts().last().is_some_and(|attempt| attempt.cause == Some(Cause::Cancelled))
@@ -44,7 +48,7 @@ impl StudyDriver<'_> {
             }
             Status::Orphaned => match self.stopping {
                 Some(request) => self.stop_orphan(number, request),
-                None => self.takeovers.take_over(&folder).or_else(|error| self.fail(number, &error.to_string())),
+                None => self.take_over(number, &folder),
             },
             Status::Stopped if self.pruned_at(number).is_none() && self.stopping.is_some() => {
                 // It goes on when the study does.
@@ -52,7 +56,17 @@ impl StudyDriver<'_> {
                 Ok(())
             }
             Status::Stopped if self.pruned_at(number).is_none() && self.was_stopped_before(&found.state) => {
-                self.takeovers.take_over(&folder).or_else(|error| self.fail(number, &error.to_string()))
+                self.take_over(number, &folder)
+            }
+            Status::Failed if found.state.machine_failed && self.pruned_at(number).is_none() => {
+                match self.was_stopped_before(&found.state) && !self.takeovers.has(&folder) {
+                    true => self.take_over(number, &folder),
+                    false => {
+                        let code = found.state.exit_code.and_then(PipeExit::from_code);
+                        let reason = found.state.error.unwrap_or_default();
+                        Err(self.halt(number, &reason, code.unwrap_or(PipeExit::Unexpected)))
+                    }
+                }
             }
             Status::Stopped if self.pruned_at(number).is_none() && is_cancelled(&found.state) => {
                 // Who cancels a job of a study wants the study to stop: it goes on with this trial when it is resumed.
@@ -66,6 +80,28 @@ impl StudyDriver<'_> {
                 self.end_trial(number, &found.state)
             }
         }
+    }
+
+    /// Starts a `pipe` for a trial that has none.
+    fn take_over(&mut self, number: u64, folder: &RunFolder) -> Result<(), Error> {
+        self.takeovers.take_over(folder).or_else(|error| self.give_up(number, &error))
+    }
+
+    /// Ends a trial that cannot begin or go on. Where the machine is at fault the trial waits, and the study ends.
+    pub(super) fn give_up(&mut self, number: u64, error: &Error) -> Result<(), Error> {
+        // A `pipe` that cannot write ends without a word.
+        let is_full = || Space::at(self.run.folder.path()).is_some_and(|space| space.free < MIN_FREE);
+        match error.is_of_machine() || matches!(error, Error::NotDriven { .. }) && is_full() {
+            true => Err(self.halt(number, &error.to_string(), error.exit_code())),
+            false => self.fail(number, &error.to_string()),
+        }
+    }
+
+    /// Why a study ends that can go on elsewhere or later.
+    pub(super) fn halt(&self, number: u64, reason: &str, code: PipeExit) -> Error {
+        let code = if code == PipeExit::Unavailable { code } else { PipeExit::TrainingFailed };
+        let reason = reason.lines().next().unwrap_or_default().to_owned();
+        Error::StudyHalted { id: self.run.state.id.clone(), number, reason, code }
     }
 
     /// Whether a trial that is stopped was so when this process began: it was stopped with the study, and goes on with it.
@@ -87,7 +123,7 @@ impl StudyDriver<'_> {
         // One that has the values of another has shown nothing itself.
         let counts = |other: &&Trial| other.number != number && !other.user_attrs.contains_key(trial::SAME_AS);
         let others: Vec<Trial> = self.journal.trials().iter().filter(counts).cloned().collect();
-        // What the journal has was judged when it came.
+        // Values in the journal were judged when they came.
         let judged = known.intermediate.keys().next_back().copied();
         let noted = known.user_attrs.get(trial::PRUNED_AT).and_then(Value::as_u64);
         let pruned_at = noted.or_else(|| prunes_at(pruner, direction, &trial, &others, judged));
@@ -218,7 +254,7 @@ impl StudyDriver<'_> {
         if state != TrialState::Failed && !saved {
             std::fs::remove_dir_all(run::folder_of(&self.run_id(number)).checkpoints()).ok();
         }
-        // Of Optuna's own trials there is no model: the best of ours is kept whatever they show.
+        // Optuna's own trials have no model: the best of ours is kept whatever they show.
         let own: Vec<Trial> = self.own().cloned().collect();
         let best: Vec<u64> =
             best(&own, &self.search.directions).into_iter().filter_map(|index| Some(own.get(index)?.number)).collect();
@@ -244,7 +280,7 @@ impl StudyDriver<'_> {
         error.unwrap_or("failed").to_owned()
     }
 
-    /// What the last out-of-memory of a run left, as far as it can be read.
+    /// The record of a run's last out-of-memory, as far as it can be read.
     fn oom_record(&self, run: &RunState) -> Value {
         let folder = run::folder_of(&run.id);
         let last = run.attempts().iter().rev().find(|attempt| attempt.outcome == Some(Outcome::Oom));

@@ -12,12 +12,12 @@ use crate::error::Error;
 use crate::execute::launch::placement::Placement;
 use crate::fit::forecast::{CONTEXT, Forecast, Forecaster, Target};
 
-/// What is foreseen of a trial, in bytes.
+/// The memory forecast of a trial, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryForecast {
-    /// What it will hold at its worst moment; on the CPU only what it holds in any case: weights, gradients, optimizer.
+    /// The peak memory of the trial; on the CPU only what it holds in any case: weights, gradients, optimizer.
     pub predicted: Option<u64>,
-    /// What there is.
+    /// The memory that there is.
     pub capacity: Option<u64>,
     pub fits: bool,
     /// Where it does not fit: the largest batch that would, at the same effective batch.
@@ -32,7 +32,7 @@ impl MemoryForecast {
         match (self.predicted, self.capacity) {
             (Some(predicted), Some(capacity)) if capacity > 0 => {
                 let excess = predicted as f64 / capacity as f64 - 1.0;
-                // What fits within the margin that is kept free only just does not.
+                // A trial that would fit into the margin that is kept free just misses.
                 if self.fits { excess.min(0.0) } else { excess.max(LEAST_EXCESS) }
             }
             _ => 0.0,
@@ -40,10 +40,10 @@ impl MemoryForecast {
     }
 }
 
-/// Of what does not fit though it is no larger than what there is: a margin is kept free.
+/// The excess of a trial that is no larger than the capacity but does not fit: a margin is kept free.
 pub const LEAST_EXCESS: f64 = 1e-3;
 
-/// What is foreseen of a trial on this engine; nothing is where there is no estimate.
+/// The forecast of a trial on this engine; unknown where there is no estimate.
 pub fn foresee(pipeline: &Pipeline, config: &Map<String, Value>, engine: &dyn Engine) -> Result<MemoryForecast, Error> {
     let Placement { device, ranks, .. } = Placement::find(engine, pipeline)?;
     let Some(training) = pipeline.training() else { return Ok(MemoryForecast::UNKNOWN) };

@@ -64,18 +64,18 @@ pub struct StudyDriver<'a> {
     /// The config.json of each model that was asked for.
     configs: BTreeMap<String, Map<String, Value>>,
     takeovers: children::Takeovers,
-    /// What was asked of it, if it is to stop.
+    /// The request to stop, if there was one.
     stopping: Option<StopRequest>,
     /// Who cancelled the job of a trial, if somebody did, and not with `pipe`.
     cancelled: Option<String>,
 }
 
-/// What the search knows.
+/// The state of the search.
 struct Search {
     space: Space,
     directions: Vec<Direction>,
     trainings: Trainings,
-    /// What is known not to fit, by what decides how much a trial holds, with the reason.
+    /// Reasons of trials that are known not to fit, by the settings that decide a trial's memory.
     too_large: BTreeMap<String, String>,
     /// Trials that have failed one after the other.
     failures: u64,
@@ -110,7 +110,7 @@ impl Live {
 }
 
 /// Where the storage of a study is, whose own folder is `folder`.
-fn storage(study: &Study, folder: &RunFolder) -> PathBuf {
+pub fn storage(study: &Study, folder: &RunFolder) -> PathBuf {
     study.storage.as_ref().map_or_else(|| folder.path().join(JOURNAL), PathBuf::from)
 }
 
@@ -375,10 +375,7 @@ fn refuses(study: &Study) -> bool {
 pub fn importances_of(study: &Study, trials: &[Trial]) -> Vec<(String, BTreeMap<String, f64>)> {
     let space = space(study);
     let of = |(index, objective): (usize, &pipe_spec::study::Objective)| {
-        (
-            objective.metric.clone(),
-            importances(&space, trials, index, crate::execute::study::propose::direction(objective)),
-        )
+        (objective.metric.clone(), importances(&space, trials, index, propose::direction(objective)))
     };
     study.objectives.iter().enumerate().map(of).collect()
 }

@@ -32,7 +32,7 @@ pub struct Refused {
     repeated: u64,
 }
 
-/// What there is to do for a trial.
+/// The pipeline of a trial, and its memory forecast.
 struct Planned {
     pipeline: Pipeline,
     room: MemoryForecast,
@@ -59,6 +59,9 @@ impl StudyDriver<'_> {
             Err(Error::Interrupted) => {
                 self.stop(crate::system::interrupt::StopRequest::Graceful);
                 return Ok(());
+            }
+            Err(error) if error.is_of_machine() => {
+                return Err(self.halt(number, &error.to_string(), error.exit_code()));
             }
             Err(error) => {
                 proposed.state = TrialState::Failed;
@@ -160,7 +163,7 @@ impl StudyDriver<'_> {
                 self.stop(crate::system::interrupt::StopRequest::Graceful);
                 Ok(())
             }
-            Err(error) => self.fail(number, &error.to_string()),
+            Err(error) => self.give_up(number, &error),
         }
     }
 
@@ -214,7 +217,7 @@ impl StudyDriver<'_> {
         Ok(config)
     }
 
-    /// Of more cards than a trial wants, as many as it wants: those with the fewest trials.
+    /// The cards with the fewest trials, as many as a trial wants, where there are more.
     fn free_cards(&self, pipeline: &Pipeline) -> Option<Vec<String>> {
         let wanted = match pipeline.container.gpus {
             Gpus::Auto => 1,
@@ -260,7 +263,7 @@ impl StudyDriver<'_> {
         for (name, bytes) in known.into_iter().filter_map(|(name, bytes)| Some((name, bytes?))) {
             proposed.user_attrs.insert(name.to_owned(), json!(bytes));
         }
-        // What runs is allowed until it is shown not to fit; Optuna wants to see it of every trial.
+        // A trial that runs is allowed until it is shown not to fit; Optuna wants a constraint of every trial.
         proposed.constraints = vec![room.excess().min(0.0)];
     }
 
@@ -306,7 +309,7 @@ impl StudyDriver<'_> {
         self.running.insert(number, Live::new(Curves::new(&folder, &self.study.objectives)));
         let begun = match children::find(&folder) {
             Ok(begun) => begun,
-            Err(error) => return self.fail(number, &error.to_string()),
+            Err(error) => return self.give_up(number, &error),
         };
         let created = match &begun {
             Some(_) => Ok(()),
@@ -318,7 +321,7 @@ impl StudyDriver<'_> {
         };
         match created.and_then(|()| children::start(&folder, begun.as_ref())) {
             Ok(()) => self.save(),
-            Err(error) => self.fail(number, &error.to_string()),
+            Err(error) => self.give_up(number, &error),
         }
     }
 }

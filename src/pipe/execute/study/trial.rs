@@ -1,4 +1,4 @@
-//! What `pipe` notes of a trial beside its settings and values, as attributes that Optuna shows too.
+//! Notes of `pipe` on a trial beside its settings and values, as attributes that Optuna shows too.
 
 use pipe_search::{Direction, Trial, TrialState, best};
 use pipe_spec::run::TrialCounts;

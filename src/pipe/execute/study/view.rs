@@ -35,7 +35,7 @@ impl StudyView<'_> {
     /// The pipeline file of a trial, without what belongs to the search.
     pub fn pipeline(&self, trial: &Trial, variables: &Variables) -> Result<String, String> {
         let mut more = Vec::new();
-        // What the trial ran as is known from its run: the architecture of a model that was chosen.
+        // The run of the trial shows what the trial ran as: the architecture of a model that was chosen.
         let ran = self.run_of(trial).and_then(|id| std::fs::read_to_string(crate::run::folder_of(&id).resolved()).ok());
         let ran = ran.and_then(|text| registry::parse_pipeline(&text, &[], variables).ok());
         if let Some(training) = ran.as_ref().and_then(pipe_spec::Pipeline::training) {

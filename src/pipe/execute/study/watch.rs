@@ -50,7 +50,7 @@ impl StudyWatcher {
     pub fn show(&mut self, state: &RunState, trials: &[Trial], reporter: &mut Reporter) -> Result<(), Error> {
         let best = trial::best_of(trials, &self.directions).map(|(number, _)| number);
         for trial in trials {
-            // What its run has said last comes before its end.
+            // The last lines of its run come before its end.
             let has_run = trial.user_attrs.contains_key(trial::RUN);
             if has_run && trial.state.has_ended() && self.shown.get(&trial.number) != Some(&Standing::of(trial)) {
                 self.look_at(trial.number)?;
@@ -74,12 +74,12 @@ impl StudyWatcher {
         Ok(())
     }
 
-    /// What the run of a trial has said since the last time. Its log has all of it; here only how far it has come is shown.
+    /// Reads the news of a trial's run. Its log has all of it; here only how far it has come is shown.
     fn look_at(&mut self, number: u64) -> Result<(), Error> {
         if !self.runs.contains_key(&number) {
             let id = run::child_id(&self.id, &number.to_string());
             let Some(found) = Listed::read(run::folder_of(&id).path()) else { return Ok(()) };
-            let reporter = Reporter::of_step(&number.to_string(), self.json);
+            let reporter = Reporter::of_child(&number.to_string(), self.json);
             self.runs.insert(number, Watcher::new(&found, reporter, self.json));
         }
         let Some(watcher) = self.runs.get_mut(&number) else { return Ok(()) };

@@ -9,19 +9,17 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pipe_spec::text::count;
-use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::{Fact, Key, LedgerEntry};
 use crate::error::Error;
 use crate::system::clock::{iso, now};
-use crate::system::files::{self, write_whole};
+use crate::system::files::{self, Stranger, open_lock, stranger, write_whole};
 
 /// How long to wait for another process that writes it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -172,9 +170,7 @@ impl Ledger {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let path = self.path.with_file_name(format!(".{name}.lock"));
         let fail = |error: std::io::Error| self.fail(format!("{}: {error}", path.display()));
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-        let file =
-            File::options().create(true).truncate(false).write(true).custom_flags(flags).open(&path).map_err(fail)?;
+        let file = open_lock(&path).map_err(fail)?;
         let began = Instant::now();
         loop {
             match file.try_lock() {
@@ -182,7 +178,11 @@ impl Ledger {
                 Err(TryLockError::WouldBlock) if began.elapsed() < LOCK_TIMEOUT => std::thread::sleep(POLL_INTERVAL),
                 Err(TryLockError::WouldBlock) => {
                     let seconds = LOCK_TIMEOUT.as_secs();
-                    return Err(self.fail(format!("another process has held {} for {seconds} s", path.display())));
+                    let who = stranger(&file).map_or_else(
+                        || "another process".to_owned(),
+                        |Stranger { pid, user }| format!("process {pid} of {user}"),
+                    );
+                    return Err(self.fail(format!("{who} has held {} for {seconds} s", path.display())));
                 }
                 Err(TryLockError::Error(error)) => return Err(fail(error)),
             }

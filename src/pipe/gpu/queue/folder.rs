@@ -12,6 +12,8 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use crate::system::files::user;
+
 /// Entries of the folder that are read.
 const MAX_ENTRIES: usize = 10_000;
 /// Bytes of a ticket that are read.
@@ -199,17 +201,6 @@ pub fn is_being_created(path: &Path) -> bool {
     let Ok(meta) = path.symlink_metadata() else { return false };
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     meta.is_dir() && meta.uid() != geteuid().as_raw() && now.saturating_sub(meta.ctime().try_into().unwrap_or(0)) < 2
-}
-
-/// The name of a user, or the number where the machine has no name for it.
-pub fn user(uid: u32) -> String {
-    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let name = passwd.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let name = fields.next()?;
-        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
-    });
-    name.map_or_else(|| format!("the user with uid {uid}"), |name| format!("the user {name}"))
 }
 
 /// Makes the folder, unless there is something of that name. Returns whether it was made.

@@ -19,6 +19,7 @@ use rustix::process::geteuid;
 
 use super::Card;
 use crate::error::Error;
+use crate::system::files::user;
 
 /// The digits of a number, and the largest one.
 const DIGITS: usize = 8;
@@ -104,7 +105,7 @@ impl Ticket {
         let mut ahead = Vec::new();
         for number in numbers.into_iter().filter(|number| *number < self.number) {
             if let TicketState::Held { text, uid } = self.folder.look(&ticket_name(&self.card, number)) {
-                let user = (uid != geteuid().as_raw()).then(|| folder::user(uid));
+                let user = (uid != geteuid().as_raw()).then(|| user(uid));
                 ahead.push(Ahead { number, run: run_id(&text), user });
             }
         }

@@ -7,13 +7,14 @@
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::system::digests::cache_folder;
+use crate::system::files;
+use crate::system::interrupt::Watch;
 
 /// Entries that were unused for this long are removed.
 const MAX_UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -50,9 +51,16 @@ pub struct EntryGuard {
 impl Cache {
     pub fn find() -> Result<Self, Error> {
         let folder = cache_folder().ok_or(Error::NoCache)?;
-        let cache = Self { folder: crate::system::files::absolute(&folder.join("data")) };
+        files::check_utf8("the cache folder", &folder)?;
+        let cache = Self { folder: files::absolute(&folder.join("data")) };
         std::fs::create_dir_all(&cache.folder).map_err(|source| cache.fail(source))?;
         Ok(cache)
+    }
+
+    /// Where there is one already.
+    fn existing() -> Option<Self> {
+        let folder = files::absolute(&cache_folder()?.join("data"));
+        folder.is_dir().then_some(Self { folder })
     }
 
     #[cfg(test)]
@@ -131,8 +139,7 @@ impl Cache {
 
     fn open_lock(&self, key: &str) -> Result<File, Error> {
         let path = self.lock_path(key);
-        let open = File::options().create(true).truncate(false).write(true).open(&path);
-        open.map_err(|source| Error::DataCache { path, source })
+        files::open_lock(&path).map_err(|source| Error::DataCache { path, source })
     }
 
     fn lock_path(&self, key: &str) -> PathBuf {
@@ -153,7 +160,7 @@ impl Cache {
         remove(&entry, &temporary.0).map_err(|source| self.fail(source))?;
         std::fs::create_dir(&temporary.0).map_err(|source| self.fail(source))?;
         let manifest = make(&temporary.0)?;
-        crate::system::files::write_json(&temporary.0.join(MANIFEST), &manifest)?;
+        files::write_json(&temporary.0.join(MANIFEST), &manifest)?;
         let finished = File::open(&temporary.0)
             .and_then(|folder| folder.sync_all())
             .and_then(|()| std::fs::rename(&temporary.0, &entry))
@@ -167,17 +174,19 @@ impl Cache {
             // Who cannot be locked is in use.
             let Ok(Some(_writer)) = self.lock(key) else { continue };
             let (entry, temporary) = (self.folder.join(key), self.folder.join(format!("{key}.tmp")));
-            let removed = remove(&temporary, &temporary).and_then(|()| match is_old(&entry) {
-                true => {
-                    remove(&entry, &temporary)?;
-                    std::fs::remove_file(self.lock_path(key))
-                }
-                false => Ok(()),
-            });
+            let removed = if is_old(&entry) { self.remove(key) } else { remove(&temporary, &temporary) };
             if let Err(error) = removed {
                 tracing::debug!("cannot remove {}: {error}", entry.display());
             }
         }
+    }
+
+    /// Removes all of an entry. Its lock is held.
+    fn remove(&self, key: &str) -> std::io::Result<()> {
+        let (entry, temporary) = (self.folder.join(key), self.folder.join(format!("{key}.tmp")));
+        remove(&temporary, &temporary)?;
+        remove(&entry, &temporary)?;
+        std::fs::remove_file(self.lock_path(key))
     }
 
     /// Keys of which there is something.
@@ -200,12 +209,38 @@ impl Cache {
 
 pub const KEY_LENGTH: usize = 32;
 
-/// How many entries there are, and how many bytes they have.
-pub fn size() -> (usize, u64) {
-    let Some(folder) = cache_folder() else { return (0, 0) };
-    let cache = Cache { folder: folder.join("data") };
-    let sizes: Vec<u64> = cache.keys().iter().filter_map(|key| Some(read(&cache.folder.join(key))?.bytes)).collect();
-    (sizes.len(), sizes.iter().sum())
+/// An entry as it lies on disk.
+pub struct CachedEntry {
+    pub key: String,
+    /// What it was made of, for people.
+    pub source: String,
+    pub bytes: u64,
+    pub used: SystemTime,
+}
+
+/// The complete entries.
+pub fn entries() -> Vec<CachedEntry> {
+    let Some(cache) = Cache::existing() else { return Vec::new() };
+    let entry = |key: String| {
+        let folder = cache.folder.join(&key);
+        let Manifest { source, bytes, .. } = read(&folder)?;
+        let used = std::fs::metadata(folder.join(MANIFEST)).and_then(|meta| meta.modified()).ok()?;
+        Some(CachedEntry { key, source, bytes, used })
+    };
+    cache.keys().into_iter().filter_map(entry).collect()
+}
+
+/// Whether a process reads or writes an entry now.
+pub fn is_used(key: &str) -> bool {
+    Cache::existing().is_some_and(|cache| !matches!(cache.lock(key), Ok(Some(_))))
+}
+
+/// Removes an entry. False where a process uses it.
+pub fn remove_entry(key: &str) -> Result<bool, Error> {
+    let Some(cache) = Cache::existing() else { return Ok(true) };
+    let Some(_writer) = cache.lock(key)? else { return Ok(false) };
+    cache.remove(key).map_err(|source| cache.fail(source))?;
+    Ok(true)
 }
 
 /// A folder that is removed unless it was renamed.
@@ -240,35 +275,9 @@ fn is_old(entry: &Path) -> bool {
     used.elapsed().is_ok_and(|age| age > MAX_UNUSED)
 }
 
-/// What the thread that prepares data and the one that reports it share: how far it is, and whether it is to go on.
-#[derive(Debug, Default)]
-pub struct Watch {
-    cancelled: AtomicBool,
-    /// Bytes of source files that are done.
-    done: AtomicU64,
-}
-
-impl Watch {
-    pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Relaxed);
-    }
-
-    pub fn check(&self) -> Result<(), Error> {
-        if self.cancelled.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
-    }
-
-    pub fn done(&self) -> u64 {
-        self.done.load(Ordering::Relaxed)
-    }
-
-    pub fn set_done(&self, bytes: u64) {
-        self.done.store(bytes, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 

@@ -12,6 +12,6 @@ mod source;
 mod tests;
 mod tokenizer;
 
-pub use entry::size;
+pub use entry::{entries, is_used, remove_entry};
 pub use pipe_data::{ColumnSelection, Format, check, full_ending};
 pub use prepared_inputs::{PreparedInputs, needs_preparation, prepare_inputs};

@@ -11,9 +11,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use pipe_data::compressed::{ReadError, RowSink, Stopped};
 use pipe_data::{panic_message, reader_thread};
 
-use super::entry::Watch;
 use crate::error::Error;
 use crate::system::files::Space;
+use crate::system::interrupt::Watch;
 
 /// Of every disk a twentieth is kept free, and not more than this.
 const RESERVE: u64 = 1 << 30;

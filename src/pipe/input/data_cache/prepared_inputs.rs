@@ -8,14 +8,14 @@ use pipe_data::{ColumnSelection, Format};
 use pipe_spec::text::human_bytes;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::entry::{Cache, EntryGuard, Watch};
+use super::entry::{Cache, EntryGuard};
 use super::source::Source;
 use super::tokenizer::TrainedTokenizer;
 use crate::error::Error;
 use crate::input::{Input, Inputs};
 use crate::report::Reporter;
 use crate::system::digests::Digests;
-use crate::system::interrupt::Interrupts;
+use crate::system::interrupt::{Interrupts, Watch};
 
 /// How often progress is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);

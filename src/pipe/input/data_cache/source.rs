@@ -1,15 +1,15 @@
 //! From a data file to an entry of the cache.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use pipe_data::{ColumnSelection, Compression, Format, ParquetTable, compressed, guarded};
 
-use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest, Watch};
+use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest};
 use super::output::{self, Conversion, Output, Piece, Pieces};
 use crate::error::Error;
 use crate::input::{Input, Numbering, Prepared};
-use crate::system::digests::Digests;
+use crate::system::digests::{Digests, Stamp};
+use crate::system::interrupt::Watch;
 
 /// Raised whenever other files come out of the same sources.
 const VERSION: u32 = 1;
@@ -22,8 +22,8 @@ pub struct Source {
     format: Format,
     pub key: String,
     pub size: u64,
-    /// Size, time and inode, which change when the file is written.
-    state: [i128; 3],
+    /// What changes when the file is written.
+    stamp: Stamp,
     /// Where relative paths in it begin.
     folder: PathBuf,
 }
@@ -39,7 +39,7 @@ impl Source {
         if format == Format::Plain {
             return Ok(None);
         }
-        let state = state(&input.host)?;
+        let stamp = stamp(&input.host)?;
         let folder = input.host.parent().unwrap_or(Path::new("/")).to_owned();
         let digest = digests.hash(&input.host)?;
         // Paths of pictures are written as whole paths, which begin in the folder of the source.
@@ -54,8 +54,8 @@ impl Source {
             named: input.written.clone(),
             format,
             key: key.to_hex()[..KEY_LENGTH].to_owned(),
-            size: u64::try_from(state[0]).unwrap_or(0),
-            state,
+            size: stamp.size,
+            stamp,
             folder,
         }))
     }
@@ -128,7 +128,7 @@ impl Source {
         };
         let written = output.finish()?;
         // What was read must be what was hashed.
-        if state(&self.host)? != self.state {
+        if stamp(&self.host)? != self.stamp {
             return Err(job.fail("it was changed while it was read"));
         }
         let source = self.named.display().to_string();
@@ -162,8 +162,7 @@ impl Source {
 const READERS: usize = 4;
 const AT_ONCE: u64 = 512 << 20;
 
-fn state(path: &Path) -> Result<[i128; 3], Error> {
+fn stamp(path: &Path) -> Result<Stamp, Error> {
     let meta = std::fs::metadata(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    let modified = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
-    Ok([i128::from(meta.len()), modified, i128::from(meta.ino())])
+    Ok(Stamp::of(&meta))
 }

@@ -7,11 +7,12 @@ use pipe_data::{ColumnSelection, check};
 use pipe_spec::pipeline::{Data, Task};
 use serde_json::Value;
 
-use super::entry::{Cache, Watch};
+use super::entry::Cache;
 use super::source::Source;
 use crate::error::Error;
 use crate::input::Input;
 use crate::system::digests::Digests;
+use crate::system::interrupt::Watch;
 
 const RECIPES: &str = r#"{"source": "ingredients", "target": "directions"}"#;
 

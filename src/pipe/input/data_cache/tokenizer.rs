@@ -9,11 +9,12 @@ use pipe_spec::TrainerExit;
 use pipe_spec::model_folder::TOKENIZER_JSON;
 use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE, error_message};
 
-use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest, Watch};
+use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest};
 use crate::error::Error;
 use crate::image;
 use crate::input::{Input, TOKENIZER_FOLDER, TokenizerTraining};
 use crate::system::digests::Digests;
+use crate::system::interrupt::Watch;
 
 /// Raised whenever another tokenizer comes out of the same texts.
 const VERSION: u32 = 1;

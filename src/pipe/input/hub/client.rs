@@ -6,7 +6,7 @@ use std::io::Read;
 use std::time::Duration;
 
 use pipe_spec::text::human_bytes;
-use ureq::http::header::{ACCEPT_ENCODING, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER};
+use ureq::http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, LOCATION, RANGE, RETRY_AFTER};
 use ureq::http::{HeaderMap, Method, Request, Response, Uri};
 use ureq::tls::TlsConfig;
 use ureq::{Agent, Body};
@@ -40,6 +40,8 @@ pub enum RequestError {
         after: Option<Duration>,
     },
     Refused(Refusal),
+    /// An answer that another try would not change.
+    Unusable(String),
 }
 
 impl Client {
@@ -76,6 +78,11 @@ impl Client {
     pub fn text(&self, path: &str) -> Result<Vec<u8>, RequestError> {
         self.with_retries(|| {
             let mut answer = self.send(&Method::GET, path, 0)?;
+            // The limit counts bytes as they come. `ureq` is built without decoders, which would make more of them.
+            let encoding = answer.headers().get(CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity");
+            if encoding {
+                return Err(RequestError::Unusable("its answer is compressed, which was not asked for".to_owned()));
+            }
             answer.body_mut().with_config().limit(ANSWER_BYTES).read_to_vec().map_err(|error| transient(&error))
         })
     }
@@ -248,7 +255,7 @@ pub struct Refusal {
 /// The failure of a request for `file` of a repository, or for the repository itself.
 pub fn failure(error: RequestError, client: &Client, address: &Address, file: Option<&str>) -> Failure {
     match error {
-        RequestError::Transient { reason, .. } => unavailable(client, &reason),
+        RequestError::Transient { reason, .. } | RequestError::Unusable(reason) => unavailable(client, &reason),
         RequestError::Refused(refusal) => refused_file(&refusal, client, address, file),
     }
 }

@@ -87,7 +87,6 @@ impl Inputs {
             finder.check_mounts(&sockets, "data.eval", &eval);
             finder.check_mounts(&sockets, "data.tokenizer", &tokenizer);
             finder.check_mounts(&sockets, "model.from", model.as_slice());
-            finder.check_given_mounts(&sockets, pipeline);
         }
         finder.check()?;
         Ok(Self { train, eval, tokenizer, tokenizer_training, model, hub: finder.repositories, all_local })
@@ -165,12 +164,10 @@ impl<'a> Finder<'a> {
     }
 
     fn input(&self, text: &str, mounted: impl Into<PathBuf>) -> Input {
-        // Undefined variables were refused when the pipeline was read.
-        let value = self.known.expand(text).unwrap_or_else(|_| text.to_owned());
-        let host = absolute(Path::new(&value));
+        let host = host_path(self.known, text);
         let written = match variables::names(text).next() {
             None => host.clone(),
-            Some(_) if Path::new(&value).is_absolute() => PathBuf::from(text),
+            Some(_) if self.known.expand(text).is_ok_and(|value| Path::new(&value).is_absolute()) => text.into(),
             Some(_) => absolute(Path::new("")).join(text),
         };
         Input { host, written, mounted: mounted.into(), mount: None, prepared: None }
@@ -219,11 +216,18 @@ impl<'a> Finder<'a> {
     }
 
     fn files_of(&mut self, folder: &Input, key: &str, text: &str, task: Task) -> Vec<Input> {
-        let mut names: Vec<PathBuf> = std::fs::read_dir(&folder.host)
-            .map(|entries| entries.flatten().map(|entry| PathBuf::from(entry.file_name())).collect())
-            .unwrap_or_default();
+        let entries = std::fs::read_dir(&folder.host).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+        let entries = entries.unwrap_or_else(|error| {
+            self.problem(key, format!("cannot read {text}: {}", plain(&error)));
+            Vec::new()
+        });
+        let mut names: Vec<PathBuf> = entries.iter().map(|entry| PathBuf::from(entry.file_name())).collect();
         names.retain(|name| has_ending(name, task) && folder.host.join(name).is_file());
         names.sort();
+        for name in names.iter().filter(|name| name.to_str().is_none()) {
+            let name = name.display();
+            self.problem(key, format!("the folder {text} has a file whose name is not UTF-8: {name}; rename it"));
+        }
         if names.is_empty() {
             let endings = task.endings().join(", .");
             self.problem(key, format!("the folder {text} has no files for {}: .{endings}", task.name()));
@@ -315,33 +319,49 @@ impl<'a> Finder<'a> {
                 self.problem(&key, format!("no such file or folder: {}", mount.host));
             }
         }
+        self.problems.0.extend(socket_problems(pipeline, self.known, "").0);
     }
+}
+
+/// The mounts of a container that would hand its job the socket of an engine, whatever the work and the engine are. `place` is
+/// where the pipeline stands in its file.
+pub fn socket_problems(pipeline: &Pipeline, known: &Variables, place: &str) -> Problems {
+    let mut problems = Problems::default();
+    if pipeline.container.engine_socket || pipeline.container.mounts.is_empty() {
+        return problems;
+    }
+    let sockets = EngineSockets::find();
+    for (index, mount) in pipeline.container.mounts.iter().enumerate() {
+        if let Some(message) = socket_problem(&sockets, &host_path(known, &mount.host)) {
+            problems.push(None, &format!("{place}container.mounts.{index}.host"), message);
+        }
+    }
+    problems
+}
+
+fn socket_problem(sockets: &EngineSockets, host: &Path) -> Option<String> {
+    let socket = sockets.handed_by(host)?;
+    let what = if socket == host { "is" } else { "leads to" };
+    Some(format!(
+        "{} {what} the socket of a container engine ({}): it gives the job control over the daemon, which means root on \
+         this machine; where that is meant, set container.engine_socket: true",
+        host.display(),
+        socket.display()
+    ))
+}
+
+/// Where a path of a pipeline lies on this machine. Undefined variables were refused when the pipeline was read.
+fn host_path(known: &Variables, text: &str) -> PathBuf {
+    absolute(Path::new(&known.expand(text).unwrap_or_else(|_| text.to_owned())))
 }
 
 impl Finder<'_> {
     /// What is mounted for inputs hands the job no socket of an engine.
     fn check_mounts(&mut self, sockets: &EngineSockets, key: &str, inputs: &[Input]) {
         let mounts: Vec<Mount> = inputs.iter().flat_map(Input::mounts).collect();
-        mounts.iter().for_each(|mount| self.check_mount(sockets, key, &mount.host));
-    }
-
-    fn check_given_mounts(&mut self, sockets: &EngineSockets, pipeline: &Pipeline) {
-        for (index, mount) in pipeline.container.mounts.iter().enumerate() {
-            let host = self.input(&mount.host, &mount.container).host;
-            self.check_mount(sockets, &format!("container.mounts.{index}.host"), &host);
+        for message in mounts.iter().filter_map(|mount| socket_problem(sockets, &mount.host)) {
+            self.problem(key, message);
         }
-    }
-
-    fn check_mount(&mut self, sockets: &EngineSockets, key: &str, host: &Path) {
-        let Some(socket) = sockets.handed_by(host) else { return };
-        let what = if socket == host { "is" } else { "leads to" };
-        let message = format!(
-            "{} {what} the socket of a container engine ({}): it gives the job control over the daemon, which means root on \
-             this machine; where that is meant, set container.engine_socket: true",
-            host.display(),
-            socket.display()
-        );
-        self.problem(key, message);
     }
 }
 
@@ -357,7 +377,7 @@ fn inside(folder: &Input, name: &str) -> Input {
 }
 
 fn has_ending(path: &Path, task: Task) -> bool {
-    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| task.takes(name))
+    path.file_name().is_some_and(|name| task.takes(&name.to_string_lossy()))
 }
 
 /// An I/O error without its number.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use pipe_spec::RunFolder;
 use pipe_spec::event::{Eval, Step};
 use serde::Serialize;
 
-use crate::run::Record;
+use crate::run::{Record, losses};
 
 /// The rounding that the exactness contract allows: up to this step, losses agree to this share.
 pub const TOLERANCES: [(u64, f64); 2] = [(30, 1e-5), (100, 1e-3)];
@@ -40,20 +41,50 @@ pub struct Gap {
 impl Curves {
     pub fn compare(first: &Record, second: &Record) -> Self {
         let (first, second) = (&first.history, &second.history);
-        let (one, other) = (by_step(&first.steps), by_step(&second.steps));
-        let gaps: Vec<Gap> =
-            one.iter().filter_map(|(step, loss)| Some(Gap::new(*step, *loss, *other.get(step)?))).collect();
-        let differing = || gaps.iter().filter(|gap| !gap.is_none()).copied();
-        let counts = [one.len() as u64, other.len() as u64];
-        let compared = gaps.len() as u64;
-        Self {
-            steps: counts,
-            compared,
-            same_bits: differing().next().is_none() && counts == [compared; 2],
-            first_difference: differing().next(),
-            largest: differing().max_by(|a, b| a.difference.total_cmp(&b.difference)),
-            beyond: differing().find(|gap| tolerance(gap.step).is_some_and(|most| gap.difference > most)),
-            eval: eval_difference(&first.evals, &second.evals),
+        let eval = eval_difference(&first.evals, &second.evals);
+        Self { eval, ..Self::of_steps(by_step(&first.steps).into_iter(), by_step(&second.steps).into_iter()) }
+    }
+
+    /// The same for runs that are too long to be held in memory: their events are read side by side.
+    pub fn compare_files(first: (&Record, &RunFolder), second: (&Record, &RunFolder)) -> Self {
+        let eval = eval_difference(&first.0.history.evals, &second.0.history.evals);
+        Self { eval, ..Self::of_steps(losses(first.1), losses(second.1)) }
+    }
+
+    /// Of steps with their losses, in order.
+    fn of_steps(first: impl Iterator<Item = (u64, f64)>, second: impl Iterator<Item = (u64, f64)>) -> Self {
+        let mut found = Self::default();
+        let (mut first, mut second) = (first.peekable(), second.peekable());
+        loop {
+            let (one, other) = (first.peek().copied(), second.peek().copied());
+            let (takes_one, takes_other) = match (one, other) {
+                (None, None) => break,
+                (Some((one, _)), Some((other, _))) => (one <= other, other <= one),
+                (one, other) => (one.is_some(), other.is_some()),
+            };
+            let one = first.next_if(|_| takes_one);
+            let other = second.next_if(|_| takes_other);
+            found.steps[0] += u64::from(one.is_some());
+            found.steps[1] += u64::from(other.is_some());
+            if let (Some((step, one)), Some((_, other))) = (one, other) {
+                found.add(Gap::new(step, one, other));
+            }
+        }
+        found.same_bits = found.first_difference.is_none() && found.steps == [found.compared; 2];
+        found
+    }
+
+    fn add(&mut self, gap: Gap) {
+        self.compared += 1;
+        if gap.is_none() {
+            return;
+        }
+        self.first_difference.get_or_insert(gap);
+        if self.largest.is_none_or(|largest| largest.difference.total_cmp(&gap.difference).is_le()) {
+            self.largest = Some(gap);
+        }
+        if self.beyond.is_none() && tolerance(gap.step).is_some_and(|most| gap.difference > most) {
+            self.beyond = Some(gap);
         }
     }
 }

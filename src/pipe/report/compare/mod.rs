@@ -46,11 +46,15 @@ impl Comparison {
         let locks = lock::read(first).zip(lock::read(second));
         let [one, other] = &records;
         let settings = settings::differing(one.resolved.as_deref(), other.resolved.as_deref());
+        let curves = match one.history.has_all_steps() && other.history.has_all_steps() {
+            true => Curves::compare(one, other),
+            false => Curves::compare_files((one, first), (other, second)),
+        };
         Self {
             lock: locks.map(|(one, other)| with_effect_of(settings.as_deref(), differences(&one, &other))),
             settings,
             results: [Results::from_record(one), Results::from_record(other)],
-            curves: Curves::compare(one, other),
+            curves,
             model: Files::compare(&first.model(), &second.model()),
             runs: records.map(|record| record.id),
         }
@@ -138,7 +142,7 @@ impl Results {
         Self {
             status: run.state.as_ref().map(|state| state.status.name()),
             attempts: run.state.iter().flat_map(|state| state.attempts()).map(AttemptResult::new).collect(),
-            steps: run.history.steps.len() as u64,
+            steps: run.history.step_count(),
             loss: run.history.steps.last().map(|step| step.loss),
             eval: eval.map(|eval| ("loss".to_owned(), eval.loss)).into_iter().chain(scores).collect(),
             seconds: run.seconds(),

@@ -198,9 +198,9 @@ mod tests {
         chart.attempts = vec![mark(0.0, 0), mark(0.0, 1), mark(60.0, 1)];
         let svg = chart.svg();
         assert!(svg.contains("class=\"mark own c1 d1\"") && svg.contains("attempt 1-3 of a&lt;b begins"), "{svg}");
-        let places: Vec<&str> =
+        let positions: Vec<&str> =
             svg.split("\" y=\"14\">1-3</text>").filter_map(|part| part.rsplit("x=\"").next()).collect();
-        assert_eq!(places[..3], ["62.0", "98.0", "299.6"], "{svg}");
+        assert_eq!(positions[..3], ["62.0", "98.0", "299.6"], "{svg}");
     }
 
     #[test]

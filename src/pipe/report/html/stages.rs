@@ -12,19 +12,19 @@ const GAP_ACROSS: usize = 56;
 const GAP_DOWN: usize = 16;
 
 pub fn section(state: &RunState) -> String {
-    let row = |step: &StageState| {
-        let status = step.status.name();
-        let run = step
+    let row = |stage: &StageState| {
+        let status = stage.status.name();
+        let run = stage
             .run
             .as_deref()
             .map_or("-".to_owned(), |run| format!("<a href=\"../{0}/report.html\">{0}</a>", escape(run)));
         vec![
-            escape(&step.name),
-            format!("<span class=\"tag {}\">{status}</span>", class(step)),
-            step.seconds.map_or("-".to_owned(), duration),
-            if step.needs.is_empty() { "-".to_owned() } else { escape(&step.needs.join(", ")) },
+            escape(&stage.name),
+            format!("<span class=\"tag {}\">{status}</span>", class(stage)),
+            stage.seconds.map_or("-".to_owned(), duration),
+            if stage.needs.is_empty() { "-".to_owned() } else { escape(&stage.needs.join(", ")) },
             run,
-            step.error.as_deref().map_or("-".to_owned(), |error| prose(&escape(error))),
+            stage.error.as_deref().map_or("-".to_owned(), |error| prose(&escape(error))),
         ]
     };
     let rows: Vec<Vec<String>> = state.stages().iter().map(row).collect();
@@ -33,9 +33,9 @@ pub fn section(state: &RunState) -> String {
 }
 
 /// The class with which the page colours this outcome.
-fn class(step: &StageState) -> &'static str {
+fn class(stage: &StageState) -> &'static str {
     use pipe_spec::run::StageStatus::{Failed, Finished, LeftOut, Running, Stopped, Unchanged, Waiting};
-    match step.status {
+    match stage.status {
         Finished | Unchanged => "finished",
         Failed => "failed",
         Stopped => "stopped",
@@ -45,15 +45,15 @@ fn class(step: &StageState) -> &'static str {
 }
 
 /// The number of stages that come before each stage, one after the other.
-fn depths(steps: &[StageState]) -> Vec<usize> {
-    let mut depths = vec![0; steps.len()];
-    // A graph has no circle, so that after as many rounds as there are steps nothing changes any more.
-    for _ in steps {
-        for (index, step) in steps.iter().enumerate() {
-            let before = steps
+fn depths(stages: &[StageState]) -> Vec<usize> {
+    let mut depths = vec![0; stages.len()];
+    // A graph has no circle, so that after as many rounds as there are stages nothing changes any more.
+    for _ in stages {
+        for (index, stage) in stages.iter().enumerate() {
+            let before = stages
                 .iter()
                 .zip(&depths)
-                .filter(|(other, _)| step.needs.contains(&other.name))
+                .filter(|(other, _)| stage.needs.contains(&other.name))
                 .map(|(_, depth)| depth + 1);
             let depth = before.max().unwrap_or(0);
             depths[index] = depth;
@@ -62,10 +62,10 @@ fn depths(steps: &[StageState]) -> Vec<usize> {
     depths
 }
 
-fn drawing(steps: &[StageState]) -> String {
-    let depths = depths(steps);
+fn drawing(stages: &[StageState]) -> String {
+    let depths = depths(stages);
     let mut filled: Vec<usize> = Vec::new();
-    let places: Vec<(usize, usize)> = depths
+    let positions: Vec<(usize, usize)> = depths
         .iter()
         .map(|&depth| {
             filled.resize(filled.len().max(depth + 1), 0);
@@ -81,8 +81,10 @@ fn drawing(steps: &[StageState]) -> String {
         width + 2,
         height + 2
     );
-    for (step, &(x, y)) in steps.iter().zip(&places) {
-        for (_, &(from_x, from_y)) in steps.iter().zip(&places).filter(|(other, _)| step.needs.contains(&other.name)) {
+    for (stage, &(x, y)) in stages.iter().zip(&positions) {
+        for (_, &(from_x, from_y)) in
+            stages.iter().zip(&positions).filter(|(other, _)| stage.needs.contains(&other.name))
+        {
             let (begin, end) = (from_x + WIDTH, (from_y + HEIGHT / 2, y + HEIGHT / 2));
             let middle = (begin + x) / 2;
             svg.push_str(&format!(
@@ -91,9 +93,9 @@ fn drawing(steps: &[StageState]) -> String {
             ));
         }
     }
-    for (step, (x, y)) in steps.iter().zip(places) {
-        let dashed = if class(step) == "waiting" { " stroke-dasharray=\"4 3\"" } else { "" };
-        let weight = if matches!(class(step), "failed" | "running") { "2.5" } else { "1" };
+    for (stage, (x, y)) in stages.iter().zip(positions) {
+        let dashed = if class(stage) == "waiting" { " stroke-dasharray=\"4 3\"" } else { "" };
+        let weight = if matches!(class(stage), "failed" | "running") { "2.5" } else { "1" };
         svg.push_str(&format!(
             "<rect x=\"{}\" y=\"{}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"6\" fill=\"none\" stroke=\"currentColor\" \
              stroke-width=\"{weight}\"{dashed}/><text x=\"{}\" y=\"{}\" fill=\"currentColor\" font-weight=\"600\">{}</text>\
@@ -102,10 +104,10 @@ fn drawing(steps: &[StageState]) -> String {
             y + 1,
             x + 12,
             y + 19,
-            escape(&shortened(&step.name)),
+            escape(&shortened(&stage.name)),
             x + 12,
             y + 35,
-            step.status.name()
+            stage.status.name()
         ));
     }
     svg.push_str("</svg>");
@@ -125,10 +127,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_stands_after_all_that_it_needs() {
-        let step = |name: &str, needs: &[&str]| StageState::new(name, needs.iter().map(ToString::to_string).collect());
-        let graph =
-            [step("end", &["left", "right"]), step("left", &["first"]), step("right", &["left"]), step("first", &[])];
+    fn a_stage_stands_after_all_that_it_needs() {
+        let stage = |name: &str, needs: &[&str]| StageState::new(name, needs.iter().map(ToString::to_string).collect());
+        let graph = [
+            stage("end", &["left", "right"]),
+            stage("left", &["first"]),
+            stage("right", &["left"]),
+            stage("first", &[]),
+        ];
         assert_eq!(depths(&graph), [3, 1, 2, 0]);
         let page = section(&RunState {
             kind: pipe_spec::run::RunKind::Stages(graph.to_vec()),

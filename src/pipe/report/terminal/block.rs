@@ -41,8 +41,8 @@ pub fn lines(view: &View, now: f64, terminal: TerminalSize) -> Vec<String> {
         lines.extend(painter.figures(training).map(|line| (4, line)));
     }
     lines.extend(view.facts.iter().map(|(name, text)| (1, painter.named(name, text))));
-    let width = view.steps.iter().map(|step| measure_text_width(&step.name)).max().unwrap_or(0).max(MARGIN);
-    lines.extend(view.steps.iter().map(|step| (1, painter.step(step, width))));
+    let width = view.children.iter().map(|child| measure_text_width(&child.name)).max().unwrap_or(0).max(MARGIN);
+    lines.extend(view.children.iter().map(|child| (1, painter.child(child, width))));
     if let Some(known) = &view.metrics {
         lines.push((1, painter.command_step(known)));
         lines.extend(known.values().map(|values| (2, painter.named("values", &values))));
@@ -127,9 +127,9 @@ impl Painter {
         self.named(name, &format!("{drawing}  {}", self.first_that_fits(texts, left)))
     }
 
-    /// A step of a pipeline: a mark, its name, and its progress.
-    fn step(&self, step: &ChildLine, width: usize) -> String {
-        let (mark, style) = match step.status {
+    /// A stage of a pipeline, or a trial: a mark, its name, and its progress.
+    fn child(&self, child: &ChildLine, width: usize) -> String {
+        let (mark, style) = match child.status {
             StageStatus::Waiting => ("·", Style::new().dim()),
             StageStatus::Running => ("▸", Style::new().cyan()),
             StageStatus::Finished | StageStatus::Unchanged => ("✓", Style::new().green()),
@@ -137,8 +137,8 @@ impl Painter {
             StageStatus::Failed => ("✗", Style::new().red()),
             StageStatus::Stopped => ("■", Style::new().yellow()),
         };
-        let name = self.paint(style, &format!("{mark} {:<width$}", step.name));
-        truncate_str(&format!("{name}  {}", step.text), self.terminal.columns, "…").into_owned()
+        let name = self.paint(style, &format!("{mark} {:<width$}", child.name));
+        truncate_str(&format!("{name}  {}", child.text), self.terminal.columns, "…").into_owned()
     }
 
     fn command_step(&self, known: &CommandMetrics) -> String {
@@ -262,7 +262,7 @@ impl Painter {
     }
 }
 
-/// How the samples of a step were cut, where that changes from step to step.
+/// How the samples of a step were split, where that changes from step to step.
 fn parts(step: &Step) -> String {
     let Some(filled) = step.filled else { return String::new() };
     let parts = if step.parts == 1 { "part" } else { "parts" };

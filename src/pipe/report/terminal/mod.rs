@@ -26,9 +26,7 @@ use view::View;
 
 use super::table::{ends_with_error_of_last_attempt, stages_table};
 use super::text::{times_ranks, visible, visible_line};
-use super::{
-    ResultFiles, attempts_table, bounded, metrics_table, output, print, print_json_line, result, result_lines,
-};
+use super::{ResultFiles, attempts_table, bounded, metrics_table, print, print_json_line, result, result_lines, say};
 use crate::engine::Progress;
 use crate::image::BuildWatcher;
 
@@ -62,7 +60,7 @@ pub struct Reporter {
     /// Why the last attempt ended: printed before the next line, unless the run ends with an error that says the same.
     reason: Mutex<Option<String>>,
     /// The name of a stage, and the lines that it would have printed.
-    step: Option<(String, Mutex<Vec<String>>)>,
+    child: Option<(String, Mutex<Vec<String>>)>,
 }
 
 impl Progress for Reporter {
@@ -78,7 +76,7 @@ impl Progress for Reporter {
     }
 }
 
-/// What a command prints.
+/// The form in which a command prints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
     /// Text for people.
@@ -121,32 +119,32 @@ impl Reporter {
         Self::with_mode(Mode::Log)
     }
 
-    /// For one step of a pipeline, whose lines are taken by `take_lines`.
-    pub fn of_step(name: &str, json: bool) -> Self {
+    /// For the run of a stage, or of a trial, whose lines are taken by `take_lines`.
+    pub fn of_child(name: &str, json: bool) -> Self {
         let mode = if json { Mode::Json } else { Mode::Lines };
-        Self { step: Some((name.to_owned(), Mutex::default())), ..Self::with_mode(mode) }
+        Self { child: Some((name.to_owned(), Mutex::default())), ..Self::with_mode(mode) }
     }
 
-    /// The lines of a step since the last time.
+    /// The lines of the child since the last time.
     pub fn take_lines(&self) -> Vec<String> {
-        self.step.as_ref().map(|(_, lines)| std::mem::take(&mut *lock(lines))).unwrap_or_default()
+        self.child.as_ref().map(|(_, lines)| std::mem::take(&mut *lock(lines))).unwrap_or_default()
     }
 
-    /// How far a step has come, in a few words.
+    /// How far the child has come, in a few words.
     pub fn brief(&self) -> String {
         lock(&self.view).brief()
     }
 
-    /// Shows the steps of a pipeline in the block.
-    pub fn show_stages(&mut self, steps: Vec<ChildLine>) {
-        lock(&self.view).steps = steps;
+    /// Shows the stages of a pipeline in the block.
+    pub fn show_stages(&mut self, stages: Vec<ChildLine>) {
+        lock(&self.view).children = stages;
         self.show();
     }
 
     /// Shows a study in the block: its progress, and the trials that run.
     pub fn show_study(&mut self, facts: Vec<(&'static str, String)>, trials: Vec<ChildLine>) {
         let mut view = lock(&self.view);
-        (view.facts, view.steps) = (facts, trials);
+        (view.facts, view.children) = (facts, trials);
         drop(view);
         self.show();
     }
@@ -177,7 +175,7 @@ impl Reporter {
             last_line: None,
             journal: None,
             reason: Mutex::default(),
-            step: None,
+            child: None,
         }
     }
 
@@ -223,14 +221,14 @@ impl Reporter {
     }
 
     fn write(&self, line: &str) {
-        if let Some((_, lines)) = &self.step {
+        if let Some((_, lines)) = &self.child {
             return lock(lines).push(line.to_owned());
         }
         match (&self.screen, self.mode) {
             (_, Mode::Quiet) => {}
             (_, Mode::Log) => print(line),
             (Some(screen), _) => screen.say(&visible(line)),
-            (None, Mode::Block | Mode::Json | Mode::Lines) => output::say(line),
+            (None, Mode::Block | Mode::Json | Mode::Lines) => say(line),
         }
     }
 
@@ -326,9 +324,9 @@ impl Reporter {
         }
     }
 
-    /// A line for a script, with the name of the step that it is of.
+    /// A line for a script, with the name of the stage or trial that it is about.
     fn print_json(&self, line: &impl serde::Serialize) {
-        let Some((name, _)) = &self.step else { return print_json_line(line) };
+        let Some((name, _)) = &self.child else { return print_json_line(line) };
         let mut named = json!({ "in": name });
         merge(&mut named, line);
         print_json_line(&named);

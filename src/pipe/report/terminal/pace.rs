@@ -55,7 +55,7 @@ impl Curve {
     }
 
     /// Forgets what came after `step`: it is done over.
-    pub fn cut(&mut self, step: u64) {
+    pub fn forget_after(&mut self, step: u64) {
         self.parts.retain(|part| part.last <= step);
     }
 
@@ -198,10 +198,10 @@ mod tests {
     fn what_is_done_over_is_forgotten() {
         let mut curve = Curve::default();
         (1..=10).for_each(|step| curve.take(step, step as f64));
-        curve.cut(3);
+        curve.forget_after(3);
         curve.take(4, 1.0);
         assert_eq!(curve.draw(40), "▁▅█▁");
-        curve.cut(0);
+        curve.forget_after(0);
         assert_eq!(curve.draw(40), "");
     }
 }

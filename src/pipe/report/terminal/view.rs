@@ -28,12 +28,12 @@ pub struct View {
     /// The unit that the loss averages over.
     pub unit: LossUnit,
     /// The stages of a pipeline that has several, or the trials of a study.
-    pub steps: Vec<ChildLine>,
+    pub children: Vec<ChildLine>,
     /// The progress of a study: names and values.
     pub facts: Vec<(&'static str, String)>,
 }
 
-/// A step of a pipeline, and its progress.
+/// A stage of a pipeline, or a trial of a study, and its progress.
 pub struct ChildLine {
     pub name: String,
     pub status: StageStatus,
@@ -101,7 +101,7 @@ impl Default for View {
             metrics: None,
             curve: Curve::default(),
             unit: LossUnit::default(),
-            steps: Vec::new(),
+            children: Vec::new(),
             facts: Vec::new(),
         }
     }
@@ -176,7 +176,7 @@ impl View {
 
     fn start(&mut self, started: &Started) {
         self.set_stage("training");
-        self.curve.cut(started.resumed_from.unwrap_or(0));
+        self.curve.forget_after(started.resumed_from.unwrap_or(0));
         if let Some(attempt) = &mut self.attempt {
             attempt.batch = format!("batch {} x accum {}", started.batch, started.accum);
         }

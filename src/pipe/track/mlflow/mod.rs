@@ -217,7 +217,7 @@ impl Address {
     /// Credentials come from the address itself, else from the variables that MLflow's own clients read. An error says
     /// nothing of either.
     pub fn read(written: &str, variables: &Variables) -> Result<Self, String> {
-        let text = variables.expand(written).map_err(|name| format!("the variable ${{{name}}} is not set"))?;
+        let text = variables.expand(written).map_err(|name| variables.reason(&name))?;
         let (scheme, rest) = text.split_once("://").ok_or("the address does not begin with https:// or http://")?;
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, path) = rest.split_at(end);

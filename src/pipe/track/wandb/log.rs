@@ -107,7 +107,7 @@ fn frame(mut at: usize, record: &[u8], out: &mut Vec<u8>) {
 
 /// Fields of `Record`: one of them beside its number.
 #[derive(Clone, Copy)]
-pub enum Kind {
+pub enum RecordKind {
     History = 2,
     Summary = 3,
     Config = 5,
@@ -118,7 +118,7 @@ pub enum Kind {
 }
 
 /// Record number `number` of a file; they count from 1.
-pub fn record(number: u64, kind: Kind, content: &Message) -> Message {
+pub fn record(number: u64, kind: RecordKind, content: &Message) -> Message {
     let mut record = Message::default();
     record.number(1, number).message(kind as u64, content);
     record
@@ -247,7 +247,7 @@ mod record_tests {
 
     #[test]
     fn a_row_is_a_numbered_history_record() {
-        let row = record(3, Kind::History, &history(7, &Map::from_iter([("a".to_owned(), json!(1))])));
+        let row = record(3, RecordKind::History, &history(7, &Map::from_iter([("a".to_owned(), json!(1))])));
         let item = [0x0a, 3 + 4, 0x0a, 1, b'a', 0x82, 0x01, 1, b'1'];
         let step = [0x12, 2, 0x08, 7];
         let want = [&[0x08, 3, 0x12, 13][..], &item, &step].concat();

@@ -14,7 +14,7 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use identity::{Identity, Labels};
-use log::{Kind, Log};
+use log::{Log, RecordKind};
 use pipe_spec::event::{Eval, RecordedEvent};
 use pipe_spec::{EventKind, Pipeline, RunFolder, RunState, Status, Variables};
 use serde_json::{Map, Value, json};
@@ -63,8 +63,7 @@ impl Wandb {
     /// An error says why it cannot be used.
     pub fn new(pipeline: &Pipeline, folder: &RunFolder, variables: &Variables) -> Result<Self, String> {
         let written = pipeline.track.wandb.as_deref().unwrap_or_default();
-        let project =
-            variables.expand(written).map_err(|name| format!("{KEY}: the variable ${{{name}}} is not set"))?;
+        let project = variables.expand(written).map_err(|name| format!("{KEY}: {}", variables.reason(&name)))?;
         Ok(Self {
             folder: folder.clone(),
             project,
@@ -103,10 +102,10 @@ impl Wandb {
         let log = Log::create(&folder.join(&name))?;
         let mut open = Open { identity, log, count: 0, row: None, summary: Summary::default() };
         self.config.insert("pipe".to_owned(), about(state));
-        open.write(Kind::Header, &crate::track::wandb::log::header())?;
-        open.write(Kind::Run, &crate::track::wandb::log::run(&open.identity, &self.config))?;
+        open.write(RecordKind::Header, &log::header())?;
+        open.write(RecordKind::Run, &log::run(&open.identity, &self.config))?;
         // A record for the machine would be newer than some versions of `wandb sync` that are in use.
-        open.write(Kind::Files, &crate::track::wandb::log::file(METADATA))?;
+        open.write(RecordKind::Files, &log::file(METADATA))?;
         self.open = Some(open);
         if !state.attempts().is_empty() {
             self.write_recorded_events()?;
@@ -162,7 +161,7 @@ impl Wandb {
             .filter(|(key, _)| *key == "pipe")
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect();
-        open.write(Kind::Config, &crate::track::wandb::log::updates(&changed))?;
+        open.write(RecordKind::Config, &log::updates(&changed))?;
         // As W&B writes it: each key with its value under `value`. JSON is YAML.
         let file: Map<String, Value> =
             self.config.iter().map(|(key, value)| (key.clone(), json!({ "value": value }))).collect();
@@ -176,15 +175,15 @@ impl Wandb {
         open.write_summary()?;
         let code = u64::from(state.status != Status::Finished);
         let seconds = (now() - state.created).max(0.0);
-        open.write(Kind::Exit, &crate::track::wandb::log::exit(code, seconds))?;
+        open.write(RecordKind::Exit, &log::exit(code, seconds))?;
         write(&open.file("wandb-summary.json", self.folder.path()), &open.summary.values())
     }
 }
 
 impl Open {
-    fn write(&mut self, kind: Kind, content: &Message) -> io::Result<()> {
+    fn write(&mut self, kind: RecordKind, content: &Message) -> io::Result<()> {
         self.count += 1;
-        self.log.append(crate::track::wandb::log::record(self.count, kind, content).encoded())
+        self.log.append(log::record(self.count, kind, content).encoded())
     }
 
     /// A file of the folder `files`.
@@ -225,13 +224,13 @@ impl Open {
         let values: Map<String, Value> =
             row.values.iter().map(|(key, value)| (key.clone(), json!(value))).chain(own).collect();
         let is_evaluated = values.keys().any(|key| key.starts_with("eval/"));
-        self.write(Kind::History, &crate::track::wandb::log::history(step, &values))?;
+        self.write(RecordKind::History, &log::history(step, &values))?;
         if self.summary.step(at, values) || is_evaluated { self.write_summary() } else { Ok(()) }
     }
 
     fn write_summary(&mut self) -> io::Result<()> {
         let values = self.summary.values();
-        self.write(Kind::Summary, &crate::track::wandb::log::updates(&values))
+        self.write(RecordKind::Summary, &log::updates(&values))
     }
 }
 

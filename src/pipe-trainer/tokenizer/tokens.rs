@@ -12,12 +12,12 @@ use pipe_spec::pipeline::Arch;
 use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer, TruncationParams};
 
+use super::file;
 use crate::error::TrainerError;
-use crate::tokenizer;
 
-/// Of GPT-2, T5 and the like, Llama 3, Gemma, BERT.
+/// End tokens of GPT-2, T5 and the like, Llama 3, Gemma, BERT.
 const END_TOKENS: [&str; 7] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]"];
-/// Of BERT and DeBERTa, of T5 and RoBERTa.
+/// Padding tokens of BERT and DeBERTa, of T5 and RoBERTa.
 const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 
 /// Words whose tokens are kept, in so many maps with a lock each, and their longest in bytes: a few MiB in all.
@@ -51,7 +51,7 @@ impl Tokens {
     /// Without a limit on the length.
     pub fn whole(path: &Path, arch: Arch) -> Result<Self, TrainerError> {
         let fail = |message: String| TrainerError::Tokenizer { path: path.to_owned(), message };
-        let mut tokenizer = tokenizer::open(path, arch)?;
+        let mut tokenizer = file::open(path, arch)?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| fail(error.to_string()))?;
         let mut tokens = Self { path: path.to_owned(), tokenizer, words: None };
@@ -163,7 +163,7 @@ impl Tokens {
 
     /// A panic of the tokenizer is an error of its file.
     fn guarded<T>(&self, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TrainerError> {
-        tokenizer::guarded(|| work().map_err(|error| error.to_string())).map_err(|message| self.fail(message))
+        file::guarded(|| work().map_err(|error| error.to_string())).map_err(|message| self.fail(message))
     }
 
     fn fail(&self, message: String) -> TrainerError {

@@ -1,4 +1,4 @@
-//! How samples are cut into parts, given how many of them a part has room for. Pure.
+//! How samples are split into parts, given how many of them a part has room for. Pure.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -73,7 +73,7 @@ impl fmt::Display for Lengths {
 /// Sizes of the parts that samples in this order become, for so many ranks. A part has at most `room` samples of its lengths. There
 /// are as few parts as fit and as give each rank the same number; several ranks may get more parts than they need, where that makes
 /// their work more alike.
-pub fn cut(samples: &[Lengths], ranks: u32, room: impl Fn(Lengths) -> usize) -> Vec<usize> {
+pub fn part_sizes(samples: &[Lengths], ranks: u32, room: impl Fn(Lengths) -> usize) -> Vec<usize> {
     let most_times = if ranks > 1 { MOST_TIMES } else { 1 };
     let candidates = (1..=most_times).map(|times| {
         let any = alike(samples, &room, 1, ranks, times);
@@ -109,7 +109,7 @@ fn slowest(samples: &[Lengths], sizes: &[usize], ranks: u32) -> u64 {
 }
 
 /// Sizes of parts of `room` samples at most that are all alike: as few as give each rank the same number.
-pub fn even(samples: usize, ranks: u32, room: usize) -> Vec<usize> {
+pub fn even_part_sizes(samples: usize, ranks: u32, room: usize) -> Vec<usize> {
     let parts = samples.div_ceil(room.max(1)).next_multiple_of(ranks.max(1) as usize).min(samples);
     (0..parts).map(|part| samples / parts + usize::from(part < samples % parts)).collect()
 }
@@ -194,16 +194,16 @@ mod tests {
             (0, 8, &[]),
         ];
         for (count, fits, want) in table {
-            assert_eq!(cut(&same(count), 1, |_| fits), want, "{count} samples, {fits} fit");
+            assert_eq!(part_sizes(&same(count), 1, |_| fits), want, "{count} samples, {fits} fit");
         }
         // Sizes that come up again, where they cost no part more.
-        assert_eq!(cut(&same(90), 1, |_| 50), [48, 42]);
-        assert_eq!(cut(&same(100), 1, |_| 50), [50, 50]);
+        assert_eq!(part_sizes(&same(90), 1, |_| 50), [48, 42]);
+        assert_eq!(part_sizes(&same(100), 1, |_| 50), [50, 50]);
         // One long sample by itself: with the short ones it would make them as long.
         let mixed: Vec<Lengths> = std::iter::once(of(512, 0)).chain(same(40)).collect();
-        assert_eq!(cut(&mixed, 1, room(400_000)), [1, 40]);
+        assert_eq!(part_sizes(&mixed, 1, room(400_000)), [1, 40]);
         // One that is too long for any part is one.
-        assert_eq!(cut(&[of(9000, 0), of(1, 0)], 1, room(1000)), [1, 1]);
+        assert_eq!(part_sizes(&[of(9000, 0), of(1, 0)], 1, room(1000)), [1, 1]);
     }
 
     /// The fewest parts of any kind, by trying all of them.
@@ -268,7 +268,7 @@ mod tests {
             let count = if case % 3 == 0 { 1 + numbers.below(400) } else { 1 + numbers.below(7) };
             let samples = numbers.samples(count, case % 2 == 0);
             let room = room(50_000 + numbers.below(3_000_000));
-            let sizes = cut(&samples, 1, &room);
+            let sizes = part_sizes(&samples, 1, &room);
             assert_eq!(sizes.iter().sum::<usize>(), samples.len());
             for part in parts(&samples, &sizes) {
                 let (size, longest) = (part.len(), Lengths::longest(part));
@@ -291,7 +291,7 @@ mod tests {
         let samples: Vec<Lengths> = (0..256u32).map(|index| of(12 + (256 - index) * (256 - index) / 300, 20)).collect();
         for ranks in 1..=8 {
             for fits in [4usize, 23, 64, 300] {
-                let sizes = cut(&samples, ranks, |_| fits);
+                let sizes = part_sizes(&samples, ranks, |_| fits);
                 assert_eq!(sizes.iter().sum::<usize>(), samples.len());
                 assert!(sizes.iter().all(|size| (1..=fits).contains(size)), "{ranks} ranks, {fits} fit: {sizes:?}");
                 let work: Vec<u64> = parts(&samples, &sizes).map(padded_tokens).collect();
@@ -315,7 +315,7 @@ mod tests {
             (2, 4, 8, vec![1, 1]),
             (8, 1, 8, vec![8]),
         ] {
-            assert_eq!(even(samples, ranks, room), want, "{samples} over {ranks}");
+            assert_eq!(even_part_sizes(samples, ranks, room), want, "{samples} over {ranks}");
         }
     }
 }

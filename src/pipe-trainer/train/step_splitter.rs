@@ -1,7 +1,7 @@
 //! How the samples of a step become parts.
 
 use pipe_model::TaskData;
-use pipe_model::memory::{self, Cutter, Lengths, Recompute, Work};
+use pipe_model::memory::{self, Lengths, PartBudget, Recompute, Work};
 use pipe_spec::TrainerSpec;
 use pipe_spec::pipeline::{Checkpointing, Split};
 
@@ -18,12 +18,13 @@ pub struct StepPart<'s> {
     pub first_sample: u32,
 }
 
-pub struct Cut {
+/// Splits the samples of steps into parts.
+pub struct StepSplitter {
     batch: u32,
     /// Whether parts have more than `batch` samples where these are short.
     fills: bool,
     /// Where that is needed.
-    cutter: Option<Cutter>,
+    budget: Option<PartBudget>,
     recompute: Recompute,
     shape: PartShape,
     /// Lengths of the longest row that there may be.
@@ -32,7 +33,7 @@ pub struct Cut {
     by_length: bool,
 }
 
-impl Cut {
+impl StepSplitter {
     /// For the parts of a training.
     pub fn for_model(
         session: &Session,
@@ -70,7 +71,7 @@ impl Cut {
             (Checkpointing::Auto, Some(bytes)) => Recompute::Beyond(memory::usable(bytes)),
             (Checkpointing::Off | Checkpointing::Auto, _) => Recompute::Never,
         };
-        let cutter = match fills || matches!(recompute, Recompute::Beyond(_)) {
+        let budget = match fills || matches!(recompute, Recompute::Beyond(_)) {
             true => {
                 let config = definition.config()?;
                 let work = Work {
@@ -86,30 +87,30 @@ impl Cut {
                     padded: true,
                     drops: spec.train.dropout.map_or(config.drops(), |share| share > 0.0),
                 };
-                Some(Cutter::new(config, work, recompute, spec.train.effective_batch))
+                Some(PartBudget::new(config, work, recompute, spec.train.effective_batch))
             }
             false => None,
         };
-        Ok(Self { batch: spec.train.batch(), fills, cutter, recompute, shape: shape.clone(), full, by_length })
+        Ok(Self { batch: spec.train.batch(), fills, budget, recompute, shape: shape.clone(), full, by_length })
     }
 
     /// The same for another batch, of steps of so many samples.
     pub fn with_batch(&self, batch: u32, step: u32) -> Self {
-        let cutter = self.cutter.as_ref().map(|cutter| cutter.with_batch(batch, step));
-        Self { batch, cutter, shape: self.shape.clone(), ..*self }
+        let budget = self.budget.as_ref().map(|budget| budget.with_batch(batch, step));
+        Self { batch, budget, shape: self.shape.clone(), ..*self }
     }
 
     /// The same for evaluation.
     pub fn without_gradients(&self, batch: u32, step: u32) -> Self {
-        let cutter = self.cutter.as_ref().map(|cutter| cutter.without_gradients(batch, step));
-        Self { batch, cutter, recompute: Recompute::Never, shape: self.shape.clone(), ..*self }
+        let budget = self.budget.as_ref().map(|budget| budget.without_gradients(batch, step));
+        Self { batch, budget, recompute: Recompute::Never, shape: self.shape.clone(), ..*self }
     }
 
     /// The same for rows of full length, where those decide how much a part holds.
     pub fn in_full_length(&self) -> Self {
         let shape = self.shape.clone();
         let shape = if self.fills && self.by_length { shape.in_full_length() } else { shape };
-        Self { shape, cutter: self.cutter.clone(), ..*self }
+        Self { shape, budget: self.budget.clone(), ..*self }
     }
 
     pub fn shape(&self) -> &PartShape {
@@ -121,19 +122,19 @@ impl Cut {
         self.by_length
     }
 
-    fn filling(&self) -> Option<&Cutter> {
-        self.cutter.as_ref().filter(|_| self.fills)
+    fn filling(&self) -> Option<&PartBudget> {
+        self.budget.as_ref().filter(|_| self.fills)
     }
 
     /// The samples of a step, longest first, in parts.
     pub fn parts<'s>(&self, samples: &'s [Sample]) -> Vec<&'s [Sample]> {
-        self.cut(samples, 1)
+        self.split(samples, 1)
     }
 
     /// The parts of each of so many ranks, in order. Their work is alike, and where rows are of one length so is the number of samples:
     /// then the parts of a round, one of each rank, follow each other.
     pub fn shares<'s>(&self, samples: &'s [Sample], ranks: u32) -> Vec<Vec<StepPart<'s>>> {
-        let parts = self.cut(samples, ranks);
+        let parts = self.split(samples, ranks);
         let work = |part: &&[Sample]| part.len() as u64 * self.lengths(part).tokens();
         let owners: Vec<u32> = match self.by_length {
             true => memory::owners(&parts.iter().map(work).collect::<Vec<_>>(), ranks),
@@ -148,15 +149,15 @@ impl Cut {
         shares
     }
 
-    fn cut<'s>(&self, samples: &'s [Sample], ranks: u32) -> Vec<&'s [Sample]> {
+    fn split<'s>(&self, samples: &'s [Sample], ranks: u32) -> Vec<&'s [Sample]> {
         let lengths =
             || -> Vec<Lengths> { samples.iter().map(|sample| self.lengths(std::slice::from_ref(sample))).collect() };
         let sizes = match (self.filling(), ranks) {
             (None, 1) => return samples.chunks(self.batch as usize).collect(),
-            (Some(cutter), 1) => cutter.cut(&lengths(), 1),
-            (_, ranks) if !self.by_length => memory::even(samples.len(), ranks, self.room(samples) as usize),
-            (Some(cutter), ranks) => cutter.cut(&lengths(), ranks),
-            (None, ranks) => memory::cut(&lengths(), ranks, |_| self.batch as usize),
+            (Some(budget), 1) => budget.part_sizes(&lengths(), 1),
+            (_, ranks) if !self.by_length => memory::even_part_sizes(samples.len(), ranks, self.room(samples) as usize),
+            (Some(budget), ranks) => budget.part_sizes(&lengths(), ranks),
+            (None, ranks) => memory::part_sizes(&lengths(), ranks, |_| self.batch as usize),
         };
         let mut rest = samples;
         let mut take = |size: usize| {
@@ -169,16 +170,16 @@ impl Cut {
 
     /// Whether the blocks of a part are computed again for its gradient.
     pub fn recomputes(&self, part: &[Sample]) -> bool {
-        match &self.cutter {
-            Some(cutter) => cutter.recomputes(part.len() as u32, self.lengths(part)),
+        match &self.budget {
+            Some(budget) => budget.recomputes(part.len() as u32, self.lengths(part)),
             None => self.recompute == Recompute::Always,
         }
     }
 
     /// How much of what a part may keep the fullest of these keeps. Absent where parts are not filled.
     pub fn filled<'s>(&self, parts: impl Iterator<Item = &'s [Sample]>) -> Option<f64> {
-        let cutter = self.filling()?;
-        parts.map(|part| cutter.filled(part.len() as u32, self.lengths(part))).reduce(f64::max)
+        let budget = self.filling()?;
+        parts.map(|part| budget.filled(part.len() as u32, self.lengths(part))).reduce(f64::max)
     }
 
     /// Bytes that a part may hold beside the state of the model. Absent where parts are not filled, or nothing is known of it.
@@ -188,13 +189,13 @@ impl Cut {
 
     /// How many rows as long as these a part may have.
     pub fn room(&self, samples: &[Sample]) -> u32 {
-        self.filling().map_or(self.batch, |cutter| cutter.room(self.lengths(samples)))
+        self.filling().map_or(self.batch, |budget| budget.room(self.lengths(samples)))
     }
 
     /// How many prompts as long as these may be answered at a time, by texts of any length that there may be.
     pub fn room_for_answers(&self, prompts: &[Sample]) -> u32 {
         let lengths = Lengths { target: self.full.target, ..self.lengths(prompts) };
-        self.filling().map_or(self.batch, |cutter| cutter.room(lengths))
+        self.filling().map_or(self.batch, |budget| budget.room(lengths))
     }
 
     /// Tokens of the rows that decide how much a part holds, as `Started::longest` writes them: those of full length, or the

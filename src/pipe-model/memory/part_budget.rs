@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::cut::{Lengths, PART_COST, cut, padded_tokens, parts};
+use super::part_sizes::{Lengths, PART_COST, padded_tokens, part_sizes, parts};
 use crate::architecture::ModelConfig;
 use crate::estimate::{Estimate, Work};
 use crate::parameter::Parameter;
@@ -21,9 +21,9 @@ pub enum Recompute {
     Beyond(u64),
 }
 
-/// Cuts steps into parts that hold at most what `batch` samples of full length would.
+/// Splits steps into parts that hold at most what `batch` samples of full length would.
 #[derive(Clone)]
-pub struct Cutter {
+pub struct PartBudget {
     config: Rc<dyn ModelConfig>,
     parameters: Rc<[Parameter]>,
     /// The work of a part of `batch` samples of full length.
@@ -32,7 +32,7 @@ pub struct Cutter {
     /// As `asked`, but never where `batch` samples of full length hold little enough.
     recompute: Recompute,
     /// The most that a part may hold.
-    budget: Held,
+    limit: Held,
     /// Bytes of `batch` samples of full length beside the state of the model, however parts are computed.
     full: u64,
     /// Samples in a step.
@@ -52,7 +52,7 @@ struct Held {
     passing: u64,
 }
 
-impl Cutter {
+impl PartBudget {
     /// `work` is that of a part of `batch` samples of full length, in steps of `step` samples; `recompute` decides whether it is
     /// computed again.
     pub fn new(config: Box<dyn ModelConfig>, work: Work, recompute: Recompute, step: u32) -> Self {
@@ -63,7 +63,7 @@ impl Cutter {
     fn of(config: Rc<dyn ModelConfig>, parameters: Rc<[Parameter]>, work: Work, asked: Recompute, step: u32) -> Self {
         let whole = |again: bool| held(&*config, &parameters, &Work { checkpointing: again, ..work });
         let kept = whole(false);
-        let (recompute, budget, full) = match asked {
+        let (recompute, limit, full) = match asked {
             Recompute::Never => (asked, kept, kept.passing),
             Recompute::Always => (asked, whole(true), whole(true).passing),
             Recompute::Beyond(most) if kept.peak <= most || config.step_memory().is_none() => {
@@ -76,7 +76,7 @@ impl Cutter {
                 (asked, Held { kept: u64::MAX, peak, passing }, kept.passing)
             }
         };
-        Self { config, parameters, work, asked, recompute, budget, full, step: step.max(1), rooms: RefCell::default() }
+        Self { config, parameters, work, asked, recompute, limit, full, step: step.max(1), rooms: RefCell::default() }
     }
 
     /// The same for another batch, in steps of so many samples.
@@ -97,13 +97,13 @@ impl Cutter {
     /// Sizes of the parts that samples in this order become, for so many ranks: as few parts as there is room for and as give
     /// each rank the same number, and of those the ones whose work is most alike. Where parts may be computed again, they are if
     /// that is less work than parts that are not.
-    pub fn cut(&self, samples: &[Lengths], ranks: u32) -> Vec<usize> {
-        let cut = |again: bool| cut(samples, ranks, |lengths| self.room_for(lengths, again) as usize);
+    pub fn part_sizes(&self, samples: &[Lengths], ranks: u32) -> Vec<usize> {
+        let sizes = |again: bool| part_sizes(samples, ranks, |lengths| self.room_for(lengths, again) as usize);
         match self.recompute {
-            Recompute::Never => cut(false),
-            Recompute::Always => cut(true),
+            Recompute::Never => sizes(false),
+            Recompute::Always => sizes(true),
             Recompute::Beyond(_) => {
-                let (kept, again) = (cut(false), cut(true));
+                let (kept, again) = (sizes(false), sizes(true));
                 if self.cost(samples, &again) < self.cost(samples, &kept) { again } else { kept }
             }
         }
@@ -125,7 +125,7 @@ impl Cutter {
         match self.recompute {
             Recompute::Never => false,
             Recompute::Always => true,
-            Recompute::Beyond(_) => self.held(samples, lengths, false).peak > self.budget.peak,
+            Recompute::Beyond(_) => self.held(samples, lengths, false).peak > self.limit.peak,
         }
     }
 
@@ -148,7 +148,7 @@ impl Cutter {
             while beyond - fitting > 1 {
                 let middle = fitting + (beyond - fitting) / 2;
                 let Held { kept, peak, .. } = self.held(middle, lengths, again);
-                if kept <= self.budget.kept && peak <= self.budget.peak { fitting = middle } else { beyond = middle }
+                if kept <= self.limit.kept && peak <= self.limit.peak { fitting = middle } else { beyond = middle }
             }
             fitting
         })
@@ -159,13 +159,13 @@ impl Cutter {
         let held = self.held(samples, lengths, self.recomputes(samples, lengths));
         match self.recompute {
             Recompute::Beyond(_) => held.passing as f64 / self.full.max(1) as f64,
-            Recompute::Never | Recompute::Always => held.kept as f64 / self.budget.kept.max(1) as f64,
+            Recompute::Never | Recompute::Always => held.kept as f64 / self.limit.kept.max(1) as f64,
         }
     }
 
     /// Bytes that a part may hold beside the state of the model. Absent where the model has no estimate.
     pub fn part_bytes(&self) -> Option<u64> {
-        self.config.step_memory().map(|_| self.budget.passing)
+        self.config.step_memory().map(|_| self.limit.passing)
     }
 
     fn held(&self, samples: u32, lengths: Lengths, again: bool) -> Held {
@@ -216,13 +216,13 @@ mod tests {
         drops: true,
     };
 
-    fn cutter(arch: Arch, work: Work, recompute: Recompute) -> Cutter {
+    fn budget(arch: Arch, work: Work, recompute: Recompute) -> PartBudget {
         let config = json!({
             "d_model": 512, "d_ff": 1024, "d_kv": 64, "num_heads": 8, "num_layers": 6, "hidden_size": 768,
             "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 250_002,
             "max_position_embeddings": 514,
         });
-        Cutter::new(read_config(arch, config.as_object().unwrap()).unwrap(), work, recompute, 99)
+        PartBudget::new(read_config(arch, config.as_object().unwrap()).unwrap(), work, recompute, 99)
     }
 
     /// So many samples of full length, not more, and half of them with half the batch, however large the state of the model is.
@@ -231,13 +231,13 @@ mod tests {
         for arch in [Arch::T5, Arch::Bert, Arch::XlmRoberta, Arch::DebertaV3, Arch::BagOfWords] {
             for (recompute, batch) in [(Recompute::Never, 7), (Recompute::Always, 12), (Recompute::Beyond(u64::MAX), 7)]
             {
-                let cutter = cutter(arch, Work { batch, ..WORK }, recompute);
+                let budget = budget(arch, Work { batch, ..WORK }, recompute);
                 let (full, batch, name) = (of(77, 64), batch as u32, format!("{arch:?} {recompute:?}"));
-                assert_eq!(cutter.room(full), batch, "{name}");
-                assert_eq!(cutter.with_batch(batch / 2, 99).room(full), batch / 2, "{name}");
-                assert!((cutter.filled(batch, full) - 1.0).abs() < 1e-9, "{name}");
-                assert!(cutter.room(of(8, 8)) > 3 * batch, "{name}: {}", cutter.room(of(8, 8)));
-                assert_eq!(cutter.recomputes(batch, full), recompute == Recompute::Always, "{name}");
+                assert_eq!(budget.room(full), batch, "{name}");
+                assert_eq!(budget.with_batch(batch / 2, 99).room(full), batch / 2, "{name}");
+                assert!((budget.filled(batch, full) - 1.0).abs() < 1e-9, "{name}");
+                assert!(budget.room(of(8, 8)) > 3 * batch, "{name}: {}", budget.room(of(8, 8)));
+                assert_eq!(budget.recomputes(batch, full), recompute == Recompute::Always, "{name}");
             }
         }
     }
@@ -247,27 +247,27 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_computed_again() {
         let work = Work { batch: 60, source: 512, target: 128, ..WORK };
-        let whole = cutter(Arch::T5, work, Recompute::Never).budget.peak;
-        let again = cutter(Arch::T5, work, Recompute::Always).budget.peak;
+        let whole = budget(Arch::T5, work, Recompute::Never).limit.peak;
+        let again = budget(Arch::T5, work, Recompute::Always).limit.peak;
         let most = again + (whole - again) / 2;
-        let cutter = cutter(Arch::T5, work, Recompute::Beyond(most));
+        let budget = budget(Arch::T5, work, Recompute::Beyond(most));
         let (long, short) = (of(512, 128), of(32, 32));
-        assert!(cutter.recomputes(60, long) && !cutter.recomputes(20, long) && !cutter.recomputes(60, short));
+        assert!(budget.recomputes(60, long) && !budget.recomputes(20, long) && !budget.recomputes(60, short));
         // Two parts that are kept are less work than one that is computed again.
-        assert_eq!(cutter.cut(&[long; 60], 1), [32, 28]);
-        assert_eq!(cutter.cut(&[short; 60], 1), [60]);
+        assert_eq!(budget.part_sizes(&[long; 60], 1), [32, 28]);
+        assert_eq!(budget.part_sizes(&[short; 60], 1), [60]);
         let mixed: Vec<Lengths> = [[long; 33].as_slice(), &[short; 27]].concat();
-        let sizes = cutter.cut(&mixed, 1);
+        let sizes = budget.part_sizes(&mixed, 1);
         for part in parts(&mixed, &sizes) {
             let (size, longest) = (part.len() as u32, Lengths::longest(part));
-            let held = cutter.held(size, longest, cutter.recomputes(size, longest));
+            let held = budget.held(size, longest, budget.recomputes(size, longest));
             assert!(held.peak <= most, "{sizes:?}");
         }
         // A retry halves what the fullest part held, as a share of the batch.
-        let held = (60.0 * cutter.filled(60, long)).ceil() as u32;
-        let less = cutter.with_batch(held / 2, 99);
-        assert!(held < 60 && less.budget.peak < most, "{held}");
+        let held = (60.0 * budget.filled(60, long)).ceil() as u32;
+        let less = budget.with_batch(held / 2, 99);
+        assert!(held < 60 && less.limit.peak < most, "{held}");
         // Less than it takes when computed again is not on offer: the batch was asked for.
-        assert_eq!(self::cutter(Arch::T5, work, Recompute::Beyond(0)).room(long), 60);
+        assert_eq!(self::budget(Arch::T5, work, Recompute::Beyond(0)).room(long), 60);
     }
 }

@@ -1,0 +1,330 @@
+//! `pipe-job`, the first process of every job: it starts the program of the job, passes signals on to it, ends whatever the program
+//! leaves behind, and writes down how it all ended. `pipe` carries this program inside itself, as a static one that runs in any image.
+//!
+//! `pipe-job [--output FILE] [--record FILE] [--signals leader|group] [--stop-timeout SECONDS] -- PROGRAM ARGS...`
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use libc::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, c_int, pid_t};
+
+/// How long the processes that a program left behind may go on, unless the job was asked to stop.
+const REST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Between two looks at processes that have to end.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// The signals that are passed on. SIGQUIT is not: it ends all processes of the job at once.
+const PASSED_ON: [c_int; 5] = [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2];
+
+/// The exit codes of a shell for a program that is not there, and for one that cannot be run.
+const NOT_FOUND: u8 = 127;
+const NOT_RUN: u8 = 126;
+
+fn main() -> std::process::ExitCode {
+    let Some(options) = Options::parse(std::env::args_os().skip(1)) else {
+        eprintln!(
+            "usage: pipe-job [--output FILE] [--record FILE] [--signals leader|group] [--stop-timeout SECONDS] -- PROGRAM ARGS..."
+        );
+        return 2.into();
+    };
+    let kills_before = oom_kills();
+    let record = match Job::start(&options) {
+        Ok(job) => {
+            let code = job.run_to_end();
+            let oom_kills = oom_kills().zip(kills_before).map_or(0, |(now, before)| now.saturating_sub(before));
+            Record { code, oom_kills, error: None }
+        }
+        Err(error) => {
+            let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
+            eprintln!("cannot start {}: {error}", options.program.to_string_lossy());
+            Record { code, oom_kills: 0, error: error.raw_os_error() }
+        }
+    };
+    if let Some(path) = &options.record
+        && let Err(error) = record.write(path)
+    {
+        eprintln!("cannot write {}: {error}", path.display());
+    }
+    record.code.into()
+}
+
+struct Options {
+    /// The file that takes what the job writes to stdout and stderr; else they stay as they are.
+    output: Option<PathBuf>,
+    record: Option<PathBuf>,
+    signals: Signals,
+    /// How long the job may take to end after the first request; without it, as long as it likes.
+    stop_timeout: Option<Duration>,
+    program: OsString,
+    args: Vec<OsString>,
+}
+
+/// Who gets the signals that arrive here.
+enum Signals {
+    Leader,
+    /// The process group of the leader: it may be a shell that passes nothing on.
+    Group,
+}
+
+impl Options {
+    fn parse(mut args: impl Iterator<Item = OsString>) -> Option<Self> {
+        let (mut output, mut record, mut signals, mut stop_timeout) = (None, None, Signals::Leader, None);
+        loop {
+            let flag = args.next()?;
+            if flag == "--" {
+                break;
+            }
+            let value = args.next()?;
+            match flag.to_str()? {
+                "--output" => output = Some(value.into()),
+                "--record" => record = Some(value.into()),
+                "--signals" => {
+                    signals = match value.to_str()? {
+                        "leader" => Signals::Leader,
+                        "group" => Signals::Group,
+                        _ => return None,
+                    }
+                }
+                "--stop-timeout" => stop_timeout = Some(Duration::from_secs(value.to_str()?.parse().ok()?)),
+                _ => return None,
+            }
+        }
+        Some(Self { output, record, signals, stop_timeout, program: args.next()?, args: args.collect() })
+    }
+}
+
+struct Job<'a> {
+    options: &'a Options,
+    /// The process of the program itself.
+    leader: pid_t,
+    /// How the leader ended, and when.
+    ended: Option<(u8, Instant)>,
+    stop_requested: Option<Instant>,
+}
+
+impl<'a> Job<'a> {
+    /// From here on signals wait until they are read, and orphans of the job become children of this process.
+    fn start(options: &'a Options) -> io::Result<Self> {
+        block_signals();
+        // SAFETY: prctl with these arguments touches no memory.
+        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+        let mut command = Command::new(&options.program);
+        command.args(&options.args).process_group(0);
+        if let Some(path) = &options.output {
+            let file = File::options().create(true).append(true).open(path)?;
+            command.stdout(file.try_clone()?).stderr(file);
+            println!("the output of this job is in {}", path.display());
+        }
+        set_up_child(&mut command);
+        // Dropped without waiting: `reap` takes all children.
+        let child = command.spawn()?;
+        Ok(Self { options, leader: child.id().cast_signed(), ended: None, stop_requested: None })
+    }
+
+    /// Waits for the leader and for what it leaves behind; returns the exit code of the leader.
+    fn run_to_end(mut self) -> u8 {
+        while self.reap() && !self.is_overdue() {
+            match self.next_signal() {
+                Some(SIGQUIT) => break,
+                Some(SIGCHLD) | None => {}
+                Some(signal) => self.pass_on(signal),
+            }
+        }
+        while self.reap() {
+            kill_all();
+            std::thread::sleep(INTERVAL);
+        }
+        self.ended.map_or(128 + SIGKILL as u8, |(code, _)| code)
+    }
+
+    /// Whether what is left of the job has had its time: after the request to stop, or after the end of the leader.
+    fn is_overdue(&self) -> bool {
+        match (self.stop_requested, self.ended) {
+            (Some(at), _) => self.options.stop_timeout.is_some_and(|most| at.elapsed() > most),
+            (None, Some((_, at))) => at.elapsed() > REST_TIMEOUT,
+            (None, None) => false,
+        }
+    }
+
+    /// Takes away all children that have ended; whether any are left.
+    fn reap(&mut self) -> bool {
+        loop {
+            let mut status = 0;
+            // SAFETY: waitpid writes to an integer of ours.
+            match unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) } {
+                0 => return true,
+                pid if pid == self.leader => {
+                    self.ended = Some((exit_code(ExitStatus::from_raw(status)), Instant::now()))
+                }
+                pid if pid > 0 => {}
+                _ => return false,
+            }
+        }
+    }
+
+    /// A signal that arrived, or none for a while. Once only strays are left, or the job has to end, looks are frequent.
+    fn next_signal(&self) -> Option<c_int> {
+        let wait =
+            if self.ended.is_some() || self.stop_requested.is_some() { INTERVAL } else { Duration::from_secs(1) };
+        let timeout = libc::timespec { tv_sec: wait.as_secs() as _, tv_nsec: wait.subsec_nanos().into() };
+        let set = signal_set();
+        // SAFETY: the set and the timeout live as long as the call.
+        let signal = unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const timeout) };
+        (signal > 0).then_some(signal)
+    }
+
+    fn pass_on(&mut self, signal: c_int) {
+        if matches!(signal, SIGTERM | SIGINT) {
+            self.stop_requested.get_or_insert_with(Instant::now);
+        }
+        let target = match self.options.signals {
+            Signals::Leader if self.ended.is_none() => self.leader,
+            // What is left of the group may be asked too.
+            Signals::Group => -self.leader,
+            Signals::Leader => return,
+        };
+        // SAFETY: kill takes two integers. The leader's number is not free for others until `reap` has taken it, and its group's
+        // number is not while a member of it lives; a group without members is nobody.
+        unsafe { libc::kill(target, signal) };
+    }
+}
+
+/// The program starts with no signal blocked. The kernel kills it if this process is killed, so that nobody is left without a reaper.
+fn set_up_child(command: &mut Command) {
+    let (parent, set) = (std::process::id(), signal_set());
+    // SAFETY: these calls are async-signal-safe and touch nothing of ours.
+    unsafe {
+        command.pre_exec(move || {
+            libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+            if libc::prctl(libc::PR_SET_PDEATHSIG, SIGKILL) != 0 || libc::getppid().cast_unsigned() != parent {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+}
+
+fn signal_set() -> libc::sigset_t {
+    // SAFETY: a set is plain data that sigemptyset makes valid.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for signal in PASSED_ON.into_iter().chain([SIGQUIT, SIGCHLD]) {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        set
+    }
+}
+
+fn block_signals() {
+    let set = signal_set();
+    // SAFETY: the set is valid.
+    unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+}
+
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+/// How a job ended, as `pipe_spec::run::JobEnd` reads it.
+struct Record {
+    code: u8,
+    /// Kills by the kernel for want of memory, in the control group of this process, while the job ran.
+    oom_kills: u64,
+    /// Why the program could not be started.
+    error: Option<i32>,
+}
+
+impl Record {
+    /// Written whole, under a temporary name first.
+    fn write(&self, path: &Path) -> io::Result<()> {
+        let error = self.error.map_or("null".to_owned(), |error| error.to_string());
+        let text = format!("{{\"exit_code\": {}, \"oom_kills\": {}, \"error\": {error}}}\n", self.code, self.oom_kills);
+        let mut new = path.as_os_str().to_owned();
+        new.push(".new");
+        let mut file = File::create(&new)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)
+    }
+}
+
+/// How often the kernel has killed for memory in the control group of this process (version 2 or 1).
+fn oom_kills() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    groups.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.events"),
+            _ if controllers.split(',').any(|name| name == "memory") => ("/sys/fs/cgroup/memory", "memory.oom_control"),
+            _ => return None,
+        };
+        // Inside a container the path may not be visible; its own group is then mounted at the root.
+        let nested = Path::new(root).join(path.trim_start_matches('/')).join(file);
+        let text = std::fs::read_to_string(nested).or_else(|_| std::fs::read_to_string(Path::new(root).join(file)));
+        text.ok()?.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+    })
+}
+
+/// Sends SIGKILL to every descendant of this process.
+fn kill_all() {
+    let own = std::process::id();
+    if own == 1 {
+        // All processes of the container but this one.
+        kill(-1);
+        return;
+    }
+    let parents = parents();
+    let is_below = |mut id: u32| {
+        // A chain that changes while it is read ends somewhere.
+        for _ in 0..parents.len() {
+            match parents.get(&id) {
+                Some(parent) if *parent == own => return true,
+                Some(parent) => id = *parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    parents.keys().copied().filter(|id| is_below(*id)).for_each(|id| kill(id.cast_signed()));
+}
+
+fn kill(id: i32) {
+    // SAFETY: kill takes two integers and has no memory effects.
+    unsafe { libc::kill(id, libc::SIGKILL) };
+}
+
+/// The parent of each process.
+fn parents() -> BTreeMap<u32, u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    ids.filter_map(|id| Some((id, parent(&std::fs::read(format!("/proc/{id}/stat")).ok()?)?))).collect()
+}
+
+/// From the text of `/proc/ID/stat`: the second field after the name, which may hold anything.
+fn parent(stat: &[u8]) -> Option<u32> {
+    let name = stat.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(&stat[name + 1..]).ok()?;
+    rest.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_hold_anything() {
+        assert_eq!(parent(b"12 (a) S 7 (x) S 31 12 12"), Some(31));
+        assert_eq!(parent(b"12 (sh) S 1 12 12 0"), Some(1));
+        assert_eq!(parent(b"12 (sh"), None);
+    }
+}
