@@ -99,30 +99,37 @@ fn stopped_steps(slurm: &Slurm, folder: &Folder) {
     assert_eq!(slurm.queue(), [""; 0]);
 }
 
-fn write_study(folder: &Folder, trials: u32, space: &str) {
-    let script = "import json, time; time.sleep(1); print(json.dumps(dict(step=1, loss=({vars.x} - 0.3) ** 2)))";
+/// Each trial ends when the file `go` is there.
+fn write_study(folder: &Folder, trials: u32) {
+    let wait = format!("while not os.path.exists('{}/go'): time.sleep(0.1)", folder.path().display());
+    let script = format!(
+        "import json, os, time\\n{wait}\\nprint(json.dumps(dict(step=1, loss=({{vars.x}} - 0.3) ** 2)))"
+    );
     folder.write(
         "study.yaml",
         format!(
             "version: 1\ntune: study\npipeline:\n  version: 1\n  name: study\n  engine: slurm\n  command: [python3, -c, \"{script}\"]\n  \
-             vars: {{x: 1.0}}\n  {SMALL}\nobjective: {{metric: loss, direction: minimize}}\nspace: {{vars.x: {{low: 0.0, high: 1.0}}{space}}}\n\
+             vars: {{x: 1.0}}\n  {SMALL}\nobjective: {{metric: loss, direction: minimize}}\nspace: {{vars.x: {{low: 0.0, high: 1.0}}}}\n\
              budget: {{trials: {trials}, parallel: 2}}\nprune: {{kind: none}}\n"
         ),
     );
 }
 
 fn trials(slurm: &Slurm, folder: &Folder) {
-    write_study(folder, 5, "");
+    write_study(folder, 5);
+    folder.write("go", "");
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0).prints("trials: 5 complete");
-    let ids: Vec<String> = (0..5).map(|trial| id_of(slurm, &format!(".{trial}:1"))).collect();
-    assert!(ids.is_sorted(), "{ids:?}");
+    let ids: Vec<u64> = (0..5).map(|trial| id_of(slurm, &format!(".{trial}:1")).parse().unwrap()).collect();
+    // Two trials begin at once, in any order; each other one begins when one before it has ended.
+    let first = ids[0].min(ids[1]);
+    assert!(ids[2..].iter().all(|id| *id > first), "{ids:?}");
     assert_eq!(slurm.queue(), [""; 0]);
     holds_no_secret(folder);
 }
 
 /// A study that is stopped or cancelled leaves nothing behind, and goes on.
 fn stopped_trials(slurm: &Slurm, folder: &Folder) {
-    write_study(folder, 10, "");
+    write_study(folder, 10);
     folder.pipe(&["tune", "run", "study.yaml", "--detach"]).exits(0);
     folder.wait_until("two jobs in the queue", || slurm.queue().len() == 2);
     folder.pipe(&["stop", "study"]).exits(0);
@@ -132,5 +139,6 @@ fn stopped_trials(slurm: &Slurm, folder: &Folder) {
     slurm.call("scancel", &["--user=root"]);
     running.end().exits(130).says("the job was cancelled, not by pipe");
     assert_eq!(slurm.queue(), [""; 0]);
+    folder.write("go", "");
     folder.pipe(&["tune", "resume"]).exits(0).prints("trials: 10 complete");
 }
