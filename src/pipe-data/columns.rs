@@ -2,7 +2,7 @@
 
 use pipe_spec::pipeline::{Data, Task};
 
-/// What the trainer wants of a file with columns.
+/// The columns of a file that the trainer wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ColumnSelection {
     /// The columns that are read, each once; nothing where all are.
@@ -70,7 +70,7 @@ impl ColumnSelection {
         self.columns.as_ref().is_none_or(|columns| columns.iter().any(|name| name == column))
     }
 
-    /// What is missing in a table with these columns, in words.
+    /// Says in words which columns a table lacks.
     pub fn missing(&self, there: &[&str]) -> Option<String> {
         let missing: Vec<String> = self
             .required
@@ -82,7 +82,7 @@ impl ColumnSelection {
         (!missing.is_empty()).then(|| format!("no {noun} {}; it has: {}", missing.join(", "), there.join(", ")))
     }
 
-    /// What tells one choice of columns from another.
+    /// A text that tells one choice of columns from another.
     pub fn key(&self) -> String {
         match &self.columns {
             None => "csv".to_owned(),

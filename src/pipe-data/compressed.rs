@@ -101,7 +101,7 @@ fn json_rows(stream: impl Read, sink: &mut dyn RowSink, column: &str, folder: &P
             LONGEST_ROW => return Err(ReadError::File(format!("line {number}: {}", too_long(LONGEST_ROW)))),
             _ => {}
         }
-        // What is no row is for the trainer to name, as in a plain file.
+        // A line that is no row is for the trainer to name, as in a plain file.
         match serde_json::from_slice::<Map<String, Value>>(&line) {
             Err(_) => sink.buffer().extend_from_slice(&line),
             Ok(mut row) => {
@@ -196,7 +196,7 @@ fn describe(error: io::Error) -> io::Error {
 /// Files in one folder at most.
 const FILES_PER_FOLDER: u64 = 10_000;
 
-/// What a text in the column of pictures is.
+/// The meaning of a text in the column of pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PictureRef {
     Path,

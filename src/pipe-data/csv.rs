@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::row::{BYTE_ORDER_MARK, DataError, LONGEST_ROW};
 
-/// What the reader may hold beyond the record that it is in.
+/// The most that the reader may hold beyond the record that it is in.
 const READ_AHEAD: u64 = 1 << 16;
 
 pub struct CsvRecords<'a> {
@@ -91,7 +91,7 @@ impl<'a> CsvRecords<'a> {
         Ok(Self { path: path.into(), reader, allowed, longest, is_file: false, rows: 0, separator })
     }
 
-    /// What stands between the cells.
+    /// The character between the cells.
     pub fn separator(&self) -> u8 {
         self.separator
     }

@@ -24,7 +24,7 @@ pub enum Compression {
 /// The window of frames that `zstd --long=31` writes, the largest there is.
 const ZSTD_WINDOW: u32 = 31;
 
-/// What is read and written at once.
+/// Bytes read and written at once.
 pub const CHUNK: usize = 1 << 18;
 
 impl Format {
@@ -52,7 +52,7 @@ pub fn inner_ending(path: &Path) -> Option<&str> {
     Path::new(path.file_stem()?).extension()?.to_str()
 }
 
-/// What the first bytes of a file say it is.
+/// The format that the first bytes of a file show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSignature {
     Gzip,
@@ -184,7 +184,7 @@ pub fn guarded<T: Send>(read: impl FnOnce() -> T + Send) -> Result<T, String> {
     })
 }
 
-/// What a reader that panicked says of its file.
+/// The message of a reader that panicked over its file.
 pub fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     format!("it is damaged: {}", text.unwrap_or("its reader gave up"))

@@ -44,7 +44,7 @@ pub struct DataTable {
 }
 
 impl DataTable {
-    /// Of a file, or of the files of a folder; nothing where none can be read.
+    /// The preview of a file, or of the files of a folder; nothing where none can be read.
     pub fn read(path: &Path) -> Option<Self> {
         if !path.is_dir() {
             return read_file(path);
@@ -177,7 +177,7 @@ fn parquet(path: &Path) -> Option<DataTable> {
     Some(table)
 }
 
-/// What is wrong with a data file, as far as its first bytes tell, and of Parquet its footer.
+/// Finds faults of a data file in its first bytes, and in the footer of Parquet.
 pub fn check(path: &Path, selection: &ColumnSelection) -> Result<(), String> {
     let stored = Format::from_path(path);
     // Numbers at the beginning of tensors may look like anything.

@@ -1,4 +1,4 @@
-//! What all rows share: errors that name the file and the line, the place of a row, and bounds.
+//! Shared by all rows: errors that name the file and the line, the place of a row, and bounds.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-/// What a JSON value is, in words.
+/// The kind of a JSON value, in words.
 pub fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

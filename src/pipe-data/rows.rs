@@ -91,7 +91,7 @@ impl Rows {
         self.problem(index, column, found, "a text")
     }
 
-    /// What is wrong with a column of a row that holds `found` instead of `wanted`.
+    /// Names the fault of a column of a row that holds `found` instead of `wanted`.
     pub fn problem(&self, index: usize, column: usize, found: Option<&Value>, wanted: &str) -> DataError {
         let name = &self.columns[column];
         let message = match found {

@@ -186,7 +186,7 @@ impl<'a> Job<'a> {
         }
         let target = match self.options.signals {
             Signals::Leader if self.ended.is_none() => self.leader,
-            // What is left of the group may be asked too.
+            // The rest of the group may be asked too.
             Signals::Group => -self.leader,
             Signals::Leader => return,
         };

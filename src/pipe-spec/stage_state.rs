@@ -14,7 +14,7 @@ pub struct StageState {
     pub run: Option<String>,
     /// Hash of its settings, program and inputs.
     pub hash: Option<String>,
-    /// Of each file and folder that it reads, a hash of what it was when the stage began.
+    /// A hash of each file and folder that it reads, as it was when the stage began.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub inputs: BTreeMap<String, String>,
     /// Those that changed while it ran, so that nobody knows what its outputs were made of.

@@ -102,9 +102,8 @@ fn stopped_steps(slurm: &Slurm, folder: &Folder) {
 /// Each trial ends when the file `go` is there.
 fn write_study(folder: &Folder, trials: u32) {
     let wait = format!("while not os.path.exists('{}/go'): time.sleep(0.1)", folder.path().display());
-    let script = format!(
-        "import json, os, time\\n{wait}\\nprint(json.dumps(dict(step=1, loss=({{vars.x}} - 0.3) ** 2)))"
-    );
+    let script =
+        format!("import json, os, time\\n{wait}\\nprint(json.dumps(dict(step=1, loss=({{vars.x}} - 0.3) ** 2)))");
     folder.write(
         "study.yaml",
         format!(

@@ -89,7 +89,7 @@ pub enum Failure {
     Parquet(ParquetError),
 }
 
-/// What the crate's reader says of a column without a next value, and of bytes that are no text.
+/// The error of the crate's reader for a column without a next value, and for bytes that are no text.
 const ENDED: &str = "Unexpected end of column data";
 const NO_TEXT: &str = "Error reading BYTE_ARRAY as String";
 
@@ -141,7 +141,7 @@ pub struct Int96Cells {
     batch: usize,
     /// The values of a batch, the last first.
     values: Vec<Int96>,
-    /// Of each row of a batch, whether it has a value.
+    /// Whether each row of a batch has a value.
     levels: Vec<i16>,
     next: usize,
     is_optional: bool,
@@ -171,7 +171,7 @@ impl Int96Cells {
     }
 }
 
-/// What a row has as its picture.
+/// The picture of a row.
 pub enum Picture<'a> {
     /// The bytes of a picture file.
     Inside(&'a [u8]),
@@ -250,7 +250,7 @@ impl ChunkReader for SharedFile {
         Ok(BufReader::new(FileCursor { file: self.file.clone(), next: start, largest_page }))
     }
 
-    /// What a damaged file says is longer than itself is not given memory.
+    /// A length in a damaged file that is beyond the file itself is not given memory.
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
         let end = start.checked_add(length as u64).filter(|end| *end <= self.length);
         if end.is_none() {
@@ -271,7 +271,7 @@ pub struct FileCursor {
     largest_page: Option<u64>,
 }
 
-/// What the error of a page that is too large begins with.
+/// The first words of the error of a page that is too large.
 pub const LARGE_PAGE: &str = "a page of ";
 
 /// Refuses a page by the first bytes of its header: memory is taken for what these say. Writers put its fields in the order of

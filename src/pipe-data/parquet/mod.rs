@@ -1,7 +1,7 @@
 //! Parquet files as rows: the requested columns, as JSON lines or as CSV. The crate's record reader puts the values of each
 //! column together, a batch of rows at a time.
 //!
-//! What is held in memory is a page of each column and a batch of values, whatever the size of the file. Files are not
+//! Memory holds a page of each column and a batch of values, whatever the size of the file. Files are not
 //! trusted: what the `parquet` crate or this module panics on is caught by the caller (`guarded`).
 
 mod column;
@@ -160,7 +160,7 @@ impl ParquetTable {
         out.push(b'\n');
     }
 
-    /// What stands before the value of a column.
+    /// The text before the value of a column.
     fn begin(&self, out: &mut Vec<u8>, index: usize) {
         match self.style {
             Style::Csv if index == 0 => {}
@@ -198,7 +198,7 @@ fn in_group(group: usize, error: &ParquetError) -> String {
     }
 }
 
-/// What a file begins with.
+/// The first bytes of a file.
 pub struct Preview {
     pub names: Vec<String>,
     /// The cells of columns that are plain; those of the others are empty.

@@ -8,7 +8,7 @@ use parquet::basic::{ConvertedType, LogicalType, TimeUnit, Type as Physical};
 use parquet::record::Field;
 use parquet::schema::types::Type;
 
-/// What the values of a column mean.
+/// The meaning of the values of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Bool,
@@ -33,7 +33,7 @@ pub enum Kind {
     Uuid,
 }
 
-/// What a number of a time column counts.
+/// The unit that a number of a time column counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Millis,
@@ -55,7 +55,7 @@ impl Unit {
     }
 }
 
-/// What rows are written as.
+/// The form that rows are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     Json,
@@ -67,7 +67,7 @@ const EXACT_DIGITS: u32 = 15;
 const MAX_DIGITS: u32 = 38;
 
 impl Kind {
-    /// What the type of a leaf column says; or why it cannot be read.
+    /// Reads the type of a leaf column; or says why it cannot be read.
     pub fn from_type(column: &Type) -> Result<Self, String> {
         let info = column.get_basic_info();
         let (physical, converted) = (column.get_physical_type(), info.converted_type());

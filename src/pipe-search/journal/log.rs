@@ -31,12 +31,12 @@ pub struct Log {
 /// A line has no more bytes.
 const LONGEST_LINE: u64 = 64 << 20;
 
-/// What is new in the file, which is read line by line.
+/// Reads the new part of the file line by line.
 pub struct News {
     /// The file is another one, or shorter than it was: all of it is new.
     pub restarted: bool,
     file: Option<BufReader<File>>,
-    /// Of the next line: its number, and where it begins.
+    /// Number and offset of the next line.
     number: u64,
     start: u64,
 }

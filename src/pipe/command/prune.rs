@@ -17,14 +17,14 @@ use crate::run::{self, lock};
 use crate::system::digests::cache_folder;
 
 pub struct PruneOptions {
-    /// What was used since then stays; nothing where all goes.
+    /// Files used since then stay; nothing where all goes.
     pub older_than: Option<Duration>,
     pub dry_run: bool,
     pub yes: bool,
     pub json: bool,
 }
 
-/// What a later run makes again.
+/// Files that a later run makes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LeftoverKind {
     Image,
@@ -56,7 +56,7 @@ struct Leftover {
     kind: LeftoverKind,
     name: String,
     bytes: u64,
-    /// Of an image, when it was built.
+    /// When an image was built.
     used: SystemTime,
     /// Where it lies; of prepared data its key, of an image what the engine knows it by.
     path: PathBuf,
@@ -144,7 +144,7 @@ pub fn run(options: &PruneOptions) -> Result<(), Error> {
     }
     if !options.dry_run && !found.is_empty() {
         confirm(options.yes)?;
-        // What cannot be removed keeps nothing else from being removed.
+        // A file that cannot be removed keeps no other from being removed.
         found.retain(|one| match one.remove() {
             Ok(true) => true,
             Ok(false) => {
@@ -232,11 +232,11 @@ fn images() -> Vec<Leftover> {
     built.into_iter().filter_map(image).collect()
 }
 
-/// What a daemon calls an image that another one took the name of.
+/// The name that a daemon gives an image whose own name another one took.
 const NO_NAME: &str = "<none>:<none>";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// What lies in the cache, besides prepared data.
+/// The content of the cache, besides prepared data.
 fn in_cache(cache: &Path) -> Vec<Leftover> {
     let paths = |folder: &str| std::fs::read_dir(cache.join(folder)).into_iter().flatten().flatten();
     let entries = FOLDERS.iter().flat_map(|(folder, kind)| paths(folder).map(|entry| (*kind, entry.path())));
@@ -280,7 +280,7 @@ impl Users {
     fn of(&self, one: &Leftover) -> Option<String> {
         let needs = |lock: &Lock| {
             let on = &lock.on;
-            // What a file is called begins with what it is; an archive or a part of one is its own file.
+            // The name of a file begins with its kind; an archive or a part of one is its own file.
             let stem = one.name.split('.').next().unwrap_or_default();
             match one.kind {
                 LeftoverKind::Image => on.image.as_ref() == Some(&one.name),

@@ -1,4 +1,4 @@
-//! What an engine is to the rest of the program: the trait `Engine`, the jobs that it starts and how they end, and the registration by
+//! An engine as the rest of the program sees it: the trait `Engine`, the jobs that it starts and how they end, and the registration by
 //! which it becomes known.
 
 use std::fmt;
@@ -26,7 +26,7 @@ pub trait Engine {
     /// Name, version and address, for people.
     fn describe(&self) -> String;
 
-    /// What a job will compute on, for what the pipeline asks.
+    /// The device that a job will compute on, for a request of the pipeline.
     fn device(&self, gpus: &Gpus) -> Result<Device, Error>;
 
     /// The cards that a job will see, as far as the engine can tell before the job runs.
@@ -79,7 +79,7 @@ pub trait Engine {
     /// The program that jobs would run now, for `container.image`. Builds nothing.
     async fn program(&self, image: Option<&Image>) -> Result<Program, Error>;
 
-    /// What `prepare` does, for people.
+    /// A sentence for people that says what `prepare` does.
     fn preparation(&self) -> &'static str {
         "preparing"
     }
@@ -194,7 +194,7 @@ pub struct Ending {
     pub lost: Option<String>,
     /// The engine went away while it ran.
     pub outage: bool,
-    /// What the engine did to it before it was done.
+    /// The action of the engine that ended the job before it was done.
     pub ended_by: Option<EndedBy>,
 }
 
@@ -276,13 +276,13 @@ pub struct Registration {
     pub has_images: bool,
     /// Its part of `pipe doctor`.
     pub doctor: for<'a> fn(&'a Host) -> LocalBoxFuture<'a, Vec<Check>>,
-    /// What a user should know about that part before; may be empty.
+    /// A note for the user about that part; may be empty.
     pub doctor_help: &'static str,
 }
 
-/// What an engine is given when it is connected to.
+/// The arguments of a connection to an engine.
 pub struct Connection {
-    /// What the pipeline asks of its engine.
+    /// The pipeline's request to its engine.
     pub request: EngineRequest,
     /// The engine of this machine that builds images.
     pub images: ConnectImages,
@@ -318,7 +318,7 @@ pub struct Check {
     pub name: &'static str,
     pub status: CheckStatus,
     pub found: String,
-    /// What to do.
+    /// The hint: what to do.
     pub hint: Option<String>,
 }
 
@@ -355,7 +355,7 @@ impl Check {
         Self { status: CheckStatus::Missing, ..Self::ok(name, found) }
     }
 
-    /// What an error says, and what it says to do.
+    /// Message and hint of an error.
     pub fn failed(name: &'static str, status: CheckStatus, error: &Error) -> Self {
         Self { name, status, found: error.to_string(), hint: error.hint() }
     }

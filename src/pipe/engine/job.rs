@@ -1,4 +1,4 @@
-//! What an engine starts: one job, as the runner describes it.
+//! The job that an engine starts, as the runner describes it.
 //!
 //! From the bytes a job writes to its lines.
 
@@ -38,7 +38,7 @@ pub struct Mounts {
     pub read_only: Vec<(PathBuf, PathBuf)>,
 }
 
-/// What a job gets on each of its machines.
+/// The resources that a job gets on each of its machines.
 #[derive(Clone, Debug, Default)]
 pub struct Resources {
     pub gpus: Gpus,
@@ -76,7 +76,7 @@ impl Launch {
     }
 }
 
-/// What is started with the arguments of a launch.
+/// The program that is started with the arguments of a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobProgram {
     /// The trainer: the entry point of the image, or the trainer of this machine.
@@ -129,7 +129,7 @@ impl LineSplitter {
         lines
     }
 
-    /// What is left when the stream ends.
+    /// Returns the rest of a line when the stream ends.
     pub fn end(&mut self) -> Option<Line> {
         if self.partial.is_empty() {
             return None;

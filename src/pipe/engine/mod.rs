@@ -1,4 +1,4 @@
-//! What starts jobs. An engine knows containers or processes; it never knows what is trained.
+//! Engines start jobs. An engine knows containers or processes; it never knows what is trained.
 //!
 //! Everything that differs between engines is behind `Engine`, and `registry` lists them: no file outside this folder names
 //! an engine. `docs/dev/adding-an-engine.md` walks through a new one.

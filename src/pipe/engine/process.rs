@@ -169,7 +169,7 @@ impl Engine for ProcessEngine {
         if is_trainer {
             command.env(LEASE_VARIABLE, LEASE_ON_STDIN).stdin(Stdio::piped());
         }
-        // What the pipeline sets itself, it means so.
+        // A value that the pipeline itself sets is kept.
         let is_set = launch.env.contains_key(VISIBLE_DEVICES) && !matches!(launch.resources.gpus, Gpus::Ids(_));
         if let Some(ids) = Visible::here().of_job(&launch.resources.gpus).filter(|_| !is_set) {
             command.env(VISIBLE_DEVICES, ids);

@@ -27,7 +27,7 @@ const PLANNED: &[&str] = &["kubernetes"];
 /// The order of `ENGINES`, for people.
 const DEFAULT: &str = "docker when a daemon answers, else process";
 
-/// What the engines add to the pipeline file.
+/// The sections that the engines add to the pipeline file.
 fn engines() -> Engines {
     static ENTRIES: LazyLock<Vec<EngineEntry>> = LazyLock::new(|| {
         ENGINES.iter().map(|engine| EngineEntry { name: engine.name, section: engine.section }).collect()
@@ -144,13 +144,13 @@ pub fn nodes(pipeline: &Pipeline) -> u32 {
     engine.map_or(1, |engine| (engine.nodes)(&pipeline.engine_request()))
 }
 
-/// What a user should know before `pipe doctor --engine`: a text for each engine that has one.
+/// Help for `pipe doctor --engine`: a text for each engine that has one.
 pub fn doctor_help() -> String {
     let helps = ENGINES.iter().filter(|engine| !engine.doctor_help.is_empty());
     helps.map(|engine| format!("; {} {}", engine.name, engine.doctor_help)).collect()
 }
 
-/// What an engine has to say to `pipe doctor`, or all that are tried.
+/// Runs the checks of one engine for `pipe doctor`, or of all that are tried.
 pub async fn doctor(host: &Host, wanted: Option<&str>) -> Vec<Check> {
     let is_wanted = |engine: &&Registration| wanted.map_or(engine.is_tried, |name| name == engine.name);
     let mut checks = Vec::new();

@@ -29,9 +29,9 @@ pub struct Input {
     pub written: PathBuf,
     /// Where it lies in a container.
     pub mounted: PathBuf,
-    /// What is mounted for it and where, if it would not be whole by itself.
+    /// The mount that it needs, if it would not be whole by itself: what, and where.
     pub mount: Option<Mount>,
-    /// What the job reads in its place.
+    /// The path that the job reads in its place.
     pub prepared: Option<Prepared>,
 }
 
@@ -42,7 +42,7 @@ pub struct Mount {
 }
 
 impl Input {
-    /// What a container needs of the host for it.
+    /// The mounts of the host that a container needs for it.
     pub fn mounts(&self) -> Vec<Mount> {
         let Some(prepared) = &self.prepared else {
             let alone = || Mount { host: self.host.clone(), target: self.mounted.clone() };
@@ -78,7 +78,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Of work that reads no files that `pipe` knows.
+    /// The inputs of work that reads no files that `pipe` knows.
     pub fn none() -> Self {
         let (train, eval, tokenizer, hub) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { train, eval, tokenizer, tokenizer_training: None, model: None, hub, all_local: true }
@@ -88,11 +88,11 @@ impl Inputs {
         self.train.iter().chain(&self.eval).chain(&self.tokenizer).chain(&self.model)
     }
 
-    /// What a job said, with the user's own paths in place of those it sees.
+    /// Replaces the paths that a job sees in a message with the user's own.
     pub fn with_host_paths(&self, said: &str) -> String {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let given = |input: &Input| (text(&input.mounted), text(&input.written));
-        // What lies beside a file, where its whole folder is mounted.
+        // A file beside another one, where the whole folder is mounted.
         let beside = |input: &Input| {
             let (mount, folder) = (input.mount.as_ref()?, input.written.parent()?);
             (input.mounted.parent() == Some(&mount.target)).then(|| (text(&mount.target) + "/", text(folder) + "/"))
@@ -108,7 +108,7 @@ impl Inputs {
     }
 }
 
-/// What decides, beside the texts, which tokenizer is trained.
+/// Everything beside the texts that decides which tokenizer is trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenizerTraining {
     pub arch: Arch,
@@ -129,7 +129,7 @@ pub struct Prepared {
     pub mounted: PathBuf,
     /// A folder of the host that rows name files of by their whole paths.
     pub beside: Option<PathBuf>,
-    /// What lines of the file are in the original.
+    /// Numbers of the lines in the original, line by line of the file.
     pub numbering: Numbering,
 }
 
@@ -144,7 +144,7 @@ pub enum Numbering {
 }
 
 impl Prepared {
-    /// What a job said, with the original in place of the prepared file.
+    /// Replaces the prepared file in a message with the original.
     pub fn with_original(&self, said: &str, original: &str) -> String {
         let mut text = said.to_owned();
         for folder in [&self.mounted, &self.folder] {
@@ -194,7 +194,7 @@ pub fn data_hash(spec: &TrainerSpec, inputs: &Inputs) -> String {
     hasher.finalize().to_hex()[..16].to_owned()
 }
 
-/// Of a model's config.json.
+/// Reads `model_type` in a model's config.json.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// The keys of the model's config.json, from the pipeline or from the folder that it names.

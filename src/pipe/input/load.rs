@@ -101,7 +101,7 @@ pub fn parse_study(file: &Path, set: &[String]) -> Result<Option<ParsedStudy>, E
     if !Study::is_one(&text) {
         return Ok(None);
     }
-    // What it names is beside it.
+    // The files that it names are beside it.
     let beside = |named: &str| -> Result<PathBuf, String> {
         let path = variables.expand(named).map_err(|name| variables.reason(&name))?;
         Ok(absolute(&file.parent().unwrap_or(Path::new("")).join(path)))

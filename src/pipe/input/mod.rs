@@ -1,4 +1,4 @@
-//! What a run reads: the pipeline file, and the data, tokenizer and model that it names, found, checked and prepared. Starts nothing.
+//! The inputs of a run: the pipeline file, and the data, tokenizer and model that it names, found, checked and prepared. Starts nothing.
 
 pub mod data_cache;
 pub mod hub;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use pipe_spec::EventKind;
 use pipe_spec::event::{Eval, Finished, Metrics, RecordedEvent, Sample, Started, Step};
 
-/// What a curve holds at most, in units of about 100 bytes.
+/// The most that a curve holds, in units of about 100 bytes.
 const MAX_WEIGHT: usize = 1 << 18;
 /// Kept steps among which the lowest and the highest values are kept too.
 const STRETCH: u64 = 256;
@@ -23,7 +23,7 @@ pub struct History {
     pub evals: Vec<Eval>,
     /// Metrics that a command printed.
     pub metrics: Vec<Metrics>,
-    /// Of the first evaluation and of the last.
+    /// The first evaluation and the last.
     pub samples: Vec<Sample>,
     /// With the attempt that it belongs to.
     pub warnings: Vec<(u32, String)>,
@@ -144,7 +144,7 @@ impl StepCounts {
 
 /// A point of several curves.
 trait CurvePoint {
-    /// What it holds, in units of about 100 bytes.
+    /// Its size, in units of about 100 bytes.
     fn weight(&self) -> usize;
 
     /// Its height in each curve, by name.
@@ -187,7 +187,7 @@ fn weight_of(values: &BTreeMap<String, f64>) -> usize {
     5 + values.keys().map(|name| 1 + name.len() / 64).sum::<usize>()
 }
 
-/// Of how many points one is kept: 2 to the power of `halvings`.
+/// One of this many points is kept: 2 to the power of `halvings`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Thinning {
     halvings: u32,

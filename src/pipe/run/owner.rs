@@ -80,7 +80,7 @@ impl Owner {
         let path = folder.owner();
         let mut file = match File::open(&path) {
             Ok(file) => file,
-            // Of another user: it is not empty while the run has an owner, and that writes to it.
+            // The lock of another user is not empty while the run has an owner, and that writes to it.
             Err(error) if error.kind() == PermissionDenied => {
                 return std::fs::metadata(&path).is_ok_and(|found| found.len() > 0) && is_fresh(&path);
             }

@@ -153,7 +153,7 @@ fn for_each_line(file: File, mut take: impl FnMut(&[u8])) -> std::io::Result<()>
     Ok(())
 }
 
-/// What a comparison reads of an event: the rest of a line is passed over.
+/// The fields of an event that a comparison reads: the rest of a line is passed over.
 #[derive(Deserialize)]
 struct StepLoss {
     #[serde(rename = "type")]

@@ -134,7 +134,7 @@ struct KnownDigest {
     digest: String,
 }
 
-/// What changes when a file is written. The time of its last change cannot be put back.
+/// Metadata that changes when a file is written. The time of its last change cannot be put back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     pub size: u64,
@@ -365,7 +365,7 @@ mod special_tests {
         let again = hash(folder).unwrap();
         assert!(again.content == alone.content && again.state != alone.state);
         assert_eq!(hash(folder).unwrap(), again);
-        // What is no file counts by its name, and is an error where it is named itself.
+        // An entry that is no file counts by its name, and is an error where it is named itself.
         let fifo = folder.join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(folder.join("socket")).unwrap();

@@ -78,7 +78,7 @@ fn noun(kind: FileType) -> &'static str {
     }
 }
 
-/// What a path is, if it is neither a regular file nor a folder on a disk: a device, say, or what the kernel shows in /proc.
+/// Says what a path is, if it is neither a regular file nor a folder on a disk: a device, say, or what the kernel shows in /proc.
 /// Opens nothing.
 pub fn special(path: &Path) -> io::Result<Option<&'static str>> {
     let kind = std::fs::metadata(path)?.file_type();
@@ -88,7 +88,7 @@ pub fn special(path: &Path) -> io::Result<Option<&'static str>> {
     })
 }
 
-/// What a file is that `is_of_kernel`.
+/// Describes a file that `is_of_kernel`.
 pub const OF_KERNEL: &str = "part of a file system of the kernel";
 
 /// The magic numbers of /proc, /sys and what is mounted below them: reading there may wait, or never end.

@@ -99,7 +99,7 @@ pub async fn run<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Se
 /// How often the progress of a thread is shown.
 const SHOW_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What a thread that reads files and the one that waits for it share: how far it is, and whether it is to go on.
+/// State shared by a thread that reads files and the one that waits for it: how far it is, and whether it is to go on.
 #[derive(Debug, Default)]
 pub struct Watch {
     cancelled: AtomicBool,

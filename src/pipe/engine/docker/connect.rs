@@ -52,7 +52,7 @@ pub async fn connect() -> Result<(Docker, Info), Error> {
     Ok((docker, info))
 }
 
-/// What Podman 4 says in a field that Docker's answer does not have.
+/// A field that Podman 4 has in its answer and Docker has not.
 async fn podman_is_rootless(address: &str) -> bool {
     let ask = async {
         let mut socket = UnixStream::connect(address.strip_prefix("unix://")?).await.ok()?;

@@ -26,7 +26,7 @@ use crate::error::Error;
 /// Processes and threads that a job may have.
 const PIDS: i64 = 8192;
 
-/// What a container is called: every attempt has one name, by which it is found again.
+/// The name of a container: every attempt has one, by which it is found again.
 pub fn name(launch: &Launch) -> String {
     format!("pipe-{}-{:02}", launch.run_id, launch.attempt)
 }
@@ -247,7 +247,7 @@ pub struct Follower {
     pub outage: Arc<AtomicBool>,
 }
 
-/// What the daemon says of the container.
+/// The daemon's answer about the container.
 enum State {
     Runs,
     Ended { code: i64 },

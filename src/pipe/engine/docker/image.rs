@@ -81,7 +81,7 @@ impl DockerEngine {
     }
 }
 
-/// What has to be built for `image`. Runs in a thread of its own, so that signals are heard.
+/// Prepares the build of `image`. Runs in a thread of its own, so that signals are heard.
 pub async fn prepare_build(image: Option<&Image>) -> Result<ImageBuild, Error> {
     let dockerfile = image::dockerfile(image).map(str::to_owned);
     interrupt::run(move || image::prepare_build(dockerfile.as_deref())).await

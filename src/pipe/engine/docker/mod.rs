@@ -67,7 +67,7 @@ struct DockerEngine {
     info: Info,
 }
 
-/// What the daemon said about itself.
+/// The daemon's description of itself.
 #[derive(Clone, Debug, Default)]
 pub struct Info {
     pub address: String,

@@ -1,4 +1,4 @@
-//! What `pipe doctor --engine slurm` finds out about the cluster.
+//! The findings of `pipe doctor --engine slurm` about the cluster.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -94,7 +94,7 @@ impl Follower {
             }
             tokio::time::sleep(FOLDER_INTERVAL).await;
         }
-        // What was written on another machine may come a moment later.
+        // Output that was written on another machine may come a moment later.
         let began = Instant::now();
         while began.elapsed() < LAST_LINES {
             tokio::time::sleep(FOLDER_INTERVAL).await;
@@ -167,7 +167,7 @@ pub fn jobs(cluster: &str, oldest: Duration) -> Result<Vec<SeenJob>, Failure> {
     Ok(programs::read_squeue(&text))
 }
 
-/// What `squeue` has printed. Who finds it too old asks again, and the others wait for that.
+/// The last answer of `squeue`. Who finds it too old asks again, and the others wait for that.
 struct Shared {
     file: PathBuf,
     _locked: File,

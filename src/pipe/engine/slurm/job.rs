@@ -1,6 +1,6 @@
 //! A job of the cluster that was submitted.
 //!
-//! What a job and its script leave in the folder of the attempt, which all nodes see.
+//! A job and its script leave their files in the folder of the attempt, which all nodes see.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ impl ClusterJob {
         self.files.job_id().unwrap_or_else(|| self.id.clone())
     }
 
-    /// What the cluster says once the job has ended there too; nothing where it does not know it any more.
+    /// The cluster's answer once the job has ended there too; nothing where it does not know the job any more.
     async fn final_state(&self) -> Result<Option<JobState>, Error> {
         let began = Instant::now();
         let mut interval = END_INTERVAL;
@@ -153,7 +153,7 @@ fn later(failure: Failure) -> Result<(), Error> {
 /// How the first process of a node ended, with the number of the node behind it.
 pub const NODE_END: &str = "job.end-";
 
-/// What the job writes to stdout and stderr.
+/// The file of the job's stdout and stderr.
 pub const OUTPUT: &str = "job.out";
 
 /// Files of an attempt that are looked at.

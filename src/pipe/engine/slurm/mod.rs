@@ -157,7 +157,7 @@ impl SlurmEngine {
         .await
     }
 
-    /// What a job runs in, on a file system that the nodes see.
+    /// The root folder of a job, on a file system that the nodes see.
     async fn root(&self, launch: &Launch) -> Result<Root, Error> {
         let files = match (&launch.image, &launch.program) {
             (Some(name), _) => match self.image_folders.borrow().get(name) {
@@ -311,7 +311,7 @@ impl Engine for SlurmEngine {
                 "run without a container: --set slurm.containers=none; or on the CPU: --set container.gpus=0",
             ));
         }
-        // What the cluster refuses, it refuses here too, and queues nothing.
+        // A job that the cluster would refuse is refused here too, and nothing is queued.
         // Those that are down now may be up when it is its turn.
         let launch = Launch::example(container, self.fewest_nodes());
         let mut args = vec!["--test-only".to_owned()];

@@ -43,7 +43,7 @@ impl Failure {
     }
 }
 
-/// What a program prints. Variables of a job that `pipe` itself may run in are kept from it.
+/// Runs a program and returns what it prints. Variables of a job that `pipe` itself may run in are kept from it.
 pub fn call(program: &str, args: &[String]) -> Result<String, Failure> {
     call_with(program, args, "")
 }
@@ -85,7 +85,7 @@ fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// What the cluster says about itself.
+/// The cluster's own description of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     pub cluster: String,
@@ -193,7 +193,7 @@ fn node_group(line: &str) -> Option<NodeGroup> {
     Some(NodeGroup { partition, is_default, time_limit, default_time, nodes, state, cards: card_count(parts.next()?) })
 }
 
-/// Of `gpu:h100:4(S:0-1),mps:400`: how many cards.
+/// Counts the cards in a text such as `gpu:h100:4(S:0-1),mps:400`.
 fn card_count(gres: &str) -> u32 {
     let of_cards = gres.split(',').filter(|one| one.starts_with("gpu:") || *one == "gpu");
     of_cards

@@ -1,4 +1,4 @@
-//! What runs containers on the nodes, and how the script calls it.
+//! The runtimes that run containers on the nodes, and how the script calls them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn has_pyxis() -> bool {
     programs::call("srun", &["--help".to_owned()]).is_ok_and(|help| help.contains("--container-image"))
 }
 
-/// What a job runs in.
+/// The runtime, image or folder that a job runs in.
 pub struct Root {
     pub runtime: ContainerRuntime,
     pub files: RootFiles,
@@ -90,7 +90,7 @@ pub fn program(root: &Root, launch: &Launch) -> Result<Program, Error> {
             hint: "rename it, or run without a container: --set slurm.containers=none".to_owned(),
         });
     }
-    // What is only read cannot be written.
+    // Mounts that are only read cannot be written.
     let binds = |flag: &str| {
         let bind = |(host, mounted): &(PathBuf, PathBuf)| format!("{flag}{}:{}", host.display(), mounted.display());
         let read = launch.mounts.read_only.iter().map(|pair| format!("{}:ro", bind(pair)));

@@ -18,7 +18,7 @@ const STOPPED: u32 = 128 + 15;
 /// Seconds that the processes of other nodes may take to end when that of one has.
 const NODES_WAIT: u32 = 90;
 
-/// What the script runs on every node.
+/// The command that the script runs on every node.
 pub struct Program {
     pub words: Vec<String>,
     /// Options of srun that run it in a container.
@@ -97,7 +97,7 @@ note job.started "$id"
 export USER="${USER:-$(id -un)}"
 "#;
 
-/// What comes after the program. A signal ends the wait, and the job goes on.
+/// The lines after the program. A signal ends the wait, and the job goes on.
 const END: &str = r#" &
 child=$!
 again=1

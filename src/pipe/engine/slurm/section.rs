@@ -38,7 +38,7 @@ pub struct Cluster {
     /// Further options of sbatch, such as `--exclusive`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extra: Vec<String>,
-    /// What runs containers on the nodes. Default: the first of pyxis, apptainer and charliecloud that is here; without any, `none`:
+    /// The container runtime of the nodes. Default: the first of pyxis, apptainer and charliecloud that is here; without any, `none`:
     /// the trainer runs as it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub containers: Option<ContainerRuntime>,
@@ -208,7 +208,7 @@ impl TimeLimit {
     }
 }
 
-/// Of `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or `days-hours:minutes:seconds`, as
+/// Reads `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or `days-hours:minutes:seconds`, as
 /// Slurm reads and writes times.
 pub fn seconds(text: &str) -> Option<u64> {
     let number = |text: &str| text.parse::<u64>().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));

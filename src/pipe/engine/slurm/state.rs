@@ -1,4 +1,4 @@
-//! What a job's state and exit code, as the cluster gives them, say about its end. Pure.
+//! How a job ended, read from the state and the exit code that the cluster gives. Pure.
 
 use crate::engine::first_process::{self, KILLED};
 use crate::engine::{EndedBy, Ending};
@@ -10,7 +10,7 @@ pub struct JobState {
     pub state: String,
     /// Why it waits, or has ended.
     pub reason: String,
-    /// What the batch script ended with: exit code and signal.
+    /// Exit code and signal of the batch script.
     pub exit: Option<(i64, i64)>,
     /// Who cancelled it, as a user number.
     pub cancelled_by: Option<u32>,
@@ -77,7 +77,7 @@ impl JobState {
     }
 }
 
-/// What the batch script left in the folder of its attempt.
+/// The files that the batch script left in the folder of its attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScriptResult {
     /// The exit code of the job.

@@ -14,7 +14,7 @@ use crate::system::files::inside;
 const PLACES: [(&str, &str); 3] =
     [("pipe/bin", "opt/pipe/bin"), ("pipe/libtorch", "opt/pipe/libtorch"), ("pipe/system", "")];
 
-/// What runtimes mount over, or expect to be there.
+/// Folders that runtimes mount over, or expect to be there.
 const FOLDERS: [&str; 11] = ["dev", "proc", "sys", "tmp", "etc", "run", "root", "home", "var/tmp", "mnt", "usr/bin"];
 const FILES: [&str; 5] = ["etc/passwd", "etc/group", "etc/hosts", "etc/resolv.conf", "etc/nsswitch.conf"];
 

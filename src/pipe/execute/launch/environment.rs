@@ -77,7 +77,8 @@ pub async fn collect(
     with_inputs(lock, inputs, reporter, interrupts).await
 }
 
-/// What of data, tokenizer and model is not what the run in this folder began with. Where nothing was written down, nothing is.
+/// Names data, tokenizer and model that differ from those that the run in this folder began with. Without a record
+/// nothing does.
 pub async fn changed_inputs(
     folder: &RunFolder,
     inputs: &Inputs,

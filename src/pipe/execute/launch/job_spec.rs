@@ -1,6 +1,6 @@
-//! What an attempt is to do, as `spec.json` of its folder holds it.
+//! The settings of an attempt, as `spec.json` of its folder holds them.
 //!
-//! What a command can resume from.
+//! Also the checkpoints that a command can resume from.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::system::glob::Pattern;
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub enum JobSpec {
-    /// What the trainer reads.
+    /// The part that the trainer reads.
     Training(Box<TrainerSpec>),
     Command(CommandSpec),
 }

@@ -1,4 +1,4 @@
-//! What an attempt launches: where it runs, its spec and the job that an engine starts.
+//! The launch of an attempt: where it runs, its spec and the job that an engine starts.
 
 pub mod environment;
 pub mod job_spec;

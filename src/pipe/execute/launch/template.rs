@@ -122,7 +122,7 @@ impl<'a> JobTemplate<'a> {
         accum(self.pipeline.work.effective_batch(), batch, self.placement.ranks)
     }
 
-    /// What attempt `number` is to do.
+    /// The spec of attempt `number`.
     pub fn spec(&self, engine: &dyn Engine, folder: &Path, number: u32, settings: &Settings) -> JobSpec {
         match &self.pipeline.work {
             Work::Training(training) => {
@@ -168,7 +168,7 @@ impl<'a> JobTemplate<'a> {
         }
     }
 
-    /// What the allocators of torch and JAX read.
+    /// The variables that the allocators of torch and JAX read.
     fn allocator_env(&self, command: &Command, engine: &dyn Engine, settings: &Settings) -> Vec<(String, String)> {
         if self.placement.device == Device::Cpu {
             return Vec::new();
@@ -270,7 +270,7 @@ impl<'a> JobTemplate<'a> {
             env.insert("CUDA_DEVICE_ORDER".to_owned(), "PCI_BUS_ID".to_owned());
         }
         if let JobSpec::Command(spec) = job_spec {
-            // What Python prints comes when it is printed, and in order.
+            // Python's output comes when it is printed, and in order.
             env.insert("PYTHONUNBUFFERED".to_owned(), "1".to_owned());
             env.extend(spec.env.iter().map(|(name, text)| (name.clone(), value(text))));
         }
@@ -354,7 +354,7 @@ impl<'a> JobTemplate<'a> {
     }
 }
 
-/// What `on_oom.then` says, in the spec. What it cannot say was refused when the pipeline was read.
+/// The entries of `on_oom.then`, in the spec. Entries that it cannot express were refused when the pipeline was read.
 fn apply(change: &Change, spec: &mut TrainerSpec) {
     match change.edit() {
         Ok(Edit::Checkpointing) => spec.train.checkpointing = Checkpointing::On,

@@ -1,4 +1,4 @@
-//! What differs between the two kinds of work that an attempt runs: a training by our trainer, and a command of the user.
+//! The differences between the two kinds of work that an attempt runs: a training by our trainer, and a command of the user.
 //! `execute` asks these questions here and nowhere else.
 
 use std::collections::BTreeMap;
@@ -39,10 +39,10 @@ pub trait Workload {
     /// The job in messages.
     fn noun(&self) -> &'static str;
 
-    /// What a run does while its job runs, in messages.
+    /// The activity of a run while its job runs, in messages.
     fn activity(&self) -> &'static str;
 
-    /// What the job does after a request to stop, in messages.
+    /// The activity of the job after a request to stop, in messages.
     fn stopping(&self) -> &'static str;
 
     /// Whether the job reports its steps as events and its end by the exit codes of the trainer. If not, its lines are shown and

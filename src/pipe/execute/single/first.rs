@@ -1,7 +1,7 @@
 //! The state that the attempt loop starts with: the settings of the pipeline, corrected by the ledger, or the last attempt
 //! of a `pipe` process that was killed.
 //!
-//! What the attempts of a run tell the ledger.
+//! The attempts of a run tell the ledger what they held.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -42,7 +42,7 @@ impl Supervisor<'_> {
         })
     }
 
-    /// What an attempt was started with.
+    /// The settings that an attempt was started with.
     fn settings_of(&self, attempt: &Attempt) -> Settings {
         let changes = attempt.changes.len();
         let mut settings = match self.spec_of(attempt.number) {

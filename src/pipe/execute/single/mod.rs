@@ -52,9 +52,9 @@ pub struct Supervisor<'a> {
     pub session: Option<LedgerSession>,
     /// That of the model, of a training.
     pub config: Map<String, Value>,
-    /// What batches of this run held that fitted.
+    /// The memory of batches of this run that fitted.
     pub points: Vec<Point>,
-    /// What a search for the largest batch has found.
+    /// The result of a search for the largest batch.
     pub fitted: Option<Fitted>,
     /// The last out-of-memory event of the job.
     pub oom: Option<OomRecord>,
@@ -366,7 +366,7 @@ impl<'a> Supervisor<'a> {
         Ok(record)
     }
 
-    /// What the end of a failed command's log says of an out-of-memory, kept with the attempt.
+    /// Reads an out-of-memory in the end of a failed command's log, kept with the attempt.
     fn find_oom_text(&self, number: u32, ended: &Watched) -> Result<Option<OomRecord>, Error> {
         if ended.ending.exit_code == Some(0) {
             return Ok(None);
@@ -389,7 +389,7 @@ impl<'a> Supervisor<'a> {
         serde_json::from_slice(&text).ok()
     }
 
-    /// What a job said, with paths of the host in place of those that it sees.
+    /// Replaces paths that a job sees in a message with those of the host.
     fn with_host_paths(&self, said: &str) -> String {
         let own = format!("{}/", self.run.folder.path().display());
         self.template.inputs.with_host_paths(said).replace(&format!("{CONTAINER_RUN_FOLDER}/"), &own)

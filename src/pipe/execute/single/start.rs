@@ -76,7 +76,7 @@ impl Supervisor<'_> {
             FoundJob::Gone => {
                 let diagnosis = interrupted();
                 self.replay_recorded();
-                // What it did after its `pipe` was gone is in its own files.
+                // Its own files say what it did after its `pipe` was gone.
                 self.drain(&mut JobEvents::open(&self.run.folder.attempt(number)), events)?;
                 self.take_rest(&launch, &mut log, events)?;
                 let last = self.last_event_time();

@@ -1,6 +1,6 @@
 //! Watches a job to its end: writes its log and records its events.
 //!
-//! What `run.json` keeps of the events.
+//! `run.json` keeps a summary of the events.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -72,7 +72,7 @@ impl Supervisor<'_> {
             tokio::select! {
                 line = job.lines.recv() => match line {
                     None => break,
-                    // What cannot be written down must not stop the reading, or the job would hang on a full pipe.
+                    // An event that cannot be written must not stop the reading, or the job would hang on a full pipe.
                     Some(line) => {
                         let taken = self.take(&line, &mut job_events, log, events, &mut tail);
                         if watched.is_ok() && taken.is_err() {

@@ -30,13 +30,13 @@ const RELEVANT_OF_CONTAINER: [&str; 3] = ["env", "workdir", "network"];
 /// How long files are hashed before it is said; then after twice the time, and so on.
 const FIRST_NOTE: Duration = Duration::from_secs(5);
 
-/// What a stage depends on besides its settings.
+/// The inputs of a stage besides its settings.
 pub struct Inputs {
-    /// What names the image, or the trainer without one; nothing of a command without a container.
+    /// The id of the image, or of the trainer without one; nothing for a command without a container.
     pub program: Vec<String>,
     /// The hashes of data and model, of a training.
     pub lock: Option<Lock>,
-    /// Of the outputs of other stages that it names, by where containers find them; of stages that it needs and names nothing of, the
+    /// Hashes of the outputs of other stages that it names, by their paths in containers; for stages that it needs and names nothing of, the
     /// run.
     pub outputs: BTreeMap<String, String>,
     /// Whether files of this machine that its command names count: in an image they are others.
@@ -104,11 +104,11 @@ pub async fn read_files<T: Send + 'static>(
     .await
 }
 
-/// What a stage is known by.
+/// The content that a stage is known by.
 pub struct Identity {
     /// A hash of all that decides what it will write.
     pub hash: String,
-    /// Of each file and folder that it reads, a hash of its content and its state.
+    /// A hash of content and state for each file and folder that it reads.
     pub inputs: BTreeMap<String, String>,
 }
 
@@ -239,7 +239,7 @@ fn check_links(folder: &RunFolder, output: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a stage must have written, known apart from its pipeline.
+/// The outputs that a stage must have written, known apart from its pipeline.
 pub struct StageOutputs {
     /// The name of its pipeline.
     pipeline: String,

@@ -57,7 +57,7 @@ pub struct StagesDriver<'a> {
     watcher: StagesWatcher,
     /// By name, and by what stages ask of them.
     engines: Vec<(String, EngineRequest, Rc<dyn Engine>)>,
-    /// What was asked of it, if it is to stop.
+    /// The request to stop, if there is one.
     stopping: Option<StopRequest>,
     takeovers: children::Takeovers,
     /// The stages that run again, so that their outputs will be elsewhere.
@@ -152,7 +152,7 @@ impl<'a> StagesDriver<'a> {
         result.and(saved)
     }
 
-    /// What has failed or was stopped is begun again; so is what has finished, where its outputs are not there any more.
+    /// Stages that failed or were stopped start again; so do finished ones whose outputs do not exist any more.
     async fn reset_stages(&mut self) {
         let parsed = self.parsed;
         for (index, stage) in parsed.graph.stages.iter().enumerate() {
@@ -226,12 +226,12 @@ impl<'a> StagesDriver<'a> {
         }
     }
 
-    /// What each stage takes of this machine: nothing where its job runs on another.
+    /// The share of this machine that each stage takes: nothing where its job runs on another.
     async fn resources_of_stages(&mut self) -> Vec<Resources> {
         let parsed = self.parsed;
         let mut rooms = Vec::new();
         for stage in &parsed.graph.stages {
-            // What is wrong with its engine is said when it begins.
+            // A fault of its engine is reported when it begins.
             let is_here = self.engine_of(stage).await.map_or(true, |engine| engine.is_here());
             rooms.push(if is_here { Resources::of_stage(&stage.pipeline.container) } else { Resources::NOTHING });
         }
@@ -246,7 +246,7 @@ impl<'a> StagesDriver<'a> {
     async fn begin(&mut self, index: usize) -> Result<(), Error> {
         match self.try_begin(index).await {
             Ok(()) => {}
-            // What a signal asks for is done where all signals are.
+            // Signals are handled in one place for all.
             Err(Error::Interrupted) => self.stop(StopRequest::Graceful),
             Err(error) => {
                 fail(&mut self.run.state.stages_mut()[index], &error);
@@ -282,7 +282,7 @@ impl<'a> StagesDriver<'a> {
         }
         let has_run = begun.as_ref().is_some_and(|begun| !begun.state.attempts().is_empty());
         let state = &mut self.run.state.stages_mut()[index];
-        // What goes on with something else than it began with writes what belongs to neither.
+        // A stage that continued with other settings would write what belongs to neither.
         state.hash = hash.filter(|hash| !has_run || state.hash.as_ref() == Some(hash));
         if !has_run || state.hash.is_none() {
             state.inputs = inputs;
@@ -324,7 +324,7 @@ impl<'a> StagesDriver<'a> {
                 content::output_path(other, &folder, named.output.as_deref())
             })
         };
-        // What a training reads is mounted as its data is.
+        // Files that a training reads are mounted as its data is.
         let seen = |named: &OutputRef| match mounts_outputs {
             true => engine.job_path(host(named), PathBuf::from(named.mounted())),
             false => host(named),

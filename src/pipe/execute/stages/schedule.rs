@@ -3,7 +3,7 @@
 use pipe_spec::pipeline::Container;
 use pipe_spec::run::{StageState, StageStatus};
 
-/// What stages share: the processors and the memory of this machine. For cards they queue like all runs.
+/// The resources that stages share: the processors and the memory of this machine. For cards they queue like all runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Resources {
     pub cpus: f64,
@@ -14,7 +14,7 @@ pub struct Resources {
 impl Resources {
     pub const NOTHING: Self = Self { cpus: 0.0, memory: 0 };
 
-    /// Of this machine. Memory that cannot be read is not counted.
+    /// The resources of this machine. Memory that cannot be read is not counted.
     pub fn of_machine() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -24,7 +24,7 @@ impl Resources {
         Self { cpus: cpus as f64, memory: kilobytes.map_or(u64::MAX, |kilobytes| kilobytes << 10) }
     }
 
-    /// What a stage takes of it. One that does not say takes a processor, and no memory.
+    /// The share that a stage takes. One that does not say takes a processor, and no memory.
     pub fn of_stage(container: &Container) -> Self {
         Self { cpus: container.cpus.unwrap_or(1.0), memory: container.memory.map_or(0, |size| size.0) }
     }

@@ -19,7 +19,7 @@ pub struct StagesWatcher {
 }
 
 impl StagesWatcher {
-    /// What stages have said in attempts that have ended by now is not shown.
+    /// Messages of stages in attempts that have ended by now are not shown.
     pub fn new(json: bool, state: &RunState) -> Self {
         let mut watcher = Self { json, stages: BTreeMap::new(), shown: BTreeMap::new() };
         for stage in state.stages().iter().filter(|stage| !json && !stage.status.is_done()) {
@@ -61,7 +61,7 @@ impl StagesWatcher {
         Ok(())
     }
 
-    /// What the run of a stage has said since the last time.
+    /// Messages of the run of a stage since the last time.
     fn show_run(&mut self, stage: &StageState, reporter: &Reporter) -> Result<(), Error> {
         let Some(watcher) = self.of_stage(stage) else { return Ok(()) };
         // One that is being replaced cannot be read for a moment.

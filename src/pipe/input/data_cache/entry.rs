@@ -21,10 +21,10 @@ const MAX_UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Between two tries of a lock that another process holds.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is written down of an entry, last of all.
+/// The record of an entry, which is written last of all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// What it was made of, for people.
+    /// The sources of the entry, for people.
     pub source: String,
     /// The name of the file with the rows.
     pub file: String,
@@ -212,7 +212,7 @@ pub const KEY_LENGTH: usize = 32;
 /// An entry as it lies on disk.
 pub struct CachedEntry {
     pub key: String,
-    /// What it was made of, for people.
+    /// The sources of the entry, for people.
     pub source: String,
     pub bytes: u64,
     pub used: SystemTime,

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::system::files::Space;
 use crate::system::interrupt::Watch;
 
-/// Of every disk a twentieth is kept free, and not more than this.
+/// A twentieth of every disk is kept free, and not more than this.
 const RESERVE: u64 = 1 << 30;
 const RESERVE_SHARE: u64 = 20;
 
@@ -145,7 +145,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// What was written, in bytes.
+/// Bytes written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
     pub rows: u64,

@@ -59,7 +59,7 @@ enum PrepareEvent {
     Ended(Box<Result<PreparedInputs, Error>>),
 }
 
-/// What was begun.
+/// The entries that were begun.
 struct Begun {
     what: String,
     bytes: u64,

@@ -22,7 +22,7 @@ pub struct Source {
     format: Format,
     pub key: String,
     pub size: u64,
-    /// What changes when the file is written.
+    /// Metadata that changes when the file is written.
     stamp: Stamp,
     /// Where relative paths in it begin.
     folder: PathBuf,
@@ -127,7 +127,7 @@ impl Source {
             Format::Plain => return Err(job.fail("it needs no preparation")),
         };
         let written = output.finish()?;
-        // What was read must be what was hashed.
+        // The bytes that were read must be those that were hashed.
         if stamp(&self.host)? != self.stamp {
             return Err(job.fail("it was changed while it was read"));
         }

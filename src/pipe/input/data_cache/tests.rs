@@ -58,7 +58,7 @@ impl TestFolder {
         Ok((prepared.folder, rows))
     }
 
-    /// What lies in the cache.
+    /// The entries in the cache.
     fn left(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.0.join("cache")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()

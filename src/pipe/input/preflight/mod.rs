@@ -1,4 +1,4 @@
-//! What a pipeline names must be there before anything is started: data, tokenizer, model, Dockerfile. What lies on the
+//! Checks that everything a pipeline names exists before anything is started: data, tokenizer, model, Dockerfile. What lies on the
 //! hub is fetched once everything else is known to be good.
 //!
 //! The data of the pipelines that come with pipe, which is generated and not shipped.
@@ -52,7 +52,7 @@ impl Inputs {
         let model = from.and_then(|from| finder.model(from, training.model.arch, own_tokenizer));
         finder.model_config(&training.model, model.as_ref());
         let unfetched = finder.unfetched_tokenizer;
-        // Of a model that is not there nothing more is said.
+        // Nothing more is said of a model that does not exist.
         let is_lost = own_tokenizer && from.is_some() && model.is_none();
         let mut tokenizer = Vec::new();
         let tokenizer_training = tokenizer::to_train(training, train.first()).filter(|_| reads_text);
@@ -123,7 +123,7 @@ struct Finder<'a> {
     problems: Problems,
     /// The first that is not the pipeline's fault.
     error: Option<Error>,
-    /// What is to be fetched.
+    /// Files that must be downloaded.
     missing: Vec<MissingFile>,
     repositories: Vec<LockedRepository>,
     /// The model's own tokenizer, where it is still to be fetched.
@@ -155,7 +155,7 @@ impl<'a> Finder<'a> {
         self.error.take().map_or(Ok(()), |error| Err(NotFound::Error(error)))
     }
 
-    /// What is used of a repository of the hub.
+    /// The files that are used of a repository of the hub.
     fn take(&mut self, snapshot: &Snapshot) {
         self.missing.extend(snapshot.missing.iter().cloned());
         if !self.repositories.contains(&snapshot.locked) {
@@ -305,7 +305,7 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// What the container is made of.
+    /// Checks the files that the image is built from.
     fn container(&mut self, pipeline: &Pipeline) {
         if let Some(Image::Dockerfile(path)) = &pipeline.container.image
             && !Path::new(path).is_file()
@@ -356,7 +356,7 @@ fn host_path(known: &Variables, text: &str) -> PathBuf {
 }
 
 impl Finder<'_> {
-    /// What is mounted for inputs hands the job no socket of an engine.
+    /// Refuses mounts of inputs that would hand the job the socket of an engine.
     fn check_mounts(&mut self, sockets: &EngineSockets, key: &str, inputs: &[Input]) {
         let mounts: Vec<Mount> = inputs.iter().flat_map(Input::mounts).collect();
         for message in mounts.iter().filter_map(|mount| socket_problem(sockets, &mount.host)) {

@@ -1,4 +1,4 @@
-//! What a pipeline names on the hub, as local paths.
+//! The names of the hub in a pipeline, as local paths.
 
 use std::path::{Path, PathBuf};
 

@@ -28,7 +28,7 @@ impl Inputs {
 }
 
 impl Finder<'_> {
-    /// Of `data.tokenizer`, else of the model's folder, else beside the data. The file that names it is the first.
+    /// Finds the tokenizer of `data.tokenizer`, else of the model's folder, else beside the data. The file that names it is the first.
     pub fn tokenizer(&mut self, training: &Training, model: Option<&Input>, first: Option<&Input>) -> Vec<Input> {
         let arch = training.model.arch;
         let found = match (&training.data.tokenizer, model) {

@@ -51,7 +51,7 @@ impl Curves {
         Self { eval, ..Self::of_steps(losses(first.1), losses(second.1)) }
     }
 
-    /// Of steps with their losses, in order.
+    /// Builds the curve from steps with their losses, in order.
     fn of_steps(first: impl Iterator<Item = (u64, f64)>, second: impl Iterator<Item = (u64, f64)>) -> Self {
         let mut found = Self::default();
         let (mut first, mut second) = (first.peekable(), second.peekable());
