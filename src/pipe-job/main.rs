@@ -158,14 +158,23 @@ impl<'a> Job<'a> {
         loop {
             let mut status = 0;
             // SAFETY: waitpid writes to an integer of ours.
-            match unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) } {
+            match unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::WUNTRACED) } {
                 0 => return true,
+                pid if pid > 0 && libc::WIFSTOPPED(status) => self.tell_of_stopped(pid),
                 pid if pid == self.leader => {
                     self.ended = Some((exit_code(ExitStatus::from_raw(status)), Instant::now()))
                 }
                 pid if pid > 0 => {}
                 _ => return false,
             }
+        }
+    }
+
+    /// A program that a signal has stopped would be waited for without a word.
+    fn tell_of_stopped(&self, pid: pid_t) {
+        let Some(path) = self.options.output.as_ref().filter(|_| pid == self.leader) else { return };
+        if let Ok(mut output) = File::options().append(true).open(path) {
+            let _ = writeln!(output, "warning: a signal stopped the program of this job; it continues after SIGCONT");
         }
     }
 
@@ -192,7 +201,13 @@ impl<'a> Job<'a> {
         };
         // SAFETY: kill takes two integers. The leader's number is not free for others until `reap` has taken it, and its group's
         // number is not while a member of it lives; a group without members is nobody.
-        unsafe { libc::kill(target, signal) };
+        // A stopped program hears a request to stop only once it continues.
+        unsafe {
+            libc::kill(target, signal);
+            if self.stop_requested.is_some() {
+                libc::kill(target, libc::SIGCONT);
+            }
+        }
     }
 }
 

@@ -21,6 +21,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("commands::what_moved_away_is_ended_with_it", Needs::Nothing, moved_away);
     suite.test("commands::pipe_is_killed::process", Needs::Nothing, pipe_is_killed);
     suite.each_daemon("commands::pipe_is_killed", true, taken_over);
+    suite.test("commands::a_stopped_program_is_told_and_hears_a_stop", Needs::Nothing, stopped_by_a_signal);
     suite.each_daemon("commands::killed_by_the_kernel", false, killed_by_kernel);
     suite.thorough("commands::every_line_arrives::docker", Needs::Docker, every_line);
     suite.other_daemons("commands::every_line_arrives", false, every_line);
@@ -284,6 +285,15 @@ fn pipe_is_killed() {
     let found: Vec<String> = attempts(&folder).into_iter().map(|attempt| attempt.2).collect();
     assert_eq!(found, ["stopped", "finished"]);
     assert!(is_gone(&folder.read_run("output/id")));
+}
+
+/// A program that stops itself is named in the log, and a request to stop reaches it nevertheless.
+fn stopped_by_a_signal() {
+    let folder = script(3, "trap 'echo heard; exit 143' TERM\nkill -STOP $$\nsleep 100\n");
+    let running = folder.start(&["run", "job.yaml", "--set", "container.stop_timeout=60"]);
+    folder.wait_for_log(1, "warning: a signal stopped the program of this job; it continues after SIGCONT");
+    running.signal("TERM");
+    running.end().exits(130).says("heard");
 }
 
 /// A container goes on, and the next `pipe` takes it over.
