@@ -74,6 +74,8 @@ mod untrusted_input;
 mod walk;
 #[path = "runner/walls.rs"]
 mod walls;
+#[path = "runner/words.rs"]
+mod words;
 
 use std::process::ExitCode;
 
@@ -112,5 +114,6 @@ fn main() -> ExitCode {
     terminal::tests(&mut suite);
     untrusted_input::tests(&mut suite);
     walls::tests(&mut suite);
+    words::tests(&mut suite);
     suite.run()
 }

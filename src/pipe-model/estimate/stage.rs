@@ -109,7 +109,7 @@ impl WordLoss {
         let rows = tokens.min(rows);
         // As they are computed where that is narrow, in fp32, and their logarithms.
         let logits = rows * vocab * (4 + 4 + if compute < 4 { compute } else { 0 });
-        // Both gradients are multiplied with that of the loss; that of the head is then widened.
+        // Both gradients are multiplied by that of the loss; that of the head is then widened.
         let backward = if work.mixed() { (2 * hidden).max(hidden + head) } else { 2 * hidden + head };
         // The gradient of the passes before is there already.
         let beside = if work.accum > 1 { gradient } else { 0 };

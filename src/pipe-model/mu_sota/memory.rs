@@ -194,7 +194,7 @@ impl<'a> Sizes<'a> {
     }
 
     /// Bytes that a norm keeps: its input, normed and, where the trainer has a kernel for the width, before that as it is
-    /// multiplied with its weights; and what each row was divided by.
+    /// multiplied by its weights; and what each row was divided by.
     pub fn normed(&self) -> u128 {
         let has_kernel = self.width.is_multiple_of(8) && self.width <= 4096;
         let before = if has_kernel { self.narrow() } else { self.hidden() + self.tokens * 4 };

@@ -232,9 +232,9 @@ impl LabelRows {
         empty.sort_unstable();
         let mut notices = Vec::new();
         if let Some((row, label)) = trimmed.first() {
-            let many = if trimmed_count == 1 { "one row has".to_owned() } else { format!("{trimmed_count} rows have") };
+            let labels = if trimmed_count == 1 { "one label".to_owned() } else { format!("{trimmed_count} labels") };
             notices.push(format!(
-                "{many} a label with space around it, which was left out; the first is {label:?} ({})",
+                "removed spaces around {labels}; the first is {label:?} ({})",
                 file_and_line(rows, *row)
             ));
         }

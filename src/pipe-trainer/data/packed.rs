@@ -13,7 +13,7 @@ use crate::tokenizer::Tokens;
 /// Documents that are tokenised before their tokens are joined.
 const DOCUMENTS_AT_A_TIME: usize = 4096;
 
-/// The length of a prompt: at most so many tokens, and at most half of the row.
+/// The length of a prompt: this many tokens at most, and at most half of the row.
 const PROMPT: usize = 32;
 
 /// Row `i` reads tokens `i * length` and on, and predicts the ones after them: every token is read once and predicted once.

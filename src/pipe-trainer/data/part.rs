@@ -218,7 +218,7 @@ fn tokens(column: &Column) -> &[i64] {
     if let Column::Tokens(tokens) = column { tokens } else { &[] }
 }
 
-/// The column with what the loss of a sample is multiplied with. Absent where every sample counts the same.
+/// The column with what the loss of a sample is multiplied by. Absent where every sample counts the same.
 pub const LOSS_WEIGHTS: &str = "loss_weights";
 
 /// Columns have the names that models know them by: `input_ids`, `labels`, `pixel_values` and the like.

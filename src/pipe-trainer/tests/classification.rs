@@ -241,7 +241,7 @@ fn space_around_labels_is_left_out_and_said() {
     let ended = bench.train().expect(0);
     assert_eq!(exported(&bench)["id2label"], json!({ "0": "cake", "1": "salad", "2": "soup" }));
     let line = format!("{} line 2", bench.path("spaces.csv").display());
-    let want = format!("2 rows have a label with space around it, which was left out; the first is \" soup\" ({line})");
+    let want = format!("removed spaces around 2 labels; the first is \" soup\" ({line})");
     assert_eq!(warnings(&ended), want);
     // The same for a model that has its classes.
     let model = bench.path("exported");

@@ -70,7 +70,7 @@ fn an_exported_t5_has_what_transformers_reads_and_a_card() {
         ended.events.iter().find_map(|event| if let EventKind::Eval(eval) = event { Some(eval.loss) } else { None });
     for want in [
         "| architecture | t5 |".to_owned(),
-        "| weights began as | the folder `t5-gated` |".to_owned(),
+        "| weights from | the folder `t5-gated` |".to_owned(),
         "| trained on | `train.jsonl` |".to_owned(),
         "| learning rate | 0.002 |".to_owned(),
         "| after step | 2 |".to_owned(),

@@ -115,7 +115,7 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
     returned(|out| unsafe { pipe_linear(pointer(input), pointer(weight), optional(bias), out) })
 }
 
-/// Two products with an activation between them, some of which is dropped; with a gate the activation is multiplied with a
+/// Two products with an activation between them, some of which is dropped; with a gate the activation is multiplied by a
 /// third product. On a card only.
 pub struct FeedForward<'a> {
     pub first: &'a Tensor,

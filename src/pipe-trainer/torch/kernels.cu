@@ -73,7 +73,7 @@ __device__ inline void draw(const Dropout& d, u32 row, u32 group, u32 drawn[4]) 
   philox(d.key, group, row % d.positions, row / d.positions + d.first_sample, 0, drawn);
 }
 
-// What the eight elements from `group` * 8 on are multiplied with. Tensors have less than 2^35 elements.
+// What the eight elements from `group` * 8 on are multiplied by. Tensors have less than 2^35 elements.
 __device__ inline void factors(const Dropout& d, u64 group, float out[8]) {
   if (d.threshold == 0) {
 #pragma unroll

@@ -51,7 +51,7 @@ impl ModelCard<'_> {
             ("architecture", self.spec.model.arch.name().to_owned()),
             ("task", self.spec.model.arch.task().name().to_owned()),
             ("parameters", self.parameters.to_string()),
-            ("weights began as", origin(self.spec.model.from.as_deref())),
+            ("weights from", origin(self.spec.model.from.as_deref())),
         ];
         if let Some(Value::Object(names)) = self.config.get("id2label").filter(|_| !self.predicts_a_number()) {
             let listed: Vec<String> = (0..names.len().min(20))
@@ -141,7 +141,7 @@ fn names(paths: &Paths) -> String {
 
 /// Where the weights came from. A folder of the hub's cache says which repository and commit it is of.
 fn origin(from: Option<&str>) -> String {
-    let Some(from) = from else { return "random numbers".to_owned() };
+    let Some(from) = from else { return "none: trained from scratch".to_owned() };
     let parts: Vec<&str> = from.split('/').filter(|part| !part.is_empty()).collect();
     let repository = parts.windows(3).find_map(|window| match window {
         [repository, "snapshots", commit] => Some((repository.strip_prefix("models--")?, *commit)),
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn weights_have_an_origin() {
         for (from, want) in [
-            (None, "random numbers"),
+            (None, "none: trained from scratch"),
             (Some("models/tiny/"), "the folder `tiny`"),
             (Some("/c/hub/models--sentence--MiniLM/snapshots/0a1b"), "`sentence/MiniLM` at commit `0a1b`"),
         ] {

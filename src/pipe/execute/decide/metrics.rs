@@ -84,7 +84,7 @@ impl Reader {
 
     /// Holds what is said of a step until another one is spoken of: a bar moves on before its values do.
     fn hold(&mut self, found: Metrics) -> Option<Metrics> {
-        // At the end of an epoch the bar begins anew for a moment.
+        // At the end of an epoch the bar starts over for a moment.
         if self.held.as_ref().is_some_and(|held| found.step < held.step) {
             return None;
         }

@@ -77,7 +77,7 @@ fn compiled(text: &str) -> Regex {
 /// there is one.
 pub fn find(log: &str, patterns: &[String], on_card: bool) -> Option<OomRecord> {
     let own = if on_card { MemoryKind::Device } else { MemoryKind::Host };
-    // A line ends where a progress bar begins anew.
+    // A line ends where a progress bar starts over.
     let log = log.replace('\r', "\n");
     let given = patterns.iter().filter_map(|text| RegexBuilder::new(text).multi_line(true).build().ok());
     let given: Vec<(MemoryKind, Regex)> = given.chain([EITHER.clone()]).map(|pattern| (own, pattern)).collect();

@@ -27,7 +27,7 @@ pub struct MemoryForecast {
 impl MemoryForecast {
     const UNKNOWN: Self = Self { predicted: None, capacity: None, fits: true, smaller: None };
 
-    /// How far above what there is: 0.5 where it would hold half as much again. Not above 0 where it fits.
+    /// How far above the capacity: 0.5 where it would hold half as much again. Not above 0 where it fits.
     pub fn excess(&self) -> f64 {
         match (self.predicted, self.capacity) {
             (Some(predicted), Some(capacity)) if capacity > 0 => {

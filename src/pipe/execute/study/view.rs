@@ -95,7 +95,7 @@ impl StudyView<'_> {
     pub fn counts(&self) -> String {
         let counts = trial::counts(self.trials.iter());
         let named = [
-            (counts.running, if self.state.status == Status::Running { "running" } else { "begun and not ended" }),
+            (counts.running, if self.state.status == Status::Running { "running" } else { "unfinished" }),
             (counts.complete, "complete"),
             (counts.pruned, "ended early"),
             (counts.failed, "failed"),

@@ -43,7 +43,7 @@ pub struct ChildLine {
 /// The attempt that runs.
 pub struct CurrentAttempt {
     pub number: u32,
-    /// At most so many.
+    /// The most attempts of the run.
     pub of: u32,
     pub batch: String,
     /// Seconds since the Unix epoch.
