@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/debug/pipe
 TRAINER = target/debug/pipe-trainer
 
-.PHONY: build release demo demo-gpu test test-all test-packages test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e libtorch minilm mlflow wandb optuna optuna4 python clean
+.PHONY: build release demo demo-gpu test test-all test-packages test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e strangers libtorch minilm mlflow wandb optuna optuna4 python clean
 
 # Compiled fast, for the demo and the tests: the profile `dev` of Cargo.toml, in target/debug.
 build: libtorch
@@ -67,6 +67,13 @@ test: libtorch
 test-all: libtorch
 	$(MAKE) --jobs 4 test-packages optuna4 python test-programs
 	PIPE_TEST_ALL=1 CARGO="$(CARGO)" tests/run-suites
+	$(MAKE) strangers
+
+# Data as strangers bring it, through init, check, run and predict. The packages that it is read from and written with come from PyPI by
+# name, once.
+strangers: build
+	tests/fetch-packages tests/strangers.txt target/strangers "data of scikit-learn and vega_datasets, writers of Excel and Parquet (90 MB, once)"
+	PYTHONPATH=target/strangers python3 tests/strangers.py --bin target/debug
 
 test-packages: minilm mlflow wandb optuna
 
