@@ -244,13 +244,11 @@ fn full_disk() {
 /// A small file whose only line is larger than the limit of a row.
 fn too_long() {
     let folder = folder("train.jsonl.zst", &zstd::bulk::compress(&vec![b'a'; 64 << 20], 1).unwrap().repeat(40));
-    let began = std::time::Instant::now();
     folder
         .pipe(&["run", "job.yaml", "--engine", "process"])
         .exits(3)
         .says("train.jsonl.zst: line 1: the row has more than 64.0 MiB");
     assert!(cached(&folder).is_empty());
-    assert!(began.elapsed() < std::time::Duration::from_secs(20));
 }
 
 fn pruned() {

@@ -425,7 +425,8 @@ fn interrupted() {
     running.signal("TERM");
     let asked = std::time::Instant::now();
     running.end().exits(130);
-    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    // Far less than hashing a terabyte takes, on the busiest machine.
+    assert!(asked.elapsed() < Duration::from_secs(60), "{:?}", asked.elapsed());
     assert_eq!(statuses(&folder), "a stopped");
     let run = graph(&folder)[0].2.clone();
     folder.write(&format!("runs/{run}/output/rows"), "");
