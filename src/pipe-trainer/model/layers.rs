@@ -139,7 +139,7 @@ pub fn together<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass
 /// Two layers with an activation between them.
 pub struct FeedForward {
     pub first: Linear,
-    /// Multiplied with the activation.
+    /// Multiplied by the activation.
     pub gate: Option<SharedTensor>,
     pub second: Linear,
     pub activation: Activation,
