@@ -5,6 +5,7 @@ import json
 import pathlib
 import sys
 
+import numpy
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -20,6 +21,10 @@ if model.config.model_type == "clip":
     pictures = processor.image_processor
     assert dict(pictures.crop_size) == {"height": edge, "width": edge} and dict(pictures.size) == {"shortest_edge": edge}, pictures
     assert pictures.resample == 3 and pictures.do_rescale and pictures.do_normalize, pictures
+if model.config.model_type in ("vit", "resnet"):
+    pictures, size = transformers.AutoImageProcessor.from_pretrained(sys.argv[1]), load_file(sys.argv[2])["pixel_values"].shape[-1]
+    found = pictures(numpy.zeros((size, 2 * size, 3), dtype="uint8"), return_tensors="pt")["pixel_values"].shape
+    assert found == (1, 3, size, size), found
 batch, ours = load_file(sys.argv[2]), load_file(sys.argv[3])["logits"]
 with torch.no_grad():
     answer = model.eval()(**batch)

@@ -31,12 +31,16 @@ mod hybrid;
 mod inputs;
 #[path = "training/installing.rs"]
 mod installing;
+#[path = "training/labels.rs"]
+mod labels;
 #[path = "training/memory.rs"]
 mod memory;
 #[path = "training/minilm.rs"]
 mod minilm;
 #[path = "training/mu_sota.rs"]
 mod mu_sota;
+#[path = "training/pictures.rs"]
+mod pictures;
 #[path = "training/predict.rs"]
 mod predict;
 #[path = "training/ranks.rs"]
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
     clusters::tests(&mut suite);
     cluster_queue::tests(&mut suite);
     first_hour::tests(&mut suite);
+    labels::tests(&mut suite);
     ranks::tests(&mut suite);
     golden::tests(&mut suite);
     minilm::tests(&mut suite);
@@ -76,6 +81,7 @@ fn main() -> ExitCode {
     exactness::tests(&mut suite);
     detach_and_resume::tests(&mut suite);
     clip::tests(&mut suite);
+    pictures::tests(&mut suite);
     tune::tests(&mut suite);
     predict::tests(&mut suite);
     reproducing::tests(&mut suite);

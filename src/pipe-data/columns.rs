@@ -7,6 +7,8 @@ use pipe_spec::pipeline::{Data, Task};
 pub struct ColumnSelection {
     /// The columns that are read, each once; nothing where all are.
     columns: Option<Vec<String>>,
+    /// Whether rows are written as CSV.
+    csv: bool,
     /// The columns that must be there.
     required: Vec<String>,
     /// The column with pictures, or paths of pictures.
@@ -28,18 +30,24 @@ impl ColumnSelection {
             }
         }
         Self {
-            columns: (task != Task::TimeSeries).then_some(columns),
+            columns: (!matches!(task, Task::TimeSeries | Task::Table)).then_some(columns),
+            csv: task == Task::TimeSeries,
             required,
-            pictures: (task == Task::Contrastive).then(|| data.field("image").to_owned()),
+            pictures: task.reads_pictures().then(|| data.field("image").to_owned()),
         }
     }
 
     /// For rows to predict, of which `keep` is repeated: what is to be predicted may be missing.
     pub fn for_prediction(task: Task, data: &Data, keep: &[String]) -> Self {
-        let Self { mut columns, required, pictures } = Self::new(task, data);
+        let Self { mut columns, csv, required, pictures } = Self::new(task, data);
         if let Some(columns) = &mut columns {
-            let prompt = (task == Task::Language).then(|| data.field("prompt").to_owned());
-            let more = keep.iter().cloned().chain(["id".to_owned()]).chain(prompt);
+            let other = match task {
+                Task::Language => Some("prompt"),
+                Task::TokenLabels => Some("text"),
+                _ => None,
+            };
+            let other = other.map(|role| data.field(role).to_owned());
+            let more = keep.iter().cloned().chain(["id".to_owned()]).chain(other);
             more.for_each(|name| {
                 if !columns.contains(&name) {
                     columns.push(name)
@@ -50,12 +58,14 @@ impl ColumnSelection {
             Task::Seq2Seq => &["source"],
             Task::Classification => &["text", "text_pair"],
             Task::TimeSeries => &["time"],
-            // A picture or a text; a text or a prompt.
-            Task::Contrastive | Task::Language => &[],
+            Task::PictureClasses => &["image"],
+            // A picture or a text; a text or a prompt; tokens or a text; a feature of a table may be missing.
+            Task::Contrastive | Task::Language | Task::TokenLabels | Task::Table => &[],
         };
         let is_needed = |name: &String| needed.iter().any(|role| data.field(role) == name) || keep.contains(name);
         Self {
             columns,
+            csv,
             required: required.into_iter().filter(is_needed).chain(keep.iter().cloned()).collect(),
             pictures,
         }
@@ -63,7 +73,7 @@ impl ColumnSelection {
 
     /// Whether rows are written as CSV, which time series are read from; otherwise as JSON lines.
     pub fn as_csv(&self) -> bool {
-        self.columns.is_none()
+        self.csv
     }
 
     pub fn reads(&self, column: &str) -> bool {
@@ -85,7 +95,8 @@ impl ColumnSelection {
     /// A text that tells one choice of columns from another.
     pub fn key(&self) -> String {
         match &self.columns {
-            None => "csv".to_owned(),
+            None if self.csv => "csv".to_owned(),
+            None => "jsonl".to_owned(),
             Some(columns) => format!("jsonl {columns:?} {:?}", self.pictures),
         }
     }
@@ -114,6 +125,9 @@ mod tests {
             selection(Task::TimeSeries, r#"{"time": "t"}"#).missing(&["label"]).as_deref(),
             Some(r#"no column "t"; it has: label"#)
         );
+        let table = selection(Task::Table, r#"{"label": "y", "ignore": "a, b"}"#);
+        assert!(!table.as_csv() && table.reads("anything") && table.key() != series.key());
+        assert_eq!(table.missing(&["x"]).as_deref(), Some(r#"no column "y"; it has: x"#));
         assert_eq!(selection(Task::Contrastive, r#"{"image": "jpg"}"#).pictures.as_deref(), Some("jpg"));
         let data: Data = serde_json::from_str(r#"{"train": "a", "fields": {"target": "b"}}"#).unwrap();
         let predicted = ColumnSelection::for_prediction(Task::Seq2Seq, &data, &["n".to_owned()]);

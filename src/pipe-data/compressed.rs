@@ -1,4 +1,5 @@
-//! Compressed files as plain ones: as they are, or, where rows name pictures beside the file, with the whole paths of these.
+//! Compressed files, and texts in other encodings, as plain ones in UTF-8: as they are, or, where rows name pictures beside the
+//! file, with the whole paths of these.
 //! Where pictures lie that rows name, and files for those that came inside the data.
 
 use std::fs::File;
@@ -8,7 +9,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::csv::CsvRecords;
-use crate::format::{self, CHUNK, Compression};
+use crate::format::{self, CHUNK, Compression, Format};
 use crate::row::{DataError, LONGEST_ROW, too_long};
 use crate::rows::LONGEST_DOCUMENT;
 
@@ -48,16 +49,11 @@ impl From<io::Error> for ReadError {
     }
 }
 
-/// Writes what a compressed file holds; `progress` is told how many bytes of the file are read.
-pub fn copy(
-    path: &Path,
-    compression: Compression,
-    progress: &dyn Fn(u64),
-    sink: &mut dyn RowSink,
-) -> Result<(), ReadError> {
-    let mut stream = open(path, compression, progress)?;
+/// Writes the text that a file holds; `progress` is told how many bytes of the file are read.
+pub fn copy(path: &Path, progress: &dyn Fn(u64), sink: &mut dyn RowSink) -> Result<(), ReadError> {
+    let mut stream = open(path, progress)?;
     // A row has at least one line: what is too long for a row is not written at all.
-    let longest = if format::inner_ending(path) == Some("txt") { LONGEST_DOCUMENT as u64 } else { LONGEST_ROW };
+    let longest = if format::text_ending(path) == Some("txt") { LONGEST_DOCUMENT as u64 } else { LONGEST_ROW };
     let (mut line, mut length) = (1, 0);
     loop {
         let before = sink.buffer().len();
@@ -79,13 +75,12 @@ pub fn copy(
 /// The same for rows that name pictures in `column`, relative to `folder`.
 pub fn copy_with_pictures(
     path: &Path,
-    compression: Compression,
     progress: &dyn Fn(u64),
     sink: &mut dyn RowSink,
     (column, folder): (&str, &Path),
 ) -> Result<(), ReadError> {
-    let stream = open(path, compression, progress)?;
-    match format::inner_ending(path) {
+    let stream = open(path, progress)?;
+    match format::text_ending(path) {
         Some("csv" | "tsv") => csv_rows(path, stream, sink, column, folder),
         _ => json_rows(stream, sink, column, folder),
     }
@@ -127,38 +122,53 @@ fn csv_rows(
     folder: &Path,
 ) -> Result<(), ReadError> {
     let wrong = |error: DataError| ReadError::File(error.in_file());
-    let records = CsvRecords::from_stream(path, stream, LONGEST_ROW).map_err(wrong)?;
-    let (separator, mut index) = (records.separator(), None);
-    for (number, row) in (1..).zip(records) {
+    let mut records = CsvRecords::from_stream(path, stream, LONGEST_ROW).map_err(wrong)?;
+    let (separator, names) = (records.separator(), records.headers().map_err(wrong)?);
+    let index = names.iter().position(|name| name.trim() == column);
+    write_record(sink, separator, names.iter())?;
+    for (number, row) in (2..).zip(records) {
         let mut row = row.map_err(wrong)?;
-        if number == 1 {
-            index = row.iter().position(|name| name.trim() == column);
-        } else if let Some(path) = index.and_then(|index| row.get(index)) {
+        if let Some(path) = index.and_then(|index| row.get(index)) {
             if picture_ref(path) == PictureRef::Number {
                 return Err(by_number(number));
             }
             let whole = whole_path(folder, path);
             row = row.iter().enumerate().map(|(at, cell)| if Some(at) == index { &whole } else { cell }).collect();
         }
-        let mut writer = csv::WriterBuilder::new().flexible(true).delimiter(separator).from_writer(sink.buffer());
-        let written = writer.write_record(&row).and_then(|()| Ok(writer.flush()?));
-        drop(writer);
-        written.map_err(|error| ReadError::File(error.to_string()))?;
-        sink.row_done()?;
+        write_record(sink, separator, row.iter())?;
     }
     Ok(())
 }
 
-fn by_number(line: u64) -> ReadError {
+/// Writes a row of a CSV.
+pub fn write_record<'a>(
+    sink: &mut dyn RowSink,
+    separator: u8,
+    cells: impl Iterator<Item = &'a str>,
+) -> Result<(), ReadError> {
+    let mut writer = csv::WriterBuilder::new().flexible(true).delimiter(separator).from_writer(sink.buffer());
+    let written = writer.write_record(cells).and_then(|()| Ok(writer.flush()?));
+    drop(writer);
+    written.map_err(|error| ReadError::File(error.to_string()))?;
+    Ok(sink.row_done()?)
+}
+
+pub fn by_number(line: u64) -> ReadError {
     ReadError::File(format!(
         "line {line}: a picture by its number; images.safetensors is found only beside a plain .jsonl or .csv file"
     ))
 }
 
-fn open<'a>(path: &Path, compression: Compression, progress: &'a dyn Fn(u64)) -> io::Result<Box<dyn Read + 'a>> {
+/// The text of a file, decompressed and in UTF-8.
+pub fn open<'a>(path: &Path, progress: &'a dyn Fn(u64)) -> io::Result<Box<dyn Read + 'a>> {
     let counted = Counted { file: File::open(path)?, bytes: 0, progress };
-    let stream = format::decompress(compression, counted).map_err(describe)?;
-    Ok(Box::new(Described(stream)))
+    match (Compression::from_path(path), Format::of_file(path)) {
+        (Some(compression), _) => {
+            format::decode(Box::new(Described(format::decompress(compression, counted).map_err(describe)?)))
+        }
+        (None, Format::Encoded(encoding)) => Ok(format::decoder(encoding, BufReader::with_capacity(CHUNK, counted))),
+        (None, _) => format::decode(Box::new(BufReader::with_capacity(CHUNK, counted))),
+    }
 }
 
 /// A source file that tells how much of it was read.

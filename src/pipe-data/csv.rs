@@ -13,7 +13,10 @@ use csv::{ByteRecord, ErrorKind, Position, ReaderBuilder, Trim};
 use pipe_spec::text::human_bytes;
 use serde_json::Value;
 
+use crate::first_line::FirstLine;
 use crate::row::{BYTE_ORDER_MARK, DataError, LONGEST_ROW};
+
+pub const NOT_UTF_8: &str = "not UTF-8; convert the file with `iconv -f ENCODING -t UTF-8 FILE > NEW`";
 
 /// The most that the reader may hold beyond the record that it is in.
 const READ_AHEAD: u64 = 1 << 16;
@@ -29,6 +32,10 @@ pub struct CsvRecords<'a> {
     is_file: bool,
     rows: usize,
     separator: u8,
+    /// The names of columns that a file without names gets.
+    generated: Option<StringRecord>,
+    /// The bytes of a first line that holds neither names nor values, and was skipped.
+    skipped: u64,
 }
 
 struct BoundedStream<'a> {
@@ -64,10 +71,10 @@ impl<'a> CsvRecords<'a> {
         Ok(Self { is_file: true, ..Self::new(path, file, LONGEST_ROW, builder)? })
     }
 
-    /// The records of `stream`, which comes out of the file at `path`, the line of names among them; each of at most `longest`
-    /// bytes, with any number of cells. Errors give the number of a record as its line.
+    /// The records of `stream`, which comes out of the file at `path`; each of at most `longest` bytes, with any number of cells.
+    /// Errors give the number of a record as its line.
     pub fn from_stream(path: &Path, stream: impl Read + 'a, longest: u64) -> Result<Self, DataError> {
-        Self::new(path, stream, longest, ReaderBuilder::new().has_headers(false).flexible(true))
+        Self::new(path, stream, longest, ReaderBuilder::new().flexible(true))
     }
 
     fn new(
@@ -84,11 +91,17 @@ impl<'a> CsvRecords<'a> {
             start.drain(..BYTE_ORDER_MARK.len());
         }
         let separator = find_separator(path, &start);
+        let first = FirstLine::of(&start, separator);
+        let skipped = if let FirstLine::Counts { bytes, .. } = first { bytes } else { 0 };
+        start.drain(..skipped);
+        let generated = first.names();
+        builder.has_headers(generated.is_none());
         let allowed = Rc::new(Cell::new(longest + READ_AHEAD));
         let stream = Box::new(Cursor::new(start).chain(stream));
         let bounded = BoundedStream { stream, read: 0, allowed: Rc::clone(&allowed) };
         let reader = builder.delimiter(separator).from_reader(bounded);
-        Ok(Self { path: path.into(), reader, allowed, longest, is_file: false, rows: 0, separator })
+        let skipped = skipped as u64;
+        Ok(Self { path: path.into(), reader, allowed, longest, is_file: false, rows: 0, separator, generated, skipped })
     }
 
     /// The character between the cells.
@@ -105,7 +118,11 @@ impl<'a> CsvRecords<'a> {
         self.rows + 1
     }
 
+    /// The names of the columns, made up where the file has none.
     pub fn headers(&mut self) -> Result<StringRecord, DataError> {
+        if let Some(names) = &self.generated {
+            return Ok(names.clone());
+        }
         let position = self.reader.position().clone();
         match self.reader.headers() {
             Ok(headers) => Ok(headers.clone()),
@@ -113,11 +130,31 @@ impl<'a> CsvRecords<'a> {
         }
     }
 
+    /// A sentence about a first line that has no names; nothing where it has.
+    pub fn first_line_note(&self) -> Option<String> {
+        let count = self.generated.as_ref()?.len();
+        let what = match self.skipped {
+            0 => "its first line holds values and no names of columns",
+            _ => "its first line holds counts and no names of columns, and is skipped",
+        };
+        Some(format!("{what}: the columns are called column1 to column{count}"))
+    }
+
     /// The next record, whatever its encoding.
     pub fn next_bytes(&mut self) -> Option<Result<ByteRecord, DataError>> {
         let mut record = ByteRecord::new();
         let read = self.read(|reader| reader.read_byte_record(&mut record));
         read.map(|read| read.map(|()| record))
+    }
+
+    /// Where something stands in the file, of which a line may have been skipped.
+    fn in_file(&self, position: &Position) -> Position {
+        let mut position = position.clone();
+        if self.skipped > 0 {
+            let (byte, line) = (position.byte() + self.skipped, position.line() + 1);
+            position.set_byte(byte).set_line(line);
+        }
+        position
     }
 
     fn read(
@@ -136,8 +173,8 @@ impl<'a> CsvRecords<'a> {
 
     /// `position` is where the record was expected.
     fn wrong(&self, error: &csv::Error, position: &Position) -> DataError {
-        let position = error.position().unwrap_or(position);
-        let line = Some(if self.is_file { line_at(&self.path, position) } else { self.rows as u64 });
+        let position = self.in_file(error.position().unwrap_or(position));
+        let line = Some(if self.is_file { line_at(&self.path, &position) } else { self.rows as u64 });
         let (line, message) = match error.kind() {
             ErrorKind::Io(cause) if cause.kind() == io::ErrorKind::InvalidData => {
                 let most = human_bytes(self.longest);
@@ -146,7 +183,7 @@ impl<'a> CsvRecords<'a> {
             ErrorKind::UnequalLengths { expected_len, len, .. } => {
                 (line, format!("{len} values; the first line names {expected_len} columns"))
             }
-            ErrorKind::Utf8 { .. } => (line, "not UTF-8".to_owned()),
+            ErrorKind::Utf8 { .. } => (line, NOT_UTF_8.to_owned()),
             _ => (None, error.to_string()),
         };
         DataError::new(&self.path, line, message)
@@ -158,8 +195,12 @@ impl Iterator for CsvRecords<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut record = StringRecord::new();
-        let read = self.read(|reader| reader.read_record(&mut record));
-        read.map(|read| read.map(|()| record))
+        let read = self.read(|reader| reader.read_record(&mut record))?;
+        let position = record.position().filter(|_| self.skipped > 0).map(|position| self.in_file(position));
+        if position.is_some() {
+            record.set_position(position);
+        }
+        Some(read.map(|()| record))
     }
 }
 
@@ -197,6 +238,7 @@ pub struct CsvFile {
     /// The index of each column that is used.
     places: Vec<Option<usize>>,
     rows: Vec<StringRecord>,
+    separator: u8,
 }
 
 impl CsvFile {
@@ -218,7 +260,7 @@ impl CsvFile {
             return Err(DataError::new(path, None, "the file has no rows").into());
         }
         let places = columns.iter().map(|column| names.iter().position(|name| name == column)).collect();
-        Ok(Self { path: path.to_owned(), names, places, rows })
+        Ok(Self { path: path.to_owned(), names, places, rows, separator: records.separator() })
     }
 
     pub fn path(&self) -> &Path {
@@ -231,6 +273,11 @@ impl CsvFile {
 
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// Whether a comma may stand in a number: not where commas stand between the cells.
+    pub fn has_decimal_commas(&self) -> bool {
+        self.separator == b';'
     }
 
     pub fn row(&self, index: usize) -> Vec<Option<Value>> {
@@ -317,7 +364,11 @@ mod tests {
         for (name, text, want) in [
             ("few", &b"a,b\n1,2\n\n3\n"[..], "line 4: 1 values; the first line names 2 columns"),
             ("many", b"\xef\xbb\xbfa,b\r\n1,2\r\n3,4,5\r\n", "line 3: 3 values; the first line names 2 columns"),
-            ("latin", b"a,b\r\n\"1\r\n\",2\r\n\xe4,4\r\n", "line 4: not UTF-8"),
+            (
+                "latin",
+                b"a,b\r\n\"1\r\n\",2\r\n\xe4,4\r\n",
+                "line 4: not UTF-8; convert the file with `iconv -f ENCODING -t UTF-8 FILE > NEW`",
+            ),
         ] {
             assert_eq!(lines(name, text).pop(), Some(Err(want.to_owned())));
         }
@@ -335,6 +386,27 @@ mod tests {
         let error = records.next().unwrap().unwrap_err().to_string();
         assert!(error.ends_with("line 3: the row has more than 64.0 MiB; is a quote not closed?"), "{error}");
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn rows_of_a_file_without_names_keep_their_lines() {
+        let path = std::env::temp_dir().join(format!("pipe-names-{}.csv", std::process::id()));
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let columns = ["column2".to_owned()];
+            let next = |records: &mut CsvRecords<'_>| records.next();
+            let file = CsvFile::open::<DataError>(&path, &columns, next)?;
+            Ok::<_, DataError>((0..file.len()).map(|row| (file.row(row)[0].clone(), file.line_number(row))).collect())
+        };
+        let value = |text: &str| Some(Value::from(text));
+        let found: Vec<(Option<Value>, u64)> = read("150,2,setosa,virginica\n5.1,3.5,0\n4.9,3.0,1\n").unwrap();
+        assert_eq!(found, [(value("3.5"), 2), (value("3.0"), 3)]);
+        let found = read("150,2,setosa,virginica\r\n5.1,3.5,0\r\n4.9,3.0,1\r\n").unwrap();
+        assert_eq!(found, [(value("3.5"), 2), (value("3.0"), 3)]);
+        assert_eq!(read("5.1,3.5,a\n4.9,3.0,b\n").unwrap(), [(value("3.5"), 1), (value("3.0"), 2)]);
+        let error = read("150,2,setosa,virginica\n5.1,3.5,0\n4.9,3.0\n").unwrap_err().to_string();
+        assert!(error.contains("line 3: 2 values"), "{error}");
+        std::fs::remove_file(&path).unwrap();
     }
 }
 

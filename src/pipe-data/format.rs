@@ -1,18 +1,29 @@
-//! How a data file is stored: what its name says, whether its first bytes agree, and how it is decompressed. A reader that
-//! panics on a damaged file runs on a thread of its own (`guarded`), so that the panic becomes an error of the file.
+//! How a data file is stored: what its name says, whether its first bytes agree, how it is decompressed, and in which encoding
+//! its text is. A reader that panics on a damaged file runs on a thread of its own (`guarded`), so that the panic becomes an
+//! error of the file.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Cursor, Read};
 use std::path::Path;
 use std::thread::{self, Builder};
 
-/// How a file has to be prepared for the trainer, by its name.
+use encoding_rs::{Encoding, UTF_16BE, UTF_16LE, WINDOWS_1252};
+use encoding_rs_io::DecodeReaderBytesBuilder;
+use memmap2::Mmap;
+
+/// How a file has to be prepared for the trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// The trainer reads it as it is.
     Plain,
     Compressed(Compression),
     Parquet,
+    /// A text in another encoding than UTF-8.
+    Encoded(&'static Encoding),
+    /// One JSON value that holds the rows, or JSON lines under that name; it may be compressed.
+    Json,
+    /// An Excel workbook.
+    Workbook,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,22 +39,52 @@ const ZSTD_WINDOW: u32 = 31;
 pub const CHUNK: usize = 1 << 18;
 
 impl Format {
+    /// By its name.
     pub fn from_path(path: &Path) -> Self {
-        match path.extension().and_then(|ending| ending.to_str()) {
-            Some("parquet") => Self::Parquet,
-            Some("gz") => Self::Compressed(Compression::Gzip),
-            Some("zst") => Self::Compressed(Compression::Zstd),
-            _ => Self::Plain,
+        match (text_ending(path), Compression::from_path(path)) {
+            (Some("json"), _) => Self::Json,
+            (_, Some(compression)) => Self::Compressed(compression),
+            (Some("parquet"), None) => Self::Parquet,
+            (Some("xlsx"), None) => Self::Workbook,
+            (_, None) => Self::Plain,
         }
+    }
+
+    /// By its name, and of a plain text by its bytes.
+    pub fn of_file(path: &Path) -> Self {
+        match Self::from_path(path) {
+            Self::Plain if matches!(text_ending(path), Some("csv" | "tsv" | "jsonl" | "txt")) => {
+                file_encoding(path).map_or(Self::Plain, Self::Encoded)
+            }
+            by_name => by_name,
+        }
+    }
+}
+
+impl Compression {
+    pub fn from_path(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "gz" => Some(Self::Gzip),
+            "zst" => Some(Self::Zstd),
+            _ => None,
+        }
+    }
+}
+
+/// The ending without that of a compression: `jsonl` of `train.jsonl` and of `train.jsonl.gz`.
+pub fn text_ending(path: &Path) -> Option<&str> {
+    match Compression::from_path(path) {
+        Some(_) => inner_ending(path),
+        None => path.extension()?.to_str(),
     }
 }
 
 /// The ending of a file with that of its compression: `jsonl.gz`.
 pub fn full_ending(path: &Path) -> Option<String> {
     let ending = path.extension()?.to_str()?;
-    match Format::from_path(path) {
-        Format::Compressed(_) => Some(format!("{}.{ending}", Path::new(path.file_stem()?).extension()?.to_str()?)),
-        Format::Plain | Format::Parquet => Some(ending.to_owned()),
+    match Compression::from_path(path) {
+        Some(_) => Some(format!("{}.{ending}", inner_ending(path)?)),
+        None => Some(ending.to_owned()),
     }
 }
 
@@ -93,17 +134,24 @@ impl FileSignature {
     }
 }
 
-/// Why what was found is not what the name says.
-pub fn disagreement(format: Format, found: FileSignature) -> Option<String> {
+/// Why what was found is not what the name says. `compression` is that of a JSON file.
+pub fn disagreement(format: Format, compression: Option<Compression>, found: FileSignature) -> Option<String> {
+    let format = match (format, compression) {
+        (Format::Json, Some(compression)) => Format::Compressed(compression),
+        (Format::Json | Format::Encoded(_), None) => Format::Plain,
+        (format, _) => format,
+    };
     let expected = match (format, found) {
         (Format::Plain, FileSignature::Other | FileSignature::EncryptedParquet)
         | (Format::Compressed(Compression::Gzip), FileSignature::Gzip)
         | (Format::Compressed(Compression::Zstd), FileSignature::Zstd)
+        | (Format::Workbook, FileSignature::Zip)
         | (Format::Parquet, FileSignature::Parquet) => return None,
         (Format::Parquet, FileSignature::EncryptedParquet) => {
             return Some("it is encrypted, and pipe has no keys; write it without encryption".to_owned());
         }
-        (Format::Plain, _) => "plain text",
+        (Format::Plain | Format::Encoded(_) | Format::Json, _) => "plain text",
+        (Format::Workbook, _) => "an Excel workbook",
         (Format::Compressed(Compression::Gzip), _) => FileSignature::Gzip.name(),
         (Format::Compressed(Compression::Zstd), _) => FileSignature::Zstd.name(),
         (Format::Parquet, _) => FileSignature::Parquet.name(),
@@ -112,7 +160,7 @@ pub fn disagreement(format: Format, found: FileSignature) -> Option<String> {
         FileSignature::Gzip => "; its name would end in .gz",
         FileSignature::Zstd => "; its name would end in .zst",
         FileSignature::Parquet | FileSignature::EncryptedParquet => "; its name would end in .parquet",
-        FileSignature::Zip => "; unpack it",
+        FileSignature::Zip => "; unpack it, or, if it is an Excel workbook, call it .xlsx",
         FileSignature::Other => "",
     };
     Some(format!("by its name {expected}, by its first bytes {}{ending}", found.name()))
@@ -149,19 +197,80 @@ pub fn content_size(path: &Path) -> Option<u64> {
 /// Bytes that are read of a file for a look at its rows: one endless line must not fill the memory.
 const LOOKED_AT: u64 = 64 << 20;
 
-/// The bytes with which a text file begins, decompressed where need be.
+/// The text with which a file begins, decompressed and decoded where need be.
 pub fn first_bytes(path: &Path) -> Option<Box<dyn Read>> {
     let file = File::open(path).ok()?;
-    match Format::from_path(path) {
-        Format::Plain => Some(Box::new(file.take(LOOKED_AT))),
-        Format::Compressed(compression) => Some(Box::new(decompress(compression, file).ok()?.take(LOOKED_AT))),
-        Format::Parquet => None,
-    }
+    let stream: Box<dyn Read> = match Compression::from_path(path) {
+        Some(compression) => Box::new(decompress(compression, file).ok()?.take(LOOKED_AT)),
+        None => match Format::of_file(path) {
+            Format::Encoded(encoding) => return Some(decoder(encoding, file.take(LOOKED_AT))),
+            _ => Box::new(file.take(LOOKED_AT)),
+        },
+    };
+    decode(stream).ok()
 }
 
 /// Whether `first_bytes` leaves out the end of a file. Of a compressed file its own size is compared.
 pub fn is_longer_than_read(path: &Path) -> bool {
-    Format::from_path(path) != Format::Parquet && path.metadata().is_ok_and(|meta| meta.len() > LOOKED_AT)
+    let is_text = !matches!(Format::from_path(path), Format::Parquet | Format::Workbook);
+    is_text && path.metadata().is_ok_and(|meta| meta.len() > LOOKED_AT)
+}
+
+/// Bytes of a stream that tell its encoding.
+const ENCODING_BYTES: u64 = 1 << 20;
+
+/// A text in UTF-8, whatever its encoding is by its first bytes.
+pub fn decode<'a>(mut stream: Box<dyn Read + 'a>) -> std::io::Result<Box<dyn Read + 'a>> {
+    let mut start = Vec::new();
+    stream.by_ref().take(ENCODING_BYTES).read_to_end(&mut start)?;
+    let encoding = encoding_of(&start);
+    let whole = Cursor::new(start).chain(stream);
+    Ok(match encoding {
+        Some(encoding) => decoder(encoding, whole),
+        None => Box::new(whole),
+    })
+}
+
+pub fn decoder<'a>(encoding: &'static Encoding, stream: impl Read + 'a) -> Box<dyn Read + 'a> {
+    Box::new(DecodeReaderBytesBuilder::new().encoding(Some(encoding)).build(stream))
+}
+
+/// The encoding of a text file, where it is not UTF-8 and can be told.
+fn file_encoding(path: &Path) -> Option<&'static Encoding> {
+    let file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    if length == 0 {
+        return None;
+    }
+    // SAFETY: a data set that another program shortens while it is read ends the process, as losing it would.
+    let bytes = unsafe { Mmap::map(&file) }.ok()?;
+    encoding_of(&bytes[..length.min(LOOKED_AT) as usize])
+}
+
+/// Bytes that mean nothing in windows-1252.
+const UNDEFINED: [u8; 5] = [0x81, 0x8d, 0x8f, 0x90, 0x9d];
+
+/// The encoding of a text that begins with `start`; nothing for UTF-8, and for what is damaged or unknown. UTF-16 is told by its
+/// byte order mark.
+fn encoding_of(start: &[u8]) -> Option<&'static Encoding> {
+    match start {
+        [0xff, 0xfe, ..] => return Some(UTF_16LE),
+        [0xfe, 0xff, ..] => return Some(UTF_16BE),
+        _ => {}
+    }
+    let valid = std::str::from_utf8(start).map_or_else(|error| error.valid_up_to(), str::len);
+    // The last character may be cut.
+    if start.len() - valid < 4 && start.len() as u64 >= ENCODING_BYTES || valid == start.len() {
+        return None;
+    }
+    let (mut multibyte, mut invalid) = (0, 0);
+    for chunk in start.utf8_chunks() {
+        multibyte += chunk.valid().chars().filter(|letter| !letter.is_ascii()).count();
+        invalid += usize::from(!chunk.invalid().is_empty());
+    }
+    let is_defined = || !start.iter().any(|byte| *byte == 0 || UNDEFINED.contains(byte));
+    // A text in UTF-8 with a few damaged bytes stays one.
+    (invalid > multibyte && is_defined()).then_some(WINDOWS_1252)
 }
 
 /// The name of threads that read untrusted files.
@@ -217,6 +326,9 @@ mod tests {
             ("x.y.csv.zst", Format::Compressed(Compression::Zstd), Some("csv.zst"), Some("csv")),
             ("part-0.parquet", Format::Parquet, Some("parquet"), None),
             ("archive.gz", Format::Compressed(Compression::Gzip), None, None),
+            ("a.json", Format::Json, Some("json"), None),
+            ("a.json.gz", Format::Json, Some("json.gz"), Some("json")),
+            ("a.xlsx", Format::Workbook, Some("xlsx"), None),
             ("noending", Format::Plain, None, None),
         ] {
             let path = Path::new(name);
@@ -243,10 +355,49 @@ mod tests {
             ),
             (gzip, b"{\"a\"", Some("by its name a gzip file, by its first bytes something else")),
             (Format::Parquet, b"PARE", Some("it is encrypted, and pipe has no keys; write it without encryption")),
-            (gzip, b"PK\x03\x04", Some("by its name a gzip file, by its first bytes a zip archive; unpack it")),
+            (
+                gzip,
+                b"PK\x03\x04",
+                Some(
+                    "by its name a gzip file, by its first bytes a zip archive; unpack it, or, if it is an Excel workbook, \
+                     call it .xlsx",
+                ),
+            ),
+            (Format::Workbook, b"PK\x03\x04", None),
+            (Format::Json, b"[{\"a\"", None),
+            (Format::Encoded(UTF_16LE), b"\xff\xfea\0", None),
+            (
+                Format::Workbook,
+                b"\xd0\xcf\x11\xe0",
+                Some("by its name an Excel workbook, by its first bytes something else"),
+            ),
         ] {
-            assert_eq!(disagreement(format, FileSignature::from_bytes(first)).as_deref(), want, "{format:?} {first:?}");
+            let found = disagreement(format, None, FileSignature::from_bytes(first));
+            assert_eq!(found.as_deref(), want, "{format:?} {first:?}");
         }
+    }
+
+    #[test]
+    fn encodings_are_told_by_the_bytes() {
+        let cases: [(&[u8], Option<&'static Encoding>); 9] = [
+            (b"plain", None),
+            ("Stra\u{df}e, caf\u{e9}".as_bytes(), None),
+            ("\u{feff}caf\u{e9}".as_bytes(), None),
+            (b"Stra\xdfe, caf\xe9", Some(WINDOWS_1252)),
+            (b"\x93quoted\x94", Some(WINDOWS_1252)),
+            (b"\xff\xfea\0", Some(UTF_16LE)),
+            (b"\xfe\xff\0a", Some(UTF_16BE)),
+            // Damaged UTF-8, and what is no text at all.
+            ("caf\u{e9} na\u{ef}ve ".as_bytes(), None),
+            (b"\xe9\0\x81", None),
+        ];
+        for (bytes, want) in cases {
+            assert_eq!(encoding_of(bytes), want, "{bytes:?}");
+        }
+        assert_eq!(encoding_of(&["caf\u{e9} na\u{ef}ve ".as_bytes(), b"\xff"].concat()), None);
+        let mut text = String::new();
+        decode(Box::new(&b"\xff\xfeh\0\xe9\0"[..])).unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "h\u{e9}");
     }
 
     #[test]

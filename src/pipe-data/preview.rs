@@ -1,6 +1,7 @@
 //! The beginning of a data file, whatever its format: what is wrong with it, its first rows with the names of columns, and how
 //! many rows there are.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -10,10 +11,14 @@ use pipe_spec::pipeline::Task;
 use serde_json::{Map, Value};
 
 use crate::columns::ColumnSelection;
+use crate::compressed::ReadError;
+use crate::conll;
 use crate::csv::CsvRecords;
-use crate::format::{self, FileSignature, Format, full_ending, guarded};
+use crate::format::{self, Compression, FileSignature, Format, full_ending, guarded};
 use crate::parquet::{self, ParquetTable};
+use crate::pictures::list_pictures;
 use crate::row::LONGEST_ROW;
+use crate::tables;
 
 /// Rows whose values are kept to look at.
 const KEPT: usize = 10_000;
@@ -41,16 +46,21 @@ pub struct DataTable {
     pub counted: bool,
     /// The folder of the file, which paths in it start from.
     pub folder: PathBuf,
+    /// Columns of lists and objects in Parquet, whose values are not looked at.
+    pub nested: Vec<String>,
+    /// Sentences about how the file is read.
+    pub notes: Vec<String>,
 }
 
 impl DataTable {
-    /// The preview of a file, or of the files of a folder; nothing where none can be read.
+    /// The preview of a file, of the files of a folder, or of the folders of pictures in it; nothing where none can be read.
     pub fn read(path: &Path) -> Option<Self> {
         if !path.is_dir() {
             return read_file(path);
         }
         let mut files = data_files(path).into_iter();
-        let mut table = read_file(&files.next()?)?;
+        let Some(first) = files.next() else { return classes(path) };
+        let mut table = read_file(&first)?;
         for more in files.filter_map(|file| read_file(&file)).filter(|more| more.names == table.names) {
             table.total += more.total;
             table.counted &= more.counted;
@@ -70,33 +80,82 @@ fn data_files(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_known = |path: &PathBuf| {
         let is_text = path.extension().is_none_or(|ending| ending != "safetensors");
-        is_text && path.file_name().is_some_and(|name| Task::Language.takes(&name.to_string_lossy()))
+        let takes = |name: &str| [Task::Language, Task::TokenLabels].iter().any(|task| task.takes_in_folder(name));
+        is_text && path.file_name().is_some_and(|name| takes(&name.to_string_lossy()))
     };
     let mut files: Vec<PathBuf> = files.filter(is_known).collect();
     files.sort();
     files
 }
 
+/// The pictures of folders whose names are classes, of which there are two at least.
+fn classes(folder: &Path) -> Option<DataTable> {
+    let pictures = list_pictures(folder).ok()?;
+    let classes: BTreeSet<&String> = pictures.iter().filter_map(|picture| picture.class.as_ref()).collect();
+    if classes.len() < 2 {
+        return None;
+    }
+    let mut table = DataTable::new(Layout::JsonLines, ["image", "label"].map(str::to_owned).to_vec());
+    table.folder = folder.to_owned();
+    pictures.into_iter().for_each(|picture| table.push(|| vec![picture.name.into(), picture.class.into()]));
+    Some(table)
+}
+
 fn read_file(path: &Path) -> Option<DataTable> {
     let ending = full_ending(path)?.to_ascii_lowercase();
     let mut table = match ending.as_str() {
         "parquet" => parquet(path)?,
+        "xlsx" => guarded(|| rows_of_table(path)).ok()??,
         // How a file is compressed says nothing about what is inside.
         ending => match ending.trim_end_matches(".gz").trim_end_matches(".zst") {
             "jsonl" => json_lines(lines(path)?),
+            "json" => rows_of_table(path)?,
             "csv" | "tsv" => separated(path)?,
-            "txt" => documents(lines(path)?),
+            "txt" if !conll::is_conll(lines(path)?) => documents(lines(path)?),
+            "conll" | "bio" | "txt" => sentences(lines(path)?),
             _ => return None,
         },
     };
     table.folder = path.parent().unwrap_or(Path::new("")).to_owned();
     table.counted &= !format::is_longer_than_read(path);
+    table.notes = notes(path);
     Some(table)
+}
+
+/// Sentences about how a file is read, where that is unusual: its encoding, and a first line without names.
+pub fn notes(path: &Path) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Format::Encoded(encoding) = Format::of_file(path) {
+        notes.push(format!("the file is in {}, not UTF-8: pipe converts it", encoding.name()));
+    }
+    if matches!(format::text_ending(path), Some("csv" | "tsv"))
+        && let Some(start) = format::first_bytes(path)
+        && let Ok(records) = CsvRecords::from_stream(path, start, LONGEST_ROW)
+    {
+        notes.extend(records.first_line_note());
+    }
+    notes
 }
 
 impl DataTable {
     fn new(layout: Layout, names: Vec<String>) -> Self {
-        Self { layout, names, rows: Vec::new(), total: 0, counted: true, folder: PathBuf::new() }
+        let (rows, nested, notes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { layout, names, rows, total: 0, counted: true, folder: PathBuf::new(), nested, notes }
+    }
+
+    fn push_object(&mut self, mut object: Map<String, Value>) {
+        let new: Vec<String> = object.keys().filter(|key| !self.names.contains(key)).cloned().collect();
+        self.names.extend(new);
+        let names = std::mem::take(&mut self.names);
+        self.push(|| names.iter().map(|name| object.remove(name).unwrap_or_default()).collect());
+        self.names = names;
+    }
+
+    /// Rows that came before a new column have none of it.
+    fn square(mut self) -> Self {
+        let width = self.names.len();
+        self.rows.iter_mut().for_each(|row| row.resize(width, Value::Null));
+        self
     }
 
     fn push(&mut self, row: impl FnOnce() -> Vec<Value>) {
@@ -125,15 +184,29 @@ fn json_lines(lines: impl Iterator<Item = String>) -> DataTable {
             table.total += 1;
             continue;
         }
-        let mut object: Map<String, Value> = serde_json::from_str(&line).unwrap_or_default();
-        let new: Vec<String> = object.keys().filter(|key| !table.names.contains(key)).cloned().collect();
-        table.names.extend(new);
-        let row = table.names.iter().map(|name| object.remove(name).unwrap_or_default()).collect();
-        table.push(|| row);
+        table.push_object(serde_json::from_str(&line).unwrap_or_default());
     }
-    let width = table.names.len();
-    table.rows.iter_mut().for_each(|row| row.resize(width, Value::Null));
-    table
+    table.square()
+}
+
+/// The rows of a JSON value or of a workbook, whatever can be read of them. Rows without lists and objects are a table.
+fn rows_of_table(path: &Path) -> Option<DataTable> {
+    let mut table = DataTable::new(Layout::Table, Vec::new());
+    let mut push = |row: Map<String, Value>| {
+        if row.values().any(|value| value.is_array() || value.is_object()) {
+            table.layout = Layout::JsonLines;
+        }
+        table.push_object(row);
+        Ok::<(), ReadError>(())
+    };
+    let read = match Format::from_path(path) {
+        Format::Json => tables::json_rows(format::first_bytes(path)?, &mut push),
+        _ => tables::read(path, &|_| (), &mut push),
+    };
+    if let Err(ReadError::File(message)) = read {
+        tracing::debug!("{}: {message}", path.display());
+    }
+    (table.total > 0).then(|| table.square())
 }
 
 fn separated(path: &Path) -> Option<DataTable> {
@@ -141,7 +214,8 @@ fn separated(path: &Path) -> Option<DataTable> {
     let cells = |record: &ByteRecord| -> Vec<String> {
         record.iter().map(|cell| String::from_utf8_lossy(cell).into_owned()).collect()
     };
-    let names: Vec<String> = records.next_bytes().and_then(Result::ok).as_ref().map(cells).unwrap_or_default();
+    let names: Vec<String> =
+        records.headers().map_or_else(|_| Vec::new(), |names| names.iter().map(str::to_owned).collect());
     let width = names.len();
     let mut table = DataTable::new(Layout::Table, names.iter().map(|name| name.trim().to_owned()).collect());
     while let Some(Ok(record)) = records.next_bytes() {
@@ -169,11 +243,31 @@ fn documents(lines: impl Iterator<Item = String>) -> DataTable {
     table
 }
 
+/// Sentences of a CoNLL file. One that cannot be read is left out; `pipe check` names it.
+fn sentences(lines: impl Iterator<Item = String>) -> DataTable {
+    let mut table = DataTable::new(Layout::JsonLines, [conll::TOKENS, conll::TAGS].map(str::to_owned).to_vec());
+    let mut sentence: Vec<String> = Vec::new();
+    for line in lines.filter(|line| !line.starts_with(conll::DOCUMENT)).chain([String::new()]) {
+        if !line.trim().is_empty() {
+            sentence.push(line);
+            continue;
+        }
+        if let Ok((tokens, Some(tags))) = conll::sentence(sentence.iter().map(String::as_str))
+            && !tokens.is_empty()
+        {
+            table.push(|| vec![Value::Array(tokens), Value::Array(tags)]);
+        }
+        sentence.clear();
+    }
+    table
+}
+
 fn parquet(path: &Path) -> Option<DataTable> {
     let preview = guarded(|| parquet::preview(path, KEPT)).ok().flatten()?;
     let mut table = DataTable::new(Layout::Table, preview.names);
     table.rows = preview.rows.into_iter().map(|row| row.into_iter().map(Value::from).collect()).collect();
     table.total = preview.total;
+    table.nested = preview.nested;
     Some(table)
 }
 
@@ -186,11 +280,12 @@ pub fn check(path: &Path, selection: &ColumnSelection) -> Result<(), String> {
     }
     let mut file = File::open(path).map_err(|error| error.to_string())?;
     let found = FileSignature::read(&mut file).map_err(|error| error.to_string())?;
-    if let Some(why) = format::disagreement(stored, found) {
+    if let Some(why) = format::disagreement(stored, Compression::from_path(path), found) {
         return Err(why);
     }
     match stored {
-        Format::Plain => Ok(()),
+        Format::Plain | Format::Encoded(_) | Format::Json => Ok(()),
+        Format::Workbook => guarded(|| first_row(path)).unwrap_or_else(Err),
         Format::Compressed(compression) => {
             let file = File::open(path).map_err(|error| error.to_string())?;
             let first = format::decompress(compression, file).and_then(|stream| stream.take(1).read(&mut [0]));
@@ -200,6 +295,28 @@ pub fn check(path: &Path, selection: &ColumnSelection) -> Result<(), String> {
             }
         }
         Format::Parquet => guarded(|| ParquetTable::open(path, selection).map(drop)).unwrap_or_else(Err),
+    }
+}
+
+/// Why no row of a file can be read, where more is known than that there are none.
+pub fn unreadable(path: &Path) -> Option<String> {
+    if !matches!(Format::from_path(path), Format::Json | Format::Workbook) {
+        return None;
+    }
+    guarded(|| first_row(path)).unwrap_or_else(Err).err()
+}
+
+/// Whether a JSON value or a workbook has a row.
+fn first_row(path: &Path) -> Result<(), String> {
+    let mut is_there = false;
+    let read = tables::read(path, &|_| (), &mut |_| {
+        is_there = true;
+        Err(ReadError::Stopped)
+    });
+    match read {
+        Err(ReadError::File(message)) => Err(message),
+        _ if is_there => Ok(()),
+        _ => Err("it has no rows".to_owned()),
     }
 }
 
@@ -221,7 +338,11 @@ mod tests {
             std::io::Write::write_all(&mut encoder, text.as_bytes()).unwrap();
             encoder.finish().unwrap()
         };
-        let cases: [(&str, Vec<u8>); 6] = [
+        let utf_16 = |text: &str| {
+            let units = std::iter::once(0xfeff).chain(text.encode_utf16());
+            units.flat_map(u16::to_le_bytes).collect::<Vec<u8>>()
+        };
+        let cases: [(&str, Vec<u8>); 8] = [
             ("a.csv", b"note,kind\r\n\"two\nlines, one cell\",b\r\nc,d\r\n".to_vec()),
             ("a.csv", "\u{feff}note;kind\n\"two\nlines, one cell\";b\nc;d\n".into()),
             ("a.tsv", b"note\tkind\n\"two\nlines, one cell\"\tb\nc\td\n".to_vec()),
@@ -232,6 +353,8 @@ mod tests {
             ),
             ("a.csv.gz", gzip("note,kind\n\"two\nlines, one cell\",b\nc,d\n")),
             ("a.csv.zst", zstd::encode_all(&b"note,kind\n\"two\nlines, one cell\",b\nc,d\n"[..], 3).unwrap()),
+            ("a.json", br#"[{"note": "two\nlines, one cell", "kind": "b"}, {"kind": "d", "note": "c"}]"#.to_vec()),
+            ("a.csv", utf_16("note,kind\n\"two\nlines, one cell\",b\nc,d\n")),
         ];
         for (name, bytes) in cases {
             let table = read(name, &bytes);
@@ -239,6 +362,20 @@ mod tests {
             assert_eq!(table.rows, [["two\nlines, one cell", "b"], ["c", "d"]], "{name}");
             assert_eq!((table.total, table.counted), (2, true), "{name}");
         }
+    }
+
+    #[test]
+    fn what_is_unusual_is_said() {
+        let table = read("a.csv", b"caf\xe9;kind\nStra\xdfe;b\n");
+        assert_eq!(table.rows, [["Stra\u{df}e", "b"]]);
+        assert_eq!((table.names[0].as_str(), table.notes.len()), ("caf\u{e9}", 1));
+        assert_eq!(table.notes[0], "the file is in windows-1252, not UTF-8: pipe converts it");
+        let table = read("a.csv", b"3,2,x,y\n1.5,2,0\n");
+        assert_eq!(
+            (table.total, table.names.as_slice()),
+            (1, &["column1", "column2", "column3"].map(str::to_owned)[..])
+        );
+        assert_eq!(table.notes.len(), 1);
     }
 
     #[test]
@@ -254,6 +391,15 @@ mod tests {
         let table = read("a.txt", b"One\ntwo\n\n\nthree");
         assert_eq!((table.total, table.names.as_slice()), (2, &["text".to_owned()][..]));
         assert_eq!(table.rows[0], ["One\ntwo\n"]);
+    }
+
+    #[test]
+    fn sentences_of_a_conll_file() {
+        for name in ["a.conll", "a.txt"] {
+            let table = read(name, b"-DOCSTART- O\n\nEU B-ORG\nrejects O\n\nPeter B-PER\n");
+            assert_eq!((table.total, table.names.join(" ")), (2, "tokens tags".to_owned()), "{name}");
+            assert_eq!(table.rows[0], [serde_json::json!(["EU", "rejects"]), serde_json::json!(["B-ORG", "O"])]);
+        }
     }
 
     #[test]

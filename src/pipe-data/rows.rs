@@ -2,6 +2,7 @@
 //! rows of a table, or a plain text with blank lines between documents.
 
 use std::borrow::Cow;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,8 @@ use pipe_spec::pipeline::Paths;
 use pipe_spec::text::human_bytes;
 use serde_json::Value;
 
-use crate::csv::{CsvFile, CsvRecords, StringRecord};
+use crate::conll::ConllFile;
+use crate::csv::{CsvFile, CsvRecords, NOT_UTF_8, StringRecord};
 use crate::jsonl::JsonlFile;
 use crate::row::{DataError, Place, kind};
 
@@ -24,11 +26,14 @@ pub struct Rows {
     files: Vec<File>,
     /// The columns that are read, in the order of what `values` returns.
     columns: Vec<String>,
+    /// The rows that are left, where some were left out, by their numbers in all files.
+    kept: Option<Vec<usize>>,
 }
 
 enum File {
     Jsonl(JsonlFile),
     Csv(CsvFile),
+    Conll(ConllFile),
 }
 
 impl Rows {
@@ -40,7 +45,24 @@ impl Rows {
     ) -> Result<Self, E> {
         let columns: Vec<String> = columns.iter().map(|name| (*name).to_owned()).collect();
         let open = |path: &String| File::open(Path::new(path), &columns, &next);
-        Ok(Self { files: paths.0.iter().map(open).collect::<Result<_, _>>()?, columns })
+        Ok(Self { files: paths.0.iter().map(open).collect::<Result<_, _>>()?, columns, kept: None })
+    }
+
+    /// Leaves out rows, which are sorted: the others are counted anew.
+    pub fn leave_out(&mut self, rows: &[usize]) {
+        if !rows.is_empty() {
+            self.kept = Some((0..self.len()).filter(|row| rows.binary_search(row).is_err()).collect());
+        }
+    }
+
+    /// The number of a row in all files, counted from 0.
+    pub fn number(&self, index: usize) -> usize {
+        self.kept.as_ref().map_or(index, |kept| kept[index])
+    }
+
+    /// The index of the row that has this number; nothing where it was left out.
+    pub fn index_of(&self, number: usize) -> Option<usize> {
+        self.kept.as_ref().map_or(Some(number), |kept| kept.binary_search(&number).ok())
     }
 
     pub fn columns(&self) -> &[String] {
@@ -48,7 +70,7 @@ impl Rows {
     }
 
     pub fn len(&self) -> usize {
-        self.files.iter().map(File::len).sum()
+        self.kept.as_ref().map_or_else(|| self.files.iter().map(File::len).sum(), Vec::len)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -61,6 +83,7 @@ impl Rows {
         let values = match file {
             File::Jsonl(file) => file.row(place, &self.columns)?,
             File::Csv(file) => file.row(place),
+            File::Conll(file) => file.row(place, &self.columns)?,
         };
         for (column, value) in values.iter().enumerate() {
             if let Some(Value::String(text)) = value
@@ -96,6 +119,7 @@ impl Rows {
         let name = &self.columns[column];
         let message = match found {
             Some(value) => format!("field {name:?} holds {}, not {wanted}", kind(value)),
+            None if self.names(index).contains(name) => format!("field {name:?} holds null, not {wanted}"),
             None => format!("no field {name:?}; it has: {}", self.names(index).join(", ")),
         };
         self.fail(index, message)
@@ -105,6 +129,11 @@ impl Rows {
     pub fn fail(&self, index: usize, message: String) -> DataError {
         let (path, line) = self.line(index);
         DataError { path, line: Some(line), message }
+    }
+
+    /// Whether a number of this row may have a decimal comma.
+    pub fn has_decimal_commas(&self, index: usize) -> bool {
+        matches!(self.find(index).0, File::Csv(file) if file.has_decimal_commas())
     }
 
     /// The file of a row.
@@ -123,6 +152,7 @@ impl Rows {
         match file {
             File::Jsonl(file) => (file.path().to_owned(), file.line_number(index)),
             File::Csv(file) => (file.path().to_owned(), file.line_number(index)),
+            File::Conll(file) => (file.path().to_owned(), file.line_number(index)),
         }
     }
 
@@ -131,11 +161,31 @@ impl Rows {
         match file {
             File::Jsonl(file) => file.names(index),
             File::Csv(file) => file.names().to_vec(),
+            File::Conll(file) => file.names(),
         }
     }
 
+    /// The names of all columns of all files: as a table has them, those of JSON lines by the alphabet.
+    pub fn all_names(&self) -> Vec<String> {
+        let mut all: Vec<String> = Vec::new();
+        for file in &self.files {
+            let names = match file {
+                File::Csv(file) => file.names().to_vec(),
+                File::Conll(file) => file.names(),
+                File::Jsonl(file) => {
+                    let rows = (0..file.len()).flat_map(|row| file.names(row));
+                    rows.collect::<BTreeSet<String>>().into_iter().collect()
+                }
+            };
+            all.extend(names.into_iter().filter(|name| !name.is_empty()));
+        }
+        let mut known = HashSet::new();
+        all.retain(|name| known.insert(name.clone()));
+        all
+    }
+
     fn find(&self, index: usize) -> (&File, usize) {
-        let mut index = index;
+        let mut index = self.number(index);
         for file in &self.files {
             if index < file.len() {
                 return (file, index);
@@ -155,6 +205,7 @@ impl File {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("jsonl") => Ok(Self::Jsonl(JsonlFile::open(path)?)),
             Some("csv" | "tsv") => CsvFile::open(path, columns, next).map(Self::Csv),
+            Some("conll" | "bio" | "txt") => Ok(Self::Conll(ConllFile::open(path)?)),
             ending => {
                 let message = format!("rows in .{} files: not available yet", ending.unwrap_or_default());
                 Err(DataError::new(path, None, message).into())
@@ -166,6 +217,7 @@ impl File {
         match self {
             Self::Jsonl(file) => file.path(),
             Self::Csv(file) => file.path(),
+            Self::Conll(file) => file.path(),
         }
     }
 
@@ -173,6 +225,7 @@ impl File {
         match self {
             Self::Jsonl(file) => file.len(),
             Self::Csv(file) => file.len(),
+            Self::Conll(file) => file.len(),
         }
     }
 }
@@ -219,6 +272,14 @@ impl Documents {
             Self::Rows(rows) => rows.texts(index).map(|[text]| Cow::Owned(text)),
         }
     }
+
+    /// The same, and nothing where a row has none.
+    pub fn text_if_any(&self, index: usize) -> Result<Option<Cow<'_, str>>, DataError> {
+        match self {
+            Self::Rows(rows) if matches!(rows.values(index)?[..], [None | Some(Value::Null)]) => Ok(None),
+            _ => self.text(index).map(Some),
+        }
+    }
 }
 
 /// A plain text, mapped into memory.
@@ -256,7 +317,7 @@ impl PlainText {
         std::str::from_utf8(&self.bytes[range.clone()]).map_err(|error| {
             let before = &self.bytes[..range.start + error.valid_up_to()];
             let line = before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
-            DataError::new(&self.path, Some(line), "not UTF-8")
+            DataError::new(&self.path, Some(line), NOT_UTF_8)
         })
     }
 }

@@ -13,7 +13,7 @@ use parquet::schema::parser::parse_message_type;
 use pipe_spec::pipeline::{Data, Task};
 
 use crate::compressed::{self, ReadError, RowSink, Stopped};
-use crate::{ColumnSelection, Compression, ParquetTable};
+use crate::{ColumnSelection, ParquetTable};
 
 /// Counts the bytes that this thread has on the heap: other tests run beside it.
 struct Counting;
@@ -239,7 +239,7 @@ fn a_line_that_is_too_long_is_not_written_out() {
         }
         drop(file);
         let mut sink = Lines { drops: true, ..Lines::default() };
-        let result = compressed::copy(&path, Compression::Zstd, &|_| (), &mut sink);
+        let result = compressed::copy(&path, &|_| (), &mut sink);
         (result.map_err(|error| format!("{error:?}")), sink.dropped)
     };
     let long = 64 << 20;

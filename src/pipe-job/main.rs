@@ -6,10 +6,13 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, PipeReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use libc::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, c_int, pid_t};
@@ -19,6 +22,12 @@ const REST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Between two looks at processes that have to end.
 const INTERVAL: Duration = Duration::from_millis(20);
+
+/// Between two tries to write output to a disk that is full.
+const FULL_DISK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long output may still come once all processes of the job have ended.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The signals that are passed on. SIGQUIT is not: it ends all processes of the job at once.
 const PASSED_ON: [c_int; 5] = [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2];
@@ -107,6 +116,8 @@ struct Job<'a> {
     /// How the leader ended, and when.
     ended: Option<(u8, Instant)>,
     stop_requested: Option<Instant>,
+    /// Copies what the job writes to the file of its output.
+    copier: Option<JoinHandle<()>>,
 }
 
 impl<'a> Job<'a> {
@@ -117,15 +128,23 @@ impl<'a> Job<'a> {
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
         let mut command = Command::new(&options.program);
         command.args(&options.args).process_group(0);
+        let mut output = None;
         if let Some(path) = &options.output {
-            let file = File::options().create(true).append(true).open(path)?;
-            command.stdout(file.try_clone()?).stderr(file);
+            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+            let file = File::options().create(true).append(true).custom_flags(flags).open(path)?;
+            // A program that opens /dev/stderr must not empty the file: it gets a pipe.
+            let (reader, writer) = io::pipe()?;
+            command.stdout(writer.try_clone()?).stderr(writer);
+            output = Some((reader, file));
             println!("the output of this job is in {}", path.display());
         }
         set_up_child(&mut command);
         // Dropped without waiting: `reap` takes all children.
         let child = command.spawn()?;
-        Ok(Self { options, leader: child.id().cast_signed(), ended: None, stop_requested: None })
+        // The command holds the other end of the pipe.
+        drop(command);
+        let copier = output.map(|(reader, file)| std::thread::spawn(move || copy(reader, file)));
+        Ok(Self { options, leader: child.id().cast_signed(), ended: None, stop_requested: None, copier })
     }
 
     /// Waits for the leader and for what it leaves behind; returns the exit code of the leader.
@@ -141,7 +160,26 @@ impl<'a> Job<'a> {
             kill_all();
             std::thread::sleep(INTERVAL);
         }
+        self.finish_output();
         self.ended.map_or(128 + SIGKILL as u8, |(code, _)| code)
+    }
+
+    /// Waits until all output is in its file. A full disk is waited for as long as the job may take to stop.
+    fn finish_output(&mut self) {
+        let Some(copier) = self.copier.take() else { return };
+        let began = Instant::now();
+        while !copier.is_finished() {
+            let is_full = DISK_IS_FULL.load(Ordering::Relaxed);
+            match self.next_signal() {
+                Some(SIGQUIT) => return,
+                Some(SIGTERM | SIGINT) => drop(self.stop_requested.get_or_insert_with(Instant::now)),
+                _ => {}
+            }
+            let is_overdue = self.stop_requested.is_some() && self.is_overdue();
+            if is_overdue || (!is_full && began.elapsed() > OUTPUT_TIMEOUT) {
+                return;
+            }
+        }
     }
 
     /// Whether what is left of the job has had its time: after the request to stop, or after the end of the leader.
@@ -211,6 +249,36 @@ impl<'a> Job<'a> {
     }
 }
 
+/// Whether output waits for room on its disk.
+static DISK_IS_FULL: AtomicBool = AtomicBool::new(false);
+
+/// Copies output until nobody can write any more. The job waits while its disk is full.
+fn copy(mut reader: PipeReader, mut file: File) {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let mut rest = match reader.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(read) => &buffer[..read],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => return,
+        };
+        while !rest.is_empty() {
+            match file.write(rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {
+                    DISK_IS_FULL.store(true, Ordering::Relaxed);
+                    std::thread::sleep(FULL_DISK_INTERVAL);
+                    continue;
+                }
+                // Nobody can be told; the job goes on, and what it writes is taken away.
+                Err(_) => rest = &[],
+            }
+            DISK_IS_FULL.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The program starts with no signal blocked. The kernel kills it if this process is killed, so that nobody is left without a reaper.
 fn set_up_child(command: &mut Command) {
     let (parent, set) = (std::process::id(), signal_set());
@@ -265,7 +333,9 @@ impl Record {
         let text = format!("{{\"exit_code\": {}, \"oom_kills\": {}, \"error\": {error}}}\n", self.code, self.oom_kills);
         let mut new = path.as_os_str().to_owned();
         new.push(".new");
-        let mut file = File::create(&new)?;
+        // The job may have put a link or a pipe there.
+        let _ = std::fs::remove_file(&new);
+        let mut file = File::options().write(true).create_new(true).open(&new)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, path)

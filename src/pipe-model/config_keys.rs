@@ -7,7 +7,7 @@ use thiserror::Error;
 /// overflows a product.
 fn most(key: &str) -> i64 {
     match key {
-        "num_layers" | "num_decoder_layers" | "num_hidden_layers" | "n_layers" | "lstm_layers" => 1 << 12,
+        "depths" | "num_layers" | "num_decoder_layers" | "num_hidden_layers" | "n_layers" | "lstm_layers" => 1 << 12,
         "vocab_size" => 1 << 26,
         "max_position_embeddings" | "max_relative_positions" | "max_seq_len" | "sequence_length" => 1 << 24,
         "image_size" => 1 << 14,

@@ -41,6 +41,36 @@ impl Listed {
         self.push(&format!("{path}.bias"), &shape[..shape.len() - 1], Init::Constant(0.0));
     }
 
+    /// Weight and bias as torch begins a linear layer or an LSTM of `inputs` inputs.
+    pub fn torch_linear(&mut self, path: &str, outputs: i64, inputs: i64) {
+        self.uniform(&format!("{path}.weight"), &[outputs, inputs], inputs);
+        self.uniform(&format!("{path}.bias"), &[outputs], inputs);
+    }
+
+    /// Evenly up to inputs^-0.5.
+    pub fn uniform(&mut self, name: &str, shape: &[i64], inputs: i64) {
+        self.push(name, shape, Init::Uniform { bound: (inputs as f64).powf(-0.5) });
+    }
+
+    /// A norm with the mean and variance that it remembers, and how many batches it has seen.
+    pub fn batch_norm(&mut self, path: &str, channels: i64) {
+        self.norm(path, channels);
+        let state = [
+            ("running_mean", vec![channels], Init::Constant(0.0)),
+            ("running_var", vec![channels], Init::Constant(1.0)),
+            ("num_batches_tracked", Vec::new(), Init::Count),
+        ];
+        for (name, shape, init) in state {
+            self.0.push(Parameter { trained: false, ..Parameter::new(format!("{path}.{name}"), &shape, init) });
+        }
+    }
+
+    /// Counts have 8 bytes each: they come first, so that they begin at whole 8 bytes of a file.
+    pub fn counts_first(mut self) -> Vec<Parameter> {
+        self.0.sort_by_key(|parameter| parameter.init != Init::Count);
+        self.0
+    }
+
     /// A norm with weight and bias.
     pub fn norm(&mut self, path: &str, width: i64) {
         self.push(&format!("{path}.weight"), &[width], Init::Constant(1.0));

@@ -19,6 +19,9 @@ pub fn architecture(arch: Arch) -> &'static Architecture {
         Arch::HybridCnnLstm => &crate::hybrid_cnn_lstm::ARCHITECTURE,
         Arch::MuSota => &crate::mu_sota::ARCHITECTURE,
         Arch::BagOfWords => &crate::bag_of_words::ARCHITECTURE,
+        Arch::Tabular => &crate::tabular::ARCHITECTURE,
+        Arch::ResNet => &crate::resnet::ARCHITECTURE,
+        Arch::Vit => &crate::vit::ARCHITECTURE,
     }
 }
 

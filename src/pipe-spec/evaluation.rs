@@ -13,12 +13,15 @@ pub struct EvaluationDetails {
     pub classes: Option<ClassDetails>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub retrieval: Vec<RetrievalExample>,
+    /// The wrong predictions of a classifier, the surest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mistakes: Vec<Mistake>,
 }
 
 impl EvaluationDetails {
     /// Whether it says nothing but its step.
     pub fn is_empty(&self) -> bool {
-        self.classes.is_none() && self.retrieval.is_empty()
+        self.classes.is_none() && self.retrieval.is_empty() && self.mistakes.is_empty()
     }
 }
 
@@ -129,6 +132,31 @@ pub struct RetrievedCaption {
     pub score: f64,
     /// Whether it is the text that belongs to the picture, or has the same words.
     pub right: bool,
+}
+
+/// A row of the evaluation data for which a classifier was sure of a wrong class.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Mistake {
+    /// The first and the last row of the data that the sample is made of, counted from 1.
+    pub rows: [u64; 2],
+    /// The beginning of its text.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub text: String,
+    /// A small PNG of what the model sees, in base64.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub picture: String,
+    /// The name of its class.
+    pub class: String,
+    pub predicted: String,
+    /// The probability that the model gave to `predicted`.
+    pub confidence: f64,
+}
+
+impl Mistake {
+    pub const MOST: usize = 8;
+    /// Characters of a text.
+    pub const TEXT: usize = 300;
 }
 
 #[cfg(test)]

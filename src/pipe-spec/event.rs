@@ -222,8 +222,46 @@ pub struct Eval {
     pub loss: f64,
     pub samples: u64,
     pub ms: f64,
+    /// Absent in events of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headline: Option<Headline>,
     #[serde(flatten)]
     pub scores: Scores,
+}
+
+/// The score that says best how good a model is, and the same score of an answer that ignores the input.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Headline {
+    /// The name of one of the scores: `accuracy`.
+    pub metric: String,
+    /// Rows, texts, pictures or tokens that it is counted over.
+    pub rows: u64,
+    /// How many classes these rows have, where classes are predicted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<Baseline>,
+}
+
+/// An answer that ignores the input.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Baseline {
+    /// The answer in words: `always answering Billing`.
+    pub name: String,
+    pub value: f64,
+}
+
+impl Headline {
+    pub fn new(metric: &str, rows: u64) -> Self {
+        Self { metric: metric.to_owned(), rows, ..Self::default() }
+    }
+
+    /// With the score of an answer that ignores the input, where that is a number.
+    pub fn against(self, name: impl Into<String>, value: f64) -> Self {
+        Self { baseline: value.is_finite().then(|| Baseline { name: name.into(), value }), ..self }
+    }
 }
 
 impl Eval {

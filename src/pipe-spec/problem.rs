@@ -24,6 +24,9 @@ impl fmt::Display for Problem {
     }
 }
 
+/// Characters of a message: what it repeats of a file that is no pipeline may be any text.
+const LONGEST: usize = 2000;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
 
@@ -35,7 +38,11 @@ impl Problems {
     }
 
     pub fn push(&mut self, line: Option<u64>, path: &str, message: impl Into<String>) {
-        self.0.push(Problem { line, path: path.to_owned(), message: message.into() });
+        let bounded = |text: String| match text.char_indices().nth(LONGEST) {
+            None => text,
+            Some((end, _)) => format!("{}...", &text[..end]),
+        };
+        self.0.push(Problem { line, path: bounded(path.to_owned()), message: bounded(message.into()) });
     }
 
     pub fn is_empty(&self) -> bool {

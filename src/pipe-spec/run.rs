@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use crate::attempt::{Attempt, Cause, JobEnd, LogPosition, Outcome};
+use crate::event::Baseline;
 use crate::pipeline::{Metric, WorkKind};
 pub use crate::run_folder::{AttemptFolder, JobFolder, RunFolder, checkpoint_name};
 pub use crate::stage_state::{StageState, StageStatus};
@@ -246,10 +247,34 @@ pub struct RunResult {
     /// The evaluation where `metric` is best.
     pub best: Option<Evaluation>,
     pub last: Option<Evaluation>,
+    /// How good the model is, of the same evaluation as `value`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer: Option<Answer>,
     /// The step that the exported model is from.
     pub model_step: Option<u64>,
     /// Why `train.early_stop` ended the training, if it did.
     pub stopped_early: Option<String>,
+}
+
+/// How good a model is, against an answer that ignores the input.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Answer {
+    /// The metric, such as `eval.accuracy`, or `loss`, that of the training.
+    pub metric: String,
+    pub value: f64,
+    /// The step after which it was measured.
+    pub step: u64,
+    /// The rows that it is counted over, as in the `eval` event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<Baseline>,
+    /// Whether the model is better than the baseline, or the training loss fell; absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learned: Option<bool>,
 }
 
 /// One evaluation.

@@ -48,7 +48,12 @@ pub fn generate(args: &GenerateArgs) -> Result<(), TrainerError> {
             // Together, so that the space between the two is right.
             tokens.decode(&[prompt, rest].concat())?
         }
-        TaskData::Classification { .. } | TaskData::Contrastive { .. } | TaskData::TimeSeries { .. } => {
+        TaskData::Classification { .. }
+        | TaskData::Contrastive { .. }
+        | TaskData::TimeSeries { .. }
+        | TaskData::TokenLabels { .. }
+        | TaskData::Table { .. }
+        | TaskData::PictureClasses { .. } => {
             return Err(no_generator());
         }
     };

@@ -1,7 +1,7 @@
 //! `pipe-trainer inspect`: opens the data of a training as the training would, and prints what is in it. Trains nothing; of weights
 //! it reads names and shapes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
             .count(&Reader { source, pool: Arc::clone(&pool) })
     };
     let (train, eval) = (split(sources.train)?, sources.eval.map(split).transpose()?);
-    let inspection = Inspection { train, eval, steps, step_parts };
+    let inspection = Inspection { train, eval, steps, step_parts, notices: sources.notices };
     let text = serde_json::to_string(&inspection).expect("it is plain data");
     let write = writeln!(std::io::stdout(), "{text}");
     write.map_err(|source| TrainerError::Io { path: "stdout".into(), source })
@@ -96,7 +96,8 @@ impl Counter<'_> {
         let mut lengths: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         let mut split = Split { rows: rows as u64, ..Split::default() };
         split.classes = self.classes.iter().map(|name| ClassCount { name: name.clone(), rows: 0 }).collect();
-        let has_pictures = matches!(self.task_data, TaskData::Contrastive { .. });
+        let has_pictures = self.task_data.task().reads_pictures();
+        let has_classes = has_pictures && !self.classes.is_empty();
         let most = if has_pictures { MOST_PICTURES } else { MOST_ROWS };
         let indices = spread(rows, most);
         for chunk in indices.chunks(CHUNK) {
@@ -108,15 +109,23 @@ impl Counter<'_> {
                     Column::Tokens(tokens) if !ALIGNED_COLUMNS.contains(name) => {
                         lengths.entry(name).or_default().push(tokens.len());
                     }
-                    Column::Whole(class) if *name == "labels" => {
-                        if let Some(found) = usize::try_from(*class).ok().and_then(|class| split.classes.get_mut(class))
-                        {
-                            found.rows += 1;
-                        }
+                    Column::Whole(class) if *name == "labels" && !has_classes => count(&mut split, *class),
+                    Column::Values { values, .. } if *name == "labels" => {
+                        let applies = split.classes.iter_mut().zip(values).filter(|(_, applies)| **applies > 0.0);
+                        applies.for_each(|(class, _)| class.rows += 1);
+                    }
+                    Column::PerToken(labels) if *name == "labels" => {
+                        let classes: BTreeSet<usize> =
+                            labels.iter().filter_map(|label| usize::try_from(*label).ok()).collect();
+                        classes.into_iter().for_each(|class| count(&mut split, class as i64));
                     }
                     _ => {}
                 }
             }
+        }
+        // The class of a picture is known without decoding it.
+        for row in (0..rows).filter(|_| has_classes) {
+            reader.source.class_of(row)?.into_iter().for_each(|class| count(&mut split, class));
         }
         // Every row of a language model is cut out of the text to the same length.
         if !matches!(self.task_data, TaskData::Language { .. }) {
@@ -134,7 +143,11 @@ impl Counter<'_> {
             TaskData::Classification { max_length: most, .. } | TaskData::Contrastive { max_length: most, .. } => {
                 ("text", max_length.get().min(*most))
             }
-            TaskData::TimeSeries { .. } | TaskData::Language { .. } => ("text", max_length.get()),
+            TaskData::TokenLabels { max_length: most, .. } => ("tokens", max_length.get().min(*most)),
+            TaskData::TimeSeries { .. }
+            | TaskData::Language { .. }
+            | TaskData::Table { .. }
+            | TaskData::PictureClasses { .. } => ("text", max_length.get()),
         };
         let longest = lengths.last().copied().unwrap_or(0);
         let at_limit = lengths.iter().rev().take_while(|length| **length >= limit as usize).count();
@@ -145,6 +158,13 @@ impl Counter<'_> {
             longest: longest as u64,
             at_limit: at_limit as u64,
         }
+    }
+}
+
+/// Counts a row of a class.
+fn count(split: &mut Split, class: i64) {
+    if let Some(found) = usize::try_from(class).ok().and_then(|class| split.classes.get_mut(class)) {
+        found.rows += 1;
     }
 }
 

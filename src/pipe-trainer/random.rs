@@ -21,6 +21,9 @@ pub enum Purpose {
     Series,
     /// Which rows are kept for evaluation.
     Split,
+    Table,
+    /// How a picture looks in an epoch.
+    Augment,
 }
 
 impl Purpose {
@@ -37,6 +40,8 @@ impl Purpose {
             Self::Text => "text",
             Self::Series => "series",
             Self::Split => "split",
+            Self::Table => "table",
+            Self::Augment => "augment",
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pipe_spec::pipeline::{Arch, CONVERSATION, Task};
+use pipe_spec::pipeline::{Arch, CONVERSATION};
 
 use crate::cli::TrainTokenizerArgs;
 use crate::error::TrainerError;
@@ -16,7 +16,7 @@ pub fn train(args: &TrainTokenizerArgs) -> Result<(), TrainerError> {
         let known: Vec<&str> = Arch::ALL.iter().map(|arch| arch.name()).collect();
         fail(&args.out, format!("no architecture {:?}; allowed: {}", args.arch, known.join(", ")))
     })?;
-    let columns = columns(arch.task(), &args.field).map_err(|message| fail(&args.out, message))?;
+    let columns = columns(arch, &args.field).map_err(|message| fail(&args.out, message))?;
     let texts = data::texts(&args.data, &columns.iter().map(String::as_str).collect::<Vec<_>>())?;
     let trained = tokenizer::guarded(|| tokenizer::train(arch, args.vocab_size, &texts));
     let trained = trained.map_err(|message| fail(&args.out, message))?;
@@ -30,9 +30,13 @@ pub fn train(args: &TrainTokenizerArgs) -> Result<(), TrainerError> {
     Ok(())
 }
 
+/// The role of the column with lists of words.
+const TOKENS: &str = "tokens";
+
 /// The columns that hold text, by role unless `fields` renames them.
-fn columns(task: Task, fields: &[String]) -> Result<Vec<String>, String> {
-    let roles: Vec<&str> = task.text_roles().collect();
+fn columns(arch: Arch, fields: &[String]) -> Result<Vec<String>, String> {
+    let tokens = arch.labels_tokens().then_some(TOKENS);
+    let roles: Vec<&str> = arch.task().text_roles().chain(tokens).collect();
     let mut named = BTreeMap::new();
     for field in fields {
         let (role, column) = field.split_once('=').unwrap_or(("", field));
@@ -41,7 +45,13 @@ fn columns(task: Task, fields: &[String]) -> Result<Vec<String>, String> {
         }
         named.insert(role, column);
     }
-    let data_roles = roles.iter().filter(|role| (**role == CONVERSATION) == named.contains_key(CONVERSATION));
+    // Conversations, or words with a label each, stand instead of texts.
+    let instead = [CONVERSATION, TOKENS].into_iter().find(|role| named.contains_key(role));
+    let is_read = |role: &&&str| match instead {
+        Some(instead) => **role == instead,
+        None => ![CONVERSATION, TOKENS].contains(*role),
+    };
+    let data_roles = roles.iter().filter(is_read);
     Ok(data_roles.map(|role| (*named.get(role).unwrap_or(role)).to_owned()).collect())
 }
 
@@ -51,12 +61,13 @@ mod tests {
 
     #[test]
     fn columns_with_text() {
-        assert_eq!(columns(Task::Seq2Seq, &["messages=chat".to_owned()]).unwrap(), ["chat"]);
-        assert_eq!(columns(Task::Seq2Seq, &["source=a".to_owned()]).unwrap(), ["a", "target"]);
+        assert_eq!(columns(Arch::T5, &["messages=chat".to_owned()]).unwrap(), ["chat"]);
+        assert_eq!(columns(Arch::T5, &["source=a".to_owned()]).unwrap(), ["a", "target"]);
         let field = |text: &str| vec![text.to_owned()];
-        assert_eq!(columns(Task::Classification, &field("text=review")).unwrap(), ["review", "text_pair"]);
-        assert_eq!(columns(Task::Contrastive, &[]).unwrap(), ["text"]);
-        let error = columns(Task::Seq2Seq, &field("text=review")).unwrap_err();
+        assert_eq!(columns(Arch::Bert, &field("text=review")).unwrap(), ["review", "text_pair"]);
+        assert_eq!(columns(Arch::Bert, &field("tokens=words")).unwrap(), ["words"]);
+        assert_eq!(columns(Arch::Clip, &[]).unwrap(), ["text"]);
+        let error = columns(Arch::T5, &field("text=review")).unwrap_err();
         assert_eq!(error, "--field text=review: allowed: ROLE=COLUMN with a role of source, target, messages");
     }
 }

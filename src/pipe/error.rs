@@ -300,6 +300,12 @@ errors! {
     NoTerminal { missing: Vec<&'static str> } => Usage,
         ["stdin is not a terminal, and {} not given", missing.join(" and ")]
         hint ["give them, or use all defaults with --yes"];
+    DataFile { path: PathBuf } => Invalid,
+        ["{path} is a data file and no pipeline", path = path.display()]
+        hint ["did you mean `pipe init --data {path}`?", path = path.display()];
+    UnreadData { data: String, why: String, how: String } => Usage,
+        ["{data}: {why}"]
+        hint ["{how}"];
     UnclearData { data: String, why: String, columns: String } => Usage,
         ["{data}: cannot tell what to train on this data: {why}{columns}"]
         hint ["choose a model with --arch, or name the columns, as in `--fields text=COLUMN,label=COLUMN` or \
@@ -315,9 +321,9 @@ errors! {
         ["{model} is a model of the architecture {found}, and --arch says {asked}"]
         hint ["leave --arch out, or choose another --model"];
     NoCaptions { folder: PathBuf, pictures: usize } => Usage,
-        ["{folder} holds {pictures} pictures, and no texts for them", folder = folder.display()]
+        ["{folder} holds {pictures} pictures, and neither texts nor classes for them", folder = folder.display()]
         hint ["put a .txt of the same name beside each picture, or a folder of pictures for each class, or a table \
-          with the paths and the texts"];
+          with the paths and the texts or labels"];
     DoctorFailed { missing: Vec<String> } => Unavailable,
         ["missing: {}", missing.join(", ")]
         hint ["see the hint of each check above"];
@@ -349,6 +355,8 @@ errors! {
         hint ["name a tokenizer of yours as data.tokenizer"];
     TrainingFailed { reason: String, bad_input: bool } => if *bad_input { Invalid } else { TrainingFailed },
         ["training failed: {reason}"];
+    CommandFailed { reason: String } => TrainingFailed,
+        ["{}", command_failure(reason)];
     OutOfMemory { reason: String, hint: String } => OutOfMemory,
         ["out of memory, and nothing left to try: {reason}"]
         hint ["{hint}"];
@@ -360,6 +368,8 @@ errors! {
         hint ["find out what ends it, then continue with `pipe resume`"];
     Interrupted => Interrupted,
         ["stopped"];
+    Stopped { id: String } => Interrupted,
+        ["stopped; continue with `pipe resume {id}`"];
     Cancelled { reason: String } => Interrupted,
         ["{reason}"];
 }
@@ -371,7 +381,7 @@ impl Error {
             Self::Read { .. } | Self::Write { .. } | Self::Spawn { .. } => tells_of_machine(&self.to_string()),
             Self::DataCache { .. } | Self::HubCache { .. } => tells_of_machine(&self.to_string()),
             // The last lines of the job's log are in it.
-            Self::TrainingFailed { reason, .. } => tells_of_machine(reason),
+            Self::TrainingFailed { reason, .. } | Self::CommandFailed { reason } => tells_of_machine(reason),
             Self::Engine { refused, .. } => !refused,
             Self::NoRoom { .. } | Self::NoSpace { .. } | Self::Hub { .. } => true,
             Self::NoEngine { .. } | Self::EngineLost { .. } | Self::CutOff { .. } => true,
@@ -404,6 +414,14 @@ fn write_hint(source: &io::Error) -> Option<String> {
         _ => return None,
     };
     Some(format!("{action}, or choose another folder for runs with PIPE_RUNS"))
+}
+
+/// A reason that does not name the command gets its name.
+fn command_failure(reason: &str) -> String {
+    match reason.starts_with("the command") {
+        true => reason.to_owned(),
+        false => format!("the command failed: {reason}"),
+    }
 }
 
 fn rows_hint(message: &str) -> Option<String> {

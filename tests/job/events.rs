@@ -94,7 +94,7 @@ pub fn step(step: u64, loss: f64) -> Step {
 
 pub fn eval(step: u64) -> EventKind {
     let scores = [("accuracy".to_owned(), 0.5)].into();
-    EventKind::Eval(Eval { step, loss: 1.25, samples: 20, ms: 1.0, scores })
+    EventKind::Eval(Eval { step, loss: 1.25, samples: 20, ms: 1.0, headline: None, scores })
 }
 
 pub fn checkpoint(step: u64) -> EventKind {

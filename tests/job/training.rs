@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pipe_spec::event::{BestEval, Eval, Finished, Fitted, Measured, Step, StoppedEarly};
+use pipe_spec::event::{BestEval, Eval, Finished, Fitted, Headline, Measured, Step, StoppedEarly};
 use pipe_spec::pipeline::{BatchSetting, Metric, accum};
 use pipe_spec::{EventKind, RunFolder, TrainerExit, TrainerSpec};
 
@@ -55,7 +55,8 @@ pub fn learn(spec: &TrainerSpec, events: &mut Events) {
     for (number, loss) in (1..).zip(losses) {
         events.emit(EventKind::Step(step(number, loss)));
         let scores = [("perplexity".to_owned(), loss.exp())].into();
-        events.emit(EventKind::Eval(Eval { step: number, loss, samples: 20, ms: 1.0, scores }));
+        let headline = Some(Headline::new("perplexity", 400).against("guessing by token frequency", 5.0));
+        events.emit(EventKind::Eval(Eval { step: number, loss, samples: 20, ms: 1.0, headline, scores }));
     }
     let model = RunFolder::new(&spec.run).model();
     fs::create_dir_all(&model).expect("the model");

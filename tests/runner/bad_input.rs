@@ -204,9 +204,12 @@ fn run_name() {
 
 fn data() {
     let cases = [
-        ("gone.jsonl", "data.train: cannot read gone.jsonl: no such file"),
+        ("gone.jsonl", "data.train: cannot read gone.jsonl: no such file in /"),
         ("empty.jsonl", "data.train: empty.jsonl is empty"),
-        ("data.txt", "data.train: data.txt: allowed for text to text: .jsonl, .csv, .tsv, .parquet, .jsonl.gz"),
+        (
+            "data.txt",
+            "data.train: data.txt: allowed for text to text: .jsonl, .csv, .tsv, .json, .parquet, .xlsx, .jsonl.gz",
+        ),
         ("[train.jsonl, gone.jsonl]", "data.train: cannot read gone.jsonl: no such file"),
     ];
     for (train, text) in cases {
@@ -314,7 +317,7 @@ fn usage() {
 fn example_data() {
     let folder = Folder::new();
     let pipelines = crate::harness::folder::repository().join("pipelines");
-    for name in ["demo", "demo-gpu", "text-hpo", "hybrid-cnn-lstm", "mu-sota", "car-clip"] {
+    for name in ["demo", "demo-gpu", "text-hpo", "hybrid-cnn-lstm", "mu-sota", "car-clip", "table"] {
         let file = pipelines.join(format!("{name}.yaml"));
         let checked = folder.pipe(&["check", file.to_str().unwrap()]).exits(3);
         let line = checked.stderr.lines().find(|line| line.contains("data.train: cannot read")).unwrap();

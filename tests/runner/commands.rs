@@ -30,6 +30,9 @@ pub fn tests(suite: &mut Suite) {
     suite.test("commands::what_it_is_started_with", Needs::Nothing, values);
     suite.test("commands::allocators_are_told", Needs::Nothing, allocators);
     suite.test("commands::two_peaks_name_the_next_batch", Needs::Nothing, fitted);
+    suite.test("commands::an_effective_batch_changes_only_where_it_may", Needs::Nothing, effective_batch);
+    suite.test("commands::the_ledger_keeps_the_effective_batch", Needs::Nothing, known_effective_batch);
+    suite.test("commands::a_start_from_the_beginning_is_explained", Needs::Nothing, beginning);
     suite.test("commands::bad_pipelines", Needs::Nothing, bad_pipelines);
     suite.test("commands::other_subcommands", Needs::Nothing, other_subcommands);
 }
@@ -74,7 +77,7 @@ fn cuda(engine: &str) {
     folder
         .pipe(&["run", "job.yaml"])
         .exits(0)
-        .says("whether its result stays the same is up to it")
+        .says("your own program: its effective batch stays the same after a retry")
         .says("args: cuda 2 --batch 8 --accum 2")
         .says("the card's memory ran out: 2.0 GiB requested with 23.5 GiB of 24.0 GiB in use")
         .says("retrying: batch 4 instead of 8 (accum 4, effective batch 16 as before)");
@@ -253,7 +256,90 @@ fn shell() {
     let running = folder.start(&["run", "job.yaml"]);
     folder.wait_for_log(1, "ready");
     running.signal("TERM");
-    running.end().exits(130).says("sent SIGTERM to the command").says("saved");
+    running
+        .end()
+        .exits(130)
+        .says("sent SIGTERM to the command")
+        .says("saved")
+        .says("\nstopped; continue with `pipe resume job-")
+        .says_not("error:");
+}
+
+/// A program without accumulation, for which a batch above 16 is too large.
+fn effective_batch() {
+    let folder = Folder::new();
+    let oom = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.'; exit 1";
+    folder.write("t.sh", format!("test \"$2\" -le 16 || {{ {oom}; }}\necho trained on $2\n"));
+    folder.pipe(&["init", "n.yaml", "--yes", "--command", "sh t.sh --batch-size 64 --output-dir out"]).exits(0).says(
+        "accum     no option found: a smaller batch would change the effective batch, so out of memory ends the run",
+    );
+    let warning = "your own program, without {accum}: a smaller batch would change its effective batch";
+    folder.pipe(&["check", "n.yaml"]).exits(0).prints(&format!("warning: {warning}"));
+    let ended = folder
+        .pipe(&["run", "n.yaml"])
+        .exits(7)
+        .says(warning)
+        .says("a batch of 64 does not fit, and a smaller one would");
+    ended.says("add {accum} to it").says("on_oom.then: [effective_batch]").says_not("retrying");
+    expect(&folder, &[(64, 1, "oom", "capacity")]);
+    folder.pipe(&["resume", "--set", "on_oom.then=[effective_batch]"]).exits(0).says("trained on 16");
+
+    let allowed = ["run", "n.yaml", "--ignore-ledger", "--set", "on_oom.then=[effective_batch]"];
+    folder
+        .pipe(&allowed)
+        .exits(0)
+        .says("a smaller batch after out of memory makes its effective batch smaller, as on_oom.then allows")
+        .says("retrying: batch 32 instead of 64, effective batch 32 instead of 64 (changes the training result)")
+        .says("trained on 16")
+        .says_not("as before");
+    expect(&folder, &[(64, 1, "oom", "capacity"), (32, 1, "oom", "capacity"), (16, 1, "finished", "")]);
+    let run = folder.show();
+    assert_eq!(run["attempts"][2]["changes"][0], "effective batch 16 instead of 64");
+    let report = folder.read(&format!("runs/{}/report.html", run["id"].as_str().unwrap()));
+    assert!(report.contains("<td>effective batch 16 instead of 64</td>"), "{report}");
+
+    let accumulates = ["run", "n.yaml", "--ignore-ledger", "--set", "on_oom.accumulates=true"];
+    folder.pipe(&accumulates).exits(0).says("retrying: batch 16 instead of 32 (accum 4, effective batch 64 as before)");
+    expect(&folder, &[(64, 1, "oom", "capacity"), (32, 2, "oom", "capacity"), (16, 4, "finished", "")]);
+}
+
+/// The ledger does not change it either.
+fn known_effective_batch() {
+    let folder = folder("process", "cpu 4", "");
+    folder.write("job.yaml", folder.read("job.yaml").replace(" --accum {accum}", ""));
+    folder.pipe(&["run", "job.yaml"]).exits(7);
+    let refused = folder.pipe(&["run", "job.yaml"]).exits(7).says("a batch of 8 did not fit before, and a smaller one");
+    refused.says("on_oom.then: [effective_batch]").says("--ignore-ledger").says_not("attempt 1");
+    let allowed = folder.pipe(&["run", "job.yaml", "--set", "on_oom.then=[effective_batch]"]).exits(0);
+    allowed.says("effective batch 8 instead of 16 (changes the training result), as on_oom.then allows");
+    assert_eq!(folder.show()["attempts"][0]["changes"][0], "effective batch 8 instead of 16");
+}
+
+/// The checkpoints of the program are not those of the pattern.
+fn beginning() {
+    let folder = Folder::new();
+    let script = "case $PIPE_ATTEMPT in\n\
+                  1) echo x > \"$PIPE_RUN/ckpt-10.pt\"; echo 'CUDA out of memory. Tried to allocate 2.00 GiB'; exit 1;;\n\
+                  2) echo 'Traceback of 2'; exit 1;;\n\
+                  *) echo \"continuing from $2\"; echo '{\"step\": 4, \"eval_accuracy\": 0.5, \"eval_loss\": 0.75}';;\nesac\n";
+    let yaml =
+        "version: 1\nname: job\nengine: process\ncommand: sh script.sh --accum={accum} {resume}\ncheckpoints: {}\n";
+    folder.write("script.sh", script).write("job.yaml", yaml);
+    let ended = folder.pipe(&["run", "job.yaml"]).exits(6).says("starting from the beginning: nothing in ");
+    ended
+        .says("matches checkpoint-*; found ckpt-10.pt: set checkpoints.pattern, such as ckpt-*.pt")
+        .says("error: the command ended with exit code 1");
+    let resumed = folder.pipe(&["resume", "--set", "checkpoints.pattern=ckpt-*.pt"]).exits(0);
+    resumed.says("continuing from /").says_not("from the beginning").prints("eval.accuracy").prints("\noutput   runs/");
+    let run = folder.show();
+    assert_eq!(run["result"]["best"]["metrics"]["eval.accuracy"], 0.5, "{run:#}");
+    folder.pipe(&["show"]).exits(0).prints("eval.accuracy");
+    folder.pipe(&["ls"]).exits(0).prints("0.5");
+    // The name of a pipeline is also the beginning of another name.
+    folder.write("other.yaml", "version: 1\nname: job-hpo\nengine: process\ncommand: 'true'\n");
+    folder.pipe(&["run", "other.yaml"]).exits(0);
+    folder.pipe(&["show", "job"]).exits(0).prints("eval.accuracy");
+    folder.pipe(&["show", "jo"]).exits(2).says("names several runs");
 }
 
 fn is_gone(id: &str) -> bool {
@@ -402,7 +488,18 @@ fn bad_pipelines() {
         ("command: a\ntrain: {seed: 3}\n", "train.seed: not for a command"),
         ("command: a\ntrain: {batch: auto, effective_batch: 8}\n", "train.batch: found auto; a command needs a number"),
         ("command: a\non_oom: {patterns: ['(']}\n", "on_oom.patterns.0: not a regular expression: unclosed group"),
-        ("command: a\non_oom: {then: [checkpointing]}\n", "on_oom.then: not for a command"),
+        (
+            "command: a\non_oom: {then: [checkpointing]}\n",
+            "on_oom.then.0: found \"checkpointing\"; allowed for a command: effective_batch",
+        ),
+        (
+            "model: {arch: t5, config: {}}\ndata: {train: x}\non_oom: {then: [effective_batch]}\n",
+            "on_oom.then.0: only for a `command`",
+        ),
+        (
+            "model: {arch: t5, config: {}}\ndata: {train: x}\non_oom: {accumulates: true}\n",
+            "on_oom.accumulates: only for a `command`",
+        ),
         ("command: a\ncheckpoints: {folder: ../x}\n", "checkpoints.folder: must be a folder below {run}"),
         ("command: a --resume {resume}\n", "command: {resume} needs `checkpoints`"),
         ("command: a\non_oom: {patterns: ['x|']}\n", "on_oom.patterns.0: matches everything"),

@@ -100,7 +100,7 @@ fn refused() {
         ("a.jsonl.gz", fixture("rows.jsonl"), "by its name a gzip file, by its first bytes something else"),
         ("a.jsonl.gz", fixture("rows.jsonl.zst"), "by its first bytes a zstd file; its name would end in .zst"),
         ("a.jsonl", fixture("rows.jsonl.gz"), "by its name plain text, by its first bytes a gzip file"),
-        ("a.txt.gz", fixture("rows.jsonl.gz"), "allowed for text to text: .jsonl, .csv, .tsv, .parquet"),
+        ("a.txt.gz", fixture("rows.jsonl.gz"), "allowed for text to text: .jsonl, .csv, .tsv, .json, .parquet"),
     ] {
         let folder = folder(train, &bytes);
         for command in [&["check", "job.yaml"][..], &["run", "job.yaml", "--engine", "process"]] {

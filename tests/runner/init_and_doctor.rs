@@ -174,15 +174,17 @@ fn unclear() {
     folder.write("empty.csv", "a,b\n").write("a.xyz", "x\n");
     for (data, why) in [
         ("empty.csv", "there are no rows in it"),
-        ("a.xyz", "it is none of the files that are read: .txt"),
-        ("typo.csv", "it is not on this machine"),
+        ("a.xyz", "pipe does not read .xyz files"),
+        ("typo.csv", "no such file"),
     ] {
-        folder
-            .pipe(&["init", "--yes", "--data", data])
-            .exits(2)
-            .says(&format!("{data}: cannot tell what to train"))
-            .says(why);
+        let answer = folder.pipe(&["init", "--yes", "--data", data]).exits(2).says(&format!("{data}: {why}"));
+        assert!(!answer.stderr.contains("--arch"), "{answer}");
     }
+    folder
+        .pipe(&["check", "a.csv"])
+        .exits(3)
+        .says("a.csv is a data file and no pipeline")
+        .says("pipe init --data a.csv");
     folder
         .pipe(&[&init[..], &["--arch", "clip"]].concat())
         .exits(2)
@@ -226,7 +228,15 @@ fn picture_folders() {
     for number in 0..4 {
         folder.write(&format!("animals/{}/{number}.png", ["fox", "polar_bear"][number % 2]), "");
     }
-    let answer = folder.pipe(&["init", "--yes", "--data", "animals"]).exits(0);
+    // The folders are the classes, as they are.
+    folder
+        .pipe(&["init", "--yes", "--data", "animals"])
+        .exits(0)
+        .says("animals has 4 pictures: 2 folders are the classes");
+    let text = folder.read("animals.yaml");
+    assert!(text.contains("  train: animals ") && text.contains("arch: resnet"), "{text}");
+    let as_texts = ["init", "--yes", "--force", "--data", "animals", "--arch", "clip"];
+    let answer = folder.pipe(&as_texts).exits(0);
     answer.says("wrote animals/pictures.jsonl with 4 pictures").says("a photo of a fox");
     assert!(folder.read("animals/pictures.jsonl").contains("\"text\":\"a photo of a polar bear\""));
     let text = folder.read("animals.yaml");
@@ -239,7 +249,7 @@ fn picture_folders() {
     folder
         .pipe(&["init", "--yes", "--data", "loose"])
         .exits(2)
-        .says("loose holds 2 pictures, and no texts")
+        .says("loose holds 2 pictures, and neither texts nor classes")
         .says(".txt");
 }
 
@@ -316,25 +326,36 @@ fn kept() {
     folder.pipe(&["init", "deep/new.yaml", "--arch", "t5", "--data", "x.jsonl"]).exits(0);
 }
 
-/// `script` gives it a terminal with typed input.
-fn answers() {
-    let folder = Folder::new();
-    folder.write("data/train.jsonl", "{\"review\": \"a\", \"sentiment\": 1}\n");
+/// What `pipe init` shows on a terminal with this typed input, which `script` gives it.
+fn type_into_init(folder: &Folder, args: &str, typed: &str) -> String {
     let pipe = crate::harness::folder::pipe();
     let mut command = std::process::Command::new("script");
-    command.args(["-qec", &format!("'{}' init", pipe.display()), "/dev/null"]).current_dir(folder.path());
+    command.args(["-qec", &format!("'{}' init {args}", pipe.display()), "/dev/null"]).current_dir(folder.path());
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    // Data, architecture twice, evaluation data, model, name twice, memory of the card.
-    let typed = "\nbart\nroberta\n\n\na b\nmine\n12g\n";
     child.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    let seen = String::from_utf8_lossy(&output.stdout);
+    let seen = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{seen}");
+    seen
+}
+
+fn answers() {
+    let folder = Folder::new();
+    // A command that cannot accumulate: its effective batch may change or not.
+    let seen = type_into_init(&folder, "c.yaml --command 'python t.py --batch-size 64'", "perhaps\nyes\n");
+    assert!(seen.contains("may pipe use a smaller batch after out of memory") && seen.contains("yes or no"), "{seen}");
+    assert!(folder.read("c.yaml").contains("on_oom: {then: [effective_batch]}"), "{}", folder.read("c.yaml"));
+
+    folder.write("data/train.jsonl", "{\"review\": \"a\", \"sentiment\": 1}\n");
+    // Data, architecture twice, columns twice, evaluation data, model, name twice, memory of the card.
+    let seen = type_into_init(&folder, "", "\nbart\nroberta\ntext=no\n\n\n\na b\nmine\n12g\n");
     for text in [
         "training data [data/train.jsonl]:",
         "review     text            a",
         "architecture [bert]:",
         "one of the names above",
+        "columns [text=review, label=sentiment]:",
+        "there is no column \"no\"",
         "letters, digits",
     ] {
         assert!(seen.contains(text), "no {text:?} in\n{seen}");

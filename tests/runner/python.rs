@@ -71,7 +71,7 @@ fn expect(folder: &Folder, want: &[(u64, &str, &str)]) {
 fn message() {
     let script = "import sys, torch\nbatch = int(sys.argv[1])\nx = torch.empty(batch * 10**14 if batch > 4 else 8, dtype=torch.uint8)\n\
                   torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])\nprint('{\"step\": 1, \"loss\": 0.5}')\n";
-    let folder = folder(script, "python3 /script.py {batch}", "2g", "train: {batch: 8, accum: 2}\n");
+    let folder = folder(script, "python3 /script.py {batch} {accum}", "2g", "train: {batch: 8, accum: 2}\n");
     folder.pipe(&["run", "python.yaml"]).exits(0).says("the host's memory ran out").says("batch 4 instead of 8");
     expect(&folder, &[(8, "oom", "host_memory"), (4, "finished", "")]);
     let record: Value = serde_json::from_str(&folder.read_run("attempts/01/oom.json")).unwrap();
@@ -81,7 +81,7 @@ fn message() {
 fn killed() {
     let script =
         "import sys, torch\nrows = torch.ones(int(sys.argv[1]) * 100_000_000, dtype=torch.uint8)\nprint(len(rows))\n";
-    let folder = folder(script, "python3 /script.py {batch}", "700m", "train: {batch: 8, accum: 1}\n");
+    let folder = folder(script, "python3 /script.py {batch} {accum}", "700m", "train: {batch: 8, accum: 1}\n");
     folder.pipe(&["run", "python.yaml"]).exits(0).says("the kernel killed it at its memory limit of 700.0 MiB");
     let batches: Vec<u64> = attempts(&folder).iter().map(|attempt| attempt.0).collect();
     assert!(batches.len() >= 2 && batches[0] == 8 && batches.is_sorted_by(|a, b| a > b), "{batches:?}");

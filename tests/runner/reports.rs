@@ -79,7 +79,10 @@ fn page_of_a_run() {
         assert!(figure.contains("<svg") && figure.contains("<title>") && figure.contains("<polyline"), "{figure}");
         assert!(figure.contains("class=\"mark\"") && figure.contains(">1-3</text>"), "{figure}");
     }
-    assert!(figure(&page, "memory").contains("capacity 64.0 MiB"));
+    assert!(figure(&page, "memory").contains("capacity: 64.0 MiB"));
+    let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("no {text:?} in\n{page}"));
+    let order = ["<p class=\"sentence\">", "id=\"figure-loss\"", "id=\"attempts\"", "id=\"machine\"", "id=\"files\""];
+    assert!(order.map(at).is_sorted(), "{page}");
     for text in
         ["20 &times; 2", "10 &times; 4", "5 &times; 8", "the host&#39;s memory ran out", "batch 10 instead of 20"]
     {
@@ -89,8 +92,18 @@ fn page_of_a_run() {
     assert!(
         page.contains(&format!("<h1>{id}</h1>")) && page.contains("3 of 3") && page.contains("effective_batch: 40")
     );
-    assert!(page.contains("predicted peak") && !page.contains("This page is not complete"));
+    assert!(!page.contains("This page is not complete"));
     assert_eq!(again(&folder, &run), page);
+    // What is predicted is the memory of a card.
+    assert!(!page.contains("predicted peak"), "{page}");
+    on_a_card(&run);
+    assert!(again(&folder, &run).contains("predicted peak"));
+}
+
+/// As if the run had been on a card.
+fn on_a_card(run: &Path) {
+    let events = fs::read_to_string(run.join("events.jsonl")).unwrap();
+    fs::write(run.join("events.jsonl"), events.replace("\"device\":\"cpu\"", "\"device\":\"NVIDIA H200\"")).unwrap();
 }
 
 fn failed() {
@@ -100,10 +113,13 @@ fn failed() {
     needs_nothing(&page);
     assert!(page.contains("class=\"tag failed\"") && page.contains("training failed"), "{page}");
     assert!(figure(&page, "loss").contains("Nothing was recorded"));
+    assert_eq!(page.matches("Nothing was recorded").count(), 1, "{page}");
 }
 
 fn damaged() {
     let (folder, run) = trained();
+    on_a_card(&run);
+    assert!(again(&folder, &run).contains("predicted peak"));
     let events = fs::read(run.join("events.jsonl")).unwrap();
     fs::write(run.join("events.jsonl"), &events[..events.len() - 40]).unwrap();
     let page = again(&folder, &run);
@@ -176,7 +192,7 @@ fn add_events(run: &Path, kinds: Vec<EventKind>) {
 
 fn eval(step: u64, scores: &[(&str, f64)]) -> EventKind {
     let scores = scores.iter().map(|(name, score)| ((*name).to_owned(), *score)).collect();
-    EventKind::Eval(Eval { step, loss: 1.0, samples: 8, ms: 1.0, scores })
+    EventKind::Eval(Eval { step, loss: 1.0, samples: 8, ms: 1.0, headline: None, scores })
 }
 
 fn sample(step: u64, generated: &str) -> EventKind {
@@ -202,6 +218,9 @@ fn details(name: &str, picture: &str) -> Value {
                 { "rows": 2, "confidence": 0.4, "accuracy": 0.5 }, { "rows": 6, "confidence": 0.9, "accuracy": 1.0 },
             ]},
         },
+        "mistakes": [{
+            "rows": [7, 7], "text": name, "picture": picture, "class": name, "predicted": "salad", "confidence": 0.875,
+        }],
         "retrieval": [{
             "picture": picture, "caption": name, "rank": 9, "score": 0.25,
             "best": [{ "caption": name, "score": 0.75, "right": false }],
@@ -234,6 +253,10 @@ fn learned() {
     assert!(!page.contains("figure-metric-f1") && !page.contains("eval f1"), "{page}");
     assert!(page.contains("<td>soup</td><td>5</td><td>4</td><td>1.000</td><td>0.800</td><td>0.889</td>"), "{page}");
     assert!(figure(&page, "confusion").contains("soup taken for salad: 1, 20%"), "{page}");
+    let mistake = "salad <small>88 %</small></span> instead of soup</h3><p>soup</p>";
+    assert!(page.contains(mistake) && page.contains("row 7 of the data"), "{page}");
+    let order = ["id=\"figure-confusion\"", "<th scope=\"col\">precision", "id=\"mistakes\"", "id=\"curves\""];
+    assert!(order.map(|text| page.find(text).unwrap()).is_sorted(), "{page}");
     let calibration = figure(&page, "calibration");
     assert!(calibration.matches("<rect").count() == 2 && calibration.contains("error 0.125"), "{calibration}");
     for text in ["<h3>written after step 1</h3><p>cake cake cake</p>", "written after step 3 <span", "as expected"] {
@@ -262,6 +285,7 @@ fn hostile() {
     let mut large = details(&"x".repeat(100_000), &"A".repeat(200_000));
     let example = large["retrieval"][0].clone();
     large["retrieval"] = json!(vec![example; 20]);
+    large["mistakes"] = json!(vec![large["mistakes"][0].clone(); 20]);
     let class = |number: u64| json!({ "class": number, "name": "y".repeat(1000), "rows": u64::MAX, "f1": 1e300 });
     large["classes"]["scores"] = (0..3000).map(class).collect();
     write_details(&run, &large);

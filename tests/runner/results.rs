@@ -10,12 +10,14 @@ use crate::stand_ins::job;
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("results::{name}"), Needs::Nothing, test);
     test("of_a_finished_run", finished);
+    test("of_a_run_that_learned_nothing", nothing_learned);
     test("of_a_run_without_evaluations", without_evaluations);
     test("in_a_list", list);
     test("some_of_a_list", filtered);
     test("of_classes", classes);
     test("of_a_stopped_run", stopped);
     test("an_error_is_printed_once", once);
+    test("a_run_without_a_model_is_not_the_latest_to_predict_with", latest_to_predict);
 }
 
 const RUN: [&str; 4] = ["run", "job.yaml", "--engine", "process"];
@@ -23,6 +25,21 @@ const RUN: [&str; 4] = ["run", "job.yaml", "--engine", "process"];
 /// A run with four evaluations, of which the second is the best.
 fn learned() -> Folder {
     job::folder("learn", "evaluate: {every: 1}\nsave: {best: eval.loss}\n")
+}
+
+/// While a run trains, the one before it is the latest that has a model.
+fn latest_to_predict() {
+    let folder = learned();
+    folder.pipe(&[&RUN[..], &["--set", "data.eval=train.jsonl"]].concat()).exits(0);
+    let running = folder.start(&[&RUN[..], &["--set", "container.env.JOB=sleep", "--set", "save.best="]].concat());
+    folder.wait_for_log(1, "sleeping");
+    let (run, rows) = (folder.show(), ["--data", "train.jsonl"]);
+    let by_id = folder.pipe(&[&["predict", run["id"].as_str().unwrap()][..], &rows].concat());
+    by_id.exits(3).says("(running) has no exported model");
+    let answer = folder.pipe(&[&["predict", "latest"][..], &rows].concat());
+    assert!(!answer.stderr.contains("has no exported model"), "{answer}");
+    running.signal("INT");
+    running.end().exits(130);
 }
 
 const TABLE: &str = "\
@@ -38,6 +55,7 @@ fn finished() {
     let answer = folder.pipe(&run).exits(0);
     let id = folder.show()["id"].as_str().unwrap().to_owned();
     let lines = [
+        format!("result   {SENTENCE}\n"),
         "end      stopped early at step 4: eval.loss did not improve in 2 evaluations; its best is 0.5000 at step 2\n"
             .to_owned(),
         format!("model    runs/{id}/model (step 2, the best eval.loss)\n"),
@@ -62,13 +80,67 @@ fn finished() {
     assert!(shown["report"].as_str().unwrap().ends_with("report.html"), "{shown:#}");
     assert_eq!(shown["use"], json!(format!("pipe predict {id} --data FILE")));
 
+    let baseline = json!({ "name": "guessing by token frequency", "value": 5.0 });
+    let answer = &result["answer"];
+    assert_eq!((&answer["metric"], &answer["baseline"]), (&json!("eval.perplexity"), &baseline));
+    assert_eq!((&answer["learned"], &answer["step"], &shown["summary"]), (&json!(true), &json!(2), &json!(SENTENCE)));
+
     let page = folder.read_run("report.html");
-    for text in ["best eval.loss", "0.5000 at step 2", "model from step", "stopped early: eval.loss did not improve"] {
+    for text in [
+        &format!("<p class=\"sentence\">{SENTENCE}.</p>"),
+        "exported model: step 2 (best loss)",
+        "exported model, step 2",
+        "last, step 4",
+        "stopped early: eval.loss did not improve",
+    ] {
         assert!(page.contains(text), "the report lacks {text:?}");
     }
     let last = folder.pipe(&[&run[..], &["--json"]].concat()).exits(0).json_lines().pop().unwrap();
     assert_eq!((&last["type"], &last["result"]["best"]["step"]), (&json!("run"), &json!(2)));
     assert!(last["model"].as_str().unwrap().ends_with("/model"), "{last:#}");
+}
+
+const SENTENCE: &str = "perplexity 1.65 on 400 held-out tokens; guessing by token frequency would be 5";
+
+/// What a run says that was no success, and one of an older version.
+fn nothing_learned() {
+    let folder = learned();
+    folder.pipe(&[&RUN[..], &["--set", "data.eval=train.jsonl"]].concat()).exits(0);
+    let run = folder.run_folder();
+    let set_answer = |answer: Value| {
+        let path = run.join("run.json");
+        let mut state: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        state["result"]["answer"] = answer;
+        std::fs::write(path, state.to_string()).unwrap();
+    };
+    let accuracy = |classes: u64, learned: Value| {
+        json!({ "metric": "eval.accuracy", "value": 0.5, "step": 4, "rows": 90, "classes": classes, "learned": learned,
+                "baseline": { "name": "always answering soup", "value": 0.5 } })
+    };
+    let sentence = "50 % right on 90 held-out rows; always answering soup would be 50 %";
+    for (answer, note) in [
+        (accuracy(3, json!(false)), "The model is no better than that: the run learned nothing. "),
+        (accuracy(1, Value::Null), "All held-out rows have the same class, so this is no result. "),
+    ] {
+        set_answer(answer);
+        folder.pipe(&["show"]).exits(0).prints(&format!("\nresult   {sentence}\nnote     {note}"));
+        assert!(folder.show()["summary"].as_str().unwrap().starts_with(&format!("{sentence}. {note}")));
+        folder.pipe(&["report"]).exits(0);
+        assert!(folder.read_run("report.html").contains(note), "{note}");
+    }
+    // An older version wrote no answer, and no baseline into its events.
+    set_answer(Value::Null);
+    let events: Vec<String> = folder
+        .read_run("events.jsonl")
+        .lines()
+        .map(|line| {
+            let mut event: Value = serde_json::from_str(line).unwrap();
+            event.as_object_mut().unwrap().remove("headline");
+            event.to_string()
+        })
+        .collect();
+    std::fs::write(run.join("events.jsonl"), events.join("\n")).unwrap();
+    folder.pipe(&["show"]).exits(0).prints("\nresult   perplexity 1.65\n");
 }
 
 fn without_evaluations() {

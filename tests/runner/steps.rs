@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::harness::{Folder, Needs, Suite};
 use crate::stand_ins::job;
@@ -19,6 +19,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("steps::they_are_listed_shown_and_removed", Needs::Nothing, listed);
     suite.test("steps::as_json", Needs::Nothing, json);
     suite.test("steps::an_output_that_was_missing_is_written_by_the_next_try", Needs::Nothing, repaired);
+    suite.test("steps::a_traceback_is_shown_once", Needs::Nothing, traceback);
     suite.test("steps::what_a_step_depends_on", Needs::Nothing, depends);
     suite.test("steps::a_result_of_two_scripts_is_of_neither", Needs::Nothing, mixed);
     suite.test("steps::only_files_and_folders_are_read", Needs::Nothing, special);
@@ -90,7 +91,7 @@ fn diamond(engine: &str) {
         .pipe(&["run", "steps.yaml"])
         .exits(6)
         .says("[first] joined first")
-        .says("[left] failed: training failed: the command ended with exit code 4")
+        .says("[left] failed: the command ended with exit code 4; `pipe logs ")
         .says("[right] finished")
         .says("continues the unfinished steps");
     assert_eq!(statuses(&folder), "first finished, left failed, right finished, end waiting");
@@ -295,7 +296,14 @@ fn listed() {
     let id = folder.show()["id"].as_str().unwrap().to_owned();
     let list = folder.pipe(&["ls"]).exits(0).prints("4 of 4 steps done");
     assert!(list.stdout.contains(&format!("\n  {id}.first  finished")), "{}", list.stdout);
-    folder.pipe(&["show", &id]).exits(0).prints("right  finished");
+    // The table and the page have what each step has achieved.
+    let first = format!("runs/{id}.first/run.json");
+    let mut state: Value = serde_json::from_str(&folder.read(&first)).unwrap();
+    state["result"] = json!({ "answer": { "metric": "eval.accuracy", "value": 0.75, "rows": 8 } });
+    folder.write(&first, state.to_string());
+    folder.pipe(&["show", &id]).exits(0).prints("right  finished").prints("75 % right");
+    let page = folder.pipe(&["report", &id, "--out", "-"]).exits(0).stdout;
+    assert!(page.contains("75 % right on 8 held-out rows"), "{page}");
     folder.pipe(&["logs", &id]).exits(0).prints(&format!("== {id}.left")).prints("joined right");
     folder.pipe(&["logs", &format!("{id}.left")]).exits(0).prints("joined left");
     folder.pipe(&["logs", &id, "-f"]).exits(2).says("has several steps").says("name one of them");
@@ -367,6 +375,14 @@ fn depends() {
     // One that it needs and names nothing of may have changed what nobody sees.
     folder.pipe(&["run", "steps.yaml", "--from", "side"]).exits(0);
     assert_eq!(statuses(&folder), "side finished, a finished");
+}
+
+/// What a step printed is shown as it comes, and not again with its error.
+fn traceback() {
+    let folder = scripts("  a: {command: sh a.sh}\n", &[("a.sh", "echo 'Traceback of a'; exit 1\n")]);
+    let ended = folder.pipe(&["run", "steps.yaml"]).exits(6).says("error: step a: the command ended with exit code 1");
+    assert_eq!(ended.stderr.matches("Traceback of a").count(), 1, "{ended}");
+    folder.pipe(&["logs"]).exits(0).prints("Traceback of a");
 }
 
 /// A step that began with one script and went on with another: what it wrote is taken for the result of neither.

@@ -96,9 +96,12 @@ fn finds_best(engine: &str) {
         .says("trial 0: x ")
         .says("the best so far")
         .prints("trials: 14 complete")
-        .prints("best: trial ");
+        .prints("best: trial ")
+        .prints("report: runs/");
     let study = study(&folder);
     assert_eq!((study["status"].as_str(), states(&study).len()), (Some("finished"), 14));
+    let page = folder.read(&format!("runs/{}/report.html", study["id"].as_str().unwrap()));
+    assert!(page.contains(&format!("pipe run runs/{}/best.yaml", study["id"].as_str().unwrap())), "{page}");
     let best = study["best"][0].as_u64().unwrap() as usize;
     let values: Vec<f64> = trials(&study).iter().map(|trial| trial["values"][0].as_f64().unwrap()).collect();
     assert!(values.iter().all(|value| *value >= values[best]) && values[best] < 0.5, "{values:?}");

@@ -68,9 +68,14 @@ fn hashing() {
     sparse(&folder, "eval.jsonl");
     let text = folder.read("job.yaml").replace("{train: train.jsonl}", "{train: train.jsonl, eval: eval.jsonl}");
     folder.write("job.yaml", text);
-    interrupted(&folder, &["run", "job.yaml", "--engine", "process"], "eval.jsonl");
+    let mut running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+    let log = || std::fs::read_to_string(folder.run_folder().join("pipe.log")).unwrap_or_default();
+    let is_hashed = || folder.has_runs() && log().contains("hashing 4.0 TiB");
+    folder.wait_until("the hashing", || running.has_ended() || is_hashed());
+    running.signal("INT");
+    running.end().exits(130);
     assert_eq!(folder.show()["status"], "stopped");
-    assert!(folder.read_run("pipe.log").contains("hashing 4.0 TiB"));
+    assert!(is_hashed());
 }
 
 fn context() {

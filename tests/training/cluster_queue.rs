@@ -57,7 +57,8 @@ fn steps(slurm: &Slurm, folder: &Folder) {
     let wait = format!("until [ -e {}/go-{{batch}} ]; do sleep 0.1; done", folder.path().display());
     let fails = "[ {batch} -lt 8 ] || { echo \"torch.OutOfMemoryError: CUDA out of memory\"; exit 1; }";
     write_steps(folder, &format!("{wait}; {fails}; echo done > {{run}}/a"));
-    let args = ["run", "steps.yaml", "--set", "steps.one.on_oom.patterns=[OutOfMemory]"];
+    let on_oom = "steps.one.on_oom={patterns: [OutOfMemory], accumulates: true}";
+    let args = ["run", "steps.yaml", "--set", on_oom];
     let running = folder.start(&args);
     let one = |attempt: u32| jobs(slurm).iter().any(|(name, _)| name.ends_with(&format!(".one:{attempt}")));
     for (attempt, go) in [(1, "go-8"), (2, "go-4")] {

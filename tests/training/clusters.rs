@@ -292,7 +292,7 @@ fn refused(slurm: &Slurm) {
         ("slurm.qos=nope", "Invalid qos"),
         ("slurm.time=1-00:00:00", "Requested time limit is invalid"),
         ("slurm.nodes=9", "slurm.nodes asks for 9 nodes; the partition has 2"),
-        ("container.memory=90g", "allocation failure: "),
+        ("container.memory=90g", ": container.memory is 92160 MiB, a node has at most "),
         ("container.gpus=1", "with Charliecloud there are no GPUs in a container"),
         ("slurm.constraint=nope", "Invalid feature specification"),
         ("slurm.extra=[--nodelist=nope]", "Invalid node name"),

@@ -1,4 +1,5 @@
-//! The same rows as JSON lines, compressed, and as Parquet: the same training to the bit, and errors that name the user's file.
+//! The same rows as JSON lines, compressed, as Parquet, as a JSON array, as a workbook and in another encoding: the same training to
+//! the bit, and errors that name the user's file.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +10,7 @@ use crate::harness::{Folder, Needs, Suite};
 use crate::small_t5::{curve, events, folder, run_trainer};
 
 /// Every way in which the rows of `rows.jsonl` are stored.
-const ROWS: [&str; 7] = [
+const ROWS: [&str; 8] = [
     "rows.jsonl.gz",
     "rows.jsonl.zst",
     "plain.parquet",
@@ -17,6 +18,7 @@ const ROWS: [&str; 7] = [
     "zstd.parquet",
     "categories.parquet",
     "duckdb.parquet",
+    "rows.xlsx",
 ];
 
 pub fn tests(suite: &mut Suite) {
@@ -64,6 +66,18 @@ fn same_losses() {
     for name in ROWS {
         assert!(run(name) == want, "{name}");
     }
+    let lines = String::from_utf8(fixture("rows.jsonl")).unwrap();
+    let list = format!("{{\"data\": [{}]}}", lines.trim().replace('\n', ",\n"));
+    folder.write("data/wrapped.json", list).write("data/wide.jsonl", utf_16(&lines));
+    for name in ["wrapped.json", "wide.jsonl"] {
+        let set = [format!("data.train=data/{name}"), format!("data.eval=data/{name}")];
+        assert!(train(&folder, "t5.yaml", &set) == want, "{name}");
+    }
+}
+
+/// With a byte order mark, as Windows programs write it.
+fn utf_16(text: &str) -> Vec<u8> {
+    std::iter::once(0xfeff).chain(text.encode_utf16()).flat_map(u16::to_le_bytes).collect()
 }
 
 fn time_series() {

@@ -41,6 +41,10 @@ const OTHERS: &[&str] = &[
     "t5-uneven",
     "t5-silu",
     "bert-regression",
+    "bert-several",
+    "bert-tokens",
+    "roberta-tokens",
+    "deberta-tokens",
     "bert-encoder",
     "roberta-encoder",
     "xlm-roberta",
@@ -130,7 +134,7 @@ pub fn compare(name: &str, model: &Path) -> Folder {
     folder
 }
 
-fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
+pub fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
     tensor.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
 

@@ -205,6 +205,8 @@ pub struct Preview {
     pub rows: Vec<Vec<String>>,
     /// Rows of the whole file.
     pub total: u64,
+    /// The columns of lists and objects.
+    pub nested: Vec<String>,
 }
 
 /// The columns of a file and the first cells of those that are plain.
@@ -212,6 +214,8 @@ pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
     let reader = open(path).ok()?;
     let (names, total) = (names(&reader), rows_of(&reader).ok()?);
     let mut columns = Column::find(reader.metadata().file_metadata().schema_descr(), |_| true).ok()?;
+    let is_nested = |column: &&Column| !matches!(column.shape, Shape::Value(_));
+    let nested = columns.iter().filter(is_nested).map(|column| column.name.clone()).collect();
     columns.retain(|column| matches!(column.shape, Shape::Value(kind) if kind != Kind::Bytes));
     let places: Vec<usize> =
         columns.iter().filter_map(|column| names.iter().position(|name| *name == column.name)).collect();
@@ -238,7 +242,7 @@ pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
             found.push(row);
         }
     }
-    Some(Preview { names, rows: found, total })
+    Some(Preview { names, rows: found, total, nested })
 }
 
 fn open(path: &Path) -> Result<SerializedFileReader<SharedFile>, String> {

@@ -19,8 +19,11 @@ impl StepMemory for BertConfig {
         for number in 1..=self.num_hidden_layers as u128 {
             stages.extend(flow.layer(number, attention(&flow, number), flow.unrecorded(4 * flow.hidden())));
         }
-        let drops_first = self.family != Family::Bert && work.drops;
-        stages.push(flow.head(!drops_first, self.labels.count() as u128));
+        let labels = self.labels.count() as u128;
+        stages.push(match self.labels_tokens {
+            true => flow.token_head(labels),
+            false => flow.head(self.family == Family::Bert || !work.drops, labels),
+        });
         stages
     }
 }
@@ -198,6 +201,22 @@ impl Flow<'_> {
         self.stage("the head".to_owned(), [kept, hidden, kept + hidden], parameters)
     }
 
+    /// A label for each token: the head takes all of what the last layer gave, a part of it dropped.
+    pub fn token_head(&self, labels: u128) -> Stage {
+        let (work, hidden) = (self.work, self.hidden());
+        let narrow = if work.compute() < 4 { work.compute() } else { 0 };
+        // As they are computed where that is narrow, in fp32, and their logarithms, which are kept.
+        let logits = self.tokens() * labels * (4 + 4 + narrow);
+        let kept = hidden + self.tokens() * labels * 4;
+        let given = if work.drops { hidden } else { 0 };
+        let weights = self.narrow(self.width * labels);
+        let forward = given + hidden + weights + logits;
+        // The gradient of what it takes, and of that before some of it was dropped.
+        let backward = kept + hidden + given + weights + logits;
+        let stage = self.stage("the head".to_owned(), [kept, forward, backward], linear(self.width, labels));
+        Stage { logits, ..stage }
+    }
+
     /// Bytes of the partial sums from which the gradient of a norm's parameters is made.
     fn norm_sums(&self) -> u128 {
         3 * self.tokens().min(792) * self.width * 4
@@ -233,8 +252,10 @@ mod tests {
 
     #[test]
     fn every_parameter_has_a_gradient_and_what_is_kept_grows_with_the_batch() {
-        for arch in [Arch::Bert, Arch::Roberta] {
-            let config = BertConfig::read(arch, json!({"num_labels": 3}).as_object().unwrap()).unwrap();
+        let class = ["BertForSequenceClassification", "BertForTokenClassification"];
+        for (arch, class) in [Arch::Bert, Arch::Roberta].into_iter().flat_map(|arch| class.map(|class| (arch, class))) {
+            let config = json!({"num_labels": 3, "architectures": [class]});
+            let config = BertConfig::read(arch, config.as_object().unwrap()).unwrap();
             let kept = |work: &Work| config.stages(work).iter().map(|stage| stage.kept).sum::<u128>();
             assert_eq!(kept(&Work { batch: 16, ..WORK }), 2 * kept(&WORK));
             assert!(kept(&Work { checkpointing: true, ..WORK }) < kept(&WORK) / 8);

@@ -11,7 +11,7 @@ use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
 use crate::parameter::{Init, Listed, Parameter};
 use crate::starter::{Starter, StarterSizes, encoder, joined, number_of_labels};
-use crate::task_data::{Labels, TaskData};
+use crate::task_data::{Labels, TEXT_CLASS, TOKEN_CLASS, TaskData, labels_tokens};
 use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer, VocabularyFormat};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +33,8 @@ pub struct BertConfig {
     pub layer_norm_eps: f64,
     pub pad_token_id: i64,
     pub labels: Labels,
+    /// Whether every token has a label, and not the text.
+    pub labels_tokens: bool,
     /// Everything that was given, kept for the export.
     given: Map<String, Value>,
 }
@@ -70,6 +72,7 @@ impl BertConfig {
             layer_norm_eps: keys.number("layer_norm_eps")?.unwrap_or(1e-12),
             pad_token_id: keys.whole("pad_token_id")?.unwrap_or(if family == Family::Bert { 0 } else { 1 }),
             labels: Labels::read(given)?.unwrap_or_default(),
+            labels_tokens: labels_tokens(given),
             given: given.clone(),
         };
         config.check(&keys)?;
@@ -118,12 +121,13 @@ impl BertConfig {
     /// config.json for transformers: what was given, with every default filled in.
     pub fn export(&self) -> Map<String, Value> {
         let (model_type, class) = match self.family {
-            Family::Bert => ("bert", "BertForSequenceClassification"),
-            Family::Roberta => ("roberta", "RobertaForSequenceClassification"),
-            Family::XlmRoberta => ("xlm-roberta", "XLMRobertaForSequenceClassification"),
+            Family::Bert => ("bert", "Bert"),
+            Family::Roberta => ("roberta", "Roberta"),
+            Family::XlmRoberta => ("xlm-roberta", "XLMRoberta"),
         };
+        let head = if self.labels_tokens { TOKEN_CLASS } else { TEXT_CLASS };
         let filled = json!({
-            "architectures": [class],
+            "architectures": [format!("{class}{head}")],
             "model_type": model_type,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -223,18 +227,20 @@ impl ModelConfig for BertConfig {
     }
 
     fn task_data(&self, labels: Option<Labels>) -> TaskData {
-        TaskData::Classification {
+        let data = TaskData::Classification {
             vocab_size: self.vocab_size as u64,
             pad_token_id: self.pad_token_id,
             max_length: (self.max_position_embeddings - self.first_position()) as u32,
             // RoBERTa's tokenizers give no types, whatever its config has room for.
             token_types: self.family == Family::Bert && self.type_vocab_size > 1,
             labels,
-        }
+        };
+        data.per_token(self.labels_tokens)
     }
 
     fn head(&self) -> Option<&'static str> {
         Some(match self.family {
+            _ if self.labels_tokens => "classifier.weight",
             Family::Bert => "classifier.weight",
             Family::Roberta | Family::XlmRoberta => "classifier.out_proj.weight",
         })
@@ -281,6 +287,7 @@ pub fn parameters(config: &BertConfig) -> Vec<Parameter> {
     let encoder = list.0.len();
     let labels = config.labels.count();
     match config.family {
+        _ if config.labels_tokens => list.linear("classifier", &[labels, hidden_size], init),
         Family::Bert => {
             list.linear("bert.pooler.dense", &[hidden_size, hidden_size], init);
             list.linear("classifier", &[labels, hidden_size], init);
@@ -394,6 +401,9 @@ mod tests {
         assert_eq!(count(Arch::Bert, large), 335_143_938);
         assert_eq!(count(Arch::Roberta, roberta), 124_647_170);
         assert_eq!(count(Arch::XlmRoberta, xlm), 278_045_186);
+        // BertForTokenClassification and RobertaForTokenClassification with nine labels.
+        let tokens = json!({"architectures": ["ForTokenClassification"], "num_labels": 9});
+        assert_eq!(count(Arch::Bert, tokens), 108_898_569);
     }
 
     #[test]

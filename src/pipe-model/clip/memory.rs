@@ -11,22 +11,23 @@ impl StepMemory for ClipConfig {
         let ClipConfig { text_config: text, vision_config: vision, .. } = self;
         let texts = Layers::of(&text.tower, work, work.source.min(text.max_position_embeddings as u128), work.padded);
         let pictures = Layers::of(&vision.tower, work, vision.positions() as u128, false);
-        let mut stages = vec![input(vision, &texts, work)];
+        // Tokens and their mask.
+        let mut stages = vec![input(vision, 2 * 8 * texts.tokens, work)];
         stages.extend((work.accum > 1).then(|| loss(self, work)));
         stages.push(patches(vision, &pictures, work));
         stages.extend(pictures.stages("vision"));
-        stages.push(projection("visual projection", self, &pictures));
+        stages.push(pictures.projection("visual projection", self.projection_dim as u128));
         stages.push(words(text, &texts, work));
         stages.extend(texts.stages("text"));
-        stages.push(projection("text projection", self, &texts));
+        stages.push(texts.projection("text projection", self.projection_dim as u128));
         stages.extend((work.accum == 1).then(|| loss(self, work)));
         stages
     }
 }
 
-/// Pictures, tokens and their mask.
-fn input(vision: &VisionConfig, texts: &Layers, work: &Work) -> Stage {
-    let bytes = FLOAT * pixels(vision, work) + 2 * 8 * texts.tokens;
+/// Pictures, and other bytes beside them.
+pub(crate) fn input(vision: &VisionConfig, others: u128, work: &Work) -> Stage {
+    let bytes = FLOAT * pixels(vision, work) + others;
     Stage { name: "input".to_owned(), kept: bytes, forward: bytes, backward: bytes, ..Stage::default() }
 }
 
@@ -35,7 +36,7 @@ fn pixels(vision: &VisionConfig, work: &Work) -> u128 {
 }
 
 /// The convolution keeps narrow pictures and weights, the norm what it normed.
-fn patches(vision: &VisionConfig, layers: &Layers, work: &Work) -> Stage {
+pub(crate) fn patches(vision: &VisionConfig, layers: &Layers, work: &Work) -> Stage {
     let filter = vision.tower.hidden_size * vision.num_channels * vision.patch_size.pow(2);
     let narrow_pixels = if work.compute() < FLOAT { pixels(vision, work) * work.compute() } else { 0 };
     let narrow_filter = if work.mixed() { filter as u128 * work.compute() } else { 0 };
@@ -62,20 +63,6 @@ fn words(text: &TextConfig, layers: &Layers, work: &Work) -> Stage {
         forward: 2 * kept + 2 * layers.residual(),
         backward: kept + layers.residual() + layers.new_gradients(gradients),
         gradients,
-        logits: 0,
-    }
-}
-
-/// The projection of one position of each sample.
-fn projection(name: &str, config: &ClipConfig, layers: &Layers) -> Stage {
-    let width = config.projection_dim as u128;
-    let rows = layers.batch * (3 * layers.width + 3 * width) * FLOAT;
-    Stage {
-        name: name.to_owned(),
-        kept: rows,
-        forward: rows + layers.residual(),
-        backward: rows + layers.residual(),
-        gradients: width * layers.width * layers.weight,
         logits: 0,
     }
 }
@@ -141,6 +128,19 @@ impl Layers {
             vec![attention, feed_forward]
         };
         (0..self.count).flat_map(|number| layer.iter().map(move |stage| named(number, stage.clone()))).collect()
+    }
+
+    /// The projection of one position of each sample.
+    pub fn projection(&self, name: &str, width: u128) -> Stage {
+        let rows = self.batch * (3 * self.width + 3 * width) * FLOAT;
+        Stage {
+            name: name.to_owned(),
+            kept: rows,
+            forward: rows + self.residual(),
+            backward: rows + self.residual(),
+            gradients: width * self.width * self.weight,
+            logits: 0,
+        }
     }
 
     /// Bytes of what is added up along the layers.

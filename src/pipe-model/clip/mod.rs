@@ -1,6 +1,6 @@
 //! CLIP: config.json with keys and defaults as in Hugging Face's `CLIPConfig`, `CLIPTextConfig` and `CLIPVisionConfig`.
 
-mod memory;
+pub(crate) mod memory;
 mod parameters;
 
 use serde_json::{Map, Value, json};
@@ -56,7 +56,7 @@ pub struct TowerConfig {
     pub initializer_range: f64,
     pub initializer_factor: f64,
     /// All keys that were given for it, kept for the export.
-    given: Map<String, Value>,
+    pub(crate) given: Map<String, Value>,
 }
 
 /// The sizes of a tower that its config leaves out: those of ViT-B/32.
@@ -146,12 +146,17 @@ impl VisionConfig {
             image_size: keys.size("image_size")?.unwrap_or(224),
             patch_size: keys.size("patch_size")?.unwrap_or(32),
         };
-        if config.patch_size > config.image_size {
+        config.check()?;
+        Ok(config)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        if self.patch_size > self.image_size {
             let message =
-                format!("found {}; allowed: at most image_size, which is {}", config.patch_size, config.image_size);
+                format!("found {}; allowed: at most image_size, which is {}", self.patch_size, self.image_size);
             return Err(fail("patch_size", message));
         }
-        Ok(config)
+        self.tower.check()
     }
 
     /// The class and every whole patch of a picture.
@@ -189,14 +194,19 @@ impl TowerConfig {
             initializer_factor: keys.number("initializer_factor")?.unwrap_or(1.0),
             given: given.clone(),
         };
-        if config.hidden_size % config.num_attention_heads != 0 {
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        if self.hidden_size % self.num_attention_heads != 0 {
             let message = format!(
                 "found {}; allowed: a multiple of num_attention_heads, which is {}",
-                config.hidden_size, config.num_attention_heads
+                self.hidden_size, self.num_attention_heads
             );
             return Err(fail("hidden_size", message));
         }
-        Ok(config)
+        Ok(())
     }
 
     fn export(&self) -> Map<String, Value> {

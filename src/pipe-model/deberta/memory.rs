@@ -22,7 +22,8 @@ impl StepMemory for DebertaConfig {
             }
         }
         let drops_first = self.pooler_dropout > 0.0 && work.drops;
-        stages.push(flow.head(!drops_first, self.labels.count() as u128));
+        let labels = self.labels.count() as u128;
+        stages.push(if self.labels_tokens { flow.token_head(labels) } else { flow.head(!drops_first, labels) });
         stages
     }
 }

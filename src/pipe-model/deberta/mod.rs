@@ -10,7 +10,7 @@ use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
 use crate::parameter::Parameter;
 use crate::starter::{Starter, encoder, joined, number_of_labels};
-use crate::task_data::{Labels, TaskData};
+use crate::task_data::{Labels, TEXT_CLASS, TOKEN_CLASS, TaskData, labels_tokens};
 use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer, VocabularyFormat};
 
 pub use parameters::parameters;
@@ -51,6 +51,8 @@ pub struct DebertaConfig {
     /// `conv_kernel_size`, if it is not 0.
     pub conv: Option<ConvConfig>,
     pub labels: Labels,
+    /// Whether every token has a label, and not the text.
+    pub labels_tokens: bool,
     /// Everything that was given, kept for the export.
     given: Map<String, Value>,
 }
@@ -117,6 +119,7 @@ impl DebertaConfig {
                 }),
             },
             labels: Labels::read(given)?.unwrap_or_default(),
+            labels_tokens: labels_tokens(given),
             given: given.clone(),
         };
         config.check(&keys)?;
@@ -157,8 +160,9 @@ impl DebertaConfig {
             .into_iter()
             .filter_map(|(name, is_on)| is_on.then_some(name))
             .collect();
+        let head = if self.labels_tokens { TOKEN_CLASS } else { TEXT_CLASS };
         let filled = json!({
-            "architectures": ["DebertaV2ForSequenceClassification"],
+            "architectures": [format!("DebertaV2{head}")],
             "model_type": "deberta-v2",
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -261,14 +265,15 @@ impl ModelConfig for DebertaConfig {
     }
 
     fn task_data(&self, labels: Option<Labels>) -> TaskData {
-        TaskData::Classification {
+        let data = TaskData::Classification {
             vocab_size: self.vocab_size as u64,
             pad_token_id: self.pad_token_id,
             // Distances that are too far count as the farthest; only positions of their own run out.
             max_length: if self.position_biased_input { self.max_position_embeddings as u32 } else { u32::MAX },
             token_types: self.type_vocab_size > 1,
             labels,
-        }
+        };
+        data.per_token(self.labels_tokens)
     }
 
     fn head(&self) -> Option<&'static str> {

@@ -46,7 +46,9 @@ pub fn parameters(config: &DebertaConfig) -> Vec<Parameter> {
         list.norm("deberta.encoder.conv.LayerNorm", hidden_size);
     }
     let encoder = list.0.len();
-    list.linear("pooler.dense", &[hidden_size, hidden_size], init);
+    if !config.labels_tokens {
+        list.linear("pooler.dense", &[hidden_size, hidden_size], init);
+    }
     list.linear("classifier", &[config.labels.count(), hidden_size], init);
     for (index, parameter) in list.0.iter_mut().enumerate() {
         parameter.may_be_missing = index >= encoder;

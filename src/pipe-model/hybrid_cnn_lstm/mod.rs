@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
-use crate::parameter::{Init, Parameter};
+use crate::parameter::{Listed, Parameter};
 use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, Scale, TaskData};
 
@@ -209,35 +209,29 @@ impl ModelConfig for HybridConfig {
 }
 
 pub fn parameters(config: &HybridConfig) -> Vec<Parameter> {
-    let mut list = List(Vec::new());
-    // 8 bytes each: in front, so that they begin at whole 8 bytes of a file.
-    if config.norm == NormKind::Batch {
-        for index in 0..config.conv_channels.len() {
-            list.remember(&format!("norm.{index}.num_batches_tracked"), &[], Init::Count);
-        }
-    }
+    let mut list = Listed::default();
     let mut input = config.input_features;
     for (index, channels) in config.conv_channels.iter().copied().enumerate() {
-        let bound = root(input * config.kernel_size);
-        list.uniform(&format!("conv.{index}.weight"), &[channels, input, config.kernel_size], bound);
-        list.uniform(&format!("conv.{index}.bias"), &[channels], bound);
+        let inputs = input * config.kernel_size;
+        list.uniform(&format!("conv.{index}.weight"), &[channels, input, config.kernel_size], inputs);
+        list.uniform(&format!("conv.{index}.bias"), &[channels], inputs);
         input = channels;
     }
     for (index, channels) in config.conv_channels.iter().copied().enumerate() {
-        list.norm(&format!("norm.{index}"), channels);
-        if config.norm == NormKind::Batch {
-            list.remember(&format!("norm.{index}.running_mean"), &[channels], Init::Constant(0.0));
-            list.remember(&format!("norm.{index}.running_var"), &[channels], Init::Constant(1.0));
+        let path = format!("norm.{index}");
+        match config.norm {
+            NormKind::Layer => list.norm(&path, channels),
+            NormKind::Batch => list.batch_norm(&path, channels),
         }
     }
-    list.lstm(config, input);
+    lstm(&mut list, config, input);
     let width = config.width();
-    list.linear("attn.qkv", 3 * width, width);
-    list.linear("attn.out", width, width);
+    list.torch_linear("attn.qkv", 3 * width, width);
+    list.torch_linear("attn.out", width, width);
     list.norm("attn_norm", width);
-    list.linear("head.0", width / 2, width);
-    list.linear("head.1", config.num_classes, width / 2);
-    list.0
+    list.torch_linear("head.0", width / 2, width);
+    list.torch_linear("head.1", config.num_classes, width / 2);
+    list.counts_first()
 }
 
 /// The suffixes that torch gives an LSTM's parameters, layer by layer and direction by direction.
@@ -248,43 +242,15 @@ pub fn lstm_suffixes(config: &HybridConfig) -> Vec<String> {
         .collect()
 }
 
-struct List(Vec<Parameter>);
-
-impl List {
-    fn lstm(&mut self, config: &HybridConfig, input: i64) {
-        let hidden = config.lstm_hidden;
-        let bound = root(hidden);
-        for suffix in lstm_suffixes(config) {
-            let input = if suffix.starts_with("l0") { input } else { config.width() };
-            self.uniform(&format!("lstm.weight_ih_{suffix}"), &[4 * hidden, input], bound);
-            self.uniform(&format!("lstm.weight_hh_{suffix}"), &[4 * hidden, hidden], bound);
-            self.uniform(&format!("lstm.bias_ih_{suffix}"), &[4 * hidden], bound);
-            self.uniform(&format!("lstm.bias_hh_{suffix}"), &[4 * hidden], bound);
-        }
+fn lstm(list: &mut Listed, config: &HybridConfig, input: i64) {
+    let hidden = config.lstm_hidden;
+    for suffix in lstm_suffixes(config) {
+        let input = if suffix.starts_with("l0") { input } else { config.width() };
+        list.uniform(&format!("lstm.weight_ih_{suffix}"), &[4 * hidden, input], hidden);
+        list.uniform(&format!("lstm.weight_hh_{suffix}"), &[4 * hidden, hidden], hidden);
+        list.uniform(&format!("lstm.bias_ih_{suffix}"), &[4 * hidden], hidden);
+        list.uniform(&format!("lstm.bias_hh_{suffix}"), &[4 * hidden], hidden);
     }
-
-    fn linear(&mut self, path: &str, output: i64, input: i64) {
-        self.uniform(&format!("{path}.weight"), &[output, input], root(input));
-        self.uniform(&format!("{path}.bias"), &[output], root(input));
-    }
-
-    fn norm(&mut self, path: &str, width: i64) {
-        self.0.push(Parameter::new(format!("{path}.weight"), &[width], Init::Constant(1.0)));
-        self.0.push(Parameter::new(format!("{path}.bias"), &[width], Init::Constant(0.0)));
-    }
-
-    fn uniform(&mut self, name: &str, shape: &[i64], bound: f64) {
-        self.0.push(Parameter::new(name, shape, Init::Uniform { bound }));
-    }
-
-    fn remember(&mut self, name: &str, shape: &[i64], init: Init) {
-        self.0.push(Parameter { trained: false, ..Parameter::new(name, shape, init) });
-    }
-}
-
-/// size^-0.5
-fn root(size: i64) -> f64 {
-    (size as f64).powf(-0.5)
 }
 
 #[cfg(test)]

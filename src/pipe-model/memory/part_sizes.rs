@@ -36,11 +36,14 @@ impl Lengths {
         let one = |source| Self { source, target: 0 };
         match task {
             TaskData::Seq2Seq { .. } => Self { source: padded(data.max_source), target: padded(data.max_target) },
-            TaskData::Classification { max_length, .. } | TaskData::Contrastive { max_length, .. } => {
-                one(padded(at_most(*max_length)))
-            }
+            TaskData::Classification { max_length, .. }
+            | TaskData::Contrastive { max_length, .. }
+            | TaskData::TokenLabels { max_length, .. } => one(padded(at_most(*max_length))),
             TaskData::Language { max_length, .. } => one(at_most(*max_length).get()),
+            // A picture has no tokens.
+            TaskData::PictureClasses { .. } => Self::default(),
             TaskData::TimeSeries { sequence_length, .. } => one(u32::try_from(*sequence_length).unwrap_or(u32::MAX)),
+            TaskData::Table { .. } => one(1),
         }
     }
 

@@ -8,9 +8,9 @@ use super::bounds::MAX_SAMPLES;
 use super::engines::GivenSection;
 use super::other_names::Transformers;
 use super::{
-    BatchSetting, Command, CommandTrain, Data, Engines, Every, Gpus, Limit, Metric, MetricsFormat, Mount, OnOom,
-    PLACEHOLDERS, Pipeline, PipelineFile, Problems, Ranks, Reduce, Task, Track, Train, TrainFile, Training, Work,
-    WorkKind, schema,
+    Augment, BatchSetting, Command, CommandTrain, Data, Edit, Engines, Every, Gpus, Limit, Metric, MetricsFormat,
+    Model, Mount, OnOom, PLACEHOLDERS, Pipeline, PipelineFile, Problems, Ranks, Reduce, Task, Track, Train, TrainFile,
+    Training, Work, WorkKind, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
@@ -51,7 +51,10 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables, engines: Engines) -> 
             check.command(&command, &file.on_oom);
             Some(Work::Command(Box::new(command)))
         }
-        (None, Some(model), Some(data), Some(train)) => {
+        (None, Some(model), Some(mut data), Some(train)) => {
+            if model.arch.task() == Task::PictureClasses {
+                data.augment.get_or_insert(Augment::DEFAULT);
+            }
             let (memory, evaluate, save) = (file.memory, file.evaluate, file.save);
             Some(Work::Training(Box::new(Training { model, data, train, memory, evaluate, save })))
         }
@@ -75,12 +78,13 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables, engines: Engines) -> 
 }
 
 /// The keys that only a command has.
-pub(super) const OF_COMMANDS: [&str; 7] = [
+pub(super) const OF_COMMANDS: [&str; 8] = [
     "vars",
     "checkpoints",
     "metrics",
     "on_oom.exit_codes",
     "on_oom.patterns",
+    "on_oom.accumulates",
     "container.workdir",
     "container.network",
 ];
@@ -127,13 +131,13 @@ impl Check<'_> {
             None => self.keys_of_a_training(file),
         }
         if let (Some(model), Some(data)) = (&file.model, &file.data) {
-            self.data(model.arch.task(), data);
+            self.data(model.task(), data);
         }
         if let Some(model) = &file.model
             && !file.train.class_weights.is_none()
-            && !model.arch.task().classifies()
+            && !model.task().classifies()
         {
-            let message = format!("only for models that classify, not for {}", model.arch.task().name());
+            let message = format!("only for models that classify, not for {}", model.task().name());
             self.problem("train.class_weights", message);
         }
         self.on_oom(&file.on_oom);
@@ -154,6 +158,12 @@ impl Check<'_> {
                 (Some(_), Some(_)) => self.problem("model.config", "give `from` or `config`, not both"),
                 _ => {}
             },
+        }
+        if let Some(Model { arch, task: Some(task), .. }) = &file.model
+            && !arch.labels_tokens()
+        {
+            let found = format!("found {:?}, which {} has no head for; leave it out", task.name(), arch.name());
+            self.problem("model.task", found);
         }
         if file.data.is_none() {
             self.problem("data", "missing; give at least data.train");
@@ -190,8 +200,18 @@ impl Check<'_> {
                 format!("unknown field{}; allowed: {}", crate::yaml::nearest(role, roles), roles.join(", ")),
             );
         }
+        if let Some(separator) = &data.label_separator {
+            if task != Task::Classification {
+                self.problem("data.label_separator", format!("only for classification, not for {}", task.name()));
+            } else if separator.trim().is_empty() {
+                self.problem("data.label_separator", "found only space; allowed: a mark such as \"|\" or \",\"");
+            }
+        }
         if data.eval_share > 0.0 && data.eval.is_some() {
             self.problem("data.eval_share", "give `eval` or `eval_share`, not both");
+        }
+        if data.augment.is_some() && task != Task::PictureClasses {
+            self.problem("data.augment", format!("only for pictures with a class, not for {}", task.name()));
         }
     }
 
@@ -201,10 +221,15 @@ impl Check<'_> {
         {
             self.problem("on_oom.reduce", format!("the ladder must fall: {} is followed by {}", pair[0], pair[1]));
         }
-        for (index, change) in on_oom.then.iter().enumerate() {
-            if let Err(allowed) = change.edit() {
-                self.problem(&format!("on_oom.then.{index}"), format!("found {:?}; allowed: {allowed}", change.0));
-            }
+        // The entries of a command are checked with it.
+        let is_training = self.tree.find("command").is_none();
+        for (index, change) in on_oom.then.iter().enumerate().filter(|_| is_training) {
+            let message = match change.edit() {
+                Err(allowed) => format!("found {:?}; allowed: {allowed}", change.0),
+                Ok(Edit::EffectiveBatch) => "only for a `command`: a training keeps its effective batch".to_owned(),
+                Ok(_) => continue,
+            };
+            self.problem(&format!("on_oom.then.{index}"), message);
         }
     }
 
@@ -269,8 +294,14 @@ impl Check<'_> {
                 }
             }
         }
-        if !on_oom.then.is_empty() {
-            self.problem("on_oom.then", "not for a command: pipe does not know how its result would change");
+        for (index, change) in on_oom.then.iter().enumerate() {
+            if change.edit() != Ok(Edit::EffectiveBatch) {
+                let message = format!(
+                    "found {:?}; allowed for a command: effective_batch, its effective batch may fall with its batch",
+                    change.0
+                );
+                self.problem(&format!("on_oom.then.{index}"), message);
+            }
         }
         if command.resumes() && command.checkpoints.is_none() {
             self.problem("command", "{resume} needs `checkpoints`, which says what to resume from");
@@ -296,8 +327,9 @@ impl Check<'_> {
         let early_stop =
             file.train.early_stop.as_ref().map(|stop| ("train.early_stop", "train.early_stop.metric", &stop.metric));
         for (key, path, metric) in best.into_iter().chain(early_stop) {
-            let generated = metric.name().is_some_and(|name| Metric::OF_GENERATED_TEXTS.contains(&name));
-            if let Err(message) = metric.check(model.arch.task().metrics()) {
+            let generated = model.task().writes_text()
+                && metric.name().is_some_and(|name| Metric::OF_GENERATED_TEXTS.contains(&name));
+            if let Err(message) = metric.check(model.task().metrics()) {
                 self.problem(path, message);
             } else if generated && file.evaluate.generate == 0 {
                 self.problem(path, format!("{metric} is of generated texts; set evaluate.generate to at least 1"));

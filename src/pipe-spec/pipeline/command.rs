@@ -270,6 +270,16 @@ impl Command {
         self.names("batch") || self.names("accum")
     }
 
+    /// Whether its words show that it keeps its effective batch with a smaller batch: they have `{accum}`, or the size of a step from
+    /// which it computes that itself, or name the variable of one of them.
+    pub fn accumulates(&self) -> bool {
+        let is_named = |variable: &str| self.line.0.iter().any(|word| word.contains(variable));
+        self.names("accum")
+            || self.names("effective_batch")
+            || is_named("PIPE_ACCUM")
+            || is_named("PIPE_EFFECTIVE_BATCH")
+    }
+
     fn names(&self, placeholder: &str) -> bool {
         self.line.0.iter().any(|word| pieces(word).contains(&Piece::Placeholder(placeholder)))
     }
@@ -359,6 +369,21 @@ mod tests {
             ("sh -c 'a --resume \"{resume}\"'", "sh|-c|a --resume \"\"", "sh|-c|a --resume \"/c\""),
         ] {
             assert_eq!((filled(line, ""), filled(line, "/c")), (without.to_owned(), with.to_owned()));
+        }
+    }
+
+    #[test]
+    fn commands_that_keep_their_effective_batch() {
+        for (line, want) in [
+            ("a --batch {batch} --accum {accum}", true),
+            ("megatron --micro-batch-size {batch} --global-batch-size {effective_batch}", true),
+            ("sh -c 'a --accum $PIPE_ACCUM'", true),
+            ("sh -c 'a --step $PIPE_EFFECTIVE_BATCH'", true),
+            ("a --batch {batch}", false),
+            ("a --batch {batch} {{accum}}", false),
+            ("a", false),
+        ] {
+            assert_eq!(command(line).accumulates(), want, "{line}");
         }
     }
 

@@ -8,13 +8,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::bounds::{MAX_PREFETCHED, MAX_TOKENS, MAX_WORKERS};
-use super::task::Task;
+use super::task::{IGNORED_COLUMNS, Task};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
-    /// .jsonl, .csv, .tsv, .txt (also with .gz or .zst behind), .parquet, .safetensors (what of these depends on the task), a
-    /// folder of them, or a list; relative to the working directory. On the hub: hf://datasets/owner/name/path, where the path may be
+    /// .jsonl, .json, .csv, .tsv, .txt, .conll (also with .gz or .zst behind), .parquet, .xlsx, .safetensors (what of these depends on the
+    /// task), a folder of them, or a list; relative to the working directory. On the hub: hf://datasets/owner/name/path, where the path may be
     /// a file, a folder or a pattern.
     pub train: Paths,
     /// Evaluation data, named as `train` is.
@@ -31,9 +31,14 @@ pub struct Data {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     /// Which column of the data feeds what, per task: source/target (or messages: a conversation whose last turn is the target),
-    /// text/text_pair/label, image/text, label/time, text.
+    /// text/text_pair/label, image/text, label/time, text, tokens/tags, image/label, label/ignore (columns that a table is not trained on, with
+    /// commas or semicolons between them).
     #[serde(default)]
     pub fields: BTreeMap<String, String>,
+    /// The text between the labels of a row that can have several, such as `|` in `billing|urgent`. Lists need none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub label_separator: Option<String>,
     /// Tokens of a source text (`t5`). Longer texts are cut.
     #[serde(default = "default_length")]
     #[schemars(range(max = MAX_TOKENS))]
@@ -49,10 +54,14 @@ pub struct Data {
     /// Pad a batch to its longest row, or to `max_length` (`max_source`, `max_target`).
     #[serde(default)]
     pub pad: Pad,
-    /// Leave out pictures that cannot be read and rows whose label is empty, and say which; otherwise the first one ends the
+    /// Skip pictures that cannot be read and rows without a text or a label, and say which; otherwise the first one ends the
     /// training.
     #[serde(default)]
     pub skip_bad: bool,
+    /// How pictures with a class change at random in training, another way in each epoch: `crop` takes a random part of the picture,
+    /// `flip` mirrors half of them. Default for such pictures: crop.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub augment: Option<Augment>,
     /// Shuffle the rows in every epoch, by `train.seed`.
     #[serde(default = "default_shuffle")]
     pub shuffle: bool,
@@ -96,10 +105,21 @@ impl Data {
         self.fields.get(role).map_or(role, String::as_str)
     }
 
+    /// The columns that a table is not trained on: what is given as one name, which may have commas in it, then each by itself.
+    pub fn ignored_columns(&self) -> Vec<&str> {
+        let given = self.fields.get(IGNORED_COLUMNS).map_or("", String::as_str);
+        std::iter::once(given).chain(given.split([',', ';'])).map(str::trim).filter(|name| !name.is_empty()).collect()
+    }
+
     /// The roles of the columns that are read: those of conversations are named, or a source and a target are read.
     pub fn roles(&self, task: Task) -> Vec<&'static str> {
         let is_conversation = self.fields.contains_key(CONVERSATION);
-        let is_read = |role: &&&str| task != Task::Seq2Seq || (**role == CONVERSATION) == is_conversation;
+        let is_read = |role: &&&str| match task {
+            Task::Seq2Seq => (**role == CONVERSATION) == is_conversation,
+            // Plain texts are for predictions.
+            Task::TokenLabels => **role != "text",
+            _ => **role != IGNORED_COLUMNS,
+        };
         task.roles().iter().filter(is_read).copied().collect()
     }
 }
@@ -110,6 +130,29 @@ pub enum Pad {
     #[default]
     Longest,
     Max,
+}
+
+/// A random change of a picture in training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Augment {
+    None,
+    Flip,
+    Crop,
+    CropFlip,
+}
+
+impl Augment {
+    /// A part of a picture shows what the picture shows; what is mirrored may be something else, such as a letter.
+    pub const DEFAULT: Self = Self::Crop;
+
+    pub fn crops(self) -> bool {
+        matches!(self, Self::Crop | Self::CropFlip)
+    }
+
+    pub fn flips(self) -> bool {
+        matches!(self, Self::Flip | Self::CropFlip)
+    }
 }
 
 /// One path or a list of them.

@@ -5,8 +5,45 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The metrics where less is better. Of every other more is better.
-const LESS_IS_BETTER: [&str; 3] = [Metric::LOSS, "perplexity", "mse"];
+/// How a metric of evaluations is written and read. A metric that is not listed is called by its name, and more of it is
+/// better.
+struct Known {
+    name: &'static str,
+    /// As papers write it.
+    title: &'static str,
+    less_is_better: bool,
+    /// The things that it is counted over.
+    counted: &'static str,
+}
+
+const ROWS: &str = "rows";
+
+const KNOWN: [Known; 15] = [
+    Known { less_is_better: true, ..known(Metric::LOSS, "loss", ROWS) },
+    Known { less_is_better: true, ..known("perplexity", "perplexity", "tokens") },
+    Known { less_is_better: true, ..known("mse", "mean squared error", ROWS) },
+    known("accuracy", "accuracy", ROWS),
+    known("macro_f1", "macro F1", ROWS),
+    known("micro_f1", "micro F1", ROWS),
+    known("entity_f1", "entity F1", "texts"),
+    known("f1", "F1", ROWS),
+    known("mcc", "MCC", ROWS),
+    known("pearson", "Pearson correlation", ROWS),
+    known("exact_match", "exact match", "texts"),
+    known("rouge_l", "ROUGE-L", "texts"),
+    known("lr", "learning rate", ROWS),
+    known("text_recall_1", "text recall@1", "pictures"),
+    known("image_recall_1", "image recall@1", "texts"),
+];
+
+const fn known(name: &'static str, title: &'static str, counted: &'static str) -> Known {
+    Known { name, title, less_is_better: false, counted }
+}
+
+fn find(name: &str) -> Option<&'static Known> {
+    let name = name.strip_prefix(Metric::PREFIX).unwrap_or(name);
+    KNOWN.iter().find(|known| known.name == name)
+}
 
 /// A metric as a pipeline names it: `eval.loss`, or `eval.` and the name of a score of the `eval` event, such as
 /// `eval.accuracy`.
@@ -23,7 +60,9 @@ impl Metric {
 
     /// The metrics of a model that predicts classes, and of one that predicts a number.
     pub const OF_CLASSES: &[&str] = &[Self::LOSS, "accuracy", "macro_f1", "f1", "mcc"];
-    pub const OF_NUMBERS: &[&str] = &[Self::LOSS, "mse", "pearson"];
+    pub const OF_NUMBERS: &[&str] = &[Self::LOSS, "mse", "pearson", "r2"];
+    /// The metrics of a model that predicts any number of labels for a text.
+    pub const OF_SEVERAL: &[&str] = &[Self::LOSS, "micro_f1", "macro_f1", "exact_match"];
 
     /// The metrics of texts that the model generates: `evaluate.generate` must be set.
     pub const OF_GENERATED_TEXTS: &[&str] = &["exact_match", "rouge_l"];
@@ -56,7 +95,18 @@ impl Metric {
 
     /// Whether less is better of the metric `name`, with or without `eval.`.
     pub fn less_is_better(name: &str) -> bool {
-        LESS_IS_BETTER.contains(&name.strip_prefix(Self::PREFIX).unwrap_or(name))
+        find(name).is_some_and(|known| known.less_is_better)
+    }
+
+    /// The metric `name`, with or without `eval.`, as papers write it within a sentence.
+    pub fn title(name: &str) -> String {
+        let words = || name.strip_prefix(Self::PREFIX).unwrap_or(name).replace("recall_", "recall@").replace('_', " ");
+        find(name).map_or_else(words, |known| known.title.to_owned())
+    }
+
+    /// The things that the metric `name` is counted over, such as rows.
+    pub fn counted(name: &str) -> &'static str {
+        find(name).map_or(ROWS, |known| known.counted)
     }
 
     /// Whether `value` is strictly better than `best`, or than nothing. What is not a number never is.
@@ -85,10 +135,23 @@ mod tests {
         for name in ["loss", "perplexity", "mse"] {
             assert!(better(name, 1.0, Some(2.0)) && !better(name, 2.0, Some(1.0)) && !better(name, 1.0, Some(1.0)));
         }
-        for name in ["accuracy", "macro_f1", "mcc", "pearson", "rouge_l", "text_recall_1"] {
+        for name in ["accuracy", "macro_f1", "mcc", "pearson", "r2", "rouge_l", "text_recall_1"] {
             assert!(better(name, 2.0, Some(1.0)) && !better(name, 1.0, Some(2.0)) && !better(name, 1.0, Some(1.0)));
         }
         assert!(better("loss", 1.0, None) && !better("loss", f64::NAN, None) && !better("loss", f64::NAN, Some(1.0)));
+    }
+
+    #[test]
+    fn names_for_people() {
+        for (name, title, counted) in [
+            ("accuracy", "accuracy", "rows"),
+            ("eval.mse", "mean squared error", "rows"),
+            ("rouge_l", "ROUGE-L", "texts"),
+            ("text_recall_5", "text recall@5", "rows"),
+            ("my_score", "my score", "rows"),
+        ] {
+            assert_eq!((Metric::title(name).as_str(), Metric::counted(name)), (title, counted));
+        }
     }
 
     #[test]

@@ -25,15 +25,15 @@ pub use crate::problem::{Problem, Problems};
 pub use crate::yaml::Note;
 pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat, PLACEHOLDERS, VarValue};
 pub use container::{Container, Gpus, Image, Mount};
-pub use data::{CONVERSATION, Data, Pad, Paths};
+pub use data::{Augment, CONVERSATION, Data, Pad, Paths};
 pub use engines::{EngineEntry, EngineRequest, EngineSection, Engines, SectionType};
 pub use file::{PipelineFile, schema};
 pub use graph::{OutputRef, Stage, StageGraph};
 pub use memory::{Allocator, Limit, Memory};
 pub use metric::Metric;
-pub use model::{Arch, Model};
-pub use on_oom::{Change, Edit, OnOom, Reduce};
-pub use task::{LossUnit, Task};
+pub use model::{Arch, Model, ModelTask};
+pub use on_oom::{Change, Edit, EffectiveBatch, OnOom, Reduce};
+pub use task::{IGNORED_COLUMNS, LossUnit, Task};
 pub use train::{
     BatchSetting, Checkpointing, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule,
     ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum, share,
@@ -104,6 +104,19 @@ impl Pipeline {
         match &self.work {
             Work::Training(_) => None,
             Work::Command(command) => Some(command),
+        }
+    }
+
+    /// The effect of a smaller batch on its effective batch.
+    pub fn effective_batch_rule(&self) -> EffectiveBatch {
+        match self.command() {
+            Some(command) if !command.accumulates() && !self.on_oom.accumulates => {
+                match self.on_oom.may_change_effective_batch() {
+                    true => EffectiveBatch::MayFall,
+                    false => EffectiveBatch::MustNotFall,
+                }
+            }
+            _ => EffectiveBatch::Kept,
         }
     }
 

@@ -12,6 +12,10 @@ use crate::yaml::Node;
 pub struct Model {
     /// The architecture.
     pub arch: Arch,
+    /// The task, for an architecture that has more than one. Default: that of the trained model in `from`, else
+    /// text-classification.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<ModelTask>,
     /// A folder in Hugging Face layout, or a hub id (owner/name, owner/name@revision), which is fetched where the hub cache
     /// does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -19,6 +23,38 @@ pub struct Model {
     /// Instead of `from`: train from scratch, keys as in the model's config.json.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Map<String, Value>>,
+}
+
+/// The tasks among which an encoder of texts leaves a choice, as Hugging Face names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ModelTask {
+    TextClassification,
+    TokenClassification,
+}
+
+impl ModelTask {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TextClassification => "text-classification",
+            Self::TokenClassification => "token-classification",
+        }
+    }
+}
+
+impl Model {
+    /// The model that a pipeline file names, as it is written there.
+    pub fn written(text: &str) -> Option<Self> {
+        let file = Node::parse(text).ok()?.to_json();
+        serde_json::from_value(file["model"].clone()).ok()
+    }
+
+    pub fn task(&self) -> Task {
+        match self.task {
+            Some(ModelTask::TokenClassification) => Task::TokenLabels,
+            Some(ModelTask::TextClassification) | None => self.arch.task(),
+        }
+    }
 }
 
 macro_rules! architectures {
@@ -64,6 +100,9 @@ architectures! {
     HybridCnnLstm: "hybrid-cnn-lstm", TimeSeries, "hybrid_cnn_lstm", [];
     MuSota: "mu-sota", Language, "mu_sota", [];
     BagOfWords: "bag-of-words", Classification, "bag_of_words", [];
+    Tabular: "tabular", Table, "tabular", [];
+    ResNet: "resnet", PictureClasses, "resnet", [];
+    Vit: "vit", PictureClasses, "vit", [];
 }
 
 impl Arch {
@@ -71,9 +110,19 @@ impl Arch {
         Self::ALL.iter().copied().find(|arch| arch.name() == name)
     }
 
+    /// Whether it can also label each token of a text.
+    pub fn labels_tokens(self) -> bool {
+        matches!(self, Self::Bert | Self::Roberta | Self::XlmRoberta | Self::DebertaV3)
+    }
+
+    /// Whether it can be trained for a task.
+    pub fn can(self, task: Task) -> bool {
+        self.task() == task || (task == Task::TokenLabels && self.labels_tokens())
+    }
+
     /// The first of the table for a task: what `pipe init` proposes.
     pub fn first_for(task: Task) -> Self {
-        let first = Self::ALL.iter().copied().find(|arch| arch.task() == task);
+        let first = Self::ALL.iter().copied().find(|arch| arch.can(task));
         first.expect("every task has an architecture")
     }
 
@@ -87,9 +136,7 @@ impl Arch {
 impl LossUnit {
     /// The unit of a run, from its `resolved.yaml`. Tokens where that cannot be read.
     pub fn of_resolved(resolved: &str) -> Self {
-        let settings = Node::parse(resolved).map(|tree| tree.to_json()).unwrap_or_default();
-        let arch = settings["model"]["arch"].as_str().and_then(Arch::find);
-        arch.map_or_else(Self::default, |arch| arch.task().loss_unit())
+        Model::written(resolved).map_or_else(Self::default, |model| model.task().loss_unit())
     }
 }
 
@@ -107,16 +154,17 @@ mod tests {
         }
         assert_eq!(Arch::of_model_type("gpt2"), None);
         for task in Task::ALL {
-            assert_eq!(Arch::first_for(task).task(), task);
+            assert!(Arch::first_for(task).can(task));
         }
     }
 
     #[test]
     fn the_architecture_decides_the_unit() {
-        let of = |arch: &str| LossUnit::of_resolved(&format!("model: {{arch: {arch}}}\ntrain: {{batch: 8}}\n"));
+        let of = |model: &str| LossUnit::of_resolved(&format!("model: {{arch: {model}}}\ntrain: {{batch: 8}}\n"));
         for (arch, want) in [("t5", LossUnit::Tokens), ("mu-sota", LossUnit::Tokens), ("bert", LossUnit::Samples)] {
             assert_eq!(of(arch), want, "{arch}");
         }
+        assert_eq!(of("bert, task: token-classification"), LossUnit::Tokens);
         assert_eq!(of("no-such"), LossUnit::Tokens);
         assert_eq!(LossUnit::of_resolved(""), LossUnit::Tokens);
     }

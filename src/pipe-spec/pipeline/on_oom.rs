@@ -32,7 +32,12 @@ pub struct OnOom {
     /// messages of torch, JAX, TensorFlow and others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub patterns: Vec<String>,
-    /// Changes to the training result that are allowed once the batch is at its minimum, in order.
+    /// Whether a command without `{accum}` and `{effective_batch}` reads `PIPE_ACCUM`, and so keeps its effective batch when its batch
+    /// is made smaller.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub accumulates: bool,
+    /// Changes to the training result that are allowed once the batch is at its minimum, in order. For a command only `effective_batch`:
+    /// a smaller batch may make its effective batch smaller too.
     pub then: Vec<Change>,
 }
 
@@ -45,9 +50,28 @@ impl Default for OnOom {
             wait: 600,
             exit_codes: Vec::new(),
             patterns: Vec::new(),
+            accumulates: false,
             then: Vec::new(),
         }
     }
+}
+
+impl OnOom {
+    /// Whether the effective batch may fall with the batch.
+    pub fn may_change_effective_batch(&self) -> bool {
+        self.then.iter().any(|change| change.edit() == Ok(Edit::EffectiveBatch))
+    }
+}
+
+/// The effect of a smaller batch on the effective batch of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EffectiveBatch {
+    /// The job accumulates more batches in a step.
+    Kept,
+    /// It falls with the batch, which the pipeline allows.
+    MayFall,
+    /// It would fall with the batch, which the pipeline does not allow.
+    MustNotFall,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +121,7 @@ impl JsonSchema for Reduce {
     }
 }
 
-/// A change to the training result, written `checkpointing` or `key=value`.
+/// A change to the training result, written `checkpointing`, `effective_batch` or `key=value`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Change(pub String);
@@ -111,6 +135,8 @@ pub enum Edit {
     MaxTarget(NonZeroU32),
     MaxLength(NonZeroU32),
     Optimizer(OptimizerKind),
+    /// Only of commands: the effective batch falls with the batch.
+    EffectiveBatch,
 }
 
 impl Change {
@@ -120,7 +146,11 @@ impl Change {
     /// The edit that it stands for, or the values that are allowed.
     pub fn edit(&self) -> Result<Edit, String> {
         let Some((key, value)) = self.0.split_once('=') else {
-            return if self.0 == "checkpointing" { Ok(Edit::Checkpointing) } else { Err(Self::ALLOWED.to_owned()) };
+            return match self.0.as_str() {
+                "checkpointing" => Ok(Edit::Checkpointing),
+                "effective_batch" => Ok(Edit::EffectiveBatch),
+                _ => Err(Self::ALLOWED.to_owned()),
+            };
         };
         let length = || {
             let length = value.parse().ok().filter(|length: &NonZeroU32| length.get() <= MAX_TOKENS);
@@ -153,12 +183,14 @@ mod tests {
     fn changes_are_understood() {
         let edit = |text: &str| Change(text.to_owned()).edit();
         assert_eq!(edit("checkpointing"), Ok(Edit::Checkpointing));
+        assert_eq!(edit("effective_batch"), Ok(Edit::EffectiveBatch));
         assert_eq!(edit("precision=bf16"), Ok(Edit::Precision(Precision::Bf16)));
         assert_eq!(edit("optimizer=adafactor"), Ok(Edit::Optimizer(OptimizerKind::Adafactor)));
         assert_eq!(edit("max_source=256"), Ok(Edit::MaxSource(NonZeroU32::new(256).unwrap())));
         for wrong in [
             "",
             "checkpointing=1",
+            "effective_batch=8",
             "precision=fp8",
             "max_source=0",
             "max_source=4294967295",

@@ -33,6 +33,9 @@ pub struct Evaluate {
     /// A language model chooses among the most probable tokens that together have this probability.
     #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
     pub top_p: f64,
+    /// With several labels a text: the probability from which a label applies. The exported model keeps it.
+    #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
+    pub threshold: f64,
 }
 
 impl Default for Evaluate {
@@ -45,6 +48,7 @@ impl Default for Evaluate {
             beams: NonZeroU32::MIN,
             temperature: 1.0,
             top_p: 0.95,
+            threshold: 0.5,
         }
     }
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::pipeline::{Engines, OtherNamesOfPipelines, Pipeline, Problems, pipeline_of};
+use crate::pipeline::{BatchSetting, Engines, OtherNamesOfPipelines, Pipeline, Problems, TrainFile, pipeline_of};
 use crate::text::Name;
 use crate::variables::Variables;
 use crate::yaml::{Node, NodeKind, Structure};
@@ -61,7 +61,11 @@ impl Study {
         engines: Engines,
     ) -> Result<Self, Problems> {
         let mut tree = Node::parse(text)?;
-        for pair in overrides {
+        // Settings of a pipeline in a file of its own are set once it is read.
+        let is_file = tree.find("pipeline").is_some_and(|pipeline| !matches!(pipeline.kind, NodeKind::Map(_)));
+        let (of_pipeline, own): (Vec<&String>, Vec<&String>) =
+            overrides.iter().partition(|pair| is_file && pair.starts_with("pipeline."));
+        for pair in own {
             tree.set(pair)?;
         }
         let schema = schema();
@@ -71,7 +75,10 @@ impl Study {
         }
         let file: StudyFile = serde_json::from_value(tree.to_json())
             .map_err(|error| Problems::one(tree.line, "", format!("not a study: {error}")))?;
-        let base = base(&file, &tree, read)?;
+        let mut base = base(&file, &tree, read)?;
+        for pair in of_pipeline {
+            base.set(pair.trim_start_matches("pipeline."))?;
+        }
         let mut problems = Problems::default();
         let parameters = space::read(&file.space, &tree, &mut problems);
         check(&file, &tree, &mut problems);
@@ -133,7 +140,11 @@ impl Study {
         });
         for (path, value) in values.chain(more.iter().map(|(path, value)| (*path, value.clone()))) {
             tree.put(path, NodeKind::of_json(&value))
-                .ok_or_else(|| Problems::one(None, path, "the pipeline has no such place"))?;
+                .ok_or_else(|| Problems::one(None, path, "the pipeline has no such key"))?;
+        }
+        let sets_batch = point.contains_key("train.batch") || more.iter().any(|(path, _)| *path == "train.batch");
+        if let (false, Some(effective)) = (sets_batch, point.get("train.effective_batch").and_then(Value::as_u64)) {
+            cap_batch(&mut tree, effective);
         }
         pipeline_of(&tree, variables, self.engines)
     }
@@ -222,6 +233,18 @@ fn base(file: &StudyFile, tree: &Node, read: impl FnOnce(&str) -> Result<String,
         ));
     }
     Ok(base)
+}
+
+/// A batch that the study does not search is at most the effective batch of the trial.
+fn cap_batch(tree: &mut Node, effective_batch: u64) {
+    let batch = match (tree.find("train.batch").map(|node| &node.kind), TrainFile::default().batch) {
+        (Some(NodeKind::Scalar(value)), _) => value.as_u64(),
+        (None, BatchSetting::Fixed(batch)) => Some(u64::from(batch.get())),
+        _ => None,
+    };
+    if batch.is_some_and(|batch| effective_batch > 0 && effective_batch < batch) {
+        tree.put("train.batch", NodeKind::Scalar(json!(effective_batch)));
+    }
 }
 
 fn objectives(file: &StudyFile) -> Vec<Objective> {

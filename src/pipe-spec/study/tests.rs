@@ -48,6 +48,32 @@ fn accum_takes_the_place_of_an_effective_batch() {
 }
 
 #[test]
+fn the_batch_is_at_most_the_effective_batch_of_a_trial() {
+    let study = parse("  train.effective_batch: [4, 32]\n").unwrap();
+    for (effective, batch) in [(4, 4), (32, 8)] {
+        let point = [("train.effective_batch".to_owned(), json!(effective))].into();
+        let pipeline = study.pipeline("x", &point, &[], &Variables::default()).unwrap();
+        assert_eq!((pipeline.work.batch(), pipeline.work.effective_batch()), (batch, effective));
+    }
+    // A batch that is searched is not changed.
+    assert!(problem("  train.effective_batch: [4]\n  train.batch: [8]\n").contains("at most the effective batch"));
+}
+
+#[test]
+fn settings_of_the_pipeline_file_are_set() {
+    let text = "version: 1\ntune: search\npipeline: base.yaml\nobjective: {metric: eval.loss, direction: minimize}\n\
+                space: {train.batch: [8]}\n";
+    let set = |pair: &str| {
+        let read = |_: &str| Ok(BASE.to_owned());
+        Study::parse(text, &[pair.to_owned()], read, &Variables::default(), Engines::NONE)
+    };
+    let pipeline = set("pipeline.train.epochs=3").unwrap().pipeline("x", &BTreeMap::new(), &[], &Variables::default());
+    assert_eq!(pipeline.unwrap().training().unwrap().train.epochs, Some(3.0));
+    assert!(set("pipeline.train.epoch=3").unwrap_err().to_string().contains("did you mean `epochs`?"));
+    assert!(set("pipeline=other.yaml").is_ok());
+}
+
+#[test]
 fn a_study_of_the_run_folder_needs_no_other_file() {
     let study = parse("  train.batch: [8, 16]\n").unwrap();
     let none = |_: &str| Err("there is no file".to_owned());

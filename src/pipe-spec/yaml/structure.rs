@@ -315,10 +315,20 @@ fn bounds(schema: &Value) -> String {
     }
 }
 
+/// Characters of a text that a message repeats: a file that is no pipeline may be one long text.
+const REPEATED: usize = 120;
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(REPEATED) {
+        None => format!("{text:?}"),
+        Some((end, _)) => format!("{:?}... ({} characters)", &text[..end], text.chars().count()),
+    }
+}
+
 fn found(node: &Node) -> String {
     match &node.kind {
         NodeKind::Scalar(Value::Null) => "nothing".to_owned(),
-        NodeKind::Scalar(Value::String(text)) => format!("the text {text:?}"),
+        NodeKind::Scalar(Value::String(text)) => format!("the text {}", shortened(text)),
         NodeKind::Scalar(other) => other.to_string(),
         NodeKind::List(_) => "a list".to_owned(),
         NodeKind::Map(_) => "keys with values".to_owned(),

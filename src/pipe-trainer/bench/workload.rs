@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use pipe_model::TaskData;
+use pipe_model::{Labels, TaskData};
 use serde_json::{Value, json};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -87,6 +87,11 @@ pub fn part(args: &BenchArgs, task_data: &TaskData, device: Device) -> Result<Pa
                 .text(*vocab_size, args.source)?
                 .with("labels", maker.whole(classes + 2, &[args.batch])?.f_sub_scalar(2)?)
         }
+        TaskData::TokenLabels { vocab_size, names, .. } => {
+            let labels = names.as_ref().map_or(2, |names| names.len() as u64);
+            let part = maker.text(*vocab_size, args.source)?;
+            part.with("labels", maker.whole(labels + 2, &[args.batch, args.source])?.f_sub_scalar(2)?)
+        }
         TaskData::Contrastive { vocab_size, num_channels, image_size, max_length, .. } => {
             let pixels = maker.real(&[args.batch, *num_channels, *image_size, *image_size])?;
             let length = args.source.min(i64::from(*max_length));
@@ -95,6 +100,21 @@ pub fn part(args: &BenchArgs, task_data: &TaskData, device: Device) -> Result<Pa
         TaskData::TimeSeries { features, sequence_length, classes, .. } => {
             let labels = maker.whole(*classes as u64 + 2, &[args.batch])?.f_sub_scalar(2)?;
             Part::default().with("x", maker.real(&[args.batch, *sequence_length, *features])?).with("labels", labels)
+        }
+        TaskData::Table { columns, labels } => {
+            let (numbers, categories) =
+                columns.as_ref().map_or((0, 0), |columns| (columns.numbers(), columns.categories().len()));
+            let unknown = Tensor::f_zeros([args.batch, categories as i64], (Kind::Float, device))?;
+            let inputs = Tensor::f_cat(&[maker.real(&[args.batch, numbers as i64])?, unknown], 1)?;
+            let classes = labels.as_ref().map_or(2, |labels| labels.count() as u64);
+            let labels = maker.whole(classes + 2, &[args.batch])?.f_sub_scalar(2)?;
+            Part::default().with("x", inputs).with("labels", labels)
+        }
+        TaskData::PictureClasses { num_channels, image_size, labels } => {
+            let (classes, size) = (labels.as_ref().map_or(2, Labels::count) as u64, image_size.unwrap_or(224));
+            Part::default()
+                .with("pixel_values", maker.real(&[args.batch, *num_channels, size, size])?)
+                .with("labels", maker.whole(classes + 2, &[args.batch])?.f_sub_scalar(2)?)
         }
         TaskData::Language { vocab_size, .. } => {
             let ids = maker.whole(*vocab_size, &[args.batch, args.source])?;

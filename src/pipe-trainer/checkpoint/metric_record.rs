@@ -94,7 +94,7 @@ mod tests {
         let mut record = MetricRecord::new(&Metric::named("accuracy"));
         for (index, value) in values.iter().enumerate() {
             let scores = Scores::from([("accuracy".to_owned(), *value)]);
-            record.add(&Eval { step: 10 * (index as u64 + 1), loss: 1.0, samples: 1, ms: 0.0, scores });
+            record.add(&Eval { step: 10 * (index as u64 + 1), loss: 1.0, samples: 1, ms: 0.0, headline: None, scores });
         }
         record
     }

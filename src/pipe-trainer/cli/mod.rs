@@ -163,6 +163,8 @@ pub enum DataCommand {
     Stories(StoriesArgs),
     /// A time series in three states, as comma-separated values
     Series(SeriesArgs),
+    /// A table of customers and whether they cancel, as comma-separated values
+    Table(TableArgs),
 }
 
 #[derive(Args)]
@@ -226,4 +228,15 @@ pub struct SeriesArgs {
     /// Rows of eval.csv; default: a tenth of --rows, at least 200
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub eval_rows: Option<u64>,
+}
+
+#[derive(Args)]
+pub struct TableArgs {
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub rows: u64,
+    #[arg(long)]
+    pub seed: u64,
+    /// Write train.csv there
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
 }

@@ -1,6 +1,7 @@
-//! Texts, or pairs of them, with a class or a number.
+//! Texts, or pairs of them, with a class, several labels or a number.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,8 +12,10 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
-use super::labelling::{LabelRows, Labelling, Seen};
-use super::rows::{Opener, check_rows, during, holds_tensors, open_rows};
+use super::labelling::{Labelling, Seen, TrimmedLabels, labels_of, names_of};
+use super::rows::{
+    Opener, SkippedRows, check_rows, during, file_and_line, holds_tensors, is_lacking, no_text, open_rows, skip_hint,
+};
 use super::source::Sources;
 use super::tensors::TensorRows;
 use super::{Column, Sample, Source};
@@ -33,9 +36,15 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     let data = &opener.spec.data;
     let length = data.max_length.get().min(*max_length);
     let decided = match labels {
-        Some(labels) => labels.clone(),
+        Some(labels) if opener.predicts || !labels.are_unnamed() || holds_tensors(&data.train) => labels.clone(),
+        Some(unnamed) => named_by_data(opener, unnamed)?.unwrap_or_else(|| unnamed.clone()),
         None => decide(opener)?,
     };
+    if let (Some(_), Labels::Classes(_) | Labels::Number) = (&data.label_separator, &decided) {
+        let message = "the model predicts one label a text, and its config.json says which; leave label_separator out, or \
+                       num_labels and id2label";
+        return Err(TrainerError::config("data.label_separator", message.to_owned()));
+    }
     let all = || std::iter::once(&data.train).chain(&data.eval);
     let tokens = if all().all(holds_tensors) {
         None
@@ -43,13 +52,12 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         let tokens = Tokens::open(opener.tokenizer()?, opener.arch(), "max_length", length)?;
         Some(Arc::new(tokens.check_vocabulary(*vocab_size)?.check_padding(*pad_token_id)?))
     };
-    let labelling = Arc::new(Labelling::new(decided.clone()));
+    let labelling = Arc::new(Labelling::new(decided.clone(), data.label_separator.as_deref()));
     let notices = RefCell::new(Vec::new());
     let open_rows = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         let tokens = tokens.clone().unwrap_or_else(|| panic!("rows without a tokenizer"));
         let mut classes = Classes {
             rows: rows(opener, paths)?,
-            kept: None,
             longest: Vec::new(),
             tokens,
             labelling: Arc::clone(&labelling),
@@ -76,17 +84,15 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         tokens: None,
         classes: match &decided {
             Labels::Classes(names) => Some(names.len()),
-            Labels::Number => None,
+            Labels::Number | Labels::Several(_) => None,
         },
-        labels: labels.is_none().then_some(decided),
+        labels: (labels.as_ref() != Some(&decided)).then_some(decided),
         notices: notices.take(),
     })
 }
 
 struct Classes {
     rows: Rows,
-    /// The rows that have a label, where some have none and are left out.
-    kept: Option<Vec<usize>>,
     longest: Vec<usize>,
     tokens: Arc<Tokens>,
     labelling: Arc<Labelling>,
@@ -109,43 +115,33 @@ struct Row {
 
 impl Classes {
     /// Reads every row once. Where the pipeline names a column for it, the second text must be there. Returns what is to be
-    /// said about the labels.
+    /// said about the rows.
     fn check(&mut self, pool: &ThreadPool, pairs: bool) -> Result<Vec<String>, TrainerError> {
-        let found = LabelRows::default();
+        let (trimmed, skipped) = (TrimmedLabels::default(), SkippedRows::default());
+        let needed = if pairs { TEXT..=TEXT_PAIR } else { TEXT..=TEXT };
         let longest = check_rows(&self.rows, pool, |row| {
             let mut values = self.rows.values(row)?;
+            if self.skip_bad && values[needed.clone()].iter().any(|value| is_lacking(value.as_ref())) {
+                skipped.add(row, "a text");
+                return Ok([0]);
+            }
             match self.label(row, values[LABEL].as_ref(), self.skip_bad)? {
                 None if !self.predicts => {
-                    found.see_empty(row);
+                    skipped.add(row, "a label");
                     return Ok([0]);
                 }
-                Some(label @ Value::String(text)) if self.labelling.trims(label) => found.see_trimmed(row, text),
+                Some(label @ Value::String(text)) if self.labelling.trims(label) => trimmed.see(row, text),
                 _ => {}
             }
             match self.read(row, &mut values)? {
-                Row { text_pair: None, .. } if pairs => Err(self.rows.not_a_text(row, TEXT_PAIR, None).into()),
+                Row { text_pair: None, .. } if pairs => Err(no_text(&self.rows, row, TEXT_PAIR, None, self.predicts)),
                 Row { text, text_pair, .. } => Ok([text.len() + text_pair.map_or(0, |text| text.len())]),
             }
         })?;
-        let (empty, notices) = found.finish(&self.rows);
-        self.longest = longest.rows();
-        if !empty.is_empty() {
-            let kept: Vec<usize> = (0..self.rows.len()).filter(|row| empty.binary_search(row).is_err()).collect();
-            if kept.is_empty() {
-                return Err(self
-                    .rows
-                    .fail(0, "the label is empty, and so is that of every other row".to_owned())
-                    .into());
-            }
-            self.longest = self.longest.iter().filter_map(|row| kept.binary_search(row).ok()).collect();
-            self.kept = Some(kept);
-        }
+        let mut notices: Vec<String> = trimmed.notice(|row| file_and_line(&self.rows, row)).into_iter().collect();
+        notices.extend(skipped.leave_out(&mut self.rows)?);
+        self.longest = longest.rows().into_iter().filter_map(|row| self.rows.index_of(row)).collect();
         Ok(notices)
-    }
-
-    /// The row of a sample.
-    fn row_of(&self, index: usize) -> usize {
-        self.kept.as_ref().map_or(index, |kept| kept[index])
     }
 
     fn read(&self, row: usize, values: &mut [Option<Value>]) -> Result<Row, TrainerError> {
@@ -153,7 +149,7 @@ impl Classes {
         Ok(Row {
             text: match text {
                 Some(Value::String(text)) => text,
-                other => return Err(self.rows.not_a_text(row, TEXT, other.as_ref()).into()),
+                other => return Err(no_text(&self.rows, row, TEXT, other.as_ref(), self.predicts)),
             },
             text_pair: match pair {
                 Some(Value::String(text)) => Some(text),
@@ -177,6 +173,8 @@ impl Classes {
     ) -> Result<Option<&'a Value>, TrainerError> {
         match label {
             None if self.predicts => Ok(None),
+            // No label is an answer too.
+            Some(label) if self.labelling.is_several() => Ok(Some(label)),
             _ => label_of(&self.rows, row, LABEL, label, skip_bad || self.predicts),
         }
     }
@@ -184,23 +182,31 @@ impl Classes {
 
 impl Source for Classes {
     fn len(&self) -> usize {
-        self.kept.as_ref().map_or_else(|| self.rows.len(), Vec::len)
+        self.rows.len()
+    }
+
+    fn rows(&self, index: usize) -> [usize; 2] {
+        [self.rows.number(index); 2]
     }
 
     fn longest(&self) -> Vec<usize> {
         self.longest.clone()
     }
 
+    fn caption(&self, index: usize) -> Result<Option<String>, TrainerError> {
+        let read = || self.read(index, &mut self.rows.values(index)?);
+        let Row { text, text_pair, .. } = during(self.rows.place(index), read)?;
+        Ok(Some(text_pair.map_or(text.clone(), |pair| format!("{text}\n{pair}"))))
+    }
+
     fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
-        let row = self.row_of(index);
-        let Row { label, .. } = during(self.rows.place(row), || self.read(row, &mut self.rows.values(row)?))?;
+        let Row { label, .. } = during(self.rows.place(index), || self.read(index, &mut self.rows.values(index)?))?;
         Ok(if let Column::Whole(class) = label { Some(class) } else { None })
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        let row = self.row_of(index);
-        let (ids, types, label) = during(self.rows.place(row), || {
-            let Row { text, text_pair, label } = self.read(row, &mut self.rows.values(row)?)?;
+        let (ids, types, label) = during(self.rows.place(index), || {
+            let Row { text, text_pair, label } = self.read(index, &mut self.rows.values(index)?)?;
             let (ids, types) = match text_pair {
                 Some(pair) => self.tokens.encode_pair(&text, &pair)?,
                 None => {
@@ -224,7 +230,7 @@ impl Source for Classes {
 }
 
 /// The label of a row; nothing where it is empty and such rows are left out.
-fn label_of<'a>(
+pub fn label_of<'a>(
     rows: &Rows,
     row: usize,
     column: usize,
@@ -240,17 +246,37 @@ fn label_of<'a>(
     }
 }
 
-fn no_label(rows: &Rows, row: usize) -> TrainerError {
-    rows.fail(row, "the label is empty; data.skip_bad: true leaves out such rows".to_owned()).into()
+pub fn no_label(rows: &Rows, row: usize) -> TrainerError {
+    rows.fail(row, format!("the label is empty{}", skip_hint(false))).into()
 }
 
 /// The labels of the training data.
-fn decide(opener: &Opener<'_>) -> Result<Labels, TrainerError> {
+pub fn decide(opener: &Opener<'_>) -> Result<Labels, TrainerError> {
     let data = &opener.spec.data;
     if holds_tensors(&data.train) {
         return decide_tensors(&data.train);
     }
+    let (rows, separator) = (open_rows(&data.train, &[data.field("label")])?, data.label_separator.as_deref());
+    if has_several(&rows, separator)? {
+        return decide_several(&rows, opener.pool, separator);
+    }
+    let (rows, seen) = seen(opener, rows)?;
+    seen.decide().map_err(|(row, message)| rows.fail(row, message).into())
+}
+
+/// The labels of a model that has a number of classes and no names for them, where the data has as many.
+fn named_by_data(opener: &Opener<'_>, unnamed: &Labels) -> Result<Option<Labels>, TrainerError> {
+    let data = &opener.spec.data;
     let rows = open_rows(&data.train, &[data.field("label")])?;
+    if has_several(&rows, data.label_separator.as_deref())? {
+        return Ok(None);
+    }
+    Ok(seen(opener, rows)?.1.names(unnamed.count() as usize))
+}
+
+/// All labels of the training data.
+fn seen(opener: &Opener<'_>, rows: Rows) -> Result<(Rows, Seen), TrainerError> {
+    let data = &opener.spec.data;
     let read = |index: usize| -> Result<Seen, TrainerError> {
         let label = rows.values(index)?.swap_remove(0);
         let label = label_of(&rows, index, 0, label.as_ref(), data.skip_bad)?;
@@ -259,7 +285,42 @@ fn decide(opener: &Opener<'_>) -> Result<Labels, TrainerError> {
     check_rows(&rows, opener.pool, |index| read(index).map(|_| []))?;
     let all = (0..rows.len()).into_par_iter().map(read);
     let seen = opener.pool.install(|| all.try_reduce(Seen::default, |a, b| Ok(a.and(b))))?;
-    seen.decide().map_err(|(row, message)| rows.fail(row, message).into())
+    Ok((rows, seen))
+}
+
+/// Whether a text can have several labels: the pipeline names a separator, or the first label is a list.
+fn has_several(rows: &Rows, separator: Option<&str>) -> Result<bool, TrainerError> {
+    for row in 0..rows.len() {
+        match rows.values(row)?.swap_remove(0) {
+            _ if separator.is_some() => return Ok(true),
+            None | Some(Value::Null) => {}
+            Some(value) => return Ok(value.is_array()),
+        }
+    }
+    Ok(false)
+}
+
+fn decide_several(rows: &Rows, pool: &ThreadPool, separator: Option<&str>) -> Result<Labels, TrainerError> {
+    let read = |row: usize| -> Result<BTreeSet<String>, TrainerError> {
+        match rows.values(row)?.swap_remove(0) {
+            None => Err(rows.problem(row, 0, None, A_LABEL).into()),
+            Some(value) => {
+                let labels = labels_of(&value, separator).map_err(|message| rows.fail(row, message))?;
+                Ok(names_of(&labels).collect())
+            }
+        }
+    };
+    check_rows(rows, pool, |row| read(row).map(|_| []))?;
+    let all = (0..rows.len()).into_par_iter().map(read);
+    let join = |mut one: BTreeSet<String>, mut other: BTreeSet<String>| {
+        one.append(&mut other);
+        Ok(one)
+    };
+    let names = pool.install(|| all.try_reduce(BTreeSet::new, join))?;
+    match names.is_empty() {
+        true => Err(rows.fail(0, "no row has a label".to_owned()).into()),
+        false => Ok(Labels::Several(names.into_iter().collect())),
+    }
 }
 
 fn decide_tensors(paths: &Paths) -> Result<Labels, TrainerError> {
@@ -269,7 +330,7 @@ fn decide_tensors(paths: &Paths) -> Result<Labels, TrainerError> {
         let label = match label(paths, &source, index)? {
             Column::Real(number) => Value::from(f64::from(number)),
             Column::Whole(class) => Value::from(class),
-            Column::Tokens(_) | Column::Values { .. } => {
+            Column::Tokens(_) | Column::PerToken(_) | Column::Values { .. } => {
                 return Err(fail(paths, index, "labels are no classes".into()));
             }
         };
@@ -279,7 +340,7 @@ fn decide_tensors(paths: &Paths) -> Result<Labels, TrainerError> {
 }
 
 /// A class or a position beyond those of the model would be an index out of bounds.
-fn check_tensors(paths: &Paths, source: &dyn Source, labels: &Labels, max_length: u32) -> Result<(), TrainerError> {
+pub fn check_tensors(paths: &Paths, source: &dyn Source, labels: &Labels, max_length: u32) -> Result<(), TrainerError> {
     for index in 0..source.len() {
         let length = source.sample(index)?.map_or(0, |sample| sample.length());
         if length > max_length as usize {

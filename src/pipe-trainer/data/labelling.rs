@@ -1,9 +1,9 @@
 //! From the labels in the data to the numbers that the loss takes, and what is noticed about labels while rows are read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 
-use pipe_data::Rows;
+use pipe_data::kind;
 use pipe_model::Labels;
 use serde_json::Value;
 
@@ -17,21 +17,32 @@ pub struct Labelling {
     /// By the names as they are, and by those without space around them.
     numbers: HashMap<String, i64>,
     trimmed: HashMap<String, i64>,
+    /// Whether all names are whole numbers, so that a number is a name and not a place.
+    numeric: bool,
+    /// Between the labels of a text that can have several.
+    separator: Option<String>,
 }
 
 impl Labelling {
-    pub fn new(labels: Labels) -> Self {
+    pub fn new(labels: Labels, separator: Option<&str>) -> Self {
         let names = match &labels {
-            Labels::Classes(names) => names.as_slice(),
+            Labels::Classes(names) | Labels::Several(names) => names.as_slice(),
             Labels::Number => &[],
         };
         // The first of several classes of one name is meant.
         let numbered = || names.iter().enumerate().rev();
         Self {
             numbers: numbered().map(|(number, name)| (name.clone(), number as i64)).collect(),
+            numeric: !names.is_empty() && names.iter().all(|name| name.parse::<i64>().is_ok()),
             trimmed: numbered().map(|(number, name)| (name.trim().to_owned(), number as i64)).collect(),
+            separator: separator.map(str::to_owned),
             labels,
         }
+    }
+
+    /// Whether a text can have any number of labels, none too.
+    pub fn is_several(&self) -> bool {
+        matches!(self.labels, Labels::Several(_))
     }
 
     /// Whether space around `value` is left out to find its class.
@@ -45,6 +56,7 @@ impl Labelling {
         match self.labels {
             Labels::Number => Column::Real(f32::NAN),
             Labels::Classes(_) => Column::Whole(IGNORED),
+            Labels::Several(ref names) => flags(vec![f32::NAN; names.len()]),
         }
     }
 
@@ -55,16 +67,49 @@ impl Labelling {
                 Some(number) if number.is_finite() => Ok(Column::Real(number as f32)),
                 _ => Err(format!("the label {value} is no number, and a number is what the model predicts")),
             },
-            Labels::Classes(names) => {
-                let find = |name: &str| self.numbers.get(name).or_else(|| self.trimmed.get(name.trim())).copied();
-                let named = name(value).and_then(find);
-                match named.or_else(|| Given::of(value).whole()).filter(|class| (0..names.len() as i64).contains(class))
-                {
-                    Some(class) => Ok(Column::Whole(class)),
-                    None => Err(format!("the label {value} is no class of the model; allowed: {}", allowed(names))),
+            Labels::Classes(names) => self.class(value, names).map(Column::Whole),
+            Labels::Several(names) => {
+                let mut applies = vec![0.0; names.len()];
+                for label in names_of(&labels_of(value, self.separator.as_deref())?) {
+                    applies[self.class(&Value::from(label), names)? as usize] = 1.0;
                 }
+                Ok(flags(applies))
             }
         }
+    }
+
+    /// The number of a class by its name or its number.
+    fn class(&self, value: &Value, names: &[String]) -> Result<i64, String> {
+        let find = |name: &str| self.numbers.get(name).or_else(|| self.trimmed.get(name.trim())).copied();
+        let whole = Given::of(value).whole();
+        let by_number = || match self.numeric {
+            true => find(&whole?.to_string()),
+            false => whole,
+        };
+        let named = name(value).and_then(find).or_else(by_number);
+        named
+            .filter(|class| (0..names.len() as i64).contains(class))
+            .ok_or_else(|| format!("the label {value} is no class of the model; allowed: {}", allowed(names)))
+    }
+}
+
+/// 1 for each label that applies.
+fn flags(values: Vec<f32>) -> Column {
+    Column::Values { shape: vec![values.len() as i64], values }
+}
+
+/// The labels of a text that can have several: those of a list, or what stands between separators. Otherwise what is wrong.
+pub fn labels_of(value: &Value, separator: Option<&str>) -> Result<Vec<Value>, String> {
+    let parts = match (value, separator) {
+        (Value::Null, _) => Vec::new(),
+        (Value::Array(list), _) => list.clone(),
+        (Value::String(text), Some(separator)) => text.split(separator).map(|part| Value::from(part.trim())).collect(),
+        (other, _) => vec![other.clone()],
+    };
+    let is_label = |part: &Value| matches!(part, Value::String(_) | Value::Number(_) | Value::Bool(_));
+    match parts.iter().find(|part| !is_label(part)) {
+        Some(part) => Err(format!("one of the labels is {}; allowed: texts or numbers", kind(part))),
+        None => Ok(parts.into_iter().filter(|part| part.as_str().is_none_or(|text| !text.trim().is_empty())).collect()),
     }
 }
 
@@ -134,7 +179,12 @@ pub struct Seen {
     decimal: Option<usize>,
     negative: Option<usize>,
     largest: Option<(i64, usize)>,
+    /// Whole numbers, as far as they can be classes.
+    whole: BTreeSet<i64>,
 }
+
+/// Classes that are counted where they are numbers.
+const MOST_NUMBERS: usize = 4096;
 
 impl Seen {
     pub fn of(row: usize, value: &Value) -> Self {
@@ -144,8 +194,13 @@ impl Seen {
             None => seen.number = Some(row),
         }
         match Given::of(value) {
-            Given::Whole(whole) if whole < 0 => seen.negative = Some(row),
-            Given::Whole(whole) => seen.largest = Some((whole, row)),
+            Given::Whole(whole) => {
+                seen.whole.insert(whole);
+                match whole < 0 {
+                    true => seen.negative = Some(row),
+                    false => seen.largest = Some((whole, row)),
+                }
+            }
             Given::Decimal(_) => seen.decimal = Some(row),
             Given::Name | Given::Other => seen.name = Some(row),
         }
@@ -158,6 +213,9 @@ impl Seen {
             let known = self.texts.entry(text).or_insert(row);
             *known = row.min(*known);
         }
+        if self.whole.len() <= MOST_NUMBERS {
+            self.whole.extend(other.whole);
+        }
         let earlier = |(class, row): (i64, usize)| (class, std::cmp::Reverse(row));
         Self {
             rows: self.rows + other.rows,
@@ -167,7 +225,21 @@ impl Seen {
             decimal: first(self.decimal, other.decimal),
             negative: first(self.negative, other.negative),
             largest: self.largest.into_iter().chain(other.largest).max_by_key(|seen| earlier(*seen)),
+            whole: self.whole,
         }
+    }
+
+    /// The classes of a model that has so many and no names for them, where the data has as many labels: their names, or numbers
+    /// that do not begin at 0.
+    pub fn names(&self, count: usize) -> Option<Labels> {
+        let names: Vec<String> = match (self.name, self.decimal) {
+            (Some(_), None) if self.number.is_none() => self.texts.keys().cloned().collect(),
+            (None, None) if self.whole.iter().any(|class| !(0..count as i64).contains(class)) => {
+                self.whole.iter().map(i64::to_string).collect()
+            }
+            _ => return None,
+        };
+        (names.len() == count).then_some(Labels::Classes(names))
     }
 
     /// The labels that follow from the data; otherwise the row that leaves them open, and why.
@@ -193,68 +265,31 @@ impl Seen {
     }
 }
 
-/// Rows that a message names at most.
-const NAMED: usize = 5;
+/// The names of labels, where a text can have several.
+pub fn names_of(labels: &[Value]) -> impl Iterator<Item = String> {
+    labels.iter().map(|label| name(label).map_or_else(|| label.to_string(), |name| name.trim().to_owned()))
+}
 
-/// Filled by threads, in any order.
+/// Labels that were read without the space around them: how many, and the first. Filled by threads, in any order.
 #[derive(Default)]
-pub struct LabelRows {
-    found: Mutex<Found>,
-}
+pub struct TrimmedLabels(Mutex<(usize, Option<(usize, String)>)>);
 
-#[derive(Default)]
-struct Found {
-    trimmed: Vec<(usize, String)>,
-    trimmed_count: usize,
-    empty: Vec<usize>,
-}
-
-impl LabelRows {
-    /// A row whose label was read without the space around it.
-    pub fn see_trimmed(&self, row: usize, label: &str) {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        found.trimmed_count += 1;
-        // The first of all is among the first of any number of them, however threads come.
-        found.trimmed.push((row, label.to_owned()));
-        found.trimmed.sort_unstable();
-        found.trimmed.truncate(1);
-    }
-
-    /// A row that has no label and is left out.
-    pub fn see_empty(&self, row: usize) {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).empty.push(row);
-    }
-
-    /// The rows that are left out, and what is to be said of all this.
-    pub fn finish(self, rows: &Rows) -> (Vec<usize>, Vec<String>) {
-        let Found { trimmed, trimmed_count, mut empty } =
-            self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
-        empty.sort_unstable();
-        let mut notices = Vec::new();
-        if let Some((row, label)) = trimmed.first() {
-            let labels = if trimmed_count == 1 { "one label".to_owned() } else { format!("{trimmed_count} labels") };
-            notices.push(format!(
-                "removed spaces around {labels}; the first is {label:?} ({})",
-                file_and_line(rows, *row)
-            ));
+impl TrimmedLabels {
+    pub fn see(&self, row: usize, label: &str) {
+        let (count, first) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *count += 1;
+        if first.as_ref().is_none_or(|(known, _)| row < *known) {
+            *first = Some((row, label.to_owned()));
         }
-        if !empty.is_empty() {
-            let named: Vec<String> = empty.iter().take(NAMED).map(|row| file_and_line(rows, *row)).collect();
-            let more = if empty.len() > NAMED { format!(" and {} more", empty.len() - NAMED) } else { String::new() };
-            let many = if empty.len() == 1 {
-                "one row without a label was".to_owned()
-            } else {
-                format!("{} rows without a label were", empty.len())
-            };
-            notices.push(format!("{many} left out: {}{more}", named.join(", ")));
-        }
-        (empty, notices)
     }
-}
 
-fn file_and_line(rows: &Rows, row: usize) -> String {
-    let (path, line) = rows.line(row);
-    format!("{} line {line}", path.display())
+    /// A sentence about them; nothing where there are none.
+    pub fn notice(self, name: impl Fn(usize) -> String) -> Option<String> {
+        let (count, first) = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let (row, label) = first?;
+        let labels = if count == 1 { "one label".to_owned() } else { format!("{count} labels") };
+        Some(format!("removed spaces around {labels}; the first is {label:?} ({})", name(row)))
+    }
 }
 
 #[cfg(test)]
@@ -300,9 +335,34 @@ mod tests {
     }
 
     #[test]
+    fn classes_without_names_get_those_of_the_data() {
+        let names = |labels: &[Value], count: usize| {
+            let all = labels.iter().enumerate().map(|(row, label)| Seen::of(row, label));
+            match all.reduce(Seen::and).unwrap().names(count) {
+                Some(Labels::Classes(names)) => names.join(" "),
+                _ => String::new(),
+            }
+        };
+        let stars = [json!(5), json!(1), json!("3"), json!(2), json!(4), json!(5)];
+        assert_eq!(names(&stars, 5), "1 2 3 4 5");
+        assert_eq!((names(&stars, 6), names(&stars, 4)), (String::new(), String::new()));
+        assert_eq!(names(&[json!("soup"), json!("cake")], 2), "cake soup");
+        assert_eq!(names(&[json!("soup"), json!("cake"), json!("pie")], 2), "");
+        assert_eq!(
+            (names(&[json!(0), json!(1)], 2), names(&[json!(0.5), json!(3)], 2)),
+            (String::new(), String::new())
+        );
+        // A number is the name of a class before it is its place.
+        let labelling = Labelling::new(Labels::Classes(["1", "2"].map(str::to_owned).to_vec()), None);
+        for value in [json!(1), json!("1")] {
+            assert!(matches!(labelling.column(&value), Ok(Column::Whole(0))), "{value}");
+        }
+    }
+
+    #[test]
     fn labels_are_classes_by_name_or_number() {
         let names = ["cake", "soup", "1"].map(str::to_owned).to_vec();
-        let labelling = Labelling::new(Labels::Classes(names));
+        let labelling = Labelling::new(Labels::Classes(names), None);
         let class = |value: Value| match labelling.column(&value) {
             Ok(Column::Whole(class)) => Ok(class),
             Ok(_) => panic!("{value}"),
@@ -320,7 +380,7 @@ mod tests {
     #[test]
     fn space_around_a_label_is_left_out() {
         // A trained model may have names with spaces of its own.
-        let labelling = Labelling::new(Labels::Classes([" soup", "cake", "soup"].map(str::to_owned).to_vec()));
+        let labelling = Labelling::new(Labels::Classes([" soup", "cake", "soup"].map(str::to_owned).to_vec()), None);
         let cases = [
             ("cake ", 1, true),
             ("\u{a0}cake\n", 1, true),
@@ -333,12 +393,35 @@ mod tests {
             assert!(matches!(found, Ok(Column::Whole(class)) if class == want), "{label:?} {found:?}");
             assert_eq!(labelling.trims(&json!(label)), trimmed, "{label:?}");
         }
-        assert!(!Labelling::new(Labels::Number).trims(&json!(" 1")));
+        assert!(!Labelling::new(Labels::Number, None).trims(&json!(" 1")));
+    }
+
+    #[test]
+    fn any_number_of_labels_applies() {
+        let labelling =
+            Labelling::new(Labels::Several(["billing", "late", "urgent"].map(str::to_owned).to_vec()), Some("|"));
+        let cases = [
+            (json!("billing|urgent"), [1.0, 0.0, 1.0]),
+            (json!(" urgent | billing |"), [1.0, 0.0, 1.0]),
+            (json!(["late", "late"]), [0.0, 1.0, 0.0]),
+            (json!([0, "2"]), [1.0, 0.0, 1.0]),
+            (json!(""), [0.0; 3]),
+            (json!(null), [0.0; 3]),
+            (json!([]), [0.0; 3]),
+        ];
+        for (value, want) in cases {
+            let found = labelling.column(&value);
+            assert!(matches!(&found, Ok(Column::Values { values, .. }) if *values == want), "{value}: {found:?}");
+        }
+        assert!(
+            labelling.column(&json!("billing|refund")).unwrap_err().starts_with("the label \"refund\" is no class")
+        );
+        assert!(labelling.column(&json!([["late"]])).unwrap_err().starts_with("one of the labels is a list"));
     }
 
     #[test]
     fn labels_are_numbers_where_a_number_is_predicted() {
-        let labelling = Labelling::new(Labels::Number);
+        let labelling = Labelling::new(Labels::Number, None);
         for (value, want) in [(json!(2), 2.0), (json!(-0.5), -0.5), (json!(" 3.25"), 3.25)] {
             assert!(matches!(labelling.column(&value), Ok(Column::Real(number)) if number == want), "{value}");
         }

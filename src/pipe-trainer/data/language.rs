@@ -16,7 +16,7 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
 use super::packed::{PackedRows, RowShape};
-use super::rows::{Opener, check_rows, during, open_documents, open_rows};
+use super::rows::{Opener, SkippedRows, check_rows, during, no_text, open_documents, open_rows, text_of};
 use super::source::Sources;
 use super::tensors::ReadyRows;
 use super::{Column, IGNORED, Padding, Sample, Source};
@@ -44,7 +44,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     let mut open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         let (source, [ids, labels]): (Arc<dyn Source>, _) = match &tokens {
             Some(tokens) if !ready(paths) => {
-                let rows = PackedRows::open(&paths.0, data.field("text"), opener.pool, tokens, shape)?;
+                let rows = PackedRows::open(&paths.0, data.field("text"), opener.pool, tokens, shape, data.skip_bad)?;
                 (Arc::new(rows), [shape.length, shape.length + 1])
             }
             _ => {
@@ -112,7 +112,10 @@ impl TextPieces {
         let mut row = 0;
         for path in &data.train.0 {
             let documents = open_documents(path, data.field("text"))?;
-            let read = |index| during(documents.place(index), || tokens.encode_plain(&documents.text(index)?));
+            let read = |index| {
+                let encode = || tokens.encode_plain(&text_of(&documents, index, data.skip_bad)?);
+                during(documents.place(index), encode)
+            };
             let texts: Vec<Result<Vec<u32>, TrainerError>> =
                 pool.install(|| (0..documents.len()).into_par_iter().map(read).collect());
             for text in texts {
@@ -166,7 +169,14 @@ pub struct Prompts {
 
 impl Prompts {
     pub fn open(data: &Data, pool: &ThreadPool, tokens: Arc<Tokens>, longest: usize) -> Result<Self, TrainerError> {
-        let rows = open_rows(&Paths(data.train.0.clone()), &[data.field(PROMPT)])?;
+        let mut rows = open_rows(&Paths(data.train.0.clone()), &[data.field(PROMPT)])?;
+        if data.skip_bad {
+            let skipped = SkippedRows::default();
+            check_rows(&rows, pool, |index| {
+                Ok::<[usize; 0], _>(skipped.look(index, &rows.values(index)?, "a prompt"))
+            })?;
+            skipped.leave_out(&mut rows)?;
+        }
         let prompts = Self { rows, tokens, longest };
         check_rows(&prompts.rows, pool, |index| Ok([prompts.tokens_of(index)?.len()]))?;
         Ok(prompts)
@@ -176,7 +186,7 @@ impl Prompts {
     fn tokens_of(&self, index: usize) -> Result<Vec<i64>, TrainerError> {
         let text = match self.rows.values(index)?.swap_remove(0) {
             Some(Value::String(text)) => text,
-            other => return Err(self.rows.not_a_text(index, 0, other.as_ref()).into()),
+            other => return Err(no_text(&self.rows, index, 0, other.as_ref(), true)),
         };
         let mut prompt = numbers(&self.tokens.encode_plain(&text)?);
         if prompt.is_empty() {
@@ -196,6 +206,10 @@ impl Prompts {
 impl Source for Prompts {
     fn len(&self) -> usize {
         self.rows.len()
+    }
+
+    fn rows(&self, index: usize) -> [usize; 2] {
+        [self.rows.number(index); 2]
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {

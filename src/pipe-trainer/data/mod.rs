@@ -2,20 +2,26 @@
 
 mod classification;
 mod contrastive;
+mod features;
 mod labelling;
 mod language;
 mod packed;
 mod part;
+mod picture_classes;
+mod picture_column;
 mod pictures;
 mod preprocessor;
 mod rows;
 mod seq2seq;
 mod series;
 mod source;
+mod table;
 mod task;
 mod tensors;
 mod texts;
 mod time_series;
+mod token_labels;
+mod words;
 
 pub use language::{Prompts, TextPieces, has_prompts};
 pub use part::{ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, Padding, Part, PartShape, Sample, sort_longest_first};
@@ -24,3 +30,4 @@ pub use rows::KeptColumns;
 pub use source::{Loaded, Loader, Reader, SampleOrder, Source, Sources, workers};
 pub use task::{open, open_for_prediction};
 pub use texts::texts;
+pub use words::Words;

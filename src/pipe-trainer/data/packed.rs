@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
-use super::rows::{during, open_documents};
+use super::rows::{during, open_documents, text_of};
 use super::{Column, Sample, Source};
 use crate::error::TrainerError;
 use crate::tokenizer::Tokens;
@@ -47,6 +47,7 @@ impl PackedRows {
         pool: &ThreadPool,
         tokens: &Arc<Tokens>,
         shape: RowShape,
+        skip_bad: bool,
     ) -> Result<Self, TrainerError> {
         let end = tokens.end_token();
         let mut stream = Vec::new();
@@ -54,7 +55,10 @@ impl PackedRows {
             let documents = open_documents(path, column)?;
             for start in (0..documents.len()).step_by(DOCUMENTS_AT_A_TIME) {
                 let range = start..documents.len().min(start + DOCUMENTS_AT_A_TIME);
-                let read = |index| during(documents.place(index), || tokens.encode_plain(&documents.text(index)?));
+                let read = |index| {
+                    let encode = || tokens.encode_plain(&text_of(&documents, index, skip_bad)?);
+                    during(documents.place(index), encode)
+                };
                 let read: Vec<_> = pool.install(|| range.into_par_iter().map(read).collect());
                 for document in read {
                     join(&mut stream, &document?, end);
@@ -150,7 +154,7 @@ mod tests {
             let tokens = Arc::new(Tokens::whole(&self.0.join("tokenizer.json"), Arch::MuSota).unwrap());
             let paths: Vec<String> = names.iter().map(|name| self.path(name)).collect();
             let shape = RowShape { length, shown: 5 };
-            PackedRows::open(&paths, "text", &workers(threads).unwrap(), &tokens, shape)
+            PackedRows::open(&paths, "text", &workers(threads).unwrap(), &tokens, shape, false)
         }
     }
 

@@ -177,7 +177,7 @@ impl PartShape {
     fn tensor(&self, name: &str, columns: &[&Column]) -> Result<Tensor, TchError> {
         let count = columns.len() as i64;
         match columns[0] {
-            Column::Tokens(_) => {
+            Column::Tokens(_) | Column::PerToken(_) => {
                 let padding = self.padding(name);
                 let length = self.length(name, columns);
                 let mut all = Vec::with_capacity(columns.len() * length);
@@ -215,7 +215,7 @@ fn rounded(length: usize) -> usize {
 }
 
 fn tokens(column: &Column) -> &[i64] {
-    if let Column::Tokens(tokens) = column { tokens } else { &[] }
+    if let Column::Tokens(tokens) | Column::PerToken(tokens) = column { tokens } else { &[] }
 }
 
 /// The column with what the loss of a sample is multiplied by. Absent where every sample counts the same.
@@ -233,6 +233,8 @@ pub struct Sample {
 pub enum Column {
     /// Padded to the length of the part's longest.
     Tokens(Vec<i64>),
+    /// One number for each token of `input_ids`, such as its label.
+    PerToken(Vec<i64>),
     /// One number for the sample, such as its class.
     Whole(i64),
     Real(f32),

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use image::{Rgb, RgbImage};
+use pipe_model::TaskData;
 use pipe_spec::model_folder;
 use serde_json::{Map, Value, json};
 
@@ -14,15 +15,23 @@ use crate::storage::bounded_file::{self, LARGEST_CONFIG};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Preprocessor {
-    /// The shorter side of a picture is scaled to this, then the middle is cut out.
-    pub shortest_edge: u32,
-    /// Height and width of what is cut out: those of the model.
-    pub crop: u32,
+    /// Height and width of what comes out.
+    pub size: u32,
+    pub resize: Resize,
     pub resample: Filter,
     /// The factor for a level from 0 to 255.
     pub scale: f64,
     pub mean: [f32; 3],
     pub std: [f32; 3],
+}
+
+/// How a picture becomes a square.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resize {
+    /// Its shorter side is scaled to this, then the middle is cut out.
+    ShortestEdge(u32),
+    /// Both sides are scaled, whatever their proportion.
+    Square,
 }
 
 /// Filters by the numbers that Pillow gives them.
@@ -34,38 +43,52 @@ impl Preprocessor {
     const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
     const STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 
+    /// The size for a model that takes pictures of any size, and whose folder says none.
+    const USUAL_SIZE: u32 = 224;
+
     /// As CLIP does it.
     pub fn clip(size: u32) -> Self {
         let (mean, std) = (Self::MEAN, Self::STD);
-        Self { shortest_edge: size, crop: size, resample: Filter::Bicubic, scale: 1.0 / 255.0, mean, std }
+        let (resize, resample) = (Resize::ShortestEdge(size), Filter::Bicubic);
+        Self { size, resize, resample, scale: 1.0 / 255.0, mean, std }
     }
 
-    /// The settings of a model's folder, for a model that sees pictures of `size`; those of CLIP where the folder has none.
-    pub fn open(size: u32, model: Option<&Path>) -> Result<Self, TrainerError> {
+    /// As ViT does it.
+    pub fn vit(size: u32) -> Self {
+        let (mean, std) = ([0.5; 3], [0.5; 3]);
+        Self { resize: Resize::Square, resample: Filter::Bilinear, mean, std, ..Self::clip(size) }
+    }
+
+    /// The settings of the model's folder, or the usual ones of the model. Nothing for a model that sees no pictures.
+    pub fn find(task_data: &TaskData, model: Option<&Path>) -> Result<Option<Self>, TrainerError> {
+        let size = |size: i64| u32::try_from(size).unwrap_or(u32::MAX);
+        let (usual, wanted): (fn(u32) -> Self, Option<u32>) = match task_data {
+            TaskData::Contrastive { image_size, .. } => (Self::clip, Some(size(*image_size))),
+            TaskData::PictureClasses { image_size, .. } => (Self::vit, image_size.map(size)),
+            _ => return Ok(None),
+        };
         let path = model.map(|folder| folder.join(model_folder::PREPROCESSOR)).filter(|path| path.is_file());
-        let Some(path) = path else { return Ok(Self::clip(size)) };
+        let usual = usual(wanted.unwrap_or(Self::USUAL_SIZE));
+        let Some(path) = path else { return Ok(Some(usual)) };
         let fail = |message: String| TrainerError::Model { path: path.clone(), message };
         let text = bounded_file::read(&path, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
         let keys: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
-        Self::read(size, &keys).map_err(fail)
+        usual.changed(wanted, &keys).map(Some).map_err(fail)
     }
 
-    fn read(size: u32, keys: &Map<String, Value>) -> Result<Self, String> {
-        for key in ["do_resize", "do_center_crop", "do_rescale"] {
+    /// As the keys say, for a model that sees pictures of size `wanted`, if it does not take any.
+    fn changed(self, wanted: Option<u32>, keys: &Map<String, Value>) -> Result<Self, String> {
+        for key in ["do_resize", "do_rescale"] {
             if keys.get(key) == Some(&Value::Bool(false)) {
                 return Err(format!("{key}: found false; allowed: true"));
             }
         }
-        let mut read = Self::clip(size);
-        read.shortest_edge = edge(keys, "size")?.unwrap_or(size);
-        let crop = edge(keys, "crop_size")?.unwrap_or(size);
-        if crop != size || read.shortest_edge < crop {
-            let found = [read.shortest_edge, crop].map(|edge| edge.to_string()).join(" and crop_size ");
-            return Err(format!(
-                "found size {found}; allowed: crop_size {size}, as the model's image_size, and no smaller size"
-            ));
+        let mut read = self.resized(keys)?;
+        if wanted.is_some_and(|wanted| wanted != read.size) {
+            let (found, wanted) = (read.size, self.size);
+            return Err(format!("found pictures of {found} x {found}; allowed: {wanted}, as the model's image_size"));
         }
-        if let Some(number) = keys.get("resample") {
+        if let Some(number) = keys.get("resample").filter(|number| !number.is_null()) {
             let known = number.as_u64().and_then(|number| FILTERS.iter().find(|(code, _)| *code == number));
             read.resample = known.ok_or_else(|| format!("resample: found {number}; allowed: 0 to 3"))?.1;
         }
@@ -82,40 +105,89 @@ impl Preprocessor {
         Ok(read)
     }
 
+    /// Sizes, in the ways of transformers' processors: those of ConvNeXT, which ResNet has, say how much of the middle is kept; those of
+    /// CLIP name two sizes, those of ViT one.
+    fn resized(self, keys: &Map<String, Value>) -> Result<Self, String> {
+        let has = |key: &str| keys.get(key).is_some_and(|value| !value.is_null());
+        let kind = keys.get("image_processor_type").or_else(|| keys.get("feature_extractor_type"));
+        let is_convnext = kind.and_then(Value::as_str).is_some_and(|kind| kind.starts_with("ConvNext"));
+        if has("crop_pct") || is_convnext {
+            let size = edge(keys, "size", true)?.unwrap_or(WARPED);
+            let kept = keys.get("crop_pct").and_then(Value::as_f64).unwrap_or(CROP_PCT);
+            if !(kept > 0.0 && kept <= 1.0) {
+                return Err(format!("crop_pct: found {kept}; allowed: above 0, at most 1"));
+            }
+            let shortest = (f64::from(size) / kept) as u32;
+            let resize = if size < WARPED { Resize::ShortestEdge(shortest) } else { Resize::Square };
+            return Ok(Self { size, resize, ..self });
+        }
+        let crops = match keys.get("do_center_crop").and_then(Value::as_bool) {
+            Some(crops) => crops,
+            None => has("crop_size") || self.resize != Resize::Square,
+        };
+        if !crops && self.resize != Resize::Square {
+            return Err("do_center_crop: found false; allowed: true".to_owned());
+        }
+        if !crops {
+            return Ok(Self { size: edge(keys, "size", false)?.unwrap_or(self.size), resize: Resize::Square, ..self });
+        }
+        let shortest = edge(keys, "size", true)?;
+        let size = edge(keys, "crop_size", false)?.unwrap_or(self.size);
+        let shortest = shortest.unwrap_or(size);
+        if shortest < size {
+            return Err(format!("found size {shortest} and crop_size {size}; allowed: no smaller size"));
+        }
+        Ok(Self { size, resize: Resize::ShortestEdge(shortest), ..self })
+    }
+
     /// The file, as transformers reads it.
     pub fn json(&self) -> Value {
         let resample = FILTERS.iter().find(|(_, filter)| *filter == self.resample).map(|(number, _)| *number);
-        json!({
-            "image_processor_type": "CLIPImageProcessor",
+        let square = json!({ "height": self.size, "width": self.size });
+        let mut file = json!({
             "do_convert_rgb": true,
             "do_resize": true,
-            "size": { "shortest_edge": self.shortest_edge },
             "resample": resample,
-            "do_center_crop": true,
-            "crop_size": { "height": self.crop, "width": self.crop },
             "do_rescale": true,
             "rescale_factor": self.scale,
             "do_normalize": true,
             "image_mean": self.mean,
             "image_std": self.std,
-        })
+        });
+        let ways = match self.resize {
+            Resize::ShortestEdge(edge) => json!({
+                "image_processor_type": "CLIPImageProcessor",
+                "size": { "shortest_edge": edge },
+                "do_center_crop": true,
+                "crop_size": square,
+            }),
+            Resize::Square => json!({ "image_processor_type": "ViTImageProcessor", "size": square }),
+        };
+        if let (Value::Object(file), Value::Object(ways)) = (&mut file, ways) {
+            file.extend(ways);
+        }
+        file
     }
 }
 
+/// From this size on ConvNeXT's processor scales both sides; below it this share of the middle is kept.
+const WARPED: u32 = 384;
+const CROP_PCT: f64 = 0.875;
+
 /// A size: a number, or an object that says it of the shorter side or of both.
-fn edge(keys: &Map<String, Value>, key: &str) -> Result<Option<u32>, String> {
+fn edge(keys: &Map<String, Value>, key: &str, shortest: bool) -> Result<Option<u32>, String> {
     let number = |value: &Value| value.as_u64().and_then(|edge| u32::try_from(edge).ok()).filter(|edge| *edge > 0);
     let found = match keys.get(key) {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::Object(sides)) => match (sides.get("shortest_edge"), sides.get("height"), sides.get("width")) {
-            (Some(edge), _, _) => number(edge),
-            (None, Some(height), Some(width)) if height == width && key == "crop_size" => number(height),
+            (Some(edge), _, _) if shortest => number(edge),
+            (_, Some(height), Some(width)) if height == width && !shortest => number(height),
             _ => None,
         },
         Some(value) => number(value),
     };
-    let wrong = || format!("{key}: found {}; allowed: a shortest_edge above 0, for crop_size a square", keys[key]);
-    found.map(Some).ok_or_else(wrong)
+    let allowed = if shortest { "a shortest_edge above 0" } else { "a square: height and width, the same" };
+    found.map(Some).ok_or_else(|| format!("{key}: found {}; allowed: {allowed}", keys[key]))
 }
 
 fn channels(keys: &Map<String, Value>, key: &str) -> Result<Option<[f32; 3]>, String> {
@@ -223,7 +295,7 @@ mod tests {
     use super::*;
 
     fn read(value: Value) -> Result<Preprocessor, String> {
-        Preprocessor::read(8, value.as_object().unwrap())
+        Preprocessor::clip(8).changed(Some(8), value.as_object().unwrap())
     }
 
     #[test]
@@ -237,7 +309,7 @@ mod tests {
             ),
             (
                 json!({"size": 10, "crop_size": 8, "resample": 2}),
-                Preprocessor { shortest_edge: 10, resample: Filter::Bilinear, ..plain },
+                Preprocessor { resize: Resize::ShortestEdge(10), resample: Filter::Bilinear, ..plain },
             ),
             (
                 json!({"crop_size": {"height": 8, "width": 8}, "rescale_factor": 0.5}),
@@ -255,12 +327,52 @@ mod tests {
         }
     }
 
+    /// Published preprocessor_config.json of ViT and ResNet, shortened.
+    #[test]
+    fn the_ways_of_other_processors() {
+        let read = |value: Value| Preprocessor::vit(224).changed(None, value.as_object().unwrap());
+        let plain = Preprocessor::vit(224);
+        let mean = json!([0.485, 0.456, 0.406]);
+        let cases = [
+            (json!({"size": 224, "resample": 2}), plain),
+            (json!({"size": {"height": 384, "width": 384}}), Preprocessor { size: 384, ..plain }),
+            (
+                json!({"feature_extractor_type": "ConvNextFeatureExtractor", "size": 224, "image_mean": mean}),
+                Preprocessor { resize: Resize::ShortestEdge(256), mean: [0.485, 0.456, 0.406], ..plain },
+            ),
+            (
+                json!({"crop_pct": 0.95, "size": {"shortest_edge": 288}}),
+                Preprocessor { size: 288, resize: Resize::ShortestEdge(303), ..plain },
+            ),
+            (
+                json!({"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 384}}),
+                Preprocessor { size: 384, ..plain },
+            ),
+            (
+                json!({"size": {"shortest_edge": 256}, "do_center_crop": true, "crop_size": {"height": 224, "width": 224}}),
+                Preprocessor { resize: Resize::ShortestEdge(256), ..plain },
+            ),
+        ];
+        for (value, want) in cases {
+            assert_eq!(read(value.clone()), Ok(want), "{value}");
+            assert_eq!(read(want.json()), Ok(want), "{value}");
+        }
+        for (value, text) in [
+            (json!({"size": {"height": 8, "width": 9}}), "size: found"),
+            (json!({"size": {"shortest_edge": 8}}), "allowed: a square"),
+            (json!({"crop_pct": 0}), "crop_pct: found 0"),
+        ] {
+            let error = read(value).unwrap_err();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
     #[test]
     fn what_the_loader_does_not_do_is_refused() {
         let cases = [
             (json!({"image_std": [0.5, 0.5, 0]}), "image_std: found [0.5, 0.5, 0.0]"),
             (json!({"image_mean": [0.5]}), "image_mean: found [0.5]"),
-            (json!({"crop_size": 9}), "allowed: crop_size 8"),
+            (json!({"crop_size": 9}), "found pictures of 9 x 9; allowed: 8"),
             (json!({"size": 4}), "found size 4 and crop_size 8"),
             (json!({"size": {"height": 8, "width": 8}}), "size: found"),
             (json!({"resample": 5}), "resample: found 5"),

@@ -2,13 +2,16 @@
 //! the first step. The rows whose texts are longest are found meanwhile, by their bytes: to count tokens would take as long as
 //! an epoch of reading.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::path::Path;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use pipe_data::{CsvRecords, Documents, Place, Rows, StringRecord};
+use pipe_data::{CsvRecords, Documents, Place, Rows, StringRecord, open_pictures};
 use pipe_spec::TrainerSpec;
 use pipe_spec::pipeline::{Arch, Pad, Paths};
+use pipe_spec::text::count;
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
@@ -19,6 +22,7 @@ use super::tensors::TensorRows;
 use crate::boundary;
 use crate::error::TrainerError;
 use crate::host::activity;
+use crate::random::{Purpose, Random};
 
 pub fn open_rows(paths: &Paths, columns: &[&str]) -> Result<Rows, TrainerError> {
     Rows::open(paths, columns, next_record)
@@ -27,6 +31,88 @@ pub fn open_rows(paths: &Paths, columns: &[&str]) -> Result<Rows, TrainerError> 
 /// `column` holds the texts where the file has columns.
 pub fn open_documents(path: &str, column: &str) -> Result<Documents, TrainerError> {
     Documents::open(path, column, next_record)
+}
+
+/// The text of a document; of a row without one it is empty where such rows are skipped.
+pub fn text_of(documents: &Documents, index: usize, skip_bad: bool) -> Result<Cow<'_, str>, TrainerError> {
+    Ok(match skip_bad {
+        true => documents.text_if_any(index)?.unwrap_or_default(),
+        false => documents.text(index)?,
+    })
+}
+
+/// Whether a row has nothing in a column.
+pub fn is_lacking(value: Option<&Value>) -> bool {
+    match value {
+        None | Some(Value::Null) => true,
+        Some(Value::String(text)) => text.trim().is_empty(),
+        Some(_) => false,
+    }
+}
+
+/// The error of a row without a text in `column`, which says how to skip it.
+pub fn no_text(rows: &Rows, row: usize, column: usize, found: Option<&Value>, predicts: bool) -> TrainerError {
+    let mut error = rows.not_a_text(row, column, found);
+    if is_lacking(found) {
+        error.message += &skip_hint(predicts);
+    }
+    error.into()
+}
+
+pub fn skip_hint(predicts: bool) -> String {
+    format!("; {} skips such rows", if predicts { "--skip-bad" } else { "data.skip_bad: true" })
+}
+
+/// Rows that a message names at most.
+const NAMED: usize = 5;
+
+/// Rows that `data.skip_bad` skips, with what they lack. Filled by threads, in any order.
+#[derive(Default)]
+pub struct SkippedRows(Mutex<BTreeMap<usize, &'static str>>);
+
+impl SkippedRows {
+    pub fn add(&self, row: usize, lacks: &'static str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(row, lacks);
+    }
+
+    /// Adds a row that lacks one of its values. Its lengths are then 0.
+    pub fn look<const N: usize>(&self, row: usize, values: &[Option<Value>], lacks: &'static str) -> [usize; N] {
+        if values.iter().any(|value| is_lacking(value.as_ref())) {
+            self.add(row, lacks);
+        }
+        [0; N]
+    }
+
+    /// Leaves them out of `rows`. Returns what is to be said about it.
+    pub fn leave_out(self, rows: &mut Rows) -> Result<Vec<String>, TrainerError> {
+        let found = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, lacks)) = found.first_key_value().filter(|_| found.len() == rows.len()) {
+            return Err(rows.fail(0, format!("it is without {lacks}, and so is every other row")).into());
+        }
+        let (skipped, notices) = Self(Mutex::new(found)).finish(|row| file_and_line(rows, row));
+        rows.leave_out(&skipped);
+        Ok(notices)
+    }
+
+    /// The rows, and what is to be said about them. `name` is what a message calls a row.
+    pub fn finish(self, name: impl Fn(usize) -> String) -> (Vec<usize>, Vec<String>) {
+        let found = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut by_lack: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        found.iter().for_each(|(row, lacks)| by_lack.entry(lacks).or_default().push(*row));
+        let notices = by_lack.iter().map(|(lacks, skipped)| {
+            let named: Vec<String> = skipped.iter().take(NAMED).map(|row| name(*row)).collect();
+            let more = skipped.len() - named.len();
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("skipped {} without {lacks}: {}{more}", count(skipped.len(), "row"), named.join(", "))
+        });
+        let notices = notices.collect();
+        (found.into_keys().collect(), notices)
+    }
+}
+
+pub fn file_and_line(rows: &Rows, row: usize) -> String {
+    let (path, line) = rows.line(row);
+    format!("{} line {line}", path.display())
 }
 
 /// The next record of a table, which an out-of-memory error names.
@@ -148,6 +234,37 @@ impl Opener<'_> {
     }
 }
 
+/// The rows of these classes that are held out for evaluation, in their order; an error where there are none.
+pub fn choose_held_out(classes: &[Option<i64>], share: f64, seed: u64) -> Result<Vec<usize>, TrainerError> {
+    let chosen = choose(classes, share, seed);
+    if chosen.is_empty() {
+        let message =
+            "no row can be kept for evaluation: there is one of each class at most; give data.eval".to_owned();
+        return Err(TrainerError::Data { path: PathBuf::from("data.eval_share"), line: None, message });
+    }
+    Ok(chosen)
+}
+
+/// The rows for evaluation, in their order. Of each class with two rows or more, one at least is on either side.
+fn choose(classes: &[Option<i64>], share: f64, seed: u64) -> Vec<usize> {
+    let mut by_class: BTreeMap<Option<i64>, Vec<usize>> = BTreeMap::new();
+    for (row, class) in classes.iter().enumerate() {
+        by_class.entry(*class).or_default().push(row);
+    }
+    let mut chosen = Vec::new();
+    for (class, mut rows) in by_class {
+        let count = match rows.len() {
+            0 | 1 => 0,
+            many => ((many as f64 * share).round() as usize).clamp(1, many - 1),
+        };
+        let number = class.map_or(0, |class| class.cast_unsigned().wrapping_add(1));
+        Random::new(Purpose::Split, seed, &[number]).shuffle(&mut rows);
+        chosen.extend(rows.into_iter().take(count));
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
 /// Whether samples are ready for the model.
 pub fn holds_tensors(paths: &Paths) -> bool {
     paths.0.iter().all(|path| path.ends_with(".safetensors"))
@@ -159,17 +276,23 @@ pub struct KeptColumns {
     /// Absent where nothing is kept.
     rows: Option<Rows>,
     names: Vec<String>,
+    /// The names of pictures, where rows are pictures in folders.
+    pictures: Vec<String>,
 }
 
 impl KeptColumns {
     /// The first row must have every column of `keep`.
     pub fn open(paths: &Paths, keep: &[String]) -> Result<Self, TrainerError> {
+        if let ([], Some(pictures)) = (keep, open_pictures(paths)?) {
+            let pictures = pictures.into_iter().map(|picture| picture.name).collect();
+            return Ok(Self { rows: None, names: Vec::new(), pictures });
+        }
         let mut names = keep.to_vec();
         if !names.iter().any(|name| name == ID) && may_have_id(paths)? {
             names.push(ID.to_owned());
         }
         if names.is_empty() {
-            return Ok(Self { rows: None, names });
+            return Ok(Self { rows: None, names, pictures: Vec::new() });
         }
         if let Some(path) = paths.0.iter().find(|path| !has_columns(path)) {
             let message = format!("it has no columns, and so no {:?} to keep", names[0]);
@@ -179,12 +302,15 @@ impl KeptColumns {
         let first = rows.values(0)?;
         match first.iter().take(keep.len()).position(Option::is_none) {
             Some(missing) => Err(rows.problem(0, missing, None, "").into()),
-            None => Ok(Self { rows: Some(rows), names }),
+            None => Ok(Self { rows: Some(rows), names, pictures: Vec::new() }),
         }
     }
 
     /// Those that a row has, `id` first.
     pub fn values(&self, row: usize) -> Result<Vec<(String, Value)>, TrainerError> {
+        if let Some(picture) = self.pictures.get(row) {
+            return Ok(vec![("image".to_owned(), Value::from(picture.as_str()))]);
+        }
         let Some(rows) = &self.rows else { return Ok(Vec::new()) };
         let named = self.names.iter().zip(rows.values(row)?);
         let mut kept: Vec<(String, Value)> =
@@ -262,5 +388,36 @@ mod kept_columns_tests {
         assert_eq!(kept(&text, &[], 0).unwrap(), "");
         assert!(kept(&text, &["n"], 0).unwrap_err().contains("no \"n\" to keep"));
         std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod split_tests {
+    use super::*;
+
+    fn of(counts: &[usize]) -> Vec<Option<i64>> {
+        (0i64..).zip(counts).flat_map(|(class, count)| vec![Some(class); *count]).collect()
+    }
+
+    #[test]
+    fn every_class_is_on_both_sides_where_it_can_be() {
+        for share in [0.01, 0.1, 0.5, 0.9] {
+            let classes = of(&[100, 7, 2, 1]);
+            let eval = choose(&classes, share, 3);
+            let count = |class: i64| eval.iter().filter(|row| classes[**row] == Some(class)).count();
+            assert!((1..100).contains(&count(0)) && (1..7).contains(&count(1)), "{share}");
+            assert_eq!((count(2), count(3)), (1, 0), "{share}");
+            assert!((count(0) as f64 - 100.0 * share).abs() <= 1.0, "{share}");
+        }
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        let classes = vec![None; 50];
+        assert_eq!(choose(&classes, 0.2, 1), choose(&classes, 0.2, 1));
+        assert_ne!(choose(&classes, 0.2, 1), choose(&classes, 0.2, 2));
+        // For all time: a run that goes on must find the same rows.
+        assert_eq!(choose(&classes, 0.1, 42), [0, 18, 30, 45, 49]);
+        assert_eq!(choose(&[None], 0.5, 1), [] as [usize; 0]);
     }
 }

@@ -1,5 +1,6 @@
 //! Pairs of texts: a source, and a target to be generated.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use pipe_data::Rows;
@@ -7,7 +8,7 @@ use pipe_model::TaskData;
 use pipe_spec::pipeline::{Paths, Task};
 use serde_json::Value;
 
-use super::rows::{Opener, check_rows, during, open_rows};
+use super::rows::{Opener, SkippedRows, check_rows, during, is_lacking, no_text, open_rows};
 use super::source::Sources;
 use super::{Column, IGNORED, Sample, Source, texts};
 use crate::error::TrainerError;
@@ -33,18 +34,26 @@ impl Seq2Seq {
         opener: &Opener<'_>,
         source: Arc<Tokens>,
         target: Arc<Tokens>,
-    ) -> Result<Self, TrainerError> {
+    ) -> Result<(Self, Vec<String>), TrainerError> {
         let data = &opener.spec.data;
         let columns: Vec<&str> = data.roles(Task::Seq2Seq).into_iter().map(|role| data.field(role)).collect();
         let is_conversation = columns.len() == 1;
         let rows = open_rows(paths, &columns)?;
         let mut opened = Self { longest: Vec::new(), rows, is_conversation, source, target, predicts: opener.predicts };
+        let skipped = SkippedRows::default();
+        // The target may be missing in rows to predict.
+        let needed = if is_conversation || opener.predicts { 1 } else { 2 };
         let longest = check_rows(&opened.rows, opener.pool, |index| {
+            if data.skip_bad && opened.rows.values(index)?[..needed].iter().any(|value| is_lacking(value.as_ref())) {
+                skipped.add(index, "a text");
+                return Ok([0, 0]);
+            }
             let (source, target) = opened.texts(index)?;
             Ok([source.len(), target.map_or(0, |target| target.len())])
         })?;
-        opened.longest = longest.rows();
-        Ok(opened)
+        let notices = skipped.leave_out(&mut opened.rows)?;
+        opened.longest = longest.rows().into_iter().filter_map(|row| opened.rows.index_of(row)).collect();
+        Ok((opened, notices))
     }
 
     /// The source and the target of a row.
@@ -56,7 +65,7 @@ impl Seq2Seq {
         let mut text = |column: usize| match values[column].take() {
             Some(Value::String(text)) => Ok(Some(text)),
             None | Some(Value::Null) if self.predicts && column == TARGET => Ok(None),
-            other => Err(self.rows.not_a_text(index, column, other.as_ref())),
+            other => Err(no_text(&self.rows, index, column, other.as_ref(), self.predicts)),
         };
         Ok((text(SOURCE)?.unwrap_or_default(), text(TARGET)?))
     }
@@ -84,12 +93,17 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         tokens.check_end(Some(eos_token_id)).map(Arc::new)
     };
     let (source, target) = (tokens("max_source", max_source)?, tokens("max_target", max_target)?);
+    let notices = RefCell::new(Vec::new());
     let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
-        Ok(Arc::new(Seq2Seq::open(paths, opener, Arc::clone(&source), Arc::clone(&target))?))
+        let (opened, said) = Seq2Seq::open(paths, opener, Arc::clone(&source), Arc::clone(&target))?;
+        notices.borrow_mut().extend(said);
+        Ok(Arc::new(opened))
     };
+    let (train, eval) =
+        (opener.part(&data.train, &open)?, data.eval.as_ref().map(|paths| opener.part(paths, &open)).transpose()?);
     Ok(Sources {
-        train: opener.part(&data.train, &open)?,
-        eval: data.eval.as_ref().map(|paths| opener.part(paths, &open)).transpose()?,
+        train,
+        eval,
         paddings: vec![
             opener.padding("input_ids", pad_token_id, max_source),
             opener.padding("attention_mask", 0, max_source),
@@ -98,13 +112,17 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         tokens: Some(target),
         labels: None,
         classes: None,
-        notices: Vec::new(),
+        notices: notices.take(),
     })
 }
 
 impl Source for Seq2Seq {
     fn len(&self) -> usize {
         self.rows.len()
+    }
+
+    fn rows(&self, index: usize) -> [usize; 2] {
+        [self.rows.number(index); 2]
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {

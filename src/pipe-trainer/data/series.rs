@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pipe_data::{CsvRecords, StringRecord, line_of};
+use pipe_data::{CsvRecords, StringRecord, is_missing_number, line_of};
 use pipe_spec::pipeline::Data;
 
 use super::rows::next_record;
@@ -16,6 +16,8 @@ pub struct Series {
     pub values: Vec<f64>,
     /// For each row the index of its label in `Found`, if it has a label.
     pub labels: Vec<Option<usize>>,
+    /// How many numbers of each feature were missing and were filled.
+    pub filled: Vec<usize>,
 }
 
 /// The labels that were found, each once, with the file and line where it was first seen.
@@ -35,6 +37,8 @@ pub struct SeriesReader<'a> {
     pub found: Found,
     /// Whether labels may be missing, and columns that are no features are ignored.
     pub predicts: bool,
+    /// The means of the features, which a trained model knows.
+    pub means: Option<Vec<f64>>,
 }
 
 /// The indexes of the columns of a file.
@@ -47,14 +51,15 @@ struct ColumnIndexes {
 
 impl<'a> SeriesReader<'a> {
     pub fn new(data: &'a Data, count: i64) -> Self {
-        Self { data, count: count as usize, features: Vec::new(), found: Found::default(), predicts: false }
+        let (features, found) = (Vec::new(), Found::default());
+        Self { data, count: count as usize, features, found, predicts: false, means: None }
     }
 
     pub fn read(&mut self, path: &Path) -> Result<Series, TrainerError> {
         let mut records = CsvRecords::open_trimmed(path)?;
         let (header, separator) = (records.headers()?, records.separator());
         let columns = self.columns(path, &header)?;
-        let mut series = Series { path: path.to_owned(), values: Vec::new(), labels: Vec::new() };
+        let mut series = Series { path: path.to_owned(), values: Vec::new(), labels: Vec::new(), filled: Vec::new() };
         let mut before: Option<String> = None;
         while let Some(row) = next_record(&mut records) {
             let row = row?;
@@ -67,7 +72,10 @@ impl<'a> SeriesReader<'a> {
                 return Err(fail(format!("{} values; the first line names {} columns", row.len(), columns.width)));
             }
             for index in &columns.features {
-                let number = number(&row[*index], separator).filter(|number| number.is_finite());
+                let number = match is_missing_number(&row[*index]) {
+                    true => Some(f64::NAN),
+                    false => number(&row[*index], separator).filter(|number| number.is_finite()),
+                };
                 let not = || fail(format!("column {:?} holds {:?}, not a number", &header[*index], &row[*index]));
                 series.values.push(number.ok_or_else(not)?);
             }
@@ -85,6 +93,10 @@ impl<'a> SeriesReader<'a> {
                 Some((_, label)) => Some(self.found.index_of(label, path, &row)),
             });
         }
+        series.filled = fill(&mut series.values, columns.features.len(), self.means.as_deref()).map_err(|feature| {
+            let name = &header[columns.features[feature]];
+            TrainerError::Data { path: path.to_owned(), line: None, message: format!("column {name:?} has no number") }
+        })?;
         Ok(series)
     }
 
@@ -123,6 +135,30 @@ impl<'a> SeriesReader<'a> {
         let features = self.features.iter().map(index).collect::<Result<_, _>>()?;
         Ok(ColumnIndexes { label, time, features, width: names.len() })
     }
+}
+
+/// Fills missing numbers with the last one before them in their column, and those at the beginning with the mean: that which a
+/// trained model knows, or that of the column. Returns how many there were in each column; or the column that has no number.
+fn fill(values: &mut [f64], width: usize, means: Option<&[f64]>) -> Result<Vec<usize>, usize> {
+    let mut filled = vec![0; width];
+    for (column, filled) in filled.iter_mut().enumerate() {
+        let numbers = || values.iter().skip(column).step_by(width).filter(|number| !number.is_nan());
+        let count = numbers().count();
+        let mean = match means {
+            Some(means) => means[column],
+            None if count == 0 && !values.is_empty() => return Err(column),
+            None => numbers().sum::<f64>() / count as f64,
+        };
+        let mut last = mean;
+        for value in values.iter_mut().skip(column).step_by(width) {
+            if value.is_nan() {
+                *value = last;
+                *filled += 1;
+            }
+            last = *value;
+        }
+    }
+    Ok(filled)
 }
 
 impl Found {
@@ -224,6 +260,17 @@ mod tests {
     }
 
     #[test]
+    fn missing_numbers_are_filled_forward_and_first_ones_by_the_mean() {
+        let text = "a,b,label\n1,NaN,x\nnull,4,x\n,NA,y\n7,8,x\n";
+        let (series, _) = read("missing", text, &data("{}")).unwrap();
+        assert_eq!(series.values, [1.0, 6.0, 1.0, 4.0, 1.0, 4.0, 7.0, 8.0]);
+        assert_eq!(series.filled, [2, 2]);
+        let mut values = [f64::NAN, f64::NAN, 3.0, f64::NAN];
+        assert_eq!(fill(&mut values, 2, Some(&[0.5, 0.25])), Ok(vec![1, 2]));
+        assert_eq!(values, [0.5, 0.25, 3.0, 0.25]);
+    }
+
+    #[test]
     fn bad_files_are_named_with_their_line() {
         let cases = [
             ("a,b\n1,2\n", "{}", "a.csv line 1: no column \"label\"; it has: a, b"),
@@ -231,8 +278,8 @@ mod tests {
             ("a,a,label\n", "{}", "a.csv line 1: two columns are called \"a\""),
             ("a,label\n1,x\n", "{}", "a.csv line 1: 1 features (a), the model's input_features is 2"),
             ("a,b,label\n1,2,x\n1,two,x\n", "{}", "a.csv line 3: column \"b\" holds \"two\", not a number"),
-            ("a,b,label\n1,NaN,x\n", "{}", "a.csv line 2: column \"b\" holds \"NaN\", not a number"),
-            ("a,b,label\n1,,x\n", "{}", "a.csv line 2: column \"b\" holds \"\", not a number"),
+            ("a,b,label\n1,inf,x\n", "{}", "a.csv line 2: column \"b\" holds \"inf\", not a number"),
+            ("a,b,label\n1,,x\n2,NaN,x\n", "{}", "a.csv: column \"b\" has no number"),
             ("a,b,label\n1,2,x\n1,2\n", "{}", "a.csv line 3: 2 values; the first line names 3 columns"),
             ("a,b,label\n1,2,\n", "{}", "a.csv line 2: column \"label\" is empty"),
             (

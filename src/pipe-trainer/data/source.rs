@@ -12,6 +12,7 @@ use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde_json::{Map, Value};
 
 use super::part::{Padding, Sample, sort_longest_first};
+use super::words::Words;
 use crate::boundary;
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};
@@ -27,7 +28,12 @@ pub trait Source: Send + Sync {
     /// The same every time. Absent where the sample cannot be read and `skip_bad` is on.
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError>;
 
-    /// The same, without counting a sample that cannot be read as skipped.
+    /// The sample as an epoch of a training sees it; the same every time for this epoch.
+    fn sample_in_epoch(&self, index: usize, _epoch: u64) -> Result<Option<Sample>, TrainerError> {
+        self.sample(index)
+    }
+
+    /// The same as `sample`, without counting one that cannot be read as skipped.
     fn peek(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
         self.sample(index)
     }
@@ -57,12 +63,17 @@ pub trait Source: Send + Sync {
         Ok((String::new(), String::new()))
     }
 
-    /// The text of a sample, for a model that compares pictures with texts.
+    /// The text of a sample, where it has one that people can read.
     fn caption(&self, _index: usize) -> Result<Option<String>, TrainerError> {
         Ok(None)
     }
 
-    /// The picture of a sample as such a model sees it, `edge` pixels high and wide at most.
+    /// The words of a sample, for a model that labels them.
+    fn sentence(&self, _index: usize) -> Result<Option<Words>, TrainerError> {
+        Ok(None)
+    }
+
+    /// The picture of a sample as the model sees it, `edge` pixels high and wide at most.
     fn thumbnail(&self, _index: usize, _edge: u32) -> Result<Option<RgbImage>, TrainerError> {
         Ok(None)
     }
@@ -147,18 +158,24 @@ impl SampleOrder {
 
     /// The rows of a step, which counts from 0.
     pub fn step(&mut self, step: u64) -> Vec<usize> {
+        self.step_in_epochs(step).into_iter().map(|(row, _)| row).collect()
+    }
+
+    /// The same, each with its epoch, which counts from 0.
+    pub fn step_in_epochs(&mut self, step: u64) -> Vec<(usize, u64)> {
         (self.samples_after(step)..self.samples_after(step + 1)).map(|position| self.row_at(position)).collect()
     }
 
-    fn row_at(&mut self, position: u64) -> usize {
+    fn row_at(&mut self, position: u64) -> (usize, u64) {
         let (epoch, index) = (position / self.rows, (position % self.rows) as usize);
         if !self.shuffle {
-            return index;
+            return (index, epoch);
         }
-        match &self.order {
-            Some(order) if order.epoch == epoch => order.rows[index] as usize,
-            _ => self.order.insert(EpochOrder::new(self.seed, epoch, self.rows)).rows[index] as usize,
-        }
+        let row = match &self.order {
+            Some(order) if order.epoch == epoch => order.rows[index],
+            _ => self.order.insert(EpochOrder::new(self.seed, epoch, self.rows)).rows[index],
+        };
+        (row as usize, epoch)
     }
 }
 
@@ -209,25 +226,36 @@ pub struct Reader {
 
 impl Reader {
     pub fn read(&self, indices: &[usize]) -> Result<Vec<Sample>, TrainerError> {
-        self.each(indices, |index| self.source.sample(index))
+        Ok(self.read_rows(indices)?.into_iter().map(|(_, sample)| sample).collect())
+    }
+
+    /// The same, each sample with its index.
+    pub fn read_rows(&self, indices: &[usize]) -> Result<Vec<(usize, Sample)>, TrainerError> {
+        self.each(indices, |index| self.source.sample(*index))
+    }
+
+    /// Rows as their epochs see them.
+    pub fn read_in_epochs(&self, rows: &[(usize, u64)]) -> Result<Vec<Sample>, TrainerError> {
+        let read = self.each(rows, |(index, epoch)| self.source.sample_in_epoch(*index, *epoch))?;
+        Ok(read.into_iter().map(|(_, sample)| sample).collect())
     }
 
     /// The same, without counting skipped samples.
     pub fn peek(&self, indices: &[usize]) -> Result<Vec<Sample>, TrainerError> {
-        self.each(indices, |index| self.source.peek(index))
+        Ok(self.each(indices, |index| self.source.peek(*index))?.into_iter().map(|(_, sample)| sample).collect())
     }
 
-    fn each(
+    fn each<T: Copy + Sync>(
         &self,
-        indices: &[usize],
-        read: impl Fn(usize) -> Result<Option<Sample>, TrainerError> + Sync,
-    ) -> Result<Vec<Sample>, TrainerError> {
-        let read = |index: &usize| {
-            let sample = read(*index)?;
+        rows: &[T],
+        read: impl Fn(&T) -> Result<Option<Sample>, TrainerError> + Sync,
+    ) -> Result<Vec<(T, Sample)>, TrainerError> {
+        let read = |row: &T| {
+            let sample = read(row)?;
             boundary::check_host_memory().map(|()| sample)
         };
-        let read: Result<Vec<Option<Sample>>, _> = self.pool.install(|| indices.par_iter().map(read).collect());
-        Ok(read?.into_iter().flatten().collect())
+        let read: Result<Vec<Option<Sample>>, _> = self.pool.install(|| rows.par_iter().map(read).collect());
+        Ok(rows.iter().zip(read?).filter_map(|(row, sample)| Some((*row, sample?))).collect())
     }
 }
 
@@ -261,7 +289,7 @@ impl Loader {
 
 fn prepare(reader: &Reader, mut order: SampleOrder, first: u64, sender: &SyncSender<Result<Loaded, TrainerError>>) {
     for step in first..order.steps() {
-        let samples = reader.read(&order.step(step));
+        let samples = reader.read_in_epochs(&order.step_in_epochs(step));
         let loaded = samples.map(|mut samples| {
             sort_longest_first(&mut samples);
             Loaded { samples, skipped: reader.source.skipped() }

@@ -1,6 +1,6 @@
 //! Opens the data of a training: by its task, with rows that are kept for evaluation and rows that count more than others.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,17 +12,19 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::{Map, Value};
 
-use super::rows::Opener;
+use super::rows::{Opener, choose_held_out};
 use super::source::{ROWS_PER_COLUMN, Sources};
-use super::{Column, LOSS_WEIGHTS, Sample, Source, classification, contrastive, language, seq2seq, time_series};
+use super::{
+    Column, LOSS_WEIGHTS, Sample, Source, Words, classification, contrastive, language, picture_classes, seq2seq,
+    table, time_series, token_labels,
+};
 use crate::error::TrainerError;
-use crate::random::{Purpose, Random};
 
 /// Opens the data of a training. Every row is read once, so that a broken one is named before the first step.
 pub fn open(spec: &TrainerSpec, task_data: &TaskData, pool: &ThreadPool) -> Result<Sources, TrainerError> {
     let opener = Opener { spec, pool, predicts: false };
     let mut sources = open_task(&opener, task_data)?;
-    // Time series are split by time, where they are opened.
+    // Time series are split by time, where they are opened; tables before their features are measured.
     if spec.data.eval_share > 0.0 && sources.eval.is_none() {
         let by_class = sources.classes.is_some();
         let Split { train, eval } = Split::new(&sources.train, spec.data.eval_share, spec.train.seed, by_class, pool)?;
@@ -30,7 +32,7 @@ pub fn open(spec: &TrainerSpec, task_data: &TaskData, pool: &ThreadPool) -> Resu
     }
     if spec.train.class_weights == ClassWeights::Balanced {
         let classes = sources.classes.ok_or_else(|| {
-            refused("only for models that predict classes; this one predicts none, or the labels are numbers")
+            refused("only for models that predict classes, one a text; this one predicts none or several, or numbers")
         })?;
         sources.train = Arc::new(Weighted::balanced(sources.train, classes, pool)?);
     }
@@ -53,6 +55,9 @@ fn open_task(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Train
         TaskData::Contrastive { .. } => contrastive::open(opener, task_data),
         TaskData::TimeSeries { .. } => time_series::open(opener, task_data),
         TaskData::Language { .. } => language::open(opener, task_data),
+        TaskData::TokenLabels { .. } => token_labels::open(opener, task_data),
+        TaskData::Table { .. } => table::open(opener, task_data),
+        TaskData::PictureClasses { .. } => picture_classes::open(opener, task_data),
     }
 }
 
@@ -78,38 +83,10 @@ impl Split {
         } else {
             vec![None; count]
         };
-        let eval = choose(&classes, share, seed);
-        if eval.is_empty() {
-            let message = "no row can be kept for evaluation: there is one of each class at most; give data.eval";
-            return Err(TrainerError::Data {
-                path: PathBuf::from("data.eval_share"),
-                line: None,
-                message: message.to_owned(),
-            });
-        }
+        let eval = choose_held_out(&classes, share, seed)?;
         let train = (0..count).filter(|row| eval.binary_search(row).is_err()).collect();
         Ok(Self { train: Subset::shared(source, train), eval: Subset::shared(source, eval) })
     }
-}
-
-/// The rows for evaluation, in their order. Of each class with two rows or more, one at least is on either side.
-fn choose(classes: &[Option<i64>], share: f64, seed: u64) -> Vec<usize> {
-    let mut by_class: BTreeMap<Option<i64>, Vec<usize>> = BTreeMap::new();
-    for (row, class) in classes.iter().enumerate() {
-        by_class.entry(*class).or_default().push(row);
-    }
-    let mut chosen = Vec::new();
-    for (class, mut rows) in by_class {
-        let count = match rows.len() {
-            0 | 1 => 0,
-            many => ((many as f64 * share).round() as usize).clamp(1, many - 1),
-        };
-        let number = class.map_or(0, |class| class.cast_unsigned().wrapping_add(1));
-        Random::new(Purpose::Split, seed, &[number]).shuffle(&mut rows);
-        chosen.extend(rows.into_iter().take(count));
-    }
-    chosen.sort_unstable();
-    chosen
 }
 
 /// Some rows of a source.
@@ -124,6 +101,13 @@ impl Subset {
     fn shared(source: &Arc<dyn Source>, rows: Vec<usize>) -> Arc<dyn Source> {
         Arc::new(Self { source: Arc::clone(source), rows, skipped: Mutex::default() })
     }
+
+    fn counted(&self, index: usize, sample: Option<Sample>) -> Option<Sample> {
+        if sample.is_none() {
+            self.skipped.lock().unwrap_or_else(PoisonError::into_inner).insert(index);
+        }
+        sample
+    }
 }
 
 impl Source for Subset {
@@ -132,11 +116,11 @@ impl Source for Subset {
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
-        let sample = self.source.sample(self.rows[index])?;
-        if sample.is_none() {
-            self.skipped.lock().unwrap_or_else(PoisonError::into_inner).insert(index);
-        }
-        Ok(sample)
+        self.source.sample(self.rows[index]).map(|sample| self.counted(index, sample))
+    }
+
+    fn sample_in_epoch(&self, index: usize, epoch: u64) -> Result<Option<Sample>, TrainerError> {
+        self.source.sample_in_epoch(self.rows[index], epoch).map(|sample| self.counted(index, sample))
     }
 
     fn peek(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
@@ -145,6 +129,10 @@ impl Source for Subset {
 
     fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
         self.source.class_of(self.rows[index])
+    }
+
+    fn rows(&self, index: usize) -> [usize; 2] {
+        self.source.rows(self.rows[index])
     }
 
     fn longest(&self) -> Vec<usize> {
@@ -163,6 +151,10 @@ impl Source for Subset {
 
     fn caption(&self, index: usize) -> Result<Option<String>, TrainerError> {
         self.source.caption(self.rows[index])
+    }
+
+    fn sentence(&self, index: usize) -> Result<Option<Words>, TrainerError> {
+        self.source.sentence(self.rows[index])
     }
 
     fn thumbnail(&self, index: usize, edge: u32) -> Result<Option<RgbImage>, TrainerError> {
@@ -228,6 +220,10 @@ impl Source for Weighted {
         self.source.sample(index).map(|sample| self.weigh(sample))
     }
 
+    fn sample_in_epoch(&self, index: usize, epoch: u64) -> Result<Option<Sample>, TrainerError> {
+        self.source.sample_in_epoch(index, epoch).map(|sample| self.weigh(sample))
+    }
+
     fn peek(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
         self.source.peek(index).map(|sample| self.weigh(sample))
     }
@@ -246,37 +242,6 @@ impl Source for Weighted {
 
     fn skipped(&self) -> u64 {
         self.source.skipped()
-    }
-}
-
-#[cfg(test)]
-mod split_tests {
-    use super::*;
-
-    fn of(counts: &[usize]) -> Vec<Option<i64>> {
-        (0i64..).zip(counts).flat_map(|(class, count)| vec![Some(class); *count]).collect()
-    }
-
-    #[test]
-    fn every_class_is_on_both_sides_where_it_can_be() {
-        for share in [0.01, 0.1, 0.5, 0.9] {
-            let classes = of(&[100, 7, 2, 1]);
-            let eval = choose(&classes, share, 3);
-            let count = |class: i64| eval.iter().filter(|row| classes[**row] == Some(class)).count();
-            assert!((1..100).contains(&count(0)) && (1..7).contains(&count(1)), "{share}");
-            assert_eq!((count(2), count(3)), (1, 0), "{share}");
-            assert!((count(0) as f64 - 100.0 * share).abs() <= 1.0, "{share}");
-        }
-    }
-
-    #[test]
-    fn the_seed_decides() {
-        let classes = vec![None; 50];
-        assert_eq!(choose(&classes, 0.2, 1), choose(&classes, 0.2, 1));
-        assert_ne!(choose(&classes, 0.2, 1), choose(&classes, 0.2, 2));
-        // For all time: a run that goes on must find the same rows.
-        assert_eq!(choose(&classes, 0.1, 42), [0, 18, 30, 45, 49]);
-        assert_eq!(choose(&[None], 0.5, 1), [] as [usize; 0]);
     }
 }
 

@@ -21,7 +21,8 @@ struct Texts {
 pub fn texts(paths: &[String], columns: &[&str]) -> Result<Vec<String>, TrainerError> {
     let mut all = Texts::default();
     for path in paths {
-        match path.ends_with(".txt") {
+        // A plain text has no columns; one with a tag for each token has.
+        match path.ends_with(".txt") && !columns.contains(&"tokens") {
             true => all.read_documents(path)?,
             false => all.read_rows(path, columns)?,
         }
@@ -61,6 +62,10 @@ impl Texts {
             for value in rows.values(index)?.into_iter().flatten() {
                 match value {
                     Value::String(text) => self.push(text),
+                    Value::Array(words) if words.iter().all(Value::is_string) => {
+                        let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
+                        self.push(words.join(" "));
+                    }
                     other => match pair(&other) {
                         Ok(pair) => <[String; 2]>::from(pair).into_iter().for_each(|text| self.push(text)),
                         Err(why) => drop(wrong.get_or_insert((index, why))),

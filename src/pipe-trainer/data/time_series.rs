@@ -1,10 +1,12 @@
 //! Windows of time series: consecutive rows, with the class of the last.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pipe_model::{Labels, TaskData};
 use pipe_spec::pipeline::Paths;
+use pipe_spec::text::count;
 use serde_json::{Map, Value, json};
 
 use super::rows::{Opener, holds_tensors};
@@ -29,7 +31,9 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     let mut reader = SeriesReader::new(data, *features);
     reader.predicts = opener.predicts;
     reader.features = scale.as_ref().map(|scale| scale.names.clone()).unwrap_or_default();
+    reader.means = scale.as_ref().map(|scale| scale.mean.clone());
     let all = read(&mut reader, &data.train)?;
+    let mut notices: Vec<String> = filled(&all, &reader.features).into_iter().collect();
     let naming = Naming::decide(&reader.found, names.as_deref(), *classes)?;
     let numbers = naming.numbers(&reader.found)?;
     let (train, kept) = window_shape.split(&all, data.eval_share);
@@ -41,12 +45,15 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         window_shape.windows(stretches, numbers, &standard, &reader.features)
     };
     let train = Arc::new(windows(&train, &numbers)?);
+    let more = RefCell::new(Vec::new());
     let eval: Option<Arc<dyn Source>> = match &data.eval {
         Some(paths) => {
             let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
                 let mut again = SeriesReader::new(data, *features);
                 again.features.clone_from(&reader.features);
+                again.means = Some(standard.mean.clone());
                 let all = read(&mut again, paths)?;
+                more.borrow_mut().extend(filled(&all, &again.features));
                 let numbers = naming.numbers(&again.found)?;
                 Ok(Arc::new(windows(&window_shape.split(&all, 0.0).0, &numbers)?))
             };
@@ -55,6 +62,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         None if data.eval_share > 0.0 => Some(Arc::new(windows(&kept, &numbers)?)),
         None => None,
     };
+    notices.extend(more.take());
     Ok(Sources {
         train,
         eval,
@@ -62,9 +70,25 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         tokens: None,
         labels: naming.labels(),
         classes: Some(*classes as usize),
-        notices: Vec::new(),
+        notices,
     })
 }
+
+/// A sentence about the numbers that were missing in files; nothing where none were.
+fn filled(all: &[Series], features: &[String]) -> Option<String> {
+    let total = |feature: usize| all.iter().map(|series| series.filled[feature]).sum::<usize>();
+    let missing: Vec<(&String, usize)> =
+        features.iter().enumerate().map(|(index, name)| (name, total(index))).filter(|(_, count)| *count > 0).collect();
+    let named: Vec<String> = missing.iter().take(LISTED).map(|(name, count)| format!("{name} {count}")).collect();
+    let more = if missing.len() > LISTED { format!(" and {} more", missing.len() - LISTED) } else { String::new() };
+    let count = count(missing.iter().map(|(_, count)| *count).sum::<usize>(), "missing number");
+    (!missing.is_empty()).then(|| {
+        format!("filled {count} with the last one before, or the mean where there is none: {}{more}", named.join(", "))
+    })
+}
+
+/// Columns that a message names at most.
+const LISTED: usize = 8;
 
 /// Windows that were cut before.
 fn ready_made(opener: &Opener<'_>, classes: i64) -> Result<Sources, TrainerError> {
@@ -110,7 +134,10 @@ impl Naming {
         if let Some(known) = known.filter(|known| labels().all(|label| known.contains(label))) {
             return Ok(Self::Names(known.to_vec()));
         }
-        if labels().all(|label| label.bytes().all(|byte| byte.is_ascii_digit())) {
+        let fits = |label: &String| label.parse::<i64>().is_ok_and(|class| class < classes);
+        let are_numbers = labels().all(|label| label.bytes().all(|byte| byte.is_ascii_digit()));
+        // As many numbers as there are classes, which do not begin at 0, are their names.
+        if are_numbers && (labels().all(fits) || found.labels.len() as i64 != classes) {
             return Ok(Self::Numbers { classes });
         }
         if let Some(known) = known {
@@ -271,7 +298,8 @@ mod tests {
 
     fn series(rows: usize, from: f64) -> Series {
         let values = (0..rows).map(|row| from + row as f64).collect();
-        Series { path: "a.csv".into(), values, labels: (0..rows).map(|row| Some(row % 2)).collect() }
+        let labels = (0..rows).map(|row| Some(row % 2)).collect();
+        Series { path: "a.csv".into(), values, labels, filled: vec![0] }
     }
 
     fn found(labels: &[&str]) -> Found {
@@ -337,6 +365,7 @@ mod tests {
         assert_eq!(numbers(&["2", "0"], None), Ok(vec![2, 0]));
         assert_eq!(numbers(&["up", "flat", "down"], None), Ok(vec![2, 1, 0]));
         assert_eq!(numbers(&["1", "0", "-1"], None), Ok(vec![2, 1, 0]));
+        assert_eq!(numbers(&["3", "1", "2"], None), Ok(vec![2, 0, 1]));
         assert_eq!(numbers(&["down", "up"], Some(&known)), Ok(vec![1, 0]));
         assert_eq!(numbers(&["1", "0"], Some(&known)), Ok(vec![1, 0]));
         for (labels, known, want) in [

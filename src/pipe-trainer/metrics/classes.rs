@@ -14,16 +14,23 @@ const NAME: usize = 200;
 pub struct Confusion(BTreeMap<(i64, i64), u64>);
 
 /// The counts of one class.
-#[derive(Clone, Copy, Default)]
-struct Tally {
-    wanted: u64,
-    predicted: u64,
-    right: u64,
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub wanted: u64,
+    pub predicted: u64,
+    pub right: u64,
 }
 
 impl Confusion {
     pub fn add(&mut self, wanted: i64, predicted: i64) {
         *self.0.entry((wanted, predicted)).or_default() += 1;
+    }
+
+    /// How many samples have each class.
+    pub fn wanted(&self) -> BTreeMap<i64, u64> {
+        let mut wanted = BTreeMap::new();
+        self.0.iter().for_each(|((class, _), count)| *wanted.entry(*class).or_default() += count);
+        wanted
     }
 
     /// The share of samples whose class was right.
@@ -36,8 +43,7 @@ impl Confusion {
     /// `f1_score(average="macro")`.
     pub fn macro_f1(&self) -> f64 {
         let tallies = self.tallies();
-        let f1 = |tally: &Tally| share(2.0 * tally.right as f64, (tally.wanted + tally.predicted) as f64);
-        share(tallies.values().map(f1).sum(), tallies.len() as f64)
+        share(tallies.values().map(|tally| tally.f1()).sum(), tallies.len() as f64)
     }
 
     /// The correlation coefficient of Matthews (1975) for any number of classes (Gorodkin, 2004); 0 where one of the two is
@@ -95,7 +101,19 @@ impl Confusion {
 }
 
 impl Tally {
-    fn scores(self, class: u64, name: String) -> ClassScores {
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            wanted: self.wanted + other.wanted,
+            predicted: self.predicted + other.predicted,
+            right: self.right + other.right,
+        }
+    }
+
+    fn f1(self) -> f64 {
+        share(2.0 * self.right as f64, (self.wanted + self.predicted) as f64)
+    }
+
+    pub fn scores(self, class: u64, name: String) -> ClassScores {
         let Self { wanted, predicted, right } = self;
         let of = |part: u64, whole: u64| (whole > 0).then(|| rounded(part as f64 / whole as f64));
         ClassScores {
@@ -111,8 +129,53 @@ impl Tally {
 }
 
 /// 0 of nothing.
-fn share(part: f64, whole: f64) -> f64 {
+pub fn share(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
+}
+
+/// Predictions of any number of labels for each text: the counts of each label.
+#[derive(Clone, Debug, Default)]
+pub struct LabelCounts {
+    labels: Vec<Tally>,
+    texts: u64,
+    /// Texts whose labels are all right.
+    exact: u64,
+}
+
+impl LabelCounts {
+    /// Adds texts: of how many all labels are right, and the counts of each label, as `wanted`, `predicted`, `right`.
+    pub fn add(&mut self, texts: u64, exact: u64, labels: &[[u64; 3]]) {
+        (self.texts, self.exact) = (self.texts + texts, self.exact + exact);
+        self.labels.resize(labels.len(), Tally::default());
+        for (tally, [wanted, predicted, right]) in self.labels.iter_mut().zip(labels) {
+            *tally = tally.and(Tally { wanted: *wanted, predicted: *predicted, right: *right });
+        }
+    }
+
+    /// As scikit-learn's `f1_score` with `average="micro"` and `"macro"`, and `accuracy_score`.
+    pub fn scores(&self) -> [(&'static str, f64); 3] {
+        let all = self.labels.iter().fold(Tally::default(), |all, label| all.and(*label));
+        let mean = share(self.labels.iter().map(|label| label.f1()).sum(), self.labels.len() as f64);
+        [("micro_f1", all.f1()), ("macro_f1", mean), ("exact_match", share(self.exact as f64, self.texts as f64))]
+    }
+
+    /// The label that most texts have, and the micro F1 of an answer that gives it to every text.
+    pub fn most_frequent(&self) -> Option<(usize, f64)> {
+        let wanted: u64 = self.labels.iter().map(|label| label.wanted).sum();
+        let (number, most) = self.labels.iter().enumerate().rev().max_by_key(|(_, label)| label.wanted)?;
+        Some((number, share(2.0 * most.wanted as f64, (wanted + self.texts) as f64)))
+    }
+
+    /// The figures of each label. A text with several has no single one that it is taken for.
+    pub fn details(&self, names: &[String]) -> ClassDetails {
+        let named = |number: usize| names.get(number).map_or_else(|| number.to_string(), Clone::clone);
+        let scores =
+            |(number, tally): (usize, &Tally)| tally.scores(number as u64, named(number).chars().take(NAME).collect());
+        let scores = self.labels.iter().enumerate().map(scores).collect();
+        let mut details = ClassDetails { count: self.labels.len() as u64, scores, ..ClassDetails::default() };
+        details.scores = details.largest(ClassDetails::MOST_SCORES).into_iter().cloned().collect();
+        details
+    }
 }
 
 const BINS: usize = 10;
@@ -217,6 +280,22 @@ mod tests {
         assert_eq!((details.scores[0].class, details.scores[0].name.as_str()), (500, "500"));
         assert_eq!(details.confusion.len(), ClassDetails::MOST_CONFUSED);
         assert_eq!(details.confusion[0].class, 1400);
+    }
+
+    #[test]
+    fn several_labels_a_text() {
+        // wanted [[1, 1, 0], [0, 1, 0], [0, 0, 0]], predicted [[1, 0, 0], [0, 1, 0], [0, 1, 0]]: scikit-learn gives
+        // micro 2/3, macro (1 + 1/2 + 0) / 3, accuracy 1/3.
+        let mut counts = LabelCounts::default();
+        counts.add(2, 1, &[[1, 1, 1], [2, 1, 1], [0, 0, 0]]);
+        counts.add(1, 0, &[[0, 0, 0], [0, 1, 0], [0, 0, 0]]);
+        let got = counts.scores();
+        let want = [("micro_f1", 2.0 / 3.0), ("macro_f1", 0.5), ("exact_match", 1.0 / 3.0)];
+        assert!(got.iter().zip(want).all(|(got, want)| got.0 == want.0 && (got.1 - want.1).abs() < 1e-12), "{got:?}");
+        let details = counts.details(&["a".to_owned(), "b".to_owned()]);
+        let rows: Vec<_> =
+            details.scores.iter().map(|label| (label.name.as_str(), label.rows, label.predicted)).collect();
+        assert_eq!(rows, [("a", 1, 1), ("b", 2, 2), ("2", 0, 0)]);
     }
 
     #[test]

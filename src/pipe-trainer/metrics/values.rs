@@ -47,6 +47,24 @@ pub fn pearson(wanted: &[f64], predicted: &[f64]) -> Option<f64> {
     (scale > 0.0).then(|| product(&wanted, &predicted) / scale)
 }
 
+/// The mean squared error of answering the mean of all.
+pub fn variance(values: &[f64]) -> f64 {
+    mean_squared_error(values, &vec![mean(values); values.len()])
+}
+
+/// The perplexity of tokens for a model that knows how often each occurs, and nothing else.
+pub fn unigram_perplexity(counts: &[u64]) -> f64 {
+    let total = counts.iter().sum::<u64>() as f64;
+    let entropy = |count: &u64| *count as f64 / total * (total / *count as f64).ln();
+    counts.iter().filter(|count| **count > 0).map(entropy).sum::<f64>().exp()
+}
+
+/// The share of the variance that is predicted, as scikit-learn's `r2_score`; there is none where what is wanted is always the same.
+pub fn r_squared(wanted: &[f64], predicted: &[f64]) -> Option<f64> {
+    let variance = variance(wanted);
+    (variance > 0.0).then(|| 1.0 - mean_squared_error(wanted, predicted) / variance)
+}
+
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
@@ -89,6 +107,23 @@ mod tests {
             let got = rouge_l(wanted, text);
             assert!((got - want).abs() < 1e-12, "{wanted:?} {text:?}: {got}");
         }
+    }
+
+    #[test]
+    fn answers_that_ignore_the_input() {
+        assert_eq!((variance(&[1.0, 3.0, 5.0, 7.0]), variance(&[2.0]), variance(&[])), (5.0, 0.0, 0.0));
+        for (counts, want) in [(&[5, 5, 5, 5][..], 4.0), (&[7], 1.0), (&[0, 3], 1.0), (&[], 1.0)] {
+            assert!((unigram_perplexity(counts) - want).abs() < 1e-12, "{counts:?}");
+        }
+        // The entropy of 3/4 and 1/4 is 0.8113 bits.
+        assert!((unigram_perplexity(&[3, 1]).log2() - 0.8113).abs() < 1e-4);
+    }
+
+    #[test]
+    fn the_share_of_the_variance_as_scikit_learn_has_it() {
+        let score = r_squared(&[3.0, -0.5, 2.0, 7.0], &[2.5, 0.0, 2.0, 8.0]).unwrap();
+        assert!((score - 0.948_608_137).abs() < 1e-9, "{score}");
+        assert_eq!((r_squared(&[1.0, 3.0], &[2.0, 2.0]), r_squared(&[4.0], &[4.0])), (Some(0.0), None));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use pipe_model::{ConfigKeys, Labels, ModelConfig, TaskData, read_config};
-use pipe_spec::pipeline::{self, Arch};
+use pipe_model::{ConfigKeys, Labels, ModelConfig, TaskData, named_task, read_config, with_task};
+use pipe_spec::pipeline::{self, Arch, ModelTask, Task};
 use serde_json::{Map, Value};
 
 use super::interface::Model;
@@ -14,25 +14,53 @@ use crate::error::TrainerError;
 use crate::storage::TensorFiles;
 use crate::storage::bounded_file::{self, LARGEST_CONFIG};
 
+/// The key of config.json, and its value in a model that another program has trained.
+const THRESHOLD: &str = "threshold";
+const DEFAULT_THRESHOLD: f64 = 0.5;
+
 pub struct Definition {
     arch: Arch,
     config: Map<String, Value>,
     /// Where trained weights are.
     folder: Option<PathBuf>,
+    /// Whether the head of the trained weights is for other classes.
+    has_new_head: bool,
 }
 
 impl Definition {
     pub fn from_spec(model: &pipeline::Model) -> Result<Self, TrainerError> {
         let definition = match (&model.from, &model.config) {
             (Some(from), _) => Self::from_folder(Path::new(from))?,
-            (None, config) => Self { arch: model.arch, config: config.clone().unwrap_or_default(), folder: None },
+            (None, config) => {
+                Self { arch: model.arch, config: config.clone().unwrap_or_default(), folder: None, has_new_head: false }
+            }
         };
+        definition.check_task(model)?;
         if definition.arch != model.arch {
             let path = definition.folder.unwrap_or_default();
             let message = format!("it is {}, the pipeline says {}", definition.arch.name(), model.arch.name());
             return Err(TrainerError::Model { path, message });
         }
-        Ok(definition)
+        Ok(Self { config: with_task(definition.config, model.task()), ..definition })
+    }
+
+    /// A trained head of one task would be read as that of the other.
+    fn check_task(&self, model: &pipeline::Model) -> Result<(), TrainerError> {
+        let found = named_task(&self.config).filter(|_| self.folder.is_some());
+        let wanted = match model.task() {
+            Task::TokenLabels => ModelTask::TokenClassification,
+            _ => ModelTask::TextClassification,
+        };
+        match found.filter(|found| *found != wanted && model.arch.labels_tokens()) {
+            None => Ok(()),
+            Some(found) => {
+                let path = self.folder.clone().unwrap_or_default();
+                let (found, wanted) = (found.name(), wanted.name());
+                let message =
+                    format!("it is trained for {found}; set model.task: {found}, or start {wanted} from a base model");
+                Err(TrainerError::Model { path, message })
+            }
+        }
     }
 
     /// A folder in Hugging Face layout; `model_type` says what it holds.
@@ -47,7 +75,7 @@ impl Definition {
             serde_json::from_slice(&text).map_err(|error| fail(&file, error.to_string()))?;
         let model_type = ConfigKeys(&config).text("model_type")?.unwrap_or_default();
         match Arch::of_model_type(model_type) {
-            Some(arch) => Ok(Self { arch, config, folder: Some(folder.to_owned()) }),
+            Some(arch) => Ok(Self { arch, config, folder: Some(folder.to_owned()), has_new_head: false }),
             None => Err(TrainerError::NotAvailable { what: format!("model_type {model_type:?}") }),
         }
     }
@@ -56,14 +84,20 @@ impl Definition {
         self.arch
     }
 
-    /// The folder's weights, if there is one.
+    /// The folder's weights, if there is one; without a head that is for other classes.
     pub fn trained(&self) -> Result<Option<TensorFiles>, TrainerError> {
-        self.folder.as_deref().map(TensorFiles::open_folder).transpose()
+        let Some(folder) = &self.folder else { return Ok(None) };
+        let files = TensorFiles::open_folder(folder)?;
+        Ok(Some(match self.config()?.head() {
+            Some(head) if self.has_new_head => files.without(&[head, &head.replace(".weight", ".bias")]),
+            _ => files,
+        }))
     }
 
     /// With the labels of its head, where the data decided them.
     pub fn with_labels(mut self, labels: Option<&Labels>) -> Self {
         if let Some(labels) = labels {
+            self.has_new_head = true;
             labels.export(&mut self.config);
         }
         self
@@ -81,9 +115,30 @@ impl Definition {
     /// The names of its classes, in the order of their numbers. Empty where it does not classify.
     pub fn class_names(&self) -> Vec<String> {
         match Labels::read(&self.config) {
-            Ok(Some(Labels::Classes(names))) => names,
+            Ok(Some(Labels::Classes(names) | Labels::Several(names))) => names,
             _ => Vec::new(),
         }
+    }
+
+    /// How many labels a text can have at once; 0 where it has one.
+    pub fn labels_per_text(&self) -> usize {
+        match Labels::read(&self.config) {
+            Ok(Some(Labels::Several(names))) => names.len(),
+            _ => 0,
+        }
+    }
+
+    /// The probability from which one of several labels applies.
+    pub fn threshold(&self) -> f64 {
+        self.config.get(THRESHOLD).and_then(Value::as_f64).unwrap_or(DEFAULT_THRESHOLD)
+    }
+
+    /// With the threshold of the pipeline, where a text can have several labels.
+    pub fn with_threshold(mut self, threshold: f64) -> Self {
+        if let Ok(Some(Labels::Several(_))) = Labels::read(&self.config) {
+            self.config.insert(THRESHOLD.to_owned(), threshold.into());
+        }
+        self
     }
 
     /// With keys of config.json that follow from the data.

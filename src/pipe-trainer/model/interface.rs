@@ -1,8 +1,10 @@
 //! The interface of every model, whatever its architecture.
 
+use pipe_model::LabelUnit;
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
+use super::classification::is_several;
 use super::pass::Mode;
 use super::weights::Weights;
 use crate::data::{IGNORED, Part};
@@ -19,11 +21,20 @@ pub trait Model {
 
     /// How many targets a part has: what its losses are the sum of.
     fn targets(&self, part: &Part) -> Result<i64, TrainerError> {
-        Ok(part.get("labels")?.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?)
+        let labels = part.get("labels")?;
+        match is_several(labels) {
+            true => Ok(labels.size2()?.0),
+            false => Ok(labels.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?),
+        }
     }
 
     /// The keys of `config.json`, as transformers reads them.
     fn config(&self) -> Map<String, Value>;
+
+    /// The unit of the labels, where a number is predicted: its logits are standardised.
+    fn label_unit(&self) -> LabelUnit {
+        LabelUnit::default()
+    }
 
     /// For a model that writes texts.
     fn text_generator(&self) -> Option<&dyn TextGenerator> {

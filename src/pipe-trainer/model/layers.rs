@@ -3,7 +3,8 @@
 use pipe_model::Activation;
 use tch::{Kind, Tensor};
 
-use super::pass::Pass;
+use super::attention::{Scores, attend};
+use super::pass::{Block, Pass};
 use super::weights::{SharedTensor, Weights};
 use crate::error::TrainerError;
 use crate::torch::{self, Dropped};
@@ -207,6 +208,42 @@ impl PostNormOutput {
         let attended = self.attention_output.product(attended, pass)?;
         let hidden = self.attention_norm.after(&attended, hidden, pass)?;
         self.norm.after(&self.feed_forward.product(&hidden, pass)?, &hidden, pass)
+    }
+}
+
+/// A layer of CLIP or ViT: self-attention and a feed-forward part, each with a norm before it and a residual connection. The pass
+/// says how many attention weights are dropped.
+pub struct PreNormLayer {
+    pub norms: [LayerNorm; 2],
+    pub queries_keys_values: [Linear; 3],
+    pub attention_output: Linear,
+    pub feed_forward: FeedForward,
+    pub heads: i64,
+    /// No position sees a later one.
+    pub is_causal: bool,
+    /// The share that is dropped of what either part gives.
+    pub hidden_dropout: f64,
+}
+
+impl PreNormLayer {
+    fn attend(&self, hidden: &Tensor, mask: Option<&Tensor>, pass: Pass) -> Result<Product<'_>, TrainerError> {
+        let [q, k, v] = together(hidden, self.queries_keys_values.each_ref(), pass)?;
+        let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
+        let is_causal = self.is_causal && mask.is_none_or(|mask| mask.dim() == 1);
+        let attended = attend([&q, &k, &v], Scores { is_causal, key_mask: mask, ..Scores::default() }, pass)?;
+        self.attention_output.product(&merge_heads(&attended)?, pass)
+    }
+}
+
+impl Block for PreNormLayer {
+    /// `inputs` are hidden states, and a mask where there is one. What flows through keeps its kind.
+    fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
+        let [before, after] = &self.norms;
+        let normed = before.forward_as(inputs[0], pass.compute)?;
+        let attended = self.attend(&normed, inputs.get(1).copied(), pass)?;
+        let pass = pass.dropping(self.hidden_dropout);
+        let (hidden, normed) = after.between(&attended, inputs[0], pass)?;
+        pass.drop_add(&self.feed_forward.forward(&normed, pass)?, &hidden)
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod attention;
 mod bag_of_words;
+mod batch_norm;
 mod bert;
 pub mod classification;
 mod clip;
@@ -13,8 +14,11 @@ pub mod layers;
 mod mu_sota;
 pub mod pass;
 mod registry;
+mod resnet;
 pub mod setup;
 mod t5;
+mod tabular;
+mod vit;
 mod weights;
 
 pub use definition::Definition;

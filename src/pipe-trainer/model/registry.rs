@@ -6,7 +6,10 @@ use pipe_model::clip::ClipConfig;
 use pipe_model::deberta::DebertaConfig;
 use pipe_model::hybrid_cnn_lstm::HybridConfig;
 use pipe_model::mu_sota::MuSotaConfig;
+use pipe_model::resnet::ResNetConfig;
 use pipe_model::t5::T5Config;
+use pipe_model::tabular::TabularConfig;
+use pipe_model::vit::VitConfig;
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 
@@ -17,8 +20,11 @@ use super::deberta::Deberta;
 use super::hybrid_cnn_lstm::HybridCnnLstm;
 use super::interface::Model;
 use super::mu_sota::MuSota;
+use super::resnet::ResNet;
 use super::setup::{Setup, Start};
 use super::t5::T5;
+use super::tabular::Tabular;
+use super::vit::Vit;
 use crate::error::TrainerError;
 
 /// Builds a model of an architecture from its config.json.
@@ -38,5 +44,8 @@ pub fn build(
         Arch::HybridCnnLstm => Box::new(HybridCnnLstm::build(HybridConfig::read(config)?, start, setup)?),
         Arch::MuSota => Box::new(MuSota::build(MuSotaConfig::read(config)?, start, setup)?),
         Arch::BagOfWords => Box::new(BagOfWords::build(BagOfWordsConfig::read(config)?, start, setup)?),
+        Arch::Tabular => Box::new(Tabular::build(TabularConfig::read(config)?, start, setup)?),
+        Arch::ResNet => Box::new(ResNet::build(ResNetConfig::read(config)?, start, setup)?),
+        Arch::Vit => Box::new(Vit::build(VitConfig::read(config)?, start, setup)?),
     })
 }

@@ -94,7 +94,7 @@ impl Batches {
     /// Several batches of texts, which are sorted by length; one of pictures, which are all the same size and large.
     fn end_of_chunk(&self, source: &dyn Source, start: usize) -> Result<usize, TrainerError> {
         let first = source.peek(start)?;
-        let is_value = |(_, column): &(_, Column)| matches!(column, Column::Values { .. });
+        let is_value = |(_, column): &(_, Column)| matches!(column, Column::Values { shape, .. } if shape.len() > 1);
         let has_values = first.is_some_and(|sample| sample.columns.iter().any(is_value));
         let batches = if has_values { 1 } else { SORTED_BATCHES };
         let mut end = (start + batches * self.batch).min(source.len());

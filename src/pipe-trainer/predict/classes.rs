@@ -1,4 +1,4 @@
-//! Predictions of classes and numbers, and of which picture belongs to which text.
+//! Predictions of classes, of several labels and of numbers, and of which picture belongs to which text.
 
 use std::rc::Rc;
 
@@ -12,9 +12,9 @@ use super::{Prediction, evaluation};
 use crate::data::{Column, IGNORED, Part, PartShape, Sample};
 use crate::error::TrainerError;
 use crate::model::{Contrastive, Embeddings, Mode, Model};
-use crate::train::{Figures, Predictions, contrastive_figures};
+use crate::train::{Figures, Predictions, SeveralLabels, contrastive_figures};
 
-/// Models that predict classes or a number, for texts and for windows of time series.
+/// Models that predict classes or a number, for texts, for windows of time series and for rows of tables.
 pub fn predict_classes(
     prediction: &mut Prediction,
     task_data: &TaskData,
@@ -22,7 +22,8 @@ pub fn predict_classes(
 ) -> Result<Predicted, TrainerError> {
     let (sources, shape) = prediction.open(task_data)?;
     let model = Rc::clone(&prediction.model);
-    let mut head = ClassHead { model, shape, labels, predictions: Predictions::default() };
+    let predictions = Predictions::new(model.label_unit());
+    let mut head = ClassHead { model, shape, labels, predictions };
     let predicted = prediction.write(&sources.train, &mut head)?;
     let found = &head.predictions;
     Ok(Predicted { evaluation: evaluation(found.samples(), found.loss(), found.scores()), ..predicted })
@@ -44,7 +45,7 @@ impl Head for ClassHead {
         let width = logits.size2()?.1 as usize;
         let scores = match &self.labels {
             Labels::Number => logits.f_to_kind(Kind::Float)?,
-            Labels::Classes(_) => logits.f_softmax(-1, Kind::Float)?,
+            Labels::Classes(_) | Labels::Several(_) => logits.f_softmax(-1, Kind::Float)?,
         };
         let scores = Vec::<f32>::try_from(scores.f_contiguous()?.f_reshape([-1])?)?;
         let fields = scores.chunks(width).zip(samples).map(|(scores, sample)| self.fields_of(scores, sample)).collect();
@@ -66,7 +67,8 @@ impl Head for ClassHead {
 impl ClassHead {
     fn fields_of(&self, scores: &[f32], sample: &Sample) -> Fields {
         let Labels::Classes(names) = &self.labels else {
-            let mut fields = vec![("value", Field::Real(scores[0]))];
+            let value = self.model.label_unit().restore(scores[0].into()) as f32;
+            let mut fields = vec![("value", Field::Real(value))];
             if let Some(Column::Real(number)) = sample.column("labels").filter(|_| is_labelled(sample)) {
                 fields.push(("expected", Field::Real(*number)));
             }
@@ -83,6 +85,76 @@ impl ClassHead {
             fields.push(("expected", Field::Text(name(class as usize))));
         }
         fields
+    }
+}
+
+/// Models that predict any number of labels for a text.
+pub fn predict_several(
+    prediction: &mut Prediction,
+    task_data: &TaskData,
+    names: Vec<String>,
+) -> Result<Predicted, TrainerError> {
+    let (sources, shape) = prediction.open(task_data)?;
+    let (model, threshold) = (Rc::clone(&prediction.model), prediction.threshold);
+    let mut head = SeveralHead { model, shape, names, threshold, found: SeveralLabels::new(threshold.into()) };
+    let predicted = prediction.write(&sources.train, &mut head)?;
+    let found = &head.found;
+    Ok(Predicted { evaluation: evaluation(found.samples(), found.loss(), found.scores()), ..predicted })
+}
+
+struct SeveralHead {
+    model: Rc<dyn Model>,
+    shape: PartShape,
+    names: Vec<String>,
+    threshold: f32,
+    found: SeveralLabels,
+}
+
+impl Head for SeveralHead {
+    type Output = Fields;
+
+    fn compute(&mut self, _: &[usize], samples: &[Sample]) -> Result<Vec<Fields>, TrainerError> {
+        let part = self.shape.collate(samples)?;
+        let logits = self.model.logits(&part, Mode::Eval)?;
+        let scores = logits.f_to_kind(Kind::Float)?.f_sigmoid()?.f_contiguous()?.f_reshape([-1])?;
+        let scores = Vec::<f32>::try_from(scores)?;
+        let fields: Vec<Fields> = scores
+            .chunks(self.names.len())
+            .zip(samples)
+            .map(|(scores, sample)| self.fields_of(scores, labels_of(sample)))
+            .collect();
+        let labelled: Vec<i64> =
+            (0..).zip(samples).filter(|(_, sample)| labels_of(sample).is_some()).map(|(at, _)| at).collect();
+        if !labelled.is_empty() {
+            let at = Tensor::f_from_slice(&labelled)?.f_to_device(logits.device())?;
+            self.found.add(&logits.f_index_select(0, &at)?, &part.get("labels")?.f_index_select(0, &at)?)?;
+        }
+        Ok(fields)
+    }
+
+    fn fields(mut pieces: Vec<Fields>) -> Fields {
+        pieces.swap_remove(0)
+    }
+}
+
+impl SeveralHead {
+    fn fields_of(&self, scores: &[f32], wanted: Option<&[f32]>) -> Fields {
+        let applying = |values: &[f32], from: f32| {
+            let named = values.iter().zip(&self.names).filter(|(value, _)| **value >= from);
+            Field::Texts(named.map(|(_, name)| name.clone()).collect())
+        };
+        let named = self.names.iter().cloned().zip(scores.iter().copied()).collect();
+        let mut fields = vec![("labels", applying(scores, self.threshold)), ("scores", Field::Named(named))];
+        fields.extend(wanted.map(|wanted| ("expected", applying(wanted, 0.5))));
+        fields
+    }
+}
+
+/// 1 for each label that applies, where the row says which.
+fn labels_of(sample: &Sample) -> Option<&[f32]> {
+    match sample.column("labels") {
+        Some(Column::Values { values, .. }) if values.iter().all(|value| !value.is_nan()) => Some(values),
+        _ => None,
     }
 }
 

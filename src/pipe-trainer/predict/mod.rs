@@ -4,6 +4,7 @@
 mod batches;
 mod classes;
 mod output;
+mod spans;
 mod texts;
 
 use std::path::Path;
@@ -38,6 +39,7 @@ pub fn predict(spec_file: &Path, stop: Stop) -> Result<(), TrainerError> {
     let prediction = Prediction {
         kept: KeptColumns::open(&spec.settings.data.train, &spec.keep)?,
         batches: Batches::new(Arc::clone(&pool), stop, batch as usize),
+        threshold: definition.threshold() as f32,
         spec,
         hardware,
         pool,
@@ -71,18 +73,27 @@ struct Prediction {
     model: Rc<dyn Model>,
     kept: KeptColumns,
     batches: Batches,
+    /// The probability from which one of several labels applies.
+    threshold: f32,
 }
 
 impl Prediction {
     fn run(mut self, task_data: &TaskData) -> Result<Predicted, TrainerError> {
         match task_data {
             TaskData::Seq2Seq { .. } => texts::predict_texts(&mut self, task_data),
-            TaskData::Classification { labels, .. } => {
+            TaskData::TokenLabels { .. } => spans::predict_spans(&mut self, task_data),
+            TaskData::Classification { labels: Some(Labels::Several(names)), .. } => {
+                classes::predict_several(&mut self, task_data, names.clone())
+            }
+            TaskData::Classification { labels, .. } | TaskData::PictureClasses { labels, .. } => {
                 classes::predict_classes(&mut self, task_data, labels.clone().unwrap_or_default())
             }
             TaskData::TimeSeries { names, classes, .. } => {
                 let labels = names.clone().map_or_else(|| Labels::numbered(*classes as usize), Labels::Classes);
                 classes::predict_classes(&mut self, task_data, labels)
+            }
+            TaskData::Table { labels, .. } => {
+                classes::predict_classes(&mut self, task_data, labels.clone().unwrap_or_default())
             }
             TaskData::Contrastive { .. } => classes::predict_pairs(&mut self, task_data),
             TaskData::Language { vocab_size, max_length } => {

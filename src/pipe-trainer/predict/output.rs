@@ -24,6 +24,18 @@ pub enum Field {
     Reals(Vec<f32>),
     /// By name, such as the probability of each class.
     Named(Vec<(String, f32)>),
+    Texts(Vec<String>),
+    Spans(Vec<Span>),
+}
+
+/// A piece of a text that has a label. It begins and ends at these characters of the text.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Span {
+    pub text: String,
+    pub label: String,
+    pub start: usize,
+    pub end: usize,
+    pub score: f32,
 }
 
 impl Serialize for Field {
@@ -34,6 +46,8 @@ impl Serialize for Field {
             Self::Real(number) => number.serialize(serializer),
             Self::Mean(number) => number.serialize(serializer),
             Self::Reals(numbers) => numbers.serialize(serializer),
+            Self::Texts(texts) => texts.serialize(serializer),
+            Self::Spans(spans) => spans.serialize(serializer),
             Self::Named(numbers) => serializer.collect_map(numbers.iter().map(|(name, number)| (name, number))),
         }
     }

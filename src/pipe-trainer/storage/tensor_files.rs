@@ -78,6 +78,12 @@ impl TensorFiles {
         Ok(files)
     }
 
+    /// The same without some tensors.
+    pub fn without(mut self, names: &[&str]) -> Self {
+        self.tensors.retain(|name, _| !names.contains(&name.as_str()));
+        self
+    }
+
     fn empty(path: &Path) -> Self {
         Self { path: path.to_owned(), tensors: BTreeMap::new(), maps: Vec::new() }
     }

@@ -6,6 +6,7 @@ mod recipes;
 mod rows;
 pub mod series;
 pub mod stories;
+pub mod table;
 
 pub use dishes::DISHES;
 pub use recipes::RECIPES;

@@ -177,7 +177,7 @@ fn numbers_are_predicted_where_the_data_has_numbers() {
     bench.set("/train/steps", json!(60)).set("/train/dropout", json!(0.0));
     let ended = bench.train().expect(0);
     let eval = last_eval(&ended);
-    assert_eq!(eval.scores.keys().collect::<Vec<_>>(), ["mse", "pearson"]);
+    assert_eq!(eval.scores.keys().collect::<Vec<_>>(), ["mse", "pearson", "r2"]);
     assert!((eval.scores["mse"] - eval.loss).abs() < 1e-6 && eval.scores["mse"] < 0.02, "{eval:?}");
     assert!(eval.scores["pearson"] > 0.98, "{eval:?}");
     let config = exported(&bench);
@@ -256,7 +256,7 @@ fn rows_without_a_label_are_left_out_on_request() {
     let csv = "text,label\nboil,soup\n\ntoss,\nbake,cake\nmix,  \n";
     let jsonl = "{\"text\":\"boil\",\"label\":\"soup\"}\n{\"text\":\"mix\",\"label\":null}\n{\"text\":\"bake\",\"label\":\"cake\"}\n{\"text\":\"mix\",\"label\":\"\"}\n";
     for (name, text, lines, problem) in [
-        ("few.csv", csv, [4, 6], "the label is empty; data.skip_bad: true leaves out such rows"),
+        ("few.csv", csv, [4, 6], "the label is empty; data.skip_bad: true skips such rows"),
         ("few.jsonl", jsonl, [2, 4], "field \"label\" holds null, not a class or a number"),
     ] {
         let mut bench = dishes();
@@ -266,7 +266,7 @@ fn rows_without_a_label_are_left_out_on_request() {
         let ended = bench.train().expect(3);
         assert!(ended.stderr.contains(&format!("{path} line {}: {problem}", lines[0])), "{}", ended.stderr);
         let ended = bench.set("/data/skip_bad", json!(true)).train().expect(0);
-        let want = format!("2 rows without a label were left out: {path} line {}, {path} line {}", lines[0], lines[1]);
+        let want = format!("skipped 2 rows without a label: {path} line {}, {path} line {}", lines[0], lines[1]);
         assert_eq!(warnings(&ended), want);
         let started = |event: &EventKind| if let EventKind::Started(one) = event { Some(one.samples) } else { None };
         assert_eq!(ended.events.iter().find_map(started), Some(4));
@@ -283,7 +283,46 @@ fn rows_without_a_label_are_left_out_on_request() {
     let mut bench = dishes();
     with_rows(&mut bench, "none.csv", "text,label\nboil,\n");
     bench.set("/data/skip_bad", json!(true)).set("/model/config/num_labels", json!(2));
-    assert!(bench.train().expect(3).stderr.contains("so is that of every other row"));
+    assert!(bench.train().expect(3).stderr.contains("it is without a label, and so is every other row"));
+}
+
+#[test]
+fn rows_without_a_text_are_skipped_on_request() {
+    let row = |text: &str, label: &str| format!("{{{text}\"label\": {label:?}}}\n");
+    let good = row("\"text\": \"boil\", ", "soup") + &row("\"text\": \"bake\", ", "cake");
+    let bad = [("\"text\": null, ", "field \"text\" holds null"), ("", "no field \"text\"; it has: label")];
+    for (text, problem) in bad {
+        let mut bench = dishes();
+        with_rows(&mut bench, "few.jsonl", &format!("{good}{}", row(text, "soup")));
+        bench.set("/data/eval", json!(null));
+        let path = bench.path("few.jsonl").display().to_string();
+        let ended = bench.train().expect(3);
+        assert!(ended.stderr.contains(&format!("{path} line 3: {problem}")), "{}", ended.stderr);
+        assert!(ended.stderr.contains("data.skip_bad: true skips such rows"), "{}", ended.stderr);
+        let ended = bench.set("/data/skip_bad", json!(true)).train().expect(0);
+        assert_eq!(warnings(&ended), format!("skipped 1 row without a text: {path} line 3"));
+    }
+}
+
+#[test]
+fn as_many_classes_as_the_model_has_get_the_names_of_the_data() {
+    let rows = |labels: &[&str]| {
+        labels.iter().map(|label| format!("{{\"text\": \"boil\", \"label\": {label}}}\n")).collect::<String>()
+    };
+    for (labels, want) in [
+        (&["3", "1", "2", "1"][..], json!({ "0": "1", "1": "2", "2": "3" })),
+        (&["\"soup\"", "\"cake\"", "\"pie\""], json!({ "0": "cake", "1": "pie", "2": "soup" })),
+        (&["2", "0", "1"], json!({ "0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2" })),
+    ] {
+        let mut bench = dishes();
+        with_rows(&mut bench, "few.jsonl", &rows(labels));
+        bench.set("/data/eval", json!(null)).set("/model/config/num_labels", json!(3)).train().expect(0);
+        assert_eq!(exported(&bench)["id2label"], want);
+    }
+    let mut bench = dishes();
+    with_rows(&mut bench, "few.jsonl", &rows(&["5", "1"]));
+    let ended = bench.set("/data/eval", json!(null)).set("/model/config/num_labels", json!(3)).train().expect(3);
+    assert!(ended.stderr.contains("the label 5 is no class of the model"), "{}", ended.stderr);
 }
 
 /// Two classes, each of one text, with so many rows.

@@ -11,7 +11,9 @@ use serde_json::json;
 
 use crate::bag_of_words::dishes as bag_of_words;
 use crate::classification::{balanced_dishes as bert_with_weights_of_classes, dishes as bert};
+use crate::picture_classes::vit;
 use crate::support::{Bench, Ended, for_each_architecture, furthest, losses, step_line, struck};
+use crate::tabular::{customers as tabular, spending as tabular_with_a_number};
 use crate::{deberta, hybrid, mu_sota, pairs};
 
 fn roberta() -> Bench {
@@ -38,7 +40,8 @@ fn mu_sota() -> Bench {
 
 for_each_architecture! {
     expect_one_cut_to_change_nothing, expect_no_cut_to_change_anything:
-    bert, bert_with_weights_of_classes, roberta, deberta, hybrid_cnn_lstm, mu_sota, bag_of_words
+    bert, bert_with_weights_of_classes, roberta, deberta, hybrid_cnn_lstm, mu_sota, bag_of_words, tabular,
+    tabular_with_a_number, vit
 }
 
 #[test]

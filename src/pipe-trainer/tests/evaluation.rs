@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use pipe_spec::evaluation::{ClassDetails, EvaluationDetails, RetrievalExample};
+use pipe_spec::evaluation::{ClassDetails, EvaluationDetails, Mistake, RetrievalExample};
 use pipe_spec::event::{Eval, EventKind, Sample};
 use serde_json::{Value, json};
 
@@ -237,12 +237,34 @@ fn agrees(classes: &ClassDetails, eval: &Eval) {
 fn classes_of_texts_are_counted_and_named() {
     let bench = dishes();
     let ended = bench.train().expect(0);
-    let EvaluationDetails { step, classes, retrieval } = details(&bench);
+    let EvaluationDetails { step, classes, retrieval, mistakes } = details(&bench);
     let classes = classes.unwrap();
     assert!((step, retrieval.len(), classes.count) == (8, 0, 3), "{classes:?}");
     let rows: BTreeMap<String, u64> = classes.scores.iter().map(|class| (class.name.clone(), class.rows)).collect();
     assert_eq!(rows, counted(&bench, "data/eval.jsonl"));
-    agrees(&classes, last_eval(&ended));
+    let eval = last_eval(&ended);
+    agrees(&classes, eval);
+
+    let (trained, largest) = (counted(&bench, "data/train.jsonl"), |rows: &BTreeMap<String, u64>| {
+        rows.iter().rev().max_by_key(|(_, rows)| **rows).map(|(name, _)| name.clone()).unwrap()
+    });
+    let common = largest(&trained);
+    let headline = eval.headline.clone().unwrap();
+    let baseline = headline.baseline.unwrap();
+    assert_eq!((headline.metric.as_str(), headline.rows, headline.classes), ("accuracy", eval.samples, Some(3)));
+    assert_eq!(baseline.name, format!("always answering {common}"));
+    assert!((baseline.value - rows[&common] as f64 / eval.samples as f64).abs() < 1e-9, "{baseline:?}");
+    let wrong: u64 = classes.confusion.iter().filter(|cell| cell.class != cell.predicted).map(|cell| cell.rows).sum();
+    assert_eq!(mistakes.len() as u64, wrong.min(Mistake::MOST as u64));
+    assert!(mistakes.is_sorted_by(|a, b| a.confidence >= b.confidence), "{mistakes:?}");
+    let text = fs::read_to_string(bench.path("data/eval.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for mistake in &mistakes {
+        let row = &lines[mistake.rows[0] as usize - 1];
+        let text: String = row["text"].as_str().unwrap().chars().take(Mistake::TEXT).collect();
+        assert_eq!((&text, &row["label"]), (&mistake.text, &json!(mistake.class)));
+        assert_ne!(mistake.class, mistake.predicted);
+    }
 }
 
 #[test]

@@ -9,33 +9,34 @@ use pipe_spec::predict::{PredictEvent, Predicted};
 use serde_json::{Value, json};
 
 /// The end of a prediction.
-struct Ended {
+pub struct Ended {
     code: Option<i32>,
     stderr: String,
     done: Option<Predicted>,
     /// The output; nothing where there is none.
-    lines: Vec<Value>,
+    pub lines: Vec<Value>,
 }
 
 impl Ended {
     #[track_caller]
-    fn done(&self) -> &Predicted {
+    pub fn done(&self) -> &Predicted {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
         self.done.as_ref().expect("it says that it is done")
     }
 
     /// A key of every line.
-    fn column(&self, key: &str) -> Vec<Value> {
+    pub fn column(&self, key: &str) -> Vec<Value> {
         self.lines.iter().map(|line| line[key].clone()).collect()
     }
 }
 
 /// Predicts `rows` with the model that `bench` has exported; `change` is made to the spec.
-fn predict(bench: &Bench, rows: &Path, change: impl FnOnce(&mut Value)) -> Ended {
+pub fn predict(bench: &Bench, rows: &Path, change: impl FnOnce(&mut Value)) -> Ended {
     let (model, out) = (bench.run_folder().model(), bench.path("predictions.jsonl"));
     let mut spec = json!({ "settings": bench.spec, "out": out });
     let settings = &mut spec["settings"];
-    settings["model"] = json!({ "arch": settings["model"]["arch"], "from": model });
+    settings["model"]["from"] = json!(model);
+    settings["model"].as_object_mut().unwrap().remove("config");
     settings["tokenizer"] = json!(Some(model.join("tokenizer.json")).filter(|file| file.is_file()));
     settings["data"]["train"] = json!(rows);
     settings["data"].as_object_mut().unwrap().remove("eval");
@@ -63,10 +64,10 @@ fn predict(bench: &Bench, rows: &Path, change: impl FnOnce(&mut Value)) -> Ended
     }
 }
 
-fn nothing(_: &mut Value) {}
+pub fn nothing(_: &mut Value) {}
 
 /// Trains, and returns the last evaluation.
-fn train(bench: &Bench) -> Eval {
+pub fn train(bench: &Bench) -> Eval {
     let ended = bench.train().expect(0);
     let eval = ended.events.into_iter().rev().find_map(|event| match event {
         EventKind::Eval(eval) => Some(eval),
@@ -75,7 +76,7 @@ fn train(bench: &Bench) -> Eval {
     eval.expect("it was evaluated")
 }
 
-fn texts(arch: &str) -> Bench {
+pub fn texts(arch: &str) -> Bench {
     let mut bench = Bench::dishes(60);
     let data = bench.path("data");
     let config = match arch {
@@ -183,7 +184,7 @@ fn the_figures_of_the_other_models_are_those_of_the_evaluation() {
     expect_figures(classifiers.into_iter().chain([pictures(), stories()]));
 }
 
-fn expect_figures(benches: impl IntoIterator<Item = Bench>) {
+pub fn expect_figures(benches: impl IntoIterator<Item = Bench>) {
     for bench in benches {
         let arch = bench.spec["model"]["arch"].clone();
         let eval = train(&bench);

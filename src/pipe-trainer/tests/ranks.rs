@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::bag_of_words::dishes as bag_of_words;
 use crate::classification::{balanced_dishes as bert_with_weights_of_classes, dishes as bert};
+use crate::picture_classes::{resnet, vit};
 use crate::support::{Bench, Ended, for_each_architecture, furthest, losses, step_line, wait_for};
 use crate::{deberta, hybrid, mu_sota, pairs};
 
@@ -120,7 +121,7 @@ fn mu_sota() -> Bench {
 
 for_each_architecture! {
     expect_three_to_change_nothing, expect_no_number_to_change_anything:
-    bert, bert_with_weights_of_classes, deberta, hybrid_cnn_lstm, mu_sota, bag_of_words
+    bert, bert_with_weights_of_classes, deberta, hybrid_cnn_lstm, mu_sota, bag_of_words, vit
 }
 
 #[test]
@@ -135,8 +136,7 @@ fn clip() {
 
 /// Batch norm takes the mean and variance of the samples of all ranks: those of one rank with all of them.
 #[track_caller]
-fn expect_batch_norm_over_all_ranks(steps: u32, counts: &[(u32, u32)]) {
-    let mut bench = hybrid::series();
+fn expect_batch_norm_over_all_ranks(mut bench: Bench, steps: u32, counts: &[(u32, u32)]) {
     bench.set("/train/effective_batch", json!(13)).set("/train/steps", json!(steps));
     bench.set("/train/optimizer/eps", json!(1e-4)).set("/evaluate/every", json!(steps / 2));
     let mut run = |count: u32, batch: u32| {
@@ -155,13 +155,18 @@ fn expect_batch_norm_over_all_ranks(steps: u32, counts: &[(u32, u32)]) {
 
 #[test]
 fn batch_norm() {
-    expect_batch_norm_over_all_ranks(10, &[(3, 5)]);
+    expect_batch_norm_over_all_ranks(hybrid::series(), 10, &[(3, 5)]);
 }
 
 #[test]
 #[ignore = "test-all"]
 fn batch_norm_over_any_number() {
-    expect_batch_norm_over_all_ranks(30, &[(2, 7), (3, 5), (4, 4), (4, 13)]);
+    expect_batch_norm_over_all_ranks(hybrid::series(), 30, &[(2, 7), (3, 5), (4, 4), (4, 13)]);
+}
+
+#[test]
+fn batch_norm_of_pictures() {
+    expect_batch_norm_over_all_ranks(resnet(), 10, &[(3, 5)]);
 }
 
 fn bench() -> Bench {

@@ -10,7 +10,7 @@ use std::sync::{PoisonError, RwLock};
 
 use pipe_spec::pipeline::Arch;
 use serde_json::Value;
-use tokenizers::{Encoding, Tokenizer, TruncationParams};
+use tokenizers::{Encoding, PreTokenizerWrapper, Tokenizer, TruncationParams};
 
 use super::file;
 use crate::error::TrainerError;
@@ -149,6 +149,27 @@ impl Tokens {
         names.iter().find_map(|name| named(name))
     }
 
+    /// For words of a text that are given one by one: byte-level tokens begin with the space that stands before a word, as
+    /// transformers wants it (`add_prefix_space`).
+    pub fn for_words(mut self) -> Result<Self, TrainerError> {
+        let Ok(mut splits) = serde_json::to_value(self.tokenizer.get_pre_tokenizer()) else { return Ok(self) };
+        if !set_prefix_space(&mut splits) {
+            return Ok(self);
+        }
+        let splitter: Result<PreTokenizerWrapper, _> = serde_json::from_value(splits);
+        let splitter = splitter.map_err(|error| self.fail(error.to_string()))?;
+        self.tokenizer.with_pre_tokenizer(Some(splitter));
+        Ok(self)
+    }
+
+    /// The tokens of words, and which word each belongs to; special tokens belong to none.
+    pub fn encode_split(&self, words: &[String]) -> Result<(Vec<i64>, Vec<Option<usize>>), TrainerError> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let encoding: Encoding = self.guarded(|| self.tokenizer.encode(words, true))?;
+        let word = |word: &Option<u32>| word.map(|word| word as usize);
+        Ok((numbers(encoding.get_ids()), encoding.get_word_ids().iter().map(word).collect()))
+    }
+
     /// The tokens of two texts, and which of the two each belongs to.
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<i64>, Vec<i64>), TrainerError> {
         let encoding: Encoding = self.guarded(|| self.tokenizer.encode_fast((first, second), true))?;
@@ -168,6 +189,18 @@ impl Tokens {
 
     fn fail(&self, message: String) -> TrainerError {
         TrainerError::Tokenizer { path: self.path.clone(), message }
+    }
+}
+
+/// Whether there was a byte-level pre-tokenizer that put no space before a text.
+fn set_prefix_space(splits: &mut Value) -> bool {
+    match splits {
+        Value::Object(keys) if keys.get("type").is_some_and(|kind| kind == "ByteLevel") => {
+            keys.insert("add_prefix_space".to_owned(), Value::Bool(true)) == Some(Value::Bool(false))
+        }
+        Value::Object(keys) => keys.values_mut().filter_map(|value| set_prefix_space(value).then_some(())).count() > 0,
+        Value::Array(list) => list.iter_mut().filter_map(|value| set_prefix_space(value).then_some(())).count() > 0,
+        _ => false,
     }
 }
 

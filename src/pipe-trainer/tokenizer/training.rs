@@ -167,8 +167,14 @@ fn byte_pairs(
 
 /// The trainer's own way of counting words gives them in another order each time, and so other sums and other pieces.
 fn unigram(algorithm: Algorithm, size: u32, special: &[AddedToken], unknown: &str, texts: &[String]) -> Built {
-    let splitter = empty(algorithm, Ok::<_, tokenizers::Error>(Unigram::default()))?;
-    let words = counted(&splitter, texts)?;
+    let new = || empty(algorithm, Ok::<_, tokenizers::Error>(Unigram::default()));
+    let mut words = counted(&new()?, texts)?;
+    let split_digits = are_mostly_numbers(&words);
+    if split_digits {
+        let mut splitter = new()?;
+        pre_tokenize(&mut splitter, &digits_apart(algorithm))?;
+        words = counted(&splitter, texts)?;
+    }
     let trainer = UnigramTrainer::builder()
         .show_progress(false)
         .vocab_size(size)
@@ -184,7 +190,24 @@ fn unigram(algorithm: Algorithm, size: u32, special: &[AddedToken], unknown: &st
     let special = special.len();
     let pieces: Vec<(String, f64)> = model.iter().cloned().collect();
     let unknown = pieces.iter().position(|(piece, _)| piece == unknown);
-    empty(algorithm, Unigram::from(in_order(pieces, special), unknown, false))
+    let mut tokenizer = empty(algorithm, Unigram::from(in_order(pieces, special), unknown, false))?;
+    if split_digits {
+        pre_tokenize(&mut tokenizer, &digits_apart(algorithm))?;
+    }
+    Ok(tokenizer)
+}
+
+/// Whether most of the different words have digits: dates, amounts, codes. As words they would all be tokens of their own, which
+/// come once and teach nothing.
+fn are_mostly_numbers(words: &BTreeMap<String, u32>) -> bool {
+    let has_digit = |word: &&String| word.contains(|letter: char| letter.is_ascii_digit());
+    words.keys().filter(has_digit).count() * 2 > words.len()
+}
+
+/// As the algorithm splits texts, and every digit by itself.
+fn digits_apart(algorithm: Algorithm) -> Value {
+    let digits = json!({ "type": "Digits", "individual_digits": true });
+    json!({ "type": "Sequence", "pretokenizers": [pre_tokenizer(algorithm), digits] })
 }
 
 /// The trainer adds letters that have become no piece at the lowest score, each a little above the one before, in an order of its
@@ -254,6 +277,20 @@ mod tests {
             let same = train(arch, 600, &texts()).unwrap();
             assert_eq!(tokenizer.to_string(false).unwrap(), same.to_string(false).unwrap(), "{}", arch.name());
         }
+    }
+
+    #[test]
+    fn digits_are_apart_where_most_words_are_numbers() {
+        let date = |day: u32| format!("{:04}-{:02}-{:02} on day {day}", 1950 + day % 97, day % 12 + 1, day % 28 + 1);
+        let dates: Vec<String> = (0..500).map(date).collect();
+        let tokenizer = train(Arch::T5, 4000, &dates).unwrap();
+        assert!(tokenizer.get_vocab_size(true) < 60, "{}", tokenizer.get_vocab_size(true));
+        let encoded = tokenizer.encode("2019-03-05 on day 7", true).unwrap();
+        let tokens = encoded.get_tokens();
+        assert!(["2", "0", "1", "9"].iter().all(|digit| tokens.iter().any(|token| token == digit)), "{tokens:?}");
+        assert_eq!(tokenizer.decode(encoded.get_ids(), true).unwrap(), "2019-03-05 on day 7");
+        let word = texts();
+        assert!(!train(Arch::T5, 600, &word).unwrap().to_string(false).unwrap().contains("Digits"));
     }
 
     #[test]

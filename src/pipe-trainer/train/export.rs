@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use pipe_model::{TaskData, architecture, read_config};
+use pipe_model::{architecture, read_config};
 use pipe_spec::event::Eval;
 use pipe_spec::model_folder::{
     CONFIG, GENERATION_CONFIG, MODEL_CARD, PREPROCESSOR, SAFETENSORS, TOKENIZER_JSON, TOKENIZER_SETTINGS,
@@ -186,7 +186,6 @@ fn carry_over(
 fn preprocessor(session: &Session, config: &Map<String, Value>) -> io::Result<Option<Value>> {
     let model = &session.spec.model;
     let task_data = read_config(model.arch, config).map_err(io::Error::other)?.task_data(None);
-    let TaskData::Contrastive { image_size, .. } = task_data else { return Ok(None) };
-    let preprocessor = Preprocessor::open(image_size as u32, model.from.as_deref().map(Path::new));
-    Ok(Some(preprocessor.map_err(io::Error::other)?.json()))
+    let preprocessor = Preprocessor::find(&task_data, model.from.as_deref().map(Path::new));
+    Ok(preprocessor.map_err(io::Error::other)?.map(|preprocessor| preprocessor.json()))
 }

@@ -115,7 +115,7 @@ impl<'a> Measuring<'a> {
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
         let state = State::begin(session, &order, &definition)?;
         let reader = |source| Reader { source, pool: Arc::clone(&session.pool) };
-        let evaluation = match (Evaluator::open(session, &sources, Vec::new()), &sources.eval) {
+        let evaluation = match (Evaluator::open(session, &sources, &definition), &sources.eval) {
             (Some(evaluation), Some(source)) => Some((evaluation, LongestSamples::find(&reader(Arc::clone(source)))?)),
             _ => None,
         };

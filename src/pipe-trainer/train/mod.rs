@@ -18,7 +18,9 @@ mod sums;
 mod training;
 
 pub use attempt::{fit, train};
-pub use evaluation::{Figures, Predictions, TextScores, contrastive_figures, generation};
+pub use evaluation::{
+    Figures, Predictions, SeveralLabels, TaggedTexts, TextScores, contrastive_figures, generation, predicted_labels,
+};
 pub use gradient_cache::{Parts, backward as contrastive_backward};
 pub use graphs::Graphs;
 pub use measure::measure;

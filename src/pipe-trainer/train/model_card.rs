@@ -49,7 +49,7 @@ impl ModelCard<'_> {
     fn model(&self) -> Vec<(&str, String)> {
         let mut rows = vec![
             ("architecture", self.spec.model.arch.name().to_owned()),
-            ("task", self.spec.model.arch.task().name().to_owned()),
+            ("task", self.spec.model.task().name().to_owned()),
             ("parameters", self.parameters.to_string()),
             ("weights from", origin(self.spec.model.from.as_deref())),
         ];

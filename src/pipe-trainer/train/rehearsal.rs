@@ -115,10 +115,10 @@ impl LongestSamples {
 
 fn shorten(sample: &mut Sample) {
     for (name, column) in &mut sample.columns {
-        if let (Column::Tokens(tokens), true) = (column, *name != "labels")
-            && tokens.len() > 1
-        {
-            tokens.pop();
+        match column {
+            Column::Tokens(tokens) if *name != "labels" && tokens.len() > 1 => drop(tokens.pop()),
+            Column::PerToken(labels) if labels.len() > 1 => drop(labels.pop()),
+            _ => {}
         }
     }
 }

@@ -52,8 +52,9 @@ impl<'a> Training<'a> {
         sources.notices.drain(..).for_each(|notice| session.warn(notice));
         evaluation::check_metrics(spec, &task_data, &sources)?;
         let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
+        let definition = definition.with_threshold(spec.evaluate.threshold);
         let order = SampleOrder::new(sources.train.len(), spec.data.shuffle, &spec.train);
-        let evaluation = Evaluator::open(session, &sources, definition.class_names());
+        let evaluation = Evaluator::open(session, &sources, &definition);
         session.enter(Phase::Load, 0)?;
         let state = State::open(session, &order, &definition)?;
         session.enter(Phase::Load, state.step)?;
@@ -234,9 +235,11 @@ impl<'a> Training<'a> {
         self.sums.as_ref().is_none_or(|sums| !sums.have_begun())
     }
 
-    /// Says how many samples could not be read, whenever there are more.
+    /// Says how many samples could not be read: of the first, then whenever there are four times as many, and at the end of the
+    /// first pass over the data, when all are known.
     fn report_skipped(&mut self, loaded: &Loaded) -> Result<(), TrainerError> {
-        if loaded.skipped > self.skipped {
+        let is_news = loaded.skipped >= 4 * self.skipped || self.order.ends_epoch(self.state.step + 1);
+        if loaded.skipped > self.skipped && is_news {
             self.skipped = loaded.skipped;
             let (samples, were) = if loaded.skipped == 1 { ("sample", "was") } else { ("samples", "were") };
             let message = format!("{} {samples} could not be read so far, and {were} left out", loaded.skipped);

@@ -146,8 +146,8 @@ pub fn main() -> ExitCode {
     match dispatch(cli.command, cli.quiet) {
         Ok(()) => ExitCode::from(PipeExit::Done.code()),
         Err(error) => {
-            // A run that was stopped has printed how to continue it.
-            say(&if matches!(error, Error::Interrupted) { error.to_string() } else { format!("error: {error}") });
+            let is_stopped = matches!(error, Error::Interrupted | Error::Stopped { .. });
+            say(&if is_stopped { error.to_string() } else { format!("error: {error}") });
             if let Some(hint) = error.hint() {
                 say(&format!("hint: {hint}"));
             }

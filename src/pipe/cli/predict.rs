@@ -26,7 +26,7 @@ pub struct PredictArgs {
     /// Repeat this column in the output (can be repeated); a column id is always repeated
     #[arg(long, value_name = "COLUMN")]
     keep: Vec<String>,
-    /// Skip pictures that cannot be read, as data.skip_bad of a pipeline
+    /// Skip pictures that cannot be read and rows without a text, as data.skip_bad of a pipeline
     #[arg(long)]
     skip_bad: bool,
     /// Rows that are computed together; default: the batch of the run's evaluations, or 32

@@ -127,6 +127,9 @@ fn over(state: &RunState) -> Result<(), Error> {
     let code = state.exit_code.and_then(PipeExit::from_code);
     match state.status {
         Status::Finished => Ok(()),
+        Status::Stopped if state.error.as_deref() == Some(&Error::Interrupted.to_string()) => {
+            Err(Error::Stopped { id: state.id.clone() })
+        }
         _ => Err(Error::RunEnded {
             reason: state.error.clone().unwrap_or_else(|| state.status.name().to_owned()),
             code: code.unwrap_or(PipeExit::TrainingFailed),

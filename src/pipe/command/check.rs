@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pipe_spec::Inspection;
-use pipe_spec::pipeline::{accum, share};
+use pipe_spec::pipeline::{Command, EffectiveBatch, Pipeline, Stage, accum, share};
 use pipe_spec::study::Study;
 use pipe_spec::text::count;
 use serde_json::{Value, json};
@@ -12,6 +12,7 @@ use super::tune;
 use crate::error::Error;
 use crate::execute::inspect::{self, ExpectedTime, Opened};
 use crate::execute::launch::placement::expected_ranks;
+use crate::execute::launch::workload::retries_of_command;
 use crate::execute::stages;
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedStages, Request};
@@ -78,10 +79,14 @@ fn check_study(options: &CheckOptions, study: &Study) -> Result<(), Error> {
 /// Lists the stages, each with those before it. Their inputs are looked for when they begin: other stages may write them.
 fn check_stages(options: &CheckOptions, parsed: &ParsedStages) -> Result<(), Error> {
     let stages = &parsed.graph.stages;
+    // A step without a batch has nothing to change in a retry.
+    let has_batch = |stage: &&Stage| stage.pipeline.command().is_some_and(Command::has_batch);
+    let warning = |stage: &Stage| Some(format!("{}: {}", stage.name, effective_batch_warning(&stage.pipeline)?));
+    let warnings: Vec<String> = stages.iter().filter(has_batch).filter_map(warning).collect();
     if options.output.is_json() {
         let stages: Vec<Value> =
             stages.iter().map(|stage| json!({ "name": stage.name, "needs": stage.needs })).collect();
-        print_json(&json!({ "valid": true, "problems": [], "warnings": [], "steps": stages }));
+        print_json(&json!({ "valid": true, "problems": [], "warnings": warnings, "steps": stages }));
         return Ok(());
     }
     print(&format!("{} is valid: {}", options.file.display(), count(stages.len(), "step")));
@@ -94,7 +99,14 @@ fn check_stages(options: &CheckOptions, parsed: &ParsedStages) -> Result<(), Err
         };
         print(&format!("  {}: {what}{after}", stage.name));
     }
+    warnings.iter().for_each(|warning| print(&format!("  warning: {warning}")));
     Ok(())
+}
+
+/// That a command cannot keep its effective batch after out of memory.
+fn effective_batch_warning(pipeline: &Pipeline) -> Option<String> {
+    let rule = pipeline.effective_batch_rule();
+    (rule != EffectiveBatch::Kept).then(|| retries_of_command(rule).to_owned())
 }
 
 /// Characters of a command that are shown.
@@ -116,7 +128,8 @@ async fn check(options: &CheckOptions) -> Result<Checked, Error> {
     let request = Request { file: file.clone(), set: set.clone(), access: HubAccess::Check, pins: Vec::new() };
     let loaded = load::load_interruptibly(request, &reporter, &mut interrupts).await?;
     if options.no_data || loaded.pipeline.command().is_some() {
-        return Ok(Checked { loaded, inspection: None, time: None, warnings: Vec::new() });
+        let warnings = effective_batch_warning(&loaded.pipeline).into_iter().collect();
+        return Ok(Checked { loaded, inspection: None, time: None, warnings });
     }
     Ok(match inspect::inspect(file, &loaded, &mut reporter, &mut interrupts).await? {
         Opened::Data(inspection, time) => {

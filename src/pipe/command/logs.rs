@@ -143,8 +143,9 @@ impl Printer {
                 None => text.extend_from_slice(line),
                 Some(event) => {
                     print_text(&std::mem::take(&mut text));
-                    self.repeated.see(&event.kind);
-                    self.reporter.event(&RecordedEvent { attempt: self.attempt, event });
+                    if !self.repeated.see(&event.kind) {
+                        self.reporter.event(&RecordedEvent { attempt: self.attempt, event });
+                    }
                 }
             }
         }

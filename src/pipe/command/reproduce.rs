@@ -155,7 +155,7 @@ fn rerun(first: &Listed, engine: &str, pins: Vec<LockedRepository>, output: Outp
         (Ok(()), Some(again)) => Ok(again),
         (Ok(()), None) => Err(Error::NoRun { wanted: first.state.name.clone(), runs: run::runs_folder() }),
         // A run that failed is reproduced by one that fails.
-        (Err(Error::TrainingFailed { .. } | Error::OutOfMemory { .. }), Some(again))
+        (Err(Error::TrainingFailed { .. } | Error::CommandFailed { .. } | Error::OutOfMemory { .. }), Some(again))
             if first.state.status == Status::Failed =>
         {
             Ok(again)

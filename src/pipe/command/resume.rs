@@ -73,6 +73,7 @@ mod tests {
             "container.gpus=2",
             "train.ranks=4",
             "train.shard=optimizer",
+            "checkpoints.pattern=ckpt-*.pt",
         ] {
             assert!(is_changeable(set, &changeable_settings()).is_ok(), "{set}");
         }

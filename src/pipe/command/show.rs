@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::report::{
-    ResultFiles, Table, attempts_table, class_table, metrics_table, print, print_json, result_lines, speed,
-    stages_table,
+    ResultFiles, Table, answer, answer_lines, attempts_table, class_table, metrics_table, print, print_json,
+    result_lines, speed, stages_table,
 };
 use crate::run::result::{self, RankFigures};
 use crate::run::{self, Listed, Record};
@@ -49,10 +49,12 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     let record = Record::read(&found.folder());
     let throughput = record.tokens_per_second().map(|per_second| Throughput { per_second, unit: record.unit() });
     let ranks = result::figures(&record.history.steps);
+    let answer = record.answer();
     if json {
         let mut evaluation = record.evaluation;
         evaluation.iter_mut().flat_map(|details| &mut details.retrieval).for_each(|example| example.picture.clear());
         let files = ResultFiles::find(&found.state, found.folder().path());
+        let files = ResultFiles { summary: answer.as_ref().map(answer::summary), ..files };
         print_json(&Shown { found, files, throughput, ranks, evaluation });
         return Ok(());
     }
@@ -65,6 +67,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     if let Some(doing) = state.doing.as_ref().filter(|_| state.status == Status::Running) {
         print(&format!("doing    {doing}"));
     }
+    answer.iter().flat_map(answer_lines).for_each(|line| print(&line));
     print(&format!("engine   {}", state.engine));
     if let Some(Throughput { per_second, unit }) = throughput {
         print(&format!("speed    {}", speed(per_second, unit)));
@@ -75,7 +78,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
         print(&format!("left     {} (`pipe attach` continues the run)", found.left_behind.join(", ")));
     }
     if !state.stages().is_empty() {
-        print(&format!("\n{}", stages_table(state).on_stdout()));
+        print(&format!("\n{}", stages_table(state, &record.stage_answers).on_stdout()));
     }
     if !state.attempts().is_empty() {
         print(&format!("\n{}", attempts_table(state).on_stdout()));

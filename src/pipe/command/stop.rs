@@ -101,7 +101,7 @@ fn take_over_and_stop(found: &Listed, request: StopRequest, output: Output) -> R
         let mut interrupts = Interrupts::listen()?.with_pending(request);
         let mut reporter = Reporter::new(output);
         match resume(found, &[], &mut reporter, &mut interrupts).await {
-            Err(Error::Interrupted) => Ok(()),
+            Err(Error::Interrupted | Error::Stopped { .. }) => Ok(()),
             other => other.map(drop),
         }
     })

@@ -109,10 +109,10 @@ pub fn spawn_error(end: Option<&JobEnd>, launch_program: &Path) -> Option<Error>
     Some(Error::Spawn { program: launch_program.to_owned(), source })
 }
 
-/// Whether the kernel killed the job for want of memory. Its control group may have others in it. A trainer ends as if it had been
-/// killed itself when one of its processes was; a command may say so in any way.
-pub fn is_oom_killed(oom_kills: u64, exit_code: Option<i64>, is_trainer: bool) -> bool {
-    oom_kills > 0 && (exit_code == Some(KILLED) || (!is_trainer && exit_code != Some(0)))
+/// Whether the kernel killed the job for want of memory. A trainer ends as if it had been killed itself when one of its processes was;
+/// a command may say so in any way, but only a job with a control group of its own can be told from others in the group.
+pub fn is_oom_killed(oom_kills: u64, exit_code: Option<i64>, is_trainer: bool, has_own_group: bool) -> bool {
+    oom_kills > 0 && (exit_code == Some(KILLED) || (!is_trainer && has_own_group && exit_code != Some(0)))
 }
 
 /// The exit code of a job that SIGKILL ended.
@@ -158,10 +158,15 @@ impl Output {
     /// Sends what was written until the job ended, and the last line if it has no end.
     pub async fn send_rest(&mut self, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
         self.send(to).await?;
-        match self.splitter.end() {
+        match self.last_line() {
             Some(line) => to.send(line).await.map_err(|_| Closed),
             None => Ok(()),
         }
+    }
+
+    /// The last line, if it has no end; it comes after all others.
+    pub fn last_line(&mut self) -> Option<Line> {
+        self.splitter.end()
     }
 
     /// The next lines, some at a time; none where no line was added. Each knows where it ends in the file, so that another `pipe`
@@ -225,6 +230,7 @@ mod tests {
             .args(["--output", &path(JobFolder::OUTPUT), "--record", &path(JobFolder::END)])
             .args(options)
             .args(["--", "sh", "-c", script])
+            .env("FOLDER", folder.path())
             .stdout(Stdio::null())
             .status()
             .unwrap();
@@ -233,6 +239,19 @@ mod tests {
         lines.extend(output.splitter.end());
         let text = lines.iter().map(|line| line.text.as_str()).collect::<Vec<_>>().join("|");
         (status.code(), text, end(folder.path(), JobFolder::END).unwrap())
+    }
+
+    #[test]
+    fn a_job_that_opens_its_own_output_keeps_it() {
+        let (_, text, _) =
+            run(&[], "echo one; echo two > /dev/stderr; echo three | tee /dev/stderr > /dev/null; echo four");
+        assert_eq!(text, "one|two|three|four");
+    }
+
+    #[test]
+    fn the_record_does_not_wait_for_a_pipe_of_the_job() {
+        let (code, _, end) = run(&[], "mkfifo \"$FOLDER/end.json.new\"; exit 3");
+        assert_eq!((code, end.exit_code), (Some(3), 3));
     }
 
     #[test]

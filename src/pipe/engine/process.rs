@@ -240,7 +240,8 @@ impl JobHandle for Process {
             kill_processes(&self.job).await;
         }
         let exit_code = exit_code(status);
-        let oom_killed = first_process::is_oom_killed(end.map_or(0, |end| end.oom_kills), exit_code, self.is_trainer);
+        let oom_killed =
+            first_process::is_oom_killed(end.map_or(0, |end| end.oom_kills), exit_code, self.is_trainer, false);
         Ok(Ending { oom_killed, ..Ending::exited(exit_code) })
     }
 

@@ -60,7 +60,7 @@ pub async fn inspect(
         problems: Problems::one(None, key, message),
     };
     let training = loaded.training()?;
-    let columns = ColumnSelection::new(training.model.arch.task(), &training.data);
+    let columns = ColumnSelection::new(training.model.task(), &training.data);
     let prepared = data_cache::prepare_inputs(&loaded.inputs, columns, reporter, interrupts).await;
     let prepared = prepared.map_err(|error| match error {
         Error::NoTokenizer { message, is_input: true } => wrong("data.tokenizer", message),
@@ -71,7 +71,10 @@ pub async fn inspect(
         () = interrupts.signal() => return Err(Error::Interrupted),
     };
     match answer {
-        Answer::Found(inspection) => {
+        Answer::Found(mut inspection) => {
+            for notice in &mut inspection.notices {
+                *notice = prepared.inputs.with_host_paths(notice);
+            }
             let time = expected_time(loaded, &prepared.inputs, inspection.steps);
             Ok(Opened::Data(Box::new(inspection), time))
         }
@@ -143,6 +146,7 @@ pub fn summary(inspection: &Inspection) -> Vec<String> {
     lines.extend(inspection.eval.iter().flat_map(|eval| split("eval", eval)));
     lines.push(format!("steps  {}", grouped(inspection.steps)));
     lines.extend(inspection.step_parts.map(parts));
+    lines.extend(inspection.notices.iter().map(|notice| format!("note   {notice}")));
     lines
 }
 
@@ -224,7 +228,7 @@ pub fn warnings(training: &Training, inspection: &Inspection) -> Vec<String> {
 
 fn truncation_warnings(training: &Training, train: &Split) -> Vec<String> {
     let is_cut = |at_limit: u64| at_limit as f64 > CUT_SHARE * train.read as f64;
-    let key = |column: &str| match (training.model.arch.task(), column) {
+    let key = |column: &str| match (training.model.task(), column) {
         (Task::Seq2Seq, "target") => ("max_target", training.data.max_target),
         (Task::Seq2Seq, _) => ("max_source", training.data.max_source),
         _ => ("max_length", training.data.max_length),
@@ -270,7 +274,7 @@ mod summary_tests {
         let eval = Some(Split { rows: 1, read: 1, ..Split::default() });
         let step_parts = Some(StepParts { samples: 128, parts: 3.125 });
         assert_eq!(
-            summary(&Inspection { train, eval, steps: 1200, step_parts }),
+            summary(&Inspection { train, eval, steps: 1200, step_parts, notices: Vec::new() }),
             [
                 "train  150,000 rows, 2,000 of them read",
                 "       text: 24 tokens on average, 95 % up to 61, longest 1,280",
@@ -302,7 +306,10 @@ mod warnings_tests {
 
     fn found(train: Split, eval: Option<Split>, steps: u64) -> Vec<String> {
         let pipeline = registry::parse_pipeline(FILE, &[], &Variables::new(None, std::iter::empty())).unwrap();
-        let mut found = warnings(pipeline.training().unwrap(), &Inspection { train, eval, steps, step_parts: None });
+        let mut found = warnings(
+            pipeline.training().unwrap(),
+            &Inspection { train, eval, steps, step_parts: None, notices: Vec::new() },
+        );
         found.iter_mut().for_each(|text| text.truncate(text.find(": ").unwrap()));
         found
     }

@@ -46,7 +46,8 @@ pub async fn drive(
         let noun = if matches!(plan, Plan::Study { .. }) { "study" } else { "run" };
         reporter.note(&format!("{noun} {}", run.state.id));
     }
-    match plan {
+    let id = run.state.id.clone();
+    let result = match plan {
         Plan::Single { loaded, engine } => {
             Driver::new(loaded, run, start_mode, reporter, interrupts).run(engine.as_ref()).await
         }
@@ -55,5 +56,9 @@ pub async fn drive(
             let driver = StudyDriver::new(&parsed.study, &parsed.variables, run, engine, reporter, interrupts)?;
             driver.run().await.map(|()| None)
         }
-    }
+    };
+    result.map_err(|error| match error {
+        Error::Interrupted => Error::Stopped { id },
+        error => error,
+    })
 }

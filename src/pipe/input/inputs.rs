@@ -199,10 +199,11 @@ const MAX_BYTES: u64 = 16 << 20;
 
 /// The keys of the model's config.json, from the pipeline or from the folder that it names.
 pub fn model_config(training: &Training, inputs: &Inputs) -> Option<Map<String, Value>> {
-    match &inputs.model {
+    let config = match &inputs.model {
         Some(folder) => read_config(&folder.host),
         None => training.model.config.clone(),
-    }
+    };
+    config.map(|config| pipe_model::with_task(config, training.model.task()))
 }
 
 /// The keys of the config.json in a model's folder, where it can be read.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{MAX_FILE_BYTES, Pipeline, StageGraph, Training};
+use pipe_spec::pipeline::{MAX_FILE_BYTES, Model, ModelTask, Pipeline, StageGraph, Task, Training};
 use pipe_spec::study::Study;
 use pipe_spec::{Lock, Problems, Variables};
 use serde_json::{Map, Value};
@@ -15,7 +15,7 @@ use super::preflight::{self, NotFound};
 use super::{Inputs, read_config};
 use crate::engine::registry;
 use crate::error::Error;
-use crate::report::{FetchProgress, Reporter};
+use crate::report::{FetchProgress, Output, Reporter};
 use crate::run::runs_folder;
 use crate::system::files::{self, absolute};
 use crate::system::interrupt::{self, Interrupts};
@@ -56,19 +56,49 @@ pub fn parse(file: &Path, set: &[String]) -> Result<Parsed, Error> {
     if Study::is_one(&text) {
         return Err(Error::IsStudy { file: file.to_owned() });
     }
-    let pipeline = registry::parse_pipeline(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
+    let set = with_task_of_model(&text, set, &variables);
+    let pipeline = registry::parse_pipeline(&text, &set, &variables).map_err(|problems| invalid(file, problems))?;
     Ok(Parsed { pipeline, text, variables })
+}
+
+/// The settings with the task that the trained model in `model.from` has, where the file names none and the model is on this machine.
+fn with_task_of_model(text: &str, set: &[String], variables: &Variables) -> Vec<String> {
+    let mut set = set.to_vec();
+    let Some(model) = Model::written(text).filter(|model| model.task.is_none() && model.arch.labels_tokens()) else {
+        return set;
+    };
+    let given = set.iter().rev().find_map(|item| item.strip_prefix("model.from=")).map(str::to_owned);
+    let Some(from) = given.or(model.from) else { return set };
+    let hub = Hub::new(variables, HubAccess::CacheOnly, &[], Reporter::new(Output::Quiet).fetch_progress());
+    let config = preflight::config_folder(&from, variables, &hub).ok().and_then(|folder| read_config(&folder));
+    if let Some(task @ ModelTask::TokenClassification) = config.as_ref().and_then(pipe_model::named_task) {
+        // Behind it stands what the command line says.
+        set.insert(0, format!("model.task={}", task.name()));
+    }
+    set
 }
 
 fn text(file: &Path) -> Result<String, Error> {
     files::check_utf8("the working directory", &std::env::current_dir().unwrap_or_default())?;
     files::check_utf8("PIPE_RUNS", &runs_folder())?;
     let not_text = |_| invalid(file, Problems::one(None, "", "the file is not text in UTF-8"));
-    String::from_utf8(files::read(file, MAX_FILE_BYTES)?).map_err(not_text)
+    let bytes = files::read(file, MAX_FILE_BYTES).map_err(|error| match is_data(file) && file.is_file() {
+        true => Error::DataFile { path: file.to_owned() },
+        false => error,
+    })?;
+    String::from_utf8(bytes).map_err(not_text)
 }
 
 fn invalid(path: &Path, problems: Problems) -> Error {
-    Error::Invalid { path: path.to_owned(), problems }
+    match is_data(path) {
+        true => Error::DataFile { path: path.to_owned() },
+        false => Error::Invalid { path: path.to_owned(), problems },
+    }
+}
+
+/// Whether a file that is no pipeline is named like one with data.
+fn is_data(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| Task::Language.takes(&name.to_string_lossy()))
 }
 
 /// A pipeline of several steps, with the text it was read from.
@@ -203,13 +233,16 @@ pub fn pins(lock: Option<&Lock>) -> Vec<LockedRepository> {
 pub fn planned_config(parsed: &Parsed, progress: FetchProgress) -> Result<Map<String, Value>, Error> {
     let fail = |reason: String| Error::NoPlan { reason };
     let model = &parsed.pipeline.training().ok_or(Error::NotATraining)?.model;
-    let Some(from) = &model.from else { return Ok(model.config.clone().unwrap_or_default()) };
+    let of_task = |config| pipe_model::with_task(config, model.task());
+    let Some(from) = &model.from else { return Ok(of_task(model.config.clone().unwrap_or_default())) };
     let hub = Hub::new(&parsed.variables, HubAccess::Check, &[], progress);
     let folder = preflight::config_folder(from, &parsed.variables, &hub).map_err(|failure| match failure {
         Failure::Named(message) => fail(format!("model.from: {message}")),
         Failure::Error(error) => error,
     })?;
-    read_config(&folder).ok_or_else(|| fail(format!("model.from: {from} has no {CONFIG} that can be read")))
+    read_config(&folder)
+        .map(of_task)
+        .ok_or_else(|| fail(format!("model.from: {from} has no {CONFIG} that can be read")))
 }
 
 /// Goes to the folder that a run was started in, which its paths begin from. Paths of the environment begin where they did.

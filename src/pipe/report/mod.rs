@@ -1,5 +1,6 @@
 //! The output for people and scripts: progress, tables, JSON. stdout is data, stderr is everything else.
 
+pub mod answer;
 pub mod compare;
 pub mod html;
 mod result;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Serialize;
 use text::visible_json;
 
-pub use result::{ResultFiles, class_table, metrics_table, result_lines};
+pub use result::{ResultFiles, answer_lines, class_table, metrics_table, result_lines};
 pub use table::{Table, attempts_table, duration, stages_table, steps};
 pub use terminal::{ChildLine, FetchProgress, Output, Reporter};
 pub use text::{bounded, figure, grouped, speed, stdout_columns, times_ranks, visible, visible_line, wrap};

@@ -9,22 +9,29 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use pipe_spec::evaluation::{ClassDetails, ClassScores, EvaluationDetails};
-use pipe_spec::run::{Evaluation, RunResult};
+use pipe_spec::pipeline::WorkKind;
+use pipe_spec::run::{Answer, Evaluation, RunResult};
 use pipe_spec::text::{count, human_bytes};
 use pipe_spec::{Attempt, Outcome, RunFolder, RunState, Status};
 use serde::Serialize;
 
 use super::table::{duration, losses, steps};
 use super::text::{bounded, grouped};
-use super::{Table, figure};
+use super::{Table, answer, figure};
 
 /// The files in the folder of a run, and the commands that use them. A file that does not exist is absent.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ResultFiles {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// The folder that a command wrote to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<String>,
+    /// How good the model is, in a sentence, and what to do where the run learned nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summary: Option<String>,
     /// A command that uses the model.
     #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
@@ -35,9 +42,13 @@ impl ResultFiles {
         let run = RunFolder::new(folder);
         let shown = |path: &Path| path.display().to_string();
         let model = Some(run.model()).filter(|model| model.join("config.json").is_file());
+        let is_filled = |folder: &PathBuf| folder.read_dir().is_ok_and(|mut entries| entries.next().is_some());
+        let output = Some(run.output()).filter(|output| state.work() == WorkKind::Command && is_filled(output));
         let report = Some(run.report()).filter(|report| report.is_file());
         let command = model.as_ref().map(|_| format!("pipe predict {} --data FILE", state.id));
-        Self { model: model.as_deref().map(shown), report: report.as_deref().map(shown), command }
+        let summary = state.result().and_then(|result| result.answer.as_ref()).map(answer::summary);
+        let [model, output, report] = [model, output, report].map(|path| path.as_deref().map(shown));
+        Self { model, output, report, summary, command }
     }
 }
 
@@ -68,6 +79,12 @@ pub fn metrics_table(result: &RunResult) -> Option<Table> {
     Some(table)
 }
 
+/// How good the model is, in lines with a word in front.
+pub fn answer_lines(answer: &Answer) -> Vec<String> {
+    let remark = answer::remark(answer).map(|remark| format!("note     {remark}"));
+    std::iter::once(format!("result   {}", answer::sentence(answer))).chain(remark).collect()
+}
+
 /// Lines with a word in front, as `pipe show` has them.
 pub fn result_lines(state: &RunState, folder: &Path) -> Vec<String> {
     let working = std::env::current_dir().unwrap_or_default();
@@ -79,6 +96,7 @@ pub fn result_lines(state: &RunState, folder: &Path) -> Vec<String> {
     let from = result.and_then(|result| Some(from(result, result.model_step?))).unwrap_or_default();
     add("model", files.model.map(|model| format!("{model}{from}")));
     add("use", files.command);
+    add("output", files.output);
     add("report", files.report);
     let continues = matches!(state.status, Status::Stopped | Status::Orphaned);
     add("resume", continues.then(|| format!("pipe resume {}", state.id)));
@@ -111,6 +129,9 @@ fn markdown(state: &RunState) -> String {
     let mut text = format!("### pipe: {} {}\n\n", cell(&state.id), state.status.name());
     if let Some(error) = &state.error {
         text.push_str(&format!("> {}\n\n", cell(error)));
+    }
+    if let Some(answer) = state.result().and_then(|result| result.answer.as_ref()) {
+        text.push_str(&format!("{}\n\n", cell(&answer::summary(answer))));
     }
     text.push_str("| attempt | batch x accum | outcome | steps | loss | peak | time | why |\n");
     text.push_str("|---|---|---|---|---|---|---|---|\n");

@@ -1,9 +1,13 @@
 //! Tables of text, and the table of attempts.
 
+use std::collections::BTreeMap;
+
+use pipe_spec::run::Answer;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, Outcome, RunState};
 use textwrap::core::display_width;
 
+use super::answer;
 use super::text::{stdout_columns, times_ranks, visible_line, wrap};
 
 /// Characters of a cell.
@@ -121,9 +125,9 @@ fn first_line(text: &str) -> Option<&str> {
     text.lines().next()
 }
 
-/// The steps of a run of several, with what each waits for or where it was done.
-pub fn stages_table(state: &RunState) -> Table {
-    let mut table = Table::new(&["step", "status", "time", "after", "run"]);
+/// The steps of a run of several, with what each waits for, what it has achieved, and where it was done.
+pub fn stages_table(state: &RunState, answers: &BTreeMap<String, Answer>) -> Table {
+    let mut table = Table::new(&["step", "status", "time", "after", "result", "run"]);
     for step in state.stages() {
         let needs = if step.needs.is_empty() { "-".to_owned() } else { step.needs.join(", ") };
         table.row(vec![
@@ -131,6 +135,7 @@ pub fn stages_table(state: &RunState) -> Table {
             step.status.name().to_owned(),
             step.seconds.map_or("-".to_owned(), duration),
             needs,
+            answers.get(&step.name).map_or("-".to_owned(), answer::score),
             step.error.as_deref().and_then(first_line).or(step.run.as_deref()).unwrap_or("-").to_owned(),
         ]);
     }

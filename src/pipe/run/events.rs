@@ -219,7 +219,10 @@ impl Follow {
     }
 }
 
-/// Finds such lines in the log of one attempt.
+/// Warnings that are remembered.
+const MAX_WARNINGS: usize = 200;
+
+/// Finds lines in the log of one attempt that say the same as an event.
 pub struct Repeated {
     /// Whether the job is our trainer. A command of the user may write what it likes.
     is_trainer: bool,
@@ -227,11 +230,13 @@ pub struct Repeated {
     has_events: bool,
     /// Lines that came before its first event: stderr may overtake stdout.
     held: Vec<u8>,
+    /// Warnings of which the line or the event has come, and the other has not.
+    warnings: Vec<String>,
 }
 
 impl Repeated {
     pub fn new(is_trainer: bool) -> Self {
-        Self { is_trainer, has_events: false, held: Vec::new() }
+        Self { is_trainer, has_events: false, held: Vec::new(), warnings: Vec::new() }
     }
 
     pub fn begin_attempt(&mut self) {
@@ -240,17 +245,43 @@ impl Repeated {
 
     /// Whether the line is not printed, because an event says the same.
     pub fn takes(&mut self, line: &[u8]) -> bool {
-        let repeats = self.is_trainer && std::str::from_utf8(line).is_ok_and(repeats_an_event);
+        let text = std::str::from_utf8(line).unwrap_or_default();
+        if let Some(warning) = text.trim().strip_prefix("WARN ").filter(|_| self.is_trainer) {
+            return self.is_second(warning.trim());
+        }
+        let repeats = self.is_trainer && repeats_an_event(text);
         if repeats && !self.has_events {
             self.held.extend_from_slice(line);
         }
         repeats
     }
 
-    pub fn see(&mut self, event: &EventKind) {
-        if let EventKind::Started(_) = event {
-            self.has_events = true;
-            self.held.clear();
+    /// Takes in an event; returns whether it is not printed, because a line says the same.
+    pub fn see(&mut self, event: &EventKind) -> bool {
+        match event {
+            EventKind::Started(_) => {
+                self.has_events = true;
+                self.held.clear();
+                false
+            }
+            EventKind::Warning(warning) => self.is_trainer && self.is_second(warning.message.trim()),
+            _ => false,
+        }
+    }
+
+    /// Whether the other of line and event has come before.
+    fn is_second(&mut self, warning: &str) -> bool {
+        match self.warnings.iter().position(|known| known == warning) {
+            Some(at) => {
+                self.warnings.remove(at);
+                true
+            }
+            None => {
+                // Lines without an event stay, and are few.
+                self.warnings.truncate(MAX_WARNINGS);
+                self.warnings.push(warning.to_owned());
+                false
+            }
         }
     }
 
@@ -323,7 +354,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = RunFolder::new(folder.path());
         let eval = |seq: u64, step: u64| {
-            let eval = Eval { step, loss: 1.0, samples: 1, ms: 1.0, scores: Default::default() };
+            let eval = Eval { step, loss: 1.0, samples: 1, ms: 1.0, headline: None, scores: Default::default() };
             Event { seq, ts: 0.0, kind: EventKind::Eval(eval) }
         };
         let record = |attempt: u32, events: Vec<Event>| {
@@ -376,6 +407,8 @@ mod follow_tests {
 
 #[cfg(test)]
 mod repeated_tests {
+    use pipe_spec::event::Warning;
+
     use super::*;
 
     #[test]
@@ -403,5 +436,17 @@ mod repeated_tests {
         assert_eq!(repeated.untold(), line);
         assert!(repeated.untold().is_empty());
         assert!(!Repeated::new(false).takes(line));
+    }
+
+    #[test]
+    fn a_warning_is_told_once_whichever_comes_first() {
+        let mut repeated = Repeated::new(true);
+        let event = EventKind::Warning(Warning { message: "a row is empty".to_owned() });
+        assert!(!repeated.takes(b" WARN a row is empty\n") && repeated.see(&event));
+        assert!(!repeated.see(&event) && repeated.takes(b" WARN a row is empty\n"));
+        assert!(!repeated.takes(b" WARN another\n") && !repeated.see(&event));
+        // A command may write what it likes.
+        let mut command = Repeated::new(false);
+        assert!(!command.takes(b"WARN x\n") && !command.takes(b"WARN x\n"));
     }
 }

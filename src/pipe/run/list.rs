@@ -159,15 +159,13 @@ pub fn ids_of(runs: &[Listed]) -> HashSet<String> {
     runs.iter().map(|run| run.state.id.clone()).collect()
 }
 
-/// The run that `wanted` names: an id, the beginning of one, or `latest`.
+/// The run that `wanted` names: an id, the name of its pipeline, the beginning of an id, or `latest`.
 pub fn find(wanted: &str) -> Result<Listed, Error> {
-    let all = list()?;
     let none = || Error::NoRun { wanted: wanted.to_owned(), runs: runs_folder() };
     if wanted == "latest" {
-        // Stages began after the run that they belong to.
-        let ids = ids_of(&all);
-        return all.iter().find(|run| !run.is_part_of(&ids)).cloned().ok_or_else(none);
+        return latest(|_| true)?.ok_or_else(none);
     }
+    let all = list()?;
     if let Some(exact) = all.iter().find(|run| run.state.id == wanted) {
         return Ok(exact.clone());
     }
@@ -175,6 +173,10 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
     // The beginning of a run's id is also that of its stages'.
     let ids = ids_of(&matches);
     matches.retain(|run| !run.is_part_of(&ids));
+    // The name of a pipeline is not the beginning of another name.
+    if matches.iter().any(|run| run.state.name == wanted) {
+        matches.retain(|run| run.state.name == wanted);
+    }
     match matches.len() {
         0 => Err(none()),
         1 => Ok(matches.remove(0)),
@@ -183,6 +185,14 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
             matches: matches.into_iter().map(|run| run.state.id).collect(),
         }),
     }
+}
+
+/// The latest run that fulfils a condition.
+pub fn latest(is_wanted: impl Fn(&Listed) -> bool) -> Result<Option<Listed>, Error> {
+    let all = list()?;
+    // Stages began after the run that they belong to.
+    let ids = ids_of(&all);
+    Ok(all.iter().find(|run| !run.is_part_of(&ids) && is_wanted(run)).cloned())
 }
 
 /// The same, of a run that trains or runs a command itself.

@@ -25,9 +25,9 @@ use crate::system::clock::{iso, now};
 use crate::system::files::{absolute, write_json, write_whole};
 
 pub use events::{EventLog, Follow, Repeated};
-pub use list::{Filter, Listed, Since, find, find_single, ids_of, list, sort_stages, stages_of};
+pub use list::{Filter, Listed, Since, find, find_single, ids_of, latest, list, sort_stages, stages_of};
 pub use owner::{Owner, OwnerProcess};
-pub use record::{Record, losses, unit};
+pub use record::{Record, losses, stage_answers, unit};
 pub use result::result;
 
 /// A run that this process owns.

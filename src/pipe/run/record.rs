@@ -1,5 +1,6 @@
 //! The content of a run folder, as far as it can be read. Damaged and missing files are listed and are no error.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
@@ -7,6 +8,7 @@ use std::path::Path;
 use pipe_spec::evaluation::EvaluationDetails;
 use pipe_spec::event::Step;
 use pipe_spec::pipeline::LossUnit;
+use pipe_spec::run::{Answer, StageState};
 use pipe_spec::text::count;
 use pipe_spec::{RunFolder, RunState, Status};
 use serde::Deserialize;
@@ -33,6 +35,8 @@ pub struct Record {
     pub config: Option<Map<String, Value>>,
     /// The details of the model's evaluation beside its scores.
     pub evaluation: Option<EvaluationDetails>,
+    /// The results of the stages, by their names.
+    pub stage_answers: BTreeMap<String, Answer>,
     /// Files and events that could not be read, each with the reason.
     pub missing: Vec<String>,
 }
@@ -49,6 +53,8 @@ impl Record {
         // A run of several stages, or a study, trains nothing itself.
         if record.state.as_ref().is_some_and(|state| !state.work().is_single()) {
             record.resolved = record.text(&folder.resolved());
+            record.stage_answers =
+                record.state.as_ref().map(|state| stage_answers(folder.path(), state)).unwrap_or_default();
             return record;
         }
         record.read_events(&folder.events());
@@ -60,6 +66,12 @@ impl Record {
         let config = job_file::read(&folder.model(), "config.json", CONFIG_LIMIT).ok();
         record.config = config.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         record
+    }
+
+    /// How good its model is. A run of an older version has it in its events alone.
+    pub fn answer(&self) -> Option<Answer> {
+        let known = self.state.as_ref().and_then(RunState::result).cloned().unwrap_or_default();
+        known.answer.clone().or_else(|| result::result(&self.history, &known).answer)
     }
 
     /// The unit of its speed.
@@ -126,6 +138,16 @@ impl Record {
             self.missing.push(format!("events.jsonl: skipped {} that cannot be read", count(damaged, "line")));
         }
     }
+}
+
+/// The results of the stages of the run in `folder`, by their names.
+pub fn stage_answers(folder: &Path, state: &RunState) -> BTreeMap<String, Answer> {
+    let answer = |stage: &StageState| {
+        let stage_run = Listed::read(&folder.with_file_name(stage.run.as_ref()?))?;
+        let known = stage_run.state.result().and_then(|result| result.answer.clone());
+        Some((stage.name.clone(), known.or_else(|| Record::read(&stage_run.folder()).answer())?))
+    };
+    state.stages().iter().filter_map(answer).collect()
 }
 
 impl Listed {

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use pipe_spec::evaluation::EvaluationDetails;
-use pipe_spec::event::{Eval, Step};
+use pipe_spec::event::{Eval, Metrics, Scores, Step};
 use pipe_spec::pipeline::{Metric, Task};
-use pipe_spec::run::{Evaluation, JobFolder, RunResult};
+use pipe_spec::run::{Answer, Evaluation, JobFolder, RunResult};
 use pipe_spec::{RunFolder, RunState};
 use serde::Serialize;
 
@@ -22,7 +22,8 @@ const TRAINING_LOSS: &str = "loss";
 /// The result of a run with these events; `known` is what was known when it began.
 pub fn result(history: &History, known: &RunResult) -> RunResult {
     // An evaluation that was repeated after a resume counts once.
-    let evals: BTreeMap<u64, &Eval> = history.evals.iter().map(|eval| (eval.step, eval)).collect();
+    let of_command: Vec<Eval> = history.metrics.iter().filter_map(eval_of_command).collect();
+    let evals: BTreeMap<u64, &Eval> = history.evals.iter().chain(&of_command).map(|eval| (eval.step, eval)).collect();
     let (first, last) = (evals.values().next(), evals.values().last());
     let metric = known.save_best.clone().or_else(|| last.map(|eval| main_metric(eval)));
     let told = history.finished.as_ref().and_then(|finished| finished.best.as_ref());
@@ -44,17 +45,86 @@ pub fn result(history: &History, known: &RunResult) -> RunResult {
         first: first.map(|eval| evaluation(eval)),
         best: best.map(evaluation),
         last: last.map(|eval| evaluation(eval)),
+        answer: answer(shown, history),
         model_step: finished.and_then(|finished| finished.model_step),
         stopped_early: finished.and_then(|finished| finished.stopped_early.as_ref()).map(ToString::to_string),
         ..known.clone()
     }
 }
 
-/// The first score of the task, else the loss. No two tasks have a score of the same name in a different order.
+/// How good the model is by its evaluation; without one, the loss of the training.
+fn answer(eval: Option<&Eval>, history: &History) -> Option<Answer> {
+    let finite = |value: &f64| value.is_finite();
+    let of_eval = eval.and_then(|eval| {
+        let told = eval.headline.as_ref();
+        let metric = told.map_or_else(|| main_metric(eval), |headline| Metric::named(&headline.metric));
+        let answer = Answer {
+            value: eval.value(&metric).filter(finite)?,
+            metric: metric.to_string(),
+            step: eval.step,
+            rows: told.map(|headline| headline.rows),
+            classes: told.and_then(|headline| headline.classes),
+            baseline: told.and_then(|headline| headline.baseline.clone()),
+            learned: None,
+        };
+        Some(Answer { learned: learned(&metric, &answer, eval, history), ..answer })
+    });
+    of_eval.or_else(|| {
+        let value = history.last_loss().filter(finite)?;
+        let (metric, step) = (TRAINING_LOSS.to_owned(), history.last_step()?);
+        Some(Answer { metric, value, step, learned: loss_fell(history), ..Answer::default() })
+    })
+}
+
+/// A classifier that does not always give the same answer has at least this correlation with the right one.
+const CORRELATED: f64 = 0.1;
+
+/// Whether the model is better than an answer that ignores the input.
+fn learned(metric: &Metric, answer: &Answer, eval: &Eval, history: &History) -> Option<bool> {
+    match (&answer.baseline, metric.name()) {
+        _ if answer.classes == Some(1) => None,
+        (Some(baseline), name) => {
+            // With few rows of most classes, a good model may be right less often than one that always gives the largest.
+            let correlation = eval.scores.get("mcc").filter(|_| name == Some("accuracy"));
+            let correlates = correlation.is_some_and(|mcc| *mcc >= CORRELATED);
+            Some(correlates || metric.is_better(answer.value, Some(baseline.value)))
+        }
+        (None, Some("exact_match")) => Some(answer.value > 0.0),
+        (None, _) => loss_fell(history),
+    }
+}
+
+/// Steps from which on the first and the last tenth can be compared.
+const COMPARABLE: usize = 10;
+
+/// Whether the training loss is lower at the end than at the start; nothing where there are few steps.
+fn loss_fell(history: &History) -> Option<bool> {
+    let of_command = || history.metrics.iter().filter_map(|metrics| metrics.loss());
+    let losses: Vec<f64> = history.steps.iter().map(|step| step.loss).chain(of_command()).collect();
+    let tenth = losses.len() / COMPARABLE;
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    (tenth > 0).then(|| mean(&losses[losses.len() - tenth..]) < mean(&losses[..tenth]))
+}
+
+/// The first score of the task, else the loss. No two tasks have a score of the same name in a different order. A command may
+/// have scores of its own and no loss.
 fn main_metric(eval: &Eval) -> Metric {
-    let names = Task::ALL.iter().flat_map(|task| task.metrics()).filter(|name| **name != Metric::LOSS);
-    let mut metrics = names.map(|name| Metric::named(name));
-    metrics.find(|metric| eval.value(metric).is_some()).unwrap_or_else(Metric::loss)
+    // Several labels a text have an exact match too, which generated texts have earlier in the list.
+    let names = Metric::OF_SEVERAL[..2].iter().chain(Task::ALL.iter().flat_map(|task| task.metrics()));
+    let mut metrics = names.filter(|name| **name != Metric::LOSS).map(|name| Metric::named(name));
+    let own = || eval.scores.keys().next().filter(|_| !eval.loss.is_finite()).map(|name| Metric::named(name));
+    metrics.find(|metric| eval.value(metric).is_some()).or_else(own).unwrap_or_else(Metric::loss)
+}
+
+/// The evaluation in the metrics that a command printed: the values whose names begin with `eval_`.
+fn eval_of_command(metrics: &Metrics) -> Option<Eval> {
+    let values = metrics.values.iter().filter_map(|(name, value)| Some((name.strip_prefix("eval_")?, *value)));
+    let mut scores: Scores = values.map(|(name, value)| (name.to_owned(), value)).collect();
+    if scores.is_empty() {
+        return None;
+    }
+    let loss = scores.remove(Metric::LOSS).unwrap_or(f64::NAN);
+    Some(Eval { step: metrics.step, loss, samples: 0, ms: 0.0, scores, headline: None })
 }
 
 /// The first evaluation where the metric is best.
@@ -123,13 +193,57 @@ pub fn slowest(ranks: &[RankFigures]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::event::{BestEval, Finished};
+    use pipe_spec::event::{BestEval, Finished, Headline};
 
     use super::*;
 
     fn eval(step: u64, loss: f64, accuracy: f64) -> Eval {
         let scores = [("accuracy".to_owned(), accuracy), ("f1".to_owned(), 0.1)].into();
-        Eval { step, loss, samples: 1, ms: 0.0, scores }
+        Eval { step, loss, samples: 1, ms: 0.0, headline: None, scores }
+    }
+
+    #[test]
+    fn what_was_learned() {
+        let steps = |losses: [f64; 2]| -> Vec<Step> {
+            (1..=40).map(|step| Step { step, loss: losses[usize::from(step > 20)], ..Step::default() }).collect()
+        };
+        let (fell, rose) = (steps([2.0, 1.0]), steps([1.0, 2.0]));
+        let score = |name: &str, value: f64, mcc: f64| {
+            let scores = [(name.to_owned(), value), ("mcc".to_owned(), mcc)].into();
+            Eval { scores, ..eval(40, 1.0, 0.0) }
+        };
+        let against = |eval: Eval, metric: &str, classes, value: f64| {
+            let headline = Headline { classes, ..Headline::new(metric, 90) };
+            Eval { headline: Some(headline.against("guessing", value)), ..eval }
+        };
+        let plain = |eval: Eval, metric: &str| Eval { headline: Some(Headline::new(metric, 32)), ..eval };
+        let accuracy = |value, mcc, classes| against(score("accuracy", value, mcc), "accuracy", classes, 0.5);
+        for (eval, steps, want) in [
+            (accuracy(0.9, 0.8, Some(3)), &fell, Some(true)),
+            (accuracy(0.9, 0.8, Some(3)), &rose, Some(true)),
+            (accuracy(0.5, 0.0, Some(3)), &fell, Some(false)),
+            // More of the small classes than the baseline.
+            (accuracy(0.45, 0.4, Some(3)), &fell, Some(true)),
+            (accuracy(1.0, 0.0, Some(1)), &fell, None),
+            (against(score("mse", 0.1, 0.0), "mse", None, 1.0), &fell, Some(true)),
+            (against(score("mse", 1.0, 0.9), "mse", None, 1.0), &fell, Some(false)),
+            (against(score("text_recall_1", 0.1, 0.0), "text_recall_1", None, 0.1), &fell, Some(false)),
+            (against(score("entity_f1", 0.0, 0.0), "entity_f1", None, 0.0), &fell, Some(false)),
+            (plain(score("exact_match", 0.0, 0.0), "exact_match"), &fell, Some(false)),
+            (plain(score("exact_match", 0.1, 0.0), "exact_match"), &rose, Some(true)),
+            (plain(score("perplexity", 2.0, 0.0), "perplexity"), &fell, Some(true)),
+            (plain(score("perplexity", 2.0, 0.0), "perplexity"), &rose, Some(false)),
+        ] {
+            let history = History { steps: steps.clone(), evals: vec![eval.clone()], ..History::default() };
+            let answer = result(&history, &RunResult::default()).answer.unwrap();
+            assert_eq!((answer.learned, answer.step), (want, 40), "{eval:?}");
+        }
+        let history = History { steps: rose, ..History::default() };
+        let answer = result(&history, &RunResult::default()).answer.unwrap();
+        assert_eq!((answer.metric.as_str(), answer.value, answer.learned), ("loss", 2.0, Some(false)));
+        let old = History { evals: vec![eval(4, 0.9, 0.5)], ..History::default() };
+        let answer = result(&old, &RunResult::default()).answer.unwrap();
+        assert_eq!((answer.metric.as_str(), answer.rows, answer.learned), ("eval.accuracy", None, None));
     }
 
     fn steps(result: &RunResult) -> [Option<u64>; 3] {
@@ -156,6 +270,31 @@ mod tests {
         history.finished = Some(Finished { step: 16, best, model_step: Some(12), ..Finished::default() });
         let told = result(&history, &known);
         assert_eq!((steps(&told)[1], told.model_step), (Some(12), Some(12)));
+    }
+
+    #[test]
+    fn evaluations_that_a_command_printed() {
+        let metrics = |step, values: &[(&str, f64)]| {
+            let values = values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+            Metrics { step, steps: None, values }
+        };
+        let printed = vec![
+            metrics(4, &[("loss", 2.0), ("lr", 0.1)]),
+            metrics(4, &[("eval_loss", 0.9), ("eval_accuracy", 0.5)]),
+            metrics(8, &[("eval_loss", 0.7), ("eval_accuracy", 0.75)]),
+            metrics(9, &[("loss", 1.0)]),
+            metrics(12, &[("eval_loss", 0.8), ("eval_accuracy", 0.7)]),
+        ];
+        let history = History { metrics: printed, ..History::default() };
+        let known = result(&history, &RunResult::default());
+        assert_eq!((known.metric.as_deref(), known.value), (Some("eval.accuracy"), Some(0.7)));
+        assert_eq!(steps(&known), [Some(4), Some(8), Some(12)]);
+        assert_eq!(known.best.unwrap().metrics["eval.loss"], 0.7);
+
+        let own = History { metrics: vec![metrics(1, &[("eval_bleu", 20.0)])], ..History::default() };
+        let known = result(&own, &RunResult::default());
+        assert_eq!((known.metric.as_deref(), known.value), (Some("eval.bleu"), Some(20.0)));
+        assert!(!known.last.unwrap().metrics.contains_key("eval.loss"));
     }
 
     #[test]
@@ -199,7 +338,7 @@ mod evaluation_tests {
         std::fs::write(folder.attempt(3).job().evaluation(), "{\"step\": ").unwrap();
         assert_eq!(step(&state, &history), Some(8));
 
-        let eval = |step, loss| Eval { step, loss, samples: 1, ms: 0.0, scores: Scores::new() };
+        let eval = |step, loss| Eval { step, loss, samples: 1, ms: 0.0, headline: None, scores: Scores::new() };
         history.evals = vec![eval(4, 0.5), eval(8, 0.6)];
         assert_eq!(step(&state, &history), Some(8));
         state.single_mut().unwrap().result =

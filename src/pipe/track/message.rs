@@ -134,9 +134,10 @@ fn description(message: &Message) -> String {
     match message.kind {
         NotifyOn::Started => format!("On the engine {}.", message.engine),
         NotifyOn::Oom => text(&message.reason),
-        NotifyOn::Retried => {
-            format!("{}, effective batch {} as before.", text(&message.action), message.effective_batch)
-        }
+        NotifyOn::Retried => match text(&message.action) {
+            action if action.contains("effective batch") => format!("{action}."),
+            action => format!("{action}, effective batch {} as before.", message.effective_batch),
+        },
         NotifyOn::Finished => format!("In {}.", duration(message.seconds)),
         // The end of a log has its own layout.
         NotifyOn::Failed => format!("```\n{}\n```", text(&message.error).replace("```", "'''")),

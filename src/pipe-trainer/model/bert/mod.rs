@@ -1,6 +1,7 @@
 //! BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019) and XLM-RoBERTa (Conneau et al., 2020) with a head that predicts
-//! classes or a number, as transformers' `...ForSequenceClassification` compute it. Layers are self-attention and a feed-forward part,
-//! each with a residual connection and a norm after it.
+//! labels of a text or a number, as transformers' `...ForSequenceClassification` compute it, or a label for each token, as
+//! `...ForTokenClassification` do. Layers are self-attention and a feed-forward part, each with a residual connection and a norm
+//! after it.
 
 use std::sync::Arc;
 
@@ -91,7 +92,7 @@ impl Model for Bert {
         &self.weights
     }
 
-    /// [batch, labels]
+    /// [batch, labels], or [batch, length, labels] where tokens have labels.
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = self.pass(mode);
         let hidden = self.encode(part, pass)?;
@@ -219,9 +220,10 @@ impl pass::Block for Layer {
     }
 }
 
-/// From the first token to the logits.
+/// From the first token, or from every token, to the logits.
 pub struct Head {
-    dense: Linear,
+    /// Absent where every token has a label.
+    dense: Option<Linear>,
     out: Linear,
     /// RoBERTa drops a part of the first token too.
     drops_first: bool,
@@ -230,20 +232,22 @@ pub struct Head {
 impl Head {
     pub fn new(config: &BertConfig, weights: &Weights) -> Self {
         let (dense, out) = match config.family {
-            Family::Bert => ("bert.pooler.dense", "classifier"),
-            Family::Roberta | Family::XlmRoberta => ("classifier.dense", "classifier.out_proj"),
+            _ if config.labels_tokens => (None, "classifier"),
+            Family::Bert => (Some("bert.pooler.dense"), "classifier"),
+            Family::Roberta | Family::XlmRoberta => (Some("classifier.dense"), "classifier.out_proj"),
         };
         Self {
-            dense: Linear::new(weights, dense),
+            dense: dense.map(|dense| Linear::new(weights, dense)),
             out: Linear::new(weights, out),
             drops_first: config.family != Family::Bert,
         }
     }
 
     pub fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let Some(dense) = &self.dense else { return self.out.forward(&pass.drop_out(hidden)?, pass) };
         let first = hidden.f_select(1, 0)?;
         let first = if self.drops_first { pass.drop_out(&first)? } else { first };
-        let pooled = self.dense.forward(&first, pass)?.f_tanh()?;
+        let pooled = dense.forward(&first, pass)?.f_tanh()?;
         self.out.forward(&pass.drop_out(&pooled)?, pass)
     }
 }

@@ -7,10 +7,10 @@ use pipe_model::clip::{ClipConfig, TextConfig, TowerConfig, VisionConfig, parame
 use serde_json::{Map, Value};
 use tch::{Kind, Reduction, Tensor};
 
-use super::attention::{Scores, attend, key_lengths, row_multiple};
+use super::attention::{key_lengths, row_multiple};
 use super::interface::{Contrastive, Embeddings, Model};
-use super::layers::{FeedForward, LayerNorm, Linear, Product, merge_heads, split_heads, together};
-use super::pass::{Block, Mode, Pass};
+use super::layers::{FeedForward, LayerNorm, Linear, PreNormLayer};
+use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start, hidden_score};
 use super::weights::{SharedTensor, Weights};
 use crate::data::Part;
@@ -113,10 +113,9 @@ fn unit(embeds: &Tensor) -> Result<Tensor, TrainerError> {
     Ok(embeds.f_div(&embeds.f_norm_scalaropt_dim(2, [-1i64], true)?)?)
 }
 
-/// The stack of layers that both towers have: self-attention and a feed-forward layer, each with a norm before it and a residual
-/// connection.
+/// The stack of layers that both towers have.
 pub struct Encoder {
-    layers: Vec<Arc<Layer>>,
+    layers: Vec<Arc<PreNormLayer>>,
     /// The number of its first layer among all of the model.
     first: u64,
 }
@@ -124,7 +123,7 @@ pub struct Encoder {
 impl Encoder {
     /// The layers `<path>.layers.<number>`. In a causal one no position sees a later one.
     pub fn new(config: &TowerConfig, weights: &Weights, path: &str, causal: bool, first: u64) -> Self {
-        let layer = |number| Arc::new(Layer::new(config, weights, &format!("{path}.layers.{number}"), causal));
+        let layer = |number| Arc::new(layer(config, weights, &format!("{path}.layers.{number}"), causal));
         Self { layers: (0..config.num_hidden_layers).map(layer).collect(), first }
     }
 
@@ -140,59 +139,24 @@ impl Encoder {
     }
 }
 
-struct Layer {
-    layer_norm1: LayerNorm,
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    out_proj: Linear,
-    layer_norm2: LayerNorm,
-    mlp: FeedForward,
-    heads: i64,
-    causal: bool,
-}
-
-impl Layer {
-    fn new(config: &TowerConfig, weights: &Weights, path: &str, causal: bool) -> Self {
-        let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));
-        let norm = |name: &str| LayerNorm::new(weights, &format!("{path}.{name}"), config.layer_norm_eps);
-        Self {
-            layer_norm1: norm("layer_norm1"),
-            q_proj: linear("self_attn.q_proj"),
-            k_proj: linear("self_attn.k_proj"),
-            v_proj: linear("self_attn.v_proj"),
-            out_proj: linear("self_attn.out_proj"),
-            layer_norm2: norm("layer_norm2"),
-            mlp: FeedForward {
-                first: linear("mlp.fc1"),
-                gate: None,
-                second: linear("mlp.fc2"),
-                activation: config.activation,
-                drops: false,
-            },
-            heads: config.num_attention_heads,
-            causal,
-        }
-    }
-
-    fn self_attention(&self, hidden: &Tensor, mask: Option<&Tensor>, pass: Pass) -> Result<Product<'_>, TrainerError> {
-        let [q, k, v] = together(hidden, [&self.q_proj, &self.k_proj, &self.v_proj], pass)?;
-        let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
-        let is_causal = self.causal && mask.is_none_or(|mask| mask.dim() == 1);
-        let attended = attend([&q, &k, &v], Scores { is_causal, key_mask: mask, ..Scores::default() }, pass)?;
-        self.out_proj.product(&merge_heads(&attended)?, pass)
-    }
-}
-
-impl Block for Layer {
-    /// `inputs` are hidden states, and a mask where there is one. What flows through keeps its kind.
-    fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let normed = self.layer_norm1.forward_as(inputs[0], pass.compute)?;
-        let attended = self.self_attention(&normed, inputs.get(1).copied(), pass)?;
+fn layer(config: &TowerConfig, weights: &Weights, path: &str, is_causal: bool) -> PreNormLayer {
+    let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));
+    let norm = |name: &str| LayerNorm::new(weights, &format!("{path}.{name}"), config.layer_norm_eps);
+    PreNormLayer {
+        norms: [norm("layer_norm1"), norm("layer_norm2")],
+        queries_keys_values: [linear("self_attn.q_proj"), linear("self_attn.k_proj"), linear("self_attn.v_proj")],
+        attention_output: linear("self_attn.out_proj"),
+        feed_forward: FeedForward {
+            first: linear("mlp.fc1"),
+            gate: None,
+            second: linear("mlp.fc2"),
+            activation: config.activation,
+            drops: false,
+        },
+        heads: config.num_attention_heads,
+        is_causal,
         // Nothing but attention weights is dropped.
-        let quiet = Pass::quiet(pass.compute);
-        let (hidden, normed) = self.layer_norm2.between(&attended, inputs[0], quiet)?;
-        quiet.drop_add(&self.mlp.forward(&normed, pass)?, &hidden)
+        hidden_dropout: 0.0,
     }
 }
 

@@ -138,9 +138,10 @@ impl pass::Block for Conv {
     }
 }
 
-/// From the first token to the logits.
+/// From the first token, or from every token, to the logits.
 pub struct Head {
-    pooler: Linear,
+    /// Absent where every token has a label.
+    pooler: Option<Linear>,
     activation: Activation,
     classifier: Linear,
     pooler_dropout: f64,
@@ -150,7 +151,7 @@ pub struct Head {
 impl Head {
     pub fn new(config: &DebertaConfig, weights: &Weights, pooler_dropout: f64, dropout: f64) -> Self {
         Self {
-            pooler: Linear::new(weights, "pooler.dense"),
+            pooler: (!config.labels_tokens).then(|| Linear::new(weights, "pooler.dense")),
             activation: config.pooler_hidden_act,
             classifier: Linear::new(weights, "classifier"),
             pooler_dropout,
@@ -159,8 +160,13 @@ impl Head {
     }
 
     pub fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        let first = pass.dropping(self.pooler_dropout).drop_out(&hidden.f_select(1, 0)?)?;
-        let pooled = activate(self.activation, &self.pooler.forward(&first, pass)?)?;
+        let pooled = match &self.pooler {
+            Some(pooler) => {
+                let first = pass.dropping(self.pooler_dropout).drop_out(&hidden.f_select(1, 0)?)?;
+                activate(self.activation, &pooler.forward(&first, pass)?)?
+            }
+            None => hidden.shallow_clone(),
+        };
         self.classifier.forward(&pass.dropping(self.dropout).drop_out(&pooled)?, pass)
     }
 }

@@ -1,5 +1,5 @@
-//! DeBERTa-v2 and -v3 (He et al., 2021 and 2023) with a head that predicts classes or a number, as transformers'
-//! `DebertaV2ForSequenceClassification` computes it.
+//! DeBERTa-v2 and -v3 (He et al., 2021 and 2023) with a head that predicts labels of a text or a number, as transformers'
+//! `DebertaV2ForSequenceClassification` computes it, or a label for each token, as `DebertaV2ForTokenClassification` does.
 
 mod attention;
 mod layers;
@@ -52,7 +52,8 @@ impl Dropout {
             hidden,
             attention: setup.dropout.unwrap_or(config.attention_probs_dropout_prob),
             pooler: setup.dropout.unwrap_or(config.pooler_dropout),
-            classifier: setup.dropout.or(config.cls_dropout).unwrap_or(hidden),
+            // `DebertaV2ForTokenClassification` has no dropout of its own for the head.
+            classifier: setup.dropout.or(config.cls_dropout.filter(|_| !config.labels_tokens)).unwrap_or(hidden),
         }
     }
 
@@ -130,7 +131,7 @@ impl Model for Deberta {
         &self.weights
     }
 
-    /// [batch, labels]
+    /// [batch, labels], or [batch, length, labels] where tokens have labels.
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = self.pass(mode);
         let hidden = self.encode(part, pass)?;

@@ -9,6 +9,7 @@ use pipe_model::hybrid_cnn_lstm::{HybridConfig, NormKind, parameters};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
+use super::batch_norm::DEPENDS_ON_BATCH;
 use super::classification;
 use super::interface::Model;
 use super::pass::{Mode, Pass};
@@ -91,8 +92,7 @@ impl Model for HybridCnnLstm {
     }
 
     fn depends_on_batch(&self) -> Option<&'static str> {
-        (self.config.norm == NormKind::Batch)
-            .then_some("batch norm takes the mean and variance of each batch by itself")
+        (self.config.norm == NormKind::Batch).then_some(DEPENDS_ON_BATCH)
     }
 
     fn share_statistics(&self, sum: &'static SharedSum) {

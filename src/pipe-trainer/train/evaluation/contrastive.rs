@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use image::{ImageFormat, RgbImage};
 use pipe_spec::evaluation::{EvaluationDetails, RetrievalExample, RetrievedCaption};
-use pipe_spec::event::Scores;
+use pipe_spec::event::{Headline, Scores};
 use tch::{Device, Kind, Tensor};
 
 use super::pass::{Measures, Pass};
@@ -35,7 +35,9 @@ pub fn evaluate(pass: &Pass<'_>, contrastive: &dyn Contrastive) -> Result<Measur
         false => Vec::new(),
     };
     let details = EvaluationDetails { retrieval, ..EvaluationDetails::default() };
-    Ok(Measures { loss, scores, details, samples: Some(rows.len() as u64) })
+    let count = rows.len() as u64;
+    let headline = Headline::new("text_recall_1", count).against("guessing", 1.0 / count as f64);
+    Ok(Measures { loss, scores, details, headline: Some(headline), samples: Some(count) })
 }
 
 /// Besides the loss, `text_recall_k`: for how many pictures their own text is among the `k` most similar of all, and
@@ -219,7 +221,7 @@ fn most_similar(similar: &[f64]) -> Vec<usize> {
     best
 }
 
-fn png(picture: &RgbImage) -> Option<String> {
+pub fn png(picture: &RgbImage) -> Option<String> {
     let mut bytes = Cursor::new(Vec::new());
     picture.write_to(&mut bytes, ImageFormat::Png).ok()?;
     Some(STANDARD.encode(bytes.into_inner()))

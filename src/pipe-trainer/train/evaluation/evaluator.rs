@@ -12,10 +12,10 @@ use pipe_spec::{Phase, TrainerSpec};
 use tch::Kind;
 
 use super::pass::{Measures, Pass};
-use super::{classification, contrastive, generation};
+use super::{classification, contrastive, generation, token_labels};
 use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources};
 use crate::error::TrainerError;
-use crate::model::Mode;
+use crate::model::{Definition, Mode};
 use crate::ranks::Peers;
 use crate::session::spec::job_folder;
 use crate::storage::durable;
@@ -33,20 +33,24 @@ pub struct Evaluator {
     tokens: Option<Arc<Tokens>>,
     task: Task,
     class_names: Vec<String>,
+    common_class: Option<i64>,
+    labels_per_text: usize,
     batch: usize,
     every: Every,
 }
 
 impl Evaluator {
-    /// Absent when the spec names no data for it. `class_names` are those of a classifier, by number.
-    pub fn open(session: &Session, sources: &Sources, class_names: Vec<String>) -> Option<Self> {
+    /// Absent when the spec names no data for it.
+    pub fn open(session: &Session, sources: &Sources, definition: &Definition) -> Option<Self> {
         let spec = &session.spec;
         let source = Arc::clone(sources.eval.as_ref()?);
         Some(Self {
             reader: Reader { source, pool: Arc::clone(&session.pool) },
             tokens: sources.tokens.clone(),
-            task: spec.model.arch.task(),
-            class_names,
+            task: spec.model.task(),
+            class_names: definition.class_names(),
+            labels_per_text: definition.labels_per_text(),
+            common_class: sources.classes.and_then(|_| classification::common_class(&sources.train, &session.pool)),
             batch: spec.evaluate.batch.map_or(spec.train.batch(), u32::from) as usize,
             every: spec.evaluate.every,
         })
@@ -89,21 +93,26 @@ impl Evaluator {
             tokens: self.tokens.as_deref(),
             task: self.task,
             class_names: &self.class_names,
+            common_class: self.common_class,
+            labels_per_text: self.labels_per_text,
             batch: self.batch,
             session,
             state,
             rows,
             splitter: &splitter.without_gradients(self.batch as u32, rows as u32),
         };
-        let Measures { loss, scores, mut details, samples } = match (self.task, state.model.contrastive()) {
+        let Measures { loss, scores, mut details, headline, samples } = match (self.task, state.model.contrastive()) {
             (_, Some(model)) => contrastive::evaluate(&pass, model)?,
             (Task::Seq2Seq | Task::Language, None) => generation::evaluate(&pass)?,
-            (Task::Classification | Task::TimeSeries, None) => classification::evaluate(&pass)?,
+            (Task::Classification | Task::TimeSeries | Task::Table | Task::PictureClasses, None) => {
+                classification::evaluate(&pass)?
+            }
+            (Task::TokenLabels, None) => token_labels::evaluate(&pass)?,
             (Task::Contrastive, None) => Measures { loss: pass.loss()?, ..Measures::default() },
         };
         let samples = samples.unwrap_or_else(|| self.reader.source.len() as u64 - self.reader.source.skipped());
         details.step = state.step;
-        let eval = event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), scores };
+        let eval = event::Eval { step: state.step, loss, samples, ms: milliseconds(clock), headline, scores };
         Ok(Evaluated { eval: as_led(&session.peers, eval)?, details })
     }
 }
@@ -149,16 +158,19 @@ pub fn write_details(session: &Session, details: &EvaluationDetails, is_best: bo
 }
 
 /// Whether the evaluations have the metrics of `save.best` and `train.early_stop`, before the training begins. A classifier has the
-/// metrics of classes or those of a number; only its labels decide which.
+/// metrics of classes, of several labels or of a number; only its labels decide which.
 pub fn check_metrics(spec: &TrainerSpec, task_data: &TaskData, sources: &Sources) -> Result<(), TrainerError> {
     let labels = match task_data {
-        TaskData::Classification { labels, .. } => sources.labels.as_ref().or(labels.as_ref()),
+        TaskData::Classification { labels, .. } | TaskData::Table { labels, .. } => {
+            sources.labels.as_ref().or(labels.as_ref())
+        }
         _ => None,
     };
     let metrics = match labels {
         Some(Labels::Classes(_)) => Metric::OF_CLASSES,
         Some(Labels::Number) => Metric::OF_NUMBERS,
-        None => spec.model.arch.task().metrics(),
+        Some(Labels::Several(_)) => Metric::OF_SEVERAL,
+        None => spec.model.task().metrics(),
     };
     let early_stop = spec.train.early_stop.as_ref().map(|stop| ("train.early_stop.metric", &stop.metric));
     for (key, metric) in spec.save.best.as_ref().map(|metric| ("save.best", metric)).into_iter().chain(early_stop) {

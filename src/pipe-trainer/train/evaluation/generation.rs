@@ -1,7 +1,7 @@
 //! Models that generate text: perplexity, and scores of the generated texts.
 
 use pipe_spec::TrainerSpec;
-use pipe_spec::event::{self, EventKind, Scores};
+use pipe_spec::event::{self, EventKind, Headline, Scores};
 use pipe_spec::pipeline::Task;
 
 use super::pass::{Measures, Pass};
@@ -14,7 +14,7 @@ use crate::tokenizer::Tokens;
 const SCORED: usize = 32;
 
 pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
-    let loss = pass.loss()?;
+    let (loss, tokens) = pass.loss_and_tokens()?;
     // By one rank: the texts are few.
     let texts = if pass.session.peers.leads() { write(pass)? } else { Vec::new() };
     let shown = pass.session.spec.evaluate.generate as usize;
@@ -23,8 +23,37 @@ pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
         texts.iter().for_each(|text| scores.add(&text.target, &text.generated));
     }
     let scores = scores.scores(loss);
+    let targets: Vec<&str> = texts.iter().map(|text| text.target.as_str()).collect();
+    let headline = match pass.task {
+        Task::Seq2Seq if !targets.is_empty() => of_texts(&targets),
+        _ => {
+            let counts: Vec<u64> = tokens.into_values().collect();
+            let by_frequency = metrics::unigram_perplexity(&counts);
+            Headline::new("perplexity", counts.iter().sum()).against("guessing by token frequency", by_frequency)
+        }
+    };
     texts.into_iter().take(shown).for_each(|text| pass.session.emit(EventKind::Sample(text)));
-    Ok(Measures { loss, scores, ..Measures::default() })
+    Ok(Measures { loss, scores, headline: Some(headline), ..Measures::default() })
+}
+
+/// Words of a text, on average, up to which it can be expected to be written exactly as it was wanted.
+const SHORT: usize = 12;
+
+/// Short texts are right or wrong; long ones are compared word by word.
+fn of_texts(targets: &[&str]) -> Headline {
+    let count = targets.len();
+    let words: usize = targets.iter().map(|text| text.split_whitespace().count()).sum();
+    if words > SHORT * count {
+        let other = |(index, text): (usize, &&str)| metrics::rouge_l(text, targets[(index + 1) % count]);
+        let mean = targets.iter().enumerate().map(other).sum::<f64>() / count as f64;
+        return Headline::new("rouge_l", count as u64).against("answering with the text of another row", mean);
+    }
+    let same = |text: &&str| targets.iter().filter(|other| metrics::exact_match(text, other)).count();
+    let headline = Headline::new("exact_match", count as u64);
+    match targets.iter().map(same).max().unwrap_or(0) {
+        0 | 1 => headline,
+        most => headline.against("always giving the most frequent answer", most as f64 / count as f64),
+    }
 }
 
 /// How near generated texts are to those that were wanted.
@@ -56,7 +85,7 @@ impl TextScores {
 
 /// How texts are generated, as a training's settings say.
 pub fn generation(spec: &TrainerSpec, tokens: &Tokens) -> Generation {
-    let max_length = match spec.model.arch.task() {
+    let max_length = match spec.model.task() {
         Task::Language => spec.evaluate.max_tokens,
         _ => spec.data.max_target,
     };
@@ -95,4 +124,24 @@ fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
         }
     }
     Ok(texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_answer_without_reading_would_score() {
+        let headline = |targets: &[&str]| {
+            let Headline { metric, rows, baseline, .. } = of_texts(targets);
+            (metric, rows, baseline.map(|baseline| (baseline.name, baseline.value)))
+        };
+        assert_eq!(headline(&["2019-03-05", "2020-01-01"]), ("exact_match".to_owned(), 2, None));
+        let most = "always giving the most frequent answer".to_owned();
+        assert_eq!(headline(&["yes", "no", " yes", "yes"]), ("exact_match".to_owned(), 4, Some((most, 0.75))));
+        let long = "a b c d e f g h i j k l m n";
+        let other = "answering with the text of another row".to_owned();
+        assert_eq!(headline(&[long, "z", long]).0, "exact_match");
+        assert_eq!(headline(&[long, long]), ("rouge_l".to_owned(), 2, Some((other, 1.0))));
+    }
 }

@@ -5,8 +5,10 @@ mod contrastive;
 mod evaluator;
 mod generation;
 mod pass;
+mod token_labels;
 
-pub use classification::Predictions;
+pub use classification::{Predictions, SeveralLabels};
 pub use contrastive::{Figures, figures as contrastive_figures};
 pub use evaluator::{Evaluated, Evaluator, check_metrics, write_details};
 pub use generation::{TextScores, generation};
+pub use token_labels::{TaggedTexts, predicted_labels};

@@ -1,14 +1,16 @@
 //! One pass over the evaluation data, and what the measures of a task make of it.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::ops::Range;
 
 use pipe_spec::Phase;
 use pipe_spec::evaluation::EvaluationDetails;
-use pipe_spec::event::Scores;
+use pipe_spec::event::{Headline, Scores};
 use pipe_spec::pipeline::Task;
 use tch::{Kind, Tensor};
 
-use crate::data::{Reader, Sample, sort_longest_first};
+use crate::data::{Column, IGNORED, Reader, Sample};
 use crate::error::TrainerError;
 use crate::model::Mode;
 use crate::tokenizer::Tokens;
@@ -22,6 +24,7 @@ pub struct Measures {
     pub loss: f64,
     pub scores: Scores,
     pub details: EvaluationDetails,
+    pub headline: Option<Headline>,
     /// How many samples there were, where that is not what the source says.
     pub samples: Option<u64>,
 }
@@ -33,6 +36,10 @@ pub struct Pass<'a> {
     pub task: Task,
     /// The names of a classifier's classes, by number; empty where they have none.
     pub class_names: &'a [String],
+    /// The class that most rows of the training data have.
+    pub common_class: Option<i64>,
+    /// Labels that a text can have at once; 0 where it has one.
+    pub labels_per_text: usize,
     pub batch: usize,
     /// Rows that are read at a time.
     pub rows: usize,
@@ -45,7 +52,12 @@ pub struct Pass<'a> {
 impl Pass<'_> {
     /// The mean over all targets.
     pub fn loss(&self) -> Result<f64, TrainerError> {
-        let (mut loss, mut targets) = (0.0, 0);
+        self.loss_and_tokens().map(|(loss, _)| loss)
+    }
+
+    /// The same, and how often each token is a target.
+    pub fn loss_and_tokens(&self) -> Result<(f64, HashMap<i64, u64>), TrainerError> {
+        let (mut loss, mut targets, mut tokens) = (0.0, 0, HashMap::new());
         let compute = |samples: &[Sample]| {
             let sum = self.state.model.loss_sum(&self.splitter.shape().collate(samples)?, Mode::Eval)?;
             Ok(vec![sum.f_to_kind(Kind::Double)?.f_double_value(&[])?])
@@ -56,25 +68,40 @@ impl Pass<'_> {
             |samples, numbers| {
                 loss += numbers[0];
                 targets += samples.iter().map(|sample| sample.targets).sum::<u64>();
+                samples.iter().flat_map(target_tokens).for_each(|token| *tokens.entry(token).or_default() += 1);
             },
         )?;
-        Ok(loss / targets.max(1) as f64)
+        Ok((loss / targets.max(1) as f64, tokens))
+    }
+
+    /// `for_each_row` where it does not matter which rows the samples are.
+    pub fn for_each_part(
+        &self,
+        numbers: impl Fn(&[Sample]) -> usize,
+        compute: impl FnMut(&[Sample]) -> Result<Vec<f64>, TrainerError>,
+        mut take: impl FnMut(&[Sample], &[f64]),
+    ) -> Result<(), TrainerError> {
+        self.for_each_row(numbers, compute, |_, samples, numbers| take(samples, numbers))
     }
 
     /// All samples, in parts of those that are alike in length: not in the order of the data. Ranks share out the parts; each takes
     /// in what all have computed, in the order of the parts, so that what is added up is the same with any number of ranks. Of a
-    /// part with so many samples `compute` gives `numbers`.
-    pub fn for_each_part(
+    /// part `compute` gives so many `numbers`. `take` gets the samples of a part with their indices.
+    pub fn for_each_row(
         &self,
-        numbers: impl Fn(usize) -> usize,
+        numbers: impl Fn(&[Sample]) -> usize,
         mut compute: impl FnMut(&[Sample]) -> Result<Vec<f64>, TrainerError>,
-        mut take: impl FnMut(&[Sample], &[f64]),
+        mut take: impl FnMut(&[usize], &[Sample], &[f64]),
     ) -> Result<(), TrainerError> {
         let indices: Vec<usize> = (0..self.reader.source.len()).collect();
         let peers = &self.session.peers;
         for rows in indices.chunks(self.rows) {
-            let mut samples = self.samples(rows)?;
-            sort_longest_first(&mut samples);
+            self.session.enter(Phase::Eval, self.state.step)?;
+            let mut read = self.reader.read_rows(rows)?;
+            // As `sort_longest_first` does.
+            read.sort_by_key(|(_, sample)| Reverse(sample.tokens()));
+            let (rows, samples): (Vec<usize>, Vec<Sample>) = read.into_iter().unzip();
+            self.enter(&samples)?;
             let counts = peers.gather(&[samples.len() as f64])?;
             if let Some(rank) = counts.iter().position(|count| *count != counts[0]) {
                 return Err(self.state.ranks_differ(self.session, rank, "samples"));
@@ -88,9 +115,9 @@ impl Pass<'_> {
                         self.enter(part)?;
                         compute(part)?
                     }
-                    false => vec![0.0; numbers(part.len())],
+                    false => vec![0.0; numbers(part)],
                 };
-                assert_eq!(computed.len(), numbers(part.len()), "ranks must agree on how many numbers there are");
+                assert_eq!(computed.len(), numbers(part), "ranks must agree on how many numbers there are");
                 all.extend(computed);
             }
             if !peers.is_nobody() {
@@ -98,11 +125,12 @@ impl Pass<'_> {
                 peers.sum(&sum)?;
                 all = Vec::try_from(sum)?;
             }
-            let mut rest = all.as_slice();
+            let (mut rest, mut rows) = (all.as_slice(), rows.as_slice());
             for part in parts {
-                let (own, after) = rest.split_at(numbers(part.len()));
-                take(part, own);
-                rest = after;
+                let (own, after) = rest.split_at(numbers(part));
+                let (indices, others) = rows.split_at(part.len());
+                take(indices, part, own);
+                (rest, rows) = (after, others);
             }
         }
         Ok(())
@@ -130,4 +158,13 @@ impl Pass<'_> {
         self.session.progress.set_part(part.len() as u32, self.splitter.shape().longest(part) as u32);
         self.session.enter(Phase::Eval, self.state.step)
     }
+}
+
+/// The tokens that a sample's loss is taken over.
+fn target_tokens(sample: &Sample) -> impl Iterator<Item = i64> {
+    let column = sample.column("labels").or_else(|| sample.column("next"));
+    let tokens: &[i64] = if let Some(Column::Tokens(tokens)) = column { tokens } else { &[] };
+    // A model that shifts the labels itself does not predict the first.
+    let first = tokens.len().saturating_sub(sample.targets as usize);
+    tokens[first..].iter().copied().filter(|token| *token != IGNORED)
 }

@@ -5,7 +5,7 @@ use std::io::{BufRead, IsTerminal};
 use std::path::Path;
 
 use pipe_data::DataTable;
-use pipe_spec::pipeline::{Arch, Task};
+use pipe_spec::pipeline::{Arch, Model, ModelTask, Task};
 use pipe_spec::text::{ByteSize, Name};
 
 use super::draft::{Answers, Draft};
@@ -40,20 +40,22 @@ impl Author<'_> {
                 return Err(Error::NoTerminal { missing });
             }
         }
-        let train = self.train()?;
+        let base = options.model.as_deref().map(measure::architecture).transpose()?.flatten();
+        let train = self.train(options.arch.or(base))?;
         let survey = DataTable::read(Path::new(&train)).map(|table| Survey::of(&table));
         let survey = survey.filter(|survey| survey.rows > 0 && !survey.columns.is_empty());
-        let base = options.model.as_deref().map(measure::architecture).transpose()?.flatten();
         let arch = self.arch(&train, survey.as_ref(), base)?;
-        let fields = self.fields(&train, survey.as_ref(), arch)?;
-        let eval = self.eval(&train, arch.task())?;
+        let task = self.task(arch, survey.as_ref());
+        let model = Model { arch, task, from: None, config: None };
+        let fields = self.fields(&train, survey.as_ref(), &model)?;
+        let eval = self.eval(&train, model.task())?;
         let from = self.model(arch)?;
         let name = self.name(&train, arch)?;
         let machine = Card::of_host();
         let gpu_memory = self.gpu_memory(machine.as_ref())?;
         let card = machine.is_some() || gpu_memory.is_some();
         let mut draft =
-            Draft::new(Answers { name, arch, train, eval, fields, from, gpu_memory, card }, survey.as_ref());
+            Draft::new(Answers { name, arch, task, train, eval, fields, from, gpu_memory, card }, survey.as_ref());
         if let Some(survey) = survey.as_ref().filter(|survey| survey.counted && survey.rows <= INSPECTED) {
             draft = measure::with_tokens(draft, survey)?;
         }
@@ -64,19 +66,20 @@ impl Author<'_> {
         Ok(draft)
     }
 
-    /// The training data. For a folder of pictures it is the file that lists them.
-    fn train(&self) -> Result<String, Error> {
+    /// The training data. For a folder of pictures it may be a file that lists them. `wanted` is the architecture, if it is known.
+    fn train(&self, wanted: Option<Arch>) -> Result<String, Error> {
         let usual = usual_data(self.options.arch.map_or(Task::Seq2Seq, Arch::task));
         let train = self.given("training data", self.options.data.as_ref(), usual)?;
-        let is_for_others = self.options.arch.is_some_and(|arch| arch.task() != Task::Contrastive);
-        if !Path::new(&train).is_dir() || is_for_others {
+        let task = wanted.map(Arch::task);
+        if !Path::new(&train).is_dir() || task.is_some_and(|task| !task.reads_pictures()) {
             return Ok(train);
         }
-        let Some(list) = pictures::list(Path::new(&train))? else { return Ok(train) };
+        let as_texts = task == Some(Task::Contrastive);
+        let Some(list) = pictures::list(Path::new(&train), as_texts)? else { return Ok(train) };
         if !self.options.quiet {
             say(&list.note);
         }
-        Ok(list.file.display().to_string())
+        Ok(list.path.display().to_string())
     }
 
     /// The value of a flag, or an answer.
@@ -101,7 +104,11 @@ impl Author<'_> {
             Some(survey) => roles::guess(survey, &self.options.fields),
             // Somebody who has no data yet gets an example.
             None if self.options.data.is_none() => Ok(Arch::first_for(Task::Seq2Seq)),
-            None => Err(unread(train)),
+            None if self.dialog == Dialog::Person => Err(unread(train).0),
+            None => {
+                let (why, how) = unread(train);
+                return Err(Error::UnreadData { data: train.to_owned(), why, how });
+            }
         };
         match (guess, self.dialog) {
             (Err(why), Dialog::Defaults | Dialog::NoTerminal) => Err(self.unclear(train, survey, why)),
@@ -125,21 +132,54 @@ impl Author<'_> {
         Ok(self.dialog.ask("architecture", guess.name(), read)?.unwrap_or(guess))
     }
 
+    /// The task, where the architecture leaves a choice: the data decides.
+    fn task(&self, arch: Arch, survey: Option<&Survey>) -> Option<ModelTask> {
+        let given = &self.options.fields;
+        let is_given = given.iter().any(|(role, _)| role == "tokens" || role == "tags");
+        let is_found = given.is_empty() && survey.is_some_and(|survey| survey.token_columns().is_some());
+        (arch.labels_tokens() && (is_given || is_found)).then_some(ModelTask::TokenClassification)
+    }
+
     fn unclear(&self, train: &str, survey: Option<&Survey>, why: String) -> Error {
-        let columns = survey.map_or(String::new(), |survey| format!("\n{}", survey.table(WIDTH)));
+        let columns = survey.map_or(String::new(), |survey| {
+            let notes: String = survey.notes.iter().map(|note| format!("\n{note}")).collect();
+            format!("{notes}\n{}", survey.table(WIDTH))
+        });
         Error::UnclearData { data: train.to_owned(), why, columns }
     }
 
     /// Which column feeds which role. Where nothing is known of the data, the flag decides.
-    fn fields(&self, train: &str, survey: Option<&Survey>, arch: Arch) -> Result<Vec<Field>, Error> {
+    fn fields(&self, train: &str, survey: Option<&Survey>, model: &Model) -> Result<Vec<Field>, Error> {
         let Some(survey) = survey else { return Ok(self.options.fields.clone()) };
-        roles::fields(survey, arch.task(), &self.options.fields).map_err(|why| Error::OtherData {
-            arch: arch.name(),
-            wants: roles::wants(arch.task()),
+        let found = roles::fields(survey, model.task(), &self.options.fields);
+        if self.dialog == Dialog::Person && self.options.fields.is_empty() && survey.columns.len() > 1 {
+            return self.ask_fields(survey, model.task(), found);
+        }
+        found.map_err(|why| Error::OtherData {
+            arch: model.arch.name(),
+            wants: roles::wants(model.task()),
             data: train.to_owned(),
             why,
             columns: format!("\n{}", survey.table(WIDTH)),
         })
+    }
+
+    /// Which column feeds which role, as a person says.
+    fn ask_fields(&self, survey: &Survey, task: Task, guess: Result<Vec<Field>, String>) -> Result<Vec<Field>, Error> {
+        let default = guess.as_deref().map(roles::shown).unwrap_or_else(|why| {
+            say(&format!("  {why}"));
+            let roles = task.roles().iter().filter(|role| **role != "messages").map(|role| format!("{role}=COLUMN"));
+            roles.collect::<Vec<_>>().join(", ")
+        });
+        let read = |text: &str| {
+            let field = |part: &str| {
+                let (role, column) = part.split_once('=').ok_or("write them as ROLE=COLUMN, ROLE=COLUMN")?;
+                Ok((role.trim().to_owned(), column.trim().to_owned()))
+            };
+            let given = text.split(',').map(field).collect::<Result<Vec<Field>, &str>>()?;
+            roles::fields(survey, task, &given)
+        };
+        Ok(self.dialog.ask("columns", &default, read)?.unwrap_or_default())
     }
 
     /// A file beside the training data with a usual name, or the answer.
@@ -147,13 +187,21 @@ impl Author<'_> {
         if self.options.eval.is_some() {
             return Ok(self.options.eval.clone());
         }
+        let is_folder = Path::new(train).is_dir();
         let beside = |name: &str| {
             let train = Path::new(train);
+            if is_folder {
+                return train.with_file_name(name);
+            }
             let ending = data_cache::full_ending(train).unwrap_or_default();
             train.with_file_name(format!("{name}.{ending}"))
         };
-        let is_other = |path: &std::path::PathBuf| path.is_file() && path != Path::new(train);
-        let found = ["eval", "validation", "valid", "dev", "test"].map(beside).into_iter().find(is_other);
+        // A folder of this name beside any other one may hold something else.
+        let is_split = !is_folder || Path::new(train).file_name().is_some_and(|name| name == "train");
+        let is_other = |path: &std::path::PathBuf| {
+            is_split && path.is_dir() == is_folder && path.exists() && path != Path::new(train)
+        };
+        let found = ["eval", "validation", "valid", "val", "dev", "test"].map(beside).into_iter().find(is_other);
         let default = found.map_or("none".to_owned(), |path| path.display().to_string());
         let question = match task {
             Task::TimeSeries => "evaluation data (none: hold out the end of the series)",
@@ -179,13 +227,15 @@ impl Author<'_> {
             return Ok(name.clone());
         }
         let file = self.options.file.as_deref().and_then(Path::file_stem);
-        let (data, folder) = (Path::new(train).file_name(), Path::new(train).parent().and_then(Path::file_name));
+        let whole = std::path::absolute(train).unwrap_or_else(|_| train.into());
+        let (data, folder) = (whole.file_name(), whole.parent().and_then(Path::file_name));
         // All endings are dropped: train.jsonl.gz is train.
         let stem = |name: &OsStr| name.to_string_lossy().split('.').next().unwrap_or_default().to_owned();
         let says_something = |name: &String| !PLAIN_NAMES.contains(&name.as_str());
         let of_data = [data, folder].into_iter().flatten().map(stem).filter(says_something);
         let names = file.map(|name| name.to_string_lossy().into_owned()).into_iter().chain(of_data);
-        let name = names.chain([arch.name().to_owned()]).find_map(|name| name.parse::<Name>().ok());
+        let others = data.map(stem).into_iter().chain([arch.name().to_owned()]);
+        let name = names.chain(others).find_map(|name| name.parse::<Name>().ok());
         let name = name.expect("the name of an architecture is a name");
         let read = |text: &str| text.parse::<Name>().map_err(str::to_owned);
         Ok(self.dialog.ask("name", name.as_str(), read)?.unwrap_or(name))
@@ -204,24 +254,54 @@ impl Author<'_> {
     }
 }
 
-/// The reason why nothing is known of the data.
-fn unread(train: &str) -> String {
+/// Why nothing is known of the data, and what to do about it.
+fn unread(train: &str) -> (String, String) {
     let path = Path::new(train);
-    match path.file_name().and_then(|name| name.to_str()) {
-        _ if !path.exists() => "it is not on this machine".to_owned(),
-        Some(name) if path.is_file() && !Task::Language.takes(name) => {
-            format!("it is none of the files that are read: .{}", Task::Language.endings().join(", ."))
-        }
-        _ => "there are no rows in it".to_owned(),
+    let own = |why: &str, how: &str| (why.to_owned(), how.to_owned());
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    if train.contains("://") {
+        return own("`pipe init` downloads nothing", "choose a model with --arch and its columns with --fields");
+    }
+    if !path.exists() {
+        return own("no such file", "check the path; it starts in the folder that pipe runs in");
+    }
+    if path.is_dir() {
+        return own("the folder has no data files", "give a data file, or a folder of pictures");
+    }
+    if !Task::Language.takes(name) && !Task::TokenLabels.takes(name) {
+        let ending = name.rsplit_once('.').map_or("this", |(_, ending)| ending);
+        return (format!("pipe does not read .{ending} files"), conversion(ending));
+    }
+    let why = pipe_data::unreadable(path).unwrap_or_else(|| "there are no rows in it".to_owned());
+    (why, "check that the file is whole and that its name says what it is".to_owned())
+}
+
+/// How to turn a file into one that is read.
+fn conversion(ending: &str) -> String {
+    let pandas = |read: &str| {
+        format!(
+            "convert it: python3 -c 'import pandas; pandas.read_{read}(\"FILE\").to_csv(\"data.csv\", index=False)'"
+        )
+    };
+    match ending.to_ascii_lowercase().as_str() {
+        "xls" | "ods" | "xlsb" | "numbers" => "open it and save it as .xlsx or .csv".to_owned(),
+        "feather" | "arrow" | "ipc" => pandas("feather"),
+        "pkl" | "pickle" => pandas("pickle"),
+        "dta" => pandas("stata"),
+        "sav" => pandas("spss"),
+        "orc" => pandas("orc"),
+        "zip" | "tar" | "tgz" | "7z" | "rar" | "bz2" | "xz" => "unpack it first".to_owned(),
+        _ => format!("save it as one of: .{}", Task::Language.endings().join(", .")),
     }
 }
 
 /// The usual path of the data of a task.
 fn usual_data(task: Task) -> &'static str {
     match task {
-        Task::Seq2Seq | Task::Classification | Task::Contrastive => "data/train.jsonl",
-        Task::TimeSeries => "data/train.csv",
+        Task::Seq2Seq | Task::Classification | Task::Contrastive | Task::PictureClasses => "data/train.jsonl",
+        Task::TimeSeries | Task::Table => "data/train.csv",
         Task::Language => "data/train.txt",
+        Task::TokenLabels => "data/train.conll",
     }
 }
 

@@ -1,9 +1,16 @@
 //! The kind of a column of the data: its values decide, and where there are too few of them its name.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
+use pipe_data::compressed::ending;
+use pipe_data::{is_missing_number, is_picture};
 use serde_json::Value;
+
+use super::labels;
+use super::texts::{Lengths, counts, is_conversation, tokens, turns, vocabulary};
 
 /// Rows below which names decide before values.
 const FEW_ROWS: usize = 8;
@@ -23,12 +30,16 @@ const SOUGHT: usize = 20;
 const NAMES: [(&str, &str); 8] = [
     ("source", "source src instruction question prompt input document article ingredients query text"),
     ("target", "target output tgt answer response completion summary translation reply directions"),
-    ("text", "text sentence sentence1 premise question1 caption content review comment body message description title"),
+    (
+        "text",
+        "text sentence sentence1 premise question1 caption content review comment body message description question \
+         title",
+    ),
     ("text_pair", "text_pair sentence2 hypothesis question2"),
     ("label", "label labels class category sentiment target intent topic score rating stars grade points price y"),
     ("image", "image image_path img picture photo path file filename file_name"),
     ("time", "time timestamp datetime date"),
-    ("id", "id uuid guid index idx key row nr no number"),
+    ("id", "id uuid guid index idx key row nr no number asin sku isbn ean"),
 ];
 
 /// Names of numbers that are an amount, and not the number of a class, where they are whole and begin at 1.
@@ -63,6 +74,10 @@ pub enum ColumnKind {
     Constant,
     /// Lists, objects, or a mixture.
     Other,
+    /// Several labels in a row, with this mark between them or as a list.
+    Several(Option<char>),
+    /// Lists of words.
+    Words,
 }
 
 impl ColumnKind {
@@ -76,7 +91,9 @@ impl ColumnKind {
             Self::Id => "id",
             Self::Messages => "conversation",
             Self::Constant => "same in all rows",
-            Self::Other => "list or object",
+            Self::Other => "nested",
+            Self::Several(_) => "several labels",
+            Self::Words => "list of words",
         }
     }
 }
@@ -105,46 +122,37 @@ pub struct Column {
     pub comma: bool,
     /// Whether a value never falls below the one before it, as the trainer compares times.
     pub rises: bool,
-    /// Pictures that are not on disk, of those that were looked for.
-    pub missing: usize,
+    pub pictures: Pictures,
+    /// Letters, and words that come often enough to be learned, of a text: the tokens that it has use for.
+    pub vocabulary: usize,
     pub example: String,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lengths {
-    pub mean: usize,
-    /// 95 % are not longer.
-    pub p95: usize,
-    pub longest: usize,
-}
-
-impl Lengths {
-    /// The lengths of two texts in a row, at most.
-    pub fn and(self, other: Self) -> Self {
-        Self { mean: self.mean + other.mean, p95: self.p95 + other.p95, longest: self.longest + other.longest }
-    }
-
-    fn of(mut lengths: Vec<usize>) -> Self {
-        lengths.sort_unstable();
-        let Some(longest) = lengths.last().copied() else { return Self::default() };
-        let p95 = lengths[(lengths.len() * 95).div_ceil(100) - 1];
-        Self { mean: lengths.iter().sum::<usize>().div_ceil(lengths.len()), p95, longest }
-    }
+pub struct Pictures {
+    /// Those that are not on disk, of the first.
+    pub missing: usize,
+    /// Those that are missing or broken, as far as their first and last bytes tell.
+    pub broken: usize,
 }
 
 impl Column {
     /// Looks at the values. `folder` is where paths start from.
     pub fn of<'a>(name: &str, values: impl Iterator<Item = &'a Value>, folder: &Path) -> Self {
         let values: Vec<&Value> = values.collect();
-        let filled: Vec<&Value> = values.iter().copied().filter(|value| !is_empty(value)).collect();
+        let mut filled: Vec<&Value> = values.iter().copied().filter(|value| !is_empty(value)).collect();
+        // Among numbers it is a missing one, among texts a text.
+        let is_missing = |value: &&Value| value.as_str().is_some_and(is_missing_number);
+        let others = || filled.iter().filter(|value| !is_missing(value));
+        if others().next().is_some() && others().all(|value| number(&text_of(value)).is_some()) {
+            filled.retain(|value| !is_missing(value));
+        }
         let texts: Vec<String> = filled.iter().map(|value| text_of(value)).collect();
         let numbers: Vec<f64> = texts.iter().map_while(|text| number(text)).collect();
         let are_numbers = numbers.len() == texts.len() && !texts.is_empty();
         let distinct = texts.iter().collect::<HashSet<_>>().len();
-        let least_and_most = || {
-            let fold = |(low, high): (f64, f64), number: &f64| (low.min(*number), high.max(*number));
-            numbers.iter().fold((f64::INFINITY, f64::NEG_INFINITY), fold)
-        };
+        let fold = |(low, high): (f64, f64), number: &f64| (low.min(*number), high.max(*number));
+        let least_and_most = || numbers.iter().fold((f64::INFINITY, f64::NEG_INFINITY), fold);
         let mut column = Self {
             name: name.to_owned(),
             kind: ColumnKind::Other,
@@ -158,16 +166,21 @@ impl Column {
             whole: are_numbers && texts.iter().all(|text| text.parse::<i64>().is_ok()),
             comma: are_numbers && texts.iter().any(|text| text.contains(',')),
             rises: texts.windows(2).all(|pair| !falls(&pair[0], &pair[1])),
-            missing: 0,
+            pictures: Pictures::default(),
+            vocabulary: 0,
             example: texts.first().cloned().unwrap_or_default(),
         };
         column.kind = column.find_kind(&filled, &texts, &numbers);
         match column.kind {
             ColumnKind::Label => column.classes = counts(&texts),
             ColumnKind::Picture => {
-                column.missing = texts.iter().take(SOUGHT).filter(|path| !folder.join(path).is_file()).count();
+                let missing = texts.iter().take(SOUGHT).filter(|path| !folder.join(path).is_file()).count();
+                let is_broken = |path: &&String| is_picture(path) && !is_whole_picture(&folder.join(path));
+                column.pictures = Pictures { missing, broken: texts.iter().filter(is_broken).count() };
             }
             ColumnKind::Messages => column.measure_turns(&filled),
+            ColumnKind::Text => column.vocabulary = vocabulary(texts.iter().map(String::as_str)),
+            ColumnKind::Several(_) | ColumnKind::Words => column.measure_lists(&filled, &texts),
             _ => {}
         }
         column
@@ -175,7 +188,7 @@ impl Column {
 
     /// Whether the column can be the class or the number that is predicted.
     pub fn can_be_label(&self) -> bool {
-        matches!(self.kind, ColumnKind::Label | ColumnKind::Number)
+        matches!(self.kind, ColumnKind::Label | ColumnKind::Number | ColumnKind::Several(_))
     }
 
     /// Whether numbers are to be predicted as numbers, and not as classes.
@@ -190,6 +203,7 @@ impl Column {
         let before = |talk: &Vec<&str>| talk.split_last().map_or(String::new(), |(_, before)| before.join(" "));
         let sources: Vec<String> = talks.iter().map(before).collect();
         let answers = talks.iter().filter_map(|talk| talk.last());
+        self.vocabulary = vocabulary(talks.iter().flatten().copied());
         // Each turn begins with the name of its speaker.
         self.tokens =
             Lengths::of(sources.iter().zip(&talks).map(|(text, talk)| tokens(text) + 2 * talk.len()).collect());
@@ -198,12 +212,31 @@ impl Column {
         self.example = sources.first().cloned().unwrap_or_default();
     }
 
+    /// Counts labels, or the words of lists.
+    fn measure_lists(&mut self, filled: &[&Value], texts: &[String]) {
+        let rows: Vec<Vec<&str>> = match self.kind {
+            ColumnKind::Several(Some(separator)) => texts.iter().map(|text| labels::split(text, separator)).collect(),
+            _ => filled.iter().map(|list| labels::entries(list).unwrap_or_default()).collect(),
+        };
+        self.words = Lengths::of(rows.iter().map(Vec::len).collect());
+        self.tokens = Lengths::of(rows.iter().map(|row| row.iter().map(|word| tokens(word)).sum()).collect());
+        let all: Vec<String> = rows.iter().flatten().map(|label| (*label).to_owned()).collect();
+        self.classes = counts(&all);
+        self.distinct = self.classes.len();
+        if self.distinct > labels::MOST_LABELS {
+            self.classes.clear();
+        }
+    }
+
     fn find_kind(&self, filled: &[&Value], texts: &[String], numbers: &[f64]) -> ColumnKind {
         if filled.iter().any(|value| value.is_array() || value.is_object()) {
-            return if filled.iter().all(|value| is_conversation(value)) {
-                ColumnKind::Messages
-            } else {
-                ColumnKind::Other
+            return match filled.iter().all(|value| is_conversation(value)) {
+                true => ColumnKind::Messages,
+                false => match labels::are_lists_of_labels(filled) {
+                    Some(true) => ColumnKind::Several(None),
+                    Some(false) => ColumnKind::Words,
+                    None => ColumnKind::Other,
+                },
             };
         }
         if texts.is_empty() {
@@ -219,9 +252,12 @@ impl Column {
         if self.distinct == 1 {
             return ColumnKind::Constant;
         }
-        match self.range {
-            Some(range) => self.kind_of_numbers(range, texts.len(), numbers),
-            None => self.kind_of_texts(texts),
+        // A text with a usual name is a text, whatever is in it.
+        let is_named = ["source", "text", "text_pair"].iter().any(|role| name_rank(role, &self.name).is_some());
+        match (self.range, labels::separator(texts).filter(|_| !is_named)) {
+            (Some(range), _) => self.kind_of_numbers(range, texts.len(), numbers),
+            (None, Some(separator)) => ColumnKind::Several(Some(separator)),
+            (None, None) => self.kind_of_texts(texts),
         }
     }
 
@@ -248,6 +284,9 @@ impl Column {
         if self.whole && is_new && !is_target && (is_id_name(&self.name) || steps()) {
             return ColumnKind::Id;
         }
+        if self.whole && is_id_name(&self.name) && !is_target && self.distinct * 2 > rows {
+            return ColumnKind::Id;
+        }
         let is_class = self.whole && low >= 0.0 && high <= NUMBERED_CLASSES as f64;
         match is_class && self.distinct <= NUMBERED_CLASSES && self.distinct * REPEATED <= rows {
             true => ColumnKind::Label,
@@ -256,8 +295,9 @@ impl Column {
     }
 
     fn kind_of_texts(&self, texts: &[String]) -> ColumnKind {
+        let is_named = ["text", "source", "target"].iter().any(|role| name_rank(role, &self.name).is_some());
         if mostly(texts, is_time) {
-            return ColumnKind::Time;
+            return if is_named { ColumnKind::Text } else { ColumnKind::Time };
         }
         let rows = texts.len();
         let words = texts.iter().map(|text| text.split_whitespace().count()).sum::<usize>() as f64 / rows as f64;
@@ -272,7 +312,11 @@ impl Column {
         }
         let is_code =
             |text: &str| !text.contains(char::is_whitespace) && text.contains(|letter: char| letter.is_ascii_digit());
-        if self.distinct == rows && mostly(texts, |text| is_code(text) || (is_id_name(&self.name) && words <= 1.0)) {
+        let is_id = match is_id_name(&self.name) {
+            true => words <= 1.0 && self.distinct * 2 > rows,
+            false => !is_named && self.distinct == rows && mostly(texts, is_code),
+        };
+        if is_id {
             return ColumnKind::Id;
         }
         ColumnKind::Text
@@ -306,11 +350,6 @@ fn number(text: &str) -> Option<f64> {
     read(text).or_else(|| read(&text.replacen(',', ".", 1)))
 }
 
-/// More than most tokenizers give: a word is at least one, and three bytes are seldom more than one.
-fn tokens(text: &str) -> usize {
-    text.split_whitespace().count().max(text.len().div_ceil(3))
-}
-
 /// As the trainer compares times: numbers as numbers, others as texts.
 fn falls(before: &str, now: &str) -> bool {
     match (number(before), number(now)) {
@@ -319,9 +358,24 @@ fn falls(before: &str, now: &str) -> bool {
     }
 }
 
-pub fn is_picture(path: &str) -> bool {
-    let ending = Path::new(path).extension().and_then(|ending| ending.to_str()).map(str::to_ascii_lowercase);
-    ending.is_some_and(|ending| ["jpg", "jpeg", "png", "webp"].contains(&ending.as_str()))
+/// Whether a file begins and ends like a picture; what is broken between is seen when it is decoded.
+fn is_whole_picture(path: &Path) -> bool {
+    let look = || -> std::io::Result<bool> {
+        let mut file = File::open(path)?;
+        let mut start = [0; 32];
+        let read = file.read(&mut start)?;
+        let length = file.metadata()?.len();
+        let mut end = Vec::new();
+        file.seek(SeekFrom::Start(length.saturating_sub(64)))?;
+        file.take(64).read_to_end(&mut end)?;
+        let ends_with = |mark: &[u8]| end.windows(mark.len()).any(|bytes| bytes == mark);
+        Ok(match ending(&start[..read]) {
+            Some("jpg") => ends_with(&[0xff, 0xd9]),
+            Some("png") => ends_with(b"IEND"),
+            other => other.is_some(),
+        })
+    };
+    look().unwrap_or(false)
 }
 
 /// Digits with the marks of a date or a time of day between them.
@@ -330,31 +384,6 @@ fn is_time(text: &str) -> bool {
     let others = |letter: char| letter.is_ascii_digit() || "-:/.TZ+ ".contains(letter);
     let groups = text.split(|letter: char| !letter.is_ascii_digit()).filter(|group| !group.is_empty()).count();
     marks >= 1 && groups >= 2 && text.len() >= 5 && text.chars().all(others) && number(text).is_none()
-}
-
-/// The keys of a turn: its speaker and its text.
-const SPEAKER: [&str; 2] = ["role", "from"];
-const SAID: [&str; 3] = ["content", "value", "text"];
-
-/// A list of turns, each with a speaker and a text.
-fn is_conversation(value: &Value) -> bool {
-    let has = |turn: &Value, keys: &[&str]| keys.iter().any(|key| turn.get(key).is_some_and(Value::is_string));
-    let is_turn = |turn: &Value| has(turn, &SPEAKER) && has(turn, &SAID);
-    value.as_array().is_some_and(|turns| !turns.is_empty() && turns.iter().all(is_turn))
-}
-
-/// The texts of a conversation.
-fn turns(value: &Value) -> Vec<&str> {
-    let said = |turn| SAID.iter().find_map(|key| Value::get(turn, key).and_then(Value::as_str));
-    value.as_array().into_iter().flatten().filter_map(said).collect()
-}
-
-fn counts(texts: &[String]) -> Vec<(String, usize)> {
-    let mut counts: HashMap<&str, usize> = HashMap::new();
-    texts.iter().for_each(|text| *counts.entry(text).or_default() += 1);
-    let mut counts: Vec<(String, usize)> = counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-    counts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    counts
 }
 
 #[cfg(test)]
@@ -383,6 +412,11 @@ mod tests {
             (ColumnKind::Id, kind("zeta", |row| Value::from(row + 100))),
             (ColumnKind::Id, kind("order_id", |row| Value::from(row * row))),
             (ColumnKind::Id, kind("zeta", |row| Value::from(format!("9f{row:04}c-77ab")))),
+            (ColumnKind::Id, kind("asin", |row| Value::from(["BX", "CY"][row / 29].repeat(row / 2 + 1)))),
+            (ColumnKind::Text, kind("text", |row| Value::from(format!("9f{row:04}c-77ab")))),
+            (ColumnKind::Text, kind("target", |row| Value::from(format!("2025-11-{:02}", row + 1)))),
+            (ColumnKind::Number, kind("zeta", |row| Value::from(["NaN", "2.5", "", "7"][row % 4]))),
+            (ColumnKind::Label, kind("zeta", |row| Value::from(["NA", "EU"][row % 2]))),
             (ColumnKind::Time, kind("zeta", |row| Value::from(format!("2025-11-{:02} 10:00", row + 1)))),
             (ColumnKind::Time, kind("timestamp", |row| Value::from(1_700_000_000 + row))),
             (ColumnKind::Picture, kind("zeta", |row| Value::from(format!("cats/{row}.JPG")))),
@@ -406,6 +440,18 @@ mod tests {
     }
 
     #[test]
+    fn broken_pictures_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let png = [&b"\x89PNG\r\n\x1a\n"[..], &[0; 40], b"IEND\xaeB`\x82"].concat();
+        for (name, bytes) in [("a.png", &png[..]), ("b.png", &png[..30]), ("c.png", b""), ("d.jpg", b"<html>")] {
+            std::fs::write(folder.path().join(name), bytes).unwrap();
+        }
+        let values = ["a.png", "b.png", "c.png", "d.jpg", "e.png"].map(Value::from);
+        let column = Column::of("file", values.iter(), folder.path());
+        assert_eq!((column.kind, column.pictures), (ColumnKind::Picture, Pictures { missing: 1, broken: 4 }));
+    }
+
+    #[test]
     fn classes_are_counted_without_space() {
         let values = ["soup", " soup", "cake", "", "soup ", "cake", "soup", "soup", "cake"].map(Value::from);
         let column = Column::of("dish", values.iter(), Path::new(""));
@@ -420,11 +466,5 @@ mod tests {
             Column::of(name, values.iter(), Path::new("")).is_quantity()
         };
         assert!(quantity("stars", 1) && !quantity("stars", 0) && !quantity("class", 1));
-    }
-
-    #[test]
-    fn lengths() {
-        assert_eq!(Lengths::of((1..=100).collect()), Lengths { mean: 51, p95: 95, longest: 100 });
-        assert_eq!(Lengths::of(Vec::new()), Lengths::default());
     }
 }

@@ -6,13 +6,13 @@ use std::path::Path;
 use pipe_model::{ModelSize, StarterSizes};
 use pipe_spec::model_folder;
 use pipe_spec::pipeline::{
-    Arch, BatchSetting, ClassWeights, Data, Evaluate, Every, Limit, Memory, Metric, Model, Note, Optimizer, Paths,
-    PipelineFile, Precision, Save, Schedule, ScheduleKind, Task, TrainFile, Warmup,
+    Arch, Augment, BatchSetting, ClassWeights, Data, Evaluate, Every, IGNORED_COLUMNS, Limit, Memory, Metric, Model,
+    ModelTask, Note, Optimizer, Paths, PipelineFile, Precision, Save, Schedule, ScheduleKind, Task, TrainFile, Warmup,
 };
 use pipe_spec::text::{ByteSize, Name};
 use serde_json::Value;
 
-use super::column::Column;
+use super::column::{Column, ColumnKind};
 use super::roles;
 use super::settings::{self, Facts, Limits, Settings};
 use super::survey::{Field, Survey};
@@ -26,6 +26,8 @@ const UNKNOWN_FEATURES: usize = 8;
 pub struct Answers {
     pub name: Name,
     pub arch: Arch,
+    /// The task, where it is not that of the architecture.
+    pub task: Option<ModelTask>,
     pub train: String,
     pub eval: Option<String>,
     pub fields: Vec<Field>,
@@ -36,6 +38,12 @@ pub struct Answers {
     pub card: bool,
 }
 
+impl Answers {
+    pub fn task(&self) -> Task {
+        Model { arch: self.arch, task: self.task, from: None, config: None }.task()
+    }
+}
+
 /// Every decision about the pipeline that is written.
 #[derive(Clone)]
 pub struct Draft {
@@ -43,8 +51,10 @@ pub struct Draft {
     pub sizes: StarterSizes,
     pub limits: Limits,
     pub settings: Settings,
-    /// Whether rows without a label are skipped.
+    /// Whether rows without a text or a label, and broken pictures, are skipped.
     pub skip_bad: bool,
+    /// The mark between the labels of a row that can have several.
+    pub separator: Option<char>,
     /// A description of the data, in lines.
     pub findings: Vec<String>,
     /// Whether a tokenizer lies beside the data.
@@ -55,7 +65,7 @@ pub struct Draft {
 impl Draft {
     /// Decides everything. Where the data could not be read, the sizes are those of published models.
     pub fn new(answers: Answers, survey: Option<&Survey>) -> Self {
-        let (task, from_weights) = (answers.arch.task(), answers.from.is_some());
+        let (task, from_weights) = (answers.task(), answers.from.is_some());
         let starter = pipe_model::starter(answers.arch);
         let fields = &answers.fields;
         let size = survey.map_or(ModelSize::Base, |survey| ModelSize::for_rows(survey.rows));
@@ -64,7 +74,10 @@ impl Draft {
         let label = survey.and_then(|survey| survey.fed(fields, "label"));
         // The config of a trained model does not name its prediction; its head is made for the labels: whole numbers are classes.
         let is_number = |label: &Column| label.is_quantity() && !(from_weights && label.whole);
-        let is_number = task == Task::Classification && label.is_some_and(is_number);
+        let is_number = matches!(task, Task::Classification | Task::Table) && label.is_some_and(is_number);
+        let separator =
+            label.and_then(|label| if let ColumnKind::Several(mark) = label.kind { Some(mark) } else { None });
+        let is_several = separator.is_some();
         let window = survey.map_or(UNKNOWN_WINDOW, |survey| settings::window(survey.rows));
         let facts = Facts {
             task,
@@ -73,14 +86,19 @@ impl Draft {
             from_weights,
             size,
             is_number,
-            classes: label.map_or(&[], |label| label.classes.as_slice()),
+            is_several,
+            classes: label.filter(|_| !is_number && !is_several).map_or(&[], |label| label.classes.as_slice()),
             window,
         };
         let settings = Settings::new(&starter, &facts);
         let tokenizer = tokenizer_beside(&answers.train, answers.arch);
         let sizes = StarterSizes {
             model: size,
-            vocabulary: tokenizer.unwrap_or_else(|| size.vocabulary(starter.vocabulary)),
+            vocabulary: tokenizer.unwrap_or_else(|| {
+                let wanted =
+                    survey.filter(|_| task == Task::Seq2Seq).map(|survey| settings::vocabulary(survey, fields));
+                wanted.unwrap_or(u64::MAX).min(size.vocabulary(starter.vocabulary))
+            }),
             length: limits.length,
             features: survey.map_or(UNKNOWN_FEATURES, |survey| survey.features(fields)),
             window,
@@ -90,10 +108,12 @@ impl Draft {
             sizes,
             limits,
             settings,
-            skip_bad: task == Task::Classification && label.is_some_and(|label| label.empty > 0),
+            separator: separator.flatten(),
+            skip_bad: survey.is_some_and(|survey| !survey.bad_rows(task, fields).is_empty()),
             findings: survey.map_or(Vec::new(), |survey| survey.findings(task, fields, None)),
             has_tokenizer: tokenizer.is_some(),
-            batch: if is_small { settings.effective_batch } else { settings.effective_batch.min(8) },
+            // A row of a table is small.
+            batch: settings.effective_batch.min(if is_small || task == Task::Table { u32::MAX } else { 8 }),
             answers,
         }
     }
@@ -103,9 +123,9 @@ impl Draft {
     }
 
     fn file(&self) -> PipelineFile {
-        let Answers { name, gpu_memory, arch, .. } = &self.answers;
+        let Answers { name, gpu_memory, .. } = &self.answers;
         let Settings { evaluate_every, best, .. } = self.settings;
-        let generate = if arch.task().writes_text() { 3 } else { 0 };
+        let generate = if self.answers.task().writes_text() { 3 } else { 0 };
         PipelineFile {
             model: Some(self.model()),
             data: Some(self.data()),
@@ -124,25 +144,30 @@ impl Draft {
     fn model(&self) -> Model {
         let Answers { arch, from, .. } = &self.answers;
         let config = || (pipe_model::starter(*arch).config)(&self.sizes);
-        Model { arch: *arch, from: from.clone(), config: from.is_none().then(config) }
+        let task = self.answers.task;
+        Model { arch: *arch, task, from: from.clone(), config: from.is_none().then(config) }
     }
 
     fn data(&self) -> Data {
-        let Answers { arch, train, eval, fields, card, .. } = &self.answers;
+        let Answers { train, eval, fields, card, .. } = &self.answers;
         let paths = |path: &String| Paths(vec![path.clone()]);
         let mut data = Data {
             eval: eval.as_ref().map(paths),
             eval_share: self.settings.eval_share,
             fields: fields.iter().cloned().collect(),
             skip_bad: self.skip_bad,
+            label_separator: self.separator.map(String::from),
             workers: not_zero(if *card { 4 } else { 2 }),
             ..Data::new(paths(train))
         };
         let Limits { source, target, length } = self.limits;
-        match arch.task() {
+        match self.answers.task() {
             Task::Seq2Seq => (data.max_source, data.max_target) = (not_zero(source), not_zero(target)),
-            Task::Classification | Task::Contrastive | Task::Language => data.max_length = not_zero(length),
-            Task::TimeSeries => {}
+            Task::Classification | Task::Contrastive | Task::Language | Task::TokenLabels => {
+                data.max_length = not_zero(length);
+            }
+            Task::PictureClasses => data.augment = Some(Augment::DEFAULT),
+            Task::TimeSeries | Task::Table => {}
         }
         data
     }
@@ -153,11 +178,12 @@ impl Draft {
             "linear" => ScheduleKind::Linear,
             _ => ScheduleKind::Cosine,
         };
+        let mixes = self.answers.card && self.answers.arch.task() != Task::Table;
         TrainFile {
             epochs: Some(epochs as f64),
             batch: BatchSetting::Fixed(not_zero(self.batch)),
             effective_batch: Some(not_zero(effective_batch)),
-            precision: if self.answers.card { Precision::Bf16Mixed } else { Precision::Fp32 },
+            precision: if mixes { Precision::Bf16Mixed } else { Precision::Fp32 },
             optimizer: Optimizer { lr, ..Optimizer::default() },
             schedule: Schedule { kind: schedule, warmup: Warmup::Share(0.1) },
             class_weights: if balanced { ClassWeights::Balanced } else { ClassWeights::None },
@@ -176,14 +202,16 @@ impl Draft {
 
     fn notes_on_model(&self) -> Vec<Note> {
         let Answers { arch, from, .. } = &self.answers;
-        let task = arch.task();
+        let task = self.answers.task();
         let header = vec![
             format!("{}: {}.", arch.name(), roles::describe(task)),
             "`pipe check` checks this file, `pipe plan` says what memory it needs, `pipe run` runs it; `pipe schema` has every key."
                 .to_owned(),
         ];
         let fits = match task {
+            Task::Table => "the data decides the features and the classes",
             Task::TimeSeries => "input_features and num_classes are those of the data",
+            Task::PictureClasses => "image_size: the height and width that pictures are scaled to",
             _ => "vocab_size is at least that of the tokenizer",
         };
         let weights = match from {
@@ -193,15 +221,19 @@ impl Draft {
         vec![
             Note::new("version", "").above(header),
             Note::new("name", "the name of its runs"),
-            Note::new("model.arch", others(*arch)),
+            Note::new("model.arch", others(*arch, task)),
+            Note::new(
+                "model.task",
+                if self.answers.task.is_some() { "a label for each token; or text-classification" } else { "" },
+            ),
             Note::new("model.config", format!("from scratch; keys as in config.json. {fits}")),
             Note::new("model.from", weights).example(pipe_model::starter(*arch).hub.unwrap_or_default()),
         ]
     }
 
     fn notes_on_data(&self) -> Vec<Note> {
-        let Answers { arch, eval, fields, from, .. } = &self.answers;
-        let task = arch.task();
+        let Answers { eval, fields, from, .. } = &self.answers;
+        let task = self.answers.task();
         const CUT: &str = "tokens; longer texts are cut, a smaller value needs less memory";
         let mut notes = vec![
             Note::new("data.train", "relative to where pipe is started; or a list, or a folder")
@@ -222,16 +254,23 @@ impl Draft {
         }
         notes.extend(match task {
             Task::Seq2Seq => vec![Note::new("data.max_source", CUT), Note::new("data.max_target", "")],
-            Task::Classification => vec![Note::new("data.max_length", CUT)],
+            Task::Classification | Task::TokenLabels => vec![Note::new("data.max_length", CUT)],
             Task::Contrastive => vec![
                 Note::new("data.max_length", "tokens of a text"),
-                Note::new("data.skip_bad", "true: skip pictures that cannot be read"),
+                Note::new("data.skip_bad", "true: skip pictures that cannot be read and rows without a text"),
             ],
             Task::Language => vec![Note::new("data.max_length", "tokens; a smaller value needs less memory")],
-            Task::TimeSeries => Vec::new(),
+            Task::PictureClasses => vec![
+                Note::new("data.augment", "none | flip | crop | crop-flip: how pictures change at random in training"),
+                Note::new("data.skip_bad", "true: skip pictures that cannot be read, and rows without a label"),
+            ],
+            Task::TimeSeries | Task::Table => Vec::new(),
         });
-        if task == Task::Classification && self.skip_bad {
-            notes.push(Note::new("data.skip_bad", "skip rows without a label"));
+        if self.separator.is_some() {
+            notes.push(Note::new("data.label_separator", "between the labels of a text"));
+        }
+        if !task.reads_pictures() && self.skip_bad {
+            notes.push(Note::new("data.skip_bad", "skip rows without a text or a label"));
         }
         if task.reads_text() {
             let which = match (from, self.has_tokenizer) {
@@ -272,7 +311,7 @@ impl Draft {
     }
 
     fn notes_on_the_rest(&self) -> Vec<Note> {
-        let writes_text = self.answers.arch.task().writes_text();
+        let writes_text = self.answers.task().writes_text();
         let mut notes = vec![match self.answers.gpu_memory {
             Some(_) => Note::new("memory.limit", "limit on card memory"),
             None => Note::new("memory", "share of the card, or a size such as 12g").example("{limit: 0.95}"),
@@ -321,15 +360,15 @@ fn not_zero(number: u32) -> NonZeroU32 {
 }
 
 /// Other architectures for the same task.
-fn others(arch: Arch) -> String {
-    let same = Arch::ALL.iter().filter(|other| **other != arch && other.task() == arch.task());
+fn others(arch: Arch, task: Task) -> String {
+    let same = Arch::ALL.iter().filter(|other| **other != arch && other.can(task));
     let names: Vec<&str> = same.map(|other| other.name()).collect();
     if names.is_empty() { String::new() } else { format!("or {}", names.join(", ")) }
 }
 
 /// The roles of a task, each fed by the column of its name.
 fn example(task: Task) -> String {
-    let usual = task.roles().iter().filter(|role| **role != "messages");
+    let usual = task.roles().iter().filter(|role| !["messages", IGNORED_COLUMNS].contains(role));
     let roles: Vec<String> = usual.map(|role| format!("{role}: {role}")).collect();
     format!("{{{}}}", roles.join(", "))
 }
@@ -367,6 +406,7 @@ mod tests {
         let answers = Answers {
             name: "x".parse().unwrap(),
             arch,
+            task: None,
             train: "a folder/train: 1.jsonl".to_owned(),
             eval: None,
             fields: Vec::new(),
@@ -387,7 +427,8 @@ mod tests {
                 balanced: arch.task().classifies(),
                 best: "loss",
             },
-            skip_bad: matches!(arch.task(), Task::Classification | Task::Contrastive),
+            skip_bad: matches!(arch.task(), Task::Classification | Task::Contrastive | Task::Table),
+            separator: (arch.task() == Task::Classification).then_some('|'),
             findings: vec!["found: 3 rows".to_owned()],
             has_tokenizer: false,
             batch: 4,

@@ -77,8 +77,8 @@ pub fn config_folder(from: &str, access: HubAccess) -> Result<PathBuf, String> {
 
 /// The draft with the lengths in tokens, where the trainer can count them.
 pub fn with_tokens(draft: Draft, survey: &Survey) -> Result<Draft, Error> {
-    let task = draft.answers.arch.task();
-    if !matches!(task, Task::Seq2Seq | Task::Classification) {
+    let task = draft.answers.task();
+    if !matches!(task, Task::Seq2Seq | Task::Classification | Task::TokenLabels) {
         return Ok(draft);
     }
     Ok(match inspect(&draft)? {
@@ -94,7 +94,7 @@ pub fn with_tokens(draft: Draft, survey: &Survey) -> Result<Draft, Error> {
 /// The lengths of the texts in tokens: the trainer opens the data of a draft, as it does for `pipe check`. Nothing where the
 /// data cannot be opened here: `pipe check` says why. No text is cut.
 fn inspect(draft: &Draft) -> Result<Option<Inspection>, Error> {
-    let limits = Limits::unknown(draft.answers.arch.task()).longest();
+    let limits = Limits::unknown(draft.answers.task()).longest();
     let text = Draft { limits, ..draft.clone() }.yaml();
     let fail = |source| Error::Write { path: "a temporary folder".into(), source };
     let folder = tempfile::tempdir().map_err(fail)?;
@@ -132,6 +132,7 @@ pub fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
         None => training.model.config.clone()?,
         Some(from) => read_config(&config_folder(from, HubAccess::Check).map_err(note).ok()?)?,
     };
+    let config = pipe_model::with_task(config, draft.answers.task());
     for checkpointing in [Checkpointing::Off, Checkpointing::On] {
         training.train.checkpointing = checkpointing;
         let mut next = NonZeroU32::new(training.train.effective_batch);

@@ -4,15 +4,18 @@ mod author;
 mod column;
 mod command_line;
 mod draft;
+mod labels;
 mod measure;
 mod pictures;
 mod roles;
 mod settings;
 mod survey;
+mod table;
+mod texts;
 
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::Arch;
+use pipe_spec::pipeline::{Arch, Task};
 use pipe_spec::text::{ByteSize, Name};
 
 use crate::engine::registry;
@@ -21,6 +24,8 @@ use crate::report::{print, print_data, say};
 use crate::system::digests::cache_folder;
 use crate::system::files::write_json;
 use author::Author;
+use draft::Answers;
+use survey::Field;
 
 pub use author::Dialog;
 
@@ -50,7 +55,7 @@ pub fn run(options: &InitOptions) -> Result<(), Error> {
         check_free(file, options)?;
     }
     if let Some(line) = &options.command {
-        let draft = command_line::draft(line, options.name.as_ref(), Path::new("."))?;
+        let draft = command_line::draft(line, options.name.as_ref(), Path::new("."), Dialog::find(options.yes))?;
         let Some(file) = write(options, &draft.name, &draft.yaml)? else { return Ok(()) };
         if !options.quiet {
             draft.findings.iter().for_each(|line| say(&format!("  {line}")));
@@ -65,6 +70,7 @@ pub fn run(options: &InitOptions) -> Result<(), Error> {
     let Some(file) = write(options, &draft.answers.name, &draft.yaml())? else { return Ok(()) };
     if !options.quiet {
         draft.findings.iter().for_each(|line| say(&format!("  {line}")));
+        say(&format!("  {}", choice(&draft.answers)));
         let train = &draft.answers.train;
         if !Path::new(train).exists() {
             say(&format!("note: {train} does not exist yet: its columns are guessed"));
@@ -75,6 +81,35 @@ pub fn run(options: &InitOptions) -> Result<(), Error> {
         ));
     }
     Ok(())
+}
+
+/// Which model it is, and why, in a sentence.
+fn choice(Answers { arch, from, fields, .. }: &Answers) -> String {
+    let (name, because) = (arch.name(), because(arch.task(), fields));
+    match (from, pipe_model::starter(*arch).hub) {
+        (Some(from), _) => format!("model: {name}, starting from {from}, because {because}"),
+        (None, None) => format!("model: {name}, trained from scratch, because {because}"),
+        (None, Some(hub)) => format!(
+            "model: {name}, trained from scratch, because {because} and no trained model is named; \
+             `--model {hub}` starts from one"
+        ),
+    }
+}
+
+/// The reason why the data calls for a task.
+fn because(task: Task, fields: &[Field]) -> &'static str {
+    let has = |role: &str| fields.iter().any(|(fed, _)| fed == role);
+    match task {
+        Task::Seq2Seq if has("messages") => "the data holds conversations, whose last turn it learns to write",
+        Task::Seq2Seq => "the data has a text to read and a text to write",
+        Task::Classification => "the data has a text and a label",
+        Task::Contrastive => "the data has pictures with texts",
+        Task::TimeSeries => "the data has numbers with a label, row after row",
+        Task::Language => "the data has texts and nothing to predict about them",
+        Task::TokenLabels => "the data has a label for each token",
+        Task::Table => "the data has numbers and categories, and no order in time",
+        Task::PictureClasses => "the data has pictures with a class",
+    }
 }
 
 /// Writes a pipeline to a file, and says which; nothing where it was printed instead.

@@ -1,12 +1,13 @@
-//! A folder of pictures: a file with one row for each picture is written into it, which `clip` is trained on.
+//! A folder of pictures: folders of classes are read as they are; for captions a file with one row for each picture is written into
+//! it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use pipe_data::DataTable;
+use pipe_data::{DataTable, ListedPicture, list_pictures};
 use serde_json::json;
 
-use super::column::{ColumnKind, is_picture};
+use super::column::ColumnKind;
 use super::survey::Survey;
 use crate::error::Error;
 use crate::system::files;
@@ -16,59 +17,49 @@ const FILE: &str = "pictures.jsonl";
 /// Bytes of a text beside a picture that are read at most.
 const CAPTION_BYTES: u64 = 64 << 10;
 
-/// The file that lists the pictures of a folder.
+/// The training data in a folder of pictures.
 pub struct PictureList {
-    pub file: PathBuf,
-    /// A sentence about the file, for people.
+    /// A file that names them, or the folder of the folders of classes.
+    pub path: PathBuf,
+    /// A sentence about it, for people.
     pub note: String,
 }
 
-/// Nothing where there are no pictures in the folder.
-pub fn list(folder: &Path) -> Result<Option<PictureList>, Error> {
-    let pictures = pictures(folder);
+/// Nothing where there are no pictures in the folder. `as_texts`: the name of a class becomes a text.
+pub fn list(folder: &Path, as_texts: bool) -> Result<Option<PictureList>, Error> {
+    let pictures = list_pictures(folder).unwrap_or_default();
     if pictures.is_empty() {
-        return Ok(None);
+        // The data for training may have a folder of its own.
+        let inner = folder.join("train");
+        return if inner.is_dir() { list(&inner, as_texts) } else { Ok(None) };
     }
-    pictures.iter().try_for_each(|path| files::check_utf8("the name of the picture", &folder.join(path)))?;
-    let file = folder.join(FILE);
-    if file.is_file() {
-        let note = format!("{} exists already and is used as it is", file.display());
-        return Ok(Some(PictureList { file, note }));
+    pictures.iter().try_for_each(|picture| files::check_utf8("the name of the picture", &picture.path))?;
+    let path = folder.join(FILE);
+    if path.is_file() {
+        let note = format!("{} exists already and is used as it is", path.display());
+        return Ok(Some(PictureList { path, note }));
     }
-    if let Some(file) = table_of_pictures(folder) {
-        let note = format!("{} names the pictures of {}", file.display(), folder.display());
-        return Ok(Some(PictureList { file, note }));
+    if let Some(path) = table_of_pictures(folder) {
+        let note = format!("{} names the pictures of {}", path.display(), folder.display());
+        return Ok(Some(PictureList { path, note }));
     }
-    let Some((rows, what)) = rows(folder, &pictures) else {
+    let has_rows = || DataTable::read(folder).is_some_and(|table| table.names != ["image", "label"]);
+    let Some((role, rows, what)) = captions(&pictures).or_else(|| classes(&pictures, as_texts)) else {
         // Pictures that only lie beside the data are none of its rows.
-        return match DataTable::read(folder) {
-            Some(_) => Ok(None),
-            None => Err(Error::NoCaptions { folder: folder.to_owned(), pictures: pictures.len() }),
+        return match has_rows() {
+            true => Ok(None),
+            false => Err(Error::NoCaptions { folder: folder.to_owned(), pictures: pictures.len() }),
         };
     };
-    let text: String =
-        rows.iter().map(|(image, text)| format!("{}\n", json!({"image": image, "text": text}))).collect();
-    std::fs::write(&file, text).map_err(|source| Error::Write { path: file.clone(), source })?;
-    let note = format!("wrote {} with {} pictures: {what}", file.display(), rows.len());
-    Ok(Some(PictureList { file, note }))
-}
-
-/// Paths within the folder and within the folders directly in it, in order.
-fn pictures(folder: &Path) -> BTreeSet<PathBuf> {
-    let names = |folder: &Path| -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.map(|entry| PathBuf::from(entry.file_name())).collect()
-    };
-    let mut found = BTreeSet::new();
-    for name in names(folder) {
-        if folder.join(&name).is_dir() {
-            found.extend(names(&folder.join(&name)).into_iter().map(|inner| name.join(inner)));
-        } else {
-            found.insert(name);
-        }
+    if role == "label" && rows.len() == pictures.len() && !has_rows() {
+        let note = format!("{} has {} pictures: {what}", folder.display(), rows.len());
+        return Ok(Some(PictureList { path: folder.to_owned(), note }));
     }
-    found.retain(|path| is_picture(&path.to_string_lossy()) && folder.join(path).is_file());
-    found
+    let text: String =
+        rows.iter().map(|(image, value)| format!("{}\n", json!({"image": image, role: value}))).collect();
+    std::fs::write(&path, text).map_err(|source| Error::Write { path: path.clone(), source })?;
+    let note = format!("wrote {} with {} pictures: {what}", path.display(), rows.len());
+    Ok(Some(PictureList { path, note }))
 }
 
 /// A table in the folder with a column of paths that lead to pictures.
@@ -78,35 +69,49 @@ fn table_of_pictures(folder: &Path) -> Option<PathBuf> {
     files.sort();
     files.into_iter().find(|file| {
         let columns = DataTable::read(file).map(|table| Survey::of(&table).columns).unwrap_or_default();
-        columns
-            .iter()
-            .any(|column| column.kind == ColumnKind::Picture && column.missing == 0 && !column.example.is_empty())
+        columns.iter().any(|column| {
+            column.kind == ColumnKind::Picture && column.pictures.missing == 0 && !column.example.is_empty()
+        })
     })
 }
 
-/// A text for each picture, and where the texts come from; nothing where there are none.
-fn rows(folder: &Path, pictures: &BTreeSet<PathBuf>) -> Option<(Vec<(String, String)>, String)> {
-    let named = |path: &Path, text: String| (path.to_string_lossy().into_owned(), text);
-    let captions: Vec<(String, String)> =
-        pictures.iter().filter_map(|path| caption(&folder.join(path)).map(|text| named(path, text))).collect();
-    if captions.len() * 2 > pictures.len() {
-        let without = match pictures.len() - captions.len() {
-            0 => String::new(),
-            left => format!("; {left} pictures have no .txt and are skipped"),
-        };
-        return Some((captions, format!("the text of a picture is in the .txt beside it{without}")));
-    }
-    let class =
-        |path: &PathBuf| path.parent().and_then(Path::to_str).filter(|name| !name.is_empty()).map(str::to_owned);
-    let classes: BTreeSet<String> = pictures.iter().filter_map(class).collect();
-    if classes.len() < 2 {
+/// The role beside the pictures, its value for each picture, and where it comes from.
+type Listed = (&'static str, Vec<(String, String)>, String);
+
+/// The texts beside most of the pictures; nothing where there are none.
+fn captions(pictures: &[ListedPicture]) -> Option<Listed> {
+    let named = |picture: &ListedPicture| caption(&picture.path).map(|text| (picture.name.clone(), text));
+    let captions: Vec<(String, String)> = pictures.iter().filter_map(named).collect();
+    if captions.len() * 2 <= pictures.len() {
         return None;
     }
+    let without = match pictures.len() - captions.len() {
+        0 => String::new(),
+        left => format!("; {left} pictures have no .txt and are skipped"),
+    };
+    Some(("text", captions, format!("the text of a picture is in the .txt beside it{without}")))
+}
+
+/// The folders that pictures lie in; nothing where there are not two.
+fn classes(pictures: &[ListedPicture], as_texts: bool) -> Option<Listed> {
+    let class = |picture: &ListedPicture| picture.class.clone().map(|class| (picture.name.clone(), class));
+    let rows: Vec<(String, String)> = pictures.iter().filter_map(class).collect();
+    let count = rows.iter().map(|(_, class)| class).collect::<BTreeSet<_>>().len();
+    if count < 2 {
+        return None;
+    }
+    let without = match pictures.len() - rows.len() {
+        0 => String::new(),
+        left => format!("; {left} pictures are in none and are skipped"),
+    };
+    let what = format!("{count} folders are the classes{without}");
+    if !as_texts {
+        return Some(("label", rows, what));
+    }
     let text = |class: &str| format!("a photo of a {}", singular(&class.replace(['_', '-'], " ")));
-    let rows: Vec<(String, String)> =
-        pictures.iter().filter_map(|path| class(path).map(|class| named(path, text(&class)))).collect();
+    let rows: Vec<_> = rows.into_iter().map(|(name, class)| (name, text(&class))).collect();
     let example = rows.first().map_or(String::new(), |(_, text)| format!("{text:?}"));
-    Some((rows, format!("{} folders are the classes, the text of a picture is {example} and so on", classes.len())))
+    Some(("text", rows, format!("{what}, the text of a picture is {example} and so on")))
 }
 
 /// The name of a class without the ending of a plural: `cats` is `cat`, `berries` is `berry`; `glass` and `bus` stay.
@@ -142,11 +147,11 @@ mod tests {
         folder
     }
 
-    fn listed(files: &[(&str, &str)]) -> (String, String) {
+    fn listed(files: &[(&str, &str)], as_texts: bool) -> (String, String) {
         let folder = folder(files);
-        let found = list(folder.path()).unwrap().unwrap();
-        let name = found.file.file_name().unwrap().to_string_lossy().into_owned();
-        (name, std::fs::read_to_string(found.file).unwrap())
+        let found = list(folder.path(), as_texts).unwrap().unwrap();
+        let name = found.path.strip_prefix(folder.path()).unwrap().to_string_lossy().into_owned();
+        (name, std::fs::read_to_string(found.path).unwrap_or_default())
     }
 
     #[test]
@@ -154,11 +159,18 @@ mod tests {
         let captions =
             [("b.png", ""), ("a.jpg", ""), ("a.txt", "a red\nfox \n"), ("b.txt", "two cats"), ("note.md", "")];
         let want = "{\"image\":\"a.jpg\",\"text\":\"a red fox\"}\n{\"image\":\"b.png\",\"text\":\"two cats\"}\n";
-        assert_eq!(listed(&captions), (FILE.to_owned(), want.to_owned()));
+        assert_eq!(listed(&captions, false), (FILE.to_owned(), want.to_owned()));
         let classes = [("polar_bear/1.jpg", ""), ("fox/2.JPG", "")];
         let want = "{\"image\":\"fox/2.JPG\",\"text\":\"a photo of a fox\"}\n\
                     {\"image\":\"polar_bear/1.jpg\",\"text\":\"a photo of a polar bear\"}\n";
-        assert_eq!(listed(&classes), (FILE.to_owned(), want.to_owned()));
+        assert_eq!(listed(&classes, true), (FILE.to_owned(), want.to_owned()));
+        // Nothing is written where the folders say it all.
+        assert_eq!(listed(&classes, false), (String::new(), String::new()));
+        let split = [("train/fox/1.png", ""), ("train/bear/2.png", ""), ("test/fox/3.png", "")];
+        assert_eq!(listed(&split, false).0, "train");
+        let stray = [("fox/1.png", ""), ("bear/2.png", ""), ("cover.png", ""), ("notes.csv", "a,b\n1,2\n")];
+        let want = "{\"image\":\"bear/2.png\",\"label\":\"bear\"}\n{\"image\":\"fox/1.png\",\"label\":\"fox\"}\n";
+        assert_eq!(listed(&stray, false), (FILE.to_owned(), want.to_owned()));
     }
 
     #[test]
@@ -180,16 +192,16 @@ mod tests {
     #[test]
     fn what_is_there_is_used() {
         let table = [("a.png", ""), ("b.png", ""), ("meta.csv", "file,what\na.png,a fox\nb.png,a cat\n")];
-        assert_eq!(listed(&table).0, "meta.csv");
+        assert_eq!(listed(&table, false).0, "meta.csv");
         let written = [("a.png", ""), ("a.txt", "new"), (FILE, "mine\n")];
-        assert_eq!(listed(&written), (FILE.to_owned(), "mine\n".to_owned()));
+        assert_eq!(listed(&written, false), (FILE.to_owned(), "mine\n".to_owned()));
     }
 
     #[test]
     fn no_pictures_and_no_texts() {
-        assert!(list(folder(&[("a.csv", "a,b\n")]).path()).unwrap().is_none());
-        assert!(list(folder(&[("a.csv", "a,b\n1,2\n"), ("logo.png", "")]).path()).unwrap().is_none());
-        let error = list(folder(&[("a.png", ""), ("b.png", "")]).path()).err().unwrap();
+        assert!(list(folder(&[("a.csv", "a,b\n")]).path(), false).unwrap().is_none());
+        assert!(list(folder(&[("a.csv", "a,b\n1,2\n"), ("logo.png", "")]).path(), false).unwrap().is_none());
+        let error = list(folder(&[("a.png", ""), ("b.png", "")]).path(), false).err().unwrap();
         assert!(error.to_string().contains("2 pictures"), "{error}");
     }
 }

@@ -1,10 +1,11 @@
 //! The task that the columns of the data are good for, and which column feeds which role of it.
 
 use pipe_data::Layout;
-use pipe_spec::pipeline::{Arch, Task};
+use pipe_spec::pipeline::{Arch, IGNORED_COLUMNS, Task};
 
 use super::column::{Column, ColumnKind, name_rank};
 use super::survey::{Field, Survey};
+use super::table;
 
 /// The first of the usual names of a label leave no doubt, even beside a question and an answer.
 const SURE_LABELS: usize = 3;
@@ -19,9 +20,13 @@ fn task_of_roles(survey: &Survey, given: &[Field]) -> Result<Task, String> {
     let has = |role: &str| given.iter().any(|(name, _)| name == role);
     let needs = |task: Task| fields(survey, task, given).is_ok();
     Ok(match () {
+        () if has("tokens") || has("tags") => Task::TokenLabels,
         () if has("source") || has("target") || has("messages") => Task::Seq2Seq,
+        () if has("image") && has("label") => Task::PictureClasses,
+        () if has("image") && !has("text") => task_of_pictures(survey),
         () if has("image") => Task::Contrastive,
         () if has("time") => Task::TimeSeries,
+        () if has(IGNORED_COLUMNS) || (has("label") && !has("text") && table::is_table(survey)) => Task::Table,
         () if has("text_pair") || (has("text") && has("label")) || needs(Task::Classification) => Task::Classification,
         () if has("label") && !has("text") => Task::TimeSeries,
         () if has("text") && !has("label") => Task::Language,
@@ -35,20 +40,20 @@ fn task_of_columns(survey: &Survey) -> Result<Task, String> {
     let is_text = |column: &Column| column.kind == ColumnKind::Text;
     let is_pair = survey.best("source", is_text).is_some() && survey.best("target", is_text).is_some();
     let label = survey.best("label", Column::can_be_label).and_then(|column| name_rank("label", &column.name));
+    let numbers = columns(ColumnKind::Label) + columns(ColumnKind::Number);
+    let are_numbers = texts == 0 && survey.layout == Layout::Table && numbers > 1;
+    let several = survey.columns.iter().filter(|column| is_several(column)).count();
     match () {
         () if survey.layout == Layout::Documents => Ok(Task::Language),
+        () if survey.token_columns().is_some() => Ok(Task::TokenLabels),
         () if columns(ColumnKind::Messages) > 0 => Ok(Task::Seq2Seq),
-        () if columns(ColumnKind::Picture) > 0 => Ok(Task::Contrastive),
-        () if texts == 0
-            && survey.layout == Layout::Table
-            && columns(ColumnKind::Label) + columns(ColumnKind::Number) > 1 =>
-        {
-            Ok(Task::TimeSeries)
-        }
-        () if survey.column("source").is_some() && survey.column("target").is_some() => Ok(Task::Seq2Seq),
+        () if columns(ColumnKind::Picture) > 0 => Ok(task_of_pictures(survey)),
+        () if named_pair(survey).is_some() => Ok(Task::Seq2Seq),
+        () if table::is_table(survey) => Ok(Task::Table),
+        () if are_numbers => Ok(Task::TimeSeries),
         () if is_pair && label.is_none_or(|rank| rank >= SURE_LABELS) => Ok(Task::Seq2Seq),
         () if texts > 0 && label.is_some() => Ok(Task::Classification),
-        () if texts > 0 && columns(ColumnKind::Label) > 0 => Ok(Task::Classification),
+        () if texts > 0 && columns(ColumnKind::Label) + several > 0 => Ok(Task::Classification),
         () if texts == 2 => Ok(Task::Seq2Seq),
         () if texts == 1 && columns(ColumnKind::Number) == 0 => Ok(Task::Language),
         () if texts == 1 => {
@@ -61,13 +66,36 @@ fn task_of_columns(survey: &Survey) -> Result<Task, String> {
     }
 }
 
+/// Names of a text to read and one to write, whatever the texts look like. The second pair is Alpaca's.
+const PAIRS: [(&str, &str); 3] = [("source", "target"), ("instruction", "output"), ("instruction", "response")];
+
+/// The columns of such a pair.
+fn named_pair(survey: &Survey) -> Option<(&Column, &Column)> {
+    let find = |name: &str| survey.column(name).filter(|column| column.range.is_none());
+    PAIRS.iter().find_map(|(source, target)| Some((find(source)?, find(target)?)))
+}
+
+/// Pictures have captions, or a label where no column looks like a caption.
+fn task_of_pictures(survey: &Survey) -> Task {
+    let is = |kind: ColumnKind| move |column: &Column| column.kind == kind;
+    let has_caption = match survey.best("label", is(ColumnKind::Label)) {
+        Some(_) => survey.best("text", is(ColumnKind::Text)).is_some(),
+        None => {
+            let has_text = !survey.of_kind(ColumnKind::Text).is_empty();
+            let has_label = !survey.of_kind(ColumnKind::Label).is_empty();
+            has_text || !has_label || survey.best("text", is(ColumnKind::Label)).is_some()
+        }
+    };
+    if has_caption { Task::Contrastive } else { Task::PictureClasses }
+}
+
 /// The column for each role of a task, or the role that has none or several.
 pub fn fields(survey: &Survey, task: Task, given: &[Field]) -> Result<Vec<Field>, String> {
     for (role, name) in given {
         if !task.roles().contains(&role.as_str()) {
             return Err(format!("{:?} is no role of {}; its roles: {}", role, task.name(), task.roles().join(", ")));
         }
-        if survey.column(name).is_none() && !survey.columns.is_empty() {
+        if survey.column(name).is_none() && !survey.columns.is_empty() && role != IGNORED_COLUMNS {
             return Err(format!("there is no column {name:?}"));
         }
     }
@@ -96,6 +124,12 @@ impl<'a> Choice<'a> {
             Task::Contrastive => self.pictures(),
             Task::TimeSeries => self.series(),
             Task::Language => self.language(),
+            Task::TokenLabels => self.token_labels(),
+            Task::Table => {
+                self.fields = table::fields(self.survey, &self.fields)?;
+                Ok(())
+            }
+            Task::PictureClasses => self.picture_classes(),
         }
     }
 
@@ -150,7 +184,10 @@ impl<'a> Choice<'a> {
             return Ok(());
         }
         let named = |role: &str| self.survey.best(role, is_words).map(|column| column.name.clone());
-        let (source, target) = (named("source"), named("target"));
+        let (source, target) = match named_pair(self.survey) {
+            Some((source, target)) => (Some(source.name.clone()), Some(target.name.clone())),
+            None => (named("source"), named("target")),
+        };
         for (role, name) in [("source", &source), ("target", &target)] {
             let is_free = |name: &&String| !self.fields.iter().any(|(_, used)| used == *name);
             if let (false, Some(name)) = (self.has(role), name.as_ref().filter(is_free)) {
@@ -182,6 +219,7 @@ impl<'a> Choice<'a> {
             let (labels, words) = (self.free(is_label).len(), self.free(is_word).len());
             match named.filter(|name| !self.fields.iter().any(|(_, used)| used == name)) {
                 Some(name) => self.fields.push(("label".to_owned(), name)),
+                None if self.free(is_several).len() == 1 => self.need("label", is_several)?,
                 // Where a word and a number are repeated, the word is more often the label.
                 None if (labels, words) == (2, 1) => self.need("label", is_word)?,
                 None if labels > 0 => self.need("label", is_label)?,
@@ -212,11 +250,32 @@ impl<'a> Choice<'a> {
         Ok(())
     }
 
+    fn token_labels(&mut self) -> Result<(), String> {
+        let found = self.survey.token_columns();
+        for (number, role) in ["tokens", "tags"].into_iter().enumerate() {
+            match found {
+                _ if self.has(role) => {}
+                Some(columns) => self.feed(role, columns[number]),
+                None => return Err(format!("no column looks like the {role}, a list of texts")),
+            }
+        }
+        Ok(())
+    }
+
     fn pictures(&mut self) -> Result<(), String> {
         self.need("image", |column| column.kind == ColumnKind::Picture)?;
         match self.pick("text", |column| column.kind == ColumnKind::Text) {
             Some(column) if !self.has("text") => self.feed("text", column),
             _ => self.need("text", is_words)?,
+        }
+        Ok(())
+    }
+
+    fn picture_classes(&mut self) -> Result<(), String> {
+        self.need("image", |column| column.kind == ColumnKind::Picture)?;
+        match self.pick("label", |column| column.kind == ColumnKind::Label) {
+            Some(column) if !self.has("label") => self.feed("label", column),
+            _ => self.need("label", is_words)?,
         }
         Ok(())
     }
@@ -241,16 +300,11 @@ impl<'a> Choice<'a> {
         if features.is_empty() {
             return Err("no column is left for the features".to_owned());
         }
-        match features.iter().find(|column| column.range.is_none() || column.kind == ColumnKind::Id || column.empty > 0)
-        {
+        match features.iter().find(|column| column.range.is_none() || column.kind == ColumnKind::Id) {
             None => Ok(()),
             Some(column) if column.kind == ColumnKind::Time => {
                 Err(format!("the times in {:?} fall; sort the rows, and write dates as 2025-11-27", column.name))
             }
-            Some(column) if column.range.is_some() && column.empty > 0 => Err(format!(
-                "{} is empty in {} rows; every feature needs a number in every row",
-                column.name, column.empty
-            )),
             Some(column) => Err(format!(
                 "every column beside label and time is a feature, and {:?} ({}) cannot be one; leave it out of the file",
                 column.name,
@@ -268,6 +322,9 @@ pub fn describe(task: Task) -> &'static str {
         Task::Contrastive => "which picture belongs to which text",
         Task::TimeSeries => "a class for a window of a time series",
         Task::Language => "the next token of a text",
+        Task::TokenLabels => "a label for each token of a text",
+        Task::Table => "a class or a number for a row of a table",
+        Task::PictureClasses => "a class for a picture",
     }
 }
 
@@ -277,8 +334,11 @@ pub fn wants(task: Task) -> &'static str {
         Task::Seq2Seq => "two texts (source, target) or conversations (messages)",
         Task::Classification => "a text or two (text, text_pair) and a label",
         Task::Contrastive => "paths of pictures (image) and a text",
-        Task::TimeSeries => "numbers, a label and perhaps a time, in .csv, .tsv or .parquet",
+        Task::TimeSeries => "numbers, a label and perhaps a time, in a table",
         Task::Language => "a text",
+        Task::TokenLabels => "lists of words (tokens) and of labels (tags), or a CoNLL file",
+        Task::Table => "numbers or categories, and a label",
+        Task::PictureClasses => "paths of pictures (image) and a label, or a folder of pictures for each class",
     }
 }
 
@@ -290,11 +350,16 @@ fn article(role: &str) -> String {
     }
 }
 
+fn is_several(column: &Column) -> bool {
+    matches!(column.kind, ColumnKind::Several(_))
+}
+
 fn is_words(column: &Column) -> bool {
     matches!(column.kind, ColumnKind::Text | ColumnKind::Label)
 }
 
-fn shown(fields: &[Field]) -> String {
+/// As `--fields` takes them.
+pub fn shown(fields: &[Field]) -> String {
     fields.iter().map(|(role, name)| format!("{role}={name}")).collect::<Vec<_>>().join(", ")
 }
 
@@ -329,6 +394,12 @@ mod tests {
                 "t5 source=ingredients, target=directions",
             ),
             ("a.jsonl", r#"{"question": "a", "answer": "b"}"#, "t5 source=question, target=answer"),
+            ("a.jsonl", r#"{"source": "a", "target": "2025-11-27"}"#, "t5 source=source, target=target"),
+            (
+                "a.jsonl",
+                r#"{"instruction": "a", "input": "", "output": "2025-11-27"}"#,
+                "t5 source=instruction, target=output",
+            ),
             ("a.jsonl", r#"{"text": "a", "label": 1}"#, "bert text=text, label=label"),
             (
                 "a.jsonl",
@@ -336,6 +407,9 @@ mod tests {
                 "bert text=premise, text_pair=hypothesis, label=label",
             ),
             ("a.jsonl", r#"{"file": "a.png", "caption": "b"}"#, "clip image=file, text=caption"),
+            ("a.csv", "file,label\na.png,fox\nb.png,bear\n", "resnet image=file, label=label"),
+            ("a.csv", "img,class,note\na.png,3,x y z\nb.png,1,u v w\n", "resnet image=img, label=class"),
+            ("a.csv", "img,class,caption\na.png,3,x y z\nb.png,1,u v w\n", "clip image=img, text=caption"),
             ("a.csv", "time,open,close,label\n1,2.5,3,up\n2,3,4,down\n", "hybrid-cnn-lstm label=label, time=time"),
             ("a.csv", "review,sentiment\n\"good, or so\",1\n", "bert text=review, label=sentiment"),
             ("a.txt", "Once upon a time", "mu-sota "),
@@ -380,7 +454,7 @@ mod tests {
             ),
             (
                 rows("nr,a,zustand", |row| format!("{row},{}.5,{}", row * row, kind[row % 2])),
-                "hybrid-cnn-lstm label=zustand, time=nr",
+                "tabular label=zustand, ignore=nr",
             ),
             (
                 rows("notiz,laenge", |row| format!("{},{}.{row}", told(row), row % 5)),

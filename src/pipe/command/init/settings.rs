@@ -4,8 +4,9 @@ use pipe_model::{ModelSize, Starter};
 use pipe_spec::Inspection;
 use pipe_spec::pipeline::Task;
 
-use super::column::{Column, ColumnKind, Lengths};
+use super::column::{Column, ColumnKind};
 use super::survey::{Field, Survey};
+use super::texts::Lengths;
 
 /// Rows that are kept for evaluation, at least, and the share that this may be.
 const EVAL_ROWS: f64 = 20.0;
@@ -44,6 +45,8 @@ pub struct Facts<'a> {
     pub size: ModelSize,
     /// Whether a number is predicted.
     pub is_number: bool,
+    /// Whether a text can have several labels.
+    pub is_several: bool,
     /// Rows of each class.
     pub classes: &'a [(String, usize)],
     /// Rows of a window of a time series.
@@ -129,9 +132,12 @@ fn is_uneven(classes: &[(String, usize)]) -> bool {
 
 fn best(facts: &Facts<'_>) -> &'static str {
     match facts.task {
-        Task::Classification if facts.is_number => "mse",
-        Task::Classification | Task::TimeSeries => "macro_f1",
-        Task::Seq2Seq | Task::Contrastive | Task::Language => "loss",
+        Task::Classification | Task::Table if facts.is_number => "mse",
+        Task::Classification if facts.is_several => "micro_f1",
+        Task::TokenLabels => "entity_f1",
+        Task::Classification | Task::TimeSeries | Task::Table | Task::PictureClasses => "macro_f1",
+        Task::Contrastive => "text_recall_1",
+        Task::Seq2Seq | Task::Language => "loss",
     }
 }
 
@@ -145,9 +151,26 @@ pub fn samples(task: Task, survey: &Survey, fields: &[Field], limits: Limits, wi
             // Limits are on the safe side; the usual token has four bytes, and not three.
             column.map_or(0, |column| survey.rows * column.tokens.mean as u64 * 3 / 4) / u64::from(limits.length)
         }
-        Task::Seq2Seq | Task::Classification | Task::Contrastive => survey.rows,
+        Task::Seq2Seq
+        | Task::Classification
+        | Task::Contrastive
+        | Task::TokenLabels
+        | Task::Table
+        | Task::PictureClasses => survey.rows,
     }
     .max(1)
+}
+
+/// Tokens beyond those that are counted: special ones, parts of words, letters of rows that were not looked at.
+const MORE_TOKENS: usize = 64;
+const UNSEEN_TOKENS: usize = 1000;
+
+/// The size of a vocabulary that is trained on the texts: their letters, and their words that come often. A token that comes
+/// once teaches nothing.
+pub fn vocabulary(survey: &Survey, fields: &[Field]) -> u64 {
+    let known = survey.vocabulary(fields) * 5 / 4 + MORE_TOKENS;
+    let unseen = if survey.rows > survey.looked_at as u64 { UNSEEN_TOKENS } else { 0 };
+    (known + unseen).next_multiple_of(8) as u64
 }
 
 /// Numbers from 0 are the classes themselves.
@@ -172,7 +195,7 @@ impl Limits {
     /// The limits for data that could not be read.
     pub fn unknown(task: Task) -> Self {
         let length = match task {
-            Task::Classification => 256,
+            Task::Classification | Task::TokenLabels => 256,
             Task::Contrastive => 77,
             _ => UNKNOWN,
         };
@@ -192,7 +215,7 @@ impl Limits {
             // The marks are counted already.
             Some(limit(Lengths { mean: 0, p95, longest: longest.saturating_sub(MARKS) }))
         };
-        match (of("source"), of("target"), of("text")) {
+        match (of("source"), of("target"), of("text").or(of("tokens"))) {
             (Some(source), Some(target), _) => Some(Self { source, target, length: UNKNOWN }),
             (_, _, Some(length)) => Some(Self { source: UNKNOWN, target: UNKNOWN, length }),
             _ => None,
@@ -210,8 +233,9 @@ impl Limits {
             (Task::Seq2Seq, _) => (limits.source, limits.target) = (limit(of("source")), limit(of("target"))),
             (Task::Classification, _) => limits.length = limit(of("text").and(of("text_pair"))),
             (Task::Contrastive, _) => limits.length = limit(of("text")).min(77),
+            (Task::TokenLabels, _) => limits.length = limit(of("tokens")),
             (Task::Language, _) if is_small => limits.length = 128,
-            (Task::Language | Task::TimeSeries, _) => {}
+            (Task::Language | Task::TimeSeries | Task::Table | Task::PictureClasses, _) => {}
         }
         limits
     }
@@ -237,6 +261,7 @@ mod tests {
             from_weights: false,
             size: ModelSize::for_rows(samples),
             is_number: false,
+            is_several: false,
             classes: &[],
             window: 0,
         }

@@ -2,10 +2,11 @@
 
 use pipe_data::{DataTable, Layout};
 use pipe_spec::Inspection;
-use pipe_spec::pipeline::Task;
+use pipe_spec::pipeline::{IGNORED_COLUMNS, Task};
 use pipe_spec::text::count;
 
-use super::column::{Column, ColumnKind, Lengths, name_rank};
+use super::column::{Column, ColumnKind, name_rank};
+use super::texts::Lengths;
 use crate::report::{Table, bounded, grouped, visible_line};
 
 /// A role and the column that feeds it.
@@ -16,23 +17,65 @@ const EXAMPLE: usize = 40;
 /// Classes and columns that are listed by name at most.
 const LISTED: usize = 8;
 
+/// Usual names of the columns with words and with their tags.
+const TOKENS: [&str; 3] = ["tokens", "words", "token"];
+const TAGS: [&str; 6] = ["tags", "ner_tags", "ner", "labels", "tag", "pos_tags"];
+
 pub struct Survey {
     pub layout: Layout,
     pub columns: Vec<Column>,
     pub rows: u64,
     /// Whether `rows` is all of them.
     pub counted: bool,
+    /// Rows whose values were looked at.
+    pub looked_at: usize,
+    /// Sentences about how the file is read.
+    pub notes: Vec<String>,
 }
 
 impl Survey {
     pub fn of(table: &DataTable) -> Self {
-        let column = |(index, name): (usize, &String)| Column::of(name, table.values(index), &table.folder);
+        let column = |(index, name): (usize, &String)| {
+            let mut column = Column::of(name, table.values(index), &table.folder);
+            if table.nested.contains(name) && column.kind == ColumnKind::Constant {
+                column.kind = ColumnKind::Other;
+            }
+            column
+        };
         Self {
             layout: table.layout,
             columns: table.names.iter().enumerate().map(column).collect(),
             rows: table.total,
             counted: table.counted,
+            looked_at: table.rows.len(),
+            notes: table.notes.clone(),
         }
+    }
+
+    /// Rows that nothing can be learned from: without a text or a label, or with a broken picture. Those of a time series are all
+    /// used.
+    pub fn bad_rows(&self, task: Task, fields: &[Field]) -> Vec<(usize, &'static str)> {
+        if task == Task::TimeSeries {
+            return Vec::new();
+        }
+        let lacks = |(role, name): &Field| {
+            let column = self.column(name).filter(|_| role != IGNORED_COLUMNS)?;
+            let found = match role.as_str() {
+                // No label is an answer too.
+                "label" if matches!(column.kind, ColumnKind::Several(_)) => return None,
+                "image" => (column.empty + column.pictures.broken, "a picture that can be read"),
+                "label" => (column.empty, "a label"),
+                "text_pair" => (column.empty, "a second text"),
+                _ => (column.empty, "a text"),
+            };
+            Some(found).filter(|(count, _)| *count > 0)
+        };
+        fields.iter().filter_map(lacks).collect()
+    }
+
+    /// The tokens that the texts of these columns have use for.
+    pub fn vocabulary(&self, fields: &[Field]) -> usize {
+        fields.iter().filter_map(|(_, name)| self.column(name)).map(|column| column.vocabulary).sum()
     }
 
     pub fn column(&self, name: &str) -> Option<&Column> {
@@ -59,12 +102,24 @@ impl Survey {
         self.columns.iter().filter(|column| is(column)).min_by_key(ranked).filter(|column| ranked(column) < usize::MAX)
     }
 
+    /// The column with lists of words and the one with a tag for each, by their names.
+    pub fn token_columns(&self) -> Option<[&Column; 2]> {
+        let is_list = |column: &&Column| matches!(column.kind, ColumnKind::Words | ColumnKind::Several(None));
+        let find = |names: &[&str]| {
+            let named =
+                |name: &str| self.columns.iter().filter(is_list).find(|column| column.name.eq_ignore_ascii_case(name));
+            names.iter().find_map(|name| named(name))
+        };
+        Some([find(&TOKENS)?, find(&TAGS)?])
+    }
+
     /// A table of the columns for people.
     pub fn table(&self, width: usize) -> String {
         let mut table = Table::new(&["COLUMN", "LOOKS LIKE", "EXAMPLE"]);
         for column in &self.columns {
             let like = match column.kind {
                 ColumnKind::Label => format!("label, {}", count(column.distinct, "value")),
+                ColumnKind::Several(_) => format!("several labels, {}", count(column.distinct, "value")),
                 kind => kind.name().to_owned(),
             };
             table.row(vec![column.name.clone(), like, bounded(&column.example, EXAMPLE)]);
@@ -83,8 +138,9 @@ impl Survey {
     /// A description of the data in lines. The lengths are in tokens where the trainer has counted them.
     pub fn findings(&self, task: Task, fields: &[Field], inspection: Option<&Inspection>) -> Vec<String> {
         let mut lines = vec![format!("found: {}", self.count())];
+        lines.extend(self.notes.iter().map(|note| format!("  {note}")));
         for (role, name) in fields {
-            let Some(column) = self.column(name) else { continue };
+            let Some(column) = self.column(name).filter(|_| role != IGNORED_COLUMNS) else { continue };
             lines.push(format!("  {role}: {}", describe(column, role, task, inspection)));
         }
         if fields.is_empty() {
@@ -93,15 +149,33 @@ impl Survey {
         }
         let is_used = |column: &&Column| fields.iter().any(|(_, name)| *name == column.name);
         let others: Vec<&Column> = self.columns.iter().filter(|column| !is_used(column)).collect();
+        let ignored = fields.iter().find(|(role, _)| role == IGNORED_COLUMNS);
         match task {
+            Task::Table => {
+                let is_ignored =
+                    |name: &str| ignored.is_some_and(|(_, names)| names.split("; ").any(|one| one == name));
+                let features: Vec<_> = others.iter().filter(|column| !is_ignored(&column.name)).collect();
+                lines.push(format!("  features: {}", listed(&features, |column| shown(&column.name))));
+                lines.extend(ignored.map(|(_, names)| format!("  not used: {}", shown(names))));
+            }
             Task::TimeSeries => {
                 lines.push(format!("  features: {}", listed(&others, |column| shown(&column.name))));
+                let missing: Vec<&&Column> = others.iter().filter(|column| column.empty > 0).collect();
+                if !missing.is_empty() {
+                    let count = |column: &&&Column| format!("{} {}", shown(&column.name), grouped(column.empty as u64));
+                    let missing = listed(&missing, count);
+                    lines.push(format!("  missing numbers, filled with the last one before: {missing}"));
+                }
             }
             _ if !others.is_empty() && !fields.is_empty() => {
                 let other = |column: &&Column| format!("{} ({})", shown(&column.name), column.kind.name());
                 lines.push(format!("  not used: {}", listed(&others, other)));
             }
             _ => {}
+        }
+        for (rows, lacks) in self.bad_rows(task, fields) {
+            let (rows, are) = (grouped(rows as u64), if rows == 1 { "row is" } else { "rows are" });
+            lines.push(format!("  {rows} {are} without {lacks}: skipped (data.skip_bad: true)"));
         }
         lines
     }
@@ -110,14 +184,25 @@ impl Survey {
 fn describe(column: &Column, role: &str, task: Task, inspection: Option<&Inspection>) -> String {
     let empty = match column.empty {
         0 => String::new(),
+        1 => "; 1 row without one".to_owned(),
         empty => format!("; {} rows without one", grouped(empty as u64)),
     };
     let name = shown(&column.name);
     match (role, column.kind) {
-        ("label", _) if column.is_quantity() && task == Task::Classification => match column.range {
-            Some((low, high)) => format!("{name}, a number from {low} to {high}{empty}"),
-            None => format!("{name}{empty}"),
-        },
+        ("label", _) if column.is_quantity() && matches!(task, Task::Classification | Task::Table) => {
+            match column.range {
+                Some((low, high)) => format!("{name}, a number from {low} to {high}{empty}"),
+                None => format!("{name}{empty}"),
+            }
+        }
+        ("label", ColumnKind::Several(_)) | ("tags", _) if !column.classes.is_empty() => {
+            let label = |(label, rows): &(String, usize)| format!("{} {}", shown(label), grouped(*rows as u64));
+            let (what, labels) = match role {
+                "tags" => ("a label for each token", column.classes.len()),
+                _ => ("several labels a text", column.classes.len()),
+            };
+            format!("{name}, {what}, {labels} labels: {}{empty}", listed(&column.classes, label))
+        }
         ("label", _) if !column.classes.is_empty() => {
             let class = |(class, rows): &(String, usize)| format!("{} {}", shown(class), grouped(*rows as u64));
             let noun = if column.classes.len() == 1 { "class" } else { "classes" };
@@ -126,7 +211,7 @@ fn describe(column: &Column, role: &str, task: Task, inspection: Option<&Inspect
         ("image" | "time" | "label", _) => format!("{name}{empty}"),
         _ => match inspection.and_then(|found| found.train.lengths.iter().find(|lengths| lengths.column == role)) {
             Some(lengths) => format!(
-                "{name}, {:.0} tokens on average, 95 % up to {}, longest {}",
+                "{name}, {:.0} tokens on average, 95 % up to {}, longest {}{empty}",
                 lengths.mean,
                 grouped(lengths.p95),
                 grouped(lengths.longest)

@@ -219,7 +219,7 @@ impl JobHandle for ContainerJob {
         }
         let is_trainer = self.program == JobProgram::Trainer;
         let oom_killed = state.oom_killed == Some(true)
-            || first_process::is_oom_killed(end.map_or(0, |end| end.oom_kills), exit_code, is_trainer);
+            || first_process::is_oom_killed(end.map_or(0, |end| end.oom_kills), exit_code, is_trainer, true);
         Ok(Ending { oom_killed, memory_limit, outage, ..Ending::exited(exit_code) })
     }
 

@@ -26,14 +26,14 @@ use pipe_spec::Device;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, EngineRequest, Gpus, Image, SectionType};
 use pipe_spec::run::LogPosition;
-use programs::{Config, Failure, NodeGroup, SeenJob};
+use programs::{Config, Failure, NodeGroup, NodeSize, SeenJob};
 use runtime::{Root, RootFiles};
 use section::{Cluster, ContainerRuntime};
 use tokio::sync::mpsc;
 
 use super::{
-    ConnectImages, Connection, Engine, EngineJob, FoundJob, JobProgram, Launch, Progress, Registration, StartedJob,
-    first_process,
+    ConnectImages, Connection, Engine, EngineJob, FoundJob, JobProgram, Launch, Progress, Registration, Resources,
+    StartedJob, first_process,
 };
 use crate::error::Error;
 use crate::gpu::Card;
@@ -131,6 +131,18 @@ impl SlurmEngine {
         let group = self.own_groups().next()?;
         let seconds = section::seconds(&group.default_time).or_else(|| section::seconds(&group.time_limit))?;
         Some(Duration::from_secs(seconds))
+    }
+
+    /// Names the requests of the job that no node of its partition can meet.
+    fn too_large(&self, launch: &Launch) -> Vec<String> {
+        let Resources { gpus, memory, cpus, .. } = &launch.resources;
+        let asked = NodeSize {
+            cpus: cpus.map_or(0, |cpus| cpus.ceil() as u64),
+            memory: memory.map_or(0, |bytes| bytes.div_ceil(1 << 20)),
+            cards: script::cards(gpus, self.present_cards(gpus)).into(),
+        };
+        let is_own = |partition: &str| self.own_groups().any(|group| group.partition == partition);
+        programs::too_large(&asked, &programs::node_sizes(is_own))
     }
 
     fn options(&self, launch: &Launch) -> Vec<String> {
@@ -318,7 +330,11 @@ impl Engine for SlurmEngine {
         args.extend(self.options(&launch));
         args.extend(["--wrap".to_owned(), "true".to_owned()]);
         match programs::call("sbatch", &args) {
-            Err(failure @ Failure::Refused { .. }) => Err(failure.error(REFUSED_HINT)),
+            Err(Failure::Refused { said }) => {
+                let reasons = self.too_large(&launch);
+                let said = if reasons.is_empty() { said } else { format!("{said}: {}", reasons.join("; ")) };
+                Err(refused(said, REFUSED_HINT))
+            }
             _ => Ok(()),
         }
     }

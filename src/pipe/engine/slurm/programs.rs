@@ -193,6 +193,47 @@ fn node_group(line: &str) -> Option<NodeGroup> {
     Some(NodeGroup { partition, is_default, time_limit, default_time, nodes, state, cards: card_count(parts.next()?) })
 }
 
+/// The cpus, memory in MiB and cards of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeSize {
+    pub cpus: u64,
+    pub memory: u64,
+    pub cards: u64,
+}
+
+/// Each node of these partitions; none where the cluster does not answer.
+pub fn node_sizes(is_own: impl Fn(&str) -> bool) -> Vec<NodeSize> {
+    let text = call("sinfo", &words(&["--all", "--Node", "--exact", "--noheader", "--format=%R|%c|%m|%G"]));
+    text.unwrap_or_default().lines().filter_map(|line| node_size(line, &is_own)).collect()
+}
+
+fn node_size(line: &str, is_own: impl Fn(&str) -> bool) -> Option<NodeSize> {
+    let mut parts = line.split('|').map(str::trim);
+    is_own(parts.next()?).then_some(())?;
+    let mut number = || parts.next()?.parse().ok();
+    let (cpus, memory) = (number()?, number()?);
+    Some(NodeSize { cpus, memory, cards: card_count(parts.next()?).into() })
+}
+
+/// Names the requests of a job that no node can meet, each with the largest node.
+pub fn too_large(asked: &NodeSize, nodes: &[NodeSize]) -> Vec<String> {
+    let Some(first) = nodes.first() else { return Vec::new() };
+    let most = nodes.iter().fold(*first, |most, node| NodeSize {
+        cpus: most.cpus.max(node.cpus),
+        memory: most.memory.max(node.memory),
+        cards: most.cards.max(node.cards),
+    });
+    let sizes = [
+        ("container.cpus", "", asked.cpus, most.cpus),
+        ("container.memory", " MiB", asked.memory, most.memory),
+        ("container.gpus", "", asked.cards, most.cards),
+    ];
+    let too_large = sizes.iter().filter(|(_, _, asked, most)| asked > most);
+    too_large
+        .map(|(key, unit, asked, most)| format!("{key} is {asked}{unit}, a node has at most {most}{unit}"))
+        .collect()
+}
+
 /// Counts the cards in a text such as `gpu:h100:4(S:0-1),mps:400`.
 fn card_count(gres: &str) -> u32 {
     let of_cards = gres.split(',').filter(|one| one.starts_with("gpu:") || *one == "gpu");
@@ -349,6 +390,22 @@ mod tests {
             let is_own = |partition: &str| partitions.contains(&partition);
             assert_eq!(usable_count(&nodes, is_own, constraint), want, "{partitions:?} {constraint}");
         }
+    }
+
+    #[test]
+    fn jobs_that_no_node_has_room_for() {
+        let lines = ["a|64|512000|gpu:h100:4", "a|128|256000|(null)", "b|256|999999|gpu:8"];
+        let nodes: Vec<NodeSize> = lines.iter().filter_map(|line| node_size(line, |name| name == "a")).collect();
+        assert_eq!(nodes.len(), 2);
+        let asked = |cpus, memory, cards| too_large(&NodeSize { cpus, memory, cards }, &nodes);
+        assert!(asked(128, 512_000, 4).is_empty());
+        assert_eq!(asked(129, 1, 0), ["container.cpus is 129, a node has at most 128"]);
+        let both = [
+            "container.memory is 600000 MiB, a node has at most 512000 MiB",
+            "container.gpus is 8, a node has at most 4",
+        ];
+        assert_eq!(asked(1, 600_000, 8), both);
+        assert!(too_large(&NodeSize { cpus: 9, memory: 9, cards: 9 }, &[]).is_empty());
     }
 
     #[test]

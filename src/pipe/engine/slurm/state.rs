@@ -100,7 +100,7 @@ pub fn ending(
     let state = job.map_or("", |job| job.state.as_str());
     let oom_killed = state == "OUT_OF_MEMORY"
         || job.is_some_and(|job| job.step_out_of_memory)
-        || first_process::is_oom_killed(script.oom_kills, script.code, is_trainer);
+        || first_process::is_oom_killed(script.oom_kills, script.code, is_trainer, true);
     let exit_code = match script.code {
         // So srun says that a task was killed.
         Some(1) if oom_killed => Some(KILLED),

@@ -11,6 +11,10 @@ use serde_json::Value;
 /// Values of a step that are kept at most.
 const MOST_VALUES: usize = 32;
 
+/// Figures that the Trainer of transformers prints with every evaluation, and which say nothing of the model.
+const SPEEDS: [&str; 4] =
+    ["eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time"];
+
 /// Reads the log of one attempt, line by line.
 pub struct Reader {
     format: MetricsFormat,
@@ -115,7 +119,8 @@ impl Reader {
             return told;
         }
         let value = |value: &Value| value.as_f64().or_else(|| value.as_str()?.parse().ok());
-        let values = entries.iter().filter_map(|(name, of)| Some((named(name), value(of)?)));
+        let values = entries.iter().filter(|(name, _)| !SPEEDS.contains(&name.as_str()));
+        let values = values.filter_map(|(name, of)| Some((named(name), value(of)?)));
         let Some((at, end)) = self.bar else {
             // Without a bar every dictionary of the training is a step.
             let next = if entries.contains_key("eval_loss") { self.next_step() - 1 } else { self.next_step() };

@@ -2,7 +2,7 @@
 
 use pipe_model::memory;
 use pipe_spec::event::Point;
-use pipe_spec::pipeline::{BatchSetting, Data, Evaluate, Memory, OnOom, Reduce, Train};
+use pipe_spec::pipeline::{BatchSetting, Data, EffectiveBatch, Evaluate, Memory, OnOom, Reduce, Train};
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Cause, Device, Phase};
 
@@ -45,6 +45,8 @@ pub struct OomContext<'a> {
     pub policy: &'a OnOom,
     /// Whether the batch is all that can be changed, as in a command of the user.
     pub only_batch_changes: bool,
+    /// The effect of a smaller batch on the effective batch.
+    pub effective_batch: EffectiveBatch,
     pub device: Device,
     pub settings: &'a Settings,
     /// Retries made before this one.
@@ -150,6 +152,10 @@ fn smaller_batch(context: &OomContext<'_>) -> Decision {
         Reduce::Ladder(rungs) => (rungs.iter().copied().find(|rung| *rung < held), ""),
     };
     if let Some(batch) = next.filter(|next| *next < settings.batch && *next >= least) {
+        if context.effective_batch == EffectiveBatch::MustNotFall {
+            let (reason, hint) = must_not_fall(&format!("a batch of {} does not fit", settings.batch));
+            return Decision::Stop { reason, hint };
+        }
         let parts = match context.part_bytes {
             Some(bytes) => format!(", whose parts could hold {}", human_bytes(bytes)),
             None => String::new(),
@@ -173,6 +179,14 @@ fn smaller_batch(context: &OomContext<'_>) -> Decision {
     next_change(context, reason, hint)
 }
 
+/// Reason and hint for the end of a job whose effective batch must not fall with its batch.
+pub fn must_not_fall(why: &str) -> (String, String) {
+    let reason = format!("{why}, and a smaller one would change the effective batch: the command has no {{accum}}");
+    let hint = "let the command accumulate: add {accum} to it, or set on_oom.accumulates: true if it reads PIPE_ACCUM; \
+                or allow a smaller effective batch: on_oom.then: [effective_batch]";
+    (reason, hint.to_owned())
+}
+
 /// The batch that allows what the fullest part held: with any batch from there on the parts would be the same.
 fn held(context: &OomContext<'_>) -> u32 {
     let batch = context.settings.batch;
@@ -190,7 +204,8 @@ fn fitting(context: &OomContext<'_>) -> Option<u32> {
 /// The next entry of `on_oom.then`, or the end.
 fn next_change(context: &OomContext<'_>, reason: String, hint: &str) -> Decision {
     let OomContext { policy, settings, .. } = context;
-    match policy.then.get(settings.changes) {
+    // The one change of a command comes with its smaller batches.
+    match policy.then.get(settings.changes).filter(|_| !context.only_batch_changes) {
         Some(change) => Decision::Retry {
             settings: Settings { changes: settings.changes + 1, ..(*settings).clone() },
             action: format!("{} (changes the training result)", change.0),
@@ -271,6 +286,7 @@ mod tests {
         OomContext {
             policy,
             only_batch_changes: false,
+            effective_batch: EffectiveBatch::Kept,
             device: Device::Cuda,
             settings,
             retries_used: 0,
@@ -372,6 +388,41 @@ mod tests {
         assert_eq!(changed(&of(&many), &many), "batch 4");
         let Decision::Stop { hint, .. } = of(&one) else { panic!("{:?}", of(&one)) };
         assert_eq!(hint, "give the job more memory, or make its samples smaller");
+    }
+
+    /// Where a smaller batch would change the effective batch, only a pipeline that allows it gets one. Whatever else helps is done.
+    #[test]
+    fn effective_batches_of_commands() {
+        use EffectiveBatch::{Kept, MayFall, MustNotFall};
+        let policy = OnOom { then: vec![Change("effective_batch".to_owned())], ..policy(Reduce::Halve, 1) };
+        for (cause, batch, rule, want) in [
+            (Cause::Capacity, 64, Kept, "batch 32"),
+            (Cause::Capacity, 64, MayFall, "batch 32"),
+            (Cause::Capacity, 64, MustNotFall, "stop"),
+            (Cause::HostMemory, 64, MayFall, "batch 32"),
+            (Cause::HostMemory, 64, MustNotFall, "stop"),
+            (Cause::Fragmented, 64, MustNotFall, "segments"),
+            (Cause::Neighbour, 64, MustNotFall, "wait"),
+            (Cause::Capacity, 1, MayFall, "stop"),
+        ] {
+            let settings = Settings::of_command(batch);
+            let of = |rule| {
+                let given = context(&policy, &settings, cause);
+                decide(&OomContext { only_batch_changes: true, effective_batch: rule, ..given })
+            };
+            assert_eq!(changed(&of(rule), &settings), want, "{cause:?} {batch} {rule:?}");
+        }
+        let settings = Settings::of_command(64);
+        let given = context(&policy, &settings, Cause::Capacity);
+        let stop = decide(&OomContext { only_batch_changes: true, effective_batch: MustNotFall, ..given });
+        let Decision::Stop { reason, hint } = stop else { panic!("{stop:?}") };
+        assert_eq!(
+            reason,
+            "a batch of 64 does not fit, and a smaller one would change the effective batch: the command has no {accum}"
+        );
+        for way in ["{accum}", "on_oom.accumulates: true", "on_oom.then: [effective_batch]"] {
+            assert!(hint.contains(way), "{hint}");
+        }
     }
 
     #[test]

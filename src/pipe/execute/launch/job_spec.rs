@@ -82,6 +82,62 @@ pub fn newest(output: &Path, checkpoints: &Checkpoints) -> Option<PathBuf> {
     Some(folder.join(newest.file_name()))
 }
 
+/// Endings of files that hold weights or the state of a training.
+const WEIGHTS: [&str; 9] = [".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".h5", ".keras", ".msgpack", ".npz"];
+
+/// Names of checkpoints that are shown.
+const SHOWN: usize = 3;
+
+/// Why there is nothing in `output` to resume from, with what looks like a checkpoint there.
+pub fn nothing_to_resume(output: &Path, checkpoints: &Checkpoints) -> String {
+    let Checkpoints { folder, pattern, complete } = checkpoints;
+    let shown = match folder.as_str() {
+        "." => output.display().to_string(),
+        folder => output.join(folder).display().to_string(),
+    };
+    let names = names_in(&output.join(folder));
+    let alike: Vec<&String> = names.iter().filter(|name| looks_like_checkpoint(name)).take(SHOWN).collect();
+    let matches = Pattern::new(pattern);
+    if let Some(name) = names.iter().find(|name| matches.matches(name)) {
+        let lack = complete.as_ref().map_or("it is empty".to_owned(), |file| format!("it has no {file}"));
+        return format!("{name} in {shown} is not complete: {lack}");
+    }
+    let found = match alike.split_first() {
+        None => String::new(),
+        Some((first, others)) => {
+            let others: String = others.iter().map(|name| format!(", {name}")).collect();
+            format!("; found {first}{others}: set checkpoints.pattern, such as {}", pattern_of(first))
+        }
+    };
+    format!("nothing in {shown} matches {pattern}{found}")
+}
+
+/// The names in a folder that a person can read, the newest first; none behind a link.
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().filter(|_| !folder.is_symlink()).flatten().flatten();
+    let mut names: Vec<_> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let changed = entry.metadata().and_then(|found| found.modified()).ok();
+            (!name.chars().any(char::is_control)).then_some((changed, last_number(&name), name))
+        })
+        .collect();
+    names.sort_unstable_by(|a, b| b.cmp(a));
+    names.into_iter().map(|(_, _, name)| name).collect()
+}
+
+fn looks_like_checkpoint(name: &str) -> bool {
+    let name = name.to_lowercase();
+    ["checkpoint", "ckpt", "step", "epoch", "iter"].iter().any(|part| name.contains(part))
+        || WEIGHTS.iter().any(|ending| name.ends_with(ending))
+}
+
+/// A pattern for a name, with `*` for its number.
+fn pattern_of(name: &str) -> String {
+    let (stem, ending) = name.rfind('.').map_or((name, ""), |at| name.split_at(at));
+    format!("{}*{ending}", stem.trim_end_matches(|c: char| c.is_ascii_digit()))
+}
+
 fn is_complete(path: &Path, file: Option<&str>) -> bool {
     let Ok(found) = path.symlink_metadata() else { return false };
     match file {
@@ -140,5 +196,31 @@ mod checkpoint_tests {
         let behind =
             Checkpoints { folder: "checkpoint-2000".to_owned(), pattern: "*".to_owned(), ..Checkpoints::default() };
         assert_eq!(newest(output.path(), &behind), None);
+    }
+
+    #[test]
+    fn the_reason_for_a_start_from_the_beginning() {
+        let output = tempfile::tempdir().unwrap();
+        let shown = output.path().display();
+        let why = |pattern: &str, complete: Option<&str>| {
+            let (pattern, complete) = (pattern.to_owned(), complete.map(str::to_owned));
+            nothing_to_resume(output.path(), &Checkpoints { pattern, complete, ..Checkpoints::default() })
+        };
+        assert_eq!(why("checkpoint-*", None), format!("nothing in {shown} matches checkpoint-*"));
+        for name in ["log.txt", "ckpt-10.pt"] {
+            std::fs::write(output.path().join(name), "x").unwrap();
+        }
+        assert_eq!(
+            why("checkpoint-*", None),
+            format!(
+                "nothing in {shown} matches checkpoint-*; found ckpt-10.pt: set checkpoints.pattern, such as ckpt-*.pt"
+            )
+        );
+        std::fs::create_dir(output.path().join("checkpoint-9")).unwrap();
+        assert_eq!(why("checkpoint-*", None), format!("checkpoint-9 in {shown} is not complete: it is empty"));
+        assert_eq!(
+            why("checkpoint-*", Some("trainer_state.json")),
+            format!("checkpoint-9 in {shown} is not complete: it has no trainer_state.json")
+        );
     }
 }

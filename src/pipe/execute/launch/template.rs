@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{
-    Allocator, BatchSetting, Change, Checkpointing, Command, Edit, Limit, Paths, Pipeline, Training, Work, accum,
+    Allocator, BatchSetting, Change, Checkpointing, Command, Edit, EffectiveBatch, Limit, Paths, Pipeline, Training,
+    Work, accum,
 };
 use pipe_spec::text::ByteSize;
 use pipe_spec::{Device, Job, Rank, RunFolder, TrainerSpec, Variables};
@@ -117,9 +118,31 @@ impl<'a> JobTemplate<'a> {
         Settings { batch, auto: false, eval_batch: self.workload().eval_batch().unwrap_or(batch), ..settings }
     }
 
-    /// How many batches of a rank make its part of a step.
+    /// How many batches of a rank make its part of a step. A command that does not accumulate has as many with every batch.
     pub fn accum(&self, batch: u32) -> u32 {
-        accum(self.pipeline.work.effective_batch(), batch, self.placement.ranks)
+        let work = &self.pipeline.work;
+        let batch = match self.pipeline.effective_batch_rule() {
+            EffectiveBatch::Kept => batch,
+            EffectiveBatch::MayFall | EffectiveBatch::MustNotFall => work.batch(),
+        };
+        accum(work.effective_batch(), batch, self.placement.ranks)
+    }
+
+    /// Samples in a step with this batch.
+    pub fn effective_batch(&self, batch: u32) -> u32 {
+        let effective = self.pipeline.work.effective_batch();
+        match self.pipeline.effective_batch_rule() {
+            EffectiveBatch::Kept => effective,
+            EffectiveBatch::MayFall | EffectiveBatch::MustNotFall => {
+                effective.min(batch.saturating_mul(self.accum(batch)))
+            }
+        }
+    }
+
+    /// The change to the effective batch that this batch brings with it, as text.
+    pub fn effective_batch_change(&self, batch: u32) -> Option<String> {
+        let (now, asked) = (self.effective_batch(batch), self.pipeline.work.effective_batch());
+        (now != asked).then(|| format!("effective batch {now} instead of {asked}"))
     }
 
     /// The spec of attempt `number`.
@@ -148,7 +171,7 @@ impl<'a> JobTemplate<'a> {
         let values = BTreeMap::from([
             ("batch", settings.batch.to_string()),
             ("accum", accum.to_string()),
-            ("effective_batch", command.train.effective_batch.to_string()),
+            ("effective_batch", self.effective_batch(settings.batch).to_string()),
             ("precision", command.train.precision.name().to_owned()),
             ("run", path(seen.clone())),
             ("attempt", number.to_string()),
@@ -363,7 +386,7 @@ fn apply(change: &Change, spec: &mut TrainerSpec) {
         Ok(Edit::MaxSource(length)) => spec.data.max_source = length,
         Ok(Edit::MaxTarget(length)) => spec.data.max_target = length,
         Ok(Edit::MaxLength(length)) => spec.data.max_length = length,
-        Err(_) => {}
+        Ok(Edit::EffectiveBatch) | Err(_) => {}
     }
 }
 

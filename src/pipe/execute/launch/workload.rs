@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::event::MemoryKind;
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{Command, Container, LossUnit, Pipeline, Ranks, Task, Training, Work};
+use pipe_spec::pipeline::{Command, Container, EffectiveBatch, LossUnit, Pipeline, Ranks, Training, Work};
 use pipe_spec::run::RunResult;
 use pipe_spec::{Attempt, Cause, Device, Job, OomRecord, Phase, RunFolder, TrainerExit, Variables};
 use serde_json::{Map, Value};
@@ -32,6 +32,23 @@ pub fn workload(pipeline: &Pipeline) -> &dyn Workload {
     match &pipeline.work {
         Work::Training(training) => training.as_ref(),
         Work::Command(command) => command.as_ref(),
+    }
+}
+
+/// The effect of retries on the result of a command, in a sentence.
+pub fn retries_of_command(rule: EffectiveBatch) -> &'static str {
+    match rule {
+        EffectiveBatch::Kept => {
+            "your own program: its effective batch stays the same after a retry; pipe cannot guarantee identical results"
+        }
+        EffectiveBatch::MayFall => {
+            "your own program, without {accum}: a smaller batch after out of memory makes its effective batch smaller, as \
+             on_oom.then allows"
+        }
+        EffectiveBatch::MustNotFall => {
+            "your own program, without {accum}: a smaller batch would change its effective batch, so out of memory ends the \
+             run; see on_oom.accumulates and on_oom.then"
+        }
     }
 }
 
@@ -160,7 +177,7 @@ impl Workload for Training {
     }
 
     fn loss_unit(&self) -> Option<LossUnit> {
-        Some(self.model.arch.task().loss_unit())
+        Some(self.model.task().loss_unit())
     }
 
     fn expected_result(&self) -> Option<RunResult> {
@@ -168,7 +185,7 @@ impl Workload for Training {
     }
 
     fn columns(&self) -> Option<ColumnSelection> {
-        Some(ColumnSelection::new(self.model.arch.task(), &self.data))
+        Some(ColumnSelection::new(self.model.task(), &self.data))
     }
 
     fn model_config(&self, inputs: &Inputs) -> Map<String, Value> {
@@ -233,7 +250,7 @@ impl Workload for Training {
 
     /// The pictures that rows name are not hashed: such a training runs each time.
     fn is_hashable(&self) -> bool {
-        self.model.arch.task() != Task::Contrastive
+        !self.model.task().reads_pictures()
     }
 
     fn named_files(&self, _variables: &Variables) -> BTreeMap<PathBuf, String> {

@@ -41,11 +41,8 @@ impl Rows {
             false => None,
             true => {
                 // Paths of pictures begin in the folder of the file that names them.
-                let folder = if task == Task::Contrastive {
-                    std::env::current_dir().unwrap_or_default()
-                } else {
-                    folder.to_owned()
-                };
+                let folder =
+                    if task.reads_pictures() { std::env::current_dir().unwrap_or_default() } else { folder.to_owned() };
                 Some(interrupt::run_interruptibly(interrupts, move || read_stdin(&folder, task)).await?)
             }
         };
@@ -135,8 +132,8 @@ fn ending(beginning: &[u8], task: Task) -> &'static str {
     match (beginning.trim_ascii_start().first(), task) {
         (_, Task::TimeSeries) => "csv",
         (Some(b'{'), _) => "jsonl",
-        (_, Task::Language) => "txt",
-        (_, Task::Seq2Seq | Task::Classification | Task::Contrastive) => "csv",
+        (_, Task::Language | Task::TokenLabels) => "txt",
+        (_, Task::Seq2Seq | Task::Classification | Task::Contrastive | Task::Table | Task::PictureClasses) => "csv",
     }
 }
 

@@ -44,7 +44,7 @@ impl Subject {
         }
         match Listed::read(&folder).filter(|_| folder.is_dir()) {
             Some(run) => Self::of_run(&run),
-            None => run::find_single(wanted)
+            None => run::find_single(&latest_id(wanted)?)
                 .map_err(|error| match error {
                     Error::NoRun { .. } if folder.is_dir() => Error::NoModel {
                         what: format!(
@@ -60,7 +60,7 @@ impl Subject {
 
     fn of_run(run: &Listed) -> Result<Self, Error> {
         let (folder, id) = (run.folder(), &run.state.id);
-        if !folder.model().join(CONFIG).is_file() {
+        if !has_model(run) {
             return Err(no_model(run));
         }
         let parsed = load::parse(&folder.resolved(), &[])?;
@@ -91,8 +91,10 @@ impl Subject {
         let known = Arch::ALL.iter().map(|arch| arch.model_type()).collect::<Vec<_>>().join(", ");
         let arch = Arch::of_model_type(model_type)
             .ok_or_else(|| fail(format!("{}: found model_type {model_type:?}; allowed: {known}", file.display())))?;
+        let task = pipe_model::named_task(&config).filter(|_| arch.labels_tokens());
+        let task = task.map_or(String::new(), |task| format!("task: {}, ", task.name()));
         let text = format!(
-            "version: 1\nname: predict\nmodel: {{arch: {}, from: model}}\ndata: {{train: rows.jsonl}}\ntrain: {{batch: 32}}\n",
+            "version: 1\nname: predict\nmodel: {{arch: {}, {task}from: model}}\ndata: {{train: rows.jsonl}}\ntrain: {{batch: 32}}\n",
             arch.name()
         );
         let variables = load::variables();
@@ -112,7 +114,7 @@ impl Subject {
     }
 
     pub fn task(&self) -> Task {
-        self.settings.model.arch.task()
+        self.settings.model.task()
     }
 
     /// Reads what `role` is fed with from `column`.
@@ -129,6 +131,17 @@ impl Subject {
         self.settings.data.fields.insert(role.to_owned(), column.to_owned());
         Ok(())
     }
+}
+
+/// A run that has not ended has no model yet: `latest` is the one before.
+fn latest_id(wanted: &str) -> Result<String, Error> {
+    let may_have_one = |run: &Listed| run.state.status != Status::Running || has_model(run);
+    let latest = if wanted == "latest" { run::latest(may_have_one)? } else { None };
+    Ok(latest.map_or_else(|| wanted.to_owned(), |run| run.state.id))
+}
+
+fn has_model(run: &Listed) -> bool {
+    run.folder().model().join(CONFIG).is_file()
 }
 
 /// Why a run has no model, and what to do.

@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::execute::launch::environment;
 use crate::execute::launch::template::JobTemplate;
-use crate::execute::launch::workload::workload;
+use crate::execute::launch::workload::{retries_of_command, workload};
 use crate::fit::ledger::{Ledger, LedgerSession};
 use crate::gpu::queue::{self, Ticket};
 use crate::input::Inputs;
@@ -164,9 +164,7 @@ impl<'a> Driver<'a> {
         if let Some(command) = loaded.pipeline.command() {
             // A step that has no batch has nothing to change in a retry.
             if self.run.state.part_of.is_none() || command.has_batch() {
-                self.reporter.note(
-                    "a command: pipe keeps its effective batch through retries; whether its result stays the same is up to it",
-                );
+                self.reporter.note(retries_of_command(loaded.pipeline.effective_batch_rule()));
             }
             if !engine.limits_memory() && loaded.pipeline.container.memory.is_some() {
                 let engine = &self.run.state.engine;

@@ -7,13 +7,14 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use pipe_spec::event::{Measured, Point, RecordedEvent};
+use pipe_spec::pipeline::EffectiveBatch;
 use pipe_spec::{Attempt, EventKind, OomRecord, Outcome};
 
 use super::{LoopState, StartMode, Supervisor};
 use crate::engine::Ending;
 use crate::error::Error;
 use crate::execute::decide::outcome::Diagnosis;
-use crate::execute::decide::retry::Settings;
+use crate::execute::decide::retry::{Settings, must_not_fall};
 use crate::execute::launch::job_spec::JobSpec;
 use crate::fit::ledger::{self, Advice, LedgerJob};
 
@@ -29,6 +30,7 @@ impl Supervisor<'_> {
                 }
                 return Err(Error::KnownNotToFit { why });
             }
+            self.check_effective_batch(&asked, &advised)?;
             return Ok(LoopState::Start(advised));
         };
         let settings = self.settings_of(&last);
@@ -40,6 +42,17 @@ impl Supervisor<'_> {
             (StartMode::Resumed { changed: false }, Outcome::Oom) => LoopState::Ended(settings, diagnosis),
             (StartMode::Resumed { .. }, _) => LoopState::Start(settings),
         })
+    }
+
+    /// Whether the effective batch may fall with the batch that the ledger advises.
+    fn check_effective_batch(&self, asked: &Settings, advised: &Settings) -> Result<(), Error> {
+        let Some(change) = self.template.effective_batch_change(advised.batch) else { return Ok(()) };
+        if self.template.pipeline.effective_batch_rule() == EffectiveBatch::MayFall {
+            self.reporter.note(&format!("{change} (changes the training result), as on_oom.then allows"));
+            return Ok(());
+        }
+        let (reason, hint) = must_not_fall(&format!("a batch of {} did not fit before", asked.batch));
+        Err(Error::OutOfMemory { reason, hint: format!("{hint}; or try the same batch again: --ignore-ledger") })
     }
 
     /// The settings that an attempt was started with.
@@ -99,7 +112,9 @@ impl Supervisor<'_> {
         let ranks = self.template.placement.ranks;
         let keeps_as_much = |number: u32| self.workload().keeps_as_much(self.spec_of(number), ranks);
         let attempts = self.run.state.attempts().iter();
-        let alike = attempts.filter(|attempt| attempt.changes == last.changes && attempt.ranks == ranks);
+        // A command's smaller effective batch comes with its batch, which a point has anyway.
+        let same_changes = |attempt: &Attempt| attempt.changes == last.changes || !self.workload().is_trainer();
+        let alike = attempts.filter(|attempt| same_changes(attempt) && attempt.ranks == ranks);
         let alike: Vec<u32> = alike.map(|attempt| attempt.number).filter(|number| keeps_as_much(*number)).collect();
         let same = |number: u32| alike.contains(&number);
         // An attempt that is still running reports its own.
@@ -157,7 +172,10 @@ impl Supervisor<'_> {
                 }
             }
         };
-        self.reporter.note(&format!("ledger: {why}"));
+        // A run that must not start with it says so itself.
+        if pipeline.effective_batch_rule() != EffectiveBatch::MustNotFall {
+            self.reporter.note(&format!("ledger: {why}"));
+        }
         self.template.with_batch(batch, settings)
     }
 }

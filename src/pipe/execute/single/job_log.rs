@@ -19,9 +19,11 @@ use crate::run::Follow;
 pub struct JobLog {
     path: PathBuf,
     file: File,
-    /// Lines that were written after the position that was kept, and that the engine gives again.
-    known: VecDeque<String>,
+    /// Lines that were written after the position that was kept, and that the engine gives again, with their bytes.
+    known: VecDeque<(String, u64)>,
+    /// The part of the log that is certain: with all of `known` it is the whole of it.
     position: LogPosition,
+    length: u64,
     /// Bytes that there may be.
     limit: u64,
 }
@@ -46,14 +48,17 @@ impl JobLog {
             // Half a line is all that a killed `pipe` can have left; it comes again.
             let whole = after.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
             after.truncate(whole);
+            let mut end = length;
             if position.bytes + COMPARED > length {
-                file.set_len(position.bytes + whole as u64)?;
-                position.bytes += whole as u64;
-            } else {
-                position.bytes = length;
+                end = position.bytes + whole as u64;
+                file.set_len(end)?;
             }
-            let known = String::from_utf8_lossy(&after).lines().map(str::to_owned).collect();
-            io::Result::Ok(Self { path: path.to_owned(), file, known, position, limit: LIMIT })
+            let line = |bytes: &[u8]| {
+                let text = String::from_utf8_lossy(bytes);
+                (text.trim_end_matches(['\n', '\r']).to_owned(), bytes.len() as u64)
+            };
+            let known = after.split_inclusive(|byte| *byte == b'\n').map(line).collect();
+            io::Result::Ok(Self { path: path.to_owned(), file, known, position, length: end, limit: LIMIT })
         };
         open().map_err(|source| Error::Write { path: path.to_owned(), source })
     }
@@ -77,15 +82,16 @@ impl JobLog {
 
     fn append(&mut self, text: &str) -> Result<(), Error> {
         // Where the engine has lost lines, those before the one that it gives are not waited for.
-        if let Some(at) = self.known.iter().position(|known| known == text) {
-            self.known.drain(..=at);
+        if let Some(at) = self.known.iter().position(|(known, _)| known == text) {
+            self.position.bytes += self.known.drain(..=at).map(|(_, bytes)| bytes).sum::<u64>();
             return Ok(());
         }
-        if self.position.bytes >= self.limit {
+        if self.length >= self.limit {
             return Ok(());
         }
-        self.position.bytes += text.len() as u64 + 1;
-        let end = match self.position.bytes < self.limit {
+        self.length += text.len() as u64 + 1;
+        self.position.bytes = self.length;
+        let end = match self.length < self.limit {
             true => String::new(),
             false => format!("the log is longer than {}: what follows is left out\n", human_bytes(self.limit)),
         };
@@ -151,6 +157,15 @@ mod tests {
         let mut log = JobLog::open(&path, Some(kept)).unwrap();
         assert_eq!(log.next_event(), 8);
         write(&mut log, &["two", "four", "one"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\none\n");
+
+        // Where the second reading ends early, the third one knows the rest of the lines too.
+        let kept = LogPosition { bytes: 4, ..LogPosition::default() };
+        let mut log = JobLog::open(&path, Some(kept)).unwrap();
+        write(&mut log, &["two"]);
+        assert_eq!(log.position().bytes, 8);
+        let mut log = JobLog::open(&path, Some(log.position())).unwrap();
+        write(&mut log, &["three", "four", "one"]);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\none\n");
 
         log.limit = 34;

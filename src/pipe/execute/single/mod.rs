@@ -40,6 +40,9 @@ const OOM_TEXT_LIMIT: u64 = 32 << 10;
 /// Bytes of a job's out-of-memory record that are read at most.
 const OOM_LIMIT: u64 = 1 << 20;
 
+/// The text before the end of a log in an error.
+pub const LAST_LINES: &str = "\nthe last lines of its log:";
+
 pub struct Supervisor<'a> {
     pub engine: &'a dyn Engine,
     pub template: JobTemplate<'a>,
@@ -228,6 +231,7 @@ impl<'a> Supervisor<'a> {
         let decision = decide(&OomContext {
             policy,
             only_batch_changes: !self.workload().is_trainer(),
+            effective_batch: self.template.pipeline.effective_batch_rule(),
             device: self.template.placement.device,
             settings,
             retries_used: self.retries_used(),
@@ -249,10 +253,7 @@ impl<'a> Supervisor<'a> {
             }
             Decision::Stop { reason, hint } => Err(Error::OutOfMemory { reason, hint }),
             Decision::Retry { settings, action } => {
-                let effective = self.template.pipeline.work.effective_batch();
-                let accum = self.template.accum(settings.batch);
-                self.reporter
-                    .note(&format!("retrying: {action} (accum {accum}, effective batch {effective} as before)"));
+                let action = self.announce_retry(action, settings.batch);
                 self.note_action(action)?;
                 warn(self.reporter, self.listeners.notify(&Notice::Retried(&self.run.state)));
                 Ok(Some(settings))
@@ -390,7 +391,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Replaces paths that a job sees in a message with those of the host.
-    fn with_host_paths(&self, said: &str) -> String {
+    pub(super) fn with_host_paths(&self, said: &str) -> String {
         let own = format!("{}/", self.run.folder.path().display());
         self.template.inputs.with_host_paths(said).replace(&format!("{CONTAINER_RUN_FOLDER}/"), &own)
     }
@@ -404,10 +405,13 @@ impl<'a> Supervisor<'a> {
             let log = self.run.folder.attempt(attempt.map_or(1, |attempt| attempt.number)).log();
             let last = watch::last_lines(&log);
             if !last.is_empty() {
-                reason = format!("{reason}\nthe last lines of its log:\n{}", last.join("\n"));
+                reason = format!("{reason}{LAST_LINES}\n{}", last.join("\n"));
             }
         }
-        Error::TrainingFailed { reason, bad_input }
+        match self.workload().is_trainer() {
+            true => Error::TrainingFailed { reason, bad_input },
+            false => Error::CommandFailed { reason },
+        }
     }
 }
 

@@ -12,7 +12,8 @@ use crate::engine::{FoundJob, Launch, StartedJob};
 use crate::error::Error;
 use crate::execute::decide::outcome::Diagnosis;
 use crate::execute::decide::retry::Settings;
-use crate::execute::launch::{self, job_spec::JobSpec};
+use crate::execute::launch;
+use crate::execute::launch::job_spec::{self, JobSpec};
 use crate::run::EventLog;
 use crate::system::clock::now;
 use crate::system::files::write_json;
@@ -33,14 +34,14 @@ impl Supervisor<'_> {
 
         let mut attempt = Attempt::new(number, settings.batch, spec.accum());
         attempt.ranks = self.template.placement.ranks;
-        attempt.changes =
-            self.template.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect();
+        attempt.changes = self.changes(settings);
         attempt.began = now();
         let start_mode = std::mem::replace(&mut self.start_mode, StartMode::Continue);
         attempt.resumed = matches!(start_mode, StartMode::Resumed { .. });
         self.run.state.single_mut().expect("a run with attempts").attempts.push(attempt);
         self.run.set_doing("starting")?;
         self.announce(settings);
+        self.note_beginning(number, &spec);
         self.begin_command(&spec);
         let launched = self.launch(number, &spec).await;
         if matches!(launched, Err(Error::Interrupted)) {
@@ -60,9 +61,10 @@ impl Supervisor<'_> {
             .spec_of(number)
             .unwrap_or_else(|| self.template.spec(self.engine, self.run.folder.path(), number, settings));
         let launch = self.launch_of(number, &spec);
-        let mut log = JobLog::open(&self.run.folder.attempt(number).log(), attempt.log)?;
+        let path = self.run.folder.attempt(number).log();
+        let mut log = JobLog::open(&path, attempt.log)?;
         events.begin_attempt(number);
-        self.metrics = self.workload().metrics_reader();
+        self.restore_metrics_reader(&path, log.position().bytes);
         let job = match self.engine.find(&launch, attempt.container.as_deref(), attempt.log.as_ref()).await? {
             FoundJob::Job(job) => {
                 self.replay_recorded();
@@ -91,6 +93,45 @@ impl Supervisor<'_> {
         self.begin_command(&spec);
         self.announce(settings);
         self.watch_to_end(job, log, &spec, events).await
+    }
+
+    /// Says what the next attempt changes, and returns it with what that changes about the training result.
+    pub(super) fn announce_retry(&self, action: String, batch: u32) -> String {
+        let template = &self.template;
+        if let Some(change) = template.effective_batch_change(batch) {
+            let action = format!("{action}, {change} (changes the training result)");
+            self.reporter.note(&format!("retrying: {action}"));
+            return action;
+        }
+        let (accum, effective) = (template.accum(batch), template.effective_batch(batch));
+        self.reporter.note(&format!("retrying: {action} (accum {accum}, effective batch {effective} as before)"));
+        action
+    }
+
+    /// Says why a command that was started before does not continue from a checkpoint.
+    fn note_beginning(&self, number: u32, spec: &JobSpec) {
+        let (Some(command), JobSpec::Command(spec)) = (self.template.pipeline.command(), spec) else { return };
+        let resumes = spec.env.get("PIPE_RESUME").is_some_and(|checkpoint| !checkpoint.is_empty());
+        if number == 1 || resumes {
+            return;
+        }
+        let why = match &command.checkpoints {
+            Some(checkpoints) => job_spec::nothing_to_resume(&self.run.folder.output(), checkpoints),
+            None if command.has_batch() => "the pipeline has no `checkpoints`".to_owned(),
+            None => return,
+        };
+        self.reporter.note(&format!("starting from the beginning: {why}"));
+    }
+
+    /// The changes to the training result that these settings make.
+    fn changes(&self, settings: &Settings) -> Vec<String> {
+        let template = &self.template;
+        match self.workload().is_trainer() {
+            true => {
+                template.pipeline.on_oom.then.iter().take(settings.changes).map(|change| change.0.clone()).collect()
+            }
+            false => template.effective_batch_change(settings.batch).into_iter().collect(),
+        }
     }
 
     fn announce(&mut self, settings: &Settings) {

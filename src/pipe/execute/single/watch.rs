@@ -3,7 +3,7 @@
 //! `run.json` keeps a summary of the events.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -109,7 +109,15 @@ impl Supervisor<'_> {
         let last = self.metrics.as_mut().and_then(Reader::end);
         let drained = self.record_metrics(last.into_iter().collect(), log, events);
         watched = watched.and(drained);
-        let ending = job.handle.ending().await?;
+        let ending = match job.handle.ending().await {
+            Ok(ending) => ending,
+            // The next process that resumes the run asks it again.
+            Err(error @ Error::EngineLost { .. }) => return Err(error),
+            Err(error) => {
+                job.handle.remove().await.ok();
+                return Err(error);
+            }
+        };
         let drained = self.drain(&mut job_events, events);
         watched?;
         drained?;
@@ -221,11 +229,22 @@ impl Supervisor<'_> {
         let mut output = first_process::Output::of(launch, Some(&log.position()));
         let mut job_events = JobEvents::open(&self.attempt_folder());
         loop {
-            let lines = output.next();
+            let mut lines = output.next();
+            let is_end = lines.is_empty();
+            lines.extend(output.last_line().filter(|_| is_end));
             if lines.is_empty() {
                 return Ok(());
             }
             lines.iter().try_for_each(|line| self.take(line, &mut job_events, log, events, &mut Tail::default()))?;
+        }
+    }
+
+    /// The reader of a command's metrics, as it was after what the log holds: some formats go by earlier lines.
+    pub(super) fn restore_metrics_reader(&mut self, log: &Path, read: u64) {
+        self.metrics = self.workload().metrics_reader();
+        let (Some(reader), Ok(file)) = (&mut self.metrics, File::open(log)) else { return };
+        for line in BufReader::new(file.take(read)).split(b'\n').map_while(Result::ok) {
+            String::from_utf8_lossy(&line).split('\r').for_each(|text| drop(reader.read(text)));
         }
     }
 
@@ -256,7 +275,7 @@ impl Supervisor<'_> {
         }
     }
 
-    fn record(&mut self, event: Event, events: &mut EventLog) -> Result<(), Error> {
+    fn record(&mut self, mut event: Event, events: &mut EventLog) -> Result<(), Error> {
         if !events.is_new(&event) {
             return Ok(());
         }
@@ -264,6 +283,9 @@ impl Supervisor<'_> {
         if lost > 0 {
             let seq = event.seq;
             self.reporter.note(&format!("warning: lost {} before event {seq} of this attempt", count(lost, "event")));
+        }
+        if let EventKind::Warning(warning) = &mut event.kind {
+            warning.message = self.with_host_paths(&warning.message);
         }
         self.note_event(&event);
         let Some(recorded) = events.record(event)? else { return Ok(()) };

@@ -509,8 +509,7 @@ impl<'a> StagesDriver<'a> {
                 None => Ok(()),
             };
         };
-        let reasons =
-            failed.iter().map(|stage| format!("step {}: {}", stage.name, stage.error.as_deref().unwrap_or("failed")));
+        let reasons = failed.iter().map(|stage| format!("step {}: {}", stage.name, watch::failure(stage)));
         let code = first.exit_code.and_then(PipeExit::from_code).unwrap_or(PipeExit::TrainingFailed);
         Err(Error::StagesFailed { id: self.run.state.id.clone(), reasons: reasons.collect(), code })
     }

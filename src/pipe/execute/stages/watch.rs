@@ -8,9 +8,19 @@ use serde_json::json;
 
 use crate::error::Error;
 use crate::execute::children::watcher::Watcher;
+use crate::execute::single::LAST_LINES;
 use crate::report::{ChildLine, Reporter, duration, print_json_line};
 use crate::run::{self, Listed};
 use crate::system::clock::now;
+
+/// The error of a stage without the end of its log, which was shown while it ran.
+pub fn failure(stage: &StageState) -> String {
+    let error = stage.error.as_deref().unwrap_or("no reason is known");
+    match (error.split_once(LAST_LINES), &stage.run) {
+        (Some((reason, _)), Some(run)) => format!("{reason}; `pipe logs {run}` shows its log"),
+        _ => error.to_owned(),
+    }
+}
 
 pub struct StagesWatcher {
     json: bool,
@@ -93,9 +103,7 @@ impl StagesWatcher {
             }
             StageStatus::Unchanged => format!("[{name}] nothing has changed since {run}: not run again"),
             StageStatus::LeftOut => format!("[{name}] left out"),
-            StageStatus::Failed => {
-                format!("[{name}] failed: {}", stage.error.as_deref().unwrap_or("no reason is known"))
-            }
+            StageStatus::Failed => format!("[{name}] failed: {}", failure(stage)),
             StageStatus::Stopped => format!("[{name}] stopped"),
         });
     }

@@ -166,6 +166,7 @@ mod tests {
             loss: 1.0,
             samples: 1,
             ms: 1.0,
+            headline: None,
             scores: [("accuracy".to_owned(), accuracy)].into(),
         })
     }

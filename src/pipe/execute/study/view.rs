@@ -1,6 +1,7 @@
 //! A study for people: the summary of a terminal, the page, the table, the pipeline of its best trial.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use pipe_search::{Trial, best};
 use pipe_spec::study::Study;
@@ -135,6 +136,8 @@ impl StudyView<'_> {
         if !best.is_empty() {
             lines.push(format!("its pipeline: `pipe tune best {}`", self.state.id));
         }
+        let report = crate::run::folder_of(&self.state.id).report();
+        lines.extend(report.is_file().then(|| format!("report: {}", from_here(&report).display())));
         lines
     }
 
@@ -186,7 +189,12 @@ impl StudyView<'_> {
             trials: self.trials,
             importances: importances_of(self.study, self.trials),
             budget: self.budget(),
-            best_file: Some(best_file).filter(|file| file.is_file()).map(|file| file.display().to_string()),
+            best_file: Some(best_file)
+                .filter(|file| file.is_file())
+                .map(|file| {
+                    Some(from_here(&file)).filter(|file| file.is_relative()).unwrap_or(Path::new(id).join(BEST))
+                })
+                .map(|file| file.display().to_string()),
         })
     }
 
@@ -210,6 +218,12 @@ impl StudyView<'_> {
 
 /// Best trials that are named at the end, at most.
 const MOST_BEST: usize = 5;
+
+/// A file of a run as it is called in this folder.
+fn from_here(path: &Path) -> PathBuf {
+    let working = std::env::current_dir().unwrap_or_default();
+    path.strip_prefix(&working).unwrap_or(path).to_owned()
+}
 
 /// A trial for scripts.
 pub fn trial_json(trial: &Trial) -> Value {

@@ -69,7 +69,7 @@ struct Begun {
 
 /// Whether anything has to be prepared.
 pub fn needs_preparation(inputs: &Inputs) -> bool {
-    let is_plain = |input: &Input| Format::from_path(&input.host) == Format::Plain;
+    let is_plain = |input: &Input| Format::of_file(&input.host) == Format::Plain;
     inputs.tokenizer_training.is_some() || !inputs.train.iter().chain(&inputs.eval).all(is_plain)
 }
 
@@ -81,6 +81,10 @@ pub async fn prepare_inputs(
     interrupts: &mut Interrupts,
 ) -> Result<PreparedInputs, Error> {
     let inputs = inputs.clone();
+    for input in inputs.train.iter().chain(&inputs.eval) {
+        let name = input.written.file_name().unwrap_or_default().to_string_lossy();
+        pipe_data::notes(&input.host).iter().for_each(|note| reporter.note(&format!("{name}: {note}")));
+    }
     if !needs_preparation(&inputs) {
         return Ok(PreparedInputs { inputs, held: Vec::new() });
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use pipe_data::{ColumnSelection, Compression, Format, ParquetTable, compressed, guarded};
+use pipe_data::{ColumnSelection, Compression, Format, ParquetTable, compressed, guarded, tables};
 
 use super::entry::{Cache, EntryGuard, KEY_LENGTH, Manifest};
 use super::output::{self, Conversion, Output, Piece, Pieces};
@@ -35,7 +35,7 @@ impl Source {
         selection: &ColumnSelection,
         digests: &mut Digests,
     ) -> Result<Option<Self>, Error> {
-        let format = Format::from_path(&input.host);
+        let format = Format::of_file(&input.host);
         if format == Format::Plain {
             return Ok(None);
         }
@@ -46,6 +46,8 @@ impl Source {
         let pictures = selection.pictures.as_ref().map(|column| format!("{column} in {}", folder.display()));
         let what = match format {
             Format::Parquet => selection.key(),
+            Format::Json | Format::Workbook => format!("csv {}", selection.as_csv()),
+            Format::Encoded(_) => format!("{:?}", pipe_data::text_ending(&input.host)),
             Format::Plain | Format::Compressed(_) => format!("{:?}", pipe_data::inner_ending(&input.host)),
         };
         let key = blake3::hash(format!("{VERSION}\n{digest}\n{format:?}\n{what}\n{pictures:?}").as_bytes());
@@ -64,12 +66,17 @@ impl Source {
         self.named.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
+    /// Whether its rows are written anew, and not its text as it is.
+    fn is_table(&self) -> bool {
+        matches!(self.format, Format::Parquet | Format::Json | Format::Workbook)
+    }
+
     /// The name of the file that is written.
     fn file(&self, selection: &ColumnSelection) -> String {
-        let ending = match self.format {
-            Format::Parquet if selection.as_csv() => "csv",
-            Format::Parquet => "jsonl",
-            Format::Plain | Format::Compressed(_) => pipe_data::inner_ending(&self.host).unwrap_or("jsonl"),
+        let ending = match self.is_table() {
+            true if selection.as_csv() => "csv",
+            true => "jsonl",
+            false => pipe_data::text_ending(&self.host).unwrap_or("jsonl"),
         };
         format!("data.{ending}")
     }
@@ -94,10 +101,10 @@ impl Source {
             // The root of the host cannot be the root of a container.
             beside: Some(self.folder.clone())
                 .filter(|folder| selection.pictures.is_some() && folder.parent().is_some()),
-            numbering: match self.format {
-                Format::Parquet if selection.as_csv() => Numbering::RowsAfterHeader,
-                Format::Parquet => Numbering::Rows,
-                Format::Plain | Format::Compressed(_) => Numbering::SameLines,
+            numbering: match self.is_table() {
+                true if selection.as_csv() => Numbering::RowsAfterHeader,
+                true => Numbering::Rows,
+                false => Numbering::SameLines,
             },
         };
         Ok((prepared, held))
@@ -107,19 +114,20 @@ impl Source {
         let file = self.file(selection);
         let output = match self.format {
             Format::Parquet => self.write_table(job, selection, folder, &file)?,
-            Format::Compressed(compression) => {
-                let needed = match compression {
-                    Compression::Zstd => pipe_data::content_size(&self.host),
-                    Compression::Gzip => None,
+            Format::Compressed(_) | Format::Encoded(_) | Format::Json | Format::Workbook => {
+                let needed = match self.format {
+                    Format::Compressed(Compression::Zstd) => pipe_data::content_size(&self.host),
+                    _ => None,
                 };
                 let mut output = Output::create(job, folder, &file, needed)?;
                 let progress = |bytes| job.set_done(bytes);
                 let read = |_: usize, pieces: &mut Pieces| match &selection.pictures {
+                    _ if self.is_table() => tables::write(job.host, selection, &self.folder, &progress, pieces),
                     Some(column) => {
                         let pictures = (column.as_str(), self.folder.as_path());
-                        compressed::copy_with_pictures(job.host, compression, &progress, pieces, pictures)
+                        compressed::copy_with_pictures(job.host, &progress, pieces, pictures)
                     }
-                    None => compressed::copy(job.host, compression, &progress, pieces),
+                    None => compressed::copy(job.host, &progress, pieces),
                 };
                 output::transfer(1, 1, read, |damage| job.fail(damage), |piece| output.take(piece))?;
                 output

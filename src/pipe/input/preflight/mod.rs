@@ -8,6 +8,7 @@ mod tokenizer;
 
 use std::path::{Path, PathBuf};
 
+use pipe_data::{is_picture, list_pictures};
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::CONFIG;
 use pipe_spec::pipeline::{Arch, Image, Paths, Pipeline, Problems, Task};
@@ -42,7 +43,7 @@ impl Inputs {
             finder.check()?;
             return Ok(Self::none());
         };
-        let task = training.model.arch.task();
+        let task = training.model.task();
         let train = finder.data("data.train", &training.data.train, task);
         let eval = training.data.eval.as_ref().map_or(Vec::new(), |paths| finder.data("data.eval", paths, task));
         let is_text = |input: &Input| input.host.extension().is_none_or(|ending| ending != "safetensors");
@@ -191,10 +192,16 @@ impl<'a> Finder<'a> {
                     let command = command(text).filter(|_| is_missing);
                     let hint =
                         command.map_or(String::new(), |command| format!("; `{command}` makes some to try it with"));
-                    self.problem(key, format!("cannot read {text}: {}{hint}", plain(&error)));
+                    let folder = folder_of_missing(&error, text);
+                    self.problem(key, format!("cannot read {text}: {}{folder}{hint}", plain(&error)));
                 }
                 Ok(meta) if meta.is_dir() => {
                     inputs.extend(self.files_of(&input, key, text, task));
+                    continue;
+                }
+                // A picture by itself, to predict.
+                Ok(_) if task == Task::PictureClasses && is_picture(text) => {
+                    inputs.push(input);
                     continue;
                 }
                 Ok(_) if !has_ending(&input.host, task) => {
@@ -205,7 +212,7 @@ impl<'a> Finder<'a> {
                 Ok(_) => {}
             }
             // Pictures lie beside the file that names them.
-            if task == Task::Contrastive
+            if task.reads_pictures()
                 && let Some(parent) = input.host.parent()
             {
                 input.mount = Some(Mount { host: parent.to_owned(), target });
@@ -222,15 +229,22 @@ impl<'a> Finder<'a> {
             Vec::new()
         });
         let mut names: Vec<PathBuf> = entries.iter().map(|entry| PathBuf::from(entry.file_name())).collect();
-        names.retain(|name| has_ending(name, task) && folder.host.join(name).is_file());
+        names.retain(|name| belongs(name, task) && folder.host.join(name).is_file());
         names.sort();
+        if names.is_empty()
+            && task == Task::PictureClasses
+            && list_pictures(&folder.host).is_ok_and(|all| !all.is_empty())
+        {
+            return vec![folder.clone()];
+        }
         for name in names.iter().filter(|name| name.to_str().is_none()) {
             let name = name.display();
             self.problem(key, format!("the folder {text} has a file whose name is not UTF-8: {name}; rename it"));
         }
         if names.is_empty() {
             let endings = task.endings().join(", .");
-            self.problem(key, format!("the folder {text} has no files for {}: .{endings}", task.name()));
+            let pictures = if task == Task::PictureClasses { "pictures in a folder for each class, " } else { "" };
+            self.problem(key, format!("the folder {text} has no files for {}: {pictures}.{endings}", task.name()));
         }
         let mount = Mount { host: folder.host.clone(), target: folder.mounted.clone() };
         let file = |name: &PathBuf| Input {
@@ -245,7 +259,9 @@ impl<'a> Finder<'a> {
 
     /// Checks the beginning of each file against its name. Missing files were reported before, or will be fetched.
     fn check_files(&mut self, key: &str, inputs: &[Input], columns: &ColumnSelection) {
-        for input in inputs.iter().filter(|input| input.host.metadata().is_ok_and(|meta| meta.len() > 0)) {
+        let is_filled = |path: &Path| path.metadata().is_ok_and(|meta| meta.is_file() && meta.len() > 0);
+        let has_rows = |input: &&Input| is_filled(&input.host) && !input.host.to_str().is_some_and(is_picture);
+        for input in inputs.iter().filter(has_rows) {
             if let Err(why) = data_cache::check(&input.host, columns) {
                 self.problem(key, format!("{}: {why}", input.written.display()));
             }
@@ -380,6 +396,19 @@ fn has_ending(path: &Path, task: Task) -> bool {
     path.file_name().is_some_and(|name| task.takes(&name.to_string_lossy()))
 }
 
+/// Where a relative path that leads to nothing begins: in the working directory, wherever the pipeline lies.
+fn folder_of_missing(error: &std::io::Error, text: &str) -> String {
+    match error.kind() == std::io::ErrorKind::NotFound && !text.starts_with(['/', '$']) {
+        true => format!(" in {}", std::env::current_dir().unwrap_or_default().display()),
+        false => String::new(),
+    }
+}
+
+/// Whether a file of a folder is part of the data.
+fn belongs(path: &Path, task: Task) -> bool {
+    path.file_name().is_some_and(|name| task.takes_in_folder(&name.to_string_lossy()))
+}
+
 /// An I/O error without its number.
 fn plain(error: &std::io::Error) -> String {
     match error.kind() {
@@ -390,11 +419,12 @@ fn plain(error: &std::io::Error) -> String {
 }
 
 /// The folders that these pipelines name, and the commands that fill them.
-const COMMANDS: [(&str, &str); 6] = [
+const COMMANDS: [(&str, &str); 7] = [
     ("data/car-clip", "pipe-trainer data pictures --rows 20000 --seed 1 --size 224 --out data/car-clip"),
     ("data/demo", "pipe-trainer data recipes --rows 2000 --seed 7 --out data/demo"),
     ("data/recipes", "pipe-trainer data recipes --rows 20000 --seed 1 --out data/recipes"),
     ("data/series", "pipe-trainer data series --rows 200000 --features 32 --seed 1 --out data/series"),
+    ("data/table", "pipe-trainer data table --rows 2000 --seed 1 --out data/table"),
     ("data/stories", "pipe-trainer data stories --rows 20000 --seed 1 --out data/stories"),
     ("data/text-hpo", "pipe-trainer data texts --rows 20000 --seed 1 --out data/text-hpo"),
 ];

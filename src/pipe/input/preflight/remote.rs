@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use pipe_spec::pipeline::Task;
 use pipe_spec::{Variables, variables};
 
-use super::{Finder, Input, Mount, has_ending, inside};
+use super::{Finder, Input, Mount, belongs, has_ending, inside};
 use crate::input::hub::{Address, DataAddress, Failure, Hub, Snapshot};
 
 /// The folder that has the config.json of the model `from`, which need have nothing else.
@@ -52,7 +52,7 @@ impl Finder<'_> {
             self.problem(key, format!("found {text}; allowed: {allowed}"));
             return Vec::new();
         };
-        let found = match self.hub.data(&address, |name| has_ending(name, task)) {
+        let found = match self.hub.data(&address, |name| belongs(name, task)) {
             Ok(found) => found,
             Err(failure) => {
                 self.failed(key, failure);
@@ -63,7 +63,7 @@ impl Finder<'_> {
             if !has_ending(name, task) {
                 let endings = task.endings().join(", .");
                 self.problem(key, format!("{}: allowed for {}: .{endings}", name.display(), task.name()));
-            } else if task == Task::Contrastive && names_pictures(name) {
+            } else if task.reads_pictures() && names_pictures(name) {
                 let command = address.repository.download_command();
                 let message = format!(
                     "{text}: pictures that a file names are not fetched from the hub; fetch all of it with `{command} \
@@ -102,5 +102,5 @@ fn names_pictures(path: &Path) -> bool {
     let ending = |path: &Path| path.extension().map(|ending| ending.to_string_lossy().into_owned());
     let packed = ending(path).filter(|ending| ["gz", "zst"].contains(&ending.as_str())).is_some();
     let inner = if packed { path.with_extension("") } else { path.to_owned() };
-    ending(&inner).is_some_and(|ending| ["jsonl", "csv", "tsv"].contains(&ending.as_str()))
+    ending(&inner).is_some_and(|ending| ["jsonl", "csv", "tsv", "json", "xlsx"].contains(&ending.as_str()))
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use pipe_model::ConfigError;
 use pipe_spec::model_folder::{self, CONFIG, TOKENIZER_JSON, TOKENIZER_SETTINGS};
-use pipe_spec::pipeline::{Arch, Model, Training};
+use pipe_spec::pipeline::{Arch, Model, Task, Training};
 use serde_json::{Map, Value};
 
 use super::{Finder, Input, Inputs};
@@ -92,11 +92,11 @@ pub fn to_train(training: &Training, first: Option<&Input>) -> Option<TokenizerT
     };
     let is_text = |role: &str| arch.task().text_roles().any(|text| text == role);
     let fields = training.data.fields.iter().filter(|(role, _)| is_text(role));
-    Some(TokenizerTraining {
-        arch,
-        vocabulary: training.model.config.as_ref().and_then(size),
-        fields: fields.map(|(role, column)| (role.clone(), column.clone())).collect(),
-    })
+    let fields = match training.model.task() {
+        Task::TokenLabels => [("tokens".to_owned(), training.data.field("tokens").to_owned())].into(),
+        _ => fields.map(|(role, column)| (role.clone(), column.clone())).collect(),
+    };
+    Some(TokenizerTraining { arch, vocabulary: training.model.config.as_ref().and_then(size), fields })
 }
 
 /// Within the model's own mount, where links to other files of its repository lead somewhere.
@@ -126,12 +126,12 @@ impl Finder<'_> {
     /// The keys of the pipeline, or those of config.json in the folder where it is there already.
     pub(super) fn model_config(&mut self, model: &Model, folder: Option<&Input>) {
         if let Some(config) = &model.config {
-            if let Some(ConfigError { key, message }) = wrong(model.arch, config) {
+            if let Some(ConfigError { key, message }) = wrong(model, config) {
                 self.problem(&format!("model.config.{key}"), message);
             }
         } else if let Some(folder) = folder
             && let Some(config) = read_config(&folder.host)
-            && let Some(ConfigError { key, message }) = wrong(model.arch, &config)
+            && let Some(ConfigError { key, message }) = wrong(model, &config)
         {
             let file = folder.written.join(CONFIG);
             self.problem("model.from", format!("{}: {key}: {message}", file.display()));
@@ -140,6 +140,7 @@ impl Finder<'_> {
 }
 
 /// The first wrong value of the config. Missing keys are left to the trainer: another trainer may need fewer.
-fn wrong(arch: Arch, config: &Map<String, Value>) -> Option<ConfigError> {
-    pipe_model::read_config(arch, config).err().filter(|error| !error.is_missing())
+fn wrong(model: &Model, config: &Map<String, Value>) -> Option<ConfigError> {
+    let config = pipe_model::with_task(config.clone(), model.task());
+    pipe_model::read_config(model.arch, &config).err().filter(|error| !error.is_missing())
 }

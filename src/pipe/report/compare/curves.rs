@@ -178,6 +178,7 @@ mod tests {
             loss,
             samples: 1,
             ms: 1.0,
+            headline: None,
             scores: [("accuracy".to_owned(), score)].into(),
         };
         let one = [eval(5, 1.0, 0.5), eval(9, 0.8, 0.6)];

@@ -9,7 +9,8 @@ use serde_json::Value;
 use crate::engine::registry;
 
 /// The settings that may change when a run is resumed, besides the sections of engines. None of them changes the training result.
-const CHANGEABLE: [&str; 11] = [
+const CHANGEABLE: [&str; 12] = [
+    "checkpoints",
     "container",
     "data.prefetch",
     "data.workers",

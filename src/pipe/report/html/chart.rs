@@ -8,7 +8,8 @@ use crate::report::bounded;
 
 pub const WIDTH: f64 = 480.0;
 pub const HEIGHT: f64 = 250.0;
-pub const LEFT: f64 = 62.0;
+/// Room for labels such as `184 MiB`, which are larger in small charts.
+pub const LEFT: f64 = 78.0;
 pub const RIGHT: f64 = WIDTH - 22.0;
 /// Over the frame, charts of runs write the numbers of attempts.
 pub const TOP: f64 = 26.0;

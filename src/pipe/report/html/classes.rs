@@ -1,4 +1,4 @@
-//! How well a classifier tells its classes apart: scores of each class, the confusion matrix, and a reliability diagram.
+//! How well a classifier tells its classes apart: the confusion matrix, scores of each class, and a reliability diagram.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,10 +20,17 @@ const NAME: usize = 60;
 pub fn section(run: &Record) -> String {
     let Some(details) = &run.evaluation else { return String::new() };
     let Some(classes) = &details.classes else { return String::new() };
-    let figures = [confusion(classes), calibration(&classes.calibration)].concat();
+    // A matrix of many classes needs the whole width.
+    let wide = if classes.scores.len() > WIDE_COLUMNS { " wide" } else { "" };
+    let calibration = match calibration(&classes.calibration) {
+        figure if figure.is_empty() => figure,
+        figure => format!("<details><summary>Calibration</summary>{figure}</details>"),
+    };
     format!(
-        "<section id=\"classes\"><h2>Classes after step {}</h2>{}<div class=\"figures\">{figures}</div></section>\n",
+        "<section id=\"classes\"><h2>Classes after step {}</h2><div class=\"figures{wide}\">{}<div>{}</div></div>\
+         {calibration}</section>\n",
         details.step,
+        confusion(classes),
         scores(classes)
     )
 }
@@ -145,9 +152,8 @@ fn calibration(calibration: &Calibration) -> String {
         write!(svg, "<text class=\"middle rows\" x=\"{x:.1}\" y=\"{:.1}\">{}</text>", y - 4.0, grouped(bin.rows)).ok();
     }
     let error = share(Some(calibration.error));
-    let caption = format!("Calibration: share right by confidence; expected calibration error {error}");
-    let note = "A bar that ends below the dashed line: the model is too sure; above it: not sure enough. The numbers are \
-                rows, and a bar is darker the more it has.";
+    let caption = format!("Calibration: share right (height) by confidence; expected calibration error {error}");
+    let note = "Below the dashed line the model is too confident, above it not confident enough. Numbers are rows.";
     figure("calibration", &caption, "Share of right predictions by confidence", &svg, note)
 }
 

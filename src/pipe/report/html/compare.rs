@@ -13,7 +13,9 @@ use crate::run::Record;
 pub fn body(runs: &[Record]) -> String {
     let mut html = format!("<header><p class=\"kind\">pipe</p><h1>{} runs compared</h1></header>\n", runs.len());
     html.push_str(&legend(runs));
-    let charts: String = figures::of_all(runs).iter().chain(&figures::of_commands(runs)).map(Chart::svg).collect();
+    let of_commands = figures::of_commands(runs);
+    let charts = figures::of_all(runs);
+    let charts: String = charts.iter().chain(of_commands.iter().map(|(chart, _)| chart)).map(Chart::svg).collect();
     writeln!(
         html,
         "<section id=\"curves\"><h2>Curves</h2><p class=\"note\">Circles: eval &middot; dotted, in the colour of a run that \

@@ -24,8 +24,6 @@ pub struct Chart {
     pub title: String,
     pub unit: Unit,
     pub curves: Vec<Curve>,
-    /// The axis reaches up to here at least.
-    pub top: f64,
     /// Heights that are the same at every step.
     pub levels: Vec<(String, f64)>,
     pub attempts: Vec<AttemptLine>,
@@ -62,7 +60,27 @@ pub fn style(index: usize) -> String {
     format!("c{} d{}", index % 8, index % 5)
 }
 
+/// Values that differ by less than this share of the largest are one height; memory is where it differs by less than that.
+const FLAT: f64 = 0.01;
+const FLAT_MEMORY: f64 = 0.1;
+
 impl Chart {
+    /// Whether its curves stay at one height, or there is nothing to show.
+    pub fn is_flat(&self) -> bool {
+        let share = if self.unit == Unit::Bytes { FLAT_MEMORY } else { FLAT };
+        let is_flat = |curve: &Curve| {
+            let heights = || curve.points.iter().map(|point| point.1);
+            let (low, high) = (heights().fold(f64::INFINITY, f64::min), heights().fold(f64::NEG_INFINITY, f64::max));
+            curve.points.len() < 2 || high - low <= share * high.abs().max(low.abs())
+        };
+        self.curves.iter().all(is_flat)
+    }
+
+    /// Whether a curve is drawn light, with its running mean over it.
+    pub fn has_mean(&self) -> bool {
+        self.curves.iter().any(Curve::is_faint)
+    }
+
     /// The figure, or a line that says that there is nothing to show.
     pub fn svg(&self) -> String {
         let all = || self.curves.iter().flat_map(|curve| &curve.points);
@@ -71,9 +89,13 @@ impl Chart {
             return empty(&self.key, &title, "Nothing was recorded.");
         }
         let heights = || all().map(|point| point.1).chain(self.levels.iter().map(|level| level.1));
-        let low = heights().fold(0.0, f64::min);
+        let low = heights().fold(f64::INFINITY, f64::min);
         let high = heights().fold(f64::NEG_INFINITY, f64::max);
-        let y = Axis::around(low, if self.top > 0.0 { high.max(self.top) } else { high }, self.unit);
+        // An axis from 0 hides the progress of values that all lie far above it.
+        let from_zero = self.unit == Unit::Bytes || low < high / 2.0 || low == high;
+        let low = if low > 0.0 && from_zero { 0.0 } else { low };
+        let high = if high < 0.0 && low == high { 0.0 } else { high };
+        let y = Axis::around(low, high, self.unit);
         let ends = all().map(|point| point.0).chain(self.attempts.iter().map(|attempt| attempt.step));
         let x = Axis::counted(ends.fold(0.0, f64::max));
         let frame = Frame { x, y, name: "step".to_owned(), lane: false };
@@ -106,10 +128,14 @@ impl AttemptLine {
 }
 
 impl Curve {
+    fn is_faint(&self) -> bool {
+        self.look == Look::Noisy && self.points.len() >= NOISY_POINTS
+    }
+
     fn draw(&self, svg: &mut String, frame: &Frame) {
         let points = thin(&self.points, MAX_POINTS);
         let dots = self.look == Look::Dots || points.len() == 1;
-        let faint = self.look == Look::Noisy && self.points.len() >= NOISY_POINTS;
+        let faint = self.is_faint();
         write!(svg, "<g class=\"curve {}\"><title>{}</title>", style(self.style), escape(&self.name)).ok();
         if !dots {
             frame.polyline(svg, if faint { " class=\"faint\"" } else { "" }, &points);
@@ -177,7 +203,6 @@ mod tests {
             title: "Loss".to_owned(),
             unit: Unit::Number,
             curves: vec![curve],
-            top: 0.0,
             levels: Vec::new(),
             attempts,
         }
@@ -200,7 +225,28 @@ mod tests {
         assert!(svg.contains("class=\"mark own c1 d1\"") && svg.contains("attempt 1-3 of a&lt;b begins"), "{svg}");
         let positions: Vec<&str> =
             svg.split("\" y=\"14\">1-3</text>").filter_map(|part| part.rsplit("x=\"").next()).collect();
-        assert_eq!(positions[..3], ["62.0", "98.0", "299.6"], "{svg}");
+        assert_eq!(positions[..3], ["78.0", "114.0", "306.0"], "{svg}");
+    }
+
+    #[test]
+    fn an_axis_starts_at_zero_only_where_that_hides_nothing() {
+        let first_tick = |heights: [f64; 2]| {
+            let svg = chart(vec![(1.0, heights[0]), (2.0, heights[1])]).svg();
+            let tick = svg.split("<text class=\"end\"").nth(1).and_then(|text| text.split(['>', '<']).nth(1));
+            tick.unwrap_or_default().to_owned()
+        };
+        for (heights, want) in [([0.1, 0.9], "0"), ([2.0, 2.2], "2.00"), ([-1.0, 1.0], "-1.0"), ([3.0, 3.0], "0")] {
+            assert_eq!(first_tick(heights), want, "{heights:?}");
+        }
+    }
+
+    #[test]
+    fn curves_at_one_height() {
+        let is_flat = |heights: &[f64]| chart((1..).map(f64::from).zip(heights.iter().copied()).collect()).is_flat();
+        for (heights, want) in [(&[][..], true), (&[1.0], true), (&[1.0, 1.005], true), (&[1.0, 1.1], false)] {
+            assert_eq!(is_flat(heights), want, "{heights:?}");
+        }
+        assert!(is_flat(&[0.0, 0.0]) && !is_flat(&[0.0, 0.1]));
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Examples of the evaluation data: texts that the model wrote, and pictures with the texts that it finds most similar.
+//! Examples of the evaluation data: rows that a classifier got wrong, texts that the model wrote, and pictures with the texts
+//! that it finds most similar.
 
 use std::fmt::Write;
 
-use pipe_spec::evaluation::{RetrievalExample, RetrievedCaption};
+use pipe_spec::evaluation::{Mistake, RetrievalExample, RetrievedCaption};
 use pipe_spec::event::Sample;
 
 use super::markup::escape;
@@ -13,6 +14,37 @@ use crate::run::Record;
 const LONGEST: usize = 2000;
 /// Rows of which texts are shown.
 const MOST_ROWS: usize = 20;
+
+/// The rows of the evaluation data for which a classifier was surest of a wrong class.
+pub fn mistakes(run: &Record) -> String {
+    let Some(details) = run.evaluation.as_ref().filter(|details| !details.mistakes.is_empty()) else {
+        return String::new();
+    };
+    let mut html =
+        "<section id=\"mistakes\"><h2>Most confident mistakes</h2><p class=\"note\">Held-out rows for which the model \
+                    gave the highest probability to a wrong class. Wrong labels in the data show up here too.</p>\
+                    <div class=\"examples\">"
+            .to_owned();
+    details.mistakes.iter().take(Mistake::MOST).for_each(|mistake| wrong_card(&mut html, mistake));
+    html.push_str("</div></section>\n");
+    html
+}
+
+fn wrong_card(html: &mut String, mistake: &Mistake) {
+    let Mistake { rows: [first, last], text, picture, class, predicted, confidence } = mistake;
+    let rows = if first == last { format!("row {first}") } else { format!("rows {first} to {last}") };
+    html.push_str("<div class=\"example\">");
+    if is_base64(picture) {
+        write!(html, "<img alt=\"{rows}\" src=\"data:image/png;base64,{picture}\">").ok();
+    }
+    let sure = if (0.0..=1.0).contains(confidence) { format!("{:.0} %", confidence * 100.0) } else { "-".to_owned() };
+    let (class, predicted) = (shown(class), shown(predicted));
+    write!(html, "<div><h3><span class=\"wrong\">{predicted} <small>{sure}</small></span> instead of {class}</h3>")
+        .ok();
+    // The trainer has cut a text of this length.
+    let text = escape(&bounded(text, Mistake::TEXT - 1));
+    write!(html, "<p>{text}</p><p class=\"note\">{rows} of the data</p></div></div>").ok();
+}
 
 /// The texts that the model wrote: input, expected text, and its text after the first evaluation and after the last.
 pub fn generated(run: &Record) -> String {
@@ -180,6 +212,27 @@ mod tests {
         assert_eq!(html.matches("class=\"sample\"").count(), MOST_ROWS);
         assert!(html.contains("10 more are in events.jsonl") && html.contains("&lt;i&gt;0") && !html.contains("<i>"));
         assert!(html.len() < MOST_ROWS * (LONGEST + 500), "{}", html.len());
+    }
+
+    #[test]
+    fn the_surest_mistakes() {
+        let mistake = |text: &str, rows| Mistake {
+            rows,
+            text: text.to_owned(),
+            class: "<a>".to_owned(),
+            predicted: "b".to_owned(),
+            confidence: 0.987,
+            ..Mistake::default()
+        };
+        let all =
+            [mistake("x < y", [3, 3]), mistake(&"z".repeat(90_000), [4, 9])].into_iter().cycle().take(50).collect();
+        let evaluation = Some(EvaluationDetails { mistakes: all, ..EvaluationDetails::default() });
+        let html = mistakes(&Record { evaluation, ..Record::default() });
+        assert_eq!(html.matches("class=\"example\"").count(), Mistake::MOST);
+        assert!(html.contains("b <small>99 %</small></span> instead of &lt;a&gt;</h3><p>x &lt; y</p>"), "{html}");
+        assert!(html.contains("row 3 of the data") && html.contains("rows 4 to 9 of the data"), "{html}");
+        assert!(html.len() < 10_000, "{}", html.len());
+        assert_eq!(mistakes(&Record::default()), "");
     }
 
     fn retrieved_page(example: RetrievalExample, count: usize) -> String {

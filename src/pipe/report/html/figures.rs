@@ -1,10 +1,10 @@
-//! The charts of runs: loss, learning rate, gradient norm, throughput, memory, and every metric of their evaluations.
+//! The charts of runs: loss, every metric of their evaluations, learning rate, gradient norm, throughput, memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pipe_spec::event::{Eval, Step};
 use pipe_spec::pipeline::Metric;
-use pipe_spec::text::human_bytes;
+use pipe_spec::text::{count, human_bytes};
 
 use super::axis::Unit;
 use super::chart::Point;
@@ -16,6 +16,9 @@ const EVALUATION_STYLE: usize = 25;
 /// A job may report any number of metrics.
 const MOST_METRICS: usize = 24;
 const THROUGHPUT: &str = "throughput";
+const WAITING: &str = "waiting";
+/// The share of the capacity from which on it is drawn.
+const NEAR: f64 = 0.25;
 const PARTS: &str = "parts";
 
 type Get = fn(&Step) -> f64;
@@ -34,7 +37,7 @@ const FIGURES: [Figure; 7] = [
     figure("norm", "Gradient norm", Look::Noisy, |step| step.grad_norm),
     figure(THROUGHPUT, "Throughput", Look::Noisy, Step::tokens_per_second),
     Figure { unit: Unit::Bytes, ..figure("memory", "Peak memory", Look::Line, |step| step.peak as f64) },
-    figure("waiting", "Waiting for data, percent of a step", Look::Noisy, waiting),
+    figure(WAITING, "Waiting for data, percent of a step", Look::Noisy, waiting),
     figure(PARTS, "Parts of a step", Look::Noisy, |step| f64::from(step.parts)),
 ];
 
@@ -86,7 +89,65 @@ pub fn of_all(runs: &[Record]) -> Vec<Chart> {
     drawn(&every).map(draw).collect()
 }
 
-/// The section with a chart for each metric of the evaluations; empty where there are none.
+/// The section of one run: the loss large with the scores beside it, then curves that change; the others are folded away.
+pub fn section(run: &Record) -> String {
+    let mut charts = charts(run).into_iter();
+    let (first, rest) = (charts.next(), charts.collect::<Vec<_>>());
+    let has_mean = first.iter().chain(&rest).any(|(chart, _)| chart.has_mean());
+    let first = first.map_or(String::new(), |(chart, _)| chart.svg());
+    let (folded, shown): (Vec<_>, Vec<_>) = rest.iter().partition(|(_, is_folded)| *is_folded);
+    let draw = |charts: &[&(Chart, bool)]| -> String {
+        let charts: String = charts.iter().map(|(chart, _)| chart.svg()).collect();
+        if charts.is_empty() { charts } else { format!("<div class=\"figures small\">{charts}</div>") }
+    };
+    let summary = format!("<summary>{}</summary>", count(folded.len(), "more curve"));
+    let folded =
+        if folded.is_empty() { String::new() } else { format!("<details>{summary}{}</details>", draw(&folded)) };
+    let (legend, scores, shown) = (legend(run, has_mean), super::run::scores(run), draw(&shown));
+    format!(
+        "<section id=\"curves\"><h2>Curves</h2>{legend}<div class=\"main\">{first}{scores}</div>{shown}{folded}</section>\n"
+    )
+}
+
+/// The charts of a run, the most important first, each with whether it is folded away.
+fn charts(run: &Record) -> Vec<(Chart, bool)> {
+    let runs = std::slice::from_ref(run);
+    let (commands, mut own) = (of_commands(runs), of_one(run));
+    if run.history.steps.is_empty() {
+        own.truncate(usize::from(commands.is_empty()));
+    }
+    let at = own.len().min(1);
+    own.splice(at..at, of_metrics(runs));
+    let own = own.into_iter().map(|chart| (chart, 0));
+    let fold = |(chart, rank): (Chart, u8)| {
+        let is_folded = rank == CLOCK || chart.is_flat() || is_idle(&chart);
+        (chart, is_folded)
+    };
+    commands.into_iter().chain(own).map(fold).collect()
+}
+
+/// The meaning of what is drawn.
+fn legend(run: &Record, has_mean: bool) -> String {
+    let eval = "<span class=\"curve c1\"><svg viewBox=\"0 0 14 10\" aria-hidden=\"true\">\
+                <circle cx=\"7\" cy=\"5\" r=\"3.5\"/></svg> evaluation</span>";
+    let retried = run.state.as_ref().is_some_and(|state| state.attempts().len() > 1);
+    let mut keys: Vec<&str> = Vec::new();
+    keys.extend((!run.history.evals.is_empty()).then_some(eval));
+    keys.extend(has_mean.then_some(super::curve::RUNNING_MEAN_NOTE));
+    keys.extend(retried.then_some("dotted: start of an attempt, with its number"));
+    if keys.is_empty() { String::new() } else { format!("<p class=\"note\">{}</p>", keys.join(" &middot; ")) }
+}
+
+/// Percent of a step that nobody notices.
+const IDLE: f64 = 5.0;
+
+/// Whether it shows that nothing waits for data.
+fn is_idle(chart: &Chart) -> bool {
+    let mean = |curve: &Curve| curve.points.iter().map(|point| point.1).sum::<f64>() / curve.points.len().max(1) as f64;
+    chart.key == WAITING && chart.curves.iter().all(|curve| mean(curve) < IDLE)
+}
+
+/// The section with a chart for each metric of the evaluations of several runs; empty where there are none.
 pub fn metrics(runs: &[Record]) -> String {
     let charts: String = of_metrics(runs).iter().map(Chart::svg).collect();
     if charts.is_empty() {
@@ -99,23 +160,23 @@ pub fn metrics(runs: &[Record]) -> String {
 
 /// A chart for each metric of the evaluations, of one run or of several.
 fn of_metrics(runs: &[Record]) -> Vec<Chart> {
-    let evaluations = runs.iter().flat_map(|run| &run.history.evals);
-    let names: BTreeSet<&str> = evaluations.flat_map(Eval::shown_scores).map(|(name, _)| name).collect();
+    let evaluations = || runs.iter().flat_map(|run| &run.history.evals);
+    let names: BTreeSet<&str> = evaluations().flat_map(Eval::shown_scores).map(|(name, _)| name).collect();
+    let mut names: Vec<&str> = names.into_iter().collect();
+    // The one that says most comes first.
+    let first = evaluations().last().and_then(|eval| eval.headline.as_ref()).map(|headline| headline.metric.as_str());
+    names.sort_by_key(|name| Some(*name) != first);
     let draw = |name: &&str| {
         let curve = |(style, run): (usize, &Record)| {
             let points = evals(run, |eval| eval.scores.get(*name).copied());
             let style = if runs.len() == 1 { EVALUATION_STYLE } else { style };
             Curve { name: run.id.clone(), points, style, look: Look::Marked }
         };
-        let curves: Vec<Curve> = runs.iter().enumerate().map(curve).collect();
-        let is_share = curves.iter().flat_map(|curve| &curve.points).all(|point| (-1.0..=1.0).contains(&point.1));
         Chart {
             key: format!("metric-{}", plain(name)),
             title: metric_title(name),
             unit: Unit::Number,
-            curves,
-            // Shares are easier to compare on one scale.
-            top: if is_share && !Metric::less_is_better(name) { 1.0 } else { 0.0 },
+            curves: runs.iter().enumerate().map(curve).collect(),
             levels: Vec::new(),
             attempts: Vec::new(),
         }
@@ -123,42 +184,51 @@ fn of_metrics(runs: &[Record]) -> Vec<Chart> {
     names.iter().take(MOST_METRICS).map(draw).collect()
 }
 
-/// A figure for each metric of commands, those of evaluations last.
-pub fn of_commands(runs: &[Record]) -> Vec<Chart> {
+/// How early a metric of a command is shown: its loss, those of its evaluations, the others, and at last those about the clock.
+fn rank(name: &str) -> u8 {
+    let is_clock =
+        ["runtime", "per_second", "epoch", "flos", "time", "tokens_seen"].iter().any(|word| name.contains(word));
+    match name {
+        _ if is_clock => CLOCK,
+        "loss" => 0,
+        "eval_loss" | "val_loss" => 1,
+        _ if name.starts_with("eval_") || name.starts_with("val_") => 2,
+        _ if name.contains("loss") => 3,
+        _ => 4,
+    }
+}
+
+const CLOCK: u8 = 5;
+
+/// A figure for each metric of commands, with its rank.
+pub fn of_commands(runs: &[Record]) -> Vec<(Chart, u8)> {
     let all = runs.iter().flat_map(|run| &run.history.metrics).flat_map(|metrics| metrics.values.keys());
-    let names: BTreeSet<(bool, &String)> = all.map(|name| (name.starts_with("eval_"), name)).collect();
-    let draw = |(_, name): &(bool, &String)| {
+    let names: BTreeSet<(u8, &String)> = all.map(|name| (rank(name), name)).collect();
+    let draw = |(rank, name): &(u8, &String)| {
         let curve = |(style, run): (usize, &Record)| {
             // A step that is done again says it again: the last time counts.
             let values =
                 run.history.metrics.iter().filter_map(|metrics| Some((metrics.step, *metrics.values.get(*name)?)));
             let by_step: BTreeMap<u64, f64> = values.collect();
             let points = by_step.into_iter().map(|(step, value)| (step as f64, value)).filter_map(drawable).collect();
-            Curve { name: run.id.clone(), points, style, look: Look::Line }
+            Curve { name: run.id.clone(), points, style, look: if *rank == 0 { Look::Noisy } else { Look::Line } }
         };
-        Chart {
+        let chart = Chart {
             key: format!("command-{}", plain(name)),
             title: metric_title(name),
             unit: Unit::Number,
             curves: runs.iter().enumerate().map(curve).collect(),
-            top: 0.0,
             levels: Vec::new(),
             attempts: if let [run] = runs { attempt_lines(run, None) } else { Vec::new() },
-        }
+        };
+        (chart, *rank)
     };
     names.iter().take(MOST_METRICS).map(draw).collect()
 }
 
 /// The name of a metric as papers write it.
 fn metric_title(name: &str) -> String {
-    match name {
-        "mcc" | "mse" => return name.to_uppercase(),
-        "rouge_l" => return "ROUGE-L".to_owned(),
-        "lr" => return "Learning rate".to_owned(),
-        "f1" | "macro_f1" => return name.replace("macro_", "Macro ").replace("f1", "F1"),
-        _ => {}
-    }
-    let words = name.replace("recall_", "recall@").replace('_', " ");
+    let words = Metric::title(name);
     let mut letters = words.chars();
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
@@ -172,14 +242,19 @@ fn chart(figure: &Figure, curves: Vec<Curve>, runs: &[&Record], attempts: Vec<At
     let mut capacities: Vec<u64> = runs.iter().filter_map(|run| run.history.capacity()).collect();
     capacities.sort_unstable();
     capacities.dedup();
-    let levels = capacities
-        .iter()
-        .filter(|_| figure.key == "memory")
-        .map(|bytes| (format!("capacity {}", human_bytes(*bytes)), *bytes as f64));
-    let levels = levels.collect();
+    let capacity = |bytes: &u64| (format!("capacity: {}", human_bytes(*bytes)), *bytes as f64);
+    let mut levels: Vec<(String, f64)> = capacities.iter().filter(|_| figure.key == "memory").map(capacity).collect();
     let Figure { key, title, unit, .. } = *figure;
-    let title = if key == THROUGHPUT { format!("{title}, {} per second", counted(runs)) } else { title.to_owned() };
-    Chart { key: key.to_owned(), title, unit, curves, top: 0.0, levels, attempts }
+    let mut title = if key == THROUGHPUT { format!("{title}, {} per second", counted(runs)) } else { title.to_owned() };
+    let highest = curves.iter().flat_map(|curve| &curve.points).map(|point| point.1).fold(0.0, f64::max);
+    // A line far above the curve would press it flat.
+    if let [(name, bytes)] = &levels[..]
+        && highest < bytes * NEAR
+    {
+        title = format!("{title}; {name}");
+        levels.clear();
+    }
+    Chart { key: key.to_owned(), title, unit, curves, levels, attempts }
 }
 
 /// The unit in which the speed of all runs is counted.
@@ -210,7 +285,7 @@ fn drawable((step, height): Point) -> Option<Point> {
     (height.abs() < 1e100).then_some((step, height))
 }
 
-/// Where attempts begin; those that begin at the same step share a mark. With `style` it is one run of several.
+/// Where attempts begin, if there are several; those that begin at the same step share a mark. With `style` it is one run of several.
 fn attempt_lines(run: &Record, style: Option<usize>) -> Vec<AttemptLine> {
     let mut begins: BTreeMap<u32, u64> = BTreeMap::new();
     let mut done = 0;
@@ -220,6 +295,9 @@ fn attempt_lines(run: &Record, style: Option<usize>) -> Vec<AttemptLine> {
     }
     for (number, started) in &run.history.started {
         begins.insert(*number, started.resumed_from.unwrap_or(0));
+    }
+    if begins.len() < 2 {
+        return Vec::new();
     }
     let mut at: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     begins.into_iter().for_each(|(number, step)| at.entry(step).or_default().push(number));
@@ -257,6 +335,7 @@ mod tests {
     fn titles_of_metrics() {
         for (name, want) in [
             ("accuracy", "Accuracy"),
+            ("mse", "Mean squared error"),
             ("macro_f1", "Macro F1"),
             ("mcc", "MCC"),
             ("rouge_l", "ROUGE-L"),
@@ -267,6 +346,14 @@ mod tests {
             assert_eq!(metric_title(name), want);
         }
         assert_eq!(crate::report::html::curve::style(EVALUATION_STYLE), "c1 d0");
+    }
+
+    #[test]
+    fn metrics_of_commands_have_an_order() {
+        let mut names = ["epoch", "eval_accuracy", "eval_loss", "eval_runtime", "grad_norm", "loss", "train_loss"];
+        names.sort_by_key(|name| rank(name));
+        let want = ["loss", "eval_loss", "eval_accuracy", "train_loss", "grad_norm", "epoch", "eval_runtime"];
+        assert_eq!(names, want);
     }
 
     #[test]

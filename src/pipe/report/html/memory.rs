@@ -12,8 +12,12 @@ use crate::engine::registry;
 use crate::fit::forecast::{Forecast, Forecaster};
 use crate::run::Record;
 
-/// The section; nothing where no prediction can be made.
+/// The section; nothing where no prediction can be made. On the CPU none is: what `pipe plan` predicts is tensors on a card,
+/// and what is measured is the whole process.
 pub fn section(run: &Record, variables: &Variables) -> String {
+    if on_cpu(run) {
+        return String::new();
+    }
     let Some(forecast) = forecast(run, variables) else { return String::new() };
     let measured = run.peak_memory();
     let capacity = run.history.capacity();
@@ -34,7 +38,7 @@ pub fn section(run: &Record, variables: &Variables) -> String {
     rows.push(vec!["<b>predicted peak</b>".to_owned(), format!("<b>{}</b>", human_bytes(forecast.allocated))]);
     if let Some(measured) = measured {
         let off = (measured as f64 / forecast.allocated.max(1) as f64 - 1.0) * 100.0;
-        let off = if off.abs() < 1000.0 && !on_cpu(run) { format!(" ({off:+.1}%)") } else { String::new() };
+        let off = if off.abs() < 1000.0 { format!(" ({off:+.1}%)") } else { String::new() };
         rows.push(vec!["<b>measured peak</b>".to_owned(), format!("<b>{}</b>{off}", human_bytes(measured))]);
     }
     html.push_str(&table(&["part", "memory"], &rows));
@@ -54,9 +58,8 @@ fn forecast(run: &Record, variables: &Variables) -> Option<Forecast> {
     if let Some(batch) = last.and_then(|attempt| NonZeroU32::new(attempt.batch)) {
         training.train.batch = BatchSetting::Fixed(batch);
     }
-    // `checkpointing: auto` depends on the capacity. On the CPU nothing is computed again.
-    let capacity = run.history.capacity().filter(|_| !on_cpu(run));
-    training.memory.limit = capacity.map(|bytes| Limit::Size(ByteSize(bytes)));
+    // `checkpointing: auto` depends on the capacity.
+    training.memory.limit = run.history.capacity().map(|bytes| Limit::Size(ByteSize(bytes)));
     let ranks = run.history.started.last().map_or(1, |(_, started)| started.ranks.max(1));
     Forecaster::new(training, &config).with_ranks(ranks).forecast(None).ok()
 }
@@ -109,14 +112,10 @@ fn bars(forecast: &Forecast, measured: Option<u64>, capacity: Option<u64>) -> St
 }
 
 fn notes(run: &Record, forecast: &Forecast) -> Vec<String> {
-    let mut notes: Vec<String> = Vec::new();
-    notes.push(if on_cpu(run) {
-        "The prediction is of tensors on a card; on the CPU, the whole process was measured, libtorch included."
-            .to_owned()
-    } else {
-        let context = human_bytes(forecast.breakdown.context);
-        format!("Both are what torch's allocator hands out; the process holds about {context} of the card beside it.")
-    });
+    let context = human_bytes(forecast.breakdown.context);
+    let mut notes = vec![format!(
+        "Both are what torch's allocator hands out; the process holds about {context} of the card beside it."
+    )];
     let changed = run.state.iter().flat_map(|state| state.attempts().last()).flat_map(|attempt| &attempt.changes);
     let changed: Vec<&str> = changed.map(String::as_str).collect();
     if !changed.is_empty() {

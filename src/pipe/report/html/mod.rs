@@ -55,34 +55,19 @@ fn whole(title: &str, body: &str) -> String {
 
 fn one(run: &Record, variables: &Variables) -> String {
     if let Some(state) = run.state.as_ref().filter(|state| !state.stages().is_empty()) {
-        return [run::heading(run), stages::section(state), run::files(run)].concat();
+        return [run::heading(run), stages::section(state, &run.stage_answers), run::files(run)].concat();
     }
-    let charts = if run.history.metrics.is_empty() {
-        figures::of_one(run)
-    } else {
-        figures::of_commands(std::slice::from_ref(run))
-    };
-    let charts: String = charts.iter().map(curve::Chart::svg).collect();
-    let eval = if run.history.evals.is_empty() {
-        ""
-    } else {
-        "<span class=\"curve c1\"><svg viewBox=\"0 0 14 10\" aria-hidden=\"true\">\
-         <circle cx=\"7\" cy=\"5\" r=\"3.5\"/></svg> eval</span> &middot; "
-    };
-    let key = format!(
-        "<p class=\"note\">{eval}dotted: start of an attempt, with its number &middot; {}</p>",
-        curve::RUNNING_MEAN_NOTE
-    );
     [
         run::heading(run),
-        run.state.as_ref().map_or(String::new(), run::attempts),
-        run::ranks(run),
-        format!("<section id=\"curves\"><h2>Curves</h2>{key}<div class=\"figures\">{charts}</div></section>\n"),
-        figures::metrics(std::slice::from_ref(run)),
         classes::section(run),
+        examples::mistakes(run),
         examples::retrieved(run),
         examples::generated(run),
+        figures::section(run),
+        run.state.as_ref().map_or(String::new(), run::attempts),
+        run::ranks(run),
         memory::section(run, variables),
+        run::machine(run),
         run::warnings(run),
         run::files(run),
     ]

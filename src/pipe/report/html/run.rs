@@ -1,12 +1,15 @@
-//! The text sections of the page of one run: heading, attempts, ranks, warnings, files.
+//! The text sections of the page of one run: heading, scores, attempts, ranks, machine, warnings, files.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use pipe_spec::pipeline::Metric;
+use pipe_spec::run::{Evaluation, RunResult};
 use pipe_spec::text::{count, human_bytes};
 use pipe_spec::{Attempt, Cause, Outcome, RunState};
 
 use super::markup::{escape, prose, table};
-use crate::report::{duration, figure, grouped, steps as attempt_steps};
+use crate::report::{answer, bounded, duration, figure, grouped, steps as attempt_steps};
 use crate::run::{Record, result};
 use crate::system::clock::minutes_utc;
 
@@ -18,25 +21,73 @@ pub fn heading(run: &Record) -> String {
         let mut facts = vec![format!("engine {}", escape(&state.engine))];
         facts.extend(minutes_utc(state.created).map(|when| format!("began {when}")));
         facts.extend(run.seconds().map(|seconds| format!("took {}", duration(seconds))));
-        facts.extend((state.stages().is_empty()).then(|| format!("effective batch {}", state.effective_batch())));
-        if let Some((_, started)) = run.history.started.last() {
-            facts.push(format!("{} parameters on {}", grouped(started.params), escape(&started.device)));
-        }
+        facts.extend((state.stages().is_empty()).then(|| escape(&effective_batch(state))));
+        facts.extend(steps(run).map(|steps| format!("steps: {steps}")));
+        facts.extend(Some(state.attempts().len()).filter(|count| *count > 1).map(|count| format!("{count} attempts")));
         write!(html, "{}</p>", facts.join(" &middot; ")).ok();
-        if let Some(why) = state.result().and_then(|result| result.stopped_early.as_ref()) {
-            write!(html, "<p class=\"note\">stopped early: {}</p>", escape(why)).ok();
-        }
         if let Some(error) = &state.error {
             write!(html, "<p class=\"error\">{}</p>", escape(error)).ok();
         }
     }
     html.push_str(&missing(run));
-    let tiles: String = results(run)
-        .iter()
-        .map(|(name, value)| format!("<div><dt>{}</dt><dd>{}</dd></div>", escape(name), escape(value)))
-        .collect();
-    writeln!(html, "<dl class=\"tiles\">{tiles}</dl></header>").ok();
+    html.push_str(&hero(run));
+    html.push_str("</header>\n");
     html
+}
+
+/// How good the model is, in a sentence, with bars for it and for an answer that ignores the input.
+fn hero(run: &Record) -> String {
+    let Some(found) = run.answer() else { return String::new() };
+    let mut html = format!("<div class=\"hero\"><p class=\"sentence\">{}.</p>", escape(&answer::sentence(&found)));
+    if let Some(baseline) = found.baseline.as_ref().filter(|baseline| baseline.value >= 0.0 && found.value >= 0.0) {
+        let less = Metric::less_is_better(&found.metric);
+        let most = if less { baseline.value.max(found.value) } else { baseline.value.max(found.value).max(1.0) };
+        for (class, name, value) in
+            [("own", "this model", found.value), ("other", baseline.name.as_str(), baseline.value)]
+        {
+            let share = if most > 0.0 { value / most * 100.0 } else { 0.0 };
+            write!(
+                html,
+                "<div class=\"against {class}\" style=\"--share:{share:.1}%\"><span>{}</span>",
+                escape(&bounded(name, NAME))
+            )
+            .ok();
+            write!(html, "<i></i><b>{}</b></div>", answer::number(&found.metric, value)).ok();
+        }
+        html.push_str(if less { "<p class=\"note\">lower is better</p>" } else { "" });
+    }
+    if let Some(remark) = answer::remark(&found) {
+        write!(html, "<p class=\"missing\">{}</p>", escape(&remark)).ok();
+    }
+    let result = run.state.as_ref().and_then(|state| state.result());
+    let mut notes: Vec<String> = Vec::new();
+    notes.extend(result.and_then(|result| model_note(result, found.step)));
+    let stopped = result.and_then(|result| result.stopped_early.as_ref());
+    notes.extend(stopped.map(|why| format!("stopped early: {}", escape(why))));
+    if !notes.is_empty() {
+        write!(html, "<p class=\"note\">{}</p>", notes.join(" &middot; ")).ok();
+    }
+    html.push_str("</div>");
+    html
+}
+
+/// Characters of the name of a baseline.
+const NAME: usize = 60;
+
+/// Which step the exported model is from, and why that one.
+fn model_note(result: &RunResult, shown: u64) -> Option<String> {
+    let step = result.model_step?;
+    let best = result.save_best.as_ref().filter(|_| result.best.as_ref().is_some_and(|best| best.step == step));
+    let why = best.map_or(String::new(), |metric| format!(" (best {})", escape(&Metric::title(&metric.to_string()))));
+    let other = if shown == step { String::new() } else { format!("; measured after step {shown}") };
+    Some(format!("exported model: step {step}{why}{other}"))
+}
+
+/// The effective batch, and whether it was changed.
+fn effective_batch(state: &RunState) -> String {
+    let changes = state.attempts().last().map(|attempt| attempt.changes.as_slice()).unwrap_or_default();
+    let changed = changes.iter().find(|change| change.starts_with("effective batch "));
+    changed.cloned().unwrap_or_else(|| format!("effective batch {}", state.effective_batch()))
 }
 
 /// The list of files that could not be read; empty where all could.
@@ -98,7 +149,13 @@ fn without_addresses(settings: &str) -> String {
     settings.lines().map(line).collect()
 }
 
-/// Names and values, the most important first. Unknown values are left out.
+/// The evaluation of the exported model, or else the last.
+fn shown_evaluation(result: &RunResult) -> Option<&Evaluation> {
+    let of_model = |eval: &&Evaluation| Some(eval.step) == result.model_step;
+    result.best.as_ref().filter(of_model).or(result.last.as_ref())
+}
+
+/// Names and values, the most important first. Unknown values are left out; scores are of the exported model.
 pub fn results(run: &Record) -> Vec<(String, String)> {
     let mut results = Vec::new();
     let mut add = |name: &str, value: Option<String>| {
@@ -106,27 +163,74 @@ pub fn results(run: &Record) -> Vec<(String, String)> {
             results.push((name.to_owned(), value));
         }
     };
-    let history = &run.history;
-    add("steps", steps(run));
-    add("training loss", history.last_loss().map(figure));
-    let eval = history.evals.last();
-    add("eval loss", eval.map(|eval| figure(eval.loss)));
-    for (name, score) in eval.iter().flat_map(|eval| eval.shown_scores()) {
-        add(&format!("eval {}", name.replace('_', " ")), Some(figure(score)));
-    }
     let result = run.state.as_ref().and_then(|state| state.result());
-    if let Some((metric, best)) = result.and_then(|result| Some((result.metric.as_ref()?, result.best.as_ref()?))) {
-        let value = best.metrics.get(metric).map(|value| format!("{} at step {}", figure(*value), best.step));
-        add(&format!("best {metric}"), value);
+    add("result", run.answer().as_ref().map(answer::score));
+    let eval = result.and_then(shown_evaluation);
+    add("evaluated after step", eval.map(|eval| eval.step.to_string()));
+    for (name, score) in eval.iter().flat_map(|eval| shown_metrics(&eval.metrics)) {
+        add(&format!("eval {}", Metric::title(name)), Some(figure(*score)));
     }
-    add("model from step", result.and_then(|result| result.model_step).map(|step| step.to_string()));
-    add(&format!("{} per second", run.unit().name()), run.tokens_per_second().map(figure));
-    add("peak memory", run.peak_memory().map(human_bytes));
-    add("time", run.seconds().map(duration));
-    let attempts =
-        run.state.as_ref().filter(|state| state.stages().is_empty()).map(|state| state.attempts().len().to_string());
-    add("attempts", attempts);
+    add("steps", steps(run));
+    add("training loss of the last step", run.history.last_loss().map(figure));
+    results.extend(speed(run));
     results
+}
+
+/// The metrics without those that are there under another name too.
+fn shown_metrics(metrics: &BTreeMap<String, f64>) -> impl Iterator<Item = (&String, &f64)> {
+    let has_macro_f1 = metrics.contains_key("eval.macro_f1");
+    metrics.iter().filter(move |(name, _)| *name != "eval.f1" || !has_macro_f1)
+}
+
+/// Speed and memory.
+fn speed(run: &Record) -> Vec<(String, String)> {
+    let attempts = run.state.as_ref().map(|state| state.attempts().len()).filter(|count| *count > 0);
+    let known = [
+        (format!("{} per second", run.unit().name()), run.tokens_per_second().map(figure)),
+        ("peak memory".to_owned(), run.peak_memory().map(human_bytes)),
+        ("time".to_owned(), run.seconds().map(duration)),
+        ("attempts".to_owned(), attempts.map(|count| count.to_string())),
+    ];
+    known.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// The scores of the first evaluation, of the exported model and of the last step, side by side.
+pub fn scores(run: &Record) -> String {
+    let Some(result) = run.state.as_ref().and_then(|state| state.result()) else { return String::new() };
+    let (Some(last), Some(shown)) = (&result.last, shown_evaluation(result)) else { return String::new() };
+    let mut columns: Vec<(&str, &Evaluation)> = Vec::new();
+    columns.extend(result.first.as_ref().filter(|first| first.step != shown.step).map(|first| ("first", first)));
+    let is_model = result.model_step == Some(shown.step);
+    columns.push((if is_model { "exported model" } else { "last" }, shown));
+    columns.extend(Some(last).filter(|last| last.step != shown.step).map(|last| ("last", last)));
+    let head = columns.iter().map(|(name, eval)| format!("{name}, step {}", eval.step));
+    let head: Vec<String> = std::iter::once("evaluation".to_owned()).chain(head).collect();
+    let row = |(name, _): (&String, &f64)| {
+        let cell =
+            |(_, eval): &(&str, &Evaluation)| eval.metrics.get(name).map_or("-".to_owned(), |value| figure(*value));
+        std::iter::once(escape(&Metric::title(name))).chain(columns.iter().map(cell)).collect()
+    };
+    let mut metrics: Vec<(&String, &f64)> = shown_metrics(&shown.metrics).collect();
+    let first = run.answer().map(|answer| answer.metric);
+    metrics.sort_by_key(|(name, _)| (first.as_ref() != Some(name), name.as_str() != "eval.loss"));
+    let rows: Vec<Vec<String>> = metrics.into_iter().map(row).collect();
+    table(&head.iter().map(String::as_str).collect::<Vec<_>>(), &rows)
+}
+
+/// The device, speed and memory.
+pub fn machine(run: &Record) -> String {
+    let mut facts: Vec<(String, String)> = Vec::new();
+    if let Some((_, started)) = run.history.started.last() {
+        facts.push(("device".to_owned(), started.device.clone()));
+        facts.extend(started.capacity.map(|bytes| ("memory that the run may use".to_owned(), human_bytes(bytes))));
+        facts.push(("parameters".to_owned(), grouped(started.params)));
+    }
+    let batch = run.state.as_ref().map(|state| state.effective_batch()).filter(|batch| *batch > 0);
+    facts.extend(batch.map(|batch| ("effective batch".to_owned(), batch.to_string())));
+    facts.extend(run.history.last_loss().map(|loss| ("training loss of the last step".to_owned(), figure(loss))));
+    facts.extend(speed(run));
+    let rows: Vec<Vec<String>> = facts.iter().map(|(name, value)| vec![escape(name), escape(value)]).collect();
+    format!("<section id=\"machine\"><h2>Machine</h2>{}</section>\n", table(&["", ""], &rows))
 }
 
 /// The steps that were done, of all: `500 of 2000`.

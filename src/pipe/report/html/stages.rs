@@ -1,17 +1,19 @@
 //! The stages of a run that has several: a drawing of their order, and a table.
 
+use std::collections::BTreeMap;
+
 use pipe_spec::RunState;
-use pipe_spec::run::StageState;
+use pipe_spec::run::{Answer, StageState};
 
 use super::markup::{escape, prose, table};
-use crate::report::duration;
+use crate::report::{answer, duration};
 
 const WIDTH: usize = 150;
 const HEIGHT: usize = 44;
 const GAP_ACROSS: usize = 56;
 const GAP_DOWN: usize = 16;
 
-pub fn section(state: &RunState) -> String {
+pub fn section(state: &RunState, answers: &BTreeMap<String, Answer>) -> String {
     let row = |stage: &StageState| {
         let status = stage.status.name();
         let run = stage
@@ -23,12 +25,13 @@ pub fn section(state: &RunState) -> String {
             format!("<span class=\"tag {}\">{status}</span>", class(stage)),
             stage.seconds.map_or("-".to_owned(), duration),
             if stage.needs.is_empty() { "-".to_owned() } else { escape(&stage.needs.join(", ")) },
+            answers.get(&stage.name).map_or("-".to_owned(), |found| prose(&escape(&answer::sentence(found)))),
             run,
             stage.error.as_deref().map_or("-".to_owned(), |error| prose(&escape(error))),
         ]
     };
     let rows: Vec<Vec<String>> = state.stages().iter().map(row).collect();
-    let head = ["step", "status", "time", "after", "run", "why"];
+    let head = ["step", "status", "time", "after", "result", "run", "why"];
     format!("<section id=\"steps\"><h2>Steps</h2>{}{}</section>\n", drawing(state.stages()), table(&head, &rows))
 }
 
@@ -136,10 +139,11 @@ mod tests {
             stage("first", &[]),
         ];
         assert_eq!(depths(&graph), [3, 1, 2, 0]);
-        let page = section(&RunState {
-            kind: pipe_spec::run::RunKind::Stages(graph.to_vec()),
-            ..RunState::new("x", "x<", "toy")
-        });
+        let answer = Answer { metric: "eval.accuracy".to_owned(), value: 0.5, ..Answer::default() };
+        let state =
+            RunState { kind: pipe_spec::run::RunKind::Stages(graph.to_vec()), ..RunState::new("x", "x<", "toy") };
+        let page = section(&state, &[("end".to_owned(), answer)].into());
+        assert_eq!(page.matches("50 % right").count(), 1, "{page}");
         assert_eq!(page.matches("<rect").count(), 4);
         assert_eq!(page.matches("<path").count(), 4);
     }

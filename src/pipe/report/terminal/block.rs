@@ -192,14 +192,13 @@ impl Painter {
         parts.iter().filter_map(|(name, text)| text.as_ref().map(|text| line((name, text)))).collect()
     }
 
-    fn epoch(&self, training: &Training, epochs: f64) -> String {
+    fn epoch(&self, training: &Training, all: f64) -> String {
         let at = training.last.as_ref().map_or(0.0, |step| step.epoch);
         // A pass that has just ended is not the next one yet.
-        let passes = (at - 1e-9).floor().max(0.0);
-        let all = (epochs - 1e-6).ceil().max(1.0);
+        let passes = (at - 1e-9).floor().clamp(0.0, all - 1.0);
         self.gauge(
             "epoch",
-            at - passes,
+            (at - passes).min(1.0),
             &[format!("{:.0} of {all:.0}", passes + 1.0), format!("{:.0}/{all:.0}", passes + 1.0)],
         )
     }
@@ -330,7 +329,7 @@ mod tests {
             });
             view.take(&event(1000.0 + 0.4 * step as f64, kind));
         }
-        let eval = Eval { step: 1000, loss: 3.0, samples: 9, ms: 1.0, scores: Default::default() };
+        let eval = Eval { step: 1000, loss: 3.0, samples: 9, ms: 1.0, headline: None, scores: Default::default() };
         view.take(&event(0.0, EventKind::Eval(eval)));
         let saved = Checkpoint { step: 1000, path: String::new(), bytes: 1, ms: 1.0 };
         view.take(&event(0.0, EventKind::Checkpoint(saved)));

@@ -26,9 +26,13 @@ use view::View;
 
 use super::table::{ends_with_error_of_last_attempt, stages_table};
 use super::text::{times_ranks, visible, visible_line};
-use super::{ResultFiles, attempts_table, bounded, metrics_table, print, print_json_line, result, result_lines, say};
+use super::{
+    ResultFiles, answer_lines, attempts_table, bounded, metrics_table, print, print_json_line, result, result_lines,
+    say,
+};
 use crate::engine::Progress;
 use crate::image::BuildWatcher;
+use crate::run::stage_answers;
 
 pub use bars::FetchProgress;
 pub use view::ChildLine;
@@ -348,11 +352,16 @@ impl Reporter {
                 print_json_line(&line);
             }
             Mode::Block | Mode::Lines => {
-                let table = if state.stages().is_empty() { attempts_table(state) } else { stages_table(state) };
+                let table = match state.stages() {
+                    [] => attempts_table(state),
+                    _ => stages_table(state, &stage_answers(Path::new(folder), state)),
+                };
                 print(&table.on_stdout());
                 if let Some(table) = state.result().and_then(metrics_table) {
                     print(&format!("\n{}\n", table.on_stdout()));
                 }
+                let answer = state.result().and_then(|result| result.answer.as_ref()).map(answer_lines);
+                answer.iter().flatten().for_each(|line| print(line));
                 result_lines(state, Path::new(folder)).iter().for_each(|line| print(line));
                 print(&format!("run {} {}: {folder}", state.id, state.status.name()));
             }

@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn an_evaluation_in_a_line() {
         let scores = [("perplexity", 1.6487), ("exact_match", 0.125)].map(|(name, score)| (name.to_owned(), score));
-        let eval = Eval { step: 4, loss: 0.5, samples: 20, ms: 1.0, scores: scores.into() };
+        let eval = Eval { step: 4, loss: 0.5, samples: 20, ms: 1.0, headline: None, scores: scores.into() };
         let want = "step 4: eval loss 0.5000, exact match 0.125, perplexity 1.649, 20 samples";
         assert_eq!(evaluation(&eval), want);
         let scores = ["f1", "macro_f1"].map(|name| (name.to_owned(), 0.5));

@@ -228,10 +228,31 @@ impl Training {
     /// Passes over the data in all.
     pub fn epochs(&self) -> Option<f64> {
         let step = self.last.as_ref().filter(|step| step.epoch > 0.0 && step.step > 0)?;
-        Some(step.epoch / step.step as f64 * self.started.steps as f64)
+        let of_a_step = step.epoch / step.step as f64;
+        Some(whole_epochs(of_a_step * self.started.steps as f64, of_a_step))
     }
 
     pub fn speed(&self) -> Option<String> {
         self.pace.tokens_per_second().map(|speed| text::speed(speed, self.unit))
+    }
+}
+
+/// The passes that a training has when all of its steps are `epochs` passes: the last step may go beyond the last pass.
+fn whole_epochs(epochs: f64, of_a_step: f64) -> f64 {
+    let below = (epochs + 1e-6).floor();
+    if below > 0.0 && epochs - below < of_a_step - 1e-6 { below } else { (epochs - 1e-6).ceil().max(1.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_step_goes_beyond_the_last_epoch() {
+        for (epochs, of_a_step, want) in
+            [(4.0, 0.25, 4.0), (4.02, 0.067, 4.0), (60.4, 0.5, 60.0), (2.5, 0.1, 3.0), (0.4, 0.1, 1.0), (5.0, 1.0, 5.0)]
+        {
+            assert_eq!(whole_epochs(epochs, of_a_step), want, "{epochs} {of_a_step}");
+        }
     }
 }

@@ -26,7 +26,10 @@ struct Point<'a> {
     is_measured: bool,
 }
 
-/// Nothing where no trial knows its memory, or nothing that it could depend on.
+/// A peak below this share of the capacity decides nothing.
+const NEAR: f64 = 0.25;
+
+/// Nothing where no trial knows its memory or comes near the capacity, or nothing that it could depend on.
 pub fn figure(page: &StudyPage<'_>, parameters: &[(String, Domain)]) -> String {
     let Some(name) = cause(parameters) else { return String::new() };
     let all: Vec<Point<'_>> = page.trials.iter().filter_map(|trial| point(trial, name)).collect();
@@ -36,6 +39,10 @@ pub fn figure(page: &StudyPage<'_>, parameters: &[(String, Domain)]) -> String {
     let stride = all.len().div_ceil(MOST);
     let points: Vec<&Point<'_>> = all.iter().step_by(stride).collect();
     let capacities = capacities(page.trials);
+    let highest = all.iter().map(|point| point.bytes).fold(0.0, f64::max);
+    if capacities.last().is_some_and(|capacity| highest < capacity * NEAR) {
+        return String::new();
+    }
     let frame = Frame { x: horizontal(&all), y: vertical(&all, &capacities), name: name.to_owned(), lane: false };
     let series = |shape: Shape, class: &'static str, wanted: &dyn Fn(&Point<'_>) -> bool| {
         let marks = points.iter().filter(|point| wanted(point)).map(|point| mark(&frame, point));
@@ -158,6 +165,18 @@ mod tests {
         assert!(drawing.contains("capacity: 24.0 GiB") && drawing.contains("class=\"again\""), "{drawing}");
         assert!(html.contains("Peak memory by train.batch") && html.contains("9.0 GiB predicted"), "{html}");
         assert!(drawing.contains("trial 6, infeasible: 48.0 GiB predicted, train.batch 64"), "{drawing}");
+    }
+
+    #[test]
+    fn memory_far_below_the_capacity_is_not_drawn() {
+        for (peak, is_drawn) in [(1_u64 << 30, false), (12 << 30, true)] {
+            let mut one = trial(0, 0.5);
+            let attributes = [("peak_memory", json!(peak)), ("capacity", json!(24_u64 << 30))];
+            one.user_attrs = attributes.map(|(name, value)| (name.to_owned(), value)).into();
+            let sample = Sample::of(vec![one]);
+            let page = sample.page();
+            assert_eq!(figure(&page, &parameters(&page)).is_empty(), !is_drawn);
+        }
     }
 
     #[test]

@@ -25,8 +25,9 @@ const HEIGHT: f64 = 330.0;
 const TOP: f64 = 52.0;
 const BOTTOM: f64 = 44.0;
 const LEFT: f64 = 26.0;
-/// From one axis to the next.
+/// From one axis to the next, at least, and of all axes together.
 const GAP: f64 = 132.0;
+const WIDTH: f64 = 1100.0;
 /// The width of the ticks of the last.
 const RIGHT: f64 = 98.0;
 /// Characters of a name over an axis, and of a category beside it.
@@ -49,22 +50,22 @@ pub fn section(page: &StudyPage<'_>, ranking: &Ranking<'_>, parameters: &[(Strin
     }
     let shown = most_important(page, parameters, MOST_PARAMETERS);
     let columns = columns(page, &drawn, &shown);
-    let width = LEFT + GAP * (columns.len() - 1) as f64 + RIGHT;
+    let gap = gap(columns.len());
+    let width = LEFT + gap * (columns.len() - 1) as f64 + RIGHT;
     let label = "Settings and value of each trial as a line";
     let class = if drawn.len() > MANY { " class=\"many\"" } else { "" };
     let mut html = format!(
         "<section id=\"parallel\"><h2>Parallel coordinates</h2><figure id=\"figure-parallel\"><div class=\"scroll\" tabindex=\"0\">\
          <svg{class} viewBox=\"0 0 {width} {HEIGHT}\" role=\"img\" aria-label=\"{label}\" \
-         style=\"min-width:{:.0}px;max-width:{:.0}px\"><title>{label}</title>",
-        width * 0.95,
-        width * 1.35
+         style=\"min-width:{:.0}px\"><title>{label}</title>",
+        (LEFT + GAP * (columns.len() - 1) as f64 + RIGHT) * 0.95
     );
     for (index, column) in columns.iter().enumerate() {
-        draw_axis(&mut html, index, column, &drawn);
+        draw_axis(&mut html, across(index, gap), column, &drawn);
     }
     draw_lines(&mut html, &columns, &drawn, ranking);
     for (index, column) in columns.iter().enumerate() {
-        draw_texts(&mut html, index, column, &drawn);
+        draw_texts(&mut html, across(index, gap), column, &drawn);
     }
     let left_out = parameters.len() - shown.len();
     let left_out = match left_out {
@@ -123,8 +124,14 @@ fn columns(page: &StudyPage<'_>, drawn: &[&Trial], parameters: &[(String, Domain
     parameters.iter().map(parameter).chain(objectives.map(objective)).collect()
 }
 
-fn across(index: usize) -> f64 {
-    LEFT + GAP * index as f64
+/// From one of so many axes to the next: few of them use all of the width.
+fn gap(columns: usize) -> f64 {
+    let gaps = columns.saturating_sub(1).max(1) as f64;
+    ((WIDTH - LEFT - RIGHT) / gaps).max(GAP)
+}
+
+fn across(index: usize, gap: f64) -> f64 {
+    LEFT + gap * index as f64
 }
 
 /// `share` from 0 to 1; absent is under the axis.
@@ -137,8 +144,8 @@ fn has_gap(column: &Column, drawn: &[&Trial]) -> bool {
     column.crossings.len() < drawn.len()
 }
 
-fn draw_axis(html: &mut String, index: usize, column: &Column, drawn: &[&Trial]) {
-    let (x, top, bottom) = (across(index), down(Some(1.0)), down(Some(0.0)));
+fn draw_axis(html: &mut String, x: f64, column: &Column, drawn: &[&Trial]) {
+    let (top, bottom) = (down(Some(1.0)), down(Some(0.0)));
     write!(html, "<path class=\"axis\" d=\"M{x:.1} {top:.1}V{bottom:.1}\"/>").ok();
     for (share, _) in &column.axis.ticks {
         write!(html, "<path class=\"axis\" d=\"M{x:.1} {:.1}h5\"/>", down(Some(*share))).ok();
@@ -150,14 +157,13 @@ fn draw_axis(html: &mut String, index: usize, column: &Column, drawn: &[&Trial])
 }
 
 /// Texts are written over the lines.
-fn draw_texts(html: &mut String, index: usize, column: &Column, drawn: &[&Trial]) {
-    let x = across(index);
+fn draw_texts(html: &mut String, x: f64, column: &Column, drawn: &[&Trial]) {
     if has_gap(column, drawn) {
         write!(html, "<text class=\"halo\" x=\"{:.1}\" y=\"{:.1}\">none</text>", x + 8.0, down(None) + 17.0).ok();
     }
     let (path, leaf) = path_parts(&column.name);
     // The first name would be cut at the edge if its middle stood over the axis.
-    let from = if index == 0 { 2.0 } else { x - 24.0 };
+    let from = (x - 24.0).max(2.0);
     write!(html, "<g><title>{}</title>", escape(&column.name)).ok();
     write!(html, "<text x=\"{from:.1}\" y=\"16\">{}</text>", escape(&end_of(path, NAME))).ok();
     write!(html, "<text class=\"strong\" x=\"{from:.1}\" y=\"33\">{}</text></g>", escape(&bounded(leaf, NAME))).ok();
@@ -168,12 +174,13 @@ fn draw_texts(html: &mut String, index: usize, column: &Column, drawn: &[&Trial]
 }
 
 fn draw_lines(html: &mut String, columns: &[Column], drawn: &[&Trial], ranking: &Ranking<'_>) {
+    let gap = gap(columns.len());
     for level in std::iter::once(None).chain(Level::ALL.map(Some)) {
         let class = level.map_or("cut bad", Level::class);
         write!(html, "<g class=\"line {class}\">").ok();
         for trial in drawn.iter().filter(|trial| ranking.level(trial) == level) {
             let crossing = |(index, column): (usize, &Column)| {
-                format!("{:.0},{:.1}", across(index), down(column.crossings.get(&trial.number).copied()))
+                format!("{:.0},{:.1}", across(index, gap), down(column.crossings.get(&trial.number).copied()))
             };
             let points: Vec<String> = columns.iter().enumerate().map(crossing).collect();
             let value = value(trial, 0).map_or(Outcome::of(trial).name().to_owned(), number);

@@ -1,0 +1,440 @@
+//! Tables that are not written row by row: a JSON value that holds the rows, and Excel workbooks. Their rows are written as JSON
+//! lines, or as CSV where a task wants that. One row is held in memory, and of a workbook the texts that its cells share.
+
+use std::cell::Cell;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+use std::rc::Rc;
+
+use calamine::{DataRef, Reader, Xlsx, XlsxError, open_workbook_from_rs};
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use crate::columns::ColumnSelection;
+use crate::compressed::{self, PictureRef, ReadError, RowSink, picture_ref, whole_path, write_record};
+use crate::format::{CHUNK, Format};
+use crate::row::{LONGEST_ROW, kind, too_long};
+
+/// A row, by the names of its columns in their order.
+pub type Row = Map<String, Value>;
+type Each<'a> = &'a mut dyn FnMut(Row) -> Result<(), ReadError>;
+
+/// Writes the rows of a table; `progress` is told how many bytes of the file are read. Paths of pictures begin in `folder`.
+pub fn write(
+    path: &Path,
+    selection: &ColumnSelection,
+    folder: &Path,
+    progress: &dyn Fn(u64),
+    sink: &mut dyn RowSink,
+) -> Result<(), ReadError> {
+    let mut writer = RowWriter { sink, selection, folder, names: Vec::new(), number: 0 };
+    read(path, progress, &mut |row| writer.row(row))?;
+    match writer.number {
+        0 => Err(ReadError::File("it has no rows".to_owned())),
+        _ => Ok(()),
+    }
+}
+
+/// Every row of a table, in order.
+pub fn read(path: &Path, progress: &dyn Fn(u64), each: Each<'_>) -> Result<(), ReadError> {
+    match Format::from_path(path) {
+        Format::Workbook => workbook_rows(path, each),
+        _ => json_rows(compressed::open(path, progress)?, each),
+    }
+}
+
+struct RowWriter<'a> {
+    sink: &'a mut dyn RowSink,
+    selection: &'a ColumnSelection,
+    folder: &'a Path,
+    /// The columns of a CSV, which are those of the first row.
+    names: Vec<String>,
+    number: u64,
+}
+
+impl RowWriter<'_> {
+    fn row(&mut self, mut row: Row) -> Result<(), ReadError> {
+        self.number += 1;
+        if let Some(column) = &self.selection.pictures {
+            match row.get_mut(column) {
+                Some(Value::String(path)) if picture_ref(path) == PictureRef::Path => {
+                    *path = whole_path(self.folder, path);
+                }
+                Some(Value::Number(_) | Value::String(_)) => return Err(compressed::by_number(self.number)),
+                _ => {}
+            }
+        }
+        if self.selection.as_csv() {
+            return self.record(&row);
+        }
+        serde_json::to_writer(self.sink.buffer(), &row).expect("a row that was read can be written");
+        self.sink.buffer().push(b'\n');
+        Ok(self.sink.row_done()?)
+    }
+
+    fn record(&mut self, row: &Row) -> Result<(), ReadError> {
+        let fail = |message: String| Err(ReadError::File(format!("row {}: {message}", self.number)));
+        if self.number == 1 {
+            self.names = row.keys().cloned().collect();
+            write_record(self.sink, b',', self.names.iter().map(String::as_str))?;
+        }
+        if let Some(new) = row.keys().find(|name| !self.names.contains(name)) {
+            return fail(format!("it has {new:?}, which the first row does not have"));
+        }
+        let mut cells = Vec::with_capacity(self.names.len());
+        for name in &self.names {
+            cells.push(match row.get(name) {
+                None | Some(Value::Null) => String::new(),
+                Some(Value::String(text)) => text.clone(),
+                Some(value @ (Value::Number(_) | Value::Bool(_))) => value.to_string(),
+                Some(nested) => return fail(format!("{name:?} holds {}; a table has plain columns", kind(nested))),
+            });
+        }
+        write_record(self.sink, b',', cells.iter().map(String::as_str))
+    }
+}
+
+/// Bytes of a file that tell whether it holds one value or one on each line.
+const LOOKED_AT: u64 = 1 << 20;
+
+/// The objects of a JSON array; those of the first array of objects in a JSON object; or those of JSON lines.
+pub fn json_rows(mut stream: impl Read, each: Each<'_>) -> Result<(), ReadError> {
+    let mut start = Vec::new();
+    stream.by_ref().take(LOOKED_AT).read_to_end(&mut start)?;
+    let lines = are_lines(&start);
+    let left = Rc::new(Cell::new(0));
+    let bounded = Bounded { stream: io::Cursor::new(start).chain(stream), left: Rc::clone(&left) };
+    let mut rows = Rows { each, left, count: 0, stopped: None };
+    rows.allow();
+    let mut parser = serde_json::Deserializer::from_reader(BufReader::with_capacity(CHUNK, bounded));
+    let parsed = match lines {
+        true => parser.into_iter().try_for_each(|value| rows.take(value?)),
+        false => TopLevel(&mut rows).deserialize(&mut parser).and_then(|()| parser.end()),
+    };
+    match (rows.stopped, parsed) {
+        (Some(stopped), _) => Err(stopped),
+        (None, Ok(())) if rows.count > 0 => Ok(()),
+        (None, Ok(())) => Err(ReadError::File(
+            "it holds no list of rows; write it as [{...}, {...}], in pandas `to_json(orient=\"records\")`".to_owned(),
+        )),
+        (None, Err(error)) if error.io_error_kind() == Some(io::ErrorKind::InvalidData) => {
+            Err(ReadError::File(format!("row {}: {}", rows.count + 1, too_long(LONGEST_ROW))))
+        }
+        (None, Err(error)) => Err(ReadError::File(format!("not JSON: {error}"))),
+    }
+}
+
+/// Whether the first line is an object of its own, and more follows it.
+fn are_lines(start: &[u8]) -> bool {
+    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start).trim_ascii_start();
+    let Some(end) = start.iter().position(|byte| *byte == b'\n') else { return false };
+    let is_object = |line: &[u8]| serde_json::from_slice::<Map<String, Value>>(line).is_ok();
+    start[end..].trim_ascii_start().starts_with(b"{") && is_object(&start[..end])
+}
+
+/// A stream that ends in an error where a row takes more than what is left.
+struct Bounded<R> {
+    stream: R,
+    left: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.get();
+        if left == 0 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let room = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let count = self.stream.read(&mut buffer[..room])?;
+        self.left.set(left - count as u64);
+        Ok(count)
+    }
+}
+
+struct Rows<'a> {
+    each: Each<'a>,
+    left: Rc<Cell<u64>>,
+    count: u64,
+    /// Why no more rows are wanted.
+    stopped: Option<ReadError>,
+}
+
+impl Rows<'_> {
+    /// Lets the stream be read for one more row.
+    fn allow(&self) {
+        self.left.set(LONGEST_ROW + CHUNK as u64);
+    }
+
+    fn take(&mut self, value: Value) -> Result<(), serde_json::Error> {
+        self.count += 1;
+        self.allow();
+        let taken = match value {
+            Value::Object(row) => (self.each)(row),
+            other => Err(ReadError::File(format!("row {}: found {}; a row is an object", self.count, kind(&other)))),
+        };
+        taken.map_err(|stopped| {
+            self.stopped = Some(stopped);
+            serde_json::Error::custom("stopped")
+        })
+    }
+}
+
+/// The value that a whole file holds.
+struct TopLevel<'a, 'b>(&'a mut Rows<'b>);
+
+impl<'de> DeserializeSeed<'de> for TopLevel<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for TopLevel<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of rows")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut rows: A) -> Result<(), A::Error> {
+        while let Some(row) = rows.next_element()? {
+            self.0.take(row).map_err(A::Error::custom)?;
+        }
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while map.next_key::<IgnoredAny>()?.is_some() {
+            match self.0.count {
+                0 => map.next_value_seed(Member(&mut *self.0))?,
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
+            self.0.allow();
+        }
+        Ok(())
+    }
+}
+
+/// A value of the object that a file holds: its rows where it is a list of objects, otherwise nothing.
+struct Member<'a, 'b>(&'a mut Rows<'b>);
+
+impl<'de> DeserializeSeed<'de> for Member<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Member<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut rows: A) -> Result<(), A::Error> {
+        while let Some(row) = rows.next_element::<Value>()? {
+            if self.0.count == 0 && !row.is_object() {
+                while rows.next_element::<IgnoredAny>()?.is_some() {
+                    self.0.allow();
+                }
+                return Ok(());
+            }
+            self.0.take(row).map_err(A::Error::custom)?;
+        }
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+            self.0.allow();
+        }
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+/// A workbook has no more bytes: the texts of its cells are held in memory.
+const LARGEST_WORKBOOK: u64 = 256 << 20;
+
+fn open_workbook(path: &Path) -> Result<Xlsx<BufReader<File>>, ReadError> {
+    let file = File::open(path)?;
+    if file.metadata()?.len() > LARGEST_WORKBOOK {
+        return Err(ReadError::File("it is too large for a workbook; save its sheet as .csv".to_owned()));
+    }
+    open_workbook_from_rs(BufReader::new(file)).map_err(unreadable)
+}
+
+fn unreadable(error: XlsxError) -> ReadError {
+    ReadError::File(format!("not an Excel workbook that can be read: {error}"))
+}
+
+/// The rows of the first sheet that has any, behind the row of names.
+fn workbook_rows(path: &Path, each: Each<'_>) -> Result<(), ReadError> {
+    let mut workbook = open_workbook(path)?;
+    for sheet in workbook.sheet_names() {
+        let mut cells = match workbook.worksheet_cells_reader(&sheet) {
+            Ok(cells) => cells,
+            // A sheet of charts.
+            Err(XlsxError::NotAWorksheet(_)) => continue,
+            Err(error) => return Err(unreadable(error)),
+        };
+        let (mut names, mut row, mut number) = (None, Vec::new(), 0);
+        while let Some(cell) = cells.next_cell().map_err(unreadable)? {
+            let (line, column) = cell.get_position();
+            if line != number {
+                finish_row(&mut names, std::mem::take(&mut row), each)?;
+                number = line;
+            }
+            let column = column as usize;
+            if row.len() <= column {
+                row.resize(column + 1, Value::Null);
+            }
+            row[column] = cell_value(cell.get_value());
+        }
+        finish_row(&mut names, row, each)?;
+        if names.is_some() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// The first row that is not empty has the names.
+fn finish_row(names: &mut Option<Vec<String>>, row: Vec<Value>, each: Each<'_>) -> Result<(), ReadError> {
+    if row.iter().all(Value::is_null) {
+        return Ok(());
+    }
+    let Some(names) = names else {
+        let name = |(index, value): (usize, &Value)| match value.as_str().map(str::trim) {
+            Some(name) if !name.is_empty() => name.to_owned(),
+            _ => format!("column{}", index + 1),
+        };
+        *names = Some(row.iter().enumerate().map(name).collect());
+        return Ok(());
+    };
+    let cells = row.into_iter().chain(std::iter::repeat(Value::Null));
+    each(names.iter().cloned().zip(cells).collect())
+}
+
+/// As a CSV would have it: every value is a text, and what is missing is absent.
+fn cell_value(cell: &DataRef<'_>) -> Value {
+    let text = match cell {
+        DataRef::Empty | DataRef::Error(_) => return Value::Null,
+        DataRef::SharedString(text) => (*text).to_owned(),
+        DataRef::String(text) | DataRef::DateTimeIso(text) | DataRef::DurationIso(text) => text.clone(),
+        DataRef::Int(number) => number.to_string(),
+        DataRef::Float(number) => number.to_string(),
+        DataRef::Bool(truth) => truth.to_string(),
+        DataRef::DateTime(time) if time.is_datetime() => {
+            let (year, month, day, hour, minute, second, _) = time.to_ymd_hms_milli();
+            let date = format!("{year:04}-{month:02}-{day:02}");
+            match (hour, minute, second) {
+                (0, 0, 0) => date,
+                _ => format!("{date} {hour:02}:{minute:02}:{second:02}"),
+            }
+        }
+        DataRef::DateTime(duration) => duration.as_f64().to_string(),
+    };
+    if text.trim().is_empty() { Value::Null } else { Value::String(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(text: &str) -> Result<Vec<String>, String> {
+        let mut found = Vec::new();
+        let read = json_rows(text.as_bytes(), &mut |row| {
+            found.push(Value::Object(row).to_string());
+            Ok(())
+        });
+        match read {
+            Ok(()) => Ok(found),
+            Err(ReadError::File(message)) => Err(message),
+            Err(ReadError::Stopped) => panic!("nobody stops"),
+        }
+    }
+
+    #[test]
+    fn rows_of_json_however_they_are_held() {
+        let want: Vec<String> = [r#"{"b":1,"a":"x\ny"}"#, r#"{"a":null}"#].map(str::to_owned).to_vec();
+        let list = r#"[{"b": 1, "a": "x\ny"}, {"a": null}]"#;
+        for text in [
+            list.to_owned(),
+            format!("\n {list}\n"),
+            format!(
+                r#"{{"version": "1.0", "names": ["a"], "of": {{"a": [{{}}]}}, "data": {list}, "more": [{{"c": 1}}]}}"#
+            ),
+            "{\"b\": 1, \"a\": \"x\\ny\"}\n\n{\"a\": null}\n".to_owned(),
+        ] {
+            assert_eq!(rows(&text).as_ref(), Ok(&want), "{text}");
+        }
+    }
+
+    #[test]
+    fn json_without_rows_says_why() {
+        for (text, want) in [
+            (r#"{"a": {"0": 1}, "b": {"0": 2}}"#, "it holds no list of rows"),
+            (r#"{"a": [1, 2], "b": [3, 4]}"#, "it holds no list of rows"),
+            ("[]", "it holds no list of rows"),
+            ("[1]", "row 1: found a number; a row is an object"),
+            (r#"[{"a": 1}, [2]]"#, "row 2: found a list; a row is an object"),
+            (r#"[{"a": 1}, {"a""#, "not JSON: "),
+            ("", "not JSON: "),
+        ] {
+            let message = rows(text).unwrap_err();
+            assert!(message.starts_with(want), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_row_that_never_ends_is_refused() {
+        let endless = io::Cursor::new(b"[{\"a\": 1}, {\"a\": \"").chain(io::repeat(b'x'));
+        let Err(ReadError::File(message)) = json_rows(endless, &mut |_| Ok(())) else { panic!("it has an end") };
+        assert_eq!(message, "row 2: the row has more than 64.0 MiB, the most that is allowed");
+    }
+
+    #[test]
+    fn cells_are_texts() {
+        for (cell, want) in [
+            (DataRef::Float(3.0), Value::from("3")),
+            (DataRef::Float(2.5), Value::from("2.5")),
+            (DataRef::Int(7), Value::from("7")),
+            (DataRef::Bool(true), Value::from("true")),
+            (DataRef::SharedString("a b"), Value::from("a b")),
+            (DataRef::String("  ".to_owned()), Value::Null),
+            (DataRef::Empty, Value::Null),
+        ] {
+            assert_eq!(cell_value(&cell), want, "{cell:?}");
+        }
+    }
+}
