@@ -123,7 +123,8 @@ pub fn compare(name: &str, model: &Path) -> Folder {
     assert!(want.names().iter().any(|name| outputs.contains(name)));
     // A gradient that is only rounding, such as that of the bias of keys, is not compared.
     let rounding = expected["grad_norm"].as_f64().unwrap_or(0.0) as f32 * 1e-3;
-    for name in want.names() {
+    // The logits after a short training are compared elsewhere.
+    for name in want.names().into_iter().filter(|name| *name != "trained") {
         let (got, want) = (floats(&got.tensor(name).unwrap()), floats(&want.tensor(name).unwrap()));
         assert_eq!(got.len(), want.len(), "{name}");
         let largest = want.iter().fold(0.0f32, |most, value| most.max(value.abs()));

@@ -137,7 +137,7 @@ fn shapes(count: u32, epochs: u32, least: f64) {
     draw(&folder, count);
     folder.pipe(&["init", "mine.yaml", "--yes", "--data", "shapes"]).exits(0);
     let draft = folder.read("mine.yaml");
-    for wanted in ["arch: resnet", "train: shapes\n", "augment: crop", "4 classes: circle", "best: eval.macro_f1"] {
+    for wanted in ["arch: resnet", "train: shapes ", "augment: crop", "4 classes: circle", "best: eval.macro_f1"] {
         assert!(draft.replace("  #", "\n").contains(wanted), "no {wanted:?} in\n{draft}");
     }
     let checked = folder.pipe(&["check", "mine.yaml", "--json"]).exits(0).json();

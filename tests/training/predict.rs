@@ -133,7 +133,7 @@ fn refusals() {
     let predict = |more: &[&str]| folder.pipe(&[&["predict", "latest"], more].concat());
     predict(&["--data", "data/eval.jsonl"]).exits(3).says("--set save.export=true");
     folder.pipe(&["run", "dishes.yaml", "--engine", "process", "--set", "save.export=true"]).exits(0);
-    predict(&["--data", "none.jsonl"]).exits(3).says("error: cannot read none.jsonl: no such file\n");
+    predict(&["--data", "none.jsonl"]).exits(3).says("error: cannot read none.jsonl: no such file in ");
     predict(&["--data", "dishes.yaml"]).exits(3).says("dishes.yaml: allowed for classification: .jsonl");
     let role = predict(&["--data", "data/eval.jsonl", "--field", "source=text"]).exits(2);
     role.says("no role \"source\" for classification; allowed: text, text_pair, label");
@@ -145,7 +145,9 @@ fn refusals() {
     let here = folder.path().join("bad.jsonl").display().to_string();
     folder.write("bad.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n").write("out.jsonl", "before");
     let answer = predict(&["--data", "bad.jsonl", "--out", "out.jsonl"]).exits(3);
-    answer.says(&format!("error: {here} line 2: no field \"text\"; it has: txt\nhint: --field ROLE=COLUMN"));
+    answer.says(&format!(
+        "error: {here} line 2: no field \"text\"; it has: txt; --skip-bad skips such rows\nhint: --field ROLE=COLUMN"
+    ));
     assert_eq!(folder.read("out.jsonl"), "before");
     assert_eq!(left_behind(folder.path()), [""; 0]);
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pipe_data::Rows;
-use pipe_model::{LabelUnit, Labels, TableColumns, TaskData};
+use pipe_model::{Feature, LabelUnit, Labels, TableColumns, TaskData};
 use pipe_spec::pipeline::{Data, Paths};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde_json::{Map, Value};
@@ -39,6 +39,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         Some(columns) => columns.clone(),
         None => all.decide_columns(&labels, &targets, &train)?,
     };
+    all.use_columns_of(&columns.features);
     let encoder = FeatureEncoder::new(columns.features.clone());
     let mut notices = Vec::new();
     let mut part =
@@ -112,6 +113,8 @@ struct TableRows {
     rows: Rows,
     /// The row of each sample, and its label as it is written.
     labelled: Vec<(usize, Option<Cell>)>,
+    /// Which of the columns behind the label are features; without it, all of them.
+    used: Option<Vec<usize>>,
     notices: Vec<String>,
 }
 
@@ -145,7 +148,14 @@ impl TableRows {
             return Err(rows.fail(0, "the label is empty, and so is that of every other row".to_owned()).into());
         }
         let (_, notices) = skipped.finish(|row| file_and_line(&rows, row));
-        Ok(Self { rows, labelled, notices })
+        Ok(Self { rows, labelled, used: None, notices })
+    }
+
+    /// From now on a sample has only the cells of these columns, in their order.
+    fn use_columns_of(&mut self, features: &[Feature]) {
+        let names = &self.rows.columns()[1..];
+        let place = |feature: &Feature| names.iter().position(|name| *name == feature.name);
+        self.used = Some(features.iter().filter_map(place).collect());
     }
 
     /// The cells of a sample, without its label.
@@ -153,8 +163,11 @@ impl TableRows {
         let row = self.labelled[index].0;
         let comma = self.rows.has_decimal_commas(row);
         during(self.rows.place(row), || {
-            let values = self.rows.values(row)?.into_iter().skip(1);
-            Ok(values.map(|value| Cell::of(value, comma)).collect())
+            let mut values: Vec<Option<Value>> = self.rows.values(row)?.into_iter().skip(1).collect();
+            if let Some(used) = &self.used {
+                values = used.iter().map(|place| values[*place].take()).collect();
+            }
+            Ok(values.into_iter().map(|value| Cell::of(value, comma)).collect())
         })
     }
 

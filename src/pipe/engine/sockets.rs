@@ -1,5 +1,7 @@
 //! Mounts that would hand the job the socket of a container engine, and with it root on this machine.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -42,16 +44,48 @@ impl EngineSockets {
         Self { sockets }
     }
 
-    /// The socket that a mount of `host` would hand to the job: itself, by path or as the same file, or one below it.
+    /// The socket that a mount of `host` would hand to the job: itself, by path or as the same file, or one below it, also
+    /// through what is mounted below `host`. /proc leads to the root folder of every process of the user.
     pub fn handed_by(&self, host: &Path) -> Option<&Path> {
-        let (host, same) = (canonical(host), identity(host));
+        let real = canonical(host);
+        let mounted = mount_points().into_iter().filter(|point| point.starts_with(&real));
+        let same: Vec<(u64, u64)> = mounted.chain([host.to_owned()]).filter_map(|path| identity(&path)).collect();
         let is_handed = |socket: &&PathBuf| {
             let socket = canonical(socket);
-            let is_same = |path: &Path| same.is_some() && identity(path) == same;
-            socket.starts_with(&host) || socket.ancestors().any(is_same)
+            let is_same = |path: &Path| identity(path).is_some_and(|path| same.contains(&path));
+            socket.starts_with(&real) || real.starts_with("/proc") || socket.ancestors().any(is_same)
         };
         self.sockets.iter().find(is_handed).map(PathBuf::as_path)
     }
+}
+
+/// Where something is mounted on this machine.
+fn mount_points() -> Vec<PathBuf> {
+    let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let point = |line: &[u8]| {
+        let field = line.split(|byte| *byte == b' ').nth(4)?;
+        Some(PathBuf::from(OsString::from_vec(unescape(field))))
+    };
+    text.split(|byte| *byte == b'\n').filter_map(point).collect()
+}
+
+/// Blanks and the like are written as a backslash and three octal digits.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let (mut plain, mut rest) = (Vec::new(), field);
+    while let [first, after @ ..] = rest {
+        let digits = after.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                plain.push(byte);
+                rest = &after[3..];
+            }
+            None => {
+                plain.push(*first);
+                rest = after;
+            }
+        }
+    }
+    plain
 }
 
 /// Device and inode.
@@ -79,6 +113,17 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+
+    #[test]
+    fn proc_hands_every_socket_and_mount_points_are_read() {
+        let sockets = EngineSockets { sockets: vec![PathBuf::from("/var/run/docker.sock")] };
+        assert!(
+            sockets.handed_by(Path::new("/proc")).is_some()
+                && sockets.handed_by(Path::new("/proc/self/root")).is_some()
+        );
+        assert!(mount_points().contains(&PathBuf::from("/proc")));
+        assert_eq!(unescape(br"/a\040b\134c\9"), br"/a b\c\9");
+    }
 
     #[test]
     fn a_socket_is_found_however_it_is_named() {
