@@ -479,7 +479,7 @@ class Entities:
 
     def judge(self, folder, task, predicted, result):
         value = result["entity_f1"]
-        spans = sum(len(row["entities"]) for row in predicted)
+        spans = sum(len(row["spans"]) for row in predicted)
         return f"entity F1 {value:.3f} ({spans} entities predicted)", value > 0.8 and spans > 100
 
 
