@@ -20,7 +20,8 @@ PIPELINE = dict(
     model=dict(arch="t5", config=dict(vocab_size=256, d_model=256, d_kv=32, d_ff=1024, num_layers=4, num_decoder_layers=4, num_heads=8,
                                       dropout_rate=0.1, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)),
     data=dict(train="data/train.jsonl", fields=dict(source="ingredients", target="directions"), max_source=64, max_target=256, pad="max"),
-    train=dict(steps=120, batch=256, effective_batch=256, precision="bf16-mixed", deterministic=True, optimizer=dict(lr=1e-3)),
+    train=dict(steps=120, batch=256, effective_batch=256, precision="bf16-mixed", deterministic=True, checkpointing=False,
+               optimizer=dict(lr=1e-3)),
     memory=dict(limit="1500m", allocator=dict(expandable_segments=True)),
     save=dict(every=40), container=dict(gpus=1))
 

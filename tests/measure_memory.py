@@ -44,6 +44,23 @@ def hybrid(channels, **more):
     return base | more
 
 
+def vit(width, layers, heads, patch, **more):
+    base = dict(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=heads)
+    return dict(base, image_size=224, patch_size=patch, num_labels=100) | more
+
+
+def resnet(hidden, depths, **more):
+    return dict(embedding_size=64, hidden_sizes=hidden, depths=depths, image_size=224, num_labels=100) | more
+
+
+def tabular(hidden, layers, numbers, categories):
+    features = [dict(name=f"n{at}", kind="number", mean=0.0, std=1.0, missing=False) for at in range(numbers)]
+    features += [dict(name=f"c{at}", kind="category", values=[str(value) for value in range(50)]) for at in range(categories)]
+    return dict(hidden_size=hidden, num_layers=layers, features=features, label_mean=0.0, label_std=1.0, num_labels=3)
+
+
+TOKEN_LABELS = dict(architectures=["BertForTokenClassification"], num_labels=9)
+
 MODELS = {
     "t5-small": ("t5", t5(512, 1024, 8, 6)),
     "t5-base": ("t5", t5(768, 2048, 12, 12)),
@@ -65,6 +82,15 @@ MODELS = {
     "mu-sota-wide": ("mu-sota", dict(n_layers=12, n_blocks=8, block_dim=64, block_heads=2, cross_heads=8, ffn_dim=2048)),
 }
 MODELS |= {
+    "bert-base-tokens": ("bert", bert(768, 12, 12, **TOKEN_LABELS)),
+    "vit-base": ("vit", vit(768, 12, 12, 16)),
+    "resnet-18": ("resnet", resnet([64, 128, 256, 512], [2, 2, 2, 2], layer_type="basic")),
+    "resnet-50": ("resnet", resnet([256, 512, 1024, 2048], [3, 4, 6, 3])),
+    "tabular": ("tabular", tabular(256, 2, 20, 10)),
+    "tabular-wide": ("tabular", tabular(1024, 8, 30, 10)),
+    "bert-odd-tokens": ("bert", bert(640, 9, 10, intermediate_size=2048, vocab_size=60000, **TOKEN_LABELS)),
+    "vit-odd": ("vit", vit(384, 7, 6, 14, image_size=182)),
+    "resnet-odd": ("resnet", resnet([96, 160, 320], [2, 3, 2], layer_type="basic", embedding_size=48, image_size=161)),
     "t5-odd": ("t5", t5(640, 1920, 9, 10, num_decoder_layers=5, vocab_size=50000, d_kv=48)),
     "t5-deep-relu": ("t5", t5(384, 1536, 20, 6, feed_forward_proj="relu", tie_word_embeddings=True)),
     "bert-odd": ("bert", bert(640, 9, 10, intermediate_size=2048, vocab_size=60000)),
@@ -119,6 +145,12 @@ CONFIGURATIONS = [
     *of("hybrid-batch-norm", [(64, 0, 0)], ["fp32", "bf16"]),
     *of("mu-sota", [(32, 512, 0)], MIXED), *of("mu-sota", [(4, 256, 0)], ["fp32", "fp16-mixed"]),
     *of("mu-sota", [(8, 512, 0)], ["fp16-mixed"], [False], accum=4), *of("mu-sota-wide", [(16, 512, 0)], ["fp32", "bf16-mixed"]),
+    *of("bert-base-tokens", [(32, 256, 0)], ["fp32", "bf16-mixed"]), *of("bert-base-tokens", [(8, 512, 0)], accum=2),
+    *of("vit-base", [(64, 0, 0)], MIXED), *of("vit-base", [(16, 0, 0)], ["bf16-mixed"], accum=4),
+    *of("resnet-18", [(128, 0, 0)], MIXED, [False]), *of("resnet-18", [(32, 0, 0)], ["bf16"], [False], accum=2),
+    *of("resnet-50", [(64, 0, 0)], MIXED, [False]), *of("resnet-50", [(16, 0, 0)], ["fp32", "bf16-mixed"], [False], accum=4),
+    *of("tabular", [(1024, 0, 0), (65536, 0, 0)], ["fp32", "bf16-mixed"], [False]),
+    *of("tabular-wide", [(8192, 0, 0)], MIXED, [False]),
 ]
 
 
@@ -142,12 +174,14 @@ HELD_OUT = [
     *of("clip-l-14", [(24, 77, 0)], ["fp16-mixed", "bf16"]), *of("clip-b-16", [(20, 48, 0)], ["bf16-mixed"], accum=3),
     *of("hybrid-odd", [(96, 0, 0)], ["fp32", "bf16-mixed"]), *of("hybrid", [(200, 0, 0)], ["bf16"]),
     *of("mu-sota-odd", [(12, 384, 0)], ["fp32", "bf16-mixed", "bf16"]), *of("mu-sota", [(20, 320, 0)], ["fp16-mixed"], accum=2),
+    *of("bert-odd-tokens", [(7, 333, 0)], ["fp32", "bf16"]), *of("vit-odd", [(50, 0, 0)], ["fp32", "bf16-mixed"]),
+    *of("resnet-odd", [(90, 0, 0)], ["fp32", "bf16", "fp16-mixed"], [False], accum=2),
 ]
 
 
 def complete(given):
     arch, config = MODELS[given["model"]]
-    text = arch not in ("hybrid-cnn-lstm", "mu-sota")
+    text = arch not in ("hybrid-cnn-lstm", "mu-sota", "vit", "resnet", "tabular")
     return dict(given, arch=arch, config=config, accum=given.get("accum", 1), optimizer=given.get("optimizer", "adamw"),
                 padded=given.get("padded", True) and text)
 
@@ -177,7 +211,7 @@ def measure(trainer, given):
     if ended.returncode != 0:
         return None, f"exit {ended.returncode}: {ended.stderr.strip()[-300:]}"
     said = json.loads(ended.stdout.strip().splitlines()[-1])
-    if full["arch"] == "hybrid-cnn-lstm" and full["precision"] == "fp32":
+    if full["arch"] in ("hybrid-cnn-lstm", "resnet") and full["precision"] == "fp32":
         said["memory"]["needed"] = needed(trainer, given, said["memory"])
     return dict(name=name(given), **full, device=said["device"], params=said["params"], **{"measured": said["memory"]}), None
 

@@ -1,7 +1,6 @@
 //! CoNLL files: a line for each token, its tag in the last column, blank lines between sentences. A plain text that is no such file
 //! has a text on each line.
 
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +8,7 @@ use memmap2::Mmap;
 use pipe_spec::text::human_bytes;
 use serde_json::Value;
 
-use crate::row::{BYTE_ORDER_MARK, DataError, LONGEST_ROW};
+use crate::row::{BYTE_ORDER_MARK, DataError, LONGEST_ROW, line_at, map_file};
 
 /// The columns that such a file has.
 pub const TOKENS: &str = "tokens";
@@ -35,12 +34,7 @@ pub struct ConllFile {
 impl ConllFile {
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let fail = |message: String| DataError::new(path, None, message);
-        let file = File::open(path).map_err(|error| fail(error.to_string()))?;
-        if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
-            return Err(fail("the file is empty".to_owned()));
-        }
-        // SAFETY: a data set that another program shortens while it is trained on ends the process, as losing it would.
-        let bytes = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
+        let bytes = map_file(path)?;
         let is_text = path.extension().is_some_and(|ending| ending == "txt");
         let is_plain = is_text && !is_conll(bytes.split(|byte| *byte == b'\n').map(String::from_utf8_lossy));
         let rows = rows(&bytes, is_plain);
@@ -73,18 +67,14 @@ impl ConllFile {
     }
 
     pub fn line_number(&self, index: usize) -> u64 {
-        self.line_at(self.rows[index].start)
-    }
-
-    fn line_at(&self, byte: usize) -> u64 {
-        self.bytes[..byte].iter().filter(|byte| **byte == b'\n').count() as u64 + 1
+        line_at(&self.bytes, self.rows[index].start)
     }
 
     /// The columns of a row, each absent where the row has none.
     pub fn row(&self, index: usize, columns: &[String]) -> Result<Vec<Option<Value>>, DataError> {
         let range = self.rows[index].clone();
         let text = std::str::from_utf8(&self.bytes[range.clone()]).map_err(|error| {
-            DataError::new(&self.path, Some(self.line_at(range.start + error.valid_up_to())), "not UTF-8")
+            DataError::new(&self.path, Some(line_at(&self.bytes, range.start + error.valid_up_to())), "not UTF-8")
         })?;
         if self.is_plain {
             let text = |name: &String| (name == TEXT).then(|| Value::from(text));

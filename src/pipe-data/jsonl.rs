@@ -1,7 +1,6 @@
 //! One file of JSON lines, mapped into memory; rows are parsed when they are asked for.
 
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -10,7 +9,7 @@ use serde::Deserializer;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::row::{BYTE_ORDER_MARK, DataError, LONGEST_ROW, kind};
+use crate::row::{BYTE_ORDER_MARK, DataError, LONGEST_ROW, kind, line_at, map_file};
 
 pub struct JsonlFile {
     path: PathBuf,
@@ -22,12 +21,7 @@ pub struct JsonlFile {
 impl JsonlFile {
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let fail = |message: String| DataError::new(path, None, message);
-        let file = File::open(path).map_err(|error| fail(error.to_string()))?;
-        if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
-            return Err(fail("the file is empty".to_owned()));
-        }
-        // SAFETY: a data set that another program shortens while it is trained on ends the process, as losing it would.
-        let bytes = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
+        let bytes = map_file(path)?;
         let starts = row_starts(&bytes, LONGEST_ROW).map_err(|(line, length)| {
             let message = format!("the row has {}; allowed: at most {}", human_bytes(length), human_bytes(LONGEST_ROW));
             DataError::new(path, Some(line), message)
@@ -69,8 +63,7 @@ impl JsonlFile {
     }
 
     pub fn line_number(&self, index: usize) -> u64 {
-        let before = &self.bytes[..self.starts[index] as usize];
-        before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1
+        line_at(&self.bytes, self.starts[index] as usize)
     }
 }
 

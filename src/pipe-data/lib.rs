@@ -9,6 +9,7 @@
 //! Files are not trusted: every error names the file, and the line or row where there is one. The crate knows nothing of caches,
 //! containers, tokenizers and tensors.
 
+mod amount;
 mod columns;
 pub mod compressed;
 mod conll;
@@ -25,6 +26,7 @@ pub mod tables;
 #[cfg(test)]
 mod tests;
 
+pub use amount::amount;
 pub use columns::ColumnSelection;
 pub use csv::{CsvRecords, StringRecord, line_of};
 pub use first_line::is_missing_number;

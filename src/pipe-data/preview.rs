@@ -46,7 +46,7 @@ pub struct DataTable {
     pub counted: bool,
     /// The folder of the file, which paths in it start from.
     pub folder: PathBuf,
-    /// Columns of lists and objects in Parquet, whose values are not looked at.
+    /// Columns of lists and objects in Parquet.
     pub nested: Vec<String>,
     /// Sentences about how the file is read.
     pub notes: Vec<String>,
@@ -265,7 +265,7 @@ fn sentences(lines: impl Iterator<Item = String>) -> DataTable {
 fn parquet(path: &Path) -> Option<DataTable> {
     let preview = guarded(|| parquet::preview(path, KEPT)).ok().flatten()?;
     let mut table = DataTable::new(Layout::Table, preview.names);
-    table.rows = preview.rows.into_iter().map(|row| row.into_iter().map(Value::from).collect()).collect();
+    table.rows = preview.rows;
     table.total = preview.total;
     table.nested = preview.nested;
     Some(table)
@@ -415,6 +415,15 @@ mod tests {
         let kinds = fixture("kinds.parquet");
         assert_eq!((kinds.names.len(), kinds.rows.len(), kinds.total), (24, 40, 40));
         let column = kinds.names.iter().position(|name| name == "required").unwrap();
-        assert_eq!(kinds.rows[39][column], "39");
+        assert_eq!(kinds.rows[39][column], 39);
+        let at = |name: &str| &kinds.rows[2][kinds.names.iter().position(|other| other == name).unwrap()];
+        assert_eq!(at("list"), &serde_json::json!([0, null]));
+        let turns = serde_json::json!([{"role": "user", "content": "0"}, {"role": "user", "content": "1"}]);
+        assert_eq!(at("structs"), &turns);
+        assert_eq!(
+            (at("decimal"), at("text").as_str().map(|text| text.contains('\n'))),
+            (&Value::from(0.5), Some(true))
+        );
+        assert!(kinds.nested.contains(&"map".to_owned()));
     }
 }

@@ -1,8 +1,10 @@
 //! Shared by all rows: errors that name the file and the line, the place of a row, and bounds.
 
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use memmap2::Mmap;
 use pipe_spec::text::human_bytes;
 use serde_json::Value;
 
@@ -35,6 +37,22 @@ impl DataError {
     pub fn in_file(&self) -> String {
         self.line.map(|line| format!("line {line}: ")).unwrap_or_default() + &self.message
     }
+}
+
+/// Maps a data file that is not empty into memory.
+pub fn map_file(path: &Path) -> Result<Mmap, DataError> {
+    let fail = |message: String| DataError::new(path, None, message);
+    let file = File::open(path).map_err(|error| fail(error.to_string()))?;
+    if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
+        return Err(fail("the file is empty".to_owned()));
+    }
+    // SAFETY: a data set that another program shortens while it is trained on ends the process, as losing it would.
+    unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))
+}
+
+/// The number of the line, counted from 1, that a byte of a mapped file is on.
+pub fn line_at(bytes: &[u8], byte: usize) -> u64 {
+    bytes[..byte].iter().filter(|byte| **byte == b'\n').count() as u64 + 1
 }
 
 /// A row or a text by its number in its file: "row 3 of train.jsonl".

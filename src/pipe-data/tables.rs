@@ -9,6 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use calamine::{DataRef, Reader, Xlsx, XlsxError, open_workbook_from_rs};
+use pipe_spec::text::human_bytes;
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
@@ -285,11 +286,36 @@ impl<'de> Visitor<'de> for Member<'_, '_> {
 /// A workbook has no more bytes: the texts of its cells are held in memory.
 const LARGEST_WORKBOOK: u64 = 256 << 20;
 
+/// Columns that Excel allows.
+const MOST_COLUMNS: usize = 16_384;
+
+/// Bytes of a workbook besides its sheets, unpacked: the texts of its cells above all, which are held.
+const LARGEST_TEXTS: u64 = 512 << 20;
+
+/// A small archive can unpack to any size: what calamine holds in memory is unpacked once before, and thrown away.
+fn check_texts(file: &File, largest: u64) -> Result<(), ReadError> {
+    let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(|error| unreadable(error.into()))?;
+    let mut left = largest;
+    for index in 0..archive.len() {
+        let entry = archive.by_index(index).map_err(|error| unreadable(error.into()))?;
+        if entry.name().is_ok_and(|name| name.to_ascii_lowercase().starts_with("xl/worksheets/")) {
+            continue;
+        }
+        left = left.saturating_sub(io::copy(&mut entry.take(left + 1), &mut io::sink())?);
+        if left == 0 {
+            let message = format!("its texts take more than {}; save its sheet as .csv", human_bytes(largest));
+            return Err(ReadError::File(message));
+        }
+    }
+    Ok(())
+}
+
 fn open_workbook(path: &Path) -> Result<Xlsx<BufReader<File>>, ReadError> {
     let file = File::open(path)?;
     if file.metadata()?.len() > LARGEST_WORKBOOK {
         return Err(ReadError::File("it is too large for a workbook; save its sheet as .csv".to_owned()));
     }
+    check_texts(&file, LARGEST_TEXTS)?;
     open_workbook_from_rs(BufReader::new(file)).map_err(unreadable)
 }
 
@@ -315,6 +341,9 @@ fn workbook_rows(path: &Path, each: Each<'_>) -> Result<(), ReadError> {
                 number = line;
             }
             let column = column as usize;
+            if column >= MOST_COLUMNS {
+                return Err(ReadError::File(format!("row {}: more than {MOST_COLUMNS} columns", line + 1)));
+            }
             if row.len() <= column {
                 row.resize(column + 1, Value::Null);
             }
@@ -365,6 +394,29 @@ fn cell_value(cell: &DataRef<'_>) -> Value {
         DataRef::DateTime(duration) => duration.as_f64().to_string(),
     };
     if text.trim().is_empty() { Value::Null } else { Value::String(text) }
+}
+
+#[cfg(test)]
+mod workbook_tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn texts_that_unpack_to_too_much_are_refused() {
+        let mut file = tempfile::tempfile().unwrap();
+        let mut archive = zip::ZipWriter::new(&file);
+        let options = zip::write::SimpleFileOptions::default();
+        for (name, bytes) in [("xl/worksheets/sheet1.xml", 4 << 20), ("xl/sharedStrings.xml", 1 << 20)] {
+            archive.start_file(name, options).unwrap();
+            archive.write_all(&vec![b' '; bytes]).unwrap();
+        }
+        archive.finish().unwrap();
+        file.flush().unwrap();
+        assert!(check_texts(&file, 2 << 20).is_ok());
+        let Err(ReadError::File(message)) = check_texts(&file, 1 << 19) else { panic!("it is read") };
+        assert!(message.starts_with("its texts take more than 512.0 KiB"), "{message}");
+    }
 }
 
 #[cfg(test)]

@@ -26,6 +26,9 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// Between two tries to write output to a disk that is full.
 const FULL_DISK_INTERVAL: Duration = Duration::from_millis(200);
 
+/// How long its last output waits for room on a full disk once all processes of a job that was asked to stop have ended.
+const FULL_DISK_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// How long output may still come once all processes of the job have ended.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -164,7 +167,7 @@ impl<'a> Job<'a> {
         self.ended.map_or(128 + SIGKILL as u8, |(code, _)| code)
     }
 
-    /// Waits until all output is in its file. A full disk is waited for as long as the job may take to stop.
+    /// Waits until all output is in its file. A full disk is waited for; not for long once the job was asked to stop.
     fn finish_output(&mut self) {
         let Some(copier) = self.copier.take() else { return };
         let began = Instant::now();
@@ -175,8 +178,12 @@ impl<'a> Job<'a> {
                 Some(SIGTERM | SIGINT) => drop(self.stop_requested.get_or_insert_with(Instant::now)),
                 _ => {}
             }
-            let is_overdue = self.stop_requested.is_some() && self.is_overdue();
-            if is_overdue || (!is_full && began.elapsed() > OUTPUT_TIMEOUT) {
+            let is_over = match self.stop_requested {
+                _ if !is_full => began.elapsed() > OUTPUT_TIMEOUT,
+                Some(at) => at.max(began).elapsed() > FULL_DISK_TIMEOUT,
+                None => false,
+            };
+            if is_over {
                 return;
             }
         }

@@ -1,11 +1,12 @@
 //! A table: rows of numbers and categories, with a class or a number to predict. Numbers are standardised, categories are embedded, and
 //! residual blocks with layer norm follow (the ResNet of Gorishniy et al. 2021, https://arxiv.org/abs/2106.11959, whose batch norm would
-//! make a training depend on its batch). The data decides the features; config.json keeps them. It has no estimate of memory.
+//! make a training depend on its batch). The data decides the features; config.json keeps them.
 
 use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{ConfigError, ConfigKeys, extended};
+use crate::estimate::{Stage, StepMemory, Work};
 use crate::parameter::{Init, Listed, Parameter};
 use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined, number_of_labels};
 use crate::task_data::{Labels, TableColumns, TaskData};
@@ -99,6 +100,43 @@ impl ModelConfig for TabularConfig {
 
     fn drops(&self) -> bool {
         self.dropout > 0.0
+    }
+
+    fn step_memory(&self) -> Option<&dyn StepMemory> {
+        Some(self)
+    }
+}
+
+/// Products of layers that are at least this wide take so many bytes more, as measured.
+const WIDE: u128 = 512;
+const PRODUCTS: u128 = 64 << 20;
+
+impl StepMemory for TabularConfig {
+    /// Without the inputs as long as the data has not decided them.
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        let (hidden, inputs) = (self.hidden_size as u128, self.inputs() as u128);
+        let state = work.batch * hidden * work.compute();
+        let narrowed = |weights: u128| if work.mixed() { weights * work.compute() } else { 0 };
+        // A gradient of the norm and what it took are in fp32 for a moment.
+        let widened = if work.compute() < 4 { 2 * state } else { 0 };
+        let products = if hidden >= WIDE { PRODUCTS } else { 0 };
+        let stage = |name: String, kept: u128, inside: u128, weights: u128| Stage {
+            name,
+            kept,
+            forward: kept + inside + narrowed(weights),
+            backward: kept + 2 * inside + narrowed(weights) + widened + products,
+            gradients: weights * work.weight(),
+            logits: 0,
+        };
+        let rows = work.batch * inputs * (4 + work.compute());
+        let mut stages = vec![stage("input".to_owned(), rows, state, hidden * (inputs + 1))];
+        let weights = 4 * hidden * hidden + 5 * hidden;
+        // A block keeps its hidden numbers, those that are normed, and the input of relu, twice as wide.
+        let block = |number: i64| stage(format!("block {number}"), 4 * state, 3 * state, weights);
+        stages.extend((0..self.num_layers).map(block));
+        let labels = self.labels.as_ref().map_or(2, Labels::count) as u128;
+        stages.push(stage("head".to_owned(), 2 * state, state, (hidden + 1) * labels + 2 * hidden));
+        stages
     }
 }
 

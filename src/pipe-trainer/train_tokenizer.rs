@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pipe_spec::pipeline::{Arch, CONVERSATION};
+use pipe_spec::pipeline::{Arch, CONTEXT, CONVERSATION};
 
 use crate::cli::TrainTokenizerArgs;
 use crate::error::TrainerError;
@@ -49,6 +49,7 @@ fn columns(arch: Arch, fields: &[String]) -> Result<Vec<String>, String> {
     let instead = [CONVERSATION, TOKENS].into_iter().find(|role| named.contains_key(role));
     let is_read = |role: &&&str| match instead {
         Some(instead) => **role == instead,
+        None if **role == CONTEXT => named.contains_key(CONTEXT),
         None => ![CONVERSATION, TOKENS].contains(*role),
     };
     let data_roles = roles.iter().filter(is_read);
@@ -63,11 +64,13 @@ mod tests {
     fn columns_with_text() {
         assert_eq!(columns(Arch::T5, &["messages=chat".to_owned()]).unwrap(), ["chat"]);
         assert_eq!(columns(Arch::T5, &["source=a".to_owned()]).unwrap(), ["a", "target"]);
+        let alpaca = ["source=instruction", "target=output", "context=input"].map(str::to_owned);
+        assert_eq!(columns(Arch::T5, &alpaca).unwrap(), ["instruction", "output", "input"]);
         let field = |text: &str| vec![text.to_owned()];
         assert_eq!(columns(Arch::Bert, &field("text=review")).unwrap(), ["review", "text_pair"]);
         assert_eq!(columns(Arch::Bert, &field("tokens=words")).unwrap(), ["words"]);
         assert_eq!(columns(Arch::Clip, &[]).unwrap(), ["text"]);
         let error = columns(Arch::T5, &field("text=review")).unwrap_err();
-        assert_eq!(error, "--field text=review: allowed: ROLE=COLUMN with a role of source, target, messages");
+        assert_eq!(error, "--field text=review: allowed: ROLE=COLUMN with a role of source, target, messages, context");
     }
 }

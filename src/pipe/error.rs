@@ -150,6 +150,10 @@ errors! {
     Spawn { program: PathBuf, source: io::Error } => Unavailable,
         ["cannot start {program}: {source}", program = program.display()];
 
+    NotExecutable { folder: PathBuf } => Unavailable,
+        ["cannot start programs from {folder}: its file system is mounted with noexec", folder = folder.display()]
+        hint ["set PIPE_CACHE to a folder on a file system that allows programs, such as your home folder"];
+
     MissingLibrary { name: String, needed_by: PathBuf } => ImageBuild,
         ["{name}, which {needed_by} needs, was not found", needed_by = needed_by.display()]
         hint ["run `make libtorch` in the source tree of pipe, or install pipe again"];
@@ -375,6 +379,11 @@ errors! {
 }
 
 impl Error {
+    /// Whether the job ran and failed.
+    pub fn is_of_job(&self) -> bool {
+        matches!(self, Self::TrainingFailed { .. } | Self::CommandFailed { .. })
+    }
+
     /// Whether the machine failed, and not what was asked of it: the same may succeed another time.
     pub fn is_of_machine(&self) -> bool {
         match self {

@@ -317,7 +317,7 @@ fn usage() {
 fn example_data() {
     let folder = Folder::new();
     let pipelines = crate::harness::folder::repository().join("pipelines");
-    for name in ["demo", "demo-gpu", "text-hpo", "hybrid-cnn-lstm", "mu-sota", "car-clip", "table"] {
+    for name in ["demo", "demo-gpu", "text-hpo", "hybrid-cnn-lstm", "mu-sota", "car-clip", "car-kinds", "table"] {
         let file = pipelines.join(format!("{name}.yaml"));
         let checked = folder.pipe(&["check", file.to_str().unwrap()]).exits(3);
         let line = checked.stderr.lines().find(|line| line.contains("data.train: cannot read")).unwrap();

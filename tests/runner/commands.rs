@@ -19,9 +19,11 @@ pub fn tests(suite: &mut Suite) {
     test("one_that_does_not_stop_is_ended", stubborn);
     suite.test("commands::a_shell_and_what_it_started_are_stopped", Needs::Nothing, shell);
     suite.test("commands::what_moved_away_is_ended_with_it", Needs::Nothing, moved_away);
+    suite.test("commands::the_first_process_is_killed::process", Needs::Nothing, first_process_is_killed);
     suite.test("commands::pipe_is_killed::process", Needs::Nothing, pipe_is_killed);
     suite.each_daemon("commands::pipe_is_killed", true, taken_over);
     suite.test("commands::a_stopped_program_is_told_and_hears_a_stop", Needs::Nothing, stopped_by_a_signal);
+    suite.test("commands::a_stopped_first_process_is_told_and_hears_a_stop", Needs::Nothing, first_process_is_stopped);
     suite.each_daemon("commands::killed_by_the_kernel", false, killed_by_kernel);
     suite.thorough("commands::every_line_arrives::docker", Needs::Docker, every_line);
     suite.other_daemons("commands::every_line_arrives", false, every_line);
@@ -33,6 +35,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("commands::an_effective_batch_changes_only_where_it_may", Needs::Nothing, effective_batch);
     suite.test("commands::the_ledger_keeps_the_effective_batch", Needs::Nothing, known_effective_batch);
     suite.test("commands::a_start_from_the_beginning_is_explained", Needs::Nothing, beginning);
+    suite.test("commands::bytes_of_the_output_are_kept", Needs::Nothing, bytes);
     suite.test("commands::bad_pipelines", Needs::Nothing, bad_pipelines);
     suite.test("commands::other_subcommands", Needs::Nothing, other_subcommands);
 }
@@ -358,6 +361,21 @@ fn moved_away() {
     folder.wait_until("it has ended", || is_gone(&id));
 }
 
+/// A job that kills its first process leaves nothing behind, though it writes down itself that all went well, and its child has
+/// another session and no environment.
+fn first_process_is_killed() {
+    let folder = script(
+        60,
+        "setsid env -i sh -c 'echo $$ > \"$0\"; exec sleep 600' \"$PIPE_RUN/id\" &\n\
+         while ! test -s \"$PIPE_RUN/id\"; do sleep 0.1; done\n\
+         echo '{\"exit_code\": 0, \"oom_kills\": 0, \"error\": null}' > \"$PIPE_RUN/../attempts/01/job/end.json\"\n\
+         kill -KILL $PPID\nsleep 600\n",
+    );
+    folder.pipe(&["run", "job.yaml"]).exits(6).says("killed by SIGKILL (exit code 137), not because of memory");
+    let id = folder.read_run("output/id");
+    assert!(is_gone(&id), "{id} lives");
+}
+
 /// Another attempt begins when nothing is left of the first.
 fn pipe_is_killed() {
     let folder = script(
@@ -378,6 +396,15 @@ fn stopped_by_a_signal() {
     let folder = script(3, "trap 'echo heard; exit 143' TERM\nkill -STOP $$\nsleep 100\n");
     let running = folder.start(&["run", "job.yaml", "--set", "container.stop_timeout=60"]);
     folder.wait_for_log(1, "warning: a signal stopped the program of this job; it continues after SIGCONT");
+    running.signal("TERM");
+    running.end().exits(130).says("heard");
+}
+
+/// The same for the process that watches the job.
+fn first_process_is_stopped() {
+    let folder = script(3, "trap 'echo heard; exit 143' TERM\nkill -STOP $PPID\nwhile :; do sleep 0.1; done\n");
+    let mut running = folder.start(&["run", "job.yaml", "--set", "container.stop_timeout=60"]);
+    running.wait_until_it_says("warning: a signal stopped pipe-job (process ");
     running.signal("TERM");
     running.end().exits(130).says("heard");
 }
@@ -475,6 +502,15 @@ fn allocators() {
         assert!(env[name].as_str().is_some_and(|text| text.starts_with(torch)), "{env:#}");
     }
     assert_eq!(env["XLA_PYTHON_CLIENT_MEM_FRACTION"], "0.2500", "{env:#}");
+}
+
+/// Text in another encoding is printed and written down as the job wrote it.
+fn bytes() {
+    let folder = script(60, "printf 'caf\\351\\n'\n");
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    assert_eq!(std::fs::read(folder.run_folder().join("attempts/01/log.txt")).unwrap(), b"caf\xe9\n");
+    let printed = folder.command(&["logs"]).output().unwrap();
+    assert_eq!(printed.stdout, b"caf\xe9\n");
 }
 
 fn bad_pipelines() {

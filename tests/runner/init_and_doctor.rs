@@ -324,6 +324,16 @@ fn kept() {
     // The name decides where there is no file.
     folder.pipe(&["init", "--name", "mine", "--arch", "t5", "--data", "x.jsonl"]).exits(2).says("already exists");
     folder.pipe(&["init", "deep/new.yaml", "--arch", "t5", "--data", "x.jsonl"]).exits(0);
+    // A file with data is never overwritten.
+    let rows: String = (0..40).map(|row| format!("it is number {row},{}\n", ["Good", "good"][row % 2])).collect();
+    folder.write("rows.csv", format!("text,label\n{rows}"));
+    for force in [&[][..], &["--force"]] {
+        let answer = folder.pipe(&[&["init", "rows.csv", "--yes"], force].concat()).exits(3);
+        answer.says("rows.csv is a data file and no pipeline").says("did you mean `pipe init --data rows.csv`?");
+    }
+    assert_eq!(folder.read("rows.csv"), format!("text,label\n{rows}"));
+    let answer = folder.pipe(&["init", "rows.yaml", "--yes", "--data", "rows.csv"]).exits(0);
+    answer.says("note: Good and good are two labels, which differ only in capital letters");
 }
 
 /// What `pipe init` shows on a terminal with this typed input, which `script` gives it.

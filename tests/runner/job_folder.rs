@@ -16,6 +16,8 @@ pub fn tests(suite: &mut Suite) {
     suite.test("job_folder::a_daemon_that_rotates_logs::docker", Needs::OwnDaemon, rotated);
     suite.test("job_folder::events_after_the_pipe_was_killed::process", Needs::Nothing, after_the_pipe);
     suite.test("job_folder::a_full_disk::process", Needs::Root, full_disk);
+    suite.test("job_folder::a_hole_in_the_output::process", Needs::Nothing, holes);
+    suite.test("job_folder::a_cache_that_allows_no_programs::process", Needs::Root, noexec);
     suite.test("job_folder::settings_changed_by_hand::process", Needs::Nothing, settings_changed);
 }
 
@@ -125,6 +127,33 @@ fn settings_changed() {
     std::fs::write(&path, &before).unwrap();
     folder.pipe(&["resume", "latest", "--set", "on_oom.retries=2"]).exits(6);
     folder.pipe(&["resume", "latest"]).exits(6);
+}
+
+/// Holes in the files that `pipe` reads along, each larger than any disk: they take neither time nor memory nor room in the log.
+fn holes() {
+    let folder = Folder::new();
+    let script = "job=\"$PIPE_RUN/../attempts/01/job\"\necho one\ntruncate -s 4T \"$job/output\"\n\
+                  truncate -s 4T \"$job/events.jsonl\"\necho two\ntruncate -s 8T \"$job/output\"\necho three\n";
+    let yaml = "version: 1\nname: job\nengine: process\ncommand: [sh, script.sh]\ncontainer: {gpus: 0}\n";
+    folder.write("script.sh", script).write("job.yaml", yaml);
+    let answer = folder.start(&["run", "job.yaml"]).end().exits(0);
+    let answer = answer.says("warning: skipped 4.0 TiB of zero bytes, which the job put into its output file");
+    assert_eq!(answer.stderr.matches("zero bytes").count(), 1, "{answer}");
+    assert_eq!(folder.read_run("attempts/01/log.txt"), "one\ntwo\nthree\n");
+}
+
+/// The program that watches a job lies in the cache, or else beside the run.
+fn noexec() {
+    let folder = Folder::new();
+    folder.write("job.yaml", "version: 1\nname: job\nengine: process\ncommand: 'true'\ncontainer: {gpus: 0}\n");
+    let _disk = Tmpfs::mount(folder.path().join("noexec"), "16m,noexec");
+    let path = |name: &str| folder.path().join("noexec").join(name).display().to_string();
+    let (cache, runs) = (path("cache"), path("runs"));
+    let folder = folder.env("PIPE_CACHE", cache);
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    let folder = folder.env("PIPE_RUNS", runs);
+    let answer = folder.pipe(&["run", "job.yaml"]).exits(4);
+    answer.says("cannot start programs from ").says("mounted with noexec").says("hint: set PIPE_CACHE to a folder");
 }
 
 /// The disk is full in the middle: `run.json` says so, and a resume continues the training.

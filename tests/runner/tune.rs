@@ -29,6 +29,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("tune::a_grid_has_every_combination_once", Needs::Nothing, grid);
     suite.test("tune::trials_that_fail_end_nothing_but_a_row_of_them_does", Needs::Nothing, failing);
     suite.test("tune::a_full_disk_fails_no_trial", Needs::Root, full_disk);
+    suite.test("tune::a_full_disk_that_a_job_does_not_name_fails_no_trial", Needs::Root, unnamed_full_disk);
     suite.test("tune::a_study_that_was_moved", Needs::Nothing, moved);
     suite.test("tune::several_at_a_time", Needs::Nothing, parallel);
     suite.test("tune::in_the_background_listed_shown_and_removed", Needs::Nothing, listed);
@@ -431,6 +432,23 @@ fn full_disk() {
         assert_eq!(states(&study(&folder)), ["complete"; 3], "{size}");
     }
     assert!(full_times > 0, "each disk was large enough");
+}
+
+/// A program that finds the disk full, says nothing, and leaves enough room for `pipe` to write down how it ended.
+fn unnamed_full_disk() {
+    let folder = folder("process", "1", "", "budget: {trials: 2}\nseed: 3\n");
+    let script = "cd \"$PIPE_RUN\"\nhead -c 500k /dev/zero > spare\n\
+                  head -c 16M /dev/zero > large 2> /dev/null || { rm spare; exit 1; }\necho '{\"step\": 1, \"score\": 0.5}'\n";
+    let pipeline = "version: 1\nname: score\nengine: process\ncommand: sh score.sh {vars.x}\nvars: {x: 0}\nmetrics: json\n\
+                    container: {gpus: 0}\n";
+    folder.write("score.sh", script).write("score.yaml", pipeline);
+    let disk = Tmpfs::mount(folder.path().join("runs"), "12m");
+    let full = folder.pipe(&["tune", "run", "study.yaml"]);
+    full.exits(6).says("this machine could not run trial 0: the disk of ").says("`pipe tune resume");
+    assert_eq!(states(&study(&folder)), ["running"], "{:#}", study(&folder));
+    disk.resize("128m");
+    folder.pipe(&["tune", "resume"]).exits(0);
+    assert_eq!(states(&study(&folder)), ["complete"; 2]);
 }
 
 /// Its journal is the one beside it, wherever it lies.

@@ -1,6 +1,7 @@
 //! Endless files, secrets in detailed output, signals while files are read, runs that are removed, engine sockets.
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -17,8 +18,36 @@ pub fn tests(suite: &mut Suite) {
     test("rm_takes_the_run_before_it_removes_it", owned);
     test("details_show_no_secrets", secrets_in_process);
     test("a_mount_of_the_engines_socket_is_refused", socket);
+    test("an_engine_at_an_unusual_path_is_refused", unnamed_socket);
     suite.test("untrusted_input::details_show_no_secrets_in_docker", Needs::Docker, secrets_in_docker);
     suite.test("untrusted_input::ctrl_c_while_a_context_is_hashed", Needs::Docker, context);
+}
+
+/// A folder with a socket is a mount like others, unless the socket answers as an engine.
+fn unnamed_socket() {
+    let folder = Folder::new();
+    std::fs::create_dir_all(folder.path().join("data/deep")).unwrap();
+    let listener = UnixListener::bind(folder.path().join("data/deep/x")).unwrap();
+    let write = |more: &str| {
+        let mounts = format!("mounts: [{{host: data, container: /data}}]{more}");
+        folder.write(
+            "job.yaml",
+            format!("{{version: 1, name: c, command: [\"true\"], container: {{image: \"none:1\", {mounts}}}}}"),
+        );
+    };
+    write("");
+    folder.pipe(&["check", "job.yaml"]).exits(0);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 1024]).unwrap_or_default();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nApi-Version: 1.44\r\nContent-Length: 2\r\n\r\nOK").ok();
+        }
+    });
+    let refused = folder.pipe(&["check", "job.yaml"]).exits(3).says("data/deep/x");
+    refused.says("container.mounts.0.host").says("set container.engine_socket: true");
+    write(", engine_socket: true");
+    folder.pipe(&["check", "job.yaml"]).exits(0);
 }
 
 fn endless() {
@@ -70,7 +99,7 @@ fn hashing() {
     folder.write("job.yaml", text);
     let mut running = folder.start(&["run", "job.yaml", "--engine", "process"]);
     let log = || std::fs::read_to_string(folder.run_folder().join("pipe.log")).unwrap_or_default();
-    let is_hashed = || folder.has_runs() && log().contains("hashing 4.0 TiB");
+    let is_hashed = || folder.state().is_some() && log().contains("hashing 4.0 TiB");
     folder.wait_until("the hashing", || running.has_ended() || is_hashed());
     running.signal("INT");
     running.end().exits(130);

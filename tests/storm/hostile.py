@@ -24,8 +24,8 @@ container:
 DOCKERFILE = "FROM scratch\nCOPY hostile /hostile\nENTRYPOINT [\"/hostile\"]\n"
 
 # What tests/storm/hostile.rs does, and the exit code that it ends with.
-TRAPS = ["links 42", "links 0", "links 1", "mounts 1", "fifos 42", "fifos 0", "large 42", "large 0", "line 0", "deep 1",
-         "names 3", "events 0"]
+TRAPS = ["links 42", "links 0", "links 1", "mounts 1", "fifos 42", "fifos 0", "large 42", "large 0", "holes 0", "line 0",
+         "deep 1", "names 3", "events 0"]
 # Those of `--short`.
 SHORT = ("links 42", "mounts 1", "fifos 42", "names 3")
 READERS = (["ls"], ["show"], ["report", "latest"], ["resume", "latest"], ["diff", "latest", "latest"], ["report", "latest"])

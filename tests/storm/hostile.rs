@@ -30,6 +30,7 @@ fn main() {
         "links" => links(&attempt, &secrets, variable("PIDS").parse().unwrap_or(1)),
         "fifos" => records(&attempt).iter().for_each(|path| replace(path, fifo)),
         "large" => records(&attempt).iter().for_each(|path| replace(path, large)),
+        "holes" => holes(&attempt),
         "line" => line(&attempt),
         "deep" => deep(),
         "names" => names(&attempt),
@@ -142,6 +143,17 @@ fn large(path: &Path) -> bool {
         file.write_all(b"\"}")
     };
     write().is_ok()
+}
+
+/// Holes that no disk could fill, in the files that are read while the job runs.
+fn holes(attempt: &Path) {
+    for name in ["output", "events.jsonl"] {
+        let file = OpenOptions::new().write(true).open(attempt.join("job").join(name));
+        if file.and_then(|file| file.set_len(8 << 40)).is_err() {
+            eprintln!("{name} could not be made longer");
+        }
+    }
+    tell(2, "\"type\":\"warning\",\"message\":\"after the holes\"", attempt);
 }
 
 /// 200 MB without an end of line, on the output and in the file of events.

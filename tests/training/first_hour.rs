@@ -11,7 +11,7 @@ use crate::small_t5::events;
 pub fn tests(suite: &mut Suite) {
     for set in SETS {
         let (name, test) = (format!("first_hour::{}", set.name), move || first_hour(set));
-        if ANOTHER_FORMAT.contains(&set.name) {
+        if THOROUGH.contains(&set.name) {
             suite.thorough(&name, Needs::Nothing, test);
         } else {
             suite.test(&name, Needs::Nothing, test);
@@ -19,11 +19,15 @@ pub fn tests(suite: &mut Suite) {
     }
 }
 
-/// Those that train like another set, from a file of another format.
-const ANOTHER_FORMAT: &[&str] = &[
+/// Those that train like another set from a file of another format, and those that take longest.
+const THOROUGH: &[&str] = &[
     "semicolons_and_a_byte_order_mark",
     "tabs_and_uneven_classes",
     "labels_with_space_and_without_a_value",
+    "conversations",
+    "a_text_from_a_text_under_odd_names",
+    "two_texts_and_a_label",
+    "numbers_as_target",
     "dates",
     "stars_with_nulls",
     "sensors_with_missing_numbers",

@@ -4,13 +4,14 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Suite};
+use crate::harness::{Folder, Needs, Suite};
 use crate::small_t5::{curve, folder, same_curve};
 
 const EFFECTIVE: u64 = 48;
 
 pub fn tests(suite: &mut Suite) {
-    suite.any_engine("memory::fit_names_a_batch_that_runs", fit);
+    suite.thorough("memory::fit_names_a_batch_that_runs::process", Needs::Nothing, || fit("process"));
+    suite.thorough("memory::fit_names_a_batch_that_runs::docker", Needs::Docker, || fit("docker"));
     suite.any_engine("memory::auto_finds_it_in_the_same_attempt", auto);
     suite.other_daemons("memory::auto_finds_it_in_the_same_attempt", false, || auto("docker"));
     suite.each_engine("memory::a_killed_fit_is_resumed_as_a_fit", killed_fit);

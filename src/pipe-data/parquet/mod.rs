@@ -14,6 +14,7 @@ use std::path::Path;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
+use serde_json::Value;
 
 use crate::columns::ColumnSelection;
 use crate::compressed::{self, ReadError, RowSink};
@@ -201,25 +202,25 @@ fn in_group(group: usize, error: &ParquetError) -> String {
 /// The first bytes of a file.
 pub struct Preview {
     pub names: Vec<String>,
-    /// The cells of columns that are plain; those of the others are empty.
-    pub rows: Vec<Vec<String>>,
+    /// As they are in JSON lines. Columns that hold bytes are not read.
+    pub rows: Vec<Vec<Value>>,
     /// Rows of the whole file.
     pub total: u64,
     /// The columns of lists and objects.
     pub nested: Vec<String>,
 }
 
-/// The columns of a file and the first cells of those that are plain.
+/// The columns of a file and its first rows.
 pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
     let reader = open(path).ok()?;
     let (names, total) = (names(&reader), rows_of(&reader).ok()?);
     let mut columns = Column::find(reader.metadata().file_metadata().schema_descr(), |_| true).ok()?;
     let is_nested = |column: &&Column| !matches!(column.shape, Shape::Value(_));
     let nested = columns.iter().filter(is_nested).map(|column| column.name.clone()).collect();
-    columns.retain(|column| matches!(column.shape, Shape::Value(kind) if kind != Kind::Bytes));
+    columns.retain(|column| !column.shape.holds_bytes());
     let places: Vec<usize> =
         columns.iter().filter_map(|column| names.iter().position(|name| *name == column.name)).collect();
-    let table = ParquetTable { reader, columns, rows: total, style: Style::Csv, pictures: None };
+    let table = ParquetTable { reader, columns, rows: total, style: Style::Json, pictures: None };
     let (mut found, mut bytes) = (Vec::new(), 0);
     'groups: for group in 0..table.groups() {
         let Ok(mut cells) = table.cells(group) else { break };
@@ -227,17 +228,18 @@ pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
             if found.len() >= rows || bytes > SAMPLE_BYTES {
                 break 'groups;
             }
-            let mut row = vec![String::new(); names.len()];
+            let mut row = vec![Value::Null; names.len()];
             for ((place, column), cells) in places.iter().zip(&table.columns).zip(&mut cells) {
                 let mut out = Vec::new();
                 match cells.next() {
-                    Ok(field) if column.shape.write(&mut out, &field, Style::Csv).is_ok() => {
-                        row[*place] = String::from_utf8(out).unwrap_or_default();
+                    Ok(field) => {
+                        let is_written = column.shape.write(&mut out, &field, table.style).is_ok();
+                        row[*place] = serde_json::from_slice(&out).ok().filter(|_| is_written).unwrap_or_default();
                     }
-                    Ok(_) | Err(column::Failure::NoText | column::Failure::Value(_)) => {}
+                    Err(column::Failure::NoText | column::Failure::Value(_)) => {}
                     Err(_) => break 'groups,
                 }
-                bytes += row[*place].len();
+                bytes += out.len();
             }
             found.push(row);
         }

@@ -60,6 +60,16 @@ impl Shape {
         }
     }
 
+    /// Whether there are bytes that are no text anywhere in it.
+    pub fn holds_bytes(&self) -> bool {
+        match self {
+            Self::Value(kind) => *kind == Kind::Bytes,
+            Self::Group(shapes) => shapes.iter().any(Self::holds_bytes),
+            Self::List(item) => item.holds_bytes(),
+            Self::Map(shapes) => shapes.iter().any(Self::holds_bytes),
+        }
+    }
+
     /// Writes what a row has; or says why that cannot be done.
     pub fn write(&self, out: &mut Vec<u8>, field: &Field, style: Style) -> Result<(), String> {
         match (self, field) {

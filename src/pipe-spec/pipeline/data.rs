@@ -30,9 +30,9 @@ pub struct Data {
     /// the texts of `train`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
-    /// Which column of the data feeds what, per task: source/target (or messages: a conversation whose last turn is the target),
-    /// text/text_pair/label, image/text, label/time, text, tokens/tags, image/label, label/ignore (columns that a table is not trained on, with
-    /// commas or semicolons between them).
+    /// Which column of the data feeds what, per task: source/target and perhaps context (or messages: a conversation whose last turn is
+    /// the target), text/text_pair/label, image/text, label/time, text, tokens/tags, image/label, label/ignore (columns that a table is
+    /// not trained on, with commas or semicolons between them).
     #[serde(default)]
     pub fields: BTreeMap<String, String>,
     /// The text between the labels of a row that can have several, such as `|` in `billing|urgent`. Lists need none.
@@ -94,6 +94,9 @@ fn default_prefetch() -> u32 {
 /// The role of a column whose rows are conversations, instead of a source and a target.
 pub const CONVERSATION: &str = "messages";
 
+/// The role of a column that is read after the source, on a line of its own, where a row has something there.
+pub const CONTEXT: &str = "context";
+
 impl Data {
     /// These files with every default.
     pub fn new(train: Paths) -> Self {
@@ -111,10 +114,11 @@ impl Data {
         std::iter::once(given).chain(given.split([',', ';'])).map(str::trim).filter(|name| !name.is_empty()).collect()
     }
 
-    /// The roles of the columns that are read: those of conversations are named, or a source and a target are read.
+    /// The roles of the columns that are read: conversations and a context where they are named, otherwise a source and a target.
     pub fn roles(&self, task: Task) -> Vec<&'static str> {
         let is_conversation = self.fields.contains_key(CONVERSATION);
         let is_read = |role: &&&str| match task {
+            Task::Seq2Seq if **role == CONTEXT => !is_conversation && self.fields.contains_key(CONTEXT),
             Task::Seq2Seq => (**role == CONVERSATION) == is_conversation,
             // Plain texts are for predictions.
             Task::TokenLabels => **role != "text",

@@ -25,7 +25,7 @@ pub use crate::problem::{Problem, Problems};
 pub use crate::yaml::Note;
 pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat, PLACEHOLDERS, VarValue};
 pub use container::{Container, Gpus, Image, Mount};
-pub use data::{Augment, CONVERSATION, Data, Pad, Paths};
+pub use data::{Augment, CONTEXT, CONVERSATION, Data, Pad, Paths};
 pub use engines::{EngineEntry, EngineRequest, EngineSection, Engines, SectionType};
 pub use file::{PipelineFile, schema};
 pub use graph::{OutputRef, Stage, StageGraph};

@@ -82,7 +82,7 @@ impl Task {
     /// Roles that columns of its data can have.
     pub fn roles(self) -> &'static [&'static str] {
         match self {
-            Self::Seq2Seq => &["source", "target", "messages"],
+            Self::Seq2Seq => &["source", "target", "messages", "context"],
             Self::Classification => &["text", "text_pair", "label"],
             Self::Contrastive => &["image", "text"],
             Self::TimeSeries => &["label", "time"],

@@ -157,7 +157,7 @@ pub enum DataCommand {
     Recipes(RowsArgs),
     /// Descriptions of dishes with their class: soup, salad or cake
     Texts(RowsArgs),
-    /// Small pictures of cars with captions
+    /// Small pictures of cars with captions, and the kind of car
     Pictures(PicturesArgs),
     /// Short stories as plain text, for a language model
     Stories(StoriesArgs),

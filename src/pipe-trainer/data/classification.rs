@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use super::labelling::{Labelling, Seen, TrimmedLabels, labels_of, names_of};
 use super::rows::{
-    Opener, SkippedRows, check_rows, during, file_and_line, holds_tensors, is_lacking, no_text, open_rows, skip_hint,
+    Opener, SkippedRows, check_rows, collect_names, during, file_and_line, holds_tensors, is_lacking, no_text,
+    open_rows, skip_hint,
 };
 use super::source::Sources;
 use super::tensors::TensorRows;
@@ -310,13 +311,7 @@ fn decide_several(rows: &Rows, pool: &ThreadPool, separator: Option<&str>) -> Re
             }
         }
     };
-    check_rows(rows, pool, |row| read(row).map(|_| []))?;
-    let all = (0..rows.len()).into_par_iter().map(read);
-    let join = |mut one: BTreeSet<String>, mut other: BTreeSet<String>| {
-        one.append(&mut other);
-        Ok(one)
-    };
-    let names = pool.install(|| all.try_reduce(BTreeSet::new, join))?;
+    let names = collect_names(rows, pool, read)?;
     match names.is_empty() {
         true => Err(rows.fail(0, "no row has a label".to_owned()).into()),
         false => Ok(Labels::Several(names.into_iter().collect())),

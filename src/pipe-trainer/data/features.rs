@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use pipe_data::{amount, is_missing_number};
 use pipe_model::{Feature, FeatureKind};
 use serde_json::Value;
 
-/// Cells that say that there is no value, in lower case.
-const NO_VALUE: [&str; 9] = ["", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?"];
+/// Further cells of a table that say that there is no value, in lower case.
+const NO_VALUE: [&str; 2] = ["<na>", "?"];
 
 /// Categories of a column at most, and different values up to which they are counted.
 const MOST_CATEGORIES: usize = 10_000;
@@ -38,11 +39,11 @@ impl Cell {
     }
 
     fn of_text(text: &str, comma: bool) -> Self {
-        if NO_VALUE.contains(&text.to_ascii_lowercase().as_str()) {
+        if is_missing_number(text) || NO_VALUE.iter().any(|missing| text.eq_ignore_ascii_case(missing)) {
             return Self::Missing;
         }
         let decimal = || comma.then(|| text.replacen(',', ".", 1).parse::<f64>().ok()).flatten();
-        match text.parse::<f64>().ok().or_else(decimal) {
+        match text.parse::<f64>().ok().or_else(|| amount(text)).or_else(decimal) {
             Some(number) => Self::number(number),
             None => Self::Text(text.to_owned()),
         }

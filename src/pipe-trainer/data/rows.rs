@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -128,6 +128,20 @@ pub fn during<T>(place: Place<'_>, work: impl FnOnce() -> Result<T, TrainerError
         let done = work()?;
         boundary::check_host_memory().map(|()| done)
     })
+}
+
+/// The names that occur in any row; the first bad row is the error.
+pub fn collect_names(
+    rows: &Rows,
+    pool: &ThreadPool,
+    read: impl Fn(usize) -> Result<BTreeSet<String>, TrainerError> + Sync,
+) -> Result<BTreeSet<String>, TrainerError> {
+    check_rows(rows, pool, |row| read(row).map(|_| []))?;
+    let join = |mut one: BTreeSet<String>, mut other: BTreeSet<String>| {
+        one.append(&mut other);
+        Ok(one)
+    };
+    pool.install(|| (0..rows.len()).into_par_iter().map(&read).try_reduce(BTreeSet::new, join))
 }
 
 /// Reads every row once, which gives the lengths of its texts; the first bad one is the error.

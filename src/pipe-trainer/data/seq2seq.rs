@@ -27,6 +27,7 @@ pub struct Seq2Seq {
 
 const SOURCE: usize = 0;
 const TARGET: usize = 1;
+const CONTEXT: usize = 2;
 
 impl Seq2Seq {
     fn open(
@@ -67,7 +68,17 @@ impl Seq2Seq {
             None | Some(Value::Null) if self.predicts && column == TARGET => Ok(None),
             other => Err(no_text(&self.rows, index, column, other.as_ref(), self.predicts)),
         };
-        Ok((text(SOURCE)?.unwrap_or_default(), text(TARGET)?))
+        let (mut source, target) = (text(SOURCE)?.unwrap_or_default(), text(TARGET)?);
+        match values.get(CONTEXT) {
+            None | Some(None | Some(Value::Null)) => {}
+            Some(Some(Value::String(context))) if context.trim().is_empty() => {}
+            Some(Some(Value::String(context))) => {
+                source.push('\n');
+                source.push_str(context);
+            }
+            Some(other) => return Err(no_text(&self.rows, index, CONTEXT, other.as_ref(), self.predicts)),
+        }
+        Ok((source, target))
     }
 
     /// The same of a row that holds a conversation. To predict is to write the answer that is not there.

@@ -47,7 +47,8 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
             let (inputs, strays) = rows.encode(opener, &encoder, kept)?;
             notices.extend(rows.notices.drain(..).chain(strays));
             let targets = kept.iter().map(|index| targets[*index].clone()).collect();
-            Ok(Arc::new(Table { inputs, targets, keys: columns.export() }))
+            let numbers = kept.iter().map(|index| rows.number(*index)).collect();
+            Ok(Arc::new(Table { inputs, targets, numbers, keys: columns.export() }))
         };
     let train = part(&mut all, &targets, &train)?;
     let eval = match &data.eval {
@@ -119,6 +120,11 @@ struct TableRows {
 }
 
 impl TableRows {
+    /// The row of a sample, counted from 0 over all files.
+    fn number(&self, sample: usize) -> usize {
+        self.rows.number(self.labelled[sample].0)
+    }
+
     fn open(opener: &Opener<'_>, paths: &Paths, names: &[String]) -> Result<Self, TrainerError> {
         let data = &opener.spec.data;
         let label = data.field("label");
@@ -347,6 +353,8 @@ fn listed(names: &[String]) -> String {
 struct Table {
     inputs: Vec<Vec<f32>>,
     targets: Vec<Column>,
+    /// The row of each sample in the data.
+    numbers: Vec<usize>,
     /// Keys of config.json.
     keys: Map<String, Value>,
 }
@@ -354,6 +362,10 @@ struct Table {
 impl Source for Table {
     fn len(&self) -> usize {
         self.inputs.len()
+    }
+
+    fn rows(&self, index: usize) -> [usize; 2] {
+        [self.numbers[index]; 2]
     }
 
     fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {

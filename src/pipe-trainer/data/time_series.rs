@@ -183,6 +183,8 @@ struct Stretch<'a> {
     path: &'a Path,
     /// Which part of the series, in words.
     part: &'static str,
+    /// Its first row, counted from 0 over all files.
+    first: usize,
     values: &'a [f64],
     labels: &'a [Option<usize>],
 }
@@ -195,14 +197,17 @@ struct WindowShape {
 impl WindowShape {
     /// The rows to train on, and the end of each series for evaluation. No window lies in both.
     fn split<'a>(&self, all: &'a [Series], share: f64) -> (Vec<Stretch<'a>>, Vec<Stretch<'a>>) {
+        let mut before = 0;
         let halves = |series: &'a Series| {
             let rows = series.labels.len();
-            let first = rows - (rows as f64 * share).round() as usize;
-            let (values, kept_values) = series.values.split_at(first * self.width);
-            let (labels, kept_labels) = series.labels.split_at(first);
-            let stretch = |part, values, labels| Stretch { path: &series.path, part, values, labels };
+            let trained = rows - (rows as f64 * share).round() as usize;
+            let (values, kept_values) = series.values.split_at(trained * self.width);
+            let (labels, kept_labels) = series.labels.split_at(trained);
+            let stretch = |part, first, values, labels| Stretch { path: &series.path, part, first, values, labels };
             let [train, kept] = if share > 0.0 { [" to train on", " kept for evaluation"] } else { [""; 2] };
-            (stretch(train, values, labels), stretch(kept, kept_values, kept_labels))
+            let first = before;
+            before += rows;
+            (stretch(train, first, values, labels), stretch(kept, first + trained, kept_values, kept_labels))
         };
         all.iter().map(halves).unzip()
     }
@@ -215,9 +220,10 @@ impl WindowShape {
         names: &[String],
     ) -> Result<Windows, TrainerError> {
         let Self { length, width } = *self;
-        let mut windows = Windows { length, width, rows: Vec::new(), ends: Vec::new(), learned: Map::new() };
+        let firsts = stretches.iter().map(|stretch| stretch.first).collect();
+        let mut windows = Windows { length, width, rows: Vec::new(), firsts, ends: Vec::new(), learned: Map::new() };
         let mut end = 0;
-        for Stretch { path, part, values, labels } in stretches {
+        for Stretch { path, part, values, labels, .. } in stretches {
             let rows = labels.len();
             if rows < length {
                 let message = format!("{rows} rows{part}, a window takes {length}");
@@ -244,6 +250,8 @@ struct Windows {
     width: usize,
     /// The features of each series, standardised, and its classes.
     rows: Vec<(Vec<f32>, Vec<i64>)>,
+    /// The first row of each series in the data.
+    firsts: Vec<usize>,
     /// How many windows there are up to the end of each series.
     ends: Vec<usize>,
     learned: Map<String, Value>,
@@ -278,8 +286,8 @@ impl Source for Windows {
 
     fn rows(&self, index: usize) -> [usize; 2] {
         let (series, start) = self.locate(index);
-        let before: usize = self.rows[..series].iter().map(|(_, labels)| labels.len()).sum();
-        [before + start, before + start + self.length - 1]
+        let first = self.firsts[series] + start;
+        [first, first + self.length - 1]
     }
 
     fn class_of(&self, index: usize) -> Result<Option<i64>, TrainerError> {
@@ -327,6 +335,10 @@ mod tests {
         assert_eq!(window(&windows, 2), (vec![2.0, 3.0, 4.0], 7));
         assert_eq!(window(&windows, 3), (vec![10.0, 11.0, 12.0], 7));
         assert_eq!([windows.rows(2), windows.rows(3)], [[2, 4], [5, 7]]);
+        // Those that are kept for evaluation have the numbers that they have in the data.
+        let all = [series(8, 0.0), series(6, 10.0)];
+        let kept = window_shape.windows(&window_shape.split(&all, 0.5).1, &[7, 8], &plain, &[]).unwrap();
+        assert_eq!([kept.rows(0), kept.rows(2)], [[4, 6], [11, 13]]);
         let error =
             window_shape.windows(&window_shape.split(&[series(2, 0.0)], 0.0).0, &[7, 8], &plain, &[]).err().unwrap();
         assert!(error.to_string().starts_with("a.csv: 2 rows"), "{error}");

@@ -14,7 +14,7 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
-use super::rows::{Opener, check_rows, during, holds_tensors, open_rows};
+use super::rows::{Opener, check_rows, collect_names, during, holds_tensors, open_rows};
 use super::source::Sources;
 use super::words::{self, Words};
 use super::{Column, IGNORED, Sample, Source};
@@ -91,13 +91,7 @@ fn decide(opener: &Opener<'_>, paths: &Paths) -> Result<Vec<String>, TrainerErro
     let read = |row: usize| -> Result<BTreeSet<String>, TrainerError> {
         Ok(words_of(&rows, row, false)?.tags.unwrap_or_default().into_iter().collect())
     };
-    check_rows(&rows, opener.pool, |row| read(row).map(|_| []))?;
-    let join = |mut one: BTreeSet<String>, mut other: BTreeSet<String>| {
-        one.append(&mut other);
-        Ok(one)
-    };
-    let all = (0..rows.len()).into_par_iter().map(read);
-    let names = opener.pool.install(|| all.try_reduce(BTreeSet::new, join))?;
+    let names = collect_names(&rows, opener.pool, read)?;
     match names.len() {
         0 | 1 => Err(rows.fail(0, "every token has the same label: there is nothing to learn".to_owned()).into()),
         _ => Ok(names.into_iter().collect()),

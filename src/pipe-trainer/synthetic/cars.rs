@@ -1,5 +1,5 @@
-//! Synthetic pictures of cars with captions: endless, reproducible and learnable, because a caption describes its
-//! picture. Lengths are shares of the picture, so that every size shows the same.
+//! Synthetic pictures of cars with captions and the kind of car: endless, reproducible and learnable, because a caption
+//! describes its picture. Lengths are shares of the picture, so that every size shows the same.
 
 use std::fs;
 use std::io::{self, Cursor};
@@ -37,7 +37,7 @@ fn picture(args: &PicturesArgs, split: Split, row: u64) -> Result<String, Traine
     let path = args.out.join(&name);
     let bytes = encode(&Canvas::paint(&scene, args.size, random), format);
     bytes.and_then(|bytes| fs::write(&path, bytes)).map_err(|error| fail(&path, error))?;
-    Ok(json!({ "image": name, "text": scene.caption() }).to_string() + "\n")
+    Ok(json!({ "image": name, "text": scene.caption(), "label": scene.body.name(1) }).to_string() + "\n")
 }
 
 /// Most are PNG, some of each ten are not.

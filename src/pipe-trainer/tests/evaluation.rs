@@ -47,6 +47,38 @@ fn a_run_that_is_watched_ends_with_the_same_bits() {
     assert!(evals(&undisturbed).is_empty());
 }
 
+/// A context is read as if it stood behind the source, on a line of its own, in the rows that have one.
+#[test]
+fn a_context_is_part_of_the_source() {
+    let mut bench = Bench::recipes();
+    let rows = fs::read_to_string(bench.path("data/train.jsonl")).unwrap();
+    let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let write = |name: &str, joined: bool| {
+        let row = |(number, row): (usize, &Value)| {
+            let (mut row, note) = (row.clone(), ["salt and sugar", "", " "][number % 3]);
+            match joined && number % 3 == 0 {
+                true => row["ingredients"] = json!(format!("{}\n{note}", row["ingredients"].as_str().unwrap())),
+                false => row["note"] = json!(note),
+            }
+            row.to_string() + "\n"
+        };
+        fs::write(bench.path(name), rows.iter().enumerate().map(row).collect::<String>()).unwrap();
+        bench.path(name)
+    };
+    let (joined, apart) = (write("joined.jsonl", true), write("apart.jsonl", false));
+    bench.set("/train/steps", json!(2)).set("/data/eval", json!(null));
+    let mut curve = |train: &std::path::Path, name: &str| {
+        let run = bench.path(name);
+        bench.set("/data/train", json!(train)).set("/run", json!(run)).train().expect(0).curve()
+    };
+    let (joined, without) = (curve(&joined, "run-joined"), curve(&apart, "run-without"));
+    bench.set("/data/fields/context", json!("note"));
+    let run = bench.path("run-apart");
+    let apart = bench.set("/data/train", json!(apart)).set("/run", json!(run)).train().expect(0).curve();
+    assert_eq!(apart, joined);
+    assert_ne!(without, joined);
+}
+
 #[test]
 fn texts_are_written_where_they_are_asked_for() {
     let silent = bench(json!({ "every": 3 })).train().expect(0);
@@ -245,10 +277,7 @@ fn classes_of_texts_are_counted_and_named() {
     let eval = last_eval(&ended);
     agrees(&classes, eval);
 
-    let (trained, largest) = (counted(&bench, "data/train.jsonl"), |rows: &BTreeMap<String, u64>| {
-        rows.iter().rev().max_by_key(|(_, rows)| **rows).map(|(name, _)| name.clone()).unwrap()
-    });
-    let common = largest(&trained);
+    let common = rows.iter().rev().max_by_key(|(_, rows)| **rows).map(|(name, _)| name.clone()).unwrap();
     let headline = eval.headline.clone().unwrap();
     let baseline = headline.baseline.unwrap();
     assert_eq!((headline.metric.as_str(), headline.rows, headline.classes), ("accuracy", eval.samples, Some(3)));

@@ -332,8 +332,19 @@ fn all_ranks_or_their_launcher_killed_cost_the_steps_since_the_last_checkpoint()
 /// Stopped by the launcher, or by any one of the ranks: all stop after the same step, which is saved.
 #[test]
 fn a_stop_is_agreed_between_ranks() {
+    expect_a_stop_to_be_agreed(&[(None, "none"), (Some(2), "optimizer")]);
+}
+
+#[test]
+#[ignore = "test-all"]
+fn a_stop_of_any_rank_is_agreed_between_ranks() {
+    expect_a_stop_to_be_agreed(&[(None, "optimizer"), (Some(0), "none")]);
+}
+
+/// A request to stop for one rank, or for the launcher: all end at the same step.
+fn expect_a_stop_to_be_agreed(struck: &[(Option<u32>, &str)]) {
     let whole = undisturbed();
-    for (rank, shard) in [(None, "none"), (None, "optimizer"), (Some(2), "optimizer"), (Some(0), "none")] {
+    for (rank, shard) in struck.iter().copied() {
         let mut bench = long_bench();
         bench.set("/train/shard", json!(shard));
         let struck = strike(&bench, 4, libc::SIGTERM, |other| Some(other) == rank, rank.is_none());

@@ -19,9 +19,20 @@ fn bench() -> Bench {
 
 #[test]
 fn a_run_that_was_stopped_and_killed_ends_with_the_same_bits() {
-    let adamw = ["fp32", "bf16", "bf16-mixed", "fp16-mixed"].map(|precision| ("adamw", precision));
-    let adafactor = ["fp32", "bf16", "fp16-mixed"].map(|precision| ("adafactor", precision));
-    for (optimizer, precision) in adamw.into_iter().chain(adafactor) {
+    expect_the_same_bits(&[("adamw", "fp32"), ("adafactor", "fp16-mixed")]);
+}
+
+#[test]
+#[ignore = "test-all"]
+fn a_run_that_was_stopped_and_killed_ends_with_the_same_bits_in_every_precision() {
+    let adamw = ["bf16", "bf16-mixed", "fp16-mixed"].map(|precision| ("adamw", precision));
+    let adafactor = ["fp32", "bf16"].map(|precision| ("adafactor", precision));
+    expect_the_same_bits(&[adamw.as_slice(), &adafactor].concat());
+}
+
+/// Stopped, killed and resumed, with each optimizer and precision.
+fn expect_the_same_bits(settings: &[(&str, &str)]) {
+    for (optimizer, precision) in settings {
         let bench = || {
             let mut bench = bench();
             bench.set("/train/precision", json!(precision)).set("/train/optimizer/kind", json!(optimizer));

@@ -68,6 +68,15 @@ fn a_class_is_learned_and_predicted() {
     let details: Value = serde_json::from_str(&details).unwrap();
     let names = [0, 1].map(|class| details["classes"]["scores"][class]["name"].as_str());
     assert_eq!(names, [Some("no"), Some("yes")], "{details}");
+    // The mistakes have the numbers of their rows in the file, though these are held out of it.
+    let table = fs::read_to_string(bench.path("data/train.csv")).unwrap();
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split(',').collect()).collect();
+    let churn = lines[0].iter().position(|name| *name == "churn").unwrap();
+    let mistakes = details["mistakes"].as_array().unwrap();
+    assert!(mistakes.iter().any(|mistake| mistake["rows"][0].as_u64().unwrap() > 480), "{details}");
+    for mistake in mistakes {
+        assert_eq!(mistake["class"], lines[mistake["rows"][0].as_u64().unwrap() as usize][churn], "{mistake}");
+    }
 
     let model = bench.run_folder().model();
     let config: Value = serde_json::from_slice(&fs::read(model.join("config.json")).unwrap()).unwrap();

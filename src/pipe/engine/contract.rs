@@ -11,9 +11,9 @@ use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, EngineRequest, Gpus, Image, SectionType};
 use pipe_spec::run::LogPosition;
 use serde::Serialize;
-use tokio::sync::mpsc;
 
-use super::job::{Launch, Line};
+use super::job::Launch;
+use super::line::LineReceiver;
 use crate::error::Error;
 use crate::gpu::Card;
 use crate::image::{self, BuildWatcher, ImageBuild, ImageConfig};
@@ -180,7 +180,7 @@ pub struct StartedJob {
     pub handle: Box<dyn JobHandle>,
     /// The id of the container or process.
     pub id: String,
-    pub lines: mpsc::Receiver<Line>,
+    pub lines: LineReceiver,
 }
 
 /// How a job ended.

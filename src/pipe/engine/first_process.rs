@@ -2,16 +2,14 @@
 //! the folder of the job.
 
 use std::fs::{File, Permissions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use pipe_spec::run::{JobEnd, JobFolder, LogPosition};
-use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate};
-use tokio::sync::mpsc;
+use pipe_spec::run::{JobEnd, JobFolder};
+use rustix::fs::StatVfsMountFlags;
 
-use super::{JobProgram, Launch, Line, LineSplitter, Source};
+use super::{JobProgram, Launch};
 use crate::error::Error;
 use crate::run::job_file;
 use crate::system::digests::cache_folder;
@@ -21,12 +19,6 @@ const PROGRAM: &[u8] = include_bytes!(env!("PIPE_JOB_PROGRAM"));
 
 /// Where a container has it.
 pub const IN_CONTAINER: &str = "/run/pipe-job";
-
-/// Between two looks at what a job has written.
-pub const OUTPUT_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Bytes of output that are read at once.
-const PIECE: u64 = 1 << 20;
 
 /// Bytes of the record of an end.
 const RECORD_LIMIT: u64 = 4096;
@@ -42,22 +34,28 @@ pub fn prepare(launch: &Launch) -> Result<PathBuf, Error> {
     program(&launch.run_folder)
 }
 
-/// The path of the program: in the cache, or in the run folder where there is none.
+/// The path of the program: in the cache, or in the run folder where the cache is missing or can hold no programs.
 pub fn program(run_folder: &Path) -> Result<PathBuf, Error> {
     let name = format!("pipe-job-{}", &blake3::hash(PROGRAM).to_hex()[..16]);
     let cached = cache_folder().and_then(|folder| write_program(&folder.join("pipe-job"), &name).ok());
-    match cached {
-        Some(path) => Ok(path),
-        None => {
-            let failed = |source| Error::Write { path: run_folder.join(&name), source };
-            write_program(run_folder, &name).map_err(failed)
-        }
+    if let Some(path) = cached.filter(|path| is_executable(path)) {
+        return Ok(path);
     }
+    let failed = |source| Error::Write { path: run_folder.join(&name), source };
+    let path = write_program(run_folder, &name).map_err(failed)?;
+    if is_executable(&path) { Ok(path) } else { Err(Error::NotExecutable { folder: run_folder.to_owned() }) }
+}
+
+/// Whether a file can be started as a program: it has the permission, and so has the file system that it is on.
+fn is_executable(path: &Path) -> bool {
+    let has_permission = path.metadata().is_ok_and(|meta| meta.permissions().mode() & 0o111 != 0);
+    let is_noexec = rustix::fs::statvfs(path).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::NOEXEC));
+    has_permission && !is_noexec
 }
 
 fn write_program(folder: &Path, name: &str) -> std::io::Result<PathBuf> {
     let path = std::path::absolute(folder)?.join(name);
-    if std::fs::read(&path).is_ok_and(|found| found == PROGRAM) {
+    if std::fs::read(&path).is_ok_and(|found| found == PROGRAM) && is_executable(&path) {
         return Ok(path);
     }
     std::fs::create_dir_all(folder)?;
@@ -118,109 +116,13 @@ pub fn is_oom_killed(oom_kills: u64, exit_code: Option<i64>, is_trainer: bool, h
 /// The exit code of a job that SIGKILL ended.
 pub const KILLED: i64 = 128 + 9;
 
-/// The output of a job, read from its file.
-pub struct Output {
-    folder: PathBuf,
-    name: &'static str,
-    offset: u64,
-    splitter: LineSplitter,
-    /// Whether it was said that the file cannot be read.
-    is_unreadable: bool,
-}
-
-/// Nobody listens to the lines any more.
-pub struct Closed;
-
-impl Output {
-    /// The output of a launch, after what was read of it before.
-    pub fn of(launch: &Launch, read: Option<&LogPosition>) -> Self {
-        Self::new(launch.job_folder.0.clone(), JobFolder::OUTPUT, read)
-    }
-
-    pub fn new(folder: PathBuf, name: &'static str, read: Option<&LogPosition>) -> Self {
-        let offset = read.map_or(0, |read| read.output);
-        Self { folder, name, offset, splitter: LineSplitter::new(), is_unreadable: false }
-    }
-
-    /// Sends the lines that were written since the last time.
-    pub async fn send(&mut self, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
-        loop {
-            let lines = self.next();
-            if lines.is_empty() {
-                return Ok(());
-            }
-            for line in lines {
-                to.send(line).await.map_err(|_| Closed)?;
-            }
-        }
-    }
-
-    /// Sends what was written until the job ended, and the last line if it has no end.
-    pub async fn send_rest(&mut self, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
-        self.send(to).await?;
-        match self.last_line() {
-            Some(line) => to.send(line).await.map_err(|_| Closed),
-            None => Ok(()),
-        }
-    }
-
-    /// The last line, if it has no end; it comes after all others.
-    pub fn last_line(&mut self) -> Option<Line> {
-        self.splitter.end()
-    }
-
-    /// The next lines, some at a time; none where no line was added. Each knows where it ends in the file, so that another `pipe`
-    /// can go on from there.
-    pub fn next(&mut self) -> Vec<Line> {
-        let mut lines = Vec::new();
-        while lines.is_empty() {
-            let bytes = match self.read() {
-                Ok(bytes) => bytes,
-                Err(error) if self.is_unreadable || error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-                Err(error) => {
-                    self.is_unreadable = true;
-                    let path = self.folder.join(self.name);
-                    let text = format!("warning: cannot read the output of the job in {}: {error}", path.display());
-                    return vec![Line { source: Source::Engine, text, end: None }];
-                }
-            };
-            if bytes.is_empty() {
-                break;
-            }
-            for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-                self.offset += piece.len() as u64;
-                let end = Some(self.offset);
-                lines.extend(self.splitter.push(piece).into_iter().map(|line| Line { end, ..line }));
-            }
-        }
-        lines
-    }
-
-    fn read(&self) -> std::io::Result<Vec<u8>> {
-        let mut file = job_file::open(&self.folder, self.name)?;
-        file.seek(SeekFrom::Start(self.offset))?;
-        let mut bytes = Vec::new();
-        file.take(PIECE).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    }
-}
-
-/// Gives the disk back what was read of an output, where the file system can: it is in the log.
-pub fn release(folder: &Path, read: u64) {
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    if let Ok(file) = rustix::fs::openat(CWD, folder.join(JobFolder::OUTPUT), flags, Mode::empty())
-        && read > 0
-    {
-        fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, read).ok();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::engine::Output;
 
     /// Runs a shell script under the real first process; its exit code, its output and its record.
     fn run(options: &[&str], script: &str) -> (Option<i32>, String, JobEnd) {
@@ -235,8 +137,7 @@ mod tests {
             .status()
             .unwrap();
         let mut output = Output::new(folder.path().to_owned(), JobFolder::OUTPUT, None);
-        let mut lines = output.next();
-        lines.extend(output.splitter.end());
+        let lines = output.rest();
         let text = lines.iter().map(|line| line.text.as_str()).collect::<Vec<_>>().join("|");
         (status.code(), text, end(folder.path(), JobFolder::END).unwrap())
     }
@@ -252,6 +153,15 @@ mod tests {
     fn the_record_does_not_wait_for_a_pipe_of_the_job() {
         let (code, _, end) = run(&[], "mkfifo \"$FOLDER/end.json.new\"; exit 3");
         assert_eq!((code, end.exit_code), (Some(3), 3));
+    }
+
+    #[test]
+    fn a_program_without_its_permission_is_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write_program(folder.path(), "job").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        assert!(!is_executable(&path));
+        assert!(is_executable(&write_program(folder.path(), "job").unwrap()));
     }
 
     #[test]
@@ -293,16 +203,5 @@ mod tests {
         assert_eq!(run(&["--signals", "group", "--stop-timeout", "1"], script).0, Some(137));
         // A signal reaches a leader that has not set itself up for it.
         assert_eq!(run(&["--signals", "leader"], "kill -TERM $PPID; exec sleep 5").0, Some(143));
-    }
-
-    #[test]
-    fn what_was_read_is_given_back() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(JobFolder::OUTPUT), "one\ntwo\n").unwrap();
-        release(folder.path(), 4);
-        let read = LogPosition { output: 4, ..LogPosition::default() };
-        let mut output = Output::new(folder.path().to_owned(), JobFolder::OUTPUT, Some(&read));
-        assert_eq!(output.next(), [Line { source: Source::Job, text: "two".to_owned(), end: Some(8) }]);
-        assert_eq!(output.next(), []);
     }
 }

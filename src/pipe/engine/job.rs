@@ -1,6 +1,4 @@
 //! The job that an engine starts, as the runner describes it.
-//!
-//! From the bytes a job writes to its lines.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -83,83 +81,4 @@ pub enum JobProgram {
     Trainer,
     /// A program of the user.
     Command(String),
-}
-
-/// Who wrote a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The job, to stdout or stderr.
-    Job,
-    /// Not of the job: what the engine has to say about it.
-    Engine,
-    /// Not of the job: what it waits for in the queue of the engine.
-    Queue,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
-    pub source: Source,
-    pub text: String,
-    /// Where it ends in the output of the job, for one that can be read again.
-    pub end: Option<u64>,
-}
-
-/// Cuts a stream of bytes into lines. A line longer than `MAX_LINE` is cut, so that a job that never ends its line cannot
-/// fill the memory of `pipe`.
-#[derive(Default)]
-pub struct LineSplitter {
-    partial: Vec<u8>,
-}
-
-impl LineSplitter {
-    const MAX_LINE: usize = 1 << 20;
-
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    pub fn push(&mut self, bytes: &[u8]) -> Vec<Line> {
-        let mut lines = Vec::new();
-        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-            self.partial.extend_from_slice(piece);
-            if piece.ends_with(b"\n") || self.partial.len() >= Self::MAX_LINE {
-                lines.extend(self.end());
-            }
-        }
-        lines
-    }
-
-    /// Returns the rest of a line when the stream ends.
-    pub fn end(&mut self) -> Option<Line> {
-        if self.partial.is_empty() {
-            return None;
-        }
-        let bytes = std::mem::take(&mut self.partial);
-        let text = String::from_utf8_lossy(&bytes);
-        Some(Line { source: Source::Job, text: text.trim_end_matches(['\n', '\r']).to_owned(), end: None })
-    }
-}
-
-#[cfg(test)]
-mod lines_tests {
-    use super::*;
-
-    #[test]
-    fn lines_come_whole_however_the_bytes_come() {
-        let text = "one\ntwo\r\n\nlast é";
-        for size in 1..=text.len() {
-            let mut splitter = LineSplitter::new();
-            let mut lines: Vec<Line> = text.as_bytes().chunks(size).flat_map(|chunk| splitter.push(chunk)).collect();
-            lines.extend(splitter.end());
-            let texts: Vec<&str> = lines.iter().map(|line| line.text.as_str()).collect();
-            assert_eq!(texts, ["one", "two", "", "last é"], "in pieces of {size}");
-        }
-    }
-
-    #[test]
-    fn an_endless_line_is_cut() {
-        let mut splitter = LineSplitter::new();
-        let lines: Vec<Line> = (0..5).flat_map(|_| splitter.push(&[b'x'; LineSplitter::MAX_LINE / 2])).collect();
-        assert_eq!(lines.len(), 2);
-    }
 }

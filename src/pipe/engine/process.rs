@@ -1,5 +1,6 @@
 //! The embedded engine: the trainer as a child process, for where no container daemon answers.
 
+use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -14,10 +15,11 @@ use pipe_spec::pipeline::{Container, Gpus, Image};
 use pipe_spec::run::{JobFolder, LogPosition};
 use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE};
 use tokio::process::{Child, ChildStdin, Command};
-use tokio::sync::mpsc;
 
-use super::first_process::{self, Output};
-use super::{Ending, Engine, EngineJob, FoundJob, JobHandle, JobProgram, Launch, Line, Registration, StartedJob};
+use super::{
+    Ending, Engine, EngineJob, FoundJob, JobHandle, JobProgram, Launch, Line, LineSender, Output, Registration, Source,
+    StartedJob, first_process, line_channel,
+};
 use crate::error::Error;
 use crate::gpu::{Card, VISIBLE_DEVICES, Visible};
 use crate::image::{self, check_cards};
@@ -61,6 +63,13 @@ struct ProcessEngine {
     trainer: PathBuf,
 }
 
+/// The first processes of the jobs of this process that run.
+static FIRST_PROCESSES: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+fn first_processes() -> MutexGuard<'static, BTreeSet<u32>> {
+    FIRST_PROCESSES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A job: its first process and all that is below it.
 struct Process {
     first: FirstProcess,
@@ -69,17 +78,22 @@ struct Process {
     /// The variable that its processes have.
     job: String,
     folder: PathBuf,
+    /// Children that this process had before.
+    others: Vec<u32>,
     /// Open for as long as this `pipe` lives: the trainer ends when it closes.
     _lease: Option<ChildStdin>,
 }
 
 /// The first process, shared with the task that waits for its end.
 #[derive(Clone)]
-struct FirstProcess(Arc<Mutex<Child>>);
+struct FirstProcess {
+    id: u32,
+    child: Arc<Mutex<Child>>,
+}
 
 impl FirstProcess {
     fn child(&self) -> MutexGuard<'_, Child> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn signal(&self, number: i32) {
@@ -89,9 +103,18 @@ impl FirstProcess {
         }
     }
 
-    /// Sends the output of the job until its first process ends.
-    async fn follow(self, mut output: Output, to: mpsc::Sender<Line>) {
+    fn is_stopped(&self) -> bool {
+        status_field(self.id, "State:").is_some_and(|state| state.starts_with('T'))
+    }
+
+    /// Sends the output of the job until its first process ends. One that a signal has stopped would be waited for without a word.
+    async fn follow(self, mut output: Output, to: LineSender) {
+        let mut is_stopped = false;
         while output.send(&to).await.is_ok() && matches!(self.child().try_wait(), Ok(None)) {
+            let was_stopped = std::mem::replace(&mut is_stopped, self.is_stopped());
+            if is_stopped && !was_stopped {
+                to.send(Line::new(Source::Engine, stopped_warning(self.id))).await.ok();
+            }
             tokio::time::sleep(INTERVAL).await;
         }
         output.send_rest(&to).await.ok();
@@ -175,15 +198,18 @@ impl Engine for ProcessEngine {
             command.env(VISIBLE_DEVICES, ids);
         }
         ask_to_end_with_this_process(&mut command);
+        adopt_orphans();
+        let others = children();
         let mut child = command.spawn().map_err(|source| Error::Spawn { program: first.clone(), source })?;
-        let id = child.id().map_or(String::new(), |id| id.to_string());
+        let id = child.id().unwrap_or_default();
+        first_processes().insert(id);
         let lease = child.stdin.take();
-        let first = FirstProcess(Arc::new(Mutex::new(child)));
-        let (sender, lines) = mpsc::channel(1024);
+        let first = FirstProcess { id, child: Arc::new(Mutex::new(child)) };
+        let (sender, lines) = line_channel();
         tokio::spawn(first.clone().follow(Output::of(launch, None), sender));
         let (job, folder) = (job_variable(launch), launch.job_folder.0.clone());
-        let process = Process { first, program, is_trainer, job, folder, _lease: lease };
-        Ok(StartedJob { handle: Box::new(process), id, lines })
+        let process = Process { first, program, is_trainer, job, folder, others, _lease: lease };
+        Ok(StartedJob { handle: Box::new(process), id: id.to_string(), lines })
     }
 
     /// A job ends with the `pipe` that started it, after saving: the kernel tells its first process. This waits for its end, for two
@@ -195,7 +221,7 @@ impl Engine for ProcessEngine {
         while !processes_of(&job).is_empty() && began.elapsed() < timeout {
             tokio::time::sleep(INTERVAL).await;
         }
-        kill_processes(&job).await;
+        end_all(|| processes_of(&job)).await;
         Ok(if id.is_some() { FoundJob::Gone } else { FoundJob::NotStarted })
     }
 
@@ -212,6 +238,8 @@ impl Engine for ProcessEngine {
 impl JobHandle for Process {
     async fn stop(&self) -> Result<(), Error> {
         self.first.signal(libc::SIGTERM);
+        // A process that is stopped hears nothing else.
+        self.first.signal(libc::SIGCONT);
         Ok(())
     }
 
@@ -219,6 +247,12 @@ impl JobHandle for Process {
         // It ends all processes of the job, also if a person has stopped it.
         self.first.signal(libc::SIGQUIT);
         self.first.signal(libc::SIGCONT);
+        let first = self.first.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(END_TIMEOUT).await;
+            // The job may have stopped it again.
+            first.signal(libc::SIGKILL);
+        });
         Ok(())
     }
 
@@ -231,13 +265,16 @@ impl JobHandle for Process {
             }
             tokio::time::sleep(INTERVAL).await;
         };
-        let end = first_process::end(&self.folder, JobFolder::END);
+        first_processes().remove(&self.first.id);
+        // A first process that was killed has written nothing down: a record is the job's own invention.
+        let is_killed = status.signal().is_some();
+        let end = first_process::end(&self.folder, JobFolder::END).filter(|_| !is_killed);
+        if end.is_none() {
+            // Nobody else ends what it has left.
+            end_all(|| self.strays()).await;
+        }
         if let Some(error) = first_process::spawn_error(end.as_ref(), &self.program) {
             return Err(error);
-        }
-        if end.is_none() {
-            // The first process was killed: nobody else ends what it has left.
-            kill_processes(&self.job).await;
         }
         let exit_code = exit_code(status);
         let oom_killed =
@@ -250,15 +287,25 @@ impl JobHandle for Process {
     }
 }
 
+fn stopped_warning(id: u32) -> String {
+    format!(
+        "warning: a signal stopped pipe-job (process {id}), which watches this job; `kill -CONT {id}` continues it, `pipe stop` \
+         ends the job"
+    )
+}
+
 fn exit_code(status: ExitStatus) -> Option<i64> {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).map(i64::from)
 }
 
 /// The processes of a job, wherever they have moved to: children inherit its variable.
 fn processes_of(job: &str) -> Vec<u32> {
+    process_ids().filter(|id| is_of_job(*id, job)).collect()
+}
+
+fn process_ids() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    ids.filter(|id| is_of_job(*id, job)).collect()
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 fn is_of_job(id: u32, job: &str) -> bool {
@@ -266,16 +313,67 @@ fn is_of_job(id: u32, job: &str) -> bool {
     environment.split(|byte| *byte == 0).any(|each| each == job.as_bytes())
 }
 
-fn signal(id: u32, signal: i32) {
+/// Sends a signal; whether the process is there and may be sent one.
+fn signal(id: u32, signal: i32) -> bool {
     // SAFETY: kill takes two integers and has no memory effects.
-    unsafe { libc::kill(id.cast_signed(), signal) };
+    unsafe { libc::kill(id.cast_signed(), signal) == 0 }
 }
 
-async fn kill_processes(job: &str) {
-    while !processes_of(job).is_empty() {
-        processes_of(job).into_iter().for_each(|id| signal(id, libc::SIGKILL));
+impl Process {
+    /// The processes that the job left when its first process was killed: those that have its variable, and orphans, which the kernel
+    /// gave to this process.
+    fn strays(&self) -> Vec<u32> {
+        let orphans = if can_attribute_orphans() { children() } else { Vec::new() };
+        let orphans = orphans.into_iter().filter(|id| !self.others.contains(id) && !reap(*id));
+        processes_of(&self.job).into_iter().chain(orphans).collect()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        first_processes().remove(&self.first.id);
+    }
+}
+
+/// Whether an orphan can only be of the job that has just ended: no other job runs here, and this process is not the one that gets
+/// all orphans of the machine or the container.
+fn can_attribute_orphans() -> bool {
+    first_processes().is_empty() && std::process::id() != 1
+}
+
+/// The children of this process.
+fn children() -> Vec<u32> {
+    let own = std::process::id().to_string();
+    process_ids().filter(|id| status_field(*id, "PPid:").is_some_and(|parent| parent == own)).collect()
+}
+
+/// Takes a child away that has ended; whether it had.
+fn reap(id: u32) -> bool {
+    // SAFETY: waitpid without a pointer writes nothing.
+    unsafe { libc::waitpid(id.cast_signed(), std::ptr::null_mut(), libc::WNOHANG) > 0 }
+}
+
+/// A field of `/proc/ID/status`.
+fn status_field(id: u32, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+    text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
+}
+
+/// Kills processes until none is left. One that belongs to another user, such as root, is left alone.
+async fn end_all(find: impl Fn() -> Vec<u32>) {
+    loop {
+        let killed = find().into_iter().filter(|id| signal(*id, libc::SIGKILL)).count();
+        if killed == 0 {
+            return;
+        }
         tokio::time::sleep(INTERVAL).await;
     }
+}
+
+/// From here on the orphans of a job become children of this process where the first process of the job is killed.
+fn adopt_orphans() {
+    // SAFETY: prctl with these arguments touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
 }
 
 /// Should `pipe` itself be killed, the trainer saves and ends instead of training on unseen. The kernel asks a trainer that

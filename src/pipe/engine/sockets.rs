@@ -5,6 +5,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::socket_search;
+
 /// Sockets of engines at the places where they lie on Linux, whether they are there now or come later.
 const SOCKETS: [&str; 8] = [
     "/var/run/docker.sock",
@@ -45,8 +47,9 @@ impl EngineSockets {
     }
 
     /// The socket that a mount of `host` would hand to the job: itself, by path or as the same file, or one below it, also
-    /// through what is mounted below `host`. /proc leads to the root folder of every process of the user.
-    pub fn handed_by(&self, host: &Path) -> Option<&Path> {
+    /// through what is mounted below `host`. /proc leads to the root folder of every process of the user. A socket at a path that
+    /// nobody names is found by its answer.
+    pub fn handed_by(&self, host: &Path) -> Option<PathBuf> {
         let real = canonical(host);
         let mounted = mount_points().into_iter().filter(|point| point.starts_with(&real));
         let same: Vec<(u64, u64)> = mounted.chain([host.to_owned()]).filter_map(|path| identity(&path)).collect();
@@ -55,7 +58,7 @@ impl EngineSockets {
             let is_same = |path: &Path| identity(path).is_some_and(|path| same.contains(&path));
             socket.starts_with(&real) || real.starts_with("/proc") || socket.ancestors().any(is_same)
         };
-        self.sockets.iter().find(is_handed).map(PathBuf::as_path)
+        self.sockets.iter().find(is_handed).cloned().or_else(|| socket_search::find_engine(&real))
     }
 }
 

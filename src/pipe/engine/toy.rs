@@ -14,10 +14,12 @@ use pipe_spec::run::{JobFolder, LogPosition};
 use pipe_spec::{Device, OomRecord, Phase, TrainerExit, TrainerSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::{Ending, Engine, EngineJob, FoundJob, JobHandle, Launch, Line, Registration, Source, StartedJob};
+use super::{
+    Ending, Engine, EngineJob, FoundJob, JobHandle, Launch, Line, LineSender, Registration, Source, StartedJob,
+    line_channel,
+};
 use crate::error::Error;
 use crate::gpu::Card;
 
@@ -110,7 +112,7 @@ impl Engine for ToyEngine {
         let text = std::fs::read(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
         let spec: TrainerSpec = serde_json::from_slice(&text)
             .map_err(|error| Error::Read { path, source: std::io::Error::other(error) })?;
-        let (sender, lines) = mpsc::channel(1024);
+        let (sender, lines) = line_channel();
         let stop = Arc::new(AtomicBool::new(false));
         let folder = launch.work_folder.clone().unwrap_or_default();
         let task = tokio::spawn(train(spec, self.settings.fits, folder, sender, stop.clone()));
@@ -161,19 +163,13 @@ impl JobHandle for ToyJob {
 }
 
 /// Steps whose loss is 1 / step, or an out-of-memory where the batch does not fit.
-async fn train(
-    spec: TrainerSpec,
-    fits: u32,
-    folder: PathBuf,
-    lines: mpsc::Sender<Line>,
-    stop: Arc<AtomicBool>,
-) -> TrainerExit {
+async fn train(spec: TrainerSpec, fits: u32, folder: PathBuf, lines: LineSender, stop: Arc<AtomicBool>) -> TrainerExit {
     let mut seq = 0;
     let mut emit = |kind: EventKind| {
         seq += 1;
         let text = serde_json::to_string(&Event { seq, ts: 0.0, kind }).expect("an event is plain data");
         append(&folder.join(JobFolder::EVENTS), &text);
-        Line { source: Source::Job, text, end: None }
+        Line::new(Source::Job, text)
     };
     let steps = spec.train.steps.unwrap_or(1);
     lines.send(emit(EventKind::Started(started(&spec, steps)))).await.ok();

@@ -96,8 +96,8 @@ fn invalid(path: &Path, problems: Problems) -> Error {
     }
 }
 
-/// Whether a file that is no pipeline is named like one with data.
-fn is_data(path: &Path) -> bool {
+/// Whether a file is named like one with data.
+pub fn is_data(path: &Path) -> bool {
     path.file_name().is_some_and(|name| Task::Language.takes(&name.to_string_lossy()))
 }
 

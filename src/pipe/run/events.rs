@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::{Event, EventKind, RunFolder};
 
-use super::job_file;
+use super::job_file::{self, Piece};
 use crate::error::Error;
 
 pub struct EventLog {
@@ -137,6 +137,8 @@ impl Follow {
     const CHUNK: u64 = 1 << 20;
     /// A line longer than this is left out.
     const MAX_LINE: usize = 8 << 20;
+    /// Pieces without the end of a line after which a look at the file ends, so that the caller is not held up.
+    const MAX_PIECES: usize = 4096;
 
     pub fn new(path: PathBuf) -> Self {
         Self { path, written_by: Writer::Runner, offset: 0, partial: Vec::new(), too_long: false }
@@ -159,14 +161,7 @@ impl Follow {
 
     /// The next bytes, some at a time; none where nothing was added. A file that is not there yet is an empty one.
     pub fn bytes(&mut self) -> Result<Vec<u8>, Error> {
-        let read = || {
-            let mut file = self.open()?;
-            file.seek(SeekFrom::Start(self.offset))?;
-            let mut bytes = Vec::new();
-            file.take(Self::CHUNK).read_to_end(&mut bytes)?;
-            io::Result::Ok(bytes)
-        };
-        match read() {
+        match self.read() {
             Ok(bytes) => {
                 self.offset += bytes.len() as u64;
                 Ok(bytes)
@@ -176,9 +171,36 @@ impl Follow {
         }
     }
 
+    fn read(&mut self) -> io::Result<Vec<u8>> {
+        let mut file = self.open()?;
+        if self.written_by == Writer::Job {
+            return self.read_past_hole(&file);
+        }
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut bytes = Vec::new();
+        file.take(Self::CHUNK).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// A line with a hole in it is none.
+    fn read_past_hole(&mut self, file: &File) -> io::Result<Vec<u8>> {
+        for _ in 0..Self::MAX_PIECES {
+            match job_file::next_piece(file, self.offset)? {
+                Piece::Bytes(bytes) => return Ok(bytes),
+                Piece::End => break,
+                Piece::Hole { end } => {
+                    self.offset = end;
+                    self.partial.clear();
+                    self.too_long = false;
+                }
+            }
+        }
+        Ok(Vec::new())
+    }
+
     /// The next whole lines, some at a time; none where no line was added.
     pub fn lines(&mut self) -> Result<Vec<String>, Error> {
-        loop {
+        for _ in 0..Self::MAX_PIECES {
             let bytes = self.bytes()?;
             if bytes.is_empty() {
                 return Ok(Vec::new());
@@ -197,6 +219,7 @@ impl Follow {
             self.keep(rest);
             return Ok(String::from_utf8_lossy(&text).lines().map(str::to_owned).collect());
         }
+        Ok(Vec::new())
     }
 
     /// Keeps the beginning of a line whose end was not written yet.
@@ -347,6 +370,21 @@ mod tests {
         assert!(again.starts_with(&text), "{again}");
         assert_eq!(again.lines().count(), 6);
         std::fs::remove_dir_all(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_hole_that_a_job_made_is_skipped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        let mut file = File::create(&path).unwrap();
+        file.write_all(b"one\nhalf").unwrap();
+        file.set_len(4 << 40).unwrap();
+        file.seek(SeekFrom::End(0)).unwrap();
+        file.write_all(b"two\n").unwrap();
+        let mut follow = Follow::of_job(path);
+        assert_eq!(follow.lines().unwrap(), ["one"]);
+        assert_eq!(follow.lines().unwrap(), ["two"]);
+        assert!(follow.lines().unwrap().is_empty());
     }
 
     #[test]

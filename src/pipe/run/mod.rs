@@ -22,7 +22,7 @@ use pipe_spec::{RunFolder, RunState, Status};
 
 use crate::error::Error;
 use crate::system::clock::{iso, now};
-use crate::system::files::{absolute, write_json, write_whole};
+use crate::system::files::{Space, absolute, write_json, write_whole};
 
 pub use events::{EventLog, Follow, Repeated};
 pub use list::{Filter, Listed, Since, find, find_single, ids_of, latest, list, sort_stages, stages_of};
@@ -141,15 +141,21 @@ impl Run {
 
     /// Takes in how the run has ended.
     pub fn note_end(&mut self, error: Option<&Error>) {
+        let folder = self.folder.path();
+        // A job may fail on a full disk without a word about it.
+        let is_disk_full = error.is_some_and(Error::is_of_job) && Space::is_full(folder);
         let state = &mut self.state;
         state.status = match error {
             None => Status::Finished,
             Some(Error::Interrupted | Error::Cancelled { .. }) => Status::Stopped,
             Some(_) => Status::Failed,
         };
-        state.error = error.map(ToString::to_string);
+        state.error = error.map(|error| match is_disk_full {
+            true => format!("the disk of {} is full; {error}", folder.display()),
+            false => error.to_string(),
+        });
         state.exit_code = Some(error.map_or(0, |error| error.exit_code().code()));
-        state.machine_failed = error.is_some_and(Error::is_of_machine);
+        state.machine_failed = is_disk_full || error.is_some_and(Error::is_of_machine);
         state.doing = None;
     }
 

@@ -197,6 +197,12 @@ impl Space {
         let stat = rustix::fs::statvfs(path).ok()?;
         Some(Self { free: stat.f_bavail * stat.f_frsize, total: stat.f_blocks * stat.f_frsize })
     }
+
+    /// Whether the file system that `path` is on has no room for anything but small files.
+    pub fn is_full(path: &Path) -> bool {
+        const LEAST: u64 = 1 << 20;
+        Self::at(path).is_some_and(|space| space.free < LEAST)
+    }
 }
 
 /// The path itself, or the first folder above it that is there.

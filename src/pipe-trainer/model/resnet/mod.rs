@@ -53,8 +53,10 @@ impl Model for ResNet {
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let (pass, training) = (Pass::quiet(self.setup.kinds.compute), matches!(mode, Mode::Train(_)));
         let hidden_act = self.config.hidden_act;
-        let hidden = self.embedder.forward(part.get("pixel_values")?, training, pass)?;
-        let mut hidden = activate(hidden_act, &hidden)?.f_max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false)?;
+        let pixels = part.get("pixel_values")?;
+        // The output of the norm is the largest of all: nothing holds it any longer than relu needs it.
+        let mut hidden = activate(hidden_act, &self.embedder.forward(pixels, training, pass)?)?;
+        hidden = hidden.f_max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false)?;
         for layer in &self.layers {
             hidden = activate(hidden_act, &layer.forward(&hidden, training, pass)?)?;
         }

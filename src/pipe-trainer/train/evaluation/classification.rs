@@ -1,13 +1,10 @@
 //! Models that predict a class, several labels or a number.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use pipe_model::LabelUnit;
 use pipe_spec::evaluation::{ClassDetails, EvaluationDetails, Mistake, RetrievalExample};
 use pipe_spec::event::{Headline, Scores};
-use rayon::ThreadPool;
-use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use tch::{Kind, Tensor};
 
 use super::contrastive::png;
@@ -65,23 +62,9 @@ pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
         loss: predictions.loss(),
         scores: predictions.scores(),
         details: EvaluationDetails { classes, mistakes, ..EvaluationDetails::default() },
-        headline: predictions.headline(pass.class_names, pass.common_class),
+        headline: predictions.headline(pass.class_names),
         samples: None,
     })
-}
-
-/// Rows of which the classes are counted.
-const COUNTED: usize = 10_000;
-
-/// The class that most rows have, among rows that are evenly spread; nothing where they cannot be read.
-pub fn common_class(source: &Arc<dyn Source>, pool: &ThreadPool) -> Option<i64> {
-    let stride = source.len().div_ceil(COUNTED).max(1);
-    let rows: Vec<usize> = (0..source.len()).step_by(stride).collect();
-    let of = |row: usize| source.class_of(row).ok().flatten();
-    let classes: Vec<Option<i64>> = pool.install(|| rows.into_par_iter().map(of).collect());
-    let mut counts = BTreeMap::new();
-    classes.into_iter().flatten().for_each(|class| *counts.entry(class).or_default() += 1);
-    most_frequent(&counts)
 }
 
 /// The first of equals.
@@ -276,8 +259,8 @@ impl Predictions {
         self.wrong.truncate(Mistake::MOST);
     }
 
-    /// The accuracy against the class that is `common` in the training data, or else in this; the error against the mean.
-    fn headline(&self, names: &[String], common: Option<i64>) -> Option<Headline> {
+    /// The accuracy against the class that most rows have, the error against the mean: the best answers that ignore the input.
+    fn headline(&self, names: &[String]) -> Option<Headline> {
         let numbers = &self.numbers.0;
         if !numbers.is_empty() {
             let headline = Headline::new("mse", numbers.len() as u64);
@@ -285,8 +268,8 @@ impl Predictions {
         }
         let wanted = self.classes.wanted();
         let rows: u64 = wanted.values().sum();
-        let common = common.or_else(|| most_frequent(&wanted))?;
-        let share = wanted.get(&common).copied().unwrap_or(0) as f64 / rows as f64;
+        let common = most_frequent(&wanted)?;
+        let share = wanted[&common] as f64 / rows as f64;
         let headline = Headline { classes: Some(wanted.len() as u64), ..Headline::new("accuracy", rows) };
         Some(headline.against(format!("always answering {}", name_of(common, names)), share))
     }
@@ -355,24 +338,19 @@ mod tests {
     fn against_the_most_frequent_class() {
         let names = ["soup", "cake", "pie"].map(str::to_owned);
         let rows = predictions(&[(0, 0, 0.9), (1, 0, 0.9), (1, 1, 0.9), (1, 1, 0.9), (IGNORED, 0, 0.9)]);
-        let said = |common| {
-            let Headline { metric, rows, classes, baseline } = rows.headline(&names, common).unwrap();
-            let baseline = baseline.unwrap();
-            (metric, rows, classes.unwrap(), baseline.name, baseline.value)
-        };
-        let want = |name: &str, value| ("accuracy".to_owned(), 4, 2, format!("always answering {name}"), value);
-        assert_eq!(said(None), want("cake", 0.75));
-        assert_eq!(said(Some(0)), want("soup", 0.25));
-        assert_eq!(said(Some(2)), want("pie", 0.0));
-        assert_eq!(said(Some(7)), want("7", 0.0));
-        assert_eq!(predictions(&[]).headline(&names, None), None);
+        let Headline { metric, rows, classes, baseline } = rows.headline(&names).unwrap();
+        let baseline = baseline.unwrap();
+        assert_eq!((metric.as_str(), rows, classes), ("accuracy", 4, Some(2)));
+        assert_eq!((baseline.name.as_str(), baseline.value), ("always answering cake", 0.75));
+        assert_eq!(predictions(&[(7, 7, 0.9)]).headline(&names).unwrap().baseline.unwrap().name, "always answering 7");
+        assert_eq!(predictions(&[]).headline(&names), None);
     }
 
     #[test]
     fn numbers_against_their_mean() {
         let mut predictions = Predictions::default();
         predictions.take(&[0, 1], &[0.0, 1.0, 1.0, 1.5, 0.0, 3.0, 2.5, 0.0], 2);
-        let headline = predictions.headline(&[], None).unwrap();
+        let headline = predictions.headline(&[]).unwrap();
         assert_eq!((headline.metric.as_str(), headline.rows, headline.baseline.unwrap().value), ("mse", 2, 1.0));
         assert!(predictions.wrong.is_empty());
     }

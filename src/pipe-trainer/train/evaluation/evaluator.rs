@@ -33,7 +33,6 @@ pub struct Evaluator {
     tokens: Option<Arc<Tokens>>,
     task: Task,
     class_names: Vec<String>,
-    common_class: Option<i64>,
     labels_per_text: usize,
     batch: usize,
     every: Every,
@@ -50,7 +49,6 @@ impl Evaluator {
             task: spec.model.task(),
             class_names: definition.class_names(),
             labels_per_text: definition.labels_per_text(),
-            common_class: sources.classes.and_then(|_| classification::common_class(&sources.train, &session.pool)),
             batch: spec.evaluate.batch.map_or(spec.train.batch(), u32::from) as usize,
             every: spec.evaluate.every,
         })
@@ -93,7 +91,6 @@ impl Evaluator {
             tokens: self.tokens.as_deref(),
             task: self.task,
             class_names: &self.class_names,
-            common_class: self.common_class,
             labels_per_text: self.labels_per_text,
             batch: self.batch,
             session,

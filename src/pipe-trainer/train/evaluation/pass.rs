@@ -36,8 +36,6 @@ pub struct Pass<'a> {
     pub task: Task,
     /// The names of a classifier's classes, by number; empty where they have none.
     pub class_names: &'a [String],
-    /// The class that most rows of the training data have.
-    pub common_class: Option<i64>,
     /// Labels that a text can have at once; 0 where it has one.
     pub labels_per_text: usize,
     pub batch: usize,

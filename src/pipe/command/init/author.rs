@@ -5,7 +5,7 @@ use std::io::{BufRead, IsTerminal};
 use std::path::Path;
 
 use pipe_data::DataTable;
-use pipe_spec::pipeline::{Arch, Model, ModelTask, Task};
+use pipe_spec::pipeline::{Arch, CONTEXT, CONVERSATION, Model, ModelTask, Task};
 use pipe_spec::text::{ByteSize, Name};
 
 use super::draft::{Answers, Draft};
@@ -168,7 +168,8 @@ impl Author<'_> {
     fn ask_fields(&self, survey: &Survey, task: Task, guess: Result<Vec<Field>, String>) -> Result<Vec<Field>, Error> {
         let default = guess.as_deref().map(roles::shown).unwrap_or_else(|why| {
             say(&format!("  {why}"));
-            let roles = task.roles().iter().filter(|role| **role != "messages").map(|role| format!("{role}=COLUMN"));
+            let usual = task.roles().iter().filter(|role| ![CONVERSATION, CONTEXT].contains(role));
+            let roles = usual.map(|role| format!("{role}=COLUMN"));
             roles.collect::<Vec<_>>().join(", ")
         });
         let read = |text: &str| {

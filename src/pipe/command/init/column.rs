@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 use pipe_data::compressed::ending;
-use pipe_data::{is_missing_number, is_picture};
+use pipe_data::{amount, is_missing_number, is_picture};
 use serde_json::Value;
 
 use super::labels;
@@ -144,8 +144,14 @@ impl Column {
         // Among numbers it is a missing one, among texts a text.
         let is_missing = |value: &&Value| value.as_str().is_some_and(is_missing_number);
         let others = || filled.iter().filter(|value| !is_missing(value));
-        if others().next().is_some() && others().all(|value| number(&text_of(value)).is_some()) {
-            filled.retain(|value| !is_missing(value));
+        let values_of_numbers: HashSet<u64> =
+            others().filter_map(|value| number(&text_of(value))).map(f64::to_bits).collect();
+        let is_number = |value: &&&Value| number(&text_of(value)).is_some();
+        let count = others().filter(is_number).count();
+        // The trainer takes a word among many numbers for a missing one, too.
+        let mostly = values_of_numbers.len() > NUMBERED_CLASSES && count * 10 >= others().count() * 9;
+        if count > 0 && (mostly || count == others().count()) {
+            filled.retain(|value| is_number(&value));
         }
         let texts: Vec<String> = filled.iter().map(|value| text_of(value)).collect();
         let numbers: Vec<f64> = texts.iter().map_while(|text| number(text)).collect();
@@ -347,7 +353,7 @@ fn text_of(value: &Value) -> String {
 /// A number, also with a decimal comma, which files with semicolons between the cells have.
 fn number(text: &str) -> Option<f64> {
     let read = |text: &str| text.parse().ok().filter(|number: &f64| number.is_finite());
-    read(text).or_else(|| read(&text.replacen(',', ".", 1)))
+    read(text).or_else(|| amount(text)).or_else(|| read(&text.replacen(',', ".", 1)))
 }
 
 /// As the trainer compares times: numbers as numbers, others as texts.

@@ -6,8 +6,9 @@ use std::path::Path;
 use pipe_model::{ModelSize, StarterSizes};
 use pipe_spec::model_folder;
 use pipe_spec::pipeline::{
-    Arch, Augment, BatchSetting, ClassWeights, Data, Evaluate, Every, IGNORED_COLUMNS, Limit, Memory, Metric, Model,
-    ModelTask, Note, Optimizer, Paths, PipelineFile, Precision, Save, Schedule, ScheduleKind, Task, TrainFile, Warmup,
+    Arch, Augment, BatchSetting, CONTEXT, CONVERSATION, ClassWeights, Data, Evaluate, Every, IGNORED_COLUMNS, Limit,
+    Memory, Metric, Model, ModelTask, Note, Optimizer, Paths, PipelineFile, Precision, Save, Schedule, ScheduleKind,
+    Task, TrainFile, Warmup,
 };
 use pipe_spec::text::{ByteSize, Name};
 use serde_json::Value;
@@ -368,7 +369,7 @@ fn others(arch: Arch, task: Task) -> String {
 
 /// The roles of a task, each fed by the column of its name.
 fn example(task: Task) -> String {
-    let usual = task.roles().iter().filter(|role| !["messages", IGNORED_COLUMNS].contains(role));
+    let usual = task.roles().iter().filter(|role| ![CONVERSATION, CONTEXT, IGNORED_COLUMNS].contains(role));
     let roles: Vec<String> = usual.map(|role| format!("{role}: {role}")).collect();
     format!("{{{}}}", roles.join(", "))
 }

@@ -20,6 +20,7 @@ use pipe_spec::text::{ByteSize, Name};
 
 use crate::engine::registry;
 use crate::error::Error;
+use crate::input::load::is_data;
 use crate::report::{print, print_data, say};
 use crate::system::digests::cache_folder;
 use crate::system::files::write_json;
@@ -84,13 +85,13 @@ pub fn run(options: &InitOptions) -> Result<(), Error> {
 }
 
 /// Which model it is, and why, in a sentence.
-fn choice(Answers { arch, from, fields, .. }: &Answers) -> String {
-    let (name, because) = (arch.name(), because(arch.task(), fields));
-    match (from, pipe_model::starter(*arch).hub) {
+fn choice(answers: &Answers) -> String {
+    let (name, because) = (answers.arch.name(), because(answers.task(), &answers.fields));
+    match (&answers.from, pipe_model::starter(answers.arch).hub) {
         (Some(from), _) => format!("model: {name}, starting from {from}, because {because}"),
         (None, None) => format!("model: {name}, trained from scratch, because {because}"),
         (None, Some(hub)) => format!(
-            "model: {name}, trained from scratch, because {because} and no trained model is named; \
+            "model: {name}, trained from scratch, because {because}, and no trained model is named; \
              `--model {hub}` starts from one"
         ),
     }
@@ -131,6 +132,10 @@ fn write(options: &InitOptions, name: &Name, yaml: &str) -> Result<Option<PathBu
 
 /// Fails if the file exists, unless it may be overwritten.
 fn check_free(file: &Path, options: &InitOptions) -> Result<(), Error> {
+    // Not even with --force: a file with data is there once.
+    if file.is_file() && is_data(file) && !options.stdout {
+        return Err(Error::DataFile { path: file.to_owned() });
+    }
     let is_free = !file.exists() || options.force || options.stdout;
     if is_free { Ok(()) } else { Err(Error::Exists { path: file.to_owned() }) }
 }

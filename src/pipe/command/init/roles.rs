@@ -1,7 +1,7 @@
 //! The task that the columns of the data are good for, and which column feeds which role of it.
 
 use pipe_data::Layout;
-use pipe_spec::pipeline::{Arch, IGNORED_COLUMNS, Task};
+use pipe_spec::pipeline::{Arch, CONTEXT, IGNORED_COLUMNS, Task};
 
 use super::column::{Column, ColumnKind, name_rank};
 use super::survey::{Field, Survey};
@@ -66,13 +66,31 @@ fn task_of_columns(survey: &Survey) -> Result<Task, String> {
     }
 }
 
-/// Names of a text to read and one to write, whatever the texts look like. The second pair is Alpaca's.
+/// Names of a text to read and one to write, whatever the texts look like. The second pair is Alpaca's, the third Dolly's.
 const PAIRS: [(&str, &str); 3] = [("source", "target"), ("instruction", "output"), ("instruction", "response")];
 
-/// The columns of such a pair.
+/// The same where there is no label: beside one, a question and an answer are both read.
+const QUESTION: (&str, &str) = ("question", "answer");
+
+/// Names of what some rows have beside an instruction or a question: a text that it is about.
+const CONTEXTS: [&str; 2] = ["input", "context"];
+
+/// The columns of such a pair, or of texts with the times that they say.
 fn named_pair(survey: &Survey) -> Option<(&Column, &Column)> {
     let find = |name: &str| survey.column(name).filter(|column| column.range.is_none());
-    PAIRS.iter().find_map(|(source, target)| Some((find(source)?, find(target)?)))
+    let pair = |(source, target): &(&str, &str)| Some((find(source)?, find(target)?));
+    let has_label = survey.best("label", Column::can_be_label).is_some();
+    PAIRS.iter().find_map(pair).or_else(|| pair(&QUESTION).filter(|_| !has_label)).or_else(|| written_times(survey))
+}
+
+/// A text and behind it a time, in no order and with nothing else: the time is what the text becomes.
+fn written_times(survey: &Survey) -> Option<(&Column, &Column)> {
+    match &survey.columns[..] {
+        [text, time] if text.kind == ColumnKind::Text && time.kind == ColumnKind::Time && !time.rises => {
+            Some((text, time))
+        }
+        _ => None,
+    }
 }
 
 /// Pictures have captions, or a label where no column looks like a caption.
@@ -206,9 +224,23 @@ impl<'a> Choice<'a> {
                 self.need("target", is_words)?;
             }
         }
+        if !self.has(CONTEXT)
+            && let Some(column) = self.context()
+        {
+            self.feed(CONTEXT, column);
+        }
         // In the order in which people read them.
         self.fields.sort_by_key(|(role, _)| role != "source");
         Ok(())
+    }
+
+    /// The column that an instruction or a question is about, where some row has something in it.
+    fn context(&self) -> Option<&'a Column> {
+        let is_about = |source: &&Column| ["instruction", QUESTION.0].contains(&source.name.as_str());
+        self.survey.fed(&self.fields, "source").filter(is_about)?;
+        let is_filled = |column: &Column| column.range.is_none() && column.empty < self.survey.looked_at;
+        let free = self.free(is_filled);
+        CONTEXTS.iter().find_map(|name| free.iter().copied().find(|column| column.name == *name))
     }
 
     fn classes(&mut self) -> Result<(), String> {
@@ -400,6 +432,26 @@ mod tests {
                 r#"{"instruction": "a", "input": "", "output": "2025-11-27"}"#,
                 "t5 source=instruction, target=output",
             ),
+            (
+                "a.jsonl",
+                r#"{"instruction": "a", "input": "b", "output": "c"}"#,
+                "t5 source=instruction, target=output, context=input",
+            ),
+            (
+                "a.jsonl",
+                r#"{"instruction": "a", "context": "b", "response": "c", "category": "d"}"#,
+                "t5 source=instruction, target=response, context=context",
+            ),
+            (
+                "a.csv",
+                "context,question,answer\nThe sea is blue.,Which colour?,blue\n",
+                "t5 source=question, target=answer, context=context",
+            ),
+            (
+                "a.jsonl",
+                r#"{"question": "a", "answer": "b", "label": 1}"#,
+                "bert text=question, text_pair=answer, label=label",
+            ),
             ("a.jsonl", r#"{"text": "a", "label": 1}"#, "bert text=text, label=label"),
             (
                 "a.jsonl",
@@ -439,6 +491,12 @@ mod tests {
             (
                 rows("eins,zwei,art", |row| format!("{},{},{}", told(row), told(row + 7), kind[row % 2])),
                 "bert text=eins, text_pair=zwei, label=art",
+            ),
+            (
+                rows("written;iso", |row| {
+                    format!("on day {} of May;2025-05-{:02}", row * 7 % 28 + 1, row * 7 % 28 + 1)
+                }),
+                "t5 source=written, target=iso",
             ),
             (rows("eins,zwei", |row| format!("{},{}", told(row), told(row + 7))), "t5 source=eins, target=zwei"),
             (

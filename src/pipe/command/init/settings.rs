@@ -2,7 +2,7 @@
 
 use pipe_model::{ModelSize, Starter};
 use pipe_spec::Inspection;
-use pipe_spec::pipeline::Task;
+use pipe_spec::pipeline::{CONTEXT, Task};
 
 use super::column::{Column, ColumnKind};
 use super::survey::{Field, Survey};
@@ -230,7 +230,9 @@ impl Limits {
             (Task::Seq2Seq, Some(column)) if column.kind == ColumnKind::Messages => {
                 (limits.source, limits.target) = (limit(column.tokens), limit(column.answer_tokens));
             }
-            (Task::Seq2Seq, _) => (limits.source, limits.target) = (limit(of("source")), limit(of("target"))),
+            (Task::Seq2Seq, _) => {
+                (limits.source, limits.target) = (limit(of("source").and(of(CONTEXT))), limit(of("target")));
+            }
             (Task::Classification, _) => limits.length = limit(of("text").and(of("text_pair"))),
             (Task::Contrastive, _) => limits.length = limit(of("text")).min(77),
             (Task::TokenLabels, _) => limits.length = limit(of("tokens")),

@@ -1,8 +1,10 @@
 //! All columns of the data, and a description of them for people.
 
+use std::collections::HashMap;
+
 use pipe_data::{DataTable, Layout};
 use pipe_spec::Inspection;
-use pipe_spec::pipeline::{IGNORED_COLUMNS, Task};
+use pipe_spec::pipeline::{CONTEXT, IGNORED_COLUMNS, Task};
 use pipe_spec::text::count;
 
 use super::column::{Column, ColumnKind, name_rank};
@@ -61,6 +63,7 @@ impl Survey {
         let lacks = |(role, name): &Field| {
             let column = self.column(name).filter(|_| role != IGNORED_COLUMNS)?;
             let found = match role.as_str() {
+                CONTEXT => return None,
                 // No label is an answer too.
                 "label" if matches!(column.kind, ColumnKind::Several(_)) => return None,
                 "image" => (column.empty + column.pictures.broken, "a picture that can be read"),
@@ -142,6 +145,12 @@ impl Survey {
         for (role, name) in fields {
             let Some(column) = self.column(name).filter(|_| role != IGNORED_COLUMNS) else { continue };
             lines.push(format!("  {role}: {}", describe(column, role, task, inspection)));
+            if role == "label"
+                && let Some([one, other]) = differ_in_case(column)
+            {
+                let (one, other) = (shown(one), shown(other));
+                lines.push(format!("  note: {one} and {other} are two labels, which differ only in capital letters"));
+            }
         }
         if fields.is_empty() {
             let texts = self.columns.iter().filter(|column| column.kind == ColumnKind::Text);
@@ -179,6 +188,15 @@ impl Survey {
         }
         lines
     }
+}
+
+/// Two labels that are one but for capital letters.
+fn differ_in_case(column: &Column) -> Option<[&str; 2]> {
+    let mut seen: HashMap<String, &str> = HashMap::new();
+    column
+        .classes
+        .iter()
+        .find_map(|(label, _)| seen.insert(label.to_lowercase(), label).map(|other| [other, label.as_str()]))
 }
 
 fn describe(column: &Column, role: &str, task: Task, inspection: Option<&Inspection>) -> String {

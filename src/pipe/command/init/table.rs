@@ -7,7 +7,7 @@ use super::column::{Column, ColumnKind, name_rank};
 use super::survey::{Field, Survey};
 
 /// Names of columns that are usually predicted, the most usual first.
-const LABELS: [&str; 13] = [
+const LABELS: [&str; 19] = [
     "label",
     "labels",
     "target",
@@ -21,6 +21,12 @@ const LABELS: [&str; 13] = [
     "quality",
     "default",
     "result",
+    "churned",
+    "exited",
+    "left",
+    "attrition",
+    "fraud",
+    "is_fraud",
 ];
 
 /// Words of a text on average, up to which it may be a name rather than something to read.
@@ -55,7 +61,7 @@ pub fn fields(survey: &Survey, given: &[Field]) -> Result<Vec<Field>, String> {
         let says_nothing = |column: &&Column| {
             let is_used = fields.iter().any(|(_, name)| *name == column.name);
             let is_feature = column.can_be_label() || column.kind == ColumnKind::Constant;
-            !is_feature && !is_used && !column.name.contains([',', ';'])
+            !is_feature && !is_used && !column.name.is_empty() && !column.name.contains([',', ';'])
         };
         let names: Vec<&str> = survey.columns.iter().filter(says_nothing).map(|column| column.name.as_str()).collect();
         if !names.is_empty() {
@@ -108,6 +114,13 @@ mod tests {
             (
                 found("a.csv", "width,colour,height", |row| format!("{},{},{}", size(row), kind(row), size(row + 2))),
                 "label=colour",
+            ),
+            (
+                found("a.csv", "width,year,exited", |row| {
+                    let year = if row == 7 { "unknown".to_owned() } else { (1950 + row).to_string() };
+                    format!("{},{year},{}", size(row), row % 2)
+                }),
+                "label=exited",
             ),
             (found("a.csv", "a,b", |row| format!("{},{}", size(row), size(row * row))), "label=b"),
             (

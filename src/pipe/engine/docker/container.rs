@@ -15,12 +15,12 @@ use bollard::models::{
 use bollard::query_parameters::{KillContainerOptionsBuilder, WaitContainerOptions};
 use futures_util::StreamExt;
 use pipe_spec::run::JobFolder;
-use tokio::sync::mpsc;
 
 use super::gpu::Passthrough;
 use super::{LABEL_ATTEMPT, LABEL_FOLDER, LABEL_RUN, failed, is_conflict, is_stopped, remove_container};
-use crate::engine::first_process::{self, Closed, OUTPUT_INTERVAL, Output};
-use crate::engine::{Ending, JobHandle, JobProgram, Launch, Line, Source};
+use crate::engine::{
+    Closed, Ending, JobHandle, JobProgram, Launch, Line, LineSender, OUTPUT_INTERVAL, Output, Source, first_process,
+};
 use crate::error::Error;
 
 /// Processes and threads that a job may have.
@@ -255,7 +255,7 @@ enum State {
 }
 
 impl Follower {
-    pub async fn follow(mut self, to: mpsc::Sender<Line>) {
+    pub async fn follow(mut self, to: LineSender) {
         while self.watch(&to).await.is_ok() {
             let again = match self.state().await {
                 State::Runs => true,
@@ -271,7 +271,7 @@ impl Follower {
     }
 
     /// Sends the container's output until the daemon says that it has ended, or does not answer any more.
-    async fn watch(&mut self, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
+    async fn watch(&mut self, to: &LineSender) -> Result<(), Closed> {
         let mut end = std::pin::pin!(self.docker.wait_container(&self.id, None::<WaitContainerOptions>));
         let mut checked = Instant::now();
         loop {
@@ -318,11 +318,11 @@ impl Follower {
     }
 
     /// Waits for the daemon; whether it is there again.
-    async fn comes_back(&self, to: &mpsc::Sender<Line>) -> bool {
+    async fn comes_back(&self, to: &LineSender) -> bool {
         self.outage.store(true, Ordering::Relaxed);
         let timeout = std::env::var("PIPE_ENGINE_WAIT").ok().and_then(|seconds| seconds.parse().ok());
         let timeout = timeout.map_or(OUTAGE_TIMEOUT, Duration::from_secs);
-        let note = |text: String| Line { source: Source::Engine, text, end: None };
+        let note = |text: String| Line::new(Source::Engine, text);
         to.send(note(format!("the daemon does not answer: waiting for it, at most {}s", timeout.as_secs()))).await.ok();
         let began = Instant::now();
         while began.elapsed() < timeout {

@@ -25,11 +25,10 @@ use pipe_spec::Device;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, Gpus, Image};
 use pipe_spec::run::LogPosition;
-use tokio::sync::mpsc;
 
-use super::first_process::{self, Output};
 use super::{
-    BuiltImage, Engine, EngineJob, FoundJob, ImageStore, JobProgram, Launch, Progress, Registration, StartedJob,
+    BuiltImage, Engine, EngineJob, FoundJob, ImageStore, JobProgram, Launch, Output, Progress, Registration,
+    StartedJob, first_process, line_channel,
 };
 use crate::error::Error;
 use crate::gpu::Card;
@@ -92,7 +91,7 @@ impl DockerEngine {
 
     /// Follows the output of a container, from its first line on or from where it was read to.
     fn follow(&self, id: String, launch: &Launch, read: Option<&LogPosition>, ended: bool) -> StartedJob {
-        let (sender, lines) = mpsc::channel(1024);
+        let (sender, lines) = line_channel();
         // A container that ended while no `pipe` watched was not ended by a person who wanted the run to stop.
         let outage = Arc::new(AtomicBool::new(ended));
         let output = Output::of(launch, read);

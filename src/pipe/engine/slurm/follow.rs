@@ -8,13 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pipe_spec::run::LogPosition;
-use tokio::sync::mpsc;
 
 use super::job::{JobFiles, OUTPUT, Refusal};
 use super::programs::{self, Failure, SeenJob};
 use super::state::JobState;
-use crate::engine::first_process::{Closed, Output};
-use crate::engine::{Line, Source};
+use crate::engine::{Closed, Line, LineSender, Output, Source};
 use crate::system::digests::cache_folder;
 use crate::system::files::write_whole;
 
@@ -54,11 +52,11 @@ impl Follower {
         }
     }
 
-    pub async fn follow(mut self, to: mpsc::Sender<Line>) {
+    pub async fn follow(mut self, to: LineSender) {
         self.until_end(&to).await.ok();
     }
 
-    async fn until_end(&mut self, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
+    async fn until_end(&mut self, to: &LineSender) -> Result<(), Closed> {
         let mut interval = FIRST_INTERVAL;
         let mut asked = Instant::now();
         let mut missing = 0;
@@ -115,7 +113,7 @@ impl Follower {
     }
 
     /// Says where the job stands, when that has changed.
-    async fn note_state(&mut self, state: &JobState, nodes: &str, to: &mpsc::Sender<Line>) -> Result<bool, Closed> {
+    async fn note_state(&mut self, state: &JobState, nodes: &str, to: &LineSender) -> Result<bool, Closed> {
         let (source, text) = match state.state.as_str() {
             "PENDING" if state.reason.is_empty() => (Source::Queue, format!("job {} waits in the queue", self.id)),
             "PENDING" => (Source::Queue, format!("job {} waits in the queue ({})", self.id, state.reason)),
@@ -132,7 +130,7 @@ impl Follower {
         Ok(std::mem::replace(&mut self.state, state.state.clone()) != state.state)
     }
 
-    async fn note_absence(&mut self, failure: &Failure, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
+    async fn note_absence(&mut self, failure: &Failure, to: &LineSender) -> Result<(), Closed> {
         if std::mem::replace(&mut self.is_away, true) {
             return Ok(());
         }
@@ -147,8 +145,8 @@ impl Follower {
         .await
     }
 
-    async fn note(&self, source: Source, text: String, to: &mpsc::Sender<Line>) -> Result<(), Closed> {
-        to.send(Line { source, text, end: None }).await.map_err(|_| Closed)
+    async fn note(&self, source: Source, text: String, to: &LineSender) -> Result<(), Closed> {
+        to.send(Line::new(source, text)).await
     }
 }
 

@@ -29,11 +29,10 @@ use pipe_spec::run::LogPosition;
 use programs::{Config, Failure, NodeGroup, NodeSize, SeenJob};
 use runtime::{Root, RootFiles};
 use section::{Cluster, ContainerRuntime};
-use tokio::sync::mpsc;
 
 use super::{
     ConnectImages, Connection, Engine, EngineJob, FoundJob, JobProgram, Launch, Progress, Registration, Resources,
-    StartedJob, first_process,
+    StartedJob, first_process, line_channel,
 };
 use crate::error::Error;
 use crate::gpu::Card;
@@ -151,7 +150,7 @@ impl SlurmEngine {
     }
 
     fn follow(&self, id: String, launch: &Launch, read: Option<&LogPosition>) -> StartedJob {
-        let (sender, lines) = mpsc::channel(1024);
+        let (sender, lines) = line_channel();
         let refused = Arc::default();
         let follower =
             Follower::new(&self.config.cluster, id.clone(), JobFiles::of(launch), Arc::clone(&refused), read);

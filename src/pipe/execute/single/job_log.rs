@@ -68,8 +68,13 @@ impl JobLog {
         self.position
     }
 
+    /// Waits until all of it is on the disk.
+    pub fn sync(&self) -> Result<(), Error> {
+        self.file.sync_data().map_err(|source| Error::Write { path: self.path.clone(), source })
+    }
+
     pub fn write(&mut self, line: &Line) -> Result<(), Error> {
-        self.append(&line.text)?;
+        self.append(&line.text, line.bytes())?;
         self.position.output = line.end.unwrap_or(self.position.output);
         Ok(())
     }
@@ -80,7 +85,7 @@ impl JobLog {
         self.position.metrics
     }
 
-    fn append(&mut self, text: &str) -> Result<(), Error> {
+    fn append(&mut self, text: &str, bytes: &[u8]) -> Result<(), Error> {
         // Where the engine has lost lines, those before the one that it gives are not waited for.
         if let Some(at) = self.known.iter().position(|(known, _)| known == text) {
             self.position.bytes += self.known.drain(..=at).map(|(_, bytes)| bytes).sum::<u64>();
@@ -89,15 +94,19 @@ impl JobLog {
         if self.length >= self.limit {
             return Ok(());
         }
-        self.length += text.len() as u64 + 1;
+        self.length += bytes.len() as u64 + 1;
         self.position.bytes = self.length;
         let end = match self.length < self.limit {
             true => String::new(),
             false => format!("the log is longer than {}: what follows is left out\n", human_bytes(self.limit)),
         };
-        write!(self.file, "{text}\n{end}").map_err(|source| Error::Write { path: self.path.clone(), source })
+        let line = [bytes, b"\n", end.as_bytes()].concat();
+        self.file.write_all(&line).map_err(|source| Error::Write { path: self.path.clone(), source })
     }
 }
+
+/// Pieces of the file without an event after which a look at it ends, so that the caller is not held up.
+const MAX_PIECES: usize = 64;
 
 pub struct JobEvents {
     file: Follow,
@@ -113,7 +122,7 @@ impl JobEvents {
     /// Events that were added to the file, some at a time; none where no more are there. A file that cannot be read is
     /// reported once; the output still has the events.
     pub fn next(&mut self) -> (Vec<Event>, Option<Error>) {
-        loop {
+        for _ in 0..MAX_PIECES {
             match self.file.lines() {
                 Ok(lines) if lines.is_empty() => return (Vec::new(), None),
                 Ok(lines) => {
@@ -129,6 +138,7 @@ impl JobEvents {
                 }
             }
         }
+        (Vec::new(), None)
     }
 }
 
@@ -139,7 +149,7 @@ mod tests {
 
     fn write(log: &mut JobLog, lines: &[&str]) {
         for text in lines {
-            log.write(&Line { source: Source::Job, text: (*text).to_owned(), end: None }).unwrap();
+            log.write(&Line::new(Source::Job, *text)).unwrap();
         }
     }
 

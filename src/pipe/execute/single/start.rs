@@ -80,7 +80,7 @@ impl Supervisor<'_> {
                 self.replay_recorded();
                 // Its own files say what it did after its `pipe` was gone.
                 self.drain(&mut JobEvents::open(&self.run.folder.attempt(number)), events)?;
-                self.take_rest(&launch, &mut log, events)?;
+                self.take_rest(&launch, &mut log, events).await?;
                 let last = self.last_event_time();
                 self.close_attempt(None, &diagnosis)?;
                 if let Some((attempt, last)) = self.run.state.last_attempt_mut().zip(last) {

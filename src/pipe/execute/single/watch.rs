@@ -15,7 +15,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::job_log::{JobEvents, JobLog};
 use super::{Supervisor, warn};
-use crate::engine::{Ending, JobHandle, Launch, Line, Source, StartedJob, first_process};
+use crate::engine::{Ending, JobHandle, Launch, Line, Output, Source, StartedJob, release};
 use crate::error::Error;
 use crate::execute::decide::metrics::Reader;
 use crate::report::bounded;
@@ -35,6 +35,9 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Between two reads of the job's event file, and between two stop requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Pieces of the job's event file that are read at once while it runs.
+const MAX_PIECES: usize = 32;
 
 /// How long a job may take to go away after it was killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -83,7 +86,7 @@ impl Supervisor<'_> {
                     }
                 },
                 _ = poll.tick() => {
-                    let drained = self.drain(&mut job_events, events);
+                    let drained = self.drain_some(&mut job_events, events);
                     if watched.is_ok() && drained.is_err() {
                         watched = drained;
                         stopping.get_or_insert_with(|| Stopping::gracefully(self.stop_timeout()));
@@ -97,13 +100,7 @@ impl Supervisor<'_> {
             // For `pipe ls` and `pipe attach`.
             if saved.elapsed() > SAVE_INTERVAL && watched.is_ok() {
                 saved = Instant::now();
-                if let Some(attempt) = self.run.state.last_attempt_mut() {
-                    attempt.log = Some(log.position());
-                }
-                match self.run.save() {
-                    Ok(()) => first_process::release(self.attempt_folder().job().path(), log.position().output),
-                    Err(error) => tracing::debug!("{error}"),
-                }
+                self.save_progress(log).unwrap_or_else(|error| tracing::debug!("{error}"));
             }
         }
         let last = self.metrics.as_mut().and_then(Reader::end);
@@ -123,6 +120,18 @@ impl Supervisor<'_> {
         drained?;
         let stop_requested = stopping.is_some_and(|stop| stop.requested);
         Ok(Watched { handle: job.handle, ending, tail: tail.0, stop_requested })
+    }
+
+    /// Writes down how far the log has come, and gives the disk back what the log has of the output. The log is synced first: after a
+    /// power cut no line may be missing from both.
+    fn save_progress(&mut self, log: &JobLog) -> Result<(), Error> {
+        log.sync()?;
+        if let Some(attempt) = self.run.state.last_attempt_mut() {
+            attempt.log = Some(log.position());
+        }
+        self.run.save()?;
+        release(self.attempt_folder().job().path(), log.position().output);
+        Ok(())
     }
 
     fn attempt_folder(&self) -> AttemptFolder {
@@ -224,19 +233,30 @@ impl Supervisor<'_> {
         self.record(event, events)
     }
 
-    /// Takes the output that a job which is gone has left.
-    pub(super) fn take_rest(&mut self, launch: &Launch, log: &mut JobLog, events: &mut EventLog) -> Result<(), Error> {
-        let mut output = first_process::Output::of(launch, Some(&log.position()));
+    /// Takes the output that a job which is gone has left. After a stop request the next `pipe` goes on with it.
+    pub(super) async fn take_rest(
+        &mut self,
+        launch: &Launch,
+        log: &mut JobLog,
+        events: &mut EventLog,
+    ) -> Result<(), Error> {
+        let mut output = Output::of(launch, Some(&log.position()));
         let mut job_events = JobEvents::open(&self.attempt_folder());
-        loop {
-            let mut lines = output.next();
-            let is_end = lines.is_empty();
-            lines.extend(output.last_line().filter(|_| is_end));
-            if lines.is_empty() {
-                return Ok(());
+        let mut take = |this: &mut Self, log: &mut JobLog, lines: &[Line]| {
+            lines.iter().try_for_each(|line| this.take(line, &mut job_events, log, events, &mut Tail::default()))
+        };
+        while let Some(lines) = output.next() {
+            take(self, log, &lines)?;
+            tokio::select! {
+                biased;
+                () = self.interrupts.signal() => {
+                    self.save_progress(log)?;
+                    return Err(Error::Interrupted);
+                }
+                () = tokio::task::yield_now() => {}
             }
-            lines.iter().try_for_each(|line| self.take(line, &mut job_events, log, events, &mut Tail::default()))?;
         }
+        take(self, log, output.last_line().as_slice())
     }
 
     /// The reader of a command's metrics, as it was after what the log holds: some formats go by earlier lines.
@@ -265,14 +285,27 @@ impl Supervisor<'_> {
 
     /// Records what the job has added to its event file.
     pub(super) fn drain(&mut self, job_events: &mut JobEvents, events: &mut EventLog) -> Result<(), Error> {
-        loop {
-            let (added, problem) = job_events.next();
-            problem.iter().for_each(|problem| self.reporter.note(&format!("warning: {problem}")));
-            if added.is_empty() {
-                return Ok(());
+        while self.drain_piece(job_events, events)? {}
+        Ok(())
+    }
+
+    /// The same for a job that may add events faster than they are read: stop requests are heard in between.
+    fn drain_some(&mut self, job_events: &mut JobEvents, events: &mut EventLog) -> Result<(), Error> {
+        for _ in 0..MAX_PIECES {
+            if !self.drain_piece(job_events, events)? {
+                break;
             }
-            added.into_iter().try_for_each(|event| self.record(event, events))?;
         }
+        Ok(())
+    }
+
+    /// Records some of the events that the job has added; whether there were any.
+    fn drain_piece(&mut self, job_events: &mut JobEvents, events: &mut EventLog) -> Result<bool, Error> {
+        let (added, problem) = job_events.next();
+        problem.iter().for_each(|problem| self.reporter.note(&format!("warning: {problem}")));
+        let has_more = !added.is_empty();
+        added.into_iter().try_for_each(|event| self.record(event, events))?;
+        Ok(has_more)
     }
 
     fn record(&mut self, mut event: Event, events: &mut EventLog) -> Result<(), Error> {

@@ -19,9 +19,6 @@ use crate::system::interrupt::StopRequest;
 /// How far above 0 a constraint is where a trial ran out of memory and nobody knows by how much.
 const OUT_OF_MEMORY: f64 = 1.0;
 
-/// Bytes that a `pipe` needs on the disk of its runs to say anything at all.
-const MIN_FREE: u64 = 64 << 10;
-
 fn is_cancelled(run: &RunState) -> bool {
     run.attempts().last().is_some_and(|attempt| attempt.cause == Some(Cause::Cancelled))
 }
@@ -90,7 +87,7 @@ impl StudyDriver<'_> {
     /// Ends a trial that cannot begin or go on. Where the machine is at fault the trial waits, and the study ends.
     pub(super) fn give_up(&mut self, number: u64, error: &Error) -> Result<(), Error> {
         // A `pipe` that cannot write ends without a word.
-        let is_full = || Space::at(self.run.folder.path()).is_some_and(|space| space.free < MIN_FREE);
+        let is_full = || Space::is_full(self.run.folder.path());
         match error.is_of_machine() || matches!(error, Error::NotDriven { .. }) && is_full() {
             true => Err(self.halt(number, &error.to_string(), error.exit_code())),
             false => self.fail(number, &error.to_string()),

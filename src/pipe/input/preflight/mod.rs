@@ -419,8 +419,9 @@ fn plain(error: &std::io::Error) -> String {
 }
 
 /// The folders that these pipelines name, and the commands that fill them.
-const COMMANDS: [(&str, &str); 7] = [
+const COMMANDS: [(&str, &str); 8] = [
     ("data/car-clip", "pipe-trainer data pictures --rows 20000 --seed 1 --size 224 --out data/car-clip"),
+    ("data/car-kinds", "pipe-trainer data pictures --rows 2000 --seed 1 --size 64 --out data/car-kinds"),
     ("data/demo", "pipe-trainer data recipes --rows 2000 --seed 7 --out data/demo"),
     ("data/recipes", "pipe-trainer data recipes --rows 20000 --seed 1 --out data/recipes"),
     ("data/series", "pipe-trainer data series --rows 200000 --features 32 --seed 1 --out data/series"),

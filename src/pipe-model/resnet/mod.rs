@@ -1,10 +1,13 @@
 //! ResNet: config.json with keys and defaults as in Hugging Face's `ResNetConfig`, and parameters with names, shapes and
-//! initialisation as in its `ResNetForImageClassification`. It has no estimate of memory.
+//! initialisation as in its `ResNetForImageClassification`.
+
+mod memory;
 
 use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
+use crate::estimate::StepMemory;
 use crate::parameter::{Init, Listed, Parameter};
 use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
@@ -211,6 +214,10 @@ impl ModelConfig for ResNetConfig {
 
     fn drops(&self) -> bool {
         false
+    }
+
+    fn step_memory(&self) -> Option<&dyn StepMemory> {
+        Some(self)
     }
 }
 

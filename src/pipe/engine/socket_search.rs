@@ -1,0 +1,143 @@
+//! Sockets of container engines at paths that nobody names: a bounded search below a mounted folder, which asks every socket that it
+//! finds whether it is one.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// Files and folders that are looked at below a folder, and the time for that.
+const MAX_ENTRIES: usize = 20_000;
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Sockets that are asked.
+const MAX_SOCKETS: usize = 64;
+
+/// How long a socket may take to answer. All are asked at the same time.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Bytes of an answer that are read.
+const MAX_ANSWER: usize = 4096;
+
+/// The socket at `path`, or the first one below it, that answers as a container engine.
+pub fn find_engine(path: &Path) -> Option<PathBuf> {
+    let (answered, answers) = mpsc::channel();
+    for socket in sockets_below(path) {
+        let answered = answered.clone();
+        // A socket whose queue is full holds up its own thread alone.
+        std::thread::spawn(move || is_engine(&socket).then(|| answered.send(socket)));
+    }
+    drop(answered);
+    answers.recv_timeout(ANSWER_TIMEOUT).ok()
+}
+
+/// The sockets at and below a path, those near the top first. Links are not followed: a mount does not lead where they lead.
+fn sockets_below(path: &Path) -> Vec<PathBuf> {
+    let Ok(top) = path.canonicalize() else { return Vec::new() };
+    if top.metadata().is_ok_and(|meta| meta.file_type().is_socket()) {
+        return vec![top];
+    }
+    let (mut sockets, mut folders, mut seen) = (Vec::new(), VecDeque::from([top]), 0);
+    let deadline = Instant::now() + SEARCH_TIMEOUT;
+    while let Some(folder) = folders.pop_front() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            seen += 1;
+            if seen > MAX_ENTRIES || sockets.len() == MAX_SOCKETS || Instant::now() > deadline {
+                return sockets;
+            }
+            match entry.file_type() {
+                Ok(kind) if kind.is_socket() => sockets.push(entry.path()),
+                Ok(kind) if kind.is_dir() => folders.push_back(entry.path()),
+                _ => {}
+            }
+        }
+    }
+    sockets
+}
+
+/// Asks a socket as a client of Docker or Podman would.
+fn is_engine(socket: &Path) -> bool {
+    let ask = || {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.write_all(b"GET /_ping HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut answer = Vec::new();
+        let mut buffer = [0; MAX_ANSWER];
+        while answer.len() < MAX_ANSWER && !is_of_engine(&answer) {
+            match stream.read(&mut buffer)? {
+                0 => break,
+                read => answer.extend_from_slice(&buffer[..read]),
+            }
+        }
+        std::io::Result::Ok(is_of_engine(&answer))
+    };
+    ask().unwrap_or(false)
+}
+
+/// Whether this is an engine's answer to `/_ping`: OK, or anything with the version of its interface.
+fn is_of_engine(answer: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(answer).to_ascii_lowercase();
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let mut lines = head.split("\r\n");
+    let status = lines.next().unwrap_or_default();
+    let has_version = lines.any(|line| line.starts_with("api-version:") || line.starts_with("libpod-api-version:"));
+    status.starts_with("http/1.") && (has_version || (status.contains(" 200") && body.trim() == "ok"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// Answers every request at a socket in the same way.
+    fn answer(path: &Path, text: &'static str) {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let listener = UnixListener::bind(path).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let _ = stream.read(&mut [0; 1024]);
+                stream.write_all(text.as_bytes()).ok();
+            }
+        });
+    }
+
+    #[test]
+    fn only_a_socket_that_answers_as_an_engine_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().canonicalize().unwrap().join(name);
+        answer(&path("page"), "HTTP/1.0 404 Not Found\r\n\r\nnothing");
+        answer(&path("agent"), "what?\n");
+        // One that nobody serves, and one whose server has ended.
+        let _silent = UnixListener::bind(path("silent")).unwrap();
+        drop(UnixListener::bind(path("dead")).unwrap());
+        let began = Instant::now();
+        assert_eq!(find_engine(folder.path()), None);
+        assert!(began.elapsed() < 2 * ANSWER_TIMEOUT);
+        answer(&path("a/b/c"), "HTTP/1.1 200 OK\r\nApi-Version: 1.44\r\n\r\nOK");
+        assert_eq!(find_engine(folder.path()), Some(path("a/b/c")));
+        assert_eq!(find_engine(&path("a/b/c")), Some(path("a/b/c")));
+        std::os::unix::fs::symlink(path("a"), path("link")).unwrap();
+        assert_eq!(find_engine(&path("link/b")), Some(path("a/b/c")));
+        assert_eq!(find_engine(&path("page")), None);
+    }
+
+    #[test]
+    fn answers() {
+        for (answer, want) in [
+            ("HTTP/1.0 200 OK\r\n\r\nOK", true),
+            ("HTTP/1.0 200 OK\r\nLibpod-API-Version: 4.0\r\n\r\n", true),
+            ("HTTP/1.1 500 Oops\r\nApi-Version: 1.40\r\n\r\n", true),
+            ("HTTP/1.1 200 OK\r\n\r\nhello", false),
+            ("HTTP/1.1 200 OK\r\nApi-Version: 1.40", false),
+            ("SSH-2.0\r\n\r\nOK", false),
+        ] {
+            assert_eq!(is_of_engine(answer.as_bytes()), want, "{answer}");
+        }
+    }
+}
