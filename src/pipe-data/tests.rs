@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type, Int96, Int96Type};
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
@@ -158,6 +159,31 @@ fn types_of_other_writers() {
 {"bare":[],"map":null}
 "#
     );
+}
+
+/// As the `datasets` library writes CoNLL: tags are numbers, and their names stand in the metadata.
+#[test]
+fn numbers_of_classes_in_lists_have_the_names_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    let list = "{\"feature\": {\"names\": [\"O\", \"B-PER\"], \"_type\": \"ClassLabel\"}, \"_type\": \"Sequence\"}";
+    let text = format!("{{\"info\": {{\"features\": {{\"tags\": {list}, \"other\": {{\"_type\": \"Value\"}}}}}}}}");
+    let metadata = vec![KeyValue::new("huggingface".to_owned(), text)];
+    let schema = "message schema {
+        optional group tags (LIST) { repeated group list { optional int64 element; } }
+        optional int64 other;
+    }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let properties = Arc::new(WriterProperties::builder().set_key_value_metadata(Some(metadata)).build());
+    let mut writer = SerializedFileWriter::new(std::fs::File::create(&path).unwrap(), schema, properties).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    column::<Int64Type>(&mut group, &[1, 0, -1], &[3, 3, 3, 1], &[0, 1, 1, 0]);
+    column::<Int64Type>(&mut group, &[1], &[1, 0], &[]);
+    group.close().unwrap();
+    writer.close().unwrap();
+    let rows = read(&path, &selection("tags", "other")).unwrap();
+    assert_eq!(rows, "{\"tags\":[\"B-PER\",\"O\",-1],\"other\":1}\n{\"tags\":[],\"other\":null}\n");
+    assert_eq!(crate::DataTable::read(&path).unwrap().rows[0][0], serde_json::json!(["B-PER", "O", -1]));
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod column;
 mod shape;
 mod value;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 
@@ -51,7 +52,7 @@ impl ParquetTable {
         if let Some(missing) = selection.missing(&there) {
             return Err(missing);
         }
-        let columns = Column::find(reader.metadata().file_metadata().schema_descr(), |name| selection.reads(name))?;
+        let columns = columns(&reader, |name| selection.reads(name))?;
         for column in &columns {
             let nested = !matches!(column.shape, Shape::Value(_));
             if nested && selection.as_csv() {
@@ -214,7 +215,7 @@ pub struct Preview {
 pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
     let reader = open(path).ok()?;
     let (names, total) = (names(&reader), rows_of(&reader).ok()?);
-    let mut columns = Column::find(reader.metadata().file_metadata().schema_descr(), |_| true).ok()?;
+    let mut columns = columns(&reader, |_| true).ok()?;
     let is_nested = |column: &&Column| !matches!(column.shape, Shape::Value(_));
     let nested = columns.iter().filter(is_nested).map(|column| column.name.clone()).collect();
     columns.retain(|column| !column.shape.holds_bytes());
@@ -258,6 +259,33 @@ fn open(path: &Path) -> Result<SerializedFileReader<SharedFile>, String> {
     let largest = columns.map(|column| u64::try_from(column.uncompressed_size()).unwrap_or(0)).max();
     largest_page.set(largest.unwrap_or(0).clamp(USUAL_PAGE_BYTES, PAGE_BYTES)).ok();
     Ok(reader)
+}
+
+/// The columns that are read, with the names of classes that the file has.
+fn columns(reader: &SerializedFileReader<SharedFile>, reads: impl Fn(&str) -> bool) -> Result<Vec<Column>, String> {
+    let columns = Column::find(reader.metadata().file_metadata().schema_descr(), reads)?;
+    let mut names = class_names(reader);
+    let with_names = |mut column: Column| {
+        if let Some(names) = names.remove(&column.name) {
+            column.shape = column.shape.with_names(names);
+        }
+        column
+    };
+    Ok(columns.into_iter().map(with_names).collect())
+}
+
+/// The names of the classes that lists hold by number, as the `datasets` library describes them in the metadata of a file.
+fn class_names(reader: &SerializedFileReader<SharedFile>) -> HashMap<String, Vec<String>> {
+    let entries = reader.metadata().file_metadata().key_value_metadata();
+    let described = entries.and_then(|entries| entries.iter().find(|entry| entry.key == "huggingface")?.value.as_ref());
+    let described: Value = described.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let names = |feature: &Value| -> Option<Vec<String>> {
+        let item = feature.get("feature").filter(|item| item.get("_type").is_some_and(|kind| kind == "ClassLabel"))?;
+        item.get("names")?.as_array()?.iter().map(|name| name.as_str().map(str::to_owned)).collect()
+    };
+    let features = described.pointer("/info/features").and_then(Value::as_object);
+    let named = features.into_iter().flatten().filter_map(|(column, feature)| Some((column.clone(), names(feature)?)));
+    named.collect()
 }
 
 fn rows_of(reader: &SerializedFileReader<SharedFile>) -> Result<u64, String> {

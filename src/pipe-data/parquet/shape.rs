@@ -15,6 +15,8 @@ pub enum Shape {
     Group(Vec<Shape>),
     List(Box<Shape>),
     Map(Box<[Shape; 2]>),
+    /// Numbers of classes, which are written as the names that they have.
+    Class(Vec<String>),
 }
 
 impl Shape {
@@ -60,10 +62,21 @@ impl Shape {
         }
     }
 
+    /// A list of whole numbers as one of classes with these names; any other shape as it is.
+    pub fn with_names(self, names: Vec<String>) -> Self {
+        match self {
+            Self::List(item) if matches!(*item, Self::Value(Kind::Signed | Kind::Unsigned)) => {
+                Self::List(Box::new(Self::Class(names)))
+            }
+            other => other,
+        }
+    }
+
     /// Whether there are bytes that are no text anywhere in it.
     pub fn holds_bytes(&self) -> bool {
         match self {
             Self::Value(kind) => *kind == Kind::Bytes,
+            Self::Class(_) => false,
             Self::Group(shapes) => shapes.iter().any(Self::holds_bytes),
             Self::List(item) => item.holds_bytes(),
             Self::Map(shapes) => shapes.iter().any(Self::holds_bytes),
@@ -75,6 +88,13 @@ impl Shape {
         match (self, field) {
             (_, Field::Null) => out.extend_from_slice(if style == Style::Json { b"null" } else { b"" }),
             (Self::Value(kind), field) => kind.write(out, field, style)?,
+            (Self::Class(names), field) => {
+                let name = value::whole(field).and_then(|number| names.get(usize::try_from(number).ok()?));
+                match name {
+                    Some(name) => value::text(out, name, style)?,
+                    None => Kind::Signed.write(out, field, style)?,
+                }
+            }
             (Self::Group(shapes), Field::Group(row)) => {
                 out.push(b'{');
                 for (index, (shape, (name, field))) in shapes.iter().zip(row.get_column_iter()).enumerate() {

@@ -140,7 +140,7 @@ impl Kind {
 }
 
 /// A whole number of any width, whatever it counts.
-fn whole(field: &Field) -> Option<i64> {
+pub fn whole(field: &Field) -> Option<i64> {
     Some(match field {
         Field::Byte(value) => i64::from(*value),
         Field::Short(value) => i64::from(*value),

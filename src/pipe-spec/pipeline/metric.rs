@@ -18,7 +18,7 @@ struct Known {
 
 const ROWS: &str = "rows";
 
-const KNOWN: [Known; 15] = [
+const KNOWN: [Known; 17] = [
     Known { less_is_better: true, ..known(Metric::LOSS, "loss", ROWS) },
     Known { less_is_better: true, ..known("perplexity", "perplexity", "tokens") },
     Known { less_is_better: true, ..known("mse", "mean squared error", ROWS) },
@@ -26,6 +26,8 @@ const KNOWN: [Known; 15] = [
     known("macro_f1", "macro F1", ROWS),
     known("micro_f1", "micro F1", ROWS),
     known("entity_f1", "entity F1", "texts"),
+    known("token_accuracy", "token accuracy", "texts"),
+    known("token_macro_f1", "macro F1 of tokens", "texts"),
     known("f1", "F1", ROWS),
     known("mcc", "MCC", ROWS),
     known("pearson", "Pearson correlation", ROWS),
@@ -63,6 +65,10 @@ impl Metric {
     pub const OF_NUMBERS: &[&str] = &[Self::LOSS, "mse", "pearson", "r2"];
     /// The metrics of a model that predicts any number of labels for a text.
     pub const OF_SEVERAL: &[&str] = &[Self::LOSS, "micro_f1", "macro_f1", "exact_match"];
+
+    /// The metrics of labels of tokens that name entities, and of those that are numbers.
+    pub const OF_ENTITIES: &[&str] = &[Self::LOSS, "entity_f1", "entity_precision", "entity_recall", "token_accuracy"];
+    pub const OF_NUMBERED_TAGS: &[&str] = &[Self::LOSS, "token_accuracy", "token_macro_f1"];
 
     /// The metrics of texts that the model generates: `evaluate.generate` must be set.
     pub const OF_GENERATED_TEXTS: &[&str] = &["exact_match", "rouge_l"];

@@ -147,7 +147,9 @@ impl Task {
             Self::Contrastive => &[Metric::LOSS, "text_recall_1", "text_recall_5", "image_recall_1", "image_recall_5"],
             Self::TimeSeries | Self::PictureClasses => Metric::OF_CLASSES,
             Self::Language => &[Metric::LOSS, "perplexity"],
-            Self::TokenLabels => &[Metric::LOSS, "entity_f1", "entity_precision", "entity_recall", "token_accuracy"],
+            Self::TokenLabels => {
+                &[Metric::LOSS, "entity_f1", "entity_precision", "entity_recall", "token_accuracy", "token_macro_f1"]
+            }
         }
     }
 

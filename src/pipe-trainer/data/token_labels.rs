@@ -94,7 +94,15 @@ fn decide(opener: &Opener<'_>, paths: &Paths) -> Result<Vec<String>, TrainerErro
     let names = collect_names(&rows, opener.pool, read)?;
     match names.len() {
         0 | 1 => Err(rows.fail(0, "every token has the same label: there is nothing to learn".to_owned()).into()),
-        _ => Ok(names.into_iter().collect()),
+        _ => {
+            let mut names: Vec<String> = names.into_iter().collect();
+            // Where all are numbers, by size.
+            if let Some(mut numbers) = names.iter().map(|name| name.parse::<i64>().ok()).collect::<Option<Vec<i64>>>() {
+                numbers.sort_unstable();
+                names = numbers.into_iter().map(|number| number.to_string()).collect();
+            }
+            Ok(names)
+        }
     }
 }
 

@@ -46,6 +46,20 @@ impl Confusion {
         share(tallies.values().map(|tally| tally.f1()).sum(), tallies.len() as f64)
     }
 
+    /// The same without the class that is wanted most often, which says the least.
+    pub fn macro_f1_of_others(&self) -> f64 {
+        let mut tallies = self.tallies();
+        if let Some(common) = self.most_frequent() {
+            tallies.remove(&common);
+        }
+        share(tallies.values().map(|tally| tally.f1()).sum(), tallies.len() as f64)
+    }
+
+    /// The class that is wanted most often; the first of equals.
+    pub fn most_frequent(&self) -> Option<i64> {
+        self.wanted().into_iter().rev().max_by_key(|(_, count)| *count).map(|(class, _)| class)
+    }
+
     /// The correlation coefficient of Matthews (1975) for any number of classes (Gorodkin, 2004); 0 where one of the two is
     /// always the same.
     pub fn matthews(&self) -> f64 {

@@ -15,14 +15,15 @@ use crate::data::{Column, IGNORED, PartShape, Sample, Source, Words};
 use crate::error::TrainerError;
 use crate::metrics::entities;
 use crate::model::{Mode, Model, classification};
-use crate::train::{TaggedTexts, predicted_labels};
+use crate::train::{TaggedTexts, are_numbers, predicted_labels};
 
 pub fn predict_spans(prediction: &mut Prediction, task_data: &TaskData) -> Result<Predicted, TrainerError> {
     let TaskData::TokenLabels { names, .. } = task_data else { panic!("not for labels of tokens: {task_data:?}") };
     let names = names.clone().unwrap_or_default();
     let (sources, shape) = prediction.open(task_data)?;
     let (model, source) = (Rc::clone(&prediction.model), Arc::clone(&sources.train));
-    let mut head = SpanHead { model, source, shape, names, found: TaggedTexts::default() };
+    let found = TaggedTexts::new(&names);
+    let mut head = SpanHead { model, source, shape, names, found };
     let predicted = prediction.write(&sources.train, &mut head)?;
     let found = &head.found;
     Ok(Predicted { evaluation: evaluation(found.texts(), found.loss(), found.scores()), ..predicted })
@@ -41,6 +42,8 @@ struct Tagged {
     words: Words,
     tags: Vec<String>,
     probabilities: Vec<f32>,
+    /// Whether labels are numbers: there are no spans then.
+    is_numbered: bool,
 }
 
 impl Head for SpanHead {
@@ -71,9 +74,16 @@ impl Head for SpanHead {
             let score = probabilities[words.clone()].iter().sum::<f32>() / words.len() as f32;
             Span { text: text[start..end].iter().collect(), label, start, end, score }
         };
-        let mut fields = vec![("spans", Field::Spans(entities(&tags).into_iter().map(span).collect()))];
+        let is_numbered = pieces.iter().any(|piece| piece.is_numbered);
         let owned = |tags: Vec<&str>| Field::Texts(tags.into_iter().map(str::to_owned).collect());
-        if !is_text {
+        let mut fields = Vec::new();
+        if !is_numbered {
+            fields.push(("spans", Field::Spans(entities(&tags).into_iter().map(span).collect())));
+        } else if is_text {
+            let words = pieces.iter().flat_map(|piece| piece.words.words.iter().map(String::as_str));
+            fields.push(("tokens", owned(words.collect())));
+        }
+        if !is_text || is_numbered {
             fields.push(("tags", owned(tags)));
         }
         let wanted: Option<Vec<&Vec<String>>> = pieces.iter().map(|piece| piece.words.tags.as_ref()).collect();
@@ -88,7 +98,9 @@ impl SpanHead {
     /// A word has the label of its first token. One that has no token, such as a control character, is outside of every span.
     fn tagged(&self, index: usize, sample: &Sample, labels: &[i64], best: &[f32]) -> Result<Tagged, TrainerError> {
         let words = self.source.sentence(index)?.unwrap_or_else(|| panic!("a sample without words"));
-        let mut tags = vec!["O".to_owned(); words.words.len()];
+        let is_numbered = are_numbers(&self.names);
+        let outside = if is_numbered { &self.names[0] } else { "O" };
+        let mut tags = vec![outside.to_owned(); words.words.len()];
         let mut probabilities = vec![0.0; words.words.len()];
         if let Some(Column::PerToken(firsts)) = sample.column("words") {
             for ((word, label), probability) in
@@ -99,7 +111,7 @@ impl SpanHead {
                 probabilities[word] = *probability;
             }
         }
-        Ok(Tagged { words, tags, probabilities })
+        Ok(Tagged { words, tags, probabilities, is_numbered })
     }
 
     /// Counts the samples whose labels are known.
@@ -115,7 +127,7 @@ impl SpanHead {
             self.found.add_loss(classification::loss_sum(logits, wanted)?.f_double_value(&[])?, targets);
         }
         for (sample, labels) in samples.iter().zip(labels).filter(|(sample, _)| sample.targets > 0) {
-            self.found.add_sample(sample, labels, &self.names);
+            self.found.add_sample(sample, labels);
         }
         Ok(())
     }

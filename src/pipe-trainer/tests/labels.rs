@@ -119,6 +119,36 @@ fn a_label_for_each_token_is_learned_and_predicted_as_spans() {
 }
 
 #[test]
+fn labels_that_are_numbers_are_judged_by_token() {
+    let mut bench = tokens("bert");
+    for name in ["data/train.jsonl", "data/eval.jsonl"] {
+        let text = fs::read_to_string(bench.path(name)).unwrap();
+        let numbered = [("\"O\"", "0"), ("\"B-AMOUNT\"", "1"), ("\"I-AMOUNT\"", "2"), ("\"B-EARLY\"", "10")];
+        let text = numbered.iter().fold(text, |text, (tag, number)| text.replace(tag, number));
+        fs::write(bench.path(name), text).unwrap();
+    }
+    bench.set("/train/steps", json!(120)).set("/train/optimizer", json!({ "lr": 5e-3 }));
+    bench.set("/save", json!({ "best": "eval.token_macro_f1" }));
+    let eval = train(&bench);
+    assert_eq!(eval.scores.keys().collect::<Vec<_>>(), ["token_accuracy", "token_macro_f1"]);
+    assert!(eval.scores["token_macro_f1"] > 0.6, "{:?}", eval.scores);
+    let headline = eval.headline.unwrap();
+    assert_eq!(
+        (headline.metric.as_str(), headline.baseline.unwrap().name.as_str()),
+        ("token_accuracy", "always answering 0")
+    );
+    assert_eq!(config(&bench)["id2label"], json!({ "0": "0", "1": "1", "2": "2", "3": "10" }));
+    let rows = bench.path("few.txt");
+    fs::write(&rows, "Mix 5 eggs.\n").unwrap();
+    let line = predict(&bench, &rows, nothing).lines.remove(0);
+    assert_eq!((line["tokens"].clone(), line.get("spans")), (json!(["Mix", "5", "eggs", "."]), None));
+    assert_eq!(line["tags"].as_array().unwrap().len(), 4);
+    bench.set("/save", json!({ "best": "eval.entity_f1" }));
+    let ended = bench.train().expect(3);
+    assert!(ended.stderr.contains("allowed: eval.loss, eval.token_accuracy, eval.token_macro_f1"), "{}", ended.stderr);
+}
+
+#[test]
 fn the_figures_are_those_of_the_evaluation() {
     expect_figures([several("bert"), tokens("bert")]);
 }

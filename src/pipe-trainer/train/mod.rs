@@ -19,7 +19,8 @@ mod training;
 
 pub use attempt::{fit, train};
 pub use evaluation::{
-    Figures, Predictions, SeveralLabels, TaggedTexts, TextScores, contrastive_figures, generation, predicted_labels,
+    Figures, Predictions, SeveralLabels, TaggedTexts, TextScores, are_numbers, contrastive_figures, generation,
+    predicted_labels,
 };
 pub use gradient_cache::{Parts, backward as contrastive_backward};
 pub use graphs::Graphs;

@@ -1,7 +1,5 @@
 //! Models that predict a class, several labels or a number.
 
-use std::collections::BTreeMap;
-
 use pipe_model::LabelUnit;
 use pipe_spec::evaluation::{ClassDetails, EvaluationDetails, Mistake, RetrievalExample};
 use pipe_spec::event::{Headline, Scores};
@@ -67,12 +65,8 @@ pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
     })
 }
 
-/// The first of equals.
-fn most_frequent(counts: &BTreeMap<i64, u64>) -> Option<i64> {
-    counts.iter().rev().max_by_key(|(_, count)| **count).map(|(class, _)| *class)
-}
-
-fn name_of(class: i64, names: &[String]) -> String {
+/// The name of a class; its number where it has none.
+pub fn name_of(class: i64, names: &[String]) -> String {
     let name = usize::try_from(class).ok().and_then(|class| names.get(class)).filter(|name| !name.is_empty());
     name.map_or_else(|| class.to_string(), |name| name.chars().take(NAME).collect())
 }
@@ -268,7 +262,7 @@ impl Predictions {
         }
         let wanted = self.classes.wanted();
         let rows: u64 = wanted.values().sum();
-        let common = most_frequent(&wanted)?;
+        let common = self.classes.most_frequent()?;
         let share = wanted[&common] as f64 / rows as f64;
         let headline = Headline { classes: Some(wanted.len() as u64), ..Headline::new("accuracy", rows) };
         Some(headline.against(format!("always answering {}", name_of(common, names)), share))

@@ -12,6 +12,7 @@ use pipe_spec::{Phase, TrainerSpec};
 use tch::Kind;
 
 use super::pass::{Measures, Pass};
+use super::token_labels::are_numbers;
 use super::{classification, contrastive, generation, token_labels};
 use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources};
 use crate::error::TrainerError;
@@ -163,7 +164,14 @@ pub fn check_metrics(spec: &TrainerSpec, task_data: &TaskData, sources: &Sources
         }
         _ => None,
     };
+    let tags = match (task_data, &sources.labels) {
+        (TaskData::TokenLabels { .. }, Some(Labels::Classes(names))) => Some(names),
+        (TaskData::TokenLabels { names, .. }, _) => names.as_ref(),
+        _ => None,
+    };
     let metrics = match labels {
+        _ if tags.is_some_and(|names| are_numbers(names)) => Metric::OF_NUMBERED_TAGS,
+        _ if tags.is_some() => Metric::OF_ENTITIES,
         Some(Labels::Classes(_)) => Metric::OF_CLASSES,
         Some(Labels::Number) => Metric::OF_NUMBERS,
         Some(Labels::Several(_)) => Metric::OF_SEVERAL,

@@ -11,4 +11,4 @@ pub use classification::{Predictions, SeveralLabels};
 pub use contrastive::{Figures, figures as contrastive_figures};
 pub use evaluator::{Evaluated, Evaluator, check_metrics, write_details};
 pub use generation::{TextScores, generation};
-pub use token_labels::{TaggedTexts, predicted_labels};
+pub use token_labels::{TaggedTexts, are_numbers, predicted_labels};

@@ -78,6 +78,8 @@ pub enum ColumnKind {
     Several(Option<char>),
     /// Lists of words.
     Words,
+    /// Lists of whole numbers, few of them different.
+    Numbers,
 }
 
 impl ColumnKind {
@@ -94,6 +96,7 @@ impl ColumnKind {
             Self::Other => "nested",
             Self::Several(_) => "several labels",
             Self::Words => "list of words",
+            Self::Numbers => "list of numbers",
         }
     }
 }
@@ -186,7 +189,7 @@ impl Column {
             }
             ColumnKind::Messages => column.measure_turns(&filled),
             ColumnKind::Text => column.vocabulary = vocabulary(texts.iter().map(String::as_str)),
-            ColumnKind::Several(_) | ColumnKind::Words => column.measure_lists(&filled, &texts),
+            ColumnKind::Several(_) | ColumnKind::Words | ColumnKind::Numbers => column.measure_lists(&filled, &texts),
             _ => {}
         }
         column
@@ -220,14 +223,15 @@ impl Column {
 
     /// Counts labels, or the words of lists.
     fn measure_lists(&mut self, filled: &[&Value], texts: &[String]) {
-        let rows: Vec<Vec<&str>> = match self.kind {
-            ColumnKind::Several(Some(separator)) => texts.iter().map(|text| labels::split(text, separator)).collect(),
-            _ => filled.iter().map(|list| labels::entries(list).unwrap_or_default()).collect(),
+        let owned = |labels: Vec<&str>| -> Vec<String> { labels.into_iter().map(str::to_owned).collect() };
+        let rows: Vec<Vec<String>> = match self.kind {
+            ColumnKind::Several(Some(mark)) => texts.iter().map(|text| owned(labels::split(text, mark))).collect(),
+            ColumnKind::Numbers => filled.iter().filter_map(|list| labels::numbers(list)).collect(),
+            _ => filled.iter().map(|list| owned(labels::entries(list).unwrap_or_default())).collect(),
         };
         self.words = Lengths::of(rows.iter().map(Vec::len).collect());
         self.tokens = Lengths::of(rows.iter().map(|row| row.iter().map(|word| tokens(word)).sum()).collect());
-        let all: Vec<String> = rows.iter().flatten().map(|label| (*label).to_owned()).collect();
-        self.classes = counts(&all);
+        self.classes = counts(&rows.concat());
         self.distinct = self.classes.len();
         if self.distinct > labels::MOST_LABELS {
             self.classes.clear();
@@ -241,6 +245,7 @@ impl Column {
                 false => match labels::are_lists_of_labels(filled) {
                     Some(true) => ColumnKind::Several(None),
                     Some(false) => ColumnKind::Words,
+                    None if labels::are_lists_of_numbers(filled) => ColumnKind::Numbers,
                     None => ColumnKind::Other,
                 },
             };
@@ -428,6 +433,9 @@ mod tests {
             (ColumnKind::Picture, kind("zeta", |row| Value::from(format!("cats/{row}.JPG")))),
             (ColumnKind::Messages, kind("zeta", |_| serde_json::json!([{"role": "user", "content": "hi"}]))),
             (ColumnKind::Other, kind("zeta", |_| serde_json::json!({"a": 1}))),
+            (ColumnKind::Numbers, kind("ner_tags", |row| serde_json::json!([0, row % 9, 0]))),
+            (ColumnKind::Other, kind("vector", |row| serde_json::json!([0.5, row]))),
+            (ColumnKind::Other, kind("input_ids", |row| serde_json::json!([row * 100, row * 100 + 9]))),
             (ColumnKind::Constant, kind("zeta", |_| Value::from("en"))),
             (ColumnKind::Constant, kind("zeta", |_| Value::Null)),
         ] {

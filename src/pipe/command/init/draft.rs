@@ -79,6 +79,7 @@ impl Draft {
         let separator =
             label.and_then(|label| if let ColumnKind::Several(mark) = label.kind { Some(mark) } else { None });
         let is_several = separator.is_some();
+        let tags = survey.and_then(|survey| survey.fed(fields, "tags"));
         let window = survey.map_or(UNKNOWN_WINDOW, |survey| settings::window(survey.rows));
         let facts = Facts {
             task,
@@ -88,6 +89,7 @@ impl Draft {
             size,
             is_number,
             is_several,
+            has_numbered_tags: tags.is_some_and(|tags| tags.kind == ColumnKind::Numbers),
             classes: label.filter(|_| !is_number && !is_several).map_or(&[], |label| label.classes.as_slice()),
             window,
         };

@@ -63,6 +63,20 @@ pub fn entries(list: &Value) -> Option<Vec<&str>> {
     list.as_array()?.iter().map(Value::as_str).collect()
 }
 
+/// Whether lists are of numbers that can be labels: whole, from 0, and few of them different.
+pub fn are_lists_of_numbers(lists: &[&Value]) -> bool {
+    let rows: Option<Vec<Vec<String>>> = lists.iter().map(|list| numbers(list)).collect();
+    rows.is_some_and(|rows| {
+        let (count, distinct) = (rows.iter().flatten().count(), rows.iter().flatten().collect::<HashSet<_>>().len());
+        (2..=MOST_LABELS).contains(&distinct) && distinct * REPEATED <= count
+    })
+}
+
+/// The whole numbers of a list, as texts.
+pub fn numbers(list: &Value) -> Option<Vec<String>> {
+    list.as_array()?.iter().map(|number| number.as_u64().map(|number| number.to_string())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

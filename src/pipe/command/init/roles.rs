@@ -288,7 +288,7 @@ impl<'a> Choice<'a> {
             match found {
                 _ if self.has(role) => {}
                 Some(columns) => self.feed(role, columns[number]),
-                None => return Err(format!("no column looks like the {role}, a list of texts")),
+                None => return Err(format!("no column looks like the {role}, a list of texts or numbers")),
             }
         }
         Ok(())
@@ -547,6 +547,21 @@ mod tests {
         ] {
             assert_eq!(guess(&found, &[]), want);
         }
+    }
+
+    #[test]
+    fn labels_of_tokens_may_be_numbers() {
+        let written = |tags: fn(usize) -> String| {
+            let row =
+                |row: usize| format!("{{\"tokens\": [\"Ulm\", \"is\", \"w{row}\"], \"ner_tags\": {}}}", tags(row));
+            survey("a.jsonl", &(0..30).map(|number| row(number) + "\n").collect::<String>())
+        };
+        let found = written(|row| format!("[5, 0, {}]", row % 9));
+        assert_eq!(task_of_columns(&found), Ok(Task::TokenLabels));
+        assert_eq!(shown(&fields(&found, Task::TokenLabels, &[]).unwrap()), "tokens=tokens, tags=ner_tags");
+        assert_eq!(found.fed(&[("tags".to_owned(), "ner_tags".to_owned())], "tags").unwrap().classes.len(), 9);
+        // There is one for each token, or these are no tags.
+        assert_eq!(written(|row| format!("[{}]", row % 9)).token_columns().map(|_| ()), None);
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub struct Facts<'a> {
     pub is_number: bool,
     /// Whether a text can have several labels.
     pub is_several: bool,
+    /// Whether the labels of tokens are numbers without names.
+    pub has_numbered_tags: bool,
     /// Rows of each class.
     pub classes: &'a [(String, usize)],
     /// Rows of a window of a time series.
@@ -134,6 +136,8 @@ fn best(facts: &Facts<'_>) -> &'static str {
     match facts.task {
         Task::Classification | Task::Table if facts.is_number => "mse",
         Task::Classification if facts.is_several => "micro_f1",
+        // Which numbers begin an entity is not known.
+        Task::TokenLabels if facts.has_numbered_tags => "token_macro_f1",
         Task::TokenLabels => "entity_f1",
         Task::Classification | Task::TimeSeries | Task::Table | Task::PictureClasses => "macro_f1",
         Task::Contrastive => "text_recall_1",
@@ -264,6 +268,7 @@ mod tests {
             size: ModelSize::for_rows(samples),
             is_number: false,
             is_several: false,
+            has_numbered_tags: false,
             classes: &[],
             window: 0,
         }

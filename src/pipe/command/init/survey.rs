@@ -105,15 +105,16 @@ impl Survey {
         self.columns.iter().filter(|column| is(column)).min_by_key(ranked).filter(|column| ranked(column) < usize::MAX)
     }
 
-    /// The column with lists of words and the one with a tag for each, by their names.
+    /// The column with lists of words and the one with a tag for each, by their names. Tags may be numbers, as many as there are words.
     pub fn token_columns(&self) -> Option<[&Column; 2]> {
-        let is_list = |column: &&Column| matches!(column.kind, ColumnKind::Words | ColumnKind::Several(None));
-        let find = |names: &[&str]| {
-            let named =
-                |name: &str| self.columns.iter().filter(is_list).find(|column| column.name.eq_ignore_ascii_case(name));
-            names.iter().find_map(|name| named(name))
+        let is_list = |column: &Column| matches!(column.kind, ColumnKind::Words | ColumnKind::Several(None));
+        let find = |names: &[&str], is: &dyn Fn(&Column) -> bool| {
+            let is_named = |column: &&Column, name: &str| is(column) && column.name.eq_ignore_ascii_case(name);
+            names.iter().find_map(|name| self.columns.iter().find(|column| is_named(column, name)))
         };
-        Some([find(&TOKENS)?, find(&TAGS)?])
+        let tokens = find(&TOKENS, &is_list)?;
+        let is_numbered = |column: &Column| column.kind == ColumnKind::Numbers && column.words == tokens.words;
+        Some([tokens, find(&TAGS, &|column| is_list(column) || is_numbered(column))?])
     }
 
     /// A table of the columns for people.
