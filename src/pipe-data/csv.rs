@@ -34,9 +34,33 @@ pub struct CsvRecords<'a> {
     separator: u8,
     /// The names of columns that a file without names gets.
     generated: Option<StringRecord>,
-    /// The bytes of a first line that holds neither names nor values, and was skipped.
-    skipped: u64,
+    /// The first lines, where they hold neither names nor values.
+    skipped: Skipped,
 }
+
+/// Lines above the names and the values, which are not read.
+#[derive(Default)]
+struct Skipped {
+    bytes: u64,
+    lines: u64,
+    title: Option<String>,
+}
+
+impl Skipped {
+    fn new(bytes: &[u8], title: Option<String>) -> Self {
+        let lines = bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
+        Self { bytes: bytes.len() as u64, lines, title }
+    }
+}
+
+/// A sentence about a title above the names.
+pub fn title_note(title: &str) -> String {
+    let title: String = title.chars().take(SHOWN_TITLE).collect();
+    format!("a title stands above the names of columns, and is skipped: {title:?}")
+}
+
+/// Characters of a title in a message.
+const SHOWN_TITLE: usize = 60;
 
 struct BoundedStream<'a> {
     stream: Box<dyn Read + 'a>,
@@ -92,15 +116,18 @@ impl<'a> CsvRecords<'a> {
         }
         let separator = find_separator(path, &start);
         let first = FirstLine::of(&start, separator);
-        let skipped = if let FirstLine::Counts { bytes, .. } = first { bytes } else { 0 };
-        start.drain(..skipped);
         let generated = first.names();
+        let skipped = match first {
+            FirstLine::Counts { bytes, .. } => Skipped::new(&start[..bytes], None),
+            FirstLine::Title { bytes, title } => Skipped::new(&start[..bytes], Some(title)),
+            FirstLine::Names | FirstLine::Values { .. } => Skipped::default(),
+        };
+        start.drain(..skipped.bytes as usize);
         builder.has_headers(generated.is_none());
         let allowed = Rc::new(Cell::new(longest + READ_AHEAD));
         let stream = Box::new(Cursor::new(start).chain(stream));
         let bounded = BoundedStream { stream, read: 0, allowed: Rc::clone(&allowed) };
         let reader = builder.delimiter(separator).from_reader(bounded);
-        let skipped = skipped as u64;
         Ok(Self { path: path.into(), reader, allowed, longest, is_file: false, rows: 0, separator, generated, skipped })
     }
 
@@ -132,8 +159,11 @@ impl<'a> CsvRecords<'a> {
 
     /// A sentence about a first line that has no names; nothing where it has.
     pub fn first_line_note(&self) -> Option<String> {
+        if let Some(title) = &self.skipped.title {
+            return Some(title_note(title));
+        }
         let count = self.generated.as_ref()?.len();
-        let what = match self.skipped {
+        let what = match self.skipped.bytes {
             0 => "its first line holds values and no names of columns",
             _ => "its first line holds counts and no names of columns, and is skipped",
         };
@@ -150,10 +180,8 @@ impl<'a> CsvRecords<'a> {
     /// Where something stands in the file, of which a line may have been skipped.
     fn in_file(&self, position: &Position) -> Position {
         let mut position = position.clone();
-        if self.skipped > 0 {
-            let (byte, line) = (position.byte() + self.skipped, position.line() + 1);
-            position.set_byte(byte).set_line(line);
-        }
+        let (byte, line) = (position.byte() + self.skipped.bytes, position.line() + self.skipped.lines);
+        position.set_byte(byte).set_line(line);
         position
     }
 
@@ -196,7 +224,7 @@ impl Iterator for CsvRecords<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let mut record = StringRecord::new();
         let read = self.read(|reader| reader.read_record(&mut record))?;
-        let position = record.position().filter(|_| self.skipped > 0).map(|position| self.in_file(position));
+        let position = record.position().filter(|_| self.skipped.bytes > 0).map(|position| self.in_file(position));
         if position.is_some() {
             record.set_position(position);
         }
@@ -295,14 +323,20 @@ impl CsvFile {
 /// Bytes of a file that are looked at.
 const LOOKED_AT: u64 = 1 << 16;
 
-/// In `.tsv` a tab. In `.csv` what is most often in the first line, outside of quotes; a comma where there is none.
+/// In `.tsv` a tab. In `.csv` what is most often in the first line, outside of quotes; a comma where there is none. Where the first line is a
+/// title, what the lines below it have.
 fn find_separator(path: &Path, start: &[u8]) -> u8 {
+    const SEPARATORS: [u8; 4] = [b'|', b'\t', b';', b','];
     if is_tsv(path) {
         return b'\t';
     }
     let count = |separator: u8| first_line(start).filter(|byte| *byte == separator).count();
+    if SEPARATORS.iter().all(|separator| count(*separator) == 0) {
+        let is_below = |separator: &u8| matches!(FirstLine::of(start, *separator), FirstLine::Title { .. });
+        return SEPARATORS.into_iter().rev().find(is_below).unwrap_or(b',');
+    }
     // The last of equal ones is taken.
-    [b'|', b'\t', b';', b','].into_iter().max_by_key(|separator| count(*separator)).unwrap_or(b',')
+    SEPARATORS.into_iter().max_by_key(|separator| count(*separator)).unwrap_or(b',')
 }
 
 /// `train.tsv`, `train.tsv.gz`.
@@ -404,6 +438,9 @@ mod tests {
         let found = read("150,2,setosa,virginica\r\n5.1,3.5,0\r\n4.9,3.0,1\r\n").unwrap();
         assert_eq!(found, [(value("3.5"), 2), (value("3.0"), 3)]);
         assert_eq!(read("5.1,3.5,a\n4.9,3.0,b\n").unwrap(), [(value("3.5"), 1), (value("3.0"), 2)]);
+        let titled = "Petals of\n\ncolumn1,column2\nx,3.5\ny,3.0\n";
+        assert_eq!(read(titled).unwrap(), [(value("3.5"), 4), (value("3.0"), 5)]);
+        assert_eq!(read(&titled.replace('\n', "\r\n")).unwrap(), [(value("3.5"), 4), (value("3.0"), 5)]);
         let error = read("150,2,setosa,virginica\n5.1,3.5,0\n4.9,3.0\n").unwrap_err().to_string();
         assert!(error.contains("line 3: 2 values"), "{error}");
         std::fs::remove_file(&path).unwrap();
@@ -425,6 +462,8 @@ mod separator_tests {
             ("a.csv", "a|b|c\n", b'|'),
             ("a.csv", "a,b;c\n", b','),
             ("a.csv", "text\n", b','),
+            ("a.csv", "Umsatz 2024\n\nname;preis\nNuss, M3;3,5\n", b';'),
+            ("a.csv", "text\nGood; both\nBad; bad\n", b','),
             ("a.csv", "", b','),
             ("a.tsv", "one, two\tlabel\n", b'\t'),
             ("a.TSV.gz", "one, two", b'\t'),

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::columns::ColumnSelection;
 use crate::compressed::ReadError;
 use crate::conll;
-use crate::csv::CsvRecords;
+use crate::csv::{CsvRecords, title_note};
 use crate::format::{self, Compression, FileSignature, Format, full_ending, guarded};
 use crate::parquet::{self, ParquetTable};
 use crate::pictures::list_pictures;
@@ -133,6 +133,9 @@ pub fn notes(path: &Path) -> Vec<String> {
         && let Ok(records) = CsvRecords::from_stream(path, start, LONGEST_ROW)
     {
         notes.extend(records.first_line_note());
+    }
+    if Format::from_path(path) == Format::Workbook {
+        notes.extend(guarded(|| tables::title(path)).ok().flatten().map(|title| title_note(&title)));
     }
     notes
 }

@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::columns::ColumnSelection;
 use crate::compressed::{self, PictureRef, ReadError, RowSink, picture_ref, whole_path, write_record};
+use crate::first_line::title_rows;
 use crate::format::{CHUNK, Format};
 use crate::row::{LONGEST_ROW, kind, too_long};
 
@@ -42,7 +43,7 @@ pub fn write(
 /// Every row of a table, in order.
 pub fn read(path: &Path, progress: &dyn Fn(u64), each: Each<'_>) -> Result<(), ReadError> {
     match Format::from_path(path) {
-        Format::Workbook => workbook_rows(path, each),
+        Format::Workbook => workbook_rows(path, &mut None, each),
         _ => json_rows(compressed::open(path, progress)?, each),
     }
 }
@@ -323,8 +324,8 @@ fn unreadable(error: XlsxError) -> ReadError {
     ReadError::File(format!("not an Excel workbook that can be read: {error}"))
 }
 
-/// The rows of the first sheet that has any, behind the row of names.
-fn workbook_rows(path: &Path, each: Each<'_>) -> Result<(), ReadError> {
+/// The rows of the first sheet that has any, behind the row of names. `title` is what stands above it.
+fn workbook_rows(path: &Path, title: &mut Option<String>, each: Each<'_>) -> Result<(), ReadError> {
     let mut workbook = open_workbook(path)?;
     for sheet in workbook.sheet_names() {
         let mut cells = match workbook.worksheet_cells_reader(&sheet) {
@@ -333,11 +334,12 @@ fn workbook_rows(path: &Path, each: Each<'_>) -> Result<(), ReadError> {
             Err(XlsxError::NotAWorksheet(_)) => continue,
             Err(error) => return Err(unreadable(error)),
         };
-        let (mut names, mut row, mut number) = (None, Vec::new(), 0);
+        let mut rows = SheetRows { names: None, first: Vec::new(), title: &mut *title, each: &mut *each };
+        let (mut row, mut number) = (Vec::new(), 0);
         while let Some(cell) = cells.next_cell().map_err(unreadable)? {
             let (line, column) = cell.get_position();
             if line != number {
-                finish_row(&mut names, std::mem::take(&mut row), each)?;
+                rows.row(std::mem::take(&mut row))?;
                 number = line;
             }
             let column = column as usize;
@@ -349,29 +351,68 @@ fn workbook_rows(path: &Path, each: Each<'_>) -> Result<(), ReadError> {
             }
             row[column] = cell_value(cell.get_value());
         }
-        finish_row(&mut names, row, each)?;
-        if names.is_some() {
+        rows.row(row)?;
+        if rows.finish()? {
             return Ok(());
         }
     }
     Ok(())
 }
 
-/// The first row that is not empty has the names.
-fn finish_row(names: &mut Option<Vec<String>>, row: Vec<Value>, each: Each<'_>) -> Result<(), ReadError> {
-    if row.iter().all(Value::is_null) {
-        return Ok(());
+/// Rows that are looked at before it is known which of them has the names.
+const FIRST_ROWS: usize = 20;
+
+/// The rows of a sheet. The first that is not empty and no title has the names.
+struct SheetRows<'a> {
+    names: Option<Vec<String>>,
+    first: Vec<Vec<Value>>,
+    title: &'a mut Option<String>,
+    each: Each<'a>,
+}
+
+impl SheetRows<'_> {
+    fn row(&mut self, row: Vec<Value>) -> Result<(), ReadError> {
+        if row.iter().all(Value::is_null) {
+            return Ok(());
+        }
+        if let Some(names) = &self.names {
+            let cells = row.into_iter().chain(std::iter::repeat(Value::Null));
+            return (self.each)(names.iter().cloned().zip(cells).collect());
+        }
+        self.first.push(row);
+        if self.first.len() < FIRST_ROWS { Ok(()) } else { self.decide() }
     }
-    let Some(names) = names else {
-        let name = |(index, value): (usize, &Value)| match value.as_str().map(str::trim) {
-            Some(name) if !name.is_empty() => name.to_owned(),
+
+    /// The names and the rows behind them, of the first rows.
+    fn decide(&mut self) -> Result<(), ReadError> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().trim().to_owned();
+        let texts: Vec<Vec<String>> = self.first.iter().map(|row| row.iter().map(text).collect()).collect();
+        let above = title_rows(&texts);
+        *self.title = texts[..above].iter().flatten().find(|cell| !cell.is_empty()).cloned();
+        let mut rows = std::mem::take(&mut self.first).into_iter().skip(above);
+        let name = |(index, value): (usize, &Value)| match text(value) {
+            name if !name.is_empty() => name,
             _ => format!("column{}", index + 1),
         };
-        *names = Some(row.iter().enumerate().map(name).collect());
-        return Ok(());
-    };
-    let cells = row.into_iter().chain(std::iter::repeat(Value::Null));
-    each(names.iter().cloned().zip(cells).collect())
+        self.names = rows.next().map(|row| row.iter().enumerate().map(name).collect());
+        rows.try_for_each(|row| self.row(row))
+    }
+
+    /// Whether the sheet has names.
+    fn finish(&mut self) -> Result<bool, ReadError> {
+        if self.names.is_none() {
+            self.decide()?;
+        }
+        Ok(self.names.is_some())
+    }
+}
+
+/// The title above the names of a workbook.
+pub fn title(path: &Path) -> Option<String> {
+    let mut title = None;
+    // The first row comes when the title is known.
+    let _ = workbook_rows(path, &mut title, &mut |_| Err(ReadError::Stopped));
+    title
 }
 
 /// As a CSV would have it: every value is a text, and what is missing is absent.
@@ -401,6 +442,75 @@ mod workbook_tests {
     use std::io::Write;
 
     use super::*;
+
+    /// A workbook of one sheet with these rows; an empty cell is none.
+    fn workbook(path: &Path, rows: &[&[&str]]) {
+        let mut archive = zip::ZipWriter::new(File::create(path).unwrap());
+        let cell = |row: usize, (column, text): (u8, &&str)| {
+            let place = format!("{}{}", char::from(b'A' + column), row + 1);
+            match text.parse::<f64>() {
+                _ if text.is_empty() => String::new(),
+                Ok(number) => format!("<c r=\"{place}\"><v>{number}</v></c>"),
+                Err(_) => format!("<c r=\"{place}\" t=\"inlineStr\"><is><t>{text}</t></is></c>"),
+            }
+        };
+        let row = |(number, cells): (usize, &&[&str])| {
+            let cells: String = (0..).zip(cells.iter()).map(|one| cell(number, one)).collect();
+            format!("<row r=\"{}\">{cells}</row>", number + 1)
+        };
+        let rows: String = rows.iter().enumerate().map(row).collect();
+        let main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main";
+        let relation = "http://schemas.openxmlformats.org/officeDocument/2006/relationships";
+        let package = "http://schemas.openxmlformats.org/package/2006/relationships";
+        let relations = |kind: &str, target: &str| {
+            let one = format!("<Relationship Id=\"r1\" Type=\"{relation}/{kind}\" Target=\"{target}\"/>");
+            format!("<Relationships xmlns=\"{package}\">{one}</Relationships>")
+        };
+        let files = [
+            ("_rels/.rels", relations("officeDocument", "xl/workbook.xml")),
+            ("xl/_rels/workbook.xml.rels", relations("worksheet", "worksheets/sheet1.xml")),
+            (
+                "xl/workbook.xml",
+                format!(
+                    "<workbook xmlns=\"{main}\" xmlns:r=\"{relation}\"><sheets>\
+                     <sheet name=\"a\" sheetId=\"1\" r:id=\"r1\"/></sheets></workbook>"
+                ),
+            ),
+            (
+                "xl/worksheets/sheet1.xml",
+                format!("<worksheet xmlns=\"{main}\"><sheetData>{rows}</sheetData></worksheet>"),
+            ),
+        ];
+        for (name, text) in files {
+            archive.start_file(name, zip::write::SimpleFileOptions::default()).unwrap();
+            archive.write_all(text.as_bytes()).unwrap();
+        }
+        archive.finish().unwrap();
+    }
+
+    #[test]
+    fn a_title_above_the_names_is_skipped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.xlsx");
+        let read = |rows: &[&[&str]]| {
+            workbook(&path, rows);
+            let mut found = Vec::new();
+            super::read(&path, &|_| (), &mut |row| {
+                found.push(Value::Object(row).to_string());
+                Ok(())
+            })
+            .unwrap();
+            (found.join(" "), title(&path))
+        };
+        let want = r#"{"item":"bolt","price":"3"} {"item":"nut","price":"4.5"}"#.to_owned();
+        let plain: [&[&str]; 3] = [&["item", "price"], &["bolt", "3"], &["nut", "4.5"]];
+        assert_eq!(read(&plain), (want.clone(), None));
+        let mut titled: Vec<&[&str]> = vec![&["Sales of May"], &[]];
+        titled.extend(plain);
+        assert_eq!(read(&titled), (want, Some("Sales of May".to_owned())));
+        let notes = crate::notes(&path);
+        assert_eq!(notes, ["a title stands above the names of columns, and is skipped: \"Sales of May\""]);
+    }
 
     #[test]
     fn texts_that_unpack_to_too_much_are_refused() {
