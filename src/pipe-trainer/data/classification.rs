@@ -12,7 +12,7 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
-use super::labelling::{Labelling, Seen, TrimmedLabels, labels_of, names_of};
+use super::labelling::{Labelling, NoticedLabels, Seen, labels_of, names_of};
 use super::rows::{
     Opener, SkippedRows, check_rows, collect_names, during, file_and_line, holds_tensors, is_lacking, no_text,
     open_rows, skip_hint,
@@ -118,7 +118,8 @@ impl Classes {
     /// Reads every row once. Where the pipeline names a column for it, the second text must be there. Returns what is to be
     /// said about the rows.
     fn check(&mut self, pool: &ThreadPool, pairs: bool) -> Result<Vec<String>, TrainerError> {
-        let (trimmed, skipped) = (TrimmedLabels::default(), SkippedRows::default());
+        let (trimmed, unknown) = (NoticedLabels::default(), NoticedLabels::default());
+        let skipped = SkippedRows::default();
         let needed = if pairs { TEXT..=TEXT_PAIR } else { TEXT..=TEXT };
         let longest = check_rows(&self.rows, pool, |row| {
             let mut values = self.rows.values(row)?;
@@ -131,6 +132,13 @@ impl Classes {
                     skipped.add(row, "a label");
                     return Ok([0]);
                 }
+                Some(label) if self.labelling.column(label).is_err() && self.predicts => {
+                    unknown.see(row, label.as_str().unwrap_or(&label.to_string()));
+                }
+                Some(label) if self.labelling.lacks_number(label) && self.skip_bad => {
+                    skipped.add(row, "a number as label");
+                    return Ok([0]);
+                }
                 Some(label @ Value::String(text)) if self.labelling.trims(label) => trimmed.see(row, text),
                 _ => {}
             }
@@ -139,7 +147,8 @@ impl Classes {
                 Row { text, text_pair, .. } => Ok([text.len() + text_pair.map_or(0, |text| text.len())]),
             }
         })?;
-        let mut notices: Vec<String> = trimmed.notice(|row| file_and_line(&self.rows, row)).into_iter().collect();
+        let mut notices: Vec<String> = trimmed.trimmed(|row| file_and_line(&self.rows, row)).into_iter().collect();
+        notices.extend(unknown.unknown(|row| file_and_line(&self.rows, row)));
         notices.extend(skipped.leave_out(&mut self.rows)?);
         self.longest = longest.rows().into_iter().filter_map(|row| self.rows.index_of(row)).collect();
         Ok(notices)
@@ -158,7 +167,11 @@ impl Classes {
                 other => return Err(self.rows.not_a_text(row, TEXT_PAIR, other.as_ref()).into()),
             },
             label: match self.label(row, label.as_ref(), false)? {
-                Some(label) => self.labelling.column(label).map_err(|message| self.rows.fail(row, message))?,
+                Some(label) => match self.labelling.column(label) {
+                    Ok(column) => column,
+                    Err(_) if self.predicts => self.labelling.unknown(),
+                    Err(message) => return Err(self.rows.fail(row, message).into()),
+                },
                 None if self.predicts => self.labelling.unknown(),
                 None => return Err(no_label(&self.rows, row)),
             },
@@ -176,7 +189,9 @@ impl Classes {
             None if self.predicts => Ok(None),
             // No label is an answer too.
             Some(label) if self.labelling.is_several() => Ok(Some(label)),
-            _ => label_of(&self.rows, row, LABEL, label, skip_bad || self.predicts),
+            // A label of another kind does not count.
+            _ if self.predicts => Ok(label_of(&self.rows, row, LABEL, label, true).unwrap_or_default()),
+            _ => label_of(&self.rows, row, LABEL, label, skip_bad),
         }
     }
 }

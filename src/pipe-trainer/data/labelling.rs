@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 
-use pipe_data::kind;
+use pipe_data::{is_missing_number, kind};
 use pipe_model::Labels;
 use serde_json::Value;
 
+use super::rows::skip_hint;
 use super::{Column, IGNORED};
 
 /// Names of classes that a message lists at most.
@@ -65,7 +66,10 @@ impl Labelling {
         match &self.labels {
             Labels::Number => match Given::of(value).number() {
                 Some(number) if number.is_finite() => Ok(Column::Real(number as f32)),
-                _ => Err(format!("the label {value} is no number, and a number is what the model predicts")),
+                _ => {
+                    let hint = skip_hint(false);
+                    Err(format!("the label {value} is no number, and a number is what the model predicts{hint}"))
+                }
             },
             Labels::Classes(names) => self.class(value, names).map(Column::Whole),
             Labels::Several(names) => {
@@ -76,6 +80,11 @@ impl Labelling {
                 Ok(flags(applies))
             }
         }
+    }
+
+    /// Whether a number is predicted and `value` is none.
+    pub fn lacks_number(&self, value: &Value) -> bool {
+        self.labels == Labels::Number && self.column(value).is_err()
     }
 
     /// The number of a class by its name or its number.
@@ -177,10 +186,21 @@ pub struct Seen {
     name: Option<usize>,
     number: Option<usize>,
     decimal: Option<usize>,
+    /// Rows whose label is a number, and those whose label says that there is none.
+    numbers: usize,
+    missing: usize,
     negative: Option<usize>,
     largest: Option<(i64, usize)>,
     /// Whole numbers, as far as they can be classes.
     whole: BTreeSet<i64>,
+}
+
+/// Different numbers that are no classes where a few words stand among them.
+const MANY_NUMBERS: usize = 20;
+
+/// Whether labels are numbers, nine of ten and many of them different, though some are words.
+pub fn are_mostly_numbers(numbers: usize, words: usize, distinct: usize) -> bool {
+    distinct > MANY_NUMBERS && numbers * 10 >= (numbers + words) * 9
 }
 
 /// Classes that are counted where they are numbers.
@@ -204,6 +224,10 @@ impl Seen {
             Given::Decimal(_) => seen.decimal = Some(row),
             Given::Name | Given::Other => seen.name = Some(row),
         }
+        match seen.name {
+            None => seen.numbers = 1,
+            Some(_) => seen.missing = usize::from(name(value).is_some_and(is_missing_number)),
+        }
         seen
     }
 
@@ -223,6 +247,8 @@ impl Seen {
             name: first(self.name, other.name),
             number: first(self.number, other.number),
             decimal: first(self.decimal, other.decimal),
+            numbers: self.numbers + other.numbers,
+            missing: self.missing + other.missing,
             negative: first(self.negative, other.negative),
             largest: self.largest.into_iter().chain(other.largest).max_by_key(|seen| earlier(*seen)),
             whole: self.whole,
@@ -242,10 +268,18 @@ impl Seen {
         (names.len() == count).then_some(Labels::Classes(names))
     }
 
+    /// Whether a few words stand among many different numbers: a price that is `on request` is still a number.
+    fn are_mostly_numbers(&self) -> bool {
+        let words = self.rows - self.numbers - self.missing;
+        let numbers = self.texts.keys().filter(|text| text.parse::<f64>().is_ok_and(f64::is_finite)).count();
+        are_mostly_numbers(self.numbers, words, numbers.max(self.whole.len()))
+    }
+
     /// The labels that follow from the data; otherwise the row that leaves them open, and why.
     pub fn decide(self) -> Result<Labels, (usize, String)> {
         let one = |row| Err((row, "every row has this label; a classifier needs two classes".to_owned()));
         match (self.name, self.number) {
+            (Some(_), _) if self.are_mostly_numbers() => Ok(Labels::Number),
             (Some(_), Some(row)) => {
                 Err((row, "this label is a number, and those of other rows are names; give all as names".to_owned()))
             }
@@ -270,11 +304,11 @@ pub fn names_of(labels: &[Value]) -> impl Iterator<Item = String> {
     labels.iter().map(|label| name(label).map_or_else(|| label.to_string(), |name| name.trim().to_owned()))
 }
 
-/// Labels that were read without the space around them: how many, and the first. Filled by threads, in any order.
+/// Labels of which something is to be said: how many, and the first. Filled by threads, in any order.
 #[derive(Default)]
-pub struct TrimmedLabels(Mutex<(usize, Option<(usize, String)>)>);
+pub struct NoticedLabels(Mutex<(usize, Option<(usize, String)>)>);
 
-impl TrimmedLabels {
+impl NoticedLabels {
     pub fn see(&self, row: usize, label: &str) {
         let (count, first) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *count += 1;
@@ -283,12 +317,24 @@ impl TrimmedLabels {
         }
     }
 
-    /// A sentence about them; nothing where there are none.
-    pub fn notice(self, name: impl Fn(usize) -> String) -> Option<String> {
-        let (count, first) = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let (row, label) = first?;
+    /// A sentence about labels that were read without the space around them; nothing where there are none.
+    pub fn trimmed(self, name: impl Fn(usize) -> String) -> Option<String> {
+        let (count, row, label) = self.first()?;
         let labels = if count == 1 { "one label".to_owned() } else { format!("{count} labels") };
         Some(format!("removed spaces around {labels}; the first is {label:?} ({})", name(row)))
+    }
+
+    /// The same about labels in rows to predict that the model does not know.
+    pub fn unknown(self, name: impl Fn(usize) -> String) -> Option<String> {
+        let (count, row, label) = self.first()?;
+        let labels = if count == 1 { "one label does".to_owned() } else { format!("{count} labels do") };
+        let place = name(row);
+        Some(format!("{labels} not count: the model does not predict such; the first is {label:?} ({place})"))
+    }
+
+    fn first(self) -> Option<(usize, usize, String)> {
+        let (count, first) = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        first.map(|(row, label)| (count, row, label))
     }
 }
 
@@ -319,6 +365,10 @@ mod tests {
         ];
         for (labels, want) in cases {
             assert_eq!(decide(&labels), Ok(want), "{labels:?}");
+        }
+        let prices: Vec<Value> = (0..40).map(|row| json!(format!("{}.5", row * 7))).collect();
+        for word in ["on request", "n/a"] {
+            assert_eq!(decide(&[prices.clone(), vec![json!(word); 3]].concat()), Ok(Labels::Number), "{word}");
         }
         let undecided = [
             (vec![json!("a"), json!("b"), json!(1)], (2, "this label is a number")),

@@ -11,7 +11,7 @@ use pipe_spec::pipeline::{Augment, Paths};
 use serde_json::Value;
 
 use super::classification::{check_tensors, decide, label_of, no_label};
-use super::labelling::{Labelling, TrimmedLabels};
+use super::labelling::{Labelling, NoticedLabels};
 use super::picture_column::{Picture, PictureColumn};
 use super::pictures::{Preparation, View};
 use super::preprocessor::Preprocessor;
@@ -170,7 +170,7 @@ struct PictureClasses {
 impl PictureClasses {
     /// Reads every row once, but decodes no picture. Returns what is to be said about the labels.
     fn check(&mut self, opener: &Opener<'_>) -> Result<Vec<String>, TrainerError> {
-        let (trimmed, skipped) = (TrimmedLabels::default(), SkippedRows::default());
+        let (trimmed, skipped) = (NoticedLabels::default(), SkippedRows::default());
         let check = |row: usize| {
             if let Listing::Rows(rows) = &self.listing
                 && let Some(label @ Value::String(text)) = &rows.values(row)?[LABEL]
@@ -198,7 +198,7 @@ impl PictureClasses {
             Listing::Rows(rows) => file_and_line(rows, row),
             Listing::Pictures(pictures) => pictures[row].path.display().to_string(),
         };
-        let mut notices: Vec<String> = trimmed.notice(name).into_iter().collect();
+        let mut notices: Vec<String> = trimmed.trimmed(name).into_iter().collect();
         let (empty, said) = skipped.finish(name);
         notices.extend(said);
         if !empty.is_empty() {
@@ -223,11 +223,15 @@ impl PictureClasses {
             Listing::Rows(rows) => {
                 let values = rows.values(row)?;
                 let picture = self.pictures.find(rows, row, values[IMAGE].as_ref())?;
-                let label = match &values[LABEL] {
-                    None if self.predicts => None,
-                    label => label_of(rows, row, LABEL, label.as_ref(), self.skip_bad || self.predicts)?,
+                let label = match (&values[LABEL], self.predicts) {
+                    // A label that the model does not know does not count.
+                    (Some(label), true) => self.labelling.column(label).ok(),
+                    (None, true) => None,
+                    (label, false) => {
+                        label_of(rows, row, LABEL, label.as_ref(), self.skip_bad)?.map(column).transpose()?
+                    }
                 };
-                Ok((picture, label.map(column).transpose()?))
+                Ok((picture, label))
             }
             Listing::Pictures(pictures) => {
                 let ListedPicture { path, class, .. } = &pictures[row];

@@ -4,13 +4,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pipe_data::Rows;
+use pipe_data::{Rows, is_missing_number};
 use pipe_model::{Feature, LabelUnit, Labels, TableColumns, TaskData};
 use pipe_spec::pipeline::{Data, Paths};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde_json::{Map, Value};
 
 use super::features::{Cell, FeatureEncoder, FeatureSurvey};
+use super::labelling::{NoticedLabels, are_mostly_numbers};
 use super::rows::{Opener, SkippedRows, choose_held_out, during, file_and_line, open_rows, skip_hint};
 use super::source::Sources;
 use super::{Column, IGNORED, Sample, Source};
@@ -33,7 +34,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     };
     let mut all = TableRows::open(opener, &data.train, &names)?;
     let labels = all.decide_labels(labels.as_ref(), columns.is_some())?;
-    let targets = all.targets(&labels)?;
+    let targets = all.targets(opener, &labels)?;
     let (train, held_out) = split(opener, &targets)?;
     let columns = match columns {
         Some(columns) => columns.clone(),
@@ -58,7 +59,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         Some(paths) => {
             let names: Vec<String> = columns.features.iter().map(|feature| feature.name.clone()).collect();
             let mut rows = TableRows::open(opener, paths, &names)?;
-            let targets = rows.targets(&labels)?;
+            let targets = rows.targets(opener, &labels)?;
             Some(part(&mut rows, &targets, &(0..targets.len()).collect::<Vec<_>>())?)
         }
     };
@@ -201,28 +202,62 @@ impl TableRows {
         }
     }
 
-    /// The target of each sample.
-    fn targets(&self, labels: &Labels) -> Result<Vec<Column>, TrainerError> {
+    /// The target of each sample. A label that the model does not know does not count in a row to predict.
+    fn targets(&mut self, opener: &Opener<'_>, labels: &Labels) -> Result<Vec<Column>, TrainerError> {
+        if *labels == Labels::Number && opener.spec.data.skip_bad && !opener.predicts {
+            self.skip_words()?;
+        }
         let numbers: HashMap<&str, i64> = match labels {
             Labels::Classes(names) => names.iter().map(String::as_str).zip(0..).collect(),
             Labels::Number | Labels::Several(_) => HashMap::new(),
         };
-        let target = |(index, (_, label)): (usize, &(usize, Option<Cell>))| match (labels, label) {
-            (Labels::Several(_), _) => Err(self.fail(index, "a row of a table has one label".to_owned())),
-            // Only in rows to predict.
-            (Labels::Number, None) => Ok(Column::Real(f32::NAN)),
-            (Labels::Classes(_), None) => Ok(Column::Whole(IGNORED)),
-            (Labels::Number, Some(Cell::Number(number))) => Ok(Column::Real(*number as f32)),
-            (Labels::Number, Some(label)) => {
-                let message = format!("the label {:?} is not a number, and a number is to be predicted", name(label));
-                Err(self.fail(index, message))
+        let nothing = match labels {
+            Labels::Number => Column::Real(f32::NAN),
+            Labels::Classes(_) | Labels::Several(_) => Column::Whole(IGNORED),
+        };
+        let target = |label: &Cell| match (labels, label) {
+            (Labels::Several(_), _) => Err("a row of a table has one label".to_owned()),
+            (Labels::Number, Cell::Number(number)) => Ok(Column::Real(*number as f32)),
+            (Labels::Number, label) => {
+                let (label, hint) = (name(label), skip_hint(false));
+                Err(format!("the label {label:?} is not a number, and a number is to be predicted{hint}"))
             }
-            (Labels::Classes(names), Some(label)) => {
+            (Labels::Classes(names), label) => {
                 let message = || format!("the label {:?} is no class; allowed: {}", name(label), listed(names));
-                numbers.get(name(label).as_str()).copied().map(Column::Whole).ok_or_else(|| self.fail(index, message()))
+                numbers.get(name(label).as_str()).copied().map(Column::Whole).ok_or_else(message)
             }
         };
-        self.labelled.iter().enumerate().map(target).collect()
+        let (unknown, mut targets) = (NoticedLabels::default(), Vec::with_capacity(self.labelled.len()));
+        for (index, (row, label)) in self.labelled.iter().enumerate() {
+            targets.push(match label.as_ref().map(|label| (label, target(label))) {
+                // Only in rows to predict.
+                None => nothing.clone(),
+                Some((_, Ok(target))) => target,
+                Some((label, Err(_))) if opener.predicts => {
+                    unknown.see(*row, &name(label));
+                    nothing.clone()
+                }
+                Some((_, Err(message))) => return Err(self.fail(index, message)),
+            });
+        }
+        self.notices.extend(unknown.unknown(|row| file_and_line(&self.rows, row)));
+        Ok(targets)
+    }
+
+    /// Leaves out rows whose label is a word where a number is predicted.
+    fn skip_words(&mut self) -> Result<(), TrainerError> {
+        let is_word = |label: &Option<Cell>| matches!(label, Some(Cell::Text(_)));
+        let skipped = SkippedRows::default();
+        self.labelled
+            .iter()
+            .filter(|(_, label)| is_word(label))
+            .for_each(|(row, _)| skipped.add(*row, "a number as label"));
+        if self.labelled.iter().all(|(_, label)| is_word(label)) {
+            return Err(self.fail(0, "its label is no number, nor is that of any other row".to_owned()));
+        }
+        self.labelled.retain(|(_, label)| !is_word(label));
+        self.notices.extend(skipped.finish(|row| file_and_line(&self.rows, row)).1);
+        Ok(())
     }
 
     /// The features, by all rows; their statistics and the unit of the label, by those that are trained on.
@@ -295,6 +330,9 @@ fn name(label: &Cell) -> String {
 /// The different labels of all rows.
 struct SeenLabels {
     rows: usize,
+    /// Rows whose label is a number, and rows with a word that does not say that there is none.
+    with_number: usize,
+    with_word: usize,
     words: BTreeSet<String>,
     /// By size.
     numbers: Vec<f64>,
@@ -302,12 +340,19 @@ struct SeenLabels {
 
 impl SeenLabels {
     fn of<'a>(labels: impl Iterator<Item = &'a Cell>) -> Self {
-        let mut seen = Self { rows: 0, words: BTreeSet::new(), numbers: Vec::new() };
+        let mut seen = Self { rows: 0, with_number: 0, with_word: 0, words: BTreeSet::new(), numbers: Vec::new() };
         for label in labels {
             seen.rows += 1;
             match label {
-                Cell::Number(number) => seen.numbers.push(*number),
-                label => drop(seen.words.insert(name(label))),
+                Cell::Number(number) => {
+                    seen.with_number += 1;
+                    seen.numbers.push(*number);
+                }
+                label => {
+                    let word = name(label);
+                    seen.with_word += usize::from(!is_missing_number(&word));
+                    seen.words.insert(word);
+                }
             }
         }
         seen.numbers.sort_by(f64::total_cmp);
@@ -328,6 +373,7 @@ impl SeenLabels {
         match () {
             () if classes < 2 => Err(ONE_LABEL.to_owned()),
             () if self.words.is_empty() && !(are_few && are_whole) => Ok(Labels::Number),
+            () if are_mostly_numbers(self.with_number, self.with_word, self.numbers.len()) => Ok(Labels::Number),
             () if classes == self.rows => {
                 Err("every row has another label; which column is to be predicted?".to_owned())
             }
@@ -403,6 +449,10 @@ mod tests {
         // Whole numbers that hardly repeat, and others, are amounts.
         assert_eq!(decide(&[json!(10), json!(20), json!(30)]), Ok(Labels::Number));
         assert_eq!(decide(&often(&[json!(1.5), json!(2)])), Ok(Labels::Number));
+        let prices: Vec<Value> = (0..40).map(|row| json!(row * 7)).collect();
+        assert_eq!(decide(&[prices.clone(), vec![json!("on request"); 4]].concat()), Ok(Labels::Number));
+        assert_eq!(decide(&[prices.clone(), vec![json!("n/a"); 20]].concat()), Ok(Labels::Number));
+        assert!(matches!(decide(&[prices, vec![json!("cheap"); 20]].concat()), Ok(Labels::Classes(_))));
         assert_eq!(decide(&[json!("u"), json!("u")]), Err(ONE_LABEL.to_owned()));
         assert!(decide(&[json!("u"), json!("v")]).unwrap_err().starts_with("every row has another label"));
     }

@@ -35,7 +35,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     let all = read(&mut reader, &data.train)?;
     let mut notices: Vec<String> = filled(&all, &reader.features).into_iter().collect();
     let naming = Naming::decide(&reader.found, names.as_deref(), *classes)?;
-    let numbers = naming.numbers(&reader.found)?;
+    let numbers = naming.numbers(&reader.found, opener.predicts)?;
     let (train, kept) = window_shape.split(&all, data.eval_share);
     let standard = match scale {
         Some(scale) => Standard { mean: scale.mean.clone(), std: scale.std.clone() },
@@ -54,7 +54,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
                 again.means = Some(standard.mean.clone());
                 let all = read(&mut again, paths)?;
                 more.borrow_mut().extend(filled(&all, &again.features));
-                let numbers = naming.numbers(&again.found)?;
+                let numbers = naming.numbers(&again.found, false)?;
                 Ok(Arc::new(windows(&window_shape.split(&all, 0.0).0, &numbers)?))
             };
             Some(opener.part(paths, &open)?)
@@ -153,8 +153,8 @@ impl Naming {
         Ok(Self::Names(names))
     }
 
-    /// The class of each label that was found.
-    fn numbers(&self, found: &Found) -> Result<Vec<i64>, TrainerError> {
+    /// The class of each label that was found. In rows to predict, one that the model does not know does not count.
+    fn numbers(&self, found: &Found, predicts: bool) -> Result<Vec<i64>, TrainerError> {
         let number = |(label, path, line): &(String, PathBuf, u64)| {
             let (number, allowed) = match self {
                 Self::Numbers { classes } => {
@@ -165,6 +165,7 @@ impl Naming {
                 }
             };
             let message = || format!("found the label {label:?}; allowed: {allowed}");
+            let number = number.or(predicts.then_some(IGNORED));
             number.ok_or_else(|| TrainerError::Data { path: path.clone(), line: Some(*line), message: message() })
         };
         found.labels.iter().map(number).collect()
@@ -370,7 +371,7 @@ mod tests {
         let numbers = |labels: &[&str], known: Option<&[String]>| {
             let found = found(labels);
             Naming::decide(&found, known, 3)
-                .and_then(|naming| naming.numbers(&found))
+                .and_then(|naming| naming.numbers(&found, false))
                 .map_err(|error| error.to_string())
         };
         let known = ["up".to_owned(), "down".to_owned()];

@@ -3,6 +3,7 @@
 //! Rows to predict may be plain texts, which are split into words. One that has more tokens than the model can read at once is read
 //! in pieces.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
-use super::rows::{Opener, check_rows, collect_names, during, holds_tensors, open_rows};
+use super::labelling::NoticedLabels;
+use super::rows::{Opener, check_rows, collect_names, during, file_and_line, holds_tensors, open_rows};
 use super::source::Sources;
 use super::words::{self, Words};
 use super::{Column, IGNORED, Sample, Source};
@@ -39,13 +41,17 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     };
     let shared =
         Arc::new(Shared { tokens, names: decided.clone(), token_types: *token_types, length: length as usize });
+    let notices = RefCell::new(Vec::new());
     let open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
-        Ok(Arc::new(LabelledWords::open(opener, paths, Arc::clone(&shared))?))
+        let (opened, said) = LabelledWords::open(opener, paths, Arc::clone(&shared))?;
+        notices.borrow_mut().extend(said);
+        Ok(Arc::new(opened))
     };
     let padding = |column, with| opener.padding(column, with, length);
+    let (train, eval) = (open(&data.train)?, data.eval.as_ref().map(open).transpose()?);
     Ok(Sources {
-        train: open(&data.train)?,
-        eval: data.eval.as_ref().map(open).transpose()?,
+        train,
+        eval,
         paddings: vec![
             padding("input_ids", *pad_token_id),
             padding("attention_mask", 0),
@@ -56,7 +62,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         tokens: None,
         labels: names.is_none().then_some(Labels::Classes(decided)),
         classes: None,
-        notices: Vec::new(),
+        notices: notices.take(),
     })
 }
 
@@ -73,6 +79,7 @@ struct LabelledWords {
     rows: Rows,
     longest: Vec<usize>,
     shared: Arc<Shared>,
+    predicts: bool,
     /// Where rows are predicted, the words of a row that are read at once.
     pieces: Option<Vec<(usize, Range<usize>)>>,
 }
@@ -133,25 +140,35 @@ fn words_of(rows: &Rows, row: usize, predicts: bool) -> Result<Words, TrainerErr
 }
 
 impl LabelledWords {
-    fn open(opener: &Opener<'_>, paths: &Paths, shared: Arc<Shared>) -> Result<Self, TrainerError> {
-        let mut opened = Self { rows: rows(opener, paths)?, longest: Vec::new(), shared, pieces: None };
+    /// And what is to be said about the labels.
+    fn open(opener: &Opener<'_>, paths: &Paths, shared: Arc<Shared>) -> Result<(Self, Option<String>), TrainerError> {
+        let (rows, predicts) = (rows(opener, paths)?, opener.predicts);
+        let mut opened = Self { rows, longest: Vec::new(), shared, predicts, pieces: None };
+        let unknown = NoticedLabels::default();
         let longest = check_rows(&opened.rows, opener.pool, |row| {
-            let Words { words, tags, .. } = words_of(&opened.rows, row, opener.predicts)?;
-            opened.numbers(row, tags.as_deref())?;
+            let Words { words, tags, .. } = words_of(&opened.rows, row, predicts)?;
+            let numbers = opened.numbers(row, tags.as_deref())?;
+            for (tag, number) in tags.iter().flatten().zip(numbers.iter().flatten()) {
+                if *number == IGNORED {
+                    unknown.see(row, tag);
+                }
+            }
             Ok([words.iter().map(|word| word.len() + 1).sum()])
         })?;
         opened.longest = longest.rows();
         if opener.predicts {
             opened.pieces = Some(opened.cut(opener.pool)?);
         }
-        Ok(opened)
+        let notice = unknown.unknown(|row| file_and_line(&opened.rows, row));
+        Ok((opened, notice))
     }
 
-    /// The numbers of labels.
+    /// The numbers of labels. In rows to predict, one that the model does not know does not count.
     fn numbers(&self, row: usize, tags: Option<&[String]>) -> Result<Option<Vec<i64>>, TrainerError> {
         let names = &self.shared.names;
         let number = |tag: &String| {
-            names.iter().position(|name| name == tag).map(|number| number as i64).ok_or_else(|| {
+            let known = names.iter().position(|name| name == tag).map(|number| number as i64);
+            known.or(self.predicts.then_some(IGNORED)).ok_or_else(|| {
                 let message = format!("the tag {tag:?} is no label of the model; allowed: {}", names.join(", "));
                 self.rows.fail(row, message).into()
             })

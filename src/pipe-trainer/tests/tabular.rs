@@ -97,6 +97,11 @@ fn a_class_is_learned_and_predicted() {
     let labels: Vec<&str> = predicted.iter().map(|row| row["label"].as_str().unwrap()).collect();
     assert_eq!((labels.len(), &labels[..3]), (4, &["yes", "no", "yes"][..]), "{predicted:?}");
     assert!(predicted.iter().all(|row| (0.5..=1.0).contains(&row["score"].as_f64().unwrap())), "{predicted:?}");
+    // A label that the model does not know, and none.
+    let rows =
+        "calls,spend,plan,city,age,churn\n11,9,basic,Lyon,40,maybe\n11,9,basic,Lyon,40,\n11,9,basic,Lyon,40,yes\n";
+    let expected: Vec<Value> = predict(&bench, rows).iter().map(|row| row["expected"].clone()).collect();
+    assert_eq!(expected, [Value::Null, Value::Null, json!("yes")]);
 }
 
 #[test]
@@ -112,6 +117,30 @@ fn a_number_is_learned_in_its_unit() {
     let value = |row: usize| predicted[row]["value"].as_f64().unwrap();
     assert!((value(0) - 38.0).abs() < 5.0 && (value(1) - 16.0).abs() < 5.0, "{predicted:?}");
     assert_eq!((&predicted[0]["expected"], &predicted[1]["expected"]), (&json!(38.5), &Value::Null));
+}
+
+#[test]
+fn a_word_among_numbers_is_no_label() {
+    let mut bench = customers();
+    let file = bench.path("rows.csv");
+    let price = |row: usize| match row % 20 {
+        3 => "on request".to_owned(),
+        7 => "n/a".to_owned(),
+        _ => format!("{}.5", row * 3),
+    };
+    let rows: String = (0..100).map(|row| format!("{},{},{}\n", row, row % 7, price(row))).collect();
+    fs::write(&file, format!("size,kind,price\n{rows}")).unwrap();
+    bench.set("/data/train", json!(file)).set("/data/fields", json!({ "label": "price" }));
+    let ended = bench.train().expect(3);
+    assert!(ended.stderr.contains("line 5: the label \"on request\" is not a number"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("data.skip_bad: true skips such rows"), "{}", ended.stderr);
+    let ended = bench.set("/data/skip_bad", json!(true)).train().expect(0);
+    let told = ended.warnings().join("\n");
+    assert!(told.contains("skipped 10 rows without a number as label: "), "{told}");
+    assert!(score(&ended, "mse") > 0.0);
+    let predicted = predict(&bench, "size,kind,price\n3,1,on request\n4,2,12.5\n5,3,\n");
+    let expected: Vec<&Value> = predicted.iter().map(|row| &row["expected"]).collect();
+    assert_eq!(expected, [&Value::Null, &json!(12.5), &Value::Null]);
 }
 
 #[test]
