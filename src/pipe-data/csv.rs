@@ -80,12 +80,12 @@ impl Read for BoundedStream<'_> {
 }
 
 impl<'a> CsvRecords<'a> {
-    /// Records that all have as many cells as the first.
+    /// Records with any number of cells.
     pub fn open(path: &Path) -> Result<Self, DataError> {
-        Self::open_with(path, &mut ReaderBuilder::new())
+        Self::open_with(path, ReaderBuilder::new().flexible(true))
     }
 
-    /// Records with any number of cells, without the space around them.
+    /// The same without the space around cells.
     pub fn open_trimmed(path: &Path) -> Result<Self, DataError> {
         Self::open_with(path, ReaderBuilder::new().trim(Trim::All).flexible(true))
     }
@@ -208,9 +208,6 @@ impl<'a> CsvRecords<'a> {
                 let most = human_bytes(self.longest);
                 (line, format!("the row has more than {most}; is a quote not closed?"))
             }
-            ErrorKind::UnequalLengths { expected_len, len, .. } => {
-                (line, format!("{len} values; the first line names {expected_len} columns"))
-            }
             ErrorKind::Utf8 { .. } => (line, NOT_UTF_8.to_owned()),
             _ => (None, error.to_string()),
         };
@@ -308,16 +305,31 @@ impl CsvFile {
         self.separator == b';'
     }
 
-    pub fn row(&self, index: usize) -> Vec<Option<Value>> {
+    pub fn row(&self, index: usize) -> Result<Vec<Option<Value>>, DataError> {
         let row = &self.rows[index];
+        if self.is_uneven(index) {
+            let message = uneven(row.len(), self.names.len());
+            return Err(DataError::new(&self.path, Some(self.line_number(index)), message));
+        }
         let value =
             |place: &Option<usize>| place.and_then(|place| row.get(place)).map(|text| Value::String(text.to_owned()));
-        self.places.iter().map(value).collect()
+        Ok(self.places.iter().map(value).collect())
+    }
+
+    /// Whether a row has more or fewer cells than there are columns.
+    pub fn is_uneven(&self, index: usize) -> bool {
+        self.rows[index].len() != self.names.len()
     }
 
     pub fn line_number(&self, index: usize) -> u64 {
         line_of(&self.path, &self.rows[index])
     }
+}
+
+/// The fault of a row that has more or fewer values than there are columns.
+pub fn uneven(values: usize, columns: usize) -> String {
+    let noun = if values == 1 { "value" } else { "values" };
+    format!("{values} {noun} for {columns} columns")
 }
 
 /// Bytes of a file that are looked at.
@@ -395,17 +407,9 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_named_with_its_line() {
-        for (name, text, want) in [
-            ("few", &b"a,b\n1,2\n\n3\n"[..], "line 4: 1 values; the first line names 2 columns"),
-            ("many", b"\xef\xbb\xbfa,b\r\n1,2\r\n3,4,5\r\n", "line 3: 3 values; the first line names 2 columns"),
-            (
-                "latin",
-                b"a,b\r\n\"1\r\n\",2\r\n\xe4,4\r\n",
-                "line 4: not UTF-8; convert the file with `iconv -f ENCODING -t UTF-8 FILE > NEW`",
-            ),
-        ] {
-            assert_eq!(lines(name, text).pop(), Some(Err(want.to_owned())));
-        }
+        let text = b"a,b\r\n\"1\r\n\",2\r\n\xe4,4\r\n";
+        let want = "line 4: not UTF-8; convert the file with `iconv -f ENCODING -t UTF-8 FILE > NEW`";
+        assert_eq!(lines("latin", text).pop(), Some(Err(want.to_owned())));
     }
 
     #[test]
@@ -425,12 +429,12 @@ mod tests {
     #[test]
     fn rows_of_a_file_without_names_keep_their_lines() {
         let path = std::env::temp_dir().join(format!("pipe-names-{}.csv", std::process::id()));
-        let read = |text: &str| {
+        let read = |text: &str| -> Result<Vec<(Option<Value>, u64)>, DataError> {
             std::fs::write(&path, text).unwrap();
             let columns = ["column2".to_owned()];
             let next = |records: &mut CsvRecords<'_>| records.next();
             let file = CsvFile::open::<DataError>(&path, &columns, next)?;
-            Ok::<_, DataError>((0..file.len()).map(|row| (file.row(row)[0].clone(), file.line_number(row))).collect())
+            (0..file.len()).map(|row| Ok((file.row(row)?[0].clone(), file.line_number(row)))).collect()
         };
         let value = |text: &str| Some(Value::from(text));
         let found: Vec<(Option<Value>, u64)> = read("150,2,setosa,virginica\n5.1,3.5,0\n4.9,3.0,1\n").unwrap();
@@ -442,7 +446,11 @@ mod tests {
         assert_eq!(read(titled).unwrap(), [(value("3.5"), 4), (value("3.0"), 5)]);
         assert_eq!(read(&titled.replace('\n', "\r\n")).unwrap(), [(value("3.5"), 4), (value("3.0"), 5)]);
         let error = read("150,2,setosa,virginica\n5.1,3.5,0\n4.9,3.0\n").unwrap_err().to_string();
-        assert!(error.contains("line 3: 2 values"), "{error}");
+        assert!(error.contains("line 3: 2 values for 3 columns"), "{error}");
+        let error = read("column1,column2\n1,2\n\n3\n").unwrap_err().to_string();
+        assert!(error.contains("line 4: 1 value for 2 columns"), "{error}");
+        let error = read("\u{feff}column1,column2\r\n1,2\r\n3,4,5\r\n").unwrap_err().to_string();
+        assert!(error.contains("line 3: 3 values for 2 columns"), "{error}");
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -28,7 +28,7 @@ mod tests;
 
 pub use amount::amount;
 pub use columns::ColumnSelection;
-pub use csv::{CsvRecords, StringRecord, line_of};
+pub use csv::{CsvRecords, StringRecord, line_of, uneven};
 pub use first_line::is_missing_number;
 pub use format::{
     Compression, Format, content_size, full_ending, guarded, inner_ending, panic_message, reader_thread, text_ending,

@@ -48,6 +48,8 @@ pub struct DataTable {
     pub folder: PathBuf,
     /// Columns of lists and objects in Parquet.
     pub nested: Vec<String>,
+    /// Rows with more or fewer cells than there are columns, whose values are left out.
+    pub uneven: u64,
     /// Sentences about how the file is read.
     pub notes: Vec<String>,
 }
@@ -63,6 +65,7 @@ impl DataTable {
         let mut table = read_file(&first)?;
         for more in files.filter_map(|file| read_file(&file)).filter(|more| more.names == table.names) {
             table.total += more.total;
+            table.uneven += more.uneven;
             table.counted &= more.counted;
             let room = KEPT - table.rows.len();
             table.rows.extend(more.rows.into_iter().take(room));
@@ -143,7 +146,7 @@ pub fn notes(path: &Path) -> Vec<String> {
 impl DataTable {
     fn new(layout: Layout, names: Vec<String>) -> Self {
         let (rows, nested, notes) = (Vec::new(), Vec::new(), Vec::new());
-        Self { layout, names, rows, total: 0, counted: true, folder: PathBuf::new(), nested, notes }
+        Self { layout, names, rows, total: 0, counted: true, folder: PathBuf::new(), nested, uneven: 0, notes }
     }
 
     fn push_object(&mut self, mut object: Map<String, Value>) {
@@ -222,11 +225,10 @@ fn separated(path: &Path) -> Option<DataTable> {
     let width = names.len();
     let mut table = DataTable::new(Layout::Table, names.iter().map(|name| name.trim().to_owned()).collect());
     while let Some(Ok(record)) = records.next_bytes() {
-        table.push(|| {
-            let mut row: Vec<Value> = cells(&record).into_iter().map(Value::from).collect();
-            row.resize(width, Value::Null);
-            row
-        });
+        match record.len() == width {
+            true => table.push(|| cells(&record).into_iter().map(Value::from).collect()),
+            false => (table.total, table.uneven) = (table.total + 1, table.uneven + 1),
+        }
     }
     Some(table)
 }
@@ -386,7 +388,8 @@ mod tests {
         let table = read("a.jsonl", b"{\"b\": 1}\n{\"a\": \"x\"}\n");
         assert_eq!(table.names, ["b", "a"]);
         assert_eq!(table.rows, [[Value::from(1), Value::Null], [Value::Null, Value::from("x")]]);
-        assert_eq!(read("a.csv", b"a,b\n1\n").rows, [[Value::from("1"), Value::Null]]);
+        let table = read("a.csv", b"a,b\n1\n1,\n1,2,3\n");
+        assert_eq!((table.rows, table.total, table.uneven), (vec![vec![Value::from("1"), Value::from("")]], 3, 2));
     }
 
     #[test]

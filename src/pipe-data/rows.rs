@@ -51,8 +51,19 @@ impl Rows {
     /// Leaves out rows, which are sorted: the others are counted anew.
     pub fn leave_out(&mut self, rows: &[usize]) {
         if !rows.is_empty() {
-            self.kept = Some((0..self.len()).filter(|row| rows.binary_search(row).is_err()).collect());
+            let left = (0..self.len()).filter(|row| rows.binary_search(row).is_err());
+            self.kept = Some(left.map(|row| self.number(row)).collect());
         }
+    }
+
+    /// The rows of tables that have more or fewer cells than there are columns, of which no value can be trusted.
+    pub fn uneven(&self) -> Vec<usize> {
+        (0..self.len()).filter(|row| self.is_uneven(*row)).collect()
+    }
+
+    pub fn is_uneven(&self, index: usize) -> bool {
+        let (file, place) = self.find(index);
+        matches!(file, File::Csv(file) if file.is_uneven(place))
     }
 
     /// The number of a row in all files, counted from 0.
@@ -82,7 +93,7 @@ impl Rows {
         let (file, place) = self.find(index);
         let values = match file {
             File::Jsonl(file) => file.row(place, &self.columns)?,
-            File::Csv(file) => file.row(place),
+            File::Csv(file) => file.row(place)?,
             File::Conll(file) => file.row(place, &self.columns)?,
         };
         for (column, value) in values.iter().enumerate() {
@@ -266,6 +277,11 @@ impl Documents {
         self.len() == 0
     }
 
+    /// Whether it is a row with more or fewer cells than there are columns.
+    pub fn is_uneven(&self, index: usize) -> bool {
+        matches!(self, Self::Rows(rows) if rows.is_uneven(index))
+    }
+
     pub fn text(&self, index: usize) -> Result<Cow<'_, str>, DataError> {
         match self {
             Self::Plain(text) => text.document(index).map(Cow::Borrowed),
@@ -276,6 +292,7 @@ impl Documents {
     /// The same, and nothing where a row has none.
     pub fn text_if_any(&self, index: usize) -> Result<Option<Cow<'_, str>>, DataError> {
         match self {
+            Self::Rows(rows) if rows.is_uneven(index) => Ok(None),
             Self::Rows(rows) if matches!(rows.values(index)?[..], [None | Some(Value::Null)]) => Ok(None),
             _ => self.text(index).map(Some),
         }

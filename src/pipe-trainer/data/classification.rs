@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::labelling::{Labelling, NoticedLabels, Seen, labels_of, names_of};
 use super::rows::{
     Opener, SkippedRows, check_rows, collect_names, during, file_and_line, holds_tensors, is_lacking, no_text,
-    open_rows, skip_hint,
+    skip_hint,
 };
 use super::source::Sources;
 use super::tensors::TensorRows;
@@ -104,7 +104,7 @@ struct Classes {
 }
 
 fn rows(opener: &Opener<'_>, paths: &Paths) -> Result<Rows, TrainerError> {
-    open_rows(paths, &["text", "text_pair", "label"].map(|role| opener.spec.data.field(role)))
+    opener.rows(paths, &["text", "text_pair", "label"].map(|role| opener.spec.data.field(role)))
 }
 
 /// The values of a row.
@@ -272,7 +272,7 @@ pub fn decide(opener: &Opener<'_>) -> Result<Labels, TrainerError> {
     if holds_tensors(&data.train) {
         return decide_tensors(&data.train);
     }
-    let (rows, separator) = (open_rows(&data.train, &[data.field("label")])?, data.label_separator.as_deref());
+    let (rows, separator) = (opener.rows(&data.train, &[data.field("label")])?, data.label_separator.as_deref());
     if has_several(&rows, separator)? {
         return decide_several(&rows, opener.pool, separator);
     }
@@ -283,7 +283,7 @@ pub fn decide(opener: &Opener<'_>) -> Result<Labels, TrainerError> {
 /// The labels of a model that has a number of classes and no names for them, where the data has as many.
 fn named_by_data(opener: &Opener<'_>, unnamed: &Labels) -> Result<Option<Labels>, TrainerError> {
     let data = &opener.spec.data;
-    let rows = open_rows(&data.train, &[data.field("label")])?;
+    let rows = opener.rows(&data.train, &[data.field("label")])?;
     if has_several(&rows, data.label_separator.as_deref())? {
         return Ok(None);
     }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::picture_column::{Picture, PictureColumn};
 use super::pictures::Preparation;
 use super::preprocessor::Preprocessor;
-use super::rows::{Opener, SkippedRows, check_rows, during, is_lacking, no_text, open_rows};
+use super::rows::{Opener, SkippedRows, check_rows, during, is_lacking, no_text};
 use super::source::Sources;
 use super::{Column, Sample, Source};
 use crate::error::TrainerError;
@@ -85,7 +85,7 @@ impl Pairs {
         pictures: PictureColumn,
     ) -> Result<(Self, Vec<String>), TrainerError> {
         let data = &opener.spec.data;
-        let rows = open_rows(paths, &[data.field("image"), data.field("text")])?;
+        let rows = opener.rows(paths, &[data.field("image"), data.field("text")])?;
         let (skip_bad, predicts) = (data.skip_bad, opener.predicts);
         let (longest, bad) = (Vec::new(), Mutex::default());
         let mut pairs = Self { rows, longest, tokens: Arc::new(tokens), pictures, skip_bad, predicts, bad };

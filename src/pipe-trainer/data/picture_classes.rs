@@ -15,7 +15,7 @@ use super::labelling::{Labelling, NoticedLabels};
 use super::picture_column::{Picture, PictureColumn};
 use super::pictures::{Preparation, View};
 use super::preprocessor::Preprocessor;
-use super::rows::{Opener, SkippedRows, check_rows, during, file_and_line, holds_tensors, open_rows};
+use super::rows::{Opener, SkippedRows, check_rows, during, file_and_line, holds_tensors};
 use super::source::Sources;
 use super::{Column, Sample, Source};
 use crate::error::TrainerError;
@@ -132,7 +132,7 @@ impl Listing {
     fn open(opener: &Opener<'_>, paths: &Paths) -> Result<Self, TrainerError> {
         match open_pictures(paths)? {
             Some(pictures) => Ok(Self::Pictures(pictures)),
-            None => open_rows(paths, &["image", "label"].map(|role| opener.spec.data.field(role))).map(Self::Rows),
+            None => opener.rows(paths, &["image", "label"].map(|role| opener.spec.data.field(role))).map(Self::Rows),
         }
     }
 

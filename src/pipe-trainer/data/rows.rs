@@ -24,8 +24,14 @@ use crate::error::TrainerError;
 use crate::host::activity;
 use crate::random::{Purpose, Random};
 
+/// Without rows that have more or fewer cells than there are columns: `Opener::rows` says so, or refuses them.
 pub fn open_rows(paths: &Paths, columns: &[&str]) -> Result<Rows, TrainerError> {
-    Rows::open(paths, columns, next_record)
+    let mut rows = Rows::open(paths, columns, next_record)?;
+    let uneven = rows.uneven();
+    if uneven.len() < rows.len() {
+        rows.leave_out(&uneven);
+    }
+    Ok(rows)
 }
 
 /// `column` holds the texts where the file has columns.
@@ -37,7 +43,12 @@ pub fn open_documents(path: &str, column: &str) -> Result<Documents, TrainerErro
 pub fn text_of(documents: &Documents, index: usize, skip_bad: bool) -> Result<Cow<'_, str>, TrainerError> {
     Ok(match skip_bad {
         true => documents.text_if_any(index)?.unwrap_or_default(),
-        false => documents.text(index)?,
+        false => documents.text(index).map_err(|mut error| {
+            if documents.is_uneven(index) {
+                error.message += &skip_hint(false);
+            }
+            error
+        })?,
     })
 }
 
@@ -108,6 +119,14 @@ impl SkippedRows {
         let notices = notices.collect();
         (found.into_keys().collect(), notices)
     }
+}
+
+/// A sentence about rows that are skipped because they have more or fewer cells than there are columns; nothing where there are none.
+pub fn uneven_rows(rows: &[String]) -> Option<String> {
+    let named = rows[..rows.len().min(NAMED)].join(", ");
+    let more = if rows.len() > NAMED { format!(" and {} more", rows.len() - NAMED) } else { String::new() };
+    let count = count(rows.len(), "row");
+    (!rows.is_empty()).then(|| format!("skipped {count} with too few or too many cells: {named}{more}"))
 }
 
 pub fn file_and_line(rows: &Rows, row: usize) -> String {
@@ -217,9 +236,30 @@ pub struct Opener<'a> {
     pub pool: &'a ThreadPool,
     /// Whether rows are read to be predicted: what is to be predicted may be missing.
     pub predicts: bool,
+    /// Sentences about rows with more or fewer cells than there are columns, each once however often a file is opened.
+    pub uneven: Mutex<BTreeSet<String>>,
 }
 
 impl Opener<'_> {
+    /// Opens rows. Those with more or fewer cells than there are columns are skipped where bad rows are, and otherwise refused.
+    pub fn rows(&self, paths: &Paths, columns: &[&str]) -> Result<Rows, TrainerError> {
+        let mut rows = Rows::open(paths, columns, next_record)?;
+        let uneven = rows.uneven();
+        let Some(first) = uneven.first().copied() else { return Ok(rows) };
+        if !self.spec.data.skip_bad || uneven.len() == rows.len() {
+            let mut error = rows.values(first).err().unwrap_or_else(|| rows.fail(first, String::new()));
+            error.message += &match uneven.len() == rows.len() {
+                true => ", as in every other row".to_owned(),
+                false => skip_hint(self.predicts),
+            };
+            return Err(error.into());
+        }
+        let names: Vec<String> = uneven.iter().map(|row| file_and_line(&rows, *row)).collect();
+        self.uneven.lock().unwrap_or_else(PoisonError::into_inner).extend(uneven_rows(&names));
+        rows.leave_out(&uneven);
+        Ok(rows)
+    }
+
     /// Files of tensors need nothing more; others are for the task to open.
     pub fn part(&self, paths: &Paths, open: &dyn Fn(&Paths) -> Opened) -> Result<Arc<dyn Source>, TrainerError> {
         if holds_tensors(paths) {
@@ -325,7 +365,9 @@ impl KeptColumns {
         if let Some(picture) = self.pictures.get(row) {
             return Ok(vec![("image".to_owned(), Value::from(picture.as_str()))]);
         }
-        let Some(rows) = &self.rows else { return Ok(Vec::new()) };
+        let Some((rows, row)) = self.rows.as_ref().and_then(|rows| Some((rows, rows.index_of(row)?))) else {
+            return Ok(Vec::new());
+        };
         let named = self.names.iter().zip(rows.values(row)?);
         let mut kept: Vec<(String, Value)> =
             named.filter_map(|(name, value)| value.map(|value| (name.clone(), value))).collect();

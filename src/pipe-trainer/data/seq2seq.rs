@@ -8,7 +8,7 @@ use pipe_model::TaskData;
 use pipe_spec::pipeline::{Paths, Task};
 use serde_json::Value;
 
-use super::rows::{Opener, SkippedRows, check_rows, during, is_lacking, no_text, open_rows};
+use super::rows::{Opener, SkippedRows, check_rows, during, is_lacking, no_text};
 use super::source::Sources;
 use super::{Column, IGNORED, Sample, Source, texts};
 use crate::error::TrainerError;
@@ -39,7 +39,7 @@ impl Seq2Seq {
         let data = &opener.spec.data;
         let columns: Vec<&str> = data.roles(Task::Seq2Seq).into_iter().map(|role| data.field(role)).collect();
         let is_conversation = columns.len() == 1;
-        let rows = open_rows(paths, &columns)?;
+        let rows = opener.rows(paths, &columns)?;
         let mut opened = Self { longest: Vec::new(), rows, is_conversation, source, target, predicts: opener.predicts };
         let skipped = SkippedRows::default();
         // The target may be missing in rows to predict.

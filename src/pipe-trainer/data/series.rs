@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pipe_data::{CsvRecords, StringRecord, is_missing_number, line_of};
+use pipe_data::{CsvRecords, StringRecord, is_missing_number, line_of, uneven};
 use pipe_spec::pipeline::Data;
 
-use super::rows::next_record;
+use super::rows::{next_record, skip_hint};
 use crate::error::TrainerError;
 
 /// One file.
@@ -35,6 +35,8 @@ pub struct SeriesReader<'a> {
     /// The names of the features, in order; if unknown, as in the first file.
     pub features: Vec<String>,
     pub found: Found,
+    /// Rows that were skipped because they have more or fewer cells than there are columns.
+    pub uneven: Vec<String>,
     /// Whether labels may be missing, and columns that are no features are ignored.
     pub predicts: bool,
     /// The means of the features, which a trained model knows.
@@ -51,8 +53,8 @@ struct ColumnIndexes {
 
 impl<'a> SeriesReader<'a> {
     pub fn new(data: &'a Data, count: i64) -> Self {
-        let (features, found) = (Vec::new(), Found::default());
-        Self { data, count: count as usize, features, found, predicts: false, means: None }
+        let (features, found, uneven) = (Vec::new(), Found::default(), Vec::new());
+        Self { data, count: count as usize, features, found, uneven, predicts: false, means: None }
     }
 
     pub fn read(&mut self, path: &Path) -> Result<Series, TrainerError> {
@@ -68,8 +70,14 @@ impl<'a> SeriesReader<'a> {
                 line: Some(line_of(path, &row)),
                 message,
             };
+            // The rows of a series to predict keep their numbers.
+            if row.len() != columns.width && self.data.skip_bad && !self.predicts {
+                self.uneven.push(format!("{} line {}", path.display(), line_of(path, &row)));
+                continue;
+            }
             if row.len() != columns.width {
-                return Err(fail(format!("{} values; the first line names {} columns", row.len(), columns.width)));
+                let hint = if self.predicts { String::new() } else { skip_hint(false) };
+                return Err(fail(uneven(row.len(), columns.width) + &hint));
             }
             for index in &columns.features {
                 let number = match is_missing_number(&row[*index]) {
@@ -280,7 +288,11 @@ mod tests {
             ("a,b,label\n1,2,x\n1,two,x\n", "{}", "a.csv line 3: column \"b\" holds \"two\", not a number"),
             ("a,b,label\n1,inf,x\n", "{}", "a.csv line 2: column \"b\" holds \"inf\", not a number"),
             ("a,b,label\n1,,x\n2,NaN,x\n", "{}", "a.csv: column \"b\" has no number"),
-            ("a,b,label\n1,2,x\n1,2\n", "{}", "a.csv line 3: 2 values; the first line names 3 columns"),
+            (
+                "a,b,label\n1,2,x\n1,2\n",
+                "{}",
+                "a.csv line 3: 2 values for 3 columns; data.skip_bad: true skips such rows",
+            ),
             ("a,b,label\n1,2,\n", "{}", "a.csv line 2: column \"label\" is empty"),
             (
                 "time,a,b,label\n9,1,2,x\n10,1,2,x\n9.5,1,2,x\n",

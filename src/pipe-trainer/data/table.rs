@@ -130,7 +130,7 @@ impl TableRows {
         let data = &opener.spec.data;
         let label = data.field("label");
         let columns: Vec<&str> = std::iter::once(label).chain(names.iter().map(String::as_str)).collect();
-        let rows = open_rows(paths, &columns)?;
+        let rows = opener.rows(paths, &columns)?;
         let there = rows.all_names();
         let needed = columns.iter().skip(usize::from(opener.predicts));
         if let Some(missing) = needed.copied().find(|name| !there.iter().any(|there| there == name)) {

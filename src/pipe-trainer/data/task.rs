@@ -22,7 +22,7 @@ use crate::error::TrainerError;
 
 /// Opens the data of a training. Every row is read once, so that a broken one is named before the first step.
 pub fn open(spec: &TrainerSpec, task_data: &TaskData, pool: &ThreadPool) -> Result<Sources, TrainerError> {
-    let opener = Opener { spec, pool, predicts: false };
+    let opener = Opener { spec, pool, predicts: false, uneven: Mutex::default() };
     let mut sources = open_task(&opener, task_data)?;
     // Time series are split by time, where they are opened; tables before their features are measured.
     if spec.data.eval_share > 0.0 && sources.eval.is_none() {
@@ -45,10 +45,17 @@ pub fn open_for_prediction(
     task_data: &TaskData,
     pool: &ThreadPool,
 ) -> Result<Sources, TrainerError> {
-    open_task(&Opener { spec, pool, predicts: true }, task_data)
+    open_task(&Opener { spec, pool, predicts: true, uneven: Mutex::default() }, task_data)
 }
 
 fn open_task(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
+    let mut sources = open_by_task(opener, task_data)?;
+    let uneven = std::mem::take(&mut *opener.uneven.lock().unwrap_or_else(PoisonError::into_inner));
+    sources.notices.extend(uneven);
+    Ok(sources)
+}
+
+fn open_by_task(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
     match task_data {
         TaskData::Seq2Seq { .. } => seq2seq::open(opener, task_data),
         TaskData::Classification { .. } => classification::open(opener, task_data),

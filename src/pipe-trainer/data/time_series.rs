@@ -9,7 +9,7 @@ use pipe_spec::pipeline::Paths;
 use pipe_spec::text::count;
 use serde_json::{Map, Value, json};
 
-use super::rows::{Opener, holds_tensors};
+use super::rows::{Opener, holds_tensors, uneven_rows};
 use super::series::{Found, Series, SeriesReader, Standard};
 use super::source::Sources;
 use super::{Column, IGNORED, Sample, Source};
@@ -34,6 +34,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     reader.means = scale.as_ref().map(|scale| scale.mean.clone());
     let all = read(&mut reader, &data.train)?;
     let mut notices: Vec<String> = filled(&all, &reader.features).into_iter().collect();
+    notices.extend(uneven_rows(&reader.uneven));
     let naming = Naming::decide(&reader.found, names.as_deref(), *classes)?;
     let numbers = naming.numbers(&reader.found, opener.predicts)?;
     let (train, kept) = window_shape.split(&all, data.eval_share);
@@ -53,7 +54,7 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
                 again.features.clone_from(&reader.features);
                 again.means = Some(standard.mean.clone());
                 let all = read(&mut again, paths)?;
-                more.borrow_mut().extend(filled(&all, &again.features));
+                more.borrow_mut().extend(filled(&all, &again.features).into_iter().chain(uneven_rows(&again.uneven)));
                 let numbers = naming.numbers(&again.found, false)?;
                 Ok(Arc::new(windows(&window_shape.split(&all, 0.0).0, &numbers)?))
             };

@@ -16,7 +16,7 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
 use super::labelling::NoticedLabels;
-use super::rows::{Opener, check_rows, collect_names, during, file_and_line, holds_tensors, open_rows};
+use super::rows::{Opener, check_rows, collect_names, during, file_and_line, holds_tensors};
 use super::source::Sources;
 use super::words::{self, Words};
 use super::{Column, IGNORED, Sample, Source};
@@ -89,7 +89,7 @@ fn rows(opener: &Opener<'_>, paths: &Paths) -> Result<Rows, TrainerError> {
         let message = "files of tensors are not for labels of tokens; give tokens and tags".to_owned();
         return Err(TrainerError::Data { path: paths.0.join(", ").into(), line: None, message });
     }
-    open_rows(paths, &["tokens", "tags", "text"].map(|role| opener.spec.data.field(role)))
+    opener.rows(paths, &["tokens", "tags", "text"].map(|role| opener.spec.data.field(role)))
 }
 
 /// The labels of the training data.

@@ -287,6 +287,25 @@ fn rows_without_a_label_are_left_out_on_request() {
 }
 
 #[test]
+fn rows_with_other_than_the_cells_of_the_columns_are_skipped_on_request() {
+    let text = "text,label\nboil,soup\nmix\nbake,cake\ntoss,cake,more\n";
+    let mut bench = dishes();
+    with_rows(&mut bench, "few.csv", text);
+    bench.set("/train/steps", json!(null)).set("/train/epochs", json!(2)).set("/data/eval", json!(null));
+    let path = bench.path("few.csv").display().to_string();
+    let ended = bench.train().expect(3);
+    let want = format!("{path} line 3: 1 value for 2 columns; data.skip_bad: true skips such rows");
+    assert!(ended.stderr.contains(&want), "{}", ended.stderr);
+    let ended = bench.set("/data/skip_bad", json!(true)).train().expect(0);
+    assert_eq!(
+        warnings(&ended),
+        format!("skipped 2 rows with too few or too many cells: {path} line 3, {path} line 5")
+    );
+    let started = |event: &EventKind| if let EventKind::Started(one) = event { Some(one.samples) } else { None };
+    assert_eq!(ended.events.iter().find_map(started), Some(4));
+}
+
+#[test]
 fn rows_without_a_text_are_skipped_on_request() {
     let row = |text: &str, label: &str| format!("{{{text}\"label\": {label:?}}}\n");
     let good = row("\"text\": \"boil\", ", "soup") + &row("\"text\": \"bake\", ", "cake");

@@ -103,7 +103,7 @@ fn bad_input_is_named() {
         (
             "/data/train",
             write("crlf.csv", "\u{feff}source,target\r\n\"a\r\nb\",c\r\n\r\nd,e,f\r\n"),
-            "crlf.csv line 5: 3 values; the first line names 2 columns",
+            "crlf.csv line 5: 3 values for 2 columns; data.skip_bad: true skips such rows",
         ),
         ("/data/train", json!("${NO_SUCH_FOLDER}/train.jsonl"), "the variable ${NO_SUCH_FOLDER} is not set"),
         ("/tokenizer", write("tokenizer.json", "{}"), "hint: data.tokenizer names a tokenizer.json"),

@@ -277,6 +277,21 @@ fn labels_that_the_model_does_not_know_do_not_count() {
 }
 
 #[test]
+fn rows_with_too_few_cells_are_skipped_on_request() {
+    let bench = texts("bag-of-words");
+    train(&bench);
+    let rows = bench.path("few.csv");
+    fs::write(&rows, "id,text\nx,a warm soup\ny\nz,a cake\n").unwrap();
+    let ended = predict(&bench, &rows, nothing);
+    assert_eq!(ended.code, Some(3));
+    assert!(ended.stderr.contains("few.csv line 3: 1 value for 2 columns; --skip-bad skips"), "{}", ended.stderr);
+    let ended = predict(&bench, &rows, |spec| spec["settings"]["data"]["skip_bad"] = json!(true));
+    assert_eq!((ended.done().predictions, ended.column("row")), (2, vec![json!(0), json!(2)]));
+    assert_eq!(ended.column("id"), [json!("x"), json!("z")]);
+    assert_eq!(ended.warnings, [format!("skipped 1 row with too few or too many cells: {} line 3", rows.display())]);
+}
+
+#[test]
 fn what_is_refused_is_named_and_nothing_is_written() {
     let bench = texts("bag-of-words");
     train(&bench);

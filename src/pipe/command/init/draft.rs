@@ -112,7 +112,7 @@ impl Draft {
             limits,
             settings,
             separator: separator.flatten(),
-            skip_bad: survey.is_some_and(|survey| !survey.bad_rows(task, fields).is_empty()),
+            skip_bad: survey.is_some_and(|survey| survey.uneven > 0 || !survey.bad_rows(task, fields).is_empty()),
             findings: survey.map_or(Vec::new(), |survey| survey.findings(task, fields, None)),
             has_tokenizer: tokenizer.is_some(),
             // A row of a table is small.
@@ -273,7 +273,10 @@ impl Draft {
             notes.push(Note::new("data.label_separator", "between the labels of a text"));
         }
         if !task.reads_pictures() && self.skip_bad {
-            notes.push(Note::new("data.skip_bad", "skip rows without a text or a label"));
+            notes.push(Note::new(
+                "data.skip_bad",
+                "skip rows without a text or a label, or with too few or too many cells",
+            ));
         }
         if task.reads_text() {
             let which = match (from, self.has_tokenizer) {

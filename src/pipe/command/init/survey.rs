@@ -29,6 +29,8 @@ pub struct Survey {
     pub rows: u64,
     /// Whether `rows` is all of them.
     pub counted: bool,
+    /// Rows with more or fewer cells than there are columns.
+    pub uneven: u64,
     /// Rows whose values were looked at.
     pub looked_at: usize,
     /// Sentences about how the file is read.
@@ -49,6 +51,7 @@ impl Survey {
             columns: table.names.iter().enumerate().map(column).collect(),
             rows: table.total,
             counted: table.counted,
+            uneven: table.uneven,
             looked_at: table.rows.len(),
             notes: table.notes.clone(),
         }
@@ -182,6 +185,11 @@ impl Survey {
                 lines.push(format!("  not used: {}", listed(&others, other)));
             }
             _ => {}
+        }
+        if self.uneven > 0 {
+            let have = if self.uneven == 1 { "row has" } else { "rows have" };
+            let rows = grouped(self.uneven);
+            lines.push(format!("  {rows} {have} too few or too many cells: skipped (data.skip_bad: true)"));
         }
         for (rows, lacks) in self.bad_rows(task, fields) {
             let (rows, are) = (grouped(rows as u64), if rows == 1 { "row is" } else { "rows are" });
