@@ -14,6 +14,9 @@ const SIGKILL: i32 = 9;
 /// The longest that anything is waited for.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// How long a program may take to stop its job after a test has failed.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+
 pub struct Running {
     command: String,
     child: Child,
@@ -24,7 +27,7 @@ pub struct Running {
 /// What a program has written so far.
 struct Written {
     bytes: Arc<Mutex<Vec<u8>>>,
-    reader: JoinHandle<()>,
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Written {
@@ -37,11 +40,13 @@ impl Written {
                 all.lock().unwrap().extend(&buffer[..count]);
             }
         });
-        Self { bytes, reader }
+        Self { bytes, reader: Some(reader) }
     }
 
-    fn read_all(self) -> Vec<u8> {
-        self.reader.join().unwrap();
+    fn read_all(&mut self) -> Vec<u8> {
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
         std::mem::take(&mut self.bytes.lock().unwrap())
     }
 }
@@ -115,8 +120,24 @@ impl Running {
     }
 
     /// What it wrote, to the end of all that hold its pipes.
-    fn answer(self, status: ExitStatus) -> Answer {
+    fn answer(&mut self, status: ExitStatus) -> Answer {
         let (stdout, stderr) = (self.stdout.read_all(), self.stderr.read_all());
-        Answer::new(self.command, Output { status, stdout, stderr })
+        Answer::new(self.command.clone(), Output { status, stdout, stderr })
+    }
+}
+
+impl Drop for Running {
+    /// A test that failed leaves no program behind: `pipe` is asked to stop its job, and killed where it does not.
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().ok();
+        let began = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && began.elapsed() < STOP_LIMIT {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.child.kill().ok();
+        self.child.wait().ok();
     }
 }

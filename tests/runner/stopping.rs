@@ -20,6 +20,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("stopping::rm_refuses_a_running_run::process", Needs::Nothing, rm_refuses);
     suite.test("stopping::a_run_of_another_host_is_asked_by_a_file", Needs::Nothing, other_host);
     suite.test("stopping::rm_removes::process", Needs::Nothing, rm_removes);
+    suite.test("stopping::a_failed_test_leaves_no_pipe::process", Needs::Nothing, left_behind);
     suite.test("stopping::another_user_cannot_hold_or_stop_a_run", Needs::Root, other_user);
 }
 
@@ -36,6 +37,17 @@ fn once(engine: &str, signal: &str) {
     if engine == "docker" {
         assert!(folder.containers().is_empty());
     }
+}
+
+/// A test that fails drops what it has started.
+fn left_behind() {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+    folder.wait_for_log(1, "sleeping");
+    let id = running.id();
+    drop(running);
+    assert!(!std::path::Path::new(&format!("/proc/{id}")).exists());
+    assert_eq!(folder.show()["status"], "stopped");
 }
 
 /// Another user holds the lock of a run, from the time when anybody could open it, and tries to stop one that runs.
